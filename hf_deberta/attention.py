@@ -1,0 +1,147 @@
+"""One call for disentangled attention, whatever computes it.
+
+Legend: B batch, H heads, Q queries, K keys, d head size, R rows of the relative table in use.
+
+The call says who asks (queries, all positions or some), who answers (keys), which row of the relative table
+stands between them, and who may see whom. `backend` says how to compute it. Backends never import one another.
+"""
+
+import math
+
+import torch
+
+from .relative_position import rows_between
+
+BACKENDS = ("eager",)
+
+
+def disentangled_attention(
+    query: torch.Tensor,  # [B, H, Q, d]
+    key: torch.Tensor,  # [B, H, K, d]
+    value: torch.Tensor,  # [B, H, K, d]
+    position_key: torch.Tensor | None = None,  # [H, R, d], for c2p and p2p
+    position_query: torch.Tensor | None = None,  # [H, R, d], for p2c and p2p
+    *,
+    terms: tuple[str, ...] | None = None,
+    rows_of_distance: torch.Tensor | None = None,  # [2k + 1], rows counted from first_row
+    first_row: int = 0,
+    query_positions: torch.Tensor | None = None,  # [B, Q]
+    mask: torch.Tensor | None = None,  # bool, [B, K] real keys or [B, K, K] who sees whom
+    cu_seqlens: torch.Tensor | None = None,  # [documents + 1], with B = 1
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    backend: str = "eager",
+    need_probabilities: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Context [B, H, Q, d], and probabilities [B, H, Q, K] where they were asked for.
+
+    Args:
+        terms: position terms to add, of "c2p", "p2c", "p2p"; by default those whose table is given.
+        rows_of_distance: `relative_position.rows_of_distances(...)`; row `first_row` of the whole table is
+            row 0 of `position_key` and `position_query`.
+        query_positions: where in the keys' sequence each query stands; by default query i is key i.
+        mask: True may be seen. With [B, K], padding is not seen and sees nothing; with [B, K, K], entry
+            [b, i, j] lets position i see position j. A query that sees nothing gets a zero context.
+        cu_seqlens: document boundaries of a packed row; documents do not see one another.
+        scale: 1/sqrt(m d), m = 1 + number of terms, if not given.
+
+    Example:
+        >>> from hf_deberta.relative_position import rows_of_distances
+        >>> q = k = v = torch.randn(1, 2, 5, 8)
+        >>> table = torch.randn(2, 8, 8)          # 2 heads, rows for distances up to 4
+        >>> context, _ = disentangled_attention(q, k, v, table, table, rows_of_distance=rows_of_distances(4))
+    """
+    if terms is None:
+        terms = _terms_given(position_key, position_query)
+    _check_shapes(query, key, value, position_key, position_query, terms, rows_of_distance)
+    _check_positions(query, key, query_positions, mask, cu_seqlens)
+    if scale is None:
+        scale = 1.0 / math.sqrt((1 + len(terms)) * query.shape[-1])
+    if backend not in BACKENDS:
+        raise ValueError(f"unknown attention backend {backend!r}: choose one of {', '.join(BACKENDS)}")
+
+    from .attention_reference import reference_attention
+
+    row = None
+    if terms:
+        rows = position_key.shape[-2] if position_key is not None else position_query.shape[-2]
+        key_positions = torch.arange(key.shape[2], device=key.device)
+        asked = key_positions[None] if query_positions is None else query_positions
+        # pairs that no document holds may be further apart than any row in use; they are masked
+        row = (rows_between(asked, key_positions, rows_of_distance) - first_row).clamp(0, rows - 1)
+    visible = visibility(query_positions, mask, cu_seqlens, key.shape[2])
+    context, probabilities = reference_attention(
+        query, key, value, position_key, position_query, row, visible, scale, tuple(terms), dropout_p
+    )
+    return context, probabilities if need_probabilities else None
+
+
+def visibility(
+    query_positions: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    cu_seqlens: torch.Tensor | None,
+    keys: int,
+) -> torch.Tensor | None:
+    """Which key each query may see, [B or 1, 1, Q, K] of bool, or None for all."""
+    visible = None
+    if mask is not None:
+        visible = mask if mask.dim() == 3 else mask[:, :, None] & mask[:, None, :]
+    if cu_seqlens is not None:
+        document = documents_of(cu_seqlens, keys)
+        together = (document[:, None] == document[None, :])[None]
+        visible = together if visible is None else visible & together
+    if visible is None:
+        return None
+    if query_positions is not None:
+        batch = max(visible.shape[0], query_positions.shape[0])
+        index = query_positions[:, :, None].expand(batch, -1, keys)
+        visible = visible.expand(batch, -1, -1).gather(1, index)
+    return visible[:, None]
+
+
+def documents_of(cu_seqlens: torch.Tensor, length: int) -> torch.Tensor:
+    """Document number of each token, [length]: boundaries [0, 2, 5] give 0 0 1 1 1."""
+    position = torch.arange(length, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
+    return torch.searchsorted(cu_seqlens[1:].contiguous(), position, right=True)
+
+
+def _terms_given(position_key: torch.Tensor | None, position_query: torch.Tensor | None) -> tuple[str, ...]:
+    return ("c2p",) * (position_key is not None) + ("p2c",) * (position_query is not None)
+
+
+def _check_shapes(query, key, value, position_key, position_query, terms, rows_of_distance) -> None:
+    if key.shape != value.shape or query.shape[:2] != key.shape[:2] or query.shape[-1] != key.shape[-1]:
+        raise ValueError(
+            "query [B, H, Q, d] and key, value [B, H, K, d] must agree in B, H and d, not "
+            f"{tuple(query.shape)}, {tuple(key.shape)}, {tuple(value.shape)}"
+        )
+    for term, tables in (
+        ("c2p", (position_key,)),
+        ("p2c", (position_query,)),
+        ("p2p", (position_key, position_query)),
+    ):
+        if term in terms and any(table is None for table in tables):
+            raise ValueError(f"position term {term!r} needs its table: position_key for c2p, position_query for p2c")
+    if terms and rows_of_distance is None:
+        raise ValueError("position terms need rows_of_distance, see relative_position.rows_of_distances")
+
+
+def _check_positions(query, key, query_positions, mask, cu_seqlens) -> None:
+    batch, keys = key.shape[0], key.shape[2]
+    if query_positions is None and query.shape[2] != keys:
+        raise ValueError(
+            f"{query.shape[2]} queries for {keys} keys need query_positions [B, Q] to say where they stand"
+        )
+    if query_positions is not None and query_positions.shape != (batch, query.shape[2]):
+        raise ValueError(
+            f"query_positions must be [B, Q] = {(batch, query.shape[2])}, not {tuple(query_positions.shape)}"
+        )
+    if mask is not None:
+        if mask.dtype != torch.bool:
+            raise ValueError(f"mask must be boolean, True for what may be seen, not {mask.dtype}")
+        if tuple(mask.shape) not in ((batch, keys), (batch, keys, keys)):
+            raise ValueError(
+                f"mask must be [B, K] = {(batch, keys)} or [B, K, K] = {(batch, keys, keys)}, not {tuple(mask.shape)}"
+            )
+    if cu_seqlens is not None and batch != 1:
+        raise ValueError(f"cu_seqlens goes with one packed row, not with a batch of {batch}")

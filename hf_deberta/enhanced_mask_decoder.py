@@ -1,0 +1,176 @@
+"""The enhanced mask decoder (EMD, section 3.3 of the paper) and `HfDebertaForMaskedLM`.
+
+    H      = output of the layer before the last
+    z_0    = H + absolute position embeddings
+    z_s+1  = last layer, applied to queries z_s with keys and values from H
+    logits = lm_head(z_steps), with the word embedding as its output matrix
+
+Absolute positions enter here and not at the input, so that the encoder learns relative structure. Queries do not
+see one another: only the positions to be predicted need one, and the ordinary last layer never runs.
+"""
+
+import torch
+from torch import nn
+from transformers.activations import ACT2FN
+from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
+from transformers.utils import logging
+from transformers.utils.generic import can_return_tuple
+
+from .batch_loss import IGNORED, cross_entropy
+from .configuration_hf_deberta import HfDebertaConfig
+from .modeling_hf_deberta import AttentionContext, HfDebertaModel, HfDebertaPreTrainedModel
+
+logger = logging.get_logger(__name__)
+
+
+class HfDebertaLMHead(nn.Module):
+    """dense, activation, LayerNorm, then the word embedding as output matrix and a bias per word."""
+
+    def __init__(self, config: HfDebertaConfig):
+        super().__init__()
+        width = config.embedding_size
+        self.dense = nn.Linear(config.hidden_size, width)
+        self.activation = ACT2FN[config.hidden_act]
+        self.LayerNorm = nn.LayerNorm(width, config.layer_norm_eps)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+        self.decoder = nn.Linear(width, config.vocab_size)  # tied: weight to the embedding, bias to `bias`
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return self.decoder(self.LayerNorm(self.activation(self.dense(states))))
+
+
+class HfDebertaLMPredictions(nn.Module):
+    def __init__(self, config: HfDebertaConfig):
+        super().__init__()
+        self.lm_head = HfDebertaLMHead(config)
+
+
+class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
+    """Masked-language model of DeBERTa, with the enhanced mask decoder unless the configuration says otherwise.
+
+    >>> from transformers import pipeline
+    >>> fill = pipeline("fill-mask", model=model, tokenizer=tokenizer)
+
+    Labels are original ids, -100 where nothing is to be predicted. In training, `logits` are those of the
+    labelled positions, [M, vocabulary] in row-major order; otherwise, and with `sparse_prediction=False`, of all.
+    """
+
+    _tied_weights_keys = {
+        "lm_predictions.lm_head.decoder.weight": "deberta.embeddings.word_embeddings.weight",
+        "lm_predictions.lm_head.decoder.bias": "lm_predictions.lm_head.bias",
+    }
+    _keys_to_ignore_on_load_unexpected = [
+        r"mask_predictions\.",
+        r"cls\.predictions\.decoder\.",
+        r"embeddings\._weight$",
+    ]
+
+    def __init__(self, config: HfDebertaConfig):
+        super().__init__(config)
+        self.deberta = HfDebertaModel(config, decoder_positions=config.decodes_positions)
+        self.lm_predictions = HfDebertaLMPredictions(config)
+        self.post_init()
+        # the encoder alone ignores what a decoder needs; this model must not
+        self._keys_to_ignore_on_load_unexpected = set(type(self)._keys_to_ignore_on_load_unexpected)
+        if not config.decodes_positions and not config.position_biased_input:
+            self._keys_to_ignore_on_load_unexpected.add(r"position_embeddings\.")
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_predictions.lm_head.decoder
+
+    def set_output_embeddings(self, value: nn.Module) -> None:
+        self.lm_predictions.lm_head.decoder = value
+        self.lm_predictions.lm_head.bias = value.bias
+
+    def _adjust_missing_and_unexpected_keys(self, loading_info) -> None:
+        if any("mask_predictions." in key for key in loading_info.unexpected_keys):
+            logger.warning_once(
+                "This checkpoint is a replaced-token-detection discriminator (it holds mask_predictions): its encoder "
+                "was not trained to fill masks, so expect poor words; load its generator for that."
+            )
+        super()._adjust_missing_and_unexpected_keys(loading_info)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,  # [B, N]
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        cu_seq_lens_q: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **kwargs,
+    ) -> MaskedLMOutput:
+        embeddings, context = self.deberta.embed(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, cu_seq_lens_q
+        )
+        if labels is not None and labels.shape != embeddings.shape[:2]:
+            raise ValueError(f"labels must be [B, N] = {tuple(embeddings.shape[:2])}, not {tuple(labels.shape)}")
+        asked_for = self.deberta.wanted(output_attentions, output_hidden_states)
+        decodes = self.config.decodes_positions
+        encoded = self.deberta.encoder(embeddings, context, *asked_for, skip_last=decodes)
+        states = encoded.last_hidden_state
+        if decodes and any(asked_for):
+            encoded = self._with_last_layer(encoded, context)
+        predicted = None
+        if labels is not None and self._predicts_sparsely():
+            predicted = labelled_positions(labels)
+        states = self._decode(states, context, predicted) if decodes else gather_positions(states, predicted)
+        if predicted is not None:
+            states = states[labels.gather(1, predicted) != IGNORED]  # [M, hidden]
+            labels = labels[labels != IGNORED]
+        logits = self.lm_predictions.lm_head(states)
+        return MaskedLMOutput(
+            loss=None if labels is None else cross_entropy(logits, labels, num_items_in_batch),
+            logits=logits,
+            hidden_states=encoded.hidden_states,
+            attentions=encoded.attentions,
+        )
+
+    def _predicts_sparsely(self) -> bool:
+        # how many positions are labelled depends on the data, which a compiled graph cannot follow
+        return self.training and self.config.sparse_prediction and not torch.compiler.is_compiling()
+
+    def _decode(
+        self, before_last: torch.Tensor, context: AttentionContext, predicted: torch.Tensor | None
+    ) -> torch.Tensor:
+        """z_steps at the predicted positions [B, Q], or at all: [B, Q or N, hidden]."""
+        encoder = self.deberta.encoder
+        positions = self.deberta.embeddings.positions(context.position_ids)
+        query_states = gather_positions(before_last + positions, predicted)
+        table = encoder.relative_table(before_last.shape[1])
+        steps = self.config.emd_steps
+        return encoder.layer[-1](before_last, table, context, query_states, predicted, steps=steps)[0]
+
+    def _with_last_layer(self, encoded: BaseModelOutput, context: AttentionContext) -> BaseModelOutput:
+        """Run the ordinary last layer too, for who asked for hidden states or attentions of all layers."""
+        encoder, before_last = self.deberta.encoder, encoded.last_hidden_state
+        table = encoder.relative_table(before_last.shape[1])
+        wants_attentions = encoded.attentions is not None
+        last, probabilities = encoder.layer[-1](before_last, table, context, output_attentions=wants_attentions)
+        return BaseModelOutput(
+            last_hidden_state=last,
+            hidden_states=None if encoded.hidden_states is None else (*encoded.hidden_states, last),
+            attentions=(*encoded.attentions, probabilities) if wants_attentions else None,
+        )
+
+
+def labelled_positions(labels: torch.Tensor) -> torch.Tensor:
+    """Positions [B, Q] that carry a label, row by row in order; Q is the fullest row's number, at least 1.
+
+    Rows with fewer are filled up with positions that carry none.
+    """
+    labelled = labels != IGNORED
+    most = max(int(labelled.sum(1).max()), 1)
+    return labelled.int().argsort(dim=1, descending=True, stable=True)[:, :most]
+
+
+def gather_positions(states: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
+    """states [B, N, hidden] at positions [B, Q]; all of them if None."""
+    if positions is None:
+        return states
+    return states.gather(1, positions[..., None].expand(-1, -1, states.shape[-1]))

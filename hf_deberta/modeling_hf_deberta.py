@@ -1,0 +1,469 @@
+"""The DeBERTa encoder: embeddings, disentangled self-attention, layers, `HfDebertaModel`.
+
+Legend: B batch, N tokens, H heads, d head size, R rows of the relative table in use.
+
+Parameter names are those of the official v2 code and of in-tree `deberta-v2`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils.generic import can_return_tuple
+
+from .attention import disentangled_attention, documents_of
+from .checkpoint_conversion import register_conversions
+from .configuration_hf_deberta import HfDebertaConfig
+from .ngram_input_encoding import NgramInputEncoding
+from .relative_position import rows_in_use, rows_of_distances
+
+
+@dataclass(frozen=True)
+class AttentionContext:
+    """What all layers of one forward pass share: who sees whom, and which rows lie between them."""
+
+    mask: torch.Tensor | None  # bool, [B, N] real tokens or [B, N, N] who sees whom
+    token_mask: torch.Tensor | None  # bool, [B, N] real tokens
+    cu_seqlens: torch.Tensor | None  # [documents + 1] of one packed row
+    documents: torch.Tensor | None  # [B, N], equal within a document
+    position_ids: torch.Tensor  # [B or 1, N], absolute, within a document
+    rows_of_distance: torch.Tensor | None  # [2k + 1]
+    first_row: int  # of the whole table, the first one in use
+
+
+class HfDebertaEmbeddings(nn.Module):
+    def __init__(self, config: HfDebertaConfig, position_embeddings: bool):
+        super().__init__()
+        width = config.embedding_size
+        self.config = config
+        self.word_embeddings = nn.Embedding(config.vocab_size, width, padding_idx=config.pad_token_id)
+        if position_embeddings:
+            self.position_embeddings = nn.Embedding(config.max_position_embeddings, width)
+        if config.type_vocab_size > 0:
+            self.token_type_embeddings = nn.Embedding(config.type_vocab_size, width)
+        if width != config.hidden_size:
+            self.embed_proj = nn.Linear(width, config.hidden_size, bias=False)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,  # [B, N]
+        token_type_ids: torch.Tensor | None,
+        position_ids: torch.Tensor,  # [B or 1, N]
+        token_mask: torch.Tensor | None,
+        inputs_embeds: torch.Tensor | None,  # [B, N, embedding]
+    ) -> torch.Tensor:
+        embeddings = self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        if self.config.position_biased_input:
+            embeddings = embeddings + self.positions(position_ids)
+        if self.config.type_vocab_size > 0:
+            if token_type_ids is None:
+                token_type_ids = embeddings.new_zeros(embeddings.shape[:2], dtype=torch.long)
+            embeddings = embeddings + self.token_type_embeddings(token_type_ids)
+        if self.config.embedding_size != self.config.hidden_size:
+            embeddings = self.embed_proj(embeddings)
+        embeddings = self.LayerNorm(embeddings)
+        if token_mask is not None:
+            embeddings = embeddings * token_mask[..., None]
+        return self.dropout(embeddings)
+
+    def positions(self, position_ids: torch.Tensor) -> torch.Tensor:
+        """Absolute position embeddings [..., embedding]."""
+        known = self.config.max_position_embeddings
+        if position_ids.shape[-1] > known or _any_outside(position_ids, known):
+            longest = max(position_ids.shape[-1], int(position_ids.max()) + 1)
+            raise ValueError(
+                f"absolute positions are known up to max_position_embeddings = {known}, and this input reaches "
+                f"{longest}; shorten it, or train with a larger max_position_embeddings"
+            )
+        return self.position_embeddings(position_ids)
+
+
+class HfDebertaSelfAttention(nn.Module):
+    """Projections of content and of the relative table, then `disentangled_attention`."""
+
+    def __init__(self, config: HfDebertaConfig):
+        super().__init__()
+        self.config = config
+        width, key_bias = config.hidden_size, config.attention_key_bias
+        self.terms = tuple(config.pos_att_type) if config.relative_attention else ()
+        self.scale = (config.attention_terms * width // config.num_attention_heads) ** -0.5
+        self.query_proj = nn.Linear(width, width)
+        self.key_proj = nn.Linear(width, width, bias=key_bias)
+        self.value_proj = nn.Linear(width, width)
+        if not config.share_att_key:
+            if {"c2p", "p2p"} & set(self.terms):
+                self.pos_key_proj = nn.Linear(width, width, bias=key_bias)
+            if {"p2c", "p2p"} & set(self.terms):
+                self.pos_query_proj = nn.Linear(width, width)
+        self.pos_dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,  # [B, N, hidden], keys and values
+        relative_table: torch.Tensor | None,  # [R, hidden]
+        context: AttentionContext,
+        query_states: torch.Tensor | None = None,  # [B, Q, hidden]
+        query_positions: torch.Tensor | None = None,  # [B, Q]
+        memory: tuple | None = None,
+        output_attentions: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, tuple]:
+        """States [B, Q, hidden], probabilities, and the memory: projections that do not depend on queries."""
+        if memory is None:
+            memory = self.project_memory(hidden_states, relative_table)
+        key, value, position_key, position_query = memory
+        query = self._heads(self.query_proj(hidden_states if query_states is None else query_states))
+        states, probabilities = disentangled_attention(
+            query,
+            key,
+            value,
+            position_key,
+            position_query,
+            terms=self.terms,
+            rows_of_distance=context.rows_of_distance,
+            first_row=context.first_row,
+            query_positions=query_positions,
+            mask=context.mask,
+            cu_seqlens=context.cu_seqlens,
+            scale=self.scale,
+            dropout_p=self.config.attention_probs_dropout_prob if self.training else 0.0,
+            backend=self.config._attn_implementation,
+            need_probabilities=output_attentions,
+        )
+        return states.transpose(1, 2).flatten(2), probabilities, memory
+
+    def project_memory(self, hidden_states: torch.Tensor, relative_table: torch.Tensor | None) -> tuple:
+        """Key and value [B, H, N, d], position key and query [H, R, d]."""
+        position_key = position_query = None
+        if self.terms:
+            table = self.pos_dropout(relative_table)
+            if {"c2p", "p2p"} & set(self.terms):
+                project = self.key_proj if self.config.share_att_key else self.pos_key_proj
+                position_key = self._heads(project(table))
+            if {"p2c", "p2p"} & set(self.terms):
+                project = self.query_proj if self.config.share_att_key else self.pos_query_proj
+                position_query = self._heads(project(table))
+        key, value = self.key_proj(hidden_states), self.value_proj(hidden_states)
+        return self._heads(key), self._heads(value), position_key, position_query
+
+    def _heads(self, states: torch.Tensor) -> torch.Tensor:
+        """[..., N, hidden] to [..., H, N, d]."""
+        return states.unflatten(-1, (self.config.num_attention_heads, -1)).transpose(-3, -2)
+
+
+class HfDebertaResidual(nn.Module):
+    """LayerNorm(residual + dropout(dense(states))), after attention and after the feed-forward part."""
+
+    def __init__(self, config: HfDebertaConfig, input_size: int):
+        super().__init__()
+        self.dense = nn.Linear(input_size, config.hidden_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, states: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return self.LayerNorm(self.dropout(self.dense(states)) + residual)
+
+
+class HfDebertaAttention(nn.Module):
+    def __init__(self, config: HfDebertaConfig):
+        super().__init__()
+        self.self = HfDebertaSelfAttention(config)
+        self.output = HfDebertaResidual(config, config.hidden_size)
+
+
+class HfDebertaIntermediate(nn.Module):
+    def __init__(self, config: HfDebertaConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.activation = ACT2FN[config.hidden_act]
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return self.activation(self.dense(states))
+
+
+class HfDebertaLayer(GradientCheckpointingLayer):
+    """One encoder layer; with `query_states`, one enhanced-mask-decoder layer."""
+
+    def __init__(self, config: HfDebertaConfig):
+        super().__init__()
+        self.attention = HfDebertaAttention(config)
+        self.intermediate = HfDebertaIntermediate(config)
+        self.output = HfDebertaResidual(config, config.intermediate_size)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,  # [B, N, hidden]
+        relative_table: torch.Tensor | None,  # [R, hidden]
+        context: AttentionContext,
+        query_states: torch.Tensor | None = None,  # [B, Q, hidden]
+        query_positions: torch.Tensor | None = None,  # [B, Q]
+        steps: int = 1,
+        output_attentions: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """New states of the queries (by default of all tokens), and attention probabilities.
+
+        With `steps`, the layer is applied so often to the queries, with the same keys and values, which are
+        projected once.
+        """
+        memory = None
+        for _ in range(steps):
+            residual = hidden_states if query_states is None else query_states
+            attended, probabilities, memory = self.attention.self(
+                hidden_states, relative_table, context, query_states, query_positions, memory, output_attentions
+            )
+            attended = self.attention.output(attended, residual)
+            query_states = self.output(self.intermediate(attended), attended)
+        return query_states, probabilities
+
+
+class HfDebertaEncoder(nn.Module):
+    def __init__(self, config: HfDebertaConfig):
+        super().__init__()
+        self.config = config
+        self.layer = nn.ModuleList([HfDebertaLayer(config) for _ in range(config.num_hidden_layers)])
+        if config.relative_attention:
+            self.rel_embeddings = nn.Embedding(2 * config.relative_span, config.hidden_size)
+            self.register_buffer("rows_of_distance", self.compute_rows_of_distance(), persistent=False)
+        if config.norm_rel_ebd == "layer_norm":
+            self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.conv = NgramInputEncoding(config) if config.conv_kernel_size > 0 else None
+
+    def compute_rows_of_distance(self) -> torch.Tensor:
+        config = self.config
+        rows = rows_of_distances(config.max_distance, config.position_buckets, config.clamp_relative_distance)
+        return rows.clone()
+
+    def relative_table(self, length: int) -> torch.Tensor | None:
+        """The rows of the relative table that sequences of `length` tokens use, [R, hidden]."""
+        if not self.config.relative_attention:
+            return None
+        first, last = rows_in_use(length, self.config.relative_span)
+        table = self.rel_embeddings(torch.arange(first, last, device=self.rel_embeddings.weight.device))
+        return self.LayerNorm(table) if self.config.norm_rel_ebd == "layer_norm" else table
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,  # [B, N, hidden], the embeddings
+        context: AttentionContext,
+        output_attentions: bool = False,
+        output_hidden_states: bool = False,
+        skip_last: bool = False,
+    ) -> BaseModelOutput:
+        """All layers, or all but the last, which the enhanced mask decoder applies in its own way."""
+        embeddings = hidden_states
+        relative_table = self.relative_table(hidden_states.shape[1])
+        states, attentions = [hidden_states], []
+        for i, layer in enumerate(self.layer[:-1] if skip_last else self.layer):
+            hidden_states, probabilities = layer(
+                hidden_states, relative_table, context, output_attentions=output_attentions
+            )
+            if i == 0 and self.conv is not None:
+                hidden_states = self.conv(embeddings, hidden_states, context.token_mask, context.documents)
+            if output_hidden_states:
+                states.append(hidden_states)
+            if output_attentions:
+                attentions.append(probabilities)
+        return BaseModelOutput(
+            last_hidden_state=hidden_states,
+            hidden_states=tuple(states) if output_hidden_states else None,
+            attentions=tuple(attentions) if output_attentions else None,
+        )
+
+
+class HfDebertaPreTrainedModel(PreTrainedModel):
+    """Loading, saving and initialising, for every `HfDeberta` class.
+
+    `from_pretrained` reads our checkpoints, in-tree `deberta` and `deberta-v2` ones, and the official releases.
+    `save_pretrained` always writes our names; see `export_to_transformers` for the way back.
+    """
+
+    config: HfDebertaConfig
+    config_class = HfDebertaConfig
+    base_model_prefix = "deberta"
+    supports_gradient_checkpointing = True
+    accepts_loss_kwargs = True  # every loss here divides by num_items_in_batch
+    _no_split_modules = ["HfDebertaEmbeddings", "HfDebertaLayer"]
+    # parts of a checkpoint that another head of the family uses
+    _keys_to_ignore_on_load_unexpected = [
+        r"lm_predictions\.",
+        r"mask_predictions\.",
+        r"cls\.predictions\.",
+        r"position_embeddings\.",
+        r"embeddings\._weight$",
+    ]
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, HfDebertaEncoder) and self.config.relative_attention:
+            init.copy_(module.rows_of_distance, module.compute_rows_of_distance())
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path=None, *args, **kwargs):
+        try:
+            return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        except SafetensorError as error:
+            raise OSError(
+                f"the weights in {pretrained_model_name_or_path} are not a whole safetensors file ({error}); "
+                "download or save them again"
+            ) from error
+
+    def save_pretrained(self, save_directory, *args, save_original_format: bool = False, **kwargs):
+        return super().save_pretrained(
+            save_directory, *args, save_original_format=save_original_format, **kwargs
+        )
+
+
+class HfDebertaModel(HfDebertaPreTrainedModel):
+    """The encoder without a head.
+
+    >>> from hf_deberta import HfDebertaConfig, HfDebertaModel
+    >>> model = HfDebertaModel(HfDebertaConfig.from_preset("tiny"))
+    >>> model(torch.tensor([[1, 5, 2]])).last_hidden_state.shape
+    torch.Size([1, 3, 32])
+
+    A row may hold several documents (`cu_seq_lens_q`, or `position_ids` that restart and no mask): they do
+    not see one another. `attention_mask` may be [B, N], or [B, N, N] with entry [b, i, j] letting i see j.
+    """
+
+    def __init__(self, config: HfDebertaConfig, decoder_positions: bool = False):
+        """`decoder_positions`: make the absolute position embeddings that an enhanced mask decoder adds."""
+        super().__init__(config)
+        self.embeddings = HfDebertaEmbeddings(config, config.position_biased_input or decoder_positions)
+        self.encoder = HfDebertaEncoder(config)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embeddings.word_embeddings
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.embeddings.word_embeddings = value
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,  # [B, N]
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        cu_seq_lens_q: torch.Tensor | None = None,
+        **kwargs,
+    ) -> BaseModelOutput:
+        embeddings, context = self.embed(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, cu_seq_lens_q
+        )
+        return self.encoder(embeddings, context, *self.wanted(output_attentions, output_hidden_states))
+
+    def wanted(self, output_attentions: bool | None, output_hidden_states: bool | None) -> tuple[bool, bool]:
+        """What to return besides the last state: the arguments, or the configuration where they are None."""
+        config = self.config
+        return (
+            config.output_attentions if output_attentions is None else output_attentions,
+            config.output_hidden_states if output_hidden_states is None else output_hidden_states,
+        )
+
+    def embed(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        cu_seq_lens_q: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, AttentionContext]:
+        """Embeddings [B, N, hidden] and the context the layers need; all input checks are here."""
+        batch, length, device = self._check_inputs(input_ids, token_type_ids, inputs_embeds)
+        if input_ids is not None and cu_seq_lens_q is None:
+            self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
+        context = self._context(attention_mask, position_ids, cu_seq_lens_q, batch, length, device)
+        embeddings = self.embeddings(
+            input_ids, token_type_ids, context.position_ids, context.token_mask, inputs_embeds
+        )
+        return embeddings, context
+
+    def _check_inputs(self, input_ids, token_type_ids, inputs_embeds) -> tuple[int, int, torch.device]:
+        if (input_ids is None) == (inputs_embeds is None):
+            given = "neither" if input_ids is None else "both"
+            raise ValueError(f"give either input_ids or inputs_embeds, not {given}")
+        tensor, rank = (input_ids, 2) if inputs_embeds is None else (inputs_embeds, 3)
+        if tensor.dim() != rank or tensor.numel() == 0:
+            name, shape = ("input_ids", "[B, N]") if rank == 2 else ("inputs_embeds", "[B, N, embedding]")
+            raise ValueError(f"{name} must be {shape} with at least one row and one token, not {tuple(tensor.shape)}")
+        if input_ids is not None and _any_outside(input_ids, self.config.vocab_size):
+            raise ValueError(
+                f"input_ids must lie in [0, {self.config.vocab_size}), the vocabulary of this model, and reach from "
+                f"{int(input_ids.min())} to {int(input_ids.max())}; use the tokenizer that belongs to it, or "
+                "resize_token_embeddings"
+            )
+        types = self.config.type_vocab_size
+        if token_type_ids is not None and types > 0 and _any_outside(token_type_ids, types):
+            raise ValueError(f"token_type_ids must lie in [0, {types}), and reach up to {int(token_type_ids.max())}")
+        return tensor.shape[0], tensor.shape[1], tensor.device
+
+    def _context(
+        self, attention_mask, position_ids, cu_seq_lens_q, batch: int, length: int, device: torch.device
+    ) -> AttentionContext:
+        mask = token_mask = documents = None
+        if attention_mask is not None:
+            mask = _boolean_mask(attention_mask, batch, length)
+            token_mask = mask if mask.dim() == 2 else mask.any(1)
+        if cu_seq_lens_q is not None:
+            documents = documents_of(cu_seq_lens_q, length)[None]
+        elif mask is not None and mask.dim() == 3 and self.encoder.conv is not None:
+            strangers = ~(mask | mask.mT).diagonal(1, 1, 2)  # neither neighbour sees the other
+            documents = _number_from_boundaries(strangers)
+        elif mask is None and position_ids is not None:
+            documents = _number_from_boundaries(position_ids.diff(dim=-1) != 1)
+            mask = (documents[:, :, None] == documents[:, None, :]).expand(batch, -1, -1)
+        if position_ids is None:
+            position_ids = torch.arange(length, device=device)[None]
+            if cu_seq_lens_q is not None:
+                position_ids = position_ids - cu_seq_lens_q[documents]
+        relative = self.config.relative_attention
+        return AttentionContext(
+            mask=mask,
+            token_mask=token_mask,
+            cu_seqlens=cu_seq_lens_q,
+            documents=documents,
+            position_ids=position_ids,
+            rows_of_distance=self.encoder.rows_of_distance if relative else None,
+            first_row=rows_in_use(length, self.config.relative_span)[0],
+        )
+
+
+def _boolean_mask(attention_mask: torch.Tensor, batch: int, length: int) -> torch.Tensor:
+    """[B, N] or [B, N, N] of bool, from 0/1 of any type; [B, 1, N, N] is taken as the latter."""
+    mask = attention_mask.squeeze(1) if attention_mask.dim() == 4 and attention_mask.shape[1] == 1 else attention_mask
+    if tuple(mask.shape) not in ((batch, length), (batch, length, length)):
+        raise ValueError(
+            f"attention_mask must be [B, N] = {(batch, length)} or [B, N, N] = {(batch, length, length)}, "
+            f"not {tuple(attention_mask.shape)}"
+        )
+    if mask.is_floating_point() and mask.dim() == 3:
+        raise ValueError("an attention_mask [B, N, N] must be boolean or integer, 1 for what may be seen, not additive")
+    return mask.bool()
+
+
+def _number_from_boundaries(boundary: torch.Tensor) -> torch.Tensor:
+    """Document numbers [B, N] from [B, N - 1] flags between neighbours."""
+    return nn.functional.pad(boundary.long().cumsum(-1), (1, 0))
+
+
+def _any_outside(ids: torch.Tensor, size: int) -> bool:
+    """Whether an id is not in [0, size). Looked at on CPU only: elsewhere it would stall the device."""
+    if ids.device.type != "cpu" or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return False
+    return bool((ids < 0).any()) or bool((ids >= size).any())
+
+
+register_conversions()

@@ -1,0 +1,70 @@
+"""delta(i, j): which row of the relative-position table stands between two tokens.
+
+Legend: k largest distance, s rows per side (buckets, or k), N tokens.
+
+A distance is `query - key`. With s log buckets (half of them exact, half logarithmic up to k) or plain
+clipping, it becomes a row in [0, 2s); row s is distance 0. Everything below is integers computed once.
+"""
+
+import math
+from functools import lru_cache
+
+import torch
+
+
+def log_bucket(distance: torch.Tensor, buckets: int, max_distance: int) -> torch.Tensor:
+    """Bucket in (-buckets, buckets) of a signed distance.
+
+    Distances up to `buckets // 2` are their own bucket. The float32 arithmetic, with the divisor a
+    Python double, is part of the definition: released weights were trained with its rounding.
+    """
+    middle = buckets // 2
+    magnitude = distance.abs().clamp(min=middle - 1).to(torch.float32)
+    logarithmic = torch.ceil(
+        torch.log(magnitude / middle) / math.log((max_distance - 1) / middle) * (middle - 1)
+    )
+    far = distance.sign() * (logarithmic.to(torch.long) + middle)
+    return torch.where(distance.abs() <= middle, distance, far)
+
+
+@lru_cache(maxsize=64)
+def rows_of_distances(max_distance: int, buckets: int = 0, clamp: bool = True) -> torch.Tensor:
+    """Table row for each distance in [-k, k], as a tensor of 2k + 1 integers.
+
+    A distance beyond k is read as k: see `rows_between`. With buckets the official code clamps to
+    k - 1 first, so that the two ends equal their neighbours; without buckets -k has row 0 for itself.
+    `clamp=False` is in-tree Transformers, which lets -k and beyond fall on row 0 with buckets as well.
+
+    >>> rows_of_distances(4).tolist()
+    [0, 1, 2, 3, 4, 5, 6, 7, 7]
+    """
+    distance = torch.arange(-max_distance, max_distance + 1, device="cpu")  # also where models start on "meta"
+    span = max_distance
+    if buckets > 0:
+        span = buckets
+        clamped = distance.clamp(-(max_distance - 1), max_distance - 1)
+        bucket = log_bucket(clamped, buckets, max_distance)
+        if not clamp:
+            bucket[0] = -span
+        distance = bucket
+    return (distance + span).clamp(0, 2 * span - 1)
+
+
+def rows_between(
+    query_positions: torch.Tensor,  # [..., Q]
+    key_positions: torch.Tensor,  # [..., K]
+    rows_of_distance: torch.Tensor,  # [2k + 1]
+) -> torch.Tensor:
+    """delta(i, j) for every pair: [..., Q, K]."""
+    k = (rows_of_distance.shape[0] - 1) // 2
+    distance = query_positions[..., :, None] - key_positions[..., None, :]
+    return rows_of_distance[distance.clamp(-k, k) + k]
+
+
+def rows_in_use(length: int, span: int) -> tuple[int, int]:
+    """[first, last) rows that sequences of `length` tokens can reach; the rest need no projection.
+
+    >>> rows_in_use(32, 256)
+    (225, 288)
+    """
+    return max(span - length + 1, 0), min(span + length, 2 * span)

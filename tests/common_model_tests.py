@@ -1,0 +1,401 @@
+"""Transformers' own common model tests, on hf_deberta and, with equal inputs, on in-tree DeBERTa.
+
+    python tests/common_model_tests.py
+    python tests/common_model_tests.py --families v1 v3 -k "save_load or sdpa" --tb short
+    python tests/common_model_tests.py --sdist transformers-5.23.0.tar.gz --workers 2
+
+pip downloads the source distribution of the installed Transformers release; its tests are laid out
+in a scratch folder next to the few files that the distribution leaves out, and pytest runs there
+without network. Nothing of it is kept in this repository. The answer is a table of counts, and the
+tests that ours fails or that only the in-tree classes pass: exit status 0 when there is none.
+Needs pytest 9 and parameterized, and pytest-xdist for --workers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import unittest
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "hf_deberta" / "sdist"
+PACKAGE = "transformers_tests"  # the scratch package that holds the distribution's tests
+SIDES = ("in-tree", "hf_deberta")
+
+
+# --------------------------------------------------------------------------------------------------
+# What is tested: three shapes of the family, each with in-tree classes and ours
+# --------------------------------------------------------------------------------------------------
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 37,
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "max_position_embeddings": 64,
+    "relative_attention": True,
+    "position_biased_input": False,
+    "pos_att_type": ["c2p", "p2c"],
+    "pad_token_id": 0,
+}
+OWN_TABLES: dict[str, Any] = {
+    "share_att_key": False,
+    "position_buckets": -1,
+    "norm_rel_ebd": "none",
+}
+LOG_BUCKETS: dict[str, Any] = {
+    "share_att_key": True,
+    "position_buckets": 4,  # so few that seven tokens already reach the logarithmic ones
+    "norm_rel_ebd": "layer_norm",
+}
+HEADS = {
+    "Model": "MODEL_MAPPING_NAMES",
+    "ForMaskedLM": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    "ForSequenceClassification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+    "ForTokenClassification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
+    "ForQuestionAnswering": "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
+    "ForMultipleChoice": "MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES",
+    "ForPreTraining": "MODEL_FOR_PRETRAINING_MAPPING_NAMES",
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """One shape of DeBERTa: the prefix of the in-tree classes that build it, and its fields."""
+
+    in_tree: str
+    fields: dict[str, Any]
+
+    def prefix(self, side: str) -> str:
+        return self.in_tree if side == "in-tree" else "HfDeberta"
+
+
+FAMILIES = {
+    "v1": Family("Deberta", OWN_TABLES | {"attention_key_bias": False}),
+    "v2": Family("DebertaV2", LOG_BUCKETS | {"conv_kernel_size": 3, "conv_act": "gelu"}),
+    "v3": Family("DebertaV2", LOG_BUCKETS),
+    "absolute": Family(
+        "DebertaV2",
+        OWN_TABLES
+        | {
+            "relative_attention": False,
+            "position_biased_input": True,
+            "pos_att_type": None,
+            "type_vocab_size": 3,
+        },
+    ),
+}
+
+
+class DebertaTester:
+    """The `model_tester` of the common tests: a tiny config, and inputs for it."""
+
+    is_training = True
+    batch_size = 5
+    seq_length = 7
+    num_choices = 4
+
+    def __init__(self, common: ModuleType, config_class: type, fields: dict[str, Any]) -> None:
+        self.common = common
+        self.config_class = config_class
+        self.fields = fields
+        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):
+            setattr(self, name, fields[name])
+
+    def get_config(self) -> Any:
+        return self.config_class(**copy.deepcopy(self.fields))
+
+    def prepare_config_and_inputs_for_common(self) -> tuple[Any, dict[str, Any]]:
+        shape = [self.batch_size, self.seq_length]
+        token_types = self.fields.get("type_vocab_size", 1)
+        inputs = {
+            "input_ids": self.common.ids_tensor(shape, self.vocab_size),
+            "token_type_ids": self.common.ids_tensor(shape, token_types),
+            "attention_mask": self.common.random_attention_mask(shape),
+        }
+        return self.get_config(), inputs
+
+
+def make_cases(common: ModuleType, config_common: ModuleType) -> dict[str, type]:
+    """The test cases, by name. Called from the generated module, inside the scratch package."""
+    return {
+        case_name(family, side): make_case(family, side, common, config_common)
+        for family in os.environ["COMMON_MODEL_TESTS_FAMILIES"].split()
+        for side in os.environ["COMMON_MODEL_TESTS_SIDES"].split()
+    }
+
+
+def case_name(family: str, side: str) -> str:
+    return f"{family}_{side.replace('-', '_')}_Test"
+
+
+def make_case(family: str, side: str, common: ModuleType, config_common: ModuleType) -> type:
+    recipe = FAMILIES[family]
+    library = load_library(side)
+    prefix = recipe.prefix(side)
+    config_class = getattr(library, f"{prefix}Config")
+    classes = {head: getattr(library, prefix + head, None) for head in HEADS}
+    classes = {head: model_class for head, model_class in classes.items() if model_class}
+    if side == "hf_deberta":
+        name_our_heads(common, config_class.model_type, classes)
+
+    def set_up(self: Any) -> None:
+        self.model_tester = DebertaTester(common, config_class, SMALL | recipe.fields)
+
+    def test_config(self: Any) -> None:
+        tester = config_common.ConfigTester(self, config_class=config_class, hidden_size=48)
+        tester.run_common_tests()
+
+    def prepare(self: Any, inputs: dict, model_class: type, return_labels: bool = False) -> dict:
+        prepare_in_mixin = common.ModelTesterMixin._prepare_for_class
+        inputs = prepare_in_mixin(self, inputs, model_class, return_labels)
+        if return_labels and model_class is classes.get("ForPreTraining"):
+            inputs["labels"] = inputs["input_ids"] % 2  # replaced or not, for every token
+        return inputs
+
+    body = {
+        "setUp": set_up,
+        "test_config": test_config,
+        "_prepare_for_class": prepare,
+        "all_model_classes": tuple(classes.values()),
+        "test_can_init_all_missing_weights_before_2023": side == "hf_deberta",
+    }
+    return type(case_name(family, side), (common.ModelTesterMixin, unittest.TestCase), body)
+
+
+def load_library(side: str) -> ModuleType:
+    if side == "in-tree":
+        import transformers
+
+        return transformers
+    import hf_deberta
+
+    return hf_deberta
+
+
+def name_our_heads(common: ModuleType, model_type: str, classes: dict[str, type]) -> None:
+    """The common tests choose labels and skips by class name, from tables of names they import.
+
+    Ours are added to the copies in the test module only: the library under test stays as it is.
+    """
+    for head, model_class in classes.items():
+        table = HEADS[head]
+        setattr(common, table, {**getattr(common, table), model_type: model_class.__name__})
+
+
+# --------------------------------------------------------------------------------------------------
+# Where it runs: a scratch folder with the distribution's tests and what they import besides
+# --------------------------------------------------------------------------------------------------
+
+GENERATED = {
+    "pytest.ini": """\
+[pytest]
+addopts = -p no:cacheprovider -p no:warnings
+verbosity_subtests = 0
+""",
+    f"{PACKAGE}/__init__.py": "",
+    f"{PACKAGE}/exporters/__init__.py": "",
+    f"{PACKAGE}/exporters/test_export.py": "class ExportTesterMixin:\n    pass\n",
+    f"{PACKAGE}/generation/__init__.py": "",
+    f"{PACKAGE}/generation/test_utils.py": "class GenerationTesterMixin:\n    pass\n",
+    f"{PACKAGE}/utils/__init__.py": "",
+    f"{PACKAGE}/utils/test_configuration_utils.py": """\
+config_common_kwargs = {
+    "return_dict": False,
+    "output_hidden_states": True,
+    "output_attentions": True,
+    "dtype": "float16",
+    "chunk_size_feed_forward": 5,
+    "architectures": ["SomeModel"],
+    "id2label": {0: "label"},
+    "label2id": {"label": "0"},
+    "problem_type": "regression",
+}
+""",
+    f"{PACKAGE}/test_deberta.py": """\
+from common_model_tests import make_cases
+
+from . import test_configuration_common, test_modeling_common
+
+globals().update(make_cases(test_modeling_common, test_configuration_common))
+""",
+}
+
+
+def download_sdist(release: str, cache: Path) -> Path:
+    """The tarball of this release, from the cache or from the package index."""
+    tarball = cache / f"transformers-{release}.tar.gz"
+    if not tarball.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(cache)]
+        what = ["--no-deps", "--no-binary", "transformers", f"transformers=={release}"]
+        subprocess.run([*pip, *what], check=False)
+    if not tarball.exists():
+        raise SystemExit(f"pip got no source of transformers {release}: give it with --sdist PATH")
+    return tarball
+
+
+def lay_out(sdist: Path, release: str, scratch: Path) -> None:
+    """Fill the scratch folder: the distribution's tests as a package, then the generated files."""
+    if sdist.is_file():
+        with tarfile.open(sdist) as archive:
+            root = f"transformers-{release}"
+            kept = (f"{root}/PKG-INFO", f"{root}/tests/")
+            members = [member for member in archive.getmembers() if member.name.startswith(kept)]
+            archive.extractall(scratch, members=members, filter="data")
+        sdist = scratch / root
+    if not (sdist / "tests" / "test_modeling_common.py").exists():
+        raise SystemExit(f"{sdist} has no tests/test_modeling_common.py of transformers {release}")
+    if f"\nVersion: {release}\n" not in (sdist / "PKG-INFO").read_text(encoding="utf-8"):
+        raise SystemExit(f"{sdist} is not transformers {release}, the installed release")
+    shutil.copytree(sdist / "tests", scratch / PACKAGE)
+    for name, text in GENERATED.items():
+        path = scratch / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def working_in(folder: Path, families: list[str], sides: Iterable[str]) -> Iterator[None]:
+    """Run in `folder`, without network and with this repository importable, child processes too."""
+    paths = [str(REPOSITORY), str(Path(__file__).resolve().parent)]
+    before, environment = Path.cwd(), dict(os.environ)
+    os.environ.update(
+        HF_HUB_OFFLINE="1",
+        PYTHONPATH=os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])]),
+        COMMON_MODEL_TESTS_FAMILIES=" ".join(families),
+        COMMON_MODEL_TESTS_SIDES=" ".join(sides),
+    )
+    sys.path[:0] = paths
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+        del sys.path[: len(paths)]
+        os.environ.clear()
+        os.environ.update(environment)
+
+
+# --------------------------------------------------------------------------------------------------
+# What came out
+# --------------------------------------------------------------------------------------------------
+
+
+class Outcomes:
+    """A pytest plugin: one outcome and one reason per test, with its sub-tests folded in."""
+
+    def __init__(self) -> None:
+        self.tests: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
+        self.subtests: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        key = tuple(report.nodeid.split("::")[1:3])
+        if hasattr(report, "context"):  # only reports of sub-tests have one
+            self.subtests[key].append((report.outcome, reason_of(report)))
+        elif report.when == "call" or report.outcome != "passed":
+            self.tests[key].append((report.outcome, reason_of(report)))
+
+    def of(self, case: str) -> dict[str, tuple[str, str]]:
+        return {test: self.fold((name, test)) for name, test in self.tests if name == case}
+
+    def fold(self, key: tuple[str, str]) -> tuple[str, str]:
+        subtests = self.subtests[key]
+        for outcome, reason in [*subtests, *self.tests[key]]:
+            if outcome == "failed":
+                return outcome, reason
+        if subtests and all(outcome == "skipped" for outcome, _ in subtests):
+            return subtests[0]
+        return self.tests[key][-1]
+
+
+def reason_of(report: Any) -> str:
+    if report.outcome == "skipped" and isinstance(report.longrepr, tuple):
+        return report.longrepr[2].removeprefix("Skipped: ")
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return " ".join(crash.message.split())[:200] if crash else ""
+
+
+def print_counts(outcomes: Outcomes, families: list[str], sides: Iterable[str]) -> None:
+    print(f"\n{'family':10} {'classes':12} {'passed':>6} {'skipped':>8} {'failed':>7}")
+    for family in families:
+        for side in sides:
+            tests = outcomes.of(case_name(family, side)).values()
+            count = Counter(outcome for outcome, _ in tests)
+            numbers = f"{count['passed']:6} {count['skipped']:8} {count['failed']:7}"
+            print(f"{family:10} {side:12} {numbers}")
+    for family in families:
+        for test, (outcome, reason) in sorted(outcomes.of(case_name(family, "in-tree")).items()):
+            if outcome == "failed":
+                print(f"\n{family} {test}: fails in-tree\n    {reason}")
+
+
+def print_worse(outcomes: Outcomes, families: list[str]) -> int:
+    """List the tests that ours fails, or that in-tree passes and ours does not; their number."""
+    worse = 0
+    for family in families:
+        in_tree, ours = (outcomes.of(case_name(family, side)) for side in SIDES)
+        for test in sorted(in_tree | ours):
+            theirs = in_tree.get(test, ("not run", ""))[0]
+            outcome, reason = ours.get(test, ("not run", ""))
+            if outcome == "failed" or (outcome != "passed" and theirs == "passed"):
+                worse += 1
+                print(f"\n{family} {test}: {outcome} (in-tree: {theirs})\n    {reason}")
+    print(f"\n{worse} tests that hf_deberta fails, or that only in-tree passes")
+    return worse
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    add = parser.add_argument
+    add("--sdist", type=Path, help="tarball or unpacked folder, instead of a download")
+    add("--cache", type=Path, default=CACHE, help="where downloads are kept (%(default)s)")
+    add("--families", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
+    add("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="whose classes to run")
+    add("--workers", type=int, default=1, help="processes, with pytest-xdist (%(default)s)")
+    add("--tb", default="no", help="pytest's --tb: short or long shows the failures (%(default)s)")
+    add("-k", dest="keyword", default="", help="pytest's -k, to run some of the tests")
+    return parser.parse_args()
+
+
+def main() -> int:
+    import pytest
+
+    arguments = parse_arguments()
+    release = version("transformers")
+    sdist = (arguments.sdist or download_sdist(release, arguments.cache)).resolve()
+    command = ["-q", "--no-header", "-rN", f"--tb={arguments.tb}", "-k", arguments.keyword]
+    if arguments.workers > 1:
+        command += ["-n", str(arguments.workers)]
+    outcomes = Outcomes()
+    with tempfile.TemporaryDirectory() as folder:
+        lay_out(sdist, release, Path(folder))
+        with working_in(Path(folder), arguments.families, arguments.sides):
+            status = pytest.main([*command, f"{PACKAGE}/test_deberta.py"], plugins=[outcomes])
+    if not outcomes.tests or status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        raise SystemExit(f"pytest ran no tests or stopped early ({status!r}): see --tb short")
+    print_counts(outcomes, arguments.families, arguments.sides)
+    if "hf_deberta" not in arguments.sides:
+        return 0
+    return 1 if print_worse(outcomes, arguments.families) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
