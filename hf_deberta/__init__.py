@@ -1,21 +1,12 @@
 """DeBERTa for Hugging Face Transformers: importing this package registers it with the Auto classes."""
 
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForMaskedLM,
-    AutoModelForMultipleChoice,
-    AutoModelForPreTraining,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
-    AutoModelForTextEncoding,
-    AutoModelForTokenClassification,
-    AutoTokenizer,
-)
+import transformers
 
 from .attention import disentangled_attention
+from .checkpoint_conversion import export_to_transformers
 from .configuration_hf_deberta import PRESETS, HfDebertaConfig
 from .enhanced_mask_decoder import HfDebertaForMaskedLM
+from .hub_export import auto_classes
 from .modeling_heads import (
     HfDebertaForEntityChoice,
     HfDebertaForMultipleChoice,
@@ -25,26 +16,15 @@ from .modeling_heads import (
 )
 from .modeling_hf_deberta import HfDebertaModel, HfDebertaPreTrainedModel
 from .replaced_token_detection import HfDebertaForPreTraining, replaced_token_labels
-try:
-    from .tokenization_hf_deberta import HfDebertaTokenizer
-except ImportError:
-    HfDebertaTokenizer = None
+from .tokenization_hf_deberta import HfDebertaTokenizer
 
 __version__ = "0.1.0"
 
-AutoConfig.register(HfDebertaConfig.model_type, HfDebertaConfig, exist_ok=True)
-for _auto, _model in (
-    (AutoModel, HfDebertaModel),
-    (AutoModelForTextEncoding, HfDebertaModel),
-    (AutoModelForMaskedLM, HfDebertaForMaskedLM),
-    (AutoModelForPreTraining, HfDebertaForPreTraining),
-    (AutoModelForSequenceClassification, HfDebertaForSequenceClassification),
-    (AutoModelForTokenClassification, HfDebertaForTokenClassification),
-    (AutoModelForQuestionAnswering, HfDebertaForQuestionAnswering),
-    (AutoModelForMultipleChoice, HfDebertaForMultipleChoice),
-):
-    _auto.register(HfDebertaConfig, _model, exist_ok=True)
-HfDebertaTokenizer and AutoTokenizer.register(HfDebertaConfig, fast_tokenizer_class=HfDebertaTokenizer, exist_ok=True)
+transformers.AutoConfig.register(HfDebertaConfig.model_type, HfDebertaConfig, exist_ok=True)
+for _auto, _class in auto_classes().items():
+    if _auto.startswith("AutoModel"):
+        getattr(transformers, _auto).register(HfDebertaConfig, _class, exist_ok=True)
+transformers.AutoTokenizer.register(HfDebertaConfig, fast_tokenizer_class=HfDebertaTokenizer, exist_ok=True)
 
 __all__ = [
     "PRESETS",
@@ -60,5 +40,6 @@ __all__ = [
     "HfDebertaPreTrainedModel",
     "HfDebertaTokenizer",
     "disentangled_attention",
+    "export_to_transformers",
     "replaced_token_labels",
 ]

@@ -3,9 +3,20 @@
 Ours are the names of the official v2 code and of in-tree `deberta-v2`. So only three things differ elsewhere:
 v1's attention (query, key and value fused head by head, biases apart), the in-tree masked-LM head, and the
 `bert.` prefix of some official files.
+
+    >>> from hf_deberta import HfDebertaForSequenceClassification, export_to_transformers
+    >>> model = HfDebertaForSequenceClassification.from_pretrained("microsoft/deberta-v3-base")
+    >>> export_to_transformers(model, "for-plain-transformers")
 """
 
+import shutil
+import tempfile
+import warnings
+from pathlib import Path
+
 import torch
+from huggingface_hub import save_torch_state_dict
+from transformers import DebertaConfig, DebertaV2Config, PreTrainedModel
 from transformers.conversion_mapping import register_checkpoint_conversion_mapping
 from transformers.core_model_loading import ConversionOps, WeightConverter, WeightRenaming
 
@@ -71,3 +82,124 @@ def register_conversions() -> None:
     )
     renamings = [WeightRenaming(source, target) for source, target in RENAMINGS]
     register_checkpoint_conversion_mapping("hf_deberta", [*renamings, fused], overwrite=True)
+
+
+# ---- the way back ------------------------------------------------------------------------------------
+
+OURS_ALONE = ("auto_map", "model_type", "transformers_version", "clamp_relative_distance", "sparse_prediction")
+
+
+def export_to_transformers(
+    model: PreTrainedModel, folder: str | Path, max_shard_size: int | str = "5GB"
+) -> None:
+    """Write a folder that Transformers loads with its own classes and no custom code, same logits.
+
+    v1 models become model type "deberta", all others "deberta-v2". An enhanced mask decoder is kept in the file, in
+    the official layout, but Transformers has none: its masked-LM logits will differ, and a warning says so. Whatever
+    else its classes cannot express is an error. `folder` appears whole or not at all; files of the same name in it
+    are replaced.
+    """
+    config = model.config
+    _check_expressible(model)
+    fused = _is_v1(config)
+    weights = {
+        name: tensor.detach().contiguous()
+        for name, tensor in model.state_dict().items()
+        if not name.startswith("lm_predictions.lm_head.decoder.")
+    }
+    if not any(name.startswith("deberta.") for name in weights):  # the bare encoder
+        weights = {f"deberta.{name}": tensor for name, tensor in weights.items()}
+    weights = _to_v1(weights, config.num_attention_heads) if fused else _with_key_biases(weights)
+    if not config.decodes_positions:
+        weights = {_in_tree_lm_head(name): tensor for name, tensor in weights.items()}
+    target = Path(folder)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as temporary:
+        _in_tree_config(model, fused).save_pretrained(temporary)
+        save_torch_state_dict(weights, temporary, max_shard_size=max_shard_size)
+        target.mkdir(exist_ok=True)
+        for file in Path(temporary).iterdir():
+            shutil.move(file, target / file.name)
+
+
+def _is_v1(config) -> bool:
+    """Whether in-tree `deberta` can express it: own position projections, no key bias, no buckets, no table norm."""
+    return not (
+        config.attention_key_bias
+        or config.share_att_key
+        or config.position_buckets > 0
+        or config.norm_rel_ebd != "none"
+        or config.conv_kernel_size > 0
+    )
+
+
+def _check_expressible(model: PreTrainedModel) -> None:
+    config = model.config
+    if "p2p" in config.pos_att_type:
+        raise ValueError("Transformers' DeBERTa classes have no p2p term: a model trained with it cannot be exported")
+    if hasattr(model, "proj"):
+        raise ValueError(
+            f"Transformers has no class with the projection head of {type(model).__name__}; export its encoder, "
+            "model.deberta, instead"
+        )
+    if hasattr(model, "lm_predictions") and config.decodes_positions:
+        warnings.warn(
+            "Transformers has no enhanced mask decoder: the exported encoder gives the same states, but its masked-LM "
+            "logits will differ from this model's",
+            stacklevel=3,
+        )
+
+
+def _to_v1(weights: dict[str, torch.Tensor], heads: int) -> dict[str, torch.Tensor]:
+    """Fuse the projections of every layer and rename what v1 names otherwise."""
+    attention = "attention.self."
+    back = {
+        attention + "query_proj.bias": attention + "q_bias",
+        attention + "value_proj.bias": attention + "v_bias",
+        attention + "pos_key_proj.": attention + "pos_proj.",
+        attention + "pos_query_proj.": attention + "pos_q_proj.",
+    }
+    converted = {}
+    for name, tensor in weights.items():
+        if name.endswith(attention + "query_proj.weight"):
+            layer = name.removesuffix("query_proj.weight")
+            parts = [weights[f"{layer}{part}_proj.weight"] for part in ("query", "key", "value")]
+            converted[layer + "in_proj.weight"] = fuse_heads(parts, heads)
+        elif not name.endswith((attention + "key_proj.weight", attention + "value_proj.weight")):
+            for ours, theirs in back.items():
+                name = name.replace(ours, theirs)
+            converted[name] = tensor
+    return converted
+
+
+def _with_key_biases(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """In-tree `deberta-v2` always has key biases; a model without them has zeros there."""
+    added = {}
+    for name, tensor in weights.items():
+        bias = name.removesuffix("weight") + "bias"
+        if name.endswith(("self.key_proj.weight", "self.pos_key_proj.weight")) and bias not in weights:
+            added[bias] = tensor.new_zeros(tensor.shape[0])
+    return weights | added
+
+
+def _in_tree_lm_head(name: str) -> str:
+    head = "lm_predictions.lm_head."
+    if name == head + "bias":
+        return "cls.predictions.bias"
+    return name.replace(head, "cls.predictions.transform.")
+
+
+def _in_tree_config(model: PreTrainedModel, fused: bool):
+    fields = {key: value for key, value in model.config.to_dict().items() if key not in OURS_ALONE}
+    if fused:
+        config_class, prefix = DebertaConfig, "Deberta"
+    else:
+        config_class, prefix = DebertaV2Config, "DebertaV2"
+        del fields["attention_key_bias"]
+    fields["legacy"] = not model.config.decodes_positions
+    config = config_class(**fields)
+    head = type(model).__name__.removeprefix("HfDeberta")
+    # Transformers has neither the discriminator nor v1 multiple choice; their encoders load
+    known = head not in ("ForPreTraining", "ForEntityChoice") and not (fused and head == "ForMultipleChoice")
+    config.architectures = [prefix + (head if known else "Model")]
+    return config

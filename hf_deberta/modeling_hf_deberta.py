@@ -6,8 +6,11 @@ Parameter names are those of the official v2 code and of in-tree `deberta-v2`.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
+from huggingface_hub import HfApi, ModelCard
 from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
@@ -22,6 +25,8 @@ from .checkpoint_conversion import register_conversions
 from .configuration_hf_deberta import HfDebertaConfig
 from .ngram_input_encoding import NgramInputEncoding
 from .relative_position import rows_in_use, rows_of_distances
+
+HUB_ARGUMENTS = ("repo_id", "commit_message", "commit_description", "private", "token", "revision", "create_pr", "tags")
 
 
 @dataclass(frozen=True)
@@ -315,10 +320,66 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
                 "download or save them again"
             ) from error
 
-    def save_pretrained(self, save_directory, *args, save_original_format: bool = False, **kwargs):
-        return super().save_pretrained(
-            save_directory, *args, save_original_format=save_original_format, **kwargs
+    def save_pretrained(
+        self,
+        save_directory: str | Path,
+        is_main_process: bool = True,
+        *args,
+        push_to_hub: bool = False,
+        save_original_format: bool = False,
+        **kwargs,
+    ) -> None:
+        """As in Transformers; writes the source files, `auto_map` and a model card too, see `hub_export`."""
+        from .hub_export import auto_map, write_code, write_model_card
+
+        hub_arguments = {name: kwargs.pop(name) for name in HUB_ARGUMENTS if name in kwargs}
+        self.config.auto_map = auto_map()
+        super().save_pretrained(
+            save_directory, is_main_process, *args, save_original_format=save_original_format, **kwargs
         )
+        if is_main_process:
+            write_code(save_directory)
+            write_model_card(save_directory, self)
+        if push_to_hub and is_main_process:
+            repo_id = hub_arguments.pop("repo_id", Path(save_directory).name)
+            self.push_to_hub(repo_id, **hub_arguments)
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        commit_message: str = "Upload model",
+        commit_description: str | None = None,
+        private: bool | None = None,
+        token: bool | str | None = None,
+        revision: str | None = None,
+        create_pr: bool = False,
+        max_shard_size: int | str = "50GB",
+        tags: list[str] | None = None,
+    ) -> str:
+        """Upload what `save_pretrained` writes; a model card that the repository has is kept."""
+        from .hub_export import write_model_card
+
+        api = HfApi(token=token)
+        repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        with TemporaryDirectory() as folder:
+            write_model_card(folder, self, name=repo_id)
+            self.save_pretrained(folder, max_shard_size=max_shard_size)
+            card = Path(folder) / "README.md"
+            if api.file_exists(repo_id, "README.md", revision=revision):
+                card.unlink()
+            elif tags:
+                written = ModelCard.load(card)
+                written.data.tags = [*written.data.tags, *tags]
+                written.save(card)
+            return api.upload_folder(
+                repo_id=repo_id,
+                folder_path=folder,
+                commit_message=commit_message,
+                commit_description=commit_description,
+                revision=revision,
+                create_pr=create_pr,
+            )
 
 
 class HfDebertaModel(HfDebertaPreTrainedModel):

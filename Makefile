@@ -1,0 +1,44 @@
+# Everything here sets itself up: a virtual environment in .venv, with the versions of constraints.txt.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+READY := $(VENV)/.ready
+TEXT ?=
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.DEFAULT_GOAL := help
+
+help: ## list what can be made
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+setup: $(READY) ## make .venv and install the package with its tested versions
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	@# torch on its own first: with it in place, nothing else pulls another build
+	$(RUN) -m pip install --quiet --constraint constraints.txt torch
+	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: $(READY) ## pretrain a tiny model with and without the enhanced mask decoder (TEXT=my.txt for your own text)
+	$(RUN) demo.py $(if $(TEXT),--text "$(TEXT)")
+
+check: $(READY) ## lint and format check
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+
+format: $(READY) ## apply lint fixes and format
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+test: check ## lint, then all tests
+	$(RUN) -m pytest -n 2
+
+test-common: $(READY) ## Transformers' own common model tests, on our classes and on the in-tree ones
+	$(RUN) tests/common_model_tests.py
+
+clean: ## remove .venv and what runs have written
+	rm -rf $(VENV) demo_output build dist *.egg-info .pytest_cache .ruff_cache
+
+.PHONY: help setup demo check format test test-common clean
