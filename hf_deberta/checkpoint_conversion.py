@@ -86,7 +86,15 @@ def register_conversions() -> None:
 
 # ---- the way back ------------------------------------------------------------------------------------
 
-OURS_ALONE = ("auto_map", "model_type", "transformers_version", "clamp_relative_distance", "sparse_prediction")
+# fields that mean nothing to Transformers' classes, or, attention_head_size, that they would read None from
+OURS_ALONE = (
+    "auto_map",
+    "model_type",
+    "transformers_version",
+    "clamp_relative_distance",
+    "sparse_prediction",
+    "attention_head_size",
+)
 
 
 def export_to_transformers(

@@ -63,6 +63,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         r"mask_predictions\.",
         r"cls\.predictions\.decoder\.",
         r"embeddings\._weight$",
+        r"^config$",
     ]
 
     def __init__(self, config: HfDebertaConfig):

@@ -7,6 +7,7 @@ Parameter names are those of the official v2 code and of in-tree `deberta-v2`.
 
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from tempfile import TemporaryDirectory
 
 import torch
@@ -302,6 +303,7 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
         r"cls\.predictions\.",
         r"position_embeddings\.",
         r"embeddings\._weight$",
+        r"^config$",
     ]
 
     @torch.no_grad()
@@ -318,6 +320,19 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
             raise OSError(
                 f"the weights in {pretrained_model_name_or_path} are not a whole safetensors file ({error}); "
                 "download or save them again"
+            ) from error
+        except (UnpicklingError, EOFError) as error:
+            raise OSError(
+                f"the .bin weights in {pretrained_model_name_or_path} are broken or hold more than tensors, which could "
+                "run code when loaded; get them as safetensors, or convert them where you trust them"
+            ) from error
+        except RuntimeError as error:
+            if "ignore_mismatched_sizes" not in str(error):
+                raise
+            raise RuntimeError(
+                f"the weights in {pretrained_model_name_or_path} have other sizes than the configuration, as listed "
+                "above; load them with their own configuration, or pass ignore_mismatched_sizes=True to start those "
+                "weights anew"
             ) from error
 
     def save_pretrained(

@@ -43,6 +43,7 @@ class HfDebertaForPreTraining(HfDebertaPreTrainedModel):
         r"cls\.predictions\.",
         r"position_embeddings\.",
         r"embeddings\._weight$",
+        r"^config$",
     ]
 
     def __init__(self, config: HfDebertaConfig):

@@ -7,13 +7,13 @@ The rules come from the first of these that is there:
    wrote it; to leave it aside, name the original: `HfDebertaTokenizer(vocab_file=".../spm.model")`.
 2. `spm.model` (v2, v3): pieces, scores, byte fallback and normalization table of that file. Neither
    sentencepiece nor protobuf is needed to read it.
-3. `vocab.json` with `merges.txt` (v1): GPT-2's byte-level BPE, special token ids as in `vocab.json`.
+3. `vocab.json` with `merges.txt` (v1): GPT-2's byte-level BPE, special token ids as listed there.
 """
 
 import copy
 import struct
 from collections.abc import Iterator
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from tokenizers import (
     AddedToken,
@@ -110,8 +110,8 @@ def read_unigram_file(path: str) -> UnigramFile:
     if (kind := trainer.get(3, UNIGRAM)) != UNIGRAM:
         name = {2: "BPE", 3: "word", 4: "character"}.get(kind, f"type {kind}")
         raise ValueError(
-            f"{path} must be a SentencePiece Unigram model, as in DeBERTa v2 and v3, but is a {name} "
-            "model: train it with model_type='unigram', or use it through a tokenizer.json."
+            f"{path} must be a SentencePiece Unigram model, as in DeBERTa v2 and v3, and is a "
+            f"{name} model: train it with model_type='unigram', or convert it to a tokenizer.json."
         )
     return UnigramFile(
         pieces,
@@ -127,7 +127,7 @@ def table_steps(table: normalizers.Precompiled) -> list[normalizers.Normalizer]:
 
     SentencePiece replaces the longest match. `Precompiled` looks up a character together with the
     accents on it, but takes the shortest match for the whole of that: of "ệ" in three code points
-    it keeps "ẹ". So the accents are composed first (NFC, the identity on most text), those left over
+    it keeps "ẹ". So accents are composed first (NFC, the identity on most text), those left over
     are set apart, and what the table itself has taken apart is composed afterwards.
     """
     if table.normalize_str("e\u0301") != "\u00e9":
@@ -138,9 +138,7 @@ def table_steps(table: normalizers.Precompiled) -> list[normalizers.Normalizer]:
     return [normalizers.NFC(), *apart, table, normalizers.NFC()]
 
 
-def unigram_normalizer(
-    spm: UnigramFile, do_lower_case: bool, split_by_punct: bool
-) -> normalizers.Sequence:
+def unigram_normalizer(spm: UnigramFile, do_lower_case: bool, split_by_punct: bool) -> normalizers.Sequence:
     """SentencePiece's own order: the table first, then the spaces, since the table makes some."""
     steps = [normalizers.Lowercase()] if do_lower_case else []
     if split_by_punct:
@@ -169,16 +167,15 @@ def build_unigram(
     spm = read_unigram_file(path)
     kinds = [kind for _, _, kind in spm.pieces]
     if UNKNOWN not in kinds:
-        raise ValueError(
-            f"{path} has no unknown piece: train it with unk_id=3 and unk_piece='[UNK]'."
-        )
+        raise ValueError(f"{path} has no unknown piece: train it with unk_id=3 and unk_piece='[UNK]'.")
     unknown = kinds.index(UNKNOWN)
-    # A user-defined symbol outweighs every other way to cut its text, as in SentencePiece.
     best = max((score for _, score, kind in spm.pieces if kind == NORMAL), default=0.0)
-    vocabulary = [
-        (text, len(text.encode()) * best - 0.1 if kind == USER_DEFINED else score)
-        for text, score, kind in spm.pieces
-    ]
+    vocabulary = []
+    for text, score, kind in spm.pieces:
+        if kind == USER_DEFINED:  # outweighs every other way to cut its text, as in SentencePiece
+            score = len(text.encode()) * best - 0.1
+        # Nine digits tell any two float32 apart and, unlike seventeen, survive a tokenizer.json.
+        vocabulary.append((text, float(f"{score:.9g}")))
     tokenizer = Tokenizer(models.Unigram(vocabulary, unknown, spm.byte_fallback))
     tokenizer.normalizer = unigram_normalizer(spm, do_lower_case, split_by_punct)
     has_prefix = spm.add_dummy_prefix if add_prefix_space is None else add_prefix_space
@@ -194,13 +191,11 @@ def build_unigram(
 
 
 def build_byte_bpe(vocab_path: str, merges_path: str, add_prefix_space: bool) -> Tokenizer:
-    """Turn `vocab.json` and `merges.txt` into a `Tokenizer`; offsets keep the space before a word."""
+    """Turn `vocab.json` and `merges.txt` into a `Tokenizer`. Offsets include a word's space."""
     try:
         tokenizer = Tokenizer(models.BPE.from_file(vocab_path, merges_path))
     except Exception as error:  # tokenizers raises bare Exception
-        raise ValueError(
-            f"{vocab_path} and {merges_path} are not a byte-level BPE ({error}): download both again."
-        ) from error
+        raise ValueError(f"{vocab_path} and {merges_path} do not make a BPE ({error}): download both again.") from error
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
@@ -210,9 +205,7 @@ def read_tokenizer_json(path: str) -> Tokenizer:
     try:
         return Tokenizer.from_file(path)
     except Exception as error:  # tokenizers raises bare Exception
-        raise ValueError(
-            f"{path} is not a readable tokenizer.json ({error}): save it again."
-        ) from error
+        raise ValueError(f"{path} is not a readable tokenizer.json ({error}): save it again.") from error
 
 
 def byte_level_step(tokenizer: Tokenizer) -> pre_tokenizers.ByteLevel | None:
@@ -300,23 +293,24 @@ class HfDebertaTokenizer(TokenizersBackend):
         super().__init__(
             do_lower_case=do_lower_case,
             split_by_punct=split_by_punct,
-            add_prefix_space=words.add_prefix_space if words else add_prefix_space is not False,
+            add_prefix_space=add_prefix_space is not False if words is None else words.add_prefix_space,
             **{**defaults, **kwargs},
         )
         if needs_template:
             self._set_pair_template()
 
+    @classmethod
+    def convert_to_native_format(cls, trust_remote_code: bool = False, **kwargs) -> dict[str, Any]:
+        """Leave the files to `__init__`: Transformers would keep no more than the vocabulary of them."""
+        return kwargs
+
     @staticmethod
-    def _raise_no_files(
-        folder: str | None, vocab_json_file: str | None, merges_file: str | None
-    ) -> None:
+    def _raise_no_files(folder: str | None, vocab_json_file: str | None, merges_file: str | None) -> None:
         place = f"in {folder}" if folder else "among the arguments"
         if vocab_json_file or merges_file:
             names = ("vocab.json", "merges.txt")
             found, missing = names if vocab_json_file else reversed(names)
-            raise ValueError(
-                f"DeBERTa v1 needs {missing} beside {found}, and {place} there is none."
-            )
+            raise ValueError(f"DeBERTa v1 needs {missing} beside {found}, and {place} there is none.")
         raise ValueError(
             f"No tokenizer file {place}: HfDebertaTokenizer looks for tokenizer.json, then "
             "spm.model (v2, v3), then vocab.json with merges.txt (v1)."
@@ -348,7 +342,7 @@ class HfDebertaTokenizer(TokenizersBackend):
     def _encode_plus(self, *args, is_split_into_words: bool = False, **kwargs) -> BatchEncoding:
         if is_split_into_words and byte_level_step(self._tokenizer) and not self.add_prefix_space:
             raise ValueError(
-                "DeBERTa v1 tells words apart by the space before them, so is_split_into_words=True "
-                "needs add_prefix_space=True: load with from_pretrained(..., add_prefix_space=True)."
+                "is_split_into_words=True needs add_prefix_space=True in DeBERTa v1, where a space "
+                "belongs to the word after it: use from_pretrained(..., add_prefix_space=True)."
             )
         return super()._encode_plus(*args, is_split_into_words=is_split_into_words, **kwargs)

@@ -1,0 +1,82 @@
+"""Who may import whom, and the Hub's import rules for every file that travels there."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "hf_deberta"
+FILES = sorted(path for path in PACKAGE.glob("*.py") if path.name != "__init__.py")
+NO_SIBLINGS = {"configuration_hf_deberta", "relative_position", "checkpoint_conversion", "batch_loss"}
+NO_SIBLINGS |= {"tokenization_hf_deberta"}
+MODEL = {"modeling_hf_deberta", "configuration_hf_deberta", "batch_loss"}
+MAY_IMPORT = {
+    **{name: set() for name in NO_SIBLINGS},
+    "ngram_input_encoding": {"configuration_hf_deberta"},
+    "attention_reference": {"relative_position"},
+    "attention": {"relative_position", "attention_reference"},
+    "modeling_hf_deberta": {
+        "attention",
+        "checkpoint_conversion",
+        "configuration_hf_deberta",
+        "hub_export",
+        "ngram_input_encoding",
+        "relative_position",
+    },
+    "modeling_heads": MODEL,
+    "enhanced_mask_decoder": MODEL,
+    "replaced_token_detection": MODEL,
+    "hub_export": {
+        "configuration_hf_deberta",
+        "enhanced_mask_decoder",
+        "modeling_heads",
+        "modeling_hf_deberta",
+        "replaced_token_detection",
+    },
+}
+# what is there wherever Transformers is
+ALWAYS_THERE = {"torch", "transformers", "huggingface_hub", "safetensors", "tokenizers"}
+
+
+def imports(path, node=None):
+    """Every import below `node`, those in a try block apart: the Hub's scanner lets them be missing."""
+    for child in ast.iter_child_nodes(node or ast.parse(path.read_text())):
+        if isinstance(child, ast.Try):
+            continue
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield child
+        yield from imports(path, child)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_siblings(path):
+    found = {node.module for node in imports(path) if isinstance(node, ast.ImportFrom) and node.level}
+    assert path.stem in MAY_IMPORT, f"say in MAY_IMPORT whom {path.name} may import"
+    assert found <= MAY_IMPORT[path.stem]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_form_the_hub_can_follow(path):
+    for node in imports(path):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            assert node.level == 1 and node.module and "." not in node.module, ast.unparse(node)
+    code_lines = {node.lineno for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)}
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if re.match(r"\s*from\s+\.\w+\s+import", line):
+            assert number in code_lines, f"{path.name}:{number} looks like an import to the Hub's scanner"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_nothing_else_is_needed(path):
+    for node in imports(path):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module]
+        if isinstance(node, ast.ImportFrom) and node.level:
+            continue
+        for name in names:
+            top = name.partition(".")[0]
+            assert top in ALWAYS_THERE or top in __import__("sys").stdlib_module_names, f"{path.name} imports {name}"
+
+
+def test_no_drawers():
+    assert not [path for path in PACKAGE.rglob("*.py") if path.stem in ("utils", "common", "base")]
