@@ -236,7 +236,12 @@ class HfDebertaConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any):
-        return super().from_dict(_translate(config_dict), **kwargs)
+        """Fields of ours, of in-tree DeBERTa, or, without a model type, of an official configuration file.
+
+        Keyword arguments override fields; they are read and checked like fields, so `pos_att_type="c2p"` works.
+        """
+        overrides = {key: kwargs.pop(key) for key in list(kwargs) if key in cls.__dataclass_fields__ and key != "dtype"}
+        return super().from_dict({**_translate(config_dict), **overrides}, **kwargs)
 
     # ---- checks ----------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ see one another: only the positions to be predicted need one, and the ordinary l
 
 import torch
 from torch import nn
+from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
 from transformers.utils import logging
@@ -75,6 +76,12 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         self._keys_to_ignore_on_load_unexpected = set(type(self)._keys_to_ignore_on_load_unexpected)
         if not config.decodes_positions and not config.position_biased_input:
             self._keys_to_ignore_on_load_unexpected.add(r"position_embeddings\.")
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, HfDebertaLMHead):
+            init.zeros_(module.bias)
 
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_predictions.lm_head.decoder

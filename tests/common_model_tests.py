@@ -288,6 +288,7 @@ def working_in(folder: Path, families: list[str], sides: Iterable[str]) -> Itera
     before, environment = Path.cwd(), dict(os.environ)
     os.environ.update(
         HF_HUB_OFFLINE="1",
+        OMP_NUM_THREADS="1",  # the models are tiny
         PYTHONPATH=os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])]),
         COMMON_MODEL_TESTS_FAMILIES=" ".join(families),
         COMMON_MODEL_TESTS_SIDES=" ".join(sides),

@@ -1,0 +1,80 @@
+"""What tests compare with: rounding budgets instead of tolerances, gradients by name, a tiny model with all of it on."""
+
+import torch
+
+from hf_deberta import HfDebertaConfig
+
+torch.set_num_threads(1)  # tensors are tiny: with more, threads only wait for one another
+
+# every mechanism is on; a test that wants one off says so
+EVERYTHING_ON = {
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "initializer_range": 0.15,
+    "conv_kernel_size": 3,
+}
+
+
+def tiny_config(**fields):
+    """The preset "tiny" (2 layers, 16 log buckets, 64 positions) with convolution, weights that matter, no dropout."""
+    return HfDebertaConfig.from_preset("tiny", **{**EVERYTHING_ON, **fields})
+
+
+def tiny_model(model_class, seed=0, dtype=torch.float64, **fields):
+    """A training model whose biases and norms are not the identity; only losses are computed in float32."""
+    torch.manual_seed(seed)
+    model = model_class(tiny_config(**fields)).to(dtype)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+            assert parameter.is_floating_point(), name
+    return model.train()
+
+
+def tiny_inputs(lengths=(9, 5, 7), vocab=128, seed=1):
+    """Right-padded input_ids and attention_mask."""
+    generator = torch.Generator().manual_seed(seed)
+    mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
+    ids = torch.randint(1, vocab, mask.shape, generator=generator) * mask
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def gradients(output, tensors):
+    """Gradients of the sum of `output` by name; zeros where it does not depend on a tensor."""
+    found = torch.autograd.grad(output.sum(), list(tensors.values()), allow_unused=True)
+    return {
+        name: torch.zeros_like(tensor) if gradient is None else gradient
+        for (name, tensor), gradient in zip(tensors.items(), found, strict=True)
+    }
+
+
+def largest(tensor):
+    return tensor.detach().abs().max().item() if tensor.numel() else 0.0
+
+
+def assert_equal_but_for_rounding(found, expected, dtype=None, message=""):
+    """Equal but for the order of some additions in `dtype`, the coarser of the two if not given."""
+    assert found.shape == expected.shape, (message, found.shape, expected.shape)
+    if dtype is None:
+        dtype = max(found.dtype, expected.dtype, key=lambda t: torch.finfo(t).eps)
+    error = largest(found.double() - expected.double())
+    allowed = 64 * torch.finfo(dtype).eps * max(largest(expected), torch.finfo(dtype).tiny)
+    assert error <= allowed, f"{message}: off by {error:.2e}, rounding explains {allowed:.2e}"
+
+
+def assert_same_gradients(found, expected, dtype=torch.float32):
+    """Every gradient by name. `dtype` is that of the loss; a gradient that cancels to zero is held to the largest."""
+    assert found.keys() == expected.keys()
+    eps = torch.finfo(dtype).eps
+    overall = max(map(largest, expected.values()))
+    for name, gradient in expected.items():
+        error, allowed = largest(found[name] - gradient), 64 * eps * largest(gradient) + eps * overall
+        assert error <= allowed, f"gradient of {name} is off by {error:.2e}, rounding explains {allowed:.2e}"
+
+
+def assert_within_budget(found, low_precision, exact, message=""):
+    """At most twice the error of plain arithmetic in the same precision, plus one rounding of the result."""
+    error, budget = (largest(tensor.double() - exact) for tensor in (found, low_precision))
+    allowed = 2 * budget + torch.finfo(found.dtype).eps * largest(exact)
+    assert error <= allowed, f"{message}: error {error:.2e}, plain {found.dtype} has {budget:.2e}: allowed {allowed:.2e}"
