@@ -4,7 +4,7 @@ The rules come from the first of these that is there:
 
 1. `tokenizer.json`, obeyed as it is, normalizer and post-processor included: whoever saved it has
    trained with it, so it wins over an `spm.model` beside it. It cannot show whether a faulty class
-   wrote it; to leave it aside, name the original: `HfDebertaTokenizer(vocab_file=".../spm.model")`.
+   wrote it; `from_pretrained(name, tokenizer_file="")` leaves it aside for the original files.
 2. `spm.model` (v2, v3): pieces, scores, byte fallback and normalization table of that file. Neither
    sentencepiece nor protobuf is needed to read it.
 3. `vocab.json` with `merges.txt` (v1): GPT-2's byte-level BPE, special token ids as listed there.
@@ -13,7 +13,7 @@ The rules come from the first of these that is there:
 import copy
 import struct
 from collections.abc import Iterator
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 from tokenizers import (
     AddedToken,
@@ -70,13 +70,13 @@ def protobuf_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
     while at < len(message):
         key = varint()
-        kind = key & 7
-        if kind == 0:
+        wire = key & 7
+        if wire == 0:
             yield key >> 3, varint()
             continue
-        if kind not in (1, 2, 5):
-            raise ValueError(f"unknown wire type {kind} at byte {at}")
-        size = varint() if kind == 2 else 8 if kind == 1 else 4
+        if wire not in (1, 2, 5):
+            raise ValueError(f"unknown wire type {wire} at byte {at}")
+        size = varint() if wire == 2 else 8 if wire == 1 else 4
         if at + size > len(message):
             raise ValueError(f"it ends {at + size - len(message)} bytes early")
         yield key >> 3, message[at : at + size]
@@ -305,7 +305,7 @@ class HfDebertaTokenizer(TokenizersBackend):
         return kwargs
 
     @staticmethod
-    def _raise_no_files(folder: str | None, vocab_json_file: str | None, merges_file: str | None) -> None:
+    def _raise_no_files(folder: str | None, vocab_json_file: str | None, merges_file: str | None) -> NoReturn:
         place = f"in {folder}" if folder else "among the arguments"
         if vocab_json_file or merges_file:
             names = ("vocab.json", "merges.txt")

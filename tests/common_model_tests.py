@@ -38,7 +38,7 @@ SIDES = ("in-tree", "hf_deberta")
 
 
 # --------------------------------------------------------------------------------------------------
-# What is tested: three shapes of the family, each with in-tree classes and ours
+# What is tested: four shapes of the family, each with in-tree classes and ours
 # --------------------------------------------------------------------------------------------------
 
 SMALL: dict[str, Any] = {

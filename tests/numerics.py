@@ -63,14 +63,14 @@ def assert_equal_but_for_rounding(found, expected, dtype=None, message=""):
     assert error <= allowed, f"{message}: off by {error:.2e}, rounding explains {allowed:.2e}"
 
 
-def assert_same_gradients(found, expected, dtype=torch.float32):
-    """Every gradient by name. `dtype` is that of the loss; a gradient that cancels to zero is held to the largest."""
+def assert_same_by_name(found, expected, dtype=torch.float32):
+    """Gradients, or weights, of a loss in `dtype`. One that cancels to zero is held to the largest of them all."""
     assert found.keys() == expected.keys()
     eps = torch.finfo(dtype).eps
     overall = max(map(largest, expected.values()))
-    for name, gradient in expected.items():
-        error, allowed = largest(found[name] - gradient), 64 * eps * largest(gradient) + eps * overall
-        assert error <= allowed, f"gradient of {name} is off by {error:.2e}, rounding explains {allowed:.2e}"
+    for name, tensor in expected.items():
+        error, allowed = largest(found[name] - tensor), 64 * eps * largest(tensor) + eps * overall
+        assert error <= allowed, f"{name} is off by {error:.2e}, rounding explains {allowed:.2e}"
 
 
 def assert_within_budget(found, low_precision, exact, message=""):

@@ -333,8 +333,20 @@ def test_tokenizer_json_is_obeyed_even_beside_the_original_files(folders, tmp_pa
     other.add_tokens(["the fox"])
     other.save(str(folder / "tokenizer.json"))
     assert "the fox" in HfDebertaTokenizer.from_pretrained(folder)("the fox", "b").tokens()
-    named = HfDebertaTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))
-    assert "the fox" not in named("the fox").tokens()
+    for original in (
+        HfDebertaTokenizer(str(folder / "vocab.json"), str(folder / "merges.txt")),
+        HfDebertaTokenizer.from_pretrained(folder / "vocab.json", merges_file=str(folder / "merges.txt")),
+    ):
+        assert "the fox" not in original("the fox").tokens()
+
+
+@needs_sentencepiece
+def test_tokenizer_json_can_be_left_aside(folders, tmp_path):
+    folder = copy_folder(folders / "v3", tmp_path / "both", {})
+    cached(folders / "v1").backend_tokenizer.save(str(folder / "tokenizer.json"))
+    assert "Ġfox" in HfDebertaTokenizer.from_pretrained(folder)("the fox").tokens()
+    original = HfDebertaTokenizer.from_pretrained(folder, tokenizer_file="")
+    assert original("the fox", add_special_tokens=False)["input_ids"] == oracle(folder).encode("the fox")
 
 
 def test_saved_folders_load_in_plain_transformers(folders, tmp_path):
