@@ -19,7 +19,7 @@ from transformers.utils.generic import can_return_tuple
 
 from .batch_loss import IGNORED, cross_entropy
 from .configuration_hf_deberta import HfDebertaConfig
-from .modeling_hf_deberta import AttentionContext, HfDebertaModel, HfDebertaPreTrainedModel
+from .modeling_hf_deberta import AttentionContext, HfDebertaModel, HfDebertaPreTrainedModel, kept_states
 
 logger = logging.get_logger(__name__)
 
@@ -108,7 +108,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,  # [B, N]
         output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: bool | int | list[int] | None = None,
         cu_seq_lens_q: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
@@ -120,10 +120,11 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
             raise ValueError(f"labels must be [B, N] = {tuple(embeddings.shape[:2])}, not {tuple(labels.shape)}")
         asked_for = self.deberta.wanted(output_attentions, output_hidden_states)
         decodes = self.config.decodes_positions
+        needs_last = asked_for[0] or asked_for[1] is not False
         encoded = self.deberta.encoder(embeddings, context, *asked_for, skip_last=decodes)
         states = encoded.last_hidden_state
-        if decodes and any(asked_for):
-            encoded = self._with_last_layer(encoded, context)
+        if decodes and needs_last:
+            encoded = self._with_last_layer(encoded, context, asked_for[1])
         predicted = None
         if labels is not None and self._predicts_sparsely():
             predicted = labelled_positions(labels)
@@ -154,15 +155,19 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         steps = self.config.emd_steps
         return encoder.layer[-1](before_last, table, context, query_states, predicted, steps=steps)[0]
 
-    def _with_last_layer(self, encoded: BaseModelOutput, context: AttentionContext) -> BaseModelOutput:
+    def _with_last_layer(
+        self, encoded: BaseModelOutput, context: AttentionContext, output_hidden_states: bool | int | list[int]
+    ) -> BaseModelOutput:
         """Run the ordinary last layer too, for who asked for hidden states or attentions of all layers."""
         encoder, before_last = self.deberta.encoder, encoded.last_hidden_state
         table = encoder.relative_table(before_last.shape[1])
         wants_attentions = encoded.attentions is not None
         last, probabilities = encoder.layer[-1](before_last, table, context, output_attentions=wants_attentions)
+        layers = self.config.num_hidden_layers
+        kept = last if layers in kept_states(output_hidden_states, layers + 1) else None
         return BaseModelOutput(
             last_hidden_state=last,
-            hidden_states=None if encoded.hidden_states is None else (*encoded.hidden_states, last),
+            hidden_states=None if encoded.hidden_states is None else (*encoded.hidden_states, kept),
             attentions=(*encoded.attentions, probabilities) if wants_attentions else None,
         )
 

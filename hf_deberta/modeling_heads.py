@@ -71,7 +71,7 @@ class HfDebertaForSequenceClassification(HfDebertaPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: bool | int | list[int] | None = None,
         cu_seq_lens_q: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
@@ -131,7 +131,7 @@ class HfDebertaForTokenClassification(HfDebertaPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,  # [B, N], negative is ignored
         output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: bool | int | list[int] | None = None,
         cu_seq_lens_q: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
@@ -175,7 +175,7 @@ class HfDebertaForQuestionAnswering(HfDebertaPreTrainedModel):
         start_positions: torch.Tensor | None = None,  # [B]
         end_positions: torch.Tensor | None = None,  # [B]
         output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: bool | int | list[int] | None = None,
         cu_seq_lens_q: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
@@ -228,7 +228,7 @@ class HfDebertaForMultipleChoice(HfDebertaPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,  # [B]
         output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: bool | int | list[int] | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
     ) -> MultipleChoiceModelOutput:
@@ -277,7 +277,7 @@ class HfDebertaForEntityChoice(HfDebertaPreTrainedModel):
         entity_indices: torch.Tensor | None = None,  # [B, E, S]
         labels: torch.Tensor | None = None,  # [B, E]: 1 for an answer; -100, or padding, is ignored
         output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: bool | int | list[int] | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
     ) -> SequenceClassifierOutput:

@@ -259,28 +259,39 @@ class HfDebertaEncoder(nn.Module):
         hidden_states: torch.Tensor,  # [B, N, hidden], the embeddings
         context: AttentionContext,
         output_attentions: bool = False,
-        output_hidden_states: bool = False,
+        output_hidden_states: bool | int | list[int] = False,
         skip_last: bool = False,
     ) -> BaseModelOutput:
-        """All layers, or all but the last, which the enhanced mask decoder applies in its own way."""
+        """All layers, or all but the last, which the enhanced mask decoder applies in its own way.
+
+        `output_hidden_states` may name indices, as in Transformers; the other states are then None.
+        """
         embeddings = hidden_states
         relative_table = self.relative_table(hidden_states.shape[1])
-        states, attentions = [hidden_states], []
+        kept = kept_states(output_hidden_states, len(self.layer) + 1)
+        states, attentions = [hidden_states if 0 in kept else None], []
         for i, layer in enumerate(self.layer[:-1] if skip_last else self.layer):
             hidden_states, probabilities = layer(
                 hidden_states, relative_table, context, output_attentions=output_attentions
             )
             if i == 0 and self.conv is not None:
                 hidden_states = self.conv(embeddings, hidden_states, context.token_mask, context.documents)
-            if output_hidden_states:
-                states.append(hidden_states)
+            states.append(hidden_states if i + 1 in kept else None)
             if output_attentions:
                 attentions.append(probabilities)
         return BaseModelOutput(
             last_hidden_state=hidden_states,
-            hidden_states=tuple(states) if output_hidden_states else None,
+            hidden_states=tuple(states) if kept else None,
             attentions=tuple(attentions) if output_attentions else None,
         )
+
+
+def kept_states(output_hidden_states: bool | int | list[int], states: int) -> set[int]:
+    """Which of so many hidden states to return; indices may count from the end."""
+    if isinstance(output_hidden_states, bool):
+        return set(range(states)) if output_hidden_states else set()
+    indices = [output_hidden_states] if isinstance(output_hidden_states, int) else output_hidden_states
+    return {index % states for index in indices}
 
 
 class HfDebertaPreTrainedModel(PreTrainedModel):
@@ -431,7 +442,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: bool | int | list[int] | None = None,
         cu_seq_lens_q: torch.Tensor | None = None,
         **kwargs,
     ) -> BaseModelOutput:
@@ -440,7 +451,9 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         )
         return self.encoder(embeddings, context, *self.wanted(output_attentions, output_hidden_states))
 
-    def wanted(self, output_attentions: bool | None, output_hidden_states: bool | None) -> tuple[bool, bool]:
+    def wanted(
+        self, output_attentions: bool | None, output_hidden_states: bool | int | list[int] | None
+    ) -> tuple[bool, bool | int | list[int]]:
         """What to return besides the last state: the arguments, or the configuration where they are None."""
         config = self.config
         return (

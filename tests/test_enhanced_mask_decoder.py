@@ -1,0 +1,183 @@
+"""EMD: sparse decoding equals dense, the ordinary last layer rests, absolute positions come in here and only here."""
+
+import pytest
+import torch
+from numerics import assert_equal_but_for_rounding, assert_same_by_name, tiny_inputs, tiny_model
+
+from hf_deberta import HfDebertaForMaskedLM
+from hf_deberta.enhanced_mask_decoder import gather_positions, labelled_positions
+
+INPUTS = tiny_inputs((9, 5, 7, 9))
+REAL = INPUTS["attention_mask"].bool()
+VARIANTS = {
+    "everything": {},
+    "v1 attention": {"share_att_key": False, "position_buckets": 0, "norm_rel_ebd": "none", "attention_key_bias": False},
+    "one step": {"emd_steps": 1},
+    "three steps": {"emd_steps": 3},
+    "no decoder": {"emd_steps": 0},
+    "absolute input": {"position_biased_input": True},
+}
+
+
+def labels_where(chosen):
+    return (INPUTS["input_ids"] * 11 % 128).masked_fill(~chosen, -100)
+
+
+def chosen_at_random():
+    return (torch.rand(REAL.shape, generator=torch.Generator().manual_seed(0)) < 0.4) & REAL
+
+
+def without_some_rows():
+    return chosen_at_random() & torch.tensor([[True], [False], [True], [False]])
+
+
+LABELLED = {
+    "at random": chosen_at_random,
+    "rows without labels": without_some_rows,
+    "one": lambda: torch.arange(36).view(4, 9) == 13,
+    "all real tokens": lambda: REAL,
+    "padding too": lambda: torch.ones_like(REAL),
+    "none": lambda: torch.zeros_like(REAL),
+}
+
+
+def trained(model, **inputs):
+    model.zero_grad()
+    output = model(**inputs)
+    output.loss.backward()
+    return output, {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("labelled", LABELLED)
+def test_sparse_decoding_equals_dense(labelled, variant):
+    model = tiny_model(HfDebertaForMaskedLM, num_hidden_layers=3, **VARIANTS[variant])
+    labels = labels_where(LABELLED[labelled]())
+    sparse, sparse_gradients = trained(model, **INPUTS, labels=labels)
+    model.config.sparse_prediction = False
+    dense, dense_gradients = trained(model, **INPUTS, labels=labels)
+    assert sparse.logits.shape == ((labels != -100).sum(), 128) and dense.logits.shape == (4, 9, 128)
+    torch.testing.assert_close(sparse.logits, dense.logits[labels != -100])
+    assert_equal_but_for_rounding(sparse.loss, dense.loss)
+    assert (sparse.loss > 0) == (labelled != "none")
+    assert_same_by_name(sparse_gradients, dense_gradients)
+
+
+def test_sparse_decoding_of_packed_documents():
+    model = tiny_model(HfDebertaForMaskedLM)
+    ids = tiny_inputs((20,))["input_ids"]
+    inputs = {"input_ids": ids, "cu_seq_lens_q": torch.tensor([0, 3, 11, 20]), "labels": ids.masked_fill(ids % 2 == 0, -100)}
+    sparse, sparse_gradients = trained(model, **inputs)
+    model.config.sparse_prediction = False
+    dense, dense_gradients = trained(model, **inputs)
+    torch.testing.assert_close(sparse.logits, dense.logits[inputs["labels"] != -100])
+    assert_same_by_name(sparse_gradients, dense_gradients)
+
+
+def test_logits_of_all_positions_outside_training():
+    model = tiny_model(HfDebertaForMaskedLM)
+    labels = labels_where(chosen_at_random())
+    assert model(**INPUTS).logits.shape == (4, 9, 128)  # in training, but nothing to choose by
+    trained_loss = model(**INPUTS, labels=labels).loss
+    output = model.eval()(**INPUTS, labels=labels)
+    assert output.logits.shape == (4, 9, 128)
+    assert_equal_but_for_rounding(output.loss, trained_loss)
+
+
+def test_without_steps_it_is_the_head_on_the_last_layer():
+    model = tiny_model(HfDebertaForMaskedLM, emd_steps=0).eval()
+    assert not hasattr(model.deberta.embeddings, "position_embeddings")
+    expected = model.lm_predictions.lm_head(model.deberta(**INPUTS).last_hidden_state)
+    torch.testing.assert_close(model(**INPUTS).logits, expected)
+
+
+def test_head_by_hand():
+    """dense, gelu, LayerNorm, then the word embedding as output matrix and a bias per word."""
+    model = tiny_model(HfDebertaForMaskedLM, emd_steps=0).eval()
+    head, states = model.lm_predictions.lm_head, model.deberta(**INPUTS).last_hidden_state
+    mixed = states @ head.dense.weight.T + head.dense.bias
+    mixed = mixed * 0.5 * (1 + torch.erf(mixed / 2**0.5))
+    mixed = (mixed - mixed.mean(-1, keepdim=True)) / (mixed.var(-1, keepdim=True, unbiased=False) + 1e-7).sqrt()
+    mixed = mixed * head.LayerNorm.weight + head.LayerNorm.bias
+    expected = mixed @ model.get_input_embeddings().weight.T + head.bias
+    torch.testing.assert_close(model(**INPUTS).logits, expected)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_steps_apply_the_last_layer_to_queries_and_keep_keys_and_values(steps):
+    model = tiny_model(HfDebertaForMaskedLM, num_hidden_layers=3, emd_steps=steps).eval()
+    embeddings, context = model.deberta.embed(**INPUTS)
+    encoder = model.deberta.encoder
+    memory = encoder(embeddings, context, skip_last=True).last_hidden_state
+    queries = memory + model.deberta.embeddings.position_embeddings.weight[:9]
+    for _ in range(steps):
+        queries, _ = encoder.layer[-1](memory, encoder.relative_table(9), context, queries)
+    torch.testing.assert_close(model(**INPUTS).logits, model.lm_predictions.lm_head(queries))
+
+
+def projections(model):
+    """Record what the projections of the last layer's attention are asked for: {name: [shapes of states]}."""
+    attention = model.deberta.encoder.layer[-1].attention.self
+    calls = {name: [] for name in ("query_proj", "key_proj", "value_proj", "pos_key_proj", "pos_query_proj")}
+    for name, shapes in calls.items():
+        getattr(attention, name).register_forward_pre_hook(
+            lambda module, arguments, shapes=shapes: shapes.append(tuple(arguments[0].shape))
+        )
+    return calls
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+def test_the_ordinary_last_layer_never_runs(training, steps):
+    model = tiny_model(HfDebertaForMaskedLM, emd_steps=steps, share_att_key=False).train(training)
+    calls = projections(model)
+    labels = labels_where(chosen_at_random())
+    model(**INPUTS, labels=labels)
+    queries = int((labels != -100).sum(1).max()) if training else 9
+    assert queries < 9 or not training
+    assert calls["query_proj"] == [(4, queries, 32)] * steps
+    assert calls["key_proj"] == calls["value_proj"] == [(4, 9, 32)]
+    assert calls["pos_key_proj"] == calls["pos_query_proj"] == [(17, 32)]
+
+
+def test_absolute_positions_matter_in_the_decoder_only():
+    other = torch.arange(9).flip(0)[None]  # with a mask, positions say nothing about documents
+    for steps in (0, 2):
+        model = tiny_model(HfDebertaForMaskedLM, emd_steps=steps).eval()
+        plain, permuted = model(**INPUTS).logits, model(**INPUTS, position_ids=other).logits
+        states = model.deberta(**INPUTS).last_hidden_state
+        assert torch.equal(states, model.deberta(**INPUTS, position_ids=other).last_hidden_state)
+        assert torch.equal(plain, permuted) == (steps == 0)
+        if steps:
+            assert (plain - permuted)[REAL].abs().max() > 0.01
+
+
+def test_position_embeddings_learn_at_labelled_positions_only():
+    model = tiny_model(HfDebertaForMaskedLM)
+    _, gradients = trained(model, **INPUTS, labels=labels_where(torch.arange(36).view(4, 9) == 13))  # row 1, token 4
+    touched = gradients["deberta.embeddings.position_embeddings.weight"].any(-1)
+    assert touched.nonzero().flatten().tolist() == [4]
+
+
+def test_queries_do_not_see_one_another():
+    model = tiny_model(HfDebertaForMaskedLM)
+    chosen = chosen_at_random()
+    everything = model(**INPUTS, labels=labels_where(chosen)).logits
+    first = chosen & (chosen.cumsum(1) == 1)
+    torch.testing.assert_close(model(**INPUTS, labels=labels_where(first)).logits, everything[first[chosen]])
+
+
+def test_labelled_positions():
+    labels = torch.tensor([[-100, 5, -100, 0], [-100] * 4, [7, -100, -100, -100]])
+    found = labelled_positions(labels)
+    assert found.shape == (3, 2)
+    assert found[0].tolist() == [1, 3] and found[2, 0] == 0
+    assert labels.gather(1, found).tolist() == [[5, 0], [-100, -100], [7, -100]]
+    assert labelled_positions(torch.full((2, 3), -100)).shape == (2, 1)
+
+
+def test_gather_positions():
+    states = torch.arange(24.0).view(2, 3, 4)
+    assert gather_positions(states, None) is states
+    found = gather_positions(states, torch.tensor([[2, 0], [1, 1]]))
+    assert torch.equal(found, torch.stack([states[0, [2, 0]], states[1, [1, 1]]]))
