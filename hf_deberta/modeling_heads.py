@@ -76,17 +76,8 @@ class HfDebertaForSequenceClassification(HfDebertaPreTrainedModel):
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
     ) -> SequenceClassifierOutput:
-        encoded = self.deberta(
-            input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-            cu_seq_lens_q=cu_seq_lens_q,
-            return_dict=True,
-        )
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        encoded = self.deberta(*inputs, output_attentions, output_hidden_states, cu_seq_lens_q, return_dict=True)
         pooled = self.pooler(encoded.last_hidden_state, cu_seq_lens_q)
         logits = self.classifier(self.dropout(pooled))
         loss = None if labels is None else self._loss(logits, labels, num_items_in_batch)
@@ -136,17 +127,8 @@ class HfDebertaForTokenClassification(HfDebertaPreTrainedModel):
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
     ) -> TokenClassifierOutput:
-        encoded = self.deberta(
-            input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-            cu_seq_lens_q=cu_seq_lens_q,
-            return_dict=True,
-        )
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        encoded = self.deberta(*inputs, output_attentions, output_hidden_states, cu_seq_lens_q, return_dict=True)
         states = encoded.last_hidden_state
         if self.config.token_classifier == "projection":
             states = nn.functional.gelu(self.proj(states))
@@ -180,17 +162,8 @@ class HfDebertaForQuestionAnswering(HfDebertaPreTrainedModel):
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
     ) -> QuestionAnsweringModelOutput:
-        encoded = self.deberta(
-            input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-            cu_seq_lens_q=cu_seq_lens_q,
-            return_dict=True,
-        )
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        encoded = self.deberta(*inputs, output_attentions, output_hidden_states, cu_seq_lens_q, return_dict=True)
         start_logits, end_logits = self.qa_outputs(encoded.last_hidden_state).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:
@@ -235,16 +208,8 @@ class HfDebertaForMultipleChoice(HfDebertaPreTrainedModel):
         given = input_ids if input_ids is not None else inputs_embeds
         if given is not None and given.dim() != (3 if input_ids is not None else 4):
             raise ValueError(f"multiple choice takes input_ids [B, choices, N], not {tuple(given.shape)}")
-        encoded = self.deberta(
-            _flat(input_ids),
-            attention_mask=_flat(attention_mask),
-            token_type_ids=_flat(token_type_ids),
-            position_ids=_flat(position_ids),
-            inputs_embeds=_flat(inputs_embeds),
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
-        )
+        inputs = map(_flat, (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds))
+        encoded = self.deberta(*inputs, output_attentions, output_hidden_states, return_dict=True)
         pooled = self.pooler(encoded.last_hidden_state)
         logits = self.classifier(self.dropout(pooled)).view(given.shape[:2])
         loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
@@ -283,16 +248,8 @@ class HfDebertaForEntityChoice(HfDebertaPreTrainedModel):
     ) -> SequenceClassifierOutput:
         if entity_indices is None:
             raise ValueError("entity choice needs entity_indices [B, entities, tokens], 0 for padding")
-        encoded = self.deberta(
-            input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
-        )
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        encoded = self.deberta(*inputs, output_attentions, output_hidden_states, return_dict=True)
         present = (entity_indices > 0).any(-1)  # [B, E]
         mentions = pool_mentions(encoded.last_hidden_state, entity_indices)
         mentions = self.dropout(nn.functional.gelu(self.proj(mentions)))

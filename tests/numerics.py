@@ -1,4 +1,4 @@
-"""What tests compare with: rounding budgets instead of tolerances, gradients by name, a tiny model with all of it on."""
+"""What tests compare with: rounding budgets instead of tolerances, gradients by name, tiny models with all on."""
 
 import torch
 
@@ -13,6 +13,7 @@ EVERYTHING_ON = {
     "initializer_range": 0.15,
     "conv_kernel_size": 3,
 }
+V1_ATTENTION = {"share_att_key": False, "position_buckets": 0, "norm_rel_ebd": "none", "attention_key_bias": False}
 
 
 def tiny_config(**fields):
@@ -77,4 +78,6 @@ def assert_within_budget(found, low_precision, exact, message=""):
     """At most twice the error of plain arithmetic in the same precision, plus one rounding of the result."""
     error, budget = (largest(tensor.double() - exact) for tensor in (found, low_precision))
     allowed = 2 * budget + torch.finfo(found.dtype).eps * largest(exact)
-    assert error <= allowed, f"{message}: error {error:.2e}, plain {found.dtype} has {budget:.2e}: allowed {allowed:.2e}"
+    assert error <= allowed, (
+        f"{message}: error {error:.2e}, plain {found.dtype} has {budget:.2e}: allowed {allowed:.2e}"
+    )

@@ -1,6 +1,7 @@
 """disentangled_attention: query subsets, packing, padding, windows of the table, lengths, and every error."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -104,7 +105,7 @@ def test_packed_documents_equal_separate_documents(lengths, table, terms):
     packed, _ = attend(inputs, table, terms=TERMS[terms], cu_seqlens=boundaries)
     bounds = boundaries.tolist()
     separate = []
-    for start, end in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, end in pairwise(bounds):
         document, first = windowed(cut(inputs, positions=slice(start, end)), table)
         separate.append(attend(document, table, terms=TERMS[terms], first_row=first)[0])
     separate = torch.cat(separate, 2)

@@ -76,7 +76,9 @@ def test_published_sizes(name):
 
 @pytest.mark.parametrize("name", PUBLISHED_TOTALS)
 def test_published_totals(name):
-    assert sum(parameters(HfDebertaConfig.from_preset(name))) / MILLION == pytest.approx(PUBLISHED_TOTALS[name], rel=0.05)
+    assert sum(parameters(HfDebertaConfig.from_preset(name))) / MILLION == pytest.approx(
+        PUBLISHED_TOTALS[name], rel=0.05
+    )
 
 
 def test_decoder_positions_are_part_of_the_masked_language_model_only():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from numerics import assert_equal_but_for_rounding, assert_same_by_name, tiny_inputs, tiny_model
+from numerics import V1_ATTENTION, assert_equal_but_for_rounding, assert_same_by_name, tiny_inputs, tiny_model
 
 from hf_deberta import HfDebertaForMaskedLM
 from hf_deberta.enhanced_mask_decoder import gather_positions, labelled_positions
@@ -11,7 +11,7 @@ INPUTS = tiny_inputs((9, 5, 7, 9))
 REAL = INPUTS["attention_mask"].bool()
 VARIANTS = {
     "everything": {},
-    "v1 attention": {"share_att_key": False, "position_buckets": 0, "norm_rel_ebd": "none", "attention_key_bias": False},
+    "v1 attention": V1_ATTENTION,
     "one step": {"emd_steps": 1},
     "three steps": {"emd_steps": 3},
     "no decoder": {"emd_steps": 0},
@@ -66,7 +66,11 @@ def test_sparse_decoding_equals_dense(labelled, variant):
 def test_sparse_decoding_of_packed_documents():
     model = tiny_model(HfDebertaForMaskedLM)
     ids = tiny_inputs((20,))["input_ids"]
-    inputs = {"input_ids": ids, "cu_seq_lens_q": torch.tensor([0, 3, 11, 20]), "labels": ids.masked_fill(ids % 2 == 0, -100)}
+    inputs = {
+        "input_ids": ids,
+        "cu_seq_lens_q": torch.tensor([0, 3, 11, 20]),
+        "labels": ids.masked_fill(ids % 2 == 0, -100),
+    }
     sparse, sparse_gradients = trained(model, **inputs)
     model.config.sparse_prediction = False
     dense, dense_gradients = trained(model, **inputs)

@@ -3,7 +3,14 @@
 import pytest
 import torch
 import transformers
-from numerics import assert_equal_but_for_rounding, assert_same_by_name, tiny_config, tiny_inputs, tiny_model
+from numerics import (
+    V1_ATTENTION,
+    assert_equal_but_for_rounding,
+    assert_same_by_name,
+    tiny_config,
+    tiny_inputs,
+    tiny_model,
+)
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from hf_deberta import (
@@ -28,7 +35,7 @@ HEADS = [
 ]
 VARIANTS = {
     "everything": {},
-    "v1 attention": {"share_att_key": False, "position_buckets": 0, "norm_rel_ebd": "none", "attention_key_bias": False},
+    "v1 attention": V1_ATTENTION,
     "no convolution": {"conv_kernel_size": 0},
     "absolute input": {"position_biased_input": True, "type_vocab_size": 2},
     "no relative attention": {"relative_attention": False, "pos_att_type": None},
@@ -161,11 +168,15 @@ def test_a_loss_of_a_seed_is_that_loss():
 # ---- masks and padding -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("model_class", HEADS, ids=name_of)
+HEADS_AND_VARIANTS = [(head, "everything") for head in HEADS] + [
+    (head, variant) for head in (HfDebertaModel, HfDebertaForMaskedLM) for variant in list(VARIANTS)[1:]
+]
+
+
+@pytest.mark.parametrize(
+    "model_class, variant", HEADS_AND_VARIANTS, ids=lambda v: v if isinstance(v, str) else name_of(v)
+)
 def test_padding_changes_nothing(model_class, variant):
-    if variant not in ("everything", "v1 attention") and model_class not in (HfDebertaModel, HfDebertaForMaskedLM):
-        pytest.skip("the heads do not differ in this")
     model = tiny_model(model_class, **VARIANTS[variant]).eval()
     inputs = tiny_inputs((40, 5, 17, 1))
     padded = first_tensor(model(**inputs))
@@ -177,11 +188,11 @@ def test_padding_changes_nothing(model_class, variant):
 
 @pytest.mark.parametrize("buckets", [2, 16, 32, 64, 120])
 def test_padding_changes_nothing_whatever_the_buckets(buckets):
-    """With many buckets for few positions, a bucket's number exceeds its distance; the rows in use must hold it."""
+    """With many buckets for few positions a bucket's number exceeds its distance: the rows in use must hold it too."""
     model = tiny_model(HfDebertaModel, position_buckets=buckets).eval()
-    inputs = tiny_inputs((64, 45, 34))
+    inputs = tiny_inputs((64, 62, 45, 34))
     padded = model(**inputs).last_hidden_state
-    for b, length in enumerate((64, 45, 34)):
+    for b, length in enumerate((64, 62, 45, 34)):
         alone = model(input_ids=inputs["input_ids"][b : b + 1, :length]).last_hidden_state
         torch.testing.assert_close(padded[b, :length], alone[0])
 
@@ -341,7 +352,10 @@ BAD = {
         {"input_ids": None, "inputs_embeds": EMBEDDED[0]},
         r"inputs_embeds must be \[B, N, embedding\] .* not \(9, 32\)",
     ),
-    "an id too large": ({"input_ids": IDS + 100}, r"must lie in \[0, 128\), .* reach from 100 to \d+; use the tokenizer"),
+    "an id too large": (
+        {"input_ids": IDS + 100},
+        r"must lie in \[0, 128\), .* reach from 100 to \d+; use the tokenizer",
+    ),
     "a negative id": ({"input_ids": IDS - 100}, r"must lie in \[0, 128\), .* reach from -100"),
     "a mask of another length": (
         {"attention_mask": torch.ones(3, 8)},
@@ -484,18 +498,18 @@ def saved_and_loaded(model, folder):
 def test_resizing_keeps_the_words_that_stay(size, tied, tmp_path):
     model = tiny_model(HfDebertaForMaskedLM, tie_word_embeddings=tied).eval()
     ids = tiny_inputs(vocab=100)["input_ids"]
-    before = model(ids).logits
-    model.resize_token_embeddings(size)
+    with torch.no_grad():  # Transformers resizes parameters in place, which a live graph would not survive
+        before = model(ids).logits
+        model.resize_token_embeddings(size)
+        after, kept = model(ids).logits, min(size, 128)
     assert model.config.vocab_size == size and model.get_input_embeddings().num_embeddings == size
-    after, kept = model(ids).logits, min(size, 128)
     assert after.shape[-1] == size and after.isfinite().all()
     torch.testing.assert_close(after[..., :kept], before[..., :kept])
     head = model.lm_predictions.lm_head
     assert head.bias.shape == head.decoder.bias.shape == (size,)
     if tied:
         assert_tied(model)
-    again = saved_and_loaded(model, tmp_path)
-    assert torch.equal(again(ids).logits, after)
+    torch.testing.assert_close(saved_and_loaded(model, tmp_path)(ids).logits, after)
     new = torch.full_like(ids, size - 1)
     _, gradients = trained(model.train(), input_ids=new, labels=new)
     assert gradients["deberta.embeddings.word_embeddings.weight"][size - 1].any()
@@ -534,7 +548,7 @@ def test_untied_embeddings_are_saved_apart(tmp_path):
         head.decoder.weight.add_(1)
     again = saved_and_loaded(model, tmp_path)
     assert not torch.equal(again.get_input_embeddings().weight, again.get_output_embeddings().weight)
-    assert torch.equal(again(IDS).logits, model(IDS).logits)
+    torch.testing.assert_close(again(IDS).logits, model(IDS).logits)
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
@@ -563,7 +577,7 @@ def test_tied_weights_are_written_once(tmp_path):
 
 
 def tiny_tokenizer():
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"the cat dog sat ran on under a mat hill".split()]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "a", "cat", "dog", "sat", "ran", "on", "mat"]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing(

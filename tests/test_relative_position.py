@@ -5,7 +5,8 @@ import torch
 
 from hf_deberta.relative_position import log_bucket, rows_between, rows_in_use, rows_of_distances
 
-BUCKETED = [(512, 256), (64, 16), (64, 4), (64, 2), (64, 3), (128, 96), (64, 64), (16, 24)]  # k, buckets
+BUCKETED = [(512, 256), (64, 16), (64, 4), (64, 2), (64, 3), (128, 80)]  # k, buckets
+STEEP = [(64, 64), (16, 24), (256, 256)]  # so many buckets that a bucket's number exceeds its distance
 CLIPPED = [(1, 0), (2, 0), (7, 0), (64, 0), (512, 0)]
 
 
@@ -18,7 +19,7 @@ def span(k, buckets):
     return buckets or k
 
 
-@pytest.mark.parametrize("case", BUCKETED, ids=ids)
+@pytest.mark.parametrize("case", BUCKETED + STEEP, ids=ids)
 def test_log_buckets(case):
     k, buckets = case
     distance = torch.arange(-(k - 1), k)
@@ -38,7 +39,7 @@ def test_log_buckets_thin_out_with_distance():
     assert widths.min() >= 1 and widths.max() > 3
 
 
-@pytest.mark.parametrize("case", BUCKETED + CLIPPED, ids=ids)
+@pytest.mark.parametrize("case", BUCKETED + STEEP + CLIPPED, ids=ids)
 def test_rows_are_monotone_and_within_the_table(case):
     k, buckets = case
     rows, side = rows_of_distances(k, buckets), span(k, buckets)
@@ -54,14 +55,14 @@ def test_clipping_gives_every_distance_its_row(case):
     assert rows_of_distances(k)[-1] == 2 * k - 1
 
 
-@pytest.mark.parametrize("case", BUCKETED, ids=ids)
+@pytest.mark.parametrize("case", BUCKETED + STEEP, ids=ids)
 def test_distances_are_clamped_before_they_are_bucketed(case):
     rows = rows_of_distances(*case)
     assert rows[0] == rows[1] and rows[-1] == rows[-2]
     assert rows[1:-1].tolist() == (log_bucket(torch.arange(1 - case[0], case[0]), case[1], case[0]) + case[1]).tolist()
 
 
-@pytest.mark.parametrize("case", BUCKETED + CLIPPED, ids=ids)
+@pytest.mark.parametrize("case", BUCKETED + STEEP + CLIPPED, ids=ids)
 def test_without_clamping_only_the_far_right_differs(case):
     k, buckets = case
     clamped, not_clamped = rows_of_distances(k, buckets), rows_of_distances(k, buckets, False)
@@ -84,6 +85,13 @@ def test_rows_between_looks_up_every_pair(case, clamp):
                 assert found[b, i, j] == table[max(-k, min(k, distance)) + k]
 
 
+@pytest.mark.parametrize("case", BUCKETED + STEEP, ids=ids)
+def test_which_buckets_exceed_their_distance(case):
+    """Of these, `rows_in_use` of a length alone cannot know the rows; test_modeling holds the model to them."""
+    bucket = log_bucket(torch.arange(case[0]), case[1], case[0])
+    assert bool((bucket > torch.arange(case[0])).any()) == (case in STEEP)
+
+
 @pytest.mark.parametrize("clamp", [True, False], ids=["clamped", "as in-tree"])
 @pytest.mark.parametrize("case", BUCKETED + CLIPPED, ids=ids)
 def test_rows_in_use_hold_every_row_that_a_length_reaches(case, clamp):
@@ -95,7 +103,7 @@ def test_rows_in_use_hold_every_row_that_a_length_reaches(case, clamp):
         reached = rows_between(position, position, table)
         first, last = rows_in_use(length, span(k, buckets))
         assert first <= reached.min() and reached.max() < last, f"length {length}"
-        assert 0 <= first and last <= 2 * span(k, buckets)
+        assert first >= 0 and last <= 2 * span(k, buckets)
         assert last - first <= 2 * length  # no more than there are distances
         assert first <= before[0] and last >= before[1]  # a longer sequence uses no fewer
         before = first, last

@@ -1,0 +1,72 @@
+"""Every Python snippet of the README runs, in order, with Hub ids pointing at tiny folders of the same kind."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SPECIAL_TOKENS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
+
+
+def released_v1(folder: Path) -> Path:
+    """vocab.json, merges.txt, config.json of model type deberta, and weights in the fused v1 layout."""
+    from hf_deberta.checkpoint_conversion import _to_v1
+
+    folder.mkdir()
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=SPECIAL_TOKENS, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    bpe.train_from_iterator(["Paris is the capital of France. A good, very bad store."] * 4, trainer)
+    bpe.model.save(str(folder))
+    fields = {"vocab_size": bpe.get_vocab_size(), "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    fields |= {"intermediate_size": 64, "relative_attention": True, "pos_att_type": "c2p|p2c"}
+    fields |= {"position_biased_input": False, "model_type": "deberta"}
+    (folder / "config.json").write_text(json.dumps(fields))
+    model = HfDebertaForMaskedLM(HfDebertaConfig.from_dict(fields))
+    weights = {name: value.clone() for name, value in model.state_dict().items() if ".decoder." not in name}
+    torch.save(_to_v1(weights, 4), folder / "pytorch_model.bin")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    folder = released_v1(tmp_path_factory.mktemp("released") / "deberta-base")
+    return {"microsoft/deberta-base": folder, "microsoft/deberta-v3-base": folder}
+
+
+def test_python_snippets(folders, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    snippets = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    assert len(snippets) >= 4
+    names = {}
+    for snippet in snippets:
+        for hub_id, folder in folders.items():
+            snippet = snippet.replace(f'"{hub_id}"', repr(str(folder)))
+        exec(compile(snippet, "README.md", "exec"), names)
+    assert (tmp_path / "my-deberta" / "modeling_hf_deberta.py").exists()
+    assert json.loads((tmp_path / "my-deberta-v2" / "config.json").read_text())["model_type"] == "deberta"
+
+
+def test_named_files_and_targets_exist():
+    for name in re.findall(r"^  (\w+\.py) ", README, flags=re.MULTILINE):
+        assert (ROOT / "hf_deberta" / name).exists(), name
+    for link in re.findall(r"\]\(([^)#:]+)\)", README):
+        assert (ROOT / link).exists(), link
+    targets = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for target in re.findall(r"make ([a-z][a-z-]+)", README):
+        assert f"make {target} " in targets, target
+
+
+def test_every_module_is_on_the_map():
+    for path in (ROOT / "hf_deberta").glob("*.py"):
+        assert path.name == "__init__.py" or path.name in README, path.name
