@@ -83,6 +83,7 @@ class Material:
     tokenizer: HfDebertaTokenizer
     train: list[dict]  # input_ids
     held_out: list[dict]  # input_ids with [MASK] in them, labels
+    masked: str  # what is masked in them
     prompts: dict[str, list[str]]  # text with [MASK] in it, and the words that belong there
     bands: list[tuple[int, int]]  # places to report on, first and last; [CLS] is 0
     model: dict  # fields of HfDebertaConfig
@@ -125,6 +126,7 @@ def made_up_material(seed: int) -> Material:
         tokenizer=tokenizer,
         train=[{"input_ids": row} for row in rows[HELD_OUT:]],
         held_out=[mask(row, [token in nouns for token in row], tokenizer) for row in rows[:HELD_OUT]],
+        masked="every noun masked",
         prompts={prompt: nouns_of(prompt) for prompt in PROMPTS},
         bands=[(3, 6), (7, 12), (13, 18), (19, 28)],
         model={
@@ -188,6 +190,7 @@ def own_material(path: Path, seed: int) -> Material:
         tokenizer=tokenizer,
         train=[{"input_ids": row} for row in rows(train)],
         held_out=[mask(row, [rng.random() < MASKED for _ in row], tokenizer) for row in rows(held_out)[:HELD_OUT]],
+        masked=f"{MASKED:.0%} of the tokens masked",
         prompts=dict(masked_words(held_out, tokenizer)[:4]),
         bands=[(1, 8), (9, 16), (17, 32), (33, LONGEST - 2)],
         model={"hidden_size": 128},
@@ -303,16 +306,16 @@ def print_accuracy(results: dict[str, PredictionOutput], bands: list[tuple[int, 
     places = np.broadcast_to(np.arange(labels.shape[1]), labels.shape)
     groups = [asked & (places >= first) & (places <= last) for first, last in bands] + [asked]
     table = [["place in the row", *(f"{first}-{last}" for first, last in bands), "all", "loss"]]
-    for name, (predictions, _, metrics) in {"commonest": (commonest, None, None), **results}.items():
+    for name, (predictions, _, metrics) in {"commonest answer": (commonest, None, None), **results}.items():
         right = predictions == labels
         shares = [f"{right[group].mean():.1%}" if group.any() else "-" for group in groups]
         table.append([name, *shares, f"{metrics['test_loss']:.3f}" if metrics else ""])
     print_table(table)
 
 
-def plot_losses(trainers: dict[str, Trainer], path: Path) -> None:
+def plot_losses(trainers: dict[str, Trainer], masked: str, path: Path) -> None:
     figure = Figure(figsize=(10, 4), layout="constrained")
-    titles = {"loss": "Training: random masks", "eval_loss": "Held out: the masks of the table"}
+    titles = {"loss": f"Training: {MASKED:.0%} of the tokens masked", "eval_loss": f"Held out: {masked}"}
     for axes, (key, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
         for (name, trainer), colour in zip(trainers.items(), ["tab:orange", "tab:blue"], strict=True):
             curve = [(entry["step"], entry[key]) for entry in trainer.state.log_history if key in entry]
@@ -336,7 +339,7 @@ def main() -> None:
 
     started = time.monotonic()
     logging.disable_progress_bar()  # those of loading and saving
-    torch.set_num_threads(min(4, torch.get_num_threads()))  # the models are too small for more
+    torch.set_num_threads(max(1, min(4, torch.get_num_threads() // 2)))  # the models are too small for more
     material = made_up_material(args.seed) if args.text is None else own_material(args.text, args.seed)
     if args.steps:
         material.training["max_steps"] = args.steps
@@ -365,8 +368,7 @@ def main() -> None:
         results[name] = trainers[name].predict(material.held_out)
         answers[name] = best_words(model, material.tokenizer, material.prompts)
 
-    what = "every noun masked" if args.text is None else f"{MASKED:.0%} of the tokens masked"
-    print(f"\nHeld-out rows, {what}: how many of them each model gets right, by place, and its loss\n")
+    print(f"\nHeld-out rows, {material.masked}: how many of them each model gets right, by place, and its loss\n")
     print_accuracy(results, material.bands)
     if args.text is not None:
         print("Ordinary text leans less on absolute position, and this is a short run: expect a small difference.\n")
@@ -377,7 +379,7 @@ def main() -> None:
         print_table([["right answer", *right], *lines])
 
     picture, folder = args.output_dir / "loss_curves.png", args.output_dir / "model"
-    plot_losses(trainers, picture)
+    plot_losses(trainers, material.masked, picture)
     trainers["with EMD"].model.save_pretrained(folder)
     material.tokenizer.save_pretrained(folder)
     model, tokenizer = AutoModelForMaskedLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)

@@ -115,12 +115,11 @@ def _check_shapes(query, key, value, position_key, position_query, terms, rows_o
             "query [B, H, Q, d] and key, value [B, H, K, d] must agree in B, H and d, not "
             f"{tuple(query.shape)}, {tuple(key.shape)}, {tuple(value.shape)}"
         )
-    for term, tables in (
-        ("c2p", (position_key,)),
-        ("p2c", (position_query,)),
-        ("p2p", (position_key, position_query)),
-    ):
-        if term in terms and any(table is None for table in tables):
+    tables = {"c2p": (position_key,), "p2c": (position_query,), "p2p": (position_key, position_query)}
+    for term in terms:
+        if term not in tables:
+            raise ValueError(f"unknown position term {term!r}: choose of {', '.join(tables)}")
+        if any(table is None for table in tables[term]):
             raise ValueError(f"position term {term!r} needs its table: position_key for c2p, position_query for p2c")
     if terms and rows_of_distance is None:
         raise ValueError("position terms need rows_of_distance, see relative_position.rows_of_distances")

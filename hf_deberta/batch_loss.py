@@ -19,13 +19,13 @@ def mean_over_items(
     """Sum of the counted losses over `num_items_in_batch`, or over how many were counted."""
     if counted is not None:
         losses = losses.masked_fill(~counted, 0)
-    if num_items_in_batch is None:
-        items = losses.numel() if counted is None else counted.sum().clamp(min=1)
-    elif torch.is_tensor(num_items_in_batch):
-        items = num_items_in_batch.to(losses.device)
+    if num_items_in_batch is not None:
+        items = torch.as_tensor(num_items_in_batch, device=losses.device)
+    elif counted is not None:
+        items = counted.sum()
     else:
-        items = num_items_in_batch
-    return losses.sum() / items
+        items = torch.tensor(losses.numel(), device=losses.device)
+    return losses.sum() / items.clamp(min=1)  # an optimisation batch may have no item at all
 
 
 def cross_entropy(
@@ -48,6 +48,7 @@ def soft_cross_entropy(
     num_items_in_batch: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
     """The mean over rows; Trainer counts every entry of `labels`, C per row."""
+    _check_same_shape(logits, labels)
     losses = -(logits.float().log_softmax(-1) * labels.to(logits.device)).sum(-1)
     if num_items_in_batch is not None:
         num_items_in_batch = num_items_in_batch / labels.shape[-1]
@@ -59,6 +60,7 @@ def binary_cross_entropy(
     labels: torch.Tensor,  # like logits: 0, 1, or -100 for ignored
     num_items_in_batch: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
+    _check_same_shape(logits, labels)
     labels = labels.to(logits.device, torch.float32)
     counted = labels != IGNORED
     losses = functional.binary_cross_entropy_with_logits(
@@ -74,4 +76,12 @@ def squared_error(
 ) -> torch.Tensor:
     predictions = predictions.reshape(-1).float()
     labels = labels.reshape(-1).to(predictions.device, torch.float32)
+    _check_same_shape(predictions, labels)
     return mean_over_items((predictions - labels).square(), None, num_items_in_batch)
+
+
+def _check_same_shape(predictions: torch.Tensor, labels: torch.Tensor) -> None:
+    if predictions.shape != labels.shape:
+        raise ValueError(
+            f"labels {tuple(labels.shape)} must have the shape of the predictions {tuple(predictions.shape)}"
+        )

@@ -68,6 +68,7 @@ RENAMINGS = [
     (r"attention\.self\.pos_proj\.", "attention.self.pos_key_proj."),
     (r"attention\.self\.pos_q_proj\.", "attention.self.pos_query_proj."),
     (r"cls\.predictions\.transform\.", "lm_predictions.lm_head."),
+    (r"cls\.predictions\.decoder\.weight$", "lm_predictions.lm_head.decoder.weight"),
     (r"cls\.predictions\.bias$", "lm_predictions.lm_head.bias"),
 ]
 
@@ -97,9 +98,7 @@ OURS_ALONE = (
 )
 
 
-def export_to_transformers(
-    model: PreTrainedModel, folder: str | Path, max_shard_size: int | str = "5GB"
-) -> None:
+def export_to_transformers(model: PreTrainedModel, folder: str | Path, max_shard_size: int | str = "5GB") -> None:
     """Write a folder that Transformers loads with its own classes and no custom code, same logits.
 
     v1 models become model type "deberta", all others "deberta-v2". An enhanced mask decoder is kept in the file, in
@@ -110,16 +109,14 @@ def export_to_transformers(
     config = model.config
     _check_expressible(model)
     fused = _is_v1(config)
-    weights = {
-        name: tensor.detach().contiguous()
-        for name, tensor in model.state_dict().items()
-        if not name.startswith("lm_predictions.lm_head.decoder.")
-    }
+    weights = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
+    if config.tie_word_embeddings:
+        weights.pop("lm_predictions.lm_head.decoder.weight", None)
     if not any(name.startswith("deberta.") for name in weights):  # the bare encoder
         weights = {f"deberta.{name}": tensor for name, tensor in weights.items()}
     weights = _to_v1(weights, config.num_attention_heads) if fused else _with_key_biases(weights)
     if not config.decodes_positions:
-        weights = {_in_tree_lm_head(name): tensor for name, tensor in weights.items()}
+        weights = _to_in_tree_lm_head(weights)
     target = Path(folder)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as temporary:
@@ -190,11 +187,13 @@ def _with_key_biases(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
     return weights | added
 
 
-def _in_tree_lm_head(name: str) -> str:
-    head = "lm_predictions.lm_head."
-    if name == head + "bias":
-        return "cls.predictions.bias"
-    return name.replace(head, "cls.predictions.transform.")
+def _to_in_tree_lm_head(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    ours, theirs = "lm_predictions.lm_head.", "cls.predictions."
+    converted = {}
+    for name, tensor in weights.items():
+        inner = name.removeprefix(ours).startswith(("dense.", "LayerNorm.")) and name.startswith(ours)
+        converted[name.replace(ours, theirs + "transform." if inner else theirs)] = tensor
+    return converted
 
 
 def _in_tree_config(model: PreTrainedModel, fused: bool):

@@ -255,7 +255,9 @@ class HfDebertaConfig(PreTrainedConfig):
         )
         for name, needed in (("attention_head_size", width // heads), ("pooler_hidden_size", width)):
             given = getattr(self, name)
-            _require(given in (None, needed), f"{name} must be {needed} for hidden_size {width}, not {given}; leave it out")
+            _require(
+                given in (None, needed), f"{name} must be {needed} for hidden_size {width}, not {given}; leave it out"
+            )
 
     def validate_positions(self) -> None:
         unknown = [term for term in self.pos_att_type if term not in POSITION_TERMS]
@@ -286,7 +288,8 @@ class HfDebertaConfig(PreTrainedConfig):
             return
         _require(
             self.num_hidden_layers > 1,
-            "the enhanced mask decoder reads the layer before the last, and num_hidden_layers is 1; "
+            f"the enhanced mask decoder reads the layer before the last, and num_hidden_layers is "
+            f"{self.num_hidden_layers}; "
             "set emd_steps=0 or use two layers or more",
         )
         _require(

@@ -34,10 +34,10 @@ class HfDebertaLMHead(nn.Module):
         self.activation = ACT2FN[config.hidden_act]
         self.LayerNorm = nn.LayerNorm(width, config.layer_norm_eps)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
-        self.decoder = nn.Linear(width, config.vocab_size)  # tied: weight to the embedding, bias to `bias`
+        self.decoder = nn.Linear(width, config.vocab_size, bias=False)  # tied to the word embedding
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        return self.decoder(self.LayerNorm(self.activation(self.dense(states))))
+        return self.decoder(self.LayerNorm(self.activation(self.dense(states)))) + self.bias
 
 
 class HfDebertaLMPredictions(nn.Module):
@@ -58,11 +58,10 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
 
     _tied_weights_keys = {
         "lm_predictions.lm_head.decoder.weight": "deberta.embeddings.word_embeddings.weight",
-        "lm_predictions.lm_head.decoder.bias": "lm_predictions.lm_head.bias",
     }
     _keys_to_ignore_on_load_unexpected = [
         r"mask_predictions\.",
-        r"cls\.predictions\.decoder\.",
+        r"cls\.predictions\.decoder\.bias$",  # equal to cls.predictions.bias
         r"embeddings\._weight$",
         r"^config$",
     ]
@@ -87,8 +86,21 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         return self.lm_predictions.lm_head.decoder
 
     def set_output_embeddings(self, value: nn.Module) -> None:
-        self.lm_predictions.lm_head.decoder = value
-        self.lm_predictions.lm_head.bias = value.bias
+        """Take another output matrix; a bias that it brings becomes the head's."""
+        head = self.lm_predictions.lm_head
+        head.decoder = value
+        if value.bias is not None:
+            head.bias, value.bias = value.bias, None
+
+    def resize_token_embeddings(self, *args, **kwargs) -> nn.Embedding:
+        """As in Transformers; the bias of a new word starts at the mean bias."""
+        embeddings = super().resize_token_embeddings(*args, **kwargs)
+        head = self.lm_predictions.lm_head
+        added = embeddings.num_embeddings - head.bias.shape[0]
+        if added != 0:
+            bias = nn.functional.pad(head.bias.data, (0, added), value=float(head.bias.mean()))
+            head.bias = nn.Parameter(bias, requires_grad=head.bias.requires_grad)
+        return embeddings
 
     def _adjust_missing_and_unexpected_keys(self, loading_info) -> None:
         if any("mask_predictions." in key for key in loading_info.unexpected_keys):
@@ -149,7 +161,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
     ) -> torch.Tensor:
         """z_steps at the predicted positions [B, Q], or at all: [B, Q or N, hidden]."""
         encoder = self.deberta.encoder
-        positions = self.deberta.embeddings.positions(context.position_ids)
+        positions = self.deberta.embeddings.positions(context.position_ids, context.counted)
         query_states = gather_positions(before_last + positions, predicted)
         table = encoder.relative_table(before_last.shape[1])
         steps = self.config.emd_steps

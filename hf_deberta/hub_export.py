@@ -71,9 +71,7 @@ def auto_classes() -> dict[str, type]:
 
 def auto_map() -> dict[str, str]:
     """The `auto_map` of config.json: Auto class to "file.Class"."""
-    return {
-        auto: f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}" for auto, cls in auto_classes().items()
-    }
+    return {auto: f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}" for auto, cls in auto_classes().items()}
 
 
 def write_code(folder: str | Path) -> None:

@@ -25,7 +25,7 @@ from .attention import disentangled_attention, documents_of
 from .checkpoint_conversion import register_conversions
 from .configuration_hf_deberta import HfDebertaConfig
 from .ngram_input_encoding import NgramInputEncoding
-from .relative_position import rows_in_use, rows_of_distances
+from .relative_position import may_be_pruned, rows_in_use, rows_of_distances
 
 HUB_ARGUMENTS = ("repo_id", "commit_message", "commit_description", "private", "token", "revision", "create_pr", "tags")
 
@@ -39,6 +39,7 @@ class AttentionContext:
     cu_seqlens: torch.Tensor | None  # [documents + 1] of one packed row
     documents: torch.Tensor | None  # [B, N], equal within a document
     position_ids: torch.Tensor  # [B or 1, N], absolute, within a document
+    counted: bool  # whether these are 0, 1, ... along each row
     rows_of_distance: torch.Tensor | None  # [2k + 1]
     first_row: int  # of the whole table, the first one in use
 
@@ -63,12 +64,13 @@ class HfDebertaEmbeddings(nn.Module):
         input_ids: torch.Tensor | None,  # [B, N]
         token_type_ids: torch.Tensor | None,
         position_ids: torch.Tensor,  # [B or 1, N]
+        counted: bool,
         token_mask: torch.Tensor | None,
         inputs_embeds: torch.Tensor | None,  # [B, N, embedding]
     ) -> torch.Tensor:
         embeddings = self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
         if self.config.position_biased_input:
-            embeddings = embeddings + self.positions(position_ids)
+            embeddings = embeddings + self.positions(position_ids, counted)
         if self.config.type_vocab_size > 0:
             if token_type_ids is None:
                 token_type_ids = embeddings.new_zeros(embeddings.shape[:2], dtype=torch.long)
@@ -80,11 +82,11 @@ class HfDebertaEmbeddings(nn.Module):
             embeddings = embeddings * token_mask[..., None]
         return self.dropout(embeddings)
 
-    def positions(self, position_ids: torch.Tensor) -> torch.Tensor:
-        """Absolute position embeddings [..., embedding]."""
+    def positions(self, position_ids: torch.Tensor, counted: bool) -> torch.Tensor:
+        """Absolute position embeddings [..., embedding]; `counted`: positions are 0, 1, ... along each row."""
         known = self.config.max_position_embeddings
-        if position_ids.shape[-1] > known or _any_outside(position_ids, known):
-            longest = max(position_ids.shape[-1], int(position_ids.max()) + 1)
+        if (counted and position_ids.shape[-1] > known) or _any_outside(position_ids, known):
+            longest = int(position_ids.max()) + 1
             raise ValueError(
                 f"absolute positions are known up to max_position_embeddings = {known}, and this input reaches "
                 f"{longest}; shorten it, or train with a larger max_position_embeddings"
@@ -236,7 +238,9 @@ class HfDebertaEncoder(nn.Module):
         self.layer = nn.ModuleList([HfDebertaLayer(config) for _ in range(config.num_hidden_layers)])
         if config.relative_attention:
             self.rel_embeddings = nn.Embedding(2 * config.relative_span, config.hidden_size)
-            self.register_buffer("rows_of_distance", self.compute_rows_of_distance(), persistent=False)
+            rows = self.compute_rows_of_distance()
+            self.register_buffer("rows_of_distance", rows, persistent=False)
+            self.pruned = may_be_pruned(rows, config.relative_span)
         if config.norm_rel_ebd == "layer_norm":
             self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.conv = NgramInputEncoding(config) if config.conv_kernel_size > 0 else None
@@ -246,11 +250,14 @@ class HfDebertaEncoder(nn.Module):
         rows = rows_of_distances(config.max_distance, config.position_buckets, config.clamp_relative_distance)
         return rows.clone()
 
+    def rows_in_use(self, length: int) -> tuple[int, int]:
+        return rows_in_use(length, self.config.relative_span, self.pruned)
+
     def relative_table(self, length: int) -> torch.Tensor | None:
         """The rows of the relative table that sequences of `length` tokens use, [R, hidden]."""
         if not self.config.relative_attention:
             return None
-        first, last = rows_in_use(length, self.config.relative_span)
+        first, last = self.rows_in_use(length)
         table = self.rel_embeddings(torch.arange(first, last, device=self.rel_embeddings.weight.device))
         return self.LayerNorm(table) if self.config.norm_rel_ebd == "layer_norm" else table
 
@@ -334,8 +341,8 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
             ) from error
         except (UnpicklingError, EOFError) as error:
             raise OSError(
-                f"the .bin weights in {pretrained_model_name_or_path} are broken or hold more than tensors, which could "
-                "run code when loaded; get them as safetensors, or convert them where you trust them"
+                f"the .bin weights in {pretrained_model_name_or_path} are broken or hold more than tensors, which "
+                "could run code when loaded; get them as safetensors, or convert them where you trust them"
             ) from error
         except RuntimeError as error:
             if "ignore_mismatched_sizes" not in str(error):
@@ -476,7 +483,12 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
         context = self._context(attention_mask, position_ids, cu_seq_lens_q, batch, length, device)
         embeddings = self.embeddings(
-            input_ids, token_type_ids, context.position_ids, context.token_mask, inputs_embeds
+            input_ids,
+            token_type_ids,
+            context.position_ids,
+            context.counted,
+            context.token_mask,
+            inputs_embeds,
         )
         return embeddings, context
 
@@ -514,6 +526,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         elif mask is None and position_ids is not None:
             documents = _number_from_boundaries(position_ids.diff(dim=-1) != 1)
             mask = (documents[:, :, None] == documents[:, None, :]).expand(batch, -1, -1)
+        counted = position_ids is None and cu_seq_lens_q is None
         if position_ids is None:
             position_ids = torch.arange(length, device=device)[None]
             if cu_seq_lens_q is not None:
@@ -525,8 +538,9 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
             cu_seqlens=cu_seq_lens_q,
             documents=documents,
             position_ids=position_ids,
+            counted=counted,
             rows_of_distance=self.encoder.rows_of_distance if relative else None,
-            first_row=rows_in_use(length, self.config.relative_span)[0],
+            first_row=self.encoder.rows_in_use(length)[0] if relative else 0,
         )
 
 

@@ -32,10 +32,7 @@ class NgramInputEncoding(nn.Module):
         token_mask: torch.Tensor | None,  # [B, N] of bool
         documents: torch.Tensor | None,  # [B, N], equal within a document
     ) -> torch.Tensor:
-        if documents is None:
-            mixed = self.conv(embeddings.mT).mT
-        else:
-            mixed = self._within_documents(embeddings, documents)
+        mixed = self.conv(embeddings.mT).mT if documents is None else self._within_documents(embeddings, documents)
         if token_mask is not None:
             mixed = mixed * token_mask[..., None]
         mixed = self.activation(self.dropout(mixed))

@@ -20,9 +20,7 @@ def log_bucket(distance: torch.Tensor, buckets: int, max_distance: int) -> torch
     """
     middle = buckets // 2
     magnitude = distance.abs().clamp(min=middle - 1).to(torch.float32)
-    logarithmic = torch.ceil(
-        torch.log(magnitude / middle) / math.log((max_distance - 1) / middle) * (middle - 1)
-    )
+    logarithmic = torch.ceil(torch.log(magnitude / middle) / math.log((max_distance - 1) / middle) * (middle - 1))
     far = distance.sign() * (logarithmic.to(torch.long) + middle)
     return torch.where(distance.abs() <= middle, distance, far)
 
@@ -61,10 +59,25 @@ def rows_between(
     return rows_of_distance[distance.clamp(-k, k) + k]
 
 
-def rows_in_use(length: int, span: int) -> tuple[int, int]:
+def rows_in_use(length: int, span: int, pruned: bool = True) -> tuple[int, int]:
     """[first, last) rows that sequences of `length` tokens can reach; the rest need no projection.
+
+    `pruned=False` is the whole table, for the few whose rows outrun the distance, see `may_be_pruned`.
 
     >>> rows_in_use(32, 256)
     (225, 288)
     """
+    if not pruned:
+        return 0, 2 * span
     return max(span - length + 1, 0), min(span + length, 2 * span)
+
+
+def may_be_pruned(rows_of_distance: torch.Tensor, span: int) -> bool:
+    """Whether a distance of n never reaches further than n rows.
+
+    So it is with all released tables. Logarithmic buckets spread a narrow range of distances over more
+    rows than it has (64 buckets up to distance 64), and then short sequences use far rows.
+    """
+    k = (rows_of_distance.shape[0] - 1) // 2
+    distance = torch.arange(-k, k + 1, device=rows_of_distance.device)
+    return bool(((rows_of_distance - span).abs() <= distance.abs()).all())

@@ -12,7 +12,7 @@ FOLDER = Path(__file__).parent / "golden"
 
 def tensors(case: str) -> dict[str, torch.Tensor]:
     with safe_open(FOLDER / f"{case}.safetensors", "pt") as file:
-        return {key: file.get_tensor(key) for key in file.keys()}
+        return {key: file.get_tensor(key) for key in file}
 
 
 def info(case: str) -> dict:
@@ -30,7 +30,9 @@ def write_checkpoint(folder: Path, config: dict, weights: dict[str, torch.Tensor
         config = {**config, "model_type": "deberta"}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    save_file({key: value.contiguous() for key, value in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+    save_file(
+        {key: value.contiguous() for key, value in weights.items()}, folder / "model.safetensors", {"format": "pt"}
+    )
     return folder
 
 
@@ -48,4 +50,4 @@ def load(model_class, case: str, folder: Path, **extra):
 
 
 def part(all_tensors: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
-    return {key[len(prefix):]: value for key, value in all_tensors.items() if key.startswith(prefix)}
+    return {key[len(prefix) :]: value for key, value in all_tensors.items() if key.startswith(prefix)}

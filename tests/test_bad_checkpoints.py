@@ -24,7 +24,9 @@ def test_truncated_safetensors(folder, size):
 
 def test_config_and_weights_of_different_sizes(folder):
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "hidden_size": 64, "pooler_hidden_size": 64, "embedding_size": 64}))
+    (folder / "config.json").write_text(
+        json.dumps({**config, "hidden_size": 64, "pooler_hidden_size": 64, "embedding_size": 64})
+    )
     with pytest.raises(RuntimeError, match="have other sizes than the configuration.*ignore_mismatched_sizes=True"):
         HfDebertaModel.from_pretrained(folder)
 
@@ -41,7 +43,9 @@ def test_pickle_with_code_is_refused(folder):
             return (print, ("executed",))
 
     (folder / "model.safetensors").unlink()
-    torch.save({"deberta.embeddings.word_embeddings.weight": torch.zeros(2), "x": Payload()}, folder / "pytorch_model.bin")
+    torch.save(
+        {"deberta.embeddings.word_embeddings.weight": torch.zeros(2), "x": Payload()}, folder / "pytorch_model.bin"
+    )
     with pytest.raises(OSError, match="hold more than tensors, which could run code"):
         HfDebertaModel.from_pretrained(folder)
 

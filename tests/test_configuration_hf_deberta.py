@@ -238,6 +238,13 @@ def test_official_file(official):
     assert config.pooler_hidden_act == pooling.get("hidden_act", official["hidden_act"])
 
 
+def test_official_file_that_says_nothing():
+    config = HfDebertaConfig.from_dict({"vocab_size": 50265})
+    for key, value in ABSENT.items():
+        assert getattr(config, key) == value, key
+    assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (768, 12, 12)
+
+
 def test_official_files_cover_absent_and_present_keys():
     read = [param.values[0] for param in official_configs()]
     for key in ("position_buckets", "share_att_key", "norm_rel_ebd", "conv_kernel_size", "pos_att_type", "pooling"):

@@ -108,7 +108,7 @@ def test_decoder_states_after_each_step(case, steps, tmp_path):
         states = model._decode(before_last, context, None)
     torch.testing.assert_close(states[given["labels"] > 0], expected[f"emd_states.{steps - 1}"], **STATES)
     torch.testing.assert_close(
-        model.deberta.embeddings.positions(context.position_ids).expand_as(expected["position_embeddings"]),
+        model.deberta.embeddings.positions(context.position_ids, True).expand_as(expected["position_embeddings"]),
         expected["position_embeddings"],
     )
 
@@ -164,9 +164,7 @@ def test_packed_documents_without_convolution_through_the_public_call(tmp_path):
     given, expected = part(tensors, "in/"), part(tensors, "out/packed/")
     model = golden_cases.load(HfDebertaForMaskedLM, case, tmp_path)
     with torch.no_grad():
-        output = model(
-            given["input_ids"], attention_mask=given["packed/mask3d"], position_ids=given["position_ids"]
-        )
+        output = model(given["input_ids"], attention_mask=given["packed/mask3d"], position_ids=given["position_ids"])
     torch.testing.assert_close(output.logits[given["labels"] > 0], expected["lm_logits"], **STATES)
 
 

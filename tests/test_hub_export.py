@@ -63,7 +63,9 @@ def test_every_head_loads_without_the_package(auto, tmp_path):
     model_class = auto_classes()[auto]
     model = model_class(HfDebertaConfig.from_preset("tiny", **TINY)).eval()
     model.save_pretrained(tmp_path / "saved")
-    name, module, outputs = load_elsewhere(tmp_path / "saved", auto, tmp_path / "fresh", without_triton=auto == "AutoModel")
+    name, module, outputs = load_elsewhere(
+        tmp_path / "saved", auto, tmp_path / "fresh", without_triton=auto == "AutoModel"
+    )
     assert name == model_class.__name__ and module.startswith("transformers_modules.")
     with torch.no_grad():
         expected = model(**inputs_for(auto)).to_tuple()

@@ -33,8 +33,13 @@ SHAPES = {
     "v3": (transformers.DebertaV2Config, V2_ATTENTION),
     "v3 narrow embedding": (
         transformers.DebertaV2Config,
-        {**V2_ATTENTION, "embedding_size": 24, "position_biased_input": True, "max_relative_positions": 64,
-         "position_buckets": 16},
+        {
+            **V2_ATTENTION,
+            "embedding_size": 24,
+            "position_biased_input": True,
+            "max_relative_positions": 64,
+            "position_buckets": 16,
+        },
     ),
     "v2 own projections": (transformers.DebertaV2Config, {"position_buckets": 32, "pos_att_type": "c2p"}),
     "no relative attention": (
@@ -234,7 +239,9 @@ def released(tmp_path, shape="v3", prefix="deberta.", binary=False, extra=None, 
     weights = {name.replace("deberta.", prefix): value.clone() for name, value in weights.items()}
     weights.update(extra or {})
     written = {**SMALL, **SHAPES[shape][1], "pos_att_type": "p2c|c2p", "padding_idx": 0, **config}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "deberta" if shape == "v1" else "deberta-v2"} | written))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "deberta" if shape == "v1" else "deberta-v2"} | written)
+    )
     if binary:
         torch.save(weights, tmp_path / "pytorch_model.bin")
     else:
@@ -254,7 +261,9 @@ def test_released_masked_lm(shape, prefix, binary, tmp_path):
 
 
 def test_released_encoder_without_prefix(tmp_path):
-    model = hf_deberta.HfDebertaModel(hf_deberta.HfDebertaConfig(**SMALL, position_buckets=16, max_position_embeddings=64))
+    model = hf_deberta.HfDebertaModel(
+        hf_deberta.HfDebertaConfig(**SMALL, position_buckets=16, max_position_embeddings=64)
+    )
     model.save_pretrained(tmp_path)
     head = hf_deberta.HfDebertaForSequenceClassification.from_pretrained(tmp_path)
     for name, tensor in model.state_dict().items():
@@ -283,9 +292,17 @@ def test_config_entry_of_a_v1_pickle(tmp_path):
 
 
 def test_discriminator_loaded_for_masked_lm_warns(tmp_path, caplog):
-    heads = {f"mask_predictions.{name}": torch.zeros(shape) for name, shape in (
-        ("dense.weight", (32, 32)), ("dense.bias", (32,)), ("LayerNorm.weight", (32,)), ("LayerNorm.bias", (32,)),
-        ("classifier.weight", (1, 32)), ("classifier.bias", (1,)))}
+    heads = {
+        f"mask_predictions.{name}": torch.zeros(shape)
+        for name, shape in (
+            ("dense.weight", (32, 32)),
+            ("dense.bias", (32,)),
+            ("LayerNorm.weight", (32,)),
+            ("LayerNorm.bias", (32,)),
+            ("classifier.weight", (1, 32)),
+            ("classifier.bias", (1,)),
+        )
+    }
     _, folder = released(tmp_path, extra=heads)
     transformers.utils.logging.enable_propagation()
     logging.Logger.warning_once.cache_clear()  # another test may have had the one warning
