@@ -36,7 +36,7 @@ test: check ## lint, then all tests
 	$(RUN) -m pytest -n 2
 
 test-common: $(READY) ## Transformers' own common model tests, on our classes and on the in-tree ones
-	$(RUN) tests/common_model_tests.py
+	$(RUN) tests/common_model_tests.py --workers 2 --csv benchmarks/results/common_model_tests.csv
 
 clean: ## remove .venv and what runs have written
 	rm -rf $(VENV) demo_output build dist *.egg-info .pytest_cache .ruff_cache

@@ -15,7 +15,10 @@ from __future__ import annotations
 
 import argparse
 import copy
+import csv
+import datetime
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -350,14 +353,34 @@ def shorten(text: str, limit: int = 300) -> str:
     return f"{text[: limit // 2]} ... {text[-limit // 2 :]}"
 
 
-def print_counts(outcomes: Outcomes, families: list[str], sides: Iterable[str]) -> None:
-    print(f"\n{'family':10} {'classes':12} {'passed':>6} {'skipped':>8} {'failed':>7}")
+def counts(outcomes: Outcomes, families: list[str], sides: Iterable[str]) -> list[list[Any]]:
+    """[family, classes, passed, skipped, failed] for each pair."""
+    rows = []
     for family in families:
         for side in sides:
-            tests = outcomes.of(case_name(family, side)).values()
-            count = Counter(outcome for outcome, _ in tests)
-            numbers = f"{count['passed']:6} {count['skipped']:8} {count['failed']:7}"
-            print(f"{family:10} {side:12} {numbers}")
+            found = Counter(outcome for outcome, _ in outcomes.of(case_name(family, side)).values())
+            rows.append([family, side, found["passed"], found["skipped"], found["failed"]])
+    return rows
+
+
+def print_counts(rows: list[list[Any]]) -> None:
+    print(f"\n{'family':10} {'classes':12} {'passed':>6} {'skipped':>8} {'failed':>7}")
+    for family, side, passed, skipped, failed in rows:
+        print(f"{family:10} {side:12} {passed:6} {skipped:8} {failed:7}")
+
+
+def write_csv(path: Path, rows: list[list[Any]]) -> None:
+    circumstances = {
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "transformers": version("transformers"),
+    }
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["family", "classes", "passed", "skipped", "failed", *circumstances])
+        writer.writerows([*row, *circumstances.values()] for row in rows)
 
 
 def find_worse(outcomes: Outcomes, families: list[str]) -> dict[str, list[str]]:
@@ -399,6 +422,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="whose classes to run")
     add("--workers", type=int, default=1, help="processes, with pytest-xdist (%(default)s)")
     add("--tb", default="no", help="pytest's --tb: short or long shows the failures (%(default)s)")
+    add("--csv", type=Path, help="write the counts there as well")
     add("-k", dest="keyword", default="", help="pytest's -k, to run some of the tests")
     return parser.parse_args()
 
@@ -419,7 +443,10 @@ def main() -> int:
             status = pytest.main([*command, f"{PACKAGE}/test_deberta.py"], plugins=[outcomes])
     if not outcomes.tests or status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         raise SystemExit(f"pytest ran no tests or stopped early ({status!r}): see --tb short")
-    print_counts(outcomes, arguments.families, arguments.sides)
+    rows = counts(outcomes, arguments.families, arguments.sides)
+    print_counts(rows)
+    if arguments.csv:
+        write_csv(arguments.csv, rows)
     print_by_reason("fails in-tree", find_failures(outcomes, arguments.families, "in-tree"))
     if "hf_deberta" not in arguments.sides:
         return 0
