@@ -9,10 +9,13 @@ stands between them, and who may see whom. `backend` says how to compute it. Bac
 import math
 
 import torch
+from transformers.utils import logging
 
-from .relative_position import rows_between
+from .relative_position import rows_between, saturation_of
 
-BACKENDS = ("eager",)
+BACKENDS = ("eager", "sdpa")
+
+logger = logging.get_logger(__name__)
 
 
 def disentangled_attention(
@@ -25,6 +28,7 @@ def disentangled_attention(
     terms: tuple[str, ...] | None = None,
     rows_of_distance: torch.Tensor | None = None,  # [2k + 1], rows counted from first_row
     first_row: int = 0,
+    saturation: int | None = None,
     query_positions: torch.Tensor | None = None,  # [B, Q]
     mask: torch.Tensor | None = None,  # bool, [B, K] real keys or [B, K, K] who sees whom
     cu_seqlens: torch.Tensor | None = None,  # [documents + 1], with B = 1
@@ -39,6 +43,7 @@ def disentangled_attention(
         terms: position terms to add, of "c2p", "p2c", "p2p"; by default those whose table is given.
         rows_of_distance: `relative_position.rows_of_distances(...)`; row `first_row` of the whole table is
             row 0 of `position_key` and `position_query`.
+        saturation: `relative_position.saturation_of(rows_of_distance)`, for who has it at hand.
         query_positions: where in the keys' sequence each query stands; by default query i is key i.
         mask: True may be seen. With [B, K], padding is not seen and sees nothing; with [B, K, K], entry
             [b, i, j] lets position i see position j. A query that sees nothing gets a zero context.
@@ -60,6 +65,20 @@ def disentangled_attention(
     if backend not in BACKENDS:
         raise ValueError(f"unknown attention backend {backend!r}: choose one of {', '.join(BACKENDS)}")
 
+    if need_probabilities and backend != "eager":
+        logger.warning_once(f"backend {backend!r} has no attention probabilities to return: 'eager' computes these.")
+        backend = "eager"
+    if backend == "sdpa":
+        from .attention_sdpa import sdpa_attention
+
+        if terms and saturation is None:
+            saturation = saturation_of(rows_of_distance)
+        padding_only = mask is not None and mask.dim() == 2 and cu_seqlens is None
+        visible = mask[:, None, None] if padding_only else visibility(query_positions, mask, cu_seqlens, key.shape[2])
+        tables = (position_key, position_query, rows_of_distance, first_row, saturation)
+        context = sdpa_attention(query, key, value, *tables, query_positions, visible, scale, tuple(terms), dropout_p)
+        return blank_out_blind(context, query_positions, mask, visible, padding_only), None
+
     from .attention_reference import reference_attention
 
     row = None
@@ -74,6 +93,16 @@ def disentangled_attention(
         query, key, value, position_key, position_query, row, visible, scale, tuple(terms), dropout_p
     )
     return context, probabilities if need_probabilities else None
+
+
+def blank_out_blind(context, query_positions, mask, visible, padding_only: bool) -> torch.Tensor:
+    """Zero context for queries that see nothing: padding, or an empty row of the mask."""
+    if visible is None:
+        return context
+    if not padding_only:
+        return context * visible.any(-1, keepdim=True)
+    sees = mask if query_positions is None else mask.gather(1, query_positions)
+    return context * sees[:, None, :, None]
 
 
 def visibility(

@@ -243,6 +243,9 @@ class HfDebertaConfig(PreTrainedConfig):
         overrides = {key: kwargs.pop(key) for key in list(kwargs) if key in cls.__dataclass_fields__ and key != "dtype"}
         return super().from_dict({**_translate(config_dict), **overrides}, **kwargs)
 
+    def validate_output_attentions(self) -> None:
+        """Any backend may be asked for attentions: one that has none leaves it to "eager", and says so."""
+
     # ---- checks ----------------------------------------------------------------------------------
 
     def validate_sizes(self) -> None:

@@ -25,7 +25,7 @@ from .attention import disentangled_attention, documents_of
 from .checkpoint_conversion import register_conversions
 from .configuration_hf_deberta import HfDebertaConfig
 from .ngram_input_encoding import NgramInputEncoding
-from .relative_position import may_be_pruned, rows_in_use, rows_of_distances
+from .relative_position import may_be_pruned, rows_in_use, rows_of_distances, saturation_of
 
 HUB_ARGUMENTS = ("repo_id", "commit_message", "commit_description", "private", "token", "revision", "create_pr", "tags")
 
@@ -42,6 +42,7 @@ class AttentionContext:
     counted: bool  # whether these are 0, 1, ... along each row
     rows_of_distance: torch.Tensor | None  # [2k + 1]
     first_row: int  # of the whole table, the first one in use
+    saturation: int | None  # the distance from which on rows are those of the ends
 
 
 class HfDebertaEmbeddings(nn.Module):
@@ -137,6 +138,7 @@ class HfDebertaSelfAttention(nn.Module):
             terms=self.terms,
             rows_of_distance=context.rows_of_distance,
             first_row=context.first_row,
+            saturation=context.saturation,
             query_positions=query_positions,
             mask=context.mask,
             cu_seqlens=context.cu_seqlens,
@@ -241,6 +243,7 @@ class HfDebertaEncoder(nn.Module):
             rows = self.compute_rows_of_distance()
             self.register_buffer("rows_of_distance", rows, persistent=False)
             self.pruned = may_be_pruned(rows, config.relative_span)
+            self.saturation = saturation_of(rows)
         if config.norm_rel_ebd == "layer_norm":
             self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.conv = NgramInputEncoding(config) if config.conv_kernel_size > 0 else None
@@ -312,6 +315,7 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
     config_class = HfDebertaConfig
     base_model_prefix = "deberta"
     supports_gradient_checkpointing = True
+    _supports_sdpa = True
     accepts_loss_kwargs = True  # every loss here divides by num_items_in_batch
     _no_split_modules = ["HfDebertaEmbeddings", "HfDebertaLayer"]
     # parts of a checkpoint that another head of the family uses
@@ -329,6 +333,10 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, HfDebertaEncoder) and self.config.relative_attention:
             init.copy_(module.rows_of_distance, module.compute_rows_of_distance())
+
+    @classmethod
+    def _can_set_attn_implementation(cls) -> bool:
+        return True  # Transformers looks for its own interface in the source; ours is disentangled_attention
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path=None, *args, **kwargs):
@@ -541,6 +549,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
             counted=counted,
             rows_of_distance=self.encoder.rows_of_distance if relative else None,
             first_row=self.encoder.rows_in_use(length)[0] if relative else 0,
+            saturation=self.encoder.saturation if relative else None,
         )
 
 

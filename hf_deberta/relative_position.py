@@ -48,6 +48,20 @@ def rows_of_distances(max_distance: int, buckets: int = 0, clamp: bool = True) -
     return (distance + span).clamp(0, 2 * span - 1)
 
 
+def saturation_of(rows_of_distance: torch.Tensor) -> int:
+    """The distance from which on, on either side, rows are those of the ends: 506 for 256 buckets up to 512.
+
+    >>> saturation_of(rows_of_distances(512, 256))
+    506
+    """
+    k = (rows_of_distance.shape[0] - 1) // 2
+    ends = rows_of_distance[-1], rows_of_distance[0]
+    changing = [
+        (side != end).sum() for side, end in zip((rows_of_distance[k:], rows_of_distance[: k + 1]), ends, strict=True)
+    ]
+    return int(max(changing))
+
+
 def rows_between(
     query_positions: torch.Tensor,  # [..., Q]
     key_positions: torch.Tensor,  # [..., K]

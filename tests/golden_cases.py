@@ -5,14 +5,13 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 FOLDER = Path(__file__).parent / "golden"
 
 
 def tensors(case: str) -> dict[str, torch.Tensor]:
-    with safe_open(FOLDER / f"{case}.safetensors", "pt") as file:
-        return {key: file.get_tensor(key) for key in file}
+    return load_file(FOLDER / f"{case}.safetensors")
 
 
 def info(case: str) -> dict:

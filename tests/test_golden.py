@@ -70,7 +70,9 @@ def test_encoder_and_masked_language_model(case, tmp_path):
         inputs, real = model_inputs(given), given["attention_mask"].bool()
         with torch.no_grad():
             output = model(**inputs, output_hidden_states=True, output_attentions=True)
-        compare_encoder(output, expected, real)
+            compare_encoder(output, expected, real)  # attention matrices come from "eager"
+            without_matrices = {key: value for key, value in expected.items() if "attentions" not in key}
+            compare_encoder(model(**inputs, output_hidden_states=True), without_matrices, real)  # from "sdpa"
         if "lm_logits" not in expected:
             continue
         labels = given["labels"].masked_fill(given["labels"] == 0, -100)

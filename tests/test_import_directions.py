@@ -15,7 +15,8 @@ MAY_IMPORT = {
     **{name: set() for name in NO_SIBLINGS},
     "ngram_input_encoding": {"configuration_hf_deberta"},
     "attention_reference": {"relative_position"},
-    "attention": {"relative_position", "attention_reference"},
+    "attention_sdpa": {"relative_position"},
+    "attention": {"relative_position", "attention_reference", "attention_sdpa"},
     "modeling_hf_deberta": {
         "attention",
         "checkpoint_conversion",
