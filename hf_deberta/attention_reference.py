@@ -60,13 +60,14 @@ def reference_attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Context [B, H, Q, d] and probabilities [B, H, Q, K].
 
-    Half-precision inputs are scored in float32, so that no product overflows before the softmax.
+    Half-precision inputs are scored in float32, under autocast too, so that no product overflows before the softmax.
     """
     if query.dtype in (torch.float16, torch.bfloat16):
         query, key = query.float(), key.float()
         position_key = None if position_key is None else position_key.float()
         position_query = None if position_query is None else position_query.float()
-    parts = score_terms(query, key, position_key, position_query, row, terms)
-    probabilities = visible_softmax(sum(parts.values()) * scale, visible)
+    with torch.autocast(query.device.type, enabled=False):
+        parts = score_terms(query, key, position_key, position_query, row, terms)
+        probabilities = visible_softmax(sum(parts.values()) * scale, visible)
     probabilities = dropout(probabilities, dropout_p).to(value.dtype)
     return probabilities @ value, probabilities

@@ -3,6 +3,9 @@
 A loss is a sum over items divided by their number. Under gradient accumulation the number must be that of all
 pieces, `num_items_in_batch`, which Trainer counts (labels that are not -100) and hands to the model. Without it,
 the items at hand are counted. No labelled item at all gives 0 with a gradient of 0, not NaN.
+
+What Trainer counts must be what counts: mark whatever is to be ignored with -100, padded entities and unlabelled rows
+too. Question answering has no key "labels", so Trainer averages its pieces, which is the same for equal pieces.
 """
 
 import torch

@@ -102,11 +102,14 @@ def export_to_transformers(model: PreTrainedModel, folder: str | Path, max_shard
     """Write a folder that Transformers loads with its own classes and no custom code, same logits.
 
     v1 models become model type "deberta", all others "deberta-v2". An enhanced mask decoder is kept in the file, in
-    the official layout, but Transformers has none: its masked-LM logits will differ, and a warning says so. Whatever
-    else its classes cannot express is an error. `folder` appears whole or not at all; files of the same name in it
-    are replaced.
+    the official layout, but Transformers has none: its masked-LM logits will differ, and a warning says so. Past the
+    largest relative distance Transformers reads another row of the table (`clamp_relative_distance`), and logits
+    differ there. Whatever else its classes cannot express is an error. Everything is written elsewhere first, then
+    moved into `folder`, where other safetensors weights are removed.
     """
     config = model.config
+    if config.model_type != "hf_deberta":
+        raise ValueError(f"export_to_transformers takes a HfDeberta model, not {type(model).__name__}")
     _check_expressible(model)
     fused = _is_v1(config)
     weights = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
@@ -123,6 +126,8 @@ def export_to_transformers(model: PreTrainedModel, folder: str | Path, max_shard
         _in_tree_config(model, fused).save_pretrained(temporary)
         save_torch_state_dict(weights, temporary, max_shard_size=max_shard_size)
         target.mkdir(exist_ok=True)
+        for stale in (*target.glob("model*.safetensors"), *target.glob("model*.safetensors.index.json")):
+            stale.unlink()
         for file in Path(temporary).iterdir():
             shutil.move(file, target / file.name)
 
@@ -204,6 +209,7 @@ def _in_tree_config(model: PreTrainedModel, fused: bool):
         config_class, prefix = DebertaV2Config, "DebertaV2"
         del fields["attention_key_bias"]
     fields["legacy"] = not model.config.decodes_positions
+    fields["dtype"] = str(model.dtype).removeprefix("torch.")
     config = config_class(**fields)
     head = type(model).__name__.removeprefix("HfDeberta")
     # Transformers has neither the discriminator nor v1 multiple choice; their encoders load

@@ -224,6 +224,9 @@ class HfDebertaConfig(PreTrainedConfig):
 
         >>> HfDebertaConfig.from_preset("base", vocab_size=32000)
         """
+        known = {*cls.__dataclass_fields__, "num_labels", "attn_implementation", "output_attentions"}
+        if unknown := sorted(set(overrides) - known):
+            raise ValueError(f"unknown field {', '.join(unknown)}: HfDebertaConfig documents those there are")
         for candidate in (name, f"v3-{name}"):
             if candidate in PRESETS:
                 return cls(**{**PRESETS[candidate], **overrides})
@@ -243,8 +246,18 @@ class HfDebertaConfig(PreTrainedConfig):
         overrides = {key: kwargs.pop(key) for key in list(kwargs) if key in cls.__dataclass_fields__ and key != "dtype"}
         return super().from_dict({**_translate(config_dict), **overrides}, **kwargs)
 
+    # Any backend may be asked for attentions: one that has none leaves that to "eager", and says so.
+
+    @property
+    def output_attentions(self) -> bool | None:
+        return self._output_attentions
+
+    @output_attentions.setter
+    def output_attentions(self, value: bool | None) -> None:
+        self._output_attentions = value
+
     def validate_output_attentions(self) -> None:
-        """Any backend may be asked for attentions: one that has none leaves it to "eager", and says so."""
+        pass
 
     # ---- checks ----------------------------------------------------------------------------------
 
@@ -336,6 +349,8 @@ def _translate(config_dict: dict[str, Any]) -> dict[str, Any]:
     translated = {**IN_TREE_DEFAULTS.get(model_type, OFFICIAL_DEFAULTS), **given}
     translated["model_type"] = HfDebertaConfig.model_type
     translated.pop("legacy", None)
+    if "torch_dtype" not in translated:
+        translated.setdefault("dtype", "float32")  # some released files are float16, which trains badly
     if "padding_idx" in translated:
         padding_idx = translated.pop("padding_idx")
         translated.setdefault("pad_token_id", padding_idx)

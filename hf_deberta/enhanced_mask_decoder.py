@@ -108,6 +108,13 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
                 "This checkpoint is a replaced-token-detection discriminator (it holds mask_predictions): its encoder "
                 "was not trained to fill masks, so expect poor words; load its generator for that."
             )
+        untied_bias = any(key.endswith("cls.predictions.decoder.bias") for key in loading_info.unexpected_keys)
+        if untied_bias and not self.config.tie_word_embeddings:
+            raise ValueError(
+                "this in-tree masked-LM checkpoint is untied and holds two output biases, of which Transformers uses "
+                "cls.predictions.decoder.bias and this model knows cls.predictions.bias; copy the former over the "
+                "latter in the file, then load it again"
+            )
         super()._adjust_missing_and_unexpected_keys(loading_info)
 
     @can_return_tuple
@@ -161,7 +168,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
     ) -> torch.Tensor:
         """z_steps at the predicted positions [B, Q], or at all: [B, Q or N, hidden]."""
         encoder = self.deberta.encoder
-        positions = self.deberta.embeddings.positions(context.position_ids, context.counted)
+        positions = self.deberta.embeddings.positions(context.position_ids, context.in_order)
         query_states = gather_positions(before_last + positions, predicted)
         table = encoder.relative_table(before_last.shape[1])
         steps = self.config.emd_steps

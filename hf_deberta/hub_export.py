@@ -7,6 +7,7 @@ so `trust_remote_code=True` finds them), an `auto_map` that names every head, an
 import shutil
 from pathlib import Path
 
+from huggingface_hub import HfApi, ModelCard
 from transformers.dynamic_module_utils import get_relative_import_files
 
 MODEL_CARD = """---
@@ -22,10 +23,8 @@ pipeline_tag: {pipeline_tag}
 A DeBERTa model (`{architecture}`: {layers} layers, {width} wide, vocabulary {vocabulary}).
 
 ```python
-from transformers import {auto_class}, AutoTokenizer
-
-model = {auto_class}.from_pretrained("{name}", trust_remote_code=True)
-tokenizer = AutoTokenizer.from_pretrained("{name}")
+{load}
+tokenizer = AutoTokenizer.from_pretrained("{name}", trust_remote_code=False)  # it is plain files
 ```
 
 With the `hf_deberta` package installed, `import hf_deberta` replaces `trust_remote_code=True`. `hf_deberta` can
@@ -82,6 +81,17 @@ def write_code(folder: str | Path) -> None:
             shutil.copyfile(source, target)
 
 
+def how_to_load(auto: str, name: str) -> str:
+    if not auto.startswith("Auto"):
+        return f'''from hf_deberta import {auto}
+from transformers import AutoTokenizer
+
+model = {auto}.from_pretrained("{name}")'''
+    return f'''from transformers import {auto}, AutoTokenizer
+
+model = {auto}.from_pretrained("{name}", trust_remote_code=True)'''
+
+
 def write_model_card(folder: str | Path, model, name: str | None = None) -> None:
     """A README.md that says how to load the model; one that is already there is left alone."""
     path = Path(folder) / "README.md"
@@ -96,8 +106,44 @@ def write_model_card(folder: str | Path, model, name: str | None = None) -> None
             layers=model.config.num_hidden_layers,
             width=model.config.hidden_size,
             vocabulary=model.config.vocab_size,
-            auto_class=auto if auto.startswith("Auto") else "AutoModel",
+            load=how_to_load(auto, name or Path(folder).resolve().name),
             pipeline_tag=PIPELINE_TAGS.get(auto, "feature-extraction"),
         ),
         encoding="utf-8",
+    )
+
+
+def upload(
+    folder: str | Path,
+    repo_id: str,
+    *,
+    commit_message: str = "Upload model",
+    commit_description: str | None = None,
+    private: bool | None = None,
+    token: bool | str | None = None,
+    revision: str | None = None,
+    create_pr: bool = False,
+    tags: list[str] | None = None,
+) -> str:
+    """Upload the files of a saved folder (not its subfolders) to a Hub repository, which is made if need be.
+
+    The repository's own model card, if it has one, is kept and gets the tags.
+    """
+    api = HfApi(token=token)
+    repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+    if revision is not None and not create_pr:
+        api.create_branch(repo_id, branch=revision, exist_ok=True)
+    has_card = api.file_exists(repo_id, "README.md", revision=revision)
+    if tags:
+        card = ModelCard.load(repo_id, token=token) if has_card else ModelCard.load(Path(folder) / "README.md")
+        card.data.tags = list(dict.fromkeys([*(card.data.tags or []), *tags]))
+        card.save(Path(folder) / "README.md")
+    return api.upload_folder(
+        repo_id=repo_id,
+        folder_path=folder,
+        ignore_patterns=["*/*", *(["README.md"] if has_card and not tags else [])],
+        commit_message=commit_message,
+        commit_description=commit_description,
+        revision=revision,
+        create_pr=create_pr,
     )

@@ -5,13 +5,12 @@ Legend: B batch, N tokens, H heads, d head size, R rows of the relative table in
 Parameter names are those of the official v2 code and of in-tree `deberta-v2`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from pickle import UnpicklingError
 from tempfile import TemporaryDirectory
 
 import torch
-from huggingface_hub import HfApi, ModelCard
 from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
@@ -39,10 +38,15 @@ class AttentionContext:
     cu_seqlens: torch.Tensor | None  # [documents + 1] of one packed row
     documents: torch.Tensor | None  # [B, N], equal within a document
     position_ids: torch.Tensor  # [B or 1, N], absolute, within a document
-    counted: bool  # whether these are 0, 1, ... along each row
+    in_order: bool  # whether these are 0, 1, ... along each row
     rows_of_distance: torch.Tensor | None  # [2k + 1]
     first_row: int  # of the whole table, the first one in use
     saturation: int | None  # the distance from which on rows are those of the ends
+
+    def to(self, device: torch.device | str, **kwargs) -> "AttentionContext":
+        """On another device, where a model is spread over several."""
+        moved = {name: value.to(device) for name, value in vars(self).items() if torch.is_tensor(value)}
+        return replace(self, **moved)
 
 
 class HfDebertaEmbeddings(nn.Module):
@@ -65,13 +69,13 @@ class HfDebertaEmbeddings(nn.Module):
         input_ids: torch.Tensor | None,  # [B, N]
         token_type_ids: torch.Tensor | None,
         position_ids: torch.Tensor,  # [B or 1, N]
-        counted: bool,
+        in_order: bool,
         token_mask: torch.Tensor | None,
         inputs_embeds: torch.Tensor | None,  # [B, N, embedding]
     ) -> torch.Tensor:
         embeddings = self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
         if self.config.position_biased_input:
-            embeddings = embeddings + self.positions(position_ids, counted)
+            embeddings = embeddings + self.positions(position_ids, in_order)
         if self.config.type_vocab_size > 0:
             if token_type_ids is None:
                 token_type_ids = embeddings.new_zeros(embeddings.shape[:2], dtype=torch.long)
@@ -83,10 +87,10 @@ class HfDebertaEmbeddings(nn.Module):
             embeddings = embeddings * token_mask[..., None]
         return self.dropout(embeddings)
 
-    def positions(self, position_ids: torch.Tensor, counted: bool) -> torch.Tensor:
-        """Absolute position embeddings [..., embedding]; `counted`: positions are 0, 1, ... along each row."""
+    def positions(self, position_ids: torch.Tensor, in_order: bool) -> torch.Tensor:
+        """Absolute position embeddings [..., embedding]; `in_order`: positions are 0, 1, ... along each row."""
         known = self.config.max_position_embeddings
-        if (counted and position_ids.shape[-1] > known) or _any_outside(position_ids, known):
+        if (in_order and position_ids.shape[-1] > known) or _any_outside(position_ids, known):
             longest = int(position_ids.max()) + 1
             raise ValueError(
                 f"absolute positions are known up to max_position_embeddings = {known}, and this input reaches "
@@ -254,14 +258,15 @@ class HfDebertaEncoder(nn.Module):
         return rows.clone()
 
     def rows_in_use(self, length: int) -> tuple[int, int]:
-        return rows_in_use(length, self.config.relative_span, self.pruned)
+        pruned = self.pruned and not torch.jit.is_tracing()  # a traced graph must hold for other lengths
+        return rows_in_use(length, self.config.relative_span, pruned)
 
     def relative_table(self, length: int) -> torch.Tensor | None:
         """The rows of the relative table that sequences of `length` tokens use, [R, hidden]."""
         if not self.config.relative_attention:
             return None
         first, last = self.rows_in_use(length)
-        table = self.rel_embeddings(torch.arange(first, last, device=self.rel_embeddings.weight.device))
+        table = self.rel_embeddings(torch.arange(first, last, device=self.rows_of_distance.device))
         return self.LayerNorm(table) if self.config.norm_rel_ebd == "layer_norm" else table
 
     def forward(
@@ -317,7 +322,7 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _supports_sdpa = True
     accepts_loss_kwargs = True  # every loss here divides by num_items_in_batch
-    _no_split_modules = ["HfDebertaEmbeddings", "HfDebertaLayer"]
+    _no_split_modules = ["HfDebertaLayer"]  # not the embeddings: the decoder and the masked-LM head use them too
     # parts of a checkpoint that another head of the family uses
     _keys_to_ignore_on_load_unexpected = [
         r"lm_predictions\.",
@@ -353,6 +358,10 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
                 "could run code when loaded; get them as safetensors, or convert them where you trust them"
             ) from error
         except RuntimeError as error:
+            if "PytorchStreamReader" in str(error):
+                raise OSError(
+                    f"the .bin weights in {pretrained_model_name_or_path} are not a whole file; download them again"
+                ) from error
             if "ignore_mismatched_sizes" not in str(error):
                 raise
             raise RuntimeError(
@@ -371,56 +380,34 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
         **kwargs,
     ) -> None:
         """As in Transformers; writes the source files, `auto_map` and a model card too, see `hub_export`."""
-        from .hub_export import auto_map, write_code, write_model_card
+        from .hub_export import auto_map, upload, write_code, write_model_card
 
         hub_arguments = {name: kwargs.pop(name) for name in HUB_ARGUMENTS if name in kwargs}
+        token = hub_arguments.get("token")
         self.config.auto_map = auto_map()
         super().save_pretrained(
-            save_directory, is_main_process, *args, save_original_format=save_original_format, **kwargs
+            save_directory, is_main_process, *args, save_original_format=save_original_format, token=token, **kwargs
         )
-        if is_main_process:
+        if not is_main_process:
+            return
+        if not getattr(self, "_hf_peft_config_loaded", False):  # an adapter alone needs no code
             write_code(save_directory)
             write_model_card(save_directory, self)
-        if push_to_hub and is_main_process:
-            repo_id = hub_arguments.pop("repo_id", Path(save_directory).name)
-            self.push_to_hub(repo_id, **hub_arguments)
+        if push_to_hub:
+            upload(save_directory, hub_arguments.pop("repo_id", Path(save_directory).name), **hub_arguments)
 
-    def push_to_hub(
-        self,
-        repo_id: str,
-        *,
-        commit_message: str = "Upload model",
-        commit_description: str | None = None,
-        private: bool | None = None,
-        token: bool | str | None = None,
-        revision: str | None = None,
-        create_pr: bool = False,
-        max_shard_size: int | str = "50GB",
-        tags: list[str] | None = None,
-    ) -> str:
-        """Upload what `save_pretrained` writes; a model card that the repository has is kept."""
-        from .hub_export import write_model_card
+    def push_to_hub(self, repo_id: str, *, max_shard_size: int | str = "50GB", **hub_arguments) -> str:
+        """Upload what `save_pretrained` writes; a model card that the repository has is kept.
 
-        api = HfApi(token=token)
-        repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        Takes `commit_message`, `commit_description`, `private`, `token`, `revision`, `create_pr` and `tags`, as in
+        Transformers.
+        """
+        from .hub_export import upload, write_model_card
+
         with TemporaryDirectory() as folder:
             write_model_card(folder, self, name=repo_id)
             self.save_pretrained(folder, max_shard_size=max_shard_size)
-            card = Path(folder) / "README.md"
-            if api.file_exists(repo_id, "README.md", revision=revision):
-                card.unlink()
-            elif tags:
-                written = ModelCard.load(card)
-                written.data.tags = [*written.data.tags, *tags]
-                written.save(card)
-            return api.upload_folder(
-                repo_id=repo_id,
-                folder_path=folder,
-                commit_message=commit_message,
-                commit_description=commit_description,
-                revision=revision,
-                create_pr=create_pr,
-            )
+            return upload(folder, repo_id, **hub_arguments)
 
 
 class HfDebertaModel(HfDebertaPreTrainedModel):
@@ -487,6 +474,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
     ) -> tuple[torch.Tensor, AttentionContext]:
         """Embeddings [B, N, hidden] and the context the layers need; all input checks are here."""
         batch, length, device = self._check_inputs(input_ids, token_type_ids, inputs_embeds)
+        _check_packing(position_ids, cu_seq_lens_q, batch, length)
         if input_ids is not None and cu_seq_lens_q is None:
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
         context = self._context(attention_mask, position_ids, cu_seq_lens_q, batch, length, device)
@@ -494,7 +482,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
             input_ids,
             token_type_ids,
             context.position_ids,
-            context.counted,
+            context.in_order,
             context.token_mask,
             inputs_embeds,
         )
@@ -534,7 +522,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         elif mask is None and position_ids is not None:
             documents = _number_from_boundaries(position_ids.diff(dim=-1) != 1)
             mask = (documents[:, :, None] == documents[:, None, :]).expand(batch, -1, -1)
-        counted = position_ids is None and cu_seq_lens_q is None
+        in_order = position_ids is None and cu_seq_lens_q is None
         if position_ids is None:
             position_ids = torch.arange(length, device=device)[None]
             if cu_seq_lens_q is not None:
@@ -546,7 +534,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
             cu_seqlens=cu_seq_lens_q,
             documents=documents,
             position_ids=position_ids,
-            counted=counted,
+            in_order=in_order,
             rows_of_distance=self.encoder.rows_of_distance if relative else None,
             first_row=self.encoder.rows_in_use(length)[0] if relative else 0,
             saturation=self.encoder.saturation if relative else None,
@@ -566,16 +554,31 @@ def _boolean_mask(attention_mask: torch.Tensor, batch: int, length: int) -> torc
     return mask.bool()
 
 
+def _check_packing(position_ids, cu_seq_lens_q, batch: int, length: int) -> None:
+    if position_ids is not None and tuple(position_ids.shape) not in ((batch, length), (1, length)):
+        raise ValueError(f"position_ids must be [B, N] = {(batch, length)}, not {tuple(position_ids.shape)}")
+    if cu_seq_lens_q is None:
+        return
+    if batch != 1:
+        raise ValueError(f"cu_seqlens goes with one packed row, not with a batch of {batch}")
+    bounds = cu_seq_lens_q.tolist() if _may_look_at(cu_seq_lens_q) else [0, length]
+    if bounds[0] != 0 or bounds[-1] != length or sorted(set(bounds)) != bounds:
+        raise ValueError(f"cu_seq_lens_q must rise from 0 to the {length} tokens of the row, and is {bounds}")
+
+
 def _number_from_boundaries(boundary: torch.Tensor) -> torch.Tensor:
     """Document numbers [B, N] from [B, N - 1] flags between neighbours."""
     return nn.functional.pad(boundary.long().cumsum(-1), (1, 0))
 
 
 def _any_outside(ids: torch.Tensor, size: int) -> bool:
-    """Whether an id is not in [0, size). Looked at on CPU only: elsewhere it would stall the device."""
-    if ids.device.type != "cpu" or torch.compiler.is_compiling() or torch.jit.is_tracing():
-        return False
-    return bool((ids < 0).any()) or bool((ids >= size).any())
+    """Whether an id is not in [0, size)."""
+    return _may_look_at(ids) and (bool((ids < 0).any()) or bool((ids >= size).any()))
+
+
+def _may_look_at(tensor: torch.Tensor) -> bool:
+    """Whether values may be read: on CPU only, elsewhere it would stall the device, and not in a traced graph."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and not torch.jit.is_tracing()
 
 
 register_conversions()

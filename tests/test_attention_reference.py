@@ -206,3 +206,24 @@ def test_dropout_keeps_the_expectation_and_the_seed():
     assert ((probabilities.mean(0, keepdim=True) - plain).abs() < 5 * spread).all()
     spread = ((plain.square() * rate / (1 - rate)) @ tensors["value"].square() / draws).sqrt()
     assert ((context.mean(0, keepdim=True) - kept).abs() < 5 * spread).all()
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_autocast_does_not_undo_the_care(dtype, backend):
+    """Raw products beyond float16's range, under autocast as with `fp16=True`: finite, and near float64."""
+    from hf_deberta.attention import disentangled_attention
+    from hf_deberta.relative_position import rows_of_distances
+
+    torch.manual_seed(0)
+    tensors = [60 * torch.randn(1, 1, 20, 64) for _ in range(2)] + [torch.randn(1, 1, 20, 64)]
+    tensors += [60 * torch.randn(1, 40, 64) for _ in range(2)]
+    assert (tensors[0] @ tensors[3].mT).abs().max() > 65504  # would overflow
+    tensors = [tensor.to(dtype) for tensor in tensors]
+    arguments = {"rows_of_distance": rows_of_distances(20), "backend": backend}
+    exact, _ = disentangled_attention(*[tensor.double() for tensor in tensors], **arguments)
+    with torch.autocast("cpu", dtype):
+        found, _ = disentangled_attention(*tensors, **arguments)
+    assert found.isfinite().all()
+    if backend == "eager":
+        torch.testing.assert_close(found.double(), exact, atol=0.05, rtol=0)

@@ -118,7 +118,7 @@ def test_all_states_and_attentions_on_request(model_class, where):
     output = model(**inputs, **asked_for)
     assert [tuple(state.shape) for state in output.hidden_states] == [(3, 9, 32)] * 4
     assert [tuple(attention.shape) for attention in output.attentions] == [(3, 4, 9, 9)] * 3
-    assert torch.equal(first_tensor(output), first_tensor(plain))
+    torch.testing.assert_close(first_tensor(output), first_tensor(plain))  # another backend computes attentions
     real = inputs["attention_mask"].double()
     for attention in output.attentions:
         torch.testing.assert_close(attention.sum(-1), real[:, None].expand(-1, 4, -1))
@@ -133,7 +133,7 @@ def test_states_on_request_leave_the_decoder_alone_in_training(sparse):
     model = tiny_model(HfDebertaForMaskedLM, sparse_prediction=sparse)
     inputs = with_labels(HfDebertaForMaskedLM, tiny_inputs())
     plain, asked = model(**inputs), model(**inputs, output_hidden_states=True, output_attentions=True)
-    assert torch.equal(asked.logits, plain.logits) and torch.equal(asked.loss, plain.loss)
+    torch.testing.assert_close((asked.logits, asked.loss), (plain.logits, plain.loss))
     assert len(asked.hidden_states) == 3 and len(asked.attentions) == 2
 
 

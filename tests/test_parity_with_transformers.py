@@ -317,5 +317,26 @@ def test_half_precision_files_load_in_the_dtype_asked_for(tmp_path):
     _, folder = released(tmp_path)
     weights = {name: value.half() for name, value in load_file(folder / "model.safetensors").items()}
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    assert hf_deberta.HfDebertaModel.from_pretrained(folder, dtype=torch.float32).dtype == torch.float32
-    assert hf_deberta.HfDebertaModel.from_pretrained(folder, dtype="auto").dtype == torch.float16
+    load = hf_deberta.HfDebertaModel.from_pretrained
+    assert load(folder).dtype == torch.float32  # not what the file happens to be stored in
+    assert load(folder, dtype=torch.float16).dtype == torch.float16
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "torch_dtype": "float16"}))
+    assert load(folder).dtype == torch.float16
+
+
+def test_export_into_a_used_folder_leaves_no_old_weights(tmp_path):
+    tiny = hf_deberta.HfDebertaConfig.from_preset("tiny")
+    first, second = (hf_deberta.HfDebertaModel(tiny) for _ in range(2))
+    export_to_transformers(first, tmp_path)
+    export_to_transformers(second, tmp_path, max_shard_size="20KB")
+    plain = transformers.AutoModel.from_pretrained(tmp_path)
+    assert torch.equal(plain.embeddings.word_embeddings.weight, second.embeddings.word_embeddings.weight)
+    with pytest.raises(ValueError, match="takes a HfDeberta model, not DebertaV2Model"):
+        export_to_transformers(plain, tmp_path)
+
+
+def test_untied_in_tree_masked_lm_is_refused_rather_than_wrong(tmp_path):
+    theirs = in_tree("v3", "ForMaskedLM", tie_word_embeddings=False)
+    with pytest.raises(ValueError, match="untied and holds two output biases"):
+        ours("ForMaskedLM", saved(theirs, tmp_path))
