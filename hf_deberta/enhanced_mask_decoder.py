@@ -17,9 +17,10 @@ from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
+from .attention_context import AttentionContext
 from .batch_loss import IGNORED, cross_entropy
 from .configuration_hf_deberta import HfDebertaConfig
-from .modeling_hf_deberta import AttentionContext, HfDebertaModel, HfDebertaPreTrainedModel, kept_states
+from .modeling_hf_deberta import HfDebertaModel, HfDebertaPreTrainedModel, kept_states
 
 logger = logging.get_logger(__name__)
 

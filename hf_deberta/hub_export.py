@@ -41,7 +41,11 @@ PIPELINE_TAGS = {
 
 
 def auto_classes() -> dict[str, type]:
-    """Our class for each Auto class; the ReCoRD head has none in Transformers and goes under its own name."""
+    """Our class for each Auto class; the ReCoRD head has none in Transformers and goes under its own name.
+
+    Imports are made here, late, because the models import this file to save themselves; they also make every head's
+    file travel, whichever head is saved.
+    """
     from .configuration_hf_deberta import HfDebertaConfig
     from .enhanced_mask_decoder import HfDebertaForMaskedLM
     from .modeling_heads import (

@@ -5,7 +5,6 @@ Legend: B batch, N tokens, H heads, d head size, R rows of the relative table in
 Parameter names are those of the official v2 code and of in-tree `deberta-v2`.
 """
 
-from dataclasses import dataclass, replace
 from pathlib import Path
 from pickle import UnpicklingError
 from tempfile import TemporaryDirectory
@@ -20,33 +19,14 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils.generic import can_return_tuple
 
-from .attention import disentangled_attention, documents_of
+from .attention import disentangled_attention
+from .attention_context import AttentionContext, any_outside
 from .checkpoint_conversion import register_conversions
 from .configuration_hf_deberta import HfDebertaConfig
 from .ngram_input_encoding import NgramInputEncoding
 from .relative_position import may_be_pruned, rows_in_use, rows_of_distances, saturation_of
 
 HUB_ARGUMENTS = ("repo_id", "commit_message", "commit_description", "private", "token", "revision", "create_pr", "tags")
-
-
-@dataclass(frozen=True)
-class AttentionContext:
-    """What all layers of one forward pass share: who sees whom, and which rows lie between them."""
-
-    mask: torch.Tensor | None  # bool, [B, N] real tokens or [B, N, N] who sees whom
-    token_mask: torch.Tensor | None  # bool, [B, N] real tokens
-    cu_seqlens: torch.Tensor | None  # [documents + 1] of one packed row
-    documents: torch.Tensor | None  # [B, N], equal within a document
-    position_ids: torch.Tensor  # [B or 1, N], absolute, within a document
-    in_order: bool  # whether these are 0, 1, ... along each row
-    rows_of_distance: torch.Tensor | None  # [2k + 1]
-    first_row: int  # of the whole table, the first one in use
-    saturation: int | None  # the distance from which on rows are those of the ends
-
-    def to(self, device: torch.device | str, **kwargs) -> "AttentionContext":
-        """On another device, where a model is spread over several."""
-        moved = {name: value.to(device) for name, value in vars(self).items() if torch.is_tensor(value)}
-        return replace(self, **moved)
 
 
 class HfDebertaEmbeddings(nn.Module):
@@ -90,7 +70,7 @@ class HfDebertaEmbeddings(nn.Module):
     def positions(self, position_ids: torch.Tensor, in_order: bool) -> torch.Tensor:
         """Absolute position embeddings [..., embedding]; `in_order`: positions are 0, 1, ... along each row."""
         known = self.config.max_position_embeddings
-        if (in_order and position_ids.shape[-1] > known) or _any_outside(position_ids, known):
+        if (in_order and position_ids.shape[-1] > known) or any_outside(position_ids, known):
             longest = int(position_ids.max()) + 1
             raise ValueError(
                 f"absolute positions are known up to max_position_embeddings = {known}, and this input reaches "
@@ -256,6 +236,13 @@ class HfDebertaEncoder(nn.Module):
         config = self.config
         rows = rows_of_distances(config.max_distance, config.position_buckets, config.clamp_relative_distance)
         return rows.clone()
+
+    def relative_rows(self, length: int) -> dict:
+        """What an `AttentionContext` has to know of the relative table."""
+        if not self.config.relative_attention:
+            return {"rows_of_distance": None, "first_row": 0, "saturation": None}
+        first_row, _ = self.rows_in_use(length)
+        return {"rows_of_distance": self.rows_of_distance, "first_row": first_row, "saturation": self.saturation}
 
     def rows_in_use(self, length: int) -> tuple[int, int]:
         pruned = self.pruned and not torch.jit.is_tracing()  # a traced graph must hold for other lengths
@@ -474,10 +461,11 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
     ) -> tuple[torch.Tensor, AttentionContext]:
         """Embeddings [B, N, hidden] and the context the layers need; all input checks are here."""
         batch, length, device = self._check_inputs(input_ids, token_type_ids, inputs_embeds)
-        _check_packing(position_ids, cu_seq_lens_q, batch, length)
         if input_ids is not None and cu_seq_lens_q is None:
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
-        context = self._context(attention_mask, position_ids, cu_seq_lens_q, batch, length, device)
+        context = AttentionContext.of(
+            attention_mask, position_ids, cu_seq_lens_q, (batch, length), device, **self.encoder.relative_rows(length)
+        )
         embeddings = self.embeddings(
             input_ids,
             token_type_ids,
@@ -496,89 +484,17 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         if tensor.dim() != rank or tensor.numel() == 0:
             name, shape = ("input_ids", "[B, N]") if rank == 2 else ("inputs_embeds", "[B, N, embedding]")
             raise ValueError(f"{name} must be {shape} with at least one row and one token, not {tuple(tensor.shape)}")
-        if input_ids is not None and _any_outside(input_ids, self.config.vocab_size):
+        words = self.embeddings.word_embeddings.num_embeddings
+        if input_ids is not None and any_outside(input_ids, words):
             raise ValueError(
-                f"input_ids must lie in [0, {self.config.vocab_size}), the vocabulary of this model, and reach from "
+                f"input_ids must lie in [0, {words}), the vocabulary of this model, and reach from "
                 f"{int(input_ids.min())} to {int(input_ids.max())}; use the tokenizer that belongs to it, or "
                 "resize_token_embeddings"
             )
         types = self.config.type_vocab_size
-        if token_type_ids is not None and types > 0 and _any_outside(token_type_ids, types):
+        if token_type_ids is not None and types > 0 and any_outside(token_type_ids, types):
             raise ValueError(f"token_type_ids must lie in [0, {types}), and reach up to {int(token_type_ids.max())}")
         return tensor.shape[0], tensor.shape[1], tensor.device
-
-    def _context(
-        self, attention_mask, position_ids, cu_seq_lens_q, batch: int, length: int, device: torch.device
-    ) -> AttentionContext:
-        mask = token_mask = documents = None
-        if attention_mask is not None:
-            mask = _boolean_mask(attention_mask, batch, length)
-            token_mask = mask if mask.dim() == 2 else mask.any(1)
-        if cu_seq_lens_q is not None:
-            documents = documents_of(cu_seq_lens_q, length)[None]
-        elif mask is not None and mask.dim() == 3 and self.encoder.conv is not None:
-            strangers = ~(mask | mask.mT).diagonal(1, 1, 2)  # neither neighbour sees the other
-            documents = _number_from_boundaries(strangers)
-        elif mask is None and position_ids is not None:
-            documents = _number_from_boundaries(position_ids.diff(dim=-1) != 1)
-            mask = (documents[:, :, None] == documents[:, None, :]).expand(batch, -1, -1)
-        in_order = position_ids is None and cu_seq_lens_q is None
-        if position_ids is None:
-            position_ids = torch.arange(length, device=device)[None]
-            if cu_seq_lens_q is not None:
-                position_ids = position_ids - cu_seq_lens_q[documents]
-        relative = self.config.relative_attention
-        return AttentionContext(
-            mask=mask,
-            token_mask=token_mask,
-            cu_seqlens=cu_seq_lens_q,
-            documents=documents,
-            position_ids=position_ids,
-            in_order=in_order,
-            rows_of_distance=self.encoder.rows_of_distance if relative else None,
-            first_row=self.encoder.rows_in_use(length)[0] if relative else 0,
-            saturation=self.encoder.saturation if relative else None,
-        )
-
-
-def _boolean_mask(attention_mask: torch.Tensor, batch: int, length: int) -> torch.Tensor:
-    """[B, N] or [B, N, N] of bool, from 0/1 of any type; [B, 1, N, N] is taken as the latter."""
-    mask = attention_mask.squeeze(1) if attention_mask.dim() == 4 and attention_mask.shape[1] == 1 else attention_mask
-    if tuple(mask.shape) not in ((batch, length), (batch, length, length)):
-        raise ValueError(
-            f"attention_mask must be [B, N] = {(batch, length)} or [B, N, N] = {(batch, length, length)}, "
-            f"not {tuple(attention_mask.shape)}"
-        )
-    if mask.is_floating_point() and mask.dim() == 3:
-        raise ValueError("an attention_mask [B, N, N] must be boolean or integer, 1 for what may be seen, not additive")
-    return mask.bool()
-
-
-def _check_packing(position_ids, cu_seq_lens_q, batch: int, length: int) -> None:
-    if position_ids is not None and tuple(position_ids.shape) not in ((batch, length), (1, length)):
-        raise ValueError(f"position_ids must be [B, N] = {(batch, length)}, not {tuple(position_ids.shape)}")
-    if cu_seq_lens_q is None:
-        return
-    if batch != 1:
-        raise ValueError(f"cu_seqlens goes with one packed row, not with a batch of {batch}")
-    bounds = cu_seq_lens_q.tolist() if _may_look_at(cu_seq_lens_q) else [0, length]
-    if bounds[0] != 0 or bounds[-1] != length or sorted(set(bounds)) != bounds:
-        raise ValueError(f"cu_seq_lens_q must rise from 0 to the {length} tokens of the row, and is {bounds}")
-
-
-def _number_from_boundaries(boundary: torch.Tensor) -> torch.Tensor:
-    """Document numbers [B, N] from [B, N - 1] flags between neighbours."""
-    return nn.functional.pad(boundary.long().cumsum(-1), (1, 0))
-
-
-def _any_outside(ids: torch.Tensor, size: int) -> bool:
-    """Whether an id is not in [0, size)."""
-    return _may_look_at(ids) and (bool((ids < 0).any()) or bool((ids >= size).any()))
-
-
-def _may_look_at(tensor: torch.Tensor) -> bool:
-    """Whether values may be read: on CPU only, elsewhere it would stall the device, and not in a traced graph."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and not torch.jit.is_tracing()
 
 
 register_conversions()

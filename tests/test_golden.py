@@ -16,8 +16,8 @@ from hf_deberta import (
     HfDebertaForTokenClassification,
     replaced_token_labels,
 )
+from hf_deberta.attention_context import AttentionContext
 from hf_deberta.enhanced_mask_decoder import gather_positions
-from hf_deberta.modeling_hf_deberta import AttentionContext
 from hf_deberta.relative_position import log_bucket
 
 STATES = {"atol": 2e-5, "rtol": 1e-4}

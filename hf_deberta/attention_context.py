@@ -1,0 +1,106 @@
+"""What all layers of one forward pass share: which tokens are real, who sees whom, and which rows lie between them.
+
+Legend: B batch, N tokens, k the largest relative distance.
+
+Documents of a packed row are told apart by `cu_seq_lens_q`, by `position_ids` that restart where there is no mask, or
+by a mask [B, N, N] in which two neighbours do not see one another.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from .attention import documents_of
+
+
+@dataclass(frozen=True)
+class AttentionContext:
+    """What all layers of one forward pass share: who sees whom, and which rows lie between them."""
+
+    mask: torch.Tensor | None  # bool, [B, N] real tokens or [B, N, N] who sees whom
+    token_mask: torch.Tensor | None  # bool, [B, N] real tokens
+    cu_seqlens: torch.Tensor | None  # [documents + 1] of one packed row
+    documents: torch.Tensor | None  # [B, N], equal within a document
+    position_ids: torch.Tensor  # [B or 1, N], absolute, within a document
+    in_order: bool  # whether these are 0, 1, ... along each row
+    rows_of_distance: torch.Tensor | None  # [2k + 1]
+    first_row: int  # of the whole table, the first one in use
+    saturation: int | None  # the distance from which on rows are those of the ends
+
+    def to(self, device: torch.device | str, **kwargs) -> "AttentionContext":
+        """On another device, where a model is spread over several."""
+        moved = {name: value.to(device) for name, value in vars(self).items() if torch.is_tensor(value)}
+        return replace(self, **moved)
+
+    @classmethod
+    def of(
+        cls,
+        attention_mask: torch.Tensor | None,
+        position_ids: torch.Tensor | None,
+        cu_seq_lens_q: torch.Tensor | None,
+        shape: tuple[int, int],  # B, N
+        device: torch.device,
+        **relative_rows,
+    ) -> "AttentionContext":
+        """From what a user gives, checked."""
+        batch, length = shape
+        check_packing(position_ids, cu_seq_lens_q, batch, length)
+        mask = token_mask = documents = None
+        if attention_mask is not None:
+            mask = boolean_mask(attention_mask, batch, length)
+            token_mask = mask if mask.dim() == 2 else mask.any(1)
+        if cu_seq_lens_q is not None:
+            documents = documents_of(cu_seq_lens_q, length)[None]
+        elif mask is not None and mask.dim() == 3:
+            strangers = ~(mask | mask.mT).diagonal(1, 1, 2)  # neither neighbour sees the other
+            documents = number_from_boundaries(strangers)
+        elif mask is None and position_ids is not None:
+            documents = number_from_boundaries(position_ids.diff(dim=-1) != 1)
+            mask = (documents[:, :, None] == documents[:, None, :]).expand(batch, -1, -1)
+        in_order = position_ids is None and cu_seq_lens_q is None
+        if position_ids is None:
+            position_ids = torch.arange(length, device=device)[None]
+            if cu_seq_lens_q is not None:
+                position_ids = position_ids - cu_seq_lens_q[documents]
+        return cls(mask, token_mask, cu_seq_lens_q, documents, position_ids, in_order, **relative_rows)
+
+
+def boolean_mask(attention_mask: torch.Tensor, batch: int, length: int) -> torch.Tensor:
+    """[B, N] or [B, N, N] of bool, from 0/1 of any type; [B, 1, N, N] is taken as the latter."""
+    mask = attention_mask.squeeze(1) if attention_mask.dim() == 4 and attention_mask.shape[1] == 1 else attention_mask
+    if tuple(mask.shape) not in ((batch, length), (batch, length, length)):
+        raise ValueError(
+            f"attention_mask must be [B, N] = {(batch, length)} or [B, N, N] = {(batch, length, length)}, "
+            f"not {tuple(attention_mask.shape)}"
+        )
+    if mask.is_floating_point() and mask.dim() == 3:
+        raise ValueError("an attention_mask [B, N, N] must be boolean or integer, 1 for what may be seen, not additive")
+    return mask.bool()
+
+
+def check_packing(position_ids, cu_seq_lens_q, batch: int, length: int) -> None:
+    if position_ids is not None and tuple(position_ids.shape) not in ((batch, length), (1, length)):
+        raise ValueError(f"position_ids must be [B, N] = {(batch, length)}, not {tuple(position_ids.shape)}")
+    if cu_seq_lens_q is None:
+        return
+    if batch != 1:
+        raise ValueError(f"cu_seqlens goes with one packed row, not with a batch of {batch}")
+    bounds = cu_seq_lens_q.tolist() if may_look_at(cu_seq_lens_q) else [0, length]
+    if bounds[0] != 0 or bounds[-1] != length or sorted(set(bounds)) != bounds:
+        raise ValueError(f"cu_seq_lens_q must rise from 0 to the {length} tokens of the row, and is {bounds}")
+
+
+def number_from_boundaries(boundary: torch.Tensor) -> torch.Tensor:
+    """Document numbers [B, N] from [B, N - 1] flags between neighbours."""
+    return nn.functional.pad(boundary.long().cumsum(-1), (1, 0))
+
+
+def any_outside(ids: torch.Tensor, size: int) -> bool:
+    """Whether an id is not in [0, size)."""
+    return may_look_at(ids) and (bool((ids < 0).any()) or bool((ids >= size).any()))
+
+
+def may_look_at(tensor: torch.Tensor) -> bool:
+    """Whether values may be read: on CPU only, elsewhere it would stall the device, and not in a traced graph."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and not torch.jit.is_tracing()
