@@ -16,7 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 from .relative_position import rows_between
 
-QUERY_BLOCK = 512  # queries whose scores are in memory at once
+QUERY_BLOCK = 128  # queries whose scores are in memory at once; few, so that they stay in a cache
+TRAINING_BLOCK = 512  # the same in training, where more than one block means to compute each of them twice
 TILE = 128  # a tile of n x m computes n + m - 1 columns; smaller tiles waste less, larger ones multiply faster
 
 
@@ -46,11 +47,12 @@ def sdpa_attention(
         position_key, position_query, rows_of_distance, first_row, saturation, key.shape[2], terms, scale
     )
     queries = query.shape[2]
-    recompute = queries > QUERY_BLOCK and torch.is_grad_enabled()
+    size = TRAINING_BLOCK if torch.is_grad_enabled() else QUERY_BLOCK
+    recompute = queries > size and torch.is_grad_enabled()
     contexts = []
-    for start in range(0, queries, QUERY_BLOCK):
-        block = query[:, :, start : start + QUERY_BLOCK]
-        seen = visible if visible is None or visible.shape[2] == 1 else visible[:, :, start : start + QUERY_BLOCK]
+    for start in range(0, queries, size):
+        block = query[:, :, start : start + size]
+        seen = visible if visible is None or visible.shape[2] == 1 else visible[:, :, start : start + size]
         arguments = (block, key, value, *tables, seen, start, saturation, scale, dropout_p)
         if recompute:
             contexts.append(checkpoint(attend_block, *arguments, use_reentrant=False))

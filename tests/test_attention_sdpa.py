@@ -17,6 +17,7 @@ HEADS, WIDTH = 3, 4
 def sizes(request, monkeypatch):
     block, tile = SIZES[request.param]
     monkeypatch.setattr(attention_sdpa, "QUERY_BLOCK", block)
+    monkeypatch.setattr(attention_sdpa, "TRAINING_BLOCK", block)
     monkeypatch.setattr(attention_sdpa, "TILE", tile)
 
 
