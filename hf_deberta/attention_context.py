@@ -84,8 +84,6 @@ def check_packing(position_ids, cu_seq_lens_q, batch: int, length: int) -> None:
         raise ValueError(f"position_ids must be [B, N] = {(batch, length)}, not {tuple(position_ids.shape)}")
     if cu_seq_lens_q is None:
         return
-    if batch != 1:
-        raise ValueError(f"cu_seqlens goes with one packed row, not with a batch of {batch}")
     bounds = cu_seq_lens_q.tolist() if may_look_at(cu_seq_lens_q) else [0, length]
     if bounds[0] != 0 or bounds[-1] != length or sorted(set(bounds)) != bounds:
         raise ValueError(f"cu_seq_lens_q must rise from 0 to the {length} tokens of the row, and is {bounds}")

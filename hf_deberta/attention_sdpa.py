@@ -1,4 +1,4 @@
-"""Disentangled attention on `scaled_dot_product_attention`: exact, on any machine, linear in memory.
+"""Disentangled attention on `scaled_dot_product_attention`: exact, on any machine, without an [N, N] table.
 
 Legend: B batch, H heads, Q queries, K keys, d head size, n and m queries and keys of a tile, r reach of the tables.
 
@@ -7,7 +7,7 @@ The position terms become a bias to the scores. Three facts make it cheap (docs/
 - With the table laid out by distance instead of by row, c2p of a tile is a product and a *skew*: entry (i, j) is
   entry (i, n - 1 - i + j) of query @ table^T, a view that costs nothing. p2c is the keys' product, transposed.
 - Past the last distance with a row of its own all keys on one side share a row: the bias there is a_i + b_j.
-- Queries are taken in blocks, so that no [B, H, N, N] tensor exists.
+- Queries are taken in blocks, so that their bias never exists for all at once (query subsets are one block).
 """
 
 import torch

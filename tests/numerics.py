@@ -4,7 +4,14 @@ import torch
 
 from hf_deberta import HfDebertaConfig
 
-torch.set_num_threads(1)  # tensors are tiny: with more, threads only wait for one another
+TERMS = {
+    "all": ("c2p", "p2c", "p2p"),
+    "both": ("c2p", "p2c"),
+    "c2p": ("c2p",),
+    "p2c": ("p2c",),
+    "p2p": ("p2p",),
+    "none": (),
+}
 
 # every mechanism is on; a test that wants one off says so
 EVERYTHING_ON = {

@@ -5,19 +5,11 @@ from itertools import pairwise
 
 import pytest
 import torch
-from numerics import gradients
+from numerics import TERMS, gradients
 
 from hf_deberta.attention import disentangled_attention, documents_of, visibility
 from hf_deberta.relative_position import rows_in_use, rows_of_distances
 
-TERMS = {
-    "all": ("c2p", "p2c", "p2p"),
-    "both": ("c2p", "p2c"),
-    "c2p": ("c2p",),
-    "p2c": ("p2c",),
-    "p2p": ("p2p",),
-    "none": (),
-}
 TABLES = {"buckets": (64, 16), "clipped": (6, 0)}  # k, buckets
 HEADS, SIZE = 2, 4
 

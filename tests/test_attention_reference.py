@@ -4,18 +4,10 @@ import math
 
 import pytest
 import torch
-from numerics import assert_within_budget, gradients, largest
+from numerics import TERMS, assert_within_budget, gradients, largest
 
 from hf_deberta.attention_reference import reference_attention, score_terms, visible_softmax
 
-TERMS = {
-    "all": ("c2p", "p2c", "p2p"),
-    "both": ("c2p", "p2c"),
-    "c2p": ("c2p",),
-    "p2c": ("p2c",),
-    "p2p": ("p2p",),
-    "none": (),
-}
 VISIBLE = {
     "all seen": lambda queries, keys: None,
     "causal": lambda queries, keys: torch.ones(1, 1, queries, keys, dtype=torch.bool).tril(),

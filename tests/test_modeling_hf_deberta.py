@@ -651,3 +651,13 @@ def test_compiles_into_one_graph(case, masked):
     assert_equal_but_for_rounding(loss.detach(), expected)
     found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
     assert_same_by_name(found, expected_gradients)
+
+
+def test_context_follows_a_model_to_another_device():
+    """Accelerate sends a layer's arguments to the layer's device; it moves what has a `to`."""
+    from accelerate.utils import send_to_device
+
+    _, context = tiny_model(HfDebertaModel).embed(IDS, torch.ones_like(IDS))
+    moved = send_to_device(context, "meta")
+    assert {value.device.type for value in vars(moved).values() if torch.is_tensor(value)} == {"meta"}
+    assert moved.first_row == context.first_row and context.mask.device.type == "cpu"
