@@ -11,6 +11,7 @@ import math
 import torch
 from transformers.utils import logging
 
+from .graph_capture import capturing
 from .relative_position import rows_between, saturation_of
 
 BACKENDS = ("eager", "sdpa")
@@ -32,6 +33,7 @@ def disentangled_attention(
     query_positions: torch.Tensor | None = None,  # [B, Q]
     mask: torch.Tensor | None = None,  # bool, [B, K] real keys or [B, K, K] who sees whom
     cu_seqlens: torch.Tensor | None = None,  # [documents + 1], with B = 1
+    lengths: tuple[int, ...] | None = None,  # the same as lengths
     scale: float | None = None,
     dropout_p: float = 0.0,
     backend: str = "eager",
@@ -48,6 +50,7 @@ def disentangled_attention(
         mask: True may be seen. With [B, K], padding is not seen and sees nothing; with [B, K, K], entry
             [b, i, j] lets position i see position j. A query that sees nothing gets a zero context.
         cu_seqlens: document boundaries of a packed row; documents do not see one another.
+        lengths: lengths of these documents, for who has them at hand.
         scale: 1/sqrt(m d), m = 1 + number of terms, if not given.
 
     Example:
@@ -73,10 +76,19 @@ def disentangled_attention(
 
         if terms and saturation is None:
             saturation = saturation_of(rows_of_distance)
+        by_document = cu_seqlens is not None and mask is None and not capturing() and in_order(query_positions)
+        if by_document and lengths is None:
+            lengths = tuple(cu_seqlens.diff().tolist())
         padding_only = mask is not None and mask.dim() == 2 and cu_seqlens is None
-        visible = mask[:, None, None] if padding_only else visibility(query_positions, mask, cu_seqlens, key.shape[2])
+        if by_document:
+            visible = None
+        elif padding_only:
+            visible = mask[:, None, None]
+        else:
+            visible = visibility(query_positions, mask, cu_seqlens, key.shape[2])
         tables = (position_key, position_query, rows_of_distance, first_row, saturation)
-        context = sdpa_attention(query, key, value, *tables, query_positions, visible, scale, tuple(terms), dropout_p)
+        who = (query_positions, visible, lengths if by_document else None)
+        context = sdpa_attention(query, key, value, *tables, *who, scale, tuple(terms), dropout_p)
         return blank_out_blind(context, query_positions, mask, visible, padding_only), None
 
     from .attention_reference import reference_attention
@@ -93,6 +105,10 @@ def disentangled_attention(
         query, key, value, position_key, position_query, row, visible, scale, tuple(terms), dropout_p
     )
     return context, probabilities if need_probabilities else None
+
+
+def in_order(query_positions: torch.Tensor | None) -> bool:
+    return query_positions is None or bool((query_positions.diff() >= 0).all())
 
 
 def blank_out_blind(context, query_positions, mask, visible, padding_only: bool) -> torch.Tensor:

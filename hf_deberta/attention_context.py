@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from .attention import documents_of
+from .graph_capture import capturing
 
 
 @dataclass(frozen=True)
@@ -101,4 +102,4 @@ def any_outside(ids: torch.Tensor, size: int) -> bool:
 
 def may_look_at(tensor: torch.Tensor) -> bool:
     """Whether values may be read: on CPU only, elsewhere it would stall the device, and not in a traced graph."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and not torch.jit.is_tracing()
+    return tensor.device.type == "cpu" and not capturing()

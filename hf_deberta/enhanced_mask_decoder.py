@@ -20,6 +20,7 @@ from transformers.utils.generic import can_return_tuple
 from .attention_context import AttentionContext
 from .batch_loss import IGNORED, cross_entropy
 from .configuration_hf_deberta import HfDebertaConfig
+from .dense import dense
 from .modeling_hf_deberta import HfDebertaModel, HfDebertaPreTrainedModel, kept_states
 
 logger = logging.get_logger(__name__)
@@ -38,7 +39,7 @@ class HfDebertaLMHead(nn.Module):
         self.decoder = nn.Linear(width, config.vocab_size, bias=False)  # tied to the word embedding
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        return self.decoder(self.LayerNorm(self.activation(self.dense(states)))) + self.bias
+        return dense(self.decoder, self.LayerNorm(self.activation(dense(self.dense, states)))) + self.bias
 
 
 class HfDebertaLMPredictions(nn.Module):

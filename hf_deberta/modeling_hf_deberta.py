@@ -23,6 +23,7 @@ from .attention import disentangled_attention
 from .attention_context import AttentionContext, any_outside
 from .checkpoint_conversion import register_conversions
 from .configuration_hf_deberta import HfDebertaConfig
+from .dense import dense
 from .ngram_input_encoding import NgramInputEncoding
 from .relative_position import may_be_pruned, rows_in_use, rows_of_distances, saturation_of
 
@@ -61,7 +62,7 @@ class HfDebertaEmbeddings(nn.Module):
                 token_type_ids = embeddings.new_zeros(embeddings.shape[:2], dtype=torch.long)
             embeddings = embeddings + self.token_type_embeddings(token_type_ids)
         if self.config.embedding_size != self.config.hidden_size:
-            embeddings = self.embed_proj(embeddings)
+            embeddings = dense(self.embed_proj, embeddings)
         embeddings = self.LayerNorm(embeddings)
         if token_mask is not None:
             embeddings = embeddings * token_mask[..., None]
@@ -112,7 +113,7 @@ class HfDebertaSelfAttention(nn.Module):
         if memory is None:
             memory = self.project_memory(hidden_states, relative_table)
         key, value, position_key, position_query = memory
-        query = self._heads(self.query_proj(hidden_states if query_states is None else query_states))
+        query = self._heads(dense(self.query_proj, hidden_states if query_states is None else query_states))
         states, probabilities = disentangled_attention(
             query,
             key,
@@ -140,11 +141,11 @@ class HfDebertaSelfAttention(nn.Module):
             table = self.pos_dropout(relative_table)
             if {"c2p", "p2p"} & set(self.terms):
                 project = self.key_proj if self.config.share_att_key else self.pos_key_proj
-                position_key = self._heads(project(table))
+                position_key = self._heads(dense(project, table))
             if {"p2c", "p2p"} & set(self.terms):
                 project = self.query_proj if self.config.share_att_key else self.pos_query_proj
-                position_query = self._heads(project(table))
-        key, value = self.key_proj(hidden_states), self.value_proj(hidden_states)
+                position_query = self._heads(dense(project, table))
+        key, value = dense(self.key_proj, hidden_states), dense(self.value_proj, hidden_states)
         return self._heads(key), self._heads(value), position_key, position_query
 
     def _heads(self, states: torch.Tensor) -> torch.Tensor:
@@ -162,7 +163,7 @@ class HfDebertaResidual(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, states: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        return self.LayerNorm(self.dropout(self.dense(states)) + residual)
+        return self.LayerNorm(self.dropout(dense(self.dense, states)) + residual)
 
 
 class HfDebertaAttention(nn.Module):
@@ -179,7 +180,7 @@ class HfDebertaIntermediate(nn.Module):
         self.activation = ACT2FN[config.hidden_act]
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        return self.activation(self.dense(states))
+        return self.activation(dense(self.dense, states))
 
 
 class HfDebertaLayer(GradientCheckpointingLayer):

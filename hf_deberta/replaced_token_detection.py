@@ -14,6 +14,7 @@ from transformers.utils.generic import can_return_tuple
 
 from .batch_loss import IGNORED, binary_cross_entropy
 from .configuration_hf_deberta import HfDebertaConfig
+from .dense import dense
 from .modeling_hf_deberta import HfDebertaModel, HfDebertaPreTrainedModel
 
 
@@ -28,7 +29,7 @@ class HfDebertaMaskPredictions(nn.Module):
     def forward(self, states: torch.Tensor, first_states: torch.Tensor) -> torch.Tensor:
         """Logits [B, N] from states [B, N, hidden] and those of each sequence's first token."""
         mixed = self.LayerNorm(first_states + states)
-        return self.classifier(self.activation(self.dense(mixed))).squeeze(-1)
+        return self.classifier(self.activation(dense(self.dense, mixed))).squeeze(-1)
 
 
 class HfDebertaForPreTraining(HfDebertaPreTrainedModel):

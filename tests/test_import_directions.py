@@ -9,20 +9,22 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "hf_deberta"
 FILES = sorted(path for path in PACKAGE.glob("*.py") if path.name != "__init__.py")
 NO_SIBLINGS = {"configuration_hf_deberta", "relative_position", "checkpoint_conversion", "batch_loss"}
-NO_SIBLINGS |= {"tokenization_hf_deberta"}
-MODEL = {"attention_context", "modeling_hf_deberta", "configuration_hf_deberta", "batch_loss"}
+NO_SIBLINGS |= {"tokenization_hf_deberta", "graph_capture"}
+MODEL = {"attention_context", "dense", "modeling_hf_deberta", "configuration_hf_deberta", "batch_loss"}
 MAY_IMPORT = {
     **{name: set() for name in NO_SIBLINGS},
     "ngram_input_encoding": {"configuration_hf_deberta"},
     "attention_reference": {"relative_position"},
-    "attention_sdpa": {"relative_position"},
-    "attention": {"relative_position", "attention_reference", "attention_sdpa"},
-    "attention_context": {"attention"},
+    "attention_sdpa": {"graph_capture", "relative_position"},
+    "dense": {"graph_capture"},
+    "attention": {"graph_capture", "relative_position", "attention_reference", "attention_sdpa"},
+    "attention_context": {"attention", "graph_capture"},
     "modeling_hf_deberta": {
         "attention",
         "attention_context",
         "checkpoint_conversion",
         "configuration_hf_deberta",
+        "dense",
         "hub_export",
         "ngram_input_encoding",
         "relative_position",
