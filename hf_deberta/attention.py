@@ -11,7 +11,7 @@ import math
 import torch
 from transformers.utils import logging
 
-from .graph_capture import capturing
+from .interception import capturing
 from .relative_position import rows_between, saturation_of
 
 BACKENDS = ("eager", "sdpa")

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from .attention import documents_of
-from .graph_capture import capturing
+from .interception import capturing
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class AttentionContext:
     position_ids: torch.Tensor  # [B or 1, N], absolute, within a document
     in_order: bool  # whether these are 0, 1, ... along each row
     rows_of_distance: torch.Tensor | None  # [2k + 1]
-    first_row: int  # of the whole table, the first one in use
+    rows: tuple[int, int]  # of the whole table, the first one in use and the one after the last
     saturation: int | None  # the distance from which on rows are those of the ends
 
     def to(self, device: torch.device | str, **kwargs) -> "AttentionContext":

@@ -18,7 +18,7 @@ import torch
 from torch.nn.functional import dropout, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from .graph_capture import capturing, transforming
+from .interception import capturing, transforming
 from .relative_position import rows_between
 
 QUERY_BLOCK = 256  # queries whose scores are in memory at once; few, so that they stay in a cache

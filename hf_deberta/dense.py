@@ -12,11 +12,8 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.nn.modules.module import _has_any_global_hook
 
-from .graph_capture import capturing, dispatching, transforming
-
-PLAIN = (torch.Tensor, nn.Parameter)
+from .interception import PLAIN_TENSORS, capturing, is_untouched, transforming, watched
 
 
 def dense(layer: nn.Module, states: torch.Tensor) -> torch.Tensor:
@@ -25,7 +22,7 @@ def dense(layer: nn.Module, states: torch.Tensor) -> torch.Tensor:
     >>> dense(nn.Linear(4, 3), torch.zeros(2, 5, 4)).shape
     torch.Size([2, 5, 3])
     """
-    if capturing() or not (oneDNN_is_faster() and is_plain(layer, states)):
+    if capturing() or not (oneDNN_is_faster() and torch.backends.mkldnn.enabled and is_plain(layer, states)):
         return layer(states)
     flat = states.reshape(-1, states.shape[-1])
     if torch.is_grad_enabled():
@@ -68,19 +65,12 @@ def is_plain(layer: nn.Module, states: torch.Tensor) -> bool:
     """Whether calling `layer` could mean nothing but x w^T + b of float32 tensors on the CPU."""
     return (
         type(layer) is nn.Linear
-        and type(states) in PLAIN
-        and type(layer.weight) in PLAIN
+        and type(states) in PLAIN_TENSORS
+        and is_untouched(layer)
         and states.dtype == layer.weight.dtype == torch.float32
         and states.device.type == layer.weight.device.type == "cpu"
         and states.numel() > 0
-        and not _has_any_global_hook()
-        and not layer._forward_hooks
-        and not layer._forward_pre_hooks
-        and not layer._backward_hooks
-        and not layer._backward_pre_hooks
-        and "forward" not in vars(layer)
-        and torch.backends.mkldnn.enabled
-        and not (torch.is_autocast_enabled("cpu") or transforming() or dispatching())
+        and not (torch.is_autocast_enabled("cpu") or transforming() or watched())
     )
 
 

@@ -172,7 +172,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         encoder = self.deberta.encoder
         positions = self.deberta.embeddings.positions(context.position_ids, context.in_order)
         query_states = gather_positions(before_last + positions, predicted)
-        table = encoder.relative_table(before_last.shape[1])
+        table = encoder.relative_table(context)
         steps = self.config.emd_steps
         return encoder.layer[-1](before_last, table, context, query_states, predicted, steps=steps)[0]
 
@@ -181,7 +181,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
     ) -> BaseModelOutput:
         """Run the ordinary last layer too, for who asked for hidden states or attentions of all layers."""
         encoder, before_last = self.deberta.encoder, encoded.last_hidden_state
-        table = encoder.relative_table(before_last.shape[1])
+        table = encoder.relative_table(context)
         wants_attentions = encoded.attentions is not None
         last, probabilities = encoder.layer[-1](before_last, table, context, output_attentions=wants_attentions)
         layers = self.config.num_hidden_layers

@@ -24,8 +24,10 @@ from .attention_context import AttentionContext, any_outside
 from .checkpoint_conversion import register_conversions
 from .configuration_hf_deberta import HfDebertaConfig
 from .dense import dense
+from .interception import capturing
 from .ngram_input_encoding import NgramInputEncoding
 from .relative_position import may_be_pruned, rows_in_use, rows_of_distances, saturation_of
+from .remembered import Remembered, may_remember
 
 HUB_ARGUMENTS = ("repo_id", "commit_message", "commit_description", "private", "token", "revision", "create_pr", "tags")
 
@@ -98,6 +100,7 @@ class HfDebertaSelfAttention(nn.Module):
             if {"p2c", "p2p"} & set(self.terms):
                 self.pos_query_proj = nn.Linear(width, width)
         self.pos_dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.remembered = Remembered()
 
     def forward(
         self,
@@ -122,7 +125,7 @@ class HfDebertaSelfAttention(nn.Module):
             position_query,
             terms=self.terms,
             rows_of_distance=context.rows_of_distance,
-            first_row=context.first_row,
+            first_row=context.rows[0],
             saturation=context.saturation,
             query_positions=query_positions,
             mask=context.mask,
@@ -137,16 +140,30 @@ class HfDebertaSelfAttention(nn.Module):
     def project_memory(self, hidden_states: torch.Tensor, relative_table: torch.Tensor | None) -> tuple:
         """Key and value [B, H, N, d], position key and query [H, R, d]."""
         position_key = position_query = None
-        if self.terms:
-            table = self.pos_dropout(relative_table)
-            if {"c2p", "p2p"} & set(self.terms):
-                project = self.key_proj if self.config.share_att_key else self.pos_key_proj
-                position_key = self._heads(dense(project, table))
-            if {"p2c", "p2p"} & set(self.terms):
-                project = self.query_proj if self.config.share_att_key else self.pos_query_proj
-                position_query = self._heads(dense(project, table))
+        if self.terms and self.remembers_tables():
+            projections = tuple(filter(None, self.position_projections()))
+            position_key, position_query = self.remembered.of(
+                projections, lambda: self.project_table(relative_table), relative_table
+            )
+        elif self.terms:
+            position_key, position_query = self.project_table(relative_table)
         key, value = dense(self.key_proj, hidden_states), dense(self.value_proj, hidden_states)
         return self._heads(key), self._heads(value), position_key, position_query
+
+    def project_table(self, relative_table: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Position key and query [H, R, d], those that the terms need."""
+        table = self.pos_dropout(relative_table)
+        return tuple(module and self._heads(dense(module, table)) for module in self.position_projections())
+
+    def position_projections(self) -> tuple[nn.Module | None, nn.Module | None]:
+        """What makes position keys of the relative table, for c2p and p2p, and position queries, for p2c and p2p."""
+        shared, terms = self.config.share_att_key, set(self.terms)
+        for_key = self.key_proj if shared else getattr(self, "pos_key_proj", None)
+        for_query = self.query_proj if shared else getattr(self, "pos_query_proj", None)
+        return for_key if {"c2p", "p2p"} & terms else None, for_query if {"p2c", "p2p"} & terms else None
+
+    def remembers_tables(self) -> bool:
+        return may_remember(filter(None, self.position_projections()))
 
     def _heads(self, states: torch.Tensor) -> torch.Tensor:
         """[..., N, hidden] to [..., H, N, d]."""
@@ -229,6 +246,7 @@ class HfDebertaEncoder(nn.Module):
             self.register_buffer("rows_of_distance", rows, persistent=False)
             self.pruned = may_be_pruned(rows, config.relative_span)
             self.saturation = saturation_of(rows)
+            self.remembered = Remembered()
         if config.norm_rel_ebd == "layer_norm":
             self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.conv = NgramInputEncoding(config) if config.conv_kernel_size > 0 else None
@@ -239,23 +257,38 @@ class HfDebertaEncoder(nn.Module):
         return rows.clone()
 
     def relative_rows(self, length: int) -> dict:
-        """What an `AttentionContext` has to know of the relative table."""
+        """What an `AttentionContext` has to know of the relative table for sequences of so many tokens."""
         if not self.config.relative_attention:
-            return {"rows_of_distance": None, "first_row": 0, "saturation": None}
-        first_row, _ = self.rows_in_use(length)
-        return {"rows_of_distance": self.rows_of_distance, "first_row": first_row, "saturation": self.saturation}
+            return {"rows_of_distance": None, "rows": (0, 0), "saturation": None}
+        rows = self.rows_in_use(length)
+        return {"rows_of_distance": self.rows_of_distance, "rows": rows, "saturation": self.saturation}
 
     def rows_in_use(self, length: int) -> tuple[int, int]:
-        pruned = self.pruned and not torch.jit.is_tracing()  # a traced graph must hold for other lengths
+        """Rows to project: those in use, or all where they are projected once and remembered."""
+        # a captured graph must hold for other lengths
+        pruned = self.pruned and not capturing() and not self.remembers_tables()
         return rows_in_use(length, self.config.relative_span, pruned)
 
-    def relative_table(self, length: int) -> torch.Tensor | None:
-        """The rows of the relative table that sequences of `length` tokens use, [R, hidden]."""
+    def remembers_tables(self) -> bool:
+        return may_remember(self.table_modules()) and all(x.attention.self.remembers_tables() for x in self.layer)
+
+    def table_modules(self) -> tuple[nn.Module, ...]:
+        normed = self.config.norm_rel_ebd == "layer_norm"
+        return (self.rel_embeddings, self.LayerNorm) if normed else (self.rel_embeddings,)
+
+    def relative_table(self, context: AttentionContext) -> torch.Tensor | None:
+        """The rows of the relative table that the context names, [R, hidden]; one object while it is remembered."""
         if not self.config.relative_attention:
             return None
-        first, last = self.rows_in_use(length)
-        table = self.rel_embeddings(torch.arange(first, last, device=self.rows_of_distance.device))
-        return self.LayerNorm(table) if self.config.norm_rel_ebd == "layer_norm" else table
+
+        def compute() -> torch.Tensor:
+            table = self.rel_embeddings(torch.arange(*context.rows, device=self.rows_of_distance.device))
+            return self.LayerNorm(table) if self.config.norm_rel_ebd == "layer_norm" else table
+
+        whole = context.rows == (0, self.rel_embeddings.num_embeddings)
+        if whole and may_remember(self.table_modules()):
+            return self.remembered.of(self.table_modules(), compute)
+        return compute()
 
     def forward(
         self,
@@ -270,7 +303,7 @@ class HfDebertaEncoder(nn.Module):
         `output_hidden_states` may name indices, as in Transformers; the other states are then None.
         """
         embeddings = hidden_states
-        relative_table = self.relative_table(hidden_states.shape[1])
+        relative_table = self.relative_table(context)
         kept = kept_states(output_hidden_states, len(self.layer) + 1)
         states, attentions = [hidden_states if 0 in kept else None], []
         for i, layer in enumerate(self.layer[:-1] if skip_last else self.layer):

@@ -115,7 +115,7 @@ def test_steps_apply_the_last_layer_to_queries_and_keep_keys_and_values(steps):
     memory = encoder(embeddings, context, skip_last=True).last_hidden_state
     queries = memory + model.deberta.embeddings.position_embeddings.weight[:9]
     for _ in range(steps):
-        queries, _ = encoder.layer[-1](memory, encoder.relative_table(9), context, queries)
+        queries, _ = encoder.layer[-1](memory, encoder.relative_table(context), context, queries)
     torch.testing.assert_close(model(**INPUTS).logits, model.lm_predictions.lm_head(queries))
 
 

@@ -9,16 +9,17 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "hf_deberta"
 FILES = sorted(path for path in PACKAGE.glob("*.py") if path.name != "__init__.py")
 NO_SIBLINGS = {"configuration_hf_deberta", "relative_position", "checkpoint_conversion", "batch_loss"}
-NO_SIBLINGS |= {"tokenization_hf_deberta", "graph_capture"}
+NO_SIBLINGS |= {"tokenization_hf_deberta", "interception"}
 MODEL = {"attention_context", "dense", "modeling_hf_deberta", "configuration_hf_deberta", "batch_loss"}
 MAY_IMPORT = {
     **{name: set() for name in NO_SIBLINGS},
     "ngram_input_encoding": {"configuration_hf_deberta"},
     "attention_reference": {"relative_position"},
-    "attention_sdpa": {"graph_capture", "relative_position"},
-    "dense": {"graph_capture"},
-    "attention": {"graph_capture", "relative_position", "attention_reference", "attention_sdpa"},
-    "attention_context": {"attention", "graph_capture"},
+    "attention_sdpa": {"interception", "relative_position"},
+    "dense": {"interception"},
+    "remembered": {"interception"},
+    "attention": {"interception", "relative_position", "attention_reference", "attention_sdpa"},
+    "attention_context": {"attention", "interception"},
     "modeling_hf_deberta": {
         "attention",
         "attention_context",
@@ -26,8 +27,10 @@ MAY_IMPORT = {
         "configuration_hf_deberta",
         "dense",
         "hub_export",
+        "interception",
         "ngram_input_encoding",
         "relative_position",
+        "remembered",
     },
     "modeling_heads": MODEL,
     "enhanced_mask_decoder": MODEL,

@@ -660,4 +660,4 @@ def test_context_follows_a_model_to_another_device():
     _, context = tiny_model(HfDebertaModel).embed(IDS, torch.ones_like(IDS))
     moved = send_to_device(context, "meta")
     assert {value.device.type for value in vars(moved).values() if torch.is_tensor(value)} == {"meta"}
-    assert moved.first_row == context.first_row and context.mask.device.type == "cpu"
+    assert moved.rows == context.rows and context.mask.device.type == "cpu"

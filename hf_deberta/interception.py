@@ -1,0 +1,41 @@
+"""What may stand between a call and its plain meaning: compilers, tracers, function transforms, modes, hooks, patches.
+
+Shortcuts that leave a module's `forward` or an operation's name out are taken only where none of these would notice.
+"""
+
+import torch
+from torch import nn
+from torch.autograd import forward_ad
+from torch.nn.modules.module import _has_any_global_hook
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+PLAIN_MODULES = (nn.Linear, nn.Embedding, nn.LayerNorm)
+PLAIN_TENSORS = (torch.Tensor, nn.Parameter)
+
+
+def capturing() -> bool:
+    """Whether a graph is being made, by torch.compile, torch.export or torch.jit.trace: no value may be looked at."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
+
+
+def transforming() -> bool:
+    """Whether torch.func or forward-mode differentiation is at work: they know no autograd function of ours."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+def watched() -> bool:
+    """Whether something sees every operation or every module: a flop counter, fake tensors, global hooks."""
+    return _get_current_dispatch_mode() is not None or _has_any_global_hook()
+
+
+def is_untouched(module: nn.Module) -> bool:
+    """Whether a module is plain torch: not replaced, hooked or patched, and its weights are ordinary tensors."""
+    return (
+        type(module) in PLAIN_MODULES
+        and not module._forward_hooks
+        and not module._forward_pre_hooks
+        and not module._backward_hooks
+        and not module._backward_pre_hooks
+        and "forward" not in vars(module)
+        and all(type(weight) in PLAIN_TENSORS for weight in module.parameters(recurse=False))
+    )
