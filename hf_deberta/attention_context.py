@@ -13,6 +13,7 @@ from torch import nn
 
 from .attention import documents_of
 from .interception import capturing
+from .unpadding import Unpadding, unpadding_of_documents, unpadding_of_mask
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,14 @@ class AttentionContext:
     mask: torch.Tensor | None  # bool, [B, N] real tokens or [B, N, N] who sees whom
     token_mask: torch.Tensor | None  # bool, [B, N] real tokens
     cu_seqlens: torch.Tensor | None  # [documents + 1] of one packed row
+    lengths: tuple[int, ...] | None  # of these documents, where they could be looked at
     documents: torch.Tensor | None  # [B, N], equal within a document
     position_ids: torch.Tensor  # [B or 1, N], absolute, within a document
     in_order: bool  # whether these are 0, 1, ... along each row
-    rows_of_distance: torch.Tensor | None  # [2k + 1]
-    rows: tuple[int, int]  # of the whole table, the first one in use and the one after the last
-    saturation: int | None  # the distance from which on rows are those of the ends
+    rows_of_distance: torch.Tensor | None = None  # [2k + 1]
+    rows: tuple[int, int] = (0, 0)  # of the whole table, the first one in use and the one after the last
+    saturation: int | None = None  # the distance from which on rows are those of the ends
+    unpadding: Unpadding | None = None  # where tokens stood, if the row was made of a batch
 
     def to(self, device: torch.device | str, **kwargs) -> "AttentionContext":
         """On another device, where a model is spread over several."""
@@ -42,29 +45,69 @@ class AttentionContext:
         cu_seq_lens_q: torch.Tensor | None,
         shape: tuple[int, int],  # B, N
         device: torch.device,
-        **relative_rows,
     ) -> "AttentionContext":
         """From what a user gives, checked."""
         batch, length = shape
         check_packing(position_ids, cu_seq_lens_q, batch, length)
-        mask = token_mask = documents = None
+        mask = token_mask = documents = lengths = None
         if attention_mask is not None:
             mask = boolean_mask(attention_mask, batch, length)
-            token_mask = mask if mask.dim() == 2 else mask.any(1)
+            token_mask = real_tokens(attention_mask, batch, length)
         if cu_seq_lens_q is not None:
             documents = documents_of(cu_seq_lens_q, length)[None]
+            lengths = None if capturing() else tuple(cu_seq_lens_q.diff().tolist())
         elif mask is not None and mask.dim() == 3:
             strangers = ~(mask | mask.mT).diagonal(1, 1, 2)  # neither neighbour sees the other
             documents = number_from_boundaries(strangers)
         elif mask is None and position_ids is not None:
-            documents = number_from_boundaries(position_ids.diff(dim=-1) != 1)
-            mask = (documents[:, :, None] == documents[:, None, :]).expand(batch, -1, -1)
+            documents = number_from_boundaries(position_ids.diff(dim=-1) != 1).expand(batch, -1)
         in_order = position_ids is None and cu_seq_lens_q is None
         if position_ids is None:
             position_ids = torch.arange(length, device=device)[None]
             if cu_seq_lens_q is not None:
                 position_ids = position_ids - cu_seq_lens_q[documents]
-        return cls(mask, token_mask, cu_seq_lens_q, documents, position_ids, in_order, **relative_rows)
+        return cls(mask, token_mask, cu_seq_lens_q, lengths, documents, position_ids, in_order)
+
+    def unpadded(self) -> "AttentionContext":
+        """The same for real tokens alone in one row of documents; the context itself if that gains nothing."""
+        if self.cu_seqlens is not None or (self.mask is not None and self.mask.dim() == 3):
+            return self
+        if self.mask is not None:
+            unpadding = unpadding_of_mask(self.mask)
+        else:
+            unpadding = None if self.documents is None else unpadding_of_documents(self.documents)
+        if unpadding is None:
+            return self
+        cu_seqlens = unpadding.cu_seqlens()
+        return replace(
+            self,
+            mask=None,
+            token_mask=None,
+            cu_seqlens=cu_seqlens,
+            lengths=unpadding.lengths,
+            documents=documents_of(cu_seqlens, int(cu_seqlens[-1]))[None],
+            position_ids=unpadding.gather(self.position_ids.expand(unpadding.shape)),
+            in_order=False,
+            unpadding=unpadding,
+        )
+
+    def with_mask_of_documents(self) -> "AttentionContext":
+        """For layers that know packed rows by a mask [B, N, N] only."""
+        if self.documents is None or self.mask is not None or self.cu_seqlens is not None:
+            return self
+        return replace(self, mask=self.documents[:, :, None] == self.documents[:, None, :])
+
+    def gather(self, states: torch.Tensor) -> torch.Tensor:
+        """What was given as [B, N, ...] in the layout of the layers."""
+        return states if self.unpadding is None else self.unpadding.gather(states)
+
+    def scatter(self, states: torch.Tensor | None) -> torch.Tensor | None:
+        """What the layers made, as [B, N, ...]."""
+        return states if self.unpadding is None or states is None else self.unpadding.scatter(states)
+
+    def longest(self, length: int) -> int:
+        """Tokens of the longest sequence in rows of `length` tokens."""
+        return length if self.lengths is None else max(self.lengths)
 
 
 def boolean_mask(attention_mask: torch.Tensor, batch: int, length: int) -> torch.Tensor:
@@ -78,6 +121,12 @@ def boolean_mask(attention_mask: torch.Tensor, batch: int, length: int) -> torch
     if mask.is_floating_point() and mask.dim() == 3:
         raise ValueError("an attention_mask [B, N, N] must be boolean or integer, 1 for what may be seen, not additive")
     return mask.bool()
+
+
+def real_tokens(attention_mask: torch.Tensor, batch: int, length: int) -> torch.Tensor:
+    """[B, N] of bool: tokens that are not padding; in a mask [B, N, N], those that anyone sees."""
+    mask = boolean_mask(attention_mask, batch, length)
+    return mask if mask.dim() == 2 else mask.any(1)
 
 
 def check_packing(position_ids, cu_seq_lens_q, batch: int, length: int) -> None:

@@ -94,6 +94,7 @@ OURS_ALONE = (
     "transformers_version",
     "clamp_relative_distance",
     "sparse_prediction",
+    "unpad_inputs",
     "attention_head_size",
 )
 

@@ -126,6 +126,10 @@ class HfDebertaConfig(PreTrainedConfig):
         sparse_prediction (`bool`): in training, decode and score labelled positions only. The loss is the same;
             `logits` are then [labelled positions, vocabulary].
 
+    Padding:
+        unpad_inputs (`bool`): run the layers on real tokens only where a batch has padding worth the trouble. Results
+            at real tokens are the same; states of padding are zeros.
+
     Convolution (nGiE, v2; P1 section 5.1.2):
         conv_kernel_size (`int`): 0 is none. conv_groups (`int`), conv_act (`str`).
 
@@ -164,6 +168,7 @@ class HfDebertaConfig(PreTrainedConfig):
     type_vocab_size: int = 0
     emd_steps: int = 2
     sparse_prediction: bool = True
+    unpad_inputs: bool = True
 
     conv_kernel_size: int = 0
     conv_groups: int = 1

@@ -17,11 +17,11 @@ from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
-from .attention_context import AttentionContext
+from .attention_context import AttentionContext, real_tokens
 from .batch_loss import IGNORED, cross_entropy
 from .configuration_hf_deberta import HfDebertaConfig
 from .dense import dense
-from .modeling_hf_deberta import HfDebertaModel, HfDebertaPreTrainedModel, kept_states
+from .modeling_hf_deberta import HfDebertaModel, HfDebertaPreTrainedModel, gather_positions, kept_states
 
 logger = logging.get_logger(__name__)
 
@@ -54,7 +54,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
     >>> from transformers import pipeline
     >>> fill = pipeline("fill-mask", model=model, tokenizer=tokenizer)
 
-    Labels are original ids, -100 where nothing is to be predicted. In training, `logits` are those of the
+    Labels are original ids, -100 where nothing is to be predicted; padding never is. In training, `logits` are those of the
     labelled positions, [M, vocabulary] in row-major order; otherwise, and with `sparse_prediction=False`, of all.
     """
 
@@ -134,18 +134,21 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
     ) -> MaskedLMOutput:
-        embeddings, context = self.deberta.embed(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, cu_seq_lens_q
-        )
-        if labels is not None and labels.shape != embeddings.shape[:2]:
-            raise ValueError(f"labels must be [B, N] = {tuple(embeddings.shape[:2])}, not {tuple(labels.shape)}")
-        asked_for = self.deberta.wanted(output_attentions, output_hidden_states)
+        wanted = self.deberta.wanted(output_attentions, output_hidden_states)
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, cu_seq_lens_q)
+        embeddings, context = self.deberta.embed(*inputs, unpad=self.deberta.unpads(wanted[0]))
+        if labels is not None:
+            shape = (input_ids if inputs_embeds is None else inputs_embeds).shape[:2]
+            if labels.shape != shape:
+                raise ValueError(f"labels must be [B, N] = {tuple(shape)}, not {tuple(labels.shape)}")
+            if attention_mask is not None:
+                labels = labels.masked_fill(~real_tokens(attention_mask, *labels.shape), IGNORED)
+            labels = context.gather(labels)
         decodes = self.config.decodes_positions
-        needs_last = asked_for[0] or asked_for[1] is not False
-        encoded = self.deberta.encoder(embeddings, context, *asked_for, skip_last=decodes)
+        encoded = self.deberta.encoder(embeddings, context, *wanted, skip_last=decodes)
         states = encoded.last_hidden_state
-        if decodes and needs_last:
-            encoded = self._with_last_layer(encoded, context, asked_for[1])
+        if decodes and (wanted[0] or wanted[1] is not False):
+            encoded = self._with_last_layer(encoded, context, wanted[1])
         predicted = None
         if labels is not None and self._predicts_sparsely():
             predicted = labelled_positions(labels)
@@ -154,10 +157,11 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
             states = states[labels.gather(1, predicted) != IGNORED]  # [M, hidden]
             labels = labels[labels != IGNORED]
         logits = self.lm_predictions.lm_head(states)
+        loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
         return MaskedLMOutput(
-            loss=None if labels is None else cross_entropy(logits, labels, num_items_in_batch),
-            logits=logits,
-            hidden_states=encoded.hidden_states,
+            loss=loss,
+            logits=context.scatter(logits) if predicted is None else in_batch_order(logits, predicted, context),
+            hidden_states=encoded.hidden_states and tuple(map(context.scatter, encoded.hidden_states)),
             attentions=encoded.attentions,
         )
 
@@ -203,8 +207,8 @@ def labelled_positions(labels: torch.Tensor) -> torch.Tensor:
     return labelled.int().argsort(dim=1, descending=True, stable=True)[:, :most]
 
 
-def gather_positions(states: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
-    """states [B, N, hidden] at positions [B, Q]; all of them if None."""
-    if positions is None:
-        return states
-    return states.gather(1, positions[..., None].expand(-1, -1, states.shape[-1]))
+def in_batch_order(logits: torch.Tensor, predicted: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+    """Logits [M, vocabulary] of predicted positions, row by row of the batch, wherever the layers had them."""
+    if context.unpadding is None or logits.shape[0] == 0:
+        return logits
+    return logits[context.unpadding.index[predicted[0]].argsort()]

@@ -34,10 +34,9 @@ class ContextPooler(nn.Module):
         self.dropout = nn.Dropout(config.pooler_dropout)
         self.activation = ACT2FN[config.pooler_hidden_act]
 
-    def forward(self, states: torch.Tensor, cu_seqlens: torch.Tensor | None = None) -> torch.Tensor:
-        """[B, hidden]; with packed documents one row per document."""
-        first = states[:, 0] if cu_seqlens is None else states[0, cu_seqlens[:-1].long()]
-        return self.activation(self.dense(self.dropout(first)))
+    def forward(self, first_states: torch.Tensor) -> torch.Tensor:
+        """[B, 1, hidden], or [1, documents, hidden], to [B or documents, hidden]."""
+        return self.activation(self.dense(self.dropout(first_states.flatten(0, 1))))
 
 
 def classifier_dropout(config: HfDebertaConfig) -> nn.Dropout:
@@ -77,8 +76,9 @@ class HfDebertaForSequenceClassification(HfDebertaPreTrainedModel):
         **kwargs,
     ) -> SequenceClassifierOutput:
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        encoded = self.deberta(*inputs, output_attentions, output_hidden_states, cu_seq_lens_q, return_dict=True)
-        pooled = self.pooler(encoded.last_hidden_state, cu_seq_lens_q)
+        wanted = (output_attentions, output_hidden_states)
+        encoded = self.deberta(*inputs, *wanted, cu_seq_lens_q, first_token_only=True, return_dict=True)
+        pooled = self.pooler(encoded.last_hidden_state)
         logits = self.classifier(self.dropout(pooled))
         loss = None if labels is None else self._loss(logits, labels, num_items_in_batch)
         return _classified(SequenceClassifierOutput, loss, logits, encoded)
@@ -209,7 +209,8 @@ class HfDebertaForMultipleChoice(HfDebertaPreTrainedModel):
         if given is not None and given.dim() != (3 if input_ids is not None else 4):
             raise ValueError(f"multiple choice takes input_ids [B, choices, N], not {tuple(given.shape)}")
         inputs = map(_flat, (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds))
-        encoded = self.deberta(*inputs, output_attentions, output_hidden_states, return_dict=True)
+        wanted = (output_attentions, output_hidden_states)
+        encoded = self.deberta(*inputs, *wanted, first_token_only=True, return_dict=True)
         pooled = self.pooler(encoded.last_hidden_state)
         logits = self.classifier(self.dropout(pooled)).view(given.shape[:2])
         loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)

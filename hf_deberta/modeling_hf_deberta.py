@@ -5,6 +5,7 @@ Legend: B batch, N tokens, H heads, d head size, R rows of the relative table in
 Parameter names are those of the official v2 code and of in-tree `deberta-v2`.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from pickle import UnpicklingError
 from tempfile import TemporaryDirectory
@@ -130,6 +131,7 @@ class HfDebertaSelfAttention(nn.Module):
             query_positions=query_positions,
             mask=context.mask,
             cu_seqlens=context.cu_seqlens,
+            lengths=context.lengths,
             scale=self.scale,
             dropout_p=self.config.attention_probs_dropout_prob if self.training else 0.0,
             backend=self.config._attn_implementation,
@@ -297,29 +299,46 @@ class HfDebertaEncoder(nn.Module):
         output_attentions: bool = False,
         output_hidden_states: bool | int | list[int] = False,
         skip_last: bool = False,
+        asked: torch.Tensor | None = None,  # [B, Q]
     ) -> BaseModelOutput:
         """All layers, or all but the last, which the enhanced mask decoder applies in its own way.
 
-        `output_hidden_states` may name indices, as in Transformers; the other states are then None.
+        With `asked`, positions that rise along each row, `last_hidden_state` is theirs [B, Q, hidden], and the last
+        layer computes no others unless they are wanted. `output_hidden_states` may name indices, as in Transformers;
+        the other states are then None.
         """
         embeddings = hidden_states
         relative_table = self.relative_table(context)
         kept = kept_states(output_hidden_states, len(self.layer) + 1)
         states, attentions = [hidden_states if 0 in kept else None], []
+        last = len(self.layer) - 1
+        needs_all = output_attentions or last + 1 in kept or (last == 0 and self.conv is not None)
         for i, layer in enumerate(self.layer[:-1] if skip_last else self.layer):
+            queries = ()
+            if i == last and asked is not None and not needs_all:
+                queries = gather_positions(hidden_states, asked), asked
             hidden_states, probabilities = layer(
-                hidden_states, relative_table, context, output_attentions=output_attentions
+                hidden_states, relative_table, context, *queries, output_attentions=output_attentions
             )
             if i == 0 and self.conv is not None:
                 hidden_states = self.conv(embeddings, hidden_states, context.token_mask, context.documents)
             states.append(hidden_states if i + 1 in kept else None)
             if output_attentions:
                 attentions.append(probabilities)
+        if needs_all:
+            hidden_states = gather_positions(hidden_states, asked)
         return BaseModelOutput(
             last_hidden_state=hidden_states,
             hidden_states=tuple(states) if kept else None,
             attentions=tuple(attentions) if output_attentions else None,
         )
+
+
+def gather_positions(states: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
+    """states [B, N, hidden] at positions [B, Q]; all of them if None."""
+    if positions is None:
+        return states
+    return states.gather(1, positions[..., None].expand(-1, -1, states.shape[-1]))
 
 
 def kept_states(output_hidden_states: bool | int | list[int], states: int) -> set[int]:
@@ -441,6 +460,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
 
     A row may hold several documents (`cu_seq_lens_q`, or `position_ids` that restart and no mask): they do
     not see one another. `attention_mask` may be [B, N], or [B, N, N] with entry [b, i, j] letting i see j.
+    Padding is left out of all layers where that pays (`config.unpad_inputs`); its states are then zeros.
     """
 
     def __init__(self, config: HfDebertaConfig, decoder_positions: bool = False):
@@ -467,12 +487,44 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         output_attentions: bool | None = None,
         output_hidden_states: bool | int | list[int] | None = None,
         cu_seq_lens_q: torch.Tensor | None = None,
+        first_token_only: bool = False,
         **kwargs,
     ) -> BaseModelOutput:
+        """`first_token_only`: of the last layer, the first token's state alone, [B, 1, hidden], for classifiers.
+
+        With `cu_seq_lens_q` it is that of each document, [1, documents, hidden].
+        """
+        wanted = self.wanted(output_attentions, output_hidden_states)
         embeddings, context = self.embed(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, cu_seq_lens_q
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds,
+            cu_seq_lens_q,
+            unpad=self.unpads(wanted[0]),
         )
-        return self.encoder(embeddings, context, *self.wanted(output_attentions, output_hidden_states))
+        if not first_token_only:
+            encoded = self.encoder(embeddings, context, *wanted)
+            encoded.last_hidden_state = context.scatter(encoded.last_hidden_state)
+        elif context.unpadding is not None:
+            places, rows = context.unpadding.first_tokens()
+            encoded = self.encoder(embeddings, context, *wanted, asked=places[None])
+            first = encoded.last_hidden_state
+            empty = first.new_zeros(context.unpadding.shape[0], 1, first.shape[-1])
+            encoded.last_hidden_state = empty.index_copy(0, rows.to(first.device), first[0][:, None])
+        else:
+            asked = torch.zeros_like(context.position_ids[:, :1]).expand(embeddings.shape[0], -1)
+            asked = asked if cu_seq_lens_q is None else cu_seq_lens_q[None, :-1].long()
+            encoded = self.encoder(embeddings, context, *wanted, asked=asked)
+        if encoded.hidden_states is not None:
+            encoded.hidden_states = tuple(map(context.scatter, encoded.hidden_states))
+        return encoded
+
+    def unpads(self, output_attentions: bool) -> bool:
+        """Whether padding may be left out: by wish, and where a backend handles documents one by one."""
+        config = self.config
+        return config.unpad_inputs and config._attn_implementation != "eager" and not (output_attentions or capturing())
 
     def wanted(
         self, output_attentions: bool | None, output_hidden_states: bool | int | list[int] | None
@@ -492,14 +544,17 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         cu_seq_lens_q: torch.Tensor | None = None,
+        unpad: bool = False,
     ) -> tuple[torch.Tensor, AttentionContext]:
-        """Embeddings [B, N, hidden] and the context the layers need; all input checks are here."""
+        """Embeddings and the context the layers need; all input checks are here.
+
+        Embeddings are [B, N, hidden]; with `unpad` they may be one row [1, total, hidden] of real tokens, which
+        `context.scatter` puts back.
+        """
         batch, length, device = self._check_inputs(input_ids, token_type_ids, inputs_embeds)
         if input_ids is not None and cu_seq_lens_q is None:
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
-        context = AttentionContext.of(
-            attention_mask, position_ids, cu_seq_lens_q, (batch, length), device, **self.encoder.relative_rows(length)
-        )
+        context = AttentionContext.of(attention_mask, position_ids, cu_seq_lens_q, (batch, length), device)
         embeddings = self.embeddings(
             input_ids,
             token_type_ids,
@@ -508,7 +563,9 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
             context.token_mask,
             inputs_embeds,
         )
-        return embeddings, context
+        context = (context.unpadded() if unpad else context).with_mask_of_documents()
+        context = replace(context, **self.encoder.relative_rows(context.longest(length)))
+        return context.gather(embeddings), context
 
     def _check_inputs(self, input_ids, token_type_ids, inputs_embeds) -> tuple[int, int, torch.device]:
         if (input_ids is None) == (inputs_embeds is None):

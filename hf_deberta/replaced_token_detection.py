@@ -12,6 +12,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_outputs import TokenClassifierOutput
 from transformers.utils.generic import can_return_tuple
 
+from .attention_context import real_tokens
 from .batch_loss import IGNORED, binary_cross_entropy
 from .configuration_hf_deberta import HfDebertaConfig
 from .dense import dense
@@ -70,20 +71,20 @@ class HfDebertaForPreTraining(HfDebertaPreTrainedModel):
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
     ) -> TokenClassifierOutput:
-        embeddings, context = self.deberta.embed(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, cu_seq_lens_q
-        )
-        asked_for = self.deberta.wanted(output_attentions, output_hidden_states)
-        encoded = self.deberta.encoder(embeddings, context, *asked_for)
+        wanted = self.deberta.wanted(output_attentions, output_hidden_states)
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, cu_seq_lens_q)
+        embeddings, context = self.deberta.embed(*inputs, unpad=self.deberta.unpads(wanted[0]))
+        encoded = self.deberta.encoder(embeddings, context, *wanted)
         states = encoded.last_hidden_state
-        logits = self.mask_predictions(states, first_states(states, context.documents))
+        logits = context.scatter(self.mask_predictions(states, first_states(states, context.documents)))
         loss = None
         if labels is not None:
-            if context.token_mask is not None:
-                labels = labels.masked_fill(~context.token_mask, IGNORED)
+            if attention_mask is not None:
+                labels = labels.masked_fill(~real_tokens(attention_mask, *logits.shape), IGNORED)
             loss = binary_cross_entropy(logits, labels, num_items_in_batch)
+        hidden_states = encoded.hidden_states and tuple(map(context.scatter, encoded.hidden_states))
         return TokenClassifierOutput(
-            loss=loss, logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions
+            loss=loss, logits=logits, hidden_states=hidden_states, attentions=encoded.attentions
         )
 
 

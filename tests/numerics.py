@@ -48,6 +48,13 @@ def tiny_inputs(lengths=(9, 5, 7), vocab=128, seed=1):
     return {"input_ids": ids, "attention_mask": mask}
 
 
+def at_real_tokens(tensor, attention_mask):
+    """[B, N, ...] with zeros at padding, whose states mean nothing; anything else as it is."""
+    if tensor.shape[:2] != attention_mask.shape[:2]:
+        return tensor
+    return tensor * attention_mask.reshape(*attention_mask.shape, *[1] * (tensor.dim() - 2)).to(tensor.dtype)
+
+
 def gradients(output, tensors):
     """Gradients of the sum of `output` by name; zeros where it does not depend on a tensor."""
     found = torch.autograd.grad(output.sum(), list(tensors.values()), allow_unused=True)

@@ -36,7 +36,7 @@ LABELLED = {
     "rows without labels": without_some_rows,
     "one": lambda: torch.arange(36).view(4, 9) == 13,
     "all real tokens": lambda: REAL,
-    "padding too": lambda: torch.ones_like(REAL),
+    "padding too, which does not count": lambda: torch.ones_like(REAL),
     "none": lambda: torch.zeros_like(REAL),
 }
 
@@ -50,14 +50,16 @@ def trained(model, **inputs):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("labelled", LABELLED)
-def test_sparse_decoding_equals_dense(labelled, variant):
-    model = tiny_model(HfDebertaForMaskedLM, num_hidden_layers=3, **VARIANTS[variant])
+@pytest.mark.parametrize("unpad", [True, False], ids=["unpadded", "padded"])
+def test_sparse_decoding_equals_dense(labelled, variant, unpad):
+    model = tiny_model(HfDebertaForMaskedLM, num_hidden_layers=3, unpad_inputs=unpad, **VARIANTS[variant])
     labels = labels_where(LABELLED[labelled]())
     sparse, sparse_gradients = trained(model, **INPUTS, labels=labels)
     model.config.sparse_prediction = False
     dense, dense_gradients = trained(model, **INPUTS, labels=labels)
-    assert sparse.logits.shape == ((labels != -100).sum(), 128) and dense.logits.shape == (4, 9, 128)
-    torch.testing.assert_close(sparse.logits, dense.logits[labels != -100])
+    predicted = (labels != -100) & REAL
+    assert sparse.logits.shape == (predicted.sum(), 128) and dense.logits.shape == (4, 9, 128)
+    torch.testing.assert_close(sparse.logits, dense.logits[predicted])
     assert_equal_but_for_rounding(sparse.loss, dense.loss)
     assert (sparse.loss > 0) == (labelled != "none")
     assert_same_by_name(sparse_gradients, dense_gradients)
@@ -92,7 +94,7 @@ def test_without_steps_it_is_the_head_on_the_last_layer():
     model = tiny_model(HfDebertaForMaskedLM, emd_steps=0).eval()
     assert not hasattr(model.deberta.embeddings, "position_embeddings")
     expected = model.lm_predictions.lm_head(model.deberta(**INPUTS).last_hidden_state)
-    torch.testing.assert_close(model(**INPUTS).logits, expected)
+    torch.testing.assert_close(model(**INPUTS).logits[REAL], expected[REAL])
 
 
 def test_head_by_hand():
@@ -104,7 +106,7 @@ def test_head_by_hand():
     mixed = (mixed - mixed.mean(-1, keepdim=True)) / (mixed.var(-1, keepdim=True, unbiased=False) + 1e-7).sqrt()
     mixed = mixed * head.LayerNorm.weight + head.LayerNorm.bias
     expected = mixed @ model.get_input_embeddings().weight.T + head.bias
-    torch.testing.assert_close(model(**INPUTS).logits, expected)
+    torch.testing.assert_close(model(**INPUTS).logits[REAL], expected[REAL])
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
@@ -116,7 +118,7 @@ def test_steps_apply_the_last_layer_to_queries_and_keep_keys_and_values(steps):
     queries = memory + model.deberta.embeddings.position_embeddings.weight[:9]
     for _ in range(steps):
         queries, _ = encoder.layer[-1](memory, encoder.relative_table(context), context, queries)
-    torch.testing.assert_close(model(**INPUTS).logits, model.lm_predictions.lm_head(queries))
+    torch.testing.assert_close(model(**INPUTS).logits[REAL], model.lm_predictions.lm_head(queries)[REAL])
 
 
 def projections(model):
@@ -133,15 +135,17 @@ def projections(model):
 @pytest.mark.parametrize("steps", [1, 2, 3])
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 def test_the_ordinary_last_layer_never_runs(training, steps):
-    model = tiny_model(HfDebertaForMaskedLM, emd_steps=steps, share_att_key=False).train(training)
-    calls = projections(model)
     labels = labels_where(chosen_at_random())
-    model(**INPUTS, labels=labels)
-    queries = int((labels != -100).sum(1).max()) if training else 9
-    assert queries < 9 or not training
-    assert calls["query_proj"] == [(4, queries, 32)] * steps
-    assert calls["key_proj"] == calls["value_proj"] == [(4, 9, 32)]
-    assert calls["pos_key_proj"] == calls["pos_query_proj"] == [(17, 32)]
+    for unpad in (True, False):
+        model = tiny_model(HfDebertaForMaskedLM, emd_steps=steps, share_att_key=False, unpad_inputs=unpad)
+        calls = projections(model.train(training))
+        model(**INPUTS, labels=labels)
+        keys = (1, int(REAL.sum())) if unpad else (4, 9)
+        queries = (keys[0], int((labels != -100)[REAL if unpad else ...].view(keys).sum(1).max())) if training else keys
+        assert queries[1] < keys[1] or not training
+        assert calls["query_proj"] == [(*queries, 32)] * steps
+        assert calls["key_proj"] == calls["value_proj"] == [(*keys, 32)]
+        assert calls["pos_key_proj"] == calls["pos_query_proj"] == [(17, 32)]
 
 
 def test_absolute_positions_matter_in_the_decoder_only():

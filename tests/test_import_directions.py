@@ -9,7 +9,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "hf_deberta"
 FILES = sorted(path for path in PACKAGE.glob("*.py") if path.name != "__init__.py")
 NO_SIBLINGS = {"configuration_hf_deberta", "relative_position", "checkpoint_conversion", "batch_loss"}
-NO_SIBLINGS |= {"tokenization_hf_deberta", "interception"}
+NO_SIBLINGS |= {"tokenization_hf_deberta", "interception", "unpadding"}
 MODEL = {"attention_context", "dense", "modeling_hf_deberta", "configuration_hf_deberta", "batch_loss"}
 MAY_IMPORT = {
     **{name: set() for name in NO_SIBLINGS},
@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "dense": {"interception"},
     "remembered": {"interception"},
     "attention": {"interception", "relative_position", "attention_reference", "attention_sdpa"},
-    "attention_context": {"attention", "interception"},
+    "attention_context": {"attention", "interception", "unpadding"},
     "modeling_hf_deberta": {
         "attention",
         "attention_context",

@@ -7,6 +7,7 @@ from numerics import (
     V1_ATTENTION,
     assert_equal_but_for_rounding,
     assert_same_by_name,
+    at_real_tokens,
     tiny_config,
     tiny_inputs,
     tiny_model,
@@ -71,10 +72,18 @@ def first_tensor(output):
     raise AssertionError(f"nothing to compare in {list(output)}")
 
 
+def loss_of(output, inputs):
+    """The loss, or for a model without one a sum over what it is for, padding left out."""
+    if "loss" in output:
+        return output.loss
+    states = first_tensor(output)
+    return at_real_tokens(states, inputs.get("attention_mask", torch.ones(states.shape[:2])))[..., 0].sum()
+
+
 def trained(model, **inputs):
     model.zero_grad()
     output = model(**inputs)
-    loss = output.loss if "loss" in output else first_tensor(output)[..., 0].sum()
+    loss = loss_of(output, inputs)
     loss.backward()
     return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
@@ -118,14 +127,18 @@ def test_all_states_and_attentions_on_request(model_class, where):
     output = model(**inputs, **asked_for)
     assert [tuple(state.shape) for state in output.hidden_states] == [(3, 9, 32)] * 4
     assert [tuple(attention.shape) for attention in output.attentions] == [(3, 4, 9, 9)] * 3
-    torch.testing.assert_close(first_tensor(output), first_tensor(plain))  # another backend computes attentions
     real = inputs["attention_mask"].double()
+    found, expected = (at_real_tokens(first_tensor(each), real) for each in (output, plain))
+    torch.testing.assert_close(found, expected)  # another backend computes attentions
     for attention in output.attentions:
         torch.testing.assert_close(attention.sum(-1), real[:, None].expand(-1, 4, -1))
     encoder = model if model_class is HfDebertaModel else model.deberta
-    torch.testing.assert_close(output.hidden_states[-1], encoder(**inputs).last_hidden_state)
+    last = at_real_tokens(encoder(**inputs).last_hidden_state, real)
+    torch.testing.assert_close(at_real_tokens(output.hidden_states[-1], real), last)
     only_states = model(**inputs, output_hidden_states=True, output_attentions=False)
     assert len(only_states.hidden_states) == 4 and only_states.attentions is None
+    for state, expected in zip(only_states.hidden_states, output.hidden_states, strict=True):
+        torch.testing.assert_close(at_real_tokens(state, real), at_real_tokens(expected, real))
 
 
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
@@ -133,7 +146,9 @@ def test_states_on_request_leave_the_decoder_alone_in_training(sparse):
     model = tiny_model(HfDebertaForMaskedLM, sparse_prediction=sparse)
     inputs = with_labels(HfDebertaForMaskedLM, tiny_inputs())
     plain, asked = model(**inputs), model(**inputs, output_hidden_states=True, output_attentions=True)
-    torch.testing.assert_close((asked.logits, asked.loss), (plain.logits, plain.loss))
+    real = inputs["attention_mask"]
+    logits = [at_real_tokens(output.logits, real) for output in (asked, plain)]
+    torch.testing.assert_close((logits[0], asked.loss), (logits[1], plain.loss))
     assert len(asked.hidden_states) == 3 and len(asked.attentions) == 2
 
 
@@ -215,7 +230,8 @@ def test_masks_of_every_form_agree(model_class, form):
     expected = first_tensor(model(**inputs))
     mask = MASKS[form](inputs["attention_mask"])
     found = first_tensor(model(inputs["input_ids"], attention_mask=mask))
-    torch.testing.assert_close(found, expected)
+    real = inputs["attention_mask"].bool()
+    torch.testing.assert_close(found[real], expected[real])
 
 
 def test_a_causal_mask_hides_what_follows():
@@ -646,7 +662,7 @@ def test_compiles_into_one_graph(case, masked):
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     model.zero_grad()
     output = compiled(**inputs)
-    loss = output.loss if "loss" in output else first_tensor(output)[..., 0].sum()
+    loss = loss_of(output, inputs)
     loss.backward()
     assert_equal_but_for_rounding(loss.detach(), expected)
     found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
