@@ -54,8 +54,9 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
     >>> from transformers import pipeline
     >>> fill = pipeline("fill-mask", model=model, tokenizer=tokenizer)
 
-    Labels are original ids, -100 where nothing is to be predicted; padding never is. In training, `logits` are those of the
-    labelled positions, [M, vocabulary] in row-major order; otherwise, and with `sparse_prediction=False`, of all.
+    Labels are original ids, -100 where nothing is to be predicted; padding never is. In training, `logits` are those
+    of the labelled positions, [M, vocabulary] in row-major order; otherwise, and with `sparse_prediction=False`, of
+    all.
     """
 
     _tied_weights_keys = {

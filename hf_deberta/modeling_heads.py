@@ -18,6 +18,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils.generic import can_return_tuple
 
+from .attention_context import real_tokens
 from .batch_loss import binary_cross_entropy, cross_entropy, soft_cross_entropy, squared_error
 from .configuration_hf_deberta import HfDebertaConfig
 from .modeling_hf_deberta import HfDebertaModel, HfDebertaPreTrainedModel
@@ -138,7 +139,7 @@ class HfDebertaForTokenClassification(HfDebertaPreTrainedModel):
 
 
 class HfDebertaForQuestionAnswering(HfDebertaPreTrainedModel):
-    """Extractive answers: start and end logits per token."""
+    """Extractive answers: start and end logits per token; the loss is over real tokens."""
 
     def __init__(self, config: HfDebertaConfig):
         super().__init__(config)
@@ -167,9 +168,12 @@ class HfDebertaForQuestionAnswering(HfDebertaPreTrainedModel):
         start_logits, end_logits = self.qa_outputs(encoded.last_hidden_state).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:
+            answers = (start_logits, start_positions), (end_logits, end_positions)
             loss = 0.5 * sum(
-                cross_entropy(logits, _within(positions, logits.shape[1]), num_items_in_batch)
-                for logits, positions in ((start_logits, start_positions), (end_logits, end_positions))
+                cross_entropy(
+                    _without_padding(logits, attention_mask), _within(positions, logits.shape[1]), num_items_in_batch
+                )
+                for logits, positions in answers
             )
         return QuestionAnsweringModelOutput(
             loss=loss,
@@ -272,6 +276,13 @@ def pool_mentions(states: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     real = indices > 0
     weights = scores.masked_fill(~real, torch.finfo(scores.dtype).min).softmax(-1) * real
     return (weights[..., None] * tokens).sum(2)
+
+
+def _without_padding(logits: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+    """Logits [B, N] for a softmax over real tokens: how far a batch is padded must not change the loss."""
+    if attention_mask is None:
+        return logits
+    return logits.masked_fill(~real_tokens(attention_mask, *logits.shape), torch.finfo(logits.dtype).min)
 
 
 def _within(positions: torch.Tensor, length: int) -> torch.Tensor:
