@@ -1,0 +1,339 @@
+"""`hf_deberta.enable()`: code written for Transformers' own DeBERTa computes with this package, unchanged.
+
+    >>> import hf_deberta
+    >>> hf_deberta.enable()                                    # until hf_deberta.disable()
+    >>> classify = pipeline("zero-shot-classification", model="MoritzLaurer/deberta-v3-base-zeroshot-v2.0")
+    >>> with hf_deberta.enable():                              # or only here
+    ...     scores = CrossEncoder("cross-encoder/nli-deberta-v3-base").predict(pairs)
+
+Transformers' classes stay: their names, configurations, parameters and files. What changes, in place, is what they
+compute. So it holds for the Auto classes and pipelines, for libraries that import `DebertaV2Model` themselves, no
+matter when (GLiNER), for subclasses, adapters, and models that are in memory already; and whatever is saved is as
+it always was. While enabled:
+
+- the encoders of model types "deberta" and "deberta-v2" use `disentangled_attention`: the same numbers faster, also
+  with masks [B, N, N]. Past the largest relative distance they follow the official code, which Transformers does not;
+- `...ForMaskedLM.from_pretrained` gives an official release the head and the enhanced mask decoder it was trained
+  with, where Transformers starts a random head. A masked-LM checkpoint of Transformers' own stays without decoder.
+  Saved, such a model keeps its official names; plain Transformers then reads the head, but has no decoder;
+- `DebertaTokenizer.from_pretrained` and `DebertaV2Tokenizer.from_pretrained`, and AutoTokenizer through them, give
+  a `HfDebertaTokenizer`: the original tokenization, or the folder's tokenizer.json as it is;
+- `Trainer` divides a loss by the steps it accumulates; without, in-tree DeBERTa multiplies loss and gradients.
+
+Not reached: graphs that were compiled or exported before, copies of the classes that other code brings along
+(`trust_remote_code`, FlashDeBERTa), the v1 option `talking_head`, tokenizers in memory, other processes. Outputs at
+padding differ from in-tree ones; nothing reads them. v1 still has no multiple-choice head: `HfDebertaForMultipleChoice`.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import DebertaTokenizer, DebertaV2Tokenizer
+from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
+from transformers.models.deberta import modeling_deberta as v1
+from transformers.models.deberta_v2 import modeling_deberta_v2 as v2
+
+from .attention import disentangled_attention
+from .attention_context import AttentionContext
+from .batch_loss import cross_entropy
+from .configuration_hf_deberta import emd_steps_of
+from .relative_position import may_be_pruned, rows_in_use, rows_of_distances, saturation_of
+from .tokenization_hf_deberta import HfDebertaTokenizer
+
+_changes = ExitStack()  # how to take back what is in place
+_enabled = False
+_loading = ContextVar("loading a masked-LM checkpoint", default=False)
+
+
+def enable() -> AbstractContextManager:
+    """Let Transformers' DeBERTa classes compute with this package; see the module for what that means.
+
+    >>> hf_deberta.enable()
+    >>> model = AutoModelForSequenceClassification.from_pretrained("microsoft/deberta-v3-base")
+    >>> hf_deberta.disable()
+
+    As a context manager it ends with the block, unless it was on before. A second call changes nothing.
+    """
+    global _changes, _enabled
+    ending = ExitStack()
+    if not _enabled:
+        with ExitStack() as changes:
+            _change_everything(changes)
+            _changes, _enabled = changes.pop_all(), True
+        ending.callback(disable)
+    return ending
+
+
+def disable() -> None:
+    """Take everything back: Transformers' classes are as they were, and so are models made meanwhile."""
+    global _enabled
+    _changes.close()
+    _enabled = False
+
+
+def _change_everything(changes: ExitStack) -> None:
+    def change(owner: type, name: str, new: Any) -> None:
+        old = vars(owner).get(name)
+        setattr(owner, name, new)
+        changes.callback(*((delattr, owner, name) if old is None else (setattr, owner, name, old)))
+
+    for encoder, attention in (
+        (v1.DebertaEncoder, v1.DisentangledSelfAttention),
+        (v2.DebertaV2Encoder, v2.DisentangledSelfAttention),
+    ):
+        change(encoder, "forward", _encoder_forward(encoder.forward))
+        change(attention, "forward", _attention_forward(attention.forward))
+    change(v1.DebertaLayerNorm, "forward", _layer_norm)
+    for pretrained in (v1.DebertaPreTrainedModel, v2.DebertaV2PreTrainedModel):
+        change(pretrained, "accepts_loss_kwargs", False)
+    for masked_lm in (v1.DebertaForMaskedLM, v2.DebertaV2ForMaskedLM):
+        change(masked_lm, "__init__", _masked_lm_init(masked_lm.__init__))
+        change(masked_lm, "from_pretrained", _masked_lm_from_pretrained(masked_lm.from_pretrained.__func__))
+        change(masked_lm, "forward", _masked_lm_forward(masked_lm.forward))
+        change(masked_lm, "resize_token_embeddings", _resize_token_embeddings(masked_lm.resize_token_embeddings))
+    for tokenizer in (DebertaTokenizer, DebertaV2Tokenizer):
+        change(tokenizer, "from_pretrained", _tokenizer_from_pretrained(tokenizer))
+
+
+# ---- encoder -----------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=16)
+def _rows(max_distance: int, buckets: int, device: torch.device) -> tuple[torch.Tensor, bool, int]:
+    """rows_of_distance, whether rows out of reach may be left out, and saturation."""
+    rows = rows_of_distances(max_distance, buckets)
+    return rows.to(device), may_be_pruned(rows, buckets if buckets > 0 else max_distance), saturation_of(rows)
+
+
+def _share(encoder: nn.Module, states: torch.Tensor, attention_mask: torch.Tensor) -> tuple:
+    """What all layers need: the context, and the rows in use of the relative table [R, hidden]."""
+    relative: dict[str, Any] = {"rows_of_distance": None, "first_row": 0, "saturation": None}
+    table = None
+    if encoder.relative_attention:
+        distance, buckets = encoder.max_relative_positions, getattr(encoder, "position_buckets", -1)
+        in_graph = torch.compiler.is_compiling()  # what is made there must not stay in the cache
+        rows, pruned, saturation = (_rows.__wrapped__ if in_graph else _rows)(distance, buckets, states.device)
+        span = buckets if buckets > 0 else distance
+        first, last = rows_in_use(states.shape[1], span, pruned and not torch.jit.is_tracing())
+        relative = {"rows_of_distance": rows, "first_row": first, "saturation": saturation}
+        table = encoder.get_rel_embedding()[first:last]
+    context = AttentionContext.of(attention_mask.bool(), None, None, states.shape[:2], states.device, **relative)
+    return context, table
+
+
+def _encoder_forward(in_tree: Callable) -> Callable:
+    def forward(
+        self,
+        hidden_states: torch.Tensor,  # [B, N, hidden]
+        attention_mask: torch.Tensor,  # [B, N], [B, N, N] or [B, 1, N, N]
+        output_hidden_states: bool = True,
+        output_attentions: bool = False,
+        query_states: torch.Tensor | None = None,
+        relative_pos: torch.Tensor | None = None,
+        return_dict: bool = True,
+    ) -> BaseModelOutput | tuple:
+        if query_states is not None or relative_pos is not None or getattr(self.layer[0], "talking_head", False):
+            rest = (output_hidden_states, output_attentions, query_states, relative_pos, return_dict)
+            return in_tree(self, hidden_states, attention_mask, *rest)
+        context, table = _share(self, hidden_states, attention_mask)
+        states, probabilities = [hidden_states], []
+        for i, layer in enumerate(self.layer):
+            new, probability = layer(states[-1], context, rel_embeddings=table, output_attentions=output_attentions)
+            if i == 0 and getattr(self, "conv", None) is not None:
+                new = self.conv(hidden_states, new, context.token_mask.long())
+            states = [*states, new] if output_hidden_states else [new]
+            probabilities.append(probability)
+        output = BaseModelOutput(
+            last_hidden_state=states[-1],
+            hidden_states=tuple(states) if output_hidden_states else None,
+            attentions=tuple(probabilities) if output_attentions else None,
+        )
+        return output if return_dict else output.to_tuple()
+
+    return forward
+
+
+def _attention_forward(in_tree: Callable) -> Callable:
+    def forward(
+        self,
+        hidden_states: torch.Tensor,  # [B, N, hidden]
+        attention_mask: AttentionContext | torch.Tensor,
+        output_attentions: bool = False,
+        query_states: torch.Tensor | None = None,  # [B, N, hidden]
+        relative_pos: torch.Tensor | None = None,
+        rel_embeddings: torch.Tensor | None = None,  # [R, hidden]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        context = attention_mask
+        if not isinstance(context, AttentionContext):  # called by another encoder
+            return in_tree(
+                self, hidden_states, attention_mask, output_attentions, query_states, relative_pos, rel_embeddings
+            )
+        terms = tuple(term for term in ("c2p", "p2c") if term in self.pos_att_type)
+        fused = hasattr(self, "in_proj")  # v1
+        counted = len(self.pos_att_type) if fused else len(terms)  # in-tree scales by the terms named, used or not
+        query, key, value = _project(self, hidden_states, query_states)
+        position_key = position_query = None
+        if rel_embeddings is None:
+            terms = ()
+        else:
+            table = self.pos_dropout(rel_embeddings)
+            if "c2p" in terms:
+                position_key = _heads(self, _position_projection(self, "key")(table))
+            if "p2c" in terms:
+                position_query = _heads(self, _position_projection(self, "query")(table))
+        states, probabilities = disentangled_attention(
+            query,
+            key,
+            value,
+            position_key,
+            position_query,
+            terms=terms,
+            rows_of_distance=context.rows_of_distance,
+            first_row=context.first_row,
+            saturation=context.saturation,
+            mask=context.mask,
+            scale=((1 + counted) * query.shape[-1]) ** -0.5,
+            dropout_p=self.dropout.p if self.training else 0.0,
+            backend="eager" if output_attentions else "sdpa",
+            need_probabilities=output_attentions,
+        )
+        return states.transpose(1, 2).flatten(2), probabilities
+
+    return forward
+
+
+def _project(attention: nn.Module, hidden_states: torch.Tensor, query_states: torch.Tensor | None) -> tuple:
+    """Query, key and value [B, H, N, d]."""
+    asking = hidden_states if query_states is None else query_states
+    if not hasattr(attention, "in_proj"):
+        projected = attention.query_proj(asking), attention.key_proj(hidden_states), attention.value_proj(hidden_states)
+        return tuple(_heads(attention, states) for states in projected)
+    query, key, value = _heads(attention, attention.in_proj(hidden_states)).chunk(3, dim=-1)  # fused head by head
+    if query_states is not None:
+        query = _heads(attention, attention.in_proj(query_states)).chunk(3, dim=-1)[0]
+    query_bias, value_bias = (bias.unflatten(0, (-1, 1, query.shape[-1])) for bias in (attention.q_bias, attention.v_bias))
+    return query + query_bias, key, value + value_bias
+
+
+def _position_projection(attention: nn.Module, of: str) -> nn.Module:
+    if hasattr(attention, "in_proj"):
+        return attention.pos_proj if of == "key" else attention.pos_q_proj
+    return getattr(attention, f"{of}_proj" if attention.share_att_key else f"pos_{of}_proj")
+
+
+def _heads(attention: nn.Module, states: torch.Tensor) -> torch.Tensor:
+    """[..., N, hidden] to [..., H, N, d]."""
+    return states.unflatten(-1, (attention.num_attention_heads, -1)).transpose(-3, -2)
+
+
+def _layer_norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    return nn.functional.layer_norm(
+        hidden_states, self.weight.shape, self.weight, self.bias, eps=self.variance_epsilon
+    )
+
+
+# ---- masked-language model ---------------------------------------------------------------------------
+
+
+def _masked_lm_from_pretrained(in_tree: Callable) -> classmethod:
+    def from_pretrained(cls, *args, **kwargs):
+        token = _loading.set(True)
+        try:
+            return in_tree(cls, *args, **kwargs)
+        finally:
+            _loading.reset(token)
+
+    return classmethod(from_pretrained)
+
+
+def _masked_lm_init(in_tree: Callable) -> Callable:
+    def __init__(self, config, *args, **kwargs) -> None:
+        if _loading.get() and config.legacy and not config.position_biased_input:
+            steps = emd_steps_of(config.to_dict())
+            if steps > 0:
+                config.legacy, config.emd_steps = False, steps
+        in_tree(self, config, *args, **kwargs)
+        if _decodes(config):
+            embeddings = self.deberta.embeddings
+            embeddings.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+            self._init_weights(embeddings.position_embeddings)
+
+    return __init__
+
+
+def _decodes(config) -> bool:
+    return not config.legacy and not config.position_biased_input and getattr(config, "emd_steps", 0) > 0
+
+
+def _masked_lm_forward(in_tree: Callable) -> Callable:
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        **kwargs,
+    ) -> MaskedLMOutput | tuple:
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        embeddings = self.deberta.embeddings
+        if not _decodes(self.config) or embeddings.position_embeddings is None:
+            return in_tree(self, *inputs, labels, output_attentions, output_hidden_states, return_dict, **kwargs)
+        encoded = self.deberta(*inputs, output_attentions, output_hidden_states=True, return_dict=True)
+        before_last = encoded.hidden_states[-2]
+        if attention_mask is None:
+            attention_mask = before_last.new_ones(before_last.shape[:2])
+        if position_ids is None:
+            position_ids = torch.arange(before_last.shape[1], device=before_last.device)[None]
+        context, table = _share(self.deberta.encoder, before_last, attention_mask)
+        states = before_last + embeddings.position_embeddings(position_ids)
+        for _ in range(self.config.emd_steps):
+            last = self.deberta.encoder.layer[-1]
+            states, _ = last(before_last, context, query_states=states, rel_embeddings=table)
+        logits = self.lm_predictions(states, embeddings.word_embeddings)
+        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        output = MaskedLMOutput(
+            loss=None if labels is None else cross_entropy(logits, labels),
+            logits=logits,
+            hidden_states=encoded.hidden_states if wanted else None,
+            attentions=encoded.attentions,
+        )
+        return output.to_tuple() if (self.config.return_dict if return_dict is None else return_dict) is False else output
+
+    return forward
+
+
+def _resize_token_embeddings(in_tree: Callable) -> Callable:
+    def resize_token_embeddings(self, *args, **kwargs) -> nn.Embedding:
+        """As in Transformers; the bias of a new word starts at the mean bias."""
+        embeddings = in_tree(self, *args, **kwargs)
+        if not self.legacy:
+            head = self.lm_predictions.lm_head
+            added = embeddings.num_embeddings - head.bias.shape[0]
+            head.bias = nn.Parameter(nn.functional.pad(head.bias.data, (0, added), value=float(head.bias.mean())))
+        return embeddings
+
+    return resize_token_embeddings
+
+
+# ---- tokenizers --------------------------------------------------------------------------------------
+
+
+def _tokenizer_from_pretrained(owner: type) -> classmethod:
+    in_tree = owner.from_pretrained.__func__
+
+    def from_pretrained(cls, *args, **kwargs):
+        if cls is not owner:  # a subclass has its own ideas
+            return in_tree(cls, *args, **kwargs)
+        return HfDebertaTokenizer.from_pretrained(*args, **kwargs)
+
+    return classmethod(from_pretrained)
