@@ -20,15 +20,15 @@ it always was. While enabled:
   a `HfDebertaTokenizer`: the original tokenization, or the folder's tokenizer.json as it is;
 - `Trainer` divides a loss by the steps it accumulates; without, in-tree DeBERTa multiplies loss and gradients.
 
-Not reached: graphs that were compiled or exported before, copies of the classes that other code brings along
-(`trust_remote_code`, FlashDeBERTa), the v1 option `talking_head`, tokenizers in memory, other processes. Outputs at
-padding differ from in-tree ones; nothing reads them. v1 still has no multiple-choice head: `HfDebertaForMultipleChoice`.
+Not reached: graphs compiled before, exported graphs (torch.export, ONNX, TorchScript keep in-tree operations), copies
+of the classes that other code brings along (`trust_remote_code`, FlashDeBERTa), the v1 option `talking_head`,
+tokenizers in memory, other processes. Outputs at padding differ from in-tree ones; nothing reads them. v1 has no
+multiple-choice head here either: use `HfDebertaForMultipleChoice`.
 """
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from contextvars import ContextVar
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -47,6 +47,7 @@ from .tokenization_hf_deberta import HfDebertaTokenizer
 
 _changes = ExitStack()  # how to take back what is in place
 _enabled = False
+_known_rows: dict[tuple[int, int], tuple[dict[torch.device, torch.Tensor], bool, int]] = {}
 _loading = ContextVar("loading a masked-LM checkpoint", default=False)
 
 
@@ -86,6 +87,7 @@ def _change_everything(changes: ExitStack) -> None:
         (v1.DebertaEncoder, v1.DisentangledSelfAttention),
         (v2.DebertaV2Encoder, v2.DisentangledSelfAttention),
     ):
+        change(encoder, "__init__", _encoder_init(encoder.__init__))
         change(encoder, "forward", _encoder_forward(encoder.forward))
         change(attention, "forward", _attention_forward(attention.forward))
     change(v1.DebertaLayerNorm, "forward", _layer_norm)
@@ -103,27 +105,52 @@ def _change_everything(changes: ExitStack) -> None:
 # ---- encoder -----------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=16)
-def _rows(max_distance: int, buckets: int, device: torch.device) -> tuple[torch.Tensor, bool, int]:
-    """rows_of_distance, whether rows out of reach may be left out, and saturation."""
-    rows = rows_of_distances(max_distance, buckets)
-    return rows.to(device), may_be_pruned(rows, buckets if buckets > 0 else max_distance), saturation_of(rows)
+def _encoder_init(in_tree: Callable) -> Callable:
+    def __init__(self, config) -> None:
+        in_tree(self, config)
+        if self.relative_attention:
+            _relative_rows(self, torch.device("cpu"))  # should the first call be that of a compiler
+
+    return __init__
 
 
-def _share(encoder: nn.Module, states: torch.Tensor, attention_mask: torch.Tensor) -> tuple:
+def _relative_rows(encoder: nn.Module, device: torch.device) -> tuple[torch.Tensor, bool, int] | None:
+    """rows_of_distance, whether rows out of reach may be left out, and saturation.
+
+    They are made once, and never in a graph: there, what is not known yet is None.
+    """
+    distance, buckets = key = encoder.max_relative_positions, getattr(encoder, "position_buckets", -1)
+    in_graph = torch.compiler.is_compiling()
+    if key not in _known_rows:
+        if in_graph:
+            return None
+        rows = rows_of_distances(distance, buckets)
+        pruned = may_be_pruned(rows, buckets if buckets > 0 else distance)
+        _known_rows[key] = {torch.device("cpu"): rows}, pruned, saturation_of(rows)
+    on_device, pruned, saturation = _known_rows[key]
+    if device in on_device:
+        return on_device[device], pruned, saturation
+    rows = on_device[torch.device("cpu")].to(device)
+    if not in_graph:
+        on_device[device] = rows
+    return rows, pruned, saturation
+
+
+def _shared(encoder: nn.Module, states: torch.Tensor, attention_mask: torch.Tensor) -> tuple | None:
     """What all layers need: the context, and the rows in use of the relative table [R, hidden]."""
     relative: dict[str, Any] = {"rows_of_distance": None, "first_row": 0, "saturation": None}
     table = None
     if encoder.relative_attention:
-        distance, buckets = encoder.max_relative_positions, getattr(encoder, "position_buckets", -1)
-        in_graph = torch.compiler.is_compiling()  # what is made there must not stay in the cache
-        rows, pruned, saturation = (_rows.__wrapped__ if in_graph else _rows)(distance, buckets, states.device)
-        span = buckets if buckets > 0 else distance
-        first, last = rows_in_use(states.shape[1], span, pruned and not torch.jit.is_tracing())
+        known = _relative_rows(encoder, states.device)
+        if known is None:
+            return None
+        rows, pruned, saturation = known
+        table = encoder.get_rel_embedding()
+        first, last = rows_in_use(states.shape[1], table.shape[0] // 2, pruned)
+        table = table[first:last]
         relative = {"rows_of_distance": rows, "first_row": first, "saturation": saturation}
-        table = encoder.get_rel_embedding()[first:last]
-    context = AttentionContext.of(attention_mask.bool(), None, None, states.shape[:2], states.device, **relative)
-    return context, table
+    shape = (states.shape[0], states.shape[1])
+    return AttentionContext.of(attention_mask.bool(), None, None, shape, states.device, **relative), table
 
 
 def _encoder_forward(in_tree: Callable) -> Callable:
@@ -137,10 +164,13 @@ def _encoder_forward(in_tree: Callable) -> Callable:
         relative_pos: torch.Tensor | None = None,
         return_dict: bool = True,
     ) -> BaseModelOutput | tuple:
-        if query_states is not None or relative_pos is not None or getattr(self.layer[0], "talking_head", False):
+        unusual = query_states is not None or relative_pos is not None or _talks(self)
+        exporting = torch.compiler.is_exporting() or torch.jit.is_tracing()
+        shared = None if unusual or exporting else _shared(self, hidden_states, attention_mask)
+        if shared is None:
             rest = (output_hidden_states, output_attentions, query_states, relative_pos, return_dict)
             return in_tree(self, hidden_states, attention_mask, *rest)
-        context, table = _share(self, hidden_states, attention_mask)
+        context, table = shared
         states, probabilities = [hidden_states], []
         for i, layer in enumerate(self.layer):
             new, probability = layer(states[-1], context, rel_embeddings=table, output_attentions=output_attentions)
@@ -216,7 +246,9 @@ def _project(attention: nn.Module, hidden_states: torch.Tensor, query_states: to
     query, key, value = _heads(attention, attention.in_proj(hidden_states)).chunk(3, dim=-1)  # fused head by head
     if query_states is not None:
         query = _heads(attention, attention.in_proj(query_states)).chunk(3, dim=-1)[0]
-    query_bias, value_bias = (bias.unflatten(0, (-1, 1, query.shape[-1])) for bias in (attention.q_bias, attention.v_bias))
+    query_bias, value_bias = (
+        bias.unflatten(0, (-1, 1, query.shape[-1])) for bias in (attention.q_bias, attention.v_bias)
+    )
     return query + query_bias, key, value + value_bias
 
 
@@ -226,15 +258,18 @@ def _position_projection(attention: nn.Module, of: str) -> nn.Module:
     return getattr(attention, f"{of}_proj" if attention.share_att_key else f"pos_{of}_proj")
 
 
+def _talks(encoder: nn.Module) -> bool:
+    """Whether heads are mixed ("talking heads"), a v1 option that no release uses."""
+    return any(getattr(layer.attention.self, "talking_head", False) for layer in encoder.layer)
+
+
 def _heads(attention: nn.Module, states: torch.Tensor) -> torch.Tensor:
     """[..., N, hidden] to [..., H, N, d]."""
     return states.unflatten(-1, (attention.num_attention_heads, -1)).transpose(-3, -2)
 
 
 def _layer_norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
-    return nn.functional.layer_norm(
-        hidden_states, self.weight.shape, self.weight, self.bias, eps=self.variance_epsilon
-    )
+    return nn.functional.layer_norm(hidden_states, self.weight.shape, self.weight, self.bias, eps=self.variance_epsilon)
 
 
 # ---- masked-language model ---------------------------------------------------------------------------
@@ -294,7 +329,7 @@ def _masked_lm_forward(in_tree: Callable) -> Callable:
             attention_mask = before_last.new_ones(before_last.shape[:2])
         if position_ids is None:
             position_ids = torch.arange(before_last.shape[1], device=before_last.device)[None]
-        context, table = _share(self.deberta.encoder, before_last, attention_mask)
+        context, table = _shared(self.deberta.encoder, before_last, attention_mask)
         states = before_last + embeddings.position_embeddings(position_ids)
         for _ in range(self.config.emd_steps):
             last = self.deberta.encoder.layer[-1]
@@ -307,7 +342,9 @@ def _masked_lm_forward(in_tree: Callable) -> Callable:
             hidden_states=encoded.hidden_states if wanted else None,
             attentions=encoded.attentions,
         )
-        return output.to_tuple() if (self.config.return_dict if return_dict is None else return_dict) is False else output
+        if return_dict is None:
+            return_dict = self.config.return_dict
+        return output if return_dict else output.to_tuple()
 
     return forward
 
