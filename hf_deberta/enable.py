@@ -117,12 +117,12 @@ def _encoder_init(in_tree: Callable) -> Callable:
 def _relative_rows(encoder: nn.Module, device: torch.device) -> tuple[torch.Tensor, bool, int] | None:
     """rows_of_distance, whether rows out of reach may be left out, and saturation.
 
-    They are made once, and never in a graph: there, what is not known yet is None.
+    They are made once, and never in a graph. None where that comes too late, and for more buckets than distances.
     """
     distance, buckets = key = encoder.max_relative_positions, getattr(encoder, "position_buckets", -1)
     in_graph = torch.compiler.is_compiling()
     if key not in _known_rows:
-        if in_graph:
+        if in_graph or buckets == 1 or (buckets > 1 and buckets // 2 >= distance - 1):
             return None
         rows = rows_of_distances(distance, buckets)
         pruned = may_be_pruned(rows, buckets if buckets > 0 else distance)
@@ -259,8 +259,9 @@ def _position_projection(attention: nn.Module, of: str) -> nn.Module:
 
 
 def _talks(encoder: nn.Module) -> bool:
-    """Whether heads are mixed ("talking heads"), a v1 option that no release uses."""
-    return any(getattr(layer.attention.self, "talking_head", False) for layer in encoder.layer)
+    """Whether attention heads are mixed, a v1 option that no release uses."""
+    of_v1 = isinstance(encoder, v1.DebertaEncoder)
+    return of_v1 and any(getattr(module, "talking_head", False) for module in encoder.modules())
 
 
 def _heads(attention: nn.Module, states: torch.Tensor) -> torch.Tensor:

@@ -30,6 +30,14 @@ MAY_IMPORT = {
     "modeling_heads": MODEL,
     "enhanced_mask_decoder": MODEL,
     "replaced_token_detection": MODEL,
+    "enable": {
+        "attention",
+        "attention_context",
+        "batch_loss",
+        "configuration_hf_deberta",
+        "relative_position",
+        "tokenization_hf_deberta",
+    },
     "hub_export": {
         "configuration_hf_deberta",
         "enhanced_mask_decoder",
