@@ -97,6 +97,7 @@ def _change_everything(changes: ExitStack) -> None:
         change(masked_lm, "__init__", _masked_lm_init(masked_lm.__init__))
         change(masked_lm, "from_pretrained", _masked_lm_from_pretrained(masked_lm.from_pretrained.__func__))
         change(masked_lm, "forward", _masked_lm_forward(masked_lm.forward))
+        change(masked_lm, "get_output_embeddings", _get_output_embeddings(masked_lm.get_output_embeddings))
         change(masked_lm, "resize_token_embeddings", _resize_token_embeddings(masked_lm.resize_token_embeddings))
     for tokenizer in (DebertaTokenizer, DebertaV2Tokenizer):
         change(tokenizer, "from_pretrained", _tokenizer_from_pretrained(tokenizer))
@@ -350,14 +351,21 @@ def _masked_lm_forward(in_tree: Callable) -> Callable:
     return forward
 
 
+def _get_output_embeddings(in_tree: Callable) -> Callable:
+    def get_output_embeddings(self) -> nn.Module | None:
+        return in_tree(self) if self.legacy else None  # the word embeddings; in-tree names another matrix
+
+    return get_output_embeddings
+
+
 def _resize_token_embeddings(in_tree: Callable) -> Callable:
     def resize_token_embeddings(self, *args, **kwargs) -> nn.Embedding:
         """As in Transformers; the bias of a new word starts at the mean bias."""
         embeddings = in_tree(self, *args, **kwargs)
         if not self.legacy:
             head = self.lm_predictions.lm_head
-            added = embeddings.num_embeddings - head.bias.shape[0]
-            head.bias = nn.Parameter(nn.functional.pad(head.bias.data, (0, added), value=float(head.bias.mean())))
+            old, added = head.bias.data, embeddings.num_embeddings - head.bias.shape[0]
+            head.bias = nn.Parameter(nn.functional.pad(old, (0, added), value=old.mean().item()))
         return embeddings
 
     return resize_token_embeddings

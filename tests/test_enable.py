@@ -193,9 +193,10 @@ def test_compiles_without_a_break_and_exports(shape):
 def test_auto_classes_load_and_save_in_tree_files(shape, head, tmp_path):
     theirs = in_tree(shape, head)
     theirs.config.id2label = {0: "no", 1: "yes"}
-    theirs.save_pretrained(tmp_path / "before")
+    theirs.save_pretrained(tmp_path)
+    AUTO[head].from_pretrained(tmp_path).save_pretrained(tmp_path / "before")
     with enable():
-        model = AUTO[head].from_pretrained(tmp_path / "before")
+        model = AUTO[head].from_pretrained(tmp_path)
         model.save_pretrained(tmp_path / "after")
         inputs = batch()
         assert_same(outputs(theirs, inputs), outputs(model, inputs), inputs["attention_mask"])
@@ -269,7 +270,8 @@ def test_pipelines(shape, tmp_path, caplog):
         "zero-shot-classification": ("ForSequenceClassification", {"candidate_labels": ["store", "capital"]}),
     }
     for task, (head, options) in tasks.items():
-        theirs = in_tree(shape, head, id2label={0: "contradiction", 1: "entailment"})
+        labels = {"id2label": {0: "contradiction", 1: "entailment"}, "label2id": {"contradiction": 0, "entailment": 1}}
+        theirs = in_tree(shape, head, **labels)
         folder = folder_of(theirs, tmp_path / task)
         text = "Paris is the [MASK] of France." if task == "fill-mask" else TEXTS[0]
         before = flat(pipeline(task, model=folder)(text, **options))
@@ -286,7 +288,9 @@ def flat(answer):
     """The values of nested lists and dicts, in order."""
     if isinstance(answer, dict):
         answer = list(answer.values())
-    return [value for part in answer for value in flat(part)] if isinstance(answer, list) else [answer]
+    if isinstance(answer, list):
+        return [value for part in answer for value in flat(part)]
+    return [answer.item() if hasattr(answer, "item") else answer]
 
 
 def test_gradient_accumulation_does_not_multiply_the_loss(tmp_path):
@@ -476,15 +480,18 @@ def test_gliner(shape, tmp_path):
     backbone = folder_of(in_tree(shape, "Model"), tmp_path / "backbone")
     settings = {"model_name": backbone, "hidden_size": 32, "max_width": 4, "span_mode": "markerV0", "max_len": 64}
     torch.manual_seed(0)
-    model = gliner.GLiNER.from_config({**settings, "model_type": "gliner_uni_encoder_span"})
+    model = gliner.GLiNER.from_config(settings)
     model.save_pretrained(str(tmp_path / "saved"))
-    labels, options = ["person", "city"], {"threshold": 0.0, "flat_ner": False}
-    texts = TEXTS[2:] + TEXTS[:1]
+    packings = [None, gliner.InferencePackingConfig(max_length=64, sep_token_id=2)]
+    if shape == "v2":  # in-tree convolution fails on a packed mask
+        packings.pop()
 
     def found(folder):
-        loaded = gliner.GLiNER.from_pretrained(str(folder), local_files_only=True)
-        loaded.eval()
-        return loaded, [loaded.predict_entities(text, labels, **options) for text in texts]
+        loaded = gliner.GLiNER.from_pretrained(str(folder), local_files_only=True).eval()
+        options = {"threshold": 0.0, "flat_ner": False}
+        return loaded, [
+            loaded.inference(TEXTS, ["person", "city"], packing_config=packing, **options) for packing in packings
+        ]
 
     _, before = found(tmp_path / "saved")
     with enable():
