@@ -95,6 +95,7 @@ def _change_everything(changes: ExitStack) -> None:
         change(pretrained, "accepts_loss_kwargs", False)
     for masked_lm in (v1.DebertaForMaskedLM, v2.DebertaV2ForMaskedLM):
         change(masked_lm, "__init__", _masked_lm_init(masked_lm.__init__))
+        change(masked_lm, "post_init", _masked_lm_post_init(masked_lm.post_init))
         change(masked_lm, "from_pretrained", _masked_lm_from_pretrained(masked_lm.from_pretrained.__func__))
         change(masked_lm, "forward", _masked_lm_forward(masked_lm.forward))
         change(masked_lm, "get_output_embeddings", _get_output_embeddings(masked_lm.get_output_embeddings))
@@ -301,6 +302,15 @@ def _masked_lm_init(in_tree: Callable) -> Callable:
             self._init_weights(embeddings.position_embeddings)
 
     return __init__
+
+
+def _masked_lm_post_init(in_tree: Callable) -> Callable:
+    def post_init(self) -> None:
+        if not self.legacy:
+            self._tied_weights_keys = {}  # Transformers 5.17 names a weight there that the head has not, and fails
+        in_tree(self)
+
+    return post_init
 
 
 def _decodes(config) -> bool:
