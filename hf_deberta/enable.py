@@ -48,7 +48,7 @@ from .tokenization_hf_deberta import HfDebertaTokenizer
 _changes = ExitStack()  # how to take back what is in place
 _enabled = False
 _known_rows: dict[tuple[int, int], tuple[dict[torch.device, torch.Tensor], bool, int]] = {}
-_loading = ContextVar("loading a masked-LM checkpoint", default=False)
+_loading_official = ContextVar("a masked-LM checkpoint is read as an official one", default=False)
 
 
 def enable() -> AbstractContextManager:
@@ -147,9 +147,9 @@ def _shared(encoder: nn.Module, states: torch.Tensor, attention_mask: torch.Tens
         if known is None:
             return None
         rows, pruned, saturation = known
-        table = encoder.get_rel_embedding()
-        first, last = rows_in_use(states.shape[1], table.shape[0] // 2, pruned)
-        table = table[first:last]
+        first, last = rows_in_use(states.shape[1], encoder.rel_embeddings.num_embeddings // 2, pruned)
+        table = encoder.rel_embeddings(torch.arange(first, last, device=states.device))
+        table = encoder.LayerNorm(table) if hasattr(encoder, "LayerNorm") else table
         relative = {"rows_of_distance": rows, "first_row": first, "saturation": saturation}
     shape = (states.shape[0], states.shape[1])
     return AttentionContext.of(attention_mask.bool(), None, None, shape, states.device, **relative), table
@@ -175,7 +175,8 @@ def _encoder_forward(in_tree: Callable) -> Callable:
         context, table = shared
         states, probabilities = [hidden_states], []
         for i, layer in enumerate(self.layer):
-            new, probability = layer(states[-1], context, rel_embeddings=table, output_attentions=output_attentions)
+            # by position, without which reentrant checkpointing would go through the table's graph twice
+            new, probability = layer(states[-1], context, None, None, table, output_attentions)
             if i == 0 and getattr(self, "conv", None) is not None:
                 new = self.conv(hidden_states, new, context.token_mask.long())
             states = [*states, new] if output_hidden_states else [new]
@@ -248,9 +249,9 @@ def _project(attention: nn.Module, hidden_states: torch.Tensor, query_states: to
     query, key, value = _heads(attention, attention.in_proj(hidden_states)).chunk(3, dim=-1)  # fused head by head
     if query_states is not None:
         query = _heads(attention, attention.in_proj(query_states)).chunk(3, dim=-1)[0]
-    query_bias, value_bias = (
-        bias.unflatten(0, (-1, 1, query.shape[-1])) for bias in (attention.q_bias, attention.v_bias)
-    )
+    # biases are left in float32 by autocast, with which in-tree v1 fails
+    shape = (attention.num_attention_heads, 1, query.shape[-1])
+    query_bias, value_bias = (bias.view(shape).to(query.dtype) for bias in (attention.q_bias, attention.v_bias))
     return query + query_bias, key, value + value_bias
 
 
@@ -279,19 +280,23 @@ def _layer_norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
 
 
 def _masked_lm_from_pretrained(in_tree: Callable) -> classmethod:
-    def from_pretrained(cls, *args, **kwargs):
-        token = _loading.set(True)
-        try:
-            return in_tree(cls, *args, **kwargs)
-        finally:
-            _loading.reset(token)
+    def from_pretrained(cls, *args, output_loading_info: bool = False, **kwargs):
+        for official in (True, False):
+            token = _loading_official.set(official)
+            try:
+                model, info = in_tree(cls, *args, output_loading_info=True, **kwargs)
+            finally:
+                _loading_official.reset(token)
+            if not any(name.startswith("lm_predictions.") for name in info["missing_keys"]):
+                break  # otherwise the checkpoint is not official, or has no such head: as Transformers reads it
+        return (model, info) if output_loading_info else model
 
     return classmethod(from_pretrained)
 
 
 def _masked_lm_init(in_tree: Callable) -> Callable:
     def __init__(self, config, *args, **kwargs) -> None:
-        if _loading.get() and config.legacy and not config.position_biased_input:
+        if _loading_official.get() and config.legacy and not config.position_biased_input:
             steps = emd_steps_of(config.to_dict())
             if steps > 0:
                 config.legacy, config.emd_steps = False, steps
@@ -345,7 +350,7 @@ def _masked_lm_forward(in_tree: Callable) -> Callable:
         states = before_last + embeddings.position_embeddings(position_ids)
         for _ in range(self.config.emd_steps):
             last = self.deberta.encoder.layer[-1]
-            states, _ = last(before_last, context, query_states=states, rel_embeddings=table)
+            states, _ = last(before_last, context, states, None, table)
         logits = self.lm_predictions(states, embeddings.word_embeddings)
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         output = MaskedLMOutput(

@@ -100,9 +100,9 @@ def test_same_outputs_of_a_model_in_memory(shape, head):
         assert isinstance(as_tuple, tuple) and len(as_tuple) == len(model(**inputs, return_dict=False))
 
 
-@pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
+@pytest.mark.parametrize("reentrant", [None, False, True], ids=["plain", "not reentrant", "reentrant"])
 @pytest.mark.parametrize("shape", RELEASES)
-def test_same_gradients(shape, checkpointing):
+def test_same_gradients(shape, reentrant):
     dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model = in_tree(shape, "ForSequenceClassification", **dropout).train()
     inputs = {**batch(), "labels": torch.tensor([0, 1, 1])}
@@ -113,8 +113,8 @@ def test_same_gradients(shape, checkpointing):
         return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
     expected = gradients()
-    if checkpointing:
-        model.gradient_checkpointing = True
+    if reentrant is not None:
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     with enabled():
         assert_same_by_name(gradients(), expected)
 
@@ -126,6 +126,15 @@ def test_dropout_is_at_work(shape):
     with enable():
         first, second = (model(**inputs).last_hidden_state for _ in range(2))
     assert not torch.allclose(first, second)
+
+
+@pytest.mark.parametrize("shape", RELEASES)
+def test_autocast(shape):
+    """In-tree v1 cannot."""
+    model, inputs = in_tree(shape, "ForSequenceClassification"), batch()
+    expected = model(**inputs).logits
+    with enabled(), torch.autocast("cpu", torch.bfloat16):
+        assert (model(**inputs).logits - expected).abs().max() < 0.05
 
 
 @pytest.mark.parametrize("shape", RELEASES)
@@ -365,6 +374,13 @@ def test_from_config_and_in_tree_checkpoints_stay_without_decoder(tmp_path):
         assert model.legacy and model.deberta.embeddings.position_embeddings is None
         model.save_pretrained(tmp_path)
         assert AUTO["ForMaskedLM"].from_pretrained(tmp_path).legacy
+        config = AutoConfig.from_pretrained(tmp_path, architectures=None)  # as if official, but without that head
+        again = AUTO["ForMaskedLM"].from_pretrained(tmp_path, config=config)
+        assert (
+            again.legacy
+            and again.config.legacy
+            and all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+        )
 
 
 @pytest.mark.parametrize("shape", ["v1", "v3"])
