@@ -383,6 +383,14 @@ def test_from_config_and_in_tree_checkpoints_stay_without_decoder(tmp_path):
         )
 
 
+def test_positions_that_a_decoder_does_not_know(tmp_path):
+    folder, _ = released("v3", tmp_path / "released")
+    with enable():
+        model = AUTO["ForMaskedLM"].from_pretrained(folder)
+        with pytest.raises(ValueError, match="max_position_embeddings = 512, and this input reaches 513"):
+            model(torch.ones(1, 513, dtype=torch.long))
+
+
 @pytest.mark.parametrize("shape", ["v1", "v3"])
 def test_new_words(shape, tmp_path):
     folder, _ = released(shape, tmp_path / "released")
