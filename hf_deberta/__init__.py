@@ -5,6 +5,7 @@ import transformers
 from .attention import disentangled_attention
 from .checkpoint_conversion import export_to_transformers
 from .configuration_hf_deberta import PRESETS, HfDebertaConfig
+from .enable import disable, enable
 from .enhanced_mask_decoder import HfDebertaForMaskedLM
 from .hub_export import auto_classes
 from .modeling_heads import (
@@ -39,7 +40,9 @@ __all__ = [
     "HfDebertaModel",
     "HfDebertaPreTrainedModel",
     "HfDebertaTokenizer",
+    "disable",
     "disentangled_attention",
+    "enable",
     "export_to_transformers",
     "replaced_token_labels",
 ]

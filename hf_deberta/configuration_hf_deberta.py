@@ -364,7 +364,7 @@ def _translate(config_dict: dict[str, Any]) -> dict[str, Any]:
         translated["conv_kernel_size"] = 0
         translated.setdefault("attention_key_bias", False)
     if "emd_steps" not in given:
-        translated["emd_steps"] = _emd_steps_of(translated)
+        translated["emd_steps"] = emd_steps_of(translated)
     if model_type is None:
         pooling = translated.pop("pooling", {})
         translated.setdefault("pooler_dropout", pooling.get("dropout", 0))
@@ -372,7 +372,7 @@ def _translate(config_dict: dict[str, Any]) -> dict[str, Any]:
     return translated
 
 
-def _emd_steps_of(config_dict: dict[str, Any]) -> int:
+def emd_steps_of(config_dict: dict[str, Any]) -> int:
     """Released checkpoints were trained with the decoder; one saved by the in-tree MLM class was not."""
     trained_in_tree = any(name.endswith("ForMaskedLM") for name in config_dict.get("architectures") or [])
     width = config_dict["hidden_size"]

@@ -1,0 +1,535 @@
+"""`hf_deberta.enable()`: in-tree classes keep their names, files and numbers; after `disable()` nothing is left."""
+
+import gc
+import json
+import logging
+import pickle
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+import torch
+import transformers
+from numerics import assert_same_by_name
+from safetensors.torch import load_file, save_file
+from test_parity_with_transformers import HEADS, SHAPES, assert_same, batch, in_tree, outputs
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import AutoConfig, AutoTokenizer, DebertaV2Model, Trainer, TrainingArguments, pipeline
+from transformers.models.deberta import modeling_deberta
+from transformers.models.deberta_v2 import modeling_deberta_v2
+
+import hf_deberta
+from hf_deberta import HfDebertaForMaskedLM, HfDebertaModel, HfDebertaTokenizer, disable, enable
+
+RELEASES = ["v1", "v2", "v3"]
+AUTO = {head: getattr(transformers, f"Auto{head}" if head == "Model" else f"AutoModel{head}") for head in HEADS}
+SPECIAL_TOKENS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
+TEXTS = ["Paris is the capital of France.", "a good store", "Ann Lee works in Rome, not in Paris"]
+
+
+@pytest.fixture(autouse=True)
+def off_before_and_after():
+    disable()
+    yield
+    disable()
+
+
+def changed_by_enable():
+    """Everything of Transformers that could be changed: classes of the in-tree modules, Auto mappings."""
+    modules = [modeling_deberta, modeling_deberta_v2, transformers.models.deberta.tokenization_deberta]
+    modules += [transformers.models.deberta_v2.tokenization_deberta_v2, transformers.models.auto.tokenization_auto]
+    state = {module.__name__: dict(vars(module)) for module in modules}
+    for module in modules[:4]:
+        for name, value in vars(module).items():
+            if isinstance(value, type):
+                state[f"{module.__name__}.{name}"] = dict(vars(value))
+    for name in dir(transformers.models.auto.modeling_auto):
+        mapping = getattr(transformers.models.auto.modeling_auto, name)
+        if hasattr(mapping, "_extra_content"):
+            state[name] = dict(mapping._extra_content)
+    state["tokenizers"] = dict(transformers.models.auto.tokenization_auto.REGISTERED_TOKENIZER_CLASSES)
+    return state
+
+
+@contextmanager
+def enabled():
+    """`enable()`, with in-tree attention out of order: nobody may get there."""
+
+    def out_of_order(*arguments):
+        raise AssertionError("in-tree attention ran")
+
+    with enable(), pytest.MonkeyPatch.context() as patch:
+        for module in (modeling_deberta, modeling_deberta_v2):
+            patch.setattr(module, "scaled_size_sqrt", out_of_order)
+        yield
+
+
+def words_tokenizer(folder=None):
+    tokenizer = Tokenizer(models.BPE(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.train_from_iterator(TEXTS * 4, trainers.BpeTrainer(vocab_size=99, special_tokens=SPECIAL_TOKENS))
+    tokenizer = HfDebertaTokenizer(tokenizer_object=tokenizer)
+    if folder is not None:
+        tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+def folder_of(model, folder):
+    model.save_pretrained(folder)
+    words_tokenizer(folder)
+    return str(folder)
+
+
+# ---- same numbers ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_same_outputs_of_a_model_in_memory(shape, head):
+    model = in_tree(shape, head)
+    longest = 40 if "narrow" in shape else 129
+    for lengths in [(37, 20, 5), (1,), (longest, 7)]:
+        inputs = batch(lengths=lengths, types=model.config.type_vocab_size > 0)
+        before = outputs(model, inputs)
+        with enabled():
+            assert_same(before, outputs(model, inputs), inputs["attention_mask"])
+            as_tuple = model(**inputs, return_dict=False)
+        after = outputs(model, inputs)
+        assert all(torch.equal(before[name], after[name]) for name in before)
+        assert isinstance(as_tuple, tuple) and len(as_tuple) == len(model(**inputs, return_dict=False))
+
+
+@pytest.mark.parametrize("reentrant", [None, False, True], ids=["plain", "not reentrant", "reentrant"])
+@pytest.mark.parametrize("shape", RELEASES)
+def test_same_gradients(shape, reentrant):
+    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model = in_tree(shape, "ForSequenceClassification", **dropout).train()
+    inputs = {**batch(), "labels": torch.tensor([0, 1, 1])}
+
+    def gradients():
+        model.zero_grad()
+        model(**inputs).loss.backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    expected = gradients()
+    if reentrant is not None:
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    with enabled():
+        assert_same_by_name(gradients(), expected)
+
+
+@pytest.mark.parametrize("shape", RELEASES)
+def test_dropout_is_at_work(shape):
+    model = in_tree(shape, "Model", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.5).train()
+    inputs = batch()  # which sets the seed
+    with enable():
+        first, second = (model(**inputs).last_hidden_state for _ in range(2))
+    assert not torch.allclose(first, second)
+
+
+@pytest.mark.parametrize("shape", RELEASES)
+def test_autocast(shape):
+    """In-tree v1 cannot."""
+    model, inputs = in_tree(shape, "ForSequenceClassification"), batch()
+    expected = model(**inputs).logits
+    with enabled(), torch.autocast("cpu", torch.bfloat16):
+        assert (model(**inputs).logits - expected).abs().max() < 0.05
+
+
+@pytest.mark.parametrize("shape", RELEASES)
+def test_attentions_are_the_same_and_no_warning_comes(shape, caplog):
+    model, inputs = in_tree(shape, "Model"), batch(lengths=(9, 9))
+    expected = model(**inputs, output_attentions=True).attentions
+    with enabled(), caplog.at_level(logging.WARNING):
+        found = model(**inputs, output_attentions=True).attentions
+    assert len(found) == 3 and all((a - b).abs().max() < 1e-5 for a, b in zip(found, expected, strict=True))
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("shape", ["v1", "v3"])
+@pytest.mark.parametrize("dims", [3, 4])
+def test_pair_masks_through_the_encoder(shape, dims):
+    """As GLiNER packs: embeddings and encoder are called apart, with a mask of who sees whom."""
+    model, document = in_tree(shape, "Model"), torch.tensor([[0] * 5 + [1] * 4 + [2] * 3])
+    mask = document[:, :, None] == document[:, None, :]
+    ids = torch.randint(1, 99, document.shape)
+    embeddings = model.embeddings(input_ids=ids, mask=torch.ones_like(ids))
+    mask = mask if dims == 3 else mask[:, None]
+    expected = model.encoder(embeddings, mask).last_hidden_state
+    with enabled():
+        assert (model.encoder(embeddings, mask).last_hidden_state - expected).abs().max() < 1e-5
+        alone = model(input_ids=ids[:, 5:9]).last_hidden_state
+        assert (model.encoder(embeddings, mask.float() if dims == 3 else mask)[0][:, 5:9] - alone).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("shape", RELEASES)
+def test_past_the_largest_distance_it_is_the_official_rule(shape, tmp_path):
+    model, inputs = in_tree(shape, "Model", initializer_range=0.05), batch(lengths=(700,))
+    model.save_pretrained(tmp_path)
+    official = HfDebertaModel.from_pretrained(tmp_path).eval()
+    with enabled():
+        assert_same(outputs(official, inputs), outputs(model, inputs), inputs["attention_mask"])
+
+
+@pytest.mark.parametrize("option", ["talking_head", "narrow", "query_states"])
+def test_what_is_not_covered_stays_in_tree(option):
+    fields = {"talking_head": True} if option == "talking_head" else {}
+    if option == "narrow":  # more buckets than distances
+        fields = {"max_relative_positions": 16, "position_buckets": 64}
+    model, inputs = in_tree("v1" if option == "talking_head" else "v3", "Model", **fields), batch(lengths=(12, 5))
+    extra = {}
+    if option == "query_states":
+        extra["query_states"] = model.embeddings(inputs["input_ids"], mask=inputs["attention_mask"]) + 1
+
+    def states():
+        embeddings = model.embeddings(inputs["input_ids"], mask=inputs["attention_mask"])
+        return model.encoder(embeddings, inputs["attention_mask"], **extra).last_hidden_state
+
+    expected = states()
+    with enable():
+        assert torch.equal(states(), expected) or option == "talking_head"  # whose LayerNorm rounds otherwise
+        assert (states() - expected).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("shape", RELEASES)
+def test_compiles_without_a_break_and_exports(shape):
+    model, inputs, other = in_tree(shape, "Model"), batch(), batch(lengths=(20, 4, 3))
+    with enable(), torch.no_grad():
+        expected = model(**other).last_hidden_state
+        torch._dynamo.reset()
+        compiled = torch.compile(model, backend="eager", fullgraph=True, dynamic=True)
+        compiled(**inputs)
+        assert (compiled(**other).last_hidden_state - expected).abs().max() < 1e-5
+        length = torch.export.Dim("length", min=2, max=512)
+        dynamic = {name: {1: length} for name in inputs}
+        exported = torch.export.export(model, (), kwargs=inputs, dynamic_shapes=dynamic, strict=False).module()
+        real = other["attention_mask"].bool()
+        assert (exported(**other).last_hidden_state - expected)[real].abs().max() < 1e-5
+
+
+# ---- unchanged code ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("shape", RELEASES)
+def test_auto_classes_load_and_save_in_tree_files(shape, head, tmp_path):
+    theirs = in_tree(shape, head)
+    theirs.config.id2label = {0: "no", 1: "yes"}
+    theirs.save_pretrained(tmp_path)
+    AUTO[head].from_pretrained(tmp_path).save_pretrained(tmp_path / "before")
+    with enabled():
+        model = AUTO[head].from_pretrained(tmp_path)
+        model.save_pretrained(tmp_path / "after")
+        inputs = batch()
+        assert_same(outputs(theirs, inputs), outputs(model, inputs), inputs["attention_mask"])
+        again = AUTO[head].from_config(AutoConfig.from_pretrained(tmp_path / "before"))
+        again.load_state_dict(theirs.state_dict())
+    assert type(model) is type(theirs) is type(again) and model.config.id2label == {0: "no", 1: "yes"}
+    assert sorted(path.name for path in (tmp_path / "after").iterdir()) == ["config.json", "model.safetensors"]
+    texts = [(tmp_path / name / "config.json").read_text() for name in ("before", "after")]
+    assert json.loads(texts[0]) == json.loads(texts[1])
+    saved = [load_file(tmp_path / name / "model.safetensors") for name in ("before", "after")]
+    assert saved[0].keys() == saved[1].keys() and all(torch.equal(saved[0][name], saved[1][name]) for name in saved[0])
+
+
+def test_multiple_choice(tmp_path):
+    theirs = in_tree("v3", "ForMultipleChoice")
+    theirs.save_pretrained(tmp_path)
+    inputs = {name: tensor[None] for name, tensor in batch().items()}
+    with enabled():
+        model = transformers.AutoModelForMultipleChoice.from_pretrained(tmp_path)
+        found = model(**inputs).logits
+    assert (found - theirs(**inputs).logits).abs().max() < 1e-5
+
+
+def test_another_process_without_the_package_reads_what_was_saved(tmp_path):
+    theirs = in_tree("v1", "ForTokenClassification")
+    theirs.save_pretrained(tmp_path / "before")
+    with enable():
+        model = AUTO["ForTokenClassification"].from_pretrained(tmp_path / "before")
+        with torch.no_grad():
+            model.classifier.bias += 1
+        model.save_pretrained(tmp_path / "after")
+    torch.save({name: value.clone() for name, value in model.state_dict().items()}, tmp_path / "expected.pt")
+    script = (
+        "import sys, torch, transformers\n"
+        "model = transformers.AutoModelForTokenClassification.from_pretrained('after')\n"
+        "expected = torch.load('expected.pt')\n"
+        "state = model.state_dict()\n"
+        "assert 'hf_deberta' not in sys.modules\n"
+        "assert state.keys() == expected.keys() and all(torch.equal(state[k], expected[k]) for k in state)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=300)
+
+
+def test_classes_imported_before_subclasses_and_pickles(tmp_path):
+    class Mine(DebertaV2Model):
+        pass
+
+    config = in_tree("v3", "Model").config
+    for model_class in (DebertaV2Model, Mine):
+        with enabled():
+            model = model_class(config).eval()
+            found = outputs(model, batch())
+            if model_class is DebertaV2Model:  # a local class has no address
+                (tmp_path / "model.pickle").write_bytes(pickle.dumps(model))
+        assert_same(outputs(model, batch()), found, batch()["attention_mask"])
+    again = pickle.loads((tmp_path / "model.pickle").read_bytes())
+    assert type(again) is DebertaV2Model
+
+
+@pytest.mark.parametrize("shape", RELEASES)
+def test_pipelines(shape, tmp_path, caplog):
+    tasks = {
+        "text-classification": ("ForSequenceClassification", {}),
+        "token-classification": ("ForTokenClassification", {}),
+        "fill-mask": ("ForMaskedLM", {}),
+        "zero-shot-classification": ("ForSequenceClassification", {"candidate_labels": ["store", "capital"]}),
+    }
+    for task, (head, options) in tasks.items():
+        labels = {"id2label": {0: "contradiction", 1: "entailment"}, "label2id": {"contradiction": 0, "entailment": 1}}
+        theirs = in_tree(shape, head, **labels)
+        folder = folder_of(theirs, tmp_path / task)
+        text = "Paris is the [MASK] of France." if task == "fill-mask" else TEXTS[0]
+        before = flat(pipeline(task, model=folder)(text, **options))
+        caplog.clear()
+        with enabled(), caplog.at_level(logging.WARNING):
+            after = flat(pipeline(task, model=folder)(text, **options))
+        assert not [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+        assert len(before) == len(after) > 0
+        for found, expected in zip(after, before, strict=True):
+            assert found == (pytest.approx(expected, abs=1e-5) if isinstance(expected, float) else expected)
+
+
+def flat(answer):
+    """The values of nested lists and dicts, in order."""
+    if isinstance(answer, dict):
+        answer = list(answer.values())
+    if isinstance(answer, list):
+        return [value for part in answer for value in flat(part)]
+    return [answer.item() if hasattr(answer, "item") else answer]
+
+
+def test_gradient_accumulation_does_not_multiply_the_loss(tmp_path):
+    rows = [{"input_ids": [1, 5 + i, 9, 2], "labels": i % 2} for i in range(8)]
+
+    def first_loss(**steps):
+        model = in_tree("v3", "ForSequenceClassification", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+        options = {"max_steps": 1, "logging_steps": 1, "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
+        trainer = Trainer(model, TrainingArguments(tmp_path, **options, **steps), train_dataset=rows)
+        trainer.train()
+        return trainer.state.log_history[0]["loss"]
+
+    with enable():
+        whole = first_loss(per_device_train_batch_size=8)
+        parts = first_loss(per_device_train_batch_size=2, gradient_accumulation_steps=4)
+    assert parts == pytest.approx(whole, rel=1e-4)
+
+
+# ---- masked-language model ---------------------------------------------------------------------------------------
+
+
+def released(shape, folder):
+    """A folder as the authors released them: lm_predictions and position_embeddings, no `architectures`."""
+    theirs = in_tree(shape, "ForMaskedLM", legacy=False)
+    weights = {name: tensor.clone() for name, tensor in theirs.state_dict().items()}
+    positions = torch.randn(theirs.config.max_position_embeddings, theirs.config.hidden_size)
+    weights["deberta.embeddings.position_embeddings.weight"] = positions
+    fields = {key: value for key, value in theirs.config.to_dict().items() if key not in ("architectures", "legacy")}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(fields))
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder, weights
+
+
+@pytest.mark.parametrize("shape", RELEASES)
+def test_an_official_release_gets_its_decoder(shape, tmp_path):
+    folder, weights = released(shape, tmp_path / "released")
+    ours = HfDebertaForMaskedLM.from_pretrained(folder).eval()
+    inputs = batch()
+    labels = inputs["input_ids"].masked_fill(inputs["input_ids"] % 5 != 0, -100)
+    with enabled():
+        for source in (folder, tmp_path / "saved"):
+            model, report = AUTO["ForMaskedLM"].from_pretrained(source, output_loading_info=True)
+            assert not report["missing_keys"] and not report["unexpected_keys"]
+            assert_same(outputs(ours, inputs), outputs(model, inputs), inputs["attention_mask"])
+            found, expected = model(**inputs, labels=labels), ours(**inputs, labels=labels)
+            assert found.loss.item() == pytest.approx(expected.loss.item(), rel=1e-5) and found.hidden_states is None
+            assert (model(input_ids=inputs["input_ids"][:1]).logits - found.logits[:1]).abs().max() < 1e-4
+            model.save_pretrained(tmp_path / "saved")
+        from_class = type(model).from_pretrained(folder)
+        assert_same(outputs(model, inputs), outputs(from_class, inputs), inputs["attention_mask"])
+    saved = load_file(tmp_path / "saved" / "model.safetensors")
+    assert saved.keys() == weights.keys() and all(torch.equal(saved[name], weights[name]) for name in saved)
+    ours_again = HfDebertaForMaskedLM.from_pretrained(tmp_path / "saved").eval()
+    assert_same(outputs(ours, inputs), outputs(ours_again, inputs), inputs["attention_mask"])
+    plain, report = AUTO["ForMaskedLM"].from_pretrained(tmp_path / "saved", output_loading_info=True)
+    assert not report["missing_keys"] and plain.config.legacy is False  # the trained head, without decoder
+
+
+def test_from_config_and_in_tree_checkpoints_stay_without_decoder(tmp_path):
+    with enable():
+        model = in_tree("v3", "ForMaskedLM")
+        assert model.legacy and model.deberta.embeddings.position_embeddings is None
+        model.save_pretrained(tmp_path)
+        assert AUTO["ForMaskedLM"].from_pretrained(tmp_path).legacy
+        config = AutoConfig.from_pretrained(tmp_path, architectures=None)  # as if official, but without that head
+        again = AUTO["ForMaskedLM"].from_pretrained(tmp_path, config=config)
+        assert (
+            again.legacy
+            and again.config.legacy
+            and all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
+        )
+
+
+def test_positions_that_a_decoder_does_not_know(tmp_path):
+    folder, _ = released("v3", tmp_path / "released")
+    with enable():
+        model = AUTO["ForMaskedLM"].from_pretrained(folder)
+        with pytest.raises(ValueError, match="max_position_embeddings = 512, and this input reaches 513"):
+            model(torch.ones(1, 513, dtype=torch.long))
+
+
+@pytest.mark.parametrize("shape", ["v1", "v3"])
+def test_new_words(shape, tmp_path):
+    folder, _ = released(shape, tmp_path / "released")
+    inputs = batch()
+    with enable():
+        model = AUTO["ForMaskedLM"].from_pretrained(folder)
+        before = model(**inputs).logits
+        model.resize_token_embeddings(103)
+        logits = model(**inputs).logits
+        assert logits.shape[-1] == 103 and torch.equal(logits[..., :99], before)
+        model.save_pretrained(tmp_path / "saved")
+        again = AUTO["ForMaskedLM"].from_pretrained(tmp_path / "saved")
+        assert torch.equal(again(**inputs).logits, logits)
+
+
+# ---- tokenizers --------------------------------------------------------------------------------------------------
+
+
+def test_v1_pairs_are_the_original_ones(tmp_path):
+    words = Tokenizer(models.BPE())
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    options = {"vocab_size": 300, "special_tokens": SPECIAL_TOKENS, "initial_alphabet": alphabet}
+    words.train_from_iterator(TEXTS, trainers.BpeTrainer(**options))
+    words.model.save(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "deberta"}))
+    in_tree_class = transformers.DebertaTokenizer
+    with enable():
+        for tokenizer in (AutoTokenizer.from_pretrained(tmp_path), in_tree_class.from_pretrained(tmp_path)):
+            assert type(tokenizer) is HfDebertaTokenizer
+            assert tokenizer("a", "b")["token_type_ids"] == [0, 0, 0, 1, 1]
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "DebertaTokenizerFast"}))
+        assert type(AutoTokenizer.from_pretrained(tmp_path)) is HfDebertaTokenizer
+
+        class Mine(in_tree_class):
+            pass
+
+        assert type(Mine.from_pretrained(tmp_path)) is Mine
+    assert type(AutoTokenizer.from_pretrained(tmp_path)) is in_tree_class
+
+
+def test_v3_normalizer_is_that_of_its_file(tmp_path):
+    sentencepiece = pytest.importorskip("sentencepiece")
+    numbered = enumerate({"pad": "[PAD]", "bos": "[CLS]", "eos": "[SEP]", "unk": "[UNK]"}.items())
+    pieces = {f"{kind}_{what}": value for i, (kind, p) in numbered for what, value in (("id", i), ("piece", p))}
+    with open(tmp_path / "spm.model", "wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(TEXTS * 20), model_writer=file, vocab_size=60, hard_vocab_limit=False, **pieces
+        )
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "deberta-v2"}))
+    before = AutoTokenizer.from_pretrained(tmp_path)
+    with enable():
+        after = AutoTokenizer.from_pretrained(tmp_path)
+    assert type(before) is transformers.DebertaV2Tokenizer and type(after) is HfDebertaTokenizer
+    assert after("a good store")["input_ids"] == before("a good store")["input_ids"]
+    assert after("\uff50aris")["input_ids"] == after("paris")["input_ids"] != before("\uff50aris")["input_ids"]
+
+
+# ---- on and off --------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_left():
+    before = changed_by_enable()
+    assert "hf_deberta" not in modeling_deberta.DebertaEncoder.forward.__module__  # nor has an earlier test left any
+    enable()
+    assert changed_by_enable() != before
+    disable()
+    after = changed_by_enable()
+    assert before.keys() == after.keys()
+    for name in before:
+        assert before[name] == after[name], name
+    disable()  # once more does no harm
+
+
+def test_twice_nested_and_dropped():
+    in_tree_forward = modeling_deberta_v2.DebertaV2Encoder.forward
+    is_on = lambda: modeling_deberta_v2.DebertaV2Encoder.forward is not in_tree_forward  # noqa: E731
+    enable()
+    once = modeling_deberta_v2.DebertaV2Encoder.forward
+    gc.collect()  # what enable() returned is gone
+    enable()
+    assert is_on() and modeling_deberta_v2.DebertaV2Encoder.forward is once
+    with enable():
+        assert is_on()
+    assert is_on()  # it was on before the block
+    disable()
+    assert not is_on()
+    with enable():
+        with enable():
+            pass
+        assert is_on()
+    assert not is_on()
+    with pytest.raises(RuntimeError, match="on purpose"), hf_deberta.enable():
+        raise RuntimeError("on purpose")
+    assert not is_on()
+
+
+# ---- libraries ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", RELEASES)
+def test_cross_encoder(shape, tmp_path):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    folder = folder_of(in_tree(shape, "ForSequenceClassification", num_labels=3), tmp_path / "model")
+    pairs = list(zip(TEXTS, TEXTS[::-1], strict=True))
+    before = sentence_transformers.CrossEncoder(folder, device="cpu").predict(pairs)
+    with enabled():
+        model = sentence_transformers.CrossEncoder(folder, device="cpu")
+        after = model.predict(pairs)
+        model.save_pretrained(str(tmp_path / "saved"))
+    again = sentence_transformers.CrossEncoder(str(tmp_path / "saved"), device="cpu").predict(pairs)
+    assert before.shape == (3, 3) and abs(after - before).max() < 1e-5 and (again == before).all()
+    assert (tmp_path / "saved" / "config.json").exists() and not list((tmp_path / "saved").glob("*.py"))
+
+
+@pytest.mark.parametrize("shape", RELEASES)
+def test_gliner(shape, tmp_path):
+    gliner = pytest.importorskip("gliner")  # imported before enable()
+    backbone = folder_of(in_tree(shape, "Model"), tmp_path / "backbone")
+    settings = {"model_name": backbone, "hidden_size": 32, "max_width": 4, "span_mode": "markerV0", "max_len": 64}
+    torch.manual_seed(0)
+    model = gliner.GLiNER.from_config(settings)
+    model.save_pretrained(str(tmp_path / "saved"))
+    packings = [None, gliner.InferencePackingConfig(max_length=64, sep_token_id=2)]
+    if shape == "v2":  # in-tree convolution fails on a packed mask
+        packings.pop()
+
+    def found(folder):
+        loaded = gliner.GLiNER.from_pretrained(str(folder), local_files_only=True).eval()
+        options = {"threshold": 0.0, "flat_ner": False}
+        return loaded, [
+            loaded.inference(TEXTS, ["person", "city"], packing_config=packing, **options) for packing in packings
+        ]
+
+    _, before = found(tmp_path / "saved")
+    with enabled():
+        model, after = found(tmp_path / "saved")
+        model.save_pretrained(str(tmp_path / "again"))
+    _, again = found(tmp_path / "again")
+    assert again == before and all(before)
+    for mine, theirs in zip(flat(after), flat(before), strict=True):
+        assert mine == (pytest.approx(theirs, abs=1e-5) if isinstance(theirs, float) else theirs)
