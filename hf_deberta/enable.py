@@ -34,7 +34,14 @@ from transformers import DebertaTokenizer, DebertaV2Tokenizer
 from transformers.models.deberta import modeling_deberta as v1
 from transformers.models.deberta_v2 import modeling_deberta_v2 as v2
 
-from .in_tree_encoder import attention_forward, encoder_forward, encoder_init, layer_norm
+from .in_tree_encoder import (
+    attention_forward,
+    encoder_forward,
+    encoder_init,
+    intermediate_forward,
+    layer_norm,
+    output_forward,
+)
 from .in_tree_masked_lm import REPLACEMENTS
 from .tokenization_hf_deberta import HfDebertaTokenizer
 
@@ -74,13 +81,14 @@ def _change_everything(changes: ExitStack) -> None:
         setattr(owner, name, new)
         changes.callback(*((delattr, owner, name) if old is None else (setattr, owner, name, old)))
 
-    for encoder, attention in (
-        (v1.DebertaEncoder, v1.DisentangledSelfAttention),
-        (v2.DebertaV2Encoder, v2.DisentangledSelfAttention),
-    ):
+    for module, prefix in ((v1, "Deberta"), (v2, "DebertaV2")):
+        encoder, attention = getattr(module, prefix + "Encoder"), module.DisentangledSelfAttention
         change(encoder, "__init__", encoder_init(encoder.__init__))
         change(encoder, "forward", encoder_forward(encoder.forward))
         change(attention, "forward", attention_forward(attention.forward))
+        change(getattr(module, prefix + "Intermediate"), "forward", intermediate_forward)
+        for name in ("SelfOutput", "Output"):
+            change(getattr(module, prefix + name), "forward", output_forward)
     change(v1.DebertaLayerNorm, "forward", layer_norm)
     for pretrained in (v1.DebertaPreTrainedModel, v2.DebertaV2PreTrainedModel):
         change(pretrained, "accepts_loss_kwargs", False)

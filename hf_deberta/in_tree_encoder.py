@@ -7,7 +7,8 @@ An `AttentionContext` goes through the in-tree layers in the place of their atte
 """
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -16,8 +17,13 @@ from transformers.models.deberta.modeling_deberta import DebertaEncoder
 
 from .attention import disentangled_attention
 from .attention_context import AttentionContext
+from .dense import dense
+from .interception import capturing
 from .relative_position import may_be_pruned, rows_in_use, rows_of_distances, saturation_of
+from .remembered import Remembered, may_remember
 
+# of in-tree modules, beside them: nothing of ours is left in a model
+_remembered: WeakKeyDictionary[nn.Module, Remembered] = WeakKeyDictionary()
 _known_rows: dict[tuple[int, int], tuple[dict[torch.device, torch.Tensor], bool, int]] = {}
 
 
@@ -43,11 +49,14 @@ def encoder_forward(in_tree: Callable) -> Callable:
     ) -> BaseModelOutput | tuple:
         unusual = query_states is not None or relative_pos is not None or _talks(self)
         exporting = torch.compiler.is_exporting() or torch.jit.is_tracing()
-        shared = None if unusual or exporting else shared_by_layers(self, hidden_states, attention_mask)
+        shared = (
+            None if unusual or exporting else shared_by_layers(self, hidden_states, attention_mask, output_attentions)
+        )
         if shared is None:
             rest = (output_hidden_states, output_attentions, query_states, relative_pos, return_dict)
             return in_tree(self, hidden_states, attention_mask, *rest)
         context, table = shared
+        hidden_states = context.gather(hidden_states)
         states, probabilities = [hidden_states], []
         for i, layer in enumerate(self.layer):
             # by position, without which reentrant checkpointing would go through the table's graph twice
@@ -56,6 +65,7 @@ def encoder_forward(in_tree: Callable) -> Callable:
                 new = self.conv(hidden_states, new, context.token_mask.long())
             states = [*states, new] if output_hidden_states else [new]
             probabilities.append(probability)
+        states = list(map(context.scatter, states))
         output = BaseModelOutput(
             last_hidden_state=states[-1],
             hidden_states=tuple(states) if output_hidden_states else None,
@@ -85,15 +95,8 @@ def attention_forward(in_tree: Callable) -> Callable:
         fused = hasattr(self, "in_proj")  # v1
         counted = len(self.pos_att_type) if fused else len(terms)  # in-tree scales by the terms named, used or not
         query, key, value = _project(self, hidden_states, query_states)
-        position_key = position_query = None
-        if rel_embeddings is None:
-            terms = ()
-        else:
-            table = self.pos_dropout(rel_embeddings)
-            if "c2p" in terms:
-                position_key = _heads(self, _position_projection(self, "key")(table))
-            if "p2c" in terms:
-                position_query = _heads(self, _position_projection(self, "query")(table))
+        terms = terms if rel_embeddings is not None else ()
+        position_key, position_query = _position_states(self, rel_embeddings, terms)
         states, probabilities = disentangled_attention(
             query,
             key,
@@ -102,9 +105,11 @@ def attention_forward(in_tree: Callable) -> Callable:
             position_query,
             terms=terms,
             rows_of_distance=context.rows_of_distance,
-            first_row=context.first_row,
+            first_row=context.rows[0],
             saturation=context.saturation,
             mask=context.mask,
+            cu_seqlens=context.cu_seqlens,
+            lengths=context.lengths,
             scale=((1 + counted) * query.shape[-1]) ** -0.5,
             dropout_p=self.dropout.p if self.training else 0.0,
             backend="eager" if output_attentions else "sdpa",
@@ -119,20 +124,39 @@ def _project(attention: nn.Module, hidden_states: torch.Tensor, query_states: to
     """Query, key and value [B, H, N, d]."""
     asking = hidden_states if query_states is None else query_states
     if not hasattr(attention, "in_proj"):
-        projected = attention.query_proj(asking), attention.key_proj(hidden_states), attention.value_proj(hidden_states)
-        return tuple(_heads(attention, states) for states in projected)
-    query, key, value = _heads(attention, attention.in_proj(hidden_states)).chunk(3, dim=-1)  # fused head by head
+        given = (
+            (attention.query_proj, asking),
+            (attention.key_proj, hidden_states),
+            (attention.value_proj, hidden_states),
+        )
+        return tuple(_heads(attention, dense(module, states)) for module, states in given)
+    query, key, value = _heads(attention, dense(attention.in_proj, hidden_states)).chunk(3, dim=-1)  # by head
     if query_states is not None:
-        query = _heads(attention, attention.in_proj(query_states)).chunk(3, dim=-1)[0]
+        query = _heads(attention, dense(attention.in_proj, query_states)).chunk(3, dim=-1)[0]
     # biases are left in float32 by autocast, with which in-tree v1 fails
     shape = (attention.num_attention_heads, 1, query.shape[-1])
     query_bias, value_bias = (bias.view(shape).to(query.dtype) for bias in (attention.q_bias, attention.v_bias))
     return query + query_bias, key, value + value_bias
 
 
-def _position_projection(attention: nn.Module, of: str) -> nn.Module:
+def _position_states(attention: nn.Module, table: torch.Tensor | None, terms: tuple[str, ...]) -> tuple:
+    """Position key and query [H, R, d], those that the terms need; remembered while a model serves."""
+    projections = [_position_projection(attention, term) if term in terms else None for term in ("c2p", "p2c")]
+
+    def compute() -> tuple[torch.Tensor | None, ...]:
+        dropped = attention.pos_dropout(table) if terms else None
+        return tuple(module and _heads(attention, dense(module, dropped)) for module in projections)
+
+    modules = tuple(filter(None, projections))
+    if not modules or not may_remember(modules):
+        return compute()
+    return _remembered.setdefault(attention, Remembered()).of(modules, compute, table)
+
+
+def _position_projection(attention: nn.Module, term: str) -> nn.Module:
     if hasattr(attention, "in_proj"):
-        return attention.pos_proj if of == "key" else attention.pos_q_proj
+        return attention.pos_proj if term == "c2p" else attention.pos_q_proj
+    of = "key" if term == "c2p" else "query"
     return getattr(attention, f"{of}_proj" if attention.share_att_key else f"pos_{of}_proj")
 
 
@@ -149,6 +173,14 @@ def _heads(attention: nn.Module, states: torch.Tensor) -> torch.Tensor:
 
 def layer_norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
     return nn.functional.layer_norm(hidden_states, self.weight.shape, self.weight, self.bias, eps=self.variance_epsilon)
+
+
+def intermediate_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+    return self.intermediate_act_fn(dense(self.dense, hidden_states))
+
+
+def output_forward(self, hidden_states: torch.Tensor, input_tensor: torch.Tensor) -> torch.Tensor:
+    return self.LayerNorm(self.dropout(dense(self.dense, hidden_states)) + input_tensor)
 
 
 def _relative_rows(encoder: nn.Module, device: torch.device) -> tuple[torch.Tensor, bool, int] | None:
@@ -173,18 +205,38 @@ def _relative_rows(encoder: nn.Module, device: torch.device) -> tuple[torch.Tens
     return rows, pruned, saturation
 
 
-def shared_by_layers(encoder: nn.Module, states: torch.Tensor, attention_mask: torch.Tensor) -> tuple | None:
-    """What all layers need: the context, and the rows in use of the relative table [R, hidden]."""
-    relative: dict[str, Any] = {"rows_of_distance": None, "first_row": 0, "saturation": None}
-    table = None
-    if encoder.relative_attention:
-        known = _relative_rows(encoder, states.device)
-        if known is None:
-            return None
-        rows, pruned, saturation = known
-        first, last = rows_in_use(states.shape[1], encoder.rel_embeddings.num_embeddings // 2, pruned)
-        table = encoder.rel_embeddings(torch.arange(first, last, device=states.device))
-        table = encoder.LayerNorm(table) if hasattr(encoder, "LayerNorm") else table
-        relative = {"rows_of_distance": rows, "first_row": first, "saturation": saturation}
+def shared_by_layers(
+    encoder: nn.Module, states: torch.Tensor, attention_mask: torch.Tensor, output_attentions: bool = True
+) -> tuple | None:
+    """What all layers need: the context, and rows of the relative table [R, hidden].
+
+    Attention probabilities, and the convolution, want the batch with its padding.
+    """
     shape = (states.shape[0], states.shape[1])
-    return AttentionContext.of(attention_mask.bool(), None, None, shape, states.device, **relative), table
+    context = AttentionContext.of(attention_mask.bool(), None, None, shape, states.device)
+    if not (output_attentions or capturing() or getattr(encoder, "conv", None) is not None):
+        context = context.unpadded()
+    if not encoder.relative_attention:
+        return context, None
+    known = _relative_rows(encoder, states.device)
+    if known is None:
+        return None
+    rows_of_distance, pruned, saturation = known
+    table_rows = encoder.rel_embeddings.num_embeddings
+    norm = getattr(encoder, "LayerNorm", None)
+    modules = (encoder.rel_embeddings,) if norm is None else (encoder.rel_embeddings, norm)
+    projections = [
+        _position_projection(layer.attention.self, term)
+        for layer in encoder.layer
+        for term in ("c2p", "p2c")
+        if term in layer.attention.self.pos_att_type
+    ]
+    whole = may_remember([*modules, *projections])
+    rows = rows_in_use(context.longest(shape[1]), table_rows // 2, pruned and not whole and not capturing())
+
+    def compute() -> torch.Tensor:
+        table = encoder.rel_embeddings(torch.arange(*rows, device=states.device))
+        return table if norm is None else norm(table)
+
+    table = _remembered.setdefault(encoder, Remembered()).of(modules, compute) if whole else compute()
+    return replace(context, rows_of_distance=rows_of_distance, rows=rows, saturation=saturation), table

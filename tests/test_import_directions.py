@@ -35,7 +35,14 @@ MAY_IMPORT = {
     "modeling_heads": MODEL,
     "enhanced_mask_decoder": MODEL,
     "replaced_token_detection": MODEL,
-    "in_tree_encoder": {"attention", "attention_context", "relative_position"},
+    "in_tree_encoder": {
+        "attention",
+        "attention_context",
+        "dense",
+        "interception",
+        "relative_position",
+        "remembered",
+    },
     "in_tree_masked_lm": {"batch_loss", "configuration_hf_deberta", "in_tree_encoder"},
     "enable": {"in_tree_encoder", "in_tree_masked_lm", "tokenization_hf_deberta"},
     "hub_export": {
