@@ -4,20 +4,24 @@
     python benchmarks/encoder.py --mode training --cases 8x128 mnli
     python benchmarks/encoder.py --device cuda --dtype bfloat16
 
-Peers: in-tree DebertaV2 (eager, all it has), BERT with SDPA (the same matrices without position terms, a floor),
-ours with each backend, and `disentangled-flash` and `flashdeberta` where they are installed and can run. DeBERTa peers
-hold the same weights. A case is batch x tokens without padding; "mnli" is a padded batch of 32 sentence pairs,
-through the sequence classifiers. Appends to benchmarks/results/encoder.csv.
+Peers: in-tree DebertaV2 (eager, all it has), BERT with SDPA (the same matrices without position terms, a floor), ours
+with each backend, and on processors where oneDNN helps without it as well, in-tree under `hf_deberta.enable()`, and
+`disentangled-flash` and `flashdeberta` where they are installed and can run. DeBERTa peers hold the same weights. A
+case is batch x tokens without padding; "mnli" is a padded batch of 32 sentence pairs, through the sequence
+classifiers. Writes benchmarks/results/encoder.csv.
 """
 
 import argparse
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import transformers
 from timing import RESULTS, circumstances, interleaved, medians, write_rows
 
 import hf_deberta
+from hf_deberta.attention import BACKENDS
+from hf_deberta.dense import oneDNN_is_faster
 
 # tokens of 32 pairs of MNLI's validation set, drawn at random, in word pieces of a 30k vocabulary
 MNLI_LENGTHS = (40, 27, 33, 39, 75, 68, 85, 81, 33, 33, 64, 53, 13, 34, 45, 81)
@@ -58,13 +62,13 @@ def models(peers: list[str], classify: bool) -> dict[str, torch.nn.Module]:
         elif peer == "bert":
             bert_kind = transformers.BertForSequenceClassification if classify else transformers.BertModel
             made[peer] = bert_kind(transformers.BertConfig(**BASE, max_position_embeddings=8192))
-        elif peer == "disentangled-flash":
+        elif peer in ("disentangled-flash", "enabled"):
             made[peer] = kind(config)
         elif peer == "flashdeberta":
             made[peer] = flashdeberta(classify)(config)
         else:
             made[peer] = ours_kind(hf_deberta.HfDebertaConfig.from_dict(config.to_dict()))
-            made[peer].set_attn_implementation(peer.removeprefix("ours "))
+            made[peer].set_attn_implementation(peer.removeprefix("ours ").partition(",")[0])
         if peer not in ("in-tree", "bert"):
             made[peer].load_state_dict(in_tree.state_dict(), strict=False)
     return made
@@ -78,7 +82,9 @@ def flashdeberta(classify: bool) -> type:
 
 def available(device: str) -> list[str]:
     """Peers that are installed and can run there."""
-    peers = ["in-tree", "bert", *(f"ours {backend}" for backend in hf_deberta.attention.BACKENDS)]
+    peers = ["in-tree", "bert", *(f"ours {backend}" for backend in BACKENDS), "enabled"]
+    if device == "cpu" and oneDNN_is_faster():
+        peers.append("ours sdpa, no oneDNN")  # what other processors have
     for name, module, cuda_only in (
         ("disentangled-flash", "disentangled_flash", False),
         ("flashdeberta", "flashdeberta", True),
@@ -120,14 +126,18 @@ def inputs(case: str, device: str) -> tuple[dict[str, torch.Tensor], torch.Tenso
     return given, torch.randint(0, BASE["num_labels"], (batch,), generator=generator).to(device)
 
 
-def step(model: torch.nn.Module, given: dict, labels: torch.Tensor | None, mode: str) -> Callable[[], None]:
+def step(peer: str, model: torch.nn.Module, given: dict, labels: torch.Tensor | None, mode: str) -> Callable[[], None]:
     """One forward pass without gradients, or forward and backward."""
 
     def forward() -> None:
-        with torch.no_grad():
+        with settings(peer), torch.no_grad():
             model(**given)
 
     def training() -> None:
+        with settings(peer):
+            forward_and_backward()
+
+    def forward_and_backward() -> None:
         model.zero_grad(set_to_none=True)
         if labels is not None:
             model(**given, labels=labels).loss.backward()
@@ -137,13 +147,24 @@ def step(model: torch.nn.Module, given: dict, labels: torch.Tensor | None, mode:
     return forward if mode == "forward" else training
 
 
+def settings(peer: str) -> AbstractContextManager:
+    """What is on around each call of a peer."""
+    if peer == "enabled":
+        return hf_deberta.enable()
+    return torch.backends.mkldnn.flags(enabled=False) if peer == "ours sdpa, no oneDNN" else nullcontext()
+
+
 def check_exact(case: str, made: dict[str, torch.nn.Module], given: dict) -> None:
     """Every DeBERTa peer must compute what in-tree does, up to 512 tokens, where in-tree is right."""
     if "in-tree" not in made or given["input_ids"].shape[1] > 512:
         return
     real = given.get("attention_mask", torch.ones_like(given["input_ids"])).bool()
     with torch.no_grad():
-        results = {peer: model.eval()(**given)[0] for peer, model in made.items() if peer != "bert"}
+        results = {}
+        for peer, model in made.items():
+            if peer != "bert":
+                with settings(peer):
+                    results[peer] = model.eval()(**given)[0]
     if case != "mnli":
         results = {peer: states[real] for peer, states in results.items()}
     for peer, states in results.items():
@@ -165,7 +186,7 @@ def measure(case: str, arguments: argparse.Namespace) -> list[dict]:
     steps = {}
     for peer, model in made.items():
         model.train(training)
-        steps[peer] = step(model, given, labels, arguments.mode)
+        steps[peer] = step(peer, model, given, labels, arguments.mode)
     tokens = given["input_ids"].numel()
     repeats = arguments.repeats or max(5, min(31, 12000 // tokens))
     found = medians(interleaved(steps, repeats, arguments.device))

@@ -47,7 +47,7 @@ def sdpa_attention(
     """Context [B, H, Q, d]; that of a query which sees nothing is finite and means nothing."""
     longest = max(lengths) if lengths else key.shape[2]
     far_is_plain = bool(terms) and joins_parts(query, dropout_p) and longest > saturation + QUERY_BLOCK
-    reach = saturation + QUERY_BLOCK if far_is_plain else longest - 1
+    reach = saturation + QUERY_BLOCK if far_is_plain else longest
     tables = ()
     if terms and query_positions is None:
         tables = tables_by_distance(position_key, position_query, rows_of_distance, first_row, reach, terms, scale)
@@ -255,14 +255,18 @@ def band_bias(query, key, falling, rising, constant, offset: int) -> torch.Tenso
 
 
 def whole_band(query, key, falling, rising, offset) -> torch.Tensor:
-    """c2p + p2c [B, H, n, m] as one tile, in operations that everything can trace and differentiate."""
+    """c2p + p2c [B, H, n, m] as one tile, in operations that everything can trace and differentiate.
+
+    The windows have a column more than the tile needs: with n = m = 2 tokens the skew's row would otherwise be as long
+    as the tile's, a special case that an exported graph cannot hold.
+    """
     n, m = query.shape[2], key.shape[2]
     parts = []
     if falling is not None:
-        window = falling[:, window_of(0, n, m, offset, falling)]
+        window = falling[:, window_of(0, n, m + 1, offset, falling)]
         parts.append(skewed(products(query.transpose(0, 1), window), m))
     if rising is not None:
-        window = rising[:, window_of(0, m, n, -offset, rising)]
+        window = rising[:, window_of(0, m, n + 1, -offset, rising)]
         parts.append(skewed(products(key.transpose(0, 1), window), n).mT)
     return sum(parts[1:], start=parts[0]).transpose(0, 1)
 
@@ -331,9 +335,9 @@ def products(states: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
 
 
 def skewed(product: torch.Tensor, length: int) -> torch.Tensor:
-    """Entry (i, j) of the result is entry (i, n - 1 - i + j) of `product` [..., n, n + length - 1]; a view."""
+    """Entry (i, j) of the result is entry (i, n - 1 - i + j) of `product` [..., n, n + length - 1 or more]; a view."""
     n, width = product.shape[-2:]
     if n == 1:
-        return product
+        return product[..., :length]
     flat = product.flatten(-2)[..., n - 1 : n * width - 1]
     return flat.unflatten(-1, (n, width - 1))[..., :length]

@@ -669,6 +669,50 @@ def test_compiles_into_one_graph(case, masked):
     assert_same_by_name(found, expected_gradients)
 
 
+def lengths_with_labels(model_class, lengths):
+    """Padded batches of three rows, of so many tokens each."""
+    for length in lengths:
+        yield with_labels(model_class, tiny_inputs((length, max(length // 2, 1), length)))
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "serving"])
+@pytest.mark.parametrize(
+    "model_class",
+    [HfDebertaForSequenceClassification, HfDebertaForMaskedLM, HfDebertaForTokenClassification],
+    ids=name_of,
+)
+def test_one_graph_for_all_lengths(model_class, training):
+    """`problem_type` is unset, labels are given; lengths lie on both sides of the table's span."""
+    model = tiny_model(model_class, dtype=torch.float32).train(training)
+    graphs = []
+
+    def backend(graph, example_inputs):
+        graphs.append(graph)
+        return graph
+
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=backend)
+    for inputs in lengths_with_labels(model_class, (7, 12, 16, 17, 23, 33, 40, 60)):
+        with torch.set_grad_enabled(training):
+            loss = compiled(**inputs).loss
+            torch.testing.assert_close(loss, model(**inputs).loss, atol=1e-4, rtol=1e-4)
+        if training:
+            loss.backward()
+    assert len(graphs) <= 2
+
+
+@pytest.mark.parametrize("fields", [{}, V1_ATTENTION], ids=["v2", "v1"])
+def test_exports_for_any_length(fields):
+    model = tiny_model(HfDebertaForSequenceClassification, dtype=torch.float32, **fields).eval()
+    length = torch.export.Dim("length", min=2, max=64)
+    inputs = tiny_inputs((20, 13, 20))
+    shapes = {name: {1: length} for name in inputs}
+    exported = torch.export.export(model, (), kwargs=inputs, dynamic_shapes=shapes, strict=False).module()
+    for lengths in ((2, 1, 2), (17, 4, 9), (64, 33, 1)):
+        inputs = tiny_inputs(lengths)
+        torch.testing.assert_close(exported(**inputs).logits, model(**inputs).logits, atol=1e-5, rtol=1e-5)
+
+
 def test_context_follows_a_model_to_another_device():
     """Accelerate sends a layer's arguments to the layer's device; it moves what has a `to`."""
     from accelerate.utils import send_to_device
