@@ -38,7 +38,13 @@ test: check ## lint, then all tests
 test-common: $(READY) ## Transformers' own common model tests, on our classes and on the in-tree ones
 	$(RUN) tests/common_model_tests.py --workers 2 --csv benchmarks/results/common_model_tests.csv
 
+bench: $(READY) ## time and memory against in-tree, BERT and installed peers on the CPU (half an hour), and the figure
+	$(RUN) -W ignore benchmarks/encoder.py
+	$(RUN) -W ignore benchmarks/encoder.py --mode training --cases 8x128 mnli
+	$(RUN) -W ignore benchmarks/memory.py
+	$(RUN) benchmarks/figure.py
+
 clean: ## remove .venv and what runs have written
 	rm -rf $(VENV) demo_output build dist *.egg-info .pytest_cache .ruff_cache
 
-.PHONY: help setup demo check format test test-common clean
+.PHONY: help setup demo check format test test-common bench clean

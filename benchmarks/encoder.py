@@ -21,7 +21,7 @@ from timing import RESULTS, circumstances, interleaved, medians, write_rows
 
 import hf_deberta
 from hf_deberta.attention import BACKENDS
-from hf_deberta.dense import oneDNN_is_faster
+from hf_deberta.dense import prefers_onednn
 
 # tokens of 32 pairs of MNLI's validation set, drawn at random, in word pieces of a 30k vocabulary
 MNLI_LENGTHS = (40, 27, 33, 39, 75, 68, 85, 81, 33, 33, 64, 53, 13, 34, 45, 81)
@@ -83,7 +83,7 @@ def flashdeberta(classify: bool) -> type:
 def available(device: str) -> list[str]:
     """Peers that are installed and can run there."""
     peers = ["in-tree", "bert", *(f"ours {backend}" for backend in BACKENDS), "enabled"]
-    if device == "cpu" and oneDNN_is_faster():
+    if device == "cpu" and prefers_onednn():
         peers.append("ours sdpa, no oneDNN")  # what other processors have
     for name, module, cuda_only in (
         ("disentangled-flash", "disentangled_flash", False),
@@ -106,7 +106,8 @@ def speed_up(peer: str, model: torch.nn.Module, length: int, device: str, traini
 
         encoder = getattr(model, "deberta", model)
         backend = "triton" if device == "cuda" else "torch"
-        optimize_deberta(encoder, backend=backend, inference=not training, sequence_lengths=[length])
+        lengths = None if training else [length]
+        optimize_deberta(encoder, backend=backend, inference=not training, sequence_lengths=lengths)
 
 
 def inputs(case: str, device: str) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:

@@ -4,13 +4,24 @@ Legend: B batch, H heads, Q queries, K keys, d head size, R rows of the relative
 
 The call says who asks (queries, all positions or some), who answers (keys), which row of the relative table
 stands between them, and who may see whom. `backend` says how to compute it. Backends never import one another.
+
+Another engine comes in by Transformers' own interface. It is called as `disentangled_attention` is, everything
+spelled out (no `backend`, `lengths`, `need_probabilities`), and returns the context:
+
+    >>> from transformers import AttentionInterface
+    >>> AttentionInterface.register("my_engine", my_function)
+    >>> model.set_attn_implementation("my_engine")
 """
 
 import math
+from collections.abc import Callable
 
 import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
+from .attention_reference import reference_attention
+from .attention_sdpa import sdpa_attention
 from .interception import capturing
 from .relative_position import rows_between, saturation_of
 
@@ -65,46 +76,84 @@ def disentangled_attention(
     _check_positions(query, key, query_positions, mask, cu_seqlens)
     if scale is None:
         scale = 1.0 / math.sqrt((1 + len(terms)) * query.shape[-1])
-    if backend not in BACKENDS:
-        raise ValueError(f"unknown attention backend {backend!r}: choose one of {', '.join(BACKENDS)}")
-
     if need_probabilities and backend != "eager":
         logger.warning_once(f"backend {backend!r} has no attention probabilities to return: 'eager' computes these.")
         backend = "eager"
+    tensors = (query, key, value, position_key, position_query)
+    if backend == "eager":
+        visible = visibility(query_positions, mask, cu_seqlens, key.shape[2])
+        row = _rows_of_pairs(tensors, rows_of_distance, first_row, query_positions) if terms else None
+        context, probabilities = reference_attention(*tensors, row, visible, scale, tuple(terms), dropout_p)
+        return context, probabilities if need_probabilities else None
+    if terms and saturation is None:
+        saturation = saturation_of(rows_of_distance)
+    table = (rows_of_distance, first_row, saturation)
     if backend == "sdpa":
-        from .attention_sdpa import sdpa_attention
-
-        if terms and saturation is None:
-            saturation = saturation_of(rows_of_distance)
-        by_document = cu_seqlens is not None and mask is None and not capturing() and in_order(query_positions)
-        if by_document and lengths is None:
-            lengths = tuple(cu_seqlens.diff().tolist())
-        padding_only = mask is not None and mask.dim() == 2 and cu_seqlens is None
-        if by_document:
-            visible = None
-        elif padding_only:
-            visible = mask[:, None, None]
-        else:
-            visible = visibility(query_positions, mask, cu_seqlens, key.shape[2])
-        tables = (position_key, position_query, rows_of_distance, first_row, saturation)
-        who = (query_positions, visible, lengths if by_document else None)
-        context = sdpa_attention(query, key, value, *tables, *who, scale, tuple(terms), dropout_p)
-        return blank_out_blind(context, query_positions, mask, visible, padding_only), None
-
-    from .attention_reference import reference_attention
-
-    row = None
-    if terms:
-        rows = position_key.shape[-2] if position_key is not None else position_query.shape[-2]
-        key_positions = torch.arange(key.shape[2], device=key.device)
-        asked = key_positions[None] if query_positions is None else query_positions
-        # pairs that no document holds may be further apart than any row in use; they are masked
-        row = (rows_between(asked, key_positions, rows_of_distance) - first_row).clamp(0, rows - 1)
-    visible = visibility(query_positions, mask, cu_seqlens, key.shape[2])
-    context, probabilities = reference_attention(
-        query, key, value, position_key, position_query, row, visible, scale, tuple(terms), dropout_p
+        return _sdpa(*tensors, *table, query_positions, mask, cu_seqlens, lengths, scale, tuple(terms), dropout_p), None
+    context = outside_engine(backend)(
+        *tensors,
+        terms=tuple(terms),
+        rows_of_distance=rows_of_distance,
+        first_row=first_row,
+        saturation=saturation,
+        query_positions=query_positions,
+        mask=mask,
+        cu_seqlens=cu_seqlens,
+        scale=scale,
+        dropout_p=dropout_p,
     )
-    return context, probabilities if need_probabilities else None
+    return context, None
+
+
+def outside_engine(name: str) -> Callable[..., torch.Tensor]:
+    """A function that was registered for our models with Transformers' `AttentionInterface`."""
+    engine = ALL_ATTENTION_FUNCTIONS.get(name)
+    if engine is None or engine.__module__.startswith("transformers."):
+        raise ValueError(
+            f"unknown attention backend {name!r}: choose one of {', '.join(BACKENDS)}, or register your own, see the "
+            "module hf_deberta.attention"
+        )
+    return engine
+
+
+def _sdpa(
+    query,
+    key,
+    value,
+    position_key,
+    position_query,
+    rows_of_distance,
+    first_row,
+    saturation,
+    query_positions,
+    mask,
+    cu_seqlens,
+    lengths,
+    scale,
+    terms,
+    dropout_p,
+) -> torch.Tensor:
+    by_document = cu_seqlens is not None and mask is None and not capturing() and in_order(query_positions)
+    padding_only = mask is not None and mask.dim() == 2 and cu_seqlens is None
+    if by_document:
+        visible, lengths = None, lengths or tuple(cu_seqlens.diff().tolist())
+    else:
+        lengths = None
+        visible = mask[:, None, None] if padding_only else visibility(query_positions, mask, cu_seqlens, key.shape[2])
+    tables = (position_key, position_query, rows_of_distance, first_row, saturation)
+    who = (query_positions, visible, lengths)
+    context = sdpa_attention(query, key, value, *tables, *who, scale, terms, dropout_p)
+    return blank_out_blind(context, query_positions, mask, visible, padding_only)
+
+
+def _rows_of_pairs(tensors, rows_of_distance, first_row: int, query_positions: torch.Tensor | None) -> torch.Tensor:
+    """The table's row for each query and key, [B or 1, Q, K]."""
+    _, key, _, position_key, position_query = tensors
+    rows = (position_key if position_key is not None else position_query).shape[-2]
+    key_positions = torch.arange(key.shape[2], device=key.device)
+    asked = key_positions[None] if query_positions is None else query_positions
+    # pairs that no document holds may be further apart than any row in use; they are masked
+    return (rows_between(asked, key_positions, rows_of_distance) - first_row).clamp(0, rows - 1)
 
 
 def in_order(query_positions: torch.Tensor | None) -> bool:

@@ -65,20 +65,20 @@ def attend_documents(query, key, value, tables, query_positions, lengths, satura
     runs = [(n, q, len(list(run))) for (n, q), run in groupby(zip(lengths, counts, strict=True))]
     keys, values = ([part[0] for part in tensor.split([n * d for n, _, d in runs], 2)] for tensor in (key, value))
     queries = [part[0] for part in query.split([q * d for _, q, d in runs], 2)]
-    starts = torch.tensor(lengths, device=query.device).cumsum(0) - torch.tensor(lengths, device=query.device)
-    contexts, document, first = [], 0, 0
-    for i, (_, count, documents) in enumerate(runs):
+    contexts, start, first = [], 0, 0
+    for i, (length, count, documents) in enumerate(runs):
         positions = None
         if query_positions is not None:
             asked = query_positions[0, first : first + count * documents].unflatten(0, (documents, count))
-            positions = asked - starts[document : document + documents, None]
+            starts = torch.arange(start, start + length * documents, length, device=query.device)
+            positions = asked - starts[:, None]
         if count > 0:
             batch = [
                 states.unflatten(1, (documents, -1)).transpose(0, 1) for states in (queries[i], keys[i], values[i])
             ]
             context = attend_rows(*batch, tables, positions, None, saturation, scale, dropout_p)
             contexts.append(context.transpose(0, 1).flatten(1, 2))
-        document, first = document + documents, first + count * documents
+        start, first = start + length * documents, first + count * documents
     return torch.cat(contexts, 1)[None]
 
 

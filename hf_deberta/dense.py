@@ -22,7 +22,7 @@ def dense(layer: nn.Module, states: torch.Tensor) -> torch.Tensor:
     >>> dense(nn.Linear(4, 3), torch.zeros(2, 5, 4)).shape
     torch.Size([2, 5, 3])
     """
-    if capturing() or not (oneDNN_is_faster() and torch.backends.mkldnn.enabled and is_plain(layer, states)):
+    if capturing() or not (prefers_onednn() and torch.backends.mkldnn.enabled and is_plain(layer, states)):
         return layer(states)
     flat = states.reshape(-1, states.shape[-1])
     if torch.is_grad_enabled():
@@ -75,7 +75,7 @@ def is_plain(layer: nn.Module, states: torch.Tensor) -> bool:
 
 
 @lru_cache(maxsize=1)
-def oneDNN_is_faster() -> bool:
+def prefers_onednn() -> bool:
     """On AMD processors with AVX-512, where PyTorch is built with both libraries."""
     return (
         torch.backends.mkl.is_available()

@@ -524,7 +524,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
     def unpads(self, output_attentions: bool) -> bool:
         """Whether padding may be left out: by wish, and where a backend handles documents one by one."""
         config = self.config
-        return config.unpad_inputs and config._attn_implementation != "eager" and not (output_attentions or capturing())
+        return config.unpad_inputs and config._attn_implementation == "sdpa" and not (output_attentions or capturing())
 
     def wanted(
         self, output_attentions: bool | None, output_hidden_states: bool | int | list[int] | None

@@ -5,8 +5,10 @@ from itertools import pairwise
 
 import pytest
 import torch
-from numerics import TERMS, gradients
+from numerics import TERMS, gradients, tiny_inputs, tiny_model
+from transformers import AttentionInterface
 
+from hf_deberta import HfDebertaForMaskedLM
 from hf_deberta.attention import disentangled_attention, documents_of, visibility
 from hf_deberta.relative_position import rows_in_use, rows_of_distances
 
@@ -285,3 +287,40 @@ def test_visibility_by_hand(shape, packed, positions):
                     sees = sees and bool(mask[b, i, j])
                 assert bool(found[b, 0, q, j]) == sees, (b, i, j)
     assert found.dtype == torch.bool and found.shape == (batch, 1, asked.shape[1], keys)
+
+
+# ---- engines from outside ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def engine():
+    """An engine under the name "loud", which counts its calls and hands on to the reference."""
+    calls = []
+
+    def loud(*tensors, **arguments):
+        calls.append(arguments)
+        return disentangled_attention(*tensors, **arguments, backend="eager")[0]
+
+    AttentionInterface.register("loud", loud)
+    yield calls
+    AttentionInterface._global_mapping.pop("loud")
+
+
+def test_an_engine_registered_with_transformers(engine):
+    model = tiny_model(HfDebertaForMaskedLM).eval()
+    inputs = tiny_inputs()
+    expected = model(**inputs).logits
+    model.set_attn_implementation("loud")
+    real = inputs["attention_mask"].bool()
+    torch.testing.assert_close(model(**inputs).logits[real], expected[real])
+    assert len(engine) == 3  # a layer, and two steps of the decoder
+    assert engine[0]["terms"] == ("c2p", "p2c") and engine[0]["mask"].shape == (3, 9)
+    model(**inputs, output_attentions=True)
+    assert len(engine) == 5  # probabilities come from eager; the decoder has none
+
+
+@pytest.mark.parametrize("name", ["flash_attention_2", "flex_attention", "nothing"])
+def test_engines_that_do_not_know_position_terms(name):
+    states = torch.zeros(1, 1, 2, 4)
+    with pytest.raises(ValueError, match="choose one of eager, sdpa, or register your own"):
+        disentangled_attention(states, states, states, backend=name)

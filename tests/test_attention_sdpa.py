@@ -82,6 +82,22 @@ def test_output_and_gradients_are_the_reference_s(table, kind, sizes):
                     )
 
 
+def test_far_keys_are_joined_by_log_sums(monkeypatch):
+    """Blocks with keys so far on the left, on the right, on both sides; the joined parts hold every key once."""
+    monkeypatch.setattr(attention_sdpa, "QUERY_BLOCK", 16)
+    parts, joined = [], attention_sdpa.joined
+    monkeypatch.setattr(attention_sdpa, "joined", lambda found: parts.append(len(found)) or joined(found))
+    torch.manual_seed(0)
+    rows = rows_of_distances(12)
+    tensors = [torch.randn(1, HEADS, 90, WIDTH, dtype=torch.float64) for _ in range(3)]
+    tensors += [torch.randn(HEADS, 24, WIDTH, dtype=torch.float64) for _ in range(2)]
+    with torch.no_grad():
+        found, _ = disentangled_attention(*tensors, rows_of_distance=rows, backend="sdpa")
+    expected, _ = disentangled_attention(*tensors, rows_of_distance=rows)
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+    assert parts == [2, 3, 3, 3, 2, 2]  # the last two blocks, of 16 and 10 queries, see the end
+
+
 def test_saturation():
     assert saturation_of(rows_of_distances(512, 256)) == 506
     for k, buckets in TABLES.values():
@@ -144,10 +160,14 @@ def test_dropout_falls_on_probabilities():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_half_precision_stays_near_float64(dtype):
+@pytest.mark.parametrize("length", [50, 300])
+@torch.no_grad()
+def test_half_precision_stays_near_float64(length, dtype, monkeypatch):
+    """At 300 tokens in blocks of 64 there are keys so far that they are plain attention."""
+    monkeypatch.setattr(attention_sdpa, "QUERY_BLOCK", 64)
     torch.manual_seed(0)
     rows = rows_of_distances(64, 16)
-    tensors = [torch.randn(2, HEADS, 50, 16) for _ in range(3)] + [torch.randn(HEADS, 32, 16) for _ in range(2)]
+    tensors = [torch.randn(2, HEADS, length, 16) for _ in range(3)] + [torch.randn(HEADS, 32, 16) for _ in range(2)]
     exact, _ = disentangled_attention(*[t.double() for t in tensors], rows_of_distance=rows)
     errors = {}
     for backend in ("eager", "sdpa"):

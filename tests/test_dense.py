@@ -13,7 +13,7 @@ if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
 
 @pytest.fixture(autouse=True)
 def switched_on(monkeypatch):
-    monkeypatch.setattr(module, "oneDNN_is_faster", lambda: True)
+    monkeypatch.setattr(module, "prefers_onednn", lambda: True)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Every Python snippet of the README runs, in order, with Hub ids pointing at tiny folders of the same kind."""
 
+import importlib.util
 import json
 import re
 import subprocess
@@ -55,6 +56,13 @@ def test_python_snippets(folders, tmp_path, monkeypatch):
         exec(compile(snippet, "README.md", "exec"), names)
     assert (tmp_path / "my-deberta" / "modeling_hf_deberta.py").exists()
     assert json.loads((tmp_path / "my-deberta-v2" / "config.json").read_text())["model_type"] == "deberta"
+
+
+def test_the_table_of_times_is_that_of_the_results():
+    spec = importlib.util.spec_from_file_location("table", ROOT / "benchmarks" / "table.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.table() in README
 
 
 def test_named_files_and_targets_exist():

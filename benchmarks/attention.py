@@ -1,0 +1,96 @@
+"""One self-attention module of base width (768, 12 heads), projections included: forward, and forward with backward.
+
+    python benchmarks/attention.py                      # float32 on the CPU, 4096 tokens in rows of 128 to 4096
+    python benchmarks/attention.py --device cuda --dtype bfloat16 --tokens 16384 --lengths 128 512 2048 8192
+
+Peers: in-tree DebertaV2, BERT with SDPA, ours with each backend. No padding. In eval mode without gradients ours
+remembers its projected tables, which in-tree projects anew. Writes benchmarks/results/attention.csv.
+"""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+import transformers
+from encoder import models
+from timing import RESULTS, circumstances, interleaved, medians, write_rows
+
+from hf_deberta.attention import BACKENDS
+from hf_deberta.attention_context import AttentionContext
+
+IN_TREE_FITS = 2048
+
+
+def calls(
+    peers: list[str], batch: int, length: int, device: str, dtype: torch.dtype, backward: bool
+) -> dict[str, Callable]:
+    """One call per peer, on the first layer's attention of equal models."""
+    states = torch.randn(batch, length, 768, device=device, dtype=dtype, requires_grad=backward)
+    found = {}
+    for peer, model in models(peers, classify=False).items():
+        model = model.to(device, dtype).train(backward)
+        attention = model.encoder.layer[0].attention.self
+        found[peer] = timed(forward_of(peer, model, attention, states), backward)
+    return found
+
+
+def forward_of(peer: str, model: torch.nn.Module, attention: torch.nn.Module, states: torch.Tensor) -> Callable:
+    batch, length, _ = states.shape
+    if peer == "bert":
+        return lambda: attention(states)[0]
+    if peer == "in-tree":
+        mask = torch.ones(batch, 1, length, length, dtype=torch.bool, device=states.device)
+        encoder = model.encoder
+        return lambda: attention(
+            states, mask, relative_pos=encoder.get_rel_pos(states), rel_embeddings=encoder.get_rel_embedding()
+        )[0]
+    encoder = model.encoder
+    shape = (batch, length)
+
+    def forward() -> torch.Tensor:
+        context = AttentionContext.of(None, None, None, shape, states.device)
+        context = replace(context, **encoder.relative_rows(length))
+        return attention(states, encoder.relative_table(context), context)[0]
+
+    return forward
+
+
+def timed(forward: Callable[[], torch.Tensor], backward: bool) -> Callable[[], None]:
+    def call() -> None:
+        with torch.set_grad_enabled(backward):
+            output = forward()
+        if backward:
+            output.square().mean().backward()
+
+    return call
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--lengths", type=int, nargs="+", default=[128, 512, 2048, 4096])
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--repeats", type=int, default=7)
+    arguments = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    for length in arguments.lengths:
+        peers = ["bert", *(f"ours {backend}" for backend in BACKENDS)]
+        if length <= IN_TREE_FITS or arguments.device == "cuda":
+            peers.insert(0, "in-tree")
+        batch = max(arguments.tokens // length, 1)
+        for mode in ("forward", "training"):
+            dtype = getattr(torch, arguments.dtype)
+            peer_calls = calls(peers, batch, length, arguments.device, dtype, mode == "training")
+            found = medians(interleaved(peer_calls, arguments.repeats, arguments.device))
+            times = ", ".join(f"{peer} {time:.1f} ms" for peer, time in found.items())
+            print(f"{batch} x {length}, {mode}: {times}", flush=True)
+            about = {"mode": mode, "case": f"{batch}x{length}", "dtype": arguments.dtype, "device": arguments.device}
+            about |= {"repeats": arguments.repeats, **circumstances(arguments.device)}
+            rows = [{"peer": peer, "milliseconds": f"{time:.2f}", **about} for peer, time in found.items()]
+            write_rows(RESULTS / "attention.csv", rows, ("peer", "mode", "case", "dtype", "device", "machine"))
+
+
+if __name__ == "__main__":
+    main()
