@@ -43,7 +43,7 @@ def times(axis: plt.Axes) -> None:
     names = [case if mode == "forward" else f"{case}\ntraining" for mode, case in BARS]
     axis.set_xticks(range(len(BARS)), [name.replace("mnli", "MNLI\npadded") for name in names], fontsize=8)
     axis.set_title("time of base-size encoders over ours", fontsize=10)
-    axis.legend(fontsize=8, frameon=False)
+    axis.legend(fontsize=8, frameon=False, loc="center", bbox_to_anchor=(0.31, 0.8))
 
 
 def memory(axis: plt.Axes) -> None:
