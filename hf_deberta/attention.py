@@ -6,7 +6,7 @@ The call says who asks (queries, all positions or some), who answers (keys), whi
 stands between them, and who may see whom. `backend` says how to compute it. Backends never import one another.
 
 Another engine comes in by Transformers' own interface. It is called as `disentangled_attention` is, everything
-spelled out (no `backend`, `lengths`, `need_probabilities`), and returns the context:
+spelled out (no `backend`, `lengths`, `need_probabilities`), and returns the context, zeros for who sees nothing:
 
     >>> from transformers import AttentionInterface
     >>> AttentionInterface.register("my_engine", my_function)
@@ -102,6 +102,11 @@ def disentangled_attention(
         scale=scale,
         dropout_p=dropout_p,
     )
+    if not torch.is_tensor(context) or context.shape != query.shape:
+        raise TypeError(
+            f"attention engine {backend!r} must return the context [B, H, Q, d] = {tuple(query.shape)} alone; it is "
+            "called as disentangled_attention is, not as Transformers' other attention functions"
+        )
     return context, None
 
 

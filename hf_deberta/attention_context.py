@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from .attention import documents_of
-from .interception import capturing
+from .interception import capturing, values_may_be_read
 from .unpadding import Unpadding, unpadding_of_documents, unpadding_of_mask
 
 
@@ -134,7 +134,7 @@ def check_packing(position_ids, cu_seq_lens_q, batch: int, length: int) -> None:
         raise ValueError(f"position_ids must be [B, N] = {(batch, length)}, not {tuple(position_ids.shape)}")
     if cu_seq_lens_q is None:
         return
-    bounds = cu_seq_lens_q.tolist() if may_look_at(cu_seq_lens_q) else [0, length]
+    bounds = cu_seq_lens_q.tolist() if values_may_be_read(cu_seq_lens_q) else [0, length]
     if bounds[0] != 0 or bounds[-1] != length or sorted(set(bounds)) != bounds:
         raise ValueError(f"cu_seq_lens_q must rise from 0 to the {length} tokens of the row, and is {bounds}")
 
@@ -146,9 +146,4 @@ def number_from_boundaries(boundary: torch.Tensor) -> torch.Tensor:
 
 def any_outside(ids: torch.Tensor, size: int) -> bool:
     """Whether an id is not in [0, size)."""
-    return may_look_at(ids) and (bool((ids < 0).any()) or bool((ids >= size).any()))
-
-
-def may_look_at(tensor: torch.Tensor) -> bool:
-    """Whether values may be read: on CPU only, elsewhere it would stall the device, and not in a traced graph."""
-    return tensor.device.type == "cpu" and not capturing()
+    return values_may_be_read(ids) and (bool((ids < 0).any()) or bool((ids >= size).any()))

@@ -67,15 +67,13 @@ def attend_documents(query, key, value, tables, query_positions, lengths, satura
     queries = [part[0] for part in query.split([q * d for _, q, d in runs], 2)]
     contexts, start, first = [], 0, 0
     for i, (length, count, documents) in enumerate(runs):
-        positions = None
-        if query_positions is not None:
-            asked = query_positions[0, first : first + count * documents].unflatten(0, (documents, count))
-            starts = torch.arange(start, start + length * documents, length, device=query.device)
-            positions = asked - starts[:, None]
         if count > 0:
-            batch = [
-                states.unflatten(1, (documents, -1)).transpose(0, 1) for states in (queries[i], keys[i], values[i])
-            ]
+            positions = None
+            if query_positions is not None:
+                asked = query_positions[0, first : first + count * documents].unflatten(0, (documents, count))
+                starts = torch.arange(start, start + length * documents, length, device=query.device)
+                positions = asked - starts[:, None]
+            batch = (states[i].unflatten(1, (documents, -1)).transpose(0, 1) for states in (queries, keys, values))
             context = attend_rows(*batch, tables, positions, None, saturation, scale, dropout_p)
             contexts.append(context.transpose(0, 1).flatten(1, 2))
         start, first = start + length * documents, first + count * documents
@@ -96,22 +94,19 @@ def attend_rows(query, key, value, tables, query_positions, visible, saturation,
     if query_positions is not None:
         bias = gathered_bias(query, key, *tables, query_positions)
         return attend(query, key, value, bias, visible, scale, dropout_p)
-    queries = query.shape[2]
     training = torch.is_grad_enabled() or dropout_p > 0  # reentrant checkpoints draw dropout without gradients first
     size = TRAINING_BLOCK if training else QUERY_BLOCK
-    if capturing():
-        size = queries  # a loop would tie the graph to this length
-    recompute = torch.is_grad_enabled() and not capturing() and queries > size
-    contexts = []
-    for start in (0,) if capturing() else range(0, queries, size):
-        block = query if capturing() else query[:, :, start : start + size]
+    # a loop would tie a graph to this length; torch.func knows no checkpoints
+    if capturing() or transforming() or query.shape[2] <= size:
+        return attend_block(query, key, value, *tables, visible, 0, saturation, scale, dropout_p)
+    recompute, contexts = torch.is_grad_enabled(), []
+    for start in range(0, query.shape[2], size):
+        block = query[:, :, start : start + size]
         seen = visible if visible is None or visible.shape[2] == 1 else visible[:, :, start : start + size]
         arguments = (block, key, value, *tables, seen, start, saturation, scale, dropout_p)
-        if recompute:
-            contexts.append(checkpoint(attend_block, *arguments, use_reentrant=False))
-        else:
-            contexts.append(attend_block(*arguments))
-    return contexts[0] if len(contexts) == 1 else torch.cat(contexts, 2)
+        context = checkpoint(attend_block, *arguments, use_reentrant=False) if recompute else attend_block(*arguments)
+        contexts.append(context)
+    return torch.cat(contexts, 2)
 
 
 def attend_block(query, key, value, falling, rising, constant, visible, start, saturation, scale, dropout_p):
@@ -143,7 +138,9 @@ def attend_far(query, key, value, position_key, position_query, constant, visibl
     if position_key is not None:
         key = key + position_key[:, None] / scale
     if position_key is not None and position_query is not None:
-        shift = -(position_key * position_query).sum(-1)[:, None] / scale  # (q + Qr).(k + Kr) holds Qr.Kr as well
+        # (q + Qr).(k + Kr) holds Qr.Kr as well; the kernel adds it up in float32 at least
+        wide = torch.promote_types(query.dtype, torch.float32)
+        shift = -(position_key.to(wide) * position_query.to(wide)).sum(-1)[:, None] / scale
     if constant is not None:
         shift = shift + constant[:, None]
     context, log_sum = attend_part(query, key, value, None, visible, scale)
@@ -244,7 +241,8 @@ def band_bias(query, key, falling, rising, constant, offset: int) -> torch.Tenso
     """The position terms [B, H, n, m] of queries that stand side by side, the first at key `offset`."""
     bias = 0.0
     if falling is not None or rising is not None:
-        fill = whole_band if capturing() or transforming() else BandBias.apply
+        in_tiles = query.device.type == "cpu" and not (capturing() or transforming())
+        fill = BandBias.apply if in_tiles else whole_band
         bias = fill(query, key, falling, rising, offset)
     if constant is not None:
         reach = (constant.shape[1] - 1) // 2
@@ -293,8 +291,9 @@ class BandBias(torch.autograd.Function):
         return bias.transpose(0, 1)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, gradient):
+        if torch.is_grad_enabled():  # second derivatives are wanted
+            return *differentiable_gradients(ctx.saved_tensors, ctx.offset, gradient, ctx.needs_input_grad), None
         query, key, falling, rising = ctx.saved_tensors
         gradient = gradient.transpose(0, 1)
         for_query = for_key = for_falling = for_rising = None
@@ -303,6 +302,14 @@ class BandBias(torch.autograd.Function):
         if rising is not None:
             for_key, for_rising = term_gradients(gradient.mT, key.transpose(0, 1), rising, -ctx.offset)
         return for_query, for_key, for_falling, for_rising, None
+
+
+def differentiable_gradients(tensors, offset: int, gradient, needed) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of `whole_band`, with a graph of their own."""
+    bias = whole_band(*tensors, offset)
+    wanted = [tensor for tensor, need in zip(tensors, needed[:4], strict=True) if need]
+    found = iter(torch.autograd.grad(bias, wanted, gradient, create_graph=True))
+    return tuple(next(found) if need else None for need in needed[:4])
 
 
 def term_gradients(gradient, states, table, offset: int) -> tuple[torch.Tensor, torch.Tensor]:

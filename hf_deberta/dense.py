@@ -1,9 +1,9 @@
 """Dense layers on processors that the default library serves badly.
 
-PyTorch multiplies float32 matrices with MKL, which uses half the width of an AMD processor's AVX-512 units: 207
-against 460 GFLOP/s on two cores of an EPYC (docs/log.md). oneDNN, which PyTorch carries too, uses all of it. So there,
-and only there, `dense` takes oneDNN's product, forward and backward. `torch.backends.mkldnn.flags(enabled=False)`
-switches that off. The module stays an ordinary `nn.Linear`: whatever replaces it, hooks it or patches it is called.
+PyTorch multiplies float32 matrices with MKL. On two cores of an AMD EPYC with AVX-512 that reaches 207 GFLOP/s, and
+oneDNN, which PyTorch carries too, 460 (docs/log.md). So on AMD processors with AVX-512, and only there, `dense` takes
+oneDNN's product, forward and backward. `torch.backends.mkldnn.flags(enabled=False)` switches that off. The module
+stays an ordinary `nn.Linear`: whatever replaces it, hooks it or patches it is called.
 """
 
 import platform
@@ -37,7 +37,8 @@ class OneDNNProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        ctx.save_for_backward(states, weight)
+        for_states, for_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(states if for_weight else None, weight if for_states else None)
         return multiply(states, weight, bias)
 
     @staticmethod

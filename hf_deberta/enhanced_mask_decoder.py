@@ -21,6 +21,7 @@ from .attention_context import AttentionContext, real_tokens
 from .batch_loss import IGNORED, cross_entropy
 from .configuration_hf_deberta import HfDebertaConfig
 from .dense import dense
+from .interception import capturing
 from .modeling_hf_deberta import HfDebertaModel, HfDebertaPreTrainedModel, gather_positions, kept_states
 
 logger = logging.get_logger(__name__)
@@ -137,7 +138,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
     ) -> MaskedLMOutput:
         wanted = self.deberta.wanted(output_attentions, output_hidden_states)
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, cu_seq_lens_q)
-        embeddings, context = self.deberta.embed(*inputs, unpad=self.deberta.unpads(wanted[0]))
+        embeddings, context = self.deberta.embed(*inputs, unpad=self.deberta.unpads(*wanted))
         if labels is not None:
             shape = (input_ids if inputs_embeds is None else inputs_embeds).shape[:2]
             if labels.shape != shape:
@@ -168,7 +169,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
 
     def _predicts_sparsely(self) -> bool:
         # how many positions are labelled depends on the data, which a compiled graph cannot follow
-        return self.training and self.config.sparse_prediction and not torch.compiler.is_compiling()
+        return self.training and self.config.sparse_prediction and not capturing()
 
     def _decode(
         self, before_last: torch.Tensor, context: AttentionContext, predicted: torch.Tensor | None

@@ -18,7 +18,7 @@ from transformers.models.deberta.modeling_deberta import DebertaEncoder
 from .attention import disentangled_attention
 from .attention_context import AttentionContext
 from .dense import dense
-from .interception import capturing
+from .interception import capturing, values_may_be_read
 from .relative_position import may_be_pruned, rows_in_use, rows_of_distances, saturation_of
 from .remembered import Remembered, may_remember
 
@@ -111,7 +111,7 @@ def attention_forward(in_tree: Callable) -> Callable:
             cu_seqlens=context.cu_seqlens,
             lengths=context.lengths,
             scale=((1 + counted) * query.shape[-1]) ** -0.5,
-            dropout_p=self.dropout.p if self.training else 0.0,
+            dropout_p=self.dropout.p if self.dropout.training else 0.0,
             backend="eager" if output_attentions else "sdpa",
             need_probabilities=output_attentions,
         )
@@ -148,7 +148,9 @@ def _position_states(attention: nn.Module, table: torch.Tensor | None, terms: tu
         return tuple(module and _heads(attention, dense(module, dropped)) for module in projections)
 
     modules = tuple(filter(None, projections))
-    if not modules or not may_remember(modules):
+    if not modules or attention.pos_dropout.training or not may_remember(modules):
+        if not capturing():
+            _remembered.pop(attention, None)
         return compute()
     return _remembered.setdefault(attention, Remembered()).of(modules, compute, table)
 
@@ -214,7 +216,7 @@ def shared_by_layers(
     """
     shape = (states.shape[0], states.shape[1])
     context = AttentionContext.of(attention_mask.bool(), None, None, shape, states.device)
-    if not (output_attentions or capturing() or getattr(encoder, "conv", None) is not None):
+    if values_may_be_read(states) and not output_attentions and getattr(encoder, "conv", None) is None:
         context = context.unpadded()
     if not encoder.relative_attention:
         return context, None

@@ -28,6 +28,11 @@ def watched() -> bool:
     return _get_current_dispatch_mode() is not None or _has_any_global_hook()
 
 
+def values_may_be_read(tensor: torch.Tensor) -> bool:
+    """Whether Python may ask for numbers: on the CPU only, elsewhere it would wait, and not where there are none."""
+    return tensor.device.type == "cpu" and not (capturing() or transforming() or watched())
+
+
 def is_untouched(module: nn.Module) -> bool:
     """Whether a module is plain torch: not replaced, hooked or patched, and its weights are ordinary tensors."""
     return (
@@ -37,5 +42,6 @@ def is_untouched(module: nn.Module) -> bool:
         and not module._backward_hooks
         and not module._backward_pre_hooks
         and "forward" not in vars(module)
-        and all(type(weight) in PLAIN_TENSORS for weight in module.parameters(recurse=False))
+        and type(module._parameters.get("weight")) in PLAIN_TENSORS  # replicas and shards hold theirs elsewhere
+        and type(module._parameters.get("bias")) in (*PLAIN_TENSORS, type(None))
     )

@@ -19,7 +19,7 @@ from transformers.modeling_outputs import (
 from transformers.utils.generic import can_return_tuple
 
 from .attention_context import real_tokens
-from .batch_loss import binary_cross_entropy, cross_entropy, soft_cross_entropy, squared_error
+from .batch_loss import IGNORED, binary_cross_entropy, cross_entropy, soft_cross_entropy, squared_error
 from .configuration_hf_deberta import HfDebertaConfig
 from .modeling_hf_deberta import HfDebertaModel, HfDebertaPreTrainedModel
 
@@ -134,7 +134,11 @@ class HfDebertaForTokenClassification(HfDebertaPreTrainedModel):
         if self.config.token_classifier == "projection":
             states = nn.functional.gelu(self.proj(states))
         logits = self.classifier(self.dropout(states))
-        loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
+        loss = None
+        if labels is not None:
+            if attention_mask is not None:
+                labels = labels.masked_fill(~real_tokens(attention_mask, *labels.shape), IGNORED)
+            loss = cross_entropy(logits, labels, num_items_in_batch)
         return _classified(TokenClassifierOutput, loss, logits, encoded)
 
 
@@ -171,7 +175,9 @@ class HfDebertaForQuestionAnswering(HfDebertaPreTrainedModel):
             answers = (start_logits, start_positions), (end_logits, end_positions)
             loss = 0.5 * sum(
                 cross_entropy(
-                    _without_padding(logits, attention_mask), _within(positions, logits.shape[1]), num_items_in_batch
+                    _without_padding(logits, attention_mask),
+                    _answerable(positions, attention_mask, *logits.shape),
+                    num_items_in_batch,
                 )
                 for logits, positions in answers
             )
@@ -285,10 +291,14 @@ def _without_padding(logits: torch.Tensor, attention_mask: torch.Tensor | None) 
     return logits.masked_fill(~real_tokens(attention_mask, *logits.shape), torch.finfo(logits.dtype).min)
 
 
-def _within(positions: torch.Tensor, length: int) -> torch.Tensor:
-    """Answer positions [B], -100 where the answer is not in this window."""
+def _answerable(positions: torch.Tensor, attention_mask: torch.Tensor | None, batch: int, length: int) -> torch.Tensor:
+    """Answer positions [B], -100 where the answer is not in this window, or at padding."""
     positions = positions.reshape(-1)
-    return positions.masked_fill(positions >= length, -100)
+    outside = (positions < 0) | (positions >= length)
+    if attention_mask is not None:
+        real = real_tokens(attention_mask, batch, length).to(positions.device)
+        outside |= ~real.gather(1, positions.clamp(0, length - 1)[:, None])[:, 0]
+    return positions.masked_fill(outside, IGNORED)
 
 
 def _flat(tensor: torch.Tensor | None) -> torch.Tensor | None:

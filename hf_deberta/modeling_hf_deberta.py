@@ -25,7 +25,7 @@ from .attention_context import AttentionContext, any_outside
 from .checkpoint_conversion import register_conversions
 from .configuration_hf_deberta import HfDebertaConfig
 from .dense import dense
-from .interception import capturing
+from .interception import capturing, values_may_be_read
 from .ngram_input_encoding import NgramInputEncoding
 from .relative_position import may_be_pruned, rows_in_use, rows_of_distances, saturation_of
 from .remembered import Remembered, may_remember
@@ -101,6 +101,7 @@ class HfDebertaSelfAttention(nn.Module):
             if {"p2c", "p2p"} & set(self.terms):
                 self.pos_query_proj = nn.Linear(width, width)
         self.pos_dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = nn.Dropout(config.attention_probs_dropout_prob)
         self.remembered = Remembered()
 
     def forward(
@@ -133,7 +134,7 @@ class HfDebertaSelfAttention(nn.Module):
             cu_seqlens=context.cu_seqlens,
             lengths=context.lengths,
             scale=self.scale,
-            dropout_p=self.config.attention_probs_dropout_prob if self.training else 0.0,
+            dropout_p=self.dropout.p if self.dropout.training else 0.0,
             backend=self.config._attn_implementation,
             need_probabilities=output_attentions,
         )
@@ -148,6 +149,7 @@ class HfDebertaSelfAttention(nn.Module):
                 projections, lambda: self.project_table(relative_table), relative_table
             )
         elif self.terms:
+            self.remembered.forget()
             position_key, position_query = self.project_table(relative_table)
         key, value = dense(self.key_proj, hidden_states), dense(self.value_proj, hidden_states)
         return self._heads(key), self._heads(value), position_key, position_query
@@ -165,7 +167,7 @@ class HfDebertaSelfAttention(nn.Module):
         return for_key if {"c2p", "p2p"} & terms else None, for_query if {"p2c", "p2p"} & terms else None
 
     def remembers_tables(self) -> bool:
-        return may_remember(filter(None, self.position_projections()))
+        return not self.pos_dropout.training and may_remember(filter(None, self.position_projections()))
 
     def _heads(self, states: torch.Tensor) -> torch.Tensor:
         """[..., N, hidden] to [..., H, N, d]."""
@@ -290,6 +292,7 @@ class HfDebertaEncoder(nn.Module):
         whole = context.rows == (0, self.rel_embeddings.num_embeddings)
         if whole and may_remember(self.table_modules()):
             return self.remembered.of(self.table_modules(), compute)
+        self.remembered.forget()
         return compute()
 
     def forward(
@@ -502,7 +505,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
             position_ids,
             inputs_embeds,
             cu_seq_lens_q,
-            unpad=self.unpads(wanted[0]),
+            unpad=self.unpads(*wanted),
         )
         if not first_token_only:
             encoded = self.encoder(embeddings, context, *wanted)
@@ -517,14 +520,19 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
             asked = torch.zeros_like(context.position_ids[:, :1]).expand(embeddings.shape[0], -1)
             asked = asked if cu_seq_lens_q is None else cu_seq_lens_q[None, :-1].long()
             encoded = self.encoder(embeddings, context, *wanted, asked=asked)
-        if encoded.hidden_states is not None:
+        if encoded.hidden_states is not None and context.unpadding is not None:
             encoded.hidden_states = tuple(map(context.scatter, encoded.hidden_states))
         return encoded
 
-    def unpads(self, output_attentions: bool) -> bool:
-        """Whether padding may be left out: by wish, and where a backend handles documents one by one."""
-        config = self.config
-        return config.unpad_inputs and config._attn_implementation == "sdpa" and not (output_attentions or capturing())
+    def unpads(self, output_attentions: bool, output_hidden_states: bool | int | list[int]) -> bool:
+        """Whether padding may be left out: by wish, and where a backend handles documents one by one.
+
+        Not where a gradient may be wanted at hidden states, which would be copies. On the CPU, where it is measured.
+        """
+        seen = output_attentions or (output_hidden_states is not False and torch.is_grad_enabled())
+        config, weight = self.config, self.embeddings.word_embeddings.weight
+        wanted = config.unpad_inputs and config._attn_implementation == "sdpa"
+        return wanted and not seen and values_may_be_read(weight)
 
     def wanted(
         self, output_attentions: bool | None, output_hidden_states: bool | int | list[int] | None

@@ -3,7 +3,8 @@
 So the projected position tables: at one sentence of 32 tokens they are a third of the work. A result is remembered
 only in eval mode without gradients, and only for plain modules: with hooks, adapters, quantised or sharded weights, a
 compiler or a tracer it is computed each time. Weights count as changed when they were replaced, moved, cast or
-written in place; for writes past autograd's back (`weight.data.copy_`) a few values of each are compared, on the CPU.
+written in place. For writes past autograd's back (`weight.data.copy_`, optimizers with flat buffers) a few values of
+each are compared, which a device would have to be waited for: so only on the CPU is anything remembered.
 """
 
 from collections.abc import Callable, Iterable
@@ -30,6 +31,9 @@ class Remembered:
     def __reduce__(self):
         return Remembered, ()  # copies and pickles start empty
 
+    def forget(self) -> None:
+        self._known = None
+
     def of(self, modules: tuple[nn.Module, ...], compute: Callable[[], object], *others: object) -> object:
         """compute(), or what it gave for the same weights and the same `others`, compared as objects."""
         weights = [weight for module in modules for weight in module.parameters(recurse=False)]
@@ -49,12 +53,13 @@ def may_remember(modules: Iterable[nn.Module]) -> bool:
     """Whether nothing but the weights of `modules` can influence what they compute, and no gradient is wanted."""
     if torch.is_grad_enabled() or capturing() or transforming() or watched():
         return False
-    return all(not module.training and is_untouched(module) and not of_inference_mode(module) for module in modules)
+    return all(not module.training and is_untouched(module) and shows_changes(module) for module in modules)
 
 
-def of_inference_mode(module: nn.Module) -> bool:
-    """Weights made under `torch.inference_mode` do not count their changes."""
-    return any(weight.is_inference() for weight in module.parameters(recurse=False))
+def shows_changes(module: nn.Module) -> bool:
+    """Weights made under `torch.inference_mode` do not count their changes, and those on a device cannot be sampled."""
+    weights = module.parameters(recurse=False)
+    return all(weight.device.type == "cpu" and not weight.is_inference() for weight in weights)
 
 
 def state_of(weights: list[torch.Tensor]) -> tuple:
@@ -64,6 +69,6 @@ def state_of(weights: list[torch.Tensor]) -> tuple:
 
 
 def samples_of(weights: list[torch.Tensor]) -> list[torch.Tensor]:
-    """A few values of each weight; none on a device, where looking would make it wait."""
-    flat = [weight.detach().reshape(-1) for weight in weights if weight.device.type == "cpu"]
-    return [values[:: max(values.numel() // SAMPLES, 1)] for values in flat]
+    """A few values of each weight, in all columns."""
+    flat = [weight.detach().reshape(-1) for weight in weights]
+    return [values[:: values.numel() // SAMPLES | 1] for values in flat]  # odd: widths are even

@@ -324,3 +324,13 @@ def test_engines_that_do_not_know_position_terms(name):
     states = torch.zeros(1, 1, 2, 4)
     with pytest.raises(ValueError, match="choose one of eager, sdpa, or register your own"):
         disentangled_attention(states, states, states, backend=name)
+
+
+def test_an_engine_must_return_the_context_alone():
+    AttentionInterface.register("pair", lambda query, *rest, **arguments: (query, None))
+    try:
+        states = torch.zeros(1, 1, 2, 4)
+        with pytest.raises(TypeError, match="'pair' must return the context"):
+            disentangled_attention(states, states, states, backend="pair")
+    finally:
+        AttentionInterface._global_mapping.pop("pair")

@@ -176,3 +176,46 @@ def test_half_precision_stays_near_float64(length, dtype, monkeypatch):
     # the bias is rounded to the dtype before the softmax: two more roundings of scores of this size
     scores = 4 * torch.finfo(dtype).eps * exact.abs().max()
     assert errors["sdpa"] <= 2 * errors["eager"] + 2 * scores
+
+
+def test_second_derivatives_are_the_reference_s():
+    torch.manual_seed(0)
+    rows = rows_of_distances(12)
+    leaves = [leaf(1, 1, 5, 2) for _ in range(3)] + [leaf(1, 9, 2) for _ in range(2)]
+
+    def loss(backend):
+        def of(*tensors):
+            context, _ = disentangled_attention(*tensors, rows_of_distance=rows, first_row=8, backend=backend)
+            return context.pow(3).sum()
+
+        return of
+
+    found, expected = (torch.autograd.functional.hessian(loss(backend), tuple(leaves)) for backend in ("sdpa", "eager"))
+    torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
+
+
+def test_function_transforms_past_one_block(monkeypatch):
+    monkeypatch.setattr(attention_sdpa, "TRAINING_BLOCK", 8)
+    rows = rows_of_distances(12)
+    tensors = [leaf(1, HEADS, 30, WIDTH).detach() for _ in range(3)] + [
+        leaf(HEADS, 24, WIDTH).detach() for _ in range(2)
+    ]
+
+    def loss(query, backend):
+        return disentangled_attention(query, *tensors[1:], rows_of_distance=rows, backend=backend)[0].square().sum()
+
+    found, expected = (torch.func.grad(loss)(tensors[0], backend) for backend in ("sdpa", "eager"))
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_empty_documents_ask_nothing(backend):
+    rows = rows_of_distances(12)
+    tensors = [leaf(1, HEADS, n, WIDTH).detach() for n in (2, 9, 9)] + [
+        leaf(HEADS, 24, WIDTH).detach() for _ in range(2)
+    ]
+    results = []
+    for bounds in ([0, 4, 9], [0, 0, 4, 4, 9, 9]):
+        arguments = {"cu_seqlens": torch.tensor(bounds), "query_positions": torch.tensor([[1, 5]])}
+        results.append(disentangled_attention(*tensors, rows_of_distance=rows, backend=backend, **arguments)[0])
+    torch.testing.assert_close(*results, atol=1e-12, rtol=0)

@@ -250,7 +250,7 @@ TRAINED = {
     "words, sparse": None,
     "answers": {
         "start_positions": torch.tensor([1, 0, 3, 2, 8, 1, 0, 1]),
-        "end_positions": torch.tensor([4, 0, 3, 2, 8, 3, 2, 1]),
+        "end_positions": torch.tensor([4, 0, 3, 2, 8, 3, 1, 1]),
     },
 }
 
@@ -315,3 +315,14 @@ def test_trainer_learns_nothing_in_a_step_without_labels(tmp_path):
     assert logged["grad_norm"] == 0
     for key, weight in untrained(name).named_parameters():
         assert torch.equal(weights[key], weight), key
+
+
+def test_answers_at_padding_are_not_counted():
+    """As labels at padding are not, and as the padding's logits are not: the loss stays small and finite."""
+    model, inputs = head("answers")
+    inputs["attention_mask"][0, 5:] = 0
+    inputs["start_positions"][:3], inputs["end_positions"][:3] = torch.tensor([1, 0, 1]), torch.tensor([6, 1, 1])
+    loss = model(**inputs).loss
+    inputs["end_positions"][0] = -100
+    assert loss < 20
+    assert_equal_but_for_rounding(loss, model(**inputs).loss)

@@ -112,3 +112,13 @@ def test_whoever_watches_sees_linear_layers(products):
     assert not products
     dense(layer, states)
     assert len(products) == 1
+
+
+def test_frozen_layers_hold_no_activations():
+    held = []
+    layer = nn.Linear(6, 3).requires_grad_(False)
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: held.append(tuple(tensor.shape)) or tensor, lambda x: x
+    ):
+        dense(layer, torch.randn(4, 6, requires_grad=True))
+    assert held == [(3, 6)]

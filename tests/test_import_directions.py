@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parents[1] / "hf_deberta"
 FILES = sorted(path for path in PACKAGE.glob("*.py") if path.name != "__init__.py")
 NO_SIBLINGS = {"configuration_hf_deberta", "relative_position", "checkpoint_conversion", "batch_loss"}
 NO_SIBLINGS |= {"tokenization_hf_deberta", "interception", "unpadding"}
-MODEL = {"attention_context", "dense", "modeling_hf_deberta", "configuration_hf_deberta", "batch_loss"}
+MODEL = {"attention_context", "dense", "interception", "modeling_hf_deberta", "configuration_hf_deberta", "batch_loss"}
 MAY_IMPORT = {
     **{name: set() for name in NO_SIBLINGS},
     "ngram_input_encoding": {"configuration_hf_deberta"},

@@ -56,6 +56,12 @@ def past_autograd(model):
         parameter.data.copy_(parameter.data * 1.5)
 
 
+def partly_past_autograd(model):
+    """All but the first column, in which evenly spaced samples would all stand."""
+    for layer in model.encoder.layer:
+        layer.attention.self.key_proj.weight.data[:, 1:] *= 1.5
+
+
 def replaced(model):
     layer = model.encoder.layer[0].attention.self
     layer.key_proj.weight = nn.Parameter(layer.key_proj.weight.detach() * 2)
@@ -70,6 +76,7 @@ CHANGES = {
     "load_state_dict": lambda model: model.load_state_dict(state_dict_with(model, lambda tensor: tensor * 1.5)),
     "in place": in_place,
     "past autograd": past_autograd,
+    "partly past autograd": partly_past_autograd,
     "another parameter": replaced,
     "other data": new_data,
     "cast": lambda model: model.double(),
@@ -162,3 +169,48 @@ def test_when_nothing_may_be_remembered():
     with torch.no_grad():
         assert may_remember((layer,))
         assert not may_remember((layer.train(),))
+
+
+def test_dropout_of_the_table_alone_is_not_remembered():
+    """Monte Carlo dropout: the model serves, its Dropout modules do not."""
+    model = serving(hidden_dropout_prob=0.3)
+    for layer in model.encoder.layer:
+        layer.attention.self.pos_dropout.train()
+    with torch.no_grad():
+        first, second = (model(**INPUTS).last_hidden_state for _ in range(2))
+    assert not torch.allclose(first, second)
+
+
+def test_dropout_follows_its_modules():
+    for which in ("attention", "none"):
+        model = serving(attention_probs_dropout_prob=0.3)
+        for layer in model.encoder.layer:
+            layer.attention.self.dropout.train(which == "attention")
+        first, second = (model(**INPUTS).last_hidden_state for _ in range(2))
+        assert torch.allclose(first, second) == (which == "none")
+    model = serving(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3).train()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    assert torch.equal(*(model(**INPUTS).last_hidden_state for _ in range(2)))
+
+
+def test_replicas_hold_no_parameters_and_remember_nothing():
+    """As those of DataParallel, whose weights are plain tensors."""
+    model = serving()
+    with torch.no_grad():
+        expected = model(**INPUTS).last_hidden_state
+        for module in list(model.modules()):
+            for name, parameter in list(module._parameters.items()):
+                del module._parameters[name]
+                setattr(module, name, None if parameter is None else parameter.detach())
+        torch.testing.assert_close(model(**INPUTS).last_hidden_state, expected)
+
+
+def test_a_training_pass_forgets():
+    model = serving()
+    with torch.no_grad():
+        model(**INPUTS)
+    model.train()(**INPUTS)
+    attention = model.encoder.layer[0].attention.self
+    assert model.encoder.remembered._known is None and attention.remembered._known is None

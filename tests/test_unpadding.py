@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from numerics import V1_ATTENTION, assert_same_by_name, tiny_inputs, tiny_model
+from numerics import V1_ATTENTION, assert_same_by_name, tiny_config, tiny_inputs, tiny_model
 from test_modeling_hf_deberta import HEADS, first_tensor, name_of, trained, with_labels
 
 from hf_deberta import (
     HfDebertaForMaskedLM,
     HfDebertaForMultipleChoice,
     HfDebertaForSequenceClassification,
+    HfDebertaForTokenClassification,
     HfDebertaModel,
 )
 from hf_deberta.attention_context import AttentionContext
@@ -226,3 +227,29 @@ def test_the_last_layer_of_a_classifier_sees_one_query_per_sequence(model_class)
         inputs = {name: tensor[None] for name, tensor in inputs.items()}
     model(**inputs)
     assert queries == [(3, 1)]
+
+
+# ---- where a copy would be noticed -------------------------------------------------------------------------------
+
+
+def test_gradients_of_hidden_states():
+    model = tiny_model(HfDebertaForSequenceClassification)
+    output = model(**with_labels(HfDebertaForSequenceClassification, tiny_inputs((9, 4, 7))), output_hidden_states=True)
+    for state in output.hidden_states[:-1]:
+        state.retain_grad()
+    output.loss.backward()
+    assert all(state.grad is not None for state in output.hidden_states[:-1])
+
+
+def test_without_numbers_to_read():
+    inputs = {name: tensor.to("meta") for name, tensor in tiny_inputs((9, 4, 7)).items()}
+    with torch.device("meta"):
+        model = HfDebertaModel(tiny_config())
+    assert model(**inputs).last_hidden_state.shape == (3, 9, 32)
+
+
+def test_labels_at_padding_do_not_count_for_tokens():
+    inputs = with_labels(HfDebertaForTokenClassification, tiny_inputs((9, 4, 7)))
+    inputs["labels"] = inputs["input_ids"] % 2
+    losses = [tiny_model(HfDebertaForTokenClassification, unpad_inputs=unpad)(**inputs).loss for unpad in (True, False)]
+    torch.testing.assert_close(*losses)
