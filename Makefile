@@ -41,6 +41,7 @@ test-common: $(READY) ## Transformers' own common model tests, on our classes an
 bench: $(READY) ## time and memory against in-tree, BERT and installed peers on the CPU (half an hour), and the figure
 	$(RUN) -W ignore benchmarks/encoder.py
 	$(RUN) -W ignore benchmarks/encoder.py --mode training --cases 8x128 mnli
+	$(RUN) -W ignore benchmarks/attention.py
 	$(RUN) -W ignore benchmarks/memory.py
 	$(RUN) benchmarks/figure.py
 

@@ -42,9 +42,8 @@ def forward_of(peer: str, model: torch.nn.Module, attention: torch.nn.Module, st
     if peer == "in-tree":
         mask = torch.ones(batch, 1, length, length, dtype=torch.bool, device=states.device)
         encoder = model.encoder
-        return lambda: attention(
-            states, mask, relative_pos=encoder.get_rel_pos(states), rel_embeddings=encoder.get_rel_embedding()
-        )[0]
+        rows = encoder.get_rel_pos(states)  # once for all layers
+        return lambda: attention(states, mask, relative_pos=rows, rel_embeddings=encoder.get_rel_embedding())[0]
     encoder = model.encoder
     shape = (batch, length)
 

@@ -128,7 +128,8 @@ class HfDebertaConfig(PreTrainedConfig):
 
     Padding:
         unpad_inputs (`bool`): run the layers on real tokens only where a batch has padding worth the trouble. Results
-            at real tokens are the same; states of padding are zeros.
+            at real tokens are the same; states of padding are zeros. Hooks on layers then see one row
+            [1, total, hidden].
 
     Convolution (nGiE, v2; P1 section 5.1.2):
         conv_kernel_size (`int`): 0 is none. conv_groups (`int`), conv_act (`str`).

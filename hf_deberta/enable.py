@@ -11,8 +11,9 @@ compute. So it holds for the Auto classes and pipelines, for libraries that impo
 matter when (GLiNER), for subclasses, adapters, and models that are in memory already; and whatever is saved is as
 it always was. While enabled:
 
-- the encoders of model types "deberta" and "deberta-v2" use `disentangled_attention`: the same numbers faster, also
-  with masks [B, N, N]. Past the largest relative distance they follow the official code, which Transformers does not;
+- the encoders of model types "deberta" and "deberta-v2" use `disentangled_attention`: the same numbers at real
+  tokens, also with masks [B, N, N]. Past the largest relative distance they follow the official code, which
+  Transformers does not;
 - `...ForMaskedLM.from_pretrained` gives an official release the head and the enhanced mask decoder it was trained
   with, where Transformers starts a random head. A masked-LM checkpoint of Transformers' own stays without decoder.
   Saved, such a model keeps its official names; plain Transformers then reads the head, but has no decoder;
@@ -22,8 +23,12 @@ it always was. While enabled:
 
 Not reached: graphs compiled before, exported graphs (torch.export, ONNX, TorchScript keep in-tree operations), copies
 of the classes that other code brings along (`trust_remote_code`, FlashDeBERTa), the v1 option `talking_head`,
-tokenizers in memory, other processes. Outputs at padding differ from in-tree ones; nothing reads them. v1 has no
-multiple-choice head here either: use `HfDebertaForMultipleChoice`.
+tokenizers in memory, other processes. v1 has no multiple-choice head here either: use `HfDebertaForMultipleChoice`.
+
+Padding is left out where that pays, so states of padding are zeros. What reads them gives other numbers than before:
+the question-answering loss, whose in-tree softmax runs over padding, token labels at padding that are not -100, means
+over states without the mask. Hooks on layers see an `AttentionContext` for the mask, and real tokens in one row; for
+the gradients of hidden states, which are then copies, disable.
 """
 
 from collections.abc import Callable
