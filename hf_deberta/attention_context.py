@@ -68,12 +68,12 @@ class AttentionContext:
                 position_ids = position_ids - cu_seq_lens_q[documents]
         return cls(mask, token_mask, cu_seq_lens_q, lengths, documents, position_ids, in_order)
 
-    def unpadded(self) -> "AttentionContext":
-        """The same for real tokens alone in one row of documents; the context itself if that gains nothing."""
+    def unpadded(self, width: int) -> "AttentionContext":
+        """The same for real tokens alone in one row of documents; itself if that gains nothing at this width."""
         if self.cu_seqlens is not None or (self.mask is not None and self.mask.dim() == 3):
             return self
         if self.mask is not None:
-            unpadding = unpadding_of_mask(self.mask)
+            unpadding = unpadding_of_mask(self.mask, width)
         else:
             unpadding = None if self.documents is None else unpadding_of_documents(self.documents)
         if unpadding is None:

@@ -217,7 +217,7 @@ def shared_by_layers(
     shape = (states.shape[0], states.shape[1])
     context = AttentionContext.of(attention_mask.bool(), None, None, shape, states.device)
     if values_may_be_read(states) and not output_attentions and getattr(encoder, "conv", None) is None:
-        context = context.unpadded()
+        context = context.unpadded(states.shape[-1])
     if not encoder.relative_attention:
         return context, None
     known = _relative_rows(encoder, states.device)

@@ -571,7 +571,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
             context.token_mask,
             inputs_embeds,
         )
-        context = (context.unpadded() if unpad else context).with_mask_of_documents()
+        context = (context.unpadded(self.config.hidden_size) if unpad else context).with_mask_of_documents()
         context = replace(context, **self.encoder.relative_rows(context.longest(length)))
         return context.gather(embeddings), context
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 WORTH_IT = 1 / 16  # least share of padding for which a batch is unpadded
+CALLS_COST = 1e8  # what attending to the documents of one length costs in calls, in operations of dense layers
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,14 @@ class Unpadding:
         return ends.int()
 
 
-def unpadding_of_mask(token_mask: torch.Tensor) -> Unpadding | None:
-    """Of right-padded rows [B, N]; None if padding stands elsewhere, or is too little to be worth it."""
+def unpadding_of_mask(token_mask: torch.Tensor, width: int) -> Unpadding | None:
+    """Of right-padded rows [B, N] in a model of that width; None if padding stands elsewhere or is too little."""
     batch, tokens = token_mask.shape
     lengths = token_mask.sum(1)
     real = int(lengths.sum())
-    if real == 0 or batch * tokens - real < WORTH_IT * batch * tokens:
+    padding = batch * tokens - real
+    saved = 24 * width**2 * padding  # per layer
+    if real == 0 or padding < WORTH_IT * batch * tokens or saved < CALLS_COST * lengths.unique().numel():
         return None
     if not torch.equal(token_mask, torch.arange(tokens, device=token_mask.device) < lengths[:, None]):
         return None

@@ -11,6 +11,7 @@ from hf_deberta import (
     HfDebertaForSequenceClassification,
     HfDebertaForTokenClassification,
     HfDebertaModel,
+    unpadding,
 )
 from hf_deberta.attention_context import AttentionContext
 from hf_deberta.unpadding import unpadding_of_documents, unpadding_of_mask
@@ -24,21 +25,21 @@ def lengths_mask(*lengths):
 
 
 def test_real_tokens_shortest_first():
-    unpadding = unpadding_of_mask(lengths_mask(4, 2, 3, 2))
-    assert unpadding.lengths == (2, 2, 3, 4) and unpadding.shape == (4, 4)
-    assert unpadding.index.tolist() == [4, 5, 12, 13, 8, 9, 10, 0, 1, 2, 3]
-    assert unpadding.cu_seqlens().tolist() == [0, 2, 4, 7, 11]
-    places, rows = unpadding.first_tokens()
+    found = unpadding_of_mask(lengths_mask(4, 2, 3, 2), 768)
+    assert found.lengths == (2, 2, 3, 4) and found.shape == (4, 4)
+    assert found.index.tolist() == [4, 5, 12, 13, 8, 9, 10, 0, 1, 2, 3]
+    assert found.cu_seqlens().tolist() == [0, 2, 4, 7, 11]
+    places, rows = found.first_tokens()
     assert places.tolist() == [0, 2, 4, 7] and rows.tolist() == [1, 3, 2, 0]
 
 
 def test_there_and_back():
     mask = lengths_mask(5, 1, 3)
     states = torch.randn(3, 5, 2)
-    unpadding = unpadding_of_mask(mask)
-    assert unpadding.gather(states).shape == (1, 9, 2)
-    assert torch.equal(unpadding.scatter(unpadding.gather(states)), states * mask[..., None])
-    assert torch.equal(unpadding.gather(mask), torch.ones(1, 9, dtype=torch.bool))
+    found = unpadding_of_mask(mask, 768)
+    assert found.gather(states).shape == (1, 9, 2)
+    assert torch.equal(found.scatter(found.gather(states)), states * mask[..., None])
+    assert torch.equal(found.gather(mask), torch.ones(1, 9, dtype=torch.bool))
 
 
 @pytest.mark.parametrize(
@@ -53,13 +54,21 @@ def test_there_and_back():
     ids=["none", "all", "left", "hole", "little"],
 )
 def test_what_is_not_unpadded(mask):
-    assert unpadding_of_mask(mask) is None
+    assert unpadding_of_mask(mask, 768) is None
+
+
+def test_narrow_models_save_less_than_the_calls_cost(monkeypatch):
+    monkeypatch.setattr(unpadding, "CALLS_COST", 1e8)
+    mask = lengths_mask(12, 9, 7, 5)
+    assert unpadding_of_mask(mask, 64) is None and unpadding_of_mask(mask, 2048) is not None
+    assert unpadding_of_mask(lengths_mask(*range(12, 1, -1)), 256) is None  # eleven lengths
+    assert unpadding_of_mask(lengths_mask(12, *[2] * 63), 256) is not None  # two
 
 
 def test_rows_of_documents():
-    unpadding = unpadding_of_documents(torch.tensor([[0, 0, 0, 1, 2], [0, 0, 0, 0, 0]]))
-    assert unpadding.lengths == (1, 1, 3, 5)
-    assert unpadding.index.tolist() == [3, 4, 0, 1, 2, 5, 6, 7, 8, 9]
+    found = unpadding_of_documents(torch.tensor([[0, 0, 0, 1, 2], [0, 0, 0, 0, 0]]))
+    assert found.lengths == (1, 1, 3, 5)
+    assert found.index.tolist() == [3, 4, 0, 1, 2, 5, 6, 7, 8, 9]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -194,7 +203,7 @@ def test_classifiers_of_packed_rows(backend):
 def test_no_mask_over_pairs_is_made_for_a_long_packed_row():
     ids, ways, _ = packed([5, 9, 5])
     context = AttentionContext.of(None, ways["position_ids"]["position_ids"], None, (1, 19), ids.device)
-    assert context.mask is None and context.unpadded().mask is None
+    assert context.mask is None and context.unpadded(32).mask is None
     assert context.with_mask_of_documents().mask.shape == (1, 19, 19)
 
 
