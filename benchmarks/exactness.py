@@ -7,15 +7,13 @@ saved by Transformers' class and loaded by ours. All float32 on CPU; figures are
 over hidden states of all layers at real tokens, and over masked-LM logits at labelled positions.
 """
 
-import csv
-import datetime
-import platform
 import sys
 import tempfile
 from pathlib import Path
 
 import torch
 import transformers
+from timing import RESULTS, circumstances, write_rows
 
 from hf_deberta import HfDebertaForMaskedLM, HfDebertaModel
 
@@ -95,13 +93,6 @@ def against_in_tree(shape: str, length: int, folder: Path, official_rows: bool =
 def main() -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    circumstances = {
-        "date": datetime.date.today().isoformat(),
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -115,12 +106,12 @@ def main() -> None:
         rows.append(("in-tree", "v3, past the table, with the official row there", 1152, official))
         compatible = against_in_tree("v3", 1152, folder, clamp_relative_distance=False)
         rows.append(("in-tree", "v3, past the table, clamp_relative_distance=False", 1152, compatible))
-    with open(ROOT / "benchmarks" / "results" / "exactness.csv", "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["against", "shape", "tokens", "max_abs_difference", *circumstances])
-        for against, shape, tokens, difference in rows:
-            print(f"{against:9} {shape:52} {tokens!s:>5}  {difference:.1e}")
-            writer.writerow([against, shape, tokens, f"{difference:.2e}", *circumstances.values()])
+    found = []
+    for against, shape, tokens, difference in rows:
+        print(f"{against:9} {shape:52} {tokens!s:>5}  {difference:.1e}")
+        row = {"against": against, "shape": shape, "tokens": tokens or "", "max_abs_difference": f"{difference:.2e}"}
+        found.append({**row, **circumstances()})
+    write_rows(RESULTS / "exactness.csv", found, ("against", "shape", "tokens"))
 
 
 if __name__ == "__main__":

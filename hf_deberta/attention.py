@@ -44,7 +44,7 @@ def disentangled_attention(
     query_positions: torch.Tensor | None = None,  # [B, Q]
     mask: torch.Tensor | None = None,  # bool, [B, K] real keys or [B, K, K] who sees whom
     cu_seqlens: torch.Tensor | None = None,  # [documents + 1], with B = 1
-    lengths: tuple[int, ...] | None = None,  # the same as lengths
+    lengths: tuple[int, ...] | None = None,  # of these documents
     scale: float | None = None,
     dropout_p: float = 0.0,
     backend: str = "eager",
@@ -82,14 +82,30 @@ def disentangled_attention(
     tensors = (query, key, value, position_key, position_query)
     if backend == "eager":
         visible = visibility(query_positions, mask, cu_seqlens, key.shape[2])
-        row = _rows_of_pairs(tensors, rows_of_distance, first_row, query_positions) if terms else None
+        row = None
+        if terms:
+            rows = (position_key if position_key is not None else position_query).shape[-2]
+            positions = torch.arange(key.shape[2], device=key.device)
+            asked = positions[None] if query_positions is None else query_positions
+            # pairs that no document holds may be further apart than any row in use; they are masked
+            row = (rows_between(asked, positions, rows_of_distance) - first_row).clamp(0, rows - 1)
         context, probabilities = reference_attention(*tensors, row, visible, scale, tuple(terms), dropout_p)
         return context, probabilities if need_probabilities else None
     if terms and saturation is None:
         saturation = saturation_of(rows_of_distance)
-    table = (rows_of_distance, first_row, saturation)
     if backend == "sdpa":
-        return _sdpa(*tensors, *table, query_positions, mask, cu_seqlens, lengths, scale, tuple(terms), dropout_p), None
+        padding_only = mask is not None and mask.dim() == 2 and cu_seqlens is None
+        if cu_seqlens is not None and mask is None and not capturing() and in_order(query_positions):
+            visible, lengths = None, lengths or tuple(cu_seqlens.diff().tolist())
+        else:
+            lengths = None
+            visible = (
+                mask[:, None, None] if padding_only else visibility(query_positions, mask, cu_seqlens, key.shape[2])
+            )
+        table = (rows_of_distance, first_row, saturation)
+        who = (query_positions, visible, lengths)
+        context = sdpa_attention(*tensors, *table, *who, scale, tuple(terms), dropout_p)
+        return blank_out_blind(context, query_positions, mask, visible, padding_only), None
     context = outside_engine(backend)(
         *tensors,
         terms=tuple(terms),
@@ -119,46 +135,6 @@ def outside_engine(name: str) -> Callable[..., torch.Tensor]:
             "module hf_deberta.attention"
         )
     return engine
-
-
-def _sdpa(
-    query,
-    key,
-    value,
-    position_key,
-    position_query,
-    rows_of_distance,
-    first_row,
-    saturation,
-    query_positions,
-    mask,
-    cu_seqlens,
-    lengths,
-    scale,
-    terms,
-    dropout_p,
-) -> torch.Tensor:
-    by_document = cu_seqlens is not None and mask is None and not capturing() and in_order(query_positions)
-    padding_only = mask is not None and mask.dim() == 2 and cu_seqlens is None
-    if by_document:
-        visible, lengths = None, lengths or tuple(cu_seqlens.diff().tolist())
-    else:
-        lengths = None
-        visible = mask[:, None, None] if padding_only else visibility(query_positions, mask, cu_seqlens, key.shape[2])
-    tables = (position_key, position_query, rows_of_distance, first_row, saturation)
-    who = (query_positions, visible, lengths)
-    context = sdpa_attention(query, key, value, *tables, *who, scale, terms, dropout_p)
-    return blank_out_blind(context, query_positions, mask, visible, padding_only)
-
-
-def _rows_of_pairs(tensors, rows_of_distance, first_row: int, query_positions: torch.Tensor | None) -> torch.Tensor:
-    """The table's row for each query and key, [B or 1, Q, K]."""
-    _, key, _, position_key, position_query = tensors
-    rows = (position_key if position_key is not None else position_query).shape[-2]
-    key_positions = torch.arange(key.shape[2], device=key.device)
-    asked = key_positions[None] if query_positions is None else query_positions
-    # pairs that no document holds may be further apart than any row in use; they are masked
-    return (rows_between(asked, key_positions, rows_of_distance) - first_row).clamp(0, rows - 1)
 
 
 def in_order(query_positions: torch.Tensor | None) -> bool:

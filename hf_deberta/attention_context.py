@@ -52,7 +52,7 @@ class AttentionContext:
         mask = token_mask = documents = lengths = None
         if attention_mask is not None:
             mask = boolean_mask(attention_mask, batch, length)
-            token_mask = real_tokens(attention_mask, batch, length)
+            token_mask = real_tokens(mask, batch, length)
         if cu_seq_lens_q is not None:
             documents = documents_of(cu_seq_lens_q, length)[None]
             lengths = None if capturing() else tuple(cu_seq_lens_q.diff().tolist())
@@ -104,6 +104,10 @@ class AttentionContext:
     def scatter(self, states: torch.Tensor | None) -> torch.Tensor | None:
         """What the layers made, as [B, N, ...]."""
         return states if self.unpadding is None or states is None else self.unpadding.scatter(states)
+
+    def scatter_each(self, hidden_states: tuple | None) -> tuple | None:
+        """`scatter` for the states of all layers, where they were asked for."""
+        return hidden_states and tuple(map(self.scatter, hidden_states))
 
     def longest(self, length: int) -> int:
         """Tokens of the longest sequence in rows of `length` tokens."""

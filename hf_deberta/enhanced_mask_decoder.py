@@ -163,7 +163,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         return MaskedLMOutput(
             loss=loss,
             logits=context.scatter(logits) if predicted is None else in_batch_order(logits, predicted, context),
-            hidden_states=encoded.hidden_states and tuple(map(context.scatter, encoded.hidden_states)),
+            hidden_states=context.scatter_each(encoded.hidden_states),
             attentions=encoded.attentions,
         )
 

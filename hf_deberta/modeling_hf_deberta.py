@@ -520,8 +520,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
             asked = torch.zeros_like(context.position_ids[:, :1]).expand(embeddings.shape[0], -1)
             asked = asked if cu_seq_lens_q is None else cu_seq_lens_q[None, :-1].long()
             encoded = self.encoder(embeddings, context, *wanted, asked=asked)
-        if encoded.hidden_states is not None and context.unpadding is not None:
-            encoded.hidden_states = tuple(map(context.scatter, encoded.hidden_states))
+        encoded.hidden_states = context.scatter_each(encoded.hidden_states)
         return encoded
 
     def unpads(self, output_attentions: bool, output_hidden_states: bool | int | list[int]) -> bool:

@@ -1,10 +1,10 @@
 """What depends on weights alone is computed once while a model serves, and anew when a weight has changed.
 
-So the projected position tables: at one sentence of 32 tokens they are a third of the work. A result is remembered
-only in eval mode without gradients, and only for plain modules: with hooks, adapters, quantised or sharded weights, a
-compiler or a tracer it is computed each time. Weights count as changed when they were replaced, moved, cast or
-written in place. For writes past autograd's back (`weight.data.copy_`, optimizers with flat buffers) a few values of
-each are compared, which a device would have to be waited for: so only on the CPU is anything remembered.
+So the projected position tables, much of the work for a short sentence. A result is remembered only in eval mode
+without gradients, and only for plain modules: with hooks, adapters, quantised or sharded weights, a compiler or a
+tracer it is computed each time. Weights count as changed when they were replaced, moved, cast or written in place. For
+writes past autograd's back (`weight.data.copy_`, optimizers with flat buffers) a few values of each are compared,
+which a device would have to be waited for: so only on the CPU is anything remembered.
 """
 
 from collections.abc import Callable, Iterable

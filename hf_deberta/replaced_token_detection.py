@@ -82,7 +82,7 @@ class HfDebertaForPreTraining(HfDebertaPreTrainedModel):
             if attention_mask is not None:
                 labels = labels.masked_fill(~real_tokens(attention_mask, *logits.shape), IGNORED)
             loss = binary_cross_entropy(logits, labels, num_items_in_batch)
-        hidden_states = encoded.hidden_states and tuple(map(context.scatter, encoded.hidden_states))
+        hidden_states = context.scatter_each(encoded.hidden_states)
         return TokenClassifierOutput(
             loss=loss, logits=logits, hidden_states=hidden_states, attentions=encoded.attentions
         )

@@ -14,7 +14,7 @@ from hf_deberta.remembered import Remembered, may_remember
 INPUTS = tiny_inputs((9, 5, 7))
 
 
-def projected(model, **inputs):
+def projected(model):
     """Rows that the first layer's key projection was given, call by call."""
     given = []
     attention = model.encoder.layer[0].attention.self
