@@ -1,0 +1,1 @@
+"""Pretraining and fine-tuning around the models. Nothing in here travels to the Hub."""

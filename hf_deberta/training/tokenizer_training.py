@@ -1,0 +1,98 @@
+"""A tokenizer of DeBERTa's two kinds, learnt from a corpus.
+
+`unigram`  as v2 and v3: SentencePiece Unigram, text normalised by NFKC, words marked with "▁"
+`bpe`      as v1: byte-level BPE, which knows no unknown character
+
+Ids 0 to 3 are [PAD], [CLS], [SEP], [UNK], and [MASK] is the last, as in the released models.
+"""
+
+from collections.abc import Iterable
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers.utils import logging
+
+from hf_deberta.tokenization_hf_deberta import HfDebertaTokenizer
+
+logger = logging.get_logger(__name__)
+
+KINDS = ("unigram", "bpe")
+FIRST_TOKENS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
+BYTES = 256
+
+
+def train_tokenizer(
+    texts: Iterable[str], vocab_size: int, kind: str = "unigram", model_max_length: int = 512
+) -> HfDebertaTokenizer:
+    """Learn a vocabulary of `vocab_size` tokens, special ones included; fewer if the texts hold no more.
+
+    >>> tokenizer = train_tokenizer(open("corpus.txt", encoding="utf-8"), 8000)
+    >>> tokenizer.save_pretrained("my-tokenizer")
+    """
+    if kind not in KINDS:
+        raise ValueError(f"a tokenizer is one of {', '.join(KINDS)}, not {kind!r}")
+    least = len(FIRST_TOKENS) + 1 + (BYTES if kind == "bpe" else 1)
+    if vocab_size < least:
+        raise ValueError(f"a vocabulary of {vocab_size} is too small: {kind} needs {least} at least, better thousands")
+    tokenizer, trainer = (_unigram if kind == "unigram" else _byte_bpe)(vocab_size - 1)  # [MASK] comes after
+    seen = _Counted(texts)
+    try:
+        tokenizer.train_from_iterator(seen, trainer)
+    except Exception as error:  # tokenizers raises bare Exception
+        if seen.texts == 0:
+            raise ValueError("there is no text to learn a tokenizer from: the corpus is empty") from None
+        raise ValueError(
+            f"no {kind} vocabulary of {vocab_size} could be learnt from {seen.texts} texts ({error}); a Unigram "
+            f"vocabulary must hold every character of the corpus, here {len(seen.characters)}: ask for more tokens, "
+            "or take kind 'bpe'"
+        ) from error
+    if seen.texts == 0:
+        raise ValueError("there is no text to learn a tokenizer from: the corpus is empty")
+    if tokenizer.get_vocab_size() > vocab_size - 1:
+        raise ValueError(
+            f"a vocabulary of {vocab_size} is too small for this corpus: its {len(seen.characters)} characters and the "
+            f"special tokens alone are {tokenizer.get_vocab_size() + 1}"
+        )
+    if tokenizer.get_vocab_size() < vocab_size - 1:
+        logger.warning(f"the corpus gives {tokenizer.get_vocab_size() + 1} tokens of {vocab_size} wanted")
+    # in byte BPE the space belongs to the word, and [MASK] stands for both
+    mask = AddedToken("[MASK]", lstrip=kind == "bpe", normalized=kind == "bpe", special=True)
+    return HfDebertaTokenizer(tokenizer_object=tokenizer, mask_token=mask, model_max_length=model_max_length)
+
+
+def _unigram(vocab_size: int) -> tuple[Tokenizer, trainers.UnigramTrainer]:
+    tokenizer = Tokenizer(models.Unigram())
+    spaces = normalizers.Replace(Regex(" {2,}"), " ")
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC(), spaces, normalizers.Strip()])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
+    trainer = trainers.UnigramTrainer(
+        vocab_size=vocab_size, special_tokens=FIRST_TOKENS, unk_token="[UNK]", show_progress=False
+    )
+    return tokenizer, trainer
+
+
+def _byte_bpe(vocab_size: int) -> tuple[Tokenizer, trainers.BpeTrainer]:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=FIRST_TOKENS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    return tokenizer, trainer
+
+
+class _Counted:
+    """The texts, and afterwards what has been seen of them."""
+
+    def __init__(self, texts: Iterable[str]):
+        self.given, self.texts, self.characters = texts, 0, set()
+
+    def __iter__(self):
+        for text in self.given:
+            if text := text.strip("\r\n"):
+                self.texts += 1
+                self.characters.update(text)
+                yield text

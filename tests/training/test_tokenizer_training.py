@@ -1,0 +1,57 @@
+"""Tokenizers learnt from a corpus: DeBERTa's special tokens, text that comes back, and too small a vocabulary."""
+
+import pytest
+from transformers import AutoTokenizer
+
+from hf_deberta.training.tokenizer_training import train_tokenizer
+
+LINES = [
+    "The old man walked slowly down to the harbour, where small boats were waiting.",
+    "Naïve façades — and 2,000 other things — cost £5 (or less) in the old harbour!",
+    "Small men, old boats; slower harbours. Where were the other things?",
+] * 10
+
+
+@pytest.mark.parametrize(("kind", "size"), [("unigram", 60), ("bpe", 320)])
+def test_special_tokens_and_text(kind, size, tmp_path):
+    tokenizer = train_tokenizer(LINES, size, kind)
+    assert len(tokenizer) == size
+    names = ("pad", "cls", "sep", "unk", "mask")
+    assert [getattr(tokenizer, f"{name}_token_id") for name in names] == [0, 1, 2, 3, size - 1]
+    pair = tokenizer("The old man", "small boats")
+    ids = pair["input_ids"]
+    assert (ids[0], ids[-1], ids.count(2)) == (1, 2, 2) and pair["token_type_ids"][-1] == 1
+    for line in LINES[:3]:
+        assert tokenizer.decode(tokenizer(line)["input_ids"], skip_special_tokens=True).strip() == line
+    before, after = tokenizer.tokenize("The old"), tokenizer.tokenize(" walked")
+    masked = tokenizer.tokenize("The old [MASK] walked")
+    assert masked[: len(before)] == before and masked[len(before) + 1 :] == after and "[MASK]" in masked[len(before)]
+    tokenizer.save_pretrained(tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path)(LINES[1]) == tokenizer(LINES[1])
+
+
+def test_bytes_know_no_unknown_character():
+    tokenizer = train_tokenizer(LINES, 300, "bpe")
+    assert tokenizer.decode(tokenizer("日本 ü")["input_ids"], skip_special_tokens=True) == "日本 ü"
+
+
+def test_a_small_corpus_gives_fewer_words(caplog):
+    with caplog.at_level("WARNING"):
+        assert len(train_tokenizer(LINES, 4000, "unigram")) < 200
+    assert "of 4000 wanted" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("texts", "size", "kind", "message"),
+    [
+        (LINES, 260, "bpe", "a vocabulary of 260 is too small: bpe needs 261"),
+        (LINES, 5, "unigram", "a vocabulary of 5 is too small: unigram needs 6"),
+        (LINES, 20, "unigram", "must hold every character of the corpus, here 40"),
+        ([], 300, "bpe", "the corpus is empty"),
+        (["", "\n"], 300, "unigram", "the corpus is empty"),
+        (LINES, 300, "wordpiece", "one of unigram, bpe, not 'wordpiece'"),
+    ],
+)
+def test_unusable_requests(texts, size, kind, message):
+    with pytest.raises(ValueError, match=message):
+        train_tokenizer(texts, size, kind)
