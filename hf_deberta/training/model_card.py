@@ -1,0 +1,104 @@
+"""A model card that says how a model was made: beside the weights, README.md.
+
+>>> write_training_card(trainer, data="corpus.txt")
+"""
+
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import torch
+import transformers
+from huggingface_hub import ModelCard
+from transformers import Trainer
+
+from hf_deberta.hub_export import write_model_card
+
+HYPERPARAMETERS = (
+    "learning_rate",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "world_size",
+    "max_steps",
+    "num_train_epochs",
+    "warmup_steps",
+    "lr_scheduler_type",
+    "optim",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "weight_decay",
+    "max_grad_norm",
+    "bf16",
+    "fp16",
+    "seed",
+)
+
+
+def write_training_card(
+    trainer: Trainer, data: str, base: str | None = None, dataset: str | None = None, metrics: dict | None = None
+) -> None:
+    """How to load the model, what it was trained on and how, and what came out.
+
+    Args:
+        data: what it was trained on, in words.
+        base: the checkpoint it was made from.
+        dataset: an id on the Hub, if there is one.
+        metrics: numbers to show; those of `all_results.json` if not given.
+    """
+    if not trainer.is_world_process_zero():
+        return
+    folder = Path(trainer.args.output_dir)
+    path = folder / "README.md"
+    path.unlink(missing_ok=True)
+    write_model_card(folder, trainer.model, trainer.args.hub_model_id)
+    results = folder / "all_results.json"
+    if metrics is None:
+        metrics = json.loads(results.read_text(encoding="utf-8")) if results.exists() else {}
+    card = ModelCard.load(path)
+    card.data.tags = [*card.data.tags, "generated_from_trainer"]
+    card.data.base_model = base if base and not os.path.exists(base) else None
+    card.data.datasets = [dataset] if dataset else None
+    started = f"from [{base}](https://huggingface.co/{base})" if card.data.base_model else f"from {base or 'scratch'}"
+    card.text += "\n".join(
+        [
+            "\n\n## Training\n",
+            f"Trained {started} on {data}, {trainer.state.global_step:,} steps.\n",
+            *table("result", {name: value for name, value in metrics.items() if name != "epoch"}),
+            *table("setting", {name: getattr(trainer.args, name) for name in HYPERPARAMETERS}),
+            *history(trainer.state.log_history),
+            f"torch {torch.__version__}, transformers {transformers.__version__}. The command:\n",
+            "```bash",
+            shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            "```",
+            "",
+        ]
+    )
+    unfinished = path.with_suffix(".tmp")
+    card.save(unfinished)
+    os.replace(unfinished, path)
+
+
+def table(heading: str, rows: dict) -> list[str]:
+    """Lines of a table of names and values."""
+    if not rows:
+        return []
+    return [f"| {heading} | |", "|---|--:|", *(f"| {name} | {shown(value)} |" for name, value in rows.items()), ""]
+
+
+def history(log: list[dict], most: int = 20) -> list[str]:
+    """Lines of a table of evaluations along the way."""
+    found = [entry for entry in log if "eval_loss" in entry]
+    if len(found) < 2:
+        return []
+    found = found[:: -(-len(found) // most)]
+    names = [name for name in found[0] if name.startswith("eval_") and not name.endswith(("runtime", "per_second"))]
+    lines = [f"| step | {' | '.join(names)} |", "|--:|" + "--:|" * len(names)]
+    lines += [f"| {entry['step']} | {' | '.join(shown(entry.get(name, '')) for name in names)} |" for entry in found]
+    return [*lines, ""]
+
+
+def shown(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(getattr(value, "value", value))
