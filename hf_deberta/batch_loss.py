@@ -20,15 +20,16 @@ def mean_over_items(
     num_items_in_batch: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
     """Sum of the counted losses over `num_items_in_batch`, or over how many were counted."""
-    if counted is not None:
-        losses = losses.masked_fill(~counted, 0)
-    if num_items_in_batch is not None:
-        items = torch.as_tensor(num_items_in_batch, device=losses.device)
-    elif counted is not None:
-        items = counted.sum()
-    else:
-        items = torch.tensor(losses.numel(), device=losses.device)
-    return losses.sum() / items.clamp(min=1)  # an optimisation batch may have no item at all
+    if counted is None:
+        counted = torch.ones_like(losses, dtype=torch.bool)
+    return losses.masked_fill(~counted, 0).sum() / items_in_batch(counted, num_items_in_batch)
+
+
+def items_in_batch(counted: torch.Tensor, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor:
+    """What a sum of losses is divided by; at least 1, since an optimisation batch may have no item at all."""
+    if num_items_in_batch is None:
+        return counted.sum().clamp(min=1)
+    return torch.as_tensor(num_items_in_batch, device=counted.device).clamp(min=1)
 
 
 def cross_entropy(
@@ -36,13 +37,16 @@ def cross_entropy(
     labels: torch.Tensor,  # [...], a negative label is ignored
     num_items_in_batch: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
-    labels = labels.reshape(-1).to(logits.device)
-    counted = labels >= 0
-    labels = labels.masked_fill(~counted, IGNORED)
-    losses = functional.cross_entropy(
-        logits.reshape(-1, logits.shape[-1]).float(), labels, ignore_index=IGNORED, reduction="none"
-    )
-    return mean_over_items(losses, counted, num_items_in_batch)
+    losses = cross_entropies(logits, labels)
+    return mean_over_items(losses, labels.to(losses.device) >= 0, num_items_in_batch)
+
+
+def cross_entropies(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The loss of each item, like labels; 0 where the label is negative."""
+    labels = labels.to(logits.device)
+    known = labels.masked_fill(labels < 0, IGNORED).reshape(-1)
+    flat = logits.reshape(-1, logits.shape[-1]).float()
+    return functional.cross_entropy(flat, known, ignore_index=IGNORED, reduction="none").view(labels.shape)
 
 
 def soft_cross_entropy(

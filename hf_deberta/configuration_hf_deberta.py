@@ -123,8 +123,8 @@ class HfDebertaConfig(PreTrainedConfig):
         position_biased_input (`bool`): add absolute positions to the input (BERT) instead of in the decoder.
         type_vocab_size (`int`): token types at the input; released models have none.
         emd_steps (`int`): times the last layer is applied to the decoder's queries; 0 is the ablation "-EMD".
-        sparse_prediction (`bool`): in training, decode and score labelled positions only. The loss is the same;
-            `logits` are then [labelled positions, vocabulary].
+        sparse_prediction (`bool`): in training, decode and score labelled positions only, some at a time. The loss is
+            the same; `logits` are then None, the output has `losses` and `predictions` of labelled positions.
 
     Padding:
         unpad_inputs (`bool`): run the layers on real tokens only where a batch has padding worth the trouble. Results

@@ -9,6 +9,8 @@ Absolute positions enter here and not at the input, so that the encoder learns r
 see one another: only the positions to be predicted need one, and the ordinary last layer never runs.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 from transformers import initialization as init
@@ -18,11 +20,14 @@ from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
 from .attention_context import AttentionContext, real_tokens
-from .batch_loss import IGNORED, cross_entropy
+from .batch_loss import IGNORED, cross_entropies, cross_entropy, mean_over_items
 from .configuration_hf_deberta import HfDebertaConfig
 from .dense import dense
-from .interception import capturing
+from .interception import PLAIN_TENSORS, capturing, is_untouched, transforming, watched
+from .linear_cross_entropy import linear_cross_entropy
 from .modeling_hf_deberta import HfDebertaModel, HfDebertaPreTrainedModel, gather_positions, kept_states
+
+MOST = 3 / 4  # share of labelled positions from which on all are decoded
 
 logger = logging.get_logger(__name__)
 
@@ -40,7 +45,23 @@ class HfDebertaLMHead(nn.Module):
         self.decoder = nn.Linear(width, config.vocab_size, bias=False)  # tied to the word embedding
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        return dense(self.decoder, self.LayerNorm(self.activation(dense(self.dense, states)))) + self.bias
+        return dense(self.decoder, self.transform(states)) + self.bias
+
+    def transform(self, states: torch.Tensor) -> torch.Tensor:
+        """What the output matrix is applied to."""
+        return self.LayerNorm(self.activation(dense(self.dense, states)))
+
+    def is_plain(self) -> bool:
+        """Whether its logits could mean nothing but transformed states, the output matrix and the bias."""
+        hooked = self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks
+        return (
+            not (hooked or "forward" in vars(self) or capturing() or transforming() or watched())
+            and type(self) is HfDebertaLMHead
+            and type(self._parameters.get("bias")) in PLAIN_TENSORS
+            and type(self.decoder) is nn.Linear
+            and is_untouched(self.decoder)
+            and self.decoder.bias is None
+        )
 
 
 class HfDebertaLMPredictions(nn.Module):
@@ -49,15 +70,30 @@ class HfDebertaLMPredictions(nn.Module):
         self.lm_head = HfDebertaLMHead(config)
 
 
+@dataclass
+class HfDebertaMaskedLMOutput(MaskedLMOutput):
+    """`MaskedLMOutput`, and where only labelled positions were predicted, in the order of the batch, of each
+
+        losses (`torch.Tensor` of shape [M]): its loss, without a gradient.
+        predictions (`torch.LongTensor` of shape [M]): the best word.
+
+    `logits` are then None, or [M, vocabulary] where a hook, an adapter or the like stands at the output matrix.
+    """
+
+    losses: torch.Tensor | None = None
+    predictions: torch.Tensor | None = None
+
+
 class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
     """Masked-language model of DeBERTa, with the enhanced mask decoder unless the configuration says otherwise.
 
     >>> from transformers import pipeline
     >>> fill = pipeline("fill-mask", model=model, tokenizer=tokenizer)
 
-    Labels are original ids, -100 where nothing is to be predicted; padding never is. In training, `logits` are those
-    of the labelled positions, [M, vocabulary] in row-major order; otherwise, and with `sparse_prediction=False`, of
-    all.
+    Labels are original ids, -100 where nothing is to be predicted; padding never is. In training with labels, only
+    labelled positions are predicted and `logits` are None: they would be far larger than all else. The output has
+    `losses` and `predictions` instead. `sparse_prediction=False` asks for the `logits` [B, N, vocabulary] of all
+    positions, `True` leaves them out of evaluation too; by default it is `config.sparse_prediction` in training.
     """
 
     _tied_weights_keys = {
@@ -134,42 +170,81 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         output_hidden_states: bool | int | list[int] | None = None,
         cu_seq_lens_q: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
+        sparse_prediction: bool | None = None,
         **kwargs,
-    ) -> MaskedLMOutput:
+    ) -> HfDebertaMaskedLMOutput:
         wanted = self.deberta.wanted(output_attentions, output_hidden_states)
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, cu_seq_lens_q)
         embeddings, context = self.deberta.embed(*inputs, unpad=self.deberta.unpads(*wanted))
-        if labels is not None:
-            shape = (input_ids if inputs_embeds is None else inputs_embeds).shape[:2]
-            if labels.shape != shape:
-                raise ValueError(f"labels must be [B, N] = {tuple(shape)}, not {tuple(labels.shape)}")
-            if attention_mask is not None:
-                labels = labels.masked_fill(~real_tokens(attention_mask, *labels.shape), IGNORED)
-            labels = context.gather(labels)
+        labels = self._labels_of_real_tokens(labels, attention_mask, input_ids, inputs_embeds)
+        sparse = self._predicts_sparsely(sparse_prediction)
+        return self._predict(embeddings, context, wanted, labels, num_items_in_batch, sparse)
+
+    def _predict(
+        self,
+        embeddings: torch.Tensor,
+        context: AttentionContext,
+        wanted: tuple[bool, bool | int | list[int]],
+        labels: torch.Tensor | None,  # [B, N]
+        num_items_in_batch: torch.Tensor | int | None,
+        sparse: bool,
+        asked: torch.Tensor | None = None,  # [B, Q]
+    ) -> HfDebertaMaskedLMOutput:
+        """All after the embedding. Without labels, `asked` are the positions whose logits are wanted, by default all."""
         decodes = self.config.decodes_positions
         encoded = self.deberta.encoder(embeddings, context, *wanted, skip_last=decodes)
         states = encoded.last_hidden_state
         if decodes and (wanted[0] or wanted[1] is not False):
             encoded = self._with_last_layer(encoded, context, wanted[1])
-        predicted = None
-        if labels is not None and self._predicts_sparsely():
-            predicted = labelled_positions(labels)
-        states = self._decode(states, context, predicted) if decodes else gather_positions(states, predicted)
-        if predicted is not None:
-            states = states[labels.gather(1, predicted) != IGNORED]  # [M, hidden]
-            labels = labels[labels != IGNORED]
-        logits = self.lm_predictions.lm_head(states)
-        loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
-        return MaskedLMOutput(
-            loss=loss,
-            logits=context.scatter(logits) if predicted is None else in_batch_order(logits, predicted, context),
+        labelled = None
+        if labels is not None:
+            labels = context.gather(labels)
+            labelled = labels != IGNORED if sparse else None
+            asked = labelled_positions(labels) if sparse else None
+        states = self._decode(states, context, asked) if decodes else gather_positions(states, asked)
+        if labelled is None:
+            logits = self.lm_predictions.lm_head(states)
+            loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
+            scores = {"loss": loss, "logits": context.scatter(logits)}
+        else:
+            states = states[labelled if asked is None else labelled.gather(1, asked)]  # [M, hidden]
+            scores = self._score(states, labels[labelled], num_items_in_batch)
+            per_label = scores.keys() - {"loss"}
+            scores |= {name: in_batch_order(scores[name], labelled, context) for name in per_label}
+        return HfDebertaMaskedLMOutput(
+            **scores,
             hidden_states=context.scatter_each(encoded.hidden_states),
             attentions=encoded.attentions,
         )
 
-    def _predicts_sparsely(self) -> bool:
+    def _labels_of_real_tokens(self, labels, attention_mask, input_ids, inputs_embeds) -> torch.Tensor | None:
+        if labels is None:
+            return None
+        shape = (input_ids if inputs_embeds is None else inputs_embeds).shape[:2]
+        if labels.shape != shape:
+            raise ValueError(f"labels must be [B, N] = {tuple(shape)}, not {tuple(labels.shape)}")
+        if attention_mask is None:
+            return labels
+        return labels.masked_fill(~real_tokens(attention_mask, *shape), IGNORED)
+
+    def _predicts_sparsely(self, asked: bool | None) -> bool:
+        wanted = self.training and self.config.sparse_prediction if asked is None else asked
         # how many positions are labelled depends on the data, which a compiled graph cannot follow
-        return self.training and self.config.sparse_prediction and not capturing()
+        return wanted and not capturing()
+
+    def _score(
+        self, states: torch.Tensor, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
+    ) -> dict[str, torch.Tensor]:
+        """What the output says of M labelled positions: without logits, where nothing could be looking at them."""
+        head = self.lm_predictions.lm_head
+        if head.is_plain():
+            states = head.transform(states)
+            scores = linear_cross_entropy(states, head.decoder.weight, head.bias, labels, num_items_in_batch)
+            return dict(zip(("loss", "losses", "predictions"), scores, strict=True))
+        logits = head(states)
+        losses = cross_entropies(logits, labels)
+        loss = mean_over_items(losses, labels >= 0, num_items_in_batch)
+        return {"loss": loss, "logits": logits, "losses": losses.detach(), "predictions": logits.argmax(-1)}
 
     def _decode(
         self, before_last: torch.Tensor, context: AttentionContext, predicted: torch.Tensor | None
@@ -199,18 +274,21 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         )
 
 
-def labelled_positions(labels: torch.Tensor) -> torch.Tensor:
+def labelled_positions(labels: torch.Tensor) -> torch.Tensor | None:
     """Positions [B, Q] that carry a label, row by row in order; Q is the fullest row's number, at least 1.
 
-    Rows with fewer are filled up with positions that carry none.
+    Rows with fewer are filled up with positions that carry none. None for all positions, where that is less work:
+    attention for some of the queries gathers what attention for all has side by side.
     """
     labelled = labels != IGNORED
     most = max(int(labelled.sum(1).max()), 1)
+    if most > MOST * labels.shape[1]:
+        return None
     return labelled.int().argsort(dim=1, descending=True, stable=True)[:, :most]
 
 
-def in_batch_order(logits: torch.Tensor, predicted: torch.Tensor, context: AttentionContext) -> torch.Tensor:
-    """Logits [M, vocabulary] of predicted positions, row by row of the batch, wherever the layers had them."""
-    if context.unpadding is None or logits.shape[0] == 0:
-        return logits
-    return logits[context.unpadding.index[predicted[0]].argsort()]
+def in_batch_order(found: torch.Tensor, labelled: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+    """What was found at labelled positions [M, ...], row by row of the batch, wherever the layers had them."""
+    if context.unpadding is None:
+        return found
+    return found[context.unpadding.index.to(labelled.device)[labelled[0]].argsort()]

@@ -2,10 +2,19 @@
 
 import pytest
 import torch
-from numerics import V1_ATTENTION, assert_equal_but_for_rounding, assert_same_by_name, tiny_inputs, tiny_model
+from numerics import (
+    V1_ATTENTION,
+    assert_equal_but_for_rounding,
+    assert_same_by_name,
+    assert_within_budget,
+    tiny_inputs,
+    tiny_model,
+)
+from torch import nn
+from transformers.modeling_outputs import MaskedLMOutput
 
 from hf_deberta import HfDebertaForMaskedLM
-from hf_deberta.enhanced_mask_decoder import gather_positions, labelled_positions
+from hf_deberta.enhanced_mask_decoder import HfDebertaMaskedLMOutput, gather_positions, labelled_positions
 
 INPUTS = tiny_inputs((9, 5, 7, 9))
 REAL = INPUTS["attention_mask"].bool()
@@ -48,6 +57,13 @@ def trained(model, **inputs):
     return output, {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
+def assert_said_of(logits, labels, sparse):
+    """Losses and best words of labelled positions are those of their logits [M, vocabulary]."""
+    assert_equal_but_for_rounding(sparse.losses, nn.functional.cross_entropy(logits, labels, reduction="none"))
+    assert torch.equal(sparse.predictions, logits.argmax(-1))
+    assert not sparse.losses.requires_grad
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("labelled", LABELLED)
 @pytest.mark.parametrize("unpad", [True, False], ids=["unpadded", "padded"])
@@ -58,8 +74,8 @@ def test_sparse_decoding_equals_dense(labelled, variant, unpad):
     model.config.sparse_prediction = False
     dense, dense_gradients = trained(model, **INPUTS, labels=labels)
     predicted = (labels != -100) & REAL
-    assert sparse.logits.shape == (predicted.sum(), 128) and dense.logits.shape == (4, 9, 128)
-    torch.testing.assert_close(sparse.logits, dense.logits[predicted])
+    assert sparse.logits is None and dense.logits.shape == (4, 9, 128)
+    assert_said_of(dense.logits[predicted], labels[predicted], sparse)
     assert_equal_but_for_rounding(sparse.loss, dense.loss)
     assert (sparse.loss > 0) == (labelled != "none")
     assert_same_by_name(sparse_gradients, dense_gradients)
@@ -76,8 +92,128 @@ def test_sparse_decoding_of_packed_documents():
     sparse, sparse_gradients = trained(model, **inputs)
     model.config.sparse_prediction = False
     dense, dense_gradients = trained(model, **inputs)
-    torch.testing.assert_close(sparse.logits, dense.logits[inputs["labels"] != -100])
+    labelled = inputs["labels"] != -100
+    assert_said_of(dense.logits[labelled], inputs["labels"][labelled], sparse)
     assert_same_by_name(sparse_gradients, dense_gradients)
+
+
+LM_HEAD = "lm_predictions.lm_head"
+
+
+class Scaled(nn.Linear):
+    """Stands for an adapter: another class with the same weights."""
+
+
+def replace_the_output_matrix(model):
+    decoder = Scaled(32, 128, bias=False).double()
+    decoder.weight = model.get_input_embeddings().weight
+    model.lm_predictions.lm_head.decoder = decoder
+
+
+def patch_the_head(model):
+    head = model.lm_predictions.lm_head
+    head.forward = lambda states: type(head).forward(head, states)
+
+
+SEEN = {
+    "hook on the head": lambda model: model.get_submodule(LM_HEAD).register_forward_hook(lambda *_: None),
+    "early hook on the head": lambda model: model.get_submodule(LM_HEAD).register_forward_pre_hook(lambda *_: None),
+    "late hook on the head": lambda model: model.get_submodule(LM_HEAD).register_full_backward_hook(lambda *_: None),
+    "hook on the matrix": lambda model: model.get_output_embeddings().register_forward_hook(lambda *_: None),
+    "patched head": patch_the_head,
+    "another matrix": replace_the_output_matrix,
+    "parametrised matrix": lambda model: nn.utils.parametrize.register_parametrization(
+        model.get_output_embeddings(), "weight", nn.Identity()
+    ),
+}
+
+
+@pytest.mark.parametrize("how", SEEN)
+def test_who_looks_at_the_output_matrix_sees_logits(how):
+    """And gets the same numbers from them."""
+    labels = labels_where(chosen_at_random())
+    plain, plain_gradients = trained(tiny_model(HfDebertaForMaskedLM), **INPUTS, labels=labels)
+    model = tiny_model(HfDebertaForMaskedLM)
+    SEEN[how](model)
+    output = model(**INPUTS, labels=labels)
+    output.loss.backward()
+    assert plain.logits is None and output.logits.shape == (len(plain.losses), 128)
+    assert_equal_but_for_rounding(output.loss, plain.loss)
+    assert_said_of(output.logits.detach(), labels[labels != -100], output)
+    assert torch.equal(output.predictions, plain.predictions)
+    name = "deberta.encoder.layer.0.output.dense.weight"
+    assert_same_by_name({name: model.get_parameter(name).grad}, {name: plain_gradients[name]})
+
+
+def test_global_hooks_and_counters_see_logits():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model, labels = tiny_model(HfDebertaForMaskedLM), labels_where(chosen_at_random())
+    with FlopCounterMode(display=False):
+        assert model(**INPUTS, labels=labels).logits is not None
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    assert model(**INPUTS, labels=labels).logits is not None
+    handle.remove()
+    assert model(**INPUTS, labels=labels).logits is None
+
+
+def test_sparse_prediction_on_request():
+    """The argument goes before the configuration, in evaluation as in training."""
+    model, labels = tiny_model(HfDebertaForMaskedLM), labels_where(chosen_at_random())
+    for training in (True, False):
+        model.train(training)
+        sparse = model(**INPUTS, labels=labels, sparse_prediction=True)
+        dense = model(**INPUTS, labels=labels, sparse_prediction=False)
+        assert sparse.logits is None and dense.losses is None
+        assert_said_of(dense.logits[labels != -100], labels[labels != -100], sparse)
+        model.config.sparse_prediction = not training
+        assert model(**INPUTS, labels=labels).logits is not None
+        model.config.sparse_prediction = True
+    everything = model(**INPUTS, sparse_prediction=True)  # nothing to choose by
+    assert everything.logits.shape == (4, 9, 128) and everything.losses is None
+
+
+@pytest.mark.parametrize("frozen", ["word_embeddings", "lm_head.bias", "lm_head.dense", ""], ids=str)
+def test_frozen_parts_of_the_head(frozen):
+    labels, results = labels_where(chosen_at_random()), []
+    for sparse in (True, False):
+        model = tiny_model(HfDebertaForMaskedLM, sparse_prediction=sparse)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(frozen not in name or not frozen)
+        loss = model(**INPUTS, labels=labels).loss
+        loss.backward()
+        found = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+        assert (len(found) < len(list(model.parameters()))) == bool(frozen)
+        results.append(found)
+    assert_same_by_name(*results)
+
+
+def test_an_untied_output_matrix_and_autocast():
+    """Products in bfloat16, within twice the error that whole logits have."""
+    labels, results = labels_where(chosen_at_random()), {}
+    for how in ("sparse", "dense", "exact"):
+        dtype = torch.float64 if how == "exact" else torch.float32
+        model = tiny_model(
+            HfDebertaForMaskedLM, dtype=dtype, tie_word_embeddings=False, sparse_prediction=how == "sparse"
+        )
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=how != "exact"):
+            loss = model(**INPUTS, labels=labels).loss
+        loss.backward()
+        results[how] = {name: parameter.grad for name, parameter in model.named_parameters()}
+        assert how == "exact" or loss.dtype == torch.float32
+    for name in ("decoder.weight", "bias", "dense.weight", "LayerNorm.bias"):
+        found = [results[how][f"{LM_HEAD}.{name}"] for how in ("sparse", "dense", "exact")]
+        assert found[0].dtype == torch.float32
+        assert_within_budget(found[0].bfloat16(), *found[1:], name)
+
+
+def test_the_output_is_transformers_own_and_more():
+    labels = labels_where(chosen_at_random())
+    model = tiny_model(HfDebertaForMaskedLM)
+    output = model(**INPUTS, labels=labels)
+    assert type(output) is HfDebertaMaskedLMOutput and isinstance(output, MaskedLMOutput)
+    assert list(output) == ["loss", "losses", "predictions"]
+    assert list(model.eval()(**INPUTS, labels=labels)) == ["loss", "logits"]
 
 
 def test_logits_of_all_positions_outside_training():
@@ -170,9 +306,9 @@ def test_position_embeddings_learn_at_labelled_positions_only():
 def test_queries_do_not_see_one_another():
     model = tiny_model(HfDebertaForMaskedLM)
     chosen = chosen_at_random()
-    everything = model(**INPUTS, labels=labels_where(chosen)).logits
+    everything = model(**INPUTS, labels=labels_where(chosen)).losses
     first = chosen & (chosen.cumsum(1) == 1)
-    torch.testing.assert_close(model(**INPUTS, labels=labels_where(first)).logits, everything[first[chosen]])
+    torch.testing.assert_close(model(**INPUTS, labels=labels_where(first)).losses, everything[first[chosen]])
 
 
 def test_labelled_positions():

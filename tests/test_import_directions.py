@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "attention_reference": {"relative_position"},
     "attention_sdpa": {"interception", "relative_position"},
     "dense": {"interception"},
+    "linear_cross_entropy": {"batch_loss", "dense", "interception"},
     "remembered": {"interception"},
     "attention": {"interception", "relative_position", "attention_reference", "attention_sdpa"},
     "attention_context": {"attention", "interception", "unpadding"},
@@ -33,7 +34,7 @@ MAY_IMPORT = {
         "remembered",
     },
     "modeling_heads": MODEL,
-    "enhanced_mask_decoder": MODEL,
+    "enhanced_mask_decoder": {*MODEL, "linear_cross_entropy"},
     "replaced_token_detection": MODEL,
     "in_tree_encoder": {
         "attention",
