@@ -56,7 +56,7 @@ def step(peer: str, arguments: argparse.Namespace) -> Callable[[], None]:
     given = {name: tensor.to(arguments.device) for name, tensor in given.items()}
 
     def forward_and_backward(tokens: int | None = None) -> None:
-        model(**{name: tensor[:, :tokens] for name, tensor in given.items()}).loss.backward()
+        model(**{name: tensor[:, :tokens].contiguous() for name, tensor in given.items()}).loss.backward()
         model.zero_grad(set_to_none=True)
 
     forward_and_backward.gradients = sum(weight.numel() * weight.element_size() for weight in model.parameters())

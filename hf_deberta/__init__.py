@@ -3,6 +3,7 @@
 import transformers
 
 from .attention import disentangled_attention
+from .causal_language_model import HfDebertaForCausalLM
 from .checkpoint_conversion import export_to_transformers
 from .configuration_hf_deberta import PRESETS, HfDebertaConfig
 from .enable import disable, enable
@@ -30,6 +31,7 @@ transformers.AutoTokenizer.register(HfDebertaConfig, fast_tokenizer_class=HfDebe
 __all__ = [
     "PRESETS",
     "HfDebertaConfig",
+    "HfDebertaForCausalLM",
     "HfDebertaForEntityChoice",
     "HfDebertaForMaskedLM",
     "HfDebertaForMultipleChoice",

@@ -45,8 +45,9 @@ class AttentionContext:
         cu_seq_lens_q: torch.Tensor | None,
         shape: tuple[int, int],  # B, N
         device: torch.device,
+        causal: bool = False,
     ) -> "AttentionContext":
-        """From what a user gives, checked."""
+        """From what a user gives, checked; `causal`: no token sees those after it."""
         batch, length = shape
         check_packing(position_ids, cu_seq_lens_q, batch, length)
         mask = token_mask = documents = lengths = None
@@ -61,6 +62,8 @@ class AttentionContext:
             documents = number_from_boundaries(strangers)
         elif mask is None and position_ids is not None:
             documents = number_from_boundaries(position_ids.diff(dim=-1) != 1).expand(batch, -1)
+        if causal:
+            mask = causal_mask(mask, documents, batch, length, device)
         in_order = position_ids is None and cu_seq_lens_q is None
         if position_ids is None:
             position_ids = torch.arange(length, device=device)[None]
@@ -125,6 +128,20 @@ def boolean_mask(attention_mask: torch.Tensor, batch: int, length: int) -> torch
     if mask.is_floating_point() and mask.dim() == 3:
         raise ValueError("an attention_mask [B, N, N] must be boolean or integer, 1 for what may be seen, not additive")
     return mask.bool()
+
+
+def causal_mask(
+    mask: torch.Tensor | None, documents: torch.Tensor | None, batch: int, length: int, device: torch.device
+) -> torch.Tensor:
+    """[B, N, N] of bool: who sees whom where each token sees itself and those before it, of its own document."""
+    visible = torch.ones(length, length, dtype=torch.bool, device=device).tril().expand(batch, -1, -1)
+    if mask is not None and mask.dim() == 3:
+        return visible & mask  # which tells documents apart itself
+    if mask is not None:
+        visible = visible & mask[:, :, None] & mask[:, None, :]
+    if documents is not None:
+        visible = visible & (documents[:, :, None] == documents[:, None, :])
+    return visible
 
 
 def real_tokens(attention_mask: torch.Tensor, batch: int, length: int) -> torch.Tensor:

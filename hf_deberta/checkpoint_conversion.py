@@ -153,6 +153,11 @@ def _check_expressible(model: PreTrainedModel) -> None:
             f"Transformers has no class with the projection head of {type(model).__name__}; export its encoder, "
             "model.deberta, instead"
         )
+    if type(model).__name__ == "HfDebertaForCausalLM":
+        raise ValueError(
+            "Transformers' DeBERTa classes see all tokens, so a causal language model cannot be exported; its weights "
+            "can: save it, load it as HfDebertaForMaskedLM, and export that"
+        )
     if hasattr(model, "lm_predictions") and config.decodes_positions:
         warnings.warn(
             "Transformers has no enhanced mask decoder: the exported encoder gives the same states, but its masked-LM "

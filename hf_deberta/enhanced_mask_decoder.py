@@ -76,12 +76,14 @@ class HfDebertaMaskedLMOutput(MaskedLMOutput):
 
         losses (`torch.Tensor` of shape [M]): its loss, without a gradient.
         predictions (`torch.LongTensor` of shape [M]): the best word.
+        states (`torch.Tensor` of shape [M, hidden]): what `lm_head` makes its logits of, without a gradient.
 
     `logits` are then None, or [M, vocabulary] where a hook, an adapter or the like stands at the output matrix.
     """
 
     losses: torch.Tensor | None = None
     predictions: torch.Tensor | None = None
+    states: torch.Tensor | None = None
 
 
 class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
@@ -190,7 +192,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         sparse: bool,
         asked: torch.Tensor | None = None,  # [B, Q]
     ) -> HfDebertaMaskedLMOutput:
-        """All after the embedding. Without labels, `asked` are the positions whose logits are wanted, by default all."""
+        """All after the embedding; without labels, `asked` are the positions to predict, by default all."""
         decodes = self.config.decodes_positions
         encoded = self.deberta.encoder(embeddings, context, *wanted, skip_last=decodes)
         states = encoded.last_hidden_state
@@ -208,7 +210,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
             scores = {"loss": loss, "logits": context.scatter(logits)}
         else:
             states = states[labelled if asked is None else labelled.gather(1, asked)]  # [M, hidden]
-            scores = self._score(states, labels[labelled], num_items_in_batch)
+            scores = {**self._score(states, labels[labelled], num_items_in_batch), "states": states.detach()}
             per_label = scores.keys() - {"loss"}
             scores |= {name: in_batch_order(scores[name], labelled, context) for name in per_label}
         return HfDebertaMaskedLMOutput(

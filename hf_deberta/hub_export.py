@@ -33,6 +33,7 @@ also export this model to the format of Transformers' own classes: `export_to_tr
 
 PIPELINE_TAGS = {
     "AutoModelForMaskedLM": "fill-mask",
+    "AutoModelForCausalLM": "text-generation",
     "AutoModelForSequenceClassification": "text-classification",
     "AutoModelForTokenClassification": "token-classification",
     "AutoModelForQuestionAnswering": "question-answering",
@@ -46,6 +47,7 @@ def auto_classes() -> dict[str, type]:
     Imports are made here, late, because the models import this file to save themselves; they also make every head's
     file travel, whichever head is saved.
     """
+    from .causal_language_model import HfDebertaForCausalLM
     from .configuration_hf_deberta import HfDebertaConfig
     from .enhanced_mask_decoder import HfDebertaForMaskedLM
     from .modeling_heads import (
@@ -63,6 +65,7 @@ def auto_classes() -> dict[str, type]:
         "AutoModel": HfDebertaModel,
         "AutoModelForTextEncoding": HfDebertaModel,
         "AutoModelForMaskedLM": HfDebertaForMaskedLM,
+        "AutoModelForCausalLM": HfDebertaForCausalLM,
         "AutoModelForPreTraining": HfDebertaForPreTraining,
         "AutoModelForSequenceClassification": HfDebertaForSequenceClassification,
         "AutoModelForTokenClassification": HfDebertaForTokenClassification,
@@ -96,20 +99,19 @@ model = {auto}.from_pretrained("{name}")'''
 model = {auto}.from_pretrained("{name}", trust_remote_code=True)'''
 
 
-def write_model_card(folder: str | Path, model, name: str | None = None) -> None:
+def write_model_card(folder: str | Path, architecture: str, config, name: str | None = None) -> None:
     """A README.md that says how to load the model; one that is already there is left alone."""
     path = Path(folder) / "README.md"
     if path.exists():
         return
-    architecture = type(model).__name__
     auto = next((auto for auto, cls in auto_classes().items() if cls.__name__ == architecture), "AutoModel")
     path.write_text(
         MODEL_CARD.format(
             name=name or Path(folder).resolve().name,
             architecture=architecture,
-            layers=model.config.num_hidden_layers,
-            width=model.config.hidden_size,
-            vocabulary=model.config.vocab_size,
+            layers=config.num_hidden_layers,
+            width=config.hidden_size,
+            vocabulary=config.vocab_size,
             load=how_to_load(auto, name or Path(folder).resolve().name),
             pipeline_tag=PIPELINE_TAGS.get(auto, "feature-extraction"),
         ),

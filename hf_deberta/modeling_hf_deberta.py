@@ -435,7 +435,7 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
             return
         if not getattr(self, "_hf_peft_config_loaded", False):  # an adapter alone needs no code
             write_code(save_directory)
-            write_model_card(save_directory, self)
+            write_model_card(save_directory, type(self).__name__, self.config)
         if push_to_hub:
             upload(save_directory, hub_arguments.pop("repo_id", Path(save_directory).name), **hub_arguments)
 
@@ -448,7 +448,7 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
         from .hub_export import upload, write_model_card
 
         with TemporaryDirectory() as folder:
-            write_model_card(folder, self, name=repo_id)
+            write_model_card(folder, type(self).__name__, self.config, name=repo_id)
             self.save_pretrained(folder, max_shard_size=max_shard_size)
             return upload(folder, repo_id, **hub_arguments)
 
@@ -552,16 +552,17 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         cu_seq_lens_q: torch.Tensor | None = None,
         unpad: bool = False,
+        causal: bool = False,
     ) -> tuple[torch.Tensor, AttentionContext]:
         """Embeddings and the context the layers need; all input checks are here.
 
         Embeddings are [B, N, hidden]; with `unpad` they may be one row [1, total, hidden] of real tokens, which
-        `context.scatter` puts back.
+        `context.scatter` puts back. `causal`: no token sees those after it; nothing is unpadded then.
         """
         batch, length, device = self._check_inputs(input_ids, token_type_ids, inputs_embeds)
         if input_ids is not None and cu_seq_lens_q is None:
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
-        context = AttentionContext.of(attention_mask, position_ids, cu_seq_lens_q, (batch, length), device)
+        context = AttentionContext.of(attention_mask, position_ids, cu_seq_lens_q, (batch, length), device, causal)
         embeddings = self.embeddings(
             input_ids,
             token_type_ids,

@@ -35,6 +35,7 @@ MAY_IMPORT = {
     },
     "modeling_heads": MODEL,
     "enhanced_mask_decoder": {*MODEL, "linear_cross_entropy"},
+    "causal_language_model": {"attention_context", "batch_loss", "enhanced_mask_decoder"},
     "replaced_token_detection": MODEL,
     "in_tree_encoder": {
         "attention",
@@ -47,6 +48,7 @@ MAY_IMPORT = {
     "in_tree_masked_lm": {"batch_loss", "configuration_hf_deberta", "in_tree_encoder"},
     "enable": {"in_tree_encoder", "in_tree_masked_lm", "tokenization_hf_deberta"},
     "hub_export": {
+        "causal_language_model",
         "configuration_hf_deberta",
         "enhanced_mask_decoder",
         "modeling_heads",

@@ -78,6 +78,11 @@ class CorpusArguments:
         if not 0 <= share < 100:
             raise ValueError(f"--validation_split_percentage must lie in [0, 100), not {share}")
 
+    def about(self) -> dict[str, str | None]:
+        """What a model card says of it."""
+        files = ", ".join(Path(file).name for file in self.train_file or [])
+        return {"data": self.dataset_name or files, "dataset": self.dataset_name}
+
 
 @dataclass
 class Corpus:

@@ -14,6 +14,7 @@ import transformers
 from huggingface_hub import ModelCard
 from transformers import Trainer
 
+from hf_deberta.configuration_hf_deberta import HfDebertaConfig
 from hf_deberta.hub_export import write_model_card
 
 HYPERPARAMETERS = (
@@ -35,10 +36,15 @@ HYPERPARAMETERS = (
     "fp16",
     "seed",
 )
+TIMES = ("epoch", "runtime", "per_second", "total_flos")
 
 
 def write_training_card(
-    trainer: Trainer, data: str, base: str | None = None, dataset: str | None = None, metrics: dict | None = None
+    trainer: Trainer,
+    data: str,
+    base: str | None = None,
+    dataset: str | None = None,
+    folder: Path | None = None,
 ) -> None:
     """How to load the model, what it was trained on and how, and what came out.
 
@@ -46,17 +52,17 @@ def write_training_card(
         data: what it was trained on, in words.
         base: the checkpoint it was made from.
         dataset: an id on the Hub, if there is one.
-        metrics: numbers to show; those of `all_results.json` if not given.
+        folder: where the model is, if not in `output_dir`.
     """
     if not trainer.is_world_process_zero():
         return
-    folder = Path(trainer.args.output_dir)
-    path = folder / "README.md"
+    output = Path(trainer.args.output_dir)
+    folder = folder or output
+    path, results = folder / "README.md", output / "all_results.json"
     path.unlink(missing_ok=True)
-    write_model_card(folder, trainer.model, trainer.args.hub_model_id)
-    results = folder / "all_results.json"
-    if metrics is None:
-        metrics = json.loads(results.read_text(encoding="utf-8")) if results.exists() else {}
+    config = HfDebertaConfig.from_pretrained(folder)
+    write_model_card(folder, config.architectures[0], config, trainer.args.hub_model_id)
+    metrics = json.loads(results.read_text(encoding="utf-8")) if results.exists() else {}
     card = ModelCard.load(path)
     card.data.tags = [*card.data.tags, "generated_from_trainer"]
     card.data.base_model = base if base and not os.path.exists(base) else None
@@ -66,7 +72,7 @@ def write_training_card(
         [
             "\n\n## Training\n",
             f"Trained {started} on {data}, {trainer.state.global_step:,} steps.\n",
-            *table("result", {name: value for name, value in metrics.items() if name != "epoch"}),
+            *table("result", {name: value for name, value in metrics.items() if not name.endswith(TIMES)}),
             *table("setting", {name: getattr(trainer.args, name) for name in HYPERPARAMETERS}),
             *history(trainer.state.log_history),
             f"torch {torch.__version__}, transformers {transformers.__version__}. The command:\n",
@@ -94,7 +100,7 @@ def history(log: list[dict], most: int = 20) -> list[str]:
     if len(found) < 2:
         return []
     found = found[:: -(-len(found) // most)]
-    names = [name for name in found[0] if name.startswith("eval_") and not name.endswith(("runtime", "per_second"))]
+    names = [name for name in found[0] if name.startswith("eval_") and not name.endswith(TIMES)]
     lines = [f"| step | {' | '.join(names)} |", "|--:|" + "--:|" * len(names)]
     lines += [f"| {entry['step']} | {' | '.join(shown(entry.get(name, '')) for name in names)} |" for entry in found]
     return [*lines, ""]

@@ -51,7 +51,7 @@ class Rows(torch.utils.data.Dataset):
     """Rows of a corpus, masked anew in each epoch.
 
     An index counts through the epochs: `index = epoch * len(rows) + row`, so a sampler says which epoch it is, and
-    what comes out is the same in any worker. Without `masking`, labels are the ids, for a causal language model.
+    what comes out is the same in any worker. Without `masking`, labels are the ids, for causal language models.
 
     >>> rows = Rows(TokenFile.read("my-tokens"), tokenizer, length=512, masking=Masking(Vocabulary.of(tokenizer)))
     >>> rows[0].keys()
@@ -81,10 +81,14 @@ class Rows(torch.utils.data.Dataset):
         epoch, row = divmod(index, len(self.rows))
         pieces = self.pieces(row)
         ids = np.concatenate([part for piece in pieces for part in (self.first, piece, self.last)])
-        masked, labels = self.masking(ids, (self.seed, epoch, row)) if self.masking else (ids, ids.copy())
+        places = np.concatenate([np.arange(len(piece) + 2) for piece in pieces])
+        if self.masking is not None:
+            masked, labels = self.masking(ids, (self.seed, epoch, row))
+        else:  # nothing predicts the first token of a document
+            masked, labels = ids, np.where(places == 0, IGNORED, ids)
         item = {"input_ids": masked, "labels": labels}
         if self.pack:
-            item["position_ids"] = np.concatenate([np.arange(len(piece) + 2) for piece in pieces])
+            item["position_ids"] = places
             item = {name: self.filled(name, value) for name, value in item.items()}
         return item
 

@@ -9,6 +9,7 @@ import time
 import torch
 
 from hf_deberta.configuration_hf_deberta import HfDebertaConfig
+from hf_deberta.dense import dense
 
 # dense peaks in operations per second, from the makers' data sheets, of what a device's name contains
 BF16_PEAKS = {
@@ -72,11 +73,10 @@ def peak_operations(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def measured_peak(device: torch.device, dtype: torch.dtype, size: int = 1024) -> float:
-    """Of the best of a few products of large matrices, as a layer of the models does them."""
-    from hf_deberta.dense import dense
-
-    layer = torch.nn.Linear(size, size, bias=False, device=device, dtype=dtype)
-    states = torch.randn(size, size, device=device, dtype=dtype)
+    """Of the best of a few products of large matrices, as a layer of the models does them; draws no random numbers."""
+    layer = torch.nn.utils.skip_init(torch.nn.Linear, size, size, bias=False, device=device, dtype=dtype)
+    torch.nn.init.ones_(layer.weight)
+    states = torch.ones(size, size, device=device, dtype=dtype)
     best = float("inf")
     with torch.no_grad():
         for _ in range(5):

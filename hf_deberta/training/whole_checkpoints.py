@@ -10,6 +10,7 @@ ones are removed only then. The last whole one is always there to go on from.
 """
 
 import errno
+import gc
 import os
 import shutil
 from pathlib import Path
@@ -85,6 +86,15 @@ class WholeCheckpoints(Trainer):
         self.accelerator.wait_for_everyone()
         if self.args.push_to_hub:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def end(self) -> None:
+        """Leave the other processes in order, once everything is done."""
+        self.accelerator.wait_for_everyone()
+        # a wrapper that still holds the process group would have it taken down while the interpreter ends
+        self.accelerator.free_memory()
+        self.model_wrapped = self.model
+        gc.collect()
+        self.accelerator.end_training()
 
     def _name_best(self, folder: Path) -> None:
         """The best checkpoint by the name that it will have, or has had all along."""

@@ -28,6 +28,8 @@ def test_operations_of_a_forward_pass(fields):
 
 
 def test_peaks(monkeypatch):
+    state = torch.random.get_rng_state()
     assert measured_peak(torch.device("cpu"), torch.float32, size=128) > 1e6
+    assert torch.equal(torch.random.get_rng_state(), state)  # or a run that is resumed would draw other numbers
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
     assert peak_operations(torch.device("cuda"), torch.bfloat16) == 989e12

@@ -1,0 +1,144 @@
+"""Flags that the pretraining scripts share, and what they make of them."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub.errors import StrictDataclassError
+from transformers import HfArgumentParser, PreTrainedTokenizerBase, TrainingArguments
+
+from hf_deberta import PRESETS, HfDebertaConfig
+from hf_deberta.training.corpus import Corpus, load_tokenizer
+from hf_deberta.training.masking import Masking, Vocabulary
+from hf_deberta.training.packing import Rows
+
+
+@dataclass
+class NewModelArguments:
+    """A new model, its tokenizer, and where downloads come from."""
+
+    config_preset: str | None = field(
+        default=None, metadata={"help": f"Start anew at a published size: {', '.join(PRESETS)}."}
+    )
+    config_name: str | None = field(default=None, metadata={"help": "Start anew with this configuration."})
+    config_overrides: str | None = field(
+        default=None, metadata={"help": "Fields of the configuration: 'hidden_size=256,pos_att_type=c2p'."}
+    )
+    emd_steps: int | None = field(
+        default=None, metadata={"help": "Times the last layer decodes with absolute positions; 0: no decoder."}
+    )
+    tokenizer_name: str | None = field(default=None, metadata={"help": "A tokenizer, if not that of the model."})
+    cache_dir: str | None = field(default=None, metadata={"help": "Where downloads are kept."})
+    model_revision: str = field(default="main", metadata={"help": "Branch, tag or commit of the checkpoint."})
+    token: str | None = field(default=None, metadata={"help": "Token for private repositories."})
+
+    def loading(self) -> dict[str, Any]:
+        return {"cache_dir": self.cache_dir, "revision": self.model_revision, "token": self.token}
+
+    def overrides(self) -> dict[str, Any]:
+        emd_steps = {} if self.emd_steps is None else {"emd_steps": self.emd_steps}
+        return emd_steps | parse_overrides(self.config_overrides)
+
+    def new_config(self, tokenizer: PreTrainedTokenizerBase, length: int, name: str | None = None) -> HfDebertaConfig:
+        """Of a preset, or of the configuration `name`, with the tokenizer's vocabulary."""
+        fields = {**self.overrides(), "vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+        if self.config_preset is not None:
+            fields.setdefault("max_position_embeddings", max(512, length))
+            return HfDebertaConfig.from_preset(self.config_preset, **fields)
+        return HfDebertaConfig.from_pretrained(name or self.config_name, **fields, **self.loading())
+
+    def tokenizer(self, corpus: Corpus, folder: Path, name: str | None, starts_anew: bool) -> PreTrainedTokenizerBase:
+        """One learnt from the corpus, the one asked for, or that of the checkpoint `name`."""
+        if corpus.arguments.train_tokenizer is not None:
+            if not starts_anew:
+                raise ValueError("--train_tokenizer makes words that a trained model does not know: add --from_scratch")
+            return corpus.tokenizer(folder / "tokenizer", corpus.arguments.max_seq_length)
+        name = self.tokenizer_name or name or self.config_name
+        if name is None:
+            raise ValueError(
+                "a new model needs a tokenizer: learn one (--train_tokenizer 32000) or give --tokenizer_name"
+            )
+        return load_tokenizer(name, **self.loading())
+
+
+@dataclass
+class MaskingArguments:
+    """What is to be guessed."""
+
+    masking: str = field(
+        default="unbiased", metadata={"help": "unbiased, or official: the released generator, see training/masking.py."}
+    )
+    mlm_probability: float = field(default=0.15, metadata={"help": "Share of the tokens to be guessed."})
+    max_ngram: int = field(default=3, metadata={"help": "Words of a masked span at most."})
+    mask_prob: float = field(default=0.8, metadata={"help": "Share of them that becomes [MASK]."})
+    random_prob: float = field(default=0.1, metadata={"help": "Share of them that becomes a random word."})
+    whole_word_mask: bool = field(default=True, metadata={"help": "Mask whole words; --no_whole_word_mask for pieces."})
+
+    def of(self, tokenizer: PreTrainedTokenizerBase) -> Masking:
+        shares = (self.mlm_probability, self.max_ngram, self.masking)
+        return Masking(Vocabulary.of(tokenizer), *shares, self.mask_prob, self.random_prob, self.whole_word_mask)
+
+
+@dataclass
+class PretrainingArguments(TrainingArguments):
+    """Trainer's, with defaults after the papers: learning rate 2e-4, Adam's epsilon 1e-6, weight decay 0.01."""
+
+    learning_rate: float = 2e-4
+    adam_epsilon: float = 1e-6
+    weight_decay: float = 0.01
+    warmup_steps: float = 0.05
+    per_device_train_batch_size: int = 32
+    per_device_eval_batch_size: int = 32
+    num_train_epochs: float = 1.0
+    logging_steps: float = 50
+    save_steps: float = 500
+    save_total_limit: int | None = 2
+    do_train: bool = True
+    do_eval: bool = True
+
+
+def parsed(kinds: tuple[type, ...], prepare: Callable, script: str) -> Any:
+    """`prepare` with the command line, or a JSON file, as arguments. What a user can mend is said in a sentence."""
+    parser = HfArgumentParser(kinds)
+    try:
+        if len(sys.argv) == 2 and sys.argv[1].endswith(".json"):
+            return prepare(*parser.parse_json_file(sys.argv[1]))
+        return prepare(*parser.parse_args_into_dataclasses())
+    except StrictDataclassError as error:  # of a configuration; its cause is what we say of it
+        raise SystemExit(f"{script}: {error.__cause__ or error}") from error
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"{script}: {error}") from error
+
+
+def rows_of(
+    corpus: Corpus,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    masking: Masking | None,
+    seed: int,
+) -> dict[str, Rows]:
+    """Rows of each split; the corpus is tokenised if it has not been."""
+    args = corpus.arguments
+    tokens_dir = args.tokens_dir or folder / "tokens"
+    found = {}
+    for split in corpus.splits:
+        tokens = corpus.tokens(split, tokenizer, tokens_dir)
+        found[split] = Rows(tokens, tokenizer, args.max_seq_length, masking, args.pack, seed)
+    return found
+
+
+def parse_overrides(text: str | None) -> dict[str, Any]:
+    """'hidden_size=256,pos_att_type=c2p|p2c,relative_attention=false' as fields."""
+    fields = {}
+    for part in filter(None, (text or "").split(",")):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise ValueError(f"--config_overrides takes name=value,name=value and not {part!r}")
+        try:
+            fields[name.strip()] = json.loads(value)
+        except json.JSONDecodeError:
+            fields[name.strip()] = value
+    return fields

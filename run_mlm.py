@@ -1,0 +1,129 @@
+"""Pretrain a DeBERTa on text: masked-language modelling with the enhanced mask decoder.
+
+From scratch, tokenizer included, on one file:
+
+    python run_mlm.py --config_preset v3-small --train_file corpus.txt --train_tokenizer 32000 --output_dir my-deberta
+
+Go on from a released checkpoint, on several GPUs:
+
+    accelerate launch run_mlm.py --model_name_or_path microsoft/deberta-v3-base --train_file 'notes/*.txt' --bf16 \
+        --output_dir my-domain-deberta
+
+The same command goes on where it was stopped. Flags are those of Transformers' `run_mlm.py` and ours; --help lists all.
+"""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+
+from transformers import PreTrainedTokenizerBase, set_seed
+from transformers.utils import logging
+
+from hf_deberta import HfDebertaForCausalLM, HfDebertaForMaskedLM
+from hf_deberta.training.arguments import MaskingArguments, NewModelArguments, PretrainingArguments, parsed, rows_of
+from hf_deberta.training.corpus import Corpus, CorpusArguments
+from hf_deberta.training.language_model_trainer import LanguageModelTrainer
+from hf_deberta.training.packing import RowCollator
+from hf_deberta.training.whole_checkpoints import last_checkpoint
+
+logger = logging.get_logger("run_mlm")
+
+
+@dataclass
+class ModelArguments(NewModelArguments):
+    """Which model, from where, and by which objective it learns."""
+
+    model_name_or_path: str | None = field(
+        default=None, metadata={"help": "Go on from this checkpoint: any DeBERTa, official, of Transformers, or ours."}
+    )
+    from_scratch: bool = field(default=False, metadata={"help": "Take its configuration and tokenizer, no weights."})
+    objective: str = field(
+        default="mlm",
+        metadata={"help": "mlm; causal (each token sees those before it); joint (both on the same rows: DeBERTa-MT)."},
+    )
+
+    def __post_init__(self) -> None:
+        given = [n for n in ("model_name_or_path", "config_preset", "config_name") if getattr(self, n) is not None]
+        if len(given) != 1:
+            said = " and ".join(f"--{name}" for name in given) or "none"
+            raise ValueError(f"give one of --model_name_or_path, --config_preset, --config_name, not {said}")
+        if self.objective not in ("mlm", "causal", "joint"):
+            raise ValueError(f"--objective is mlm, causal or joint, not {self.objective!r}")
+        self.starts_anew = self.from_scratch or self.model_name_or_path is None
+
+
+def main() -> None:
+    # 1. Arguments, corpus, tokenizer, rows, model
+    kinds = (ModelArguments, CorpusArguments, MaskingArguments, PretrainingArguments)
+    trainer = parsed(kinds, prepare, "run_mlm.py")
+    args = trainer.args
+
+    # 2. Training
+    if args.do_train:
+        result = trainer.train(resume_from_checkpoint=last_checkpoint(args))
+        trainer.save_model()
+        trainer.log_metrics("train", result.metrics)
+        trainer.save_metrics("train", result.metrics)
+        trainer.save_state()
+
+    # 3. Evaluation, model card
+    if args.do_eval and trainer.eval_dataset is not None:
+        metrics = trainer.evaluate()
+        trainer.log_metrics("eval", metrics)
+        trainer.save_metrics("eval", metrics)
+    if args.push_to_hub:
+        trainer.push_to_hub()
+    else:
+        trainer.create_model_card()
+    trainer.end()
+
+
+def prepare(
+    model_args: ModelArguments,
+    corpus_args: CorpusArguments,
+    masking_args: MaskingArguments,
+    training_args: PretrainingArguments,
+) -> LanguageModelTrainer:
+    set_seed(training_args.seed)
+    folder, base = Path(training_args.output_dir), model_args.model_name_or_path
+    with training_args.main_process_first(desc="tokenizing"):
+        corpus = Corpus(corpus_args, model_args.cache_dir)
+        tokenizer = model_args.tokenizer(corpus, folder, base, model_args.starts_anew)
+        masking = None if model_args.objective == "causal" else masking_args.of(tokenizer)
+        rows = rows_of(corpus, tokenizer, folder, masking, training_args.seed)
+    model = make_model(model_args, tokenizer, corpus_args.max_seq_length)
+    for split, found in rows.items():
+        logger.warning(f"{split}: {found.tokens.about['tokens']:,} tokens in {len(found):,} rows")
+    logger.warning(f"{model.num_parameters():,} parameters")
+    return LanguageModelTrainer(
+        model=model,
+        args=training_args,
+        data_collator=RowCollator(tokenizer.pad_token_id),
+        train_dataset=rows["train"],
+        eval_dataset=rows.get("validation"),
+        processing_class=tokenizer,
+        objective=model_args.objective,
+        context=rows["train"].context(),
+        about={**corpus_args.about(), "base": None if model_args.starts_anew else base},
+    )
+
+
+def make_model(args: ModelArguments, tokenizer: PreTrainedTokenizerBase, length: int) -> HfDebertaForMaskedLM:
+    """The checkpoint to go on from, or a new model."""
+    kind = HfDebertaForMaskedLM if args.objective == "mlm" else HfDebertaForCausalLM
+    name = args.model_name_or_path
+    if args.starts_anew:
+        return kind(args.new_config(tokenizer, length, name))
+    model = kind.from_pretrained(name, dtype="float32", **args.overrides(), **args.loading())
+    if len(tokenizer) > model.config.vocab_size:
+        raise ValueError(
+            f"the tokenizer has {len(tokenizer)} tokens and {name} knows {model.config.vocab_size}; use the one that "
+            "belongs to it"
+        )
+    return model
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Pretrain a DeBERTaV3: replaced token detection with gradient-disentangled embedding sharing.
+
+From scratch, tokenizer included, on one file:
+
+    python run_rtd.py --config_preset v3-small --train_file corpus.txt --train_tokenizer 32000 --output_dir my-deberta
+
+Go on from a released pair, on several GPUs:
+
+    accelerate launch run_rtd.py --generator_name_or_path my-deberta/generator --bf16 \
+        --discriminator_name_or_path my-deberta/discriminator --train_file 'notes/*.txt' --output_dir my-domain-deberta
+
+It writes OUTPUT_DIR/discriminator, the model to fine-tune, and OUTPUT_DIR/generator, which fills masks: two ordinary
+checkpoints. The same command goes on where it was stopped. --help lists all flags.
+"""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+
+from transformers import PreTrainedTokenizerBase, set_seed
+from transformers.utils import logging
+
+from hf_deberta.training.arguments import MaskingArguments, NewModelArguments, PretrainingArguments, parsed, rows_of
+from hf_deberta.training.corpus import Corpus, CorpusArguments
+from hf_deberta.training.packing import RowCollator
+from hf_deberta.training.rtd_pretraining import HfDebertaForRtdPretraining, HfDebertaRtdConfig, RtdTrainer
+from hf_deberta.training.whole_checkpoints import last_checkpoint
+
+logger = logging.get_logger("run_rtd")
+
+
+@dataclass
+class PairArguments(NewModelArguments):
+    """Generator and discriminator, from where, and how they learn together."""
+
+    generator_name_or_path: str | None = field(default=None, metadata={"help": "Go on from this generator ..."})
+    discriminator_name_or_path: str | None = field(default=None, metadata={"help": "... and this discriminator."})
+    generator_layers: int | None = field(
+        default=None, metadata={"help": "Layers of a new generator; half of the discriminator's if not given."}
+    )
+    embedding_sharing: str = field(
+        default="gdes", metadata={"help": "gdes (gradient-disentangled), es (one table for both), nes (none)."}
+    )
+    rtd_weight: float = field(
+        default=50.0, metadata={"help": "Of the discriminator's loss: 50 in the paper, 10 in the released script."}
+    )
+    sampling_temperature: float = field(
+        default=1.0, metadata={"help": "Of the draw from the generator's guesses; 0 takes the best."}
+    )
+    decoupled: bool = field(
+        default=False,
+        metadata={"help": "Step the generator first, then the discriminator, as released."},
+    )
+
+    def __post_init__(self) -> None:
+        pair = (self.generator_name_or_path, self.discriminator_name_or_path)
+        if (pair[0] is None) != (pair[1] is None):
+            raise ValueError("--generator_name_or_path and --discriminator_name_or_path belong together: give both")
+        given = [x for x in (self.config_preset, self.config_name, pair[0]) if x is not None]
+        if len(given) != 1:
+            raise ValueError(
+                "give one of --config_preset, --config_name (start anew), or --generator_name_or_path with "
+                "--discriminator_name_or_path (go on)"
+            )
+        self.starts_anew = pair[0] is None
+
+
+@dataclass
+class RtdMaskingArguments(MaskingArguments):
+    """As DeBERTaV3: single words, and all of them become [MASK]."""
+
+    max_ngram: int = 1
+    mask_prob: float = 1.0
+    random_prob: float = 0.0
+
+
+def main() -> None:
+    # 1. Arguments, corpus, tokenizer, rows, models
+    trainer = parsed((PairArguments, CorpusArguments, RtdMaskingArguments, PretrainingArguments), prepare, "run_rtd.py")
+    args = trainer.args
+
+    # 2. Training
+    if args.do_train:
+        result = trainer.train(resume_from_checkpoint=last_checkpoint(args))
+        trainer.save_model()
+        trainer.log_metrics("train", result.metrics)
+        trainer.save_metrics("train", result.metrics)
+        trainer.save_state()
+
+    # 3. Evaluation, model cards
+    if args.do_eval and trainer.eval_dataset is not None:
+        metrics = trainer.evaluate()
+        trainer.log_metrics("eval", metrics)
+        trainer.save_metrics("eval", metrics)
+    if args.push_to_hub:
+        trainer.push_to_hub()
+    else:
+        trainer.create_model_card()
+    trainer.end()
+
+
+def prepare(
+    pair_args: PairArguments,
+    corpus_args: CorpusArguments,
+    masking_args: RtdMaskingArguments,
+    training_args: PretrainingArguments,
+) -> RtdTrainer:
+    set_seed(training_args.seed)
+    folder, base = Path(training_args.output_dir), pair_args.discriminator_name_or_path
+    with training_args.main_process_first(desc="tokenizing"):
+        corpus = Corpus(corpus_args, pair_args.cache_dir)
+        tokenizer = pair_args.tokenizer(corpus, folder, base, pair_args.starts_anew)
+        rows = rows_of(corpus, tokenizer, folder, masking_args.of(tokenizer), training_args.seed)
+    pair = make_pair(pair_args, tokenizer, corpus_args.max_seq_length)
+    for split, found in rows.items():
+        logger.warning(f"{split}: {found.tokens.about['tokens']:,} tokens in {len(found):,} rows")
+    logger.warning(
+        f"parameters: generator {pair.generator.num_parameters():,}, "
+        f"discriminator {pair.discriminator.num_parameters():,}"
+    )
+    return RtdTrainer(
+        model=pair,
+        args=training_args,
+        data_collator=RowCollator(tokenizer.pad_token_id),
+        train_dataset=rows["train"],
+        eval_dataset=rows.get("validation"),
+        processing_class=tokenizer,
+        decoupled=pair_args.decoupled,
+        context=rows["train"].context(),
+        about={**corpus_args.about(), "base": base},
+    )
+
+
+def make_pair(args: PairArguments, tokenizer: PreTrainedTokenizerBase, length: int) -> HfDebertaForRtdPretraining:
+    """The pair to go on from, or a new one."""
+    fields = {name: getattr(args, name) for name in ("embedding_sharing", "rtd_weight", "sampling_temperature")}
+    if args.starts_anew:
+        config = args.new_config(tokenizer, length)
+        return HfDebertaForRtdPretraining(
+            HfDebertaRtdConfig.from_discriminator(config, args.generator_layers, **fields)
+        )
+    names = (args.generator_name_or_path, args.discriminator_name_or_path)
+    pair = HfDebertaForRtdPretraining.from_pair(*names, loading={"dtype": "float32", **args.loading()}, **fields)
+    if len(tokenizer) > pair.generator.config.vocab_size:
+        raise ValueError(
+            f"the tokenizer has {len(tokenizer)} tokens and {names[0]} knows {pair.generator.config.vocab_size}; use "
+            "the one that belongs to it"
+        )
+    return pair
+
+
+if __name__ == "__main__":
+    main()

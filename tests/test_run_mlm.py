@@ -1,0 +1,211 @@
+"""`run_mlm.py` as a user starts it: from text to a model, killed and started again, on two processes, and bad input."""
+
+import json
+import os
+import random
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer, pipeline
+
+from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM
+
+ROOT = Path(__file__).parents[1]
+WORDS = "the old man walked slowly down to a quiet harbour where small boats wait for wind and his friends"
+TINY = ["--config_preset", "tiny", "--train_tokenizer", "300", "--tokenizer_type", "bpe", "--max_seq_length", "32"]
+RUN = ["--use_cpu", "--disable_tqdm", "true", "--per_device_train_batch_size", "4", "--learning_rate", "1e-3"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TRANSFORMERS_VERBOSITY": "error"}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> Path:
+    rng = random.Random(0)
+    path = tmp_path_factory.mktemp("text") / "corpus.txt"
+    path.write_text(
+        "\n".join(" ".join(rng.choices(WORDS.split(), k=rng.randrange(3, 60))) for _ in range(150)), encoding="utf-8"
+    )
+    return path
+
+
+@pytest.fixture
+def run_mlm(monkeypatch):
+    def run(*arguments: object) -> None:
+        monkeypatch.setattr(sys, "argv", [str(ROOT / "run_mlm.py"), *map(str, arguments)])
+        runpy.run_path(str(ROOT / "run_mlm.py"), run_name="__main__")
+
+    return run
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-W", "ignore", str(ROOT / "run_mlm.py"), *map(str, arguments)]
+
+
+def log_of(folder: Path) -> list[dict]:
+    return json.loads((folder / "trainer_state.json").read_text())["log_history"]
+
+
+def test_from_text_to_a_model(run_mlm, text, tmp_path):
+    out = tmp_path / "out"
+    run_mlm(*TINY, *RUN, "--train_file", text, "--output_dir", out, "--max_steps", 8, "--logging_steps", 4)
+    results = json.loads((out / "all_results.json").read_text())
+    assert results["eval_perplexity"] == pytest.approx(torch.tensor(results["eval_loss"]).exp().item(), rel=1e-4)
+    assert 0 <= results["eval_masked_accuracy"] <= 1
+    logged = [entry for entry in log_of(out) if "loss" in entry]
+    assert len(logged) == 2
+    for entry in logged:
+        assert entry["tokens_per_second"] > 0 and entry["mfu"] > 0 and entry["perplexity"] > 1
+        assert 0 <= entry["masked_accuracy"] <= 1
+    model, tokenizer = AutoModelForMaskedLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
+    assert model.config.emd_steps == 2 and model.config.vocab_size == len(tokenizer)
+    assert pipeline("fill-mask", model=model, tokenizer=tokenizer)("the old [MASK]")[0]["score"] > 0
+    card = (out / "README.md").read_text()
+    for part in (
+        "from scratch on corpus.txt, 8 steps",
+        "eval_loss",
+        "learning_rate",
+        "run_mlm.py --config_preset tiny",
+    ):
+        assert part in card
+
+
+def test_go_on_from_a_checkpoint_of_another_layout(run_mlm, text, tmp_path):
+    """In-tree folders, with their tokenizer; the same run with --from_scratch takes no weights."""
+    from transformers import DebertaV2Config, DebertaV2ForMaskedLM
+
+    run_mlm(*TINY, *RUN, "--train_file", text, "--output_dir", tmp_path / "first", "--max_steps", 1)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "first")
+    fields = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    fields |= {"vocab_size": len(tokenizer), "relative_attention": True, "position_buckets": 16, "share_att_key": True}
+    fields |= {"pos_att_type": ["c2p", "p2c"], "norm_rel_ebd": "layer_norm", "legacy": False, "type_vocab_size": 0}
+    torch.manual_seed(1)
+    in_tree = DebertaV2ForMaskedLM(DebertaV2Config(**fields, max_position_embeddings=64, position_biased_input=False))
+    in_tree.save_pretrained(tmp_path / "in-tree")
+    tokenizer.save_pretrained(tmp_path / "in-tree")
+    weight = in_tree.deberta.encoder.layer[0].output.dense.weight
+    arguments = [*RUN, "--train_file", text, "--max_seq_length", 32, "--max_steps", 1, "--learning_rate", "1e-6"]
+    for name, extra in {"continued": [], "anew": ["--from_scratch"]}.items():
+        out = tmp_path / name
+        run_mlm("--model_name_or_path", tmp_path / "in-tree", *extra, *arguments, "--output_dir", out)
+        found = AutoModelForMaskedLM.from_pretrained(out).deberta.encoder.layer[0].output.dense.weight
+        assert torch.allclose(found, weight, atol=1e-4) == (name == "continued")
+
+
+@pytest.mark.parametrize("objective", ["causal", "joint"])
+def test_autoregressive_objectives(run_mlm, text, tmp_path, objective):
+    arguments = ["--objective", objective, "--max_steps", 4, "--logging_steps", 2]
+    run_mlm(*TINY, *RUN, "--train_file", text, "--output_dir", tmp_path, *arguments)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(model).__name__ == "HfDebertaForCausalLM"
+    assert json.loads((tmp_path / "all_results.json").read_text())["eval_loss"] > 0
+
+
+@pytest.mark.parametrize("pack", [["--no_pack"], []], ids=["single", "packed"])
+def test_ablations_by_flags(run_mlm, text, tmp_path, pack):
+    overrides = "pos_att_type=c2p,position_biased_input=true,hidden_dropout_prob=0"
+    extra = ["--config_overrides", overrides, "--emd_steps", 0, "--max_steps", 2, *pack]
+    run_mlm(*TINY, *RUN, "--train_file", text, "--output_dir", tmp_path, *extra)
+    config = AutoModelForMaskedLM.from_pretrained(tmp_path).config
+    assert (config.pos_att_type, config.emd_steps, config.position_biased_input) == (["c2p"], 0, True)
+
+
+LONG = ["--max_steps", 14, "--save_steps", 3, "--gradient_accumulation_steps", 2]
+
+
+def test_killed_and_started_again(text, tmp_path):
+    """In the middle of an epoch, with packing, dropout and accumulation: the same weights to the last bit."""
+    arguments = [*TINY, *RUN, *LONG, "--train_file", text, "--tokens_dir", tmp_path / "tokens", "--do_eval", "false"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    subprocess.run(command(*arguments, "--output_dir", whole), env=ENVIRONMENT, check=True, capture_output=True)
+    process = subprocess.Popen(
+        command(*arguments, "--output_dir", killed),
+        env=ENVIRONMENT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    until = time.monotonic() + 120
+    while not (killed / "checkpoint-6").exists() and time.monotonic() < until:
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert (killed / "checkpoint-6").exists() and not (killed / "model.safetensors").exists()
+    again = subprocess.run(
+        command(*arguments, "--output_dir", killed), env=ENVIRONMENT, check=True, capture_output=True, text=True
+    )
+    assert again.returncode == 0
+    first, second = (load_file(folder / "model.safetensors") for folder in (whole, killed))
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        assert torch.equal(value, second[name]), name
+
+
+def test_two_processes_give_the_losses_of_one(text, tmp_path):
+    overrides = "hidden_dropout_prob=0,attention_probs_dropout_prob=0"
+    arguments = [*TINY, "--config_overrides", overrides, "--use_cpu", "--train_file", text, "--max_steps", 6]
+    arguments += ["--tokens_dir", tmp_path / "tokens", "--logging_steps", 1, "--disable_tqdm", "true"]
+    one, two = tmp_path / "one", tmp_path / "two"
+    subprocess.run(
+        command(*arguments, "--per_device_train_batch_size", 8, "--output_dir", one),
+        env=ENVIRONMENT,
+        check=True,
+        capture_output=True,
+    )
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+    launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    script = command(*arguments, "--per_device_train_batch_size", 4, "--output_dir", two)[3:]
+    found = subprocess.run([*launch, *script], env=ENVIRONMENT, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr[-2000:]
+    expected, losses = ([entry["loss"] for entry in log_of(x) if "loss" in entry] for x in (one, two))
+    assert len(losses) == 6 and losses == pytest.approx(expected, rel=1e-4)
+    evaluated = [json.loads((folder / "all_results.json").read_text())["eval_loss"] for folder in (one, two)]
+    assert evaluated[0] == pytest.approx(evaluated[1], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give one of --model_name_or_path, --config_preset, --config_name, not none"),
+        (["--config_preset", "tiny", "--config_name", "x"], "not --config_preset and --config_name"),
+        (["--config_preset", "tiny"], "a new model needs a tokenizer"),
+        (["--config_preset", "huge", "--train_tokenizer", 300, "--tokenizer_type", "bpe"], "unknown preset 'huge'"),
+        ([*TINY, "--config_overrides", "hidden=3"], "unknown field hidden"),
+        ([*TINY, "--config_overrides", "emd_steps"], "takes name=value,name=value and not 'emd_steps'"),
+        ([*TINY, "--objective", "clm"], "--objective is mlm, causal or joint, not 'clm'"),
+        ([*TINY, "--mlm_probability", 15], "between 0 and 1, not 15"),
+        ([*TINY[:2], "--train_tokenizer", 100, "--tokenizer_type", "bpe"], "a vocabulary of 100 is too small"),
+        (["--model_name_or_path", "TRAINED", "--train_tokenizer", 300], "add --from_scratch"),
+        (["--model_name_or_path", "TRAINED", "--tokenizer_name", "OTHER"], "the tokenizer has 320 tokens and"),
+    ],
+)
+def test_bad_input_is_said_in_a_sentence(run_mlm, text, tmp_path, arguments, message):
+    if "TRAINED" in arguments:
+        HfDebertaForMaskedLM(HfDebertaConfig.from_preset("tiny")).save_pretrained(tmp_path / "trained")
+    if "OTHER" in arguments:
+        from hf_deberta.training.tokenizer_training import train_tokenizer
+
+        train_tokenizer([*WORDS.split(), "other things, of course!"] * 9, 320, "bpe").save_pretrained(
+            tmp_path / "other"
+        )
+    names = {"TRAINED": tmp_path / "trained", "OTHER": tmp_path / "other"}
+    arguments = [names.get(argument, argument) for argument in arguments]
+    with pytest.raises(SystemExit) as stopped:
+        run_mlm(*arguments, "--train_file", text, "--output_dir", tmp_path / "out", "--use_cpu")
+    assert message in stopped.value.code and stopped.value.code.startswith("run_mlm.py: ")
+
+
+def test_a_checkpoint_of_another_shape(run_mlm, text, tmp_path):
+    """Refused, and left as it was."""
+    run_mlm(*TINY, *RUN, "--train_file", text, "--output_dir", tmp_path, "--max_steps", 2, "--save_steps", 1)
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "checkpoint-2").iterdir()}
+    with pytest.raises((RuntimeError, ValueError), match="size mismatch|shape"):
+        run_mlm(
+            *TINY, *RUN, "--train_file", text, "--output_dir", tmp_path, "--max_steps", 4,
+            "--config_overrides", "hidden_size=64,intermediate_size=128",
+        )  # fmt: skip
+    assert before == {path.name: path.stat().st_mtime_ns for path in (tmp_path / "checkpoint-2").iterdir()}

@@ -1,0 +1,122 @@
+"""`run_rtd.py` as a user starts it: two ordinary checkpoints, on from them, killed and started again, and bad input."""
+
+import json
+import os
+import random
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer, DebertaV2Model
+
+from hf_deberta import HfDebertaForSequenceClassification, export_to_transformers
+
+ROOT = Path(__file__).parents[1]
+WORDS = "the old man walked slowly down to a quiet harbour where small boats wait for wind and his friends"
+RUN = ["--use_cpu", "--disable_tqdm", "true", "--per_device_train_batch_size", "4", "--learning_rate", "1e-3"]
+RUN += ["--max_seq_length", "32"]
+TINY = ["--config_preset", "tiny", "--train_tokenizer", "300", "--tokenizer_type", "bpe", *RUN]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TRANSFORMERS_VERBOSITY": "error"}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> Path:
+    rng = random.Random(0)
+    path = tmp_path_factory.mktemp("text") / "corpus.txt"
+    lines = (" ".join(rng.choices(WORDS.split(), k=rng.randrange(3, 60))) for _ in range(150))
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def run_rtd(monkeypatch):
+    def run(*arguments: object) -> None:
+        monkeypatch.setattr(sys, "argv", [str(ROOT / "run_rtd.py"), *map(str, arguments)])
+        runpy.run_path(str(ROOT / "run_rtd.py"), run_name="__main__")
+
+    return run
+
+
+@pytest.mark.parametrize("sharing", ["gdes", "es", "nes"])
+def test_from_text_to_two_checkpoints_and_on(run_rtd, text, tmp_path, sharing):
+    first, second = tmp_path / "first", tmp_path / "second"
+    common = ["--train_file", text, "--embedding_sharing", sharing, "--logging_steps", 2]
+    run_rtd(*TINY, *common, "--output_dir", first, "--max_steps", 4)
+    results = json.loads((first / "all_results.json").read_text())
+    for name in ("lm_loss", "rtd_loss", "masked_accuracy", "replaced_found", "original_kept"):
+        assert results[f"eval_{name}"] >= 0
+    logged = [x for x in json.loads((first / "trainer_state.json").read_text())["log_history"] if "loss" in x]
+    assert len(logged) == 2 and all(x["tokens_per_second"] > 0 and x["mfu"] > 0 and x["rtd_loss"] > 0 for x in logged)
+
+    generator = AutoModelForMaskedLM.from_pretrained(first / "generator")
+    discriminator = AutoModelForPreTraining.from_pretrained(first / "discriminator")
+    assert AutoTokenizer.from_pretrained(first / "discriminator").mask_token == "[MASK]"
+    assert generator.config.num_hidden_layers == discriminator.config.num_hidden_layers == 2  # a decoder needs two
+    tables = [model.get_input_embeddings().weight for model in (generator, discriminator)]
+    assert torch.equal(*tables) == (sharing == "es")
+    assert torch.allclose(*tables, atol=0.1) == (sharing != "nes")
+    HfDebertaForSequenceClassification.from_pretrained(first / "discriminator", num_labels=2)
+    export_to_transformers(discriminator, tmp_path / "exported")
+    DebertaV2Model.from_pretrained(tmp_path / "exported")
+    card = (first / "discriminator" / "README.md").read_text()
+    assert "HfDebertaForPreTraining" in card and "eval_rtd_loss" in card and "run_rtd.py --config_preset" in card
+
+    pair = ["--generator_name_or_path", first / "generator", "--discriminator_name_or_path", first / "discriminator"]
+    run_rtd(*pair, *RUN, *common, "--output_dir", second, "--max_steps", 1, "--learning_rate", "1e-7")
+    for name in ("generator", "discriminator"):
+        before, after = (load_file(folder / name / "model.safetensors") for folder in (first, second))
+        assert all(torch.allclose(value, after[key], atol=1e-5) for key, value in before.items())
+
+
+def test_killed_and_started_again(text, tmp_path):
+    """In the middle of an epoch, with dropout, draws and accumulation: the same weights to the last bit."""
+    arguments = [*TINY, "--decoupled", "--max_steps", 11, "--save_steps", 3, "--gradient_accumulation_steps", 2]
+    arguments += [
+        "--num_train_epochs",
+        9,
+        "--train_file",
+        text,
+        "--tokens_dir",
+        tmp_path / "tokens",
+        "--do_eval",
+        "false",
+    ]
+    command = [sys.executable, "-W", "ignore", str(ROOT / "run_rtd.py"), *map(str, arguments), "--output_dir"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    subprocess.run([*command, str(whole)], env=ENVIRONMENT, check=True, capture_output=True)
+    process = subprocess.Popen(
+        [*command, str(killed)], env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    until = time.monotonic() + 300
+    while not (killed / "checkpoint-6").exists() and time.monotonic() < until:
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert (killed / "checkpoint-6").exists() and not (killed / "generator").exists()
+    subprocess.run([*command, str(killed)], env=ENVIRONMENT, check=True, capture_output=True)
+    for name in ("generator", "discriminator"):
+        first, second = (load_file(folder / name / "model.safetensors") for folder in (whole, killed))
+        assert first.keys() == second.keys() and all(torch.equal(value, second[key]) for key, value in first.items())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give one of --config_preset, --config_name (start anew)"),
+        (["--generator_name_or_path", "x"], "belong together: give both"),
+        ([*TINY, "--embedding_sharing", "all"], "embedding_sharing is one of gdes, es, nes, not 'all'"),
+        ([*TINY, "--rtd_weight", -1], "rtd_weight must be 0 or more, and finite, not -1"),
+        ([*TINY, "--generator_layers", 1], "the enhanced mask decoder reads the layer before the last"),
+        ([*TINY[:2], "--max_ngram", 0, "--tokenizer_name", "/nowhere"], "/nowhere"),
+    ],
+)
+def test_bad_input_is_said_in_a_sentence(run_rtd, text, tmp_path, arguments, message):
+    with pytest.raises(SystemExit) as stopped:
+        run_rtd(*arguments, "--train_file", text, "--output_dir", tmp_path / "out", "--use_cpu")
+    assert message in stopped.value.code and stopped.value.code.startswith("run_rtd.py: ")
