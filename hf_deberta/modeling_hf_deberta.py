@@ -560,7 +560,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         `context.scatter` puts back. `causal`: no token sees those after it; nothing is unpadded then.
         """
         batch, length, device = self._check_inputs(input_ids, token_type_ids, inputs_embeds)
-        if input_ids is not None and cu_seq_lens_q is None:
+        if input_ids is not None and cu_seq_lens_q is None and position_ids is None:  # packed rows have no mask
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
         context = AttentionContext.of(attention_mask, position_ids, cu_seq_lens_q, (batch, length), device, causal)
         embeddings = self.embeddings(

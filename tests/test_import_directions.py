@@ -99,5 +99,14 @@ def test_nothing_else_is_needed(path):
             assert top in ALWAYS_THERE or top in __import__("sys").stdlib_module_names, f"{path.name} imports {name}"
 
 
+@pytest.mark.parametrize("path", sorted((PACKAGE / "training").glob("*.py")), ids=lambda path: path.stem)
+def test_training_stays_home(path):
+    """It imports the package by its name, and neither scripts nor tests; nothing that travels imports it."""
+    for node in imports(path):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module]
+        assert not getattr(node, "level", 0), ast.unparse(node)
+        assert not any(name.startswith(("run_", "tests", "hf_deberta.tasks")) for name in names), names
+
+
 def test_no_drawers():
     assert not [path for path in PACKAGE.rglob("*.py") if path.stem in ("utils", "common", "base")]

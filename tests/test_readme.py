@@ -3,14 +3,19 @@
 import importlib.util
 import json
 import re
+import runpy
+import shlex
 import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import HfArgumentParser
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM
+from hf_deberta.training.arguments import MaskingArguments, PretrainingArguments
+from hf_deberta.training.corpus import CorpusArguments
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -68,6 +73,9 @@ def test_the_table_of_times_is_that_of_the_results():
 def test_named_files_and_targets_exist():
     for name in re.findall(r"^  (\w+\.py) ", README, flags=re.MULTILINE):
         assert (ROOT / "hf_deberta" / name).exists(), name
+    for name in re.findall(r"^    ((?:\w+\.py(?:, )?)+)", README, flags=re.MULTILINE):
+        for part in name.split(", "):
+            assert (ROOT / "hf_deberta" / "training" / part).exists(), part
     for link in re.findall(r"\]\(([^)#:]+)\)", README):
         assert (ROOT / link).exists(), link
     targets = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -75,6 +83,17 @@ def test_named_files_and_targets_exist():
         assert f"make {target} " in targets, target
 
 
+def test_commands_know_their_flags(tmp_path):
+    """Each pretraining command parses; what it does is tested by tests/test_run_*.py."""
+    commands = re.findall(r"^(?:python|accelerate launch.*?) (run_\w+\.py) (.*)$", README, flags=re.MULTILINE)
+    assert {script for script, _ in commands} >= {"run_mlm.py", "run_rtd.py"}
+    for script, flags in commands:
+        main = runpy.run_path(str(ROOT / script))
+        kinds = (main.get("ModelArguments") or main["PairArguments"], CorpusArguments, MaskingArguments)
+        parser = HfArgumentParser((*kinds, PretrainingArguments))
+        parser.parse_args_into_dataclasses(shlex.split(flags, comments=True))
+
+
 def test_every_module_is_on_the_map():
-    for path in (ROOT / "hf_deberta").glob("*.py"):
+    for path in (ROOT / "hf_deberta").rglob("*.py"):
         assert path.name == "__init__.py" or path.name in README, path.name
