@@ -117,6 +117,11 @@ def make_model(args: ModelArguments, tokenizer: PreTrainedTokenizerBase, length:
     if args.starts_anew:
         return kind(args.new_config(tokenizer, length, name))
     model = kind.from_pretrained(name, dtype="float32", **args.overrides(), **args.loading())
+    config = model.config
+    if (config.decodes_positions or config.position_biased_input) and length > config.max_position_embeddings:
+        raise ValueError(
+            f"--max_seq_length {length} is more than the {config.max_position_embeddings} absolute positions of {name}"
+        )
     if len(tokenizer) > model.config.vocab_size:
         raise ValueError(
             f"the tokenizer has {len(tokenizer)} tokens and {name} knows {model.config.vocab_size}; use the one that "

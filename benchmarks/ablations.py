@@ -43,11 +43,12 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--learning_rate", default="1e-3")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
     parser.add_argument("--work_dir", type=Path, default=Path(tempfile.gettempdir()) / "ablations")
     args = parser.parse_args()
     setting = f"{args.steps} steps of {args.batch} x {args.length}, peak {args.learning_rate}, 8k Unigram"
     for seed in range(1, args.seeds + 1):
-        for variant in VARIANTS:
+        for variant in args.variants:
             if not any(
                 (row["variant"], row["seed"], row["setting"]) == (variant, str(seed), setting) for row in done()
             ):
@@ -93,12 +94,13 @@ def print_table(setting: str) -> None:
         if row["setting"] == setting:
             losses.setdefault(row["variant"], {})[row["seed"]] = float(row["validation_loss"])
     print(f"\n| {setting} | validation loss | smallest to largest | minus DeBERTa, same seed |\n|---|--:|--:|--:|")
-    whole = losses["DeBERTa"]
+    whole = losses.get("DeBERTa", {})
     for variant, by_seed in losses.items():
         values = list(by_seed.values())
         differences = [by_seed[seed] - whole[seed] for seed in by_seed if seed in whole]
         spread = f"{min(values):.3f} to {max(values):.3f}"
-        print(f"| {variant} | {statistics.mean(values):.3f} | {spread} | {statistics.mean(differences):+.3f} |")
+        difference = f"{statistics.mean(differences):+.3f}" if differences else ""
+        print(f"| {variant} | {statistics.mean(values):.3f} | {spread} | {difference} |")
 
 
 if __name__ == "__main__":

@@ -69,6 +69,9 @@ class Rows(torch.utils.data.Dataset):
     ):
         if length < LEAST_PIECE + 2:
             raise ValueError(f"a row needs {LEAST_PIECE + 2} tokens at least, not {length}")
+        missing = [n for n in ("cls_token", "sep_token", "pad_token") if getattr(tokenizer, f"{n}_id") is None]
+        if missing:
+            raise ValueError(f"rows need a tokenizer with {', '.join(missing)}, which this one has not; give it one")
         self.tokens, self.length, self.masking, self.pack, self.seed = tokens, length, masking, pack, seed
         self.first, self.last = np.array([[tokenizer.cls_token_id], [tokenizer.sep_token_id]])
         self.padding = tokenizer.pad_token_id

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from transformers import TrainerCallback
 
 from hf_deberta.batch_loss import IGNORED
 from hf_deberta.training.model_card import write_training_card
@@ -27,13 +28,16 @@ class PretrainingTrainer(WholeCheckpoints):
     def __init__(self, *args, context: float = 0.0, about: dict | None = None, **kwargs):
         super().__init__(*args, **kwargs)
         self.context, self.about = context, about or {"data": "text"}
+        self.order: EpochSampler | None = None
+        self.add_callback(NextEpoch(self))
         self.window = Window(self.model.config.pad_token_id)
         self.peak: float | None = None
 
     def _get_train_sampler(self, train_dataset=None) -> EpochSampler:
         dataset = self.train_dataset if train_dataset is None else train_dataset
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        return EpochSampler(len(dataset), seed)
+        self.order = EpochSampler(len(dataset), seed)
+        return self.order
 
     def get_batch_samples(self, *args, **kwargs):
         batches, items = super().get_batch_samples(*args, **kwargs)
@@ -74,6 +78,16 @@ class PretrainingTrainer(WholeCheckpoints):
 
     def create_model_card(self, **about) -> None:
         write_training_card(self, **{**self.about, **about})
+
+
+class NextEpoch(TrainerCallback):
+    """Tells the order of rows which epoch it is, since accelerate's loader does not where several processes resume."""
+
+    def __init__(self, trainer: PretrainingTrainer):
+        self.trainer = trainer
+
+    def on_epoch_begin(self, args, state, control, **kwargs) -> None:
+        self.trainer.order.set_epoch(int((state.epoch or 0) + 1e-6))
 
 
 class Window:

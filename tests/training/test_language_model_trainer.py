@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from transformers import TrainingArguments
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from hf_deberta import HfDebertaConfig, HfDebertaForCausalLM, HfDebertaForMaskedLM
 from hf_deberta.training.language_model_trainer import PASSES, LanguageModelTrainer, predicted_labels
@@ -116,6 +116,14 @@ def test_every_row_once_an_epoch_with_new_masks(tmp_path):
             expected = torch.tensor(np.stack([data[i]["input_ids"] for i in sampler]))
             assert torch.equal(seen[-1], expected)
         assert not torch.equal(seen[0].sort(0).values, seen[1].sort(0).values)
+
+
+@pytest.mark.parametrize(("reached", "epoch"), [(None, 0), (0.4, 0), (1.0, 1), (1.4, 1), (2.9999999999, 3)])
+def test_a_resumed_epoch_has_its_own_order(tmp_path, reached, epoch):
+    run = trainer(tmp_path, "mlm")
+    run.get_train_dataloader()
+    run.callback_handler.on_epoch_begin(run.args, TrainerState(epoch=reached), TrainerControl())
+    assert run.order.epoch == epoch
 
 
 def test_speed_counts_real_tokens(tmp_path):

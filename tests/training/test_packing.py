@@ -130,6 +130,12 @@ def test_average_context():
     assert Rows(corpus([3, 8]), TOKENIZER, 10, None).context() == pytest.approx((25 + 100) / 15)
 
 
+def test_rows_need_special_tokens():
+    tokenizer = SimpleNamespace(cls_token_id=None, sep_token_id=SEP, pad_token_id=None)
+    with pytest.raises(ValueError, match="a tokenizer with cls_token, pad_token"):
+        Rows(corpus([5]), tokenizer, 16, None)
+
+
 def test_rows_need_some_length():
     with pytest.raises(ValueError, match="10 tokens at least, not 9"):
         Rows(corpus([5]), TOKENIZER, 9, None)
