@@ -75,7 +75,7 @@ def main() -> None:
         trainer.save_metrics("eval", metrics)
     if args.push_to_hub:
         trainer.push_to_hub()
-    else:
+    elif args.do_train:
         trainer.create_model_card()
     trainer.end()
 

@@ -94,9 +94,7 @@ def main() -> None:
         metrics = trainer.evaluate()
         trainer.log_metrics("eval", metrics)
         trainer.save_metrics("eval", metrics)
-    if args.push_to_hub:
-        trainer.push_to_hub()
-    else:
+    if args.do_train:
         trainer.create_model_card()
     trainer.end()
 
@@ -107,6 +105,11 @@ def prepare(
     masking_args: RtdMaskingArguments,
     training_args: PretrainingArguments,
 ) -> RtdTrainer:
+    if training_args.push_to_hub:
+        raise ValueError(
+            "--push_to_hub knows one model, and this makes two: afterwards, load OUTPUT_DIR/discriminator and "
+            "OUTPUT_DIR/generator, and push each"
+        )
     set_seed(training_args.seed)
     folder, base = Path(training_args.output_dir), pair_args.discriminator_name_or_path
     with training_args.main_process_first(desc="tokenizing"):

@@ -180,7 +180,11 @@ def test_two_processes_give_the_losses_of_one(text, tmp_path):
         ([*TINY, "--mlm_probability", 15], "between 0 and 1, not 15"),
         ([*TINY[:2], "--train_tokenizer", 100, "--tokenizer_type", "bpe"], "a vocabulary of 100 is too small"),
         (["--model_name_or_path", "TRAINED", "--train_tokenizer", 300], "add --from_scratch"),
-        (["--model_name_or_path", "TRAINED", "--tokenizer_name", "OTHER"], "the tokenizer has 320 tokens and"),
+        (
+            ["--model_name_or_path", "TRAINED", "--tokenizer_name", "OTHER", "--max_seq_length", 64],
+            "the tokenizer has 320 tokens and",
+        ),
+        (["--model_name_or_path", "TRAINED", "--tokenizer_name", "OTHER"], "more than the 64 absolute positions of"),
     ],
 )
 def test_bad_input_is_said_in_a_sentence(run_mlm, text, tmp_path, arguments, message):

@@ -111,6 +111,7 @@ def test_killed_and_started_again(text, tmp_path):
         ([], "give one of --config_preset, --config_name (start anew)"),
         (["--generator_name_or_path", "x"], "belong together: give both"),
         ([*TINY, "--embedding_sharing", "all"], "embedding_sharing is one of gdes, es, nes, not 'all'"),
+        ([*TINY, "--push_to_hub"], "--push_to_hub knows one model, and this makes two"),
         ([*TINY, "--rtd_weight", -1], "rtd_weight must be 0 or more, and finite, not -1"),
         ([*TINY, "--generator_layers", 1], "the enhanced mask decoder reads the layer before the last"),
         ([*TINY[:2], "--max_ngram", 0, "--tokenizer_name", "/nowhere"], "/nowhere"),

@@ -122,7 +122,7 @@ def rows_of(
 ) -> dict[str, Rows]:
     """Rows of each split; the corpus is tokenised if it has not been."""
     args = corpus.arguments
-    tokens_dir = args.tokens_dir or folder / "tokens"
+    tokens_dir = args.tokens_dir or folder / "_tokens"  # push_to_hub leaves out what begins so
     found = {}
     for split in corpus.splits:
         tokens = corpus.tokens(split, tokenizer, tokens_dir)

@@ -54,7 +54,7 @@ class CorpusArguments:
         default=None, metadata={"help": "Processes that tokenise; by default one, which uses all cores by threads."}
     )
     tokens_dir: str | None = field(
-        default=None, metadata={"help": "Where the tokenised corpus is kept; OUTPUT_DIR/tokens if not given."}
+        default=None, metadata={"help": "Where the tokenised corpus is kept; OUTPUT_DIR/_tokens if not given."}
     )
     overwrite_cache: bool = field(default=False, metadata={"help": "Tokenise again."})
     max_seq_length: int = field(default=512, metadata={"help": "Tokens of a row, [CLS] and [SEP] included."})
@@ -150,6 +150,7 @@ class Corpus:
         read = [(path, Path(path).stat().st_size, Path(path).stat().st_mtime_ns) for path in expand(files or [])]
         given = [args.dataset_name, args.dataset_config_name, args.text_column, args.sample_by, read]
         given += [args.max_train_samples, args.max_eval_samples, args.validation_split_percentage, split]
+        given += [args.validation_file is None]  # whether the end of the training documents is for validation
         content = json.dumps(given) + tokenizer.backend_tokenizer.to_str()
         return hashlib.sha256(content.encode()).hexdigest()
 
@@ -216,7 +217,7 @@ def read_files(patterns: list[str], sample_by: str, **loading):
     for file in files:
         if builder != "parquet" and not file.endswith(".gz"):
             check_utf8(file)
-    options = {"text": {"sample_by": sample_by}, "csv": {"sep": "\t" if files[0].endswith(".tsv") else ","}}
+    options = {"text": {"sample_by": sample_by}, "csv": {"sep": "\t" if ".tsv" in Path(files[0]).name.lower() else ","}}
     return datasets.load_dataset(builder, data_files=files, split="train", **options.get(builder, {}), **loading)
 
 

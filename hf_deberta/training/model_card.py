@@ -77,7 +77,7 @@ def write_training_card(
             *history(trainer.state.log_history),
             f"torch {torch.__version__}, transformers {transformers.__version__}. The command:\n",
             "```bash",
-            shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            shlex.join([Path(sys.argv[0]).name, *without_secrets(sys.argv[1:])]),
             "```",
             "",
         ]
@@ -108,3 +108,14 @@ def history(log: list[dict], most: int = 20) -> list[str]:
 
 def shown(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(getattr(value, "value", value))
+
+
+def without_secrets(words: list[str]) -> list[str]:
+    """A command line without the values of --token and --hub_token, in either form."""
+    shown_words = []
+    for before, word in zip(["", *words], words, strict=False):
+        name, equals, _ = word.partition("=")
+        secret = name.lstrip("-").replace("-", "_") in ("token", "hub_token")
+        after_secret = before.lstrip("-").replace("-", "_") in ("token", "hub_token")
+        shown_words.append("..." if after_secret else f"{name}=..." if secret and equals else word)
+    return shown_words

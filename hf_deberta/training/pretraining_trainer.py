@@ -76,8 +76,9 @@ class PretrainingTrainer(WholeCheckpoints):
             return torch.bfloat16
         return torch.float16 if self.args.fp16 else self.model.dtype
 
-    def create_model_card(self, **about) -> None:
-        write_training_card(self, **{**self.about, **about})
+    def create_model_card(self, **_) -> None:
+        """What Trainer would say of the model is in the card anyway."""
+        write_training_card(self, **self.about)
 
 
 class NextEpoch(TrainerCallback):
@@ -87,7 +88,7 @@ class NextEpoch(TrainerCallback):
         self.trainer = trainer
 
     def on_epoch_begin(self, args, state, control, **kwargs) -> None:
-        self.trainer.order.set_epoch(int((state.epoch or 0) + 1e-6))
+        self.trainer.order.set_epoch(int(state.epoch or 0))
 
 
 class Window:

@@ -509,11 +509,11 @@ class RtdTrainer(PretrainingTrainer):
         if self.args.push_to_hub:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
-    def create_model_card(self, **about) -> None:
+    def create_model_card(self, **_) -> None:
         for name in MODELS:
             folder = Path(self.args.output_dir) / name
             if folder.exists():
-                write_training_card(self, **{**self.about, **about}, folder=folder)
+                write_training_card(self, **self.about, folder=folder)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         losses = [name for name in logs if name.endswith("loss") and name != "train_loss"]

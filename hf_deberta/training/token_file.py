@@ -29,6 +29,7 @@ class TokenFile:
     tokens: np.ndarray  # [T]
     ends: np.ndarray  # [D] int64
     about: dict
+    folder: Path | None = None
 
     @classmethod
     def read(cls, folder: str | Path) -> "TokenFile":
@@ -41,7 +42,13 @@ class TokenFile:
         sizes = about["tokens"] * np.dtype(about["dtype"]).itemsize, about["documents"] * 8
         if (tokens.stat().st_size, ends.stat().st_size) != sizes:
             raise ValueError(f"{folder} is damaged: tokens.bin and ends.bin must have {sizes} bytes; make it anew")
-        return cls(np.memmap(tokens, about["dtype"], "r"), np.memmap(ends, np.int64, "r"), about)
+        return cls(np.memmap(tokens, about["dtype"], "r"), np.memmap(ends, np.int64, "r"), about, folder)
+
+    def __reduce__(self) -> tuple:
+        """Workers map the files themselves; a copy of an array would be the whole corpus."""
+        if self.folder is None:
+            return TokenFile, (self.tokens, self.ends, self.about)
+        return TokenFile.read, (self.folder,)
 
     def document(self, number: int) -> np.ndarray:
         return self.tokens[self.ends[number - 1] if number else 0 : self.ends[number]]

@@ -1,7 +1,7 @@
 """Checkpoints that are whole or not there, for any `Trainer`.
 
 `Trainer` writes into `checkpoint-N` file by file, so a run that is killed, or a disk that fills up, leaves a folder
-that looks like a checkpoint. Here it is written into `unfinished/checkpoint-N` and renamed when all is on disk; older
+that looks like a checkpoint. Here it is written into `_unfinished/checkpoint-N` and renamed when all is on disk; older
 ones are removed only then. The last whole one is always there to go on from.
 
     >>> class MyTrainer(WholeCheckpoints, Trainer): ...
@@ -20,7 +20,7 @@ from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint, rotate_checkpoints
 from transformers.utils import logging
 
-UNFINISHED = "unfinished"
+UNFINISHED = "_unfinished"  # push_to_hub leaves out what begins so
 STATE = "trainer_state.json"
 
 logger = logging.get_logger(__name__)
@@ -46,8 +46,8 @@ class WholeCheckpoints(Trainer):
         try:
             super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
+            self._name_best(folder)  # in every process: each loads it in the end
             if self.args.should_save:
-                self._name_best(folder)
                 self.state.save_to_json(unfinished / STATE)
                 write_through(unfinished)
                 replace_folder(unfinished, whole)
@@ -55,6 +55,7 @@ class WholeCheckpoints(Trainer):
                     output_dir=str(folder),
                     save_total_limit=self.args.save_total_limit,
                     best_model_checkpoint=self.state.best_model_checkpoint,
+                    use_mtime=True,  # as Trainer: a run may go on from an older one
                 )
         except (OSError, SafetensorError, RuntimeError) as error:
             if not is_full_disk(error):
@@ -70,6 +71,12 @@ class WholeCheckpoints(Trainer):
         finally:
             self._writing = False
         self.accelerator.wait_for_everyone()
+        if self.args.push_to_hub:
+            super()._push_from_checkpoint(str(whole))
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        if not self._writing:  # what is not whole yet is not pushed
+            super()._push_from_checkpoint(checkpoint_folder)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """As in `Trainer`; each file of the final model appears when it is whole."""

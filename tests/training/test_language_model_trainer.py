@@ -118,7 +118,7 @@ def test_every_row_once_an_epoch_with_new_masks(tmp_path):
         assert not torch.equal(seen[0].sort(0).values, seen[1].sort(0).values)
 
 
-@pytest.mark.parametrize(("reached", "epoch"), [(None, 0), (0.4, 0), (1.0, 1), (1.4, 1), (2.9999999999, 3)])
+@pytest.mark.parametrize(("reached", "epoch"), [(None, 0), (0.4, 0), (1.0, 1), (1.4, 1)])
 def test_a_resumed_epoch_has_its_own_order(tmp_path, reached, epoch):
     run = trainer(tmp_path, "mlm")
     run.get_train_dataloader()

@@ -1,5 +1,7 @@
 """Token files: what is written is read back, and what is not whole is not taken for it."""
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -15,6 +17,13 @@ def test_documents_come_back(tmp_path, vocabulary, dtype):
     assert [read.document(i).tolist() for i in range(len(read))] == [d for d in documents if d]
     assert read.about == written.about
     assert read.about == {"made_of": "x", "dtype": dtype, "tokens": 104, "documents": 3}
+
+
+def test_a_worker_is_sent_the_folder_alone(tmp_path):
+    written = write_token_file(tmp_path / "tokens", [list(range(5000))], 6000, {})
+    sent = pickle.dumps(written)
+    assert len(sent) < 1000
+    assert pickle.loads(sent).document(0).tolist() == list(range(5000))
 
 
 def test_written_anew(tmp_path):

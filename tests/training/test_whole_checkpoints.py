@@ -46,9 +46,9 @@ def test_limit_and_best(tmp_path):
     state = json.loads((tmp_path / "checkpoint-6" / "trainer_state.json").read_text())
     assert state["best_model_checkpoint"] == str(tmp_path / f"checkpoint-{state['best_global_step']}")
     assert os.path.isdir(state["best_model_checkpoint"])
-    assert not (tmp_path / "unfinished").exists() or not list((tmp_path / "unfinished").iterdir())
+    assert not (tmp_path / "_unfinished").exists() or not list((tmp_path / "_unfinished").iterdir())
     run.save_model()
-    assert (tmp_path / "model.safetensors").exists() and not (tmp_path / "unfinished").exists()
+    assert (tmp_path / "model.safetensors").exists() and not (tmp_path / "_unfinished").exists()
 
 
 @pytest.mark.parametrize("where", ["_save_rng_state", "_save_optimizer_and_scheduler"])
@@ -64,7 +64,7 @@ def test_stopped_in_the_middle(tmp_path, monkeypatch, where):
     monkeypatch.setattr(run, where, stop)
     with pytest.raises(KeyboardInterrupt):
         run.train()
-    assert names(tmp_path) == ["checkpoint-2"] and (tmp_path / "unfinished" / "checkpoint-4").exists()
+    assert names(tmp_path) == ["checkpoint-2"] and (tmp_path / "_unfinished" / "checkpoint-4").exists()
     again = trainer(tmp_path)
     assert last_checkpoint(again.args) == str(tmp_path / "checkpoint-2")
     again.train(resume_from_checkpoint=last_checkpoint(again.args))
@@ -87,7 +87,7 @@ def test_full_disk(tmp_path, monkeypatch, error):
     monkeypatch.setattr(run, "_save_optimizer_and_scheduler", full)
     with pytest.raises(OSError, match=r"disk of .* is full: checkpoint-4 could not be written; checkpoint-2 is whole"):
         run.train()
-    assert names(tmp_path) == ["checkpoint-2"] and not (tmp_path / "unfinished").exists()
+    assert names(tmp_path) == ["checkpoint-2"] and not (tmp_path / "_unfinished").exists()
 
 
 def test_other_errors_are_not_renamed(tmp_path, monkeypatch):
@@ -105,7 +105,7 @@ def test_which_checkpoint_to_go_on_from(tmp_path):
     assert asked(None) is None
     (tmp_path / "run" / "checkpoint-5").mkdir(parents=True)
     (tmp_path / "run" / "checkpoint-12").mkdir()
-    (tmp_path / "run" / "unfinished" / "checkpoint-20").mkdir(parents=True)
+    (tmp_path / "run" / "_unfinished" / "checkpoint-20").mkdir(parents=True)
     assert asked(None) == asked("true") == str(tmp_path / "run" / "checkpoint-12")
     assert asked("false") is None and asked("elsewhere") == "elsewhere"
 
