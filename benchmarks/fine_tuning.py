@@ -1,0 +1,154 @@
+"""Fine-tuning by the scripts: does a task learn, and the same by Transformers' own classes, in how much time?
+
+    python benchmarks/fine_tuning.py --model my-pretrained --data ../data --tasks cola sst2
+
+The checkpoint is exported to the format of Transformers' own DebertaV2 classes once, so that both start from identical
+weights, with the same rows in the same order, seeds and settings. Rows go to results/fine_tuning.csv as they are done,
+and what is there is not done again.
+"""
+
+import argparse
+import csv
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from timing import RESULTS, circumstances, write_rows
+from transformers import AutoModel, AutoTokenizer
+
+import hf_deberta
+
+ROOT = Path(__file__).parents[1]
+TABLE = RESULTS / "fine_tuning.csv"
+KEY = ("checkpoint", "task", "who", "seed", "setting")
+# the scripts take every DeBERTa by our classes; this has them take Transformers' own
+IN_TREE = """
+import runpy, sys
+from hf_deberta.training import fine_tuning
+fine_tuning.deberta_config = lambda *_: None
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@dataclass
+class Task:
+    """How a task is started, and which of its metrics counts."""
+
+    script: str
+    flags: list[str]
+    metric: str
+
+
+def glue(name: str, metric: str, folder: str | None = None) -> Task:
+    return Task("run_glue.py", ["--task_name", name, "--data_dir", f"glue/{folder or name}"], metric)
+
+
+TASKS = {
+    "cola": glue("cola", "matthews_correlation"),
+    "sst2": glue("sst2", "accuracy"),
+    "mrpc": glue("mrpc", "accuracy"),
+    "rte": glue("rte", "accuracy"),
+    "qnli": glue("qnli", "accuracy"),
+    "stsb": glue("stsb", "pearson"),
+    "mnli": glue("mnli", "accuracy"),
+    "qqp": glue("qqp", "accuracy"),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="a folder with a pretrained model of ours")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="the folder that holds glue/cola/train.jsonl and so on"
+    )
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--who", nargs="+", default=["ours", "in-tree"], choices=["ours", "in-tree", "untrained"])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", default="3")
+    parser.add_argument("--max_train_samples", type=int, default=8000)
+    parser.add_argument("--extra", nargs="*", default=[], help="further flags of the script, without their dashes")
+    parser.add_argument("--name", help="the checkpoint's name in the table")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        checkpoints = {"ours": args.model, "in-tree": Path(scratch) / "in_tree", "untrained": Path(scratch) / "new"}
+        prepare(checkpoints)
+        for seed in range(1, args.seeds + 1):
+            for task in args.tasks:
+                for who in args.who:
+                    measure(args, task, who, seed, checkpoints[who], Path(scratch) / "run")
+    print_table()
+
+
+def prepare(checkpoints: dict[str, Path]) -> None:
+    """The same model for Transformers' own classes, and one of its shape that has learnt nothing."""
+    tokenizer = AutoTokenizer.from_pretrained(checkpoints["ours"])
+    model = AutoModel.from_pretrained(checkpoints["ours"])
+    hf_deberta.export_to_transformers(model, checkpoints["in-tree"])
+    type(model)(model.config).save_pretrained(checkpoints["untrained"])
+    for name in ("in-tree", "untrained"):
+        tokenizer.save_pretrained(checkpoints[name])
+
+
+def measure(args: argparse.Namespace, task: str, who: str, seed: int, checkpoint: Path, folder: Path) -> None:
+    how = TASKS[task]
+    settings = ["--num_train_epochs", args.epochs, "--max_train_samples", str(args.max_train_samples)]
+    settings += ["--per_device_train_batch_size", "32", "--learning_rate", "1e-4", "--warmup_steps", "0.1"]
+    settings += ["--max_seq_length", "128", *(f"--{word}" if word[0].isalpha() else word for word in args.extra)]
+    setting = " ".join(settings).replace("--", "")
+    row = {"checkpoint": args.name or args.model.name, "task": task, "who": who, "seed": str(seed), "setting": setting}
+    if any(all(found[key] == row[key] for key in KEY) for found in done()):
+        return
+    flags = [part if not part.startswith(("glue/", "superglue/")) else str(args.data / part) for part in how.flags]
+    command = [sys.executable, "-W", "ignore", *(["-c", IN_TREE] if who == "in-tree" else []), str(ROOT / how.script)]
+    command += ["--model_name_or_path", str(checkpoint), "--output_dir", str(folder), "--seed", str(seed), *flags]
+    command += [*settings, "--recipe", "none", "--do_train", "--do_eval", "--eval_strategy", "no"]
+    command += ["--save_strategy", "no", "--resume_from_checkpoint", "false", "--disable_tqdm", "true"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRANSFORMERS_VERBOSITY": "error"}
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
+    found = json.loads((folder / "all_results.json").read_text())
+    row |= {
+        "metric": how.metric,
+        "value": f"{found[f'eval_{how.metric}']:.4f}",
+        "train_loss": f"{found['train_loss']:.4f}",
+        "train_seconds": f"{found['train_runtime']:.1f}",
+        **circumstances(),
+    }
+    write_rows(TABLE, [row], KEY)
+    print(f"{task:8} {who:10} seed {seed}: {row['value']} {how.metric}, {row['train_seconds']} s", flush=True)
+
+
+def done() -> list[dict[str, str]]:
+    if not TABLE.exists():
+        return []
+    with open(TABLE, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def print_table() -> None:
+    """Mean and spread over seeds, and in-tree's time over ours."""
+    groups: dict[tuple[str, ...], dict[str, list[dict]]] = {}
+    for row in done():
+        by_who = groups.setdefault((row["checkpoint"], row["task"], row["metric"], row["setting"]), {})
+        by_who.setdefault(row["who"], []).append(row)
+    print("\n| checkpoint | task | metric | who | seeds | mean | smallest to largest | train loss | time, ours = 1 |")
+    print("|---|---|---|---|--:|--:|--:|--:|--:|")
+    for (checkpoint, task, metric, _), by_who in groups.items():
+        seconds = {who: statistics.mean(float(row["train_seconds"]) for row in rows) for who, rows in by_who.items()}
+        for who, rows in by_who.items():
+            values = [float(row["value"]) for row in rows]
+            loss = statistics.mean(float(row["train_loss"]) for row in rows)
+            ratio = f"{seconds[who] / seconds['ours']:.2f}" if "ours" in seconds else ""
+            print(
+                f"| {checkpoint} | {task} | {metric} | {who} | {len(rows)} | {statistics.mean(values):.3f} | "
+                f"{min(values):.3f} to {max(values):.3f} | {loss:.3f} | {ratio} |"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What is particular to a benchmark: its columns, features, answers, files and scores."""

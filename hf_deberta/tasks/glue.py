@@ -1,0 +1,274 @@
+"""GLUE, and any classification or regression of texts and pairs of texts: columns, labels, metrics, submission files.
+
+    python -m hf_deberta.tasks.glue submission.zip runs/*
+
+makes the zip that gluebenchmark.com takes from the files that `run_glue.py --do_predict` has written.
+"""
+
+import json
+import os
+import random
+import sys
+import zipfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from scipy.stats import pearsonr, spearmanr
+from sklearn.metrics import f1_score, matthews_corrcoef
+from transformers import PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from hf_deberta.tasks.truncation import warn_of_cut_inputs
+
+ENTAILMENT = ("entailment", "neutral", "contradiction")
+PAIR = ("entailment", "not_entailment")
+
+logger = logging.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task of sentences or pairs; `labels` are None for a regression."""
+
+    columns: tuple[str, ...]
+    labels: tuple[str, ...] | None
+    metrics: tuple[str, ...]  # the first decides which model is best
+    files: dict[str, str] = field(default_factory=dict)  # of a submission, by split
+    named: bool = False  # whether a submission names labels, not numbers them
+
+
+TASKS = {
+    "cola": Task(("sentence",), ("unacceptable", "acceptable"), ("matthews_correlation",), {"test": "CoLA.tsv"}),
+    "sst2": Task(("sentence",), ("negative", "positive"), ("accuracy",), {"test": "SST-2.tsv"}),
+    "mrpc": Task(
+        ("sentence1", "sentence2"), ("not_equivalent", "equivalent"), ("accuracy", "f1"), {"test": "MRPC.tsv"}
+    ),
+    "stsb": Task(("sentence1", "sentence2"), None, ("pearson", "spearmanr"), {"test": "STS-B.tsv"}),
+    "qqp": Task(("question1", "question2"), ("not_duplicate", "duplicate"), ("accuracy", "f1"), {"test": "QQP.tsv"}),
+    "mnli": Task(
+        ("premise", "hypothesis"),
+        ENTAILMENT,
+        ("accuracy",),
+        {"test": "MNLI-m.tsv", "test_matched": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"},
+        named=True,
+    ),
+    "qnli": Task(("question", "sentence"), PAIR, ("accuracy",), {"test": "QNLI.tsv"}, named=True),
+    "rte": Task(("sentence1", "sentence2"), PAIR, ("accuracy",), {"test": "RTE.tsv"}, named=True),
+    "wnli": Task(("sentence1", "sentence2"), ("not_entailment", "entailment"), ("accuracy",), {"test": "WNLI.tsv"}),
+    "ax": Task(("premise", "hypothesis"), ENTAILMENT, ("matthews_correlation",), {"test": "AX.tsv"}, named=True),
+}
+SUBMISSION = [file for task in TASKS.values() for split, file in task.files.items() if split != "test_matched"]
+
+
+def own_task(splits: dict[str, Dataset], label_column: str = "label", regression: bool | None = None) -> Task:
+    """The task of somebody's own rows: one or two columns of text, and labels as they are found, if there are any.
+
+    Args:
+        regression: whether labels are numbers to come near to; by default, whether they are floats.
+    """
+    rows = splits.get("train", next(iter(splits.values())))
+    texts = [name for name, kind in rows.features.items() if name != label_column and _is_text(kind)]
+    texts = [name for name in ("sentence1", "sentence2") if name in texts] or texts[:2]
+    if not texts:
+        raise ValueError(f"there is no column of text among {', '.join(rows.column_names)}")
+    if label_column not in rows.column_names:
+        return Task(tuple(texts), (), ("accuracy",))
+    kind = rows.features[label_column]
+    if regression or (regression is None and getattr(kind, "dtype", "").startswith("float")):
+        return Task(tuple(texts), None, ("pearson", "spearmanr"))
+    if hasattr(kind, "names"):
+        return Task(tuple(texts), tuple(kind.names), ("accuracy", "f1"))
+    found = sorted(value for value in set(rows[label_column]) if value is not None)
+    if found == list(range(len(found))):
+        return Task(tuple(texts), tuple(f"LABEL_{number}" for number in found), ("accuracy", "f1"))
+    return Task(tuple(texts), tuple(str(value) for value in found), ("accuracy", "f1"))
+
+
+def _is_text(kind: Any) -> bool:
+    return getattr(kind, "dtype", None) in ("string", "large_string")
+
+
+def numbered_labels(rows: Dataset, labels: tuple[str, ...], split: str, column: str = "label") -> Callable:
+    """From a label as it stands in the rows, a number or a name, to its number; other labels are refused."""
+    numbers = {label: number for number, label in enumerate(labels)}
+    given = {value for value in set(rows[column]) if value is not None and value != -1}
+    known = {value for value in given if _number(value, numbers) is not None}
+    if given - known:
+        raise ValueError(
+            f"the {split} rows have labels that are not known: {', '.join(map(repr, sorted(given - known, key=str)))}; "
+            f"known are {', '.join(labels)}" + (f", or 0 to {len(labels) - 1}" if len(labels) else "")
+        )
+    return lambda value: -1 if value is None or value == -1 else _number(value, numbers)
+
+
+def _number(value: Any, numbers: dict[str, int]) -> int | None:
+    if isinstance(value, int) and not isinstance(value, bool) and str(value) not in numbers:
+        return value if 0 <= value < len(numbers) else None
+    return numbers.get(str(value))
+
+
+def encode(
+    rows: Dataset,
+    split: str,
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    length: int,
+    labels: tuple[str, ...] | None,
+    label_column: str = "label",
+    mapping: dict[str, Any] | None = None,
+    padding: bool = False,
+) -> Dataset:
+    """Rows as inputs of the model: `input_ids`, `attention_mask`, and `label`.
+
+    Args:
+        labels: in the model's order.
+        mapping: options of `Dataset.map`.
+    """
+    missing = [name for name in task.columns if name not in rows.column_names]
+    if missing:
+        raise ValueError(
+            f"the {split} rows have no column {', '.join(map(repr, missing))}; they have {', '.join(rows.column_names)}"
+        )
+    number, order = None, []
+    if task.labels and label_column in rows.column_names:
+        number = numbered_labels(rows, task.labels, split, label_column)
+        order = [labels.index(label) for label in task.labels]
+
+    def encoded(batch: dict[str, list]) -> dict[str, list]:
+        texts = [[text or "" for text in batch[name]] for name in task.columns]
+        found = dict(tokenizer(*texts, truncation=True, max_length=length, padding="max_length" if padding else False))
+        if number is not None:
+            numbers = [number(value) for value in batch[label_column]]
+            found["label"] = [order[n] if n >= 0 else n for n in numbers]
+        elif task.labels is None and label_column in batch:
+            found["label"] = [-1.0 if value is None else float(value) for value in batch[label_column]]
+        return found
+
+    found = rows.map(encoded, remove_columns=rows.column_names, **mapping or {"batched": True})
+    warn_of_cut_inputs(found, split, length)
+    return found
+
+
+def scores(names: Iterable[str], predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Of GLUE's metrics those asked for.
+
+    Args:
+        predictions: class numbers, or values of a regression.
+    """
+    average = "binary" if max(labels.max(initial=0), predictions.max(initial=0)) <= 1 else "macro"
+    known = {
+        "accuracy": lambda: (predictions == labels).mean(),
+        "f1": lambda: f1_score(labels, predictions, average=average, zero_division=0),
+        "matthews_correlation": lambda: matthews_corrcoef(labels, predictions),
+        "pearson": lambda: _correlation(pearsonr, predictions, labels),
+        "spearmanr": lambda: _correlation(spearmanr, predictions, labels),
+    }
+    return {name: float(known[name]()) for name in names}
+
+
+def _correlation(kind: Callable, predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Zero where either side is constant, for which none is defined."""
+    if len(labels) < 2 or np.ptp(predictions) == 0 or np.ptp(labels) == 0:
+        return 0.0
+    return kind(predictions, labels).statistic
+
+
+def probabilities(logits: np.ndarray) -> np.ndarray:
+    """[rows, labels]"""
+    shifted = np.exp(logits - logits.max(-1, keepdims=True))
+    return shifted / shifted.sum(-1, keepdims=True)
+
+
+def write_predictions(
+    folder: Path, task: Task, name: str, split: str, logits: np.ndarray, labels: tuple[str, ...] | None
+) -> None:
+    """What the model says of each row, in the order of the rows.
+
+    `predict_results_NAME.txt` as Transformers' example writes it, `predictions_NAME.jsonl` with probabilities, and the
+    file of a GLUE submission.
+
+    Args:
+        labels: in the model's order.
+    """
+    suffix = split.removeprefix("test").removeprefix("_")
+    name = f"{name}_{suffix}" if suffix else name
+    if task.labels is None:
+        said = [f"{value:.3f}" for value in logits]
+        rows = [{"index": i, "prediction": float(value)} for i, value in enumerate(logits)]
+        submitted = [f"{min(5.0, max(0.0, value)):.3f}" for value in logits]
+    else:
+        best = logits.argmax(-1)
+        said = [labels[number] for number in best]
+        shares = probabilities(logits.astype(np.float64))
+        rows = [
+            {"index": i, "prediction": word, "probabilities": dict(zip(labels, map(float, share), strict=True))}
+            for i, (word, share) in enumerate(zip(said, shares, strict=True))
+        ]
+        submitted = said if task.named else [str(task.labels.index(word)) for word in said]
+    write_lines(folder / f"predict_results_{name}.txt", ["index\tprediction", *numbered(said)])
+    write_lines(folder / f"predictions_{name}.jsonl", [json.dumps(row, ensure_ascii=False) for row in rows])
+    if split in task.files:
+        write_lines(folder / task.files[split], ["index\tprediction", *numbered(submitted)])
+
+
+def numbered(values: list[str]) -> list[str]:
+    return [f"{number}\t{value}" for number, value in enumerate(values)]
+
+
+def write_lines(path: Path, lines: list[str]) -> None:
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    unfinished.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    os.replace(unfinished, path)
+
+
+def write_submission(path: Path, folders: list[Path]) -> list[str]:
+    """The zip of the submission files in the folders; returns the names of those that were nowhere found."""
+    found: dict[str, Path] = {}
+    for folder in folders:
+        for file in (folder / name for name in SUBMISSION):
+            if file.exists():
+                if file.name in found:
+                    raise ValueError(f"{found[file.name]} and {file} are both there: give one folder of each task")
+                found[file.name] = file
+    if not found:
+        raise ValueError(f"none of {', '.join(SUBMISSION)} is in {', '.join(map(str, folders))}")
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, file in sorted(found.items()):
+            archive.write(file, name)
+    os.replace(unfinished, path)
+    return [name for name in SUBMISSION if name not in found]
+
+
+def made_up_rows(number: int, seed: int) -> list[dict[str, Any]]:
+    """Verdicts of a made-up critic for a demonstration: positive if most of what he says is."""
+    rng, rows = random.Random(seed), []
+    good = ["lovely", "brilliant", "warm", "witty", "moving", "fresh", "gentle", "clever", "honest", "charming"]
+    bad = ["dull", "clumsy", "loud", "empty", "bitter", "stale", "hollow", "tired", "awkward", "cheap"]
+    things = ["film", "story", "plot", "cast", "music", "script", "ending", "picture", "scene", "voice"]
+    for _ in range(number):
+        label = rng.randrange(2)
+        words = rng.choices((bad, good)[label], k=2) + rng.choices((good, bad)[label], k=1)
+        rng.shuffle(words)
+        first, second, third = rng.sample(things, 3)
+        text = f"the {first} is {words[0]} , the {second} {words[1]} and its {third} rather {words[2]}"
+        rows.append({"sentence": text, "label": label})
+    return rows
+
+
+def main() -> None:
+    if len(sys.argv) < 3:
+        raise SystemExit("usage: python -m hf_deberta.tasks.glue SUBMISSION.zip RUN_FOLDER [RUN_FOLDER ...]")
+    try:
+        missing = write_submission(Path(sys.argv[1]), [Path(folder) for folder in sys.argv[2:]])
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"glue: {error}") from error
+    print(f"{sys.argv[1]} is written" + (f"; the server also wants {', '.join(missing)}" if missing else ""))
+
+
+if __name__ == "__main__":
+    main()

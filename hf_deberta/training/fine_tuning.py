@@ -1,0 +1,479 @@
+"""What the fine-tuning scripts share: their flags and recipes, the trainer, and runs over several seeds.
+
+A script reads top to bottom: `parsed` gives its arguments, with the recipe of the task as defaults; `over_seeds` runs
+it once or with several seeds; in a run, `load_tokenizer` and `load_model` make what `FineTuningTrainer` trains, and
+`train_and_evaluate` is what `Trainer` users write in their main().
+"""
+
+import copy
+import json
+import os
+import shutil
+import statistics
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from torch.utils.data import Sampler, SequentialSampler
+from transformers import (
+    AutoTokenizer,
+    EarlyStoppingCallback,
+    HfArgumentParser,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainingArguments,
+    set_seed,
+)
+from transformers.trainer_utils import IntervalStrategy
+from transformers.utils import logging
+
+from hf_deberta import HfDebertaConfig, HfDebertaModel
+from hf_deberta.training.corpus import load_tokenizer as load_deberta_tokenizer
+from hf_deberta.training.model_card import write_training_card
+from hf_deberta.training.pretraining_trainer import NextEpoch
+from hf_deberta.training.recipes import FROM_MNLI, find_recipe, size_of
+from hf_deberta.training.sift import SiftTrainer
+from hf_deberta.training.tokenizer_training import train_tokenizer
+from hf_deberta.training.whole_checkpoints import WholeCheckpoints, last_checkpoint
+
+DEBERTA = {"deberta", "deberta-v2", "hf_deberta"}
+RESULTS = "all_results.json"
+
+logger = logging.get_logger(__name__)
+
+
+@dataclass
+class ModelArguments:
+    """Which model to fine-tune, and by which recipe."""
+
+    model_name_or_path: str | None = field(
+        default=None, metadata={"help": "A checkpoint: any DeBERTa, or any other model that Auto classes load."}
+    )
+    intermediate: str | None = field(
+        default=None,
+        metadata={
+            "help": "Start from this checkpoint that was fine-tuned on another task, with a new classifier; the paper "
+            "starts RTE, MRPC, STS-B, COPA and RACE from MNLI."
+        },
+    )
+    recipe: str = field(
+        default="auto",
+        metadata={"help": "auto: published settings for checkpoint and task, which any flag overrides; none: no such."},
+    )
+    cls_dropout: float | None = field(default=None, metadata={"help": "Dropout before the classifier."})
+    config_name: str | None = field(default=None, metadata={"help": "A configuration, if not that of the model."})
+    tokenizer_name: str | None = field(default=None, metadata={"help": "A tokenizer, if not that of the model."})
+    cache_dir: str | None = field(default=None, metadata={"help": "Where downloads are kept."})
+    model_revision: str = field(default="main", metadata={"help": "Branch, tag or commit of the checkpoint."})
+    token: str | None = field(default=None, metadata={"help": "Token for private repositories."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that a model of the Hub brings along."})
+    ignore_mismatched_sizes: bool = field(
+        default=False, metadata={"help": "Load a checkpoint whose classifier has another size; it gets a new one."}
+    )
+    attn_implementation: str | None = field(default=None, metadata={"help": "eager, sdpa, ...; the model's choice."})
+    demo: bool = field(default=False, metadata={"help": "A tiny model on made-up data: how it looks, offline."})
+
+    def __post_init__(self) -> None:
+        if self.recipe not in ("auto", "none"):
+            raise ValueError(f"--recipe is auto or none, not {self.recipe!r}")
+        if self.start is None and not self.demo:
+            raise ValueError("say which checkpoint to fine-tune with --model_name_or_path (or see one run: --demo)")
+
+    @property
+    def start(self) -> str | None:
+        """Where the weights are from."""
+        return self.intermediate or self.model_name_or_path
+
+    def loading(self) -> dict[str, Any]:
+        return {
+            "cache_dir": self.cache_dir,
+            "revision": self.model_revision,
+            "token": self.token,
+            "trust_remote_code": self.trust_remote_code,
+        }
+
+
+@dataclass
+class FineTuningArguments(TrainingArguments):
+    """Trainer's, with defaults as the papers and practitioners have them.
+
+    Adam's epsilon 1e-6, weight decay 0.01; evaluation after each epoch, the best model is kept. Without --do_train,
+    --do_eval and --do_predict a script does all three, as far as there is data.
+    """
+
+    adam_epsilon: float = 1e-6
+    weight_decay: float = 0.01
+    per_device_eval_batch_size: int = 32
+    eval_strategy: str = "epoch"
+    save_strategy: str = "epoch"
+    save_total_limit: int | None = 1
+    load_best_model_at_end: bool = True
+    early_stopping_patience: int | None = field(
+        default=None, metadata={"help": "Stop after so many evaluations without improvement."}
+    )
+    num_seeds: int = field(
+        default=1, metadata={"help": "Train with so many seeds, from --seed on, and report median, mean and spread."}
+    )
+
+    def __post_init__(self) -> None:
+        self.does_all = not (self.do_train or self.do_eval or self.do_predict)
+        if self.does_all:
+            self.do_train = self.do_eval = self.do_predict = True
+        if not (self.do_train and self.do_eval):
+            self.eval_strategy = "no"
+        if self.eval_strategy == "steps" and self.save_strategy == "epoch":
+            self.save_strategy, self.save_steps = "steps", self.eval_steps or self.logging_steps
+        if "no" in (self.eval_strategy, self.save_strategy):
+            self.load_best_model_at_end = False
+        if self.early_stopping_patience is not None and self.eval_strategy == "no":
+            raise ValueError("--early_stopping_patience needs evaluations along the way: --do_train with --do_eval")
+        super().__post_init__()
+
+    def fit_to(self, splits: Iterable[str]) -> None:
+        """Do what there is data for; what was asked for by name must have its split."""
+        found = {split.partition("_")[0] for split in splits}
+        for flag, split in (("do_train", "train"), ("do_eval", "validation"), ("do_predict", "test")):
+            if getattr(self, flag) and split not in found:
+                if not self.does_all or flag == "do_train":
+                    raise ValueError(
+                        f"--{flag} needs {split} rows (--{split}_file); there are {', '.join(sorted(found))}"
+                    )
+                setattr(self, flag, False)
+        if not self.do_eval:
+            self.eval_strategy, self.load_best_model_at_end = IntervalStrategy.NO, False
+
+
+# 1. Flags and recipes
+
+
+def parsed(
+    kinds: tuple[type, ...], task_of: Callable[[Namespace], str], demo: Callable[[Path], dict[str, Any]], run: Callable
+) -> Any:
+    """`run` with the arguments of the command line, or of a JSON file. What a user can mend is said in a sentence.
+
+    Args:
+        task_of: the task's name in the table of recipes, by the flags.
+        demo: writes made-up data and a tiny model into a folder, and gives the flags that use them.
+    """
+    parser = HfArgumentParser(kinds)
+    script = Path(sys.argv[0]).name
+    given = sys.argv[1:]
+    try:
+        from_file = {}
+        if len(given) == 1 and given[0].endswith(".json"):
+            from_file, given = json.loads(Path(given[0]).read_text(encoding="utf-8")), []
+        parser.set_defaults(**from_file)
+        flags = parser.parse_args(given)
+        if unknown := set(from_file) - {action.dest for action in parser._actions}:
+            raise ValueError(f"{sys.argv[1]} has fields that are no flags: {', '.join(sorted(unknown))}")
+        parser.set_defaults(**({**made_up(flags, demo), **from_file} if flags.demo else {}))
+        flags = parser.parse_args(given)
+        if flags.recipe == "auto" and not flags.demo and (flags.intermediate or flags.model_name_or_path):
+            parser.set_defaults(**{**recipe_flags(flags, task_of(flags)), **from_file})
+        return run(*parser.parse_args_into_dataclasses(given))
+    except StrictDataclassError as error:
+        raise SystemExit(f"{script}: {error.__cause__ or error}") from error
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"{script}: {error}") from error
+
+
+def recipe_flags(flags: Namespace, task: str) -> dict[str, Any]:
+    """The recipe for this checkpoint and task, said aloud."""
+    config = deberta_config(flags.intermediate or flags.model_name_or_path, flags)
+    size, width = (None, 768) if config is None else (size_of(config), config.hidden_size)
+    recipe, origin = find_recipe(task, size, width, getattr(flags, "sift", False))
+    devices = int(os.environ.get("WORLD_SIZE", 1))
+    chosen = recipe.flags(devices, flags.gradient_accumulation_steps)
+    if config is None:
+        chosen.pop("cls_dropout")
+    chosen = {name: value for name, value in chosen.items() if hasattr(flags, name)}
+    said = ", ".join(f"--{name} {value:g}" for name, value in chosen.items())
+    logger.warning(f"recipe ({origin}): {said}. Flags of yours win; --recipe none leaves it")
+    if task in FROM_MNLI and flags.intermediate is None and size in ("v1-base", "v1-large", "v2-xlarge", "v2-xxlarge"):
+        logger.warning("the paper starts this task from a checkpoint fine-tuned on MNLI: --intermediate CHECKPOINT")
+    return chosen
+
+
+def made_up(flags: Namespace, demo: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """Flags of a demonstration; its files are written beside the output."""
+    folder = Path(flags.output_dir or "demo_output") / "made_up"
+    folder.mkdir(parents=True, exist_ok=True)
+    defaults = {
+        "output_dir": str(folder.parent),
+        "learning_rate": 1e-3,
+        "num_train_epochs": 2.0,
+        "per_device_train_batch_size": 32,
+        "warmup_steps": 0.1,
+        "logging_steps": 20,
+        "resume_from_checkpoint": "false",
+        "save_strategy": "no",
+    }
+    return {**defaults, **demo(folder)}
+
+
+def deberta_config(name: str, args: Namespace | ModelArguments) -> HfDebertaConfig | None:
+    """The configuration of a checkpoint, of whichever format, if it is a DeBERTa."""
+    loading = {"cache_dir": args.cache_dir, "revision": args.model_revision, "token": args.token}
+    fields, _ = PretrainedConfig.get_config_dict(args.config_name or name, **loading)
+    if not fields:
+        raise OSError(f"{name} holds no config.json: it is no model, or not a path or a name on the Hub")
+    if fields.get("model_type", "deberta-v2") not in DEBERTA:
+        return None
+    return HfDebertaConfig.from_pretrained(args.config_name or name, **loading)
+
+
+# 2. Model and tokenizer
+
+
+def load_tokenizer(args: ModelArguments, **options: Any) -> PreTrainedTokenizerBase:
+    name, options = args.tokenizer_name or args.start, args.loading() | options
+    if deberta_config(args.start, args) is None:
+        return AutoTokenizer.from_pretrained(name, **options)
+    return load_deberta_tokenizer(name, **options)
+
+
+def load_model(
+    args: ModelArguments, ours: type[PreTrainedModel], auto: type | None = None, **fields: Any
+) -> PreTrainedModel:
+    """A DeBERTa of any format by our class, another model by Transformers' own.
+
+    Args:
+        fields: of the configuration.
+    """
+    config, options = deberta_config(args.start, args), args.loading()
+    if args.attn_implementation is not None:
+        options["attn_implementation"] = args.attn_implementation
+    options["ignore_mismatched_sizes"] = args.ignore_mismatched_sizes or args.intermediate is not None
+    if config is None and auto is None:
+        raise ValueError(f"{args.start} is not a DeBERTa, and Transformers has no such head for other models")
+    if config is None:
+        if args.cls_dropout is not None:
+            logger.warning(f"--cls_dropout is not known to {args.start}, and left out")
+        return auto.from_pretrained(args.start, dtype=torch.float32, **options, **fields)
+    options.pop("trust_remote_code")
+    if args.cls_dropout is not None:
+        fields["cls_dropout"] = args.cls_dropout
+    for name, value in fields.items():
+        setattr(config, name, value)
+    model = ours.from_pretrained(args.start, config=config, dtype=torch.float32, **options)
+    if args.intermediate and checkpoint_labels(args) != tuple(config.id2label.values()):
+        new_classifier(model)
+    return model
+
+
+def labels_in_order(labels: tuple[str, ...] | None, args: ModelArguments) -> tuple[str, ...] | None:
+    """The labels of a task, as the checkpoint numbers them if it knows just these."""
+    known = checkpoint_labels(args)
+    return known if labels and sorted(known) == sorted(labels) else labels
+
+
+def checkpoint_labels(args: ModelArguments) -> tuple[str, ...]:
+    fields, _ = PretrainedConfig.get_config_dict(args.start, **args.loading())
+    kept = {name: fields[name] for name in ("id2label", "num_labels") if name in fields}
+    return tuple(PretrainedConfig(**kept).id2label.values())  # two are the default, and then not in the file
+
+
+def new_classifier(model: PreTrainedModel) -> None:
+    """Forget which classes an intermediate task had."""
+    for name, module in model.named_children():
+        if name == "classifier":
+            for part in module.modules():
+                model._init_weights(part)
+
+
+def longest_input(args: Any, tokenizer: PreTrainedTokenizerBase, default: int = 128) -> int:
+    """--max_seq_length, but not more than the tokenizer's model takes."""
+    length = args.max_seq_length or default
+    if length > tokenizer.model_max_length:
+        logger.warning(f"--max_seq_length {length} is more than the model takes: {tokenizer.model_max_length}")
+    return min(length, tokenizer.model_max_length)
+
+
+# 3. Training
+
+
+class FineTuningTrainer(SiftTrainer, WholeCheckpoints):
+    """`Trainer` with SiFT on request, whole checkpoints, an order of rows that depends on seed and epoch alone (so
+    that a run goes on exactly), predictions in the order of the rows, and a model card.
+
+    With `train_sampling_strategy="group_by_length"`, inputs of like length share a batch. Ours need it less, since
+    they leave padding out of a batch; others are up to twice as fast.
+
+    Args:
+        about: what the model card says, see `model_card.write_training_card`.
+    """
+
+    def __init__(self, *args, about: dict | None = None, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.about = about or {"data": "task data"}
+        self.order: RowOrder | None = None
+        self.add_callback(NextEpoch(self))
+        if self.args.early_stopping_patience is not None:
+            self.add_callback(EarlyStoppingCallback(self.args.early_stopping_patience))
+
+    def _get_train_sampler(self, train_dataset=None) -> Sampler:
+        rows = self.train_dataset if train_dataset is None else train_dataset
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        lengths = None
+        if self.args.train_sampling_strategy == "group_by_length":
+            lengths = [len(ids) for ids in rows["input_ids"]]
+        batch = self.args.train_batch_size * self.args.world_size * self.args.gradient_accumulation_steps
+        self.order = RowOrder(len(rows), seed, lengths, batch)
+        return self.order
+
+    def _get_eval_sampler(self, eval_dataset) -> Sampler | None:
+        """In order, also where training groups by length: predictions belong to rows."""
+        return SequentialSampler(eval_dataset) if self.args.world_size <= 1 else None
+
+    def create_model_card(self, **kwargs) -> None:
+        if self.model.config.model_type == HfDebertaConfig.model_type:
+            write_training_card(self, **self.about)
+        else:
+            super().create_model_card(**kwargs)
+
+
+class RowOrder(Sampler):
+    """All rows, in an order that depends on (seed, epoch) alone.
+
+    With `lengths`, rows are sorted within every 50 batches, and the batches mixed again.
+    """
+
+    def __init__(self, rows: int, seed: int, lengths: list[int] | None = None, batch: int = 1):
+        self.rows, self.seed, self.batch, self.epoch = rows, seed, batch, 0
+        self.lengths = None if lengths is None else np.asarray(lengths)
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __iter__(self):
+        rng = np.random.Generator(np.random.PCG64DXSM(np.random.SeedSequence((self.seed, self.epoch))))
+        order = rng.permutation(self.rows)
+        if self.lengths is not None:
+            order = self.grouped(order, rng)
+        return iter(order.tolist())
+
+    def grouped(self, order: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        pools = [order[start : start + 50 * self.batch] for start in range(0, self.rows, 50 * self.batch)]
+        order = np.concatenate([pool[np.argsort(self.lengths[pool], kind="stable")] for pool in pools])
+        whole = self.rows // self.batch * self.batch
+        batches = order[:whole].reshape(-1, self.batch)
+        return np.concatenate([rng.permutation(batches).reshape(-1), order[whole:]])
+
+
+def train_and_evaluate(trainer: FineTuningTrainer, evaluations: dict[str, Any]) -> dict[str, float]:
+    """Train as far as asked, going on where a run was stopped, then evaluate the model that is kept.
+
+    Args:
+        evaluations: data sets by the suffix of their metrics, "" for the main one.
+    """
+    args, metrics = trainer.args, {}
+    if args.do_train:
+        result = trainer.train(resume_from_checkpoint=last_checkpoint(args))
+        trainer.save_model()
+        trainer.log_metrics("train", result.metrics)
+        trainer.save_metrics("train", result.metrics)
+        trainer.save_state()
+    if args.do_eval:
+        for suffix, rows in evaluations.items():
+            found = trainer.evaluate(rows)
+            metrics |= {f"{name}{suffix}": value for name, value in found.items()}
+        trainer.log_metrics("eval", metrics)
+        trainer.save_metrics("eval", metrics)
+    return metrics
+
+
+def finish(trainer: FineTuningTrainer) -> None:
+    """Push, or write the model card."""
+    if trainer.args.push_to_hub:
+        trainer.push_to_hub()
+    elif trainer.args.do_train:
+        trainer.create_model_card()
+
+
+# 4. Several seeds
+
+
+def over_seeds(args: FineTuningArguments, metric: str, run: Callable[[FineTuningArguments], dict[str, float]]) -> None:
+    """`run` once, or with each of --num_seeds seeds in a folder of its own.
+
+    A seed that is done is not done again. The best one's model is copied to --output_dir, beside `seeds.json`.
+
+    Args:
+        metric: which is the best, larger being better.
+    """
+    if args.num_seeds == 1:
+        run(args)
+        return
+    folder, found = Path(args.output_dir), {}
+    for seed in range(args.seed, args.seed + args.num_seeds):
+        one = copy.copy(args)
+        one.seed, one.output_dir, one.push_to_hub = seed, str(folder / f"seed-{seed}"), False
+        done = Path(one.output_dir) / RESULTS
+        if args.do_eval and finished(done, metric):
+            found[seed] = json.loads(done.read_text(encoding="utf-8"))
+            logger.warning(f"seed {seed} is done: {metric} {found[seed][metric]:.4f}")
+            continue
+        found[seed] = run(one)
+    if args.should_save and args.do_eval:
+        keep_best(folder, found, metric)
+
+
+def finished(results: Path, metric: str) -> bool:
+    return results.exists() and metric in json.loads(results.read_text(encoding="utf-8"))
+
+
+def keep_best(folder: Path, found: dict[int, dict[str, float]], metric: str) -> None:
+    """Median, mean and spread to the screen and to seeds.json; the files of the best model."""
+    names = [
+        name for name in found[min(found)] if name.startswith("eval_") and isinstance(found[min(found)][name], float)
+    ]
+    summary: dict[str, Any] = {"seeds": found}
+    print(f"\n{len(found)} seeds{'':22} median     mean      std      min      max")
+    for name in names:
+        values = [by_name[name] for by_name in found.values()]
+        spread = {"median": statistics.median(values), "mean": statistics.mean(values), "std": statistics.stdev(values)}
+        spread |= {"min": min(values), "max": max(values)}
+        summary[name] = spread
+        print(f"{name:28}" + "".join(f" {value:8.4f}" for value in spread.values()))
+    best = max(found, key=lambda seed: found[seed][metric])
+    summary["best_seed"] = best
+    for path in sorted((folder / f"seed-{best}").iterdir()):
+        if path.is_file():
+            unfinished = folder / f"{path.name}.unfinished"
+            shutil.copyfile(path, unfinished)
+            os.replace(unfinished, folder / path.name)
+    unfinished = folder / "seeds.json.unfinished"
+    unfinished.write_text(json.dumps(summary, indent=2), encoding="utf-8")
+    os.replace(unfinished, folder / "seeds.json")
+    print(f"the model of seed {best} is in {folder}")
+
+
+# 5. Demonstrations
+
+
+def write_made_up(folder: Path, texts: list[str], files: dict[str, list[dict]]) -> dict[str, Any]:
+    """A tiny untrained model with a tokenizer of these texts, and rows as files; the flags that use them."""
+    model = folder / "model"
+    tokenizer = train_tokenizer(texts, 400, "bpe")
+    config = HfDebertaConfig.from_preset(
+        "tiny", vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, hidden_size=64, intermediate_size=256
+    )
+    set_seed(0)
+    tokenizer.save_pretrained(model)
+    HfDebertaModel(config).save_pretrained(model)
+    flags = {"model_name_or_path": str(model)}
+    for split, rows in files.items():
+        path = folder / f"{split}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        flags[f"{split}_file"] = str(path)
+    return flags

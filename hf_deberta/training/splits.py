@@ -1,0 +1,134 @@
+"""The data of a task: train, validation and test, from files, a folder, or the Hub.
+
+>>> splits = read_splits(DataArguments(data_dir="glue/cola"), hub=("nyu-mll/glue", "cola"))
+>>> splits["train"][0]
+{'sentence': "Our friends won't buy this analysis ...", 'label': 1, 'idx': 0}
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import datasets
+from datasets import Dataset
+
+BUILDERS = {"jsonl": "json", "json": "json", "csv": "csv", "tsv": "csv", "parquet": "parquet"}
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass
+class DataArguments:
+    """Which data, and how much of it."""
+
+    dataset_name: str | None = field(
+        default=None, metadata={"help": "A data set of the Hub, or a folder of one, if not that of the task."}
+    )
+    dataset_config_name: str | None = field(default=None, metadata={"help": "Its configuration."})
+    data_dir: str | None = field(
+        default=None, metadata={"help": "A folder with files train.*, validation.*, test.* of the task."}
+    )
+    train_file: str | None = field(default=None, metadata={"help": "Rows to train on: jsonl, csv, tsv or parquet."})
+    validation_file: str | None = field(default=None, metadata={"help": "Rows to evaluate on."})
+    test_file: str | None = field(default=None, metadata={"help": "Rows to predict."})
+    max_train_samples: int | None = field(default=None, metadata={"help": "Use so many rows at most."})
+    max_eval_samples: int | None = field(default=None, metadata={"help": "Evaluate on so many rows at most."})
+    max_predict_samples: int | None = field(default=None, metadata={"help": "Predict so many rows at most."})
+    max_seq_length: int | None = field(
+        default=None,
+        metadata={"help": "Tokens of an input at most; longer ones are cut. By default the recipe's."},
+    )
+    pad_to_max_length: bool = field(
+        default=False, metadata={"help": "Pad to --max_seq_length; else to the longest input of a batch."}
+    )
+    overwrite_cache: bool = field(default=False, metadata={"help": "Tokenise again what datasets has cached."})
+    preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that tokenise."})
+
+    def mapping(self, description: str) -> dict[str, Any]:
+        """Options of `Dataset.map`."""
+        return {
+            "batched": True,
+            "num_proc": self.preprocessing_num_workers,
+            "load_from_cache_file": not self.overwrite_cache,
+            "desc": description,
+        }
+
+
+def read_splits(
+    args: DataArguments,
+    hub: tuple[str, str | None] | None = None,
+    read: Callable[[str], Dataset] | None = None,
+    loading: dict[str, Any] | None = None,
+) -> dict[str, Dataset]:
+    """The splits by name, as files or the data set name them: `validation`, or `validation_matched` and so on.
+
+    Args:
+        hub: the task's data set and its configuration, for want of files.
+        read: reads a file, if not as a table of rows.
+        loading: cache_dir and token, for the Hub.
+    """
+    files = {split: getattr(args, f"{split}_file") for split in SPLITS}
+    if args.data_dir is not None:
+        files = {**files_of(Path(args.data_dir)), **{split: file for split, file in files.items() if file}}
+    files = {split: file for split, file in files.items() if file}
+    if files and args.dataset_name is not None:
+        raise ValueError("the data are either those of --dataset_name or files (--train_file, --data_dir), not both")
+    if files:
+        splits = {split: (read or read_table)(str(file)) for split, file in files.items()}
+    else:
+        name, config = (args.dataset_name, args.dataset_config_name) if args.dataset_name else (hub or (None, None))
+        if name is None:
+            raise ValueError("say which data: --train_file and --validation_file, --data_dir, or --dataset_name")
+        splits = dict(datasets.load_dataset(name, config, **loading or {}))
+    limits = {"train": args.max_train_samples, "validation": args.max_eval_samples, "test": args.max_predict_samples}
+    for split, rows in splits.items():
+        if len(rows) == 0:
+            raise ValueError(f"the split {split!r} is empty ({files.get(split, args.dataset_name)})")
+        limit = limits.get(split.partition("_")[0])
+        splits[split] = rows if limit is None else rows.select(range(min(limit, len(rows))))
+    return splits
+
+
+def files_of(folder: Path) -> dict[str, Path]:
+    """The files of a folder whose names begin with a split's."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"--data_dir {folder} is not a folder")
+    names = {"valid": "validation", "dev": "validation", "val": "validation"}
+    found: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        split = names.get(path.stem, path.stem)
+        if path.is_file() and split.partition("_")[0] in SPLITS:
+            if split in found:
+                raise ValueError(f"{found[split]} and {path} are both the split {split!r}: name one by its flag")
+            found[split] = path
+    if not found:
+        raise FileNotFoundError(f"{folder} holds no file train.*, validation.* or test.*")
+    return found
+
+
+def read_table(file: str) -> Dataset:
+    """Rows of a jsonl, csv, tsv or parquet file."""
+    path = Path(file)
+    kind = path.suffix.removeprefix(".").lower()
+    if kind not in BUILDERS:
+        raise ValueError(f"{file} is none of {', '.join(BUILDERS)}")
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {file}")
+    if path.stat().st_size == 0:
+        raise ValueError(f"{file} is empty")
+    options = {"delimiter": "\t"} if kind == "tsv" else {}
+    try:
+        return datasets.load_dataset(BUILDERS[kind], data_files=file, split="train", **options)
+    except ValueError as error:
+        if "corresponds to no data" not in str(error):
+            raise
+        raise ValueError(f"{file} has no rows") from error
+
+
+def require_columns(rows: Dataset, columns: list[str], split: str) -> None:
+    """Say in a sentence which column is missing."""
+    missing = [column for column in columns if column not in rows.column_names]
+    if missing:
+        raise ValueError(
+            f"the {split} rows have no column {', '.join(map(repr, missing))}; they have {', '.join(rows.column_names)}"
+        )

@@ -1,0 +1,184 @@
+"""Fine-tune on GLUE, or on sentences and pairs of your own, by the published recipe of the checkpoint.
+
+    python run_glue.py --model_name_or_path microsoft/deberta-v3-base --task_name mnli --output_dir mnli
+
+Your own rows (two columns of text at most, and `label`), on several GPUs, with SiFT:
+
+    accelerate launch run_glue.py --model_name_or_path microsoft/deberta-v3-large --train_file train.csv \
+        --validation_file dev.csv --test_file test.csv --bf16 --sift --output_dir mine
+
+See it work, offline and in a minute: `python run_glue.py --demo`. The same command goes on where it was stopped. Flags
+are those of Transformers' `run_glue.py` and ours; --help lists all.
+"""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, EvalPrediction, set_seed
+from transformers.utils import logging
+
+from hf_deberta import HfDebertaForSequenceClassification
+from hf_deberta.tasks import glue
+from hf_deberta.training.fine_tuning import (
+    FineTuningArguments,
+    FineTuningTrainer,
+    ModelArguments,
+    checkpoint_labels,
+    finish,
+    labels_in_order,
+    load_model,
+    load_tokenizer,
+    longest_input,
+    over_seeds,
+    parsed,
+    train_and_evaluate,
+    write_made_up,
+)
+from hf_deberta.training.sift import SiftArguments
+from hf_deberta.training.splits import DataArguments, read_splits
+
+logger = logging.get_logger("run_glue")
+
+
+@dataclass
+class GlueArguments(DataArguments):
+    """Which task, and its data if not those of the Hub."""
+
+    task_name: str | None = field(default=None, metadata={"help": f"One of {', '.join(glue.TASKS)}; else your own."})
+    label_column_name: str = field(default="label", metadata={"help": "The column of the labels."})
+    do_regression: bool | None = field(
+        default=None, metadata={"help": "Labels are numbers to come near to; by default if they are floats."}
+    )
+
+    def __post_init__(self) -> None:
+        self.task_name = self.task_name and self.task_name.lower().replace("-", "")
+        if self.task_name is not None and self.task_name not in glue.TASKS:
+            raise ValueError(f"--task_name is one of {', '.join(glue.TASKS)}, not {self.task_name!r}")
+
+    @property
+    def name(self) -> str:
+        return self.task_name or "own"
+
+
+def main() -> None:
+    kinds = (ModelArguments, GlueArguments, SiftArguments, FineTuningArguments)
+    parsed(kinds, lambda flags: (flags.task_name or "own").lower().replace("-", ""), demo, fine_tune)
+
+
+def fine_tune(
+    model_args: ModelArguments, data_args: GlueArguments, sift_args: SiftArguments, args: FineTuningArguments
+) -> None:
+    # 1. The task and its rows
+    hub = ("nyu-mll/glue", data_args.task_name) if data_args.task_name else None
+    loading = {"cache_dir": model_args.cache_dir, "token": model_args.token}
+    splits = read_splits(data_args, hub, loading=loading)
+    task = glue.TASKS.get(data_args.name) or glue.own_task(splits, data_args.label_column_name, data_args.do_regression)
+    args.fit_to(splits)
+    if not task.labels and task.labels is not None:
+        if args.do_train or args.do_eval:
+            raise ValueError(f"the rows have no column {data_args.label_column_name!r} of labels: --label_column_name")
+        task = replace(task, labels=checkpoint_labels(model_args))
+    metric = f"eval_{task.metrics[0]}"
+    args.metric_for_best_model, args.greater_is_better = args.metric_for_best_model or metric, True
+
+    # 2. Fine-tuning, evaluation, predictions: with one seed or several
+    over_seeds(args, metric, lambda one: run(model_args, data_args, sift_args, one, task, splits))
+
+
+def run(
+    model_args: ModelArguments,
+    data_args: GlueArguments,
+    sift_args: SiftArguments,
+    args: FineTuningArguments,
+    task: glue.Task,
+    splits: dict[str, Dataset],
+) -> dict[str, float]:
+    # 1. Model and tokenizer
+    set_seed(args.seed)
+    tokenizer = load_tokenizer(model_args)
+    labels = labels_in_order(task.labels, model_args)
+    model = load_model(
+        model_args, HfDebertaForSequenceClassification, AutoModelForSequenceClassification, **head_of(labels)
+    )
+
+    # 2. Rows as inputs
+    length = longest_input(data_args, tokenizer)
+    with args.main_process_first(desc="tokenizing"):
+        inputs = {
+            split: glue.encode(
+                rows,
+                split,
+                task,
+                tokenizer,
+                length,
+                labels,
+                label_column=data_args.label_column_name,
+                mapping=data_args.mapping(f"tokenizing {split}"),
+                padding=data_args.pad_to_max_length,
+            )
+            for split, rows in splits.items()
+        }
+    evaluations = {
+        f"_{split.partition('_')[2]}" if split.partition("_")[2] not in ("", "matched") else "": rows
+        for split, rows in inputs.items()
+        if split.startswith("validation")
+    }
+
+    # 3. Training and evaluation
+    trainer = FineTuningTrainer(
+        model=model,
+        args=args,
+        sift=sift_args,
+        train_dataset=inputs.get("train"),
+        eval_dataset=evaluations.get(""),
+        processing_class=tokenizer,
+        data_collator=DataCollatorWithPadding(tokenizer, pad_to_multiple_of=8 if args.fp16 or args.bf16 else None),
+        compute_metrics=lambda found: metrics(task, found),
+        about={"data": data_args.task_name or data_args.train_file or data_args.dataset_name, "base": model_args.start},
+    )
+    found = train_and_evaluate(trainer, evaluations)
+
+    # 4. Predictions of the rows without labels
+    if args.do_predict:
+        for split in (split for split in inputs if split.startswith("test")):
+            rows = inputs[split].remove_columns([c for c in ("label",) if c in inputs[split].column_names])
+            logits = predictions_of(trainer.predict(rows).predictions)
+            if trainer.is_world_process_zero():
+                glue.write_predictions(Path(args.output_dir), task, data_args.name, split, logits, labels)
+    finish(trainer)
+    return found
+
+
+def head_of(labels: tuple[str, ...] | None) -> dict[str, Any]:
+    """Fields of the configuration."""
+    if labels is None:
+        return {"num_labels": 1, "problem_type": "regression"}
+    return {"id2label": dict(enumerate(labels)), "problem_type": "single_label_classification"}
+
+
+def metrics(task: glue.Task, found: EvalPrediction) -> dict[str, float]:
+    logits = predictions_of(found.predictions)
+    values = logits if task.labels is None else logits.argmax(-1)
+    known = found.label_ids >= 0 if task.labels is not None else np.ones(len(values), bool)
+    return glue.scores(task.metrics, values[known], found.label_ids[known])
+
+
+def predictions_of(found: Any) -> np.ndarray:
+    """Logits [rows, labels], or values [rows] of a regression."""
+    logits = found[0] if isinstance(found, tuple) else found
+    return logits[:, 0] if logits.shape[-1] == 1 else logits
+
+
+def demo(folder: Path) -> dict[str, Any]:
+    """Whether a made-up critic was pleased."""
+    splits = {"train": glue.made_up_rows(3000, 0), "validation": glue.made_up_rows(300, 1)}
+    splits["test"] = [{"sentence": row["sentence"]} for row in glue.made_up_rows(50, 2)]
+    texts = [row["sentence"] for row in splits["train"]]
+    return {"task_name": "sst2", "max_seq_length": 48, **write_made_up(folder, texts, splits)}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""GLUE: labels, inputs, metrics by hand and by the libraries, submission files."""
+
+import json
+import math
+import zipfile
+
+import numpy as np
+import pytest
+from datasets import ClassLabel, Dataset, Features, Value
+
+from hf_deberta.tasks import glue
+from hf_deberta.training.tokenizer_training import train_tokenizer
+
+WORDS = "the cat sat on a mat while many old birds sang in some tall trees"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer([WORDS] * 5, 300, "bpe")
+
+
+def rows(**columns) -> Dataset:
+    return Dataset.from_dict(columns)
+
+
+def test_pairs_are_encoded_as_pairs(tokenizer):
+    task = glue.TASKS["rte"]
+    data = rows(sentence1=["the cat"], sentence2=["a mat"], label=[1])
+    found = glue.encode(data, "train", task, tokenizer, 32, task.labels)
+    assert found[0]["input_ids"] == tokenizer("the cat", "a mat")["input_ids"]
+    assert found[0]["label"] == 1
+    assert "sentence1" not in found.column_names
+
+
+def test_inputs_are_cut_and_said_to_be(tokenizer, caplog):
+    task = glue.TASKS["cola"]
+    data = rows(sentence=[WORDS * 3, "the cat"], label=[1, 0])
+    found = glue.encode(data, "train", task, tokenizer, 12, task.labels)
+    assert len(found[0]["input_ids"]) == 12 < len(tokenizer(WORDS * 3)["input_ids"])
+    padded = glue.encode(data, "train", task, tokenizer, 12, task.labels, padding=True)
+    assert [len(row["input_ids"]) for row in padded] == [12, 12]
+
+
+def test_labels_by_number_and_by_name(tokenizer):
+    task = glue.TASKS["mnli"]
+    texts = {"premise": ["a"] * 4, "hypothesis": ["b"] * 4}
+    by_number = glue.encode(rows(**texts, label=[2, 0, 1, -1]), "train", task, tokenizer, 16, task.labels)
+    assert by_number["label"] == [2, 0, 1, -1]
+    names = ["contradiction", "entailment", "neutral", "neutral"]
+    by_name = glue.encode(rows(**texts, label=names), "train", task, tokenizer, 16, task.labels)
+    assert by_name["label"] == [2, 0, 1, 1]
+    model = ("contradiction", "entailment", "neutral")  # the order of a checkpoint
+    assert glue.encode(rows(**texts, label=names), "train", task, tokenizer, 16, model)["label"] == [0, 1, 2, 2]
+    assert glue.encode(rows(**texts, label=[2, 0, 1, -1]), "dev", task, tokenizer, 16, model)["label"] == [0, 1, 2, -1]
+
+
+def test_labels_that_are_not_known(tokenizer):
+    task = glue.TASKS["rte"]
+    data = rows(sentence1=["a"], sentence2=["b"], label=["maybe"])
+    with pytest.raises(ValueError, match="validation rows have labels that are not known: 'maybe'; known are ent"):
+        glue.encode(data, "validation", task, tokenizer, 16, task.labels)
+    with pytest.raises(ValueError, match="not known: 2"):
+        glue.encode(rows(sentence1=["a"], sentence2=["b"], label=[2]), "train", task, tokenizer, 16, task.labels)
+
+
+def test_a_missing_column(tokenizer):
+    task = glue.TASKS["mrpc"]
+    with pytest.raises(ValueError, match="the train rows have no column 'sentence2'; they have sentence1, label"):
+        glue.encode(rows(sentence1=["a"], label=[1]), "train", task, tokenizer, 16, task.labels)
+
+
+def test_tasks_of_ones_own():
+    task = glue.own_task({"train": rows(text=["a", "b"], label=["yes", "no"], number=[1, 2])})
+    assert (task.columns, task.labels) == (("text",), ("no", "yes"))
+    assert glue.own_task({"train": rows(text=["a", "b"], label=[0.5, 2.0])}).labels is None
+    assert glue.own_task({"train": rows(a=["a"] * 3, b=["b"] * 3, label=[0, 1, 2])}).labels == (
+        "LABEL_0",
+        "LABEL_1",
+        "LABEL_2",
+    )
+    assert glue.own_task({"train": rows(text=["a", "b"], label=[1, 5])}).labels == ("1", "5")
+    assert glue.own_task({"train": rows(text=["a", "b"], label=[1, 5])}, regression=True).labels is None
+    features = Features({"text": Value("string"), "label": ClassLabel(names=["bad", "good"])})
+    named = Dataset.from_dict({"text": ["a"], "label": [1]}, features)
+    assert glue.own_task({"train": named}).labels == ("bad", "good")
+    pair = {"id": ["x"], "sentence2": ["b"], "sentence1": ["a"], "label": ["c"]}
+    assert glue.own_task({"train": rows(**pair)}).columns == ("sentence1", "sentence2")
+    with pytest.raises(ValueError, match="no column of text among label, x"):
+        glue.own_task({"train": rows(label=[0], x=[1])})
+
+
+def test_labels_that_are_numbers_but_not_from_zero(tokenizer):
+    data = rows(text=["a", "b"], label=[1, 5])
+    task = glue.own_task({"train": data})
+    assert glue.encode(data, "train", task, tokenizer, 16, task.labels)["label"] == [0, 1]
+
+
+def test_matthews_by_hand():
+    predictions, labels = np.array([1, 1, 1, 0, 0, 1]), np.array([1, 1, 0, 0, 1, 1])
+    tp, tn, fp, fn = 3, 1, 1, 1
+    by_hand = (tp * tn - fp * fn) / math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
+    assert glue.scores(["matthews_correlation"], predictions, labels) == {
+        "matthews_correlation": pytest.approx(by_hand)
+    }
+    found = glue.scores(["accuracy", "f1"], predictions, labels)
+    assert found == {"accuracy": pytest.approx(4 / 6), "f1": pytest.approx(2 * 3 / (2 * 3 + 1 + 1))}
+
+
+def test_correlations_by_hand():
+    values, labels = np.array([0.1, 0.4, 0.35, 0.8]), np.array([1.0, 2.0, 3.0, 4.0])
+    x, y = values - values.mean(), labels - labels.mean()
+    found = glue.scores(["pearson", "spearmanr"], values, labels)
+    assert found["pearson"] == pytest.approx((x * y).sum() / math.sqrt((x**2).sum() * (y**2).sum()))
+    assert found["spearmanr"] == pytest.approx(1 - 6 * 2 / (4 * 15))  # ranks 1 3 2 4
+    assert glue.scores(["pearson"], np.zeros(4), labels) == {"pearson": 0.0}
+
+
+def test_predictions_are_files_in_the_order_of_the_rows(tmp_path):
+    logits = np.array([[0.0, 2.0, 0.0], [3.0, 0.0, 0.0]])
+    model = ("contradiction", "entailment", "neutral")
+    glue.write_predictions(tmp_path, glue.TASKS["mnli"], "mnli", "test_mismatched", logits, model)
+    assert (tmp_path / "MNLI-mm.tsv").read_text() == "index\tprediction\n0\tentailment\n1\tcontradiction\n"
+    assert (tmp_path / "predict_results_mnli_mismatched.txt").read_text().splitlines()[1] == "0\tentailment"
+    lines = (tmp_path / "predictions_mnli_mismatched.jsonl").read_text().splitlines()
+    row = json.loads(lines[0])
+    assert row["prediction"] == "entailment" and sum(row["probabilities"].values()) == pytest.approx(1)
+    glue.write_predictions(tmp_path, glue.TASKS["sst2"], "sst2", "test", logits[:, :2], ("positive", "negative"))
+    assert (tmp_path / "SST-2.tsv").read_text() == "index\tprediction\n0\t0\n1\t1\n"
+    glue.write_predictions(tmp_path, glue.TASKS["stsb"], "stsb", "test", np.array([5.4, -0.2, 2.5]), None)
+    assert (tmp_path / "STS-B.tsv").read_text() == "index\tprediction\n0\t5.000\n1\t0.000\n2\t2.500\n"
+
+
+def test_submission(tmp_path):
+    for name in ("CoLA.tsv", "MNLI-m.tsv"):
+        (tmp_path / name[:2]).mkdir()
+        (tmp_path / name[:2] / name).write_text("index\tprediction\n0\t1\n")
+    folders = [tmp_path / "Co", tmp_path / "MN"]
+    missing = glue.write_submission(tmp_path / "all.zip", folders)
+    assert zipfile.ZipFile(tmp_path / "all.zip").namelist() == ["CoLA.tsv", "MNLI-m.tsv"]
+    assert set(missing) == set(glue.SUBMISSION) - {"CoLA.tsv", "MNLI-m.tsv"}
+    assert len(glue.SUBMISSION) == 11
+    with pytest.raises(ValueError, match="are both there"):
+        glue.write_submission(tmp_path / "all.zip", [tmp_path / "Co", tmp_path / "Co"])
+    with pytest.raises(ValueError, match="none of CoLA.tsv"):
+        glue.write_submission(tmp_path / "all.zip", [tmp_path])

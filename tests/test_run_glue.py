@@ -1,0 +1,225 @@
+"""`run_glue.py` as a user starts it: every kind of task, seeds, going on, other models, and bad input."""
+
+import itertools
+import json
+import runpy
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification, BertConfig, BertModel, DebertaV2Config, DebertaV2Model
+
+from hf_deberta import HfDebertaConfig, HfDebertaModel
+from hf_deberta.tasks import glue
+from hf_deberta.training.tokenizer_training import train_tokenizer
+
+ROOT = Path(__file__).parents[1]
+RUN = ["--use_cpu", "--disable_tqdm", "true", "--per_device_train_batch_size", "8", "--learning_rate", "1e-3"]
+TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """Rows of a sentence task, of a pair task and of a regression; models of three families."""
+    folder = tmp_path_factory.mktemp("glue")
+    sentences = glue.made_up_rows(64, 0)
+    tokenizer = train_tokenizer([row["sentence"] for row in sentences], 300, "bpe")
+    pairs = [
+        {"premise": a["sentence"], "hypothesis": b["sentence"], "label": (a["label"] + b["label"]) % 3}
+        for a, b in itertools.pairwise(sentences)
+    ]
+    values = [{"sentence1": r["sentence"], "sentence2": "good", "label": 5.0 * r["label"]} for r in sentences]
+    for name, rows in {"sst2": sentences, "mnli": pairs, "stsb": values}.items():
+        (folder / name).mkdir()
+        validations = ["validation_matched", "validation_mismatched"] if name == "mnli" else ["validation"]
+        for split in ("train", *validations, "test"):
+            kept = rows[:40] if split == "train" else rows[40:56]
+            if split == "test":
+                kept = [{**row, "label": -1} for row in kept]
+            (folder / name / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+    words = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    in_tree = {"pos_att_type": ["c2p", "p2c"], "relative_attention": True, "position_buckets": 8}
+    models = {
+        "ours": HfDebertaModel(HfDebertaConfig.from_preset("tiny", **words)),
+        "in_tree": DebertaV2Model(DebertaV2Config(**TINY, **words, **in_tree, max_position_embeddings=64)),
+        "bert": BertModel(BertConfig(**TINY, **words)),
+    }
+    for name, model in models.items():
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return folder
+
+
+@pytest.fixture
+def run_glue(monkeypatch):
+    def run(*arguments: object) -> None:
+        monkeypatch.setattr(sys, "argv", [str(ROOT / "run_glue.py"), *map(str, arguments)])
+        runpy.run_path(str(ROOT / "run_glue.py"), run_name="__main__")
+
+    return run
+
+
+def results(folder: Path) -> dict:
+    return json.loads((folder / "all_results.json").read_text())
+
+
+def test_the_demonstration_learns(run_glue, tmp_path):
+    run_glue("--demo", *RUN[:3], "--output_dir", tmp_path / "out")
+    assert results(tmp_path / "out")["eval_accuracy"] > 0.9
+    assert len((tmp_path / "out" / "SST-2.tsv").read_text().splitlines()) == 51
+
+
+@pytest.mark.parametrize("model", ["ours", "in_tree", "bert"])
+def test_any_model(run_glue, made, tmp_path, model):
+    out = tmp_path / "out"
+    run_glue("--model_name_or_path", made / model, "--task_name", "sst2", "--data_dir", made / "sst2",
+             "--output_dir", out, *RUN, "--max_steps", 3, "--recipe", "none")  # fmt: skip
+    assert 0 <= results(out)["eval_accuracy"] <= 1
+    kept = AutoModelForSequenceClassification.from_pretrained(out)
+    assert type(kept).__name__ == (
+        "BertForSequenceClassification" if model == "bert" else "HfDebertaForSequenceClassification"
+    )
+    assert kept.config.id2label == {0: "negative", 1: "positive"}
+    assert len((out / "SST-2.tsv").read_text().splitlines()) == 17
+    assert (out / "README.md").exists()
+
+
+def test_both_validations_and_sift(run_glue, made, tmp_path):
+    out = tmp_path / "out"
+    run_glue("--model_name_or_path", made / "ours", "--task_name", "MNLI", "--data_dir", made / "mnli", "--sift",
+             "--output_dir", out, *RUN, "--max_steps", 2)  # fmt: skip
+    assert {"eval_accuracy", "eval_accuracy_mismatched"} <= set(results(out))
+
+
+def test_a_regression(run_glue, made, tmp_path):
+    out = tmp_path / "out"
+    run_glue("--model_name_or_path", made / "ours", "--task_name", "stsb", "--data_dir", made / "stsb",
+             "--output_dir", out, *RUN, "--num_train_epochs", 2)  # fmt: skip
+    assert {"eval_pearson", "eval_spearmanr"} <= set(results(out))
+    assert [json.loads(line)["index"] for line in (out / "predictions_stsb.jsonl").open()] == list(range(16))
+
+
+def test_it_goes_on_exactly(run_glue, made, tmp_path):
+    """In the middle of an epoch, with inputs grouped by length and dropout on."""
+    command = ["--model_name_or_path", made / "ours", "--task_name", "sst2", "--data_dir", made / "sst2", *RUN]
+    command += ["--num_train_epochs", 3, "--save_steps", 4, "--save_strategy", "steps", "--eval_strategy", "no"]
+    command += ["--train_sampling_strategy", "group_by_length", "--save_total_limit", 9]
+    run_glue(*command, "--output_dir", tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
+    for path in (tmp_path / "stopped").iterdir():
+        if path.name != "checkpoint-8":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    run_glue(*command, "--output_dir", tmp_path / "stopped")
+    whole, stopped = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "stopped"))
+    assert all(torch.equal(whole[name], stopped[name]) for name in whole)
+    assert results(tmp_path / "whole")["eval_loss"] == results(tmp_path / "stopped")["eval_loss"]
+
+
+def test_seeds(run_glue, made, tmp_path, capsys):
+    out = tmp_path / "out"
+    command = ["--model_name_or_path", made / "ours", "--task_name", "sst2", "--data_dir", made / "sst2", *RUN]
+    command += ["--max_steps", 3, "--num_seeds", 2, "--seed", 7, "--output_dir", out]
+    run_glue(*command)
+    summary = json.loads((out / "seeds.json").read_text())
+    assert set(summary["seeds"]) == {"7", "8"}
+    accuracies = [summary["seeds"][seed]["eval_accuracy"] for seed in ("7", "8")]
+    assert summary["eval_accuracy"]["mean"] == pytest.approx(sum(accuracies) / 2)
+    best = load_file(out / f"seed-{summary['best_seed']}" / "model.safetensors")
+    kept = load_file(out / "model.safetensors")
+    assert all(torch.equal(best[name], kept[name]) for name in best)
+    when = (out / "seed-7" / "model.safetensors").stat().st_mtime_ns
+    shutil.rmtree(out / "seed-8")
+    run_glue(*command)  # the first is done, the second is not
+    assert (out / "seed-7" / "model.safetensors").stat().st_mtime_ns == when
+    again = json.loads((out / "seeds.json").read_text())["seeds"]
+    assert [again[seed]["eval_loss"] for seed in again] == [summary["seeds"][seed]["eval_loss"] for seed in again]
+    assert "median" in capsys.readouterr().out
+
+
+def test_from_an_intermediate_task(run_glue, made, tmp_path):
+    first, second = tmp_path / "mnli", tmp_path / "sst2"
+    run_glue("--model_name_or_path", made / "ours", "--task_name", "mnli", "--data_dir", made / "mnli",
+             "--output_dir", first, *RUN, "--max_steps", 2)  # fmt: skip
+    run_glue("--intermediate", first, "--task_name", "sst2", "--data_dir", made / "sst2", "--output_dir", second,
+             *RUN, "--max_steps", 1, "--learning_rate", "1e-12")  # fmt: skip
+    before, after = (load_file(folder / "model.safetensors") for folder in (first, second))
+    assert after["classifier.weight"].shape[0] == 2
+    assert torch.allclose(before["pooler.dense.weight"], after["pooler.dense.weight"])
+
+
+def test_evaluation_alone_keeps_the_order_of_labels(run_glue, made, tmp_path):
+    """A checkpoint that numbers the same labels otherwise gives the same accuracy."""
+    trained, evaluated = tmp_path / "trained", tmp_path / "evaluated"
+    command = ["--task_name", "mnli", "--data_dir", made / "mnli", *RUN]
+    run_glue(*command, "--model_name_or_path", made / "ours", "--output_dir", trained, "--num_train_epochs", 3)
+    model = AutoModelForSequenceClassification.from_pretrained(trained)
+    with torch.no_grad():
+        for parameter in (model.classifier.weight, model.classifier.bias):
+            parameter.copy_(parameter[[2, 0, 1]].clone())
+    model.config.id2label = {0: "contradiction", 1: "entailment", 2: "neutral"}
+    model.config.label2id = {label: number for number, label in model.config.id2label.items()}
+    model.save_pretrained(trained)
+    run_glue(*command, "--model_name_or_path", trained, "--output_dir", evaluated, "--do_eval")
+    assert results(evaluated)["eval_accuracy"] == results(trained)["eval_accuracy"]
+    assert not (evaluated / "model.safetensors").exists()
+
+
+def test_predictions_for_rows_of_ones_own(run_glue, made, tmp_path):
+    """Without a task's name and without labels: those of the checkpoint."""
+    trained, rows = tmp_path / "trained", tmp_path / "rows.csv"
+    rows.write_text("text\na lovely film\na dull one\n")
+    run_glue("--model_name_or_path", made / "ours", "--train_file", made / "sst2/train.jsonl", "--output_dir", trained,
+             *RUN, "--max_steps", 1)  # fmt: skip
+    run_glue("--model_name_or_path", trained, "--test_file", rows, "--output_dir", tmp_path / "out", "--do_predict",
+             *RUN)  # fmt: skip
+    said = (tmp_path / "out" / "predict_results_own.txt").read_text().splitlines()
+    assert len(said) == 3 and said[1].startswith("0\tLABEL_")
+
+
+def test_a_json_file_of_flags(run_glue, made, tmp_path):
+    flags = {"model_name_or_path": str(made / "ours"), "task_name": "sst2", "data_dir": str(made / "sst2")}
+    flags |= {"output_dir": str(tmp_path / "out"), "max_steps": 1, "use_cpu": True, "disable_tqdm": True}
+    path = tmp_path / "flags.json"
+    path.write_text(json.dumps(flags))
+    run_glue(path)
+    assert (tmp_path / "out" / "model.safetensors").exists()
+    path.write_text(json.dumps({**flags, "max_step": 1}))
+    with pytest.raises(SystemExit, match="fields that are no flags: max_step"):
+        run_glue(path)
+
+
+def test_the_recipe_is_said_and_flags_win(run_glue, made, tmp_path, caplog):
+    out = tmp_path / "out"
+    run_glue("--model_name_or_path", made / "ours", "--task_name", "cola", "--train_file", made / "sst2/train.jsonl",
+             "--output_dir", out, "--use_cpu", "--max_steps", 1, "--learning_rate", "1e-4")  # fmt: skip
+    arguments = torch.load(out / "training_args.bin", weights_only=False)
+    assert arguments.learning_rate == 1e-4
+    assert (arguments.per_device_train_batch_size, arguments.warmup_steps) == (32, 100)
+    assert AutoModelForSequenceClassification.from_pretrained(out).config.cls_dropout == 0.15
+    assert "published for cola, v1-base; the size is none" in caplog.text and "--learning_rate 8e-05" in caplog.text
+
+
+def test_bad_input(run_glue, made, tmp_path):
+    sst2 = made / "sst2"
+    model = ["--model_name_or_path", made / "ours", "--output_dir", tmp_path / "out", *RUN]
+    (tmp_path / "no.jsonl").write_text('{"text": "a"}\n')
+    cases = [
+        (["--output_dir", tmp_path / "out"], "say which checkpoint"),
+        ([*model, "--task_name", "cora"], "--task_name is one of cola"),
+        ([*model, "--recipe", "mine"], "--recipe is auto or none"),
+        ([*model], "say which data"),
+        ([*model, "--task_name", "mrpc", "--train_file", sst2 / "train.jsonl"], "have no column 'sentence1'"),
+        (
+            [*model, "--task_name", "sst2", "--validation_file", sst2 / "validation.jsonl"],
+            "--do_train needs train rows",
+        ),
+        (["--model_name_or_path", tmp_path, "--task_name", "sst2", "--data_dir", sst2], "config.json"),
+        ([*model, "--train_file", tmp_path / "no.jsonl"], "have no column 'label' of labels"),
+        ([*model, "--train_file", sst2 / "train.jsonl", "--do_train", "--do_eval"], "--do_eval needs validation rows"),
+    ]
+    for arguments, said in cases:
+        with pytest.raises(SystemExit, match=said):
+            run_glue(*arguments)
