@@ -9,7 +9,8 @@ Go on from a released checkpoint, on several GPUs:
     accelerate launch run_mlm.py --model_name_or_path microsoft/deberta-v3-base --train_file 'notes/*.txt' --bf16 \
         --output_dir my-domain-deberta
 
-The same command goes on where it was stopped. Flags are those of Transformers' `run_mlm.py` and ours; --help lists all.
+The same command goes on where it was stopped (one that names a checkpoint, --resume_from_checkpoint PATH, starts from
+that each time). Flags are those of Transformers' `run_mlm.py` and ours; --help lists all.
 """
 
 import os
@@ -21,8 +22,16 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.utils import logging
 
-from hf_deberta import HfDebertaForCausalLM, HfDebertaForMaskedLM
-from hf_deberta.training.arguments import MaskingArguments, NewModelArguments, PretrainingArguments, parsed, rows_of
+from hf_deberta import HfDebertaConfig, HfDebertaForCausalLM, HfDebertaForMaskedLM
+from hf_deberta.training.arguments import (
+    MaskingArguments,
+    NewModelArguments,
+    PretrainingArguments,
+    check,
+    check_what_is_evaluated,
+    parsed,
+    rows_of,
+)
 from hf_deberta.training.corpus import Corpus, CorpusArguments
 from hf_deberta.training.language_model_trainer import LanguageModelTrainer
 from hf_deberta.training.packing import RowCollator
@@ -45,6 +54,7 @@ class ModelArguments(NewModelArguments):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         given = [n for n in ("model_name_or_path", "config_preset", "config_name") if getattr(self, n) is not None]
         if len(given) != 1:
             said = " and ".join(f"--{name}" for name in given) or "none"
@@ -86,14 +96,17 @@ def prepare(
     masking_args: MaskingArguments,
     training_args: PretrainingArguments,
 ) -> LanguageModelTrainer:
+    check_what_is_evaluated(training_args, model_args.starts_anew, "--model_name_or_path, no --from_scratch")
     set_seed(training_args.seed)
     folder, base = Path(training_args.output_dir), model_args.model_name_or_path
-    with training_args.main_process_first(desc="tokenizing"):
-        corpus = Corpus(corpus_args, model_args.cache_dir)
+    with training_args.main_process_first(local=training_args.save_on_each_node, desc="tokenizing"):
+        corpus = Corpus(corpus_args, model_args.cache_dir, model_args.token)
         tokenizer = model_args.tokenizer(corpus, folder, base, model_args.starts_anew)
+        config = make_config(model_args, tokenizer, corpus_args.max_seq_length)
+        check(config, tokenizer, corpus_args.max_seq_length, causal=model_args.objective != "mlm")
         masking = None if model_args.objective == "causal" else masking_args.of(tokenizer)
-        rows = rows_of(corpus, tokenizer, folder, masking, training_args.seed)
-    model = make_model(model_args, tokenizer, corpus_args.max_seq_length)
+        rows = rows_of(corpus, tokenizer, masking, training_args)
+    model = make_model(model_args, config)
     for split, found in rows.items():
         logger.warning(f"{split}: {found.tokens.about['tokens']:,} tokens in {len(found):,} rows")
     logger.warning(f"{model.num_parameters():,} parameters")
@@ -110,24 +123,18 @@ def prepare(
     )
 
 
-def make_model(args: ModelArguments, tokenizer: PreTrainedTokenizerBase, length: int) -> HfDebertaForMaskedLM:
+def make_config(args: ModelArguments, tokenizer: PreTrainedTokenizerBase, length: int) -> HfDebertaConfig:
+    if args.starts_anew:
+        return args.new_config(tokenizer, length, args.model_name_or_path)
+    return HfDebertaConfig.from_pretrained(args.model_name_or_path, **args.overrides(), **args.loading())
+
+
+def make_model(args: ModelArguments, config: HfDebertaConfig) -> HfDebertaForMaskedLM:
     """The checkpoint to go on from, or a new model."""
     kind = HfDebertaForMaskedLM if args.objective == "mlm" else HfDebertaForCausalLM
-    name = args.model_name_or_path
     if args.starts_anew:
-        return kind(args.new_config(tokenizer, length, name))
-    model = kind.from_pretrained(name, dtype="float32", **args.overrides(), **args.loading())
-    config = model.config
-    if (config.decodes_positions or config.position_biased_input) and length > config.max_position_embeddings:
-        raise ValueError(
-            f"--max_seq_length {length} is more than the {config.max_position_embeddings} absolute positions of {name}"
-        )
-    if len(tokenizer) > model.config.vocab_size:
-        raise ValueError(
-            f"the tokenizer has {len(tokenizer)} tokens and {name} knows {model.config.vocab_size}; use the one that "
-            "belongs to it"
-        )
-    return model
+        return kind(config)
+    return kind.from_pretrained(args.model_name_or_path, config=config, dtype="float32", **args.loading())
 
 
 if __name__ == "__main__":

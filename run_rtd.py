@@ -10,7 +10,8 @@ Go on from a released pair, on several GPUs:
         --discriminator_name_or_path my-deberta/discriminator --train_file 'notes/*.txt' --output_dir my-domain-deberta
 
 It writes OUTPUT_DIR/discriminator, the model to fine-tune, and OUTPUT_DIR/generator, which fills masks: two ordinary
-checkpoints. The same command goes on where it was stopped. --help lists all flags.
+checkpoints. The same command goes on where it was stopped (one that names a checkpoint, --resume_from_checkpoint PATH,
+starts from that each time). --help lists all flags.
 """
 
 import os
@@ -22,7 +23,16 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.utils import logging
 
-from hf_deberta.training.arguments import MaskingArguments, NewModelArguments, PretrainingArguments, parsed, rows_of
+from hf_deberta import HfDebertaConfig
+from hf_deberta.training.arguments import (
+    MaskingArguments,
+    NewModelArguments,
+    PretrainingArguments,
+    check,
+    check_what_is_evaluated,
+    parsed,
+    rows_of,
+)
 from hf_deberta.training.corpus import Corpus, CorpusArguments
 from hf_deberta.training.packing import RowCollator
 from hf_deberta.training.rtd_pretraining import HfDebertaForRtdPretraining, HfDebertaRtdConfig, RtdTrainer
@@ -55,6 +65,7 @@ class PairArguments(NewModelArguments):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         pair = (self.generator_name_or_path, self.discriminator_name_or_path)
         if (pair[0] is None) != (pair[1] is None):
             raise ValueError("--generator_name_or_path and --discriminator_name_or_path belong together: give both")
@@ -65,6 +76,13 @@ class PairArguments(NewModelArguments):
                 "--discriminator_name_or_path (go on)"
             )
         self.starts_anew = pair[0] is None
+        if self.generator_layers is not None and not self.starts_anew:
+            raise ValueError(
+                f"--generator_layers is for a new generator, and that of {pair[0]} has its layers: leave it out"
+            )
+
+    def together(self) -> dict[str, str | float]:
+        return {name: getattr(self, name) for name in ("embedding_sharing", "rtd_weight", "sampling_temperature")}
 
 
 @dataclass
@@ -110,13 +128,17 @@ def prepare(
             "--push_to_hub knows one model, and this makes two: afterwards, load OUTPUT_DIR/discriminator and "
             "OUTPUT_DIR/generator, and push each"
         )
+    flags = "--generator_name_or_path and --discriminator_name_or_path"
+    check_what_is_evaluated(training_args, pair_args.starts_anew, flags)
     set_seed(training_args.seed)
     folder, base = Path(training_args.output_dir), pair_args.discriminator_name_or_path
-    with training_args.main_process_first(desc="tokenizing"):
-        corpus = Corpus(corpus_args, pair_args.cache_dir)
+    with training_args.main_process_first(local=training_args.save_on_each_node, desc="tokenizing"):
+        corpus = Corpus(corpus_args, pair_args.cache_dir, pair_args.token)
         tokenizer = pair_args.tokenizer(corpus, folder, base, pair_args.starts_anew)
-        rows = rows_of(corpus, tokenizer, folder, masking_args.of(tokenizer), training_args.seed)
-    pair = make_pair(pair_args, tokenizer, corpus_args.max_seq_length)
+        config = make_config(pair_args, tokenizer, corpus_args.max_seq_length)
+        check(config.generator, tokenizer, corpus_args.max_seq_length)
+        rows = rows_of(corpus, tokenizer, masking_args.of(tokenizer), training_args)
+    pair = make_pair(pair_args, config)
     for split, found in rows.items():
         logger.warning(f"{split}: {found.tokens.about['tokens']:,} tokens in {len(found):,} rows")
     logger.warning(
@@ -136,22 +158,24 @@ def prepare(
     )
 
 
-def make_pair(args: PairArguments, tokenizer: PreTrainedTokenizerBase, length: int) -> HfDebertaForRtdPretraining:
-    """The pair to go on from, or a new one."""
-    fields = {name: getattr(args, name) for name in ("embedding_sharing", "rtd_weight", "sampling_temperature")}
+def make_config(args: PairArguments, tokenizer: PreTrainedTokenizerBase, length: int) -> HfDebertaRtdConfig:
     if args.starts_anew:
         config = args.new_config(tokenizer, length)
-        return HfDebertaForRtdPretraining(
-            HfDebertaRtdConfig.from_discriminator(config, args.generator_layers, **fields)
-        )
+        return HfDebertaRtdConfig.from_discriminator(config, args.generator_layers, **args.together())
+    generator, discriminator = (
+        HfDebertaConfig.from_pretrained(name, **args.overrides(), **args.loading())
+        for name in (args.generator_name_or_path, args.discriminator_name_or_path)
+    )
+    return HfDebertaRtdConfig(generator=generator, discriminator=discriminator, **args.together())
+
+
+def make_pair(args: PairArguments, config: HfDebertaRtdConfig) -> HfDebertaForRtdPretraining:
+    """The pair to go on from, or a new one."""
+    if args.starts_anew:
+        return HfDebertaForRtdPretraining(config)
+    loading = {"dtype": "float32", **args.overrides(), **args.loading()}
     names = (args.generator_name_or_path, args.discriminator_name_or_path)
-    pair = HfDebertaForRtdPretraining.from_pair(*names, loading={"dtype": "float32", **args.loading()}, **fields)
-    if len(tokenizer) > pair.generator.config.vocab_size:
-        raise ValueError(
-            f"the tokenizer has {len(tokenizer)} tokens and {names[0]} knows {pair.generator.config.vocab_size}; use "
-            "the one that belongs to it"
-        )
-    return pair
+    return HfDebertaForRtdPretraining.from_pair(*names, loading=loading, **args.together())
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ from .enhanced_mask_decoder import HfDebertaForMaskedLM, HfDebertaMaskedLMOutput
 class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
     """Left-to-right language model of DeBERTa; a masked one with `causal=False`.
 
-    >>> model.generate(**tokenizer("text", add_special_tokens=False, return_tensors="pt"), max_new_tokens=5)
+    >>> prompt = tokenizer("text", return_tensors="pt").input_ids[:, :-1]  # [CLS] text: without the last, [SEP]
+    >>> model.generate(prompt, max_new_tokens=5)
 
     Labels are the input ids, -100 where nothing is to be predicted: they are shifted inside. Padding, and what no token
     of its own document comes before, is never predicted. A packed row best marks each document's first token with -100,

@@ -9,13 +9,24 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer, pipeline
+from test_hub_export import FakeHub
+from tokenizers import Tokenizer, models
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+    pipeline,
+)
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM
+from hf_deberta.training.arguments import PretrainingArguments
 
 ROOT = Path(__file__).parents[1]
 WORDS = "the old man walked slowly down to a quiet harbour where small boats wait for wind and his friends"
@@ -103,6 +114,9 @@ def test_autoregressive_objectives(run_mlm, text, tmp_path, objective):
     run_mlm(*TINY, *RUN, "--train_file", text, "--output_dir", tmp_path, *arguments)
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert type(model).__name__ == "HfDebertaForCausalLM"
+    prompt = AutoTokenizer.from_pretrained(tmp_path)("the old", return_tensors="pt").input_ids[:, :-1]
+    assert prompt[0, 0] == 1 and 2 not in prompt  # begins as a row does, and goes on
+    assert model.generate(prompt, max_new_tokens=2).shape[1] == prompt.shape[1] + 2
     assert json.loads((tmp_path / "all_results.json").read_text())["eval_loss"] > 0
 
 
@@ -167,6 +181,54 @@ def test_two_processes_give_the_losses_of_one(text, tmp_path):
     assert evaluated[0] == pytest.approx(evaluated[1], rel=1e-4)
 
 
+class Hub(FakeHub):
+    """Keeps the names of all that would be uploaded, in folders too."""
+
+    def __init__(self):
+        super().__init__(has_card=False)
+        self.names: list[set[str]] = []
+
+    def upload_folder(self, folder_path, ignore_patterns, **kwargs):
+        paths = (path.relative_to(folder_path) for path in Path(folder_path).rglob("*") if path.is_file())
+        self.names.append(set(filter_repo_objects(map(str, paths), ignore_patterns=ignore_patterns)))
+        return SimpleNamespace(done=lambda: True)
+
+
+def test_what_is_pushed(run_mlm, text, tmp_path, monkeypatch):
+    hub = Hub()
+    monkeypatch.setattr("transformers.trainer.hf_api", hub)
+    out = tmp_path / "mine"
+    steps = ["--max_steps", 4, "--save_steps", 2, "--eval_strategy", "steps", "--eval_steps", 2]
+    run_mlm(*TINY, *RUN, "--train_file", text, "--output_dir", out, *steps, "--push_to_hub", "--hub_token", "hf_secret")
+    assert (out / "checkpoint-4").exists() and (out / "_tokens").exists()
+    needed = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    code = {path.name for path in out.glob("*.py")}
+    assert "modeling_hf_deberta.py" in code
+    assert len(hub.names) == 4  # at both checkpoints, with the final model, and after its evaluation
+    for names in hub.names:
+        assert needed | code <= names
+        assert not [name for name in names if name.startswith(("_", "checkpoint-"))]
+    assert "README.md" in hub.names[-1] and "eval_loss" in (out / "README.md").read_text()
+    assert not [name for name in hub.names[-1] if b"hf_secret" in (out / name).read_bytes()]
+
+
+@pytest.mark.parametrize("script", ["run_mlm.py", "run_rtd.py"])
+@pytest.mark.parametrize("each", [False, True])
+def test_which_process_goes_first(monkeypatch, text, tmp_path, script, each):
+    asked = {}
+
+    def stop(self, **given):
+        asked.update(given)
+        raise ValueError("far enough")
+
+    monkeypatch.setattr(PretrainingArguments, "main_process_first", stop)
+    arguments = [*TINY, "--train_file", text, "--output_dir", tmp_path, *(["--save_on_each_node"] if each else [])]
+    monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
+    with pytest.raises(SystemExit, match="far enough"):
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+    assert asked["local"] == each
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -185,6 +247,23 @@ def test_two_processes_give_the_losses_of_one(text, tmp_path):
             "the tokenizer has 320 tokens and",
         ),
         (["--model_name_or_path", "TRAINED", "--tokenizer_name", "OTHER"], "more than the 64 absolute positions of"),
+        (["--config_name", "TRAINED", "--tokenizer_name", "OTHER"], "more than the 64 absolute positions of"),
+        (
+            ["--model_name_or_path", "TRAINED", "--from_scratch", "--tokenizer_name", "OTHER"],
+            "more than the 64 absolute positions of",
+        ),
+        ([*TINY, "--config_overrides", "max_position_embeddings=20"], "more than the 20 absolute positions of"),
+        ([*TINY, "--config_overrides", "vocab_size=256"], "the tokenizer has 300 tokens and the model knows 256"),
+        ([*TINY[:2], "--tokenizer_name", "BARE"], "rows need a tokenizer with cls_token, sep_token, pad_token"),
+        ([*TINY[:2], "--tokenizer_name", "MASKLESS"], "masking needs a mask token"),
+        ([*TINY, "--max_seq_length", 9], "a row needs 10 tokens at least, not 9"),
+        ([*TINY, "--objective", "causal", "--config_overrides", "conv_kernel_size=3"], "looks at the next token"),
+        ([*TINY, "--objective", "joint", "--config_overrides", "conv_kernel_size=3"], "looks at the next token"),
+        (
+            ["--model_name_or_path", "TRAINED", "--config_overrides", "hiden_size=3"],
+            "unknown field hiden_size (do you mean hidden_size",
+        ),
+        ([*TINY, "--do_train", "false"], "--do_train false evaluates a trained model"),
     ],
 )
 def test_bad_input_is_said_in_a_sentence(run_mlm, text, tmp_path, arguments, message):
@@ -196,11 +275,17 @@ def test_bad_input_is_said_in_a_sentence(run_mlm, text, tmp_path, arguments, mes
         train_tokenizer([*WORDS.split(), "other things, of course!"] * 9, 320, "bpe").save_pretrained(
             tmp_path / "other"
         )
-    names = {"TRAINED": tmp_path / "trained", "OTHER": tmp_path / "other"}
+    if "BARE" in arguments or "MASKLESS" in arguments:
+        words = Tokenizer(models.WordLevel({"[CLS]": 0, "[SEP]": 1, "[PAD]": 2, "man": 3}, unk_token="man"))
+        special = {f"{name}_token": f"[{name.upper()}]" for name in ("cls", "sep", "pad")}
+        PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path / "bare")
+        PreTrainedTokenizerFast(tokenizer_object=words, **special).save_pretrained(tmp_path / "maskless")
+    names = {name: tmp_path / name.lower() for name in ("TRAINED", "OTHER", "BARE", "MASKLESS")}
     arguments = [names.get(argument, argument) for argument in arguments]
     with pytest.raises(SystemExit) as stopped:
         run_mlm(*arguments, "--train_file", text, "--output_dir", tmp_path / "out", "--use_cpu")
     assert message in stopped.value.code and stopped.value.code.startswith("run_mlm.py: ")
+    assert not (tmp_path / "out" / "_tokens").exists()  # said before the corpus is tokenised
 
 
 def test_a_checkpoint_of_another_shape(run_mlm, text, tmp_path):

@@ -15,7 +15,15 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer, DebertaV2Model
 
-from hf_deberta import HfDebertaForSequenceClassification, export_to_transformers
+from hf_deberta import (
+    HfDebertaConfig,
+    HfDebertaForMaskedLM,
+    HfDebertaForPreTraining,
+    HfDebertaForSequenceClassification,
+    export_to_transformers,
+)
+from hf_deberta.training.rtd_pretraining import MODELS
+from hf_deberta.training.tokenizer_training import train_tokenizer
 
 ROOT = Path(__file__).parents[1]
 WORDS = "the old man walked slowly down to a quiet harbour where small boats wait for wind and his friends"
@@ -68,7 +76,11 @@ def test_from_text_to_two_checkpoints_and_on(run_rtd, text, tmp_path, sharing):
     assert "HfDebertaForPreTraining" in card and "eval_rtd_loss" in card and "run_rtd.py --config_preset" in card
 
     pair = ["--generator_name_or_path", first / "generator", "--discriminator_name_or_path", first / "discriminator"]
-    run_rtd(*pair, *RUN, *common, "--output_dir", second, "--max_steps", 1, "--learning_rate", "1e-7")
+    changed = ["--config_overrides", "hidden_dropout_prob=0.2", "--emd_steps", 1]
+    run_rtd(*pair, *RUN, *common, *changed, "--output_dir", second, "--max_steps", 1, "--learning_rate", "1e-7")
+    for name in MODELS:
+        config = HfDebertaConfig.from_pretrained(second / name)
+        assert (config.hidden_dropout_prob, config.emd_steps) == (0.2, 1)
     for name in ("generator", "discriminator"):
         before, after = (load_file(folder / name / "model.safetensors") for folder in (first, second))
         assert all(torch.allclose(value, after[key], atol=1e-5) for key, value in before.items())
@@ -113,6 +125,13 @@ def test_killed_and_started_again(text, tmp_path):
         ([*TINY, "--embedding_sharing", "all"], "embedding_sharing is one of gdes, es, nes, not 'all'"),
         ([*TINY, "--push_to_hub"], "--push_to_hub knows one model, and this makes two"),
         ([*TINY, "--rtd_weight", -1], "rtd_weight must be 0 or more, and finite, not -1"),
+        ([*TINY, "--config_overrides", "max_position_embeddings=20"], "more than the 20 absolute positions of"),
+        ([*TINY, "--config_overrides", "emd_step=1"], "unknown field emd_step (do you mean emd_steps"),
+        ([*TINY, "--do_train", "false"], "give --generator_name_or_path and --discriminator_name_or_path"),
+        (
+            ["--generator_name_or_path", "g", "--discriminator_name_or_path", "d", "--generator_layers", 2],
+            "--generator_layers is for a new generator, and that of g has its layers",
+        ),
         ([*TINY, "--generator_layers", 1], "the enhanced mask decoder reads the layer before the last"),
         ([*TINY[:2], "--max_ngram", 0, "--tokenizer_name", "/nowhere"], "/nowhere"),
     ],
@@ -121,3 +140,25 @@ def test_bad_input_is_said_in_a_sentence(run_rtd, text, tmp_path, arguments, mes
     with pytest.raises(SystemExit) as stopped:
         run_rtd(*arguments, "--train_file", text, "--output_dir", tmp_path / "out", "--use_cpu")
     assert message in stopped.value.code and stopped.value.code.startswith("run_rtd.py: ")
+    assert not (tmp_path / "out" / "_tokens").exists()  # said before the corpus is tokenised
+
+
+def test_rows_longer_than_the_pair_knows(run_rtd, text, tmp_path):
+    train_tokenizer(WORDS.split() * 9, 120, "unigram").save_pretrained(tmp_path / "generator")
+    for name, kind in {"generator": HfDebertaForMaskedLM, "discriminator": HfDebertaForPreTraining}.items():
+        kind(HfDebertaConfig.from_preset("tiny")).save_pretrained(tmp_path / name)
+    pair = [x for name in MODELS for x in (f"--{name}_name_or_path", tmp_path / name)]
+    with pytest.raises(SystemExit, match="--max_seq_length 65 is more than the 64 absolute positions"):
+        run_rtd(
+            *pair,
+            "--tokenizer_name",
+            tmp_path / "generator",
+            "--max_seq_length",
+            65,
+            "--use_cpu",
+            "--train_file",
+            text,
+            "--output_dir",
+            tmp_path / "out",
+        )
+    assert not (tmp_path / "out" / "_tokens").exists()

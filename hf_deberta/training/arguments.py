@@ -2,8 +2,9 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from transformers import HfArgumentParser, PreTrainedTokenizerBase, TrainingArgu
 from hf_deberta import PRESETS, HfDebertaConfig
 from hf_deberta.training.corpus import Corpus, load_tokenizer
 from hf_deberta.training.masking import Masking, Vocabulary
-from hf_deberta.training.packing import Rows
+from hf_deberta.training.packing import Rows, check_rows
 
 
 @dataclass
@@ -35,6 +36,9 @@ class NewModelArguments:
     model_revision: str = field(default="main", metadata={"help": "Branch, tag or commit of the checkpoint."})
     token: str | None = field(default=None, metadata={"help": "Token for private repositories."})
 
+    def __post_init__(self) -> None:
+        self.overrides()  # misspelt ones are said at once
+
     def loading(self) -> dict[str, Any]:
         return {"cache_dir": self.cache_dir, "revision": self.model_revision, "token": self.token}
 
@@ -44,7 +48,7 @@ class NewModelArguments:
 
     def new_config(self, tokenizer: PreTrainedTokenizerBase, length: int, name: str | None = None) -> HfDebertaConfig:
         """Of a preset, or of the configuration `name`, with the tokenizer's vocabulary."""
-        fields = {**self.overrides(), "vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+        fields = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, **self.overrides()}
         if self.config_preset is not None:
             fields.setdefault("max_position_embeddings", max(512, length))
             return HfDebertaConfig.from_preset(self.config_preset, **fields)
@@ -98,6 +102,16 @@ class PretrainingArguments(TrainingArguments):
     save_total_limit: int | None = 2
     do_train: bool = True
     do_eval: bool = True
+    resume_from_checkpoint: str | None = field(
+        default=None,
+        metadata={
+            "help": "By default the last checkpoint of OUTPUT_DIR, if there is one; false: start anew; a path: start "
+            "from that one, each time the command is given."
+        },
+    )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "hub_token": None}  # training_args.bin is pushed
 
 
 def parsed(kinds: tuple[type, ...], prepare: Callable, script: str) -> Any:
@@ -113,20 +127,48 @@ def parsed(kinds: tuple[type, ...], prepare: Callable, script: str) -> Any:
         raise SystemExit(f"{script}: {error}") from error
 
 
+def check_what_is_evaluated(training_args: TrainingArguments, starts_anew: bool, flags: str) -> None:
+    if starts_anew and not training_args.do_train:
+        raise ValueError(
+            f"--do_train false evaluates a trained model, and this one would be new, with random weights: give {flags}"
+        )
+
+
+def check(config: HfDebertaConfig, tokenizer: PreTrainedTokenizerBase, length: int, causal: bool = False) -> None:
+    """Whether model, tokenizer and rows go together, which is asked before a corpus is tokenised."""
+    check_rows(tokenizer, length)
+    known = config.max_position_embeddings
+    if (config.decodes_positions or config.position_biased_input) and length > known:
+        raise ValueError(
+            f"--max_seq_length {length} is more than the {known} absolute positions of the model; take shorter rows, "
+            f"or, for a new model, --config_overrides max_position_embeddings={length}"
+        )
+    if len(tokenizer) > config.vocab_size:
+        raise ValueError(
+            f"the tokenizer has {len(tokenizer)} tokens and the model knows {config.vocab_size}; use the one that "
+            "belongs to it"
+        )
+    if causal and config.conv_kernel_size > 0:
+        raise ValueError(
+            f"the convolution (conv_kernel_size={config.conv_kernel_size}) looks at the next token, which a causal or "
+            "joint objective must not; add --config_overrides conv_kernel_size=0, or take --objective mlm"
+        )
+
+
 def rows_of(
     corpus: Corpus,
     tokenizer: PreTrainedTokenizerBase,
-    folder: Path,
     masking: Masking | None,
-    seed: int,
+    training_args: TrainingArguments,
 ) -> dict[str, Rows]:
     """Rows of each split; the corpus is tokenised if it has not been."""
     args = corpus.arguments
-    tokens_dir = args.tokens_dir or folder / "_tokens"  # push_to_hub leaves out what begins so
+    tokens_dir = args.tokens_dir or Path(training_args.output_dir) / "_tokens"  # push_to_hub leaves out what begins so
+    anew = args.overwrite_cache and training_args.should_save  # by one process, the others read what it wrote
     found = {}
     for split in corpus.splits:
-        tokens = corpus.tokens(split, tokenizer, tokens_dir)
-        found[split] = Rows(tokens, tokenizer, args.max_seq_length, masking, args.pack, seed)
+        tokens = corpus.tokens(split, tokenizer, tokens_dir, anew)
+        found[split] = Rows(tokens, tokenizer, args.max_seq_length, masking, args.pack, training_args.seed)
     return found
 
 
@@ -141,4 +183,14 @@ def parse_overrides(text: str | None) -> dict[str, Any]:
             fields[name.strip()] = json.loads(value)
         except json.JSONDecodeError:
             fields[name.strip()] = value
+    check_fields(fields)
     return fields
+
+
+def check_fields(names: Iterable[str]) -> None:
+    known = {*HfDebertaConfig.__dataclass_fields__, "attn_implementation"}
+    for name in names:
+        if name not in known:
+            close = " or ".join(get_close_matches(name, sorted(known), n=2))
+            meant = f" (do you mean {close}?)" if close else ""
+            raise ValueError(f"--config_overrides: unknown field {name}{meant}; HfDebertaConfig documents all")

@@ -9,7 +9,9 @@ import glob
 import hashlib
 import json
 import multiprocessing
+import shutil
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -20,12 +22,13 @@ from transformers import AutoTokenizer, DebertaTokenizer, DebertaV2Tokenizer, Pr
 from transformers.utils import logging
 
 from hf_deberta.tokenization_hf_deberta import HfDebertaTokenizer
-from hf_deberta.training.token_file import TokenFile, write_token_file
+from hf_deberta.training.token_file import TokenFile, put_in_place, unfinished_beside, write_token_file
 from hf_deberta.training.tokenizer_training import KINDS, train_tokenizer
 
-BUILDERS = {"txt": "text", "jsonl": "json", "json": "json", "csv": "csv", "tsv": "csv", "parquet": "parquet"}
+KINDS_OF_FILE = {name: name for name in ("txt", "json", "csv", "tsv", "parquet")} | {"jsonl": "json"}
 BATCH = 1000  # documents that are tokenised in one go
 TOKENIZER_DOCUMENTS = 1_000_000  # from how many a tokenizer is learnt at most
+ASKED = "asked.json"  # beside a learnt tokenizer: the flags it was learnt by
 
 logger = logging.get_logger(__name__)
 
@@ -56,7 +59,7 @@ class CorpusArguments:
     tokens_dir: str | None = field(
         default=None, metadata={"help": "Where the tokenised corpus is kept; OUTPUT_DIR/_tokens if not given."}
     )
-    overwrite_cache: bool = field(default=False, metadata={"help": "Tokenise again."})
+    overwrite_cache: bool = field(default=False, metadata={"help": "Tokenise again, once in a run."})
     max_seq_length: int = field(default=512, metadata={"help": "Tokens of a row, [CLS] and [SEP] included."})
     pack: bool = field(
         default=True,
@@ -95,6 +98,7 @@ class Corpus:
 
     arguments: CorpusArguments
     cache_dir: str | None = None
+    token: str | None = None  # for private data sets of the Hub
 
     def __post_init__(self) -> None:
         self.splits = self._load()
@@ -103,7 +107,8 @@ class Corpus:
         args = self.arguments
         loaded = {"streaming": args.streaming, "cache_dir": self.cache_dir}
         if args.dataset_name is not None:
-            splits = dict(datasets.load_dataset(args.dataset_name, args.dataset_config_name, **loaded))
+            name = (args.dataset_name, args.dataset_config_name)
+            splits = dict(datasets.load_dataset(*name, token=self.token, **loaded))
             if "train" not in splits:
                 raise ValueError(f"{args.dataset_name} has no split 'train' but {', '.join(splits)}")
         else:
@@ -146,45 +151,77 @@ class Corpus:
     def fingerprint(self, split: str, tokenizer: PreTrainedTokenizerBase) -> str:
         """Changes when the text or the tokenizer does."""
         args = self.arguments
-        files = args.validation_file if split == "validation" and args.validation_file else args.train_file
-        read = [(path, Path(path).stat().st_size, Path(path).stat().st_mtime_ns) for path in expand(files or [])]
+        read = [(path, Path(path).stat().st_size, Path(path).stat().st_mtime_ns) for path in self.files(split)]
+        if args.dataset_name is not None:  # what a stream reads has no fingerprint
+            read.append(getattr(self.splits[split], "_fingerprint", None))
         given = [args.dataset_name, args.dataset_config_name, args.text_column, args.sample_by, read]
         given += [args.max_train_samples, args.max_eval_samples, args.validation_split_percentage, split]
         given += [args.validation_file is None]  # whether the end of the training documents is for validation
-        content = json.dumps(given) + tokenizer.backend_tokenizer.to_str()
+        content = json.dumps(given) + rules_of(tokenizer)
         return hashlib.sha256(content.encode()).hexdigest()
 
-    def tokens(self, split: str, tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> TokenFile:
+    def files(self, split: str) -> list[str]:
+        args = self.arguments
+        return expand((args.validation_file if split == "validation" else None) or args.train_file or [])
+
+    def tokens(
+        self, split: str, tokenizer: PreTrainedTokenizerBase, folder: str | Path, anew: bool = False
+    ) -> TokenFile:
         """The token file of a split; made now unless the folder holds that of the same text and tokenizer."""
         folder = Path(folder) / split
         made_of = self.fingerprint(split, tokenizer)
-        if (folder / "about.json").exists() and not self.arguments.overwrite_cache:
-            found = TokenFile.read(folder)
-            if found.about.get("made_of") == made_of:
-                return found
+        if anew:
+            shutil.rmtree(folder, ignore_errors=True)
+        if (found := TokenFile.kept(folder, made_of)) is not None:
+            return found
+        if (folder / "about.json").exists():
             logger.warning(f"{folder} was made of another text or tokenizer, and is made anew")
         documents = tokenized(self.batches(split), tokenizer, self.arguments.preprocessing_num_workers)
         try:
-            return write_token_file(folder, documents, len(tokenizer), {"made_of": made_of})
+            with saying_what_is_not_utf8(self.files(split)):
+                return write_token_file(folder, documents, len(tokenizer), {"made_of": made_of})
         except ValueError as error:
             raise ValueError(f"the {split} documents cannot be used: {error}") from error
 
     def tokenizer(self, folder: str | Path, model_max_length: int) -> HfDebertaTokenizer:
         """A tokenizer learnt from the training documents, kept in the folder."""
         folder, args = Path(folder), self.arguments
+        asked = {"train_tokenizer": args.train_tokenizer, "tokenizer_type": args.tokenizer_type}
         if (folder / "tokenizer_config.json").exists():
-            kept = HfDebertaTokenizer.from_pretrained(folder)
-            logger.warning(f"the tokenizer in {folder} ({len(kept)} tokens) is used again")
-            return kept
+            return kept_tokenizer(folder, asked)
         split = self.splits["train"]
         if not args.streaming and len(split) > TOKENIZER_DOCUMENTS:
             split = split.select(np.linspace(0, len(split) - 1, TOKENIZER_DOCUMENTS, dtype=np.int64))
         texts = (row[args.text_column] or "" for row in islice(split, TOKENIZER_DOCUMENTS))
-        tokenizer = train_tokenizer(texts, args.train_tokenizer, args.tokenizer_type, model_max_length)
-        unfinished = folder.with_name(f"{folder.name}.unfinished")
-        tokenizer.save_pretrained(unfinished)
-        unfinished.rename(folder)
+        with saying_what_is_not_utf8(self.files("train")):
+            tokenizer = train_tokenizer(texts, args.train_tokenizer, args.tokenizer_type, model_max_length)
+        with unfinished_beside(folder) as unfinished:
+            tokenizer.save_pretrained(unfinished)
+            (unfinished / ASKED).write_text(json.dumps(asked), encoding="utf-8")
+            put_in_place(unfinished, folder)
         return HfDebertaTokenizer.from_pretrained(folder)
+
+
+def kept_tokenizer(folder: Path, asked: dict[str, int | str]) -> HfDebertaTokenizer:
+    """The one that was learnt before, by the same flags."""
+    kept, path = HfDebertaTokenizer.from_pretrained(folder), folder / ASKED
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"train_tokenizer": len(kept)}
+    if differing := [f"--{name} {value}" for name, value in before.items() if asked[name] != value]:
+        raise ValueError(
+            f"{folder} holds a tokenizer that was learnt with {' and '.join(differing)}: ask for the same to go on "
+            "with it, or remove that folder, or give another --output_dir, to learn one anew"
+        )
+    logger.warning(f"the tokenizer in {folder} ({len(kept)} tokens) is used again")
+    return kept
+
+
+def rules_of(tokenizer: PreTrainedTokenizerBase) -> str:
+    """All that its ids depend on; truncation and padding are a caller's, and none here."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:  # it is written in Python: its words and settings must do
+        given = [type(tokenizer).__name__, tokenizer.get_vocab(), tokenizer.init_kwargs]
+        return json.dumps(given, sort_keys=True, default=str)
+    return json.dumps({**json.loads(backend.to_str()), "truncation": None, "padding": None})
 
 
 def limited(split, most: int | None):
@@ -208,17 +245,29 @@ def expand(patterns: Iterable[str]) -> list[str]:
 def read_files(patterns: list[str], sample_by: str, **loading):
     """The documents of files of one kind, which their names tell."""
     files = expand(patterns)
-    kinds = {BUILDERS.get(Path(file).name.removesuffix(".gz").rpartition(".")[2].lower()) for file in files}
+    kinds = {KINDS_OF_FILE.get(Path(file).name.removesuffix(".gz").rpartition(".")[2].lower()) for file in files}
     if len(kinds) > 1 or None in kinds:
-        raise ValueError(f"files must all be of one kind of {', '.join(BUILDERS)}, not {', '.join(files[:5])}")
-    (builder,) = kinds
+        raise ValueError(f"files must all be of one kind of {', '.join(KINDS_OF_FILE)}, not {', '.join(files[:5])}")
+    (kind,) = kinds
     if not any(Path(file).stat().st_size for file in files):
         raise ValueError(f"there is no text to train on: {', '.join(files[:5])} is empty")
-    for file in files:
-        if builder != "parquet" and not file.endswith(".gz"):
-            check_utf8(file)
-    options = {"text": {"sample_by": sample_by}, "csv": {"sep": "\t" if ".tsv" in Path(files[0]).name.lower() else ","}}
-    return datasets.load_dataset(builder, data_files=files, split="train", **options.get(builder, {}), **loading)
+    builder = {"txt": "text", "tsv": "csv"}.get(kind, kind)
+    options = {"txt": {"sample_by": sample_by}, "tsv": {"sep": "\t"}}.get(kind, {})
+    with saying_what_is_not_utf8(files):
+        return datasets.load_dataset(builder, data_files=files, split="train", **options, **loading)
+
+
+@contextmanager
+def saying_what_is_not_utf8(files: list[str]) -> Iterator[None]:
+    """Files are looked through only where reading them has failed."""
+    try:
+        yield
+    except (ValueError, datasets.exceptions.DatasetGenerationError) as error:
+        if isinstance(error, UnicodeDecodeError) or isinstance(error.__cause__, UnicodeDecodeError):
+            for file in files:
+                if not file.endswith((".gz", ".parquet")):
+                    check_utf8(file)
+        raise
 
 
 def check_utf8(path: str) -> None:

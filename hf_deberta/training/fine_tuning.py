@@ -6,6 +6,7 @@ it once or with several seeds; in a run, `load_tokenizer` and `load_model` make 
 """
 
 import copy
+import gc
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate import PartialState
 from huggingface_hub.errors import StrictDataclassError
 from torch.utils.data import Sampler, SequentialSampler
 from transformers import (
@@ -135,6 +137,9 @@ class FineTuningArguments(TrainingArguments):
         if self.early_stopping_patience is not None and self.eval_strategy == "no":
             raise ValueError("--early_stopping_patience needs evaluations along the way: --do_train with --do_eval")
         super().__post_init__()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "hub_token": None}  # training_args.bin is pushed
 
     def fit_to(self, splits: Iterable[str]) -> None:
         """Do what there is data for; what was asked for by name must have its split."""
@@ -413,7 +418,7 @@ def over_seeds(args: FineTuningArguments, metric: str, run: Callable[[FineTuning
     """
     if args.num_seeds == 1:
         run(args)
-        return
+        return leave()
     folder, found = Path(args.output_dir), {}
     for seed in range(args.seed, args.seed + args.num_seeds):
         one = copy.copy(args)
@@ -426,6 +431,15 @@ def over_seeds(args: FineTuningArguments, metric: str, run: Callable[[FineTuning
         found[seed] = run(one)
     if args.should_save and args.do_eval:
         keep_best(folder, found, metric)
+    leave()
+
+
+def leave() -> None:
+    """Let the other processes go in order, once nothing holds their group any more."""
+    gc.collect()
+    state = PartialState()
+    state.wait_for_everyone()
+    state.destroy_process_group()
 
 
 def finished(results: Path, metric: str) -> bool:

@@ -7,7 +7,8 @@ import torch
 from torch.nn import functional
 from transformers.trainer_utils import EvalPrediction
 
-from hf_deberta.batch_loss import IGNORED
+from hf_deberta.batch_loss import IGNORED, cross_entropies
+from hf_deberta.enhanced_mask_decoder import HfDebertaMaskedLMOutput
 from hf_deberta.training.pretraining_trainer import PretrainingTrainer
 
 PASSES = {"mlm": ("masked",), "causal": ("causal",), "joint": ("masked", "causal")}
@@ -28,6 +29,11 @@ class LanguageModelTrainer(PretrainingTrainer):
         self.objective = objective
         kwargs.setdefault("compute_metrics", self.means)
         super().__init__(*args, **kwargs)
+        if objective == "joint" and self.args.n_gpu > 1:
+            raise ValueError(
+                f"one process cannot train both objectives on {self.args.n_gpu} GPUs; start one for each with "
+                "accelerate launch or torchrun, or show it one with CUDA_VISIBLE_DEVICES"
+            )
         self.right: torch.Tensor | int = 0  # predictions since the last log, and how many there were
         self.predicted: torch.Tensor | int = 0
 
@@ -64,9 +70,8 @@ class LanguageModelTrainer(PretrainingTrainer):
 
     def _count(self, given: tuple[str, dict], outputs) -> None:
         labels = predicted_labels(*given)
-        if outputs.predictions is not None:
-            self.right = self.right + (outputs.predictions == labels[labels != IGNORED]).sum()
-            self.predicted = self.predicted + outputs.predictions.numel()
+        right = predictions(outputs, labels) == labels[labels != IGNORED]
+        self.right, self.predicted = self.right + right.sum(), self.predicted + right.numel()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
@@ -86,12 +91,21 @@ class LanguageModelTrainer(PretrainingTrainer):
             with torch.no_grad(), self.compute_loss_context_manager():
                 outputs = model(**given, sparse_prediction=True)
             labels = predicted_labels(name, given)
-            row = (labels != IGNORED).nonzero()[:, 0]
-            right = (outputs.predictions == labels[labels != IGNORED]).float()
-            found = torch.stack([outputs.losses.float(), right, torch.ones_like(right)], dim=1)
+            known = labels != IGNORED
+            right = (predictions(outputs, labels) == labels[known]).float()
+            losses = outputs.losses
+            if losses is None:
+                losses = cross_entropies(outputs.logits[known], labels[known])
+            found = torch.stack([losses.float(), right, torch.ones_like(right)], dim=1)
+            row = known.nonzero()[:, 0]
             sums.append(found.new_zeros(labels.shape[0], 3).index_add(0, row, found))
         sums = torch.cat(sums, dim=1)
         return None, sums, sums
+
+    def operations(self, tokens: float, predicted: float) -> float:
+        """A joint step is two; in the causal one, next to all tokens are predicted."""
+        causal = super().operations(tokens, tokens) if self.objective == "joint" else 0
+        return super().operations(tokens, predicted) + causal
 
     def means(self, prediction: EvalPrediction) -> dict[str, float]:
         """Over all predicted tokens."""
@@ -109,6 +123,11 @@ def predicted_labels(name: str, inputs: dict) -> torch.Tensor:
     """At each position [B, N] what it has to predict."""
     labels = inputs["labels"]
     return labels if name == "masked" else functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
+
+
+def predictions(outputs: HfDebertaMaskedLMOutput, labels: torch.Tensor) -> torch.Tensor:
+    """Best words [M] where something is to be predicted; a compiled graph predicts at all positions."""
+    return outputs.logits[labels != IGNORED].argmax(-1) if outputs.predictions is None else outputs.predictions
 
 
 def perplexity(loss: float) -> float:

@@ -47,6 +47,14 @@ def single_rows(ends: np.ndarray, length: int) -> np.ndarray:
     return np.stack([documents, number * (length - 2)], axis=1)
 
 
+def check_rows(tokenizer: PreTrainedTokenizerBase, length: int) -> None:
+    if length < LEAST_PIECE + 2:
+        raise ValueError(f"a row needs {LEAST_PIECE + 2} tokens at least, not {length}")
+    missing = [n for n in ("cls_token", "sep_token", "pad_token") if getattr(tokenizer, f"{n}_id") is None]
+    if missing:
+        raise ValueError(f"rows need a tokenizer with {', '.join(missing)}, which this one has not; give it one")
+
+
 class Rows(torch.utils.data.Dataset):
     """Rows of a corpus, masked anew in each epoch.
 
@@ -67,11 +75,7 @@ class Rows(torch.utils.data.Dataset):
         pack: bool = True,
         seed: int = 0,
     ):
-        if length < LEAST_PIECE + 2:
-            raise ValueError(f"a row needs {LEAST_PIECE + 2} tokens at least, not {length}")
-        missing = [n for n in ("cls_token", "sep_token", "pad_token") if getattr(tokenizer, f"{n}_id") is None]
-        if missing:
-            raise ValueError(f"rows need a tokenizer with {', '.join(missing)}, which this one has not; give it one")
+        check_rows(tokenizer, length)
         self.tokens, self.length, self.masking, self.pack, self.seed = tokens, length, masking, pack, seed
         self.first, self.last = np.array([[tokenizer.cls_token_id], [tokenizer.sep_token_id]])
         self.padding = tokenizer.pad_token_id

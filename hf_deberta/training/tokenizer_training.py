@@ -37,6 +37,8 @@ def train_tokenizer(
     seen = _Counted(texts)
     try:
         tokenizer.train_from_iterator(seen, trainer)
+    except UnicodeDecodeError:
+        raise  # of the texts
     except Exception as error:  # tokenizers raises bare Exception
         if seen.texts == 0:
             raise ValueError("there is no text to learn a tokenizer from: the corpus is empty") from None

@@ -13,6 +13,8 @@ import errno
 import gc
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -72,19 +74,31 @@ class WholeCheckpoints(Trainer):
             self._writing = False
         self.accelerator.wait_for_everyone()
         if self.args.push_to_hub:
-            super()._push_from_checkpoint(str(whole))
+            self._push_from_checkpoint(str(whole))
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        if not self._writing:  # what is not whole yet is not pushed
-            super()._push_from_checkpoint(checkpoint_folder)
+        if self._writing:  # what is not whole yet is not pushed
+            return
+        if self.args.should_save:
+            for code in Path(checkpoint_folder).glob("*.py"):  # Trainer takes weights and configuration alone
+                shutil.copy(code, self.args.output_dir)
+        super()._push_from_checkpoint(checkpoint_folder)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As in `Trainer`; each file of the final model appears when it is whole."""
-        if _internal_call:
+        """As in `Trainer`; each file of the final model appears when it is whole.
+
+        Where FSDP writes checkpoints in shards, accelerate's default, the final model is gathered all the same. This
+        was tested with a stand-in for accelerate's FSDP plugin only.
+        """
+        if self._writing:  # a checkpoint
             return super().save_model(output_dir, _internal_call=True)
+        if _internal_call:  # of push_to_hub
+            with self._gathered():
+                return super().save_model(output_dir, _internal_call=True)
         folder = Path(output_dir or self.args.output_dir)
         unfinished = folder / UNFINISHED / "model"
-        super().save_model(str(unfinished), _internal_call=True)
+        with self._gathered():
+            super().save_model(str(unfinished), _internal_call=True)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             for path in sorted(unfinished.iterdir()):
@@ -93,6 +107,20 @@ class WholeCheckpoints(Trainer):
         self.accelerator.wait_for_everyone()
         if self.args.push_to_hub:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    @contextmanager
+    def _gathered(self) -> Iterator[None]:
+        """`Trainer` writes no model file while FSDP's state dicts are sharded."""
+        plugin = self.accelerator.state.fsdp_plugin if self.is_fsdp_enabled else None
+        if plugin is None:
+            yield
+            return
+        before = plugin.state_dict_type
+        plugin.set_state_dict_type("FULL_STATE_DICT")
+        try:
+            yield
+        finally:
+            plugin.set_state_dict_type(before)  # that of checkpoints, which are loaded by it too
 
     def end(self) -> None:
         """Leave the other processes in order, once everything is done."""

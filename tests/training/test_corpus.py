@@ -5,7 +5,9 @@ import json
 import random
 from dataclasses import replace
 
+import datasets
 import pytest
+from transformers import ByT5Tokenizer
 
 from hf_deberta.training.corpus import Corpus, CorpusArguments, check_utf8, encode, load_tokenizer, tokenized
 from hf_deberta.training.tokenizer_training import train_tokenizer
@@ -93,6 +95,71 @@ def test_token_file_is_made_once(text_file, tokenizer, tmp_path, caplog):
     assert (tmp_path / "tokens" / "train" / "about.json").stat().st_mtime_ns != made
 
 
+def test_made_anew_on_request(text_file, tokenizer, tmp_path):
+    corpus = Corpus(CorpusArguments(train_file=[text_file]), str(tmp_path / "cache"))
+    corpus.tokens("train", tokenizer, tmp_path / "tokens")
+    (tmp_path / "tokens" / "train" / "tokens.bin").write_bytes(b"12")
+    with pytest.raises(ValueError, match="damaged"):
+        corpus.tokens("train", tokenizer, tmp_path / "tokens")
+    assert len(corpus.tokens("train", tokenizer, tmp_path / "tokens", anew=True)) == len(all_texts(corpus, "train"))
+
+
+def test_truncation_and_padding_make_no_other_tokens(text_file, tmp_path):
+    corpus = Corpus(CorpusArguments(train_file=[text_file]), str(tmp_path / "cache"))
+    tokenizer = train_tokenizer(LINES, 300, "bpe")
+    plain = corpus.fingerprint("train", tokenizer)
+    tokenizer.backend_tokenizer.enable_truncation(5)
+    tokenizer.backend_tokenizer.enable_padding()
+    assert corpus.fingerprint("train", tokenizer) == plain
+    assert tokenizer.backend_tokenizer.truncation["max_length"] == 5  # the caller's stays
+    assert corpus.fingerprint("train", train_tokenizer(LINES, 299, "bpe")) != plain
+
+
+def test_a_tokenizer_written_in_python(text_file, tmp_path):
+    corpus = Corpus(CorpusArguments(train_file=[text_file]), str(tmp_path / "cache"))
+    first = corpus.tokens("train", ByT5Tokenizer(), tmp_path / "tokens")
+    assert first.document(0).tolist() == ByT5Tokenizer()(LINES[0], add_special_tokens=False)["input_ids"]
+    assert corpus.fingerprint("train", ByT5Tokenizer()) == first.about["made_of"]
+    assert corpus.fingerprint("train", ByT5Tokenizer(extra_ids=7)) != first.about["made_of"]
+
+
+def test_a_data_set_that_changes_is_tokenised_again(tokenizer, tmp_path):
+    (tmp_path / "data").mkdir()
+    found = []
+    for text in ("one two\nthree\nfour\n", "one six\nthree\nfour\n"):
+        (tmp_path / "data" / "train.txt").write_text(text, encoding="utf-8")
+        args = CorpusArguments(dataset_name=str(tmp_path / "data"), max_train_samples=1)
+        for _ in range(2):
+            corpus = Corpus(args, str(tmp_path / "cache"))
+            train = corpus.tokens("train", tokenizer, tmp_path / "tokens")
+            assert tokenizer.decode(train.document(0)) == text.splitlines()[0]
+            found.append([train.about["made_of"], corpus.fingerprint("validation", tokenizer)])
+    assert found[0] == found[1] and found[2] == found[3]
+    assert found[0][0] != found[2][0] and found[0][1] != found[2][1]
+    args = replace(args, streaming=True, validation_split_percentage=0)
+    Corpus(args, str(tmp_path / "cache")).fingerprint("train", tokenizer)
+
+
+def test_the_token_goes_to_the_hub(monkeypatch):
+    asked = {}
+
+    def load_dataset(*names, **options):
+        asked.update(options, names=names)
+        return {"train": datasets.Dataset.from_dict({"text": LINES})}
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    Corpus(CorpusArguments(dataset_name="me/private"), "cache", "hf_secret")
+    assert asked == {"names": ("me/private", None), "token": "hf_secret", "streaming": False, "cache_dir": "cache"}
+
+
+def test_files_are_not_read_again_for_what_is_there(text_file, tokenizer, tmp_path, monkeypatch):
+    args = CorpusArguments(train_file=[text_file])
+    Corpus(args, str(tmp_path / "cache")).tokens("train", tokenizer, tmp_path / "tokens")
+    monkeypatch.setattr("hf_deberta.training.corpus.check_utf8", lambda path: pytest.fail(f"{path} was read"))
+    monkeypatch.setattr("hf_deberta.training.corpus.tokenized", lambda *_: pytest.fail("tokenised again"))
+    Corpus(args, str(tmp_path / "cache")).tokens("train", tokenizer, tmp_path / "tokens")
+
+
 def test_processes_give_the_same(tokenizer):
     batches = [LINES[i : i + 30] for i in range(0, 200, 30)]
     assert [list(ids) for ids in tokenized(iter(batches), tokenizer, 2)] == list(tokenized(iter(batches), tokenizer))
@@ -105,9 +172,35 @@ def test_tokenizer_is_learnt_and_kept(text_file, tmp_path, kind):
     corpus = Corpus(args, str(tmp_path / "cache"))
     learnt = corpus.tokenizer(tmp_path / "tokenizer", 64)
     assert len(learnt) <= size and learnt.model_max_length == 64
-    corpus.arguments = replace(args, train_tokenizer=size + 1)
     assert corpus.tokenizer(tmp_path / "tokenizer", 64).get_vocab() == learnt.get_vocab()
+    corpus.arguments = replace(args, train_tokenizer=size + 1)
+    with pytest.raises(ValueError, match=f"learnt with --train_tokenizer {size}: ask for the same to go on"):
+        corpus.tokenizer(tmp_path / "tokenizer", 64)
+    other = "bpe" if kind == "unigram" else "unigram"
+    corpus.arguments = replace(args, tokenizer_type=other)
+    with pytest.raises(ValueError, match=f"learnt with --tokenizer_type {kind}: ask for the same"):
+        corpus.tokenizer(tmp_path / "tokenizer", 64)
     assert load_tokenizer(str(tmp_path / "tokenizer"))(LINES[0]) == learnt(LINES[0])
+
+
+def test_a_corpus_of_few_words_goes_on_with_what_it_gave(text_file, tmp_path):
+    corpus = Corpus(CorpusArguments(train_file=[text_file], train_tokenizer=4000), str(tmp_path / "cache"))
+    first = corpus.tokenizer(tmp_path / "tokenizer", 64)
+    assert len(first) < 4000 and corpus.tokenizer(tmp_path / "tokenizer", 64).get_vocab() == first.get_vocab()
+
+
+def test_two_processes_learn_a_tokenizer(text_file, tmp_path, monkeypatch):
+    args = CorpusArguments(train_file=[text_file], train_tokenizer=300, tokenizer_type="bpe")
+    corpus, folder = Corpus(args, str(tmp_path / "cache")), tmp_path / "out" / "tokenizer"
+
+    def slow(*given):
+        monkeypatch.setattr("hf_deberta.training.corpus.train_tokenizer", train_tokenizer)
+        corpus.tokenizer(folder, 64)  # the other one
+        return train_tokenizer(*given)
+
+    monkeypatch.setattr("hf_deberta.training.corpus.train_tokenizer", slow)
+    assert len(corpus.tokenizer(folder, 64)) == 300
+    assert [path.name for path in folder.parent.iterdir()] == ["tokenizer"]
 
 
 @pytest.mark.parametrize(
@@ -144,6 +237,28 @@ def test_unusable_text(tmp_path, tokenizer, content, message):
     assert not (tmp_path / "tokens" / "train").exists()
 
 
+@pytest.mark.parametrize("learns", [False, True], ids=["tokenised", "learnt from"])
+@pytest.mark.parametrize("streaming", [False, True], ids=["mapped", "streamed"])
+@pytest.mark.parametrize("kind", ["txt", "jsonl", "csv"])
+def test_what_is_not_utf8_is_named(tmp_path, tokenizer, kind, streaming, learns):
+    rows = {"txt": "good\nStraße\n", "jsonl": '{"text": "good"}\n{"text": "Straße"}\n', "csv": "text\ngood\nStraße\n"}
+    path = tmp_path / f"corpus.{kind}"
+    path.write_bytes(rows[kind].encode("latin-1"))
+    args = CorpusArguments(
+        train_file=[str(path)],
+        streaming=streaming,
+        validation_split_percentage=0,
+        train_tokenizer=300,
+        tokenizer_type="bpe",
+    )
+    with pytest.raises(ValueError, match=rf"corpus\.{kind} is not UTF-8 text: byte 0xdf"):
+        corpus = Corpus(args, str(tmp_path / "cache"))
+        if learns:
+            corpus.tokenizer(tmp_path / "tokenizer", 64)
+        else:
+            corpus.tokens("train", tokenizer, tmp_path / "tokens")
+
+
 def test_unusable_files(tmp_path, text_file):
     with pytest.raises(FileNotFoundError, match=r"nothing\*.txt names no file"):
         Corpus(CorpusArguments(train_file=[str(tmp_path / "nothing*.txt")]))
@@ -151,6 +266,8 @@ def test_unusable_files(tmp_path, text_file):
         Corpus(CorpusArguments(train_file=[text_file, write(tmp_path, "jsonl")]))
     with pytest.raises(ValueError, match="all be of one kind"):
         Corpus(CorpusArguments(train_file=[__file__]))
+    with pytest.raises(ValueError, match="all be of one kind"):  # they differ in what parts columns
+        Corpus(CorpusArguments(train_file=[write(tmp_path, "csv"), write(tmp_path, "tsv")], text_column="content"))
     with pytest.raises(ValueError, match="no column 'text' but content, id"):
         Corpus(CorpusArguments(train_file=[write(tmp_path, "jsonl")]), str(tmp_path / "cache"))
     with pytest.raises(ValueError, match="a stream cannot be split"):

@@ -142,6 +142,33 @@ def test_speed_counts_real_tokens(tmp_path):
     assert entry["tokens_per_second"] > 0 and 0 < entry["mfu"] < 1.5
 
 
+@pytest.mark.parametrize("objective", PASSES)
+def test_compiled_graphs_are_scored_alike(tmp_path, objective):
+    """They predict at all positions, and say neither losses nor best words of the labelled ones."""
+    found = []
+    for backend in (None, "eager"):
+        torch._dynamo.reset()
+        run = trainer(
+            tmp_path, objective, max_steps=1, torch_compile=backend is not None, torch_compile_backend=backend
+        )
+        run.train()
+        found.append({**logged(run)[0], **run.evaluate()})
+    names = [name for name in found[0] if name.endswith(("loss", "accuracy", "perplexity"))]
+    assert f"eval_{PASSES[objective][0]}_accuracy" in names and f"{PASSES[objective][0]}_accuracy" in names
+    assert [found[1][name] for name in names] == pytest.approx([found[0][name] for name in names], rel=1e-4)
+
+
+def test_a_joint_step_is_two(tmp_path):
+    masked, joint = (trainer(tmp_path, objective) for objective in ("mlm", "joint"))
+    assert joint.operations(100, 15) == masked.operations(100, 15) + masked.operations(100, 100)
+
+
+def test_both_objectives_on_several_gpus_of_one_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(TrainingArguments, "n_gpu", 2)
+    with pytest.raises(ValueError, match="both objectives on 2 GPUs; start one for each with accelerate launch"):
+        trainer(tmp_path, "joint")
+
+
 def test_unknown_objective(tmp_path):
     with pytest.raises(ValueError, match="objective is one of mlm, causal, joint, not 'clm'"):
         LanguageModelTrainer(objective="clm")

@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
+from hf_deberta.training import token_file
 from hf_deberta.training.token_file import TokenFile, write_token_file
 
 
@@ -41,6 +42,47 @@ def test_a_writer_that_fails_leaves_the_old_file(tmp_path):
     with pytest.raises(RuntimeError, match="no more"):
         write_token_file(tmp_path / "tokens", documents(), 10, {})
     assert TokenFile.read(tmp_path / "tokens").document(0).tolist() == [1]
+
+
+@pytest.mark.parametrize("stale", [False, True])
+@pytest.mark.parametrize("same", [True, False])
+def test_two_writers_at_once(tmp_path, stale, same):
+    """Who is whole first stays, if both say that they write the same."""
+    folder, here = tmp_path / "shared" / "train", {"made_of": "a"}
+    if stale:
+        write_token_file(folder, [[7]], 10, {"made_of": "of old"})
+
+    def documents():
+        yield [1]
+        write_token_file(folder, [[1], [2, 3]], 10, here if same else {"made_of": "b"})
+        first.append((folder / "about.json").stat().st_ino)
+        yield [2, 3]
+
+    first: list[int] = []
+    found = write_token_file(folder, documents(), 10, here)
+    assert [found.document(i).tolist() for i in range(len(found))] == [[1], [2, 3]] and found.about["made_of"] == "a"
+    assert ((folder / "about.json").stat().st_ino == first[0]) == same
+    assert [path.name for path in folder.parent.iterdir()] == ["train"]
+
+
+def test_overtaken_in_the_last_moment(tmp_path, monkeypatch):
+    write_token_file(tmp_path / "tokens", [[1]], 10, {"made_of": "a"})
+    monkeypatch.setattr(TokenFile, "kept", lambda *_: None)
+    replace = token_file.os.replace
+    monkeypatch.setattr(
+        token_file.os, "replace", lambda *paths: replace(*paths) if paths[1].name != "tokens.old" else None
+    )
+    assert write_token_file(tmp_path / "tokens", [[1]], 10, {"made_of": "a"}).document(0).tolist() == [1]
+    assert [path.name for path in tmp_path.iterdir()] == ["tokens"]
+
+
+def test_what_is_kept(tmp_path):
+    write_token_file(tmp_path / "tokens", [[1]], 10, {"made_of": "a"})
+    assert TokenFile.kept(tmp_path / "tokens", "a").document(0).tolist() == [1]
+    assert TokenFile.kept(tmp_path / "tokens", "b") is None and TokenFile.kept(tmp_path / "nothing", "a") is None
+    ordinary = tmp_path / "ordinary"
+    ordinary.mkdir()
+    assert (tmp_path / "tokens").stat().st_mode == ordinary.stat().st_mode  # others may read it, if the umask lets them
 
 
 def test_bad_folders(tmp_path):

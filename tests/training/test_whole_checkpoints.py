@@ -98,6 +98,31 @@ def test_other_errors_are_not_renamed(tmp_path, monkeypatch):
     assert not is_full_disk(RuntimeError("shape mismatch"))
 
 
+class FsdpPlugin:
+    """Stands in for accelerate's, which shards on accelerators only."""
+
+    def __init__(self):
+        self.state_dict_type, self.history = "SHARDED_STATE_DICT", []
+
+    def set_state_dict_type(self, kind):
+        self.state_dict_type = kind
+        self.history.append(kind)
+
+
+def test_the_final_model_of_shards_is_gathered(tmp_path, monkeypatch):
+    run, plugin = trainer(tmp_path / "run"), FsdpPlugin()
+    monkeypatch.setattr(run.accelerator.state, "fsdp_plugin", plugin, raising=False)
+    run.is_fsdp_enabled = True
+    run.save_model()
+    run.save_model(str(tmp_path / "pushed"), _internal_call=True)  # as push_to_hub
+    for folder in ("run", "pushed"):
+        HfDebertaForSequenceClassification.from_pretrained(tmp_path / folder)
+    assert plugin.history == ["FULL_STATE_DICT", "SHARDED_STATE_DICT"] * 2
+    run._writing = True  # a checkpoint, whose shards are saved elsewhere
+    run.save_model(str(tmp_path / "checkpoint"), _internal_call=True)
+    assert len(plugin.history) == 4 and not (tmp_path / "checkpoint").exists()
+
+
 def test_which_checkpoint_to_go_on_from(tmp_path):
     def asked(value):
         return last_checkpoint(TrainingArguments(str(tmp_path / "run"), resume_from_checkpoint=value))
