@@ -27,6 +27,7 @@ from hf_deberta.training.fine_tuning import (
     FineTuningTrainer,
     ModelArguments,
     checkpoint_labels,
+    evaluations_of,
     finish,
     labels_in_order,
     load_model,
@@ -121,11 +122,7 @@ def run(
             )
             for split, rows in splits.items()
         }
-    evaluations = {
-        f"_{split.partition('_')[2]}" if split.partition("_")[2] not in ("", "matched") else "": rows
-        for split, rows in inputs.items()
-        if split.startswith("validation")
-    }
+    evaluations = evaluations_of(inputs)
 
     # 3. Training and evaluation
     trainer = FineTuningTrainer(
@@ -144,7 +141,7 @@ def run(
     # 4. Predictions of the rows without labels
     if args.do_predict:
         for split in (split for split in inputs if split.startswith("test")):
-            rows = inputs[split].remove_columns([c for c in ("label",) if c in inputs[split].column_names])
+            rows = inputs[split].remove_columns([c for c in ("labels",) if c in inputs[split].column_names])
             logits = predictions_of(trainer.predict(rows).predictions)
             if trainer.is_world_process_zero():
                 glue.write_predictions(Path(args.output_dir), task, data_args.name, split, logits, labels)

@@ -2,23 +2,16 @@
 
 import itertools
 import json
-import runpy
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from fine_tuning_models import RUN, results, runner, save_models
 from safetensors.torch import load_file
-from transformers import AutoModelForSequenceClassification, BertConfig, BertModel, DebertaV2Config, DebertaV2Model
+from transformers import AutoModelForSequenceClassification
 
-from hf_deberta import HfDebertaConfig, HfDebertaModel
 from hf_deberta.tasks import glue
-from hf_deberta.training.tokenizer_training import train_tokenizer
-
-ROOT = Path(__file__).parents[1]
-RUN = ["--use_cpu", "--disable_tqdm", "true", "--per_device_train_batch_size", "8", "--learning_rate", "1e-3"]
-TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +19,6 @@ def made(tmp_path_factory) -> Path:
     """Rows of a sentence task, of a pair task and of a regression; models of three families."""
     folder = tmp_path_factory.mktemp("glue")
     sentences = glue.made_up_rows(64, 0)
-    tokenizer = train_tokenizer([row["sentence"] for row in sentences], 300, "bpe")
     pairs = [
         {"premise": a["sentence"], "hypothesis": b["sentence"], "label": (a["label"] + b["label"]) % 3}
         for a, b in itertools.pairwise(sentences)
@@ -40,30 +32,13 @@ def made(tmp_path_factory) -> Path:
             if split == "test":
                 kept = [{**row, "label": -1} for row in kept]
             (folder / name / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
-    words = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
-    in_tree = {"pos_att_type": ["c2p", "p2c"], "relative_attention": True, "position_buckets": 8}
-    models = {
-        "ours": HfDebertaModel(HfDebertaConfig.from_preset("tiny", **words)),
-        "in_tree": DebertaV2Model(DebertaV2Config(**TINY, **words, **in_tree, max_position_embeddings=64)),
-        "bert": BertModel(BertConfig(**TINY, **words)),
-    }
-    for name, model in models.items():
-        model.save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
+    save_models(folder, [row["sentence"] for row in sentences])
     return folder
 
 
 @pytest.fixture
 def run_glue(monkeypatch):
-    def run(*arguments: object) -> None:
-        monkeypatch.setattr(sys, "argv", [str(ROOT / "run_glue.py"), *map(str, arguments)])
-        runpy.run_path(str(ROOT / "run_glue.py"), run_name="__main__")
-
-    return run
-
-
-def results(folder: Path) -> dict:
-    return json.loads((folder / "all_results.json").read_text())
+    return runner(monkeypatch, "run_glue.py")
 
 
 def test_the_demonstration_learns(run_glue, tmp_path):

@@ -6,10 +6,7 @@ makes the zip that gluebenchmark.com takes from the files that `run_glue.py --do
 """
 
 import json
-import os
 import random
-import sys
-import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +19,7 @@ from sklearn.metrics import f1_score, matthews_corrcoef
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from hf_deberta.tasks.submission import command, numbered, write_lines
 from hf_deberta.tasks.truncation import warn_of_cut_inputs
 
 ENTAILMENT = ("entailment", "neutral", "contradiction")
@@ -106,8 +104,8 @@ def numbered_labels(rows: Dataset, labels: tuple[str, ...], split: str, column: 
 
 
 def _number(value: Any, numbers: dict[str, int]) -> int | None:
-    if isinstance(value, int) and not isinstance(value, bool) and str(value) not in numbers:
-        return value if 0 <= value < len(numbers) else None
+    if isinstance(value, int) and str(value) not in numbers:  # true and false are 1 and 0
+        return int(value) if 0 <= value < len(numbers) else None
     return numbers.get(str(value))
 
 
@@ -122,7 +120,7 @@ def encode(
     mapping: dict[str, Any] | None = None,
     padding: bool = False,
 ) -> Dataset:
-    """Rows as inputs of the model: `input_ids`, `attention_mask`, and `label`.
+    """Rows as inputs of the model: `input_ids`, `attention_mask`, and `labels`.
 
     Args:
         labels: in the model's order.
@@ -143,9 +141,9 @@ def encode(
         found = dict(tokenizer(*texts, truncation=True, max_length=length, padding="max_length" if padding else False))
         if number is not None:
             numbers = [number(value) for value in batch[label_column]]
-            found["label"] = [order[n] if n >= 0 else n for n in numbers]
+            found["labels"] = [order[n] if n >= 0 else n for n in numbers]
         elif task.labels is None and label_column in batch:
-            found["label"] = [-1.0 if value is None else float(value) for value in batch[label_column]]
+            found["labels"] = [-1.0 if value is None else float(value) for value in batch[label_column]]
         return found
 
     found = rows.map(encoded, remove_columns=rows.column_names, **mapping or {"batched": True})
@@ -215,35 +213,6 @@ def write_predictions(
         write_lines(folder / task.files[split], ["index\tprediction", *numbered(submitted)])
 
 
-def numbered(values: list[str]) -> list[str]:
-    return [f"{number}\t{value}" for number, value in enumerate(values)]
-
-
-def write_lines(path: Path, lines: list[str]) -> None:
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    unfinished.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    os.replace(unfinished, path)
-
-
-def write_submission(path: Path, folders: list[Path]) -> list[str]:
-    """The zip of the submission files in the folders; returns the names of those that were nowhere found."""
-    found: dict[str, Path] = {}
-    for folder in folders:
-        for file in (folder / name for name in SUBMISSION):
-            if file.exists():
-                if file.name in found:
-                    raise ValueError(f"{found[file.name]} and {file} are both there: give one folder of each task")
-                found[file.name] = file
-    if not found:
-        raise ValueError(f"none of {', '.join(SUBMISSION)} is in {', '.join(map(str, folders))}")
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, file in sorted(found.items()):
-            archive.write(file, name)
-    os.replace(unfinished, path)
-    return [name for name in SUBMISSION if name not in found]
-
-
 def made_up_rows(number: int, seed: int) -> list[dict[str, Any]]:
     """Verdicts of a made-up critic for a demonstration: positive if most of what he says is."""
     rng, rows = random.Random(seed), []
@@ -260,15 +229,5 @@ def made_up_rows(number: int, seed: int) -> list[dict[str, Any]]:
     return rows
 
 
-def main() -> None:
-    if len(sys.argv) < 3:
-        raise SystemExit("usage: python -m hf_deberta.tasks.glue SUBMISSION.zip RUN_FOLDER [RUN_FOLDER ...]")
-    try:
-        missing = write_submission(Path(sys.argv[1]), [Path(folder) for folder in sys.argv[2:]])
-    except (ValueError, OSError) as error:
-        raise SystemExit(f"glue: {error}") from error
-    print(f"{sys.argv[1]} is written" + (f"; the server also wants {', '.join(missing)}" if missing else ""))
-
-
 if __name__ == "__main__":
-    main()
+    command("glue", SUBMISSION)

@@ -196,7 +196,7 @@ def recipe_flags(flags: Namespace, task: str) -> dict[str, Any]:
     recipe, origin = find_recipe(task, size, width, getattr(flags, "sift", False))
     devices = int(os.environ.get("WORLD_SIZE", 1))
     chosen = recipe.flags(devices, flags.gradient_accumulation_steps)
-    if config is None:
+    if config is None or task.startswith("squad"):  # whose head has none
         chosen.pop("cls_dropout")
     chosen = {name: value for name, value in chosen.items() if hasattr(flags, name)}
     said = ", ".join(f"--{name} {value:g}" for name, value in chosen.items())
@@ -319,6 +319,7 @@ class FineTuningTrainer(SiftTrainer, WholeCheckpoints):
         super().__init__(*args, **kwargs)
         self.about = about or {"data": "task data"}
         self.order: RowOrder | None = None
+        self.evaluated = self.eval_dataset  # what metrics are computed of
         self.add_callback(NextEpoch(self))
         if self.args.early_stopping_patience is not None:
             self.add_callback(EarlyStoppingCallback(self.args.early_stopping_patience))
@@ -328,7 +329,8 @@ class FineTuningTrainer(SiftTrainer, WholeCheckpoints):
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         lengths = None
         if self.args.train_sampling_strategy == "group_by_length":
-            lengths = [len(ids) for ids in rows["input_ids"]]
+            # of several choices the longest
+            lengths = [max(map(len, ids)) if isinstance(ids[0], list) else len(ids) for ids in rows["input_ids"]]
         batch = self.args.train_batch_size * self.args.world_size * self.args.gradient_accumulation_steps
         self.order = RowOrder(len(rows), seed, lengths, batch)
         return self.order
@@ -336,6 +338,14 @@ class FineTuningTrainer(SiftTrainer, WholeCheckpoints):
     def _get_eval_sampler(self, eval_dataset) -> Sampler | None:
         """In order, also where training groups by length: predictions belong to rows."""
         return SequentialSampler(eval_dataset) if self.args.world_size <= 1 else None
+
+    def evaluate(self, eval_dataset=None, *args, **kwargs) -> dict[str, float]:
+        self.evaluated = self.eval_dataset if eval_dataset is None else eval_dataset
+        return super().evaluate(eval_dataset, *args, **kwargs)
+
+    def predict(self, test_dataset, *args, **kwargs):
+        self.evaluated = test_dataset
+        return super().predict(test_dataset, *args, **kwargs)
 
     def create_model_card(self, **kwargs) -> None:
         if self.model.config.model_type == HfDebertaConfig.model_type:
@@ -373,6 +383,12 @@ class RowOrder(Sampler):
         whole = self.rows // self.batch * self.batch
         batches = order[:whole].reshape(-1, self.batch)
         return np.concatenate([rng.permutation(batches).reshape(-1), order[whole:]])
+
+
+def evaluations_of(inputs: dict[str, Any]) -> dict[str, Any]:
+    """The validation splits by the suffix of their metrics; none for `validation` and `validation_matched`."""
+    suffixes = {split: split.removeprefix("validation") for split in inputs if split.startswith("validation")}
+    return {"" if suffix == "_matched" else suffix: inputs[split] for split, suffix in suffixes.items()}
 
 
 def train_and_evaluate(trainer: FineTuningTrainer, evaluations: dict[str, Any]) -> dict[str, float]:

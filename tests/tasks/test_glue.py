@@ -2,7 +2,6 @@
 
 import json
 import math
-import zipfile
 
 import numpy as np
 import pytest
@@ -28,7 +27,7 @@ def test_pairs_are_encoded_as_pairs(tokenizer):
     data = rows(sentence1=["the cat"], sentence2=["a mat"], label=[1])
     found = glue.encode(data, "train", task, tokenizer, 32, task.labels)
     assert found[0]["input_ids"] == tokenizer("the cat", "a mat")["input_ids"]
-    assert found[0]["label"] == 1
+    assert found[0]["labels"] == 1
     assert "sentence1" not in found.column_names
 
 
@@ -45,13 +44,13 @@ def test_labels_by_number_and_by_name(tokenizer):
     task = glue.TASKS["mnli"]
     texts = {"premise": ["a"] * 4, "hypothesis": ["b"] * 4}
     by_number = glue.encode(rows(**texts, label=[2, 0, 1, -1]), "train", task, tokenizer, 16, task.labels)
-    assert by_number["label"] == [2, 0, 1, -1]
+    assert by_number["labels"] == [2, 0, 1, -1]
     names = ["contradiction", "entailment", "neutral", "neutral"]
     by_name = glue.encode(rows(**texts, label=names), "train", task, tokenizer, 16, task.labels)
-    assert by_name["label"] == [2, 0, 1, 1]
+    assert by_name["labels"] == [2, 0, 1, 1]
     model = ("contradiction", "entailment", "neutral")  # the order of a checkpoint
-    assert glue.encode(rows(**texts, label=names), "train", task, tokenizer, 16, model)["label"] == [0, 1, 2, 2]
-    assert glue.encode(rows(**texts, label=[2, 0, 1, -1]), "dev", task, tokenizer, 16, model)["label"] == [0, 1, 2, -1]
+    assert glue.encode(rows(**texts, label=names), "train", task, tokenizer, 16, model)["labels"] == [0, 1, 2, 2]
+    assert glue.encode(rows(**texts, label=[2, 0, 1, -1]), "dev", task, tokenizer, 16, model)["labels"] == [0, 1, 2, -1]
 
 
 def test_labels_that_are_not_known(tokenizer):
@@ -92,7 +91,7 @@ def test_tasks_of_ones_own():
 def test_labels_that_are_numbers_but_not_from_zero(tokenizer):
     data = rows(text=["a", "b"], label=[1, 5])
     task = glue.own_task({"train": data})
-    assert glue.encode(data, "train", task, tokenizer, 16, task.labels)["label"] == [0, 1]
+    assert glue.encode(data, "train", task, tokenizer, 16, task.labels)["labels"] == [0, 1]
 
 
 def test_matthews_by_hand():
@@ -130,16 +129,14 @@ def test_predictions_are_files_in_the_order_of_the_rows(tmp_path):
     assert (tmp_path / "STS-B.tsv").read_text() == "index\tprediction\n0\t5.000\n1\t0.000\n2\t2.500\n"
 
 
-def test_submission(tmp_path):
-    for name in ("CoLA.tsv", "MNLI-m.tsv"):
-        (tmp_path / name[:2]).mkdir()
-        (tmp_path / name[:2] / name).write_text("index\tprediction\n0\t1\n")
-    folders = [tmp_path / "Co", tmp_path / "MN"]
-    missing = glue.write_submission(tmp_path / "all.zip", folders)
-    assert zipfile.ZipFile(tmp_path / "all.zip").namelist() == ["CoLA.tsv", "MNLI-m.tsv"]
-    assert set(missing) == set(glue.SUBMISSION) - {"CoLA.tsv", "MNLI-m.tsv"}
+def test_labels_of_any_type(tokenizer):
+    data = rows(text=["a", "b"], label=[True, False])
+    task = glue.own_task({"train": data})
+    found = glue.encode(data, "train", task, tokenizer, 16, task.labels)
+    assert found["labels"] == [1, 0] and found.features["labels"].dtype == "int64"
+    numbers = glue.own_task({"train": rows(text=["a"], label=[2])}, regression=True)
+    assert glue.encode(rows(text=["a"], label=[2]), "train", numbers, tokenizer, 16, None)["labels"] == [2.0]
+
+
+def test_submission_has_every_task():
     assert len(glue.SUBMISSION) == 11
-    with pytest.raises(ValueError, match="are both there"):
-        glue.write_submission(tmp_path / "all.zip", [tmp_path / "Co", tmp_path / "Co"])
-    with pytest.raises(ValueError, match="none of CoLA.tsv"):
-        glue.write_submission(tmp_path / "all.zip", [tmp_path])

@@ -1,0 +1,257 @@
+"""Fine-tune on named entities, or any labels of words, by the published recipe of the checkpoint.
+
+    python run_ner.py --model_name_or_path microsoft/deberta-v3-base --task_name conll2003 --data_dir conll2003 \
+        --output_dir conll
+
+`--data_dir` holds train.txt, valid.txt and test.txt: a word per line, its label in the last column. Your own files,
+CoNLL columns or jsonl and parquet with lists of words and labels, on several GPUs:
+
+    accelerate launch run_ner.py --model_name_or_path microsoft/deberta-v3-large --train_file train.jsonl \
+        --validation_file dev.jsonl --test_file test.jsonl --bf16 --output_dir mine
+
+See it work, offline and in a minute: `python run_ner.py --demo`. The same command goes on where it was stopped. Flags
+are those of Transformers' `run_ner.py` and ours; --help lists all.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from transformers import AutoModelForTokenClassification, DataCollatorForTokenClassification, EvalPrediction, set_seed
+from transformers.utils import logging
+
+from hf_deberta import HfDebertaForTokenClassification
+from hf_deberta.tasks import ner
+from hf_deberta.tasks.ner import Sentence
+from hf_deberta.training.fine_tuning import (
+    FineTuningArguments,
+    FineTuningTrainer,
+    ModelArguments,
+    checkpoint_labels,
+    evaluations_of,
+    finish,
+    labels_in_order,
+    load_model,
+    load_tokenizer,
+    longest_input,
+    over_seeds,
+    parsed,
+    train_and_evaluate,
+    write_made_up,
+)
+from hf_deberta.training.sift import SiftArguments
+from hf_deberta.training.splits import DataArguments, read_splits, read_table, require_columns
+
+TABLES = (".json", ".jsonl", ".parquet", ".csv")
+METRIC = "eval_f1"
+
+logger = logging.get_logger("run_ner")
+
+
+@dataclass
+class NerArguments(DataArguments):
+    """Which data, and what is labelled of them."""
+
+    task_name: str | None = field(default=None, metadata={"help": "conll2003, for its recipe; else your own."})
+    text_column_name: str = field(default="tokens", metadata={"help": "The column of a table with lists of words."})
+    label_column_name: str = field(default="ner_tags", metadata={"help": "The column with lists of their labels."})
+    label_all_tokens: bool = field(
+        default=False, metadata={"help": "Label every piece of a word; else the first, as the authors do."}
+    )
+    return_entity_level_metrics: bool = field(default=False, metadata={"help": "Report each type of entity too."})
+    document_context: str | None = field(
+        default=None,
+        metadata={
+            "help": "What a sentence sees of its document: none; merged (as many sentences as fit share an input, the "
+            "authors' way for CoNLL-2003); around (words on both sides, the sentence alone is labelled). By default "
+            "merged for conll2003 if the files tell documents apart, else none."
+        },
+    )
+    token_classifier: str | None = field(
+        default=None, metadata={"help": "linear, or projection: the authors' head, with a dense layer first."}
+    )
+
+    def __post_init__(self) -> None:
+        self.task_name = self.task_name and self.task_name.lower().replace("-", "")
+        if self.task_name not in (None, "conll2003"):
+            raise ValueError(f"--task_name is conll2003, or left out for data of your own; not {self.task_name!r}")
+        if self.document_context not in (None, *ner.CONTEXTS):
+            raise ValueError(f"--document_context is one of {', '.join(ner.CONTEXTS)}, not {self.document_context!r}")
+
+
+def main() -> None:
+    kinds = (ModelArguments, NerArguments, SiftArguments, FineTuningArguments)
+    parsed(kinds, lambda flags: "conll2003" if flags.task_name else "ner", demo, fine_tune)
+
+
+def fine_tune(
+    model_args: ModelArguments, data_args: NerArguments, sift_args: SiftArguments, args: FineTuningArguments
+) -> None:
+    # 1. Sentences and their labels
+    hub = ("eriktks/conll2003", None) if data_args.task_name else None
+    loading = {"cache_dir": model_args.cache_dir, "token": model_args.token}
+    if data_args.dataset_name is None:
+        loading["revision"] = "refs/convert/parquet"  # the data set itself is a script, which is no longer run
+    splits = {
+        split: sentences_of(rows, split, data_args)
+        for split, rows in read_splits(data_args, hub, read_file, loading).items()
+        if split != "train" or args.do_train
+    }
+    args.fit_to(splits)
+    labels = ner.labels_of(splits["train"]) if args.do_train else list(checkpoint_labels(model_args))
+    labels = list(labels_in_order(tuple(labels), model_args))
+    for split, sentences in splits.items():
+        ner.check_labels(sentences, labels, split)
+        words = sum(len(sentence.words) for sentence in sentences)
+        logger.warning(f"{split}: {len(sentences):,} sentences, {words:,} words")
+    if data_args.document_context is None:
+        known = all(sentence.document is not None for sentences in splits.values() for sentence in sentences)
+        data_args.document_context = "merged" if known and data_args.task_name == "conll2003" else "none"
+    logger.warning(f"labels: {', '.join(labels)}; document context: {data_args.document_context}")
+    metric = METRIC if "O" in labels or ner.has_prefixes(labels) else "eval_accuracy"
+    args.metric_for_best_model, args.greater_is_better = args.metric_for_best_model or metric, True
+
+    # 2. Fine-tuning, evaluation, predictions: with one seed or several
+    over_seeds(args, metric, lambda one: run(model_args, data_args, sift_args, one, labels, splits))
+
+
+def read_file(file: str) -> Dataset:
+    """Rows of a table, or the sentences of a CoNLL file as such rows."""
+    path = Path(file)
+    if path.suffix.lower() in TABLES:
+        return read_table(file)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {file}")
+    sentences = ner.read_columns(path)
+    columns = {"tokens": [s.words for s in sentences], "document_id": [s.document for s in sentences]}
+    if sentences[0].tags is not None:
+        columns["ner_tags"] = [s.tags for s in sentences]
+    return Dataset.from_dict(columns)
+
+
+def sentences_of(rows: Dataset, split: str, args: NerArguments) -> list[Sentence]:
+    """Sentences with tags in IOB2; test sentences may come without."""
+    tags, tokens = args.label_column_name, args.text_column_name
+    if split.startswith("test") and tags not in rows.column_names:
+        tags = None
+    require_columns(rows, [tokens, *[tags] * (tags is not None)], split)
+    names = None if tags is None else getattr(getattr(rows.features[tags], "feature", None), "names", None)
+    try:
+        return ner.in_iob2(ner.from_table(rows, tokens, tags, names))
+    except ValueError as error:
+        raise ValueError(f"the {split} split: {error}") from error
+
+
+def run(
+    model_args: ModelArguments,
+    data_args: NerArguments,
+    sift_args: SiftArguments,
+    args: FineTuningArguments,
+    labels: list[str],
+    splits: dict[str, list[Sentence]],
+) -> dict[str, float]:
+    # 1. Model and tokenizer
+    set_seed(args.seed)
+    tokenizer = load_tokenizer(model_args, add_prefix_space=True)
+    fields = {"id2label": dict(enumerate(labels))}
+    if data_args.token_classifier is not None:
+        fields["token_classifier"] = data_args.token_classifier
+    model = load_model(model_args, HfDebertaForTokenClassification, AutoModelForTokenClassification, **fields)
+
+    # 2. Sentences as inputs
+    length = longest_input(data_args, tokenizer)
+    with args.main_process_first(desc="tokenizing"):
+        inputs = {split: windows(rows, split, tokenizer, labels, length, data_args) for split, rows in splits.items()}
+    evaluations = evaluations_of(inputs)
+    padding = {"padding": "max_length", "max_length": length} if data_args.pad_to_max_length else {}
+
+    # 3. Training and evaluation
+    trainer = NerTrainer(
+        model=model,
+        args=args,
+        sift=sift_args,
+        train_dataset=inputs.get("train"),
+        eval_dataset=evaluations.get(""),
+        processing_class=tokenizer,
+        data_collator=DataCollatorForTokenClassification(
+            tokenizer, pad_to_multiple_of=8 if args.fp16 or args.bf16 else None, **padding
+        ),
+        about={"data": data_args.task_name or data_args.train_file or data_args.dataset_name, "base": model_args.start},
+        sentences={id(rows): splits[split] for split, rows in inputs.items()},
+        by_type=data_args.return_entity_level_metrics,
+    )
+    found = train_and_evaluate(trainer, evaluations)
+
+    # 4. Predictions
+    if args.do_predict:
+        for split in (split for split in inputs if split.startswith("test")):
+            predicted = trainer.predict(inputs[split], metric_key_prefix=split)
+            if "labels" in inputs[split].column_names:
+                trainer.log_metrics(split, predicted.metrics)
+                trainer.save_metrics(split, predicted.metrics)
+            if trainer.is_world_process_zero():
+                tags = ner.predicted_tags(predicted.predictions, inputs[split], splits[split], labels)
+                ner.write_predictions(Path(args.output_dir) / f"predictions_{split}.txt", splits[split], tags)
+    finish(trainer)
+    return found
+
+
+def windows(
+    sentences: list[Sentence], split: str, tokenizer: Any, labels: list[str], length: int, args: NerArguments
+) -> Dataset:
+    """Inputs of the model, with the words that each labels."""
+    rows = Dataset.from_list(list(ner.rows_of(sentences, args.document_context)))
+
+    def encoded(batch: dict[str, list]) -> dict[str, list]:
+        return ner.encode(batch, tokenizer, labels, length, args.document_context, args.label_all_tokens)
+
+    found = rows.map(encoded, remove_columns=rows.column_names, **args.mapping(f"tokenizing {split}"))
+    cut = sum(found["cut"])
+    if cut:
+        logger.warning(f"{split}: sentences longer than --max_seq_length {length} were cut into {cut:,} windows")
+    return found
+
+
+class NerTrainer(FineTuningTrainer):
+    """Scores whole entities of whole sentences, whatever windows they were cut into.
+
+    Args:
+        sentences: those of a data set, by its id().
+        by_type: whether to report each type of entity.
+    """
+
+    def __init__(self, *args, sentences: dict[int, list[Sentence]], by_type: bool = False, **kwargs):
+        super().__init__(*args, preprocess_logits_for_metrics=best_labels, compute_metrics=self.scores, **kwargs)
+        self.sentences, self.by_type = sentences, by_type
+
+    def scores(self, found: EvalPrediction) -> dict[str, float]:
+        labels = list(self.model.config.id2label.values())
+        sentences = self.sentences[id(self.evaluated)]
+        tags = ner.predicted_tags(found.predictions, self.evaluated, sentences, labels)
+        scores = ner.scores([sentence.tags for sentence in sentences], tags)
+        types = scores.pop("types", {})
+        if self.by_type:
+            scores |= {f"{kind}_{name}": value for kind, of in types.items() for name, value in of.items()}
+        return scores
+
+
+def best_labels(logits: Any, labels: Any) -> Any:
+    """Label numbers [B, N], which take less memory than logits."""
+    return (logits[0] if isinstance(logits, tuple) else logits).argmax(-1)
+
+
+def demo(folder: Path) -> dict[str, Any]:
+    """Made-up names, of which only the words beside them tell what they are."""
+    flags: dict[str, Any] = {"max_seq_length": 64, "per_device_train_batch_size": 8, "learning_rate": 2e-3}
+    flags["logging_steps"] = 100
+    for seed, (split, sentences) in enumerate({"train": 2000, "validation": 200, "test": 100}.items()):
+        path = folder / f"{split}.txt"
+        path.write_text(ner.made_up_file(sentences, seed), encoding="utf-8")
+        flags[f"{split}_file"] = str(path)
+    texts = [" ".join(sentence.words) for sentence in ner.read_columns(flags["train_file"])]
+    return {**flags, **write_made_up(folder, texts, {})}
+
+
+if __name__ == "__main__":
+    main()

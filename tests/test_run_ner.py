@@ -1,0 +1,178 @@
+"""`run_ner.py` as a user starts it: CoNLL files and tables, context, other models, predictions, and bad input."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from fine_tuning_models import RUN, results, runner, save_models
+from transformers import AutoModelForTokenClassification
+
+from hf_deberta.tasks import ner
+
+LABELS = ["O", "B-LOC", "I-LOC", "B-ORG", "I-ORG", "B-PER", "I-PER"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """Documents in CoNLL columns, the same as a table with parts of speech; models of three families."""
+    folder = tmp_path_factory.mktemp("ner")
+    (folder / "conll").mkdir()
+    (folder / "table").mkdir()
+    for seed, (split, sentences) in enumerate({"train": 40, "valid": 20, "test": 15}.items()):
+        path = folder / "conll" / f"{split}.txt"
+        path.write_text(ner.made_up_file(sentences, seed))
+        rows = [
+            {"tokens": s.words, "pos_tags": ["NN" if word.istitle() else "XY" for word in s.words]}
+            for s in ner.read_columns(path)
+        ]
+        if split == "test":
+            rows = [{"tokens": row["tokens"]} for row in rows]
+        (folder / "table" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    texts = [" ".join(sentence.words) for sentence in ner.read_columns(folder / "conll" / "train.txt")]
+    save_models(folder, texts)
+    return folder
+
+
+@pytest.fixture
+def run_ner(monkeypatch):
+    return runner(monkeypatch, "run_ner.py")
+
+
+def columns_of(path: Path) -> tuple[list[list[str]], list[list[str]], list[list[str]]]:
+    """Words, labels and predictions by sentence."""
+    blocks = [block.split("\n") for block in path.read_text().strip().split("\n\n")]
+    sentences = [[line.split(" ") for line in block] for block in blocks if not block[0].startswith("-DOCSTART-")]
+    return tuple([[fields[column] for fields in sentence] for sentence in sentences] for column in range(3))
+
+
+def test_the_demonstration_learns(run_ner, tmp_path):
+    out = tmp_path / "out"
+    run_ner("--demo", *RUN[:3], "--output_dir", out)
+    assert results(out)["eval_f1"] > 0.9 and results(out)["test_f1"] > 0.9
+
+
+@pytest.mark.parametrize("model", ["ours", "in_tree", "bert"])
+def test_any_model(run_ner, made, tmp_path, model):
+    """The scores are those that seqeval gives the file of predictions."""
+    out = tmp_path / "out"
+    run_ner("--model_name_or_path", made / model, "--data_dir", made / "conll", "--output_dir", out, *RUN,
+            "--num_train_epochs", 2, "--recipe", "none", "--return_entity_level_metrics")  # fmt: skip
+    kept = AutoModelForTokenClassification.from_pretrained(out)
+    assert type(kept).__name__ == (
+        "BertForTokenClassification" if model == "bert" else "HfDebertaForTokenClassification"
+    )
+    assert list(kept.config.id2label.values()) == LABELS
+    words, gold, predicted = columns_of(out / "predictions_test.txt")
+    sentences = ner.in_iob2(ner.read_columns(made / "conll" / "test.txt"))
+    assert words == [s.words for s in sentences] and gold == [s.tags for s in sentences]
+    metrics = pytest.importorskip("seqeval.metrics")
+    assert results(out)["test_f1"] == pytest.approx(metrics.f1_score(gold, predicted, zero_division=0))
+    assert results(out)["test_accuracy"] == pytest.approx(metrics.accuracy_score(gold, predicted))
+    assert {"eval_f1", "eval_PER_recall", "eval_LOC_number"} <= results(out).keys() and (out / "README.md").exists()
+
+
+@pytest.mark.parametrize("context", ner.CONTEXTS)
+def test_context_and_windows(run_ner, made, tmp_path, context, caplog):
+    """Inputs shorter than a sentence; every word has a prediction nevertheless."""
+    out = tmp_path / "out"
+    run_ner("--model_name_or_path", made / "ours", "--data_dir", made / "conll", "--output_dir", out, *RUN, "--sift",
+            "--max_steps", 2, "--document_context", context, "--max_seq_length", 16, "--label_all_tokens",
+            "--token_classifier", "projection")  # fmt: skip
+    words, _, predicted = columns_of(out / "predictions_test.txt")
+    assert words == [s.words for s in ner.read_columns(made / "conll" / "test.txt")]
+    assert all(tag in LABELS for tags in predicted for tag in tags)
+    assert AutoModelForTokenClassification.from_pretrained(out).config.token_classifier == "projection"
+    assert "were cut into" in caplog.text and f"document context: {context}" in caplog.text
+
+
+def test_conll2003_by_its_recipe(run_ner, made, tmp_path, caplog):
+    out = tmp_path / "out"
+    run_ner("--model_name_or_path", made / "ours", "--task_name", "CoNLL-2003", "--data_dir", made / "conll",
+            "--output_dir", out, *RUN[:3], "--max_steps", 1)  # fmt: skip
+    assert "published for conll2003" in caplog.text and "document context: merged" in caplog.text
+    arguments = torch.load(out / "training_args.bin", weights_only=False)
+    assert (arguments.per_device_train_batch_size, arguments.num_train_epochs) == (16, 15)
+
+
+def test_a_table_of_other_labels(run_ner, made, tmp_path):
+    """Parts of speech have an accuracy and no entities; the test split has no labels."""
+    out = tmp_path / "out"
+    run_ner("--model_name_or_path", made / "ours", "--data_dir", made / "table", "--output_dir", out, *RUN,
+            "--max_steps", 3, "--label_column_name", "pos_tags", "--pad_to_max_length",
+            "--max_seq_length", 40)  # fmt: skip
+    assert 0 <= results(out)["eval_accuracy"] <= 1 and "eval_f1" not in results(out)
+    assert "test_accuracy" not in results(out)
+    first = (out / "predictions_test.txt").read_text().split("\n")[0].split(" ")
+    assert len(first) == 2 and first[1] in ("NN", "XY")
+
+
+def test_evaluation_alone_keeps_the_order_of_labels(run_ner, made, tmp_path):
+    """A checkpoint that numbers the same labels otherwise gives the same scores, without training rows too."""
+    trained, evaluated = tmp_path / "trained", tmp_path / "evaluated"
+    run_ner("--model_name_or_path", made / "ours", "--data_dir", made / "conll", "--output_dir", trained, *RUN,
+            "--num_train_epochs", 6)  # fmt: skip
+    model = AutoModelForTokenClassification.from_pretrained(trained)
+    order = [3, 1, 0, 2, 6, 5, 4]
+    with torch.no_grad():
+        for parameter in (model.classifier.weight, model.classifier.bias):
+            parameter.copy_(parameter[order].clone())
+    model.config.id2label = {number: LABELS[old] for number, old in enumerate(order)}
+    model.config.label2id = {label: number for number, label in model.config.id2label.items()}
+    model.save_pretrained(trained)
+    run_ner("--model_name_or_path", trained, "--data_dir", made / "conll", "--output_dir", evaluated, *RUN,
+            "--do_eval")  # fmt: skip
+    for metric in ("eval_f1", "eval_accuracy"):
+        assert results(evaluated)[metric] == results(trained)[metric]
+    assert results(trained)["eval_f1"] > 0 and not (evaluated / "model.safetensors").exists()
+
+
+def test_seeds(run_ner, made, tmp_path, capsys):
+    out = tmp_path / "out"
+    run_ner("--model_name_or_path", made / "ours", "--data_dir", made / "conll", "--output_dir", out, *RUN,
+            "--max_steps", 1, "--num_seeds", 2)  # fmt: skip
+    summary = json.loads((out / "seeds.json").read_text())
+    assert set(summary["seeds"]) == {"42", "43"} and "eval_f1" in summary
+    assert (out / "predictions_test.txt").exists() and "median" in capsys.readouterr().out
+
+
+def test_bad_input(run_ner, made, tmp_path):
+    conll, files = (
+        made / "conll",
+        {
+            "other.txt": "Rome B-CITY\n",
+            "empty.txt": "",
+            "ragged.txt": "a O\nb\n",
+            "mixed.txt": "a B-PER\nb PER\n",
+            "text.jsonl": '{"tokens": "a b", "ner_tags": ["O"]}\n',
+            "short.jsonl": '{"tokens": ["a", "b"], "ner_tags": ["O"]}\n',
+        },
+    )
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    model = ["--model_name_or_path", made / "ours", "--output_dir", tmp_path / "out", *RUN]
+    train = [*model, "--train_file", conll / "train.txt"]
+    untagged = made / "table" / "train.jsonl"
+    cases = [
+        ([*train, "--validation_file", tmp_path / "other.txt"], "labels that training has not: B-CITY"),
+        ([*model, "--train_file", tmp_path / "empty.txt"], "has no sentence"),
+        ([*model, "--train_file", tmp_path / "ragged.txt"], "line 2 has 1 column"),
+        ([*model, "--train_file", tmp_path / "mixed.txt"], "the train split: labels begin with B- or I-"),
+        ([*model, "--train_file", tmp_path / "text.jsonl"], "must hold lists of words"),
+        ([*model, "--train_file", tmp_path / "short.jsonl"], "row 0 has 2 words and 1 labels"),
+        ([*model, "--train_file", tmp_path / "none.txt"], "there is no file"),
+        ([*model, "--train_file", untagged], "have no column 'ner_tags'; they have tokens, pos_tags"),
+        ([*model, "--validation_file", conll / "valid.txt"], "--do_train needs train rows"),
+        ([*model, "--validation_file", conll / "valid.txt", "--do_eval"], "training has not: B-LOC"),
+        ([*train, "--document_context", "all"], "--document_context is one of none, merged, around"),
+        ([*train, "--task_name", "wnut"], "--task_name is conll2003"),
+        (
+            [*model, "--train_file", untagged, "--label_column_name", "pos_tags", "--document_context", "merged"],
+            "needs to know the documents",
+        ),
+        ([*train, "--validation_file", conll / "valid.txt", "--max_seq_length", 2], "leaves no room for words"),
+        ([*train, "--validation_file", conll / "valid.txt", "--token_classifier", "crf"], "'linear' or 'projection'"),
+    ]
+    for arguments, said in cases:
+        with pytest.raises(SystemExit, match=said):
+            run_ner(*arguments)
