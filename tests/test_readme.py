@@ -1,6 +1,7 @@
 """Every Python snippet of the README runs, in order, with Hub ids pointing at tiny folders of the same kind."""
 
 import importlib.util
+import inspect
 import json
 import re
 import runpy
@@ -16,6 +17,9 @@ from transformers import HfArgumentParser
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM
 from hf_deberta.training.arguments import MaskingArguments, PretrainingArguments
 from hf_deberta.training.corpus import CorpusArguments
+from hf_deberta.training.fine_tuning import FineTuningArguments, ModelArguments
+from hf_deberta.training.sift import SiftArguments
+from hf_deberta.training.splits import DataArguments
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -84,14 +88,24 @@ def test_named_files_and_targets_exist():
 
 
 def test_commands_know_their_flags(tmp_path):
-    """Each pretraining command parses; what it does is tested by tests/test_run_*.py."""
+    """Each command of a script parses; what it does is tested by tests/test_run_*.py."""
     commands = re.findall(r"^(?:python|accelerate launch.*?) (run_\w+\.py) (.*)$", README, flags=re.MULTILINE)
-    assert {script for script, _ in commands} >= {"run_mlm.py", "run_rtd.py"}
+    assert {script for script, _ in commands} == {path.name for path in ROOT.glob("run_*.py")}
     for script, flags in commands:
         main = runpy.run_path(str(ROOT / script))
-        kinds = (main.get("ModelArguments") or main["PairArguments"], CorpusArguments, MaskingArguments)
-        parser = HfArgumentParser((*kinds, PretrainingArguments))
-        parser.parse_args_into_dataclasses(shlex.split(flags, comments=True))
+        if script in ("run_mlm.py", "run_rtd.py"):
+            kinds = (main.get("ModelArguments") or main["PairArguments"], CorpusArguments, MaskingArguments)
+            kinds += (PretrainingArguments,)
+        else:
+            (of_task,) = (
+                kind for kind in main.values() if inspect.isclass(kind) and is_strict_child(kind, DataArguments)
+            )
+            kinds = (ModelArguments, of_task, SiftArguments, FineTuningArguments)
+        HfArgumentParser(kinds).parse_args_into_dataclasses(shlex.split(flags, comments=True))
+
+
+def is_strict_child(kind: type, parent: type) -> bool:
+    return issubclass(kind, parent) and kind is not parent
 
 
 def test_every_module_is_on_the_map():
