@@ -45,8 +45,12 @@ class Task:
     metric: str
 
 
-def glue(name: str, metric: str, folder: str | None = None) -> Task:
-    return Task("run_glue.py", ["--task_name", name, "--data_dir", f"glue/{folder or name}"], metric)
+def glue(name: str, metric: str) -> Task:
+    return Task("run_glue.py", ["--task_name", name, "--data_dir", f"DATA/glue/{name}"], metric)
+
+
+def superglue(name: str, metric: str) -> Task:
+    return Task("run_superglue.py", ["--task_name", name, "--data_dir", f"DATA/superglue/{name}"], metric)
 
 
 TASKS = {
@@ -58,6 +62,15 @@ TASKS = {
     "stsb": glue("stsb", "pearson"),
     "mnli": glue("mnli", "accuracy"),
     "qqp": glue("qqp", "accuracy"),
+    "conll2003": Task("run_ner.py", ["--task_name", "conll2003", "--data_dir", "DATA/conll2003"], "f1"),
+    "dream": Task("run_race.py", ["--data_dir", "DATA/dream"], "accuracy"),
+    "squad": Task(
+        "run_squad.py",
+        ["--train_file", "DATA/squad/train-v1.1.json", "--validation_file", "DATA/squad/dev-v1.1.json"],
+        "f1",
+    ),
+    "cb": superglue("cb", "accuracy"),
+    "copa": superglue("copa", "accuracy"),
 }
 
 
@@ -65,12 +78,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="a folder with a pretrained model of ours")
     parser.add_argument(
-        "--data", type=Path, required=True, help="the folder that holds glue/cola/train.jsonl and so on"
+        "--data",
+        type=Path,
+        required=True,
+        help="the folder of glue/cola/train.jsonl, conll2003/train.txt and so on",
     )
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--who", nargs="+", default=["ours", "in-tree"], choices=["ours", "in-tree", "untrained"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", default="3")
+    parser.add_argument("--length", default="128", help="tokens of an input at most")
     parser.add_argument("--max_train_samples", type=int, default=8000)
     parser.add_argument("--extra", nargs="*", default=[], help="further flags of the script, without their dashes")
     parser.add_argument("--name", help="the checkpoint's name in the table")
@@ -99,12 +116,12 @@ def measure(args: argparse.Namespace, task: str, who: str, seed: int, checkpoint
     how = TASKS[task]
     settings = ["--num_train_epochs", args.epochs, "--max_train_samples", str(args.max_train_samples)]
     settings += ["--per_device_train_batch_size", "32", "--learning_rate", "1e-4", "--warmup_steps", "0.1"]
-    settings += ["--max_seq_length", "128", *(f"--{word}" if word[0].isalpha() else word for word in args.extra)]
+    settings += ["--max_seq_length", args.length, *(f"--{word}" if word[0].isalpha() else word for word in args.extra)]
     setting = " ".join(settings).replace("--", "")
     row = {"checkpoint": args.name or args.model.name, "task": task, "who": who, "seed": str(seed), "setting": setting}
     if any(all(found[key] == row[key] for key in KEY) for found in done()):
         return
-    flags = [part if not part.startswith(("glue/", "superglue/")) else str(args.data / part) for part in how.flags]
+    flags = [part.replace("DATA", str(args.data)) for part in how.flags]
     command = [sys.executable, "-W", "ignore", *(["-c", IN_TREE] if who == "in-tree" else []), str(ROOT / how.script)]
     command += ["--model_name_or_path", str(checkpoint), "--output_dir", str(folder), "--seed", str(seed), *flags]
     command += [*settings, "--recipe", "none", "--do_train", "--do_eval", "--eval_strategy", "no"]
