@@ -66,7 +66,8 @@ TASKS = {
     "dream": Task("run_race.py", ["--data_dir", "DATA/dream"], "accuracy"),
     "squad": Task(
         "run_squad.py",
-        ["--train_file", "DATA/squad/train-v1.1.json", "--validation_file", "DATA/squad/dev-v1.1.json"],
+        ["--train_file", "DATA/squad/train-v1.1.json", "--validation_file", "DATA/squad/dev-v1.1.json"]
+        + ["--doc_stride", "48"],
         "f1",
     ),
     "cb": superglue("cb", "accuracy"),
