@@ -53,6 +53,7 @@ def superglue(name: str, metric: str) -> Task:
     return Task("run_superglue.py", ["--task_name", name, "--data_dir", f"DATA/superglue/{name}"], metric)
 
 
+SQUAD = ["--train_file", "DATA/squad/train-v1.1.json", "--validation_file", "DATA/squad/dev-v1.1.json"]
 TASKS = {
     "cola": glue("cola", "matthews_correlation"),
     "sst2": glue("sst2", "accuracy"),
@@ -64,12 +65,7 @@ TASKS = {
     "qqp": glue("qqp", "accuracy"),
     "conll2003": Task("run_ner.py", ["--task_name", "conll2003", "--data_dir", "DATA/conll2003"], "f1"),
     "dream": Task("run_race.py", ["--data_dir", "DATA/dream"], "accuracy"),
-    "squad": Task(
-        "run_squad.py",
-        ["--train_file", "DATA/squad/train-v1.1.json", "--validation_file", "DATA/squad/dev-v1.1.json"]
-        + ["--doc_stride", "48"],
-        "f1",
-    ),
+    "squad": Task("run_squad.py", [*SQUAD, "--doc_stride", "48"], "f1"),
     "cb": superglue("cb", "accuracy"),
     "copa": superglue("copa", "accuracy"),
 }
