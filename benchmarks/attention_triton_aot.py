@@ -21,10 +21,10 @@ from triton.compiler import ASTSource
 BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 def TYPES(dtype):
     return {
-    **dict.fromkeys(("far_query", "far_key", "log_sum", "delta"), "*fp32"),
+    **dict.fromkeys(("far_query", "far_key", "far_own", "far_other", "log_sum", "delta", "far_gradient", "key_gradient", "query_gradient"), "*fp32"),
     "mask": "*u8", **dict.fromkeys(("ends", "documents", "first_block", "bounds"), "*i32"), "seed": "*i64",
-    **dict.fromkeys(("blocks", "batch", "heads", "tokens", "head_size", "NEAR", "chunks"), "i32"),
-    **dict.fromkeys(("scale", "dropout_p"), "fp32"),
+    **dict.fromkeys(("blocks", "batch", "heads", "tokens", "head_size", "NEAR", "rows", "row_step"), "i32"),
+    **dict.fromkeys(("scale", "natural_scale", "dropout_p"), "fp32"),
     **dict.fromkeys(("far_sums", "own_grads", "other_grads", "for_key_table", "for_query_table"), "*fp32"),
     }
 def compiled(kernel, arch, dtype, constants, **options):
@@ -48,17 +48,17 @@ def main():
     ap.add_argument("--d", type=int, default=64); ap.add_argument("--dtype", default="bf16"); ap.add_argument("--arch", type=int, nargs="+", default=[80, 90]); ap.add_argument("--precision", default="tf32"); ap.add_argument("--kernels", nargs="+", default=["forward"])
     a = ap.parse_args()
     for arch in a.arch:
-        for mask, drop in (("none", False), ("tokens", True)):
+        for mask, drop in (("none", False),):
             c = dict(C2P=True, P2C=True, FAR=True, MASK=mask, CAUSAL=False, PACKED=False, DROPOUT=drop, PRECISION=a.precision, T=a.tile, D=a.d)
             if "forward" in a.kernels:
                 print(arch, mask, "forward", *report(compiled(forward_kernel, arch, a.dtype, c, num_warps=a.warps, num_stages=a.stages)), flush=True)
             for K in (False, True):
                 if "own" in a.kernels:
-                    from hf_deberta.attention_triton_backward import own_kernel
-                    print(arch, mask, "own keys" if K else "own queries", *report(compiled(own_kernel, arch, a.dtype, {**c, "KEYS": K}, num_warps=a.warps, num_stages=a.stages)), flush=True)
+                    from hf_deberta.attention_triton_backward import own_gradients_kernel
+                    print(arch, mask, "own keys" if K else "own queries", *report(compiled(own_gradients_kernel, arch, a.dtype, {**{k: v for k, v in c.items() if k not in ("C2P","P2C")}, "KEYS": K, "OWN": True, "OTHER": True}, num_warps=a.warps, num_stages=a.stages)), flush=True)
             if "table" in a.kernels:
-                from hf_deberta.attention_triton_backward import table_kernel
+                from hf_deberta.attention_triton_backward import table_gradients_kernel
                 c2 = {k: v for k, v in c.items() if k not in ("FAR",)}
-                print(arch, mask, "table", *report(compiled(table_kernel, arch, a.dtype, c2, num_warps=a.warps, num_stages=a.stages)), flush=True)
+                print(arch, mask, "table", *report(compiled(table_gradients_kernel, arch, a.dtype, c2, num_warps=a.warps, num_stages=a.stages)), flush=True)
 if __name__ == "__main__":
     main()
