@@ -8,32 +8,37 @@ docs/attention_triton.md. Here are the operator that PyTorch sees, its launches,
 
 import math
 import os
-from functools import cache
 from importlib.util import find_spec
 
 import torch
 
 from .interception import transforming
 
-# tokens of a tile, and warps and stages of the kernels: forward, own_gradients, table_gradients
+TRITON_IS_THERE = find_spec("triton") is not None
+INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"  # Triton runs kernels in Python, on the CPU: for tests
+
+# tokens of a tile; warps and stages of the kernels: forward, own_gradients, table_gradients
 LAUNCHES = {
-    "Hopper": (64, ((4, 2), (4, 2), (8, 1))),
+    "Hopper": (64, ((4, 2), (8, 2), (8, 1))),
     "others": (64, ((8, 2), (8, 2), (8, 1))),
     "float32": (32, ((4, 1), (4, 1), (4, 1))),
     "interpreter": (16, ((1, 1), (1, 1), (1, 1))),
 }
-PARTS = 4  # programs that share a distance in the kernel of the tables' gradients
+PARTS = 4  # programs that share a distance in table_gradients_kernel
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LARGEST_HEAD = 128
 
 
-def why_not(query: torch.Tensor, terms: tuple[str, ...], query_positions: torch.Tensor | None) -> str | None:
-    """The reason why this backend cannot answer a call, or None."""
-    if find_spec("triton") is None:
+def meant_for(query: torch.Tensor, query_positions: torch.Tensor | None) -> bool:
+    """Whether a call is this backend's: on a GPU, every position a query. Few queries are sdpa's by design."""
+    return (query.is_cuda or INTERPRETING) and query_positions is None and query.numel() > 0
+
+
+def why_not(query: torch.Tensor, terms: tuple[str, ...]) -> str | None:
+    """What keeps this backend from answering a call that is meant for it, or None."""
+    if not TRITON_IS_THERE:
         return "triton is not installed"
-    if query.device.type != "cuda" and not interpreting():
-        return f"the tensors are on {query.device.type!r}, not on a CUDA device"
-    if query.device.type == "cuda" and torch.cuda.get_device_capability(query.device) < (8, 0):
+    if query.is_cuda and capability(query.device) < (8, 0):
         return "the GPU is older than compute capability 8.0"
     if query.dtype not in DTYPES:
         return f"it knows float16, bfloat16 and float32, not {query.dtype}"
@@ -41,16 +46,24 @@ def why_not(query: torch.Tensor, terms: tuple[str, ...], query_positions: torch.
         return f"heads of {query.shape[-1]} channels are larger than {LARGEST_HEAD}"
     if "p2p" in terms:
         return "it has no p2p term"
-    if query_positions is not None:
-        return "it takes every position as a query, not a subset"
     if transforming():
-        return "torch.func and forward-mode differentiation go through PyTorch's own operations only"
+        return "torch.func and forward-mode differentiation pass through PyTorch's own operations only"
     return None
 
 
-def interpreting() -> bool:
-    """Whether Triton's interpreter runs kernels in Python, on the CPU: for tests."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
+@torch.compiler.assume_constant_result
+def capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
+
+
+@torch.compiler.assume_constant_result
+def launches(dtype: torch.dtype, device: torch.device) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """Tokens of a tile, and warps and stages of each kernel."""
+    if device.type != "cuda":
+        return LAUNCHES["interpreter"]
+    if dtype == torch.float32:
+        return LAUNCHES["float32"]
+    return LAUNCHES["Hopper" if torch.cuda.get_device_capability(device)[0] == 9 else "others"]
 
 
 def triton_attention(
@@ -116,7 +129,7 @@ def attention_in_tiles(
 
     call = Call(query, key, value, position_key, position_query, rows, mask, bounds, seed, dropout_p, causal, near)
     context = torch.empty_like(call.query)
-    log_sum = torch.empty(query.shape[:3][:1] + query.shape[1:3], dtype=torch.float32, device=query.device)
+    log_sum = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
     forward_kernel[(call.programs, call.heads)](
         call.query, call.key, call.value, *call.tables(), *call.far_products(), *call.who_sees_whom(), call.seed,
         context, log_sum, *call.sizes(), scale * math.log2(math.e), dropout_p,
@@ -305,12 +318,3 @@ class Call:
         documents = torch.searchsorted(last, programs, right=True).clamp(max=len(last) - 1).int()
         return [mask, ends, documents, (last - blocks).int(), self.bounds]
 
-
-@cache
-def launches(dtype: torch.dtype, device: torch.device) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """Tile, and warps and stages of each kernel."""
-    if device.type != "cuda":
-        return LAUNCHES["interpreter"]
-    if dtype == torch.float32:
-        return LAUNCHES["float32"]
-    return LAUNCHES["Hopper" if torch.cuda.get_device_capability(device)[0] == 9 else "others"]

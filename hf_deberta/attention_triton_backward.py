@@ -84,7 +84,7 @@ def own_gradients_kernel(
     begin, near, far, end = spans(block, real, NEAR, CAUSAL, KEYS, T)
 
     for side in tl.static_range(2 if FAR else 0):
-        at_end: tl.constexpr = 1 - side if KEYS else side  # what is left of a query is right of a key
+        at_end = 1 - side if KEYS else side  # what is left of a query is right of a key
         total = tl.zeros([T], tl.float32)
         for tile in range(far if side else begin, end if side else near):
             other_token = tile * T + b
@@ -110,7 +110,7 @@ def own_gradients_kernel(
                 total += tl.sum(for_scores, 1)
             gradient = tl.dot(for_scores.to(own.dtype), other, gradient, input_precision=PRECISION)
         if OWN:
-            last = 0 if at_end else table_rows - 1
+            last = tl.where(at_end == 1, 0, table_rows - 1)
             shared = tl.load(own_table + last * head_size + channel, mask=channel < head_size, other=0.0).to(tl.float32)
             gradient += total[:, None] * shared[None, :]
             for_shared = tl.sum(total[:, None] * own.to(tl.float32), 0) * natural_scale
@@ -186,17 +186,17 @@ def table_gradients_kernel(
     query_here = tl.zeros([T, D], tl.float32)
     query_below = tl.zeros([T, D], tl.float32)
     for row in range(part % row_step, rows, row_step):
-        batch_row, start, length = row, 0, tokens
+        batch_row, start, length = tl.cast(row, tl.int32), 0, tokens
         if PACKED:
-            batch_row, start = 0, tl.load(bounds + row)
+            batch_row, start = tl.cast(0, tl.int32), tl.load(bounds + row)
             length = tl.load(bounds + row + 1) - start
-        base = (tl.cast(batch_row * tokens + start, tl.int64) * heads + head) * head_size
+        base = ((batch_row * tokens + start).to(tl.int64) * heads + head) * head_size
         by_token = (batch_row * heads + head).to(tl.int64) * tokens + start
         seen_by = mask
         if MASK == "tokens":
-            seen_by = mask + tl.cast(batch_row, tl.int64) * tokens + start
+            seen_by = mask + batch_row.to(tl.int64) * tokens + start
         if MASK == "pairs":
-            seen_by = mask + (tl.cast(batch_row, tl.int64) * tokens + start) * tokens + start
+            seen_by = mask + (batch_row.to(tl.int64) * tokens + start) * tokens + start
         draw = 0
         if DROPOUT:
             draw = tl.load(seed) + batch_row * heads + head

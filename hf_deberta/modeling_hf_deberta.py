@@ -6,6 +6,7 @@ Parameter names are those of the official v2 code and of in-tree `deberta-v2`.
 """
 
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from pickle import UnpicklingError
 from tempfile import TemporaryDirectory
@@ -386,6 +387,13 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
     def _can_set_attn_implementation(cls) -> bool:
         return True  # Transformers looks for its own interface in the source; ours is disentangled_attention
 
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        """Transformers' own check does not know "triton", which is the default where there is a GPU for it."""
+        preferred = torch.cuda.is_available() and find_spec("triton") is not None
+        if requested_attention == "triton" or (requested_attention is None and preferred):
+            return "triton"
+        return super().get_correct_attn_implementation(requested_attention, is_init_check)
+
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path=None, *args, **kwargs):
         try:
@@ -530,7 +538,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         """
         seen = output_attentions or (output_hidden_states is not False and torch.is_grad_enabled())
         config, weight = self.config, self.embeddings.word_embeddings.weight
-        wanted = config.unpad_inputs and config._attn_implementation == "sdpa"
+        wanted = config.unpad_inputs and config._attn_implementation in ("sdpa", "triton")
         return wanted and not seen and values_may_be_read(weight)
 
     def wanted(
