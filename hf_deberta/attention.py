@@ -104,7 +104,8 @@ def disentangled_attention(
             if reason is None:
                 table = (rows_of_distance, first_row, saturation)
                 return triton_attention(*tensors, *table, mask, cu_seqlens, scale, tuple(terms), dropout_p), None
-            logger.warning_once(f"backend 'triton' leaves a call to 'sdpa': {reason}")
+            if not capturing():
+                logger.warning_once(f"backend 'triton' leaves a call to 'sdpa': {reason}")
     if backend == "sdpa":
         padding_only = mask is not None and mask.dim() == 2 and cu_seqlens is None
         if cu_seqlens is not None and mask is None and not capturing() and in_order(query_positions):

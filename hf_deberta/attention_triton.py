@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 import torch
 
-from .interception import transforming
+from .interception import capturing, transforming
 
 TRITON_IS_THERE = find_spec("triton") is not None
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"  # Triton runs kernels in Python, on the CPU: for tests
@@ -46,7 +46,7 @@ def why_not(query: torch.Tensor, terms: tuple[str, ...]) -> str | None:
         return f"heads of {query.shape[-1]} channels are larger than {LARGEST_HEAD}"
     if "p2p" in terms:
         return "it has no p2p term"
-    if transforming():
+    if transforming() and not capturing():
         return "torch.func and forward-mode differentiation pass through PyTorch's own operations only"
     return None
 
