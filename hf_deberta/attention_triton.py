@@ -208,7 +208,9 @@ def attention_in_tiles_backward(
 def _(gradient, query, key, value, position_key, position_query, rows, mask, bounds, seed, context, log_sum, *_):
     batch, heads, tokens, size = query.shape
     states = (query.new_empty(batch, tokens, heads, size).transpose(1, 2) for _ in range(3))
-    tables = (query.new_empty(0) if table is None else torch.empty_like(table) for table in (position_key, position_query))
+    tables = (
+        query.new_empty(0) if table is None else torch.empty_like(table) for table in (position_key, position_query)
+    )
     return *states, *tables
 
 
@@ -317,4 +319,3 @@ class Call:
         programs = torch.arange(self.programs, device=last.device)
         documents = torch.searchsorted(last, programs, right=True).clamp(max=len(last) - 1).int()
         return [mask, ends, documents, (last - blocks).int(), self.bounds]
-

@@ -16,7 +16,18 @@ try:
 except ImportError as error:
     raise ImportError("the kernels of hf_deberta need triton, which comes with PyTorch for CUDA") from error
 
-from .attention_triton_forward import block_of, far_scores, kept, near_scores, place, product, rotated, seen, spans, tokens_of
+from .attention_triton_forward import (
+    block_of,
+    far_scores,
+    kept,
+    near_scores,
+    place,
+    product,
+    rotated,
+    seen,
+    spans,
+    tokens_of,
+)
 
 
 @triton.jit
@@ -237,7 +248,9 @@ def table_gradients_kernel(
                 query_here = tl.dot(here, keys, query_here, input_precision=PRECISION)
                 query_below = tl.dot(below, keys, query_below, input_precision=PRECISION)
     channel = tl.arange(0, D)[None, :]
-    target = (((part * tl.num_programs(0) + tl.program_id(0)) * 2 * heads + head).to(tl.int64) * T + a) * head_size + channel
+    target = (
+        ((part * tl.num_programs(0) + tl.program_id(0)) * 2 * heads + head).to(tl.int64) * T + a
+    ) * head_size + channel
     second = heads * T * head_size
     inside = channel < head_size
     if C2P:

@@ -139,7 +139,12 @@ def place(documents, first_block, bounds, blocks, tokens, PACKED: tl.constexpr):
     if PACKED:
         document = tl.load(documents + program)
         start = tl.load(bounds + document)
-        return tl.cast(0, tl.int32), start, tl.load(bounds + document + 1) - start, program - tl.load(first_block + document)
+        return (
+            tl.cast(0, tl.int32),
+            start,
+            tl.load(bounds + document + 1) - start,
+            program - tl.load(first_block + document),
+        )
     return program // blocks, 0, tokens, program % blocks
 
 
