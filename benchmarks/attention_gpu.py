@@ -1,6 +1,6 @@
 """Disentangled attention on a GPU against its peers and against plain attention, the floor: time, memory, error.
 
-    python benchmarks/attention_gpu.py                                 # 12 heads of 64, bfloat16, 16k tokens in rows of 128 to 8192
+    python benchmarks/attention_gpu.py                                 # 12 heads of 64, bfloat16, 16k tokens a batch
     python benchmarks/attention_gpu.py --dtype float16 --lengths 512
     TRITON_INTERPRET=1 python benchmarks/attention_gpu.py --dry_run    # the same calls on the CPU, tiny; writes nothing
 
@@ -14,7 +14,8 @@ Peers, each checked against float64 before it is timed:
 - disentangled-flash: where it is installed; its attention holds the projections, so "ours, projections" does as well
 
 Milliseconds are medians of CUDA events, peers taking turns; memory is the peak above what inputs take. An error is
-the largest of output and gradients, each by its norm; `allowed` is twice that of the reference in the dtype. Writes benchmarks/results/attention_gpu.csv.
+the largest of output and gradients, each by its norm; `allowed` is twice that of the reference in the dtype.
+Writes benchmarks/results/attention_gpu.csv.
 """
 
 import argparse
@@ -56,9 +57,7 @@ def peers_of(length: int, size: int, device: str) -> dict[str, Call]:
         return lambda *tensors: disentangled_attention(*tensors, **arguments, backend=backend)[0]
 
     def flash(query, key, value, *_):
-        with sdpa_kernel(
-            [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH] if device == "cpu" else SDPBackend.FLASH_ATTENTION
-        ):
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION if device == "cuda" else SDPBackend.MATH):
             return scaled_dot_product_attention(query, key, value)
 
     positions = torch.arange(length, device=device)
@@ -114,9 +113,7 @@ def flashdeberta() -> dict[str, Call]:
     return {"flashdeberta": attention}
 
 
-def with_projections(
-    batch: int, heads: int, length: int, size: int, dtype: torch.dtype, ours: Call
-) -> dict[str, tuple]:
+def with_projections(batch: int, heads: int, length: int, size: int, dtype: torch.dtype, ours: Call) -> dict:
     """Calls of states and relative table, and these leaves: disentangled-flash, and ours with the same weights."""
     try:
         from disentangled_flash import TritonTrainingDisentangledSelfAttention
@@ -256,13 +253,11 @@ def measure(length: int, given: argparse.Namespace) -> None:
         found = milliseconds(calls, given.repeats)
         rows = []
         for name, time in found.items():
-            plain = found["flash"]
-            rows.append(
-                {"peer": name, "mode": mode, "milliseconds": f"{time:.3f}", "over_flash": f"{time / plain:.2f}"}
-            )
-            rows[-1] |= {"peak_megabytes": f"{peak_megabytes(calls[name]):.0f}"}
-            rows[-1] |= {"error": f"{error[name]:.1e}" if name in error else "", "eager_error": f"{error['eager']:.1e}"}
-            rows[-1] |= about
+            row = {"peer": name, "mode": mode, "milliseconds": f"{time:.3f}"}
+            row |= {"over_flash": f"{time / found['flash']:.2f}"}
+            row |= {"peak_megabytes": f"{peak_megabytes(calls[name]):.0f}"}
+            row |= {"error": f"{error[name]:.1e}" if name in error else "", "eager_error": f"{error['eager']:.1e}"}
+            rows.append({**row, **about})
         print(f"  {mode}: " + ", ".join(f"{row['peer']} {row['milliseconds']} ms" for row in rows), flush=True)
         write_rows(RESULTS / "attention_gpu.csv", rows, ("peer", "mode", "case", "heads", "dtype", "machine"))
 

@@ -21,7 +21,7 @@ from timing import RESULTS, write_rows
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from hf_deberta.attention_triton import LAUNCHES
+from hf_deberta.attention_triton import CHIPS, LAUNCHES, WIDE_HEADS
 from hf_deberta.attention_triton_backward import own_gradients_kernel, table_gradients_kernel
 from hf_deberta.attention_triton_forward import forward_kernel
 
@@ -42,10 +42,10 @@ def type_of(argument: str, dtype: str) -> str:
 
 
 def compiled(kernel: triton.JITFunction, arch: int, dtype: str, constants: dict, warps: int, stages: int):
-    """A kernel for pointers and sizes that divide by 16, as a launch finds them."""
+    """A kernel for pointers and head sizes that divide by 16, as a launch finds them."""
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     signature = {name: "constexpr" if name in constants else type_of(name, dtype) for name in kernel.arg_names}
-    divide = [name for name, kind in signature.items() if kind[0] == "*" or name in ("head_size", "tokens")]
+    divide = [name for name, kind in signature.items() if kind[0] == "*" or name == "head_size"]
     attributes = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in divide}
     source = ASTSource(kernel, signature, constants, attributes)
     options = {"num_warps": warps, "num_stages": stages}
@@ -96,13 +96,13 @@ def main() -> None:
     constants = {"C2P": True, "P2C": True, "FAR": True, "MASK": given.mask, "CAUSAL": given.causal}
     constants |= {"PACKED": given.packed, "DROPOUT": given.dropout, "PRECISION": given.precision}
     for arch in given.arch:
-        chip = "float32" if given.dtype == "fp32" else "Hopper" if arch == 90 else "others"
+        chip = "float32" if given.dtype == "fp32" else CHIPS.get(arch // 10, "others")
         tile, launches = LAUNCHES[chip]
         sizes = {"T": given.tile or tile, "D": 1 << (given.head_size - 1).bit_length()}
         for name, kernel, values, place in kernels({**constants, **sizes}):
             if given.kernels and not name.startswith(tuple(given.kernels)):
                 continue
-            warps, stages = given.launch or launches[place]
+            warps, stages = given.launch or (launches[place] if sizes["D"] <= 64 else WIDE_HEADS)
             case = {"kernel": name, "arch": f"sm_{arch}", "dtype": given.dtype, "head_size": given.head_size}
             case |= {"precision": given.precision, "mask": given.mask, "causal": given.causal, "packed": given.packed}
             case |= {"dropout": given.dropout, "tile": sizes["T"], "warps": warps, "stages": stages}

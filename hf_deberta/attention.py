@@ -3,8 +3,9 @@
 Legend: B batch, H heads, Q queries, K keys, d head size, R rows of the relative table in use.
 
 The call says who asks (queries, all positions or some), who answers (keys), which row of the relative table
-stands between them, and who may see whom. `backend` says how to compute it. Backends never import one another. "triton", the
-default where there is a CUDA device, leaves what is not on one, and queries at some positions only, to "sdpa".
+stands between them, and who may see whom. `backend` says how to compute it. Backends never import one another.
+"triton", the default where there is a CUDA device, leaves what is not on one, and queries at some positions only,
+to "sdpa".
 
 Another engine comes in by Transformers' own interface. It is called as `disentangled_attention` is, everything
 spelled out (no `backend`, `lengths`, `need_probabilities`), and returns the context, zeros for who sees nothing:

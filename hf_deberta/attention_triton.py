@@ -19,11 +19,14 @@ INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"  # Triton runs kernels 
 
 # tokens of a tile; warps and stages of the kernels: forward, own_gradients, table_gradients
 LAUNCHES = {
-    "Hopper": (64, ((4, 2), (8, 2), (8, 1))),
-    "others": (64, ((8, 2), (8, 2), (8, 1))),
-    "float32": (32, ((4, 1), (4, 1), (4, 1))),
+    "Hopper": (64, ((4, 2), (4, 1), (8, 1))),
+    "Blackwell": (64, ((8, 2), (8, 2), (8, 1))),
+    "others": (32, ((4, 2), (4, 1), (4, 1))),
+    "float32": (32, ((8, 1), (8, 1), (8, 1))),
     "interpreter": (16, ((1, 1), (1, 1), (1, 1))),
 }
+CHIPS = {9: "Hopper", 10: "Blackwell"}  # by the first number of the compute capability
+WIDE_HEADS = (8, 1)  # warps and stages where a head has more than 64 channels
 PARTS = 4  # programs that share a distance in table_gradients_kernel
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LARGEST_HEAD = 128
@@ -63,7 +66,7 @@ def launches(dtype: torch.dtype, device: torch.device) -> tuple[int, tuple[tuple
         return LAUNCHES["interpreter"]
     if dtype == torch.float32:
         return LAUNCHES["float32"]
-    return LAUNCHES["Hopper" if torch.cuda.get_device_capability(device)[0] == 9 else "others"]
+    return LAUNCHES[CHIPS.get(torch.cuda.get_device_capability(device)[0], "others")]
 
 
 def triton_attention(
@@ -130,11 +133,12 @@ def attention_in_tiles(
     call = Call(query, key, value, position_key, position_query, rows, mask, bounds, seed, dropout_p, causal, near)
     context = torch.empty_like(call.query)
     log_sum = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
-    forward_kernel[(call.programs, call.heads)](
-        call.query, call.key, call.value, *call.tables(), *call.far_products(), *call.who_sees_whom(), call.seed,
-        context, log_sum, *call.sizes(), scale * math.log2(math.e), dropout_p,
-        C2P=call.c2p, P2C=call.p2c, FAR=call.far, **call.constants(), **call.launch(0),
-    )  # fmt: skip
+    with torch.cuda.device_of(query):
+        forward_kernel[(call.programs, call.heads)](
+            call.query, call.key, call.value, *call.tables(), *call.far_products(), *call.who_sees_whom(), call.seed,
+            context, log_sum, *call.sizes(), scale * math.log2(math.e), dropout_p,
+            C2P=call.c2p, P2C=call.p2c, FAR=call.far, **call.constants(), **call.launch(0),
+        )  # fmt: skip
     return context.transpose(1, 2), log_sum
 
 
@@ -166,52 +170,65 @@ def attention_in_tiles_backward(
     for_tables: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of query, key, value, position_key and position_query; of tables that are not there, nothing."""
-    from .attention_triton_backward import own_gradients_kernel, table_gradients_kernel
-
     call = Call(query, key, value, position_key, position_query, rows, mask, bounds, seed, dropout_p, causal, near)
     delta = (gradient.float() * context.float()).sum(-1).contiguous()
-    gradient = tokens_first(gradient)
-    for_query, for_key, for_value = (torch.empty_like(states) for states in (call.query, call.key, call.value))
+    inputs = (tokens_first(gradient), log_sum, delta, call.tables(), call.who_sees_whom())
     scales = (scale * math.log2(math.e), scale, dropout_p)
-    ends = [query.new_zeros(2, call.programs * call.far, call.heads, call.size, dtype=torch.float32) for _ in range(2)]
-    tables, far, whom = call.tables(), call.far_products(), call.who_sees_whom()
+    with torch.cuda.device_of(query):
+        states, far_rows = own_gradients(call, *inputs, scales)
+        tables = [query.new_empty(0), query.new_empty(0)]
+        if for_tables:
+            near_rows = table_gradients(call, *inputs, scales)
+            for index, table in enumerate((position_key, position_query)):
+                if table is not None:
+                    tables[index] = by_row(near_rows[index].sum(0), far_rows[index].sum(1), rows, table)
+    return *(part.transpose(1, 2) for part in states), *tables
+
+
+def own_gradients(call: "Call", gradient, log_sum, delta, tables, whom, scales) -> tuple[list, list]:
+    """Gradients [B, N, H, d] of query, key and value, and [2, programs, H, d] of the far rows of both tables."""
+    from .attention_triton_backward import own_gradients_kernel
+
+    for_query, for_key, for_value = (torch.empty_like(states) for states in (call.query, call.key, call.value))
+    far_shape = (2, call.programs * call.far, call.heads, call.size)
+    far_rows = [delta.new_zeros(far_shape), delta.new_zeros(far_shape)]
+    far = call.far_products()
     for keys in (False, True):
         own, other = (call.key, call.query) if keys else (call.query, call.key)
         own_weights, other_weights = (call.value, gradient) if keys else (gradient, call.value)
-        turn = slice(None, None, -1) if keys else slice(None)
+        own_first = slice(None, None, -1 if keys else 1)
         own_gradients_kernel[(call.programs, call.heads)](
-            own, other, own_weights, other_weights, *tables[turn], *far[turn], log_sum, delta, *whom, call.seed,
-            for_key if keys else for_query, for_value, ends[keys], *call.sizes(), *scales,
+            own, other, own_weights, other_weights, *tables[own_first], *far[own_first], log_sum, delta, *whom,
+            call.seed, for_key if keys else for_query, for_value, far_rows[keys], *call.sizes(), *scales,
             OWN=call.p2c if keys else call.c2p, OTHER=call.c2p if keys else call.p2c, KEYS=keys, FAR=call.far,
             **call.constants(), **call.launch(1),
         )  # fmt: skip
-    for_tables_found = [query.new_empty(0), query.new_empty(0)]
-    if for_tables:
-        documents = call.batch if bounds is None else bounds.shape[0] - 1
-        row_step = min(documents, PARTS)
-        parts = row_step * max(PARTS // row_step, 1)
-        shape = (parts, 2 * near + 1, 2, call.heads, call.tile, call.size)
-        pairs = [delta.new_empty(shape if wanted else 0) for wanted in (call.c2p, call.p2c)]
-        table_gradients_kernel[(2 * near + 1, call.heads, parts)](
-            call.query, call.key, call.value, gradient, *tables, log_sum, delta, whom[0], whom[-1], call.seed,
-            *pairs, documents, row_step, *call.sizes()[1:4], near, *scales,
-            C2P=call.c2p, P2C=call.p2c, **call.constants(), **call.launch(2),
-        )  # fmt: skip
-        for index, table in enumerate((position_key, position_query)):
-            if table is not None:
-                for_tables_found[index] = by_row(pairs[index].sum(0), ends[index].sum(1), rows, table)
-    gradients = (states.transpose(1, 2) for states in (for_query, for_key, for_value))
-    return *gradients, *for_tables_found
+    return [for_query, for_key, for_value], far_rows
+
+
+def table_gradients(call: "Call", gradient, log_sum, delta, tables, whom, scales) -> list[torch.Tensor]:
+    """Gradients [parts, 2 * NEAR + 1, 2, H, T, d] that the tiles of each distance give to two blocks of each table."""
+    from .attention_triton_backward import table_gradients_kernel
+
+    documents = call.batch if call.bounds is None else call.bounds.shape[0] - 1
+    row_step = min(documents, PARTS)
+    parts = row_step * (PARTS // row_step)
+    shape = (parts, 2 * call.near + 1, 2, call.heads, call.tile, call.size)
+    found = [delta.new_empty(shape if wanted else 0) for wanted in (call.c2p, call.p2c)]
+    table_gradients_kernel[(2 * call.near + 1, call.heads, parts)](
+        call.query, call.key, call.value, gradient, *tables, log_sum, delta, whom[0], whom[-1], call.seed,
+        *found, documents, row_step, call.heads, call.tokens, call.size, call.near, *scales,
+        C2P=call.c2p, P2C=call.p2c, **call.constants(), **call.launch(2),
+    )  # fmt: skip
+    return found
 
 
 @attention_in_tiles_backward.register_fake
 def _(gradient, query, key, value, position_key, position_query, rows, mask, bounds, seed, context, log_sum, *_):
     batch, heads, tokens, size = query.shape
     states = (query.new_empty(batch, tokens, heads, size).transpose(1, 2) for _ in range(3))
-    tables = (
-        query.new_empty(0) if table is None else torch.empty_like(table) for table in (position_key, position_query)
-    )
-    return *states, *tables
+    tables = (position_key, position_query)
+    return *states, *(query.new_empty(0 if table is None else table.shape) for table in tables)
 
 
 def by_row(pairs: torch.Tensor, ends: torch.Tensor, rows: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -285,8 +302,8 @@ class Call:
         return {**kinds, "PRECISION": precision, "T": self.tile, "D": self.channels}
 
     def launch(self, kernel: int) -> dict[str, int]:
-        warps, stages = self.launches[kernel]
-        return {"num_warps": warps, "num_stages": stages if self.channels <= 64 else 1}
+        warps, stages = self.launches[kernel] if self.channels <= 64 else WIDE_HEADS
+        return {"num_warps": warps, "num_stages": stages}
 
     def far_products(self) -> list[torch.Tensor]:
         """Products [2, B, H, N] of queries with Kr of far keys, and of keys with Qr."""

@@ -2,12 +2,12 @@
 
 Every tile is scored again, three times in all, and every number has one writer, so that the result does not depend on
 who comes first: a kernel per tile of own tokens, run once with queries as own (dq) and once with keys (dk, dv), and a
-kernel per distance (the tables). With dS the gradient of the unscaled scores, R the rotation of attention_triton_forward:
+kernel per distance (the tables). With dS the gradient of the unscaled scores, R its rotation by rows, * far keys:
 
-    dq_i = sum_j dS_ij (k_j + Kr[i - j])      near: dS @ K + G_t @ block_t, G_t[a, r] = R(dS)[a, r] of tile t where r <= a,
-                                              of tile t + 1 elsewhere;  far: dS @ K, and Kr* times the sum of dS
-    dk_j = sum_i dS_ij (q_i + Qr[i - j])      the same with queries and keys in each other's place and distances negated
-    dKr_t = sum over tiles of R(dS)^T @ Q     dQr_t likewise;  far: the sum over i of q_i times the sum of its far dS
+    dq_i = sum_j dS_ij (k_j + Kr[i - j])    near: dS @ K + G_t @ block_t, G_t[a, r] = R[a, r] of tile t where r <= a, of
+                                            tile t + 1 elsewhere;  far: dS @ K, and Kr* times the sum of dS
+    dk_j = sum_i dS_ij (q_i + Qr[i - j])    the same, queries and keys in each other's place and distances negated
+    dKr_t = sum over tiles of R^T @ Q       dQr_t likewise;  far: the sum over i of q_i times the sum of its far dS
 """
 
 try:
@@ -35,7 +35,7 @@ def score_gradients(
     scores, own_weight, other_weight, log_sum, delta, pairs, keep, scale, dropout_p,
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Probabilities after dropout, and gradients of scores; weights are output gradients and values, or these swapped."""
+    """Probabilities after dropout, and gradients of scores; weights are dO and V, or V and dO with keys as own."""
     probability = tl.exp2(tl.where(pairs, scores * scale - log_sum, float("-inf")))
     from_above = product(own_weight, other_weight, PRECISION)
     dropped = probability
@@ -45,7 +45,7 @@ def score_gradients(
     return dropped, probability * (from_above - delta)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("batch", "heads", "tokens", "blocks", "NEAR"))
 def own_gradients_kernel(
     own_states, other_states, own_weights, other_weights,  # [B, N, H, d]; weights: dO and V, or V and dO with KEYS
     own_table, other_table,  # [H, (2 * NEAR + 2) * T, d] by distance
@@ -172,7 +172,7 @@ def own_gradients_kernel(
         tl.store(value_gradient + target, for_values.to(own.dtype), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("rows", "row_step", "heads", "tokens", "NEAR"))
 def table_gradients_kernel(
     query, key, value, context_gradient,  # [B, N, H, d]
     key_table, query_table,  # [H, (2 * NEAR + 2) * T, d]
@@ -183,8 +183,10 @@ def table_gradients_kernel(
     C2P: tl.constexpr, P2C: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, PACKED: tl.constexpr,
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr, T: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """What the tiles t off the diagonal give to blocks t and t - 1: of every `row_step`-th row, or document, of the batch,
-    and there of every n-th tile."""
+    """What the tiles t off the diagonal give to blocks t and t - 1.
+
+    Programs share the work: each takes every `row_step`-th row, or document, and there every n-th tile.
+    """
     t, head, part = tl.program_id(0) - NEAR, tl.program_id(1), tl.program_id(2)
     tile_step = tl.num_programs(2) // row_step
     stride = heads * head_size
@@ -248,9 +250,8 @@ def table_gradients_kernel(
                 query_here = tl.dot(here, keys, query_here, input_precision=PRECISION)
                 query_below = tl.dot(below, keys, query_below, input_precision=PRECISION)
     channel = tl.arange(0, D)[None, :]
-    target = (
-        ((part * tl.num_programs(0) + tl.program_id(0)) * 2 * heads + head).to(tl.int64) * T + a
-    ) * head_size + channel
+    first = ((part * tl.num_programs(0) + tl.program_id(0)) * 2 * heads + head).to(tl.int64) * T
+    target = (first + a) * head_size + channel
     second = heads * T * head_size
     inside = channel < head_size
     if C2P:

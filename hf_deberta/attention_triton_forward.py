@@ -67,7 +67,8 @@ def block_of(table, t, NEAR, head_size, KEYS: tl.constexpr, T: tl.constexpr, D: 
 @triton.jit
 def near_scores(
     own, other, before, own_table, other_table, t, NEAR, head_size,
-    OWN: tl.constexpr, OTHER: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr, T: tl.constexpr, D: tl.constexpr,
+    OWN: tl.constexpr, OTHER: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    T: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """Unscaled scores of a tile, and own @ block_{t-1}^T, which the next tile, at t - 1, takes as `before`."""
     a, b = tl.arange(0, T)[:, None], tl.arange(0, T)[None, :]
@@ -97,7 +98,8 @@ def far_scores(
     return scores
 
 
-@triton.jit
+# sizes that differ from batch to batch make no variants of a kernel
+@triton.jit(do_not_specialize=("tokens", "heads", "rows"))
 def far_products_kernel(states, table, out, tokens, heads, rows, head_size, T: tl.constexpr, D: tl.constexpr):
     """Products [2, B, H, N] in float32 of states with the rows of far left keys, the last, and far right, the first."""
     first, head, batch = tl.program_id(0) * T, tl.program_id(1), tl.program_id(2)
@@ -139,12 +141,8 @@ def place(documents, first_block, bounds, blocks, tokens, PACKED: tl.constexpr):
     if PACKED:
         document = tl.load(documents + program)
         start = tl.load(bounds + document)
-        return (
-            tl.cast(0, tl.int32),
-            start,
-            tl.load(bounds + document + 1) - start,
-            program - tl.load(first_block + document),
-        )
+        length = tl.load(bounds + document + 1) - start
+        return tl.cast(0, tl.int32), start, length, program - tl.load(first_block + document)
     return program // blocks, 0, tokens, program % blocks
 
 
@@ -179,7 +177,7 @@ def attended(
     return sums, higher, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("batch", "heads", "tokens", "blocks", "NEAR"))
 def forward_kernel(
     query, key, value,  # [B, N, H, d]
     key_table, query_table,  # [H, (2 * NEAR + 2) * T, d] by distance: Kr for c2p, Qr for p2c
