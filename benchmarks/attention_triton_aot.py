@@ -42,10 +42,10 @@ def type_of(argument: str, dtype: str) -> str:
 
 
 def compiled(kernel: triton.JITFunction, arch: int, dtype: str, constants: dict, warps: int, stages: int):
-    """A kernel for pointers and head sizes that divide by 16, as a launch finds them."""
+    """A kernel for pointers and sizes that divide by 16, as a launch finds them."""
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     signature = {name: "constexpr" if name in constants else type_of(name, dtype) for name in kernel.arg_names}
-    divide = [name for name, kind in signature.items() if kind[0] == "*" or name == "head_size"]
+    divide = [name for name, kind in signature.items() if kind[0] == "*" or name in ("head_size", "tokens")]
     attributes = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in divide}
     source = ASTSource(kernel, signature, constants, attributes)
     options = {"num_warps": warps, "num_stages": stages}

@@ -45,7 +45,7 @@ def score_gradients(
     return dropped, probability * (from_above - delta)
 
 
-@triton.jit(do_not_specialize=("batch", "heads", "tokens", "blocks", "NEAR"))
+@triton.jit(do_not_specialize=("batch", "heads", "blocks", "NEAR"))
 def own_gradients_kernel(
     own_states, other_states, own_weights, other_weights,  # [B, N, H, d]; weights: dO and V, or V and dO with KEYS
     own_table, other_table,  # [H, (2 * NEAR + 2) * T, d] by distance
@@ -172,7 +172,7 @@ def own_gradients_kernel(
         tl.store(value_gradient + target, for_values.to(own.dtype), mask=inside)
 
 
-@triton.jit(do_not_specialize=("rows", "row_step", "heads", "tokens", "NEAR"))
+@triton.jit(do_not_specialize=("rows", "row_step", "heads", "NEAR"))
 def table_gradients_kernel(
     query, key, value, context_gradient,  # [B, N, H, d]
     key_table, query_table,  # [H, (2 * NEAR + 2) * T, d]

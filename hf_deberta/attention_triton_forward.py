@@ -99,7 +99,7 @@ def far_scores(
 
 
 # sizes that differ from batch to batch make no variants of a kernel
-@triton.jit(do_not_specialize=("tokens", "heads", "rows"))
+@triton.jit(do_not_specialize=("heads", "rows"))
 def far_products_kernel(states, table, out, tokens, heads, rows, head_size, T: tl.constexpr, D: tl.constexpr):
     """Products [2, B, H, N] in float32 of states with the rows of far left keys, the last, and far right, the first."""
     first, head, batch = tl.program_id(0) * T, tl.program_id(1), tl.program_id(2)
@@ -177,7 +177,7 @@ def attended(
     return sums, higher, total
 
 
-@triton.jit(do_not_specialize=("batch", "heads", "tokens", "blocks", "NEAR"))
+@triton.jit(do_not_specialize=("batch", "heads", "blocks", "NEAR"))
 def forward_kernel(
     query, key, value,  # [B, N, H, d]
     key_table, query_table,  # [H, (2 * NEAR + 2) * T, d] by distance: Kr for c2p, Qr for p2c

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from importlib.util import find_spec
 
 import pytest
@@ -23,12 +24,17 @@ from hf_deberta.relative_position import may_be_pruned, rows_in_use, rows_of_dis
 
 CLIPPED, BUCKETS, V3 = (12, 0), (24, 8), (512, 256)  # k, buckets
 BOTH = ("c2p", "p2c")
-installed = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed (pip install triton)")
+TRITON = find_spec("triton") and tuple(int(part) for part in version("triton").split(".")[:2])
+installed = pytest.mark.skipif(TRITON is None, reason="triton is not installed (pip install triton)")
+loops = pytest.mark.skipif(
+    TRITON is not None and TRITON < (3, 7), reason="triton < 3.7 interprets no loops on numpy 2.4"
+)
 interpreted = pytest.mark.skipif(not INTERPRETING, reason="runs in the process of test_in_the_interpreter")
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available() or INTERPRETING, reason="needs a CUDA device")
 
 
 @installed
+@loops
 @pytest.mark.skipif(INTERPRETING, reason="is this process")
 def test_in_the_interpreter():
     command = [sys.executable, "-m", "pytest", __file__, "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
@@ -252,6 +258,21 @@ def test_other_devices_and_few_queries_are_sdpa_s_without_a_word(warnings_of):
         )
         assert torch.equal(found, expected)
     assert not warnings_of()
+
+
+def test_models_choose_it_where_there_is_a_gpu(monkeypatch):
+    from hf_deberta import modeling_hf_deberta
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(modeling_hf_deberta, "find_spec", lambda name: name == "triton")
+    assert tiny_model(HfDebertaForSequenceClassification).config._attn_implementation == "triton"
+    model = tiny_model(HfDebertaForSequenceClassification, attn_implementation="sdpa")
+    assert model.config._attn_implementation == "sdpa"
+    monkeypatch.setattr(modeling_hf_deberta, "find_spec", lambda name: None)
+    model = tiny_model(HfDebertaForSequenceClassification)
+    assert model.config._attn_implementation == "sdpa"
+    model.set_attn_implementation("triton")
+    assert model.config._attn_implementation == "triton"
 
 
 # ---- on a GPU, at real sizes -------------------------------------------------------------------------------------
