@@ -2,6 +2,7 @@
 
     python benchmarks/attention_gpu.py                                 # 12 heads of 64, bfloat16, 16k tokens a batch
     python benchmarks/attention_gpu.py --dtype float16 --lengths 512
+    python benchmarks/attention_gpu.py --sweep --lengths 512 8192      # tiles, warps and stages of each kernel
     TRITON_INTERPRET=1 python benchmarks/attention_gpu.py --dry_run    # the same calls on the CPU, tiny; writes nothing
 
 Peers, each checked against float64 before it is timed:
@@ -19,6 +20,7 @@ Writes benchmarks/results/attention_gpu.csv.
 """
 
 import argparse
+import itertools
 import math
 from collections.abc import Callable
 from statistics import median
@@ -28,6 +30,7 @@ from timing import RESULTS, circumstances, write_rows
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import linear, scaled_dot_product_attention
 
+from hf_deberta import attention_triton
 from hf_deberta.attention import disentangled_attention
 from hf_deberta.relative_position import rows_between, rows_of_distances, saturation_of
 
@@ -262,6 +265,28 @@ def measure(length: int, given: argparse.Namespace) -> None:
         write_rows(RESULTS / "attention_gpu.csv", rows, ("peer", "mode", "case", "heads", "dtype", "machine"))
 
 
+def sweep(length: int, given: argparse.Namespace) -> None:
+    """Microseconds of each kernel for each tile, number of warps and of stages; prints, and writes nothing."""
+    dtype, batch = getattr(torch, given.dtype), max(given.tokens // length, 1)
+    leaves = leaves_of(batch, given.heads, length, given.head_size, dtype, "cuda")
+    both = modes(peers_of(length, given.head_size, "cuda")["ours"], leaves)["both"]
+    for tile, warps, stages in itertools.product((32, 64, 128), (4, 8), (1, 2, 3)):
+        launch = (tile, ((warps, stages),) * 3)
+        attention_triton.LAUNCHES.update(dict.fromkeys(attention_triton.LAUNCHES, launch))
+        try:
+            both()
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+                for _ in range(given.repeats):
+                    both()
+                torch.cuda.synchronize()
+        except Exception as reason:  # more shared memory than there is, in one of several classes
+            print(f"  tile {tile}, {warps} warps, {stages} stages: {str(reason).splitlines()[0]}", flush=True)
+            continue
+        found = {event.key: event.self_device_time_total / given.repeats for event in profile.key_averages()}
+        times = ", ".join(f"{name} {time:.0f}" for name, time in found.items() if name.endswith("_kernel"))
+        print(f"  tile {tile}, {warps} warps, {stages} stages: {times}", flush=True)
+
+
 def triton_version() -> str:
     import triton
 
@@ -276,6 +301,7 @@ def main() -> None:
     parser.add_argument("--head_size", type=int, default=64)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--sweep", action="store_true", help="time our kernels alone, with other launches")
     parser.add_argument("--dry_run", action="store_true", help="tiny, in Triton's interpreter on the CPU")
     given = parser.parse_args()
     given.device = "cpu" if given.dry_run else "cuda"
@@ -285,7 +311,7 @@ def main() -> None:
         raise SystemExit("this benchmark needs a CUDA device; --dry_run with TRITON_INTERPRET=1 does without")
     for length in given.lengths:
         print(f"{max(given.tokens // length, 1)} x {length}", flush=True)
-        measure(length, given)
+        (sweep if given.sweep else measure)(length, given)
 
 
 if __name__ == "__main__":
