@@ -19,7 +19,7 @@ INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"  # Triton runs kernels 
 
 # tokens of a tile; warps and stages of the kernels: forward, own_gradients, table_gradients
 LAUNCHES = {
-    "Hopper": (64, ((4, 2), (4, 1), (8, 1))),
+    "Hopper": (64, ((4, 2), (8, 2), (8, 1))),
     "Blackwell": (64, ((8, 2), (8, 2), (8, 1))),
     "others": (32, ((4, 2), (4, 1), (4, 1))),
     "float32": (32, ((8, 1), (8, 1), (8, 1))),
@@ -95,7 +95,9 @@ def triton_attention(
         near = min(near, (saturation + tile - 2) // tile)
         rows = rows_by_distance(rows_of_distance, first_row, (position_key, position_query), (near + 1) * tile)
     seed = torch.randint(2**31, (1,), device=query.device) if dropout_p > 0 else None
-    bounds = None if cu_seqlens is None else cu_seqlens.to(torch.int32)
+    bounds = None
+    if cu_seqlens is not None:  # what is left after the last document is one more
+        bounds = torch.nn.functional.pad(cu_seqlens.to(torch.int32), (0, 1), value=query.shape[2])
     tables = (None if table is None else table.to(query.dtype) for table in (position_key, position_query))
     return attention_in_tiles(
         query, key, value, *tables, rows, mask, bounds, seed, scale, dropout_p, causal, near

@@ -128,15 +128,15 @@ def own_gradients_kernel(
             target = far_gradient + ((at_end * tl.num_programs(0) + tl.program_id(0)) * heads + head) * head_size
             tl.store(target + channel, for_shared, mask=channel < head_size)
 
-    before = tl.zeros([T, T], tl.float32)
     turned = tl.zeros([T, T], own.dtype)
-    if OWN and near < far:
-        before = product(own, block_of(own_table, block - near, NEAR, head_size, KEYS, T, D), PRECISION)
     for tile in tl.range(near, far, disable_licm=True):
         other_token = tile * T + b
         other = tokens_of(other_states, tile * T, length, stride, head_size, T, D)
         other_weight = tokens_of(other_weights, tile * T, length, stride, head_size, T, D)
-        scores, before = near_scores(
+        before = tl.zeros([T, T], tl.float32)
+        if OWN:  # not kept from the tile before, as in forward_kernel: registers are scarcer than products here
+            before = product(own, block_of(own_table, block - tile, NEAR, head_size, KEYS, T, D), PRECISION)
+        scores, _ = near_scores(
             own, other, before, own_table, other_table, block - tile, NEAR, head_size, OWN, OTHER, KEYS, PRECISION, T, D
         )
         i, j = (other_token, a) if KEYS else (a, other_token)
@@ -226,7 +226,7 @@ def table_gradients_kernel(
             before = tl.zeros([T, T], tl.float32)
             if C2P:
                 before = product(queries, block_of(key_table, t, NEAR, head_size, False, T, D), PRECISION)
-            scores, before = near_scores(
+            scores, _ = near_scores(
                 queries, keys, before, key_table, query_table, t, NEAR, head_size, C2P, P2C, False, PRECISION, T, D
             )
             pairs = seen(seen_by, i, j, length, tokens, MASK, CAUSAL)
