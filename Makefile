@@ -45,7 +45,12 @@ bench: $(READY) ## time and memory against in-tree, BERT and installed peers on 
 	$(RUN) -W ignore benchmarks/memory.py
 	$(RUN) benchmarks/figure.py
 
+bench-gpu: $(READY) ## on a GPU: check the Triton kernels at real sizes, then time attention and the encoder
+	$(RUN) -m pytest -m gpu tests/test_attention_triton.py
+	$(RUN) -W ignore benchmarks/attention_gpu.py
+	$(RUN) -W ignore benchmarks/encoder.py --device cuda --dtype bfloat16
+
 clean: ## remove .venv and what runs have written
 	rm -rf $(VENV) demo_output build dist *.egg-info .pytest_cache .ruff_cache
 
-.PHONY: help setup demo check format test test-common bench clean
+.PHONY: help setup demo check format test test-common bench bench-gpu clean

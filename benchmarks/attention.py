@@ -13,10 +13,9 @@ from dataclasses import replace
 
 import torch
 import transformers
-from encoder import models
+from encoder import backends, models
 from timing import RESULTS, circumstances, interleaved, medians, write_rows
 
-from hf_deberta.attention import BACKENDS
 from hf_deberta.attention_context import AttentionContext
 
 IN_TREE_FITS = 2048
@@ -75,7 +74,7 @@ def main() -> None:
     arguments = parser.parse_args()
     transformers.logging.set_verbosity_error()
     for length in arguments.lengths:
-        peers = ["bert", *(f"ours {backend}" for backend in BACKENDS)]
+        peers = ["bert", *(f"ours {backend}" for backend in backends(arguments.device))]
         if length <= IN_TREE_FITS or arguments.device == "cuda":
             peers.insert(0, "in-tree")
         batch = max(arguments.tokens // length, 1)

@@ -80,9 +80,14 @@ def flashdeberta(classify: bool) -> type:
     return flashdeberta.FlashDebertaV2ForSequenceClassification if classify else flashdeberta.FlashDebertaV2Model
 
 
+def backends(device: str) -> list[str]:
+    """Ours that are different things there: elsewhere than on CUDA, "triton" is "sdpa"."""
+    return [backend for backend in BACKENDS if backend != "triton" or device == "cuda"]
+
+
 def available(device: str) -> list[str]:
     """Peers that are installed and can run there."""
-    peers = ["in-tree", "bert", *(f"ours {backend}" for backend in BACKENDS), "enabled"]
+    peers = ["in-tree", "bert", *(f"ours {backend}" for backend in backends(device)), "enabled"]
     if device == "cpu" and prefers_onednn():
         peers.append("ours sdpa, no oneDNN")  # what other processors have
     for name, module, cuda_only in (

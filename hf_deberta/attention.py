@@ -4,6 +4,7 @@ Legend: B batch, H heads, Q queries, K keys, d head size, R rows of the relative
 
 The call says who asks (queries, all positions or some), who answers (keys), which row of the relative table
 stands between them, and who may see whom. `backend` says how to compute it. Backends never import one another.
+"triton", for GPUs, leaves queries at some positions only to "sdpa", and with a warning what it cannot do.
 
 Another engine comes in by Transformers' own interface. It is called as `disentangled_attention` is, everything
 spelled out (no `backend`, `lengths`, `need_probabilities`), and returns the context, zeros for who sees nothing:
@@ -25,7 +26,7 @@ from .attention_sdpa import sdpa_attention
 from .interception import capturing
 from .relative_position import rows_between, saturation_of
 
-BACKENDS = ("eager", "sdpa")
+BACKENDS = ("eager", "sdpa", "triton")
 
 logger = logging.get_logger(__name__)
 
@@ -93,6 +94,18 @@ def disentangled_attention(
         return context, probabilities if need_probabilities else None
     if terms and saturation is None:
         saturation = saturation_of(rows_of_distance)
+    if backend == "triton":
+        # imported late: it reads what is installed
+        from .attention_triton import meant_for, triton_attention, why_not
+
+        backend = "sdpa"
+        if meant_for(query, query_positions):
+            reason = why_not(query, terms)
+            if reason is None:
+                table = (rows_of_distance, first_row, saturation)
+                return triton_attention(*tensors, *table, mask, cu_seqlens, scale, tuple(terms), dropout_p), None
+            if not capturing():
+                logger.warning_once(f"backend 'triton' leaves a call to 'sdpa': {reason}")
     if backend == "sdpa":
         padding_only = mask is not None and mask.dim() == 2 and cu_seqlens is None
         if cu_seqlens is not None and mask is None and not capturing() and in_order(query_positions):

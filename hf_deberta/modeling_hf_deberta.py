@@ -386,6 +386,12 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
     def _can_set_attn_implementation(cls) -> bool:
         return True  # Transformers looks for its own interface in the source; ours is disentangled_attention
 
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        """Transformers' own check does not know "triton", which has to be asked for until it has run on a GPU."""
+        if requested_attention == "triton":
+            return "triton"
+        return super().get_correct_attn_implementation(requested_attention, is_init_check)
+
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path=None, *args, **kwargs):
         try:
@@ -530,7 +536,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         """
         seen = output_attentions or (output_hidden_states is not False and torch.is_grad_enabled())
         config, weight = self.config, self.embeddings.word_embeddings.weight
-        wanted = config.unpad_inputs and config._attn_implementation == "sdpa"
+        wanted = config.unpad_inputs and config._attn_implementation in ("sdpa", "triton")
         return wanted and not seen and values_may_be_read(weight)
 
     def wanted(

@@ -322,7 +322,7 @@ def test_an_engine_registered_with_transformers(engine):
 @pytest.mark.parametrize("name", ["flash_attention_2", "flex_attention", "nothing"])
 def test_engines_that_do_not_know_position_terms(name):
     states = torch.zeros(1, 1, 2, 4)
-    with pytest.raises(ValueError, match="choose one of eager, sdpa, or register your own"):
+    with pytest.raises(ValueError, match="choose one of eager, sdpa, triton, or register your own"):
         disentangled_attention(states, states, states, backend=name)
 
 

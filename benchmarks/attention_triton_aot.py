@@ -1,0 +1,116 @@
+"""What the compiler makes of the Triton kernels, without a GPU: registers, spills, shared memory, instructions.
+
+    python benchmarks/attention_triton_aot.py                                  # as launched on sm_80, sm_90 and sm_100
+    python benchmarks/attention_triton_aot.py --arch 90 --tile 64 --launch 8 1   # other warps and stages
+
+Both terms, far keys, no mask; --mask, --dropout and --packed switch those on. Needs triton, whose own ptxas and
+cuobjdump are used, and no GPU. Writes benchmarks/results/attention_triton_aot.csv.
+"""
+
+import argparse
+import datetime
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import triton
+from timing import RESULTS, write_rows
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from hf_deberta.attention_triton import CHIPS, LAUNCHES, WIDE_HEADS
+from hf_deberta.attention_triton_backward import own_gradients_kernel, table_gradients_kernel
+from hf_deberta.attention_triton_forward import forward_kernel
+
+CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+FLOATS = ("far_query", "far_key", "far_own", "far_other", "log_sum", "delta")
+FLOATS += ("far_gradient", "key_gradient", "query_gradient")
+INTEGERS = ("batch", "heads", "tokens", "head_size", "blocks", "NEAR", "rows", "row_step")
+SCALARS = ("scale", "natural_scale", "dropout_p")
+INSTRUCTIONS = ("HGMMA", "HMMA", "LDS", "STS", "SHFL", "LDL", "STL")
+
+
+def type_of(argument: str, dtype: str) -> str:
+    if argument in ("ends", "documents", "first_block", "bounds"):
+        return "*i32"
+    kinds = {"mask": "*u8", "seed": "*i64", **dict.fromkeys(FLOATS, "*fp32")}
+    kinds |= {**dict.fromkeys(INTEGERS, "i32"), **dict.fromkeys(SCALARS, "fp32")}
+    return kinds.get(argument, f"*{dtype}")
+
+
+def compiled(kernel: triton.JITFunction, arch: int, dtype: str, constants: dict, warps: int, stages: int):
+    """A kernel for pointers and sizes that divide by 16, as a launch finds them."""
+    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
+    signature = {name: "constexpr" if name in constants else type_of(name, dtype) for name in kernel.arg_names}
+    divide = [name for name, kind in signature.items() if kind[0] == "*" or name in ("head_size", "tokens")]
+    attributes = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in divide}
+    source = ASTSource(kernel, signature, constants, attributes)
+    options = {"num_warps": warps, "num_stages": stages}
+    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+
+
+def figures(found) -> dict[str, int]:
+    """Registers and stack of a thread, shared memory of a program, instructions by kind."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(found.asm["cubin"])
+        file.flush()
+        usage, code = (
+            subprocess.run([CUOBJDUMP, flag, file.name], capture_output=True, text=True, check=True).stdout
+            for flag in ("--dump-resource-usage", "--dump-sass")
+        )
+    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", usage).groups()
+    counts = Counter(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z0-9]+)", code, flags=re.MULTILINE))
+    return {
+        "registers": int(registers),
+        "stack_bytes": int(stack),
+        "shared_bytes": found.metadata.shared,
+        "instructions": counts.total(),
+        **{name: counts[name] for name in INSTRUCTIONS},
+    }
+
+
+def kernels(constants: dict) -> Iterator[tuple[str, triton.JITFunction, dict, int]]:
+    """Name, kernel, constants and place in a row of LAUNCHES."""
+    yield "forward", forward_kernel, constants, 0
+    for keys, name in ((False, "own_gradients, dq"), (True, "own_gradients, dk and dv")):
+        yield name, own_gradients_kernel, {**constants, "OWN": True, "OTHER": True, "KEYS": keys}, 1
+    yield "table_gradients", table_gradients_kernel, constants, 2
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--arch", type=int, nargs="+", default=[80, 90, 100])
+    parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp16", "fp32"))
+    parser.add_argument("--head_size", type=int, default=64)
+    parser.add_argument("--precision", default="ieee", choices=("ieee", "tf32"))
+    parser.add_argument("--tile", type=int)
+    parser.add_argument("--launch", type=int, nargs=2, metavar=("WARPS", "STAGES"))
+    parser.add_argument("--kernels", nargs="+", help="names that begin so, all by default")
+    parser.add_argument("--mask", default="none", choices=("none", "tokens", "pairs"))
+    for flag in ("--dropout", "--packed", "--causal"):
+        parser.add_argument(flag, action="store_true")
+    given = parser.parse_args()
+    constants = {"C2P": True, "P2C": True, "FAR": True, "MASK": given.mask, "CAUSAL": given.causal}
+    constants |= {"PACKED": given.packed, "DROPOUT": given.dropout, "PRECISION": given.precision}
+    for arch in given.arch:
+        chip = "float32" if given.dtype == "fp32" else CHIPS.get(arch // 10, "others")
+        tile, launches = LAUNCHES[chip]
+        sizes = {"T": given.tile or tile, "D": 1 << (given.head_size - 1).bit_length()}
+        for name, kernel, values, place in kernels({**constants, **sizes}):
+            if given.kernels and not name.startswith(tuple(given.kernels)):
+                continue
+            warps, stages = given.launch or (launches[place] if sizes["D"] <= 64 else WIDE_HEADS)
+            case = {"kernel": name, "arch": f"sm_{arch}", "dtype": given.dtype, "head_size": given.head_size}
+            case |= {"precision": given.precision, "mask": given.mask, "causal": given.causal, "packed": given.packed}
+            case |= {"dropout": given.dropout, "tile": sizes["T"], "warps": warps, "stages": stages}
+            found = figures(compiled(kernel, arch, given.dtype, values, warps, stages))
+            about = {"triton": triton.__version__, "date": datetime.date.today().isoformat()}
+            print(f"{name}, sm_{arch}, {warps} warps, {stages} stages: {found}", flush=True)
+            write_rows(RESULTS / "attention_triton_aot.csv", [{**case, **found, **about}], (*case, "triton"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""The backward pass of attention_triton_forward.py: gradients of queries, keys and values, and of the two tables.
+
+Every tile is scored again, three times in all, and every number has one writer, so that the result does not depend on
+who comes first: a kernel per tile of own tokens, run once with queries as own (dq) and once with keys (dk, dv), and a
+kernel per distance (the tables). With dS the gradient of the unscaled scores, R its rotation by rows, * far keys:
+
+    dq_i = sum_j dS_ij (k_j + Kr[i - j])    near: dS @ K + G_t @ block_t, G_t[a, r] = R[a, r] of tile t where r <= a, of
+                                            tile t + 1 elsewhere;  far: dS @ K, and Kr* times the sum of dS
+    dk_j = sum_i dS_ij (q_i + Qr[i - j])    the same, queries and keys in each other's place and distances negated
+    dKr_t = sum over tiles of R^T @ Q       dQr_t likewise;  far: the sum over i of q_i times the sum of its far dS
+"""
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError as error:
+    raise ImportError("the kernels of hf_deberta need triton, which comes with PyTorch for CUDA") from error
+
+from .attention_triton_forward import (
+    block_of,
+    far_scores,
+    kept,
+    near_scores,
+    place,
+    product,
+    rotated,
+    seen,
+    spans,
+    tokens_of,
+)
+
+
+@triton.jit
+def score_gradients(
+    scores, own_weight, other_weight, log_sum, delta, pairs, keep, scale, dropout_p,
+    DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Probabilities after dropout, and gradients of scores; weights are dO and V, or V and dO with keys as own."""
+    probability = tl.exp2(tl.where(pairs, scores * scale - log_sum, float("-inf")))
+    from_above = product(own_weight, other_weight, PRECISION)
+    dropped = probability
+    if DROPOUT:
+        from_above = tl.where(keep, from_above / (1.0 - dropout_p), 0.0)
+        dropped = tl.where(keep, probability / (1.0 - dropout_p), 0.0)
+    return dropped, probability * (from_above - delta)
+
+
+@triton.jit(do_not_specialize=("batch", "heads", "blocks", "NEAR"))
+def own_gradients_kernel(
+    own_states, other_states, own_weights, other_weights,  # [B, N, H, d]; weights: dO and V, or V and dO with KEYS
+    own_table, other_table,  # [H, (2 * NEAR + 2) * T, d] by distance
+    far_own, far_other,  # [2, B, H, N]
+    log_sum, delta,  # [B, H, N] of queries: base 2; sum of dO * context
+    mask, ends, documents, first_block, bounds, seed,  # as in forward_kernel
+    own_gradient, value_gradient,  # [B, N, H, d]; the second with KEYS
+    far_gradient,  # [2, programs, H, d] of the far rows of own_table
+    batch, heads, tokens, head_size, blocks, NEAR, scale, natural_scale, dropout_p,
+    OWN: tl.constexpr, OTHER: tl.constexpr, KEYS: tl.constexpr, FAR: tl.constexpr, MASK: tl.constexpr,
+    CAUSAL: tl.constexpr, PACKED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
+    T: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """dq of one tile of queries of one head; with KEYS, dk and dv of one tile of keys."""
+    row, start, length, block = place(documents, first_block, bounds, blocks, tokens, PACKED)
+    head, stride = tl.program_id(1), heads * head_size
+    base = ((row * tokens + start).to(tl.int64) * heads + head) * head_size
+    own_states, other_states = own_states + base, other_states + base
+    own_weights, other_weights = own_weights + base, other_weights + base
+    by_token = (row * heads + head).to(tl.int64) * tokens + start
+    far_own, far_other, log_sum, delta = far_own + by_token, far_other + by_token, log_sum + by_token, delta + by_token
+    side_size = batch.to(tl.int64) * heads * tokens
+    table_rows = (2 * NEAR + 2) * T
+    own_table += head * table_rows * head_size
+    other_table += head * table_rows * head_size
+    real = length
+    if MASK == "tokens":
+        mask += row.to(tl.int64) * tokens + start
+        if not PACKED:
+            real = tl.load(ends + row)
+    if MASK == "pairs":
+        mask += (row.to(tl.int64) * tokens + start) * tokens + start
+    draw = 0
+    if DROPOUT:
+        draw = tl.load(seed) + row * heads + head
+
+    own = tokens_of(own_states, block * T, length, stride, head_size, T, D)
+    own_weight = tokens_of(own_weights, block * T, length, stride, head_size, T, D)
+    a, b = block * T + tl.arange(0, T)[:, None], tl.arange(0, T)[None, :]
+    r = tl.arange(0, T)[None, :]
+    channel = tl.arange(0, D)
+    gradient = tl.zeros([T, D], tl.float32)
+    for_values = tl.zeros([T, D], tl.float32)
+    keep = tl.full([T, T], True, tl.int1)
+    own_log_sums = tl.load(log_sum + a, mask=a < length, other=float("inf"))
+    own_deltas = tl.load(delta + a, mask=a < length, other=0.0)
+    begin, near, far, end = spans(block, real, NEAR, CAUSAL, KEYS, T)
+
+    for side in tl.static_range(2 if FAR else 0):
+        at_end = 1 - side if KEYS else side  # what is left of a query is right of a key
+        total = tl.zeros([T], tl.float32)
+        for tile in range(far if side else begin, end if side else near):
+            other_token = tile * T + b
+            other = tokens_of(other_states, tile * T, length, stride, head_size, T, D)
+            other_weight = tokens_of(other_weights, tile * T, length, stride, head_size, T, D)
+            at = at_end * side_size
+            scores = far_scores(own, other, far_own + at, far_other + at, a, other_token, length, OWN, OTHER, PRECISION)
+            i, j = (other_token, a) if KEYS else (a, other_token)
+            pairs = seen(mask, i, j, length, tokens, MASK, CAUSAL)
+            log_sums, deltas = own_log_sums, own_deltas
+            if KEYS:
+                log_sums = tl.load(log_sum + i, mask=i < length, other=float("inf"))
+                deltas = tl.load(delta + i, mask=i < length, other=0.0)
+            if DROPOUT:
+                keep = kept(draw, start + i, start + j, tokens, dropout_p)
+            probability, for_scores = score_gradients(
+                scores, own_weight, other_weight, log_sums, deltas, pairs, keep, scale, dropout_p, DROPOUT, PRECISION
+            )
+            if KEYS:
+                probability = probability.to(own.dtype)
+                for_values = tl.dot(probability, other_weight, for_values, input_precision=PRECISION)
+            if OWN:
+                total += tl.sum(for_scores, 1)
+            gradient = tl.dot(for_scores.to(own.dtype), other, gradient, input_precision=PRECISION)
+        if OWN:
+            last = tl.where(at_end == 1, 0, table_rows - 1)
+            shared = tl.load(own_table + last * head_size + channel, mask=channel < head_size, other=0.0).to(tl.float32)
+            gradient += total[:, None] * shared[None, :]
+            for_shared = tl.sum(total[:, None] * own.to(tl.float32), 0) * natural_scale
+            target = far_gradient + ((at_end * tl.num_programs(0) + tl.program_id(0)) * heads + head) * head_size
+            tl.store(target + channel, for_shared, mask=channel < head_size)
+
+    turned = tl.zeros([T, T], own.dtype)
+    for tile in tl.range(near, far, disable_licm=True):
+        other_token = tile * T + b
+        other = tokens_of(other_states, tile * T, length, stride, head_size, T, D)
+        other_weight = tokens_of(other_weights, tile * T, length, stride, head_size, T, D)
+        before = tl.zeros([T, T], tl.float32)
+        if OWN:  # not kept from the tile before, as in forward_kernel: registers are scarcer than products here
+            before = product(own, block_of(own_table, block - tile, NEAR, head_size, KEYS, T, D), PRECISION)
+        scores, _ = near_scores(
+            own, other, before, own_table, other_table, block - tile, NEAR, head_size, OWN, OTHER, KEYS, PRECISION, T, D
+        )
+        i, j = (other_token, a) if KEYS else (a, other_token)
+        pairs = seen(mask, i, j, length, tokens, MASK, CAUSAL)
+        log_sums, deltas = own_log_sums, own_deltas
+        if KEYS:
+            log_sums = tl.load(log_sum + i, mask=i < length, other=float("inf"))
+            deltas = tl.load(delta + i, mask=i < length, other=0.0)
+        if DROPOUT:
+            keep = kept(draw, start + i, start + j, tokens, dropout_p)
+        probability, for_scores = score_gradients(
+            scores, own_weight, other_weight, log_sums, deltas, pairs, keep, scale, dropout_p, DROPOUT, PRECISION
+        )
+        if KEYS:
+            probability = probability.to(own.dtype)
+            for_values = tl.dot(probability, other_weight, for_values, input_precision=PRECISION)
+        gradient = tl.dot(for_scores.to(own.dtype), other, gradient, input_precision=PRECISION)
+        if OWN:
+            here = rotated(for_scores, "rows", T).to(own.dtype)
+            of_block = tl.where(r <= tl.arange(0, T)[:, None], here, turned)
+            rows = block_of(own_table, block - tile, NEAR, head_size, KEYS, T, D)
+            gradient = tl.dot(of_block, rows, gradient, input_precision=PRECISION)
+            turned = here
+    if OWN and near < far:
+        of_block = tl.where(r <= tl.arange(0, T)[:, None], 0.0, turned).to(own.dtype)
+        rows = block_of(own_table, block - far, NEAR, head_size, KEYS, T, D)
+        gradient = tl.dot(of_block, rows, gradient, input_precision=PRECISION)
+
+    inside = (a < length) & (channel[None, :] < head_size)
+    target = base + a * stride + channel[None, :]
+    tl.store(own_gradient + target, (gradient * natural_scale).to(own.dtype), mask=inside)
+    if KEYS:
+        tl.store(value_gradient + target, for_values.to(own.dtype), mask=inside)
+
+
+@triton.jit(do_not_specialize=("rows", "row_step", "heads", "NEAR"))
+def table_gradients_kernel(
+    query, key, value, context_gradient,  # [B, N, H, d]
+    key_table, query_table,  # [H, (2 * NEAR + 2) * T, d]
+    log_sum, delta,  # [B, H, N]
+    mask, bounds, seed,
+    key_gradient, query_gradient,  # [strides of rows * strides of tiles, 2 * NEAR + 1, 2, H, T, d]
+    rows, row_step, heads, tokens, head_size, NEAR, scale, natural_scale, dropout_p,
+    C2P: tl.constexpr, P2C: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, PACKED: tl.constexpr,
+    DROPOUT: tl.constexpr, PRECISION: tl.constexpr, T: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """What the tiles t off the diagonal give to blocks t and t - 1.
+
+    Programs share the work: each takes every `row_step`-th row, or document, and there every n-th tile.
+    """
+    t, head, part = tl.program_id(0) - NEAR, tl.program_id(1), tl.program_id(2)
+    tile_step = tl.num_programs(2) // row_step
+    stride = heads * head_size
+    table_size = (2 * NEAR + 2) * T * head_size
+    key_table, query_table = key_table + head * table_size, query_table + head * table_size
+    a, b = tl.arange(0, T)[:, None], tl.arange(0, T)[None, :]
+    keep = tl.full([T, T], True, tl.int1)
+    key_here = tl.zeros([T, D], tl.float32)
+    key_below = tl.zeros([T, D], tl.float32)
+    query_here = tl.zeros([T, D], tl.float32)
+    query_below = tl.zeros([T, D], tl.float32)
+    for row in range(part % row_step, rows, row_step):
+        batch_row, start, length = tl.cast(row, tl.int32), 0, tokens
+        if PACKED:
+            batch_row, start = tl.cast(0, tl.int32), tl.load(bounds + row)
+            length = tl.load(bounds + row + 1) - start
+        base = ((batch_row * tokens + start).to(tl.int64) * heads + head) * head_size
+        by_token = (batch_row * heads + head).to(tl.int64) * tokens + start
+        seen_by = mask
+        if MASK == "tokens":
+            seen_by = mask + batch_row.to(tl.int64) * tokens + start
+        if MASK == "pairs":
+            seen_by = mask + (batch_row.to(tl.int64) * tokens + start) * tokens + start
+        draw = 0
+        if DROPOUT:
+            draw = tl.load(seed) + batch_row * heads + head
+        blocks = tl.cdiv(length, T)
+        if CAUSAL:
+            blocks = tl.where(t < 0, 0, blocks)
+        first = tl.maximum(t, 0) + part // row_step
+        for block in tl.range(first, tl.minimum(blocks, blocks + t), tile_step, disable_licm=True):
+            i, j = block * T + a, (block - t) * T + b
+            queries = tokens_of(query + base, block * T, length, stride, head_size, T, D)
+            keys = tokens_of(key + base, (block - t) * T, length, stride, head_size, T, D)
+            values = tokens_of(value + base, (block - t) * T, length, stride, head_size, T, D)
+            above = tokens_of(context_gradient + base, block * T, length, stride, head_size, T, D)
+            before = tl.zeros([T, T], tl.float32)
+            if C2P:
+                before = product(queries, block_of(key_table, t, NEAR, head_size, False, T, D), PRECISION)
+            scores, _ = near_scores(
+                queries, keys, before, key_table, query_table, t, NEAR, head_size, C2P, P2C, False, PRECISION, T, D
+            )
+            pairs = seen(seen_by, i, j, length, tokens, MASK, CAUSAL)
+            if DROPOUT:
+                keep = kept(draw, start + i, start + j, tokens, dropout_p)
+            log_sums = tl.load(log_sum + by_token + i, mask=i < length, other=float("inf"))
+            deltas = tl.load(delta + by_token + i, mask=i < length, other=0.0)
+            _, for_scores = score_gradients(
+                scores, above, values, log_sums, deltas, pairs, keep, scale, dropout_p, DROPOUT, PRECISION
+            )
+            if C2P:
+                turned = tl.trans(rotated(for_scores, "rows", T).to(query.dtype.element_ty))  # [r, a]
+                here = tl.where(a <= b, turned, 0.0).to(query.dtype.element_ty)
+                below = tl.where(a <= b, 0.0, turned).to(query.dtype.element_ty)
+                key_here = tl.dot(here, queries, key_here, input_precision=PRECISION)
+                key_below = tl.dot(below, queries, key_below, input_precision=PRECISION)
+            if P2C:
+                turned = rotated(for_scores, "back", T).to(query.dtype.element_ty)  # [r, b]
+                here = tl.where(a + b < T, turned, 0.0).to(query.dtype.element_ty)
+                below = tl.where(a + b < T, 0.0, turned).to(query.dtype.element_ty)
+                query_here = tl.dot(here, keys, query_here, input_precision=PRECISION)
+                query_below = tl.dot(below, keys, query_below, input_precision=PRECISION)
+    channel = tl.arange(0, D)[None, :]
+    first = ((part * tl.num_programs(0) + tl.program_id(0)) * 2 * heads + head).to(tl.int64) * T
+    target = (first + a) * head_size + channel
+    second = heads * T * head_size
+    inside = channel < head_size
+    if C2P:
+        tl.store(key_gradient + target, key_here * natural_scale, mask=inside)
+        tl.store(key_gradient + target + second, key_below * natural_scale, mask=inside)
+    if P2C:
+        tl.store(query_gradient + target, query_here * natural_scale, mask=inside)
+        tl.store(query_gradient + target + second, query_below * natural_scale, mask=inside)

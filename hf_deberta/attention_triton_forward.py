@@ -1,0 +1,255 @@
+"""Disentangled attention in tiles on a GPU: how a tile is scored, and the forward kernel.
+
+Legend: T tokens of a tile, D channels in registers (the head size, rounded up), x = a - b the distance between a
+tile's *own* token a (its row) and an *other* token b (its column). Here queries are the own tokens; in the backward
+pass keys are, too, with tables read backwards. The derivation is in docs/attention_triton.md.
+
+The tile (I, J) stands t = I - J tiles off the diagonal. With tables laid out by distance and cut into blocks of T rows,
+block t holding the distances tT ... tT + T - 1, a tile needs block t where b <= a and block t - 1 elsewhere. Products
+with these two blocks hold both position terms, but for a rotation:
+
+    c2p[a, b] = M[a, (a - b) mod T]    M[a, r] = own_a . block_t[r] where r <= a,         else own_a . block_{t-1}[r]
+    p2c[a, b] = E[(a - b) mod T, b]    E[r, b] = block_t[r] . other_b where r + b < T,    else block_{t-1}[r] . other_b
+
+Past the saturation distance all rows of a side are one, and the terms are a number per query plus a number per key.
+"""
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError as error:
+    raise ImportError("the kernels of hf_deberta need triton, which comes with PyTorch for CUDA") from error
+
+
+@triton.jit
+def rotated(x, WAY: tl.constexpr, T: tl.constexpr):
+    """x[a, (a - b) mod T] by "rows", x[(a - b) mod T, b] by "columns", x[(a + b) mod T, b] "back" from these.
+
+    Each number is written to shared memory once and read once. Lanes of a warp hold rows c % 8 and pairs of columns
+    c % 8 // 2 of a product; these make the lowest bits of an address, so that no two lanes meet in a memory bank.
+    """
+    laid_out = tl.permute(tl.reshape(x, [T // 8, 8, T // 8, 4, 2]), [0, 2, 4, 1, 3])
+    token = tl.arange(0, T)
+    sign: tl.constexpr = 1 if WAY == "back" else -1
+    low = (token % 8)[:, None] + sign * (token % 8)[None, :]
+    high = ((token // 8)[:, None] + sign * (token // 8)[None, :] + (low >> 3)) & (T // 8 - 1)
+    low = low & 7
+    if WAY == "rows":
+        word = (token // 8 * (T * 8) + token % 8 * 4)[:, None] + (high * 64 + (low & 1) * 32 + low // 2)
+    else:
+        word = high * (T * 8) + low * 4 + (token // 8 * 64 + (token & 1) * 32 + token % 8 // 2)[None, :]
+    return tl.reshape(tl.gather(tl.reshape(laid_out, [T * T]), tl.reshape(word, [T * T]), 0), [T, T])
+
+
+@triton.jit
+def product(x, y, PRECISION: tl.constexpr):
+    """x @ y^T in float32."""
+    return tl.dot(x, tl.trans(y), input_precision=PRECISION)
+
+
+@triton.jit
+def tokens_of(states, first, length, stride, head_size, T: tl.constexpr, D: tl.constexpr):
+    """States [T, D] of the tokens from `first` on; zeros from `length` on."""
+    token, channel = first + tl.arange(0, T)[:, None], tl.arange(0, D)[None, :]
+    return tl.load(states + token * stride + channel, mask=(token < length) & (channel < head_size), other=0.0)
+
+
+@triton.jit
+def block_of(table, t, NEAR, head_size, KEYS: tl.constexpr, T: tl.constexpr, D: tl.constexpr):
+    """Block t of a head's table, whose rows are distances from -(NEAR + 1) * T on, query minus key; KEYS: from -x."""
+    x, channel = t * T + tl.arange(0, T), tl.arange(0, D)[None, :]
+    row = (NEAR + 1) * T + x
+    if KEYS:
+        row = tl.minimum((NEAR + 1) * T - x, (2 * NEAR + 2) * T - 1)  # these two are one row
+    return tl.load(table + row[:, None] * head_size + channel, mask=channel < head_size, other=0.0)
+
+
+@triton.jit
+def near_scores(
+    own, other, before, own_table, other_table, t, NEAR, head_size,
+    OWN: tl.constexpr, OTHER: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    T: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """Unscaled scores of a tile, and own @ block_{t-1}^T, which the next tile, at t - 1, takes as `before`."""
+    a, b = tl.arange(0, T)[:, None], tl.arange(0, T)[None, :]
+    scores = product(own, other, PRECISION)
+    if OWN:
+        after = product(own, block_of(own_table, t - 1, NEAR, head_size, KEYS, T, D), PRECISION)
+        scores += rotated(tl.where(b <= a, before, after), "rows", T)
+        before = after
+    if OTHER:
+        here = product(block_of(other_table, t, NEAR, head_size, KEYS, T, D), other, PRECISION)
+        below = product(block_of(other_table, t - 1, NEAR, head_size, KEYS, T, D), other, PRECISION)
+        scores += rotated(tl.where(a + b < T, here, below), "columns", T)
+    return scores, before
+
+
+@triton.jit
+def far_scores(
+    own, other, far_own, far_other, own_tokens, other_tokens, length,
+    OWN: tl.constexpr, OTHER: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Unscaled scores of a tile whose keys all share one row; `far_*` are the products of `far_products_kernel`."""
+    scores = product(own, other, PRECISION)
+    if OWN:
+        scores += tl.load(far_own + own_tokens, mask=own_tokens < length, other=0.0)
+    if OTHER:
+        scores += tl.load(far_other + other_tokens, mask=other_tokens < length, other=0.0)
+    return scores
+
+
+# sizes that differ from batch to batch make no variants of a kernel
+@triton.jit(do_not_specialize=("heads", "rows"))
+def far_products_kernel(states, table, out, tokens, heads, rows, head_size, T: tl.constexpr, D: tl.constexpr):
+    """Products [2, B, H, N] in float32 of states with the rows of far left keys, the last, and far right, the first."""
+    first, head, batch = tl.program_id(0) * T, tl.program_id(1), tl.program_id(2)
+    states += (batch.to(tl.int64) * tokens * heads + head) * head_size
+    table += head * rows * head_size
+    x = tokens_of(states, first, tokens, heads * head_size, head_size, T, D).to(tl.float32)
+    channel, token = tl.arange(0, D), first + tl.arange(0, T)
+    for side in tl.static_range(2):
+        last = 0 if side else rows - 1
+        far = tl.load(table + last * head_size + channel, mask=channel < head_size, other=0.0).to(tl.float32)
+        target = out + ((side * tl.num_programs(2) + batch) * heads + head).to(tl.int64) * tokens
+        tl.store(target + token, tl.sum(x * far[None, :], 1), mask=token < tokens)
+
+
+@triton.jit
+def seen(mask, queries, keys, length, tokens, MASK: tl.constexpr, CAUSAL: tl.constexpr):
+    """Which pairs see one another; of queries and keys, one is a column. A mask is one of tokens, or of pairs."""
+    pairs = (queries < length) & (keys < length)
+    if MASK == "tokens":
+        pairs &= tl.load(mask + queries, mask=queries < length, other=0) != 0
+        pairs &= tl.load(mask + keys, mask=keys < length, other=0) != 0
+    if MASK == "pairs":
+        pairs &= tl.load(mask + queries * tokens + keys, mask=pairs, other=0) != 0
+    if CAUSAL:
+        pairs &= keys <= queries
+    return pairs
+
+
+@triton.jit
+def kept(seed, queries, keys, tokens, dropout_p):
+    """Which probabilities dropout keeps: counted by query and key, so that the backward pass draws the same."""
+    return tl.rand(seed, queries * tokens + keys, n_rounds=7) >= dropout_p
+
+
+@triton.jit
+def place(documents, first_block, bounds, blocks, tokens, PACKED: tl.constexpr):
+    """Row of the batch, first token, number of tokens and number of the block: of a document, or of the whole row."""
+    program = tl.program_id(0)
+    if PACKED:
+        document = tl.load(documents + program)
+        start = tl.load(bounds + document)
+        length = tl.load(bounds + document + 1) - start
+        return tl.cast(0, tl.int32), start, length, program - tl.load(first_block + document)
+    return program // blocks, 0, tokens, program % blocks
+
+
+@triton.jit
+def spans(block, real, NEAR, CAUSAL: tl.constexpr, KEYS: tl.constexpr, T: tl.constexpr):
+    """Blocks of others: [begin, near) are far on the left, [near, far) near, [far, end) far on the right."""
+    begin, end = 0, tl.cdiv(real, T)
+    end = tl.where(block < end, end, 0)  # a block of padding sees nothing
+    if CAUSAL and KEYS:
+        begin = tl.minimum(block, end)
+    if CAUSAL and not KEYS:
+        end = tl.minimum(end, block + 1)
+    near = tl.minimum(tl.maximum(block - NEAR, begin), end)
+    far = tl.maximum(tl.minimum(block + NEAR + 1, end), near)
+    return begin, near, far, end
+
+
+@triton.jit
+def attended(
+    scores, pairs, keep, value, sums, top, total, scale, DROPOUT: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """One tile more: contexts [T, D] and totals [T] of exp2(score - top), `top` the largest score so far."""
+    scores = tl.where(pairs, scores * scale, float("-inf"))
+    higher = tl.maximum(top, tl.max(scores, 1))
+    base = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet
+    probability = tl.exp2(scores - base[:, None])
+    shrink = tl.exp2(top - base)
+    total = total * shrink + tl.sum(probability, 1)
+    if DROPOUT:
+        probability = tl.where(keep, probability, 0.0)
+    sums = tl.dot(probability.to(value.dtype), value, sums * shrink[:, None], input_precision=PRECISION)
+    return sums, higher, total
+
+
+@triton.jit(do_not_specialize=("batch", "heads", "blocks", "NEAR"))
+def forward_kernel(
+    query, key, value,  # [B, N, H, d]
+    key_table, query_table,  # [H, (2 * NEAR + 2) * T, d] by distance: Kr for c2p, Qr for p2c
+    far_query, far_key,  # [2, B, H, N]: products with the far rows of Kr and of Qr
+    mask, ends,  # bytes, [B, N] or [B, N, N]; [B], the last real token + 1
+    documents, first_block, bounds,  # of a packed row: [programs], [documents], [documents + 1]
+    seed,  # [1]
+    context, log_sum,  # [B, N, H, d], [B, H, N] in base 2
+    batch, heads, tokens, head_size, blocks, NEAR, scale, dropout_p,
+    C2P: tl.constexpr, P2C: tl.constexpr, FAR: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr,
+    PACKED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, T: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """Contexts and log-sums of one tile of queries of one head. `scale` holds log2(e)."""
+    row, start, length, block = place(documents, first_block, bounds, blocks, tokens, PACKED)
+    head, stride = tl.program_id(1), heads * head_size
+    base = ((row * tokens + start).to(tl.int64) * heads + head) * head_size
+    query, key, value, context = query + base, key + base, value + base, context + base
+    by_token = (row * heads + head).to(tl.int64) * tokens + start
+    far_query, far_key, log_sum = far_query + by_token, far_key + by_token, log_sum + by_token
+    side_size = batch.to(tl.int64) * heads * tokens
+    table_size = (2 * NEAR + 2) * T * head_size
+    key_table, query_table = key_table + head * table_size, query_table + head * table_size
+    real = length
+    if MASK == "tokens":
+        mask += row.to(tl.int64) * tokens + start
+        if not PACKED:
+            real = tl.load(ends + row)
+    if MASK == "pairs":
+        mask += (row.to(tl.int64) * tokens + start) * tokens + start
+    draw = 0
+    if DROPOUT:
+        draw = tl.load(seed) + row * heads + head
+
+    own = tokens_of(query, block * T, length, stride, head_size, T, D)
+    i, b = block * T + tl.arange(0, T)[:, None], tl.arange(0, T)[None, :]
+    sums = tl.zeros([T, D], tl.float32)
+    top = tl.full([T], float("-inf"), tl.float32)
+    total = tl.zeros([T], tl.float32)
+    keep = tl.full([T, T], True, tl.int1)
+    begin, near, far, end = spans(block, real, NEAR, CAUSAL, False, T)
+
+    for side in tl.static_range(2 if FAR else 0):
+        for other in range(far if side else begin, end if side else near):
+            j = other * T + b
+            keys = tokens_of(key, other * T, length, stride, head_size, T, D)
+            at = side * side_size
+            scores = far_scores(own, keys, far_query + at, far_key + at, i, j, length, C2P, P2C, PRECISION)
+            pairs = seen(mask, i, j, length, tokens, MASK, CAUSAL)
+            if DROPOUT:
+                keep = kept(draw, start + i, start + j, tokens, dropout_p)
+            values = tokens_of(value, other * T, length, stride, head_size, T, D)
+            sums, top, total = attended(scores, pairs, keep, values, sums, top, total, scale, DROPOUT, PRECISION)
+
+    before = tl.zeros([T, T], tl.float32)
+    if C2P and near < far:
+        before = product(own, block_of(key_table, block - near, NEAR, head_size, False, T, D), PRECISION)
+    # without code motion, or the addresses in `rotated` would fill the registers
+    for other in tl.range(near, far, disable_licm=True):
+        j = other * T + b
+        keys = tokens_of(key, other * T, length, stride, head_size, T, D)
+        scores, before = near_scores(
+            own, keys, before, key_table, query_table, block - other, NEAR, head_size, C2P, P2C, False, PRECISION, T, D
+        )
+        pairs = seen(mask, i, j, length, tokens, MASK, CAUSAL)
+        if DROPOUT:
+            keep = kept(draw, start + i, start + j, tokens, dropout_p)
+        values = tokens_of(value, other * T, length, stride, head_size, T, D)
+        sums, top, total = attended(scores, pairs, keep, values, sums, top, total, scale, DROPOUT, PRECISION)
+
+    blind = total == 0.0
+    sums = sums / tl.where(blind, 1.0, total * (1.0 - dropout_p))[:, None]
+    token, channel = block * T + tl.arange(0, T), tl.arange(0, D)[None, :]
+    inside = (i < length) & (channel < head_size)
+    tl.store(context + i * stride + channel, sums.to(context.dtype.element_ty), mask=inside)
+    tl.store(log_sum + token, tl.where(blind, float("inf"), top + tl.log2(total)), mask=token < length)
