@@ -84,6 +84,7 @@ def main() -> None:
     parser.add_argument("--who", nargs="+", default=["ours", "in-tree"], choices=["ours", "in-tree", "untrained"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", default="3")
+    parser.add_argument("--learning_rate", default="3e-4")
     parser.add_argument("--length", default="128", help="tokens of an input at most")
     parser.add_argument("--max_train_samples", type=int, default=8000)
     parser.add_argument("--extra", nargs="*", default=[], help="further flags of the script, without their dashes")
@@ -112,7 +113,7 @@ def prepare(checkpoints: dict[str, Path]) -> None:
 def measure(args: argparse.Namespace, task: str, who: str, seed: int, checkpoint: Path, folder: Path) -> None:
     how = TASKS[task]
     settings = ["--num_train_epochs", args.epochs, "--max_train_samples", str(args.max_train_samples)]
-    settings += ["--per_device_train_batch_size", "32", "--learning_rate", "1e-4", "--warmup_steps", "0.1"]
+    settings += ["--per_device_train_batch_size", "32", "--learning_rate", args.learning_rate, "--warmup_steps", "0.1"]
     settings += ["--max_seq_length", args.length, *(f"--{word}" if word[0].isalpha() else word for word in args.extra)]
     setting = " ".join(settings).replace("--", "")
     row = {"checkpoint": args.name or args.model.name, "task": task, "who": who, "seed": str(seed), "setting": setting}
