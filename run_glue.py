@@ -50,6 +50,9 @@ class GlueArguments(DataArguments):
 
     task_name: str | None = field(default=None, metadata={"help": f"One of {', '.join(glue.TASKS)}; else your own."})
     label_column_name: str = field(default="label", metadata={"help": "The column of the labels."})
+    text_column_names: list[str] | None = field(
+        default=None, metadata={"help": "One or two columns of text; by default the first two that hold text."}
+    )
     do_regression: bool | None = field(
         default=None, metadata={"help": "Labels are numbers to come near to; by default if they are floats."}
     )
@@ -76,17 +79,29 @@ def fine_tune(
     hub = ("nyu-mll/glue", data_args.task_name) if data_args.task_name else None
     loading = {"cache_dir": model_args.cache_dir, "token": model_args.token}
     splits = read_splits(data_args, hub, loading=loading)
-    task = glue.TASKS.get(data_args.name) or glue.own_task(splits, data_args.label_column_name, data_args.do_regression)
     args.fit_to(splits)
-    if not task.labels and task.labels is not None:
-        if args.do_train or args.do_eval:
-            raise ValueError(f"the rows have no column {data_args.label_column_name!r} of labels: --label_column_name")
-        task = replace(task, labels=checkpoint_labels(model_args))
+    task = glue.TASKS.get(data_args.name) or own_task(model_args, data_args, args, splits)
     metric = f"eval_{task.metrics[0]}"
-    args.metric_for_best_model, args.greater_is_better = args.metric_for_best_model or metric, True
+    args.judge_by(metric)
+    labels = "numbers" if task.labels is None else ", ".join(task.labels)
+    logger.warning(f"inputs: {', '.join(task.columns)}; labels: {labels}; the best model is that of {metric}")
 
     # 2. Fine-tuning, evaluation, predictions: with one seed or several
     over_seeds(args, metric, lambda one: run(model_args, data_args, sift_args, one, task, splits))
+
+
+def own_task(
+    model_args: ModelArguments, data_args: GlueArguments, args: FineTuningArguments, splits: dict[str, Dataset]
+) -> glue.Task:
+    """That of the rows to train on; without such, that of the checkpoint."""
+    column = data_args.label_column_name
+    task = glue.own_task(splits, column, data_args.do_regression, data_args.text_column_names)
+    if not args.do_train:
+        labels = checkpoint_labels(model_args)
+        return replace(task, labels=labels, metrics=task.metrics if labels else ("pearson", "spearmanr"))
+    if task.labels == ():
+        raise ValueError(f"the train rows have no column {column!r} of labels: --label_column_name")
+    return task
 
 
 def run(
@@ -138,12 +153,17 @@ def run(
     )
     found = train_and_evaluate(trainer, evaluations)
 
-    # 4. Predictions of the rows without labels
+    # 4. Predictions of the test rows, and scores where they have labels
     if args.do_predict:
         for split in (split for split in inputs if split.startswith("test")):
-            rows = inputs[split].remove_columns([c for c in ("labels",) if c in inputs[split].column_names])
-            logits = predictions_of(trainer.predict(rows).predictions)
+            told = "labels" in inputs[split].column_names and min(inputs[split]["labels"]) >= 0
+            rows = inputs[split] if told else inputs[split].select_columns(tokenizer.model_input_names)
+            predicted = trainer.predict(rows, metric_key_prefix=split.replace("test", "predict", 1))
+            if told:
+                trainer.log_metrics("predict", predicted.metrics)
+                trainer.save_metrics("predict", predicted.metrics)
             if trainer.is_world_process_zero():
+                logits = predictions_of(predicted.predictions)
                 glue.write_predictions(Path(args.output_dir), task, data_args.name, split, logits, labels)
     finish(trainer)
     return found

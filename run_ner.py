@@ -110,7 +110,7 @@ def fine_tune(
         data_args.document_context = "merged" if known and data_args.task_name == "conll2003" else "none"
     logger.warning(f"labels: {', '.join(labels)}; document context: {data_args.document_context}")
     metric = METRIC if "O" in labels or ner.has_prefixes(labels) else "eval_accuracy"
-    args.metric_for_best_model, args.greater_is_better = args.metric_for_best_model or metric, True
+    args.judge_by(metric)
 
     # 2. Fine-tuning, evaluation, predictions: with one seed or several
     over_seeds(args, metric, lambda one: run(model_args, data_args, sift_args, one, labels, splits))

@@ -90,7 +90,7 @@ def fine_tune(
         for split, rows in splits.items()
     }
     metric = "eval_accuracy"
-    args.metric_for_best_model, args.greater_is_better = args.metric_for_best_model or metric, True
+    args.judge_by(metric)
 
     # 2. Fine-tuning, evaluation, predictions: with one seed or several
     over_seeds(args, metric, lambda one: run(model_args, data_args, sift_args, one, splits))

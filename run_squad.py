@@ -91,7 +91,7 @@ def fine_tune(
     splits = {split: squad.squad_rows(rows, split, with_answers=split != "test") for split, rows in splits.items()}
     if data_args.version_2_with_negative is None:
         data_args.version_2_with_negative = data_args.task_name == "squad_v2" or some_without_answer(splits)
-    args.metric_for_best_model, args.greater_is_better = args.metric_for_best_model or "eval_f1", True
+    args.judge_by("eval_f1")
 
     # 2. Fine-tuning, evaluation, predictions: with one seed or several
     over_seeds(args, "eval_f1", lambda one: run(model_args, data_args, sift_args, one, splits))

@@ -106,7 +106,7 @@ def fine_tune(
         if not split.startswith("test") and not superglue.is_labelled(of, split, one):
             raise ValueError(f"the {split} rows of {one} have no labels")
     metric = f"eval_{task.metrics[0]}"
-    args.metric_for_best_model, args.greater_is_better = args.metric_for_best_model or metric, True
+    args.judge_by(metric)
 
     # 2. Fine-tuning, evaluation, predictions: with one seed or several
     over_seeds(args, metric, lambda one: run(model_args, data_args, sift_args, one, rows))

@@ -93,6 +93,45 @@ def test_it_goes_on_exactly(run_glue, made, tmp_path):
     assert results(tmp_path / "whole")["eval_loss"] == results(tmp_path / "stopped")["eval_loss"]
 
 
+def test_the_best_model_is_kept(run_glue, made, tmp_path):
+    """By the task's metric and not by the loss; by what the user says, if he does."""
+    rows = [{"text": text, "label": label} for label, text in enumerate(("a lovely film", "a dull film")) for _ in "ab"]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = [
+        "--model_name_or_path",
+        made / "ours",
+        "--train_file",
+        tmp_path / "rows.jsonl",
+        *RUN,
+        "--validation_file",
+    ]
+    command += [tmp_path / "rows.jsonl", "--num_train_epochs", 20, "--warmup_steps", 0, "--learning_rate", 1e-2]
+    for name, flags in {"accuracy": [], "loss": ["--metric_for_best_model", "eval_loss"]}.items():
+        out = tmp_path / name
+        run_glue(*command, *flags, "--output_dir", out)
+        log = json.loads((out / "trainer_state.json").read_text())["log_history"]
+        found = [entry[f"eval_{name}"] for entry in log if f"eval_{name}" in entry]
+        assert len(set(found)) > 1  # or nothing is tested
+        assert results(out)[f"eval_{name}"] == (max if name == "accuracy" else min)(found)
+
+
+def test_a_finished_run_is_taken_up_and_another_refused(run_glue, made, tmp_path):
+    out = tmp_path / "out"
+    command = ["--model_name_or_path", made / "ours", "--task_name", "sst2", "--data_dir", made / "sst2", *RUN]
+    command += ["--max_steps", 3, "--output_dir", out]
+    run_glue(*command)
+    before, when = results(out), (out / "model.safetensors").stat().st_mtime_ns
+    (out / "SST-2.tsv").unlink()
+    run_glue(*command)
+    assert (out / "model.safetensors").stat().st_mtime_ns == when and (out / "SST-2.tsv").exists()
+    after = results(out)
+    assert (after["eval_loss"], after["train_loss"]) == (before["eval_loss"], before["train_loss"])
+    with pytest.raises(SystemExit, match=r"run with other settings: learning_rate 0.001, now 0.5; take another"):
+        run_glue(*command, "--learning_rate", 0.5)
+    run_glue(*command, "--learning_rate", 0.5, "--resume_from_checkpoint", "false")
+    assert results(out)["eval_loss"] != before["eval_loss"]
+
+
 def test_seeds(run_glue, made, tmp_path, capsys):
     out = tmp_path / "out"
     command = ["--model_name_or_path", made / "ours", "--task_name", "sst2", "--data_dir", made / "sst2", *RUN]
@@ -154,6 +193,29 @@ def test_predictions_for_rows_of_ones_own(run_glue, made, tmp_path):
     assert len(said) == 3 and said[1].startswith("0\tLABEL_")
 
 
+def test_a_checkpoint_tells_its_labels(run_glue, made, tmp_path):
+    """Rows that hold some of its classes, rows without labels, a regression."""
+    text = "text,label\na lovely film,2\na dull one,1\na third,3\n"
+    (tmp_path / "train.csv").write_text(text)
+    (tmp_path / "some.csv").write_text(text.replace("a third,3\n", ""))
+    (tmp_path / "numbers.csv").write_text("text,label\na lovely film,2.5\na dull one,1.0\n")
+    three, numbers = tmp_path / "three", tmp_path / "numbers"
+    model = ["--model_name_or_path", made / "ours", *RUN, "--max_steps", 1]
+    run_glue(*model, "--train_file", tmp_path / "train.csv", "--output_dir", three)
+    run_glue("--model_name_or_path", three, "--validation_file", tmp_path / "some.csv", "--test_file",
+             tmp_path / "some.csv", "--do_eval", "--do_predict", "--output_dir", tmp_path / "a", *RUN)  # fmt: skip
+    found = results(tmp_path / "a")
+    assert found["eval_accuracy"] == found["predict_accuracy"]
+    run_glue(*model, "--train_file", tmp_path / "numbers.csv", "--output_dir", numbers)
+    (tmp_path / "rows.csv").write_text("text\na lovely film\n")
+    run_glue("--model_name_or_path", numbers, "--test_file", tmp_path / "rows.csv", "--do_predict", "--output_dir",
+             tmp_path / "b", *RUN)  # fmt: skip
+    float((tmp_path / "b" / "predict_results_own.txt").read_text().split()[-1])
+    with pytest.raises(SystemExit, match="which has 2 labels: go on from it with --intermediate"):
+        run_glue("--model_name_or_path", three, "--task_name", "sst2", "--data_dir", made / "sst2", "--output_dir",
+                 tmp_path / "c", *RUN)  # fmt: skip
+
+
 def test_a_json_file_of_flags(run_glue, made, tmp_path):
     flags = {"model_name_or_path": str(made / "ours"), "task_name": "sst2", "data_dir": str(made / "sst2")}
     flags |= {"output_dir": str(tmp_path / "out"), "max_steps": 1, "use_cpu": True, "disable_tqdm": True}
@@ -174,13 +236,18 @@ def test_the_recipe_is_said_and_flags_win(run_glue, made, tmp_path, caplog):
     assert arguments.learning_rate == 1e-4
     assert (arguments.per_device_train_batch_size, arguments.warmup_steps) == (32, 100)
     assert AutoModelForSequenceClassification.from_pretrained(out).config.cls_dropout == 0.15
-    assert "published for cola, v1-base; the size is none" in caplog.text and "--learning_rate 8e-05" in caplog.text
+    assert "none was published for cola, this size; as v1-base; learning rate times 4" in caplog.text
+    assert "--warmup_steps 100; yours: --" not in caplog.text and "yours: --learning_rate" in caplog.text
+    assert "--warmup_steps 100 is not less than the 1 steps of the run" in caplog.text
 
 
 def test_bad_input(run_glue, made, tmp_path):
     sst2 = made / "sst2"
     model = ["--model_name_or_path", made / "ours", "--output_dir", tmp_path / "out", *RUN]
     (tmp_path / "no.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "bad.jsonl").write_text('{"text": "a"\n')
+    (tmp_path / "none.csv").write_text("text,label\na,good\nb,\n")
+    (tmp_path / "flags.json").write_text("{'a': 1}")
     cases = [
         (["--output_dir", tmp_path / "out"], "say which checkpoint"),
         ([*model, "--task_name", "cora"], "--task_name is one of cola"),
@@ -193,6 +260,12 @@ def test_bad_input(run_glue, made, tmp_path):
         ),
         (["--model_name_or_path", tmp_path, "--task_name", "sst2", "--data_dir", sst2], "config.json"),
         ([*model, "--train_file", tmp_path / "no.jsonl"], "have no column 'label' of labels"),
+        ([*model, "--train_file", tmp_path / "bad.jsonl"], "is no table of rows"),
+        ([*model, "--train_file", tmp_path / "none.csv"], "1 of 2 train rows have no label"),
+        ([*model, "--num_seeds", 0], "--num_seeds is 1 or more, not 0"),
+        ([*model, "--num_seeds", 2, "--push_to_hub"], "--push_to_hub knows one model"),
+        ([*model, "--train_file", sst2 / "train.jsonl", "--early_stopping_patience", 1], "needs validation rows"),
+        ([tmp_path / "flags.json"], "is not JSON"),
         ([*model, "--train_file", sst2 / "train.jsonl", "--do_train", "--do_eval"], "--do_eval needs validation rows"),
     ]
     for arguments, said in cases:

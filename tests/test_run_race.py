@@ -133,7 +133,7 @@ def test_evaluation_alone_and_padding(run_race, made, tmp_path):
 def test_the_recipe_of_race(run_race, made, tmp_path, caplog):
     run_race("--model_name_or_path", made / "ours", "--task_name", "race", "--data_dir", made / "RACE", "--use_cpu",
              "--output_dir", tmp_path, "--max_steps", 1, "--max_seq_length", 40)  # fmt: skip
-    assert "published for race, v1-base" in caplog.text and "--max_seq_length 320" in caplog.text
+    assert "none was published for race, this size; as v1-base" in caplog.text
     assert AutoModelForMultipleChoice.from_pretrained(tmp_path).config.cls_dropout == 0.2
 
 

@@ -62,15 +62,21 @@ TASKS = {
 SUBMISSION = [file for task in TASKS.values() for split, file in task.files.items() if split != "test_matched"]
 
 
-def own_task(splits: dict[str, Dataset], label_column: str = "label", regression: bool | None = None) -> Task:
+def own_task(
+    splits: dict[str, Dataset],
+    label_column: str = "label",
+    regression: bool | None = None,
+    columns: list[str] | None = None,
+) -> Task:
     """The task of somebody's own rows: one or two columns of text, and labels as they are found, if there are any.
 
     Args:
+        columns: of text; by default sentence1 and sentence2, or the first two that hold text.
         regression: whether labels are numbers to come near to; by default, whether they are floats.
     """
     rows = splits.get("train", next(iter(splits.values())))
-    texts = [name for name, kind in rows.features.items() if name != label_column and _is_text(kind)]
-    texts = [name for name in ("sentence1", "sentence2") if name in texts] or texts[:2]
+    texts = columns or [name for name, kind in rows.features.items() if name != label_column and _is_text(kind)]
+    texts = [name for name in ("sentence1", "sentence2") if name in texts and columns is None] or texts[:2]
     if not texts:
         raise ValueError(f"there is no column of text among {', '.join(rows.column_names)}")
     if label_column not in rows.column_names:
@@ -81,8 +87,8 @@ def own_task(splits: dict[str, Dataset], label_column: str = "label", regression
     if hasattr(kind, "names"):
         return Task(tuple(texts), tuple(kind.names), ("accuracy", "f1"))
     found = sorted(value for value in set(rows[label_column]) if value is not None)
-    if found == list(range(len(found))):
-        return Task(tuple(texts), tuple(f"LABEL_{number}" for number in found), ("accuracy", "f1"))
+    if all(type(value) is not float for value in found) and found == list(range(len(found))):  # also false, true
+        return Task(tuple(texts), tuple(f"LABEL_{number}" for number in range(len(found))), ("accuracy", "f1"))
     return Task(tuple(texts), tuple(str(value) for value in found), ("accuracy", "f1"))
 
 
@@ -91,22 +97,26 @@ def _is_text(kind: Any) -> bool:
 
 
 def numbered_labels(rows: Dataset, labels: tuple[str, ...], split: str, column: str = "label") -> Callable:
-    """From a label as it stands in the rows, a number or a name, to its number; other labels are refused."""
+    """From a label as it stands in the rows, a number or a name, to its number. Only test rows may have none (-1)."""
+    kind, values = rows.features[column], rows[column]
+    by_number = hasattr(kind, "names") or not any(label.lstrip("-").isdigit() for label in labels)
     numbers = {label: number for number, label in enumerate(labels)}
-    given = {value for value in set(rows[column]) if value is not None and value != -1}
-    known = {value for value in given if _number(value, numbers) is not None}
-    if given - known:
+
+    def number(value: Any) -> int | None:
+        if by_number and isinstance(value, int):  # true and false are 1 and 0
+            return int(value) if 0 <= value < len(labels) else None
+        return numbers.get(str(value))
+
+    missing = [value is None or (value == -1 and "-1" not in numbers) for value in values]
+    if any(missing) and not split.startswith("test"):
+        raise ValueError(f"{sum(missing)} of {len(rows)} {split} rows have no label")
+    unknown = {value for value, none in zip(values, missing, strict=True) if not none and number(value) is None}
+    if unknown:
         raise ValueError(
-            f"the {split} rows have labels that are not known: {', '.join(map(repr, sorted(given - known, key=str)))}; "
-            f"known are {', '.join(labels)}" + (f", or 0 to {len(labels) - 1}" if len(labels) else "")
+            f"the {split} rows have labels that are not known: {', '.join(map(repr, sorted(unknown, key=str)))}; "
+            f"known are {', '.join(labels)}" + (f", or 0 to {len(labels) - 1}" if by_number else "")
         )
-    return lambda value: -1 if value is None or value == -1 else _number(value, numbers)
-
-
-def _number(value: Any, numbers: dict[str, int]) -> int | None:
-    if isinstance(value, int) and str(value) not in numbers:  # true and false are 1 and 0
-        return int(value) if 0 <= value < len(numbers) else None
-    return numbers.get(str(value))
+    return lambda value: -1 if value is None or number(value) is None else number(value)
 
 
 def encode(
@@ -131,7 +141,12 @@ def encode(
         raise ValueError(
             f"the {split} rows have no column {', '.join(map(repr, missing))}; they have {', '.join(rows.column_names)}"
         )
-    number, order = None, []
+    number, order, is_told = None, [], False
+    if task.labels is None and label_column in rows.column_names:
+        missing = sum(value is None for value in rows[label_column])
+        if missing and not split.startswith("test"):
+            raise ValueError(f"{missing} of {len(rows)} {split} rows have no label")
+        is_told = not missing
     if task.labels and label_column in rows.column_names:
         number = numbered_labels(rows, task.labels, split, label_column)
         order = [labels.index(label) for label in task.labels]
@@ -142,8 +157,8 @@ def encode(
         if number is not None:
             numbers = [number(value) for value in batch[label_column]]
             found["labels"] = [order[n] if n >= 0 else n for n in numbers]
-        elif task.labels is None and label_column in batch:
-            found["labels"] = [-1.0 if value is None else float(value) for value in batch[label_column]]
+        elif is_told:
+            found["labels"] = [float(value) for value in batch[label_column]]
         return found
 
     found = rows.map(encoded, remove_columns=rows.column_names, **mapping or {"batched": True})

@@ -30,6 +30,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    TrainerState,
     TrainingArguments,
     set_seed,
 )
@@ -46,7 +47,10 @@ from hf_deberta.training.tokenizer_training import train_tokenizer
 from hf_deberta.training.whole_checkpoints import WholeCheckpoints, last_checkpoint
 
 DEBERTA = {"deberta", "deberta-v2", "hf_deberta"}
-RESULTS = "all_results.json"
+DECISIVE = ("learning_rate", "num_train_epochs", "max_steps", "per_device_train_batch_size", "warmup_steps", "seed")
+DECISIVE += ("gradient_accumulation_steps", "weight_decay", "lr_scheduler_type", "optim", "data_seed")
+DECISIVE += ("train_sampling_strategy", "metric_for_best_model")
+CLOCKS = ("runtime", "per_second", "preparation_time")  # not of the model
 
 logger = logging.get_logger(__name__)
 
@@ -125,6 +129,13 @@ class FineTuningArguments(TrainingArguments):
     )
 
     def __post_init__(self) -> None:
+        if self.num_seeds < 1:
+            raise ValueError(f"--num_seeds is 1 or more, not {self.num_seeds}")
+        if self.num_seeds > 1 and self.push_to_hub:
+            raise ValueError(
+                "--push_to_hub knows one model: without it, push OUTPUT_DIR, which holds the best, afterwards"
+            )
+        self.judged_by_user = self.metric_for_best_model is not None
         self.does_all = not (self.do_train or self.do_eval or self.do_predict)
         if self.does_all:
             self.do_train = self.do_eval = self.do_predict = True
@@ -141,17 +152,24 @@ class FineTuningArguments(TrainingArguments):
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "hub_token": None}  # training_args.bin is pushed
 
+    def judge_by(self, metric: str) -> None:
+        """Keep the model that is best by this metric, larger being better, unless the user has named another."""
+        if not self.judged_by_user:
+            self.metric_for_best_model, self.greater_is_better = metric, True
+
     def fit_to(self, splits: Iterable[str]) -> None:
         """Do what there is data for; what was asked for by name must have its split."""
         found = {split.partition("_")[0] for split in splits}
         for flag, split in (("do_train", "train"), ("do_eval", "validation"), ("do_predict", "test")):
             if getattr(self, flag) and split not in found:
                 if not self.does_all or flag == "do_train":
-                    raise ValueError(
-                        f"--{flag} needs {split} rows (--{split}_file); there are {', '.join(sorted(found))}"
-                    )
+                    alone = "; to evaluate or predict alone, say --do_eval or --do_predict" if self.does_all else ""
+                    there = ", ".join(sorted(found))
+                    raise ValueError(f"--{flag} needs {split} rows (--{split}_file), and there are {there}{alone}")
                 setattr(self, flag, False)
         if not self.do_eval:
+            if self.early_stopping_patience is not None:
+                raise ValueError("--early_stopping_patience needs validation rows (--validation_file)")
             self.eval_strategy, self.load_best_model_at_end = IntervalStrategy.NO, False
 
 
@@ -173,7 +191,7 @@ def parsed(
     try:
         from_file = {}
         if len(given) == 1 and given[0].endswith(".json"):
-            from_file, given = json.loads(Path(given[0]).read_text(encoding="utf-8")), []
+            from_file, given = read_flags(Path(given[0])), []
         parser.set_defaults(**from_file)
         flags = parser.parse_args(given)
         if unknown := set(from_file) - {action.dest for action in parser._actions}:
@@ -181,29 +199,51 @@ def parsed(
         parser.set_defaults(**({**made_up(flags, demo), **from_file} if flags.demo else {}))
         flags = parser.parse_args(given)
         if flags.recipe == "auto" and not flags.demo and (flags.intermediate or flags.model_name_or_path):
-            parser.set_defaults(**{**recipe_flags(flags, task_of(flags)), **from_file})
+            chosen, origin = recipe_flags(flags, task_of(flags))
+            parser.set_defaults(**{**chosen, **from_file})
+            say_recipe(chosen, origin, parser.parse_args(given))
         return run(*parser.parse_args_into_dataclasses(given))
-    except StrictDataclassError as error:
-        raise SystemExit(f"{script}: {error.__cause__ or error}") from error
-    except (ValueError, OSError) as error:
-        raise SystemExit(f"{script}: {error}") from error
+    except (StrictDataclassError, ValueError, OSError) as error:
+        if logging.get_verbosity() <= logging.DEBUG:  # TRANSFORMERS_VERBOSITY=debug: where it was raised
+            raise
+        said = error.__cause__ if isinstance(error, StrictDataclassError) else None
+        raise SystemExit(f"{script}: {said or error}") from error
 
 
-def recipe_flags(flags: Namespace, task: str) -> dict[str, Any]:
-    """The recipe for this checkpoint and task, said aloud."""
+def read_flags(file: Path) -> dict[str, Any]:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{file} is not JSON: {error}") from error
+
+
+def say_recipe(chosen: dict[str, Any], origin: str, flags: Namespace) -> None:
+    """Which settings hold because of the recipe, and which because of the user."""
+    if int(os.environ.get("RANK", 0)) > 0 or not (flags.do_train or not (flags.do_eval or flags.do_predict)):
+        return
+    kept = {name: value for name, value in chosen.items() if getattr(flags, name) == value}
+    yours = [name for name in chosen if name not in kept]
+    said = ", ".join(f"--{name} {value:g}" for name, value in kept.items())
+    logger.warning(
+        f"recipe ({origin}): {said}"
+        + (f"; yours: --{', --'.join(yours)}" if yours else "")
+        + " (--recipe none: no such)"
+    )
+
+
+def recipe_flags(flags: Namespace, task: str) -> tuple[dict[str, Any], str]:
+    """The recipe for this checkpoint and task, and where it is from."""
     config = deberta_config(flags.intermediate or flags.model_name_or_path, flags)
     size, width = (None, 768) if config is None else (size_of(config), config.hidden_size)
     recipe, origin = find_recipe(task, size, width, getattr(flags, "sift", False))
-    devices = int(os.environ.get("WORLD_SIZE", 1))
+    devices = int(os.environ.get("WORLD_SIZE", 0)) or max(1, torch.cuda.device_count())
     chosen = recipe.flags(devices, flags.gradient_accumulation_steps)
     if config is None or task.startswith("squad"):  # whose head has none
         chosen.pop("cls_dropout")
     chosen = {name: value for name, value in chosen.items() if hasattr(flags, name)}
-    said = ", ".join(f"--{name} {value:g}" for name, value in chosen.items())
-    logger.warning(f"recipe ({origin}): {said}. Flags of yours win; --recipe none leaves it")
     if task in FROM_MNLI and flags.intermediate is None and size in ("v1-base", "v1-large", "v2-xlarge", "v2-xxlarge"):
         logger.warning("the paper starts this task from a checkpoint fine-tuned on MNLI: --intermediate CHECKPOINT")
-    return chosen
+    return chosen, origin
 
 
 def made_up(flags: Namespace, demo: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
@@ -267,7 +307,15 @@ def load_model(
         fields["cls_dropout"] = args.cls_dropout
     for name, value in fields.items():
         setattr(config, name, value)
-    model = ours.from_pretrained(args.start, config=config, dtype=torch.float32, **options)
+    try:
+        model = ours.from_pretrained(args.start, config=config, dtype=torch.float32, **options)
+    except RuntimeError as error:
+        if "ignore_mismatched_sizes" not in str(error):
+            raise
+        raise ValueError(
+            f"{args.start} has a classifier of another size than this task, which has {config.num_labels} labels: "
+            "go on from it with --intermediate in place of --model_name_or_path, or add --ignore_mismatched_sizes"
+        ) from error
     if args.intermediate and checkpoint_labels(args) != tuple(config.id2label.values()):
         new_classifier(model)
     return model
@@ -276,11 +324,14 @@ def load_model(
 def labels_in_order(labels: tuple[str, ...] | None, args: ModelArguments) -> tuple[str, ...] | None:
     """The labels of a task, as the checkpoint numbers them if it knows just these."""
     known = checkpoint_labels(args)
-    return known if labels and sorted(known) == sorted(labels) else labels
+    return known if labels and known and sorted(known) == sorted(labels) else labels
 
 
-def checkpoint_labels(args: ModelArguments) -> tuple[str, ...]:
+def checkpoint_labels(args: ModelArguments) -> tuple[str, ...] | None:
+    """By number; None for a regression."""
     fields, _ = PretrainedConfig.get_config_dict(args.start, **args.loading())
+    if fields.get("problem_type") == "regression":
+        return None
     kept = {name: fields[name] for name in ("id2label", "num_labels") if name in fields}
     return tuple(PretrainedConfig(**kept).id2label.values())  # two are the default, and then not in the file
 
@@ -347,6 +398,51 @@ class FineTuningTrainer(SiftTrainer, WholeCheckpoints):
         self.evaluated = test_dataset
         return super().predict(test_dataset, *args, **kwargs)
 
+    def create_scheduler(self, num_training_steps: int, optimizer=None):
+        warmup = self.args.get_warmup_steps(num_training_steps)
+        if warmup >= num_training_steps:
+            logger.warning(
+                f"--warmup_steps {warmup} is not less than the {num_training_steps} steps of the run, so the learning "
+                "rate never gets to what it should be; --warmup_steps 0.1 is a tenth of any run"
+            )
+        return super().create_scheduler(num_training_steps, optimizer)
+
+    def settings(self) -> dict[str, Any]:
+        """What makes a run another run."""
+        found = {name: getattr(self.args, name) for name in DECISIVE}
+        found |= {"data": self.about["data"], "start": self.about.get("base"), "rows": len(self.train_dataset)}
+        found["sift"] = None if self.sift is None else vars(self.sift)
+        return json.loads(json.dumps(found, default=str))
+
+    def takes_up_finished_run(self) -> bool:
+        """Whether `output_dir` holds this run, trained to its end: then its model is taken. Another run is refused."""
+        folder = Path(self.args.output_dir)
+        asked, settings = folder / "run.json", self.settings()
+        anew = str(self.args.resume_from_checkpoint).lower() == "false"
+        if asked.exists() and not anew:
+            before = json.loads(asked.read_text(encoding="utf-8"))
+            changed = [name for name, value in settings.items() if before.get(name) != value]
+            if changed:
+                raise ValueError(
+                    f"{folder} holds a run with other settings: "
+                    + ", ".join(f"{name} {before.get(name)}, now {settings[name]}" for name in changed)
+                    + "; take another --output_dir, or start anew with --resume_from_checkpoint false"
+                )
+            state, whole = folder / "trainer_state.json", any(folder.glob("model*.safetensors"))
+            if state.exists() and whole and self.args.resume_from_checkpoint is None:
+                self.state = TrainerState.load_from_json(str(state))
+                self._load_from_checkpoint(str(folder))
+                logger.warning(f"{folder} holds this run, trained to its end: nothing is trained")
+                return True
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "trainer_state.json").unlink(missing_ok=True)
+            unfinished = folder / "run.json.unfinished"
+            unfinished.write_text(json.dumps(settings, indent=2), encoding="utf-8")
+            os.replace(unfinished, asked)
+        return False
+
     def create_model_card(self, **kwargs) -> None:
         if self.model.config.model_type == HfDebertaConfig.model_type:
             write_training_card(self, **self.about)
@@ -398,7 +494,7 @@ def train_and_evaluate(trainer: FineTuningTrainer, evaluations: dict[str, Any]) 
         evaluations: data sets by the suffix of their metrics, "" for the main one.
     """
     args, metrics = trainer.args, {}
-    if args.do_train:
+    if args.do_train and not trainer.takes_up_finished_run():
         result = trainer.train(resume_from_checkpoint=last_checkpoint(args))
         trainer.save_model()
         trainer.log_metrics("train", result.metrics)
@@ -427,7 +523,7 @@ def finish(trainer: FineTuningTrainer) -> None:
 def over_seeds(args: FineTuningArguments, metric: str, run: Callable[[FineTuningArguments], dict[str, float]]) -> None:
     """`run` once, or with each of --num_seeds seeds in a folder of its own.
 
-    A seed that is done is not done again. The best one's model is copied to --output_dir, beside `seeds.json`.
+    A seed that was trained is not trained again. The best one's model is copied to --output_dir, beside `seeds.json`.
 
     Args:
         metric: which is the best, larger being better.
@@ -438,12 +534,7 @@ def over_seeds(args: FineTuningArguments, metric: str, run: Callable[[FineTuning
     folder, found = Path(args.output_dir), {}
     for seed in range(args.seed, args.seed + args.num_seeds):
         one = copy.copy(args)
-        one.seed, one.output_dir, one.push_to_hub = seed, str(folder / f"seed-{seed}"), False
-        done = Path(one.output_dir) / RESULTS
-        if args.do_eval and finished(done, metric):
-            found[seed] = json.loads(done.read_text(encoding="utf-8"))
-            logger.warning(f"seed {seed} is done: {metric} {found[seed][metric]:.4f}")
-            continue
+        one.seed, one.output_dir = seed, str(folder / f"seed-{seed}")
         found[seed] = run(one)
     if args.should_save and args.do_eval:
         keep_best(folder, found, metric)
@@ -458,15 +549,10 @@ def leave() -> None:
     state.destroy_process_group()
 
 
-def finished(results: Path, metric: str) -> bool:
-    return results.exists() and metric in json.loads(results.read_text(encoding="utf-8"))
-
-
 def keep_best(folder: Path, found: dict[int, dict[str, float]], metric: str) -> None:
     """Median, mean and spread to the screen and to seeds.json; the files of the best model."""
-    names = [
-        name for name in found[min(found)] if name.startswith("eval_") and isinstance(found[min(found)][name], float)
-    ]
+    first = found[min(found)]
+    names = [name for name in first if name.startswith("eval_") and not any(word in name for word in CLOCKS)]
     summary: dict[str, Any] = {"seeds": found}
     print(f"\n{len(found)} seeds{'':22} median     mean      std      min      max")
     for name in names:

@@ -141,7 +141,7 @@ def find_recipe(task: str, size: str | None, width: int = 768, sift: bool = Fals
         by_size = dict(zip(SIZES, rows, strict=True))
         if by_size.get(size):
             return Recipe.of(by_size[size], length), f"published for {task}, {size}"
-        row, nearest = by_size["v1-base"], f"published for {task}, v1-base"
+        row, nearest = by_size["v1-base"], f"ours: none was published for {task}, {size or 'this size'}; as v1-base"
     else:
         length, row = OURS.get(task, OURS["own"])
         nearest = f"ours: none was published for {task if task in OURS else 'a task of your own'}"
@@ -151,5 +151,5 @@ def find_recipe(task: str, size: str | None, width: int = 768, sift: bool = Fals
         why = "" if factor == 1 else f"; learning rate times {factor:g} for {size}"
     else:
         factor = min(4.0, max(1.0, 768 / width))
-        why = "; the size is none of the published ones" + (f": learning rate times {factor:g}" if factor > 1 else "")
+        why = f"; learning rate times {factor:g} for a width of {width}" if factor > 1 else ""
     return replace(base, learning_rate=float(f"{base.learning_rate * factor:.3g}")), nearest + why

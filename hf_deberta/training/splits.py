@@ -12,6 +12,7 @@ from typing import Any
 
 import datasets
 from datasets import Dataset
+from datasets.exceptions import DatasetGenerationError
 
 BUILDERS = {"jsonl": "json", "json": "json", "csv": "csv", "tsv": "csv", "parquet": "parquet"}
 SPLITS = ("train", "validation", "test")
@@ -117,8 +118,12 @@ def read_table(file: str) -> Dataset:
     if path.stat().st_size == 0:
         raise ValueError(f"{file} is empty")
     options = {"delimiter": "\t"} if kind == "tsv" else {}
+    if BUILDERS[kind] == "csv":
+        options |= {"keep_default_na": False, "na_values": [""]}  # "None" and "NA" are words
     try:
         return datasets.load_dataset(BUILDERS[kind], data_files=file, split="train", **options)
+    except DatasetGenerationError as error:
+        raise ValueError(f"{file} is no table of rows: {error.__cause__ or error}") from error
     except ValueError as error:
         if "corresponds to no data" not in str(error):
             raise

@@ -43,14 +43,19 @@ def test_inputs_are_cut_and_said_to_be(tokenizer, caplog):
 def test_labels_by_number_and_by_name(tokenizer):
     task = glue.TASKS["mnli"]
     texts = {"premise": ["a"] * 4, "hypothesis": ["b"] * 4}
-    by_number = glue.encode(rows(**texts, label=[2, 0, 1, -1]), "train", task, tokenizer, 16, task.labels)
+    by_number = glue.encode(rows(**texts, label=[2, 0, 1, -1]), "test", task, tokenizer, 16, task.labels)
     assert by_number["labels"] == [2, 0, 1, -1]
     names = ["contradiction", "entailment", "neutral", "neutral"]
     by_name = glue.encode(rows(**texts, label=names), "train", task, tokenizer, 16, task.labels)
     assert by_name["labels"] == [2, 0, 1, 1]
     model = ("contradiction", "entailment", "neutral")  # the order of a checkpoint
     assert glue.encode(rows(**texts, label=names), "train", task, tokenizer, 16, model)["labels"] == [0, 1, 2, 2]
-    assert glue.encode(rows(**texts, label=[2, 0, 1, -1]), "dev", task, tokenizer, 16, model)["labels"] == [0, 1, 2, -1]
+    assert glue.encode(rows(**texts, label=[2, 0, 1, -1]), "test", task, tokenizer, 16, model)["labels"] == [
+        0,
+        1,
+        2,
+        -1,
+    ]
 
 
 def test_labels_that_are_not_known(tokenizer):
@@ -71,6 +76,8 @@ def test_a_missing_column(tokenizer):
 def test_tasks_of_ones_own():
     task = glue.own_task({"train": rows(text=["a", "b"], label=["yes", "no"], number=[1, 2])})
     assert (task.columns, task.labels) == (("text",), ("no", "yes"))
+    flags = glue.own_task({"train": rows(guid=["x", "y"], text=["a", "b"], label=[True, False])}, columns=["text"])
+    assert (flags.columns, flags.labels) == (("text",), ("LABEL_0", "LABEL_1"))
     assert glue.own_task({"train": rows(text=["a", "b"], label=[0.5, 2.0])}).labels is None
     assert glue.own_task({"train": rows(a=["a"] * 3, b=["b"] * 3, label=[0, 1, 2])}).labels == (
         "LABEL_0",
@@ -136,6 +143,29 @@ def test_labels_of_any_type(tokenizer):
     assert found["labels"] == [1, 0] and found.features["labels"].dtype == "int64"
     numbers = glue.own_task({"train": rows(text=["a"], label=[2])}, regression=True)
     assert glue.encode(rows(text=["a"], label=[2]), "train", numbers, tokenizer, 16, None)["labels"] == [2.0]
+
+
+def test_labels_that_look_like_numbers(tokenizer):
+    """They are names, of which -1 may be one; a ClassLabel counts from 0, whatever its names are."""
+    task = glue.own_task({"train": rows(text=["a", "b"], label=[-1, 1])})
+    assert glue.encode(rows(text=["a", "b"], label=[1, -1]), "train", task, tokenizer, 16, task.labels)["labels"] == [
+        1,
+        0,
+    ]
+    with pytest.raises(ValueError, match="not known: 0; known are -1, 1$"):
+        glue.encode(rows(text=["a"], label=[0]), "validation", task, tokenizer, 16, task.labels)
+    features = Features({"text": Value("string"), "label": ClassLabel(names=["1", "2", "3"])})
+    stars = Dataset.from_dict({"text": ["a", "b", "c"], "label": [0, 1, 2]}, features)
+    task = glue.own_task({"train": stars})
+    assert glue.encode(stars, "train", task, tokenizer, 16, task.labels)["labels"] == [0, 1, 2]
+
+
+def test_rows_without_labels(tokenizer):
+    for task, label in ((glue.TASKS["sst2"], [1, None]), (glue.TASKS["stsb"], [0.5, None])):
+        data = rows(sentence=["a", "b"], sentence1=["a", "b"], sentence2=["a", "b"], label=label)
+        with pytest.raises(ValueError, match="1 of 2 train rows have no label"):
+            glue.encode(data, "train", task, tokenizer, 16, task.labels)
+        assert len(glue.encode(data, "test", task, tokenizer, 16, task.labels)) == 2
 
 
 def test_submission_has_every_task():

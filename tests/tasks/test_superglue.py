@@ -147,7 +147,7 @@ def test_labels_as_names_numbers_and_truths(name):
         again = rows.remove_columns("label").add_column("label", values)
         assert (superglue.labels_of(again, "train", name) == numbers).all()
     unknown = rows.remove_columns("label").add_column("label", [-1] * len(rows))
-    assert superglue.labels_of(unknown, "train", name) is None
+    assert superglue.labels_of(unknown, "test", name) is None
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,9 @@ def test_what_was_not_published_says_so():
     recipe, origin = find_recipe("copa", "v3-large")  # no released row: v1-base's, at the rate of large
     assert recipe.learning_rate == pytest.approx(0.35e-5) and "times 0.35 for v3-large" in origin
     recipe, origin = find_recipe("cola", None, width=256)
-    assert recipe.learning_rate == pytest.approx(6e-5) and "none of the published" in origin
+    assert (
+        recipe.learning_rate == pytest.approx(6e-5) and "none was published for cola, this size; as v1-base" in origin
+    )
     assert "a task of your own" in find_recipe("mine", "v3-base")[1]
 
 
