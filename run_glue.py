@@ -149,7 +149,10 @@ def run(
         processing_class=tokenizer,
         data_collator=DataCollatorWithPadding(tokenizer, pad_to_multiple_of=8 if args.fp16 or args.bf16 else None),
         compute_metrics=lambda found: metrics(task, found),
-        about={"data": data_args.task_name or data_args.train_file or data_args.dataset_name, "base": model_args.start},
+        about={
+            "data": data_args.task_name or data_args.train_file or data_args.dataset_name or data_args.data_dir,
+            "base": model_args.start,
+        },
     )
     found = train_and_evaluate(trainer, evaluations)
 

@@ -177,7 +177,10 @@ def run(
         data_collator=DataCollatorForTokenClassification(
             tokenizer, pad_to_multiple_of=8 if args.fp16 or args.bf16 else None, **padding
         ),
-        about={"data": data_args.task_name or data_args.train_file or data_args.dataset_name, "base": model_args.start},
+        about={
+            "data": data_args.task_name or data_args.train_file or data_args.dataset_name or data_args.data_dir,
+            "base": model_args.start,
+        },
         sentences={id(rows): splits[split] for split, rows in inputs.items()},
         by_type=data_args.return_entity_level_metrics,
     )
