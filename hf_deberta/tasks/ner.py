@@ -17,7 +17,6 @@ gets one prediction.
     >>> features = rows.map(lambda batch: encode(batch, tokenizer, labels, 128), **options)
 """
 
-import os
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,6 +29,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from hf_deberta.batch_loss import IGNORED
+from hf_deberta.tasks.submission import write_lines
 
 CONTEXTS = ("none", "merged", "around")
 DOCUMENT_START = "-DOCSTART-"
@@ -415,21 +415,18 @@ def _offsets(sentences: Sequence[Sentence]) -> list[int]:
 
 def write_predictions(path: str | Path, sentences: Sequence[Sentence], predicted: Sequence[Sequence[str]]) -> None:
     """CoNLL columns, word, label, prediction, as `conlleval` reads them; the file appears when it is whole."""
-    path = Path(path)
+    path, before, lines = Path(path), None, []
+    for sentence, tags in zip(sentences, predicted, strict=True):
+        if sentence.document != before:
+            columns = 2 if sentence.tags is None else 3
+            lines += [" ".join([DOCUMENT_START] + ["O"] * (columns - 1)), ""]
+            before = sentence.document
+        columns = [sentence.words, tags] if sentence.tags is None else [sentence.words, sentence.tags, tags]
+        for word, *fields in zip(*columns, strict=True):
+            lines.append(" ".join([re.sub(r"[ \t\r\n]+", "_", word) or "_", *fields]))
+        lines.append("")
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    before = None
-    with open(unfinished, "w", encoding="utf-8") as file:
-        for sentence, tags in zip(sentences, predicted, strict=True):
-            if sentence.document != before:
-                columns = 2 if sentence.tags is None else 3
-                file.write(" ".join([DOCUMENT_START] + ["O"] * (columns - 1)) + "\n\n")
-                before = sentence.document
-            columns = [sentence.words, tags] if sentence.tags is None else [sentence.words, sentence.tags, tags]
-            for word, *fields in zip(*columns, strict=True):
-                file.write(" ".join([re.sub(r"[ \t\r\n]+", "_", word) or "_", *fields]) + "\n")
-            file.write("\n")
-    os.replace(unfinished, path)
+    write_lines(path, lines)
 
 
 # 5. Scores

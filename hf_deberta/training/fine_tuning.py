@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import PartialState
 from huggingface_hub.errors import StrictDataclassError
@@ -42,6 +41,7 @@ from hf_deberta.training.corpus import load_tokenizer as load_deberta_tokenizer
 from hf_deberta.training.model_card import write_training_card
 from hf_deberta.training.pretraining_trainer import NextEpoch
 from hf_deberta.training.recipes import FROM_MNLI, find_recipe, size_of
+from hf_deberta.training.row_order import RowOrder
 from hf_deberta.training.sift import SiftTrainer
 from hf_deberta.training.tokenizer_training import train_tokenizer
 from hf_deberta.training.whole_checkpoints import WholeCheckpoints, last_checkpoint
@@ -438,9 +438,7 @@ class FineTuningTrainer(SiftTrainer, WholeCheckpoints):
         if self.args.should_save:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "trainer_state.json").unlink(missing_ok=True)
-            unfinished = folder / "run.json.unfinished"
-            unfinished.write_text(json.dumps(settings, indent=2), encoding="utf-8")
-            os.replace(unfinished, asked)
+            write_json(asked, settings)
         return False
 
     def create_model_card(self, **kwargs) -> None:
@@ -448,37 +446,6 @@ class FineTuningTrainer(SiftTrainer, WholeCheckpoints):
             write_training_card(self, **self.about)
         else:
             super().create_model_card(**kwargs)
-
-
-class RowOrder(Sampler):
-    """All rows, in an order that depends on (seed, epoch) alone.
-
-    With `lengths`, rows are sorted within every 50 batches, and the batches mixed again.
-    """
-
-    def __init__(self, rows: int, seed: int, lengths: list[int] | None = None, batch: int = 1):
-        self.rows, self.seed, self.batch, self.epoch = rows, seed, batch, 0
-        self.lengths = None if lengths is None else np.asarray(lengths)
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return self.rows
-
-    def __iter__(self):
-        rng = np.random.Generator(np.random.PCG64DXSM(np.random.SeedSequence((self.seed, self.epoch))))
-        order = rng.permutation(self.rows)
-        if self.lengths is not None:
-            order = self.grouped(order, rng)
-        return iter(order.tolist())
-
-    def grouped(self, order: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        pools = [order[start : start + 50 * self.batch] for start in range(0, self.rows, 50 * self.batch)]
-        order = np.concatenate([pool[np.argsort(self.lengths[pool], kind="stable")] for pool in pools])
-        whole = self.rows // self.batch * self.batch
-        batches = order[:whole].reshape(-1, self.batch)
-        return np.concatenate([rng.permutation(batches).reshape(-1), order[whole:]])
 
 
 def evaluations_of(inputs: dict[str, Any]) -> dict[str, Any]:
@@ -568,10 +535,14 @@ def keep_best(folder: Path, found: dict[int, dict[str, float]], metric: str) -> 
             unfinished = folder / f"{path.name}.unfinished"
             shutil.copyfile(path, unfinished)
             os.replace(unfinished, folder / path.name)
-    unfinished = folder / "seeds.json.unfinished"
-    unfinished.write_text(json.dumps(summary, indent=2), encoding="utf-8")
-    os.replace(unfinished, folder / "seeds.json")
+    write_json(folder / "seeds.json", summary)
     print(f"the model of seed {best} is in {folder}")
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    unfinished.write_text(json.dumps(content, indent=2), encoding="utf-8")
+    os.replace(unfinished, path)
 
 
 # 5. Demonstrations
