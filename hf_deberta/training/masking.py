@@ -14,6 +14,8 @@ alone, not on workers or processes.
 """
 
 import random
+import string
+import unicodedata
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,7 +40,10 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> "Vocabulary":
-        """Pieces begin a word with "▁" (SentencePiece) or "Ġ" (byte BPE); without any such piece, each is a word."""
+        """Pieces begin a word with "▁" (SentencePiece) or "Ġ" (byte BPE), and punctuation is a word of its own.
+
+        Without any "▁" or "Ġ", each piece is a word.
+        """
         if tokenizer.mask_token_id is None:
             raise ValueError("masking needs a mask token, and this tokenizer has none; add mask_token='[MASK]'")
         pieces = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
@@ -47,7 +52,8 @@ class Vocabulary:
         special[[i for i in tokenizer.all_special_ids if i < len(tokenizer)]] = True
         if not begins.any():
             begins[:] = True
-        return cls(tokenizer.mask_token_id, special, begins | special, np.flatnonzero(~special))
+        begins |= special | np.array([piece is not None and is_punctuation(piece) for piece in pieces])
+        return cls(tokenizer.mask_token_id, special, begins, np.flatnonzero(~special))
 
 
 @dataclass(frozen=True)
@@ -111,6 +117,11 @@ class Masking:
             elif fate >= 1 - self.random_prob:
                 masked[place] = rng.choice(everything)
         return masked, labels
+
+
+def is_punctuation(piece: str) -> bool:
+    """A single character that is no part of a word, as the released code has it: "," and "—", but not "..."."""
+    return len(piece) == 1 and (piece in string.punctuation or unicodedata.category(piece)[0] in "PCZ")
 
 
 def words_of(ids: np.ndarray, vocabulary: Vocabulary, whole_words: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -1,23 +1,39 @@
 """A tokenizer of DeBERTa's two kinds, learnt from a corpus.
 
-`unigram`  as v2 and v3: SentencePiece Unigram, text normalised by NFKC, words marked with "▁"
+`unigram`  as v2 and v3: by SentencePiece, text normalised by NFKC, words marked with "▁"
 `bpe`      as v1: byte-level BPE, which knows no unknown character
 
 Ids 0 to 3 are [PAD], [CLS], [SEP], [UNK], and [MASK] is the last, as in the released models.
 """
 
+import tempfile
 from collections.abc import Iterable
+from pathlib import Path
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from sentencepiece import SentencePieceTrainer
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers.utils import logging
 
-from hf_deberta.tokenization_hf_deberta import HfDebertaTokenizer
+from hf_deberta.tokenization_hf_deberta import HfDebertaTokenizer, build_unigram
 
 logger = logging.get_logger(__name__)
 
 KINDS = ("unigram", "bpe")
 FIRST_TOKENS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
 BYTES = 256
+KINDS_OF_PIECE = ("pad", "bos", "eos", "unk")
+SPECIAL_PIECES = {f"{kind}_id": i for i, kind in enumerate(KINDS_OF_PIECE)}
+SPECIAL_PIECES |= {f"{kind}_piece": piece for kind, piece in zip(KINDS_OF_PIECE, FIRST_TOKENS, strict=True)}
+UNIGRAM = {
+    "model_type": "unigram",
+    "normalization_rule_name": "nmt_nfkc",
+    "character_coverage": 1.0,
+    "hard_vocab_limit": False,  # a small corpus gives fewer pieces
+    "max_sentence_length": 1 << 30,  # nothing is left out for its length
+    "input_sentence_size": 10_000_000,  # more lines than that are drawn from, as all of them lie in memory
+    "shuffle_input_sentence": True,
+    "minloglevel": 2,
+}
 
 
 def train_tokenizer(
@@ -33,10 +49,9 @@ def train_tokenizer(
     least = len(FIRST_TOKENS) + 1 + (BYTES if kind == "bpe" else 1)
     if vocab_size < least:
         raise ValueError(f"a vocabulary of {vocab_size} is too small: {kind} needs {least} at least, better thousands")
-    tokenizer, trainer = (_unigram if kind == "unigram" else _byte_bpe)(vocab_size - 1)  # [MASK] comes after
     seen = _Counted(texts)
     try:
-        tokenizer.train_from_iterator(seen, trainer)
+        tokenizer = (_unigram if kind == "unigram" else _byte_bpe)(seen, vocab_size - 1)  # [MASK] comes after
     except UnicodeDecodeError:
         raise  # of the texts
     except Exception as error:  # tokenizers raises bare Exception
@@ -61,19 +76,18 @@ def train_tokenizer(
     return HfDebertaTokenizer(tokenizer_object=tokenizer, mask_token=mask, model_max_length=model_max_length)
 
 
-def _unigram(vocab_size: int) -> tuple[Tokenizer, trainers.UnigramTrainer]:
-    tokenizer = Tokenizer(models.Unigram())
-    spaces = normalizers.Replace(Regex(" {2,}"), " ")
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC(), spaces, normalizers.Strip()])
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
-    tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
-    trainer = trainers.UnigramTrainer(
-        vocab_size=vocab_size, special_tokens=FIRST_TOKENS, unk_token="[UNK]", show_progress=False
-    )
-    return tokenizer, trainer
+def _unigram(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    lines = (line for text in texts for line in text.splitlines())
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "spm.model")
+        with open(path, "wb") as file:
+            SentencePieceTrainer.train(
+                sentence_iterator=lines, model_writer=file, vocab_size=vocab_size, **SPECIAL_PIECES, **UNIGRAM
+            )
+        return build_unigram(path, do_lower_case=False, split_by_punct=False, add_prefix_space=None)[0]
 
 
-def _byte_bpe(vocab_size: int) -> tuple[Tokenizer, trainers.BpeTrainer]:
+def _byte_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -83,7 +97,8 @@ def _byte_bpe(vocab_size: int) -> tuple[Tokenizer, trainers.BpeTrainer]:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    return tokenizer, trainer
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
 
 
 class _Counted:

@@ -154,10 +154,10 @@ def tokenizer(pieces: list[str], **special) -> PreTrainedTokenizerFast:
 
 def test_vocabulary_of_a_tokenizer():
     special = {"unk_token": "[UNK]", "mask_token": "[MASK]", "pad_token": "[PAD]"}
-    of = Vocabulary.of(tokenizer(["[PAD]", "[UNK]", "Ġa", "b", "▁c", "[MASK]"], **special))
-    assert of.begins_word.tolist() == [True, True, True, False, True, True]
-    assert of.special.tolist() == [True, True, False, False, False, True]
-    assert of.words.tolist() == [2, 3, 4] and of.mask_token_id == 5
+    of = Vocabulary.of(tokenizer(["[PAD]", "[UNK]", "Ġa", "b", "▁c", ",", "—", "...", "[MASK]"], **special))
+    assert of.begins_word.tolist() == [True, True, True, False, True, True, True, False, True]
+    assert of.special.tolist() == [True, True, *[False] * 6, True]
+    assert of.words.tolist() == list(range(2, 8)) and of.mask_token_id == 8
     assert Vocabulary.of(tokenizer(["[PAD]", "[UNK]", "a", "b", "[MASK]"], **special)).begins_word.all()
     with pytest.raises(ValueError, match="mask token"):
         Vocabulary.of(tokenizer(["[UNK]", "a"], unk_token="[UNK]"))

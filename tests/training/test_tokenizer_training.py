@@ -1,5 +1,7 @@
 """Tokenizers learnt from a corpus: DeBERTa's special tokens, text that comes back, and too small a vocabulary."""
 
+import random
+
 import pytest
 from transformers import AutoTokenizer
 
@@ -28,6 +30,28 @@ def test_special_tokens_and_text(kind, size, tmp_path):
     assert masked[: len(before)] == before and masked[len(before) + 1 :] == after and "[MASK]" in masked[len(before)]
     tokenizer.save_pretrained(tmp_path)
     assert AutoTokenizer.from_pretrained(tmp_path)(LINES[1]) == tokenizer(LINES[1])
+
+
+def test_unigram_parts_letters_from_numbers_and_punctuation():
+    tokenizer = train_tokenizer(LINES, 120, "unigram")
+    for text in ("harbour, (or less)", "£5 2,000things", "it's — “slower”"):
+        for piece in tokenizer.tokenize(text):
+            kinds = {"L" if c.isalpha() else "N" if c.isnumeric() else "P" for c in piece.lstrip("▁")}
+            assert len(kinds) <= 1, piece
+    assert tokenizer.tokenize("harbour,")[-1] == ","
+
+
+def test_unigram_has_common_words_whole():
+    draw = random.Random(0)
+    words = ["said", "were", "harbour", "walked", "very", "old", "boats", "slowly", "been", "weather", "saw", "wood"]
+    lines = [", ".join(" ".join(draw.choices(words, k=3)) for _ in range(3)) for _ in range(300)]
+    tokenizer = train_tokenizer(lines, 200, "unigram")
+    assert tokenizer.tokenize("weather said, very") == ["▁weather", "▁said", ",", "▁very"]
+
+
+def test_long_texts_of_many_lines_are_read_whole():
+    tokenizer = train_tokenizer(["\n".join(LINES[:3]) * 200 + " Ωmega " * 9 + "x" * 9000], 90, "unigram")
+    assert tokenizer.tokenize("Ω") == ["▁", "Ω"]
 
 
 def test_bytes_know_no_unknown_character():
