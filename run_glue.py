@@ -82,7 +82,7 @@ def fine_tune(
     args.fit_to(splits)
     task = glue.TASKS.get(data_args.name) or own_task(model_args, data_args, args, splits)
     metric = f"eval_{task.metrics[0]}"
-    args.judge_by(metric)
+    args.judge_by(metric, task.metrics)
     labels = "numbers" if task.labels is None else ", ".join(task.labels)
     logger.warning(f"inputs: {', '.join(task.columns)}; labels: {labels}; the best model is that of {metric}")
 
@@ -121,7 +121,7 @@ def run(
     )
 
     # 2. Rows as inputs
-    length = longest_input(data_args, tokenizer)
+    length = longest_input(data_args, tokenizer, model.config)
     with args.main_process_first(desc="tokenizing"):
         inputs = {
             split: glue.encode(
@@ -149,10 +149,7 @@ def run(
         processing_class=tokenizer,
         data_collator=DataCollatorWithPadding(tokenizer, pad_to_multiple_of=8 if args.fp16 or args.bf16 else None),
         compute_metrics=lambda found: metrics(task, found),
-        about={
-            "data": data_args.task_name or data_args.train_file or data_args.dataset_name or data_args.data_dir,
-            "base": model_args.start,
-        },
+        about={"data": data_args.source(model_args.demo), "base": model_args.start},
     )
     found = train_and_evaluate(trainer, evaluations)
 

@@ -44,7 +44,6 @@ from hf_deberta.training.sift import SiftArguments
 from hf_deberta.training.splits import DataArguments, read_splits, read_table, require_columns
 
 TABLES = (".json", ".jsonl", ".parquet", ".csv")
-METRIC = "eval_f1"
 
 logger = logging.get_logger("run_ner")
 
@@ -109,8 +108,9 @@ def fine_tune(
         known = all(sentence.document is not None for sentences in splits.values() for sentence in sentences)
         data_args.document_context = "merged" if known and data_args.task_name == "conll2003" else "none"
     logger.warning(f"labels: {', '.join(labels)}; document context: {data_args.document_context}")
-    metric = METRIC if "O" in labels or ner.has_prefixes(labels) else "eval_accuracy"
-    args.judge_by(metric)
+    names = ner.metrics_of(labels, data_args.return_entity_level_metrics)
+    metric = f"eval_{names[0]}"
+    args.judge_by(metric, names)
 
     # 2. Fine-tuning, evaluation, predictions: with one seed or several
     over_seeds(args, metric, lambda one: run(model_args, data_args, sift_args, one, labels, splits))
@@ -133,8 +133,11 @@ def read_file(file: str) -> Dataset:
 def sentences_of(rows: Dataset, split: str, args: NerArguments) -> list[Sentence]:
     """Sentences with tags in IOB2; test sentences may come without."""
     tags, tokens = args.label_column_name, args.text_column_name
-    if split.startswith("test") and tags not in rows.column_names:
-        tags = None
+    if tags not in rows.column_names:
+        if split.startswith("test"):
+            tags = None
+        elif rows.column_names == ["tokens", "document_id"]:  # as read_file has it
+            raise ValueError(f"the {split} file holds words alone: a line should be a word and its label, 'EU B-ORG'")
     require_columns(rows, [tokens, *[tags] * (tags is not None)], split)
     names = None if tags is None else getattr(getattr(rows.features[tags], "feature", None), "names", None)
     try:
@@ -160,7 +163,7 @@ def run(
     model = load_model(model_args, HfDebertaForTokenClassification, AutoModelForTokenClassification, **fields)
 
     # 2. Sentences as inputs
-    length = longest_input(data_args, tokenizer)
+    length = longest_input(data_args, tokenizer, model.config)
     with args.main_process_first(desc="tokenizing"):
         inputs = {split: windows(rows, split, tokenizer, labels, length, data_args) for split, rows in splits.items()}
     evaluations = evaluations_of(inputs)
@@ -177,10 +180,7 @@ def run(
         data_collator=DataCollatorForTokenClassification(
             tokenizer, pad_to_multiple_of=8 if args.fp16 or args.bf16 else None, **padding
         ),
-        about={
-            "data": data_args.task_name or data_args.train_file or data_args.dataset_name or data_args.data_dir,
-            "base": model_args.start,
-        },
+        about={"data": data_args.source(model_args.demo), "base": model_args.start},
         sentences={id(rows): splits[split] for split, rows in inputs.items()},
         by_type=data_args.return_entity_level_metrics,
     )

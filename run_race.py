@@ -109,7 +109,7 @@ def run(
     model = load_model(model_args, HfDebertaForMultipleChoice, AutoModelForMultipleChoice)
 
     # 2. Each choice as an input
-    length = longest_input(data_args, tokenizer, 256)
+    length = longest_input(data_args, tokenizer, model.config, 256)
     with args.main_process_first(desc="tokenizing"):
         inputs = {
             split: race.choice_features(rows, tokenizer, length, data_args.mapping(f"tokenizing {split}"))
@@ -133,10 +133,7 @@ def run(
             pad_to_multiple_of=8 if args.fp16 or args.bf16 else None,
         ),
         compute_metrics=metrics,
-        about={
-            "data": data_args.task_name or data_args.train_file or data_args.dataset_name or data_args.data_dir,
-            "base": model_args.start,
-        },
+        about={"data": data_args.source(model_args.demo), "base": model_args.start},
     )
     found = train_and_evaluate(trainer, {"": inputs["validation"]} if "validation" in inputs else {})
 

@@ -21,7 +21,7 @@ from transformers.utils import logging
 
 from hf_deberta import HfDebertaForQuestionAnswering
 from hf_deberta.tasks import squad
-from hf_deberta.tasks.squad_scores import squad_scores, squad_v2_scores
+from hf_deberta.tasks.squad_scores import METRICS, METRICS_V2, squad_scores, squad_v2_scores
 from hf_deberta.training.fine_tuning import (
     FineTuningArguments,
     FineTuningTrainer,
@@ -91,7 +91,7 @@ def fine_tune(
     splits = {split: squad.squad_rows(rows, split, with_answers=split != "test") for split, rows in splits.items()}
     if data_args.version_2_with_negative is None:
         data_args.version_2_with_negative = data_args.task_name == "squad_v2" or some_without_answer(splits)
-    args.judge_by("eval_f1")
+    args.judge_by("eval_f1", METRICS_V2 if data_args.version_2_with_negative else METRICS)
 
     # 2. Fine-tuning, evaluation, predictions: with one seed or several
     over_seeds(args, "eval_f1", lambda one: run(model_args, data_args, sift_args, one, splits))
@@ -110,7 +110,7 @@ def run(
     model = load_model(model_args, HfDebertaForQuestionAnswering, AutoModelForQuestionAnswering, num_labels=2)
 
     # 2. Windows of the texts as inputs
-    length = longest_input(data_args, tokenizer, 384)
+    length = longest_input(data_args, tokenizer, model.config, 384)
     windows = squad.Windows(tokenizer, length, data_args.doc_stride, data_args.max_query_length)
     with args.main_process_first(desc="tokenizing"):
         inputs = {
@@ -152,10 +152,7 @@ def run(
             pad_to_multiple_of=8 if args.fp16 or args.bf16 else None,
         ),
         compute_metrics=metrics,
-        about={
-            "data": data_args.task_name or data_args.train_file or data_args.dataset_name or data_args.data_dir,
-            "base": model_args.start,
-        },
+        about={"data": data_args.source(model_args.demo), "base": model_args.start},
     )
     found = train_and_evaluate(trainer, {"": inputs["validation"]} if "validation" in inputs else {})
 

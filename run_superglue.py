@@ -69,6 +69,9 @@ class SuperGlueArguments(DataArguments):
         default=superglue.STRIDE, metadata={"help": "Tokens that neighbouring windows of a ReCoRD passage share."}
     )
 
+    def source(self, demo: bool = False) -> str:
+        return super().source(demo) if demo else f"SuperGLUE {superglue.TASKS[self.task_name].file}"
+
     def __post_init__(self) -> None:
         self.task_name = name_of(self.task_name)
         if self.task_name not in superglue.TASKS:
@@ -106,7 +109,7 @@ def fine_tune(
         if not split.startswith("test") and not superglue.is_labelled(of, split, one):
             raise ValueError(f"the {split} rows of {one} have no labels")
     metric = f"eval_{task.metrics[0]}"
-    args.judge_by(metric)
+    args.judge_by(metric, task.metrics)
 
     # 2. Fine-tuning, evaluation, predictions: with one seed or several
     over_seeds(args, metric, lambda one: run(model_args, data_args, sift_args, one, rows))
@@ -141,7 +144,7 @@ def run(
     model = load_model(model_args, ours, auto, **fields)
 
     # 2. Rows as inputs
-    length = longest_input(data_args, tokenizer, default=256)
+    length = longest_input(data_args, tokenizer, model.config, default=256)
     with args.main_process_first(desc="tokenizing"):
         inputs = {
             (one, split): superglue.encode(
@@ -168,7 +171,7 @@ def run(
         eval_dataset=evaluations.get(""),
         processing_class=tokenizer,
         data_collator=collator(task.head, tokenizer, *padding),
-        about={"data": f"SuperGLUE {task.file}", "base": model_args.start},
+        about={"data": data_args.source(model_args.demo), "base": model_args.start},
         rows={id(of): (*key, rows[key]) for key, of in inputs.items()},
         labels=labels,
     )

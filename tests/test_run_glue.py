@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from fine_tuning_models import RUN, results, runner, save_models
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
+from hf_deberta import HfDebertaConfig
 from hf_deberta.tasks import glue
 
 
@@ -67,6 +69,48 @@ def test_both_validations_and_sift(run_glue, made, tmp_path):
     run_glue("--model_name_or_path", made / "ours", "--task_name", "MNLI", "--data_dir", made / "mnli", "--sift",
              "--output_dir", out, *RUN, "--max_steps", 2)  # fmt: skip
     assert {"eval_accuracy", "eval_accuracy_mismatched"} <= set(results(out))
+
+
+def test_the_other_validation_alone(run_glue, made, tmp_path):
+    rows = made / "mnli"
+    files = ["--train_file", rows / "train.jsonl", "--validation_file", rows / "validation_mismatched.jsonl"]
+    run_glue("--model_name_or_path", made / "ours", "--task_name", "mnli", *files, "--output_dir", tmp_path / "a", *RUN)
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    for name in ("train", "validation_mismatched"):
+        shutil.copy(rows / f"{name}.jsonl", folder)
+    run_glue("--model_name_or_path", made / "ours", "--task_name", "mnli", "--data_dir", folder,
+             "--output_dir", tmp_path / "b", *RUN)  # fmt: skip
+    assert results(tmp_path / "b")["eval_accuracy"] == results(tmp_path / "a")["eval_accuracy"]
+
+
+@pytest.mark.parametrize("model", ["ours", "bert"])
+def test_a_tokenizer_without_limit(run_glue, made, tmp_path, model, caplog):
+    """Positions of BERT end, whatever its tokenizer says; ours need none."""
+    folder = shutil.copytree(made / model, tmp_path / model)
+    about = json.loads((folder / "tokenizer_config.json").read_text())
+    about.pop("model_max_length", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+    (tmp_path / "long.jsonl").write_text("".join(json.dumps({"text": "good " * 600, "label": i % 2}) for i in range(8)))
+    run_glue("--model_name_or_path", folder, "--train_file", tmp_path / "long.jsonl", "--output_dir", tmp_path / "out",
+             *RUN, "--max_steps", 1, "--recipe", "none", "--max_seq_length", 700, "--save_strategy", "no")  # fmt: skip
+    assert ("--max_seq_length 700 is more than the model takes: 512" in caplog.text) == (model == "bert")
+
+
+def test_the_card(run_glue, made, tmp_path):
+    """Ours; that of another model is Trainer's."""
+    cards = {}
+    for model in ("ours", "bert"):
+        out = tmp_path / model
+        run_glue("--model_name_or_path", made / model, "--task_name", "sst2", "--data_dir", made / "sst2",
+                 "--output_dir", out, *RUN, "--num_train_epochs", 2, "--recipe", "none")  # fmt: skip
+        cards[model] = ModelCard.load(out / "README.md")
+    (result,) = cards["ours"].data.eval_results
+    assert (result.metric_type, result.dataset_name) == ("accuracy", "sst2")
+    assert result.metric_value == results(tmp_path / "ours")["eval_accuracy"]
+    evaluations = [line.split("|")[1].strip() for line in cards["ours"].text.splitlines() if line.count("|") == 4]
+    assert evaluations == ["step", "--:", "5", "10"]
+    assert "on the sst2 dataset" in cards["bert"].text and "- Accuracy: " in cards["bert"].text
 
 
 def test_a_regression(run_glue, made, tmp_path):
@@ -248,6 +292,7 @@ def test_bad_input(run_glue, made, tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"text": "a"\n')
     (tmp_path / "none.csv").write_text("text,label\na,good\nb,\n")
     (tmp_path / "flags.json").write_text("{'a': 1}")
+    HfDebertaConfig.from_preset("tiny", vocab_size=300, hidden_size=96).save_pretrained(tmp_path / "wide")
     cases = [
         (["--output_dir", tmp_path / "out"], "say which checkpoint"),
         ([*model, "--task_name", "cora"], "--task_name is one of cola"),
@@ -266,6 +311,14 @@ def test_bad_input(run_glue, made, tmp_path):
         ([*model, "--num_seeds", 2, "--push_to_hub"], "--push_to_hub knows one model"),
         ([*model, "--train_file", sst2 / "train.jsonl", "--early_stopping_patience", 1], "needs validation rows"),
         ([tmp_path / "flags.json"], "is not JSON"),
+        (
+            [*model, "--task_name", "sst2", "--data_dir", sst2, "--metric_for_best_model", "acuracy"],
+            "--metric_for_best_model is one of accuracy, loss for this task, not acuracy",
+        ),
+        (
+            [*model, "--task_name", "sst2", "--data_dir", sst2, "--config_name", tmp_path / "wide"],
+            "have other sizes than --config_name",
+        ),
         ([*model, "--train_file", sst2 / "train.jsonl", "--do_train", "--do_eval"], "--do_eval needs validation rows"),
     ]
     for arguments, said in cases:

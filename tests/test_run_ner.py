@@ -142,6 +142,7 @@ def test_bad_input(run_ner, made, tmp_path):
         {
             "other.txt": "Rome B-CITY\n",
             "empty.txt": "",
+            "words.txt": "a\nb\n",
             "ragged.txt": "a O\nb\n",
             "mixed.txt": "a B-PER\nb PER\n",
             "text.jsonl": '{"tokens": "a b", "ner_tags": ["O"]}\n',
@@ -156,6 +157,8 @@ def test_bad_input(run_ner, made, tmp_path):
     cases = [
         ([*train, "--validation_file", tmp_path / "other.txt"], "labels that training has not: B-CITY"),
         ([*model, "--train_file", tmp_path / "empty.txt"], "has no sentence"),
+        ([*model, "--train_file", tmp_path / "words.txt"], "the train file holds words alone"),
+        ([*train, "--metric_for_best_model", "f_1"], "is one of f1, precision, recall, accuracy, loss for this task"),
         ([*model, "--train_file", tmp_path / "ragged.txt"], "line 2 has 1 column"),
         ([*model, "--train_file", tmp_path / "mixed.txt"], "the train split: labels begin with B- or I-"),
         ([*model, "--train_file", tmp_path / "text.jsonl"], "must hold lists of words"),

@@ -185,7 +185,10 @@ def test_bad_input(run_superglue, made, tmp_path):
         ([*ours, "--data_dir", cb], "--task_name is one of boolq"),
         ([*ours, "--task_name", "mnli"], "--task_name is one of boolq.*not 'mnli'"),
         ([*ours, "--task_name", "boolq", "--data_dir", cb], "of boolq have no column 'question', 'passage'"),
-        ([*ours, "--task_name", "record", "--train_file", flat], "no column 'entity_spans'"),
+        (
+            [*ours, "--task_name", "record", "--train_file", flat],
+            "no column 'entity_spans' .nor 'qas', as in the official",
+        ),
         ([*train, "--validation_file", other], "labels that are not known: 'perhaps'; known are entailment"),
         ([*train, "--validation_file", bare], "the validation rows of cb have no labels"),
         ([*train, "--validation_file", tmp_path / "empty.jsonl"], "empty.jsonl is empty"),

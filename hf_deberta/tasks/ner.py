@@ -35,6 +35,7 @@ CONTEXTS = ("none", "merged", "around")
 DOCUMENT_START = "-DOCSTART-"
 DOCUMENT_COLUMNS = ("document_id", "doc_id", "document")
 SYLLABLES = ("ba", "dor", "fel", "gan", "ki", "lum", "mor", "nes", "pra", "rit", "sol", "tav", "ven", "zu")
+RATIOS = ("precision", "recall", "f1")
 PREFIXED = re.compile(r"[BIESLU](-.+)?")
 
 
@@ -454,10 +455,19 @@ def scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) ->
     return {**_ratios(expected, found), **accuracy, "types": types}
 
 
+def metrics_of(labels: Sequence[str], by_type: bool = False) -> tuple[str, ...]:
+    """The names of the scores for these labels, the decisive one first."""
+    if "O" not in labels and not has_prefixes(labels):
+        return ("accuracy",)
+    kinds = sorted({label.partition("-")[2] or label for label in labels if label != "O"}) if by_type else []
+    return ("f1", "precision", "recall", "accuracy", *(f"{kind}_{name}" for kind in kinds for name in RATIOS))
+
+
 def _ratios(expected: set, found: set) -> dict[str, float]:
     right = len(expected & found)
     precision, recall = right / max(1, len(found)), right / max(1, len(expected))
-    return {"precision": precision, "recall": recall, "f1": 2 * right / max(1, len(expected) + len(found))}
+    ratios = (precision, recall, 2 * right / max(1, len(expected) + len(found)))
+    return dict(zip(RATIOS, ratios, strict=True))
 
 
 def _entities_of_all(sentences: Sequence[Sequence[str]], prefixed: bool) -> set[tuple]:

@@ -9,6 +9,9 @@ import string
 from collections import Counter
 from typing import Any
 
+METRICS = ("f1", "exact_match")  # of version 1.1, and of 2.0:
+METRICS_V2 = ("f1", "exact", "HasAns_f1", "HasAns_exact", "NoAns_f1", "NoAns_exact", "best_f1", "best_exact")
+
 
 def normalized(answer: str) -> str:
     """Lower case, no ASCII punctuation, no articles, single spaces.

@@ -104,8 +104,9 @@ def flat_rows(rows: Dataset, split: str, name: str, mapping: dict[str, Any] | No
             raise ValueError(f"the {split} rows are not those of the official {TASKS[name].file}: {error}") from error
     missing = [column for column in TASKS[name].columns if column not in rows.column_names]
     if missing:
+        official = f" (nor {nested[name][0]!r}, as in the official file)" if name in nested else ""
         raise ValueError(
-            f"the {split} rows of {name} have no column {', '.join(map(repr, missing))}; they have "
+            f"the {split} rows of {name} have no column {', '.join(map(repr, missing))}{official}; they have "
             f"{', '.join(rows.column_names)}"
         )
     return rows

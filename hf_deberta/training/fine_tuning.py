@@ -145,6 +145,8 @@ class FineTuningArguments(TrainingArguments):
             self.save_strategy, self.save_steps = "steps", self.eval_steps or self.logging_steps
         if "no" in (self.eval_strategy, self.save_strategy):
             self.load_best_model_at_end = False
+        if self.use_cpu or not torch.accelerator.is_available():
+            self.dataloader_pin_memory = False  # or torch warns that it has no use
         if self.early_stopping_patience is not None and self.eval_strategy == "no":
             raise ValueError("--early_stopping_patience needs evaluations along the way: --do_train with --do_eval")
         super().__post_init__()
@@ -152,10 +154,15 @@ class FineTuningArguments(TrainingArguments):
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "hub_token": None}  # training_args.bin is pushed
 
-    def judge_by(self, metric: str) -> None:
+    def judge_by(self, metric: str, others: Iterable[str] = ()) -> None:
         """Keep the model that is best by this metric, larger being better, unless the user has named another."""
         if not self.judged_by_user:
             self.metric_for_best_model, self.greater_is_better = metric, True
+        known = dict.fromkeys(name.removeprefix("eval_") for name in (metric, *others, "loss"))
+        if self.metric_for_best_model.removeprefix("eval_") not in known:
+            raise ValueError(
+                f"--metric_for_best_model is one of {', '.join(known)} for this task, not {self.metric_for_best_model}"
+            )
 
     def fit_to(self, splits: Iterable[str]) -> None:
         """Do what there is data for; what was asked for by name must have its split."""
@@ -238,6 +245,9 @@ def recipe_flags(flags: Namespace, task: str) -> tuple[dict[str, Any], str]:
     recipe, origin = find_recipe(task, size, width, getattr(flags, "sift", False))
     devices = int(os.environ.get("WORLD_SIZE", 0)) or max(1, torch.cuda.device_count())
     chosen = recipe.flags(devices, flags.gradient_accumulation_steps)
+    batch = chosen["per_device_train_batch_size"] * devices * flags.gradient_accumulation_steps
+    if batch != recipe.batch:
+        origin += f"; its batch of {recipe.batch} becomes {batch} on {devices} device{'s' * (devices > 1)}"
     if config is None or task.startswith("squad"):  # whose head has none
         chosen.pop("cls_dropout")
     chosen = {name: value for name, value in chosen.items() if hasattr(flags, name)}
@@ -312,6 +322,10 @@ def load_model(
     except RuntimeError as error:
         if "ignore_mismatched_sizes" not in str(error):
             raise
+        if args.config_name is not None:
+            raise ValueError(
+                f"the weights of {args.start} have other sizes than --config_name {args.config_name}: leave it out"
+            ) from error
         raise ValueError(
             f"{args.start} has a classifier of another size than this task, which has {config.num_labels} labels: "
             "go on from it with --intermediate in place of --model_name_or_path, or add --ignore_mismatched_sizes"
@@ -344,12 +358,14 @@ def new_classifier(model: PreTrainedModel) -> None:
                 model._init_weights(part)
 
 
-def longest_input(args: Any, tokenizer: PreTrainedTokenizerBase, default: int = 128) -> int:
-    """--max_seq_length, but not more than the tokenizer's model takes."""
-    length = args.max_seq_length or default
-    if length > tokenizer.model_max_length:
-        logger.warning(f"--max_seq_length {length} is more than the model takes: {tokenizer.model_max_length}")
-    return min(length, tokenizer.model_max_length)
+def longest_input(args: Any, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, default: int = 128) -> int:
+    """--max_seq_length, but not more than the tokenizer or the model's positions allow."""
+    length, most = args.max_seq_length or default, tokenizer.model_max_length
+    if config.model_type != HfDebertaConfig.model_type:  # ours know no longest input, or say so themselves
+        most = min(most, getattr(config, "max_position_embeddings", None) or most)
+    if length > most:
+        logger.warning(f"--max_seq_length {length} is more than the model takes: {most}")
+    return min(length, most)
 
 
 # 3. Training
@@ -445,13 +461,16 @@ class FineTuningTrainer(SiftTrainer, WholeCheckpoints):
         if self.model.config.model_type == HfDebertaConfig.model_type:
             write_training_card(self, **self.about)
         else:
-            super().create_model_card(**kwargs)
+            base = self.about.get("base")
+            known = {"dataset": self.about["data"], "finetuned_from": None if base and os.path.exists(base) else base}
+            super().create_model_card(**{**known, **kwargs})
 
 
 def evaluations_of(inputs: dict[str, Any]) -> dict[str, Any]:
-    """The validation splits by the suffix of their metrics; none for `validation` and `validation_matched`."""
-    suffixes = {split: split.removeprefix("validation") for split in inputs if split.startswith("validation")}
-    return {"" if suffix == "_matched" else suffix: inputs[split] for split, suffix in suffixes.items()}
+    """The validation splits by the suffix of their metrics; none for the main one: the first, or `_matched`."""
+    suffixes = {split.removeprefix("validation"): split for split in inputs if split.startswith("validation")}
+    main = next((suffix for suffix in ("", "_matched", *suffixes) if suffix in suffixes), None)
+    return {"" if suffix == main else suffix: inputs[split] for suffix, split in suffixes.items()}
 
 
 def train_and_evaluate(trainer: FineTuningTrainer, evaluations: dict[str, Any]) -> dict[str, float]:
@@ -470,18 +489,26 @@ def train_and_evaluate(trainer: FineTuningTrainer, evaluations: dict[str, Any]) 
     if args.do_eval:
         for suffix, rows in evaluations.items():
             found = trainer.evaluate(rows)
-            metrics |= {f"{name}{suffix}": value for name, value in found.items()}
+            metrics |= {
+                f"{name}{suffix}": value
+                for name, value in found.items()
+                if not suffix or not any(word in name for word in (*CLOCKS, "epoch"))
+            }
         trainer.log_metrics("eval", metrics)
         trainer.save_metrics("eval", metrics)
     return metrics
 
 
 def finish(trainer: FineTuningTrainer) -> None:
-    """Push, or write the model card."""
+    """Push, or write the model card, and say what there is now."""
     if trainer.args.push_to_hub:
         trainer.push_to_hub()
     elif trainer.args.do_train:
         trainer.create_model_card()
+    folder = Path(trainer.args.output_dir)
+    if trainer.is_world_process_zero() and folder.is_dir():
+        files = sorted(path.name for path in folder.iterdir() if path.is_file() and path.suffix != ".py")
+        logger.warning(f"{folder} holds {', '.join(files)}")
 
 
 # 4. Several seeds

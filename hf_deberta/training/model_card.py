@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from huggingface_hub import ModelCard
+from huggingface_hub import EvalResult, ModelCard
 from transformers import Trainer
 
 from hf_deberta.configuration_hf_deberta import HfDebertaConfig
@@ -36,7 +36,7 @@ HYPERPARAMETERS = (
     "fp16",
     "seed",
 )
-TIMES = ("epoch", "runtime", "per_second", "total_flos")
+TIMES = ("epoch", "runtime", "per_second", "total_flos", "samples", "preparation_time")
 
 
 def write_training_card(
@@ -67,6 +67,8 @@ def write_training_card(
     card.data.tags = [*card.data.tags, "generated_from_trainer"]
     card.data.base_model = base if base and not os.path.exists(base) else None
     card.data.datasets = [dataset] if dataset else None
+    card.data.model_name = trainer.args.hub_model_id or folder.resolve().name
+    card.data.eval_results = eval_results(metrics, card.data.pipeline_tag, data, dataset)
     started = f"from [{base}](https://huggingface.co/{base})" if card.data.base_model else f"from {base or 'scratch'}"
     card.text += "\n".join(
         [
@@ -87,6 +89,17 @@ def write_training_card(
     os.replace(unfinished, path)
 
 
+def eval_results(metrics: dict[str, float], task: str, data: str, dataset: str | None) -> list[EvalResult] | None:
+    """What came out, as the Hub lists it."""
+    found = {name: value for name, value in metrics.items() if name.startswith("eval_") and not name.endswith(TIMES)}
+    about = {"task_type": task, "dataset_type": dataset or data, "dataset_name": data}
+    return [
+        EvalResult(**about, metric_type=name.removeprefix("eval_"), metric_value=value)
+        for name, value in found.items()
+        if isinstance(value, float) and not name.startswith("eval_loss")
+    ] or None
+
+
 def table(heading: str, rows: dict) -> list[str]:
     """Lines of a table of names and values."""
     if not rows:
@@ -96,7 +109,11 @@ def table(heading: str, rows: dict) -> list[str]:
 
 def history(log: list[dict], most: int = 20) -> list[str]:
     """Lines of a table of evaluations along the way."""
-    found = [entry for entry in log if "eval_loss" in entry]
+    by_step: dict[int, dict] = {}
+    for entry in log:
+        if "eval_loss" in entry:
+            by_step.setdefault(entry["step"], entry)  # after the last comes that of the best model
+    found = list(by_step.values())
     if len(found) < 2:
         return []
     found = found[:: -(-len(found) // most)]

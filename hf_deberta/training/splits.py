@@ -45,6 +45,11 @@ class DataArguments:
     overwrite_cache: bool = field(default=False, metadata={"help": "Tokenise again what datasets has cached."})
     preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that tokenise."})
 
+    def source(self, demo: bool = False) -> str:
+        """What the model is trained on, in words."""
+        names = (getattr(self, "task_name", None), self.train_file, self.dataset_name, self.data_dir)
+        return "made-up rows" if demo else next((name for name in names if name), "rows of one's own")
+
     def mapping(self, description: str) -> dict[str, Any]:
         """Options of `Dataset.map`."""
         return {
