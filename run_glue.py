@@ -180,7 +180,7 @@ def metrics(task: glue.Task, found: EvalPrediction) -> dict[str, float]:
     logits = predictions_of(found.predictions)
     values = logits if task.labels is None else logits.argmax(-1)
     known = found.label_ids >= 0 if task.labels is not None else np.ones(len(values), bool)
-    return glue.scores(task.metrics, values[known], found.label_ids[known])
+    return glue.scores(task.metrics, values[known], found.label_ids[known], len(task.labels or ()))
 
 
 def predictions_of(found: Any) -> np.ndarray:

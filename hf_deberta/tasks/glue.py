@@ -166,13 +166,14 @@ def encode(
     return found
 
 
-def scores(names: Iterable[str], predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+def scores(names: Iterable[str], predictions: np.ndarray, labels: np.ndarray, classes: int = 2) -> dict[str, float]:
     """Of GLUE's metrics those asked for.
 
     Args:
         predictions: class numbers, or values of a regression.
+        classes: how many there are; of two, F1 is that of the second, of more the mean over all.
     """
-    average = "binary" if max(labels.max(initial=0), predictions.max(initial=0)) <= 1 else "macro"
+    average = "binary" if classes == 2 else "macro"
     known = {
         "accuracy": lambda: (predictions == labels).mean(),
         "f1": lambda: f1_score(labels, predictions, average=average, zero_division=0),

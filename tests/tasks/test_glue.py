@@ -110,6 +110,8 @@ def test_matthews_by_hand():
     }
     found = glue.scores(["accuracy", "f1"], predictions, labels)
     assert found == {"accuracy": pytest.approx(4 / 6), "f1": pytest.approx(2 * 3 / (2 * 3 + 1 + 1))}
+    macro = glue.scores(["f1"], predictions, labels, classes=3)  # also where the third was not seen
+    assert macro == {"f1": pytest.approx((2 * 3 / (2 * 3 + 1 + 1) + 2 * 1 / (2 * 1 + 1 + 1)) / 2)}
 
 
 def test_correlations_by_hand():
