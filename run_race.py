@@ -23,21 +23,12 @@ from transformers.utils import logging
 
 from hf_deberta import HfDebertaForMultipleChoice
 from hf_deberta.tasks import race
-from hf_deberta.training.fine_tuning import (
-    FineTuningArguments,
-    FineTuningTrainer,
-    ModelArguments,
-    finish,
-    load_model,
-    load_tokenizer,
-    longest_input,
-    over_seeds,
-    parsed,
-    train_and_evaluate,
-    write_made_up,
-)
+from hf_deberta.training.demonstration import write_made_up
+from hf_deberta.training.fine_tuning import FineTuningTrainer, finish, over_seeds, train_and_evaluate
+from hf_deberta.training.fine_tuning_arguments import FineTuningArguments, parsed
 from hf_deberta.training.sift import SiftArguments
 from hf_deberta.training.splits import DataArguments, read_splits
+from hf_deberta.training.task_model import ModelArguments, load_model, load_tokenizer, longest_input
 
 HUB = {
     "race": ("ehovy/race", "all"),

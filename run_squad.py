@@ -22,21 +22,12 @@ from transformers.utils import logging
 from hf_deberta import HfDebertaForQuestionAnswering
 from hf_deberta.tasks import squad
 from hf_deberta.tasks.squad_scores import METRICS, METRICS_V2, squad_scores, squad_v2_scores
-from hf_deberta.training.fine_tuning import (
-    FineTuningArguments,
-    FineTuningTrainer,
-    ModelArguments,
-    finish,
-    load_model,
-    load_tokenizer,
-    longest_input,
-    over_seeds,
-    parsed,
-    train_and_evaluate,
-    write_made_up,
-)
+from hf_deberta.training.demonstration import write_made_up
+from hf_deberta.training.fine_tuning import FineTuningTrainer, finish, over_seeds, train_and_evaluate
+from hf_deberta.training.fine_tuning_arguments import FineTuningArguments, parsed
 from hf_deberta.training.sift import SiftArguments
 from hf_deberta.training.splits import DataArguments, read_splits
+from hf_deberta.training.task_model import ModelArguments, load_model, load_tokenizer, longest_input
 
 HUB = {"squad": "rajpurkar/squad", "squad_v2": "rajpurkar/squad_v2"}
 

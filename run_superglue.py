@@ -30,23 +30,12 @@ from transformers.utils import logging
 from hf_deberta import HfDebertaForEntityChoice, HfDebertaForMultipleChoice, HfDebertaForSequenceClassification
 from hf_deberta.tasks import superglue
 from hf_deberta.tasks.race import ChoiceCollator
-from hf_deberta.training.fine_tuning import (
-    FineTuningArguments,
-    FineTuningTrainer,
-    ModelArguments,
-    evaluations_of,
-    finish,
-    labels_in_order,
-    load_model,
-    load_tokenizer,
-    longest_input,
-    over_seeds,
-    parsed,
-    train_and_evaluate,
-    write_made_up,
-)
+from hf_deberta.training.demonstration import write_made_up
+from hf_deberta.training.fine_tuning import FineTuningTrainer, evaluations_of, finish, over_seeds, train_and_evaluate
+from hf_deberta.training.fine_tuning_arguments import FineTuningArguments, parsed
 from hf_deberta.training.sift import SiftArguments
 from hf_deberta.training.splits import DataArguments, read_splits, read_table
+from hf_deberta.training.task_model import ModelArguments, labels_in_order, load_model, load_tokenizer, longest_input
 
 HUB = "aps/super_glue"
 HEADS = {

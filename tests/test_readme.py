@@ -17,9 +17,10 @@ from transformers import HfArgumentParser
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM
 from hf_deberta.training.arguments import MaskingArguments, PretrainingArguments
 from hf_deberta.training.corpus import CorpusArguments
-from hf_deberta.training.fine_tuning import FineTuningArguments, ModelArguments
+from hf_deberta.training.fine_tuning_arguments import FineTuningArguments
 from hf_deberta.training.sift import SiftArguments
 from hf_deberta.training.splits import DataArguments
+from hf_deberta.training.task_model import ModelArguments
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -1,0 +1,172 @@
+"""The command line of a fine-tuning script: Trainer's flags with our defaults, and the recipe of checkpoint and task.
+
+A flag wins over a JSON file of flags, that over the recipe, that over the defaults.
+"""
+
+import json
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import HfArgumentParser, TrainingArguments
+from transformers.trainer_utils import IntervalStrategy
+from transformers.utils import logging
+
+from hf_deberta.training.demonstration import demo_flags
+from hf_deberta.training.recipes import FROM_MNLI, find_recipe, size_of
+from hf_deberta.training.task_model import deberta_config
+
+logger = logging.get_logger(__name__)
+
+
+@dataclass
+class FineTuningArguments(TrainingArguments):
+    """Trainer's, with defaults as the papers and practitioners have them.
+
+    Adam's epsilon 1e-6, weight decay 0.01; evaluation after each epoch, the best model is kept. Without --do_train,
+    --do_eval and --do_predict a script does all three, as far as there is data.
+    """
+
+    adam_epsilon: float = 1e-6
+    weight_decay: float = 0.01
+    per_device_eval_batch_size: int = 32
+    eval_strategy: str = "epoch"
+    save_strategy: str = "epoch"
+    save_total_limit: int | None = 1
+    load_best_model_at_end: bool = True
+    early_stopping_patience: int | None = field(
+        default=None, metadata={"help": "Stop after so many evaluations without improvement."}
+    )
+    num_seeds: int = field(
+        default=1, metadata={"help": "Train with so many seeds, from --seed on, and report median, mean and spread."}
+    )
+
+    def __post_init__(self) -> None:
+        if self.num_seeds < 1:
+            raise ValueError(f"--num_seeds is 1 or more, not {self.num_seeds}")
+        if self.num_seeds > 1 and self.push_to_hub:
+            raise ValueError(
+                "--push_to_hub knows one model: without it, push OUTPUT_DIR, which holds the best, afterwards"
+            )
+        self.judged_by_user = self.metric_for_best_model is not None
+        self.does_all = not (self.do_train or self.do_eval or self.do_predict)
+        if self.does_all:
+            self.do_train = self.do_eval = self.do_predict = True
+        if not (self.do_train and self.do_eval):
+            self.eval_strategy = "no"
+        if self.eval_strategy == "steps" and self.save_strategy == "epoch":
+            self.save_strategy, self.save_steps = "steps", self.eval_steps or self.logging_steps
+        if "no" in (self.eval_strategy, self.save_strategy):
+            self.load_best_model_at_end = False
+        if self.use_cpu or not torch.accelerator.is_available():
+            self.dataloader_pin_memory = False  # or torch warns that it has no use
+        if self.early_stopping_patience is not None and self.eval_strategy == "no":
+            raise ValueError("--early_stopping_patience needs evaluations along the way: --do_train with --do_eval")
+        super().__post_init__()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "hub_token": None}  # training_args.bin is pushed
+
+    def judge_by(self, metric: str, others: Iterable[str] = ()) -> None:
+        """Keep the model that is best by this metric, larger being better, unless the user has named another."""
+        if not self.judged_by_user:
+            self.metric_for_best_model, self.greater_is_better = metric, True
+        known = dict.fromkeys(name.removeprefix("eval_") for name in (metric, *others, "loss"))
+        if self.metric_for_best_model.removeprefix("eval_") not in known:
+            raise ValueError(
+                f"--metric_for_best_model is one of {', '.join(known)} for this task, not {self.metric_for_best_model}"
+            )
+
+    def fit_to(self, splits: Iterable[str]) -> None:
+        """Do what there is data for; what was asked for by name must have its split."""
+        found = {split.partition("_")[0] for split in splits}
+        for flag, split in (("do_train", "train"), ("do_eval", "validation"), ("do_predict", "test")):
+            if getattr(self, flag) and split not in found:
+                if not self.does_all or flag == "do_train":
+                    alone = "; to evaluate or predict alone, say --do_eval or --do_predict" if self.does_all else ""
+                    there = ", ".join(sorted(found))
+                    raise ValueError(f"--{flag} needs {split} rows (--{split}_file), and there are {there}{alone}")
+                setattr(self, flag, False)
+        if not self.do_eval:
+            if self.early_stopping_patience is not None:
+                raise ValueError("--early_stopping_patience needs validation rows (--validation_file)")
+            self.eval_strategy, self.load_best_model_at_end = IntervalStrategy.NO, False
+
+
+def parsed(
+    kinds: tuple[type, ...], task_of: Callable[[Namespace], str], demo: Callable[[Path], dict[str, Any]], run: Callable
+) -> Any:
+    """`run` with the arguments of the command line, or of a JSON file. What a user can mend is said in a sentence.
+
+    Args:
+        task_of: the task's name in the table of recipes, by the flags.
+        demo: writes made-up data and a tiny model into a folder, and gives the flags that use them.
+    """
+    parser = HfArgumentParser(kinds)
+    script = Path(sys.argv[0]).name
+    given = sys.argv[1:]
+    try:
+        from_file = {}
+        if len(given) == 1 and given[0].endswith(".json"):
+            from_file, given = read_flags(Path(given[0])), []
+        parser.set_defaults(**from_file)
+        flags = parser.parse_args(given)
+        if unknown := set(from_file) - {action.dest for action in parser._actions}:
+            raise ValueError(f"{sys.argv[1]} has fields that are no flags: {', '.join(sorted(unknown))}")
+        parser.set_defaults(**({**demo_flags(flags.output_dir, demo), **from_file} if flags.demo else {}))
+        flags = parser.parse_args(given)
+        if flags.recipe == "auto" and not flags.demo and (flags.intermediate or flags.model_name_or_path):
+            chosen, origin = recipe_flags(flags, task_of(flags))
+            parser.set_defaults(**{**chosen, **from_file})
+            say_recipe(chosen, origin, parser.parse_args(given))
+        return run(*parser.parse_args_into_dataclasses(given))
+    except (StrictDataclassError, ValueError, OSError) as error:
+        if logging.get_verbosity() <= logging.DEBUG:  # TRANSFORMERS_VERBOSITY=debug: where it was raised
+            raise
+        said = error.__cause__ if isinstance(error, StrictDataclassError) else None
+        raise SystemExit(f"{script}: {said or error}") from error
+
+
+def read_flags(file: Path) -> dict[str, Any]:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{file} is not JSON: {error}") from error
+
+
+def say_recipe(chosen: dict[str, Any], origin: str, flags: Namespace) -> None:
+    """Which settings hold because of the recipe, and which because of the user."""
+    if int(os.environ.get("RANK", 0)) > 0 or not (flags.do_train or not (flags.do_eval or flags.do_predict)):
+        return
+    kept = {name: value for name, value in chosen.items() if getattr(flags, name) == value}
+    yours = [name for name in chosen if name not in kept]
+    said = ", ".join(f"--{name} {value:g}" for name, value in kept.items())
+    logger.warning(
+        f"recipe ({origin}): {said}"
+        + (f"; yours: --{', --'.join(yours)}" if yours else "")
+        + " (--recipe none: no such)"
+    )
+
+
+def recipe_flags(flags: Namespace, task: str) -> tuple[dict[str, Any], str]:
+    """The recipe for this checkpoint and task, and where it is from."""
+    config = deberta_config(flags.intermediate or flags.model_name_or_path, flags)
+    size, width = (None, 768) if config is None else (size_of(config), config.hidden_size)
+    recipe, origin = find_recipe(task, size, width, getattr(flags, "sift", False))
+    devices = int(os.environ.get("WORLD_SIZE", 0)) or max(1, torch.cuda.device_count())
+    chosen = recipe.flags(devices, flags.gradient_accumulation_steps)
+    batch = chosen["per_device_train_batch_size"] * devices * flags.gradient_accumulation_steps
+    if batch != recipe.batch:
+        origin += f"; its batch of {recipe.batch} becomes {batch} on {devices} device{'s' * (devices > 1)}"
+    if config is None or task.startswith("squad"):  # whose head has none
+        chosen.pop("cls_dropout")
+    chosen = {name: value for name, value in chosen.items() if hasattr(flags, name)}
+    if task in FROM_MNLI and flags.intermediate is None and size in ("v1-base", "v1-large", "v2-xlarge", "v2-xxlarge"):
+        logger.warning("the paper starts this task from a checkpoint fine-tuned on MNLI: --intermediate CHECKPOINT")
+    return chosen, origin
