@@ -24,12 +24,13 @@ from hf_deberta import HfDebertaForSequenceClassification
 from hf_deberta.tasks import glue
 from hf_deberta.training.demonstration import write_made_up
 from hf_deberta.training.fine_tuning import FineTuningTrainer, evaluations_of, finish, over_seeds, train_and_evaluate
-from hf_deberta.training.fine_tuning_arguments import FineTuningArguments, parsed
+from hf_deberta.training.fine_tuning_arguments import SWITCH, FineTuningArguments, parsed
 from hf_deberta.training.sift import SiftArguments
 from hf_deberta.training.splits import DataArguments, read_splits
 from hf_deberta.training.task_model import (
     ModelArguments,
     checkpoint_labels,
+    label_fields,
     labels_in_order,
     load_model,
     load_tokenizer,
@@ -49,7 +50,8 @@ class GlueArguments(DataArguments):
         default=None, metadata={"help": "One or two columns of text; by default the first two that hold text."}
     )
     do_regression: bool | None = field(
-        default=None, metadata={"help": "Labels are numbers to come near to; by default if they are floats."}
+        default=None,
+        metadata={"help": "Labels are numbers to come near to; by default if they are floats.", **SWITCH},
     )
 
     def __post_init__(self) -> None:
@@ -76,13 +78,14 @@ def fine_tune(
     splits = read_splits(data_args, hub, loading=loading)
     args.fit_to(splits)
     task = glue.TASKS.get(data_args.name) or own_task(model_args, data_args, args, splits)
-    metric = f"eval_{task.metrics[0]}"
-    args.judge_by(metric, task.metrics)
+    args.judge_by(task.metrics)
     labels = "numbers" if task.labels is None else ", ".join(task.labels)
-    logger.warning(f"inputs: {', '.join(task.columns)}; labels: {labels}; the best model is that of {metric}")
+    logger.warning(
+        f"inputs: {', '.join(task.columns)}; labels: {labels}; the best model is that of {args.metric_for_best_model}"
+    )
 
     # 2. Fine-tuning, evaluation, predictions: with one seed or several
-    over_seeds(args, metric, lambda one: run(model_args, data_args, sift_args, one, task, splits))
+    over_seeds(args, lambda one: run(model_args, data_args, sift_args, one, task, splits))
 
 
 def own_task(
@@ -143,7 +146,7 @@ def run(
         eval_dataset=evaluations.get(""),
         processing_class=tokenizer,
         data_collator=DataCollatorWithPadding(tokenizer, pad_to_multiple_of=8 if args.fp16 or args.bf16 else None),
-        compute_metrics=lambda found: metrics(task, found),
+        compute_metrics=lambda found: metrics(task, labels, found),
         about={"data": data_args.source(model_args.demo), "base": model_args.start},
     )
     found = train_and_evaluate(trainer, evaluations)
@@ -151,7 +154,7 @@ def run(
     # 4. Predictions of the test rows, and scores where they have labels
     if args.do_predict:
         for split in (split for split in inputs if split.startswith("test")):
-            told = "labels" in inputs[split].column_names and min(inputs[split]["labels"]) >= 0
+            told = "labels" in inputs[split].column_names and is_told(inputs[split]["labels"], task)
             rows = inputs[split] if told else inputs[split].select_columns(tokenizer.model_input_names)
             predicted = trainer.predict(rows, metric_key_prefix=split.replace("test", "predict", 1))
             if told:
@@ -168,14 +171,22 @@ def head_of(labels: tuple[str, ...] | None) -> dict[str, Any]:
     """Fields of the configuration."""
     if labels is None:
         return {"num_labels": 1, "problem_type": "regression"}
-    return {"id2label": dict(enumerate(labels)), "problem_type": "single_label_classification"}
+    return {**label_fields(labels), "problem_type": "single_label_classification"}
 
 
-def metrics(task: glue.Task, found: EvalPrediction) -> dict[str, float]:
+def metrics(task: glue.Task, labels: tuple[str, ...] | None, found: EvalPrediction) -> dict[str, float]:
+    """With classes numbered as in the task, since F1 is that of number 1; `labels` are in the model's order."""
     logits = predictions_of(found.predictions)
-    values = logits if task.labels is None else logits.argmax(-1)
-    known = found.label_ids >= 0 if task.labels is not None else np.ones(len(values), bool)
-    return glue.scores(task.metrics, values[known], found.label_ids[known], len(task.labels or ()))
+    if task.labels is None:
+        return glue.scores(task.metrics, logits, found.label_ids)
+    in_task, known = np.array([task.labels.index(label) for label in labels]), found.label_ids >= 0
+    values, truth = in_task[logits.argmax(-1)[known]], in_task[found.label_ids[known]]
+    return glue.scores(task.metrics, values, truth, len(labels))
+
+
+def is_told(labels: list[float], task: glue.Task) -> bool:
+    """Whether test rows have labels: GLUE writes -1 for all that are hidden."""
+    return any(label != -1 for label in labels) if task.labels is None else min(labels) >= 0
 
 
 def predictions_of(found: Any) -> np.ndarray:

@@ -32,6 +32,7 @@ from hf_deberta.training.splits import DataArguments, read_splits, read_table, r
 from hf_deberta.training.task_model import (
     ModelArguments,
     checkpoint_labels,
+    label_fields,
     labels_in_order,
     load_model,
     load_tokenizer,
@@ -93,7 +94,9 @@ def fine_tune(
         if split != "train" or args.do_train
     }
     args.fit_to(splits)
-    labels = ner.labels_of(splits["train"]) if args.do_train else list(checkpoint_labels(model_args))
+    labels = ner.labels_of(splits["train"]) if args.do_train else checkpoint_labels(model_args)
+    if labels is None:
+        raise ValueError(f"{model_args.start} is a model of numbers, not of labels")
     labels = list(labels_in_order(tuple(labels), model_args))
     for split, sentences in splits.items():
         ner.check_labels(sentences, labels, split)
@@ -103,12 +106,10 @@ def fine_tune(
         known = all(sentence.document is not None for sentences in splits.values() for sentence in sentences)
         data_args.document_context = "merged" if known and data_args.task_name == "conll2003" else "none"
     logger.warning(f"labels: {', '.join(labels)}; document context: {data_args.document_context}")
-    names = ner.metrics_of(labels, data_args.return_entity_level_metrics)
-    metric = f"eval_{names[0]}"
-    args.judge_by(metric, names)
+    args.judge_by(ner.metrics_of(labels, data_args.return_entity_level_metrics))
 
     # 2. Fine-tuning, evaluation, predictions: with one seed or several
-    over_seeds(args, metric, lambda one: run(model_args, data_args, sift_args, one, labels, splits))
+    over_seeds(args, lambda one: run(model_args, data_args, sift_args, one, labels, splits))
 
 
 def read_file(file: str) -> Dataset:
@@ -152,7 +153,7 @@ def run(
     # 1. Model and tokenizer
     set_seed(args.seed)
     tokenizer = load_tokenizer(model_args, add_prefix_space=True)
-    fields = {"id2label": dict(enumerate(labels))}
+    fields = label_fields(labels)
     if data_args.token_classifier is not None:
         fields["token_classifier"] = data_args.token_classifier
     model = load_model(model_args, HfDebertaForTokenClassification, AutoModelForTokenClassification, **fields)
@@ -184,10 +185,11 @@ def run(
     # 4. Predictions
     if args.do_predict:
         for split in (split for split in inputs if split.startswith("test")):
-            predicted = trainer.predict(inputs[split], metric_key_prefix=split)
+            prefix = split.replace("test", "predict", 1)
+            predicted = trainer.predict(inputs[split], metric_key_prefix=prefix)
             if "labels" in inputs[split].column_names:
-                trainer.log_metrics(split, predicted.metrics)
-                trainer.save_metrics(split, predicted.metrics)
+                trainer.log_metrics(prefix, predicted.metrics)
+                trainer.save_metrics(prefix, predicted.metrics)
             if trainer.is_world_process_zero():
                 tags = ner.predicted_tags(predicted.predictions, inputs[split], splits[split], labels)
                 ner.write_predictions(Path(args.output_dir) / f"predictions_{split}.txt", splits[split], tags)

@@ -80,11 +80,10 @@ def fine_tune(
         split: race.choice_rows(rows, split, with_labels=split != "test", fill_blanks=data_args.fill_blanks)
         for split, rows in splits.items()
     }
-    metric = "eval_accuracy"
-    args.judge_by(metric)
+    args.judge_by(["accuracy"])
 
     # 2. Fine-tuning, evaluation, predictions: with one seed or several
-    over_seeds(args, metric, lambda one: run(model_args, data_args, sift_args, one, splits))
+    over_seeds(args, lambda one: run(model_args, data_args, sift_args, one, splits))
 
 
 def run(

@@ -24,7 +24,7 @@ from hf_deberta.tasks import squad
 from hf_deberta.tasks.squad_scores import METRICS, METRICS_V2, squad_scores, squad_v2_scores
 from hf_deberta.training.demonstration import write_made_up
 from hf_deberta.training.fine_tuning import FineTuningTrainer, finish, over_seeds, train_and_evaluate
-from hf_deberta.training.fine_tuning_arguments import FineTuningArguments, parsed
+from hf_deberta.training.fine_tuning_arguments import SWITCH, FineTuningArguments, parsed
 from hf_deberta.training.sift import SiftArguments
 from hf_deberta.training.splits import DataArguments, read_splits
 from hf_deberta.training.task_model import ModelArguments, load_model, load_tokenizer, longest_input
@@ -40,7 +40,8 @@ class SquadArguments(DataArguments):
 
     task_name: str | None = field(default=None, metadata={"help": f"{' or '.join(HUB)}; else your own."})
     version_2_with_negative: bool | None = field(
-        default=None, metadata={"help": "Some questions have no answer; by default if there are such."}
+        default=None,
+        metadata={"help": "Some questions have no answer; by default if there are such.", **SWITCH},
     )
     null_score_diff_threshold: float = field(
         default=0.0,
@@ -82,10 +83,10 @@ def fine_tune(
     splits = {split: squad.squad_rows(rows, split, with_answers=split != "test") for split, rows in splits.items()}
     if data_args.version_2_with_negative is None:
         data_args.version_2_with_negative = data_args.task_name == "squad_v2" or some_without_answer(splits)
-    args.judge_by("eval_f1", METRICS_V2 if data_args.version_2_with_negative else METRICS)
+    args.judge_by(METRICS_V2 if data_args.version_2_with_negative else METRICS)
 
     # 2. Fine-tuning, evaluation, predictions: with one seed or several
-    over_seeds(args, "eval_f1", lambda one: run(model_args, data_args, sift_args, one, splits))
+    over_seeds(args, lambda one: run(model_args, data_args, sift_args, one, splits))
 
 
 def run(

@@ -35,7 +35,14 @@ from hf_deberta.training.fine_tuning import FineTuningTrainer, evaluations_of, f
 from hf_deberta.training.fine_tuning_arguments import FineTuningArguments, parsed
 from hf_deberta.training.sift import SiftArguments
 from hf_deberta.training.splits import DataArguments, read_splits, read_table
-from hf_deberta.training.task_model import ModelArguments, labels_in_order, load_model, load_tokenizer, longest_input
+from hf_deberta.training.task_model import (
+    ModelArguments,
+    label_fields,
+    labels_in_order,
+    load_model,
+    load_tokenizer,
+    longest_input,
+)
 
 HUB = "aps/super_glue"
 HEADS = {
@@ -97,11 +104,10 @@ def fine_tune(
         logger.warning(f"{superglue.TASKS[one].file} {split}: {len(of):,} rows")
         if not split.startswith("test") and not superglue.is_labelled(of, split, one):
             raise ValueError(f"the {split} rows of {one} have no labels")
-    metric = f"eval_{task.metrics[0]}"
-    args.judge_by(metric, task.metrics)
+    args.judge_by(task.metrics)
 
     # 2. Fine-tuning, evaluation, predictions: with one seed or several
-    over_seeds(args, metric, lambda one: run(model_args, data_args, sift_args, one, rows))
+    over_seeds(args, lambda one: run(model_args, data_args, sift_args, one, rows))
 
 
 def diagnostics(data_args: SuperGlueArguments, loading: dict[str, Any]) -> dict[tuple[str, str], Dataset]:
@@ -129,7 +135,7 @@ def run(
     labels, fields = None, {}
     if task.head == "sequence":
         labels = labels_in_order(task.labels, model_args)
-        fields = {"id2label": dict(enumerate(labels)), "problem_type": "single_label_classification"}
+        fields = {**label_fields(labels), "problem_type": "single_label_classification"}
     model = load_model(model_args, ours, auto, **fields)
 
     # 2. Rows as inputs
@@ -170,7 +176,7 @@ def run(
     if args.do_predict:
         for (one, split), of in inputs.items():
             if split.startswith("test"):
-                prefix = split if one == name else one
+                prefix = split.replace("test", "predict", 1) if one == name else one
                 predicted = trainer.predict(of, metric_key_prefix=prefix)
                 if superglue.is_labelled(rows[one, split], split, one):
                     trainer.log_metrics(prefix, predicted.metrics)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from datasets import ClassLabel, Dataset
 from fine_tuning_models import RUN, results, runner, save_models
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
@@ -60,6 +61,7 @@ def test_any_model(run_glue, made, tmp_path, model):
         "BertForSequenceClassification" if model == "bert" else "HfDebertaForSequenceClassification"
     )
     assert kept.config.id2label == {0: "negative", 1: "positive"}
+    assert kept.config.label2id == {"negative": 0, "positive": 1}  # zero-shot pipelines ask for it
     assert len((out / "SST-2.tsv").read_text().splitlines()) == 17
     assert (out / "README.md").exists()
 
@@ -172,6 +174,12 @@ def test_a_finished_run_is_taken_up_and_another_refused(run_glue, made, tmp_path
     assert (after["eval_loss"], after["train_loss"]) == (before["eval_loss"], before["train_loss"])
     with pytest.raises(SystemExit, match=r"run with other settings: learning_rate 0.001, now 0.5; take another"):
         run_glue(*command, "--learning_rate", 0.5)
+    for flag, value in {"--max_seq_length": 8, "--cls_dropout": 0.5, "--adam_epsilon": 1e-3, "--seed": 7}.items():
+        with pytest.raises(SystemExit, match=f"run with other settings: {flag[2:]} "):
+            run_glue(*command, flag, value)
+    card = (out / "README.md").read_text()
+    run_glue(*command, "--logging_steps", 1, "--per_device_eval_batch_size", 2, "--num_seeds", 1, "--do_predict")
+    assert (out / "README.md").read_text() == card
     run_glue(*command, "--learning_rate", 0.5, "--resume_from_checkpoint", "false")
     assert results(out)["eval_loss"] != before["eval_loss"]
 
@@ -197,6 +205,33 @@ def test_seeds(run_glue, made, tmp_path, capsys):
     assert "median" in capsys.readouterr().out
 
 
+def test_the_best_seed_is_that_of_the_named_metric(run_glue, made, tmp_path):
+    out = tmp_path / "out"
+    run_glue("--model_name_or_path", made / "ours", "--task_name", "sst2", "--data_dir", made / "sst2", *RUN,
+             "--max_steps", 3, "--num_seeds", 3, "--metric_for_best_model", "loss", "--output_dir", out)  # fmt: skip
+    summary = json.loads((out / "seeds.json").read_text())
+    losses = {seed: found["eval_loss"] for seed, found in summary["seeds"].items()}
+    assert str(summary["best_seed"]) == min(losses, key=losses.get)
+    card = ModelCard.load(out / "README.md")
+    assert card.data.model_name == "out" and 'from_pretrained("out"' in card.text
+
+
+@pytest.mark.parametrize("model", ["ours", "bert"])
+def test_an_intermediate_task_of_as_many_labels(run_glue, made, tmp_path, model):
+    """Nothing is left of the old classifier if the labels are others; with the same labels it stays."""
+    first = tmp_path / "first"
+    rows = ["--data_dir", made / "sst2", *RUN, "--max_steps", 1, "--learning_rate", "1e-12", "--recipe", "none"]
+    run_glue("--model_name_or_path", made / model, "--task_name", "sst2", *rows, "--output_dir", first)
+    (tmp_path / "own.csv").write_text("text,label\na lovely film,good\na dull one,bad\n")
+    run_glue("--intermediate", first, "--train_file", tmp_path / "own.csv", "--output_dir", tmp_path / "own", *rows[2:],
+             "--seed", 7)  # fmt: skip
+    run_glue("--intermediate", first, "--task_name", "sst2", *rows, "--output_dir", tmp_path / "same")
+    before, own, same = (
+        load_file(tmp_path / name / "model.safetensors")["classifier.weight"] for name in ("first", "own", "same")
+    )
+    assert not torch.allclose(before, own, atol=1e-4) and torch.allclose(before, same, atol=1e-6)
+
+
 def test_from_an_intermediate_task(run_glue, made, tmp_path):
     first, second = tmp_path / "mnli", tmp_path / "sst2"
     run_glue("--model_name_or_path", made / "ours", "--task_name", "mnli", "--data_dir", made / "mnli",
@@ -208,21 +243,70 @@ def test_from_an_intermediate_task(run_glue, made, tmp_path):
     assert torch.allclose(before["pooler.dense.weight"], after["pooler.dense.weight"])
 
 
-def test_evaluation_alone_keeps_the_order_of_labels(run_glue, made, tmp_path):
-    """A checkpoint that numbers the same labels otherwise gives the same accuracy."""
+def renumbered(folder: Path, order: list[int], labels: list[str]) -> None:
+    """The same model with its classes in another order, and so called."""
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    with torch.no_grad():
+        for parameter in (model.classifier.weight, model.classifier.bias):
+            parameter.copy_(parameter[order].clone())
+    model.config.id2label = dict(enumerate(labels))
+    model.config.label2id = {label: number for number, label in enumerate(labels)}
+    model.save_pretrained(folder)
+
+
+@pytest.mark.parametrize("spelt", [str.lower, str.upper])  # the released MNLI checkpoints shout
+def test_evaluation_alone_keeps_the_order_of_labels(run_glue, made, tmp_path, spelt):
+    """A checkpoint that numbers the same labels otherwise says the same of every row."""
     trained, evaluated = tmp_path / "trained", tmp_path / "evaluated"
     command = ["--task_name", "mnli", "--data_dir", made / "mnli", *RUN]
     run_glue(*command, "--model_name_or_path", made / "ours", "--output_dir", trained, "--num_train_epochs", 3)
-    model = AutoModelForSequenceClassification.from_pretrained(trained)
-    with torch.no_grad():
-        for parameter in (model.classifier.weight, model.classifier.bias):
-            parameter.copy_(parameter[[2, 0, 1]].clone())
-    model.config.id2label = {0: "contradiction", 1: "entailment", 2: "neutral"}
-    model.config.label2id = {label: number for number, label in model.config.id2label.items()}
-    model.save_pretrained(trained)
-    run_glue(*command, "--model_name_or_path", trained, "--output_dir", evaluated, "--do_eval")
+    renumbered(trained, [2, 0, 1], [spelt(label) for label in ("contradiction", "entailment", "neutral")])
+    run_glue(*command, "--model_name_or_path", trained, "--output_dir", evaluated, "--do_eval", "--do_predict")
     assert results(evaluated)["eval_accuracy"] == results(trained)["eval_accuracy"]
+    said = [(folder / "MNLI-m.tsv").read_text() for folder in (trained, evaluated)]
+    assert said[0] == said[1] and "entailment" in said[0]
     assert not (evaluated / "model.safetensors").exists()
+
+
+def test_f1_is_that_of_the_task_s_class(run_glue, made, tmp_path):
+    trained, evaluated = tmp_path / "trained", tmp_path / "evaluated"
+    rows = [{"sentence1": r["sentence"], "sentence2": "", "label": int(i % 3 > 0)}
+            for i, r in enumerate(glue.made_up_rows(30, 0))]  # fmt: skip
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["--task_name", "mrpc", "--validation_file", tmp_path / "rows.jsonl", *RUN]
+    run_glue(*command, "--model_name_or_path", made / "ours", "--train_file", tmp_path / "rows.jsonl", "--output_dir",
+             trained, "--num_train_epochs", 4)  # fmt: skip
+    renumbered(trained, [1, 0], ["equivalent", "not_equivalent"])
+    run_glue(*command, "--model_name_or_path", trained, "--output_dir", evaluated, "--do_eval")
+    assert results(evaluated)["eval_f1"] == results(trained)["eval_f1"] > 0
+
+
+def test_names_of_class_labels_count_in_evaluation_alone(run_glue, made, tmp_path):
+    """Rows number neg, pos; the checkpoint pos, neg."""
+    trained = tmp_path / "trained"
+    rows = [{"text": r["sentence"], "label": ("neg", "pos")[r["label"]]} for r in glue.made_up_rows(24, 3)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    numbered = Dataset.from_list(rows).cast_column("label", ClassLabel(names=["neg", "pos"]))
+    numbered.to_parquet(tmp_path / "rows.parquet")
+    run_glue("--model_name_or_path", made / "ours", "--train_file", tmp_path / "rows.jsonl", "--output_dir", trained,
+             *RUN, "--num_train_epochs", 1)  # fmt: skip
+    renumbered(trained, [1, 0], ["pos", "neg"])
+    for kind in ("jsonl", "parquet"):
+        file = tmp_path / f"rows.{kind}"
+        run_glue("--model_name_or_path", trained, "--validation_file", file, "--test_file", file, "--output_dir",
+                 tmp_path / kind, *RUN, "--do_eval", "--do_predict")  # fmt: skip
+    said = (tmp_path / "parquet" / "predict_results_own.txt").read_text().split()[3::2]
+    right = sum(a == row["label"] for a, row in zip(said, rows, strict=True)) / len(rows)
+    for kind in ("jsonl", "parquet"):
+        assert results(tmp_path / kind)["eval_accuracy"] == pytest.approx(right)
+
+
+def test_a_regression_of_negative_numbers_is_scored(run_glue, made, tmp_path):
+    file = tmp_path / "rows.csv"
+    file.write_text("text,label\na lovely film,1.5\na dull one,-1.5\na third,-0.5\n")
+    run_glue("--model_name_or_path", made / "ours", "--train_file", file, "--test_file", file, "--do_regression",
+             "--output_dir", tmp_path / "out", *RUN, "--max_steps", 1)  # fmt: skip
+    assert "predict_pearson" in results(tmp_path / "out")
 
 
 def test_predictions_for_rows_of_ones_own(run_glue, made, tmp_path):
@@ -292,6 +376,7 @@ def test_bad_input(run_glue, made, tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"text": "a"\n')
     (tmp_path / "none.csv").write_text("text,label\na,good\nb,\n")
     (tmp_path / "flags.json").write_text("{'a': 1}")
+    (tmp_path / "list.json").write_text("[]")
     HfDebertaConfig.from_preset("tiny", vocab_size=300, hidden_size=96).save_pretrained(tmp_path / "wide")
     cases = [
         (["--output_dir", tmp_path / "out"], "say which checkpoint"),
@@ -311,6 +396,8 @@ def test_bad_input(run_glue, made, tmp_path):
         ([*model, "--num_seeds", 2, "--push_to_hub"], "--push_to_hub knows one model"),
         ([*model, "--train_file", sst2 / "train.jsonl", "--early_stopping_patience", 1], "needs validation rows"),
         ([tmp_path / "flags.json"], "is not JSON"),
+        ([tmp_path / "list.json"], "must hold flags by name"),
+        ([*model, "--train_sampling_strategy", "sequential"], "is random or group_by_length here, not sequential"),
         (
             [*model, "--task_name", "sst2", "--data_dir", sst2, "--metric_for_best_model", "acuracy"],
             "--metric_for_best_model is one of accuracy, loss for this task, not acuracy",

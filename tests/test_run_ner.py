@@ -49,7 +49,7 @@ def columns_of(path: Path) -> tuple[list[list[str]], list[list[str]], list[list[
 def test_the_demonstration_learns(run_ner, tmp_path):
     out = tmp_path / "out"
     run_ner("--demo", *RUN[:3], "--output_dir", out)
-    assert results(out)["eval_f1"] > 0.9 and results(out)["test_f1"] > 0.9
+    assert results(out)["eval_f1"] > 0.9 and results(out)["predict_f1"] > 0.9
 
 
 @pytest.mark.parametrize("model", ["ours", "in_tree", "bert"])
@@ -67,8 +67,8 @@ def test_any_model(run_ner, made, tmp_path, model):
     sentences = ner.in_iob2(ner.read_columns(made / "conll" / "test.txt"))
     assert words == [s.words for s in sentences] and gold == [s.tags for s in sentences]
     metrics = pytest.importorskip("seqeval.metrics")
-    assert results(out)["test_f1"] == pytest.approx(metrics.f1_score(gold, predicted, zero_division=0))
-    assert results(out)["test_accuracy"] == pytest.approx(metrics.accuracy_score(gold, predicted))
+    assert results(out)["predict_f1"] == pytest.approx(metrics.f1_score(gold, predicted, zero_division=0))
+    assert results(out)["predict_accuracy"] == pytest.approx(metrics.accuracy_score(gold, predicted))
     assert {"eval_f1", "eval_PER_recall", "eval_LOC_number"} <= results(out).keys() and (out / "README.md").exists()
 
 
@@ -102,7 +102,7 @@ def test_a_table_of_other_labels(run_ner, made, tmp_path):
             "--max_steps", 3, "--label_column_name", "pos_tags", "--pad_to_max_length",
             "--max_seq_length", 40)  # fmt: skip
     assert 0 <= results(out)["eval_accuracy"] <= 1 and "eval_f1" not in results(out)
-    assert "test_accuracy" not in results(out)
+    assert "predict_accuracy" not in results(out)
     first = (out / "predictions_test.txt").read_text().split("\n")[0].split(" ")
     assert len(first) == 2 and first[1] in ("NN", "XY")
 

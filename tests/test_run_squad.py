@@ -93,6 +93,18 @@ def test_sift_several_seeds_and_a_threshold(run_squad, made, tmp_path):
     assert read(out / "all_results.json")["eval_NoAns_exact"] == 100
 
 
+def test_version_2_is_a_switch(run_squad, made, tmp_path):
+    """Alone, as in `run_qa.py`, or with a value; texts that all have their answer make it 1.1 otherwise."""
+    command = ["--model_name_or_path", made / "ours", "--data_dir", made / "v1", *SHORT, *RUN, "--max_steps", 1]
+    for name, switch in {"none": [], "alone": ["--version_2_with_negative"]}.items():
+        run_squad(*command, "--output_dir", tmp_path / name, *switch)
+    assert "eval_exact_match" in read(tmp_path / "none" / "all_results.json")
+    assert "eval_exact" in read(tmp_path / "alone" / "all_results.json")
+    run_squad("--model_name_or_path", tmp_path / "alone", "--validation_file", made / "v2" / "validation.json", *SHORT,
+              *RUN, "--do_eval", "--version_2_with_negative", "False", "--output_dir", tmp_path / "off")  # fmt: skip
+    assert "eval_exact_match" in read(tmp_path / "off" / "all_results.json")
+
+
 def test_it_goes_on_exactly(run_squad, made, tmp_path):
     """In the middle of an epoch, with windows grouped by length and dropout on."""
     command = ["--model_name_or_path", made / "ours", "--data_dir", made / "v2", *SHORT, *RUN, "--num_train_epochs", 3]
@@ -157,7 +169,7 @@ def test_bad_input(run_squad, made, tmp_path):
         ([*model], "say which data"),
         ([*model, "--train_file", tmp_path / "columns.jsonl"], "the train rows have no column answers"),
         ([*model, "--train_file", tmp_path / "none.json"], "there is no question in"),
-        ([*model, "--train_file", tmp_path / "words.txt"], "are read from json, jsonl or parquet files"),
+        ([*model, "--train_file", tmp_path / "words.txt"], "words.txt is none of json, jsonl, parquet"),
         ([*model, "--train_file", tmp_path / "nowhere.json"], "there is no file"),
         ([*model, "--validation_file", v1 / "validation.json"], "--do_train needs train rows"),
         ([*model, *SHORT, "--train_file", tmp_path / "long.jsonl"], "leaves room for 20: raise"),

@@ -126,7 +126,7 @@ def test_windows_of_a_passage(run_superglue, made, tmp_path):
                   "--max_seq_length", 32, "--doc_stride", 8, "--pad_to_max_length")  # fmt: skip
     told = lines_of(out / "predictions_record.jsonl")
     assert len(told) == 8 and all(len({a["text"] for a in line["answers"]}) == 3 for line in told)
-    assert results(out)["test_f1"] == results(out)["eval_f1"]
+    assert results(out)["predict_f1"] == results(out)["eval_f1"]
     assert HfDebertaForEntityChoice.from_pretrained(out).config.architectures == ["HfDebertaForEntityChoice"]
 
 
@@ -142,7 +142,7 @@ def test_the_diagnostics(run_superglue, made, tmp_path):
     run_superglue("--model_name_or_path", out, "--task_name", "axg", "--test_file", made / "axg" / "test.jsonl",
                   "--output_dir", alone, "--use_cpu", "--do_predict")  # fmt: skip
     assert (alone / "AX-g.jsonl").read_text() == (out / "AX-g.jsonl").read_text()
-    assert results(alone)["test_gender_parity"] == results(out)["axg_gender_parity"]
+    assert results(alone)["predict_gender_parity"] == results(out)["axg_gender_parity"]
 
 
 @pytest.mark.parametrize("model", ["in_tree", "bert"])

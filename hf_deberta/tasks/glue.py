@@ -101,8 +101,11 @@ def numbered_labels(rows: Dataset, labels: tuple[str, ...], split: str, column: 
     kind, values = rows.features[column], rows[column]
     by_number = hasattr(kind, "names") or not any(label.lstrip("-").isdigit() for label in labels)
     numbers = {label: number for number, label in enumerate(labels)}
+    names = kind.names if hasattr(kind, "names") and set(kind.names) == set(labels) else None
 
     def number(value: Any) -> int | None:
+        if names is not None and isinstance(value, int) and 0 <= value < len(names):
+            return numbers[names[value]]
         if by_number and isinstance(value, int):  # true and false are 1 and 0
             return int(value) if 0 <= value < len(labels) else None
         return numbers.get(str(value))

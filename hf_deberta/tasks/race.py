@@ -27,13 +27,13 @@ from transformers.utils import logging
 
 from hf_deberta.tasks.glue import probabilities
 from hf_deberta.tasks.submission import numbered, write_lines
+from hf_deberta.training.splits import read_table
 
 TEXT, TEXTS = datasets.Value("string"), datasets.List(datasets.Value("string"))
 ROW = {"id": TEXT, "context": TEXT, "choices": TEXTS}
 ARTICLE = {"id": TEXT, "article": TEXT, "questions": TEXTS, "options": datasets.List(TEXTS), "answers": TEXTS}
 RACE = ("article", "question", "options")
 SWAG = ("sent1", "sent2", "ending0", "ending1")
-TABLES = {"json": "json", "jsonl": "json", "parquet": "parquet", "csv": "csv"}
 UNKNOWN = {None, "", -1}  # instead of an answer
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 LEVELS = ("middle", "high")  # an id of RACE begins with its level
@@ -45,22 +45,11 @@ logger = logging.get_logger(__name__)
 
 
 def read_choices(file: str | Path) -> Dataset:
-    """Rows as they are written: a folder of the RACE release, such as RACE/train/high, or json, jsonl, parquet, csv."""
+    """Rows as they are written: a folder of the RACE release, such as RACE/train/high, or a table."""
     path = Path(file)
     if not path.exists():
         raise FileNotFoundError(f"there is no file or folder {path}")
-    if path.is_dir():
-        return _read_release(path)
-    kind = path.name.removesuffix(".gz").rpartition(".")[2].lower()
-    if kind not in TABLES:
-        raise ValueError(f"choices are read from {', '.join(TABLES)} files and folders of RACE, not from {path}")
-    if not path.stat().st_size:
-        raise ValueError(f"{path} is empty")
-    try:
-        rows = datasets.load_dataset(TABLES[kind], data_files=str(path), split="train")
-        return _one_question_a_row(rows)
-    except DatasetGenerationError as error:
-        raise ValueError(f"{path} is no table of rows: {error.__cause__ or error}") from error
+    return _read_release(path) if path.is_dir() else _one_question_a_row(read_table(path))
 
 
 def _read_release(folder: Path) -> Dataset:

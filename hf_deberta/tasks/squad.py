@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 import datasets
 import numpy as np
 from datasets import Dataset
-from datasets.exceptions import DatasetGenerationError
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from hf_deberta.tasks.submission import write_lines
+from hf_deberta.training.splits import read_table
 
 ANSWERS = {"text": datasets.List(datasets.Value("string")), "answer_start": datasets.List(datasets.Value("int32"))}
 COLUMNS = {name: datasets.Value("string") for name in ("id", "context", "question")}
@@ -42,26 +42,14 @@ logger = logging.get_logger(__name__)
 def read_squad(file: str | Path) -> Dataset:
     """Questions from an official SQuAD file (nested JSON), or from a table, one row each: json, jsonl, parquet."""
     path = Path(file)
-    kind = path.name.removesuffix(".gz").rpartition(".")[2].lower()
-    if kind not in ("json", "jsonl", "parquet"):
-        raise ValueError(f"questions and answers are read from json, jsonl or parquet files, not from {path}")
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
-    if not path.stat().st_size:
-        raise ValueError(f"{path} is empty")
     document = None
-    if path.suffix == ".json":
-        with suppress(json.JSONDecodeError):  # a row per line, or what the reader below will complain of
+    if path.suffix == ".json" and path.is_file():
+        with suppress(json.JSONDecodeError):  # a row per line, or what read_table will complain of
             document = json.loads(path.read_text(encoding="utf-8"))
     data = document.get("data") if isinstance(document, dict) else None
     if isinstance(data, list) and (not data or "paragraphs" in data[0]):
         return _from_articles(path, data)
-    field = {} if data is None else {"field": "data"}
-    builder = "parquet" if kind == "parquet" else "json"
-    try:
-        return datasets.load_dataset(builder, data_files=str(path), split="train", **field)
-    except DatasetGenerationError as error:
-        raise ValueError(f"{path} is no table of rows: {error.__cause__ or error}") from error
+    return read_table(path, ("json", "jsonl", "parquet"), rows_field=None if data is None else "data")
 
 
 def _from_articles(path: Path, articles: list[dict]) -> Dataset:

@@ -1,15 +1,15 @@
 """Files of predictions, and the zip that a benchmark's server takes, made of the files of several runs."""
 
-import os
 import sys
 import zipfile
 from pathlib import Path
 
+from hf_deberta.training.whole_checkpoints import whole_file
+
 
 def write_lines(path: Path, lines: list[str]) -> None:
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    unfinished.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    os.replace(unfinished, path)
+    with whole_file(path) as unfinished:
+        unfinished.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def numbered(values: list[str]) -> list[str]:
@@ -27,11 +27,9 @@ def write_submission(path: Path, folders: list[Path], names: list[str]) -> list[
                 found[file.name] = file
     if not found:
         raise ValueError(f"none of {', '.join(names)} is in {', '.join(map(str, folders))}")
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as archive:
+    with whole_file(path) as unfinished, zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, file in sorted(found.items()):
             archive.write(file, name)
-    os.replace(unfinished, path)
     return [name for name in names if name not in found]
 
 

@@ -26,11 +26,8 @@ from hf_deberta.training.model_card import write_training_card
 from hf_deberta.training.pretraining_trainer import NextEpoch
 from hf_deberta.training.row_order import RowOrder
 from hf_deberta.training.sift import SiftTrainer
-from hf_deberta.training.whole_checkpoints import WholeCheckpoints, last_checkpoint
+from hf_deberta.training.whole_checkpoints import WholeCheckpoints, last_checkpoint, whole_file
 
-DECISIVE = ("learning_rate", "num_train_epochs", "max_steps", "per_device_train_batch_size", "warmup_steps", "seed")
-DECISIVE += ("gradient_accumulation_steps", "weight_decay", "lr_scheduler_type", "optim", "data_seed")
-DECISIVE += ("train_sampling_strategy", "metric_for_best_model")
 CLOCKS = ("runtime", "per_second", "preparation_time")  # not of the model
 
 logger = logging.get_logger(__name__)
@@ -51,6 +48,7 @@ class FineTuningTrainer(SiftTrainer, WholeCheckpoints):
         super().__init__(*args, **kwargs)
         self.about = about or {"data": "task data"}
         self.order: RowOrder | None = None
+        self.has_trained = False
         self.evaluated = self.eval_dataset  # what metrics are computed of
         self.add_callback(NextEpoch(self))
         if self.args.early_stopping_patience is not None:
@@ -90,10 +88,7 @@ class FineTuningTrainer(SiftTrainer, WholeCheckpoints):
 
     def settings(self) -> dict[str, Any]:
         """What makes a run another run."""
-        found = {name: getattr(self.args, name) for name in DECISIVE}
-        found |= {"data": self.about["data"], "start": self.about.get("base"), "rows": len(self.train_dataset)}
-        found["sift"] = None if self.sift is None else vars(self.sift)
-        return json.loads(json.dumps(found, default=str))
+        return {**self.args.decisive, "seed": self.args.seed, "rows": len(self.train_dataset)}
 
     def takes_up_finished_run(self) -> bool:
         """Whether `output_dir` holds this run, trained to its end: then its model is taken. Another run is refused."""
@@ -146,6 +141,7 @@ def train_and_evaluate(trainer: FineTuningTrainer, evaluations: dict[str, Any]) 
     """
     args, metrics = trainer.args, {}
     if args.do_train and not trainer.takes_up_finished_run():
+        trainer.has_trained = True
         result = trainer.train(resume_from_checkpoint=last_checkpoint(args))
         trainer.save_model()
         trainer.log_metrics("train", result.metrics)
@@ -168,7 +164,7 @@ def finish(trainer: FineTuningTrainer) -> None:
     """Push, or write the model card, and say what there is now."""
     if trainer.args.push_to_hub:
         trainer.push_to_hub()
-    elif trainer.args.do_train:
+    elif trainer.has_trained:
         trainer.create_model_card()
     folder = Path(trainer.args.output_dir)
     if trainer.is_world_process_zero() and folder.is_dir():
@@ -179,13 +175,11 @@ def finish(trainer: FineTuningTrainer) -> None:
 # Several seeds
 
 
-def over_seeds(args: FineTuningArguments, metric: str, run: Callable[[FineTuningArguments], dict[str, float]]) -> None:
+def over_seeds(args: FineTuningArguments, run: Callable[[FineTuningArguments], dict[str, float]]) -> None:
     """`run` once, or with each of --num_seeds seeds in a folder of its own.
 
-    A seed that was trained is not trained again. The best one's model is copied to --output_dir, beside `seeds.json`.
-
-    Args:
-        metric: which is the best, larger being better.
+    A seed that was trained is not trained again. The model of the best one, by the metric that judges, is copied to
+    --output_dir, beside `seeds.json`.
     """
     if args.num_seeds == 1:
         run(args)
@@ -196,7 +190,8 @@ def over_seeds(args: FineTuningArguments, metric: str, run: Callable[[FineTuning
         one.seed, one.output_dir = seed, str(folder / f"seed-{seed}")
         found[seed] = run(one)
     if args.should_save and args.do_eval:
-        keep_best(folder, found, metric)
+        metric = f"eval_{args.metric_for_best_model.removeprefix('eval_')}"
+        keep_best(folder, found, metric, args.greater_is_better)
     leave()
 
 
@@ -208,7 +203,7 @@ def leave() -> None:
     state.destroy_process_group()
 
 
-def keep_best(folder: Path, found: dict[int, dict[str, float]], metric: str) -> None:
+def keep_best(folder: Path, found: dict[int, dict[str, float]], metric: str, greater_is_better: bool) -> None:
     """Median, mean and spread to the screen and to seeds.json; the files of the best model."""
     first = found[min(found)]
     names = [name for name in first if name.startswith("eval_") and not any(word in name for word in CLOCKS)]
@@ -220,18 +215,19 @@ def keep_best(folder: Path, found: dict[int, dict[str, float]], metric: str) -> 
         spread |= {"min": min(values), "max": max(values)}
         summary[name] = spread
         print(f"{name:28}" + "".join(f" {value:8.4f}" for value in spread.values()))
-    best = max(found, key=lambda seed: found[seed][metric])
+    best = (max if greater_is_better else min)(found, key=lambda seed: found[seed][metric])
     summary["best_seed"] = best
     for path in sorted((folder / f"seed-{best}").iterdir()):
         if path.is_file():
-            unfinished = folder / f"{path.name}.unfinished"
-            shutil.copyfile(path, unfinished)
-            os.replace(unfinished, folder / path.name)
+            with whole_file(folder / path.name) as unfinished:
+                shutil.copyfile(path, unfinished)
+                if path.name == "README.md":  # it names the folder
+                    text = unfinished.read_text(encoding="utf-8").replace(f"seed-{best}", folder.resolve().name)
+                    unfinished.write_text(text, encoding="utf-8")
     write_json(folder / "seeds.json", summary)
     print(f"the model of seed {best} is in {folder}")
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    unfinished.write_text(json.dumps(content, indent=2), encoding="utf-8")
-    os.replace(unfinished, path)
+    with whole_file(path) as unfinished:
+        unfinished.write_text(json.dumps(content, indent=2), encoding="utf-8")

@@ -6,8 +6,9 @@ A flag wins over a JSON file of flags, that over the recipe, that over the defau
 import json
 import os
 import sys
+import traceback
 from argparse import Namespace
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,16 @@ from transformers.utils import logging
 from hf_deberta.training.demonstration import demo_flags
 from hf_deberta.training.recipes import FROM_MNLI, find_recipe, size_of
 from hf_deberta.training.task_model import deberta_config
+
+SWITCH = {"nargs": "?", "const": True}  # of a flag that is yes, no, or left open
+WITHOUT_EFFECT = {  # on the model that a run gives
+    "output_dir", "do_train", "do_eval", "do_predict", "num_seeds", "recipe", "demo", "resume_from_checkpoint",
+    "test_file", "axb_file", "axg_file", "max_predict_samples", "overwrite_cache", "preprocessing_num_workers",
+    "cache_dir", "token", "report_to", "run_name", "project", "trackio_space_id", "disable_tqdm", "logging_dir",
+    "logging_first_step", "logging_steps", "logging_strategy", "log_level", "log_level_replica", "log_on_each_node",
+    "per_device_eval_batch_size", "eval_accumulation_steps", "save_total_limit", "save_on_each_node", "seed",
+    "dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers", "dataloader_prefetch_factor",
+}  # fmt: skip
 
 logger = logging.get_logger(__name__)
 
@@ -54,6 +65,7 @@ class FineTuningArguments(TrainingArguments):
             raise ValueError(
                 "--push_to_hub knows one model: without it, push OUTPUT_DIR, which holds the best, afterwards"
             )
+        self.decisive: dict[str, Any] = {}  # flags that make a run another run, see `parsed`
         self.judged_by_user = self.metric_for_best_model is not None
         self.does_all = not (self.do_train or self.do_eval or self.do_predict)
         if self.does_all:
@@ -68,19 +80,23 @@ class FineTuningArguments(TrainingArguments):
             self.dataloader_pin_memory = False  # or torch warns that it has no use
         if self.early_stopping_patience is not None and self.eval_strategy == "no":
             raise ValueError("--early_stopping_patience needs evaluations along the way: --do_train with --do_eval")
+        if self.train_sampling_strategy not in ("random", "group_by_length"):
+            raise ValueError(
+                f"--train_sampling_strategy is random or group_by_length here, not {self.train_sampling_strategy}"
+            )
         super().__post_init__()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "hub_token": None}  # training_args.bin is pushed
 
-    def judge_by(self, metric: str, others: Iterable[str] = ()) -> None:
-        """Keep the model that is best by this metric, larger being better, unless the user has named another."""
+    def judge_by(self, metrics: Sequence[str]) -> None:
+        """Keep the model that is best by the first of a task's metrics, unless the user has named another."""
         if not self.judged_by_user:
-            self.metric_for_best_model, self.greater_is_better = metric, True
-        known = dict.fromkeys(name.removeprefix("eval_") for name in (metric, *others, "loss"))
-        if self.metric_for_best_model.removeprefix("eval_") not in known:
+            self.metric_for_best_model, self.greater_is_better = f"eval_{metrics[0]}", True
+        elif self.metric_for_best_model.removeprefix("eval_") not in (*metrics, "loss"):
             raise ValueError(
-                f"--metric_for_best_model is one of {', '.join(known)} for this task, not {self.metric_for_best_model}"
+                f"--metric_for_best_model is one of {', '.join(metrics)}, loss for this task, not "
+                f"{self.metric_for_best_model}"
             )
 
     def fit_to(self, splits: Iterable[str]) -> None:
@@ -125,19 +141,35 @@ def parsed(
             chosen, origin = recipe_flags(flags, task_of(flags))
             parser.set_defaults(**{**chosen, **from_file})
             say_recipe(chosen, origin, parser.parse_args(given))
-        return run(*parser.parse_args_into_dataclasses(given))
+        parts = parser.parse_args_into_dataclasses(given)
+        parts[-1].decisive = decisive(vars(parser.parse_args(given)))
+        return run(*parts)
     except (StrictDataclassError, ValueError, OSError) as error:
-        if logging.get_verbosity() <= logging.DEBUG:  # TRANSFORMERS_VERBOSITY=debug: where it was raised
-            raise
+        if logging.get_verbosity() <= logging.DEBUG or (isinstance(error, ValueError) and is_of_training(error)):
+            raise  # TRANSFORMERS_VERBOSITY=debug tells where anything was raised
         said = error.__cause__ if isinstance(error, StrictDataclassError) else None
         raise SystemExit(f"{script}: {said or error}") from error
 
 
+def decisive(flags: dict[str, Any]) -> dict[str, Any]:
+    """The flags that make a run another run."""
+    known = {name: value for name, value in flags.items() if name not in WITHOUT_EFFECT and "hub_" not in name}
+    return json.loads(json.dumps(known, default=str))
+
+
+def is_of_training(error: Exception) -> bool:
+    """Whether it was raised when Trainer was at work, so not by what a user has written."""
+    return any(Path(frame.filename).name == "trainer.py" for frame in traceback.extract_tb(error.__traceback__))
+
+
 def read_flags(file: Path) -> dict[str, Any]:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        flags = json.loads(file.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{file} is not JSON: {error}") from error
+    if not isinstance(flags, dict):
+        raise ValueError(f'{file} must hold flags by name, {{"learning_rate": 1e-5, ...}}')
+    return flags
 
 
 def say_recipe(chosen: dict[str, Any], origin: str, flags: Namespace) -> None:

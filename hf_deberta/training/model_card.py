@@ -16,6 +16,7 @@ from transformers import Trainer
 
 from hf_deberta.configuration_hf_deberta import HfDebertaConfig
 from hf_deberta.hub_export import write_model_card
+from hf_deberta.training.whole_checkpoints import whole_file
 
 HYPERPARAMETERS = (
     "learning_rate",
@@ -84,9 +85,8 @@ def write_training_card(
             "",
         ]
     )
-    unfinished = path.with_suffix(".tmp")
-    card.save(unfinished)
-    os.replace(unfinished, path)
+    with whole_file(path) as unfinished:
+        card.save(unfinished)
 
 
 def eval_results(metrics: dict[str, float], task: str, data: str, dataset: str | None) -> list[EvalResult] | None:

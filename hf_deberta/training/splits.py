@@ -5,7 +5,7 @@
 {'sentence': "Our friends won't buy this analysis ...", 'label': 1, 'idx': 0}
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,12 @@ from typing import Any
 import datasets
 from datasets import Dataset
 from datasets.exceptions import DatasetGenerationError
+from transformers.utils import logging
 
 BUILDERS = {"jsonl": "json", "json": "json", "csv": "csv", "tsv": "csv", "parquet": "parquet"}
 SPLITS = ("train", "validation", "test")
+
+logger = logging.get_logger(__name__)
 
 
 @dataclass
@@ -29,7 +32,12 @@ class DataArguments:
     data_dir: str | None = field(
         default=None, metadata={"help": "A folder with files train.*, validation.*, test.* of the task."}
     )
-    train_file: str | None = field(default=None, metadata={"help": "Rows to train on: jsonl, csv, tsv or parquet."})
+    train_file: str | None = field(
+        default=None,
+        metadata={
+            "help": "Rows to train on: jsonl, parquet, or the task's own kind; csv and tsv where no column holds lists."
+        },
+    )
     validation_file: str | None = field(default=None, metadata={"help": "Rows to evaluate on."})
     test_file: str | None = field(default=None, metadata={"help": "Rows to predict."})
     max_train_samples: int | None = field(default=None, metadata={"help": "Use so many rows at most."})
@@ -68,15 +76,24 @@ def read_splits(
 ) -> dict[str, Dataset]:
     """The splits by name, as files or the data set name them: `validation`, or `validation_matched` and so on.
 
+    Of a data set, others than these and `train` are left out.
+
     Args:
         hub: the task's data set and its configuration, for want of files.
         read: reads a file, if not as a table of rows.
         loading: cache_dir and token, for the Hub.
     """
-    files = {split: getattr(args, f"{split}_file") for split in SPLITS}
+    files = {split: file for split in SPLITS if (file := getattr(args, f"{split}_file"))}
     if args.data_dir is not None:
-        files = {**files_of(Path(args.data_dir)), **{split: file for split, file in files.items() if file}}
-    files = {split: file for split, file in files.items() if file}
+        found = files_of(Path(args.data_dir))
+        parts = [split for split in found if split.startswith("train_")]
+        if parts and not args.train_file:
+            said = ", ".join(found[split].name for split in parts)
+            raise ValueError(
+                f"{args.data_dir} holds {said}, and rows to train on come from one file, train.*: put them into one, "
+                "or name one with --train_file"
+            )
+        files = {split: file for split, file in found.items() if split not in parts} | files
     if files and args.dataset_name is not None:
         raise ValueError("the data are either those of --dataset_name or files (--train_file, --data_dir), not both")
     if files:
@@ -85,7 +102,12 @@ def read_splits(
         name, config = (args.dataset_name, args.dataset_config_name) if args.dataset_name else (hub or (None, None))
         if name is None:
             raise ValueError("say which data: --train_file and --validation_file, --data_dir, or --dataset_name")
-        splits = dict(datasets.load_dataset(name, config, **loading or {}))
+        there = datasets.load_dataset(name, config, **loading or {})
+        splits = {split: there[split] for split in there if is_split(split)}
+        if not splits:
+            raise ValueError(f"{name} has no split train, validation or test, but {', '.join(there)}")
+        if left_out := [split for split in there if split not in splits]:
+            logger.warning(f"splits of {name} that are left out: {', '.join(left_out)}")
     limits = {"train": args.max_train_samples, "validation": args.max_eval_samples, "test": args.max_predict_samples}
     for split, rows in splits.items():
         if len(rows) == 0:
@@ -95,6 +117,11 @@ def read_splits(
     return splits
 
 
+def is_split(name: str) -> bool:
+    """Whether a split is to train on, which there is one of, or to evaluate or predict, such as `test_matched`."""
+    return name == "train" or name.partition("_")[0] in SPLITS[1:]
+
+
 def files_of(folder: Path) -> dict[str, Path]:
     """The files of a folder whose names begin with a split's."""
     if not folder.is_dir():
@@ -102,7 +129,8 @@ def files_of(folder: Path) -> dict[str, Path]:
     names = {"valid": "validation", "dev": "validation", "val": "validation"}
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
-        split = names.get(path.stem, path.stem)
+        stem = Path(path.name.removesuffix(".gz")).stem
+        split = names.get(stem, stem)
         if path.is_file() and split.partition("_")[0] in SPLITS:
             if split in found:
                 raise ValueError(f"{found[split]} and {path} are both the split {split!r}: name one by its flag")
@@ -112,12 +140,17 @@ def files_of(folder: Path) -> dict[str, Path]:
     return found
 
 
-def read_table(file: str) -> Dataset:
-    """Rows of a jsonl, csv, tsv or parquet file."""
+def read_table(file: str | Path, kinds: Sequence[str] = tuple(BUILDERS), rows_field: str | None = None) -> Dataset:
+    """Rows of a file, also gzipped.
+
+    Args:
+        kinds: those that it may be of.
+        rows_field: the field of a JSON object that holds the rows.
+    """
     path = Path(file)
-    kind = path.suffix.removeprefix(".").lower()
-    if kind not in BUILDERS:
-        raise ValueError(f"{file} is none of {', '.join(BUILDERS)}")
+    kind = Path(path.name.removesuffix(".gz")).suffix.removeprefix(".").lower()
+    if kind not in kinds:
+        raise ValueError(f"{file} is none of {', '.join(kinds)}")
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {file}")
     if path.stat().st_size == 0:
@@ -125,8 +158,10 @@ def read_table(file: str) -> Dataset:
     options = {"delimiter": "\t"} if kind == "tsv" else {}
     if BUILDERS[kind] == "csv":
         options |= {"keep_default_na": False, "na_values": [""]}  # "None" and "NA" are words
+    if rows_field is not None:
+        options["field"] = rows_field
     try:
-        return datasets.load_dataset(BUILDERS[kind], data_files=file, split="train", **options)
+        return datasets.load_dataset(BUILDERS[kind], data_files=str(file), split="train", **options)
     except DatasetGenerationError as error:
         raise ValueError(f"{file} is no table of rows: {error.__cause__ or error}") from error
     except ValueError as error:

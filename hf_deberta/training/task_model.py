@@ -7,10 +7,12 @@ A DeBERTa of any format is loaded by our classes, another model by Transformers'
 """
 
 from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
@@ -108,7 +110,7 @@ def load_model(
     if config is None:
         if args.cls_dropout is not None:
             logger.warning(f"--cls_dropout is not known to {args.start}, and left out")
-        return auto.from_pretrained(args.start, dtype=torch.float32, **options, **fields)
+        return fit_for_task(auto.from_pretrained(args.start, dtype=torch.float32, **options, **fields), args)
     options.pop("trust_remote_code")
     if args.cls_dropout is not None:
         fields["cls_dropout"] = args.cls_dropout
@@ -127,15 +129,25 @@ def load_model(
             f"{args.start} has a classifier of another size than this task, which has {config.num_labels} labels: "
             "go on from it with --intermediate in place of --model_name_or_path, or add --ignore_mismatched_sizes"
         ) from error
-    if args.intermediate and checkpoint_labels(args) != tuple(config.id2label.values()):
-        new_classifier(model)
-    return model
+    return fit_for_task(model, args)
+
+
+def label_fields(labels: Sequence[str]) -> dict[str, dict]:
+    """Fields of the configuration that name the labels, as pipelines ask for them in both directions."""
+    return {"id2label": dict(enumerate(labels)), "label2id": {label: number for number, label in enumerate(labels)}}
 
 
 def labels_in_order(labels: tuple[str, ...] | None, args: ModelArguments) -> tuple[str, ...] | None:
-    """The labels of a task, as the checkpoint numbers them if it knows just these."""
+    """The labels of a task, as the checkpoint numbers them if it knows just these, in capitals or not."""
     known = checkpoint_labels(args)
-    return known if labels and known and sorted(known) == sorted(labels) else labels
+    if not labels or not known or len(known) != len(labels):
+        return labels
+    by_name = dict(zip(_in_small(labels), labels, strict=True))
+    if len(by_name) == len(labels) and by_name.keys() == set(_in_small(known)):
+        return tuple(by_name[name] for name in _in_small(known))
+    if args.intermediate is None and not all(name.startswith("LABEL_") for name in known):
+        logger.warning(f"{args.start} calls its labels {', '.join(known)}; they are taken for {', '.join(labels)}")
+    return labels
 
 
 def checkpoint_labels(args: ModelArguments) -> tuple[str, ...] | None:
@@ -147,18 +159,35 @@ def checkpoint_labels(args: ModelArguments) -> tuple[str, ...] | None:
     return tuple(PretrainedConfig(**kept).id2label.values())  # two are the default, and then not in the file
 
 
-def new_classifier(model: PreTrainedModel) -> None:
-    """Forget which classes an intermediate task had."""
-    for name, module in model.named_children():
-        if name == "classifier":
-            for part in module.modules():
-                model._init_weights(part)
+def fit_for_task(model: PreTrainedModel, args: ModelArguments) -> PreTrainedModel:
+    """After an intermediate task that had other labels, a new classifier."""
+    if args.intermediate is None:
+        return model
+    config, before = model.config, checkpoint_labels(args)
+    now = None if config.problem_type == "regression" else tuple(config.id2label.values())
+    if _in_small(before) != _in_small(now):
+        for name, module in model.named_children():
+            if name in ("classifier", "score"):
+                new_weights(model, module)
+    return model
+
+
+def _in_small(labels: tuple[str, ...] | None) -> list[str] | None:
+    return labels and [label.lower() for label in labels]
+
+
+def new_weights(model: PreTrainedModel, module: nn.Module) -> None:
+    """As in a new model, also where weights have been loaded, which Transformers marks and leaves alone."""
+    for part in module.modules():
+        for marked in (part, *part.parameters(recurse=False)):
+            marked._is_hf_initialized = False
+        model._init_weights(part)
 
 
 def longest_input(args: Any, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, default: int = 128) -> int:
     """--max_seq_length, but not more than the tokenizer or the model's positions allow."""
     length, most = args.max_seq_length or default, tokenizer.model_max_length
-    if config.model_type != HfDebertaConfig.model_type:  # ours know no longest input, or say so themselves
+    if config.model_type != HfDebertaConfig.model_type or config.position_biased_input:
         most = min(most, getattr(config, "max_position_embeddings", None) or most)
     if length > most:
         logger.warning(f"--max_seq_length {length} is more than the model takes: {most}")

@@ -155,6 +155,21 @@ def last_checkpoint(arguments: TrainingArguments) -> str | None:
     return found
 
 
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Where to write a file that is to appear under its name when it is whole.
+
+    >>> with whole_file(Path("seeds.json")) as unfinished:
+    ...     unfinished.write_text("{}")
+    """
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    try:
+        yield unfinished
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
 def replace_folder(source: Path, target: Path) -> None:
     """Rename `source` to `target`, in place of what may be there."""
     if target.exists():

@@ -35,6 +35,7 @@ def test_inputs_are_cut_and_said_to_be(tokenizer, caplog):
     task = glue.TASKS["cola"]
     data = rows(sentence=[WORDS * 3, "the cat"], label=[1, 0])
     found = glue.encode(data, "train", task, tokenizer, 12, task.labels)
+    assert "train: 1 of 2 inputs fill --max_seq_length 12" in caplog.text
     assert len(found[0]["input_ids"]) == 12 < len(tokenizer(WORDS * 3)["input_ids"])
     padded = glue.encode(data, "train", task, tokenizer, 12, task.labels, padding=True)
     assert [len(row["input_ids"]) for row in padded] == [12, 12]

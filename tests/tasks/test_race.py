@@ -57,6 +57,12 @@ def tokenizer():
 # Rows
 
 
+def written(rows: Dataset, path) -> None:
+    kind = path.suffix.removeprefix(".")
+    method = {"jsonl": "to_json", "tsv": "to_csv"}.get(kind, f"to_{kind}")
+    getattr(rows, method)(path, **({"sep": "\t"} if kind == "tsv" else {}))
+
+
 @pytest.mark.parametrize("kind", ["tree", "released.jsonl", "flat.jsonl", "flat.json", "flat.parquet"])
 def test_race_in_every_form(tmp_path, kind):
     path = tmp_path / kind
@@ -83,15 +89,22 @@ def test_a_tree_of_both_levels(tmp_path):
     assert len(read_choices(tmp_path / "high")) == 2
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "tsv", "parquet"])
 def test_swag(tmp_path, kind):
     path = tmp_path / f"swag.{kind}"
-    rows = Dataset.from_list(SWAG)
-    getattr(rows, {"jsonl": "to_json"}.get(kind, f"to_{kind}"))(path)
+    written(Dataset.from_list(SWAG), path)
     assert list(choice_rows(read_choices(path), "train")) == [
         {"id": "s1", "context": "Ann sits down.", "choices": ["She eats.", "She flies."], "label": 0},
         {"id": "s2", "context": "Why is it dark?", "choices": ["Sun.", "Night."], "label": 1},
     ]
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv"])
+def test_words_that_look_like_nothing(tmp_path, kind):
+    path = tmp_path / f"swag.{kind}"
+    written(Dataset.from_list([{**SWAG[0], "sent1": "NA"}, {**SWAG[1], "ending0": "None", "ending1": "NA"}]), path)
+    found = choice_rows(read_choices(path), "train")
+    assert found["context"][0] == "NA" and found["choices"][1] == ["None", "NA"]
 
 
 def test_endings_are_in_the_order_of_their_numbers():
@@ -165,7 +178,7 @@ def test_other_numbers_of_choices():
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("x.txt", "{}", "choices are read from json, jsonl, parquet, csv files and folders of RACE, not from .*x.txt"),
+        ("x.txt", "{}", "x.txt is none of jsonl, json, csv, tsv, parquet"),
         ("x.csv", "", "x.csv is empty"),
         ("x.jsonl", "hello", "x.jsonl is no table of rows: "),
         ("high/1.txt", "hello", "1.txt is not an article of RACE .JSONDecodeError"),

@@ -175,7 +175,7 @@ def test_a_test_file_needs_no_answers(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("x.csv", "a,b", "are read from json, jsonl or parquet files, not from .*x.csv"),
+        ("x.csv", "a,b", "x.csv is none of json, jsonl, parquet"),
         ("x.json", "", "x.json is empty"),
         ("x.jsonl", "hello", "x.jsonl is no table of rows: "),
         ("x.json", '{"data": []}', "there is no question in .*x.json"),

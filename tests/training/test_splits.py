@@ -1,11 +1,13 @@
 """Rows of a task from files, folders and data sets."""
 
+import gzip
 import json
+import logging
 
 import pytest
 from datasets import Dataset, DatasetDict
 
-from hf_deberta.training.splits import DataArguments, read_splits, require_columns
+from hf_deberta.training.splits import DataArguments, read_splits, read_table, require_columns
 
 ROWS = [{"sentence": "a b", "label": 0}, {"sentence": "c", "label": 1}, {"sentence": "d", "label": 1}]
 
@@ -26,6 +28,21 @@ def test_files_of_every_kind(tmp_path):
         assert [found["train"][i] for i in range(3)] == ROWS, kind
 
 
+def test_gzipped(tmp_path):
+    (tmp_path / "train.jsonl.gz").write_bytes(gzip.compress(json.dumps(ROWS[0]).encode()))
+    (tmp_path / "test.csv.gz").write_bytes(gzip.compress(b"sentence\nNA\n"))
+    found = read_splits(DataArguments(data_dir=str(tmp_path)))
+    assert found["train"][0] == ROWS[0] and found["test"][0] == {"sentence": "NA"}
+
+
+def test_some_kinds_alone_and_rows_in_a_field(tmp_path):
+    write(tmp_path / "a.jsonl")
+    with pytest.raises(ValueError, match="a.jsonl is none of csv, tsv"):
+        read_table(tmp_path / "a.jsonl", kinds=("csv", "tsv"))
+    (tmp_path / "a.json").write_text(json.dumps({"version": 1, "data": ROWS}))
+    assert list(read_table(tmp_path / "a.json", rows_field="data")) == ROWS
+
+
 def test_a_folder(tmp_path):
     for name in ("train.jsonl", "validation_matched.jsonl", "test.jsonl", "README.md", "trainer.txt"):
         write(tmp_path / name)
@@ -34,6 +51,18 @@ def test_a_folder(tmp_path):
     write(tmp_path / "own.jsonl", ROWS[:1])
     found = read_splits(DataArguments(data_dir=str(tmp_path), train_file=str(tmp_path / "own.jsonl")))
     assert len(found["train"]) == 1
+
+
+def test_rows_to_train_on_are_one_file(tmp_path):
+    for name in ("train_0.jsonl", "train_1.jsonl", "validation_a.jsonl", "test_b.jsonl"):
+        write(tmp_path / name)
+    said = "holds train_0.jsonl, train_1.jsonl, and rows to train on come from one file, .* name one with --train_file"
+    for _ in range(2):  # also beside a file of the right name
+        with pytest.raises(ValueError, match=said):
+            read_splits(DataArguments(data_dir=str(tmp_path)))
+        write(tmp_path / "train.jsonl")
+    found = read_splits(DataArguments(data_dir=str(tmp_path), train_file=str(tmp_path / "train_1.jsonl")))
+    assert set(found) == {"train", "validation_a", "test_b"}
 
 
 def test_other_names_of_validation(tmp_path):
@@ -50,6 +79,25 @@ def test_a_data_set(tmp_path):
     found = read_splits(DataArguments(dataset_name=str(tmp_path / "set")))
     assert len(found["train"]) == 3
     assert len(read_splits(DataArguments(), hub=(str(tmp_path / "set"), None))["train"]) == 3
+
+
+def test_further_splits_of_a_data_set_are_left_out(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    folder, names = str(tmp_path / "set"), ("train", "train_2", "test_a", "unsupervised")
+    for split in names:
+        Dataset.from_list(ROWS).to_parquet(tmp_path / "set" / f"{split}.parquet")
+    files = [{"split": split, "path": f"{split}.parquet"} for split in names]
+
+    def card(splits: list) -> None:
+        configs = [{"config_name": "default", "data_files": splits}]
+        (tmp_path / "set" / "README.md").write_text(f"---\nconfigs: {json.dumps(configs)}\n---\n")
+
+    card(files)
+    assert set(read_splits(DataArguments(dataset_name=folder))) == {"train", "test_a"}
+    assert "left out: train_2, unsupervised" in caplog.text
+    card([one for one in files if one["split"] in ("train_2", "unsupervised")])
+    with pytest.raises(ValueError, match="set has no split train, validation or test, but train_2, unsupervised"):
+        read_splits(DataArguments(dataset_name=folder))
 
 
 def test_limits(tmp_path):

@@ -10,7 +10,7 @@ from datasets import Dataset
 from transformers import Trainer, TrainingArguments
 
 from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
-from hf_deberta.training.whole_checkpoints import WholeCheckpoints, is_full_disk, last_checkpoint
+from hf_deberta.training.whole_checkpoints import WholeCheckpoints, is_full_disk, last_checkpoint, whole_file
 
 
 class WholeTrainer(WholeCheckpoints, Trainer):
@@ -142,3 +142,16 @@ def test_a_checkpoint_of_the_same_name_is_replaced(tmp_path):
     assert (
         not (tmp_path / "checkpoint-2" / "old").exists() and (tmp_path / "checkpoint-2" / "trainer_state.json").exists()
     )
+
+
+def test_a_file_is_whole_or_as_it_was(tmp_path):
+    path = tmp_path / "seeds.json"
+    path.write_text("old")
+    with pytest.raises(OSError), whole_file(path) as unfinished:
+        unfinished.write_text("half")
+        assert path.read_text() == "old"
+        raise OSError(errno.ENOSPC, "no space left")
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+    with whole_file(path) as unfinished:
+        unfinished.write_text("new")
+    assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
