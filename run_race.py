@@ -27,7 +27,7 @@ from hf_deberta.training.demonstration import write_made_up
 from hf_deberta.training.fine_tuning import FineTuningTrainer, finish, over_seeds, train_and_evaluate
 from hf_deberta.training.fine_tuning_arguments import FineTuningArguments, parsed
 from hf_deberta.training.sift import SiftArguments
-from hf_deberta.training.splits import DataArguments, read_splits
+from hf_deberta.training.splits import DataArguments, one_of_each, read_splits
 from hf_deberta.training.task_model import ModelArguments, load_model, load_tokenizer, longest_input
 
 HUB = {
@@ -74,7 +74,7 @@ def fine_tune(
 ) -> None:
     # 1. The questions
     loading = {"cache_dir": model_args.cache_dir, "token": model_args.token}
-    splits = read_splits(data_args, HUB.get(data_args.task_name), race.read_choices, loading)
+    splits = one_of_each(read_splits(data_args, HUB.get(data_args.task_name), race.read_choices, loading))
     args.fit_to(splits)
     splits = {
         split: race.choice_rows(rows, split, with_labels=split != "test", fill_blanks=data_args.fill_blanks)

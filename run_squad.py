@@ -26,7 +26,7 @@ from hf_deberta.training.demonstration import write_made_up
 from hf_deberta.training.fine_tuning import FineTuningTrainer, finish, over_seeds, train_and_evaluate
 from hf_deberta.training.fine_tuning_arguments import SWITCH, FineTuningArguments, parsed
 from hf_deberta.training.sift import SiftArguments
-from hf_deberta.training.splits import DataArguments, read_splits
+from hf_deberta.training.splits import DataArguments, one_of_each, read_splits
 from hf_deberta.training.task_model import ModelArguments, load_model, load_tokenizer, longest_input
 
 HUB = {"squad": "rajpurkar/squad", "squad_v2": "rajpurkar/squad_v2"}
@@ -78,7 +78,7 @@ def fine_tune(
     # 1. The questions
     hub = (HUB[data_args.task_name], None) if data_args.task_name else None
     loading = {"cache_dir": model_args.cache_dir, "token": model_args.token}
-    splits = read_splits(data_args, hub, squad.read_squad, loading)
+    splits = one_of_each(read_splits(data_args, hub, squad.read_squad, loading))
     args.fit_to(splits)
     splits = {split: squad.squad_rows(rows, split, with_answers=split != "test") for split, rows in splits.items()}
     if data_args.version_2_with_negative is None:

@@ -117,6 +117,17 @@ def read_splits(
     return splits
 
 
+def one_of_each(splits: dict[str, Dataset]) -> dict[str, Dataset]:
+    """The splits, for a script that knows `train`, `validation` and `test` alone."""
+    others = [split for split in splits if split not in SPLITS]
+    if others:
+        raise ValueError(
+            f"splits are {', '.join(SPLITS)} here, and there is {', '.join(others)}: name its file by "
+            "--validation_file or --test_file"
+        )
+    return splits
+
+
 def is_split(name: str) -> bool:
     """Whether a split is to train on, which there is one of, or to evaluate or predict, such as `test_matched`."""
     return name == "train" or name.partition("_")[0] in SPLITS[1:]

@@ -7,7 +7,7 @@ import logging
 import pytest
 from datasets import Dataset, DatasetDict
 
-from hf_deberta.training.splits import DataArguments, read_splits, read_table, require_columns
+from hf_deberta.training.splits import DataArguments, one_of_each, read_splits, read_table, require_columns
 
 ROWS = [{"sentence": "a b", "label": 0}, {"sentence": "c", "label": 1}, {"sentence": "d", "label": 1}]
 
@@ -130,3 +130,10 @@ def test_bad_input(tmp_path):
 def test_a_missing_column_is_named():
     with pytest.raises(ValueError, match="the train rows have no column 'question'; they have sentence, label"):
         require_columns(Dataset.from_list(ROWS), ["sentence", "question"], "train")
+
+
+def test_one_of_each():
+    rows = Dataset.from_dict({"a": [1]})
+    assert list(one_of_each({"train": rows, "test": rows})) == ["train", "test"]
+    with pytest.raises(ValueError, match="there is validation_a: name its file by --validation_file"):
+        one_of_each({"train": rows, "validation_a": rows})
