@@ -10,7 +10,8 @@ Go on from a released checkpoint, on several GPUs:
         --output_dir my-domain-deberta
 
 The same command goes on where it was stopped (one that names a checkpoint, --resume_from_checkpoint PATH, starts from
-that each time). Flags are those of Transformers' `run_mlm.py` and ours; --help lists all.
+that each time). Flags are those of Transformers' `run_mlm.py`, but for a few that have no use here, and ours; --help
+lists all.
 """
 
 import os
@@ -35,7 +36,6 @@ from hf_deberta.training.arguments import (
 from hf_deberta.training.corpus import Corpus, CorpusArguments
 from hf_deberta.training.language_model_trainer import LanguageModelTrainer
 from hf_deberta.training.packing import RowCollator
-from hf_deberta.training.whole_checkpoints import last_checkpoint
 
 logger = logging.get_logger("run_mlm")
 
@@ -71,21 +71,18 @@ def main() -> None:
     args = trainer.args
 
     # 2. Training
-    if args.do_train:
-        result = trainer.train(resume_from_checkpoint=last_checkpoint(args))
-        trainer.save_model()
-        trainer.log_metrics("train", result.metrics)
-        trainer.save_metrics("train", result.metrics)
-        trainer.save_state()
+    news = args.do_train and trainer.train_to_end()
 
     # 3. Evaluation, model card
     if args.do_eval and trainer.eval_dataset is not None:
         metrics = trainer.evaluate()
         trainer.log_metrics("eval", metrics)
         trainer.save_metrics("eval", metrics)
+    if news:
+        trainer.save_state()
     if args.push_to_hub:
         trainer.push_to_hub()
-    elif args.do_train:
+    elif news:
         trainer.create_model_card()
     trainer.end()
 

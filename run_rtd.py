@@ -36,7 +36,6 @@ from hf_deberta.training.arguments import (
 from hf_deberta.training.corpus import Corpus, CorpusArguments
 from hf_deberta.training.packing import RowCollator
 from hf_deberta.training.rtd_pretraining import HfDebertaForRtdPretraining, HfDebertaRtdConfig, RtdTrainer
-from hf_deberta.training.whole_checkpoints import last_checkpoint
 
 logger = logging.get_logger("run_rtd")
 
@@ -100,19 +99,15 @@ def main() -> None:
     args = trainer.args
 
     # 2. Training
-    if args.do_train:
-        result = trainer.train(resume_from_checkpoint=last_checkpoint(args))
-        trainer.save_model()
-        trainer.log_metrics("train", result.metrics)
-        trainer.save_metrics("train", result.metrics)
-        trainer.save_state()
+    news = args.do_train and trainer.train_to_end()
 
     # 3. Evaluation, model cards
     if args.do_eval and trainer.eval_dataset is not None:
         metrics = trainer.evaluate()
         trainer.log_metrics("eval", metrics)
         trainer.save_metrics("eval", metrics)
-    if args.do_train:
+    if news:
+        trainer.save_state()
         trainer.create_model_card()
     trainer.end()
 

@@ -159,6 +159,39 @@ def test_killed_and_started_again(text, tmp_path):
         assert torch.equal(value, second[name]), name
 
 
+WHOLE = ["--num_train_epochs", 1, "--per_device_train_batch_size", 64]
+
+
+@pytest.mark.parametrize(
+    "length", [["--max_steps", 3], ["--num_train_epochs", 0.05], WHOLE], ids=["steps", "part", "epoch"]
+)
+def test_a_run_at_its_end_is_not_trained_again(run_mlm, text, tmp_path, caplog, length):
+    """Within an epoch too; one that asks for more goes on."""
+    arguments = [*TINY, *RUN, "--train_file", text, "--output_dir", tmp_path, "--save_steps", 2]
+    arguments += ["--lr_scheduler_type", "constant"]
+    run_mlm(*arguments, *length)
+    names = ["model.safetensors", "README.md", "train_results.json", "trainer_state.json"]
+    before = {name: (tmp_path / name).read_bytes() for name in names}
+    checkpoints = sorted(path.name for path in tmp_path.glob("checkpoint-*"))
+    said = "holds this run, trained to its end: nothing is trained"
+    assert said not in caplog.text
+    (tmp_path / "eval_results.json").unlink()
+    run_mlm(*arguments, *length)
+    assert caplog.text.count(said) == 1 and (tmp_path / "eval_results.json").exists()
+    assert before == {name: (tmp_path / name).read_bytes() for name in names}
+    for name in ("model.safetensors", "README.md", "trainer_state.json"):  # killed before it was written
+        (tmp_path / name).unlink()
+    run_mlm(*arguments, *length)
+    assert (tmp_path / "model.safetensors").read_bytes() == before["model.safetensors"]
+    assert (tmp_path / "train_results.json").read_bytes() == before["train_results.json"]
+    assert "## Training" in (tmp_path / "README.md").read_text() and log_of(tmp_path)
+    assert checkpoints == sorted(path.name for path in tmp_path.glob("checkpoint-*"))
+    if length == ["--max_steps", 3]:
+        run_mlm(*arguments, "--max_steps", 4)
+        assert caplog.text.count(said) == 2 and (tmp_path / "checkpoint-4").exists()
+        assert (tmp_path / "model.safetensors").read_bytes() != before["model.safetensors"]
+
+
 def test_two_processes_give_the_losses_of_one(text, tmp_path):
     overrides = "hidden_dropout_prob=0,attention_probs_dropout_prob=0"
     arguments = [*TINY, "--config_overrides", overrides, "--use_cpu", "--train_file", text, "--max_steps", 6]
@@ -264,6 +297,13 @@ def test_which_process_goes_first(monkeypatch, text, tmp_path, script, each):
             "unknown field hiden_size (do you mean hidden_size",
         ),
         ([*TINY, "--do_train", "false"], "--do_train false evaluates a trained model"),
+        ([*TINY, "--dtype", "float32"], "there is no flag --dtype float32; weights are trained in float32, and --bf16"),
+        (
+            [*TINY, "--model_type=deberta"],
+            "there is no flag --model_type=deberta; --config_preset or --config_name says",
+        ),
+        ([*TINY, "--lines"], "there is no flag --lines; --help lists all"),
+        ([*TINY, "--label_smoothing_factor", 0.1], "--label_smoothing_factor 0.1 is not supported"),
     ],
 )
 def test_bad_input_is_said_in_a_sentence(run_mlm, text, tmp_path, arguments, message):

@@ -117,6 +117,19 @@ def test_killed_and_started_again(text, tmp_path):
         assert first.keys() == second.keys() and all(torch.equal(value, second[key]) for key, value in first.items())
 
 
+@pytest.mark.parametrize("decoupled", [[], ["--decoupled"]], ids=["together", "decoupled"])
+def test_a_run_at_its_end_is_not_trained_again(run_rtd, text, tmp_path, caplog, decoupled):
+    arguments = [*TINY, *decoupled, "--max_steps", 3, "--lr_scheduler_type", "constant", "--train_file", text]
+    run_rtd(*arguments, "--output_dir", tmp_path)
+    names = [f"{name}/{file}" for name in MODELS for file in ("model.safetensors", "README.md")]
+    names += ["train_results.json", "trainer_state.json"]
+    before = {name: (tmp_path / name).read_bytes() for name in names}
+    run_rtd(*arguments, "--output_dir", tmp_path)
+    assert "holds this run, trained to its end: nothing is trained" in caplog.text
+    assert before == {name: (tmp_path / name).read_bytes() for name in names}
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

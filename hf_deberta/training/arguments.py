@@ -16,6 +16,14 @@ from hf_deberta.training.corpus import Corpus, load_tokenizer
 from hf_deberta.training.masking import Masking, Vocabulary
 from hf_deberta.training.packing import Rows, check_rows
 
+NOT_HERE = {  # flags of Transformers' run_mlm.py
+    "--model_type": "--config_preset or --config_name says what a new model is",
+    "--pad_to_max_length": "rows are packed to full length, and with --no_pack padded to the longest of a batch",
+    "--dtype": "weights are trained in float32, and --bf16 computes in bfloat16",
+    "--use_fast_tokenizer": "a tokenizer is always the fast one if there is one",
+    "--trust_remote_code": "code of a checkpoint is never run",
+}
+
 
 @dataclass
 class NewModelArguments:
@@ -110,6 +118,19 @@ class PretrainingArguments(TrainingArguments):
         },
     )
 
+    def __post_init__(self) -> None:
+        if self.label_smoothing_factor != 0:
+            raise ValueError(
+                f"--label_smoothing_factor {self.label_smoothing_factor:g} is not supported: the losses here are those "
+                "of the papers, without smoothing; leave it out"
+            )
+        if self.train_sampling_strategy != "random":
+            raise ValueError(
+                f"--train_sampling_strategy {self.train_sampling_strategy} is not supported: the order of rows depends "
+                "on --seed (or --data_seed) and epoch alone; leave it out"
+            )
+        super().__post_init__()
+
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "hub_token": None}  # training_args.bin is pushed
 
@@ -120,11 +141,20 @@ def parsed(kinds: tuple[type, ...], prepare: Callable, script: str) -> Any:
     try:
         if len(sys.argv) == 2 and sys.argv[1].endswith(".json"):
             return prepare(*parser.parse_json_file(sys.argv[1]))
-        return prepare(*parser.parse_args_into_dataclasses())
+        *given, unknown = parser.parse_args_into_dataclasses(return_remaining_strings=True)
+        check_flags(unknown)
+        return prepare(*given)
     except StrictDataclassError as error:  # of a configuration; its cause is what we say of it
         raise SystemExit(f"{script}: {error.__cause__ or error}") from error
     except (ValueError, OSError) as error:
         raise SystemExit(f"{script}: {error}") from error
+
+
+def check_flags(unknown: list[str]) -> None:
+    """What is left of a command line must be nothing."""
+    if unknown:
+        hints = [NOT_HERE[name] for word in unknown if (name := word.partition("=")[0]) in NOT_HERE]
+        raise ValueError("; ".join([f"there is no flag {' '.join(unknown)}", *hints, "--help lists all"]))
 
 
 def check_what_is_evaluated(training_args: TrainingArguments, starts_anew: bool, flags: str) -> None:

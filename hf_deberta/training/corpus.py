@@ -65,6 +65,9 @@ class CorpusArguments:
         default=True,
         metadata={"help": "Fill rows with several documents, which do not see one another; else one document each."},
     )
+    line_by_line: bool = field(
+        default=False, metadata={"help": "The same as --no_pack, as Transformers' script has it."}
+    )
     train_tokenizer: int | None = field(
         default=None, metadata={"help": "Learn a tokenizer with a vocabulary of this size from the corpus."}
     )
@@ -77,6 +80,7 @@ class CorpusArguments:
             raise ValueError(f"--sample_by is line, paragraph or document, not {self.sample_by!r}")
         if self.tokenizer_type not in KINDS:
             raise ValueError(f"--tokenizer_type is {' or '.join(KINDS)}, not {self.tokenizer_type!r}")
+        self.pack = self.pack and not self.line_by_line
         share = self.validation_split_percentage
         if not 0 <= share < 100:
             raise ValueError(f"--validation_split_percentage must lie in [0, 100), not {share}")

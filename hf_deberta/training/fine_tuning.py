@@ -48,7 +48,7 @@ class FineTuningTrainer(SiftTrainer, WholeCheckpoints):
         super().__init__(*args, **kwargs)
         self.about = about or {"data": "task data"}
         self.order: RowOrder | None = None
-        self.has_trained = False
+        self.trained = False
         self.evaluated = self.eval_dataset  # what metrics are computed of
         self.add_callback(NextEpoch(self))
         if self.args.early_stopping_patience is not None:
@@ -141,7 +141,6 @@ def train_and_evaluate(trainer: FineTuningTrainer, evaluations: dict[str, Any]) 
     """
     args, metrics = trainer.args, {}
     if args.do_train and not trainer.takes_up_finished_run():
-        trainer.has_trained = True
         result = trainer.train(resume_from_checkpoint=last_checkpoint(args))
         trainer.save_model()
         trainer.log_metrics("train", result.metrics)
@@ -164,7 +163,7 @@ def finish(trainer: FineTuningTrainer) -> None:
     """Push, or write the model card, and say what there is now."""
     if trainer.args.push_to_hub:
         trainer.push_to_hub()
-    elif trainer.has_trained:
+    elif trainer.trained:
         trainer.create_model_card()
     folder = Path(trainer.args.output_dir)
     if trainer.is_world_process_zero() and folder.is_dir():

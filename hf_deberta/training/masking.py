@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
+from tokenizers.decoders import ByteLevel
 from transformers import PreTrainedTokenizerBase
 
 from hf_deberta.batch_loss import IGNORED
@@ -52,6 +53,8 @@ class Vocabulary:
         special[[i for i in tokenizer.all_special_ids if i < len(tokenizer)]] = True
         if not begins.any():
             begins[:] = True
+        if {piece[:1] for piece in pieces if piece} & {"Ġ", "▁"} == {"Ġ"}:  # each letter stands for a byte
+            pieces = [piece and ByteLevel().decode([piece]) for piece in pieces]
         begins |= special | np.array([piece is not None and is_punctuation(piece) for piece in pieces])
         return cls(tokenizer.mask_token_id, special, begins, np.flatnonzero(~special))
 

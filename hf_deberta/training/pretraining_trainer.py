@@ -3,15 +3,19 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerState
+from transformers.utils import logging
 
 from hf_deberta.batch_loss import IGNORED
 from hf_deberta.training.model_card import write_training_card
 from hf_deberta.training.packing import EpochSampler
 from hf_deberta.training.throughput import peak_operations, training_operations
-from hf_deberta.training.whole_checkpoints import WholeCheckpoints
+from hf_deberta.training.whole_checkpoints import STATE, WholeCheckpoints, last_checkpoint
+
+logger = logging.get_logger(__name__)
 
 
 class PretrainingTrainer(WholeCheckpoints):
@@ -32,6 +36,39 @@ class PretrainingTrainer(WholeCheckpoints):
         self.add_callback(NextEpoch(self))
         self.window = Window(self.model.config.pad_token_id)
         self.peak: float | None = None
+        self.trained = False
+
+    def train_to_end(self) -> bool:
+        """Train as far as asked, going on where a run was stopped, and write the model; whether there is news of it.
+
+        Of a run that has come to its end nothing is trained, and what is written about it stays as it is.
+        """
+        self.trained, found = False, last_checkpoint(self.args)
+        state = Path(self.args.output_dir) / STATE  # the last to be written of a run
+        if found is None:
+            state.unlink(missing_ok=True)
+        result = self.train(resume_from_checkpoint=found)
+        if not self.trained:
+            logger.warning(f"{self.args.output_dir} holds this run, trained to its end: nothing is trained")
+            if state.exists() and TrainerState.load_from_json(str(state)).global_step == self.state.global_step:
+                return False
+        self.save_model()
+        if self.trained:
+            self.log_metrics("train", result.metrics)
+            self.save_metrics("train", result.metrics)
+        return True
+
+    def _run_epoch(self, *args, **kwargs) -> None:
+        if self.state.global_step < self.state.max_steps:
+            super()._run_epoch(*args, **kwargs)
+        else:  # Trainer looks only after a step whether it was the last
+            self.control.should_training_stop = True
+
+    def _issue_warnings_after_load(self, load_result) -> None:
+        """A tied weight is missing in any checkpoint, and is there once its source is."""
+        missing, tied = load_result.missing_keys, self.model.all_tied_weights_keys
+        missing = [name for name in missing if name not in tied or tied[name] in missing]
+        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
     def _get_train_sampler(self, train_dataset=None) -> EpochSampler:
         dataset = self.train_dataset if train_dataset is None else train_dataset
@@ -54,6 +91,8 @@ class PretrainingTrainer(WholeCheckpoints):
             super()._save_checkpoint(model, trial)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "train_runtime" in logs and not self.trained:
+            return  # means over no step
         if "loss" in logs:
             logs |= self.speed()
         super().log(logs, start_time)
@@ -82,13 +121,19 @@ class PretrainingTrainer(WholeCheckpoints):
 
 
 class NextEpoch(TrainerCallback):
-    """Tells the order of rows which epoch it is, since accelerate's loader does not where several processes resume."""
+    """Tells the order of rows which epoch it is, since accelerate's loader does not where several processes resume.
+
+    And notes that something is trained: of a finished run nothing is.
+    """
 
     def __init__(self, trainer: PretrainingTrainer):
         self.trainer = trainer
 
     def on_epoch_begin(self, args, state, control, **kwargs) -> None:
         self.trainer.order.set_epoch(int(state.epoch or 0))
+
+    def on_step_end(self, args, state, control, **kwargs) -> None:
+        self.trainer.trained = True
 
 
 class Window:

@@ -35,6 +35,23 @@ def test_misspelt_overrides(text, message):
         NewModelArguments(config_overrides=text)
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"label_smoothing_factor": 0.1},
+            "--label_smoothing_factor 0.1 is not supported: the losses here are those of",
+        ),
+        ({"train_sampling_strategy": "sequential"}, "--train_sampling_strategy sequential is not supported: the order"),
+        ({"train_sampling_strategy": "group_by_length"}, "--train_sampling_strategy group_by_length is not supported"),
+    ],
+)
+def test_what_of_trainer_is_refused(tmp_path, fields, message):
+    with pytest.raises(ValueError, match=message):
+        PretrainingArguments(str(tmp_path), **fields)
+    assert PretrainingArguments(str(tmp_path), use_cpu=True).device.type == "cpu"
+
+
 def test_words_and_padding_are_the_tokenizers_unless_asked_for():
     plain, wider = NewModelArguments("tiny"), NewModelArguments("tiny", config_overrides="vocab_size=320")
     assert plain.new_config(TOKENIZER, 16).vocab_size == WORDS

@@ -218,6 +218,11 @@ def test_unusable_arguments(arguments, message):
         CorpusArguments(**arguments)
 
 
+def test_transformers_name_for_one_document_a_row():
+    assert CorpusArguments(train_file=["a.txt"]).pack
+    assert not CorpusArguments(train_file=["a.txt"], line_by_line=True).pack
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

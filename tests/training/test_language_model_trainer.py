@@ -1,10 +1,12 @@
 """Trainers of pretraining: losses do not depend on how batches are cut, evaluation weighs tokens alike, sums agree."""
 
+import logging
 import math
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from hf_deberta import HfDebertaConfig, HfDebertaForCausalLM, HfDebertaForMaskedLM
@@ -124,6 +126,21 @@ def test_a_resumed_epoch_has_its_own_order(tmp_path, reached, epoch):
     run.get_train_dataloader()
     run.callback_handler.on_epoch_begin(run.args, TrainerState(epoch=reached), TrainerControl())
     assert run.order.epoch == epoch
+
+
+def test_a_tied_weight_is_not_missed(tmp_path, caplog, monkeypatch):
+    """A checkpoint holds it once, under its other name; what is really missing is said."""
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    run, file = trainer(tmp_path, "mlm"), tmp_path / "model.safetensors"
+    run.save_model()
+    run._load_from_checkpoint(str(tmp_path))
+    assert "missing keys" not in caplog.text
+    weights = load_file(file)
+    del weights["deberta.embeddings.word_embeddings.weight"]
+    save_file(weights, file, {"format": "pt"})
+    run._load_from_checkpoint(str(tmp_path))
+    said = caplog.text.partition("missing keys")[2]
+    assert "embeddings.word_embeddings.weight" in said and "lm_head.decoder.weight" in said
 
 
 def test_speed_counts_real_tokens(tmp_path):

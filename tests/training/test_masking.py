@@ -159,6 +159,22 @@ def test_vocabulary_of_a_tokenizer():
     assert of.special.tolist() == [True, True, *[False] * 6, True]
     assert of.words.tolist() == list(range(2, 8)) and of.mask_token_id == 8
     assert Vocabulary.of(tokenizer(["[PAD]", "[UNK]", "a", "b", "[MASK]"], **special)).begins_word.all()
+
+
+def test_letters_that_stand_for_bytes():
+    """Punctuation is what a piece means: "¡" and "»" are halves of letters, "âĢĶ" is a dash, "Ċ" ends a line."""
+    from hf_deberta.training.tokenizer_training import train_tokenizer
+
+    learnt = train_tokenizer(["cafábc — un café\n\u2014 no"] * 30, 290, "bpe")
+    of = Vocabulary.of(learnt)
+    for text, words in {"cafábc": 1, " cafá cafû": 2, "caf—abc": 2, "caf,abc\nb": 3, "日本": 1}.items():
+        ids = np.array(learnt(text, add_special_tokens=False)["input_ids"])
+        assert words_of(ids, of, whole_words=True)[1].max() + 1 == words, text
+    pieces = ["[UNK]", "Ġa", "¡", "âĢĶ", "Ċ", "âĢĶâĢĶ", "[MASK]"]
+    of = Vocabulary.of(tokenizer(pieces, unk_token="[UNK]", mask_token="[MASK]"))
+    assert of.begins_word.tolist() == [True, True, False, True, True, False, True]
+    letters = Vocabulary.of(tokenizer(["[UNK]", "▁a", "¡", "Ġ", "[MASK]"], unk_token="[UNK]", mask_token="[MASK]"))
+    assert letters.begins_word[2]  # no bytes where words begin with "▁"
     with pytest.raises(ValueError, match="mask token"):
         Vocabulary.of(tokenizer(["[UNK]", "a"], unk_token="[UNK]"))
 

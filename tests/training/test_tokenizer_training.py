@@ -5,7 +5,8 @@ import random
 import pytest
 from transformers import AutoTokenizer
 
-from hf_deberta.training.tokenizer_training import train_tokenizer
+from hf_deberta.training import tokenizer_training
+from hf_deberta.training.tokenizer_training import drawn, train_tokenizer
 
 LINES = [
     "The old man walked slowly down to the harbour, where small boats were waiting.",
@@ -52,6 +53,45 @@ def test_unigram_has_common_words_whole():
 def test_long_texts_of_many_lines_are_read_whole():
     tokenizer = train_tokenizer(["\n".join(LINES[:3]) * 200 + " Ωmega " * 9 + "x" * 9000], 90, "unigram")
     assert tokenizer.tokenize("Ω") == ["▁", "Ω"]
+
+
+def test_a_large_corpus_is_drawn_from(monkeypatch, caplog):
+    lines = [f"{i:04d}" for i in range(2000)]
+    assert list(drawn(lines, 8000)) == lines and not caplog.text
+    found = list(drawn(lines, 1000))
+    assert 100 < len(found) <= 250 and found == sorted(found) == list(drawn(iter(lines), 1000))
+    assert {line[0] for line in found} == {"0", "1"}  # of the whole of it
+    assert min(sum(a <= int(x) < a + 500 for x in found) for a in range(0, 2000, 500)) > 15
+    monkeypatch.setattr(tokenizer_training, "LONGEST", 10)
+    assert len("".join(drawn(["".join(lines)], 1000))) in range(400, 1001)  # of one line as well
+    caplog.clear()
+    monkeypatch.setattr(tokenizer_training, "MOST_CHARACTERS", 300)
+    train_tokenizer(["the old man\n" * 50] * 3, 20, "unigram")
+    assert caplog.text.count("of the corpus's 1,650 characters, drawn at random") == 1
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+@pytest.mark.parametrize(
+    "failure", [OSError(5, "the disk is gone"), ValueError("bad row"), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no")]
+)
+def test_a_failure_of_the_texts_comes_out_as_it_is(kind, failure):
+    def texts():
+        yield from LINES
+        raise failure from KeyError("why")
+
+    with pytest.raises(type(failure)) as raised:
+        train_tokenizer(texts(), 300, kind)
+    assert raised.value is failure and isinstance(failure.__cause__, KeyError)
+
+
+def test_advice_is_for_what_it_mends(monkeypatch):
+    def stop(sentence_iterator, **_):
+        assert list(sentence_iterator) == LINES
+        raise RuntimeError("INTERNAL: out of luck")
+
+    monkeypatch.setattr(tokenizer_training.SentencePieceTrainer, "train", stop)
+    with pytest.raises(ValueError, match=r"could be learnt from 30 texts \(INTERNAL: out of luck\)$"):
+        train_tokenizer(LINES, 300, "unigram")
 
 
 def test_bytes_know_no_unknown_character():
