@@ -83,6 +83,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--who", nargs="+", default=["ours", "in-tree"], choices=["ours", "in-tree", "untrained"])
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first_seed", type=int, default=1)
     parser.add_argument("--epochs", default="3")
     parser.add_argument("--learning_rate", default="3e-4")
     parser.add_argument("--length", default="128", help="tokens of an input at most")
@@ -93,7 +94,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         checkpoints = {"ours": args.model, "in-tree": Path(scratch) / "in_tree", "untrained": Path(scratch) / "new"}
         prepare(checkpoints)
-        for seed in range(1, args.seeds + 1):
+        for seed in range(args.first_seed, args.first_seed + args.seeds):
             for task in args.tasks:
                 for who in args.who:
                     measure(args, task, who, seed, checkpoints[who], Path(scratch) / "run")
