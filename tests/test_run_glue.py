@@ -263,8 +263,12 @@ def test_evaluation_alone_keeps_the_order_of_labels(run_glue, made, tmp_path, sp
     renumbered(trained, [2, 0, 1], [spelt(label) for label in ("contradiction", "entailment", "neutral")])
     run_glue(*command, "--model_name_or_path", trained, "--output_dir", evaluated, "--do_eval", "--do_predict")
     assert results(evaluated)["eval_accuracy"] == results(trained)["eval_accuracy"]
-    said = [(folder / "MNLI-m.tsv").read_text() for folder in (trained, evaluated)]
-    assert said[0] == said[1] and "entailment" in said[0]
+    before, after = (
+        [json.loads(line)["probabilities"] for line in (folder / "predictions_mnli.jsonl").read_text().splitlines()]
+        for folder in (trained, evaluated)
+    )
+    assert len(before) == 16 and max(before[0].values()) - min(before[0].values()) > 1e-3
+    assert all(found == pytest.approx(by_name, abs=1e-5) for found, by_name in zip(after, before, strict=True))
     assert not (evaluated / "model.safetensors").exists()
 
 
