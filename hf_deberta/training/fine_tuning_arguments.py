@@ -153,7 +153,7 @@ def parsed(
 
 def decisive(flags: dict[str, Any]) -> dict[str, Any]:
     """The flags that make a run another run."""
-    known = {name: value for name, value in flags.items() if name not in WITHOUT_EFFECT and "hub_" not in name}
+    known = {name: value for name, value in flags.items() if name not in WITHOUT_EFFECT and "hub" not in name}
     return json.loads(json.dumps(known, default=str))
 
 

@@ -34,8 +34,6 @@ UNIGRAM = {
     "character_coverage": 1.0,
     "hard_vocab_limit": False,  # a small corpus gives fewer pieces
     "max_sentence_length": 1 << 30,  # nothing is left out for its length
-    "input_sentence_size": 10_000_000,  # more lines than that are drawn from, as all of them lie in memory
-    "shuffle_input_sentence": True,
     "minloglevel": 2,
 }
 
