@@ -67,7 +67,7 @@ class ModelArguments(NewModelArguments):
 def main() -> None:
     # 1. Arguments, corpus, tokenizer, rows, model
     kinds = (ModelArguments, CorpusArguments, MaskingArguments, PretrainingArguments)
-    trainer = parsed(kinds, prepare, "run_mlm.py")
+    trainer = parsed(kinds, prepare)
     args = trainer.args
 
     # 2. Training

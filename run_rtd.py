@@ -95,7 +95,7 @@ class RtdMaskingArguments(MaskingArguments):
 
 def main() -> None:
     # 1. Arguments, corpus, tokenizer, rows, models
-    trainer = parsed((PairArguments, CorpusArguments, RtdMaskingArguments, PretrainingArguments), prepare, "run_rtd.py")
+    trainer = parsed((PairArguments, CorpusArguments, RtdMaskingArguments, PretrainingArguments), prepare)
     args = trainer.args
 
     # 2. Training

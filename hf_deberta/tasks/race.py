@@ -170,9 +170,9 @@ def _ids(batch: dict[str, list], indices: list[int]) -> list[str]:
     return [str(index if row_id is None else row_id) for row_id, index in zip(column, indices, strict=True)]
 
 
-def _text(text: str | None) -> str:
-    """On one line, with single spaces, as in the released code."""
-    return " ".join((text or "").split())
+def _text(text: str | float | None) -> str:
+    """On one line, with single spaces, as in the released code; a csv column of numbers alone is read as numbers."""
+    return " ".join(("" if text is None else str(text)).split())
 
 
 def with_option(question: str, option: str, fill_blanks: bool = True) -> str:

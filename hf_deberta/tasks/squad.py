@@ -9,6 +9,7 @@ of one window, and its text a piece of the context, character by character. [CLS
     >>> answers.write("output")
 """
 
+import gzip
 import json
 import random
 import unicodedata
@@ -40,12 +41,15 @@ logger = logging.get_logger(__name__)
 
 
 def read_squad(file: str | Path) -> Dataset:
-    """Questions from an official SQuAD file (nested JSON), or from a table, one row each: json, jsonl, parquet."""
+    """Questions from an official SQuAD file (nested JSON), or from a table, one row each: json, jsonl, parquet.
+
+    Each may be gzipped.
+    """
     path = Path(file)
     document = None
-    if path.suffix == ".json" and path.is_file():
+    if path.name.removesuffix(".gz").endswith(".json") and path.is_file():
         with suppress(json.JSONDecodeError):  # a row per line, or what read_table will complain of
-            document = json.loads(path.read_text(encoding="utf-8"))
+            document = json.loads(_read_text(path))
     data = document.get("data") if isinstance(document, dict) else None
     if isinstance(data, list) and (not data or "paragraphs" in data[0]):
         return _from_articles(path, data)
@@ -68,9 +72,14 @@ def _from_articles(path: Path, articles: list[dict]) -> Dataset:
     )
 
 
+def _read_text(path: Path) -> str:
+    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
+        return file.read()
+
+
 def _questions(path: str, answered: bool, changed: tuple[int, int]) -> Iterator[dict]:
     """Each question of an official file; `changed` tells a cache that the file did."""
-    for article in json.loads(Path(path).read_text(encoding="utf-8"))["data"]:
+    for article in json.loads(_read_text(Path(path)))["data"]:
         for paragraph in article["paragraphs"]:
             for qa in paragraph["qas"]:
                 row = {"id": qa["id"], "context": paragraph["context"], "question": qa["question"]}

@@ -8,10 +8,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub.errors import StrictDataclassError
 from transformers import HfArgumentParser, PreTrainedTokenizerBase, TrainingArguments
 
 from hf_deberta import PRESETS, HfDebertaConfig
+from hf_deberta.training.command_line import errors_as_sentences, read_flags
 from hf_deberta.training.corpus import Corpus, load_tokenizer
 from hf_deberta.training.masking import Masking, Vocabulary
 from hf_deberta.training.packing import Rows, check_rows
@@ -135,19 +135,15 @@ class PretrainingArguments(TrainingArguments):
         return {**vars(self), "hub_token": None}  # training_args.bin is pushed
 
 
-def parsed(kinds: tuple[type, ...], prepare: Callable, script: str) -> Any:
+def parsed(kinds: tuple[type, ...], prepare: Callable) -> Any:
     """`prepare` with the command line, or a JSON file, as arguments. What a user can mend is said in a sentence."""
-    parser = HfArgumentParser(kinds)
-    try:
-        if len(sys.argv) == 2 and sys.argv[1].endswith(".json"):
-            return prepare(*parser.parse_json_file(sys.argv[1]))
-        *given, unknown = parser.parse_args_into_dataclasses(return_remaining_strings=True)
+    parser, given = HfArgumentParser(kinds), sys.argv[1:]
+    with errors_as_sentences(Path(sys.argv[0]).name):
+        if len(given) == 1 and given[0].endswith(".json"):
+            return prepare(*parser.parse_dict(read_flags(given[0])))
+        *parts, unknown = parser.parse_args_into_dataclasses(return_remaining_strings=True)
         check_flags(unknown)
-        return prepare(*given)
-    except StrictDataclassError as error:  # of a configuration; its cause is what we say of it
-        raise SystemExit(f"{script}: {error.__cause__ or error}") from error
-    except (ValueError, OSError) as error:
-        raise SystemExit(f"{script}: {error}") from error
+        return prepare(*parts)
 
 
 def check_flags(unknown: list[str]) -> None:

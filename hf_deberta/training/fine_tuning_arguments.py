@@ -6,7 +6,6 @@ A flag wins over a JSON file of flags, that over the recipe, that over the defau
 import json
 import os
 import sys
-import traceback
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from transformers import HfArgumentParser, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 from transformers.utils import logging
 
+from hf_deberta.training.command_line import errors_as_sentences, read_flags
 from hf_deberta.training.demonstration import demo_flags
 from hf_deberta.training.recipes import FROM_MNLI, find_recipe, size_of
 from hf_deberta.training.task_model import deberta_config
@@ -125,12 +124,10 @@ def parsed(
         demo: writes made-up data and a tiny model into a folder, and gives the flags that use them.
     """
     parser = HfArgumentParser(kinds)
-    script = Path(sys.argv[0]).name
-    given = sys.argv[1:]
-    try:
-        from_file = {}
+    given, from_file = sys.argv[1:], {}
+    with errors_as_sentences(Path(sys.argv[0]).name):
         if len(given) == 1 and given[0].endswith(".json"):
-            from_file, given = read_flags(Path(given[0])), []
+            from_file, given = read_flags(given[0]), []
         parser.set_defaults(**from_file)
         flags = parser.parse_args(given)
         if unknown := set(from_file) - {action.dest for action in parser._actions}:
@@ -144,32 +141,12 @@ def parsed(
         parts = parser.parse_args_into_dataclasses(given)
         parts[-1].decisive = decisive(vars(parser.parse_args(given)))
         return run(*parts)
-    except (StrictDataclassError, ValueError, OSError) as error:
-        if logging.get_verbosity() <= logging.DEBUG or (isinstance(error, ValueError) and is_of_training(error)):
-            raise  # TRANSFORMERS_VERBOSITY=debug tells where anything was raised
-        said = error.__cause__ if isinstance(error, StrictDataclassError) else None
-        raise SystemExit(f"{script}: {said or error}") from error
 
 
 def decisive(flags: dict[str, Any]) -> dict[str, Any]:
     """The flags that make a run another run."""
     known = {name: value for name, value in flags.items() if name not in WITHOUT_EFFECT and "hub" not in name}
     return json.loads(json.dumps(known, default=str))
-
-
-def is_of_training(error: Exception) -> bool:
-    """Whether it was raised when Trainer was at work, so not by what a user has written."""
-    return any(Path(frame.filename).name == "trainer.py" for frame in traceback.extract_tb(error.__traceback__))
-
-
-def read_flags(file: Path) -> dict[str, Any]:
-    try:
-        flags = json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{file} is not JSON: {error}") from error
-    if not isinstance(flags, dict):
-        raise ValueError(f'{file} must hold flags by name, {{"learning_rate": 1e-5, ...}}')
-    return flags
 
 
 def say_recipe(chosen: dict[str, Any], origin: str, flags: Namespace) -> None:

@@ -107,6 +107,12 @@ def test_words_that_look_like_nothing(tmp_path, kind):
     assert found["context"][0] == "NA" and found["choices"][1] == ["None", "NA"]
 
 
+def test_a_csv_column_of_numbers_is_text(tmp_path):
+    path = tmp_path / "swag.csv"
+    written(Dataset.from_list([{**row, "ending0": "4", "ending1": "5"} for row in SWAG]), path)
+    assert choice_rows(read_choices(path), "train")["choices"][0] == ["She 4", "She 5"]
+
+
 def test_endings_are_in_the_order_of_their_numbers():
     row = {
         "sent1": "a",

@@ -1,5 +1,6 @@
 """SQuAD rows, windows and answers: what is read, which tokens are labelled, which text comes back, and bad input."""
 
+import gzip
 import json
 import logging
 from itertools import pairwise
@@ -125,6 +126,8 @@ def written(tmp_path, kind: str):
     path = tmp_path / f"rows.{kind.rpartition('-')[2]}"
     if kind == "official-json":
         path.write_text(json.dumps(ARTICLES), encoding="utf-8")
+    elif kind == "official-json.gz":
+        path.write_bytes(gzip.compress(json.dumps(ARTICLES).encode()))
     elif kind == "data-json":
         path.write_text(json.dumps({"data": FLAT}), encoding="utf-8")
     elif kind == "list-json":
@@ -136,7 +139,10 @@ def written(tmp_path, kind: str):
     return path
 
 
-@pytest.mark.parametrize("kind", ["official-json", "data-json", "list-json", "lines-json", "jsonl", "parquet"])
+KINDS = ["official-json", "official-json.gz", "data-json", "list-json", "lines-json", "jsonl", "parquet"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_kinds_of_file(tmp_path, kind):
     rows = squad_rows(read_squad(written(tmp_path, kind)), "validation")
     assert list(rows) == FLAT
