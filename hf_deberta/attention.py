@@ -100,10 +100,11 @@ def disentangled_attention(
 
         backend = "sdpa"
         if meant_for(query, query_positions):
-            reason = why_not(query, terms)
+            reason = why_not(query, key, value, terms, dropout_p)
             if reason is None:
                 table = (rows_of_distance, first_row, saturation)
-                return triton_attention(*tensors, *table, mask, cu_seqlens, scale, tuple(terms), dropout_p), None
+                who = (mask, cu_seqlens, lengths)
+                return triton_attention(*tensors, *table, *who, scale, tuple(terms), dropout_p), None
             if not capturing():
                 logger.warning_once(f"backend 'triton' leaves a call to 'sdpa': {reason}")
     if backend == "sdpa":

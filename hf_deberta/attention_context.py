@@ -6,6 +6,7 @@ Documents of a packed row are told apart by `cu_seq_lens_q`, by `position_ids` t
 by a mask [B, N, N] in which two neighbours do not see one another.
 """
 
+import itertools
 from dataclasses import dataclass, replace
 
 import torch
@@ -49,14 +50,14 @@ class AttentionContext:
     ) -> "AttentionContext":
         """From what a user gives, checked; `causal`: no token sees those after it."""
         batch, length = shape
-        check_packing(position_ids, cu_seq_lens_q, batch, length)
+        check_positions(position_ids, batch, length)
         mask = token_mask = documents = lengths = None
         if attention_mask is not None:
             mask = boolean_mask(attention_mask, batch, length)
             token_mask = real_tokens(mask, batch, length)
         if cu_seq_lens_q is not None:
             documents = documents_of(cu_seq_lens_q, length)[None]
-            lengths = None if capturing() else tuple(cu_seq_lens_q.diff().tolist())
+            lengths = None if capturing() else lengths_between(cu_seq_lens_q.tolist(), length)
         elif mask is not None and mask.dim() == 3:
             strangers = ~(mask | mask.mT).diagonal(1, 1, 2)  # neither neighbour sees the other
             documents = number_from_boundaries(strangers)
@@ -150,14 +151,16 @@ def real_tokens(attention_mask: torch.Tensor, batch: int, length: int) -> torch.
     return mask if mask.dim() == 2 else mask.any(1)
 
 
-def check_packing(position_ids, cu_seq_lens_q, batch: int, length: int) -> None:
+def check_positions(position_ids: torch.Tensor | None, batch: int, length: int) -> None:
     if position_ids is not None and tuple(position_ids.shape) not in ((batch, length), (1, length)):
         raise ValueError(f"position_ids must be [B, N] = {(batch, length)}, not {tuple(position_ids.shape)}")
-    if cu_seq_lens_q is None:
-        return
-    bounds = cu_seq_lens_q.tolist() if values_may_be_read(cu_seq_lens_q) else [0, length]
+
+
+def lengths_between(bounds: list[int], length: int) -> tuple[int, ...]:
+    """Lengths of the documents of a row, from where they begin and end."""
     if bounds[0] != 0 or bounds[-1] != length or sorted(set(bounds)) != bounds:
         raise ValueError(f"cu_seq_lens_q must rise from 0 to the {length} tokens of the row, and is {bounds}")
+    return tuple(end - begin for begin, end in itertools.pairwise(bounds))
 
 
 def number_from_boundaries(boundary: torch.Tensor) -> torch.Tensor:

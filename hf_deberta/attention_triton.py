@@ -8,6 +8,7 @@ docs/attention_triton.md. Here are the operator that PyTorch sees, its launches,
 
 import math
 import os
+import re
 from importlib.util import find_spec
 
 import torch
@@ -30,6 +31,8 @@ WIDE_HEADS = (8, 1)  # warps and stages where a head has more than 64 channels
 PARTS = 4  # programs that share a distance in table_gradients_kernel
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LARGEST_HEAD = 128
+# a copy of this file, loaded from the Hub beside the package, must not answer the package's calls
+OPERATORS = re.sub(r"\W", "_", __name__.rpartition(".")[0])
 
 
 def meant_for(query: torch.Tensor, query_positions: torch.Tensor | None) -> bool:
@@ -37,18 +40,26 @@ def meant_for(query: torch.Tensor, query_positions: torch.Tensor | None) -> bool
     return query_positions is None and query.numel() > 0
 
 
-def why_not(query: torch.Tensor, terms: tuple[str, ...]) -> str | None:
+def why_not(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, terms: tuple[str, ...], dropout_p: float = 0.0
+) -> str | None:
     """What keeps this backend from answering a call that is meant for it, or None."""
     if not (query.is_cuda or INTERPRETING):
         return f"it runs on GPUs, and this is on {query.device.type}"
     if not TRITON_IS_THERE:
         return "triton is not installed"
+    if torch.version.hip:
+        return "its kernels are for NVIDIA GPUs"
     if query.is_cuda and capability(query.device) < (8, 0):
         return "the GPU is older than compute capability 8.0"
     if query.dtype not in DTYPES:
         return f"it knows float16, bfloat16 and float32, not {query.dtype}"
+    if not query.dtype == key.dtype == value.dtype:
+        return f"query, key and value are of different types: {query.dtype}, {key.dtype}, {value.dtype}"
     if query.shape[-1] > LARGEST_HEAD:
         return f"heads of {query.shape[-1]} channels are larger than {LARGEST_HEAD}"
+    if dropout_p >= 1:
+        return "a dropout of 1 keeps no probability"
     if "p2p" in terms:
         return "it has no p2p term"
     if transforming() and not capturing():
@@ -82,6 +93,7 @@ def triton_attention(
     saturation: int | None,  # from this distance on, rows are those of the ends
     mask: torch.Tensor | None,  # bool, [B, N] or [B, N, N]
     cu_seqlens: torch.Tensor | None,  # [documents + 1]
+    lengths: tuple[int, ...] | None,  # of these documents, if they are known
     scale: float,
     terms: tuple[str, ...],
     dropout_p: float = 0.0,
@@ -91,18 +103,19 @@ def triton_attention(
     tile = launches(query.dtype, query.device)[0]
     position_key = position_key if "c2p" in terms else None
     position_query = position_query if "p2c" in terms else None
-    near = (query.shape[2] - 1) // tile
-    rows = None
+    tokens, bounds, rows = query.shape[2], None, None
+    longest = max(*lengths, tokens - sum(lengths)) if lengths else tokens
+    near = furthest = (longest - 1) // tile
     if terms:
         near = min(near, (saturation + tile - 2) // tile)
         rows = rows_by_distance(rows_of_distance, first_row, (position_key, position_query), (near + 1) * tile)
     seed = torch.randint(2**31, (1,), device=query.device) if dropout_p > 0 else None
-    bounds = None
-    if cu_seqlens is not None:  # what is left after the last document is one more
-        bounds = torch.nn.functional.pad(cu_seqlens.to(torch.int32), (0, 1), value=query.shape[2])
+    if cu_seqlens is not None:  # what is left after the last document is one more, and nothing lies outside of the row
+        ends = torch.nn.functional.pad(cu_seqlens[1:].to(torch.int32).clamp(max=tokens), (0, 1), value=tokens)
+        bounds = torch.nn.functional.pad(ends, (1, 0))
     tables = (None if table is None else table.to(query.dtype) for table in (position_key, position_query))
     return attention_in_tiles(
-        query, key, value, *tables, rows, mask, bounds, seed, scale, dropout_p, causal, near
+        query, key, value, *tables, rows, mask, bounds, seed, scale, dropout_p, causal, near, furthest
     )[0]  # fmt: skip
 
 
@@ -115,7 +128,7 @@ def rows_by_distance(rows_of_distance: torch.Tensor, first_row: int, tables, rea
     return (rows_of_distance[distance.clamp(-k, k) + k] - first_row).clamp(0, in_use - 1)
 
 
-@torch.library.custom_op("hf_deberta::attention_in_tiles", mutates_args=())
+@torch.library.custom_op(f"{OPERATORS}::attention_in_tiles", mutates_args=())
 def attention_in_tiles(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -130,11 +143,16 @@ def attention_in_tiles(
     dropout_p: float,
     causal: bool,
     near: int,
+    furthest: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Context [B, H, N, d], and the log-sums [B, H, N] of scores, in base 2, that the backward pass needs."""
+    """Context [B, H, N, d], and the log-sums [B, H, N] of scores, in base 2, that the backward pass needs.
+
+    Tiles of one document are up to `furthest` apart, and those more than `near` apart share a row.
+    """
     from .attention_triton_forward import forward_kernel
 
-    call = Call(query, key, value, position_key, position_query, rows, mask, bounds, seed, dropout_p, causal, near)
+    who = (mask, bounds, seed, dropout_p, causal, near, furthest)
+    call = Call(query, key, value, position_key, position_query, rows, *who)
     context = torch.empty_like(call.query)
     log_sum = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
     with torch.cuda.device_of(query):
@@ -147,13 +165,13 @@ def attention_in_tiles(
 
 
 @attention_in_tiles.register_fake
-def _(query, key, value, position_key, position_query, rows, mask, bounds, seed, scale, dropout_p, causal, near):
+def _(query, *_):
     batch, heads, tokens, size = query.shape
     context = query.new_empty(batch, tokens, heads, size).transpose(1, 2)
     return context, query.new_empty(batch, heads, tokens, dtype=torch.float32)
 
 
-@torch.library.custom_op("hf_deberta::attention_in_tiles_backward", mutates_args=())
+@torch.library.custom_op(f"{OPERATORS}::attention_in_tiles_backward", mutates_args=())
 def attention_in_tiles_backward(
     gradient: torch.Tensor,
     query: torch.Tensor,
@@ -171,10 +189,12 @@ def attention_in_tiles_backward(
     dropout_p: float,
     causal: bool,
     near: int,
+    furthest: int,
     for_tables: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of query, key, value, position_key and position_query; of tables that are not there, nothing."""
-    call = Call(query, key, value, position_key, position_query, rows, mask, bounds, seed, dropout_p, causal, near)
+    who = (mask, bounds, seed, dropout_p, causal, near, furthest)
+    call = Call(query, key, value, position_key, position_query, rows, *who)
     delta = (gradient.float() * context.float()).sum(-1).contiguous()
     inputs = (tokens_first(gradient), log_sum, delta, call.tables(), call.who_sees_whom())
     scales = (scale * math.log2(math.e), scale, dropout_p)
@@ -228,11 +248,11 @@ def table_gradients(call: "Call", gradient, log_sum, delta, tables, whom, scales
 
 
 @attention_in_tiles_backward.register_fake
-def _(gradient, query, key, value, position_key, position_query, rows, mask, bounds, seed, context, log_sum, *_):
+def _(gradient, query, key, value, position_key, position_query, *rest):
     batch, heads, tokens, size = query.shape
     states = (query.new_empty(batch, tokens, heads, size).transpose(1, 2) for _ in range(3))
-    tables = (position_key, position_query)
-    return *states, *(query.new_empty(0 if table is None else table.shape) for table in tables)
+    tables, for_tables = (position_key, position_query), rest[-1]
+    return *states, *(query.new_empty(table.shape if for_tables and table is not None else 0) for table in tables)
 
 
 def by_row(pairs: torch.Tensor, ends: torch.Tensor, rows: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -249,18 +269,18 @@ def by_row(pairs: torch.Tensor, ends: torch.Tensor, rows: torch.Tensor, table: t
 
 
 def _remember(ctx, inputs, output):
-    *tensors, ctx.scale, ctx.dropout_p, ctx.causal, ctx.near = inputs
+    *tensors, ctx.scale, ctx.dropout_p, ctx.causal, ctx.near, ctx.furthest = inputs
     ctx.save_for_backward(*tensors, *output)
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx, gradient, _):
     if gradient is None:
-        return (None,) * 13
+        return (None,) * 14
     for_tables = any(ctx.needs_input_grad[3:5])
-    arguments = (ctx.scale, ctx.dropout_p, ctx.causal, ctx.near, for_tables)
+    arguments = (ctx.scale, ctx.dropout_p, ctx.causal, ctx.near, ctx.furthest, for_tables)
     found = attention_in_tiles_backward(gradient, *ctx.saved_tensors, *arguments)
-    return *(part if need else None for part, need in zip(found, ctx.needs_input_grad[:5], strict=True)), *(None,) * 8
+    return *(part if need else None for part, need in zip(found, ctx.needs_input_grad[:5], strict=True)), *(None,) * 9
 
 
 attention_in_tiles.register_autograd(_backward, setup_context=_remember)
@@ -275,8 +295,9 @@ class Call:
     """What both passes hand to their kernels."""
 
     def __init__(
-        self, query, key, value, position_key, position_query, rows, mask, bounds, seed, dropout_p, causal, near
-    ):
+        self, query, key, value, position_key, position_query, rows, mask, bounds, seed, dropout_p, causal, near,
+        furthest,
+    ):  # fmt: skip
         self.batch, self.heads, self.tokens, self.size = query.shape
         self.query, self.key, self.value = map(tokens_first, (query, key, value))
         self.c2p, self.p2c = position_key is not None, position_query is not None
@@ -287,7 +308,7 @@ class Call:
         self.programs = self.batch * self.blocks
         if bounds is not None:
             self.programs = self.tokens // self.tile + bounds.shape[0] - 1  # as many as there may be
-        self.far = self.blocks - 1 > near and (self.c2p or self.p2c)
+        self.far = furthest > near and (self.c2p or self.p2c)
         self.nothing = query.new_empty(1)
         self.seed = self.nothing if seed is None else seed
         self.channels = max(16, 1 << (self.size - 1).bit_length())
@@ -300,8 +321,8 @@ class Call:
 
     def constants(self) -> dict[str, object]:
         mask = "none" if self.mask is None else "tokens" if self.mask.dim() == 2 else "pairs"
-        # as the rest of PyTorch: "highest" is float32 throughout
-        precision = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+        # as PyTorch's own products; torch.get_float32_matmul_precision() fails once this was set directly
+        precision = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
         kinds = {"MASK": mask, "CAUSAL": self.causal, "PACKED": self.bounds is not None, "DROPOUT": self.dropout_p > 0}
         return {**kinds, "PRECISION": precision, "T": self.tile, "D": self.channels}
 

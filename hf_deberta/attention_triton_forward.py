@@ -122,7 +122,7 @@ def seen(mask, queries, keys, length, tokens, MASK: tl.constexpr, CAUSAL: tl.con
         pairs &= tl.load(mask + queries, mask=queries < length, other=0) != 0
         pairs &= tl.load(mask + keys, mask=keys < length, other=0) != 0
     if MASK == "pairs":
-        pairs &= tl.load(mask + queries * tokens + keys, mask=pairs, other=0) != 0
+        pairs &= tl.load(mask + queries.to(tl.int64) * tokens + keys, mask=pairs, other=0) != 0
     if CAUSAL:
         pairs &= keys <= queries
     return pairs

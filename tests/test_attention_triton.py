@@ -11,6 +11,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from numerics import assert_same_by_name, assert_within_budget, tiny_inputs, tin
 
 from hf_deberta import HfDebertaForSequenceClassification, attention_triton
 from hf_deberta.attention import disentangled_attention
-from hf_deberta.attention_triton import INTERPRETING, triton_attention
+from hf_deberta.attention_triton import CHIPS, INTERPRETING, LAUNCHES, triton_attention
 from hf_deberta.relative_position import may_be_pruned, rows_in_use, rows_of_distances, saturation_of
 
 CLIPPED, BUCKETS, V3 = (12, 0), (24, 8), (512, 256)  # k, buckets
@@ -81,7 +82,7 @@ def in_both(leaves, rows, first, terms, causal=False, dtype=torch.float64, **who
     def ours(**tensors):
         table = (rows, first, saturation_of(rows.cpu()))
         scale = ((1 + len(terms)) * size) ** -0.5
-        sight = (who.get("mask"), who.get("cu_seqlens"))
+        sight = (who.get("mask"), who.get("cu_seqlens"), who.get("lengths"))
         return triton_attention(*tensors.values(), *table, *sight, scale, terms, causal=causal)
 
     def reference(**tensors):
@@ -114,6 +115,7 @@ def with_holes(length):
 
 BOUNDS = torch.tensor([0, 3, 3, 19])  # what is left is one more document
 # name: (table, terms, arguments of inputs_of, who sees whom)
+# fmt: off
 CASES = {
     "far on both sides": (CLIPPED, BOTH, {"length": 40}, {}),
     "rows and heads, rows in use": (BUCKETS, BOTH, {"length": 20, "batch": 2, "heads": 2, "pruned": True}, {}),
@@ -124,8 +126,13 @@ CASES = {
     "no terms, padding": (CLIPPED, (), {"length": 20, "batch": 2}, {"mask": ragged(20, 3)}),
     "padding": (CLIPPED, BOTH, {"length": 33, "batch": 2}, {"mask": ragged(33, 9)}),
     "packed": (CLIPPED, BOTH, {"length": 56}, {"cu_seqlens": BOUNDS}),
+    "packed, known to be short": (
+        CLIPPED, BOTH, {"length": 56}, {"cu_seqlens": torch.tensor([0, 9, 25, 40]), "lengths": (9, 16, 15)},
+    ),
+    "packed, beyond the row": (CLIPPED, BOTH, {"length": 40}, {"cu_seqlens": torch.tensor([5, 20, 90])}),
     "packed, holes": (BUCKETS, BOTH, {"length": 22}, {"cu_seqlens": torch.tensor([0, 5, 22]), "mask": with_holes(22)}),
 }
+# fmt: on
 
 
 @interpreted
@@ -149,18 +156,21 @@ def test_half_precision_is_no_worse_than_the_reference_in_it():
         assert_within_budget(tensor, plain[name], exact[name], name)
 
 
-@interpreted
-def test_dropout_falls_on_probabilities_and_the_backward_pass_draws_it_again():
+@pytest.mark.parametrize(
+    "device",
+    [pytest.param("cpu", marks=interpreted), pytest.param("cuda", marks=[on_gpu, pytest.mark.gpu])],
+)
+def test_dropout_falls_on_probabilities_and_the_backward_pass_draws_it_again(device):
     """With unit vectors as values, the context is the probabilities."""
-    length, rate = 32, 0.4
-    leaves, rows, _ = inputs_of(BUCKETS, length, size=length)
-    table = (rows, 0, saturation_of(rows), None, None, (3 * length) ** -0.5, BOTH)
+    length, rate = (128 if device == "cuda" else 32), 0.4
+    leaves, rows, _ = inputs_of(BUCKETS, length, size=length, device=device)
+    table = (rows, 0, saturation_of(rows.cpu()), None, None, None, (3 * length) ** -0.5, BOTH)
 
     def dropped(seed, **tensors):
         torch.manual_seed(seed)
         return triton_attention(*tensors.values(), *table, dropout_p=rate)
 
-    unit = torch.eye(length)[None, None]
+    unit = torch.eye(length, device=device)[None, None]
     with torch.no_grad():
         kept = dropped(5, **{**leaves, "value": unit}) != 0
         assert not torch.equal(kept, dropped(6, **{**leaves, "value": unit}) != 0)
@@ -190,6 +200,31 @@ def test_compiles_to_one_graph():
 
 
 @interpreted
+def test_the_operators_are_what_tracing_takes_them_for():
+    """Shapes, strides and gradients of the shape rules against those of the kernels, with tables trained and not."""
+    leaves, rows, _ = inputs_of(CLIPPED, 18)
+    near = furthest = 1
+    tables = attention_triton.rows_by_distance(rows, 0, (leaves["position_key"],), (near + 1) * 16)
+    for trained in (True, False):
+        for name in ("position_key", "position_query"):
+            leaves[name] = leaves[name].detach().requires_grad_(trained)
+        arguments = (*leaves.values(), tables, None, None, None, 0.1, 0.0, False, near, furthest)
+        checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
+        torch.library.opcheck(attention_triton.attention_in_tiles, arguments, test_utils=checks)
+
+
+@interpreted
+def test_products_are_as_exact_as_pytorch_s(monkeypatch):
+    """However that was asked for: mixing PyTorch's two ways makes one of its own questions an error."""
+    call = attention_triton.Call(
+        *inputs_of(CLIPPED, 5)[0].values(), torch.zeros(32, dtype=torch.long), *[None] * 3, 0.0, False, 0, 0
+    )
+    assert call.constants()["PRECISION"] == "ieee"
+    monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(fp32_precision="tf32"))
+    assert call.constants()["PRECISION"] == "tf32"
+
+
+@interpreted
 def test_a_model_computes_with_it():
     model = tiny_model(HfDebertaForSequenceClassification, dtype=torch.float32, num_hidden_layers=3).eval()
     inputs = tiny_inputs((9, 5))
@@ -216,6 +251,7 @@ LIMITS = {
     "float64": ({"dtype": torch.float64}, {}, "float16, bfloat16 and float32, not torch.float64"),
     "wide heads": ({"size": 132}, {}, "heads of 132 channels are larger than 128"),
     "p2p": ({}, {"terms": ("c2p", "p2p")}, "no p2p term"),
+    "dropout of all": ({}, {"dropout_p": 1.0}, "a dropout of 1 keeps no probability"),
 }
 
 
@@ -286,6 +322,7 @@ REAL = {
     "holes": (BOTH, {"length": 900}, {"mask": with_holes(900)}),
     "pairs": (BOTH, {"length": 700}, {"mask": some_pairs(700)}),
     "packed": (BOTH, {"length": 1700, "heads": 2}, {"cu_seqlens": torch.tensor([0, 3, 40, 40, 300, 1700])}),
+    "packed, holes": (BOTH, {"length": 900}, {"cu_seqlens": torch.tensor([0, 77, 900]), "mask": with_holes(900)}),
 }
 
 
@@ -293,7 +330,10 @@ REAL = {
 @on_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("case", REAL)
-def test_real_sizes(case, dtype):
+@pytest.mark.parametrize("chip", ["its own", "others"])
+def test_real_sizes(case, dtype, chip, monkeypatch):
+    if chip == "others":  # as GPUs of other kinds are given tiles, warps and stages
+        monkeypatch.setattr(attention_triton, "LAUNCHES", {**LAUNCHES, **dict.fromkeys(CHIPS.values(), LAUNCHES[chip])})
     terms, shape, who = REAL[case]
     who = {name: value.cuda() if torch.is_tensor(value) else value for name, value in who.items()}
     leaves, rows, first = inputs_of(V3, **{"size": 64, **shape}, dtype=dtype, device="cuda")
