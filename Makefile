@@ -1,16 +1,18 @@
-# Everything here sets itself up: a virtual environment in .venv, with the versions of constraints.txt.
+# Everything here sets itself up: a virtual environment in .venv, with the versions of constraints.txt. With an
+# interpreter that has all it needs, nothing is set up: make gpu-tests RUN=python3 READY=
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 TEXT ?=
+GPU_CASES ?= 32x128 32x512 4x2048 mnli
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
 
 help: ## list what can be made
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 setup: $(READY) ## make .venv and install the package with its tested versions
 
@@ -45,12 +47,24 @@ bench: $(READY) ## time and memory against in-tree, BERT and installed peers on 
 	$(RUN) -W ignore benchmarks/memory.py
 	$(RUN) benchmarks/figure.py
 
-bench-gpu: $(READY) ## on a GPU: check the Triton kernels at real sizes, then time attention and the encoder
-	$(RUN) -m pytest -m gpu tests/test_attention_triton.py
+bench-gpu: ## on a GPU: the next four, each also if one before it fails
+	$(MAKE) --keep-going --jobs=1 gpu-tests gpu-attention gpu-encoder gpu-training
+
+gpu-tests gpu-attention gpu-encoder gpu-training: export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+
+gpu-tests: $(READY) ## the Triton kernels at real sizes, in eight processes where pytest-xdist is there
+	$(RUN) -m pytest -m gpu tests/test_attention_triton.py $$($(RUN) -c 'import xdist' 2>/dev/null && echo --numprocesses=8)
+
+gpu-attention: $(READY) ## attention alone against its peers
 	$(RUN) -W ignore benchmarks/attention_gpu.py
-	$(RUN) -W ignore benchmarks/encoder.py --device cuda --dtype bfloat16
+
+gpu-encoder: $(READY) ## a whole encoder against its peers, forward
+	$(RUN) -W ignore benchmarks/encoder.py --device cuda --dtype bfloat16 --cases $(GPU_CASES) --repeats 31
+
+gpu-training: $(READY) ## the same, a training step
+	$(RUN) -W ignore benchmarks/encoder.py --device cuda --dtype bfloat16 --cases $(GPU_CASES) --repeats 31 --mode training
 
 clean: ## remove .venv and what runs have written
 	rm -rf $(VENV) demo_output build dist *.egg-info .pytest_cache .ruff_cache
 
-.PHONY: help setup demo check format test test-common bench bench-gpu clean
+.PHONY: help setup demo check format test test-common bench bench-gpu gpu-tests gpu-attention gpu-encoder gpu-training clean

@@ -5,28 +5,37 @@
     python benchmarks/attention_gpu.py --sweep --lengths 512 8192      # tiles, warps and stages of each kernel
     TRITON_INTERPRET=1 python benchmarks/attention_gpu.py --dry_run    # the same calls on the CPU, tiny; writes nothing
 
-Peers, each checked against float64 before it is timed:
+Peers, each but flash checked against float64 before it is timed, on up to 1024 tokens:
 
 - flash: `scaled_dot_product_attention` with its flash kernel, without position terms
 - ours: the Triton backend; ours sdpa: the sdpa backend, where its bias fits
 - flex: FlexAttention with the same scores, read from two tables of products
 - gathered: the plain form in the given dtype, as in-tree Transformers computes it, where its scores fit
 - flashdeberta: where it is installed
-- disentangled-flash: where it is installed; its attention holds the projections, so "ours, projections" does as well
+- disentangled-flash: where it is installed; its attention holds the projections, and so do flash and ours beside it
 
-Milliseconds are medians of CUDA events, peers taking turns; memory is the peak above what inputs take. An error is
-the largest of output and gradients, each by its norm; `allowed` is twice that of the reference in the dtype.
-Writes benchmarks/results/attention_gpu.csv.
+A peer that fails or computes something else is left out with the reason; if it is one of ours, or if a length as a
+whole fails, the exit status says so at the end.
+
+Times are medians of CUDA events, peers taking turns. `gpu_milliseconds`: the GPU's own time, everything queued before
+it starts. `call_milliseconds`: from the call to the last kernel's end on an idle GPU, so what the host takes to queue
+is in it. Memory is the peak above what was there before the call: inputs, and for backward alone what forward left.
+An error is the largest of output and gradients, each by its norm; ours may have what tests allow, twice that of the
+reference in the dtype and one rounding. Writes benchmarks/results/attention_gpu.csv.
 """
 
 import argparse
 import itertools
 import math
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
 from statistics import median
+from typing import NamedTuple
 
 import torch
-from timing import RESULTS, circumstances, write_rows
+from timing import RESULTS, circumstances, wait, write_rows
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import linear, scaled_dot_product_attention
 
@@ -38,55 +47,75 @@ LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
 TABLE = (512, 256)  # positions and buckets of v2 and v3
 SCORES_FIT = 2048  # tokens up to which peers that hold [B, H, N, N] take part
 CHECKED_TOKENS = 1024  # of the checks, which hold such scores in float64
+FLOORS = ("flash", "flash, projections")  # without position terms, so there is nothing to check
+OURS = ("ours", "ours sdpa", "ours, projections")
+SOMETHING_ELSE = 0.5  # a relative error of a peer from which on it is no matter of rounding
+SLEEP = 10_000_000  # cycles, about 5 ms: the GPU waits while the host queues a call
 
-LIMITS = (RuntimeError, TypeError, ValueError, AssertionError)  # of a peer; then it is left out
+Call = Callable[..., torch.Tensor]  # of the leaves
+Mode = tuple[Callable[[], object], Callable[[object], None]]  # what goes before and is not timed; what is
 
-Call = Callable[..., torch.Tensor]  # of query, key, value, position_key, position_query
+
+class Contest(NamedTuple):
+    """Peers that take the same inputs, and what they must compute."""
+
+    calls: dict[str, Call]
+    reference: Call  # in any dtype
+    leaves: list[torch.Tensor]
 
 
-def leaves_of(batch: int, heads: int, length: int, size: int, dtype: torch.dtype, device: str) -> list[torch.Tensor]:
+def leaves_of(batch: int, length: int, given: argparse.Namespace) -> list[torch.Tensor]:
     """query, key and value as projections leave them, and two tables."""
     torch.manual_seed(0)
-    states = [torch.randn(batch, length, heads, size, device=device, dtype=dtype).transpose(1, 2) for _ in range(3)]
-    tables = [torch.randn(heads, 2 * TABLE[1], size, device=device, dtype=dtype) for _ in range(2)]
+    like = {"device": given.device, "dtype": getattr(torch, given.dtype)}
+    shape = (batch, length, given.heads, given.head_size)
+    states = [torch.randn(shape, **like).transpose(1, 2) for _ in range(3)]
+    tables = [torch.randn(given.heads, 2 * TABLE[1], given.head_size, **like) for _ in range(2)]
     return [tensor.requires_grad_() for tensor in (*states, *tables)]
 
 
-def peers_of(length: int, size: int, device: str) -> dict[str, Call]:
-    rows = rows_of_distances(*TABLE).to(device)
-    arguments = {"rows_of_distance": rows, "saturation": saturation_of(rows.cpu())}
-
-    def ours(backend: str) -> Call:
-        return lambda *tensors: disentangled_attention(*tensors, **arguments, backend=backend)[0]
-
-    def flash(query, key, value, *_):
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION if device == "cuda" else SDPBackend.MATH):
-            return scaled_dot_product_attention(query, key, value)
-
-    positions = torch.arange(length, device=device)
-    found = {"flash": flash, "ours": ours("triton")}
+def of_torch(batch: int, length: int, given: argparse.Namespace) -> Contest:
+    """What needs PyTorch and Triton only."""
+    calls = {"flash": flash, "ours": ours("triton", given.device)}
     if length <= SCORES_FIT:
-        between = rows_between(positions, positions, rows)
-        found |= {"ours sdpa": ours("sdpa"), "gathered": lambda *tensors: gathered(*tensors, between)}
-    if device == "cuda":
-        found["flex"] = flex(rows, size)
-        found |= flashdeberta()
-    return found
+        calls |= {"ours sdpa": ours("sdpa", given.device), "gathered": gathered(length, given.device)}
+    if given.device == "cuda":
+        calls["flex"] = flex(given.head_size)
+    return Contest(calls, ours("eager", given.device), leaves_of(batch, length, given))
 
 
-def gathered(query, key, value, position_key, position_query, row) -> torch.Tensor:
+def ours(backend: str, device: str) -> Call:
+    rows = rows_of_distances(*TABLE)
+    arguments = {"rows_of_distance": rows.to(device), "saturation": saturation_of(rows), "backend": backend}
+    return lambda *tensors: disentangled_attention(*tensors, **arguments)[0]
+
+
+def flash(query, key, value, *_) -> torch.Tensor:
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION if query.is_cuda else SDPBackend.MATH):
+        return scaled_dot_product_attention(query, key, value)
+
+
+def gathered(length: int, device: str) -> Call:
     """Every step in the dtype of its inputs."""
-    scale = 1 / math.sqrt(3 * query.shape[-1])
-    index = row.expand(*query.shape[:2], -1, -1)
-    scores = query @ key.mT + (query @ position_key.mT).gather(-1, index)
-    scores = scores + (key @ position_query.mT).gather(-1, index.mT).mT
-    return (scores * scale).softmax(-1) @ value
+    positions = torch.arange(length, device=device)
+    row = rows_between(positions, positions, rows_of_distances(*TABLE).to(device))
+
+    def attention(query, key, value, position_key, position_query):
+        scale = 1 / math.sqrt(3 * query.shape[-1])
+        index = row.expand(*query.shape[:2], -1, -1)
+        scores = query @ key.mT + (query @ position_key.mT).gather(-1, index)
+        scores = scores + (key @ position_query.mT).gather(-1, index.mT).mT
+        return (scores * scale).softmax(-1) @ value
+
+    return attention
 
 
-def flex(rows: torch.Tensor, size: int) -> Call:
+def flex(size: int) -> Call:
     from torch.nn.attention.flex_attention import flex_attention
 
+    torch._dynamo.config.fail_on_recompile_limit_hit = True  # past the limit it would run unfused
     compiled = torch.compile(flex_attention, dynamic=False)
+    rows = rows_of_distances(*TABLE).to("cuda")
     k, scale = (len(rows) - 1) // 2, 1 / math.sqrt(3 * size)
 
     def attention(query, key, value, position_key, position_query):
@@ -101,11 +130,10 @@ def flex(rows: torch.Tensor, size: int) -> Call:
     return attention
 
 
-def flashdeberta() -> dict[str, Call]:
-    try:
-        from flashdeberta.ops.flash_attention import flash_attention_with_disentangled
-    except ImportError:
-        return {}
+def flashdeberta(batch: int, length: int, given: argparse.Namespace) -> Contest:
+    if find_spec("flashdeberta.ops.position") is None:
+        raise ImportError("a flashdeberta without flashdeberta.ops.position takes other tables than rows")
+    from flashdeberta.ops.flash_attention import flash_attention_with_disentangled
 
     def attention(query, key, value, position_key, position_query):
         options = {"sm_scale": 1 / math.sqrt(3 * query.shape[-1])}
@@ -113,174 +141,226 @@ def flashdeberta() -> dict[str, Call]:
         tables = position_key[None], position_query[None]
         return flash_attention_with_disentangled(query, key, value, None, *tables, **options)
 
-    return {"flashdeberta": attention}
+    calls = {"flash": flash, "ours": ours("triton", given.device), "flashdeberta": attention}
+    return Contest(calls, ours("eager", given.device), leaves_of(batch, length, given))
 
 
-def with_projections(batch: int, heads: int, length: int, size: int, dtype: torch.dtype, ours: Call) -> dict:
-    """Calls of states and relative table, and these leaves: disentangled-flash, and ours with the same weights."""
-    try:
-        from disentangled_flash import TritonTrainingDisentangledSelfAttention
-        from transformers import DebertaV2Config
-    except ImportError:
-        return {}
-    width = heads * size
+def disentangled_flash(batch: int, length: int, given: argparse.Namespace) -> Contest:
+    """Calls of states and relative table; the others with the same weights."""
+    from disentangled_flash import TritonTrainingDisentangledSelfAttention
+    from transformers import DebertaV2Config
+
+    width, like = given.heads * given.head_size, {"device": given.device, "dtype": getattr(torch, given.dtype)}
     config = DebertaV2Config(
-        hidden_size=width, num_attention_heads=heads, relative_attention=True, position_buckets=TABLE[1],
+        hidden_size=width, num_attention_heads=given.heads, relative_attention=True, position_buckets=TABLE[1],
         max_position_embeddings=TABLE[0], max_relative_positions=TABLE[0], share_att_key=True,
         pos_att_type=["c2p", "p2c"], attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0,
     )  # fmt: skip
-    module = TritonTrainingDisentangledSelfAttention(config).to("cuda", dtype)
-    states = torch.randn(batch, length, width, device="cuda", dtype=dtype, requires_grad=True)
-    table = torch.randn(2 * TABLE[1], width, device="cuda", dtype=dtype, requires_grad=True)
-    mask = torch.ones(batch, length, dtype=torch.bool, device="cuda")
+    torch.manual_seed(0)
+    module = TritonTrainingDisentangledSelfAttention(config, assume_unpadded=True).to(**like)
+    states = torch.randn(batch, length, width, **like, requires_grad=True)
+    table = torch.randn(2 * TABLE[1], width, **like, requires_grad=True)
+    mask = torch.ones(batch, length, dtype=torch.bool, device=given.device)
     weight = dict(module.named_parameters())
 
     def projected(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        out = linear(tensor, weight[f"{name}.weight"], weight[f"{name}.bias"])
-        return out.unflatten(-1, (heads, size)).transpose(-3, -2)
+        out = linear(tensor, weight[f"{name}.weight"].to(tensor), weight[f"{name}.bias"].to(tensor))
+        return out.unflatten(-1, (given.heads, given.head_size)).transpose(-3, -2)
 
-    def attention(states, table):
-        own = [projected(name, states) for name in ("query_proj", "key_proj", "value_proj")]
-        context = ours(*own, projected("key_proj", table), projected("query_proj", table))
-        return context.transpose(1, 2).flatten(2)
+    def attended(call: Call, states: torch.Tensor, *tables: torch.Tensor) -> torch.Tensor:
+        own = (projected(name, states) for name in ("query_proj", "key_proj", "value_proj"))
+        return call(*own, *tables).transpose(1, 2).flatten(2)
 
-    peer = lambda states, table: module(states, mask, rel_embeddings=table)[0]  # noqa: E731
-    return {"disentangled-flash": (peer, [states, table]), "ours, projections": (attention, [states, table])}
+    def with_tables(call: Call) -> Call:
+        return lambda states, table: attended(
+            call, states, projected("key_proj", table), projected("query_proj", table)
+        )
+
+    calls = {
+        "flash, projections": lambda states, _: attended(flash, states),
+        "ours, projections": with_tables(ours("triton", given.device)),
+        "disentangled-flash": lambda states, table: module(states, mask, rel_embeddings=table)[0],
+    }
+    return Contest(calls, with_tables(ours("eager", given.device)), [states, table])
+
+
+OTHERS = {"flashdeberta": flashdeberta, "disentangled_flash": disentangled_flash}
+
+
+@contextmanager
+def may_fail(name: str, ours: bool) -> Iterator[None]:
+    """Whatever is raised, by a peer or by Triton's compiler, the others go on; of ours it says where as well."""
+    try:
+        yield
+    except Exception as reason:
+        print(f"  {name} is left out: {type(reason).__name__}: {first_line(reason)}", flush=True)
+        if ours:
+            traceback.print_exc()
+
+
+def first_line(reason: Exception) -> str:
+    return str(reason).partition("\n")[0]
 
 
 def results(call: Call, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Output, and gradients of a weighted sum of it."""
+    """Output, and gradients of a weighted sum of it; the weights are numbers of every dtype."""
     output = call(*leaves)
-    weight = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).to(output)
-    return [output.detach(), *torch.autograd.grad((output * weight).sum(), leaves, allow_unused=True)]
+    weight = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).bfloat16().to(output)
+    return [output.detach(), *torch.autograd.grad(output, leaves, weight)]
 
 
-def errors(calls: dict[str, Call], length: int, shape: tuple, dtype: torch.dtype, device: str) -> dict[str, float]:
-    """Of each call, and of the reference in `dtype` as "eager", against float64: the largest over outputs."""
-    leaves = leaves_of(1, min(shape[0], 2), length, shape[1], dtype, device)
-    rows = rows_of_distances(*TABLE).to(device)
+def errors(contest: Contest) -> dict[str, float]:
+    """Of each call, and of the reference as "eager", against float64: the largest of output and gradients, or NaN."""
+    exact = results(contest.reference, [leaf.detach().double().requires_grad_() for leaf in contest.leaves])
 
-    def reference(*tensors):
-        return disentangled_attention(*tensors, rows_of_distance=rows)[0]
+    def error(call: Call) -> float:
+        pairs = zip(results(call, contest.leaves), exact, strict=True)
+        return torch.stack([(x.double() - y).norm() / y.norm() for x, y in pairs]).max().item()
 
-    exact = results(reference, [leaf.detach().double().requires_grad_() for leaf in leaves])
-    found = {}
-    for name, call in {"eager": reference, **calls}.items():
-        if name == "flash":
-            continue
-        try:
-            pairs = list(zip(results(call, leaves), exact, strict=True))
-        except LIMITS as reason:
-            if name in ("eager", "ours"):
-                raise
-            print(f"  {name} is left out: {str(reason).splitlines()[0]}", flush=True)
-            continue
-        found[name] = max(((x.double() - y).norm() / y.norm()).item() for x, y in pairs)
+    found = {"eager": error(contest.reference)}
+    for name, call in contest.calls.items():
+        if name not in FLOORS:
+            with may_fail(name, name in OURS):
+                found[name] = error(call)
     return found
 
 
-def modes(call: Call, leaves: list[torch.Tensor]) -> dict[str, Callable[[], None]]:
-    """Forward without gradients, backward alone, and both."""
-    output = call(*leaves)
-    gradient = torch.randn_like(output)
+def is_right(name: str, error: dict[str, float], dtype: torch.dtype) -> bool:
+    """Whether a peer computes what it should; says its error."""
+    if name not in error:
+        return name in FLOORS
+    allowed = 2 * error["eager"] + torch.finfo(dtype).eps if name in OURS else SOMETHING_ELSE
+    right = error[name] <= allowed  # not so of NaN
+    print(f"  error of {name}: {error[name]:.1e}" + ("" if right else f" is WRONG, allowed {allowed:.1e}"), flush=True)
+    return right
 
-    def forward():
+
+def modes(call: Call, leaves: list[torch.Tensor]) -> dict[str, Mode]:
+    """Forward without gradients, backward alone, and both."""
+    gradient = torch.randn_like(call(*leaves))
+
+    def forward(_):
         with torch.no_grad():
             call(*leaves)
 
-    def backward():
-        torch.autograd.grad(output, leaves, gradient, retain_graph=True, allow_unused=True)
+    def backward(output):
+        torch.autograd.grad(output, leaves, gradient, allow_unused=True)
 
-    def both():
-        torch.autograd.grad(call(*leaves), leaves, gradient, allow_unused=True)
+    def nothing():
+        return None
 
-    return {"forward": forward, "backward": backward, "both": both}
+    def output():
+        return call(*leaves)
 
-
-def milliseconds(calls: dict[str, Callable], repeats: int) -> dict[str, float]:
-    """Medians; calls take turns, after three rounds that do not count."""
-    times = {name: [] for name in calls}
-    for turn in range(repeats + 3):
-        for name, call in calls.items():
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            call()
-            end.record()
-            end.synchronize()
-            if turn >= 3:
-                times[name].append(start.elapsed_time(end))
-    return {name: median(values) for name, values in times.items()}
+    return {
+        "forward": (nothing, forward),
+        "backward": (output, backward),
+        "both": (nothing, lambda _: backward(output())),
+    }
 
 
-def peak_megabytes(call: Callable[[], None]) -> float:
+def elapsed(mode: Mode, queued: bool) -> tuple[float, bool]:
+    """Milliseconds of a call by events. With `queued` the GPU sleeps meanwhile, and whether it slept long enough."""
+    before, call = mode
+    prepared = before()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
+    if queued:
+        torch.cuda._sleep(SLEEP)
+    start.record()
+    call(prepared)
+    in_time = not (queued and start.query())
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end), in_time
+
+
+def milliseconds(calls: dict[str, Mode], repeats: int) -> dict[str, tuple[float, float]]:
+    """Medians of the GPU's own time and of the call's; peers take turns, after three rounds that do not count."""
+    times: dict[tuple[str, bool], list[float]] = {(name, queued): [] for name in calls for queued in (True, False)}
+    late = set()
+    for turn in range(-3, repeats):
+        for name, queued in times:
+            time, in_time = elapsed(calls[name], queued)
+            if turn >= 0:
+                times[name, queued].append(time)
+                late |= set() if in_time else {name}
+    for name in sorted(late):
+        print(f"  {name} took longer to queue than the GPU slept: the host is in its gpu_milliseconds", flush=True)
+    return {name: (median(times[name, True]), median(times[name, False])) for name in calls}
+
+
+def peak_megabytes(mode: Mode) -> float:
+    before, call = mode
+    prepared = before()
+    torch.cuda.synchronize()
+    held = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    call()
+    call(prepared)
     torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / 2**20
+    return (torch.cuda.max_memory_allocated() - held) / 2**20
 
 
-def measure(length: int, given: argparse.Namespace) -> None:
-    """Check, time and write one length."""
-    dtype, batch = getattr(torch, given.dtype), max(given.tokens // length, 1)
-    peers = peers_of(length, given.head_size, given.device)
-    checked = peers_of(min(length, CHECKED_TOKENS), given.head_size, given.device)
-    checked = {name: call for name, call in checked.items() if name in peers}
-    error = errors(checked, min(length, CHECKED_TOKENS), (given.heads, given.head_size), dtype, given.device)
-    for name, value in error.items():
-        print(f"  error of {name}: {value:.1e}, allowed {2 * error['eager']:.1e}", flush=True)
-    if error["ours"] > 2 * error["eager"]:
-        raise SystemExit("ours is further from float64 than allowed: nothing is timed")
-    leaves = leaves_of(batch, given.heads, length, given.head_size, dtype, given.device)
+def measure(length: int, contest_of: Callable[..., Contest], given: argparse.Namespace) -> bool:
+    """Check, time and write one length; whether all of ours took part."""
+    torch.compiler.reset()  # all lengths share one cache of eight shapes
+    batch = max(given.tokens // length, 1)
+    error = errors(contest_of(1, min(length, CHECKED_TOKENS), given))
+    contest = contest_of(batch, length, given)
+    ready: dict[str, dict[str, Mode]] = {}
+    for name, call in contest.calls.items():
+        if is_right(name, error, contest.leaves[0].dtype):
+            with may_fail(name, name in OURS):
+                ready[name] = warmed(modes(call, contest.leaves), given.device)
     if given.dry_run:
-        for name, call in peers.items():
-            for mode in modes(call, leaves).values():
-                mode()
-            print(f"  {name} runs", flush=True)
-        return
-    cases = {name: (call, leaves) for name, call in peers.items() if name == "flash" or name in error}
-    cases |= with_projections(batch, given.heads, length, given.head_size, dtype, peers["ours"])
-    by_mode: dict[str, dict[str, Callable]] = {"forward": {}, "backward": {}, "both": {}}
-    for name, case in cases.items():
-        try:
-            for mode, call in modes(*case).items():
-                call()
-                by_mode[mode][name] = call
-        except LIMITS as reason:
-            print(f"  {name} is left out: {str(reason).splitlines()[0]}", flush=True)
-    about = {"case": f"{batch}x{length}", "heads": f"{given.heads}x{given.head_size}", "dtype": given.dtype}
+        print(f"  run: {', '.join(ready)}", flush=True)
+    else:
+        write_times(ready, error, f"{batch}x{length}", given)
+    return all(name in ready for name in contest.calls if name in OURS)
+
+
+def warmed(found: dict[str, Mode], device: str) -> dict[str, Mode]:
+    """The same, after one run, which compiles, and fails here if it fails."""
+    for before, call in found.values():
+        call(before())
+        wait(device)
+    return found
+
+
+def write_times(ready: dict[str, dict[str, Mode]], error: dict[str, float], case: str, given) -> None:
+    about = {"case": case, "heads": f"{given.heads}x{given.head_size}", "dtype": given.dtype}
     about |= {"repeats": given.repeats, **circumstances("cuda"), "triton": triton_version()}
-    for mode, calls in by_mode.items():
-        calls = {name: call for name, call in calls.items() if name in by_mode["both"]}
-        found = milliseconds(calls, given.repeats)
+    for mode in ("forward", "backward", "both"):
+        found = milliseconds({name: kinds[mode] for name, kinds in ready.items()}, given.repeats)
+        floor = next((found[name][0] for name in FLOORS if name in found), None)  # flash knows no float32
         rows = []
-        for name, time in found.items():
-            row = {"peer": name, "mode": mode, "milliseconds": f"{time:.3f}"}
-            row |= {"over_flash": f"{time / found['flash']:.2f}"}
-            row |= {"peak_megabytes": f"{peak_megabytes(calls[name]):.0f}"}
+        for name, (gpu, call) in found.items():
+            row = {"peer": name, "mode": mode, "gpu_milliseconds": f"{gpu:.3f}", "call_milliseconds": f"{call:.3f}"}
+            row |= {"over_flash": f"{gpu / floor:.2f}" if floor else ""}
+            row |= {"peak_megabytes": f"{peak_megabytes(ready[name][mode]):.0f}"}
             row |= {"error": f"{error[name]:.1e}" if name in error else "", "eager_error": f"{error['eager']:.1e}"}
             rows.append({**row, **about})
-        print(f"  {mode}: " + ", ".join(f"{row['peer']} {row['milliseconds']} ms" for row in rows), flush=True)
-        write_rows(RESULTS / "attention_gpu.csv", rows, ("peer", "mode", "case", "heads", "dtype", "machine"))
+        times = ", ".join(f"{name} {gpu:.3f} ({call:.3f})" for name, (gpu, call) in found.items())
+        print(f"  {mode}, ms of GPU (of the call): {times}", flush=True)
+        if rows:
+            write_rows(RESULTS / "attention_gpu.csv", rows, ("peer", "mode", "case", "heads", "dtype", "machine"))
 
 
 def sweep(length: int, given: argparse.Namespace) -> None:
     """Microseconds of each kernel for each tile, number of warps and of stages; prints, and writes nothing."""
-    dtype, batch = getattr(torch, given.dtype), max(given.tokens // length, 1)
-    leaves = leaves_of(batch, given.heads, length, given.head_size, dtype, "cuda")
-    both = modes(peers_of(length, given.head_size, "cuda")["ours"], leaves)["both"]
-    for tile, warps, stages in itertools.product((32, 64, 128), (4, 8), (1, 2, 3)):
+    contest = of_torch(max(given.tokens // length, 1), length, given)
+    for tile, warps, stages in itertools.product(given.tiles, (4, 8), (1, 2, 3)):
         launch = (tile, ((warps, stages),) * 3)
         attention_triton.LAUNCHES.update(dict.fromkeys(attention_triton.LAUNCHES, launch))
         try:
-            both()
+            before, both = modes(contest.calls["ours"], contest.leaves)["both"]
+            both(before())
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
                 for _ in range(given.repeats):
-                    both()
+                    both(before())
                 torch.cuda.synchronize()
         except Exception as reason:  # more shared memory than there is, in one of several classes
-            print(f"  tile {tile}, {warps} warps, {stages} stages: {str(reason).splitlines()[0]}", flush=True)
+            print(f"  tile {tile}, {warps} warps, {stages} stages: {first_line(reason)}", flush=True)
             continue
         found = {event.key: event.self_device_time_total / given.repeats for event in profile.key_averages()}
         times = ", ".join(f"{name} {time:.0f}" for name, time in found.items() if name.endswith("_kernel"))
@@ -293,6 +373,12 @@ def triton_version() -> str:
     return triton.__version__
 
 
+def contests(given: argparse.Namespace) -> list[Callable[..., Contest]]:
+    """Other people's kernels come last: after an illegal memory access nothing runs in this process any more."""
+    installed = [contest for name, contest in OTHERS.items() if find_spec(name)]
+    return [of_torch] if given.dry_run or given.sweep else [of_torch, *installed]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
@@ -302,6 +388,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--sweep", action="store_true", help="time our kernels alone, with other launches")
+    parser.add_argument("--tiles", type=int, nargs="+", default=(32, 64), help="of the sweep; 128 compiles for long")
     parser.add_argument("--dry_run", action="store_true", help="tiny, in Triton's interpreter on the CPU")
     given = parser.parse_args()
     given.device = "cpu" if given.dry_run else "cuda"
@@ -309,9 +396,20 @@ def main() -> None:
         given.lengths, given.tokens, given.heads, given.head_size, given.dtype = [20], 20, 1, 16, "float32"
     elif not torch.cuda.is_available():
         raise SystemExit("this benchmark needs a CUDA device; --dry_run with TRITON_INTERPRET=1 does without")
-    for length in given.lengths:
-        print(f"{max(given.tokens // length, 1)} x {length}", flush=True)
-        (sweep if given.sweep else measure)(length, given)
+    failed = []
+    for contest in contests(given):
+        for length in given.lengths:
+            print(f"{max(given.tokens // length, 1)} x {length}", flush=True)
+            if given.sweep:
+                sweep(length, given)
+                continue
+            whole = False
+            with may_fail(f"{contest.__name__} at {length}", contest is of_torch):
+                whole = measure(length, contest, given)
+            if contest is of_torch and not whole:
+                failed.append(str(length))
+    if failed:
+        raise SystemExit(f"something of ours failed or was wrong at {', '.join(failed)} tokens: see above")
 
 
 if __name__ == "__main__":
