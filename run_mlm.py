@@ -65,26 +65,8 @@ class ModelArguments(NewModelArguments):
 
 
 def main() -> None:
-    # 1. Arguments, corpus, tokenizer, rows, model
     kinds = (ModelArguments, CorpusArguments, MaskingArguments, PretrainingArguments)
-    trainer = parsed(kinds, prepare)
-    args = trainer.args
-
-    # 2. Training
-    news = args.do_train and trainer.train_to_end()
-
-    # 3. Evaluation, model card
-    if args.do_eval and trainer.eval_dataset is not None:
-        metrics = trainer.evaluate()
-        trainer.log_metrics("eval", metrics)
-        trainer.save_metrics("eval", metrics)
-    if news:
-        trainer.save_state()
-    if args.push_to_hub:
-        trainer.push_to_hub()
-    elif news:
-        trainer.create_model_card()
-    trainer.end()
+    parsed(kinds, lambda *parts: prepare(*parts).train_and_evaluate())
 
 
 def prepare(

@@ -115,7 +115,7 @@ def fine_tune(
 def read_file(file: str) -> Dataset:
     """Rows of a table, or the sentences of a CoNLL file as such rows."""
     path = Path(file)
-    if path.suffix.lower() in TABLES:
+    if Path(path.name.removesuffix(".gz")).suffix.lower() in TABLES:
         return read_table(file)
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {file}")

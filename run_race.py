@@ -47,8 +47,8 @@ class ChoiceArguments(DataArguments):
 
     task_name: str | None = field(default=None, metadata={"help": f"One of {', '.join(HUB)}; else your own."})
     fill_blanks: bool = field(
-        default=True,
-        metadata={"help": "Put an option into the blank (_) of its question; else behind it, as released for DeBERTa."},
+        default=False,
+        metadata={"help": "Put an option into the blank (_) of its question; else behind it, as DeBERTa's code does."},
     )
 
     def __post_init__(self) -> None:

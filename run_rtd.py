@@ -94,22 +94,8 @@ class RtdMaskingArguments(MaskingArguments):
 
 
 def main() -> None:
-    # 1. Arguments, corpus, tokenizer, rows, models
-    trainer = parsed((PairArguments, CorpusArguments, RtdMaskingArguments, PretrainingArguments), prepare)
-    args = trainer.args
-
-    # 2. Training
-    news = args.do_train and trainer.train_to_end()
-
-    # 3. Evaluation, model cards
-    if args.do_eval and trainer.eval_dataset is not None:
-        metrics = trainer.evaluate()
-        trainer.log_metrics("eval", metrics)
-        trainer.save_metrics("eval", metrics)
-    if news:
-        trainer.save_state()
-        trainer.create_model_card()
-    trainer.end()
+    kinds = (PairArguments, CorpusArguments, RtdMaskingArguments, PretrainingArguments)
+    parsed(kinds, lambda *parts: prepare(*parts).train_and_evaluate())
 
 
 def prepare(

@@ -75,10 +75,13 @@ def main() -> None:
 def fine_tune(
     model_args: ModelArguments, data_args: SquadArguments, sift_args: SiftArguments, args: FineTuningArguments
 ) -> None:
+    if model_args.cls_dropout is not None:
+        raise ValueError(
+            f"--cls_dropout {model_args.cls_dropout:g}: the head that finds answers has no dropout, so leave it out"
+        )
     # 1. The questions
     hub = (HUB[data_args.task_name], None) if data_args.task_name else None
-    loading = {"cache_dir": model_args.cache_dir, "token": model_args.token}
-    splits = one_of_each(read_splits(data_args, hub, squad.read_squad, loading))
+    splits = one_of_each(read_splits(data_args, hub, squad.read_squad, model_args.downloads()))
     args.fit_to(splits)
     splits = {split: squad.squad_rows(rows, split, with_answers=split != "test") for split, rows in splits.items()}
     if data_args.version_2_with_negative is None:

@@ -90,7 +90,7 @@ def fine_tune(
 ) -> None:
     # 1. The task and its rows
     name, task = data_args.task_name, superglue.TASKS[data_args.task_name]
-    loading = {"cache_dir": model_args.cache_dir, "token": model_args.token}
+    loading = model_args.downloads()
     splits = read_splits(data_args, (HUB, name), loading=loading)
     args.fit_to(splits)
     rows = {(name, split): of for split, of in splits.items()}

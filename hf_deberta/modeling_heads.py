@@ -109,7 +109,7 @@ class HfDebertaForTokenClassification(HfDebertaPreTrainedModel):
         self.deberta = HfDebertaModel(config)
         if config.token_classifier == "projection":
             self.proj = nn.Linear(config.hidden_size, config.hidden_size)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = classifier_dropout(config)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 

@@ -47,6 +47,13 @@ def name_of(model_class):
     return model_class.__name__.removeprefix("HfDeberta")
 
 
+@pytest.mark.parametrize("head", [HfDebertaForTokenClassification, HfDebertaForSequenceClassification])
+@pytest.mark.parametrize(("cls_dropout", "expected"), [(None, 0.1), (0.0, 0.0), (0.3, 0.3)])
+def test_dropout_before_the_classifier(head, cls_dropout, expected):
+    model = tiny_model(head, hidden_dropout_prob=0.1, cls_dropout=cls_dropout)
+    assert model.dropout.p == expected
+
+
 def word_labels(inputs, keep=3):
     ids = inputs["input_ids"]
     return ids.masked_fill((ids % keep != 0) | (ids == 0), -100)

@@ -178,8 +178,21 @@ def test_a_finished_run_is_taken_up_and_another_refused(run_glue, made, tmp_path
         with pytest.raises(SystemExit, match=f"run with other settings: {flag[2:]} "):
             run_glue(*command, flag, value)
     card = (out / "README.md").read_text()
-    run_glue(*command, "--logging_steps", 1, "--per_device_eval_batch_size", 2, "--num_seeds", 1, "--do_predict")
+    harmless = ["--logging_steps", 1, "--per_device_eval_batch_size", 2, "--num_seeds", 1, "--do_train", "--do_predict"]
+    run_glue(*command, *harmless, "--per_device_train_batch_size", 4, "--gradient_accumulation_steps", 2)
     assert (out / "README.md").read_text() == card
+    with pytest.raises(SystemExit, match=r"without --do_train a fine-tuned model .* classifier.weight, .* random wei"):
+        run_glue(*command, "--do_predict")
+    (out / "README.md").unlink()  # killed before it was written
+    run_glue(*command)
+    assert "## Training" in (out / "README.md").read_text()
+    file = made / "sst2" / "train.jsonl"
+    flipped = file.read_text().replace('"label": 0', '"label": 2').replace('"label": 1', '"label": 0')
+    shutil.copytree(made / "sst2", tmp_path / "sst2")
+    run_glue(*command, "--data_dir", tmp_path / "sst2", "--output_dir", tmp_path / "copied")
+    (tmp_path / "sst2" / "train.jsonl").write_text(flipped.replace('"label": 2', '"label": 1'))
+    with pytest.raises(SystemExit, match="run with other settings: content of rows [0-9a-f]{16}, now "):
+        run_glue(*command, "--data_dir", tmp_path / "sst2", "--output_dir", tmp_path / "copied")
     run_glue(*command, "--learning_rate", 0.5, "--resume_from_checkpoint", "false")
     assert results(out)["eval_loss"] != before["eval_loss"]
 

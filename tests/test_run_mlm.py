@@ -328,13 +328,49 @@ def test_bad_input_is_said_in_a_sentence(run_mlm, text, tmp_path, arguments, mes
     assert not (tmp_path / "out" / "_tokens").exists()  # said before the corpus is tokenised
 
 
-def test_a_checkpoint_of_another_shape(run_mlm, text, tmp_path):
-    """Refused, and left as it was."""
-    run_mlm(*TINY, *RUN, "--train_file", text, "--output_dir", tmp_path, "--max_steps", 2, "--save_steps", 1)
-    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "checkpoint-2").iterdir()}
-    with pytest.raises((RuntimeError, ValueError), match="size mismatch|shape"):
-        run_mlm(
-            *TINY, *RUN, "--train_file", text, "--output_dir", tmp_path, "--max_steps", 4,
-            "--config_overrides", "hidden_size=64,intermediate_size=128",
-        )  # fmt: skip
-    assert before == {path.name: path.stat().st_mtime_ns for path in (tmp_path / "checkpoint-2").iterdir()}
+def test_another_run_is_refused(run_mlm, text, tmp_path, caplog):
+    """Finished or stopped, it is neither evaluated as this one nor gone on with, and left as it was."""
+    command = [*TINY, *RUN, "--train_file", text, "--output_dir", tmp_path, "--tokens_dir", tmp_path / "tokens"]
+    run_mlm(*command, "--max_steps", 2, "--save_steps", 1)
+    others = {
+        "objective mlm, now causal": ["--objective", "causal"],
+        "config_overrides None, now pos_att_type=p2c, .*seed 42, now 7": [
+            "--config_overrides", "pos_att_type=p2c", "--mlm_probability", 0.4, "--seed", 7,
+        ],
+        "config_overrides None, now hidden_size=64": ["--config_overrides", "hidden_size=64,intermediate_size=128"],
+        "text [0-9a-f]{64}, now [0-9a-f]{64}": ["--max_train_samples", 100],
+        "batch 4, now 8": ["--per_device_train_batch_size", 8],
+        "steps 2, now 1": ["--max_steps", 1],
+    }  # fmt: skip
+    for finished in (True, False):
+        if not finished:
+            (tmp_path / "model.safetensors").unlink()
+            (tmp_path / "trainer_state.json").unlink()
+        before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if "tokens" not in str(path)}
+        for said, flags in others.items():
+            with pytest.raises(SystemExit, match=rf"run_mlm.py: .* holds a run with other settings: .*{said}.*; take"):
+                run_mlm(*command, "--max_steps", 2, *flags)
+        assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if "tokens" not in str(path)}
+    harmless = ["--save_steps", 5, "--logging_steps", 1, "--dataloader_num_workers", 1, "--eval_strategy", "epoch"]
+    harmless += ["--per_device_train_batch_size", 2, "--gradient_accumulation_steps", 2]
+    run_mlm(*command, "--max_steps", 2, *harmless)
+    assert (tmp_path / "model.safetensors").exists() and "is to be longer" not in caplog.text
+    run_mlm(*command, "--max_steps", 3)
+    assert "is to be longer than it was (steps 2, now 3)" in caplog.text
+    run_mlm(*command, "--max_steps", 1, "--objective", "causal", "--resume_from_checkpoint", "false")
+    assert type(AutoModelForCausalLM.from_pretrained(tmp_path)).__name__ == "HfDebertaForCausalLM"
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]
+
+
+def test_a_json_file_of_flags(run_mlm, text, tmp_path):
+    flags = {"config_preset": "tiny", "train_tokenizer": 300, "tokenizer_type": "bpe", "max_seq_length": 32}
+    flags |= {"train_file": [str(text)], "output_dir": str(tmp_path / "out"), "max_steps": 1, "use_cpu": True}
+    path = tmp_path / "flags.json"
+    path.write_text(json.dumps({**flags, "max_step": 1}))
+    with pytest.raises(SystemExit, match="fields that are no flags: max_step"):
+        run_mlm(path)
+    path.write_text(json.dumps(flags))
+    run_mlm(path)
+    path.write_text(json.dumps({**flags, "mlm_probability": 0.3}))
+    with pytest.raises(SystemExit, match="other settings: mlm_probability 0.15, now 0.3"):
+        run_mlm(path)

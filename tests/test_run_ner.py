@@ -1,11 +1,13 @@
 """`run_ner.py` as a user starts it: CoNLL files and tables, context, other models, predictions, and bad input."""
 
+import gzip
 import json
+import runpy
 from pathlib import Path
 
 import pytest
 import torch
-from fine_tuning_models import RUN, results, runner, save_models
+from fine_tuning_models import ROOT, RUN, results, runner, save_models
 from transformers import AutoModelForTokenClassification
 
 from hf_deberta.tasks import ner
@@ -125,6 +127,14 @@ def test_evaluation_alone_keeps_the_order_of_labels(run_ner, made, tmp_path):
     for metric in ("eval_f1", "eval_accuracy"):
         assert results(evaluated)[metric] == results(trained)[metric]
     assert results(trained)["eval_f1"] > 0 and not (evaluated / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("name", ["conll/train.txt", "table/train.jsonl"])
+def test_gzipped_files(made, tmp_path, name):
+    path = tmp_path / (Path(name).name + ".gz")
+    path.write_bytes(gzip.compress((made / name).read_bytes()))
+    read_file = runpy.run_path(str(ROOT / "run_ner.py"))["read_file"]
+    assert list(read_file(str(path))) == list(read_file(str(made / name)))
 
 
 def test_seeds(run_ner, made, tmp_path, capsys):

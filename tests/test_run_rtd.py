@@ -128,6 +128,8 @@ def test_a_run_at_its_end_is_not_trained_again(run_rtd, text, tmp_path, caplog, 
     assert "holds this run, trained to its end: nothing is trained" in caplog.text
     assert before == {name: (tmp_path / name).read_bytes() for name in names}
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"]
+    with pytest.raises(SystemExit, match=r"run_rtd.py: .* other settings: rtd_weight 50.0, now 10.0; take another"):
+        run_rtd(*arguments, "--output_dir", tmp_path, "--rtd_weight", 10)
 
 
 @pytest.mark.parametrize(

@@ -175,6 +175,9 @@ def test_bad_input(run_squad, made, tmp_path):
         ([*model, *SHORT, "--train_file", tmp_path / "long.jsonl"], "leaves room for 20: raise"),
         ([*model, *SHORT, "--train_file", tmp_path / "elsewhere.jsonl"], "no answer stands where its answer_start"),
         ([*model, "--data_dir", v1, "--max_seq_length", 32], r"doc_stride must lie in .0, max_seq_length., and 128"),
+        ([*model, "--data_dir", v1, "--cls_dropout", 0.2], "--cls_dropout 0.2: the head that finds answers has no"),
+        ([*model, *SHORT, "--data_dir", v1, "--label_smoothing_factor", 0.1], "0.1 is for labels that are classes"),
+        ([*model, *SHORT, "--data_dir", v1, "--do_eval"], "qa_outputs.weight of this one would be new, with random"),
         ([*model, *SHORT, "--data_dir", v1, "--n_best_size", 0], "--n_best_size must be 1 or more"),
     ]
     for arguments, said in cases:

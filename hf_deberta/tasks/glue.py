@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import Dataset
+from datasets import ClassLabel, Dataset, Value
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import f1_score, matthews_corrcoef
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from hf_deberta.tasks.submission import command, numbered, write_lines
-from hf_deberta.tasks.truncation import warn_of_cut_inputs
+from hf_deberta.training.splits import require_columns
 
 ENTAILMENT = ("entailment", "neutral", "contradiction")
 PAIR = ("entailment", "not_entailment")
@@ -81,6 +81,7 @@ def own_task(
         raise ValueError(f"there is no column of text among {', '.join(rows.column_names)}")
     if label_column not in rows.column_names:
         return Task(tuple(texts), (), ("accuracy",))
+    require_one_label(rows, label_column, "train" if "train" in splits else next(iter(splits)))
     kind = rows.features[label_column]
     if regression or (regression is None and getattr(kind, "dtype", "").startswith("float")):
         return Task(tuple(texts), None, ("pearson", "spearmanr"))
@@ -96,8 +97,25 @@ def _is_text(kind: Any) -> bool:
     return getattr(kind, "dtype", None) in ("string", "large_string")
 
 
+def require_one_label(rows: Dataset, column: str, split: str) -> None:
+    if not isinstance(rows.features[column], Value | ClassLabel):
+        raise ValueError(
+            f"a row has one label, a number or a name, and the {split} rows have {rows[0][column]!r} in the column "
+            f"{column!r}: to train on several, give each a column and a run of its own (--label_column_name)"
+        )
+
+
+def require_texts(rows: Dataset, columns: Iterable[str], split: str) -> None:
+    """Numbers will do: a csv column of numbers alone is read as numbers."""
+    require_columns(rows, list(columns), split)
+    for name in columns:
+        if not isinstance(rows.features[name], Value | ClassLabel):
+            raise ValueError(f"the {split} rows hold {rows[0][name]!r} in the column {name!r}, where a text should be")
+
+
 def numbered_labels(rows: Dataset, labels: tuple[str, ...], split: str, column: str = "label") -> Callable:
     """From a label as it stands in the rows, a number or a name, to its number. Only test rows may have none (-1)."""
+    require_one_label(rows, column, split)
     kind, values = rows.features[column], rows[column]
     by_number = hasattr(kind, "names") or not any(label.lstrip("-").isdigit() for label in labels)
     numbers = {label: number for number, label in enumerate(labels)}
@@ -139,13 +157,10 @@ def encode(
         labels: in the model's order.
         mapping: options of `Dataset.map`.
     """
-    missing = [name for name in task.columns if name not in rows.column_names]
-    if missing:
-        raise ValueError(
-            f"the {split} rows have no column {', '.join(map(repr, missing))}; they have {', '.join(rows.column_names)}"
-        )
+    require_texts(rows, task.columns, split)
     number, order, is_told = None, [], False
     if task.labels is None and label_column in rows.column_names:
+        require_one_label(rows, label_column, split)
         missing = sum(value is None for value in rows[label_column])
         if missing and not split.startswith("test"):
             raise ValueError(f"{missing} of {len(rows)} {split} rows have no label")
@@ -155,7 +170,7 @@ def encode(
         order = [labels.index(label) for label in task.labels]
 
     def encoded(batch: dict[str, list]) -> dict[str, list]:
-        texts = [[text or "" for text in batch[name]] for name in task.columns]
+        texts = [["" if text is None else str(text) for text in batch[name]] for name in task.columns]
         found = dict(tokenizer(*texts, truncation=True, max_length=length, padding="max_length" if padding else False))
         if number is not None:
             numbers = [number(value) for value in batch[label_column]]
@@ -167,6 +182,16 @@ def encode(
     found = rows.map(encoded, remove_columns=rows.column_names, **mapping or {"batched": True})
     warn_of_cut_inputs(found, split, length)
     return found
+
+
+def warn_of_cut_inputs(rows: Dataset, split: str, length: int) -> None:
+    """Rows of just the greatest length were cut, or all but."""
+    if "attention_mask" in rows.column_names:
+        full = sum(sum(mask) >= length for mask in rows["attention_mask"])
+    else:
+        full = sum(len(ids) >= length for ids in rows["input_ids"])
+    if full:
+        logger.warning(f"{split}: {full:,} of {len(rows):,} inputs fill --max_seq_length {length}, the longer were cut")
 
 
 def scores(names: Iterable[str], predictions: np.ndarray, labels: np.ndarray, classes: int = 2) -> dict[str, float]:

@@ -17,6 +17,7 @@ gets one prediction.
     >>> features = rows.map(lambda batch: encode(batch, tokenizer, labels, 128), **options)
 """
 
+import gzip
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -64,7 +65,7 @@ def read_columns(path: str | Path) -> list[Sentence]:
     """Sentences of a CoNLL file: a word per line, its tag in the last column, a blank line between sentences.
 
     Columns are parted by a tab or by spaces and may be any number; a file with one column has no tags. Lines
-    that begin with -DOCSTART- part documents.
+    that begin with -DOCSTART- part documents. It may be gzipped.
     """
     sentences, words, tags = [], [], []
     columns, document, has_documents = 0, 0, False
@@ -99,7 +100,7 @@ def read_columns(path: str | Path) -> list[Sentence]:
 
 def _lines(path: str | Path) -> Iterator[str]:
     try:
-        with open(path, encoding="utf-8-sig") as file:
+        with (gzip.open if Path(path).suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
             for line in file:
                 yield line.rstrip("\r\n")
     except UnicodeDecodeError as error:

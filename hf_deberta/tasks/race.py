@@ -92,13 +92,13 @@ def _flattened(batch: dict[str, list]) -> dict[str, list]:
     return found
 
 
-def choice_rows(rows: Dataset, name: str, with_labels: bool = True, fill_blanks: bool = True) -> Dataset:
+def choice_rows(rows: Dataset, name: str, with_labels: bool = True, fill_blanks: bool = False) -> Dataset:
     """Rows with id, context, choices (question included) and label; `name` is that of the split, for messages.
 
     Args:
         with_labels: each row must have its answer; else there is a column label only if each has one.
-        fill_blanks: put an option into the blank (_) of its question; else behind the question, as in the released
-            code of DeBERTa.
+        fill_blanks: put an option into the blank (_) of its question; else behind the question, as the released code
+            of DeBERTa does.
     """
     if not len(rows):
         raise ValueError(f"the {name} split is empty: there is no question in it")
@@ -175,15 +175,15 @@ def _text(text: str | float | None) -> str:
     return " ".join(("" if text is None else str(text)).split())
 
 
-def with_option(question: str, option: str, fill_blanks: bool = True) -> str:
-    """The option in the blank of the question, or behind it.
+def with_option(question: str, option: str, fill_blanks: bool = False) -> str:
+    """The option behind the question, without a blank at either end, as the released code has it; or in its blank.
 
-    >>> with_option("She felt _ .", "tired"), with_option("Who came?", "His aunt.")
-    ('She felt tired .', 'Who came? His aunt.')
+    >>> with_option("She felt _ .", "tired"), with_option("She felt _ .", "tired", fill_blanks=True)
+    ('She felt _ . tired', 'She felt tired .')
     """
     if fill_blanks and "_" in question:
         return re.sub("_+", lambda _: option, question)
-    return f"{question} {option}".strip()
+    return f"{question} {option}".strip(" _")
 
 
 def label_of(answer: str | int | None, choices: int, row: str) -> int:

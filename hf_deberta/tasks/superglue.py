@@ -35,10 +35,9 @@ from sklearn.metrics import f1_score, matthews_corrcoef
 from transformers import PreTrainedTokenizerBase
 
 from hf_deberta.batch_loss import IGNORED
-from hf_deberta.tasks.glue import numbered_labels, probabilities
+from hf_deberta.tasks.glue import numbered_labels, probabilities, warn_of_cut_inputs
 from hf_deberta.tasks.squad_scores import exact_match, f1
 from hf_deberta.tasks.submission import command, write_lines
-from hf_deberta.tasks.truncation import warn_of_cut_inputs
 
 PAIR = ("entailment", "not_entailment")
 TRUTH = ("False", "True")

@@ -11,10 +11,11 @@ from typing import Any
 from transformers import HfArgumentParser, PreTrainedTokenizerBase, TrainingArguments
 
 from hf_deberta import PRESETS, HfDebertaConfig
-from hf_deberta.training.command_line import errors_as_sentences, read_flags
+from hf_deberta.training.command_line import errors_as_sentences, words_and_flags
 from hf_deberta.training.corpus import Corpus, load_tokenizer
 from hf_deberta.training.masking import Masking, Vocabulary
 from hf_deberta.training.packing import Rows, check_rows
+from hf_deberta.training.same_run import WITHOUT_EFFECT, RunArguments, decisive
 
 NOT_HERE = {  # flags of Transformers' run_mlm.py
     "--model_type": "--config_preset or --config_name says what a new model is",
@@ -23,6 +24,10 @@ NOT_HERE = {  # flags of Transformers' run_mlm.py
     "--use_fast_tokenizer": "a tokenizer is always the fast one if there is one",
     "--trust_remote_code": "code of a checkpoint is never run",
 }
+WITHOUT_EFFECT_HERE = WITHOUT_EFFECT | {  # its length is looked at as steps, the training text by its fingerprint
+    "max_steps", "num_train_epochs", "validation_file", "tokens_dir", "save_steps", "save_strategy",
+    "eval_steps", "eval_strategy", "eval_delay", "eval_on_start",
+}  # fmt: skip
 
 
 @dataclass
@@ -95,7 +100,7 @@ class MaskingArguments:
 
 
 @dataclass
-class PretrainingArguments(TrainingArguments):
+class PretrainingArguments(RunArguments):
     """Trainer's, with defaults after the papers: learning rate 2e-4, Adam's epsilon 1e-6, weight decay 0.01."""
 
     learning_rate: float = 2e-4
@@ -131,19 +136,16 @@ class PretrainingArguments(TrainingArguments):
             )
         super().__post_init__()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "hub_token": None}  # training_args.bin is pushed
 
-
-def parsed(kinds: tuple[type, ...], prepare: Callable) -> Any:
-    """`prepare` with the command line, or a JSON file, as arguments. What a user can mend is said in a sentence."""
-    parser, given = HfArgumentParser(kinds), sys.argv[1:]
+def parsed(kinds: tuple[type, ...], run: Callable) -> Any:
+    """`run` with the command line, or a JSON file, as arguments. What a user can mend is said in a sentence."""
+    parser = HfArgumentParser(kinds)
     with errors_as_sentences(Path(sys.argv[0]).name):
-        if len(given) == 1 and given[0].endswith(".json"):
-            return prepare(*parser.parse_dict(read_flags(given[0])))
-        *parts, unknown = parser.parse_args_into_dataclasses(return_remaining_strings=True)
+        given, _ = words_and_flags(parser)
+        *parts, unknown = parser.parse_args_into_dataclasses(given, return_remaining_strings=True)
         check_flags(unknown)
-        return prepare(*parts)
+        parts[-1].decisive = decisive(vars(parser.parse_args(given)), WITHOUT_EFFECT_HERE)
+        return run(*parts)
 
 
 def check_flags(unknown: list[str]) -> None:

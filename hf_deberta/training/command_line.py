@@ -1,6 +1,7 @@
 """What a script says of a command line, or of a JSON file of flags, that cannot be run: a sentence, no traceback."""
 
 import json
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
+from transformers import HfArgumentParser
 from transformers.utils import logging
 
 
@@ -27,6 +29,18 @@ def errors_as_sentences(script: str) -> Iterator[None]:
 def is_of_training(error: Exception) -> bool:
     """Whether it was raised when Trainer was at work, so not by what a user has written."""
     return any(Path(frame.filename).name == "trainer.py" for frame in traceback.extract_tb(error.__traceback__))
+
+
+def words_and_flags(parser: HfArgumentParser) -> tuple[list[str], dict[str, Any]]:
+    """The words of the command line; or the flags of the JSON file that it names, which become defaults."""
+    words = sys.argv[1:]
+    if len(words) != 1 or not words[0].endswith(".json"):
+        return words, {}
+    flags = read_flags(words[0])
+    if unknown := set(flags) - {action.dest for action in parser._actions}:
+        raise ValueError(f"{words[0]} has fields that are no flags: {', '.join(sorted(unknown))}")
+    parser.set_defaults(**flags)
+    return [], flags
 
 
 def read_flags(file: str | Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import multiprocessing
 import shutil
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,11 +23,13 @@ from transformers import AutoTokenizer, DebertaTokenizer, DebertaV2Tokenizer, Pr
 from transformers.utils import logging
 
 from hf_deberta.tokenization_hf_deberta import HfDebertaTokenizer
+from hf_deberta.training.splits import TSV
 from hf_deberta.training.token_file import TokenFile, put_in_place, unfinished_beside, write_token_file
 from hf_deberta.training.tokenizer_training import KINDS, train_tokenizer
 
 KINDS_OF_FILE = {name: name for name in ("txt", "json", "csv", "tsv", "parquet")} | {"jsonl": "json"}
 BATCH = 1000  # documents that are tokenised in one go
+AHEAD = 4  # batches for each process, of which the ids may wait to be written
 TOKENIZER_DOCUMENTS = 1_000_000  # from how many a tokenizer is learnt at most
 ASKED = "asked.json"  # beside a learnt tokenizer: the flags it was learnt by
 
@@ -256,7 +259,7 @@ def read_files(patterns: list[str], sample_by: str, **loading):
     if not any(Path(file).stat().st_size for file in files):
         raise ValueError(f"there is no text to train on: {', '.join(files[:5])} is empty")
     builder = {"txt": "text", "tsv": "csv"}.get(kind, kind)
-    options = {"txt": {"sample_by": sample_by}, "tsv": {"sep": "\t"}}.get(kind, {})
+    options = {"txt": {"sample_by": sample_by}, "tsv": TSV}.get(kind, {})
     with saying_what_is_not_utf8(files):
         return datasets.load_dataset(builder, data_files=files, split="train", **options, **loading)
 
@@ -303,8 +306,13 @@ def tokenized(
         return
     # spawned, not forked: the tokenizer's threads would not survive a fork
     with multiprocessing.get_context("spawn").Pool(processes, _take_tokenizer, (tokenizer,)) as pool:
-        for ids in pool.imap(_encode_in_worker, batches):
-            yield from ids
+        waiting = deque()  # not Pool.imap, which would read on and keep the whole corpus in memory
+        for batch in batches:
+            waiting.append(pool.apply_async(_encode_in_worker, (batch,)))
+            if len(waiting) == AHEAD * processes:
+                yield from waiting.popleft().get()
+        while waiting:
+            yield from waiting.popleft().get()
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:

@@ -7,7 +7,6 @@ it once or with several seeds; in a run, `load_tokenizer` and `load_model` make 
 
 import copy
 import gc
-import json
 import os
 import shutil
 import statistics
@@ -16,18 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
+from accelerate.utils.memory import clear_device_cache
 from torch.utils.data import Sampler, SequentialSampler
 from transformers import EarlyStoppingCallback, TrainerState
 from transformers.utils import logging
 
-from hf_deberta import HfDebertaConfig
+from hf_deberta import HfDebertaConfig, HfDebertaForEntityChoice
 from hf_deberta.training.fine_tuning_arguments import FineTuningArguments
 from hf_deberta.training.model_card import write_training_card
 from hf_deberta.training.pretraining_trainer import NextEpoch
 from hf_deberta.training.row_order import RowOrder
+from hf_deberta.training.same_run import content_of, same_run, write_json
 from hf_deberta.training.sift import SiftTrainer
-from hf_deberta.training.whole_checkpoints import WholeCheckpoints, last_checkpoint, whole_file
+from hf_deberta.training.whole_checkpoints import STATE, WholeCheckpoints, last_checkpoint, whole_file
 
+WEIGHTS = "model*.safetensors"
 CLOCKS = ("runtime", "per_second", "preparation_time")  # not of the model
 
 logger = logging.get_logger(__name__)
@@ -46,6 +48,7 @@ class FineTuningTrainer(SiftTrainer, WholeCheckpoints):
 
     def __init__(self, *args, about: dict | None = None, **kwargs):
         super().__init__(*args, **kwargs)
+        check_smoothing(self)
         self.about = about or {"data": "task data"}
         self.order: RowOrder | None = None
         self.trained = False
@@ -61,8 +64,7 @@ class FineTuningTrainer(SiftTrainer, WholeCheckpoints):
         if self.args.train_sampling_strategy == "group_by_length":
             # of several choices the longest
             lengths = [max(map(len, ids)) if isinstance(ids[0], list) else len(ids) for ids in rows["input_ids"]]
-        batch = self.args.train_batch_size * self.args.world_size * self.args.gradient_accumulation_steps
-        self.order = RowOrder(len(rows), seed, lengths, batch)
+        self.order = RowOrder(len(rows), seed, lengths, self.args.total_batch)
         return self.order
 
     def _get_eval_sampler(self, eval_dataset) -> Sampler | None:
@@ -87,34 +89,25 @@ class FineTuningTrainer(SiftTrainer, WholeCheckpoints):
         return super().create_scheduler(num_training_steps, optimizer)
 
     def settings(self) -> dict[str, Any]:
-        """What makes a run another run."""
-        return {**self.args.decisive, "seed": self.args.seed, "rows": len(self.train_dataset)}
+        """What makes a run another run, besides its flags."""
+        rows = self.train_dataset
+        return {"batch": self.args.total_batch, "rows": len(rows), "content of rows": content_of(rows)}
 
     def takes_up_finished_run(self) -> bool:
         """Whether `output_dir` holds this run, trained to its end: then its model is taken. Another run is refused."""
         folder = Path(self.args.output_dir)
-        asked, settings = folder / "run.json", self.settings()
-        anew = str(self.args.resume_from_checkpoint).lower() == "false"
-        if asked.exists() and not anew:
-            before = json.loads(asked.read_text(encoding="utf-8"))
-            changed = [name for name, value in settings.items() if before.get(name) != value]
-            if changed:
-                raise ValueError(
-                    f"{folder} holds a run with other settings: "
-                    + ", ".join(f"{name} {before.get(name)}, now {settings[name]}" for name in changed)
-                    + "; take another --output_dir, or start anew with --resume_from_checkpoint false"
-                )
-            state, whole = folder / "trainer_state.json", any(folder.glob("model*.safetensors"))
-            if state.exists() and whole and self.args.resume_from_checkpoint is None:
-                self.state = TrainerState.load_from_json(str(state))
-                self._load_from_checkpoint(str(folder))
-                logger.warning(f"{folder} holds this run, trained to its end: nothing is trained")
-                return True
+        state, found = folder / STATE, same_run(self.args, self.settings())
+        if found and self.args.resume_from_checkpoint is None and state.exists() and list(folder.glob(WEIGHTS)):
+            self.state = TrainerState.load_from_json(str(state))
+            # by the class, which asks for no more than these files, however the model is to be wrapped
+            kept = type(self.model).from_pretrained(folder, config=self.model.config, dtype=self.model.dtype)
+            self.model.load_state_dict(kept.state_dict())
+            logger.warning(f"{folder} holds this run, trained to its end: nothing is trained")
+            return True
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "trainer_state.json").unlink(missing_ok=True)
-            write_json(asked, settings)
+            for path in (state, folder / "README.md"):  # what they tell is of a run before
+                path.unlink(missing_ok=True)
         return False
 
     def create_model_card(self, **kwargs) -> None:
@@ -124,6 +117,27 @@ class FineTuningTrainer(SiftTrainer, WholeCheckpoints):
             base = self.about.get("base")
             known = {"dataset": self.about["data"], "finetuned_from": None if base and os.path.exists(base) else base}
             super().create_model_card(**{**known, **kwargs})
+
+
+def check_smoothing(trainer: FineTuningTrainer) -> None:
+    """Trainer smooths labels that are classes, one for each logit's row, and no others."""
+    model, share = trainer.model, trainer.args.label_smoothing_factor
+    numbers = getattr(model.config, "problem_type", None) == "regression"
+    if share and (numbers or isinstance(model, HfDebertaForEntityChoice) or trainer.label_names != ["labels"]):
+        raise ValueError(
+            f"--label_smoothing_factor {share:g} is for labels that are classes: of sequences, words or choices; "
+            "numbers, answers in a text and the entities of ReCoRD are none, so leave it out"
+        )
+
+
+def check_what_is_evaluated(trainer: FineTuningTrainer) -> None:
+    """Weights of a head that no checkpoint holds are random."""
+    new = getattr(trainer.model, "new_weights", [])
+    if new and not trainer.args.do_train:
+        raise ValueError(
+            f"without --do_train a fine-tuned model is evaluated or predicts, and {', '.join(new)} of this one "
+            "would be new, with random weights: name a model of the task, or add --do_train"
+        )
 
 
 def evaluations_of(inputs: dict[str, Any]) -> dict[str, Any]:
@@ -140,6 +154,7 @@ def train_and_evaluate(trainer: FineTuningTrainer, evaluations: dict[str, Any]) 
         evaluations: data sets by the suffix of their metrics, "" for the main one.
     """
     args, metrics = trainer.args, {}
+    check_what_is_evaluated(trainer)
     if args.do_train and not trainer.takes_up_finished_run():
         result = trainer.train(resume_from_checkpoint=last_checkpoint(args))
         trainer.save_model()
@@ -156,11 +171,19 @@ def train_and_evaluate(trainer: FineTuningTrainer, evaluations: dict[str, Any]) 
             }
         trainer.log_metrics("eval", metrics)
         trainer.save_metrics("eval", metrics)
+    if args.do_train and (trainer.trained or not has_card(Path(args.output_dir))):
+        trainer.create_model_card()  # predicting may take long, or be stopped
     return metrics
 
 
+def has_card(folder: Path) -> bool:
+    """Of a trained model: beside its weights, `save_model` writes one that knows of no training."""
+    card = folder / "README.md"
+    return card.exists() and "generated_from_trainer" in card.read_text(encoding="utf-8")
+
+
 def finish(trainer: FineTuningTrainer) -> None:
-    """Push, or write the model card, and say what there is now."""
+    """Push, or write the model card with all that is known now, and say what there is."""
     if trainer.args.push_to_hub:
         trainer.push_to_hub()
     elif trainer.trained:
@@ -188,6 +211,7 @@ def over_seeds(args: FineTuningArguments, run: Callable[[FineTuningArguments], d
         one = copy.copy(args)
         one.seed, one.output_dir = seed, str(folder / f"seed-{seed}")
         found[seed] = run(one)
+        clear_device_cache(garbage_collection=True)  # a trainer knows itself, so its model would stay
     if args.should_save and args.do_eval:
         metric = f"eval_{args.metric_for_best_model.removeprefix('eval_')}"
         keep_best(folder, found, metric, args.greater_is_better)
@@ -225,8 +249,3 @@ def keep_best(folder: Path, found: dict[int, dict[str, float]], metric: str, gre
                     unfinished.write_text(text, encoding="utf-8")
     write_json(folder / "seeds.json", summary)
     print(f"the model of seed {best} is in {folder}")
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    with whole_file(path) as unfinished:
-        unfinished.write_text(json.dumps(content, indent=2), encoding="utf-8")

@@ -3,7 +3,6 @@
 A flag wins over a JSON file of flags, that over the recipe, that over the defaults.
 """
 
-import json
 import os
 import sys
 from argparse import Namespace
@@ -13,30 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import HfArgumentParser, TrainingArguments
+from transformers import HfArgumentParser
 from transformers.trainer_utils import IntervalStrategy
 from transformers.utils import logging
 
-from hf_deberta.training.command_line import errors_as_sentences, read_flags
+from hf_deberta.training.command_line import errors_as_sentences, words_and_flags
 from hf_deberta.training.demonstration import demo_flags
 from hf_deberta.training.recipes import FROM_MNLI, find_recipe, size_of
+from hf_deberta.training.same_run import RunArguments, decisive
 from hf_deberta.training.task_model import deberta_config
 
 SWITCH = {"nargs": "?", "const": True}  # of a flag that is yes, no, or left open
-WITHOUT_EFFECT = {  # on the model that a run gives
-    "output_dir", "do_train", "do_eval", "do_predict", "num_seeds", "recipe", "demo", "resume_from_checkpoint",
-    "test_file", "axb_file", "axg_file", "max_predict_samples", "overwrite_cache", "preprocessing_num_workers",
-    "cache_dir", "token", "report_to", "run_name", "project", "trackio_space_id", "disable_tqdm", "logging_dir",
-    "logging_first_step", "logging_steps", "logging_strategy", "log_level", "log_level_replica", "log_on_each_node",
-    "per_device_eval_batch_size", "eval_accumulation_steps", "save_total_limit", "save_on_each_node", "seed",
-    "dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers", "dataloader_prefetch_factor",
-}  # fmt: skip
 
 logger = logging.get_logger(__name__)
 
 
 @dataclass
-class FineTuningArguments(TrainingArguments):
+class FineTuningArguments(RunArguments):
     """Trainer's, with defaults as the papers and practitioners have them.
 
     Adam's epsilon 1e-6, weight decay 0.01; evaluation after each epoch, the best model is kept. Without --do_train,
@@ -64,7 +56,6 @@ class FineTuningArguments(TrainingArguments):
             raise ValueError(
                 "--push_to_hub knows one model: without it, push OUTPUT_DIR, which holds the best, afterwards"
             )
-        self.decisive: dict[str, Any] = {}  # flags that make a run another run, see `parsed`
         self.judged_by_user = self.metric_for_best_model is not None
         self.does_all = not (self.do_train or self.do_eval or self.do_predict)
         if self.does_all:
@@ -84,9 +75,6 @@ class FineTuningArguments(TrainingArguments):
                 f"--train_sampling_strategy is random or group_by_length here, not {self.train_sampling_strategy}"
             )
         super().__post_init__()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "hub_token": None}  # training_args.bin is pushed
 
     def judge_by(self, metrics: Sequence[str]) -> None:
         """Keep the model that is best by the first of a task's metrics, unless the user has named another."""
@@ -124,14 +112,9 @@ def parsed(
         demo: writes made-up data and a tiny model into a folder, and gives the flags that use them.
     """
     parser = HfArgumentParser(kinds)
-    given, from_file = sys.argv[1:], {}
     with errors_as_sentences(Path(sys.argv[0]).name):
-        if len(given) == 1 and given[0].endswith(".json"):
-            from_file, given = read_flags(given[0]), []
-        parser.set_defaults(**from_file)
+        given, from_file = words_and_flags(parser)
         flags = parser.parse_args(given)
-        if unknown := set(from_file) - {action.dest for action in parser._actions}:
-            raise ValueError(f"{sys.argv[1]} has fields that are no flags: {', '.join(sorted(unknown))}")
         parser.set_defaults(**({**demo_flags(flags.output_dir, demo), **from_file} if flags.demo else {}))
         flags = parser.parse_args(given)
         if flags.recipe == "auto" and not flags.demo and (flags.intermediate or flags.model_name_or_path):
@@ -141,12 +124,6 @@ def parsed(
         parts = parser.parse_args_into_dataclasses(given)
         parts[-1].decisive = decisive(vars(parser.parse_args(given)))
         return run(*parts)
-
-
-def decisive(flags: dict[str, Any]) -> dict[str, Any]:
-    """The flags that make a run another run."""
-    known = {name: value for name, value in flags.items() if name not in WITHOUT_EFFECT and "hub" not in name}
-    return json.loads(json.dumps(known, default=str))
 
 
 def say_recipe(chosen: dict[str, Any], origin: str, flags: Namespace) -> None:
@@ -168,7 +145,7 @@ def recipe_flags(flags: Namespace, task: str) -> tuple[dict[str, Any], str]:
     config = deberta_config(flags.intermediate or flags.model_name_or_path, flags)
     size, width = (None, 768) if config is None else (size_of(config), config.hidden_size)
     recipe, origin = find_recipe(task, size, width, getattr(flags, "sift", False))
-    devices = int(os.environ.get("WORLD_SIZE", 0)) or max(1, torch.cuda.device_count())
+    devices = int(os.environ.get("WORLD_SIZE", 0)) or max(1, 0 if flags.use_cpu else torch.cuda.device_count())
     chosen = recipe.flags(devices, flags.gradient_accumulation_steps)
     batch = chosen["per_device_train_batch_size"] * devices * flags.gradient_accumulation_steps
     if batch != recipe.batch:
@@ -176,6 +153,6 @@ def recipe_flags(flags: Namespace, task: str) -> tuple[dict[str, Any], str]:
     if config is None or task.startswith("squad"):  # whose head has none
         chosen.pop("cls_dropout")
     chosen = {name: value for name, value in chosen.items() if hasattr(flags, name)}
-    if task in FROM_MNLI and flags.intermediate is None and size in ("v1-base", "v1-large", "v2-xlarge", "v2-xxlarge"):
+    if task in FROM_MNLI and flags.intermediate is None and size and size.startswith(("v1", "v2")):
         logger.warning("the paper starts this task from a checkpoint fine-tuned on MNLI: --intermediate CHECKPOINT")
     return chosen, origin

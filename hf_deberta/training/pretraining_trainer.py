@@ -1,9 +1,11 @@
 """`Trainer` for pretraining on rows of a corpus: their order, how fast it goes, and the model card."""
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import TrainerCallback, TrainerState
@@ -12,6 +14,7 @@ from transformers.utils import logging
 from hf_deberta.batch_loss import IGNORED
 from hf_deberta.training.model_card import write_training_card
 from hf_deberta.training.packing import EpochSampler
+from hf_deberta.training.same_run import same_run
 from hf_deberta.training.throughput import peak_operations, training_operations
 from hf_deberta.training.whole_checkpoints import STATE, WholeCheckpoints, last_checkpoint
 
@@ -38,11 +41,33 @@ class PretrainingTrainer(WholeCheckpoints):
         self.peak: float | None = None
         self.trained = False
 
+    def train_and_evaluate(self) -> None:
+        """All that a script does once its trainer is made: train, evaluate, tell of it."""
+        news = self.args.do_train and self.train_to_end()
+        if self.args.do_eval and self.eval_dataset is not None:
+            metrics = self.evaluate()
+            self.log_metrics("eval", metrics)
+            self.save_metrics("eval", metrics)
+        if news:
+            self.create_model_card()
+            self.save_state()
+        if self.args.push_to_hub:
+            self.push_to_hub()
+        self.end()
+
+    def settings(self) -> dict[str, Any]:
+        """What makes a run another run, besides its flags."""
+        batch, rows = self.args.total_batch, self.train_dataset
+        epochs = math.ceil(self.args.num_train_epochs * len(rows) / batch)
+        steps = self.args.max_steps if self.args.max_steps > 0 else epochs
+        return {"text": rows.tokens.about.get("made_of"), "batch": batch, "steps": steps}
+
     def train_to_end(self) -> bool:
         """Train as far as asked, going on where a run was stopped, and write the model; whether there is news of it.
 
         Of a run that has come to its end nothing is trained, and what is written about it stays as it is.
         """
+        same_run(self.args, self.settings(), may_grow=("steps",))
         self.trained, found = False, last_checkpoint(self.args)
         state = Path(self.args.output_dir) / STATE  # the last to be written of a run
         if found is None:

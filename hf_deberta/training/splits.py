@@ -5,7 +5,10 @@
 {'sentence': "Our friends won't buy this analysis ...", 'label': 1, 'idx': 0}
 """
 
-from collections.abc import Callable, Sequence
+import csv
+import re
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,8 +18,11 @@ from datasets import Dataset
 from datasets.exceptions import DatasetGenerationError
 from transformers.utils import logging
 
+TSV = {"sep": "\t", "quoting": csv.QUOTE_NONE}  # a quotation mark is a letter, as in the files of GLUE
 BUILDERS = {"jsonl": "json", "json": "json", "csv": "csv", "tsv": "csv", "parquet": "parquet"}
 SPLITS = ("train", "validation", "test")
+OTHER_NAMES = {"valid": "validation", "dev": "validation", "val": "validation"}
+SHARD = re.compile(r"(.*?)(?:-(\d{5})-of-(\d{5}))?")  # train, or train-00000-of-00002
 
 logger = logging.get_logger(__name__)
 
@@ -28,9 +34,12 @@ class DataArguments:
     dataset_name: str | None = field(
         default=None, metadata={"help": "A data set of the Hub, or a folder of one, if not that of the task."}
     )
-    dataset_config_name: str | None = field(default=None, metadata={"help": "Its configuration."})
+    dataset_config_name: str | None = field(
+        default=None, metadata={"help": "Its configuration, or that of the task's data set, if not the task's own."}
+    )
     data_dir: str | None = field(
-        default=None, metadata={"help": "A folder with files train.*, validation.*, test.* of the task."}
+        default=None,
+        metadata={"help": "A folder with files train.*, validation.*, test.* of the task, or their shards."},
     )
     train_file: str | None = field(
         default=None,
@@ -83,26 +92,32 @@ def read_splits(
         read: reads a file, if not as a table of rows.
         loading: cache_dir and token, for the Hub.
     """
-    files = {split: file for split in SPLITS if (file := getattr(args, f"{split}_file"))}
+    files = {split: [file] for split in SPLITS if (file := getattr(args, f"{split}_file"))}
     if args.data_dir is not None:
-        found = files_of(Path(args.data_dir))
+        found = files_of(Path(args.data_dir), named=files)
         parts = [split for split in found if split.startswith("train_")]
         if parts and not args.train_file:
-            said = ", ".join(found[split].name for split in parts)
+            said = ", ".join(path.name for split in parts for path in found[split])
             raise ValueError(
                 f"{args.data_dir} holds {said}, and rows to train on come from one file, train.*: put them into one, "
                 "or name one with --train_file"
             )
-        files = {split: file for split, file in found.items() if split not in parts} | files
-    if files and args.dataset_name is not None:
-        raise ValueError("the data are either those of --dataset_name or files (--train_file, --data_dir), not both")
+        files = {split: paths for split, paths in found.items() if split not in parts} | files
+    if files and (args.dataset_name or args.dataset_config_name):
+        raise ValueError(
+            "the data are either a data set (--dataset_name, --dataset_config_name) or files (--train_file, "
+            "--data_dir), not both"
+        )
     if files:
-        splits = {split: (read or read_table)(str(file)) for split, file in files.items()}
+        splits = {
+            split: datasets.concatenate_datasets([(read or read_table)(str(path)) for path in paths])
+            for split, paths in files.items()
+        }
     else:
-        name, config = (args.dataset_name, args.dataset_config_name) if args.dataset_name else (hub or (None, None))
+        name, config = (args.dataset_name, None) if args.dataset_name else (hub or (None, None))
         if name is None:
             raise ValueError("say which data: --train_file and --validation_file, --data_dir, or --dataset_name")
-        there = datasets.load_dataset(name, config, **loading or {})
+        there = datasets.load_dataset(name, args.dataset_config_name or config, **loading or {})
         splits = {split: there[split] for split in there if is_split(split)}
         if not splits:
             raise ValueError(f"{name} has no split train, validation or test, but {', '.join(there)}")
@@ -111,7 +126,8 @@ def read_splits(
     limits = {"train": args.max_train_samples, "validation": args.max_eval_samples, "test": args.max_predict_samples}
     for split, rows in splits.items():
         if len(rows) == 0:
-            raise ValueError(f"the split {split!r} is empty ({files.get(split, args.dataset_name)})")
+            said = ", ".join(map(str, files.get(split) or [name]))
+            raise ValueError(f"the split {split!r} is empty ({said})")
         limit = limits.get(split.partition("_")[0])
         splits[split] = rows if limit is None else rows.select(range(min(limit, len(rows))))
     return splits
@@ -133,19 +149,29 @@ def is_split(name: str) -> bool:
     return name == "train" or name.partition("_")[0] in SPLITS[1:]
 
 
-def files_of(folder: Path) -> dict[str, Path]:
-    """The files of a folder whose names begin with a split's."""
+def files_of(folder: Path, named: Collection[str] = ()) -> dict[str, list[Path]]:
+    """The files of a folder whose names begin with a split's: one of each split, or all its shards in order.
+
+    Args:
+        named: splits whose files are named by flags, whatever the folder holds of them.
+    """
     if not folder.is_dir():
         raise FileNotFoundError(f"--data_dir {folder} is not a folder")
-    names = {"valid": "validation", "dev": "validation", "val": "validation"}
-    found: dict[str, Path] = {}
+    found, places = defaultdict(list), defaultdict(list)
     for path in sorted(folder.iterdir()):
-        stem = Path(path.name.removesuffix(".gz")).stem
-        split = names.get(stem, stem)
-        if path.is_file() and split.partition("_")[0] in SPLITS:
-            if split in found:
-                raise ValueError(f"{found[split]} and {path} are both the split {split!r}: name one by its flag")
-            found[split] = path
+        stem, place, number = SHARD.fullmatch(Path(path.name.removesuffix(".gz")).stem).groups()
+        part, line, rest = stem.partition("_")
+        part = OTHER_NAMES.get(part, part)
+        if path.is_file() and part in SPLITS:
+            found[part + line + rest].append(path)
+            places[part + line + rest].append((int(place or 0), int(number or 1)))
+    for split, paths in found.items():
+        if split not in named and places[split] != [(place, len(paths)) for place in range(len(paths))]:
+            raise ValueError(
+                f"{folder} holds {', '.join(path.name for path in paths)}, and the split {split!r} should be one file, "
+                "or all its shards once, NAME-00000-of-00002 and so on: name one file by its flag, or put there what "
+                "is missing"
+            )
     if not found:
         raise FileNotFoundError(f"{folder} holds no file train.*, validation.* or test.*")
     return found
@@ -166,19 +192,25 @@ def read_table(file: str | Path, kinds: Sequence[str] = tuple(BUILDERS), rows_fi
         raise FileNotFoundError(f"there is no file {file}")
     if path.stat().st_size == 0:
         raise ValueError(f"{file} is empty")
-    options = {"delimiter": "\t"} if kind == "tsv" else {}
+    options = dict(TSV) if kind == "tsv" else {}
     if BUILDERS[kind] == "csv":
         options |= {"keep_default_na": False, "na_values": [""]}  # "None" and "NA" are words
     if rows_field is not None:
         options["field"] = rows_field
     try:
-        return datasets.load_dataset(BUILDERS[kind], data_files=str(file), split="train", **options)
+        rows = datasets.load_dataset(BUILDERS[kind], data_files=str(file), split="train", **options)
     except DatasetGenerationError as error:
         raise ValueError(f"{file} is no table of rows: {error.__cause__ or error}") from error
     except ValueError as error:
         if "corresponds to no data" not in str(error):
             raise
         raise ValueError(f"{file} has no rows") from error
+    if kind == "tsv" and any(name.startswith('"') for name in rows.column_names):
+        raise ValueError(
+            f"{file} has columns in quotation marks ({', '.join(rows.column_names)}), and a tsv is taken literally: "
+            "write it without them, or as csv or jsonl"
+        )
+    return rows
 
 
 def require_columns(rows: Dataset, columns: list[str], split: str) -> None:

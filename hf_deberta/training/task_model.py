@@ -67,12 +67,11 @@ class ModelArguments:
         return self.intermediate or self.model_name_or_path
 
     def loading(self) -> dict[str, Any]:
-        return {
-            "cache_dir": self.cache_dir,
-            "revision": self.model_revision,
-            "token": self.token,
-            "trust_remote_code": self.trust_remote_code,
-        }
+        return {**self.downloads(), "revision": self.model_revision, "trust_remote_code": self.trust_remote_code}
+
+    def downloads(self) -> dict[str, Any]:
+        """Where they are kept, and whose they are."""
+        return {"cache_dir": self.cache_dir, "token": self.token}
 
 
 def deberta_config(name: str, args: Namespace | ModelArguments) -> HfDebertaConfig | None:
@@ -98,6 +97,8 @@ def load_model(
 ) -> PreTrainedModel:
     """A DeBERTa of any format by our class, another model by Transformers' own.
 
+    Parameters of the head that the checkpoint does not hold are in the model's `new_weights`, by name.
+
     Args:
         fields: of the configuration.
     """
@@ -107,17 +108,23 @@ def load_model(
     options["ignore_mismatched_sizes"] = args.ignore_mismatched_sizes or args.intermediate is not None
     if config is None and auto is None:
         raise ValueError(f"{args.start} is not a DeBERTa, and Transformers has no such head for other models")
+    options |= {"dtype": torch.float32, "output_loading_info": True}
     if config is None:
+        if args.config_name is not None:
+            raise ValueError(
+                f"--config_name {args.config_name} is for a DeBERTa, which {args.start} or that configuration is not: "
+                "leave it out"
+            )
         if args.cls_dropout is not None:
             logger.warning(f"--cls_dropout is not known to {args.start}, and left out")
-        return fit_for_task(auto.from_pretrained(args.start, dtype=torch.float32, **options, **fields), args)
+        return fit_for_task(*auto.from_pretrained(args.start, **options, **fields), args)
     options.pop("trust_remote_code")
     if args.cls_dropout is not None:
         fields["cls_dropout"] = args.cls_dropout
     for name, value in fields.items():
         setattr(config, name, value)
     try:
-        model = ours.from_pretrained(args.start, config=config, dtype=torch.float32, **options)
+        model, info = ours.from_pretrained(args.start, config=config, **options)
     except RuntimeError as error:
         if "ignore_mismatched_sizes" not in str(error):
             raise
@@ -129,7 +136,7 @@ def load_model(
             f"{args.start} has a classifier of another size than this task, which has {config.num_labels} labels: "
             "go on from it with --intermediate in place of --model_name_or_path, or add --ignore_mismatched_sizes"
         ) from error
-    return fit_for_task(model, args)
+    return fit_for_task(model, info, args)
 
 
 def label_fields(labels: Sequence[str]) -> dict[str, dict]:
@@ -159,8 +166,14 @@ def checkpoint_labels(args: ModelArguments) -> tuple[str, ...] | None:
     return tuple(PretrainedConfig(**kept).id2label.values())  # two are the default, and then not in the file
 
 
-def fit_for_task(model: PreTrainedModel, args: ModelArguments) -> PreTrainedModel:
-    """After an intermediate task that had other labels, a new classifier."""
+def fit_for_task(model: PreTrainedModel, info: dict[str, Any], args: ModelArguments) -> PreTrainedModel:
+    """After an intermediate task that had other labels, a new classifier.
+
+    Args:
+        info: of loading, as `from_pretrained` gives it.
+    """
+    new = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
+    model.new_weights = sorted(name for name in new if not name.startswith(f"{model.base_model_prefix}."))
     if args.intermediate is None:
         return model
     config, before = model.config, checkpoint_labels(args)
@@ -168,7 +181,8 @@ def fit_for_task(model: PreTrainedModel, args: ModelArguments) -> PreTrainedMode
     if _in_small(before) != _in_small(now):
         for name, module in model.named_children():
             if name in ("classifier", "score"):
-                new_weights(model, module)
+                initialise(model, module)
+                model.new_weights += [f"{name}.{of}" for of, _ in module.named_parameters()]
     return model
 
 
@@ -176,7 +190,7 @@ def _in_small(labels: tuple[str, ...] | None) -> list[str] | None:
     return labels and [label.lower() for label in labels]
 
 
-def new_weights(model: PreTrainedModel, module: nn.Module) -> None:
+def initialise(model: PreTrainedModel, module: nn.Module) -> None:
     """As in a new model, also where weights have been loaded, which Transformers marks and leaves alone."""
     for part in module.modules():
         for marked in (part, *part.parameters(recurse=False)):

@@ -11,13 +11,17 @@ import torch
 from hf_deberta.configuration_hf_deberta import HfDebertaConfig
 from hf_deberta.dense import dense
 
-# dense peaks in operations per second, from the makers' data sheets, of what a device's name contains
+# dense peaks in operations per second, from the makers' data sheets, of the first that a device's name contains
 BF16_PEAKS = {
     "B200": 2250e12,
+    "H200 NVL": 835e12,
     "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
     "H100": 989e12,
     "A100": 312e12,
-    "L40": 362e12,
+    "L40S": 362e12,
+    "L40": 181e12,
     "NVIDIA L4": 121e12,
     "A10G": 70e12,
     "RTX 4090": 165e12,

@@ -111,5 +111,6 @@ def put_in_place(unfinished: Path, folder: Path) -> None:
     try:
         os.replace(unfinished, folder)
     except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+        taken = (errno.ENOTEMPTY, errno.EEXIST, errno.EACCES)  # the last is what Windows says
+        if error.errno not in taken or not folder.is_dir():
             raise

@@ -184,7 +184,12 @@ def replace_folder(source: Path, target: Path) -> None:
 def write_through(folder: Path) -> None:
     """Have the system write to disk what it still holds in memory, so that a power cut does no more than a kill."""
     for path in (*folder.rglob("*"), folder):
-        handle = os.open(path, os.O_RDONLY)
+        try:
+            handle = os.open(path, os.O_RDONLY)
+        except PermissionError:
+            if not path.is_dir():
+                raise
+            continue  # Windows opens no folders
         try:
             os.fsync(handle)
         except OSError as error:  # not every file system can

@@ -96,6 +96,25 @@ def test_tasks_of_ones_own():
         glue.own_task({"train": rows(label=[0], x=[1])})
 
 
+@pytest.mark.parametrize("task", [glue.TASKS["cola"], glue.Task(("sentence",), None, ("pearson",))])
+def test_several_labels_of_a_row(tokenizer, task):
+    data, said = rows(sentence=["a", "b"], label=[[0, 1], [1]]), r"the train rows have \[0, 1\] in the column 'label'"
+    with pytest.raises(ValueError, match=said):
+        glue.own_task({"train": data}, regression=task.labels is None)
+    with pytest.raises(ValueError, match=said):
+        glue.encode(data, "train", task, tokenizer, 16, task.labels)
+
+
+def test_a_column_of_numbers_is_text(tokenizer):
+    data = rows(title=["the cat", None], year=[1999, 0], label=[0, 1])
+    task = glue.own_task({"train": data}, columns=["title", "year"])
+    found = glue.encode(data, "train", task, tokenizer, 16, task.labels)
+    assert found["input_ids"][:] == [tokenizer("the cat", "1999")["input_ids"], tokenizer("", "0")["input_ids"]]
+    lists = rows(title=[["the", "cat"]], label=[0])
+    with pytest.raises(ValueError, match=r"the train rows hold \['the', 'cat'\] in the column 'title', where a text"):
+        glue.encode(lists, "train", glue.Task(("title",), ("0", "1"), ()), tokenizer, 16, ("0", "1"))
+
+
 def test_labels_that_are_numbers_but_not_from_zero(tokenizer):
     data = rows(text=["a", "b"], label=[1, 5])
     task = glue.own_task({"train": data})

@@ -1,5 +1,6 @@
 """Named entities: files as people have them, each word labelled once whatever the windows, scores equal to seqeval."""
 
+import gzip
 import random
 from itertools import pairwise
 
@@ -93,6 +94,11 @@ def test_words_are_parted_at_spaces_and_tabs_alone(tmp_path):
     text = "10\u00a0000 O\n\u2028 O\n"
     assert ner.read_columns(write(tmp_path, text))[0].words == ["10\u00a0000", "\u2028"]
     assert ner.read_columns(write(tmp_path, "New York\tB-LOC\n"))[0].words == ["New York"]
+
+
+def test_a_gzipped_file(tmp_path):
+    (tmp_path / "train.txt.gz").write_bytes(gzip.compress(CONLL.encode()))
+    assert ner.read_columns(tmp_path / "train.txt.gz") == ner.read_columns(write(tmp_path, CONLL))
 
 
 def test_a_file_without_labels(tmp_path):

@@ -38,7 +38,7 @@ EXPECTED = [
     {
         "id": "high1.txt",
         "context": LINE,
-        "choices": ["Ann went home .", "Ann went to the harbour .", "Ann went to school ."],
+        "choices": ["Ann went _ . home", "Ann went _ . to the harbour", "Ann went _ . to school"],
         "label": 1,
     },
 ]
@@ -125,11 +125,12 @@ def test_endings_are_in_the_order_of_their_numbers():
 
 
 def test_blanks():
-    assert with_option("The ___ is \\1 _ .", "old \\1 man") == "The old \\1 man is \\1 old \\1 man ."
-    assert with_option("Ann went _ .", "home", fill_blanks=False) == "Ann went _ . home"
-    assert with_option("Who?", "") == "Who?"
-    rows = choice_rows(Dataset.from_list(FLAT), "train", fill_blanks=False)
-    assert rows[1]["choices"][0] == "Ann went _ . home"
+    assert with_option("The ___ is \\1 _ .", "old \\1 man", True) == "The old \\1 man is \\1 old \\1 man ."
+    assert with_option("Ann went _ .", "home") == "Ann went _ . home"
+    assert with_option("_ went home.", "Ann") == "went home. Ann"  # by the released code no blank stands at an end
+    assert with_option("Who?", "") == with_option("Who?", "", True) == "Who?"
+    rows = choice_rows(Dataset.from_list(FLAT), "train", fill_blanks=True)
+    assert rows[1]["choices"][0] == "Ann went home ."
 
 
 @pytest.mark.parametrize(("answer", "expected"), [("A", 0), (" C ", 2), (2, 2), ("1", 1)])

@@ -60,6 +60,14 @@ def test_kinds_of_file(tmp_path, kind, streaming):
     assert all_texts(Corpus(args, str(tmp_path / "cache")), "train") == LINES
 
 
+@pytest.mark.parametrize("streaming", [False, True], ids=["mapped", "streamed"])
+def test_a_quotation_mark_in_a_tsv_is_a_letter(tmp_path, streaming):
+    texts, path = ['"not closed', "and on", 'said "so"'], tmp_path / "corpus.tsv"
+    path.write_text("text\tid\n" + "".join(f"{text}\t1\n" for text in texts), encoding="utf-8")
+    args = CorpusArguments(train_file=[str(path)], streaming=streaming, validation_split_percentage=0)
+    assert all_texts(Corpus(args, str(tmp_path / "cache")), "train") == texts
+
+
 def test_splits_and_limits(text_file, tmp_path):
     corpus = Corpus(CorpusArguments(train_file=[text_file], validation_split_percentage=10), str(tmp_path / "cache"))
     train, validation = all_texts(corpus, "train"), all_texts(corpus, "validation")
@@ -163,6 +171,21 @@ def test_files_are_not_read_again_for_what_is_there(text_file, tokenizer, tmp_pa
 def test_processes_give_the_same(tokenizer):
     batches = [LINES[i : i + 30] for i in range(0, 200, 30)]
     assert [list(ids) for ids in tokenized(iter(batches), tokenizer, 2)] == list(tokenized(iter(batches), tokenizer))
+
+
+def test_processes_run_ahead_only_so_far(tokenizer):
+    """Else ids that nobody has written yet would fill the memory."""
+    read = []
+
+    def batches():
+        for line in LINES:
+            read.append(line)
+            yield [line]
+
+    found = tokenized(batches(), tokenizer, 2)
+    first = next(found)
+    assert first.tolist() == encode(tokenizer, LINES[:1])[0] and len(read) <= 8
+    found.close()
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])

@@ -1,5 +1,6 @@
 """Rows of a token file: every token once, documents apart, the same in any order of asking."""
 
+import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
@@ -90,6 +91,14 @@ def test_sampler_goes_through_all_rows_in_another_order_each_epoch():
     third = list(sampler)
     assert sorted(third) == list(range(100, 150)) and [i - 100 for i in third] != first
     assert list(EpochSampler(50, seed=2)) != first
+
+
+def test_sampler_holds_one_number_of_eight_bytes_for_a_row():
+    tracemalloc.start()
+    assert sum(1 for _ in EpochSampler(100_000, seed=1)) == 100_000
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 100_000 * 12
 
 
 def test_padding_in_packed_rows_changes_nothing():

@@ -1,5 +1,6 @@
 """Rows of a task from files, folders and data sets."""
 
+import csv
 import gzip
 import json
 import logging
@@ -33,6 +34,17 @@ def test_gzipped(tmp_path):
     (tmp_path / "test.csv.gz").write_bytes(gzip.compress(b"sentence\nNA\n"))
     found = read_splits(DataArguments(data_dir=str(tmp_path)))
     assert found["train"][0] == ROWS[0] and found["test"][0] == {"sentence": "NA"}
+
+
+def test_a_quotation_mark_in_a_tsv_is_a_letter(tmp_path):
+    texts = ['"Ever" since', '"not closed', 'said "so"']
+    lines = [f"{text}\t{label}\n" for label, text in enumerate(texts)]
+    (tmp_path / "a.tsv").write_text("sentence\tlabel\n" + "".join(lines))
+    rows = read_splits(DataArguments(train_file=str(tmp_path / "a.tsv")))["train"]
+    assert rows["sentence"][:] == texts and rows["label"][:] == [0, 1, 2]
+    Dataset.from_list(ROWS).to_csv(tmp_path / "quoted.tsv", sep="\t", quoting=csv.QUOTE_ALL)
+    with pytest.raises(ValueError, match='columns in quotation marks ."sentence", "label".'):
+        read_table(tmp_path / "quoted.tsv")
 
 
 def test_some_kinds_alone_and_rows_in_a_field(tmp_path):
@@ -69,7 +81,27 @@ def test_other_names_of_validation(tmp_path):
     write(tmp_path / "dev.jsonl")
     assert set(read_splits(DataArguments(data_dir=str(tmp_path)))) == {"validation"}
     write(tmp_path / "validation.jsonl")
-    with pytest.raises(ValueError, match="both the split 'validation'"):
+    with pytest.raises(ValueError, match="holds dev.jsonl, validation.jsonl, and the split 'validation' should be one"):
+        read_splits(DataArguments(data_dir=str(tmp_path)))
+    named = DataArguments(data_dir=str(tmp_path), validation_file=str(tmp_path / "dev.jsonl"))
+    assert set(read_splits(named)) == {"validation"}
+
+
+def test_other_names_of_several_validations(tmp_path):
+    for name in ("dev_matched", "dev_mismatched", "valid_a", "val_b"):
+        write(tmp_path / f"{name}.jsonl")
+    found = read_splits(DataArguments(data_dir=str(tmp_path)))
+    assert sorted(found) == [f"validation_{of}" for of in ("a", "b", "matched", "mismatched")]
+
+
+def test_shards_are_one_split(tmp_path):
+    for number, row in enumerate(ROWS):
+        Dataset.from_list([row]).to_parquet(tmp_path / f"train-{number:05}-of-00003.parquet")
+    write(tmp_path / "validation_matched-00000-of-00001.jsonl")
+    found = read_splits(DataArguments(data_dir=str(tmp_path)))
+    assert list(found["train"]) == ROWS and set(found) == {"train", "validation_matched"}
+    (tmp_path / "train-00001-of-00003.parquet").unlink()
+    with pytest.raises(ValueError, match="'train' should be one file, or all its shards once"):
         read_splits(DataArguments(data_dir=str(tmp_path)))
 
 
@@ -79,6 +111,26 @@ def test_a_data_set(tmp_path):
     found = read_splits(DataArguments(dataset_name=str(tmp_path / "set")))
     assert len(found["train"]) == 3
     assert len(read_splits(DataArguments(), hub=(str(tmp_path / "set"), None))["train"]) == 3
+
+
+def test_the_configuration_of_the_tasks_own_data_set(monkeypatch):
+    asked = []
+
+    def load_dataset(name, config, **loading):
+        asked.append((name, config))
+        return {"train": Dataset.from_list(ROWS)}
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    read_splits(DataArguments(), hub=("of/task", "all"))
+    read_splits(DataArguments(dataset_config_name="middle"), hub=("of/task", "all"))
+    read_splits(DataArguments(dataset_name="me/mine"), hub=("of/task", "all"))
+    assert asked == [("of/task", "all"), ("of/task", "middle"), ("me/mine", None)]
+
+
+def test_an_empty_split_of_the_task(monkeypatch):
+    monkeypatch.setattr("datasets.load_dataset", lambda *_: {"train": Dataset.from_dict({"a": []})})
+    with pytest.raises(ValueError, match="the split 'train' is empty .of/task."):
+        read_splits(DataArguments(), hub=("of/task", None))
 
 
 def test_further_splits_of_a_data_set_are_left_out(tmp_path, caplog, monkeypatch):
@@ -119,6 +171,7 @@ def test_bad_input(tmp_path):
         ({"train_file": str(tmp_path / "header.csv")}, "has no rows"),
         ({"train_file": str(tmp_path / "a.xml")}, "is none of"),
         ({"train_file": path, "dataset_name": "x"}, "not both"),
+        ({"train_file": path, "dataset_config_name": "x"}, "not both"),
         ({"data_dir": str(tmp_path / "nowhere")}, "not a folder"),
         ({"data_dir": str(tmp_path / "folder")}, "holds no file"),
     ]

@@ -3,10 +3,10 @@
 from types import SimpleNamespace
 
 import pytest
-from transformers import BertConfig
+from transformers import AutoModelForSequenceClassification, BertConfig, BertModel
 
-from hf_deberta import HfDebertaConfig
-from hf_deberta.training.task_model import ModelArguments, label_fields, labels_in_order, longest_input
+from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification, HfDebertaModel
+from hf_deberta.training.task_model import ModelArguments, label_fields, labels_in_order, load_model, longest_input
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,30 @@ def test_labels_are_found_by_name(tmp_path, caplog):
     assert labels_in_order(("yes", "no"), args) == ("no", "yes") and not caplog.text
     assert labels_in_order(("good", "bad"), args) == ("good", "bad")
     assert "calls its labels NO, Yes; they are taken for good, bad" in caplog.text
+
+
+BOTH = (HfDebertaForSequenceClassification, AutoModelForSequenceClassification)
+
+
+@pytest.mark.parametrize("family", ["ours", "bert"])
+def test_which_weights_of_the_head_are_new(tmp_path, family):
+    """Of a base those of the classifier, of a model of the task none; all of it after another task."""
+    bert = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=100)
+    base = HfDebertaModel(HfDebertaConfig.from_preset("tiny")) if family == "ours" else BertModel(bert)
+    base.save_pretrained(tmp_path / "base")
+    model = load_model(ModelArguments(str(tmp_path / "base")), *BOTH, num_labels=3)
+    assert {"classifier.weight", "classifier.bias"} <= set(model.new_weights)
+    assert not [name for name in model.new_weights if name.startswith(("deberta.", "bert."))]
+    model.save_pretrained(tmp_path / "tuned")
+    assert load_model(ModelArguments(str(tmp_path / "tuned")), *BOTH, num_labels=3).new_weights == []
+    for labels in (["a", "b"], ["a", "b", "c"]):
+        args = ModelArguments(intermediate=str(tmp_path / "tuned"))
+        assert "classifier.weight" in load_model(args, *BOTH, **label_fields(labels)).new_weights
+
+
+def test_another_configuration_is_for_a_deberta(tmp_path):
+    bert = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=100)
+    BertModel(bert).save_pretrained(tmp_path)
+    args = ModelArguments(str(tmp_path), config_name=str(tmp_path))
+    with pytest.raises(ValueError, match=r"--config_name .* is for a DeBERTa, which .* is not: leave it out"):
+        load_model(args, *BOTH)

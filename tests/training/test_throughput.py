@@ -27,9 +27,26 @@ def test_operations_of_a_forward_pass(fields):
         assert ours == counted
 
 
-def test_peaks(monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H100 NVL", 835e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA L40", 181e12),
+        ("NVIDIA L4", 121e12),
+        ("NVIDIA A10G", 70e12),
+    ],
+)
+def test_peaks_of_data_sheets(monkeypatch, name, peak):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert peak_operations(torch.device("cuda"), torch.bfloat16) == peak
+
+
+def test_a_peak_that_is_measured():
     state = torch.random.get_rng_state()
     assert measured_peak(torch.device("cpu"), torch.float32, size=128) > 1e6
     assert torch.equal(torch.random.get_rng_state(), state)  # or a run that is resumed would draw other numbers
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
-    assert peak_operations(torch.device("cuda"), torch.bfloat16) == 989e12

@@ -1,5 +1,6 @@
 """Token files: what is written is read back, and what is not whole is not taken for it."""
 
+import errno
 import pickle
 
 import numpy as np
@@ -74,6 +75,19 @@ def test_overtaken_in_the_last_moment(tmp_path, monkeypatch):
     )
     assert write_token_file(tmp_path / "tokens", [[1]], 10, {"made_of": "a"}).document(0).tolist() == [1]
     assert [path.name for path in tmp_path.iterdir()] == ["tokens"]
+
+
+@pytest.mark.parametrize("said", [errno.ENOTEMPTY, errno.EEXIST, errno.EACCES])  # the last by Windows
+def test_a_place_that_is_taken(tmp_path, monkeypatch, said):
+    (tmp_path / "taken").mkdir()
+
+    def refuse(*_):
+        raise OSError(said, "refused")
+
+    monkeypatch.setattr(token_file.os, "replace", refuse)
+    token_file.put_in_place(tmp_path / "unfinished", tmp_path / "taken")
+    with pytest.raises(OSError, match="refused"):
+        token_file.put_in_place(tmp_path / "unfinished", tmp_path / "free")
 
 
 def test_what_is_kept(tmp_path):

@@ -10,7 +10,13 @@ from datasets import Dataset
 from transformers import Trainer, TrainingArguments
 
 from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
-from hf_deberta.training.whole_checkpoints import WholeCheckpoints, is_full_disk, last_checkpoint, whole_file
+from hf_deberta.training.whole_checkpoints import (
+    WholeCheckpoints,
+    is_full_disk,
+    last_checkpoint,
+    whole_file,
+    write_through,
+)
 
 
 class WholeTrainer(WholeCheckpoints, Trainer):
@@ -121,6 +127,26 @@ def test_the_final_model_of_shards_is_gathered(tmp_path, monkeypatch):
     run._writing = True  # a checkpoint, whose shards are saved elsewhere
     run.save_model(str(tmp_path / "checkpoint"), _internal_call=True)
     assert len(plugin.history) == 4 and not (tmp_path / "checkpoint").exists()
+
+
+def test_folders_that_cannot_be_opened(tmp_path, monkeypatch):
+    """As on Windows; a file that cannot is an error."""
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "file").touch()
+    opens, opened = os.open, []
+
+    def windows(path, flags):
+        if os.path.isdir(path):
+            raise PermissionError(errno.EACCES, "denied")
+        opened.append(path.name)
+        return opens(path, flags)
+
+    monkeypatch.setattr(os, "open", windows)
+    write_through(tmp_path)
+    assert opened == ["file"]
+    monkeypatch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(PermissionError(errno.EACCES, "denied")))
+    with pytest.raises(PermissionError):
+        write_through(tmp_path)
 
 
 def test_which_checkpoint_to_go_on_from(tmp_path):
