@@ -74,7 +74,7 @@ def fine_tune(
 ) -> None:
     # 1. The task and its rows
     hub = ("nyu-mll/glue", data_args.task_name) if data_args.task_name else None
-    loading = {"cache_dir": model_args.cache_dir, "token": model_args.token}
+    loading = model_args.downloads()
     splits = read_splits(data_args, hub, loading=loading)
     args.fit_to(splits)
     task = glue.TASKS.get(data_args.name) or own_task(model_args, data_args, args, splits)

@@ -85,7 +85,7 @@ def fine_tune(
 ) -> None:
     # 1. Sentences and their labels
     hub = ("eriktks/conll2003", None) if data_args.task_name else None
-    loading = {"cache_dir": model_args.cache_dir, "token": model_args.token}
+    loading = model_args.downloads()
     if data_args.dataset_name is None:
         loading["revision"] = "refs/convert/parquet"  # the data set itself is a script, which is no longer run
     splits = {

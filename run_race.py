@@ -73,7 +73,7 @@ def fine_tune(
     model_args: ModelArguments, data_args: ChoiceArguments, sift_args: SiftArguments, args: FineTuningArguments
 ) -> None:
     # 1. The questions
-    loading = {"cache_dir": model_args.cache_dir, "token": model_args.token}
+    loading = model_args.downloads()
     splits = one_of_each(read_splits(data_args, HUB.get(data_args.task_name), race.read_choices, loading))
     args.fit_to(splits)
     splits = {
