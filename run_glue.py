@@ -2,7 +2,7 @@
 
     python run_glue.py --model_name_or_path microsoft/deberta-v3-base --task_name mnli --output_dir mnli
 
-Your own rows (two columns of text at most, and `label`), on several GPUs, with SiFT:
+Your own rows (two columns of text at most, and `label`, which may be a list of labels), on several GPUs, with SiFT:
 
     accelerate launch run_glue.py --model_name_or_path microsoft/deberta-v3-large --train_file train.csv \
         --validation_file dev.csv --test_file test.csv --bf16 --sift --output_dir mine
@@ -17,7 +17,13 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, EvalPrediction, set_seed
+from transformers import (
+    AutoModelForSequenceClassification,
+    DataCollatorWithPadding,
+    EvalPrediction,
+    PretrainedConfig,
+    set_seed,
+)
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaForSequenceClassification
@@ -45,7 +51,7 @@ class GlueArguments(DataArguments):
     """Which task, and its data if not those of the Hub."""
 
     task_name: str | None = field(default=None, metadata={"help": f"One of {', '.join(glue.TASKS)}; else your own."})
-    label_column_name: str = field(default="label", metadata={"help": "The column of the labels."})
+    label_column_name: str = field(default="label", metadata={"help": "The column of labels, or of lists of such."})
     text_column_names: list[str] | None = field(
         default=None, metadata={"help": "One or two columns of text; by default the first two that hold text."}
     )
@@ -96,9 +102,12 @@ def own_task(
     task = glue.own_task(splits, column, data_args.do_regression, data_args.text_column_names)
     if not args.do_train:
         labels = checkpoint_labels(model_args)
-        return replace(task, labels=labels, metrics=task.metrics if labels else ("pearson", "spearmanr"))
+        fields, _ = PretrainedConfig.get_config_dict(model_args.start, **model_args.loading())
+        several = fields.get("problem_type") == "multi_label_classification"
+        judges = glue.SEVERAL if several else task.metrics if labels else ("pearson", "spearmanr")
+        return replace(task, labels=labels, metrics=judges, several=several)
     if task.labels == ():
-        raise ValueError(f"the train rows have no column {column!r} of labels: --label_column_name")
+        raise ValueError(f"the train rows have no labels in a column {column!r}: --label_column_name")
     return task
 
 
@@ -115,7 +124,7 @@ def run(
     tokenizer = load_tokenizer(model_args)
     labels = labels_in_order(task.labels, model_args)
     model = load_model(
-        model_args, HfDebertaForSequenceClassification, AutoModelForSequenceClassification, **head_of(labels)
+        model_args, HfDebertaForSequenceClassification, AutoModelForSequenceClassification, **head_of(task, labels)
     )
 
     # 2. Rows as inputs
@@ -161,22 +170,24 @@ def run(
                 trainer.log_metrics("predict", predicted.metrics)
                 trainer.save_metrics("predict", predicted.metrics)
             if trainer.is_world_process_zero():
-                logits = predictions_of(predicted.predictions)
+                logits = predictions_of(predicted.predictions, task)
                 glue.write_predictions(Path(args.output_dir), task, data_args.name, split, logits, labels)
     finish(trainer)
     return found
 
 
-def head_of(labels: tuple[str, ...] | None) -> dict[str, Any]:
+def head_of(task: glue.Task, labels: tuple[str, ...] | None) -> dict[str, Any]:
     """Fields of the configuration."""
     if labels is None:
         return {"num_labels": 1, "problem_type": "regression"}
-    return {**label_fields(labels), "problem_type": "single_label_classification"}
+    return {**label_fields(labels), "problem_type": f"{'multi' if task.several else 'single'}_label_classification"}
 
 
 def metrics(task: glue.Task, labels: tuple[str, ...] | None, found: EvalPrediction) -> dict[str, float]:
     """With classes numbered as in the task, since F1 is that of number 1; `labels` are in the model's order."""
-    logits = predictions_of(found.predictions)
+    logits = predictions_of(found.predictions, task)
+    if task.several:
+        return glue.scores(task.metrics, logits > 0, found.label_ids > 0)
     if task.labels is None:
         return glue.scores(task.metrics, logits, found.label_ids)
     in_task, known = np.array([task.labels.index(label) for label in labels]), found.label_ids >= 0
@@ -186,13 +197,13 @@ def metrics(task: glue.Task, labels: tuple[str, ...] | None, found: EvalPredicti
 
 def is_told(labels: list[float], task: glue.Task) -> bool:
     """Whether test rows have labels: GLUE writes -1 for all that are hidden."""
-    return any(label != -1 for label in labels) if task.labels is None else min(labels) >= 0
+    return any(label != -1 for label in labels) if task.several or task.labels is None else min(labels) >= 0
 
 
-def predictions_of(found: Any) -> np.ndarray:
+def predictions_of(found: Any, task: glue.Task) -> np.ndarray:
     """Logits [rows, labels], or values [rows] of a regression."""
     logits = found[0] if isinstance(found, tuple) else found
-    return logits[:, 0] if logits.shape[-1] == 1 else logits
+    return logits[:, 0] if task.labels is None else logits
 
 
 def demo(folder: Path) -> dict[str, Any]:

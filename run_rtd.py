@@ -4,10 +4,11 @@ From scratch, tokenizer included, on one file:
 
     python run_rtd.py --config_preset v3-small --train_file corpus.txt --train_tokenizer 32000 --output_dir my-deberta
 
-Go on from a released pair, on several GPUs:
+Go on from a released pair, whose generator lies beside the discriminator, on several GPUs (else name the generator too,
+by --generator_name_or_path):
 
-    accelerate launch run_rtd.py --generator_name_or_path my-deberta/generator --bf16 \
-        --discriminator_name_or_path my-deberta/discriminator --train_file 'notes/*.txt' --output_dir my-domain-deberta
+    accelerate launch run_rtd.py --discriminator_name_or_path microsoft/deberta-v3-base --train_file 'notes/*.txt' \
+        --bf16 --output_dir my-domain-deberta
 
 It writes OUTPUT_DIR/discriminator, the model to fine-tune, and OUTPUT_DIR/generator, which fills masks: two ordinary
 checkpoints. The same command goes on where it was stopped (one that names a checkpoint, --resume_from_checkpoint PATH,
@@ -35,6 +36,7 @@ from hf_deberta.training.arguments import (
 )
 from hf_deberta.training.corpus import Corpus, CorpusArguments
 from hf_deberta.training.packing import RowCollator
+from hf_deberta.training.released_generator import released_generator_config
 from hf_deberta.training.rtd_pretraining import HfDebertaForRtdPretraining, HfDebertaRtdConfig, RtdTrainer
 
 logger = logging.get_logger("run_rtd")
@@ -44,8 +46,10 @@ logger = logging.get_logger("run_rtd")
 class PairArguments(NewModelArguments):
     """Generator and discriminator, from where, and how they learn together."""
 
-    generator_name_or_path: str | None = field(default=None, metadata={"help": "Go on from this generator ..."})
-    discriminator_name_or_path: str | None = field(default=None, metadata={"help": "... and this discriminator."})
+    discriminator_name_or_path: str | None = field(default=None, metadata={"help": "Go on from this discriminator ..."})
+    generator_name_or_path: str | None = field(
+        default=None, metadata={"help": "... and this generator; by default the one beside it, as released."}
+    )
     generator_layers: int | None = field(
         default=None, metadata={"help": "Layers of a new generator; half of the discriminator's if not given."}
     )
@@ -65,19 +69,22 @@ class PairArguments(NewModelArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        pair = (self.generator_name_or_path, self.discriminator_name_or_path)
-        if (pair[0] is None) != (pair[1] is None):
-            raise ValueError("--generator_name_or_path and --discriminator_name_or_path belong together: give both")
-        given = [x for x in (self.config_preset, self.config_name, pair[0]) if x is not None]
+        generator, discriminator = self.generator_name_or_path, self.discriminator_name_or_path
+        if generator is not None and discriminator is None:
+            raise ValueError(
+                "--generator_name_or_path and --discriminator_name_or_path belong together: give both, or the "
+                "discriminator alone where the generator lies beside it, as released"
+            )
+        given = [x for x in (self.config_preset, self.config_name, discriminator) if x is not None]
         if len(given) != 1:
             raise ValueError(
-                "give one of --config_preset, --config_name (start anew), or --generator_name_or_path with "
-                "--discriminator_name_or_path (go on)"
+                "give one of --config_preset, --config_name (start anew), or --discriminator_name_or_path (go on)"
             )
-        self.starts_anew = pair[0] is None
+        self.starts_anew = discriminator is None
         if self.generator_layers is not None and not self.starts_anew:
             raise ValueError(
-                f"--generator_layers is for a new generator, and that of {pair[0]} has its layers: leave it out"
+                f"--generator_layers is for a new generator, and that of {generator or discriminator} has its layers: "
+                "leave it out"
             )
 
     def together(self) -> dict[str, str | float]:
@@ -109,8 +116,7 @@ def prepare(
             "--push_to_hub knows one model, and this makes two: afterwards, load OUTPUT_DIR/discriminator and "
             "OUTPUT_DIR/generator, and push each"
         )
-    flags = "--generator_name_or_path and --discriminator_name_or_path"
-    check_what_is_evaluated(training_args, pair_args.starts_anew, flags)
+    check_what_is_evaluated(training_args, pair_args.starts_anew, "--discriminator_name_or_path")
     set_seed(training_args.seed)
     folder, base = Path(training_args.output_dir), pair_args.discriminator_name_or_path
     with training_args.main_process_first(local=training_args.save_on_each_node, desc="tokenizing"):
@@ -143,10 +149,12 @@ def make_config(args: PairArguments, tokenizer: PreTrainedTokenizerBase, length:
     if args.starts_anew:
         config = args.new_config(tokenizer, length)
         return HfDebertaRtdConfig.from_discriminator(config, args.generator_layers, **args.together())
-    generator, discriminator = (
-        HfDebertaConfig.from_pretrained(name, **args.overrides(), **args.loading())
-        for name in (args.generator_name_or_path, args.discriminator_name_or_path)
-    )
+    loading = {**args.overrides(), **args.loading()}
+    discriminator = HfDebertaConfig.from_pretrained(args.discriminator_name_or_path, **loading)
+    if args.generator_name_or_path is None:
+        generator = released_generator_config(args.discriminator_name_or_path, **loading)
+    else:
+        generator = HfDebertaConfig.from_pretrained(args.generator_name_or_path, **loading)
     return HfDebertaRtdConfig(generator=generator, discriminator=discriminator, **args.together())
 
 

@@ -101,6 +101,12 @@ class AttentionContext:
             return self
         return replace(self, mask=self.documents[:, :, None] == self.documents[:, None, :])
 
+    def first_tokens(self) -> torch.Tensor:
+        """[B or 1, 1]: where each row begins, which is not its first place where padding is on the left."""
+        if self.token_mask is None:
+            return torch.zeros_like(self.position_ids[:1, :1])
+        return self.token_mask.int().argmax(-1, keepdim=True)
+
     def gather(self, states: torch.Tensor) -> torch.Tensor:
         """What was given as [B, N, ...] in the layout of the layers."""
         return states if self.unpadding is None else self.unpadding.gather(states)
@@ -119,8 +125,9 @@ class AttentionContext:
 
 
 def boolean_mask(attention_mask: torch.Tensor, batch: int, length: int) -> torch.Tensor:
-    """[B, N] or [B, N, N] of bool, from 0/1 of any type; [B, 1, N, N] is taken as the latter."""
+    """[B, N] or [B, N, N] of bool, from 0/1 of any type; [B, 1, 1, N] and [B, 1, N, N] are taken as such."""
     mask = attention_mask.squeeze(1) if attention_mask.dim() == 4 and attention_mask.shape[1] == 1 else attention_mask
+    mask = mask.squeeze(1) if attention_mask.dim() == 4 and mask.shape[1] == 1 else mask
     if tuple(mask.shape) not in ((batch, length), (batch, length, length)):
         raise ValueError(
             f"attention_mask must be [B, N] = {(batch, length)} or [B, N, N] = {(batch, length, length)}, "
@@ -128,6 +135,11 @@ def boolean_mask(attention_mask: torch.Tensor, batch: int, length: int) -> torch
         )
     if mask.is_floating_point() and mask.dim() == 3:
         raise ValueError("an attention_mask [B, N, N] must be boolean or integer, 1 for what may be seen, not additive")
+    if mask.is_floating_point() and values_may_be_read(mask) and bool((mask < 0).any()):
+        raise ValueError(
+            f"an attention_mask has 1 for real tokens and 0 for padding, and this one holds {float(mask.min()):g}: "
+            "turn an additive mask into attention_mask == 0"
+        )
     return mask.bool()
 
 
@@ -154,6 +166,15 @@ def real_tokens(attention_mask: torch.Tensor, batch: int, length: int) -> torch.
 def check_positions(position_ids: torch.Tensor | None, batch: int, length: int) -> None:
     if position_ids is not None and tuple(position_ids.shape) not in ((batch, length), (1, length)):
         raise ValueError(f"position_ids must be [B, N] = {(batch, length)}, not {tuple(position_ids.shape)}")
+
+
+def check_one_document(position_ids: torch.Tensor | None) -> None:
+    """For classifiers: of documents that `position_ids` pack into a row, the first alone would be judged."""
+    if position_ids is not None and values_may_be_read(position_ids) and bool((position_ids.diff(dim=-1) != 1).any()):
+        raise ValueError(
+            "position_ids that do not rise one by one pack several documents into a row, and a classifier judges each: "
+            "pass their boundaries as cu_seq_lens_q, for a row of logits per document"
+        )
 
 
 def lengths_between(bounds: list[int], length: int) -> tuple[int, ...]:

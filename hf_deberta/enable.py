@@ -19,11 +19,15 @@ it always was. While enabled:
   Saved, such a model keeps its official names; plain Transformers then reads the head, but has no decoder;
 - `DebertaTokenizer.from_pretrained` and `DebertaV2Tokenizer.from_pretrained`, and AutoTokenizer through them, give
   a `HfDebertaTokenizer`: the original tokenization, or the folder's tokenizer.json as it is;
+- v1 tokenizers want `add_prefix_space=True` for lists of words, as they did before Transformers 5;
 - `Trainer` divides a loss by the steps it accumulates; without, in-tree DeBERTa multiplies loss and gradients.
 
 Not reached: graphs compiled before, exported graphs (torch.export, ONNX, TorchScript keep in-tree operations), copies
 of the classes that other code brings along (`trust_remote_code`, FlashDeBERTa), the v1 option `talking_head`,
 tokenizers in memory, other processes. v1 has no multiple-choice head here either: use `HfDebertaForMultipleChoice`.
+
+It holds for the whole process: where several threads compute, enable once, before they start; a block that ends takes
+the classes back from a forward pass that another thread is in.
 
 Padding is left out where that pays, so states of padding are zeros. What reads them gives other numbers than before:
 the question-answering loss, whose in-tree softmax runs over padding, token labels at padding that are not -100, means
@@ -33,6 +37,7 @@ the gradients of hidden states, which are then copies, disable.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from threading import RLock
 from typing import Any
 
 from transformers import DebertaTokenizer, DebertaV2Tokenizer
@@ -50,8 +55,9 @@ from .in_tree_encoder import (
 from .in_tree_masked_lm import REPLACEMENTS
 from .tokenization_hf_deberta import HfDebertaTokenizer
 
+_lock = RLock()
 _changes = ExitStack()  # how to take back what is in place
-_enabled = False
+_holders: set[object] = set()  # calls of enable() that have not ended; nothing is in place without one
 
 
 def enable() -> AbstractContextManager:
@@ -61,23 +67,33 @@ def enable() -> AbstractContextManager:
     >>> model = AutoModelForSequenceClassification.from_pretrained("microsoft/deberta-v3-base")
     >>> hf_deberta.disable()
 
-    As a context manager it ends with the block, unless it was on before. A second call changes nothing.
+    As a context manager it ends with the block; what several blocks or calls have asked for, with the last of them.
     """
-    global _changes, _enabled
-    ending = ExitStack()
-    if not _enabled:
-        with ExitStack() as changes:
-            _change_everything(changes)
-            _changes, _enabled = changes.pop_all(), True
-        ending.callback(disable)
+    global _changes
+    holder, ending = object(), ExitStack()
+    with _lock:
+        if not _holders:
+            with ExitStack() as changes:
+                _change_everything(changes)
+                _changes = changes.pop_all()
+        _holders.add(holder)
+    ending.callback(_release, holder)
     return ending
 
 
 def disable() -> None:
     """Take everything back: Transformers' classes are as they were, and so are models made meanwhile."""
-    global _enabled
-    _changes.close()
-    _enabled = False
+    with _lock:
+        _holders.clear()
+        _changes.close()
+
+
+def _release(holder: object) -> None:
+    with _lock:
+        if holder in _holders:  # else disable() came first
+            _holders.remove(holder)
+            if not _holders:
+                _changes.close()
 
 
 def _change_everything(changes: ExitStack) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.deberta.modeling_deberta import DebertaEncoder
+from transformers.utils import logging
 
 from .attention import disentangled_attention
 from .attention_context import AttentionContext
@@ -21,6 +22,8 @@ from .dense import dense
 from .interception import capturing, values_may_be_read
 from .relative_position import may_be_pruned, rows_in_use, rows_of_distances, saturation_of
 from .remembered import Remembered, may_remember
+
+logger = logging.get_logger(__name__)
 
 # of in-tree modules, beside them: nothing of ours is left in a model
 _remembered: WeakKeyDictionary[nn.Module, Remembered] = WeakKeyDictionary()
@@ -216,6 +219,11 @@ def shared_by_layers(
     """
     shape = (states.shape[0], states.shape[1])
     context = AttentionContext.of(attention_mask.bool(), None, None, shape, states.device)
+    if values_may_be_read(states) and bool((context.token_mask.any(1) & ~context.token_mask[:, 0]).any()):
+        logger.warning_once(
+            "rows are padded on the left, and Transformers' DeBERTa classifiers read the first place, which is padding "
+            "there: set tokenizer.padding_side = 'right'"
+        )
     if values_may_be_read(states) and not output_attentions and getattr(encoder, "conv", None) is None:
         context = context.unpadded(states.shape[-1])
     if not encoder.relative_attention:

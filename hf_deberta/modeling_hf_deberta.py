@@ -21,7 +21,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from .attention import disentangled_attention
-from .attention_context import AttentionContext, any_outside
+from .attention_context import AttentionContext, any_outside, check_one_document
 from .checkpoint_conversion import register_conversions
 from .configuration_hf_deberta import HfDebertaConfig
 from .dense import dense
@@ -499,7 +499,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         first_token_only: bool = False,
         **kwargs,
     ) -> BaseModelOutput:
-        """`first_token_only`: of the last layer, the first token's state alone, [B, 1, hidden], for classifiers.
+        """`first_token_only`: of the last layer, the first real token's state alone, [B, 1, hidden], for classifiers.
 
         With `cu_seq_lens_q` it is that of each document, [1, documents, hidden].
         """
@@ -513,6 +513,8 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
             cu_seq_lens_q,
             unpad=self.unpads(*wanted),
         )
+        if first_token_only and attention_mask is None and cu_seq_lens_q is None:
+            check_one_document(position_ids)
         if not first_token_only:
             encoded = self.encoder(embeddings, context, *wanted)
             encoded.last_hidden_state = context.scatter(encoded.last_hidden_state)
@@ -523,9 +525,8 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
             empty = first.new_zeros(context.unpadding.shape[0], 1, first.shape[-1])
             encoded.last_hidden_state = empty.index_copy(0, rows.to(first.device), first[0][:, None])
         else:
-            asked = torch.zeros_like(context.position_ids[:, :1]).expand(embeddings.shape[0], -1)
-            asked = asked if cu_seq_lens_q is None else cu_seq_lens_q[None, :-1].long()
-            encoded = self.encoder(embeddings, context, *wanted, asked=asked)
+            asked = context.first_tokens() if cu_seq_lens_q is None else cu_seq_lens_q[None, :-1].long()
+            encoded = self.encoder(embeddings, context, *wanted, asked=asked.expand(embeddings.shape[0], -1))
         encoded.hidden_states = context.scatter_each(encoded.hidden_states)
         return encoded
 

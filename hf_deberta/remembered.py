@@ -3,18 +3,19 @@
 So the projected position tables, much of the work for a short sentence. A result is remembered only in eval mode
 without gradients, and only for plain modules: with hooks, adapters, quantised or sharded weights, a compiler or a
 tracer it is computed each time. Weights count as changed when they were replaced, moved, cast or written in place. For
-writes past autograd's back (`weight.data.copy_`, optimizers with flat buffers) a few values of each are compared,
-which a device would have to be waited for: so only on the CPU is anything remembered.
+writes past autograd's back (`weight.data.copy_`, optimizers with flat buffers, a row set to zero) one value of each
+row and column is compared, which a device would have to be waited for: so only on the CPU is anything remembered.
+Single values are to be written where autograd sees it (`with torch.no_grad(): weight[3, 5] = 0`).
 """
 
+import math
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 import torch
 from torch import nn
 
 from .interception import capturing, is_untouched, transforming, watched
-
-SAMPLES = 64
 
 
 class Remembered:
@@ -69,6 +70,21 @@ def state_of(weights: list[torch.Tensor]) -> tuple:
 
 
 def samples_of(weights: list[torch.Tensor]) -> list[torch.Tensor]:
-    """A few values of each weight, in all columns."""
-    flat = [weight.detach().reshape(-1) for weight in weights]
-    return [values[:: values.numel() // SAMPLES | 1] for values in flat]  # odd: widths are even
+    """Of each weight at least one value of each row and each column, along diagonals."""
+    return [
+        weight.detach().reshape(-1)[:: diagonal_step(weight.numel() // weight.shape[-1], weight.shape[-1])]
+        for weight in weights
+    ]
+
+
+@lru_cache(maxsize=64)
+def diagonal_step(rows: int, columns: int) -> int:
+    """A step through the values of a matrix, row after row, that meets each row and each column.
+
+    >>> diagonal_step(768, 768)
+    767
+    """
+    step = max(1, min(rows, columns - 1))
+    while math.gcd(step, columns) > 1:
+        step -= 1
+    return step

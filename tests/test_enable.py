@@ -6,6 +6,7 @@ import logging
 import pickle
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -145,6 +146,18 @@ def test_attentions_are_the_same_and_no_warning_comes(shape, caplog):
         found = model(**inputs, output_attentions=True).attentions
     assert len(found) == 3 and all((a - b).abs().max() < 1e-5 for a, b in zip(found, expected, strict=True))
     assert not caplog.records
+
+
+@pytest.mark.parametrize("shape", ["v1", "v3"])
+def test_other_masks_of_tokens(shape, caplog):
+    model, (ids, mask) = in_tree(shape, "ForSequenceClassification"), batch(lengths=(9, 4, 7)).values()
+    expected = model(ids, mask).logits
+    logging.Logger.warning_once.cache_clear()
+    with enabled():
+        assert (model(ids, mask[:, None, None]).logits - expected).abs().max() < 1e-5
+        assert "padded on the left" not in caplog.text
+        model(ids.flip(1), mask.flip(1))
+    assert "padding_side = 'right'" in caplog.text
 
 
 @pytest.mark.parametrize("shape", ["v1", "v3"])
@@ -493,6 +506,41 @@ def test_twice_nested_and_dropped():
     with pytest.raises(RuntimeError, match="on purpose"), hf_deberta.enable():
         raise RuntimeError("on purpose")
     assert not is_on()
+
+
+def test_blocks_that_overlap():
+    in_tree_forward = modeling_deberta_v2.DebertaV2Encoder.forward
+    is_on = lambda: modeling_deberta_v2.DebertaV2Encoder.forward is not in_tree_forward  # noqa: E731
+    first, second = enable(), enable()
+    first.close()
+    first.close()  # twice is once
+    assert is_on()
+    second.close()
+    assert not is_on()
+    earlier = enable()
+    disable()
+    later = enable()
+    earlier.close()  # ended by disable()
+    assert is_on()
+    later.close()
+    assert not is_on()
+
+
+def test_blocks_of_many_threads():
+    before, interval = changed_by_enable(), sys.getswitchinterval()
+
+    def enter_and_leave(_):
+        for _ in range(100):
+            with enable():
+                assert modeling_deberta_v2.DebertaV2Encoder.forward.__module__.startswith("hf_deberta")
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(enter_and_leave, range(8)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert changed_by_enable() == before
 
 
 # ---- libraries ---------------------------------------------------------------------------------------------------

@@ -227,6 +227,7 @@ MASKS = {
     "[B, N, N]": lambda mask: mask[:, :, None] * mask[:, None],
     "[B, N, N] of bool": lambda mask: (mask[:, :, None] * mask[:, None]).bool(),
     "[B, 1, N, N]": lambda mask: (mask[:, :, None] * mask[:, None])[:, None],
+    "[B, 1, 1, N]": lambda mask: mask[:, None, None],
 }
 
 
@@ -386,8 +387,8 @@ BAD = {
         r"attention_mask must be \[B, N\] = \(3, 9\) or \[B, N, N\] = \(3, 9, 9\), not \(3, 8\)",
     ),
     "a mask of one query": ({"attention_mask": torch.ones(3, 1, 9)}, r"not \(3, 1, 9\)"),
-    "a mask broadcast over queries": ({"attention_mask": torch.ones(3, 1, 1, 9)}, r"not \(3, 1, 1, 9\)"),
     "an additive mask": ({"attention_mask": torch.zeros(3, 9, 9)}, "must be boolean or integer.* not additive"),
+    "an additive mask of tokens": ({"attention_mask": torch.full((3, 9), -1e9)}, r"holds -1e\+09: turn an additive"),
     "boundaries for a batch": (
         {"cu_seq_lens_q": torch.tensor([0, 4, 9])},
         "cu_seqlens goes with one packed row, not with a batch of 3",

@@ -62,6 +62,14 @@ def partly_past_autograd(model):
         layer.attention.self.key_proj.weight.data[:, 1:] *= 1.5
 
 
+def a_row_past_autograd(model):
+    model.encoder.rel_embeddings.weight.data[model.config.relative_span + 2] *= -3
+
+
+def a_column_past_autograd(model):
+    model.encoder.layer[0].attention.self.query_proj.weight.data[:, 5] += 1
+
+
 def replaced(model):
     layer = model.encoder.layer[0].attention.self
     layer.key_proj.weight = nn.Parameter(layer.key_proj.weight.detach() * 2)
@@ -77,6 +85,8 @@ CHANGES = {
     "in place": in_place,
     "past autograd": past_autograd,
     "partly past autograd": partly_past_autograd,
+    "a row past autograd": a_row_past_autograd,
+    "a column past autograd": a_column_past_autograd,
     "another parameter": replaced,
     "other data": new_data,
     "cast": lambda model: model.double(),

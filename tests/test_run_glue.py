@@ -361,6 +361,60 @@ def test_a_checkpoint_tells_its_labels(run_glue, made, tmp_path):
                  tmp_path / "c", *RUN)  # fmt: skip
 
 
+LISTS = [{"text": " ".join(names) or "dull", "label": names}
+         for names in ([], ["film"], ["cast", "music"], ["music", "film"]) for _ in range(4)]  # fmt: skip
+
+
+def write_rows(file: Path, rows: list[dict]) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def test_lists_of_labels_are_learnt(run_glue, made, tmp_path):
+    """And the checkpoint tells what they are."""
+    rows, trained = write_rows(tmp_path / "rows.jsonl", LISTS), tmp_path / "trained"
+    untold = write_rows(tmp_path / "test.jsonl", [{"text": row["text"]} for row in LISTS])
+    run_glue("--model_name_or_path", made / "ours", "--train_file", rows, "--validation_file", rows, "--test_file",
+             untold, *RUN, "--warmup_steps", 0, "--learning_rate", 5e-3, "--cls_dropout", 0, "--max_steps", 80,
+             "--eval_strategy", "no", "--save_strategy", "no", "--output_dir", trained)  # fmt: skip
+    found = results(trained)
+    assert found["eval_f1_micro"] > 0.75 and "eval_f1_macro" in found  # each label for every row: 0.59
+    config = HfDebertaConfig.from_pretrained(trained)
+    assert config.problem_type == "multi_label_classification"
+    assert config.id2label == {0: "cast", 1: "film", 2: "music"} and config.label2id["music"] == 2
+    said = [json.loads(line)["prediction"] for line in (trained / "predictions_own.jsonl").open()]
+    right = [sorted(row["label"]) == names for row, names in zip(LISTS, said, strict=True)]
+    assert found["eval_accuracy"] == pytest.approx(sum(right) / len(LISTS))
+    file = (trained / "predict_results_own.txt").read_text()
+    assert file.splitlines()[1:] == [f"{i}\t{', '.join(names)}" for i, names in enumerate(said)]
+    run_glue("--model_name_or_path", trained, "--validation_file", rows, "--test_file", rows, *RUN, "--do_eval",
+             "--do_predict", "--output_dir", tmp_path / "again")  # fmt: skip
+    again = results(tmp_path / "again")
+    assert again["eval_f1_micro"] == again["predict_f1_micro"] == found["eval_f1_micro"]
+    assert (tmp_path / "again" / "predict_results_own.txt").read_text() == file
+
+
+def test_lists_of_labels_with_sift_and_before_another_task(run_glue, made, tmp_path):
+    rows = write_rows(tmp_path / "rows.jsonl", LISTS)
+    command = ["--model_name_or_path", made / "ours", "--train_file", rows, *RUN, "--max_steps", 2]
+    for name, flags in {"plain": [], "sift": ["--sift"]}.items():
+        run_glue(*command, *flags, "--output_dir", tmp_path / name)
+    assert results(tmp_path / "sift")["train_loss"] > results(tmp_path / "plain")["train_loss"]
+    run_glue("--intermediate", tmp_path / "sift", "--train_file", made / "sst2/train.jsonl", *RUN, "--max_steps", 1,
+             "--output_dir", tmp_path / "single")  # fmt: skip
+    assert HfDebertaConfig.from_pretrained(tmp_path / "single").problem_type == "single_label_classification"
+
+
+def test_one_label_that_a_row_may_have(run_glue, made, tmp_path):
+    """Also where the model is not ours."""
+    file = write_rows(tmp_path / "rows.jsonl", [{"text": "film", "label": ["film"]}, {"text": "a", "label": []}] * 4)
+    for model in ("ours", "bert"):
+        run_glue("--model_name_or_path", made / model, "--train_file", file, "--validation_file", file, "--test_file",
+                 file, *RUN, "--max_steps", 2, "--recipe", "none", "--output_dir", tmp_path / model)  # fmt: skip
+        row = json.loads((tmp_path / model / "predictions_own.jsonl").read_text().splitlines()[0])
+        assert row["prediction"] in ([], ["film"]) and 0 < row["probabilities"]["film"] < 1
+
+
 def test_a_json_file_of_flags(run_glue, made, tmp_path):
     flags = {"model_name_or_path": str(made / "ours"), "task_name": "sst2", "data_dir": str(made / "sst2")}
     flags |= {"output_dir": str(tmp_path / "out"), "max_steps": 1, "use_cpu": True, "disable_tqdm": True}
@@ -392,6 +446,7 @@ def test_bad_input(run_glue, made, tmp_path):
     (tmp_path / "no.jsonl").write_text('{"text": "a"}\n')
     (tmp_path / "bad.jsonl").write_text('{"text": "a"\n')
     (tmp_path / "none.csv").write_text("text,label\na,good\nb,\n")
+    lists = write_rows(tmp_path / "lists.jsonl", LISTS)
     (tmp_path / "flags.json").write_text("{'a': 1}")
     (tmp_path / "list.json").write_text("[]")
     HfDebertaConfig.from_preset("tiny", vocab_size=300, hidden_size=96).save_pretrained(tmp_path / "wide")
@@ -406,9 +461,12 @@ def test_bad_input(run_glue, made, tmp_path):
             "--do_train needs train rows",
         ),
         (["--model_name_or_path", tmp_path, "--task_name", "sst2", "--data_dir", sst2], "config.json"),
-        ([*model, "--train_file", tmp_path / "no.jsonl"], "have no column 'label' of labels"),
+        ([*model, "--train_file", tmp_path / "no.jsonl"], "have no labels in a column 'label'"),
         ([*model, "--train_file", tmp_path / "bad.jsonl"], "is no table of rows"),
         ([*model, "--train_file", tmp_path / "none.csv"], "1 of 2 train rows have no label"),
+        ([*model, "--train_file", lists, "--label_smoothing_factor", 0.1], "is for labels that are classes, one each"),
+        ([*model, "--train_file", lists, "--do_regression"], "a row has one label, a number or a name"),
+        ([*model, "--train_file", lists, "--validation_file", tmp_path / "none.csv"], "a row has a list of labels"),
         ([*model, "--num_seeds", 0], "--num_seeds is 1 or more, not 0"),
         ([*model, "--num_seeds", 2, "--push_to_hub"], "--push_to_hub knows one model"),
         ([*model, "--train_file", sst2 / "train.jsonl", "--early_stopping_patience", 1], "needs validation rows"),

@@ -352,7 +352,7 @@ def test_another_run_is_refused(run_mlm, text, tmp_path, caplog):
                 run_mlm(*command, "--max_steps", 2, *flags)
         assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if "tokens" not in str(path)}
     harmless = ["--save_steps", 5, "--logging_steps", 1, "--dataloader_num_workers", 1, "--eval_strategy", "epoch"]
-    harmless += ["--per_device_train_batch_size", 2, "--gradient_accumulation_steps", 2]
+    harmless += ["--per_device_train_batch_size", 2, "--gradient_accumulation_steps", 2, "--max_eval_samples", 2]
     run_mlm(*command, "--max_steps", 2, *harmless)
     assert (tmp_path / "model.safetensors").exists() and "is to be longer" not in caplog.text
     run_mlm(*command, "--max_steps", 3)

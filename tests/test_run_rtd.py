@@ -4,6 +4,7 @@ import json
 import os
 import random
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -86,6 +87,27 @@ def test_from_text_to_two_checkpoints_and_on(run_rtd, text, tmp_path, sharing):
         assert all(torch.allclose(value, after[key], atol=1e-5) for key, value in before.items())
 
 
+def test_on_from_a_pair_in_one_folder(run_rtd, text, tmp_path):
+    """As Microsoft's: weights by `torch.save`, the generator's beside the discriminator's."""
+    first, released, second = tmp_path / "first", tmp_path / "released", tmp_path / "second"
+    run_rtd(*TINY, "--train_file", text, "--output_dir", first, "--max_steps", 1)
+    AutoTokenizer.from_pretrained(first / "discriminator").save_pretrained(released)
+    for name, file in {"discriminator": "pytorch_model.bin", "generator": "pytorch_model.generator.bin"}.items():
+        torch.save(load_file(first / name / "model.safetensors"), released / file)
+    shutil.copy(first / "discriminator" / "config.json", released)
+    on = ["--discriminator_name_or_path", released, "--train_file", text, *RUN, "--max_steps", 1]
+    run_rtd(*on, "--output_dir", second, "--learning_rate", "1e-7", "--emd_steps", 1)
+    for name in MODELS:
+        before, after = (load_file(folder / name / "model.safetensors") for folder in (first, second))
+        assert all(torch.allclose(value, after[key], atol=1e-5) for key, value in before.items())
+        assert HfDebertaConfig.from_pretrained(second / name).emd_steps == 1
+    (released / "pytorch_model.generator.bin").unlink()
+    with pytest.raises(
+        SystemExit, match="released holds no generator beside the discriminator, pytorch_model.generato"
+    ):
+        run_rtd(*on, "--output_dir", tmp_path / "third")
+
+
 def test_killed_and_started_again(text, tmp_path):
     """In the middle of an epoch, with dropout, draws and accumulation: the same weights to the last bit."""
     arguments = [*TINY, "--decoupled", "--max_steps", 11, "--save_steps", 3, "--gradient_accumulation_steps", 2]
@@ -142,7 +164,7 @@ def test_a_run_at_its_end_is_not_trained_again(run_rtd, text, tmp_path, caplog, 
         ([*TINY, "--rtd_weight", -1], "rtd_weight must be 0 or more, and finite, not -1"),
         ([*TINY, "--config_overrides", "max_position_embeddings=20"], "more than the 20 absolute positions of"),
         ([*TINY, "--config_overrides", "emd_step=1"], "unknown field emd_step (do you mean emd_steps"),
-        ([*TINY, "--do_train", "false"], "give --generator_name_or_path and --discriminator_name_or_path"),
+        ([*TINY, "--do_train", "false"], "random weights: give --discriminator_name_or_path"),
         (
             ["--generator_name_or_path", "g", "--discriminator_name_or_path", "d", "--generator_layers", 2],
             "--generator_layers is for a new generator, and that of g has its layers",

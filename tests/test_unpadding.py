@@ -192,13 +192,15 @@ def test_rows_of_packed_documents_train_as_documents_do(backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_classifiers_of_packed_rows(backend):
-    """One output per document with `cu_seq_lens_q`; with positions alone one per row, of its first document."""
+    """One output per document with `cu_seq_lens_q`; positions alone are refused."""
     model = tiny_model(HfDebertaForSequenceClassification).eval()
     model.set_attn_implementation(backend)
     ids, ways, documents = packed([5, 9, 5])
     expected = torch.cat([model(document[None]).logits for document in documents])
     torch.testing.assert_close(model(ids, **ways["cu_seq_lens"]).logits, expected)
-    torch.testing.assert_close(model(ids, **ways["position_ids"]).logits, expected[:1])
+    with pytest.raises(ValueError, match="pass their boundaries as cu_seq_lens_q"):
+        model(ids, **ways["position_ids"])
+    assert model(ids, position_ids=torch.arange(19)[None]).logits.shape == (1, 2)  # one document
 
 
 def test_no_mask_over_pairs_is_made_for_a_long_packed_row():
@@ -223,6 +225,21 @@ def test_first_token_only(padded, layers, backend):
     both = model(**inputs, first_token_only=True, output_hidden_states=True)
     torch.testing.assert_close(both.last_hidden_state, first.last_hidden_state)
     assert both.hidden_states[-1].shape == (3, 9, 32)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_first_token_of_left_padded_rows(backend):
+    model = tiny_model(HfDebertaForSequenceClassification).eval()
+    model.set_attn_implementation(backend)
+    inputs = tiny_inputs((9, 4, 7))
+    right = model(**inputs).logits
+    shifts = (9, 4, 7)
+    left = {
+        name: torch.stack([row.roll(9 - n) for row, n in zip(given, shifts, strict=True)])
+        for name, given in inputs.items()
+    }
+    assert left["attention_mask"][1].tolist() == [0] * 5 + [1] * 4
+    torch.testing.assert_close(model(**left).logits, right)
 
 
 @pytest.mark.parametrize("model_class", [HfDebertaForSequenceClassification, HfDebertaForMultipleChoice], ids=name_of)

@@ -9,11 +9,13 @@ import json
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from datasets import ClassLabel, Dataset, Value
+from scipy.special import expit
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import f1_score, matthews_corrcoef
 from transformers import PreTrainedTokenizerBase
@@ -24,6 +26,7 @@ from hf_deberta.training.splits import require_columns
 
 ENTAILMENT = ("entailment", "neutral", "contradiction")
 PAIR = ("entailment", "not_entailment")
+SEVERAL = ("f1_micro", "f1_macro", "accuracy")  # metrics where a row has a list of labels
 
 logger = logging.get_logger(__name__)
 
@@ -37,6 +40,7 @@ class Task:
     metrics: tuple[str, ...]  # the first decides which model is best
     files: dict[str, str] = field(default_factory=dict)  # of a submission, by split
     named: bool = False  # whether a submission names labels, not numbers them
+    several: bool = False  # whether a row has a list of labels, which may be empty
 
 
 TASKS = {
@@ -81,16 +85,39 @@ def own_task(
         raise ValueError(f"there is no column of text among {', '.join(rows.column_names)}")
     if label_column not in rows.column_names:
         return Task(tuple(texts), (), ("accuracy",))
-    require_one_label(rows, label_column, "train" if "train" in splits else next(iter(splits)))
-    kind = rows.features[label_column]
+    split, kind = "train" if "train" in splits else next(iter(splits)), rows.features[label_column]
+    if _is_list(kind) and not regression:
+        return Task(tuple(texts), _names(kind.feature, _listed(rows, label_column, split)), SEVERAL, several=True)
+    require_one_label(rows, label_column, split)
     if regression or (regression is None and getattr(kind, "dtype", "").startswith("float")):
         return Task(tuple(texts), None, ("pearson", "spearmanr"))
+    return Task(tuple(texts), _names(kind, rows[label_column]), ("accuracy", "f1"))
+
+
+def _names(kind: Any, values: Iterable) -> tuple[str, ...]:
+    """Of the labels, in order; numbers from 0 on are called LABEL_0 and so on."""
     if hasattr(kind, "names"):
-        return Task(tuple(texts), tuple(kind.names), ("accuracy", "f1"))
-    found = sorted(value for value in set(rows[label_column]) if value is not None)
-    if all(type(value) is not float for value in found) and found == list(range(len(found))):  # also false, true
-        return Task(tuple(texts), tuple(f"LABEL_{number}" for number in range(len(found))), ("accuracy", "f1"))
-    return Task(tuple(texts), tuple(str(value) for value in found), ("accuracy", "f1"))
+        return tuple(kind.names)
+    found = sorted(value for value in set(values) if value is not None)
+    from_zero = all(type(value) is not float for value in found) and found == list(range(len(found)))  # or false, true
+    return tuple(f"LABEL_{value:d}" if from_zero else str(value) for value in found)
+
+
+def _is_list(kind: Any) -> bool:
+    """Whether a row has a list of names or whole numbers."""
+    of = getattr(kind, "feature", None)
+    return isinstance(of, Value | ClassLabel) and not of.dtype.startswith(("float", "bool"))
+
+
+def _listed(rows: Dataset, column: str, split: str) -> list:
+    lists = [row for row in rows[column] if row]
+    found = [value for row in lists for value in row]
+    if set(found) == {0, 1} and (twice := [row for row in lists if len(set(row)) < len(row)]):
+        raise ValueError(
+            f"the {split} rows have {twice[0]!r} in the column {column!r}, a 0 or 1 for each label as it seems: put "
+            "there the names or numbers of the labels that a row has"
+        )
+    return found
 
 
 def _is_text(kind: Any) -> bool:
@@ -101,8 +128,24 @@ def require_one_label(rows: Dataset, column: str, split: str) -> None:
     if not isinstance(rows.features[column], Value | ClassLabel):
         raise ValueError(
             f"a row has one label, a number or a name, and the {split} rows have {rows[0][column]!r} in the column "
-            f"{column!r}: to train on several, give each a column and a run of its own (--label_column_name)"
+            f"{column!r}: several are a list of names or whole numbers, in rows of your own (run_glue.py without "
+            "--task_name and --do_regression)"
         )
+
+
+def require_list_of_labels(rows: Dataset, column: str, split: str) -> None:
+    kind = rows.features[column]
+    if not _is_list(kind) and getattr(kind, "dtype", None) != "null":
+        raise ValueError(
+            f"a row has a list of labels in this task, and the {split} rows have {rows[0][column]!r} in the column "
+            f"{column!r}: write a list there, also of one label or none"
+        )
+
+
+def require_labels(missing: list[bool], split: str) -> None:
+    """Only test rows may have none."""
+    if any(missing) and not split.startswith("test"):
+        raise ValueError(f"{sum(missing)} of {len(missing)} {split} rows have no label")
 
 
 def require_texts(rows: Dataset, columns: Iterable[str], split: str) -> None:
@@ -113,10 +156,13 @@ def require_texts(rows: Dataset, columns: Iterable[str], split: str) -> None:
             raise ValueError(f"the {split} rows hold {rows[0][name]!r} in the column {name!r}, where a text should be")
 
 
-def numbered_labels(rows: Dataset, labels: tuple[str, ...], split: str, column: str = "label") -> Callable:
+def numbered_labels(
+    rows: Dataset, labels: tuple[str, ...], split: str, column: str = "label", several: bool = False
+) -> Callable:
     """From a label as it stands in the rows, a number or a name, to its number. Only test rows may have none (-1)."""
-    require_one_label(rows, column, split)
+    (require_list_of_labels if several else require_one_label)(rows, column, split)
     kind, values = rows.features[column], rows[column]
+    kind = getattr(kind, "feature", kind)
     by_number = hasattr(kind, "names") or not any(label.lstrip("-").isdigit() for label in labels)
     numbers = {label: number for number, label in enumerate(labels)}
     names = kind.names if hasattr(kind, "names") and set(kind.names) == set(labels) else None
@@ -129,15 +175,41 @@ def numbered_labels(rows: Dataset, labels: tuple[str, ...], split: str, column: 
         return numbers.get(str(value))
 
     missing = [value is None or (value == -1 and "-1" not in numbers) for value in values]
-    if any(missing) and not split.startswith("test"):
-        raise ValueError(f"{sum(missing)} of {len(rows)} {split} rows have no label")
-    unknown = {value for value, none in zip(values, missing, strict=True) if not none and number(value) is None}
+    require_labels(missing, split)
+    given = [value for value, none in zip(values, missing, strict=True) if not none]
+    given = [value for row in given for value in row] if several else given
+    unknown = {value for value in given if number(value) is None}
     if unknown:
         raise ValueError(
             f"the {split} rows have labels that are not known: {', '.join(map(repr, sorted(unknown, key=str)))}; "
             f"known are {', '.join(labels)}" + (f", or 0 to {len(labels) - 1}" if by_number else "")
         )
     return lambda value: -1 if value is None or number(value) is None else number(value)
+
+
+def targets(
+    rows: Dataset, split: str, task: Task, labels: tuple[str, ...] | None, column: str
+) -> Callable[[Any], int | float | list[float]] | None:
+    """From a row's label to what the model is to say: a number, or 0 or 1 for each label; None if it is not told."""
+    if column not in rows.column_names or task.labels == ():
+        return None
+    missing = [value is None for value in rows[column]]
+    if task.labels is None:
+        require_one_label(rows, column, split)
+        require_labels(missing, split)
+        return None if any(missing) else float
+    number = numbered_labels(rows, task.labels, split, column, task.several)
+    order = [*map(labels.index, task.labels), -1]  # where -1 is -1
+    if not task.several:
+        return lambda value: order[number(value)]
+    if any(missing):
+        return None
+
+    def each(values: list) -> list[float]:
+        found = {order[number(value)] for value in values}
+        return [float(place in found) for place in range(len(labels))]
+
+    return each
 
 
 def encode(
@@ -158,25 +230,13 @@ def encode(
         mapping: options of `Dataset.map`.
     """
     require_texts(rows, task.columns, split)
-    number, order, is_told = None, [], False
-    if task.labels is None and label_column in rows.column_names:
-        require_one_label(rows, label_column, split)
-        missing = sum(value is None for value in rows[label_column])
-        if missing and not split.startswith("test"):
-            raise ValueError(f"{missing} of {len(rows)} {split} rows have no label")
-        is_told = not missing
-    if task.labels and label_column in rows.column_names:
-        number = numbered_labels(rows, task.labels, split, label_column)
-        order = [labels.index(label) for label in task.labels]
+    target = targets(rows, split, task, labels, label_column)
 
     def encoded(batch: dict[str, list]) -> dict[str, list]:
         texts = [["" if text is None else str(text) for text in batch[name]] for name in task.columns]
         found = dict(tokenizer(*texts, truncation=True, max_length=length, padding="max_length" if padding else False))
-        if number is not None:
-            numbers = [number(value) for value in batch[label_column]]
-            found["labels"] = [order[n] if n >= 0 else n for n in numbers]
-        elif is_told:
-            found["labels"] = [float(value) for value in batch[label_column]]
+        if target is not None:
+            found["labels"] = [target(value) for value in batch[label_column]]
         return found
 
     found = rows.map(encoded, remove_columns=rows.column_names, **mapping or {"batched": True})
@@ -198,13 +258,15 @@ def scores(names: Iterable[str], predictions: np.ndarray, labels: np.ndarray, cl
     """Of GLUE's metrics those asked for.
 
     Args:
-        predictions: class numbers, or values of a regression.
+        predictions: class numbers, values of a regression, or [rows, labels] of 0 and 1, like the labels then.
         classes: how many there are; of two, F1 is that of the second, of more the mean over all.
     """
-    average = "binary" if classes == 2 else "macro"
+    average, f1 = "binary" if classes == 2 else "macro", partial(f1_score, zero_division=0)
     known = {
-        "accuracy": lambda: (predictions == labels).mean(),
-        "f1": lambda: f1_score(labels, predictions, average=average, zero_division=0),
+        "accuracy": lambda: (predictions == labels).reshape(len(labels), -1).all(-1).mean(),
+        "f1": lambda: f1(labels, predictions, average=average),
+        "f1_micro": lambda: f1(labels.ravel(), predictions.ravel()),
+        "f1_macro": lambda: np.mean([*map(f1, labels.T, predictions.T)]),
         "matthews_correlation": lambda: matthews_corrcoef(labels, predictions),
         "pearson": lambda: _correlation(pearsonr, predictions, labels),
         "spearmanr": lambda: _correlation(spearmanr, predictions, labels),
@@ -243,14 +305,17 @@ def write_predictions(
         rows = [{"index": i, "prediction": float(value)} for i, value in enumerate(logits)]
         submitted = [f"{min(5.0, max(0.0, value)):.3f}" for value in logits]
     else:
-        best = logits.argmax(-1)
-        said = [labels[number] for number in best]
-        shares = probabilities(logits.astype(np.float64))
+        shares = (expit if task.several else probabilities)(logits.astype(np.float64))
+        if task.several:
+            predicted = [[label for label, share in zip(labels, row, strict=True) if share > 0.5] for row in shares]
+            submitted = said = [", ".join(words) for words in predicted]
+        else:
+            predicted = said = [labels[number] for number in logits.argmax(-1)]
+            submitted = said if task.named else [str(task.labels.index(word)) for word in said]
         rows = [
-            {"index": i, "prediction": word, "probabilities": dict(zip(labels, map(float, share), strict=True))}
-            for i, (word, share) in enumerate(zip(said, shares, strict=True))
+            {"index": i, "prediction": found, "probabilities": dict(zip(labels, map(float, share), strict=True))}
+            for i, (found, share) in enumerate(zip(predicted, shares, strict=True))
         ]
-        submitted = said if task.named else [str(task.labels.index(word)) for word in said]
     write_lines(folder / f"predict_results_{name}.txt", ["index\tprediction", *numbered(said)])
     write_lines(folder / f"predictions_{name}.jsonl", [json.dumps(row, ensure_ascii=False) for row in rows])
     if split in task.files:

@@ -25,8 +25,12 @@ NOT_HERE = {  # flags of Transformers' run_mlm.py
     "--trust_remote_code": "code of a checkpoint is never run",
 }
 WITHOUT_EFFECT_HERE = WITHOUT_EFFECT | {  # its length is looked at as steps, the training text by its fingerprint
-    "max_steps", "num_train_epochs", "validation_file", "tokens_dir", "save_steps", "save_strategy",
-    "eval_steps", "eval_strategy", "eval_delay", "eval_on_start",
+    "max_steps", "num_train_epochs", "tokens_dir",
+}  # fmt: skip
+OF_THE_BEST = {  # which model that is, at most, so of no effect unless it is kept
+    "validation_file", "max_eval_samples", "eval_steps", "eval_strategy", "eval_delay", "eval_on_start",
+    "bf16_full_eval", "fp16_full_eval", "prediction_loss_only", "metric_for_best_model", "greater_is_better",
+    "save_steps", "save_strategy",
 }  # fmt: skip
 
 
@@ -144,7 +148,9 @@ def parsed(kinds: tuple[type, ...], run: Callable) -> Any:
         given, _ = words_and_flags(parser)
         *parts, unknown = parser.parse_args_into_dataclasses(given, return_remaining_strings=True)
         check_flags(unknown)
-        parts[-1].decisive = decisive(vars(parser.parse_args(given)), WITHOUT_EFFECT_HERE)
+        flags = vars(parser.parse_args(given))
+        of_the_best = set() if flags["load_best_model_at_end"] else OF_THE_BEST
+        parts[-1].decisive = decisive(flags, WITHOUT_EFFECT_HERE | of_the_best)
         return run(*parts)
 
 

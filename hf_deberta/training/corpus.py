@@ -162,7 +162,8 @@ class Corpus:
         if args.dataset_name is not None:  # what a stream reads has no fingerprint
             read.append(getattr(self.splits[split], "_fingerprint", None))
         given = [args.dataset_name, args.dataset_config_name, args.text_column, args.sample_by, read]
-        given += [args.max_train_samples, args.max_eval_samples, args.validation_split_percentage, split]
+        most_to_validate = args.max_eval_samples if split == "validation" else None
+        given += [args.max_train_samples, most_to_validate, args.validation_split_percentage, split]
         given += [args.validation_file is None]  # whether the end of the training documents is for validation
         content = json.dumps(given) + rules_of(tokenizer)
         return hashlib.sha256(content.encode()).hexdigest()

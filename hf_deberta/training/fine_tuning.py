@@ -22,7 +22,7 @@ from transformers.utils import logging
 
 from hf_deberta import HfDebertaConfig, HfDebertaForEntityChoice
 from hf_deberta.training.fine_tuning_arguments import FineTuningArguments
-from hf_deberta.training.model_card import write_training_card
+from hf_deberta.training.model_card import update_results, write_training_card
 from hf_deberta.training.pretraining_trainer import NextEpoch
 from hf_deberta.training.row_order import RowOrder
 from hf_deberta.training.same_run import content_of, same_run, write_json
@@ -122,11 +122,12 @@ class FineTuningTrainer(SiftTrainer, WholeCheckpoints):
 def check_smoothing(trainer: FineTuningTrainer) -> None:
     """Trainer smooths labels that are classes, one for each logit's row, and no others."""
     model, share = trainer.model, trainer.args.label_smoothing_factor
-    numbers = getattr(model.config, "problem_type", None) == "regression"
-    if share and (numbers or isinstance(model, HfDebertaForEntityChoice) or trainer.label_names != ["labels"]):
+    problem = getattr(model.config, "problem_type", None)
+    others = problem in ("regression", "multi_label_classification")
+    if share and (others or isinstance(model, HfDebertaForEntityChoice) or trainer.label_names != ["labels"]):
         raise ValueError(
-            f"--label_smoothing_factor {share:g} is for labels that are classes: of sequences, words or choices; "
-            "numbers, answers in a text and the entities of ReCoRD are none, so leave it out"
+            f"--label_smoothing_factor {share:g} is for labels that are classes, one each: of sequences, words or "
+            "choices; numbers, lists, answers in a text and the entities of ReCoRD are none, so leave it out"
         )
 
 
@@ -183,12 +184,17 @@ def has_card(folder: Path) -> bool:
 
 
 def finish(trainer: FineTuningTrainer) -> None:
-    """Push, or write the model card with all that is known now, and say what there is."""
+    """Push, or write the model card with all that is known now, and say what there is.
+
+    Of a run that was trained before, and stopped while predicting, the card lacks the scores of prediction alone.
+    """
+    folder = Path(trainer.args.output_dir)
     if trainer.args.push_to_hub:
         trainer.push_to_hub()
     elif trainer.trained:
         trainer.create_model_card()
-    folder = Path(trainer.args.output_dir)
+    elif trainer.args.do_train and trainer.is_world_process_zero():
+        update_results(folder)
     if trainer.is_world_process_zero() and folder.is_dir():
         files = sorted(path.name for path in folder.iterdir() if path.is_file() and path.suffix != ".py")
         logger.warning(f"{folder} holds {', '.join(files)}")

@@ -5,6 +5,7 @@
 
 import json
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -59,11 +60,10 @@ def write_training_card(
         return
     output = Path(trainer.args.output_dir)
     folder = folder or output
-    path, results = folder / "README.md", output / "all_results.json"
+    path, metrics = folder / "README.md", results_of(output)
     path.unlink(missing_ok=True)
     config = HfDebertaConfig.from_pretrained(folder)
     write_model_card(folder, config.architectures[0], config, trainer.args.hub_model_id)
-    metrics = json.loads(results.read_text(encoding="utf-8")) if results.exists() else {}
     card = ModelCard.load(path)
     card.data.tags = [*card.data.tags, "generated_from_trainer"]
     card.data.base_model = base if base and not os.path.exists(base) else None
@@ -75,7 +75,7 @@ def write_training_card(
         [
             "\n\n## Training\n",
             f"Trained {started} on {data}, {trainer.state.global_step:,} steps.\n",
-            *table("result", {name: value for name, value in metrics.items() if not name.endswith(TIMES)}),
+            *table("result", metrics),
             *table("setting", {name: getattr(trainer.args, name) for name in HYPERPARAMETERS}),
             *history(trainer.state.log_history),
             f"torch {torch.__version__}, transformers {transformers.__version__}. The command:\n",
@@ -89,9 +89,28 @@ def write_training_card(
         card.save(unfinished)
 
 
+def update_results(folder: Path) -> None:
+    """Bring the table of results in a folder's card up to date, and leave all else as it is, also what others wrote."""
+    path = folder / "README.md"
+    lines = table("result", results_of(folder))
+    if lines and path.exists():
+        card = path.read_text(encoding="utf-8")
+        updated = re.sub(r"\| result \| \|\n(\|.*\n)+", lambda _: "\n".join(lines), card, count=1)
+        if updated != card:
+            with whole_file(path) as unfinished:
+                unfinished.write_text(updated, encoding="utf-8")
+
+
+def results_of(folder: Path) -> dict[str, float]:
+    """What came out, without times."""
+    path = folder / "all_results.json"
+    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return {name: value for name, value in found.items() if not name.endswith(TIMES)}
+
+
 def eval_results(metrics: dict[str, float], task: str, data: str, dataset: str | None) -> list[EvalResult] | None:
     """What came out, as the Hub lists it."""
-    found = {name: value for name, value in metrics.items() if name.startswith("eval_") and not name.endswith(TIMES)}
+    found = {name: value for name, value in metrics.items() if name.startswith("eval_")}
     about = {"task_type": task, "dataset_type": dataset or data, "dataset_name": data}
     return [
         EvalResult(**about, metric_type=name.removeprefix("eval_"), metric_value=value)

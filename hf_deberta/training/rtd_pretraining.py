@@ -42,6 +42,7 @@ from hf_deberta.training.gradient_disentangled_embedding import (
 )
 from hf_deberta.training.model_card import write_training_card
 from hf_deberta.training.pretraining_trainer import PretrainingTrainer
+from hf_deberta.training.released_generator import load_released_generator
 from hf_deberta.training.throughput import training_operations
 from hf_deberta.training.whole_checkpoints import UNFINISHED, replace_folder
 
@@ -306,17 +307,27 @@ class HfDebertaForRtdPretraining(PreTrainedModel):
 
     @classmethod
     def from_pair(
-        cls, generator: str | Path, discriminator: str | Path, loading: dict[str, Any] | None = None, **fields: Any
+        cls,
+        generator: str | Path | None,
+        discriminator: str | Path,
+        loading: dict[str, Any] | None = None,
+        **fields: Any,
     ) -> "HfDebertaForRtdPretraining":
         """Go on from two checkpoints, official, of Transformers, or ours. `fields` are those of the configuration.
+
+        The generator is None where it lies beside the discriminator, as Microsoft's do: `released_generator`.
 
         With "gdes" the delta is what the discriminator's table differs by; with "es" its table is dropped.
 
         >>> pair = HfDebertaForRtdPretraining.from_pair("my-deberta/generator", "my-deberta/discriminator")
+        >>> pair = HfDebertaForRtdPretraining.from_pair(None, "microsoft/deberta-v3-base")
         >>> pair = HfDebertaForRtdPretraining.from_pair("me/g", "me/d", {"revision": "v2"}, embedding_sharing="es")
         """
         loading = {"dtype": torch.float32, **(loading or {})}
-        guessing = HfDebertaForMaskedLM.from_pretrained(generator, **loading)
+        if generator is None:
+            guessing = load_released_generator(discriminator, **loading)
+        else:
+            guessing = HfDebertaForMaskedLM.from_pretrained(generator, **loading)
         detecting = HfDebertaForPreTraining.from_pretrained(discriminator, **loading)
         pair = cls(cls.config_class(generator=guessing.config, discriminator=detecting.config, **fields))
         pair.generator.load_state_dict(guessing.state_dict())

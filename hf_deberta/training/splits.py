@@ -23,6 +23,7 @@ BUILDERS = {"jsonl": "json", "json": "json", "csv": "csv", "tsv": "csv", "parque
 SPLITS = ("train", "validation", "test")
 OTHER_NAMES = {"valid": "validation", "dev": "validation", "val": "validation"}
 SHARD = re.compile(r"(.*?)(?:-(\d{5})-of-(\d{5}))?")  # train, or train-00000-of-00002
+PARTS = "part-*"  # of a folder that Spark has written
 
 logger = logging.get_logger(__name__)
 
@@ -39,7 +40,10 @@ class DataArguments:
     )
     data_dir: str | None = field(
         default=None,
-        metadata={"help": "A folder with files train.*, validation.*, test.* of the task, or their shards."},
+        metadata={
+            "help": "A folder with files train.*, validation.*, test.* of the task, their shards, or folders of "
+            f"{PARTS} in their place, as Spark writes them."
+        },
     )
     train_file: str | None = field(
         default=None,
@@ -85,7 +89,7 @@ def read_splits(
 ) -> dict[str, Dataset]:
     """The splits by name, as files or the data set name them: `validation`, or `validation_matched` and so on.
 
-    Of a data set, others than these and `train` are left out.
+    What is called `dev`, `valid` or `val` is `validation`. Of a data set, others than these and `train` are left out.
 
     Args:
         hub: the task's data set and its configuration, for want of files.
@@ -118,10 +122,14 @@ def read_splits(
         if name is None:
             raise ValueError("say which data: --train_file and --validation_file, --data_dir, or --dataset_name")
         there = datasets.load_dataset(name, args.dataset_config_name or config, **loading or {})
-        splits = {split: there[split] for split in there if is_split(split)}
-        if not splits:
+        taken = {}
+        for split in sorted(there, key=lambda split: our_name(split) != split):  # validation goes before dev
+            if is_split(our_name(split)):
+                taken.setdefault(our_name(split), split)
+        if not taken:
             raise ValueError(f"{name} has no split train, validation or test, but {', '.join(there)}")
-        if left_out := [split for split in there if split not in splits]:
+        splits = {ours: there[theirs] for ours, theirs in taken.items()}
+        if left_out := [split for split in there if split not in taken.values()]:
             logger.warning(f"splits of {name} that are left out: {', '.join(left_out)}")
     limits = {"train": args.max_train_samples, "validation": args.max_eval_samples, "test": args.max_predict_samples}
     for split, rows in splits.items():
@@ -144,6 +152,12 @@ def one_of_each(splits: dict[str, Dataset]) -> dict[str, Dataset]:
     return splits
 
 
+def our_name(split: str) -> str:
+    """`validation_matched` of `dev_matched`, and so on."""
+    part, line, rest = split.partition("_")
+    return OTHER_NAMES.get(part, part) + line + rest
+
+
 def is_split(name: str) -> bool:
     """Whether a split is to train on, which there is one of, or to evaluate or predict, such as `test_matched`."""
     return name == "train" or name.partition("_")[0] in SPLITS[1:]
@@ -151,6 +165,8 @@ def is_split(name: str) -> bool:
 
 def files_of(folder: Path, named: Collection[str] = ()) -> dict[str, list[Path]]:
     """The files of a folder whose names begin with a split's: one of each split, or all its shards in order.
+
+    A folder of parts, such as train/part-*, is one file.
 
     Args:
         named: splits whose files are named by flags, whatever the folder holds of them.
@@ -160,11 +176,10 @@ def files_of(folder: Path, named: Collection[str] = ()) -> dict[str, list[Path]]
     found, places = defaultdict(list), defaultdict(list)
     for path in sorted(folder.iterdir()):
         stem, place, number = SHARD.fullmatch(Path(path.name.removesuffix(".gz")).stem).groups()
-        part, line, rest = stem.partition("_")
-        part = OTHER_NAMES.get(part, part)
-        if path.is_file() and part in SPLITS:
-            found[part + line + rest].append(path)
-            places[part + line + rest].append((int(place or 0), int(number or 1)))
+        split = our_name(stem)
+        if split.partition("_")[0] in SPLITS and parts_of(path):
+            found[split].append(path)
+            places[split].append((int(place or 0), int(number or 1)))
     for split, paths in found.items():
         if split not in named and places[split] != [(place, len(paths)) for place in range(len(paths))]:
             raise ValueError(
@@ -173,8 +188,13 @@ def files_of(folder: Path, named: Collection[str] = ()) -> dict[str, list[Path]]
                 "is missing"
             )
     if not found:
-        raise FileNotFoundError(f"{folder} holds no file train.*, validation.* or test.*")
-    return found
+        raise FileNotFoundError(f"{folder} holds no file train.*, validation.* or test.*, and no folder train/{PARTS}")
+    return {split: [part for path in paths for part in parts_of(path)] for split, paths in found.items()}
+
+
+def parts_of(path: Path) -> list[Path]:
+    """The file itself, or of a folder the parts that it holds."""
+    return [path] if path.is_file() else sorted(path.glob(PARTS))
 
 
 def read_table(file: str | Path, kinds: Sequence[str] = tuple(BUILDERS), rows_field: str | None = None) -> Dataset:

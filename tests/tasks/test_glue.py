@@ -5,7 +5,8 @@ import math
 
 import numpy as np
 import pytest
-from datasets import ClassLabel, Dataset, Features, Value
+from datasets import ClassLabel, Dataset, Features, List, Value
+from sklearn.metrics import accuracy_score, f1_score
 
 from hf_deberta.tasks import glue
 from hf_deberta.training.tokenizer_training import train_tokenizer
@@ -97,12 +98,84 @@ def test_tasks_of_ones_own():
 
 
 @pytest.mark.parametrize("task", [glue.TASKS["cola"], glue.Task(("sentence",), None, ("pearson",))])
-def test_several_labels_of_a_row(tokenizer, task):
+def test_several_labels_where_a_row_has_one(tokenizer, task):
     data, said = rows(sentence=["a", "b"], label=[[0, 1], [1]]), r"the train rows have \[0, 1\] in the column 'label'"
     with pytest.raises(ValueError, match=said):
-        glue.own_task({"train": data}, regression=task.labels is None)
+        glue.own_task({"train": data}, regression=True)
     with pytest.raises(ValueError, match=said):
         glue.encode(data, "train", task, tokenizer, 16, task.labels)
+
+
+def listed(labels: list, kind=None) -> Dataset:
+    features = kind and Features({"text": Value("string"), "label": List(kind)})
+    return Dataset.from_dict({"text": ["a"] * len(labels), "label": labels}, features)
+
+
+@pytest.mark.parametrize(
+    ("train", "names"),
+    [
+        (listed([["red", "big"], [], ["old"]]), ("big", "old", "red")),
+        (listed([[2, 1], [], [0]]), ("LABEL_0", "LABEL_1", "LABEL_2")),
+        (listed([[7, 3], [], [5]]), ("3", "5", "7")),
+        (listed([[2, 0], [], [1]], ClassLabel(names=["x", "y", "z"])), ("x", "y", "z")),
+    ],
+    ids=["names", "numbers", "numbers from elsewhere", "ClassLabel"],
+)
+def test_lists_of_labels(tokenizer, train, names):
+    """As 0 or 1 for each label, in the order of the model."""
+    task = glue.own_task({"train": train})
+    assert (task.labels, task.several, task.metrics[0]) == (names, True, "f1_micro")
+    backwards = names[::-1]
+    found = glue.encode(train, "train", task, tokenizer, 16, backwards)
+    number = {value: place for place, value in enumerate(sorted({v for row in train["label"] for v in row}))}
+    by_hand = [[float(2 - c in {number[value] for value in row}) for c in range(3)] for row in train["label"]]
+    assert found["labels"][:] == by_hand and found.features["labels"].feature.dtype == "float64"
+
+
+def test_lists_of_labels_that_do_not_fit(tokenizer):
+    task = glue.own_task({"train": listed([["red"], ["big", "old"], []])})
+    cases = [
+        (listed([["red"], ["blue"]]), "validation rows have labels that are not known: 'blue'; known are big, old, re"),
+        (listed([["red"], None]), "1 of 2 validation rows have no label"),
+        (
+            rows(text=["a"], label=["red"]),
+            "a row has a list of labels in this task, and the validation rows have 'red'",
+        ),
+    ]
+    for data, said in cases:
+        with pytest.raises(ValueError, match=said):
+            glue.encode(data, "validation", task, tokenizer, 16, task.labels)
+    for untold in (listed([["red"], None]), rows(text=["a"], label=[None]), rows(text=["a"])):
+        assert "labels" not in glue.encode(untold, "test", task, tokenizer, 16, task.labels).column_names
+    assert glue.own_task({"train": listed([[], []])}).labels == ()
+    with pytest.raises(ValueError, match=r"the train rows have \[0, 1, 0\] .* a 0 or 1 for each label as it seems"):
+        glue.own_task({"train": listed([[1], [0, 1, 0]])})
+    for switches in (listed([[0.0, 1.0]]), listed([[False, True]])):
+        with pytest.raises(ValueError, match="several are a list of names or whole numbers"):
+            glue.own_task({"train": switches})
+
+
+def test_scores_of_lists_of_labels():
+    rng = np.random.default_rng(0)
+    predictions, labels = rng.random((50, 4)) > 0.4, rng.random((50, 4)) > 0.5
+    assert glue.scores(glue.SEVERAL, predictions, labels) == {
+        "f1_micro": pytest.approx(f1_score(labels, predictions, average="micro")),
+        "f1_macro": pytest.approx(f1_score(labels, predictions, average="macro")),
+        "accuracy": pytest.approx(accuracy_score(labels, predictions)),
+    }
+    one = glue.scores(glue.SEVERAL, np.array([[1], [1], [0], [0]]) > 0, np.array([[1], [0], [0], [0]]) > 0)
+    assert one == {"f1_micro": pytest.approx(2 / 3), "f1_macro": pytest.approx(2 / 3), "accuracy": 0.75}
+
+
+def test_predicted_lists_of_labels(tmp_path):
+    task = glue.Task(("text",), ("big", "old", "red"), glue.SEVERAL, several=True)
+    logits = np.array([[2.0, -1.0, 0.1], [-1.0, -2.0, -900.0]], dtype=np.float32)
+    glue.write_predictions(tmp_path, task, "own", "test", logits, ("red", "big", "old"))
+    said = (tmp_path / "predict_results_own.txt").read_text()
+    assert said == "index\tprediction\n0\tred, old\n1\t\n"
+    first, second = map(json.loads, (tmp_path / "predictions_own.jsonl").read_text().splitlines())
+    assert (first["prediction"], second["prediction"]) == (["red", "old"], [])
+    assert first["probabilities"]["big"] == pytest.approx(1 / (1 + math.e))
 
 
 def test_a_column_of_numbers_is_text(tokenizer):

@@ -1,11 +1,19 @@
 """What the flags of both pretraining scripts are made into."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
 
 from hf_deberta import HfDebertaConfig
-from hf_deberta.training.arguments import NewModelArguments, PretrainingArguments, check, parse_overrides, rows_of
+from hf_deberta.training.arguments import (
+    NewModelArguments,
+    PretrainingArguments,
+    check,
+    parse_overrides,
+    parsed,
+    rows_of,
+)
 from hf_deberta.training.corpus import Corpus, CorpusArguments
 from hf_deberta.training.tokenizer_training import train_tokenizer
 
@@ -91,6 +99,17 @@ def test_one_process_tokenises_again(tmp_path):
         assert len(rows_of(corpus, TOKENIZER, None, given)["train"])
         written.append(about.stat().st_mtime_ns)
     assert written[0] == written[1] != written[2]
+
+
+def test_flags_of_evaluation_matter_where_the_best_model_is_kept(tmp_path, monkeypatch):
+    said = {"max_eval_samples": 5, "eval_strategy": "steps", "eval_steps": 4.0, "save_steps": 4.0}
+    words = ["script", "--train_file", "a", "--output_dir", str(tmp_path), "--learning_rate", "0.1", "--use_cpu"]
+    words += [str(word) for name, value in said.items() for word in (f"--{name}", value)]
+    for best in ("false", "true"):
+        monkeypatch.setattr(sys, "argv", [*words, "--load_best_model_at_end", best])
+        found = parsed((CorpusArguments, PretrainingArguments), lambda corpus, training: training.decisive)
+        assert {name: value for name, value in found.items() if name in said} == (said if best == "true" else {})
+        assert found["learning_rate"] == 0.1
 
 
 def test_which_checkpoint_is_said_in_the_help():

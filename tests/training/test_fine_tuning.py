@@ -17,7 +17,7 @@ from hf_deberta import (
     HfDebertaForTokenClassification,
 )
 from hf_deberta.training import fine_tuning
-from hf_deberta.training.fine_tuning import FineTuningTrainer, over_seeds, train_and_evaluate
+from hf_deberta.training.fine_tuning import FineTuningTrainer, finish, over_seeds, train_and_evaluate
 from hf_deberta.training.fine_tuning_arguments import FineTuningArguments
 
 ROWS = Dataset.from_dict({"input_ids": [[1, n + 5, 2] for n in range(8)], "labels": [0, 1] * 4})
@@ -62,6 +62,20 @@ def test_the_card_is_written_before_predictions(tmp_path, monkeypatch):
     assert card.read_text().endswith("by hand")
 
 
+def test_scores_of_predictions_come_to_the_card_of_a_run_that_was_stopped(tmp_path):
+    train_and_evaluate(trainer(arguments(tmp_path)), {})  # killed while predicting
+    card = tmp_path / "README.md"
+    card.write_text(before := card.read_text() + "by hand")
+    for scores in ({}, {"predict_accuracy": 0.75, "predict_runtime": 3.5}):
+        again = trainer(arguments(tmp_path))
+        train_and_evaluate(again, {})
+        again.save_metrics("predict", scores)
+        assert card.read_text() == before  # until prediction is through
+        finish(again)
+    heading = "| result | |\n|---|--:|\n"
+    assert card.read_text() == before.replace(heading, heading + "| predict_accuracy | 0.75 |\n") != before
+
+
 def test_the_model_of_a_seed_goes_before_the_next_is_loaded(tmp_path, monkeypatch):
     monkeypatch.setattr(fine_tuning, "leave", lambda: None)
     models = []
@@ -82,7 +96,7 @@ def test_the_model_of_a_seed_goes_before_the_next_is_loaded(tmp_path, monkeypatc
 
 def test_labels_that_are_classes_are_smoothed(tmp_path):
     args = arguments(tmp_path, label_smoothing_factor=0.1)
-    said = r"--label_smoothing_factor 0\.1 is for labels that are classes: of sequences, words or choices"
+    said = r"--label_smoothing_factor 0\.1 is for labels that are classes, one each: of sequences, words or choices"
     numbers = {"num_labels": 1, "problem_type": "regression"}
     for kind, fields in [
         (HfDebertaForSequenceClassification, numbers),

@@ -454,7 +454,8 @@ def test_two_ordinary_checkpoints_and_back(sharing, tmp_path):
     torch.testing.assert_close(found.eval()(**batch).loss, output.loss)
 
 
-def test_going_on_from_released_checkpoints(tmp_path):
+@pytest.mark.parametrize("together", [False, True], ids=["two folders", "one folder"])
+def test_going_on_from_released_checkpoints(together, tmp_path):
     """The official release holds the discriminator's whole table, and may hold its delta beside."""
     case = "case03c_v3_rtd_gdes"
     tensors, official = golden_cases.tensors(case), golden_cases.official_config(case)
@@ -463,6 +464,10 @@ def test_going_on_from_released_checkpoints(tmp_path):
     weights = {name: part(tensors, f"w/{name}.") for name in MODELS}
     weights["discriminator"][words + "weight"] = expected["disc_effective_word_embeddings"]
     folders = [golden_cases.write_checkpoint(tmp_path / name, official[name], weights[name]) for name in MODELS]
+    if together:
+        (folders[0] / "config.json").rename(folders[1] / "generator_config.json")
+        torch.save(weights["generator"], folders[1] / "pytorch_model.generator.bin")
+        folders[0] = None
     model = HfDebertaForRtdPretraining.from_pair(*folders, {"hidden_dropout_prob": 0.2}, rtd_weight=10).eval()
     assert [getattr(model, name).config.hidden_dropout_prob for name in MODELS] == [0.2, 0.2]
     delta = model.discriminator.get_input_embeddings().delta

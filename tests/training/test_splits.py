@@ -105,6 +105,25 @@ def test_shards_are_one_split(tmp_path):
         read_splits(DataArguments(data_dir=str(tmp_path)))
 
 
+def test_folders_of_parts_are_splits(tmp_path):
+    """As Spark writes them, with its markers beside."""
+    for number, row in enumerate(ROWS):
+        (tmp_path / "train").mkdir(exist_ok=True)
+        name = f"part-{number:05}-5f1e-c000.snappy.parquet"
+        Dataset.from_list([row]).to_parquet(tmp_path / "train" / name)
+        (tmp_path / "train" / f".{name}.crc").touch()
+    for folder, file, rows in (("dev.json", "part-00000-5f1e-c000.json", ROWS[:2]), ("logs", "part-0.json", ROWS)):
+        (tmp_path / folder).mkdir()
+        write(tmp_path / folder / file, rows)
+        (tmp_path / folder / "_SUCCESS").touch()
+    (tmp_path / "test").mkdir()  # with nothing in it
+    found = read_splits(DataArguments(data_dir=str(tmp_path)))
+    assert {split: list(rows) for split, rows in found.items()} == {"train": ROWS, "validation": ROWS[:2]}
+    write(tmp_path / "train.jsonl")
+    with pytest.raises(ValueError, match="holds train, train.jsonl, and the split 'train' should be one file"):
+        read_splits(DataArguments(data_dir=str(tmp_path)))
+
+
 def test_a_data_set(tmp_path):
     (tmp_path / "set").mkdir()
     DatasetDict(train=Dataset.from_list(ROWS))["train"].to_parquet(tmp_path / "set" / "train.parquet")
@@ -150,6 +169,19 @@ def test_further_splits_of_a_data_set_are_left_out(tmp_path, caplog, monkeypatch
     card([one for one in files if one["split"] in ("train_2", "unsupervised")])
     with pytest.raises(ValueError, match="set has no split train, validation or test, but train_2, unsupervised"):
         read_splits(DataArguments(dataset_name=folder))
+
+
+def test_a_data_set_names_validation_as_files_do(monkeypatch, caplog):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    there = {name: Dataset.from_list([{"a": name}] * 2) for name in ("train", "dev", "val_b", "valid")}
+    monkeypatch.setattr("datasets.load_dataset", lambda *_: dict(there))
+    found = read_splits(DataArguments(dataset_name="me/mine", max_eval_samples=1))
+    kept = {"train": ["train"] * 2, "validation": ["dev"], "validation_b": ["val_b"]}
+    assert {split: rows["a"][:] for split, rows in found.items()} == kept
+    assert "left out: valid" in caplog.text
+    there["validation"] = Dataset.from_list([{"a": "validation"}])
+    assert read_splits(DataArguments(dataset_name="me/mine"))["validation"]["a"][:] == ["validation"]
+    assert "left out: dev, valid" in caplog.text
 
 
 def test_limits(tmp_path):
