@@ -20,9 +20,19 @@ def log_bucket(distance: torch.Tensor, buckets: int, max_distance: int) -> torch
     """
     middle = buckets // 2
     magnitude = distance.abs().clamp(min=middle - 1).to(torch.float32)
-    logarithmic = torch.ceil(torch.log(magnitude / middle) / math.log((max_distance - 1) / middle) * (middle - 1))
+    logarithmic = torch.ceil(float32_log(magnitude / middle) / math.log((max_distance - 1) / middle) * (middle - 1))
     far = distance.sign() * (logarithmic.to(torch.long) + middle)
     return torch.where(distance.abs() <= middle, distance, far)
+
+
+def float32_log(x: torch.Tensor) -> torch.Tensor:
+    """ln x, the same to the last bit on every processor, which torch.log is not.
+
+    With x = 2^e m and 1 <= m < 2 it is e ln 2 + ln m, each rounded to float32. So written it gives all official tables,
+    also the two in which torch.log, on Intel, rounds the farthest distance the other way (docs/log.md).
+    """
+    half, exponent = torch.frexp(x)
+    return (exponent - 1).to(torch.float32) * math.log(2) + torch.log(2 * half.double()).to(torch.float32)
 
 
 @lru_cache(maxsize=64)

@@ -119,11 +119,12 @@ def test_official_tensors(case, tmp_path, monkeypatch, steps):
     for found, name in zip((task, adversarial, total), ("task_loss", "adv_loss", "total_loss"), strict=True):
         torch.testing.assert_close(found, expected[name], **TENSORS)
     [([_], [gradient], [updated])] = steps
-    torch.testing.assert_close(updated, expected["delta_updated"], atol=1e-6, rtol=0)
-    # it is that of a difference between two probabilities, each rounded
+    # the gradient is that of a difference between two probabilities, each rounded
     apart = largest(expected["perturbed_logits_first"].softmax(-1) - expected["clean_logits"].softmax(-1))
-    rounding = 8 * torch.finfo(torch.float32).eps / apart
-    assert largest(gradient - expected["delta_grad"]) <= max(GRADIENT, rounding) * largest(expected["delta_grad"])
+    rounding = max(GRADIENT, 8 * torch.finfo(torch.float32).eps / apart)
+    assert largest(gradient - expected["delta_grad"]) <= rounding * largest(expected["delta_grad"])
+    step = info["vat_learning_rate"] * 2 * rounding  # of a quotient of two such numbers
+    torch.testing.assert_close(updated, expected["delta_updated"], atol=1e-6 + step, rtol=0)
     found = dict(model.named_parameters())
     for name, value in part(expected, "grad/").items():
         assert largest(found[name].grad - value) <= GRADIENT * largest(value), name
