@@ -5,6 +5,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 TEXT ?=
+LENGTHS ?=
 GPU_CASES ?= 32x128 32x512 4x2048 mnli
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
@@ -55,8 +56,8 @@ gpu-tests gpu-attention gpu-encoder gpu-training: export PYTHONPATH := $(CURDIR)
 gpu-tests: $(READY) ## the Triton kernels at real sizes, in eight processes where pytest-xdist is there
 	$(RUN) -m pytest -m gpu tests/test_attention_triton.py $$($(RUN) -c 'import xdist' 2>/dev/null && echo --numprocesses=8)
 
-gpu-attention: $(READY) ## attention alone against its peers
-	$(RUN) -W ignore benchmarks/attention_gpu.py
+gpu-attention: $(READY) ## attention alone against its peers (LENGTHS="512 2048 8192" for fewer lengths, each compiles anew)
+	$(RUN) -W ignore benchmarks/attention_gpu.py $(if $(LENGTHS),--lengths $(LENGTHS))
 
 gpu-encoder: $(READY) ## a whole encoder against its peers, forward
 	$(RUN) -W ignore benchmarks/encoder.py --device cuda --dtype bfloat16 --cases $(GPU_CASES) --repeats 31

@@ -1,5 +1,9 @@
 """What the compiler makes of the Triton kernels, without a GPU: registers, spills, shared memory, instructions.
 
+Of one far and one near tile: issue slots (instructions times warps, over the four schedulers of a multiprocessor) and
+cycles of shared memory (of 128 bytes; bank conflicts and copies from global memory are not in). `times_computed` is
+how often the warps compute a product, at most: more than once where there are more rows of warps than of the tile.
+
     python benchmarks/attention_triton_aot.py                                  # as launched on sm_80, sm_90 and sm_100
     python benchmarks/attention_triton_aot.py --arch 90 --tile 64 --launch 8 1   # other warps and stages
 
@@ -21,7 +25,7 @@ from timing import RESULTS, write_rows
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from hf_deberta.attention_triton import CHIPS, LAUNCHES, WIDE_HEADS
+from hf_deberta.attention_triton import CHIPS, LAUNCHES
 from hf_deberta.attention_triton_backward import own_gradients_kernel, table_gradients_kernel
 from hf_deberta.attention_triton_forward import forward_kernel
 
@@ -48,12 +52,12 @@ def compiled(kernel: triton.JITFunction, arch: int, dtype: str, constants: dict,
     divide = [name for name, kind in signature.items() if kind[0] == "*" or name in ("head_size", "tokens")]
     attributes = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in divide}
     source = ASTSource(kernel, signature, constants, attributes)
-    options = {"num_warps": warps, "num_stages": stages}
+    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
 
-def figures(found) -> dict[str, int]:
-    """Registers and stack of a thread, shared memory of a program, instructions by kind."""
+def figures(found) -> dict[str, object]:
+    """Registers and stack of a thread, shared memory of a program, what a tile costs, instructions by kind."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(found.asm["cubin"])
         file.flush()
@@ -62,14 +66,59 @@ def figures(found) -> dict[str, int]:
             for flag in ("--dump-resource-usage", "--dump-sass")
         )
     registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", usage).groups()
-    counts = Counter(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z0-9]+)", code, flags=re.MULTILINE))
+    lines = re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+ )?(.*?) *;", code, flags=re.MULTILINE)
+    counts = Counter(re.split(r"[. ]", line)[0] for *_, line in lines)
     return {
         "registers": int(registers),
         "stack_bytes": int(stack),
         "shared_bytes": found.metadata.shared,
-        "instructions": counts.total(),
+        "instructions": len(lines),
+        **costs_of_tiles(lines, found.metadata.num_warps),
+        "times_computed": times_computed(found.asm["ttgir"]),
         **{name: counts[name] for name in INSTRUCTIONS},
     }
+
+
+def costs_of_tiles(lines: list[tuple[str, str, str]], warps: int) -> dict[str, int | str]:
+    """Issue slots and cycles of shared memory of a far and of a near tile: of three loops the first and the last.
+
+    With one loop, tiles are near; a loop around others is none of a tile.
+    """
+    place = {int(address, 16): index for index, (address, *_) in enumerate(lines)}
+    found = []
+    for end, (_, condition, line) in enumerate(lines):
+        if line == "EXIT" and not condition:
+            break  # what follows waits, and goes back to where it came from
+        target = re.match(r"BRA.*?0x([0-9a-f]+)", line)
+        begin = place[int(target[1], 16)] if target else end
+        if any("MMA" in line for *_, line in lines[begin:end]):
+            found.append((begin, end + 1))
+    inner = [loop for loop in found if not any(loop[0] <= other[0] < other[1] < loop[1] for other in found)]
+    costs = {}
+    for name, loop in (("far", inner[0] if len(inner) == 3 else None), ("near", inner[-1] if inner else None)):
+        body = [line for *_, line in lines[slice(*loop)]] if loop else []
+        costs[f"{name}_issue_slots"] = len(body) * warps // 4 or ""
+        costs[f"{name}_shared_cycles"] = sum(map(shared_cycles, body)) * warps // 4 or ""
+    return costs
+
+
+def shared_cycles(line: str) -> int:
+    """Of an instruction in four warps; four of them make one HGMMA, whose first factor may be in registers."""
+    if words := re.match(r"(?:LDS|STS)(?:\.U)?(?:\.(64|128))? ", line):
+        return 4 * int(words[1] or 32) // 32
+    if pieces := re.match(r"(?:LDSM|STSM)\.16\.\w+(?:\.(\d))? ", line):
+        return 4 * int(pieces[1] or 1)
+    if columns := re.match(r"HGMMA\.64x(\d+)x\S+ \w+, (gdesc)?", line):
+        return int(columns[1]) // 4 + (16 if columns[2] else 0)
+    return 0
+
+
+def times_computed(ttgir: str) -> int:
+    layouts = re.findall(r"(#mma\d*) = .*?warpsPerCTA = \[(\d+), (\d+)\], instrShape = \[(\d+), (\d+)", ttgir)
+    reach = {name: (int(i) * int(rows), int(j) * int(columns)) for name, i, j, rows, columns in layouts}
+    products = re.findall(r"dot .*-> tensor<(\d+)x(\d+)xf32, (#mma\d*)>", ttgir)
+    times = [-(-reach[name][0] // int(rows)) * -(-reach[name][1] // int(columns)) for rows, columns, name in products]
+    return max(times, default=1)
 
 
 def kernels(constants: dict) -> Iterator[tuple[str, triton.JITFunction, dict, int]]:
@@ -102,7 +151,7 @@ def main() -> None:
         for name, kernel, values, place in kernels({**constants, **sizes}):
             if given.kernels and not name.startswith(tuple(given.kernels)):
                 continue
-            warps, stages = given.launch or (launches[place] if sizes["D"] <= 64 else WIDE_HEADS)
+            warps, stages = given.launch or launches[place if sizes["D"] <= 64 else -1]
             case = {"kernel": name, "arch": f"sm_{arch}", "dtype": given.dtype, "head_size": given.head_size}
             case |= {"precision": given.precision, "mask": given.mask, "causal": given.causal, "packed": given.packed}
             case |= {"dropout": given.dropout, "tile": sizes["T"], "warps": warps, "stages": stages}

@@ -100,7 +100,7 @@ def disentangled_attention(
 
         backend = "sdpa"
         if meant_for(query, query_positions):
-            reason = why_not(query, key, value, terms, dropout_p)
+            reason = why_not(query, key, value, terms, scale, dropout_p)
             if reason is None:
                 table = (rows_of_distance, first_row, saturation)
                 who = (mask, cu_seqlens, lengths)

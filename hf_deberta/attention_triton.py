@@ -18,16 +18,17 @@ from .interception import capturing, transforming
 TRITON_IS_THERE = find_spec("triton") is not None
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"  # Triton runs kernels in Python, on the CPU: for tests
 
-# tokens of a tile; warps and stages of the kernels: forward, own_gradients, table_gradients
+# tokens of a tile; warps and stages of the kernels: forward, own_gradients, and table_gradients or any kernel where a
+# head has more than 64 channels. On Hopper, more warps than a sixteenth of the tokens compute products twice:
+# `times_computed` in benchmarks/attention_triton_aot.py
 LAUNCHES = {
-    "Hopper": (64, ((4, 2), (8, 2), (8, 1))),
+    "Hopper": (64, ((4, 2), (4, 1), (4, 1))),
     "Blackwell": (64, ((8, 2), (8, 2), (8, 1))),
     "others": (32, ((4, 2), (4, 1), (4, 1))),
     "float32": (32, ((8, 1), (8, 1), (8, 1))),
     "interpreter": (16, ((1, 1), (1, 1), (1, 1))),
 }
 CHIPS = {9: "Hopper", 10: "Blackwell"}  # by the first number of the compute capability
-WIDE_HEADS = (8, 1)  # warps and stages where a head has more than 64 channels
 PARTS = 4  # programs that share a distance in table_gradients_kernel
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LARGEST_HEAD = 128
@@ -41,7 +42,12 @@ def meant_for(query: torch.Tensor, query_positions: torch.Tensor | None) -> bool
 
 
 def why_not(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, terms: tuple[str, ...], dropout_p: float = 0.0
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    terms: tuple[str, ...],
+    scale: float,
+    dropout_p: float = 0.0,
 ) -> str | None:
     """What keeps this backend from answering a call that is meant for it, or None."""
     if not (query.is_cuda or INTERPRETING):
@@ -60,6 +66,8 @@ def why_not(
         return f"heads of {query.shape[-1]} channels are larger than {LARGEST_HEAD}"
     if dropout_p >= 1:
         return "a dropout of 1 keeps no probability"
+    if scale <= 0:
+        return f"it knows scales above zero, not {scale}"
     if "p2p" in terms:
         return "it has no p2p term"
     if transforming() and not capturing():
@@ -195,34 +203,37 @@ def attention_in_tiles_backward(
     """Gradients of query, key, value, position_key and position_query; of tables that are not there, nothing."""
     who = (mask, bounds, seed, dropout_p, causal, near, furthest)
     call = Call(query, key, value, position_key, position_query, rows, *who)
-    delta = (gradient.float() * context.float()).sum(-1).contiguous()
+    delta = torch.empty_like(log_sum)
     inputs = (tokens_first(gradient), log_sum, delta, call.tables(), call.who_sees_whom())
     scales = (scale * math.log2(math.e), scale, dropout_p)
     with torch.cuda.device_of(query):
-        states, far_rows = own_gradients(call, *inputs, scales)
+        states, far_rows = own_gradients(call, tokens_first(context), *inputs, scales)
         tables = [query.new_empty(0), query.new_empty(0)]
         if for_tables:
             near_rows = table_gradients(call, *inputs, scales)
             for index, table in enumerate((position_key, position_query)):
                 if table is not None:
-                    tables[index] = by_row(near_rows[index].sum(0), far_rows[index].sum(1), rows, table)
+                    tables[index] = row_gradients(call, near_rows[index], far_rows[index].sum(1), rows, table)
     return *(part.transpose(1, 2) for part in states), *tables
 
 
-def own_gradients(call: "Call", gradient, log_sum, delta, tables, whom, scales) -> tuple[list, list]:
-    """Gradients [B, N, H, d] of query, key and value, and [2, programs, H, d] of the far rows of both tables."""
+def own_gradients(call: "Call", context, gradient, log_sum, delta, tables, whom, scales) -> tuple[list, list]:
+    """Gradients [B, N, H, d] of query, key and value, and [2, programs, H, d] of the far rows of both tables.
+
+    Writes `delta` [B, H, N], the sums of gradient * context.
+    """
     from .attention_triton_backward import own_gradients_kernel
 
     for_query, for_key, for_value = (torch.empty_like(states) for states in (call.query, call.key, call.value))
     far_shape = (2, call.programs * call.far, call.heads, call.size)
-    far_rows = [delta.new_zeros(far_shape), delta.new_zeros(far_shape)]
+    far_rows = [delta.new_empty(far_shape), delta.new_empty(far_shape)]
     far = call.far_products()
     for keys in (False, True):
         own, other = (call.key, call.query) if keys else (call.query, call.key)
         own_weights, other_weights = (call.value, gradient) if keys else (gradient, call.value)
         own_first = slice(None, None, -1 if keys else 1)
         own_gradients_kernel[(call.programs, call.heads)](
-            own, other, own_weights, other_weights, *tables[own_first], *far[own_first], log_sum, delta, *whom,
+            own, other, own_weights, other_weights, context, *tables[own_first], *far[own_first], log_sum, delta, *whom,
             call.seed, for_key if keys else for_query, for_value, far_rows[keys], *call.sizes(), *scales,
             OWN=call.p2c if keys else call.c2p, OTHER=call.c2p if keys else call.p2c, KEYS=keys, FAR=call.far,
             **call.constants(), **call.launch(1),
@@ -255,17 +266,17 @@ def _(gradient, query, key, value, position_key, position_query, *rest):
     return *states, *(query.new_empty(table.shape if for_tables and table is not None else 0) for table in tables)
 
 
-def by_row(pairs: torch.Tensor, ends: torch.Tensor, rows: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """The gradient of a table [H, R, d] from that by tile [2 * NEAR + 1, 2, H, T, d] and of far keys [2, H, d]."""
-    here, below = pairs.unbind(1)
-    by_block = torch.nn.functional.pad(here, (0, 0, 0, 0, 0, 0, 1, 0))
-    by_block += torch.nn.functional.pad(below, (0, 0, 0, 0, 0, 0, 0, 1))
-    by_distance = by_block.transpose(1, 2).flatten(0, 1)  # [distances, H, d]
-    by_distance[-1] += ends[0]
-    by_distance[0] += ends[1]
-    found = by_distance.new_zeros(table.shape[1], *by_distance.shape[1:])
-    found.index_put_((rows,), by_distance, accumulate=True)  # in one order, on CUDA, too
-    return found.transpose(0, 1).to(table.dtype).contiguous()
+def row_gradients(call: "Call", near, far, rows: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """The gradient of a table [H, R, d] from `table_gradients` and that of far keys [2, H, d]."""
+    from .attention_triton_backward import row_gradients_kernel
+
+    count, few = table.shape[1], 16
+    found = table.new_empty(table.shape)
+    row_gradients_kernel[(-(-count // few), call.heads)](
+        near, far, rows, found, near.shape[0], call.heads, count, call.size, call.near,
+        ROWS=few, T=call.tile, D=call.channels, num_warps=8,
+    )  # fmt: skip
+    return found
 
 
 def _remember(ctx, inputs, output):
@@ -301,7 +312,7 @@ class Call:
         self.batch, self.heads, self.tokens, self.size = query.shape
         self.query, self.key, self.value = map(tokens_first, (query, key, value))
         self.c2p, self.p2c = position_key is not None, position_query is not None
-        self.by_distance = [None if t is None else t[:, rows].contiguous() for t in (position_key, position_query)]
+        self.by_distance = [t if t is None else t.index_select(1, rows) for t in (position_key, position_query)]
         self.mask, self.bounds, self.near, self.causal, self.dropout_p = mask, bounds, near, causal, dropout_p
         self.tile, self.launches = launches(query.dtype, query.device)
         self.blocks = -(-self.tokens // self.tile)
@@ -327,8 +338,9 @@ class Call:
         return {**kinds, "PRECISION": precision, "T": self.tile, "D": self.channels}
 
     def launch(self, kernel: int) -> dict[str, int]:
-        warps, stages = self.launches[kernel] if self.channels <= 64 else WIDE_HEADS
-        return {"num_warps": warps, "num_stages": stages}
+        warps, stages = self.launches[kernel if self.channels <= 64 else -1]
+        # triton 3.10 would no longer multiply and add in one
+        return {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
 
     def far_products(self) -> list[torch.Tensor]:
         """Products [2, B, H, N] of queries with Kr of far keys, and of keys with Qr."""

@@ -8,6 +8,8 @@ kernel per distance (the tables). With dS the gradient of the unscaled scores, R
                                             tile t + 1 elsewhere;  far: dS @ K, and Kr* times the sum of dS
     dk_j = sum_i dS_ij (q_i + Qr[i - j])    the same, queries and keys in each other's place and distances negated
     dKr_t = sum over tiles of R^T @ Q       dQr_t likewise;  far: the sum over i of q_i times the sum of its far dS
+
+and a row of a table has the sum of its distances.
 """
 
 try:
@@ -19,6 +21,7 @@ except ImportError as error:
 from .attention_triton_forward import (
     block_of,
     far_scores,
+    far_shift,
     kept,
     near_scores,
     place,
@@ -48,9 +51,10 @@ def score_gradients(
 @triton.jit(do_not_specialize=("batch", "heads", "blocks", "NEAR"))
 def own_gradients_kernel(
     own_states, other_states, own_weights, other_weights,  # [B, N, H, d]; weights: dO and V, or V and dO with KEYS
+    context,  # [B, N, H, d]
     own_table, other_table,  # [H, (2 * NEAR + 2) * T, d] by distance
     far_own, far_other,  # [2, B, H, N]
-    log_sum, delta,  # [B, H, N] of queries: base 2; sum of dO * context
+    log_sum, delta,  # [B, H, N] of queries: base 2; sum of dO * context, written here, read with KEYS
     mask, ends, documents, first_block, bounds, seed,  # as in forward_kernel
     own_gradient, value_gradient,  # [B, N, H, d]; the second with KEYS
     far_gradient,  # [2, programs, H, d] of the far rows of own_table
@@ -90,30 +94,34 @@ def own_gradients_kernel(
     gradient = tl.zeros([T, D], tl.float32)
     for_values = tl.zeros([T, D], tl.float32)
     keep = tl.full([T, T], True, tl.int1)
-    own_log_sums = tl.load(log_sum + a, mask=a < length, other=float("inf"))
-    own_deltas = tl.load(delta + a, mask=a < length, other=0.0)
+    if not KEYS:
+        log_sums = tl.load(log_sum + a, mask=a < length, other=float("inf"))
+        weighted = own_weight.to(tl.float32) * tokens_of(context + base, block * T, length, stride, head_size, T, D)
+        deltas = tl.sum(weighted, 1)[:, None]
+        tl.store(delta + a, deltas, mask=a < length)
     begin, near, far, end = spans(block, real, NEAR, CAUSAL, KEYS, T)
 
     for side in tl.static_range(2 if FAR else 0):
         at_end = 1 - side if KEYS else side  # what is left of a query is right of a key
+        at = at_end * side_size
+        shift = far_shift(far_own + at, a, length, scale, OWN)
         total = tl.zeros([T], tl.float32)
         for tile in range(far if side else begin, end if side else near):
             other_token = tile * T + b
             other = tokens_of(other_states, tile * T, length, stride, head_size, T, D)
             other_weight = tokens_of(other_weights, tile * T, length, stride, head_size, T, D)
-            at = at_end * side_size
-            scores = far_scores(own, other, far_own + at, far_other + at, a, other_token, length, OWN, OTHER, PRECISION)
+            scores = far_scores(own, other, far_other + at, other_token, length, OTHER, PRECISION)
             i, j = (other_token, a) if KEYS else (a, other_token)
             pairs = seen(mask, i, j, length, tokens, MASK, CAUSAL)
-            log_sums, deltas = own_log_sums, own_deltas
             if KEYS:
                 log_sums = tl.load(log_sum + i, mask=i < length, other=float("inf"))
                 deltas = tl.load(delta + i, mask=i < length, other=0.0)
             if DROPOUT:
                 keep = kept(draw, start + i, start + j, tokens, dropout_p)
             probability, for_scores = score_gradients(
-                scores, own_weight, other_weight, log_sums, deltas, pairs, keep, scale, dropout_p, DROPOUT, PRECISION
-            )
+                scores, own_weight, other_weight, log_sums - shift, deltas, pairs, keep, scale, dropout_p, DROPOUT,
+                PRECISION,
+            )  # fmt: skip
             if KEYS:
                 probability = probability.to(own.dtype)
                 for_values = tl.dot(probability, other_weight, for_values, input_precision=PRECISION)
@@ -129,7 +137,7 @@ def own_gradients_kernel(
             tl.store(target + channel, for_shared, mask=channel < head_size)
 
     turned = tl.zeros([T, T], own.dtype)
-    for tile in tl.range(near, far, disable_licm=True):
+    for tile in range(near, far):
         other_token = tile * T + b
         other = tokens_of(other_states, tile * T, length, stride, head_size, T, D)
         other_weight = tokens_of(other_weights, tile * T, length, stride, head_size, T, D)
@@ -141,7 +149,6 @@ def own_gradients_kernel(
         )
         i, j = (other_token, a) if KEYS else (a, other_token)
         pairs = seen(mask, i, j, length, tokens, MASK, CAUSAL)
-        log_sums, deltas = own_log_sums, own_deltas
         if KEYS:
             log_sums = tl.load(log_sum + i, mask=i < length, other=float("inf"))
             deltas = tl.load(delta + i, mask=i < length, other=0.0)
@@ -217,7 +224,7 @@ def table_gradients_kernel(
         if CAUSAL:
             blocks = tl.where(t < 0, 0, blocks)
         first = tl.maximum(t, 0) + part // row_step
-        for block in tl.range(first, tl.minimum(blocks, blocks + t), tile_step, disable_licm=True):
+        for block in range(first, tl.minimum(blocks, blocks + t), tile_step):
             i, j = block * T + a, (block - t) * T + b
             queries = tokens_of(query + base, block * T, length, stride, head_size, T, D)
             keys = tokens_of(key + base, (block - t) * T, length, stride, head_size, T, D)
@@ -260,3 +267,35 @@ def table_gradients_kernel(
     if P2C:
         tl.store(query_gradient + target, query_here * natural_scale, mask=inside)
         tl.store(query_gradient + target + second, query_below * natural_scale, mask=inside)
+
+
+@triton.jit(do_not_specialize=("parts", "heads", "count", "NEAR"))
+def row_gradients_kernel(
+    near, far,  # [parts, 2 * NEAR + 1, 2, H, T, d] of table_gradients_kernel; [2, H, d] of the last row and the first
+    rows,  # [(2 * NEAR + 2) * T] of distances
+    gradient,  # [H, R, d]
+    parts, heads, count, head_size, NEAR, ROWS: tl.constexpr, T: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """Some rows of the gradient of one head's table: each the sum over its distances."""
+    head, tiles = tl.program_id(1), 2 * NEAR + 1
+    row, x, channel = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None], tl.arange(0, T), tl.arange(0, D)[None, :]
+    inside = channel < head_size
+    found = tl.zeros([ROWS, D], tl.float32)
+    for block in range(0, tiles + 1):
+        at = block * T + x
+        chosen = (tl.load(rows + at)[None, :] == row).to(tl.float32)
+        if tl.max(chosen) > 0:
+            given = tl.zeros([T, D], tl.float32)
+            for part in range(0, parts):
+                pair = (part * tiles + block).to(tl.int64) * 2  # "here" of the tile before, "below" of this one
+                here = (((pair - 2) * heads + head) * T + x[:, None]) * head_size + channel
+                below = (((pair + 1) * heads + head) * T + x[:, None]) * head_size + channel
+                given += tl.load(near + here, mask=inside & (at >= T)[:, None], other=0.0)
+                given += tl.load(near + below, mask=inside & (at < tiles * T)[:, None], other=0.0)
+            found = tl.dot(chosen, given, found, input_precision="ieee")
+    for side in tl.static_range(2):
+        end = tl.load(rows + (0 if side else (tiles + 1) * T - 1))
+        shared = tl.load(far + (side * heads + head) * head_size + channel, mask=inside, other=0.0)
+        found += tl.where(row == end, shared, 0.0)
+    target = (head * count + row) * head_size + channel
+    tl.store(gradient + target, found.to(gradient.dtype.element_ty), mask=inside & (row < count))

@@ -26,19 +26,24 @@ def rotated(x, WAY: tl.constexpr, T: tl.constexpr):
     """x[a, (a - b) mod T] by "rows", x[(a - b) mod T, b] by "columns", x[(a + b) mod T, b] "back" from these.
 
     Each number is written to shared memory once and read once. Lanes of a warp hold rows c % 8 and pairs of columns
-    c % 8 // 2 of a product; these make the lowest bits of an address, so that no two lanes meet in a memory bank.
+    c % 8 // 2 of a product; these make the lowest bits of an address, so that no two lanes meet in a memory bank. The
+    eights of the rotated index are the highest, so that an address modulo T * T is that index modulo T.
     """
-    laid_out = tl.permute(tl.reshape(x, [T // 8, 8, T // 8, 4, 2]), [0, 2, 4, 1, 3])
-    token = tl.arange(0, T)
+    a, b = tl.arange(0, T)[:, None], tl.arange(0, T)[None, :]
     sign: tl.constexpr = 1 if WAY == "back" else -1
-    low = (token % 8)[:, None] + sign * (token % 8)[None, :]
-    high = ((token // 8)[:, None] + sign * (token // 8)[None, :] + (low >> 3)) & (T // 8 - 1)
-    low = low & 7
+    low = a % 8 + sign * (b % 8)
+    word = (a // 8 + sign * (b // 8) + (low >> 3)) * (T * 8)
+    pieces = tl.reshape(x, [T // 8, 8, T // 8, 4, 2])
     if WAY == "rows":
-        word = (token // 8 * (T * 8) + token % 8 * 4)[:, None] + (high * 64 + (low & 1) * 32 + low // 2)
+        laid_out = tl.permute(pieces, [2, 0, 4, 1, 3])
+        word += a // 8 * 64 + (low & 1) * 32 + a % 8 * 4 + ((low & 7) >> 1)
     else:
-        word = high * (T * 8) + low * 4 + (token // 8 * 64 + (token & 1) * 32 + token % 8 // 2)[None, :]
-    return tl.reshape(tl.gather(tl.reshape(laid_out, [T * T]), tl.reshape(word, [T * T]), 0), [T, T])
+        laid_out = tl.permute(pieces, [0, 2, 4, 1, 3])
+        word += b // 8 * 64 + (b & 1) * 32 + (low & 7) * 4 + b % 8 // 2
+    turned = tl.gather(tl.reshape(laid_out, [T * T]), tl.reshape(word & (T * T - 1), [T * T]), 0)
+    # always so, and gone in machine code; without it Triton would read gradients row by row, and store them once more
+    like_x = (x.to(tl.int32, bitcast=True) & 1) < 2
+    return tl.where(like_x, tl.reshape(turned, [T, T]), 0.0)
 
 
 @triton.jit
@@ -70,32 +75,42 @@ def near_scores(
     OWN: tl.constexpr, OTHER: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
     T: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Unscaled scores of a tile, and own @ block_{t-1}^T, which the next tile, at t - 1, takes as `before`."""
+    """Unscaled scores of a tile, and own @ block_{t-1}^T, which the next tile, at t - 1, takes as `before`.
+
+    b <= a and a + b < T are written such that a lane's part stands on one side, and what is constant on the other.
+    """
     a, b = tl.arange(0, T)[:, None], tl.arange(0, T)[None, :]
     scores = product(own, other, PRECISION)
     if OWN:
         after = product(own, block_of(own_table, t - 1, NEAR, head_size, KEYS, T, D), PRECISION)
-        scores += rotated(tl.where(b <= a, before, after), "rows", T)
+        scores += rotated(tl.where(b // 8 * 8 <= a - b % 8, before, after), "rows", T)
         before = after
     if OTHER:
         here = product(block_of(other_table, t, NEAR, head_size, KEYS, T, D), other, PRECISION)
         below = product(block_of(other_table, t - 1, NEAR, head_size, KEYS, T, D), other, PRECISION)
-        scores += rotated(tl.where(a + b < T, here, below), "columns", T)
+        scores += rotated(tl.where(b // 8 * 8 < T - a - b % 8, here, below), "columns", T)
     return scores, before
 
 
 @triton.jit
-def far_scores(
-    own, other, far_own, far_other, own_tokens, other_tokens, length,
-    OWN: tl.constexpr, OTHER: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Unscaled scores of a tile whose keys all share one row; `far_*` are the products of `far_products_kernel`."""
+def far_scores(own, other, far_other, other_tokens, length, OTHER: tl.constexpr, PRECISION: tl.constexpr):
+    """Unscaled scores of a tile whose keys all share one row, without what is the same for all of a token's others.
+
+    `far_other` are products of `far_products_kernel`; those of own tokens are `far_shift`.
+    """
     scores = product(own, other, PRECISION)
-    if OWN:
-        scores += tl.load(far_own + own_tokens, mask=own_tokens < length, other=0.0)
     if OTHER:
         scores += tl.load(far_other + other_tokens, mask=other_tokens < length, other=0.0)
     return scores
+
+
+@triton.jit
+def far_shift(far_own, own_tokens, length, scale, OWN: tl.constexpr):
+    """The number by which all scaled scores of an own token with its far others are higher."""
+    shift = own_tokens * 0.0
+    if OWN:
+        shift = tl.load(far_own + own_tokens, mask=own_tokens < length, other=0.0) * scale
+    return shift
 
 
 # sizes that differ from batch to batch make no variants of a kernel
@@ -164,11 +179,14 @@ def spans(block, real, NEAR, CAUSAL: tl.constexpr, KEYS: tl.constexpr, T: tl.con
 def attended(
     scores, pairs, keep, value, sums, top, total, scale, DROPOUT: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    """One tile more: contexts [T, D] and totals [T] of exp2(score - top), `top` the largest score so far."""
-    scores = tl.where(pairs, scores * scale, float("-inf"))
-    higher = tl.maximum(top, tl.max(scores, 1))
+    """One tile more: contexts [T, D] and totals [T] of exp2(scaled score - top), `top` the largest so far.
+
+    With a scale above zero the largest score is also the largest of scaled ones, and scaling is part of subtracting.
+    """
+    scores = tl.where(pairs, scores, float("-inf"))
+    higher = tl.maximum(top, tl.max(scores, 1) * scale)
     base = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet
-    probability = tl.exp2(scores - base[:, None])
+    probability = tl.exp2(scores * scale - base[:, None])
     shrink = tl.exp2(top - base)
     total = total * shrink + tl.sum(probability, 1)
     if DROPOUT:
@@ -212,7 +230,8 @@ def forward_kernel(
         draw = tl.load(seed) + row * heads + head
 
     own = tokens_of(query, block * T, length, stride, head_size, T, D)
-    i, b = block * T + tl.arange(0, T)[:, None], tl.arange(0, T)[None, :]
+    token = block * T + tl.arange(0, T)
+    i, b = token[:, None], tl.arange(0, T)[None, :]
     sums = tl.zeros([T, D], tl.float32)
     top = tl.full([T], float("-inf"), tl.float32)
     total = tl.zeros([T], tl.float32)
@@ -220,22 +239,24 @@ def forward_kernel(
     begin, near, far, end = spans(block, real, NEAR, CAUSAL, False, T)
 
     for side in tl.static_range(2 if FAR else 0):
+        at = side * side_size
+        shift = far_shift(far_query + at, token, length, scale, C2P)
+        top -= shift
         for other in range(far if side else begin, end if side else near):
             j = other * T + b
             keys = tokens_of(key, other * T, length, stride, head_size, T, D)
-            at = side * side_size
-            scores = far_scores(own, keys, far_query + at, far_key + at, i, j, length, C2P, P2C, PRECISION)
+            scores = far_scores(own, keys, far_key + at, j, length, P2C, PRECISION)
             pairs = seen(mask, i, j, length, tokens, MASK, CAUSAL)
             if DROPOUT:
                 keep = kept(draw, start + i, start + j, tokens, dropout_p)
             values = tokens_of(value, other * T, length, stride, head_size, T, D)
             sums, top, total = attended(scores, pairs, keep, values, sums, top, total, scale, DROPOUT, PRECISION)
+        top += shift
 
     before = tl.zeros([T, T], tl.float32)
     if C2P and near < far:
         before = product(own, block_of(key_table, block - near, NEAR, head_size, False, T, D), PRECISION)
-    # without code motion, or the addresses in `rotated` would fill the registers
-    for other in tl.range(near, far, disable_licm=True):
+    for other in range(near, far):
         j = other * T + b
         keys = tokens_of(key, other * T, length, stride, head_size, T, D)
         scores, before = near_scores(
@@ -249,7 +270,7 @@ def forward_kernel(
 
     blind = total == 0.0
     sums = sums / tl.where(blind, 1.0, total * (1.0 - dropout_p))[:, None]
-    token, channel = block * T + tl.arange(0, T), tl.arange(0, D)[None, :]
+    channel = tl.arange(0, D)[None, :]
     inside = (i < length) & (channel < head_size)
     tl.store(context + i * stride + channel, sums.to(context.dtype.element_ty), mask=inside)
     tl.store(log_sum + token, tl.where(blind, float("inf"), top + tl.log2(total)), mask=token < length)
