@@ -7,7 +7,7 @@ Your own rows (two columns of text at most, and `label`, which may be a list of 
     accelerate launch run_glue.py --model_name_or_path microsoft/deberta-v3-large --train_file train.csv \
         --validation_file dev.csv --test_file test.csv --bf16 --sift --output_dir mine
 
-See it work, offline, in one or two minutes: `python run_glue.py --demo`. The same command goes on where it was stopped. Flags
+See it work, offline: `python run_glue.py --demo`. The same command goes on where it was stopped. Flags
 are those of Transformers' `run_glue.py` and ours; --help lists all.
 """
 

@@ -9,7 +9,7 @@ CoNLL columns or jsonl and parquet with lists of words and labels, on several GP
     accelerate launch run_ner.py --model_name_or_path microsoft/deberta-v3-large --train_file train.jsonl \
         --validation_file dev.jsonl --test_file test.jsonl --bf16 --output_dir mine
 
-See it work, offline, in one or two minutes: `python run_ner.py --demo`. The same command goes on where it was stopped. Flags
+See it work, offline: `python run_ner.py --demo`. The same command goes on where it was stopped. Flags
 are those of Transformers' `run_ner.py` and ours; --help lists all.
 """
 

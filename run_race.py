@@ -8,7 +8,7 @@ label), on several GPUs, with SiFT:
     accelerate launch run_race.py --model_name_or_path microsoft/deberta-v3-large --data_dir RACE --bf16 --sift \
         --output_dir race
 
-See it work, offline, in one or two minutes: `python run_race.py --demo`. The same command goes on where it was stopped. Flags
+See it work, offline: `python run_race.py --demo`. The same command goes on where it was stopped. Flags
 are those of Transformers' `run_swag.py` and ours; --help lists all.
 """
 

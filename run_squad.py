@@ -7,7 +7,7 @@ Official files, or your own rows (id, context, question, answers with text and a
     accelerate launch run_squad.py --model_name_or_path microsoft/deberta-v3-large --train_file train-v2.0.json \
         --validation_file dev-v2.0.json --bf16 --sift --output_dir mine
 
-See it work, offline, in one or two minutes: `python run_squad.py --demo`. The same command goes on where it was stopped. Flags
+See it work, offline: `python run_squad.py --demo`. The same command goes on where it was stopped. Flags
 are those of Transformers' `run_qa.py` and ours; --help lists all.
 """
 

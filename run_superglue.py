@@ -8,7 +8,7 @@ The official files in place of the Hub's, on several GPUs; COPA starts from a mo
         --output_dir copa
 
 A model of RTE tells of the diagnostics too: --axb_file, --axg_file. `python -m hf_deberta.tasks.superglue` makes the
-zip of a submission. See it work, offline and in a minute: `python run_superglue.py --demo`. The same command goes on
+zip of a submission. See it work, offline: `python run_superglue.py --demo`. The same command goes on
 where it was stopped. Flags are those of Transformers' `run_glue.py` and ours; --help lists all.
 """
 
