@@ -54,7 +54,7 @@ bench-gpu: ## on a GPU: the next four, each also if one before it fails
 gpu-tests gpu-attention gpu-encoder gpu-training: export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 gpu-tests: $(READY) ## the Triton kernels at real sizes, in eight processes where pytest-xdist is there
-	$(RUN) -m pytest -m gpu tests/test_attention_triton.py $$($(RUN) -c 'import xdist' 2>/dev/null && echo --numprocesses=8)
+	$(RUN) -m pytest -m gpu tests/model/test_attention_triton.py $$($(RUN) -c 'import xdist' 2>/dev/null && echo --numprocesses=8)
 
 gpu-attention: $(READY) ## attention alone against its peers (LENGTHS="512 2048 8192" for fewer lengths, each compiles anew)
 	$(RUN) -W ignore benchmarks/attention_gpu.py $(if $(LENGTHS),--lengths $(LENGTHS))

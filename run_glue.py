@@ -27,13 +27,11 @@ from transformers import (
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaForSequenceClassification
-from hf_deberta.tasks import glue
-from hf_deberta.training.demonstration import write_made_up
-from hf_deberta.training.fine_tuning import FineTuningTrainer, evaluations_of, finish, over_seeds, train_and_evaluate
-from hf_deberta.training.fine_tuning_arguments import SWITCH, FineTuningArguments, parsed
-from hf_deberta.training.sift import SiftArguments
-from hf_deberta.training.splits import DataArguments, read_splits
-from hf_deberta.training.task_model import (
+from hf_deberta.demos.made_up import write_made_up
+from hf_deberta.fine_tuning.arguments import SWITCH, FineTuningArguments, run_with_arguments
+from hf_deberta.fine_tuning.sift import SiftArguments
+from hf_deberta.fine_tuning.splits import DataArguments, read_splits
+from hf_deberta.fine_tuning.task_model import (
     ModelArguments,
     checkpoint_labels,
     label_fields,
@@ -41,6 +39,14 @@ from hf_deberta.training.task_model import (
     load_model,
     load_tokenizer,
     longest_input,
+)
+from hf_deberta.fine_tuning.tasks import glue
+from hf_deberta.fine_tuning.trainer import (
+    FineTuningTrainer,
+    evaluations_of,
+    over_seeds,
+    train_and_evaluate,
+    write_card_and_push,
 )
 
 logger = logging.get_logger("run_glue")
@@ -72,7 +78,7 @@ class GlueArguments(DataArguments):
 
 def main() -> None:
     kinds = (ModelArguments, GlueArguments, SiftArguments, FineTuningArguments)
-    parsed(kinds, lambda flags: (flags.task_name or "own").lower().replace("-", ""), demo, fine_tune)
+    run_with_arguments(kinds, lambda flags: (flags.task_name or "own").lower().replace("-", ""), demo, fine_tune)
 
 
 def fine_tune(
@@ -82,9 +88,9 @@ def fine_tune(
     hub = ("nyu-mll/glue", data_args.task_name) if data_args.task_name else None
     loading = model_args.downloads()
     splits = read_splits(data_args, hub, loading=loading)
-    args.fit_to(splits)
-    task = glue.TASKS.get(data_args.name) or own_task(model_args, data_args, args, splits)
-    args.judge_by(task.metrics)
+    args.drop_missing_splits(splits)
+    task = glue.TASKS.get(data_args.name) or infer_task(model_args, data_args, args, splits)
+    args.set_best_metric(task.metrics)
     labels = "numbers" if task.labels is None else ", ".join(task.labels)
     logger.warning(
         f"inputs: {', '.join(task.columns)}; labels: {labels}; the best model is that of {args.metric_for_best_model}"
@@ -94,12 +100,12 @@ def fine_tune(
     over_seeds(args, lambda one: run(model_args, data_args, sift_args, one, task, splits))
 
 
-def own_task(
+def infer_task(
     model_args: ModelArguments, data_args: GlueArguments, args: FineTuningArguments, splits: dict[str, Dataset]
 ) -> glue.Task:
     """That of the rows to train on; without such, that of the checkpoint."""
     column = data_args.label_column_name
-    task = glue.own_task(splits, column, data_args.do_regression, data_args.text_column_names)
+    task = glue.infer_task(splits, column, data_args.do_regression, data_args.text_column_names)
     if not args.do_train:
         labels = checkpoint_labels(model_args)
         fields, _ = PretrainedConfig.get_config_dict(model_args.start, **model_args.loading())
@@ -172,7 +178,7 @@ def run(
             if trainer.is_world_process_zero():
                 logits = predictions_of(predicted.predictions, task)
                 glue.write_predictions(Path(args.output_dir), task, data_args.name, split, logits, labels)
-    finish(trainer)
+    write_card_and_push(trainer)
     return found
 
 

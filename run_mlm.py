@@ -24,18 +24,18 @@ from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaConfig, HfDebertaForCausalLM, HfDebertaForMaskedLM
-from hf_deberta.training.arguments import (
+from hf_deberta.pretraining.arguments import (
     MaskingArguments,
     NewModelArguments,
     PretrainingArguments,
     check,
     check_what_is_evaluated,
-    parsed,
     rows_of,
+    run_with_arguments,
 )
-from hf_deberta.training.corpus import Corpus, CorpusArguments
-from hf_deberta.training.language_model_trainer import LanguageModelTrainer
-from hf_deberta.training.packing import RowCollator
+from hf_deberta.pretraining.corpus import Corpus, CorpusArguments
+from hf_deberta.pretraining.language_model_trainer import LanguageModelTrainer
+from hf_deberta.pretraining.packing import RowCollator
 
 logger = logging.get_logger("run_mlm")
 
@@ -66,7 +66,7 @@ class ModelArguments(NewModelArguments):
 
 def main() -> None:
     kinds = (ModelArguments, CorpusArguments, MaskingArguments, PretrainingArguments)
-    parsed(kinds, lambda *parts: prepare(*parts).train_and_evaluate())
+    run_with_arguments(kinds, lambda *parts: prepare(*parts).train_and_evaluate())
 
 
 def prepare(

@@ -22,14 +22,11 @@ from transformers import AutoModelForTokenClassification, DataCollatorForTokenCl
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaForTokenClassification
-from hf_deberta.tasks import ner
-from hf_deberta.tasks.ner import Sentence
-from hf_deberta.training.demonstration import write_made_up
-from hf_deberta.training.fine_tuning import FineTuningTrainer, evaluations_of, finish, over_seeds, train_and_evaluate
-from hf_deberta.training.fine_tuning_arguments import FineTuningArguments, parsed
-from hf_deberta.training.sift import SiftArguments
-from hf_deberta.training.splits import DataArguments, read_splits, read_table, require_columns
-from hf_deberta.training.task_model import (
+from hf_deberta.demos.made_up import write_made_up
+from hf_deberta.fine_tuning.arguments import FineTuningArguments, run_with_arguments
+from hf_deberta.fine_tuning.sift import SiftArguments
+from hf_deberta.fine_tuning.splits import DataArguments, read_splits
+from hf_deberta.fine_tuning.task_model import (
     ModelArguments,
     checkpoint_labels,
     label_fields,
@@ -38,6 +35,16 @@ from hf_deberta.training.task_model import (
     load_tokenizer,
     longest_input,
 )
+from hf_deberta.fine_tuning.tasks import ner
+from hf_deberta.fine_tuning.tasks.ner import Sentence
+from hf_deberta.fine_tuning.trainer import (
+    FineTuningTrainer,
+    evaluations_of,
+    over_seeds,
+    train_and_evaluate,
+    write_card_and_push,
+)
+from hf_deberta.runs.data_files import read_table, require_columns
 
 TABLES = (".json", ".jsonl", ".parquet", ".csv")
 
@@ -77,7 +84,7 @@ class NerArguments(DataArguments):
 
 def main() -> None:
     kinds = (ModelArguments, NerArguments, SiftArguments, FineTuningArguments)
-    parsed(kinds, lambda flags: "conll2003" if flags.task_name else "ner", demo, fine_tune)
+    run_with_arguments(kinds, lambda flags: "conll2003" if flags.task_name else "ner", demo, fine_tune)
 
 
 def fine_tune(
@@ -93,7 +100,7 @@ def fine_tune(
         for split, rows in read_splits(data_args, hub, read_file, loading).items()
         if split != "train" or args.do_train
     }
-    args.fit_to(splits)
+    args.drop_missing_splits(splits)
     labels = ner.labels_of(splits["train"]) if args.do_train else checkpoint_labels(model_args)
     if labels is None:
         raise ValueError(f"{model_args.start} is a model of numbers, not of labels")
@@ -106,7 +113,7 @@ def fine_tune(
         known = all(sentence.document is not None for sentences in splits.values() for sentence in sentences)
         data_args.document_context = "merged" if known and data_args.task_name == "conll2003" else "none"
     logger.warning(f"labels: {', '.join(labels)}; document context: {data_args.document_context}")
-    args.judge_by(ner.metrics_of(labels, data_args.return_entity_level_metrics))
+    args.set_best_metric(ner.metrics_of(labels, data_args.return_entity_level_metrics))
 
     # 2. Fine-tuning, evaluation, predictions: with one seed or several
     over_seeds(args, lambda one: run(model_args, data_args, sift_args, one, labels, splits))
@@ -193,7 +200,7 @@ def run(
             if trainer.is_world_process_zero():
                 tags = ner.predicted_tags(predicted.predictions, inputs[split], splits[split], labels)
                 ner.write_predictions(Path(args.output_dir) / f"predictions_{split}.txt", splits[split], tags)
-    finish(trainer)
+    write_card_and_push(trainer)
     return found
 
 

@@ -22,13 +22,13 @@ from transformers import AutoModelForMultipleChoice, EvalPrediction, set_seed
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaForMultipleChoice
-from hf_deberta.tasks import race
-from hf_deberta.training.demonstration import write_made_up
-from hf_deberta.training.fine_tuning import FineTuningTrainer, finish, over_seeds, train_and_evaluate
-from hf_deberta.training.fine_tuning_arguments import FineTuningArguments, parsed
-from hf_deberta.training.sift import SiftArguments
-from hf_deberta.training.splits import DataArguments, one_of_each, read_splits
-from hf_deberta.training.task_model import ModelArguments, load_model, load_tokenizer, longest_input
+from hf_deberta.demos.made_up import write_made_up
+from hf_deberta.fine_tuning.arguments import FineTuningArguments, run_with_arguments
+from hf_deberta.fine_tuning.sift import SiftArguments
+from hf_deberta.fine_tuning.splits import DataArguments, one_of_each, read_splits
+from hf_deberta.fine_tuning.task_model import ModelArguments, load_model, load_tokenizer, longest_input
+from hf_deberta.fine_tuning.tasks import race
+from hf_deberta.fine_tuning.trainer import FineTuningTrainer, over_seeds, train_and_evaluate, write_card_and_push
 
 HUB = {
     "race": ("ehovy/race", "all"),
@@ -66,7 +66,7 @@ class ChoiceArguments(DataArguments):
 
 def main() -> None:
     kinds = (ModelArguments, ChoiceArguments, SiftArguments, FineTuningArguments)
-    parsed(kinds, lambda flags: (flags.task_name or "own").partition("_")[0], demo, fine_tune)
+    run_with_arguments(kinds, lambda flags: (flags.task_name or "own").partition("_")[0], demo, fine_tune)
 
 
 def fine_tune(
@@ -75,12 +75,12 @@ def fine_tune(
     # 1. The questions
     loading = model_args.downloads()
     splits = one_of_each(read_splits(data_args, HUB.get(data_args.task_name), race.read_choices, loading))
-    args.fit_to(splits)
+    args.drop_missing_splits(splits)
     splits = {
         split: race.choice_rows(rows, split, with_labels=split != "test", fill_blanks=data_args.fill_blanks)
         for split, rows in splits.items()
     }
-    args.judge_by(["accuracy"])
+    args.set_best_metric(["accuracy"])
 
     # 2. Fine-tuning, evaluation, predictions: with one seed or several
     over_seeds(args, lambda one: run(model_args, data_args, sift_args, one, splits))
@@ -139,7 +139,7 @@ def run(
             results = {f"predict_{name}": value for name, value in scores.items()}
             trainer.log_metrics("predict", results)
             trainer.save_metrics("predict", results)
-    finish(trainer)
+    write_card_and_push(trainer)
     return found
 
 

@@ -25,19 +25,19 @@ from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaConfig
-from hf_deberta.training.arguments import (
+from hf_deberta.pretraining.arguments import (
     MaskingArguments,
     NewModelArguments,
     PretrainingArguments,
     check,
     check_what_is_evaluated,
-    parsed,
     rows_of,
+    run_with_arguments,
 )
-from hf_deberta.training.corpus import Corpus, CorpusArguments
-from hf_deberta.training.packing import RowCollator
-from hf_deberta.training.released_generator import released_generator_config
-from hf_deberta.training.rtd_pretraining import HfDebertaForRtdPretraining, HfDebertaRtdConfig, RtdTrainer
+from hf_deberta.pretraining.corpus import Corpus, CorpusArguments
+from hf_deberta.pretraining.packing import RowCollator
+from hf_deberta.pretraining.released_generator import released_generator_config
+from hf_deberta.pretraining.rtd_pretraining import HfDebertaForRtdPretraining, HfDebertaRtdConfig, RtdTrainer
 
 logger = logging.get_logger("run_rtd")
 
@@ -102,7 +102,7 @@ class RtdMaskingArguments(MaskingArguments):
 
 def main() -> None:
     kinds = (PairArguments, CorpusArguments, RtdMaskingArguments, PretrainingArguments)
-    parsed(kinds, lambda *parts: prepare(*parts).train_and_evaluate())
+    run_with_arguments(kinds, lambda *parts: prepare(*parts).train_and_evaluate())
 
 
 def prepare(

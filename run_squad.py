@@ -20,14 +20,14 @@ from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding,
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaForQuestionAnswering
-from hf_deberta.tasks import squad
-from hf_deberta.tasks.squad_scores import METRICS, METRICS_V2, squad_scores, squad_v2_scores
-from hf_deberta.training.demonstration import write_made_up
-from hf_deberta.training.fine_tuning import FineTuningTrainer, finish, over_seeds, train_and_evaluate
-from hf_deberta.training.fine_tuning_arguments import SWITCH, FineTuningArguments, parsed
-from hf_deberta.training.sift import SiftArguments
-from hf_deberta.training.splits import DataArguments, one_of_each, read_splits
-from hf_deberta.training.task_model import ModelArguments, load_model, load_tokenizer, longest_input
+from hf_deberta.demos.made_up import write_made_up
+from hf_deberta.fine_tuning.arguments import SWITCH, FineTuningArguments, run_with_arguments
+from hf_deberta.fine_tuning.sift import SiftArguments
+from hf_deberta.fine_tuning.splits import DataArguments, one_of_each, read_splits
+from hf_deberta.fine_tuning.task_model import ModelArguments, load_model, load_tokenizer, longest_input
+from hf_deberta.fine_tuning.tasks import squad
+from hf_deberta.fine_tuning.tasks.squad_scores import METRICS, METRICS_V2, squad_scores, squad_v2_scores
+from hf_deberta.fine_tuning.trainer import FineTuningTrainer, over_seeds, train_and_evaluate, write_card_and_push
 
 HUB = {"squad": "rajpurkar/squad", "squad_v2": "rajpurkar/squad_v2"}
 
@@ -64,7 +64,7 @@ class SquadArguments(DataArguments):
 
 def main() -> None:
     kinds = (ModelArguments, SquadArguments, SiftArguments, FineTuningArguments)
-    parsed(
+    run_with_arguments(
         kinds,
         lambda flags: "squad_v2" if flags.version_2_with_negative else flags.task_name or "squad",
         demo,
@@ -82,11 +82,11 @@ def fine_tune(
     # 1. The questions
     hub = (HUB[data_args.task_name], None) if data_args.task_name else None
     splits = one_of_each(read_splits(data_args, hub, squad.read_squad, model_args.downloads()))
-    args.fit_to(splits)
+    args.drop_missing_splits(splits)
     splits = {split: squad.squad_rows(rows, split, with_answers=split != "test") for split, rows in splits.items()}
     if data_args.version_2_with_negative is None:
         data_args.version_2_with_negative = data_args.task_name == "squad_v2" or some_without_answer(splits)
-    args.judge_by(METRICS_V2 if data_args.version_2_with_negative else METRICS)
+    args.set_best_metric(METRICS_V2 if data_args.version_2_with_negative else METRICS)
 
     # 2. Fine-tuning, evaluation, predictions: with one seed or several
     over_seeds(args, lambda one: run(model_args, data_args, sift_args, one, splits))
@@ -159,7 +159,7 @@ def run(
             results = {f"predict_{name}": value for name, value in scores(predicted, splits["test"], data_args).items()}
             trainer.log_metrics("predict", results)
             trainer.save_metrics("predict", results)
-    finish(trainer)
+    write_card_and_push(trainer)
     return found
 
 

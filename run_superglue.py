@@ -7,8 +7,9 @@ The official files in place of the Hub's, on several GPUs; COPA starts from a mo
     accelerate launch run_superglue.py --intermediate my-mnli --task_name copa --data_dir SuperGLUE/COPA --bf16 \
         --output_dir copa
 
-A model of RTE tells of the diagnostics too: --axb_file, --axg_file. `python -m hf_deberta.tasks.superglue` makes the
-zip of a submission. See it work, offline: `python run_superglue.py --demo`. The same command goes on
+A model of RTE tells of the diagnostics too: --axb_file, --axg_file.
+`python -m hf_deberta.fine_tuning.tasks.superglue` makes the zip of a submission.
+See it work, offline: `python run_superglue.py --demo`. The same command goes on
 where it was stopped. Flags are those of Transformers' `run_glue.py` and ours; --help lists all.
 """
 
@@ -28,14 +29,11 @@ from transformers import (
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaForEntityChoice, HfDebertaForMultipleChoice, HfDebertaForSequenceClassification
-from hf_deberta.tasks import superglue
-from hf_deberta.tasks.race import ChoiceCollator
-from hf_deberta.training.demonstration import write_made_up
-from hf_deberta.training.fine_tuning import FineTuningTrainer, evaluations_of, finish, over_seeds, train_and_evaluate
-from hf_deberta.training.fine_tuning_arguments import FineTuningArguments, parsed
-from hf_deberta.training.sift import SiftArguments
-from hf_deberta.training.splits import DataArguments, read_splits, read_table
-from hf_deberta.training.task_model import (
+from hf_deberta.demos.made_up import write_made_up
+from hf_deberta.fine_tuning.arguments import FineTuningArguments, run_with_arguments
+from hf_deberta.fine_tuning.sift import SiftArguments
+from hf_deberta.fine_tuning.splits import DataArguments, read_splits
+from hf_deberta.fine_tuning.task_model import (
     ModelArguments,
     label_fields,
     labels_in_order,
@@ -43,6 +41,16 @@ from hf_deberta.training.task_model import (
     load_tokenizer,
     longest_input,
 )
+from hf_deberta.fine_tuning.tasks import superglue
+from hf_deberta.fine_tuning.tasks.race import ChoiceCollator
+from hf_deberta.fine_tuning.trainer import (
+    FineTuningTrainer,
+    evaluations_of,
+    over_seeds,
+    train_and_evaluate,
+    write_card_and_push,
+)
+from hf_deberta.runs.data_files import read_table
 
 HUB = "aps/super_glue"
 HEADS = {
@@ -82,7 +90,7 @@ def name_of(task: str | None) -> str | None:
 
 def main() -> None:
     kinds = (ModelArguments, SuperGlueArguments, SiftArguments, FineTuningArguments)
-    parsed(kinds, lambda flags: name_of(flags.task_name) or "own", demo, fine_tune)
+    run_with_arguments(kinds, lambda flags: name_of(flags.task_name) or "own", demo, fine_tune)
 
 
 def fine_tune(
@@ -92,7 +100,7 @@ def fine_tune(
     name, task = data_args.task_name, superglue.TASKS[data_args.task_name]
     loading = model_args.downloads()
     splits = read_splits(data_args, (HUB, name), loading=loading)
-    args.fit_to(splits)
+    args.drop_missing_splits(splits)
     rows = {(name, split): of for split, of in splits.items()}
     if name == "rte" and args.do_predict:
         rows |= diagnostics(data_args, loading)
@@ -104,7 +112,7 @@ def fine_tune(
         logger.warning(f"{superglue.TASKS[one].file} {split}: {len(of):,} rows")
         if not split.startswith("test") and not superglue.is_labelled(of, split, one):
             raise ValueError(f"the {split} rows of {one} have no labels")
-    args.judge_by(task.metrics)
+    args.set_best_metric(task.metrics)
 
     # 2. Fine-tuning, evaluation, predictions: with one seed or several
     over_seeds(args, lambda one: run(model_args, data_args, sift_args, one, rows))
@@ -184,7 +192,7 @@ def run(
                 if trainer.is_world_process_zero():
                     told = trainer.told(predicted.predictions, of)
                     superglue.write_predictions(Path(args.output_dir), one, rows[one, split], **told, labels=labels)
-    finish(trainer)
+    write_card_and_push(trainer)
     return found
 
 

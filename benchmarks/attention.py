@@ -16,7 +16,7 @@ import transformers
 from encoder import backends, models
 from timing import RESULTS, circumstances, interleaved, medians, write_rows
 
-from hf_deberta.attention_context import AttentionContext
+from hf_deberta.model.attention_context import AttentionContext
 
 IN_TREE_FITS = 2048
 

@@ -39,9 +39,9 @@ from timing import RESULTS, circumstances, wait, write_rows
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from hf_deberta import attention_triton
-from hf_deberta.attention import disentangled_attention
-from hf_deberta.relative_position import rows_between, rows_of_distances, saturation_of
+from hf_deberta.model import attention_triton
+from hf_deberta.model.attention import disentangled_attention
+from hf_deberta.model.relative_position import rows_between, rows_of_distances, saturation_of
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
 TABLE = (512, 256)  # positions and buckets of v2 and v3

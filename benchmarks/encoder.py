@@ -21,8 +21,8 @@ import transformers
 from timing import RESULTS, circumstances, interleaved, medians, wait, write_rows
 
 import hf_deberta
-from hf_deberta.attention import BACKENDS
-from hf_deberta.dense import prefers_onednn
+from hf_deberta.model.attention import BACKENDS
+from hf_deberta.model.dense import prefers_onednn
 
 # tokens of 32 pairs of MNLI's validation set, drawn at random, in word pieces of a 30k vocabulary
 MNLI_LENGTHS = (40, 27, 33, 39, 75, 68, 85, 81, 33, 33, 64, 53, 13, 34, 45, 81)

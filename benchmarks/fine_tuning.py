@@ -29,7 +29,7 @@ KEY = ("checkpoint", "task", "who", "seed", "setting")
 # the scripts take every DeBERTa by our classes; this has them take Transformers' own
 IN_TREE = """
 import runpy, sys
-from hf_deberta.training import task_model
+from hf_deberta.fine_tuning import task_model
 task_model.deberta_config = lambda *_: None
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")

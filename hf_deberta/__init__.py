@@ -2,22 +2,22 @@
 
 import transformers
 
-from .attention import disentangled_attention
-from .causal_language_model import HfDebertaForCausalLM
-from .checkpoint_conversion import export_to_transformers
-from .configuration_hf_deberta import PRESETS, HfDebertaConfig
-from .enable import disable, enable
-from .enhanced_mask_decoder import HfDebertaForMaskedLM
-from .hub_export import auto_classes
-from .modeling_heads import (
+from .in_tree.enable import disable, enable
+from .model.attention import disentangled_attention
+from .model.causal_language_model import HfDebertaForCausalLM
+from .model.checkpoint_conversion import export_to_transformers
+from .model.configuration_hf_deberta import PRESETS, HfDebertaConfig
+from .model.enhanced_mask_decoder import HfDebertaForMaskedLM
+from .model.hub_export import auto_classes
+from .model.modeling_heads import (
     HfDebertaForEntityChoice,
     HfDebertaForMultipleChoice,
     HfDebertaForQuestionAnswering,
     HfDebertaForSequenceClassification,
     HfDebertaForTokenClassification,
 )
-from .modeling_hf_deberta import HfDebertaModel, HfDebertaPreTrainedModel
-from .replaced_token_detection import HfDebertaForPreTraining, replaced_token_labels
+from .model.modeling_hf_deberta import HfDebertaModel, HfDebertaPreTrainedModel
+from .model.replaced_token_detection import HfDebertaForPreTraining, replaced_token_labels
 from .tokenization_hf_deberta import HfDebertaTokenizer
 
 __version__ = "0.1.0"

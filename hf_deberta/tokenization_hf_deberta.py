@@ -25,7 +25,14 @@ from tokenizers import (
     pre_tokenizers,
     processors,
 )
-from transformers import BatchEncoding, TokenizersBackend
+from transformers import (
+    AutoTokenizer,
+    BatchEncoding,
+    DebertaTokenizer,
+    DebertaV2Tokenizer,
+    PreTrainedTokenizerBase,
+    TokenizersBackend,
+)
 from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
@@ -346,3 +353,11 @@ class HfDebertaTokenizer(TokenizersBackend):
                 "belongs to the word after it: use from_pretrained(..., add_prefix_space=True)."
             )
         return super()._encode_plus(*args, is_split_into_words=is_split_into_words, **kwargs)
+
+
+def load_tokenizer(name: str, **loading) -> PreTrainedTokenizerBase:
+    """The tokenizer of a checkpoint; in place of Transformers' own for DeBERTa, the one with the original rules."""
+    tokenizer = AutoTokenizer.from_pretrained(name, **loading)
+    if isinstance(tokenizer, DebertaTokenizer | DebertaV2Tokenizer):
+        return HfDebertaTokenizer.from_pretrained(name, **loading)
+    return tokenizer

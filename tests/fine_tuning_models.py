@@ -9,7 +9,7 @@ from pathlib import Path
 from transformers import BertConfig, BertModel, DebertaV2Config, DebertaV2Model
 
 from hf_deberta import HfDebertaConfig, HfDebertaModel
-from hf_deberta.training.tokenizer_training import train_tokenizer
+from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 
 ROOT = Path(__file__).parents[1]
 RUN = ["--use_cpu", "--disable_tqdm", "true", "--per_device_train_batch_size", "8", "--learning_rate", "1e-3"]

@@ -1,70 +1,40 @@
-"""Who may import whom, and the Hub's import rules for every file that travels there."""
+"""Which folder may import which, and the Hub's rules for the files of `hf_deberta/model/`."""
 
 import ast
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "hf_deberta"
-FILES = sorted(path for path in PACKAGE.glob("*.py") if path.name != "__init__.py")
-NO_SIBLINGS = {"configuration_hf_deberta", "relative_position", "checkpoint_conversion", "batch_loss"}
-NO_SIBLINGS |= {"tokenization_hf_deberta", "interception", "unpadding"}
-MODEL = {"attention_context", "dense", "interception", "modeling_hf_deberta", "configuration_hf_deberta", "batch_loss"}
+FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+MODEL = sorted((PACKAGE / "model").glob("*.py"))
+# Each folder of the package, and what it may import besides itself.
 MAY_IMPORT = {
-    **{name: set() for name in NO_SIBLINGS},
-    "ngram_input_encoding": {"configuration_hf_deberta"},
-    "attention_reference": {"relative_position"},
-    "attention_sdpa": {"interception", "relative_position"},
-    "attention_triton": {"interception", "attention_triton_forward", "attention_triton_backward"},
-    "attention_triton_forward": set(),
-    "attention_triton_backward": {"attention_triton_forward"},
-    "dense": {"interception"},
-    "linear_cross_entropy": {"batch_loss", "dense", "interception"},
-    "remembered": {"interception"},
-    "attention": {"interception", "relative_position", "attention_reference", "attention_sdpa", "attention_triton"},
-    "attention_context": {"attention", "interception", "unpadding"},
-    "modeling_hf_deberta": {
-        "attention",
-        "attention_context",
-        "checkpoint_conversion",
-        "configuration_hf_deberta",
-        "dense",
-        "hub_export",
-        "interception",
-        "ngram_input_encoding",
-        "relative_position",
-        "remembered",
-    },
-    "modeling_heads": MODEL,
-    "enhanced_mask_decoder": {*MODEL, "linear_cross_entropy"},
-    "causal_language_model": {"attention_context", "batch_loss", "enhanced_mask_decoder"},
-    "replaced_token_detection": MODEL,
-    "in_tree_encoder": {
-        "attention",
-        "attention_context",
-        "dense",
-        "interception",
-        "relative_position",
-        "remembered",
-    },
-    "in_tree_masked_lm": {"batch_loss", "configuration_hf_deberta", "in_tree_encoder"},
-    "enable": {"in_tree_encoder", "in_tree_masked_lm", "tokenization_hf_deberta"},
-    "hub_export": {
-        "causal_language_model",
-        "configuration_hf_deberta",
-        "enhanced_mask_decoder",
-        "modeling_heads",
-        "modeling_hf_deberta",
-        "replaced_token_detection",
-    },
+    "model": set(),
+    "tokenization_hf_deberta": set(),
+    "in_tree": {"model", "tokenization_hf_deberta"},
+    "runs": {"hf_deberta", "model", "tokenization_hf_deberta"},
+    "pretraining": {"hf_deberta", "model", "tokenization_hf_deberta", "runs"},
+    "fine_tuning": {"hf_deberta", "model", "tokenization_hf_deberta", "runs"},
+    "demos": {"hf_deberta", "model", "tokenization_hf_deberta", "pretraining", "fine_tuning"},
 }
-# what is there wherever Transformers is
-ALWAYS_THERE = {"torch", "transformers", "huggingface_hub", "safetensors", "tokenizers"}
+MATHEMATICS = {
+    "batch_loss",
+    "checkpoint_conversion",
+    "configuration_hf_deberta",
+    "fast_path_guards",
+    "relative_position",
+}
+BACKENDS = ("attention_reference", "attention_sdpa", "attention_triton")
+# Installed wherever Transformers is.
+ALWAYS_INSTALLED = {"torch", "transformers", "huggingface_hub", "safetensors", "tokenizers"}
 
 
-def imports(path, node=None):
-    """Every import below `node`, those in a try block apart: the Hub's scanner lets them be missing."""
+def imports(path: Path, node: ast.AST | None = None) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Every import in a file, except those in a try block: the Hub's scanner lets them be missing."""
     for child in ast.iter_child_nodes(node or ast.parse(path.read_text())):
         if isinstance(child, ast.Try):
             continue
@@ -73,15 +43,34 @@ def imports(path, node=None):
         yield from imports(path, child)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_siblings(path):
-    found = {node.module for node in imports(path) if isinstance(node, ast.ImportFrom) and node.level}
-    assert path.stem in MAY_IMPORT, f"say in MAY_IMPORT whom {path.name} may import"
-    assert found <= MAY_IMPORT[path.stem]
+def imported_modules(path: Path) -> set[str]:
+    """Absolute names of the modules that a file imports."""
+    names = set()
+    for node in imports(path):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif node.level:
+            parts = path.relative_to(PACKAGE.parent).parts[: -node.level]
+            names.add(".".join((*parts, *filter(None, [node.module]))))
+        else:
+            names.add(node.module)
+    return names
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_form_the_hub_can_follow(path):
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_folders_import_in_one_direction(path):
+    own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    for name in imported_modules(path):
+        top, _, rest = name.partition(".")
+        assert not top.startswith(("run_", "tests", "demo")), f"{path.name} imports the script {name}"
+        if top == "hf_deberta":
+            folder = rest.partition(".")[0] or "hf_deberta"
+            assert folder in {own, *MAY_IMPORT[own]}, f"{own} must not import {name}"
+
+
+@pytest.mark.parametrize("path", MODEL, ids=lambda path: path.stem)
+def test_model_files_follow_the_rules_of_the_hub(path):
+    """Siblings are imported as `from .x import y`, and nothing else is needed than what Transformers needs."""
     for node in imports(path):
         if isinstance(node, ast.ImportFrom) and node.level:
             assert node.level == 1 and node.module and "." not in node.module, ast.unparse(node)
@@ -89,27 +78,18 @@ def test_form_the_hub_can_follow(path):
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if re.match(r"\s*from\s+\.\w+\s+import", line):
             assert number in code_lines, f"{path.name}:{number} looks like an import to the Hub's scanner"
+    for name in imported_modules(path):
+        top = name.partition(".")[0]
+        assert top in {"hf_deberta", *ALWAYS_INSTALLED, *sys.stdlib_module_names}, f"{path.name} imports {name}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_nothing_else_is_needed(path):
-    for node in imports(path):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module]
-        if isinstance(node, ast.ImportFrom) and node.level:
-            continue
-        for name in names:
-            top = name.partition(".")[0]
-            assert top in ALWAYS_THERE or top in __import__("sys").stdlib_module_names, f"{path.name} imports {name}"
+def test_mathematics_imports_no_sibling_and_backends_not_each_other():
+    siblings = {path.stem: {name.rpartition(".")[2] for name in imported_modules(path)} for path in MODEL}
+    for name in MATHEMATICS:
+        assert not siblings[name] & set(siblings), name
+    for name in BACKENDS:
+        assert not siblings[name] & {*BACKENDS} - {name}, name
 
 
-@pytest.mark.parametrize("path", sorted((PACKAGE / "training").glob("*.py")), ids=lambda path: path.stem)
-def test_training_stays_home(path):
-    """It imports the package by its name, and neither scripts nor tests; nothing that travels imports it."""
-    for node in imports(path):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module]
-        assert not getattr(node, "level", 0), ast.unparse(node)
-        assert not any(name.startswith(("run_", "tests", "hf_deberta.tasks")) for name in names), names
-
-
-def test_no_drawers():
+def test_no_utility_modules():
     assert not [path for path in PACKAGE.rglob("*.py") if path.stem in ("utils", "common", "base")]

@@ -15,12 +15,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import HfArgumentParser
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM
-from hf_deberta.training.arguments import MaskingArguments, PretrainingArguments
-from hf_deberta.training.corpus import CorpusArguments
-from hf_deberta.training.fine_tuning_arguments import FineTuningArguments
-from hf_deberta.training.sift import SiftArguments
-from hf_deberta.training.splits import DataArguments
-from hf_deberta.training.task_model import ModelArguments
+from hf_deberta.fine_tuning.arguments import FineTuningArguments
+from hf_deberta.fine_tuning.sift import SiftArguments
+from hf_deberta.fine_tuning.splits import DataArguments
+from hf_deberta.fine_tuning.task_model import ModelArguments
+from hf_deberta.pretraining.arguments import MaskingArguments, PretrainingArguments
+from hf_deberta.pretraining.corpus import CorpusArguments
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -29,7 +29,7 @@ SPECIAL_TOKENS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
 
 def released_v1(folder: Path) -> Path:
     """vocab.json, merges.txt, config.json of model type deberta, and weights in the fused v1 layout."""
-    from hf_deberta.checkpoint_conversion import _to_v1
+    from hf_deberta.model.checkpoint_conversion import _to_v1
 
     folder.mkdir()
     bpe = Tokenizer(models.BPE())

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
 from hf_deberta import HfDebertaConfig
-from hf_deberta.tasks import glue
+from hf_deberta.fine_tuning.tasks import glue
 
 
 @pytest.fixture(scope="module")

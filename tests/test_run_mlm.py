@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM
-from hf_deberta.training.arguments import PretrainingArguments
+from hf_deberta.pretraining.arguments import PretrainingArguments
 
 ROOT = Path(__file__).parents[1]
 WORDS = "the old man walked slowly down to a quiet harbour where small boats wait for wind and his friends"
@@ -310,7 +310,7 @@ def test_bad_input_is_said_in_a_sentence(run_mlm, text, tmp_path, arguments, mes
     if "TRAINED" in arguments:
         HfDebertaForMaskedLM(HfDebertaConfig.from_preset("tiny")).save_pretrained(tmp_path / "trained")
     if "OTHER" in arguments:
-        from hf_deberta.training.tokenizer_training import train_tokenizer
+        from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 
         train_tokenizer([*WORDS.split(), "other things, of course!"] * 9, 320, "bpe").save_pretrained(
             tmp_path / "other"

@@ -10,7 +10,7 @@ import torch
 from fine_tuning_models import ROOT, RUN, results, runner, save_models
 from transformers import AutoModelForTokenClassification
 
-from hf_deberta.tasks import ner
+from hf_deberta.fine_tuning.tasks import ner
 
 LABELS = ["O", "B-LOC", "I-LOC", "B-ORG", "I-ORG", "B-PER", "I-PER"]
 

@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
-from hf_deberta.tasks import race
+from hf_deberta.fine_tuning.tasks import race
 
 RUN = [*EIGHT, "--per_device_train_batch_size", "4", "--max_seq_length", "48"]
 

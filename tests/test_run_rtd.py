@@ -23,8 +23,8 @@ from hf_deberta import (
     HfDebertaForSequenceClassification,
     export_to_transformers,
 )
-from hf_deberta.training.rtd_pretraining import MODELS
-from hf_deberta.training.tokenizer_training import train_tokenizer
+from hf_deberta.pretraining.rtd_pretraining import MODELS
+from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 
 ROOT = Path(__file__).parents[1]
 WORDS = "the old man walked slowly down to a quiet harbour where small boats wait for wind and his friends"

@@ -10,8 +10,8 @@ from fine_tuning_models import RUN, runner, save_models
 from safetensors.torch import load_file
 from transformers import AutoModelForQuestionAnswering
 
-from hf_deberta.tasks import squad
-from hf_deberta.tasks.squad_scores import squad_scores, squad_v2_scores
+from hf_deberta.fine_tuning.tasks import squad
+from hf_deberta.fine_tuning.tasks.squad_scores import squad_scores, squad_v2_scores
 
 SHORT = ["--max_seq_length", "32", "--doc_stride", "8"]
 

@@ -10,7 +10,7 @@ from fine_tuning_models import results, runner, save_models
 from transformers import AutoModelForSequenceClassification
 
 from hf_deberta import HfDebertaForEntityChoice
-from hf_deberta.tasks import superglue
+from hf_deberta.fine_tuning.tasks import superglue
 
 RUN = [*EIGHT, "--per_device_train_batch_size", "4"]
 PAIR = ("entailment", "not_entailment")

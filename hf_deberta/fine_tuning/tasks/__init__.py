@@ -1,0 +1,1 @@
+"""One file a benchmark: columns, features, metrics, submission files."""

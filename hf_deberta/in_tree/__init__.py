@@ -1,0 +1,1 @@
+"""`enable()`: Transformers' own DeBERTa classes compute with `hf_deberta.model`."""

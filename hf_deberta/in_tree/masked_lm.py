@@ -1,0 +1,142 @@
+"""What `enable()` puts into Transformers' `...ForMaskedLM`: the enhanced mask decoder, for official releases.
+
+Each function takes the in-tree method and returns its replacement. A model decodes if its configuration says so with
+`emd_steps`, which is set when an official release is loaded and is then saved with it.
+"""
+
+from collections.abc import Callable
+from contextvars import ContextVar
+
+import torch
+from torch import nn
+from transformers.modeling_outputs import MaskedLMOutput
+
+from hf_deberta.model.batch_loss import cross_entropy
+from hf_deberta.model.configuration_hf_deberta import emd_steps_of
+
+from .encoder import shared_by_layers
+
+_loading_official = ContextVar("a masked-LM checkpoint is read as an official one", default=False)
+
+
+def from_pretrained_of(in_tree: Callable) -> classmethod:
+    def from_pretrained(cls, *args, output_loading_info: bool = False, **kwargs):
+        for official in (True, False):
+            token = _loading_official.set(official)
+            try:
+                model, info = in_tree.__func__(cls, *args, output_loading_info=True, **kwargs)
+            finally:
+                _loading_official.reset(token)
+            if not any(name.startswith("lm_predictions.") for name in info["missing_keys"]):
+                break  # otherwise the checkpoint is not official, or has no such head: as Transformers reads it
+        return (model, info) if output_loading_info else model
+
+    return classmethod(from_pretrained)
+
+
+def init_of(in_tree: Callable) -> Callable:
+    def __init__(self, config, *args, **kwargs) -> None:
+        if _loading_official.get() and config.legacy and not config.position_biased_input:
+            steps = emd_steps_of(config.to_dict())
+            if steps > 0:
+                config.legacy, config.emd_steps = False, steps
+        in_tree(self, config, *args, **kwargs)
+        if _decodes(config):
+            embeddings = self.deberta.embeddings
+            embeddings.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+            self._init_weights(embeddings.position_embeddings)
+
+    return __init__
+
+
+def post_init_of(in_tree: Callable) -> Callable:
+    def post_init(self) -> None:
+        if not self.legacy:
+            self._tied_weights_keys = {}  # Transformers 5.17 names a weight there that the head has not, and fails
+        in_tree(self)
+
+    return post_init
+
+
+def _decodes(config) -> bool:
+    return not config.legacy and not config.position_biased_input and getattr(config, "emd_steps", 0) > 0
+
+
+def forward_of(in_tree: Callable) -> Callable:
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        **kwargs,
+    ) -> MaskedLMOutput | tuple:
+        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        embeddings = self.deberta.embeddings
+        if not _decodes(self.config) or embeddings.position_embeddings is None:
+            return in_tree(self, *inputs, labels, output_attentions, output_hidden_states, return_dict, **kwargs)
+        encoded = self.deberta(*inputs, output_attentions, output_hidden_states=True, return_dict=True)
+        before_last = encoded.hidden_states[-2]
+        if attention_mask is None:
+            attention_mask = before_last.new_ones(before_last.shape[:2])
+        known = embeddings.position_embeddings.num_embeddings
+        if position_ids is None and before_last.shape[1] > known:
+            raise ValueError(
+                f"absolute positions are known up to max_position_embeddings = {known}, and this input reaches "
+                f"{before_last.shape[1]}; shorten it, or train with a larger max_position_embeddings"
+            )
+        if position_ids is None:
+            position_ids = torch.arange(before_last.shape[1], device=before_last.device)[None]
+        context, table = shared_by_layers(self.deberta.encoder, before_last, attention_mask)
+        states = before_last + embeddings.position_embeddings(position_ids)
+        for _ in range(self.config.emd_steps):
+            last = self.deberta.encoder.layer[-1]
+            states, _ = last(before_last, context, states, None, table)
+        logits = self.lm_predictions(states, embeddings.word_embeddings)
+        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        output = MaskedLMOutput(
+            loss=None if labels is None else cross_entropy(logits, labels),
+            logits=logits,
+            hidden_states=encoded.hidden_states if wanted else None,
+            attentions=encoded.attentions,
+        )
+        if return_dict is None:
+            return_dict = self.config.return_dict
+        return output if return_dict else output.to_tuple()
+
+    return forward
+
+
+def output_embeddings_of(in_tree: Callable) -> Callable:
+    def get_output_embeddings(self) -> nn.Module | None:
+        return in_tree(self) if self.legacy else None  # the word embeddings; in-tree names another matrix
+
+    return get_output_embeddings
+
+
+def resize_of(in_tree: Callable) -> Callable:
+    def resize_token_embeddings(self, *args, **kwargs) -> nn.Embedding:
+        """As in Transformers; the bias of a new word starts at the mean bias."""
+        embeddings = in_tree(self, *args, **kwargs)
+        if not self.legacy:
+            head = self.lm_predictions.lm_head
+            old, added = head.bias.data, embeddings.num_embeddings - head.bias.shape[0]
+            head.bias = nn.Parameter(nn.functional.pad(old, (0, added), value=old.mean().item()))
+        return embeddings
+
+    return resize_token_embeddings
+
+
+REPLACEMENTS = {
+    "__init__": init_of,
+    "post_init": post_init_of,
+    "from_pretrained": from_pretrained_of,
+    "forward": forward_of,
+    "get_output_embeddings": output_embeddings_of,
+    "resize_token_embeddings": resize_of,
+}

@@ -1,1 +1,0 @@
-"""What is particular to a benchmark: its columns, features, answers, files and scores."""

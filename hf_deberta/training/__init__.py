@@ -1,1 +1,0 @@
-"""Pretraining and fine-tuning around the models. Nothing in here travels to the Hub."""

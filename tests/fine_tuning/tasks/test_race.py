@@ -1,0 +1,288 @@
+"""Multiple choice: files of RACE and SWAG, the text of a choice, inputs, collator, scores, predictions, bad input."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+
+from hf_deberta.fine_tuning.tasks.race import (
+    ChoiceCollator,
+    choice_features,
+    choice_rows,
+    choice_scores,
+    label_of,
+    read_choices,
+    with_option,
+    write_predictions,
+)
+from hf_deberta.pretraining.tokenizer_training import train_tokenizer
+
+ARTICLE = "One morning  Ann\nwent to the harbour.\n\nShe met a very old sailor there."
+QUESTIONS = ["Who was old?", "Ann went _ ."]
+OPTIONS = [["Ann", "a sailor", "the harbour"], ["home", "to the harbour", "to school"]]
+FLAT = [
+    {"example_id": "high1.txt", "article": ARTICLE, "question": question, "options": options, "answer": "B"}
+    for question, options in zip(QUESTIONS, OPTIONS, strict=True)
+]
+LINE = "One morning Ann went to the harbour. She met a very old sailor there."
+EXPECTED = [
+    {
+        "id": "high1.txt",
+        "context": LINE,
+        "choices": ["Who was old? Ann", "Who was old? a sailor", "Who was old? the harbour"],
+        "label": 1,
+    },
+    {
+        "id": "high1.txt",
+        "context": LINE,
+        "choices": ["Ann went _ . home", "Ann went _ . to the harbour", "Ann went _ . to school"],
+        "label": 1,
+    },
+]
+RELEASED = {"id": "high1.txt", "article": ARTICLE, "questions": QUESTIONS, "options": OPTIONS, "answers": ["B", "B"]}
+SWAG = [
+    {"id": "s1", "sent1": "Ann sits down.", "sent2": "She", "ending0": "eats.", "ending1": "flies.", "label": 0},
+    {"id": "s2", "sent1": "Why is it dark?", "sent2": "", "ending0": "Sun.", "ending1": "Night.", "label": 1},
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer([ARTICLE, *QUESTIONS, *OPTIONS[0], *OPTIONS[1]] * 20, 300, "bpe")
+
+
+# Rows
+
+
+def written(rows: Dataset, path) -> None:
+    kind = path.suffix.removeprefix(".")
+    method = {"jsonl": "to_json", "tsv": "to_csv"}.get(kind, f"to_{kind}")
+    getattr(rows, method)(path, **({"sep": "\t"} if kind == "tsv" else {}))
+
+
+@pytest.mark.parametrize("kind", ["tree", "released.jsonl", "flat.jsonl", "flat.json", "flat.parquet"])
+def test_race_in_every_form(tmp_path, kind):
+    path = tmp_path / kind
+    if kind == "tree":
+        (path / "high").mkdir(parents=True)
+        (path / "high" / "1.txt").write_text(json.dumps(RELEASED), encoding="utf-8")
+    elif kind == "released.jsonl":
+        path.write_text(json.dumps(RELEASED) + "\n", encoding="utf-8")
+    elif kind == "flat.parquet":
+        Dataset.from_list(FLAT).to_parquet(path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in FLAT), encoding="utf-8")
+    assert list(choice_rows(read_choices(path), "train")) == EXPECTED
+
+
+def test_a_tree_of_both_levels(tmp_path):
+    for level, names in {"middle": ["1", "7"], "high": ["2"]}.items():
+        (tmp_path / level).mkdir()
+        for name in names:
+            content = {**RELEASED, "id": f"{level}{name}.txt"}
+            (tmp_path / level / f"{name}.txt").write_text(json.dumps(content), encoding="utf-8")
+    rows = choice_rows(read_choices(tmp_path), "validation")
+    assert rows["id"][:] == ["high2.txt"] * 2 + ["middle1.txt"] * 2 + ["middle7.txt"] * 2
+    assert len(read_choices(tmp_path / "high")) == 2
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "tsv", "parquet"])
+def test_swag(tmp_path, kind):
+    path = tmp_path / f"swag.{kind}"
+    written(Dataset.from_list(SWAG), path)
+    assert list(choice_rows(read_choices(path), "train")) == [
+        {"id": "s1", "context": "Ann sits down.", "choices": ["She eats.", "She flies."], "label": 0},
+        {"id": "s2", "context": "Why is it dark?", "choices": ["Sun.", "Night."], "label": 1},
+    ]
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv"])
+def test_words_that_look_like_nothing(tmp_path, kind):
+    path = tmp_path / f"swag.{kind}"
+    written(Dataset.from_list([{**SWAG[0], "sent1": "NA"}, {**SWAG[1], "ending0": "None", "ending1": "NA"}]), path)
+    found = choice_rows(read_choices(path), "train")
+    assert found["context"][0] == "NA" and found["choices"][1] == ["None", "NA"]
+
+
+def test_a_csv_column_of_numbers_is_text(tmp_path):
+    path = tmp_path / "swag.csv"
+    written(Dataset.from_list([{**row, "ending0": "4", "ending1": "5"} for row in SWAG]), path)
+    assert choice_rows(read_choices(path), "train")["choices"][0] == ["She 4", "She 5"]
+
+
+def test_endings_are_in_the_order_of_their_numbers():
+    row = {
+        "sent1": "a",
+        "sent2": "b",
+        **{f"ending{i}": f"e{i}" for i in (10, 2, 1, 0, 9, 3, 4, 5, 6, 7, 8)},
+        "label": 10,
+    }
+    rows = choice_rows(Dataset.from_list([row]), "train")
+    assert rows[0]["choices"] == [f"b e{i}" for i in range(11)] and rows[0]["id"] == "0"
+
+
+def test_blanks():
+    assert with_option("The ___ is \\1 _ .", "old \\1 man", True) == "The old \\1 man is \\1 old \\1 man ."
+    assert with_option("Ann went _ .", "home") == "Ann went _ . home"
+    assert with_option("_ went home.", "Ann") == "went home. Ann"  # by the released code no blank stands at an end
+    assert with_option("Who?", "") == with_option("Who?", "", True) == "Who?"
+    rows = choice_rows(Dataset.from_list(FLAT), "train", fill_blanks=True)
+    assert rows[1]["choices"][0] == "Ann went home ."
+
+
+@pytest.mark.parametrize(("answer", "expected"), [("A", 0), (" C ", 2), (2, 2), ("1", 1)])
+def test_answers(answer, expected):
+    assert label_of(answer, 3, "row") == expected
+
+
+@pytest.mark.parametrize("answer", ["D", "AB", "", None, -1, 3, "the first", "5", 1.5])
+def test_bad_answers(answer):
+    with pytest.raises(
+        ValueError, match=r"the answer of train row 'high1.txt' must be a letter from A to C or a number"
+    ):
+        label_of(answer, 3, "train row 'high1.txt'")
+
+
+def test_rows_without_answers():
+    """Left out, or none in the hidden test set of SWAG."""
+    without = Dataset.from_list(FLAT).remove_columns("answer")
+    hidden = Dataset.from_list([{**row, "label": -1} for row in SWAG])
+    for rows in (without, hidden):
+        assert choice_rows(rows, "test", with_labels=False).column_names == ["id", "context", "choices"]
+    assert choice_rows(Dataset.from_list(FLAT), "test", with_labels=False)["label"][:] == [1, 1]
+    with pytest.raises(ValueError, match="the validation rows have no column answer but example_id, article"):
+        choice_rows(without, "validation")
+    with pytest.raises(ValueError, match=r"the answer of train row 's1' must be .* not -1"):
+        choice_rows(hidden, "train")
+
+
+def test_rows_of_other_columns():
+    with pytest.raises(
+        ValueError, match=r"no column sent1, sent2, ending0, ending1, label but text: multiple choice takes"
+    ):
+        choice_rows(Dataset.from_list([{"text": "x"}]), "train")
+    with pytest.raises(ValueError, match="the train split is empty"):
+        choice_rows(Dataset.from_list(SWAG).select([]), "train")
+    with pytest.raises(ValueError, match=r"the options of train row '0' must be a list of texts, not 'a, b'"):
+        choice_rows(Dataset.from_list([{"article": "a", "question": "q", "options": "a, b", "answer": "A"}]), "train")
+
+
+def test_other_numbers_of_choices():
+    fewer = [FLAT[0], {**FLAT[1], "example_id": "x", "options": ["one", "two"]}]
+    with pytest.raises(
+        ValueError, match=r"the same number of choices, .* they have 2 \(row 'x'\), 3 \(row 'high1.txt'\)"
+    ):
+        choice_rows(Dataset.from_list(fewer), "train")
+    with pytest.raises(ValueError, match=r"two or more, and they have 1 \(row 'high1.txt'\)"):
+        choice_rows(Dataset.from_list([{**FLAT[0], "options": ["one"], "answer": "A"}]), "train")
+    with pytest.raises(ValueError, match=r"they have 2 \(row 's2'\), 3 \(row 's1'\)"):
+        choice_rows(Dataset.from_list([{**SWAG[0], "ending2": "x"}, {**SWAG[1], "ending2": None}]), "train")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.txt", "{}", "x.txt is none of jsonl, json, csv, tsv, parquet"),
+        ("x.csv", "", "x.csv is empty"),
+        ("x.jsonl", "hello", "x.jsonl is no table of rows: "),
+        ("high/1.txt", "hello", "1.txt is not an article of RACE .JSONDecodeError"),
+        ("high/2.txt", '{"article": "a"}', "2.txt is not an article of RACE .KeyError: 'id'"),
+        ("high/1.doc", "", "there is no article of RACE, as high/1.txt, in the folder"),
+    ],
+)
+def test_bad_files(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_choices(path.parent if "high" in name else path)
+    with pytest.raises(FileNotFoundError, match="there is no file or folder"):
+        read_choices(tmp_path / "nowhere")
+
+
+# Features
+
+
+def test_inputs_are_article_question_and_choice(tokenizer):
+    rows = choice_rows(Dataset.from_list(FLAT), "train")
+    features = choice_features(rows, tokenizer, 128)
+    assert set(features.column_names) == {*tokenizer.model_input_names, "labels"}
+    for row, inputs in zip(rows, features, strict=True):
+        assert inputs["labels"] == row["label"]
+        for number, choice in enumerate(row["choices"]):
+            expected = tokenizer(row["context"], choice)
+            assert {name: inputs[name][number] for name in expected} == dict(expected)
+    assert "labels" not in choice_features(rows.remove_columns("label"), tokenizer, 128).column_names
+
+
+def test_the_article_is_cut_and_the_choice_is_not(tokenizer, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    rows = choice_rows(Dataset.from_list([*FLAT, {**FLAT[0], "article": "Ann"}]), "train")
+    features = choice_features(rows, tokenizer, 40)
+    assert "2 of 3 articles are cut to fit into 40 tokens with their choices" in caplog.text
+    whole = choice_features(rows, tokenizer, 128)
+    assert caplog.text.count("are cut") == 1
+    for cut, full, row in zip(features, whole, rows, strict=True):
+        for ids, all_ids, choice in zip(cut["input_ids"], full["input_ids"], row["choices"], strict=True):
+            kept = len(tokenizer(choice, add_special_tokens=False)["input_ids"]) + 2
+            assert len(ids) == min(40, len(all_ids))
+            assert ids[-kept:] == all_ids[-kept:] and ids[:-kept] == all_ids[: len(ids) - kept]
+
+
+def test_just_as_many_tokens_as_fit_are_not_cut(tokenizer, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    rows = choice_rows(Dataset.from_list(FLAT[:1]), "train")
+    longest = max(map(len, choice_features(rows, tokenizer, 128)["input_ids"][0]))
+    choice_features(rows, tokenizer, longest)
+    assert "are cut" not in caplog.text
+    choice_features(rows, tokenizer, longest - 1)
+    assert "1 of 1 articles are cut" in caplog.text
+
+
+def test_a_choice_longer_than_the_input(tokenizer):
+    rows = choice_rows(Dataset.from_list([FLAT[0], {**FLAT[1], "options": ["a sailor " * 30] * 3}]), "train")
+    with pytest.raises(ValueError, match=r"a choice of 'high1.txt' has \d+ tokens with its question, .* room for 28"):
+        choice_features(rows, tokenizer, 32)
+
+
+def test_the_collator_pads_to_the_longest_of_the_batch(tokenizer):
+    rows = list(choice_features(choice_rows(Dataset.from_list(FLAT), "train"), tokenizer, 128))
+    batch = ChoiceCollator(tokenizer)(rows)
+    longest = max(len(ids) for row in rows for ids in row["input_ids"])
+    assert batch["input_ids"].shape == batch["attention_mask"].shape == (2, 3, longest)
+    assert torch.equal(batch["labels"], torch.tensor([1, 1]))
+    for i, row in enumerate(rows):
+        for j, ids in enumerate(row["input_ids"]):
+            assert batch["input_ids"][i, j, : len(ids)].tolist() == ids
+            assert batch["attention_mask"][i, j].sum() == len(ids)
+            assert (batch["input_ids"][i, j, len(ids) :] == tokenizer.pad_token_id).all()
+    assert ChoiceCollator(tokenizer, pad_to_multiple_of=8)(rows)["input_ids"].shape[-1] % 8 == 0
+    assert ChoiceCollator(tokenizer, length=100)(rows)["input_ids"].shape[-1] == 100
+    without = [{name: value for name, value in row.items() if name != "labels"} for row in rows]
+    assert "labels" not in ChoiceCollator(tokenizer)(without)
+
+
+# Scores and predictions
+
+LOGITS = np.array([[0.0, 2.0], [3.0, 1.0], [0.0, 1.0], [2.0, 0.0]])
+
+
+def test_accuracy_and_that_of_each_level():
+    labels = np.array([1, 0, 0, 0])
+    ids = ["middle1.txt", "high2.txt", "high2.txt", "high3.txt"]
+    assert choice_scores(LOGITS, labels, ids) == pytest.approx(
+        {"accuracy": 3 / 4, "accuracy_middle": 1.0, "accuracy_high": 2 / 3}
+    )
+    assert choice_scores(LOGITS, labels, ["0", "1", "2", "3"]) == {"accuracy": 3 / 4}
+
+
+def test_predictions(tmp_path):
+    rows = Dataset.from_dict({"id": ["a", "b", "c", "d"]})
+    write_predictions(tmp_path, rows, LOGITS)
+    assert (tmp_path / "predict_results.txt").read_text() == "index\tprediction\n0\tB\n1\tA\n2\tB\n3\tA\n"
+    lines = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
+    assert [(line["id"], line["prediction"], line["label"]) for line in lines][:2] == [("a", "B", 1), ("b", "A", 0)]
+    assert lines[0]["probabilities"] == pytest.approx(torch.tensor(LOGITS[0]).softmax(-1).tolist())

@@ -1,0 +1,430 @@
+"""SQuAD rows, windows and answers: what is read, which tokens are labelled, which text comes back, and bad input."""
+
+import gzip
+import json
+import logging
+from itertools import pairwise
+
+import datasets
+import numpy as np
+import pytest
+from datasets import Dataset
+from transformers import BertTokenizerLegacy
+
+from hf_deberta.fine_tuning.tasks.squad import (
+    CLS,
+    Windows,
+    best_spans,
+    find_answers,
+    first_answer,
+    gold_answers,
+    read_squad,
+    squad_rows,
+    token_characters,
+)
+from hf_deberta.pretraining.tokenizer_training import train_tokenizer
+
+CONTEXT = (
+    "  The “Zoë” museum, in Paris,\u00a0opened in 1999 and cost 6½ million – about 東京 prices 😀 – "  # noqa: RUF001
+    "said Zoe\u0308 Müller.\n"
+    "Its director (Dr. O'Neil) didn't like the colour; nobody   asked why it is so blue."
+)
+ANSWERS = [
+    "Zoë",
+    "“Zoë” museum",
+    "Paris",
+    "1999",
+    "6½ million",
+    "東京",
+    "😀",
+    "Zoe\u0308",
+    "Zoe\u0308 Müller",
+    "(Dr. O'Neil)",
+]
+ANSWERS += ["didn't", "nobody   asked", "blue.", "The", "O'Neil", "colour; nobody"]
+
+
+@pytest.fixture(scope="module", params=["unigram", "bpe"])
+def tokenizer(request):
+    return train_tokenizer([CONTEXT, "What is asked here, and where?", "who why when"] * 20, 400, request.param)
+
+
+def rows_of(answers, context: str = CONTEXT) -> Dataset:
+    """A question for each answer, or list of answers."""
+    lists = [[answer] if isinstance(answer, str) else answer for answer in answers]
+    return squad_rows(
+        Dataset.from_dict(
+            {
+                "id": [f"q{i}" for i in range(len(lists))],
+                "context": [context] * len(lists),
+                "question": [f" What is asked here {i}?" for i in range(len(lists))],
+                "answers": [{"text": x, "answer_start": [context.index(text) for text in x]} for x in lists],
+            },
+            features=datasets.Features(
+                {
+                    **{name: datasets.Value("string") for name in ("id", "context", "question")},
+                    "answers": {
+                        "text": datasets.List(datasets.Value("string")),
+                        "answer_start": datasets.List(datasets.Value("int32")),
+                    },
+                }
+            ),
+        ),
+        "train",
+    )
+
+
+def logits_for(features: Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """Of a model that knows where each window's answer is."""
+    longest = max(map(len, features["input_ids"]))
+    logits = np.zeros((2, len(features), longest), np.float32)
+    for kind, column in enumerate(("start_positions", "end_positions")):
+        logits[kind, np.arange(len(features)), np.array(features[column])] = 9
+    return tuple(logits)
+
+
+# Rows
+
+ARTICLES = {
+    "version": "v2.0",
+    "data": [
+        {
+            "title": "One",
+            "paragraphs": [
+                {
+                    "context": "Paris is old.",
+                    "qas": [
+                        {"id": "a", "question": "What is?", "answers": [{"text": "Paris", "answer_start": 0}] * 2},
+                        {
+                            "id": "b",
+                            "question": "Where?",
+                            "answers": [],
+                            "plausible_answers": [{"text": "old", "answer_start": 9}],
+                            "is_impossible": True,
+                        },
+                    ],
+                },
+                {"context": "Rome.", "qas": []},
+            ],
+        },
+        {"title": "Two", "paragraphs": [{"context": "Rome is too.", "qas": [{"id": "c", "question": "Who?"}]}]},
+    ],
+}
+FLAT = [
+    {
+        "id": "a",
+        "context": "Paris is old.",
+        "question": "What is?",
+        "answers": {"text": ["Paris"] * 2, "answer_start": [0, 0]},
+    },
+    {"id": "b", "context": "Paris is old.", "question": "Where?", "answers": {"text": [], "answer_start": []}},
+    {"id": "c", "context": "Rome is too.", "question": "Who?", "answers": {"text": [], "answer_start": []}},
+]
+
+
+def written(tmp_path, kind: str):
+    path = tmp_path / f"rows.{kind.rpartition('-')[2]}"
+    if kind == "official-json":
+        path.write_text(json.dumps(ARTICLES), encoding="utf-8")
+    elif kind == "official-json.gz":
+        path.write_bytes(gzip.compress(json.dumps(ARTICLES).encode()))
+    elif kind == "data-json":
+        path.write_text(json.dumps({"data": FLAT}), encoding="utf-8")
+    elif kind == "list-json":
+        path.write_text(json.dumps(FLAT), encoding="utf-8")
+    elif kind == "parquet":
+        Dataset.from_list(FLAT).to_parquet(path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in FLAT), encoding="utf-8")
+    return path
+
+
+KINDS = ["official-json", "official-json.gz", "data-json", "list-json", "lines-json", "jsonl", "parquet"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_of_file(tmp_path, kind):
+    rows = squad_rows(read_squad(written(tmp_path, kind)), "validation")
+    assert list(rows) == FLAT
+    assert gold_answers(rows) == {"a": ["Paris", "Paris"], "b": [], "c": []}
+
+
+def test_a_changed_file_is_read_again(tmp_path):
+    path = written(tmp_path, "official-json")
+    assert len(read_squad(path)) == 3
+    path.write_text(json.dumps({"data": ARTICLES["data"][:1]}), encoding="utf-8")
+    assert len(read_squad(path)) == 2
+
+
+def test_lists_of_answers_and_none(tmp_path):
+    """As some data sets of the Hub have them; an empty text is no answer."""
+    rows = Dataset.from_list(
+        [
+            {"id": 1, "context": "Rome", "question": "?", "answers": [{"text": "Rome", "answer_start": 0}]},
+            {"id": 2, "context": "Rome", "question": "?", "answers": [{"text": "", "answer_start": -1}]},
+            {"id": 3, "context": "Rome", "question": "?", "answers": []},
+        ]
+    )
+    rows = squad_rows(rows, "validation")
+    assert rows["id"][:] == ["1", "2", "3"] and gold_answers(rows) == {"1": ["Rome"], "2": [], "3": []}
+
+
+def test_a_test_file_needs_no_answers(tmp_path):
+    path = tmp_path / "test.json"
+    path.write_text(json.dumps({"data": ARTICLES["data"][1:]}), encoding="utf-8")
+    rows = squad_rows(read_squad(path), "test", with_answers=False)
+    assert rows.column_names == ["id", "context", "question"]
+    with pytest.raises(ValueError, match="the validation rows have no column answers but id, context, question"):
+        squad_rows(read_squad(path), "validation")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.csv", "a,b", "x.csv is none of json, jsonl, parquet"),
+        ("x.json", "", "x.json is empty"),
+        ("x.jsonl", "hello", "x.jsonl is no table of rows: "),
+        ("x.json", '{"data": []}', "there is no question in .*x.json"),
+        ("x.json", '{"data": [{"paragraphs": [{"context": "c"}]}]}', "not laid out as an official SQuAD file: 'qas'"),
+    ],
+)
+def test_bad_files(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_squad(tmp_path / name)
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        read_squad(tmp_path / "nowhere.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"id": "b"}, "the id 'b' stands at 2 validation rows"),
+        ({"context": None}, "the context of validation row 'a' must be text, not None"),
+        ({"answers": {"text": ["x"], "answer_start": []}}, "answers of row 'a' must hold as many text as answer_start"),
+    ],
+)
+def test_bad_rows(change, message):
+    with pytest.raises(ValueError, match=message):
+        squad_rows(Dataset.from_list([{**FLAT[0], **change}, *FLAT[1:]]), "validation")
+
+
+def test_training_rows_may_share_an_id():
+    assert len(squad_rows(Dataset.from_list([FLAT[0], FLAT[0]]), "train")) == 2
+
+
+def test_an_empty_split():
+    with pytest.raises(ValueError, match="the train split is empty"):
+        squad_rows(Dataset.from_list(FLAT).select([]), "train")
+
+
+# Windows
+
+
+@pytest.mark.parametrize(("length", "stride"), [(384, 128), (64, 20), (48, 0)])
+def test_answers_come_back_as_they_stand_in_the_context(tokenizer, length, stride):
+    """Every answer is labelled in some window, and read back from its labels, character by character."""
+    rows = rows_of(ANSWERS)
+    features = Windows(tokenizer, length, stride).evaluation(rows)
+    assert max(map(len, features["input_ids"])) <= length
+    if stride:
+        found = {row for row, end in zip(features["row"], features["end_positions"], strict=True) if end != CLS}
+        assert found == set(range(len(ANSWERS)))
+    for window in features:
+        if window["end_positions"] == CLS:
+            assert window["start_positions"] == CLS
+            continue
+        begin, end = window["start_positions"] - window["first"], window["end_positions"] - window["first"]
+        assert CONTEXT[window["starts"][begin] : window["ends"][end]] == ANSWERS[window["row"]]
+    found = find_answers(rows, features, *logits_for(features), max_answer_length=60)
+    if stride:
+        assert list(found.predictions.values()) == ANSWERS
+
+
+def test_windows_cover_the_context_and_share_the_stride(tokenizer):
+    rows = rows_of(["Paris"])
+    whole = Windows(tokenizer, 400, 0).evaluation(rows)[0]
+    context = whole["input_ids"][whole["first"] : -1]
+    features = Windows(tokenizer, 40, 11).evaluation(rows)
+    parts = [window["input_ids"][window["first"] : -1] for window in features]
+    assert len(parts) > 2 and all(x[-11:] == y[:11] for x, y in pairwise(parts))
+    assert parts[0] + [token for part in parts[1:] for token in part[11:]] == context
+    assert all(window["input_ids"][0] == tokenizer.cls_token_id for window in features)
+
+
+def test_training_windows_are_inputs_alone(tokenizer):
+    rows = rows_of([*ANSWERS[:3], []])
+    features = Windows(tokenizer, 48, 16).training(rows)
+    assert set(features.column_names) == {*tokenizer.model_input_names, "start_positions", "end_positions"}
+    with_characters = Windows(tokenizer, 48, 16).evaluation(rows)
+    for column in features.column_names:
+        assert features[column][:] == with_characters[column][:]
+
+
+def test_a_surrounded_answer_and_several():
+    assert first_answer({"text": [" Paris  ", "x"], "answer_start": [5, 0]}) == (6, 11)
+    assert first_answer({"text": [], "answer_start": []}) is None
+
+
+@pytest.mark.parametrize(
+    ("context", "pieces", "offsets", "texts"),
+    [
+        ("The fox", ["▁The", "▁fox"], [(0, 3), (3, 7)], ["The", "fox"]),
+        ("a  b", ["▁a", "▁", "▁b"], [(0, 1), (1, 2), (2, 4)], ["a", "", "b"]),
+        # with spaces around punctuation, the character before is counted in
+        ("“ok”", ["▁", "“", "▁ok", "▁", "”"], [(0, 1), (0, 1), (0, 3), (2, 3), (3, 4)], ["", "“", "ok", "", "”"]),
+        # pieces of one character have it each
+        ("6½ x", ["▁6", "1", "⁄", "2", "▁x"], [(0, 1), (1, 2), (1, 2), (1, 2), (2, 4)], ["6", "½", "½", "½", "x"]),  # noqa: RUF001
+        ("é\u0301 x", ["Ãī", "Ġx"], [(0, 1), (2, 4)], ["é\u0301", "x"]),
+        ("\u00a0x\u200b.", ["▁x", "▁", "."], [(0, 2), (2, 3), (3, 4)], ["x", "", "."]),
+    ],
+)
+def test_token_characters(context, pieces, offsets, texts):
+    starts, ends = token_characters(pieces, offsets, context)
+    assert [context[start:end] for start, end in zip(starts, ends, strict=True)] == texts
+    assert starts == sorted(starts) and ends == sorted(ends)
+
+
+def test_an_answer_that_no_window_holds(tokenizer, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    rows = rows_of([CONTEXT.strip(), "Paris"])
+    features = Windows(tokenizer, 48, 8).training(rows)
+    assert "1 of 2 questions have an answer that no window of 48 tokens holds whole" in caplog.text
+    assert sum(end != CLS for end in features["end_positions"]) >= 1
+
+
+def test_answers_that_are_elsewhere_are_left_out(tokenizer, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    rows = rows_of(["Paris", "1999"])
+    moved = rows.map(
+        lambda row: {"answers": {**row["answers"], "answer_start": [row["answers"]["answer_start"][0] + 1]}}
+    )
+    features = Windows(tokenizer, 128, 8).training(datasets.concatenate_datasets([rows, moved]))
+    assert len(features) == len(Windows(tokenizer, 128, 8).training(rows))
+    assert "2 of 4 training rows are left out, since their answer_start is wrong" in caplog.text
+    assert "'q0' has the answer 'Paris' at 24, where 'aris,' stands" in caplog.text
+    with pytest.raises(ValueError, match="no answer stands where its answer_start says"):
+        Windows(tokenizer).training(moved)
+
+
+def test_a_question_longer_than_the_window(tokenizer):
+    rows = rows_of(["Paris"]).map(lambda row: {"question": "What is asked here, and where? " * 20})
+    with pytest.raises(ValueError, match=r"the question of 'q0' has \d+ tokens, .* leaves room for 44"):
+        Windows(tokenizer, 64, 16).evaluation(rows)
+    features = Windows(tokenizer, 64, 16, max_query_length=10).evaluation(rows)
+    assert set(features["first"]) <= {12, 13} and features["end_positions"][0] != CLS  # a piece may be cut in two
+    cut = tokenizer.decode(features[0]["input_ids"][1 : features["first"][0] - 1])
+    assert cut.strip() and rows["question"][0].startswith(cut.strip())
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"doc_stride": 384}, r"doc_stride must lie in \[0, max_seq_length\), and 384 does not for 384"),
+        ({"doc_stride": -1}, "and -1 does not"),
+        ({"max_query_length": 0}, "max_query_length must be 1 or more, not 0"),
+    ],
+)
+def test_bad_settings(tokenizer, fields, message):
+    with pytest.raises(ValueError, match=message):
+        Windows(tokenizer, **fields)
+
+
+def test_a_tokenizer_without_offsets(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]))
+    with pytest.raises(ValueError, match="BertTokenizerLegacy does not tell which characters"):
+        Windows(BertTokenizerLegacy(str(tmp_path / "vocab.txt")))
+
+
+# Answers
+
+
+def all_spans(start_logits, end_logits, starts, ends, most):
+    """By brute force: every span from a token with a text to another, best first."""
+    texts = [i for i in range(len(starts)) if ends[i] > starts[i]]
+    spans = [(i, j) for i in texts for j in texts if i <= j < i + most]
+    return sorted(spans, key=lambda span: start_logits[span[0]] + end_logits[span[1]], reverse=True)
+
+
+@pytest.mark.parametrize(("tokens", "number", "most"), [(1, 3, 5), (7, 4, 3), (30, 20, 8), (30, 1, 100), (5, 99, 5)])
+def test_best_spans_are_those_of_a_search_over_all(tokens, number, most):
+    rng = np.random.default_rng(tokens)
+    lengths = rng.integers(0, 3, tokens)
+    ends = lengths.cumsum()
+    starts = ends - lengths
+    logits = rng.normal(size=(2, tokens))
+    expected = all_spans(*logits, starts, ends, most)[:number]
+    found = sorted(best_spans(*logits, starts, ends, number, most), key=lambda span: -span.score)
+    assert [(x.start, x.end) for x in found] == [(starts[i], ends[j]) for i, j in expected]
+    assert [x.score for x in found] == pytest.approx([logits[0, i] + logits[1, j] for i, j in expected])
+
+
+def features_of(*windows) -> Dataset:
+    """(row, first token, starts, ends) of each window."""
+    return Dataset.from_list([dict(zip(("row", "first", "starts", "ends"), window, strict=True)) for window in windows])
+
+
+ROWS = rows_of(["one"], "one two three")
+WINDOWS = features_of((0, 2, [0, 4], [3, 7]), (0, 2, [4, 8], [7, 13]))  # "one two", "two three"; 2 tokens before
+
+
+def test_windows_compete_and_count_a_span_once():
+    start, end = np.zeros((2, 2, 5))
+    start[:, :] = [[1, 99, 0, 2, 99], [0, 99, 3, 0, 99]]  # question and [SEP] are no answer, however high
+    end[:, :] = [[1, 99, 0, 2, 99], [0, 99, 1, 5, 99]]
+    found = find_answers(ROWS, WINDOWS, start, end, n_best_size=10)
+    assert found.predictions == found.texts == {"q0": "two three"} and not found.null_odds
+    texts = [entry["text"] for entry in found.nbest["q0"]]
+    assert texts == ["two three", "three", "two", "one two", "one"]
+    assert found.nbest["q0"][2]["start_logit"] == 2 and found.nbest["q0"][2]["end_logit"] == 2  # the better window
+    scores = np.array([8, 5, 4, 2, 0])
+    expected = np.exp(scores) / np.exp(scores).sum()
+    assert [entry["probability"] for entry in found.nbest["q0"]] == pytest.approx(expected)
+    assert find_answers(ROWS, WINDOWS, start, end, max_answer_length=1).predictions == {"q0": "three"}
+    assert len(find_answers(ROWS, WINDOWS, start, end, n_best_size=2).nbest["q0"]) == 2
+
+
+@pytest.mark.parametrize(("threshold", "prediction"), [(-9.0, ""), (-6.5, ""), (-6.0, "two three"), (0.0, "two three")])
+def test_null_odds(threshold, prediction):
+    """No answer scores as the window where it scores least: here 2, and the best span 8."""
+    start, end = np.zeros((2, 2, 5))
+    start[:, :] = [[1, 0, 0, 2, 0], [5, 0, 3, 0, 0]]
+    end[:, :] = [[1, 0, 0, 2, 0], [5, 0, 1, 5, 0]]
+    found = find_answers(ROWS, WINDOWS, start, end, version_2=True, null_score_diff_threshold=threshold)
+    assert found.null_odds == {"q0": -6.0} and found.predictions == {"q0": prediction}
+    assert found.texts == {"q0": "two three"}
+    nothing = next(entry for entry in found.nbest["q0"] if entry["text"] == "")
+    assert (nothing["start_logit"], nothing["end_logit"]) == (1, 1)
+    assert sum(entry["probability"] for entry in found.nbest["q0"]) == pytest.approx(1)
+
+
+def test_an_empty_context(tokenizer):
+    rows = squad_rows(Dataset.from_list([{**FLAT[1], "context": "  "}, FLAT[0]]), "validation")
+    features = Windows(tokenizer, 64, 8).evaluation(rows)
+    for version_2 in (False, True):
+        found = find_answers(rows, features, *logits_for(features), version_2=version_2)
+        assert found.predictions == {"b": "", "a": "Paris"}
+    assert found.null_odds["b"] > 1000 and found.null_odds["a"] < 0
+
+
+def test_files(tmp_path, tokenizer):
+    rows = rows_of(["東京", []], "one two 東京 three four five six")
+    features = Windows(tokenizer).evaluation(rows)
+    found = find_answers(rows, features, *logits_for(features), version_2=True)
+    found.write(tmp_path, "eval_")
+    read = {path.name: json.loads(path.read_text()) for path in tmp_path.iterdir()}
+    assert read["eval_predictions.json"] == {"q0": "東京", "q1": ""}
+    assert set(read["eval_null_odds.json"]) == {"q0", "q1"}
+    assert len(read["eval_nbest_predictions.json"]["q0"]) == 21  # twenty, and none
+    assert set(read["eval_nbest_predictions.json"]["q0"][0]) == {"text", "probability", "start_logit", "end_logit"}
+    find_answers(rows, features, *logits_for(features)).write(tmp_path / "..", "x_")
+    assert not (tmp_path / "../x_null_odds.json").exists()
+
+
+def test_bad_calls():
+    logits = np.zeros((2, 5))
+    with pytest.raises(ValueError, match="2 windows have 1 start and 2 end logits"):
+        find_answers(ROWS, WINDOWS, logits[:1], logits)
+    for name in ("n_best_size", "max_answer_length"):
+        with pytest.raises(ValueError, match=f"{name} must be 1 or more, not 0"):
+            find_answers(ROWS, WINDOWS, logits, logits, **{name: 0})

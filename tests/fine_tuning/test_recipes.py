@@ -1,0 +1,68 @@
+"""The table of recipes: which is found, and by which rule."""
+
+import pytest
+
+from hf_deberta import PRESETS, HfDebertaConfig
+from hf_deberta.fine_tuning.recipes import OURS, RATE, RELEASED, SIZES, find_recipe, size_of
+
+
+@pytest.mark.parametrize("size", [name for name in PRESETS if name != "tiny"])
+def test_published_sizes_are_recognised(size):
+    assert size_of(HfDebertaConfig.from_preset(size)) == size
+
+
+def test_other_sizes_are_not():
+    assert size_of(HfDebertaConfig.from_preset("tiny")) is None
+    assert size_of(HfDebertaConfig.from_preset("v3-base", num_hidden_layers=11)) is None
+
+
+@pytest.mark.parametrize(
+    ("task", "size", "expected"),
+    [
+        ("mnli", "v1-base", (3, 3e-5, 64, 1000, 0.1, 256)),
+        ("mnli", "v3-large", (2, 7e-6, 64, 500, 0.3, 256)),
+        ("mnli", "v3-small", (3, 4.5e-5, 64, 1500, 0.2, 256)),
+        ("cola", "v2-xxlarge", (10, 2.5e-6, 32, 100, 0.2, 64)),
+        ("qqp", "v2-xlarge", (10, 4e-6, 64, 1000, 0.2, 320)),
+        ("conll2003", "v3-large", (10, 9e-6, 16, 10, 0, 512)),
+        ("conll2003", "v1-large", (15, 1e-5, 16, 0.1, 0, 512)),
+        ("race", "v1-large", (6, 8e-6, 32, 100, 0.2, 320)),
+    ],
+)
+def test_published_recipes(task, size, expected):
+    recipe, origin = find_recipe(task, size)
+    found = (recipe.epochs, recipe.learning_rate, recipe.batch, recipe.warmup, recipe.dropout, recipe.length)
+    assert found == expected
+    assert origin == f"published for {task}, {size}"
+
+
+def test_what_was_not_published_says_so():
+    recipe, origin = find_recipe("squad", "v1-base")
+    assert recipe.learning_rate == 3e-5 and "none was published for squad" in origin
+    recipe, origin = find_recipe("copa", "v3-large")  # no released row: v1-base's, at the rate of large
+    assert recipe.learning_rate == pytest.approx(0.35e-5) and "times 0.35 for v3-large" in origin
+    recipe, origin = find_recipe("cola", None, width=256)
+    assert (
+        recipe.learning_rate == pytest.approx(6e-5) and "none was published for cola, this size; as v1-base" in origin
+    )
+    assert "a task of your own" in find_recipe("mine", "v3-base")[1]
+
+
+def test_sift_has_its_own():
+    recipe, _ = find_recipe("mnli", "v3-xsmall", sift=True)
+    assert (recipe.epochs, recipe.learning_rate, recipe.sift_lambda) == (10, 5e-5, 3)
+    assert "sift_lambda" not in find_recipe("mnli", "v3-xsmall")[0].flags()
+
+
+def test_every_row_can_be_read():
+    for size in (*SIZES, *RATE, None):
+        for task in (*RELEASED, *OURS):
+            recipe, origin = find_recipe(task, size)
+            assert 1e-7 < recipe.learning_rate < 1e-4 and recipe.batch and origin
+
+
+def test_the_batch_is_shared_among_devices():
+    recipe, _ = find_recipe("mnli", "v3-base")
+    assert recipe.flags()["per_device_train_batch_size"] == 64
+    assert recipe.flags(devices=8, accumulation=2)["per_device_train_batch_size"] == 4
+    assert isinstance(recipe.flags()["warmup_steps"], int)

@@ -1,0 +1,617 @@
+"""SiFT: the official tensors, every kind of head, other families, and what Trainer does to a loss."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import golden_cases
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from datasets import Dataset
+from golden_cases import part
+from numerics import assert_same_by_name, largest, tiny_inputs, tiny_model
+from safetensors.torch import load_file
+from torch.distributed.fsdp import fully_shard
+from torch.distributions import Bernoulli, Categorical, kl_divergence
+from torch.nn.parallel import DistributedDataParallel
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    BartConfig,
+    BartForSequenceClassification,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    HfArgumentParser,
+    Trainer,
+    TrainingArguments,
+)
+
+from hf_deberta import (
+    HfDebertaConfig,
+    HfDebertaForEntityChoice,
+    HfDebertaForMultipleChoice,
+    HfDebertaForQuestionAnswering,
+    HfDebertaForSequenceClassification,
+    HfDebertaForTokenClassification,
+)
+from hf_deberta.fine_tuning import sift
+from hf_deberta.fine_tuning.sift import (
+    PerturbedEmbeddings,
+    SiftArguments,
+    SiftTrainer,
+    embedding_layer_norms,
+    sift_loss,
+)
+
+TENSORS = {"atol": 2e-5, "rtol": 1e-4}  # of tests/golden, as the official tensors' README derives them
+GRADIENT = 1e-4  # of the largest component
+REACHING = SiftArguments(sift_learning_rate=0.05)  # steps larger than the noise
+
+
+class Trained(SiftTrainer, Trainer):
+    pass
+
+
+def noise_of_contents(self, x):
+    """In place of noise: the same for a token wherever it stands."""
+    return self.settings.sift_init_perturbation * torch.sin(50 * x.detach())
+
+
+@pytest.fixture
+def settled_noise(monkeypatch):
+    monkeypatch.setattr(PerturbedEmbeddings, "draw", noise_of_contents)
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """Collects (deltas, gradients, new deltas) of each ascent."""
+    found, ascended = [], sift.ascended
+
+    def ascend(deltas, gradients, rate):
+        found.append((deltas, gradients, ascended(deltas, gradients, rate)))
+        return found[-1][-1]
+
+    monkeypatch.setattr(sift, "ascended", ascend)
+    return found
+
+
+def passes(model):
+    """Outputs of all forward passes from now on."""
+    found = []
+    model.register_forward_hook(lambda *called: found.append(called[-1]))
+    return found
+
+
+def losses_of(model, inputs, settings=REACHING, **given):
+    """The task's loss and the adversarial one."""
+    with PerturbedEmbeddings(model, settings) as embeddings:
+        outputs = model(**inputs)
+        return outputs.loss, sift_loss(model, inputs, outputs, embeddings, **given)
+
+
+def gradients_of(model, inputs, settings=REACHING):
+    task, adversarial = losses_of(model, inputs, settings)
+    model.zero_grad()
+    (task + settings.sift_lambda * adversarial).backward()
+    return {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+
+
+# ---- the official tensors ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["case09a_sift_symkl", "case09b_sift_kl", "case09c_sift_mse"])
+def test_official_tensors(case, tmp_path, monkeypatch, steps):
+    tensors, info = golden_cases.tensors(case), golden_cases.info(case)
+    given, expected = part(tensors, "in/"), part(tensors, "out/")
+    model = golden_cases.load(HfDebertaForSequenceClassification, case, tmp_path, num_labels=3)
+    numbers = (info["vat_lambda"], info["vat_learning_rate"], info["vat_init_perturbation"], info["loss_fn"])
+    monkeypatch.setattr(PerturbedEmbeddings, "draw", lambda self, x: expected["delta_initial"].clone())
+    seen = []
+    model.deberta.embeddings.LayerNorm.register_forward_hook(lambda *called: seen.append(called[1][0]))
+    outputs = passes(model)
+    task, adversarial = losses_of(model, given, SiftArguments(True, *numbers))
+    total = task + info["vat_lambda"] * adversarial
+    total.backward()
+
+    torch.testing.assert_close(seen[0], expected["perturbation_input"], **TENSORS)
+    for output, name in zip(
+        outputs, ("clean_logits", "perturbed_logits_first", "perturbed_logits_second"), strict=True
+    ):
+        torch.testing.assert_close(output.logits, expected[name], **TENSORS)
+    for found, name in zip((task, adversarial, total), ("task_loss", "adv_loss", "total_loss"), strict=True):
+        torch.testing.assert_close(found, expected[name], **TENSORS)
+    [([_], [gradient], [updated])] = steps
+    # the gradient is that of a difference between two probabilities, each rounded
+    apart = largest(expected["perturbed_logits_first"].softmax(-1) - expected["clean_logits"].softmax(-1))
+    rounding = max(GRADIENT, 8 * torch.finfo(torch.float32).eps / apart)
+    assert largest(gradient - expected["delta_grad"]) <= rounding * largest(expected["delta_grad"])
+    step = info["vat_learning_rate"] * 2 * rounding  # of a quotient of two such numbers
+    torch.testing.assert_close(updated, expected["delta_updated"], atol=1e-6 + step, rtol=0)
+    found = dict(model.named_parameters())
+    for name, value in part(expected, "grad/").items():
+        assert largest(found[name].grad - value) <= GRADIENT * largest(value), name
+    with torch.no_grad():
+        torch.testing.assert_close(model(**given).logits, expected["logits_without_hook"], **TENSORS)
+
+
+# ---- kinds of heads ----------------------------------------------------------------------------------------------
+
+
+def apart(one, other, entropy):
+    """Divergences both ways, from PyTorch's distributions; with the entropies they are cross entropies."""
+    both = kl_divergence(one, other) + kl_divergence(other, one)
+    return both + one.entropy() + other.entropy() if entropy else both
+
+
+def classes_apart(clean, perturbed, entropy):
+    return apart(Categorical(logits=clean), Categorical(logits=perturbed), entropy)
+
+
+LENGTHS = (9, 5, 7)
+REAL = tiny_inputs(LENGTHS)["attention_mask"].bool()
+LABELS = (torch.arange(9) % 3).repeat(3, 1).index_fill(1, torch.tensor([0, 2]), -100)  # padding has labels too
+
+
+def mean_of_classes(clean, perturbed, entropy=True):
+    return classes_apart(clean["logits"], perturbed["logits"], entropy).mean()
+
+
+def mean_of_labelled_rows(clean, perturbed, entropy=True):
+    return classes_apart(clean["logits"], perturbed["logits"], entropy)[[0, 2]].mean()
+
+
+def mean_of_labels(clean, perturbed, entropy=True):
+    return apart(Bernoulli(logits=clean["logits"]), Bernoulli(logits=perturbed["logits"]), entropy).mean()
+
+
+def mean_square(clean, perturbed, entropy=True):
+    return (clean["logits"] - perturbed["logits"]).square().mean()
+
+
+def mean_of_labelled_tokens(clean, perturbed, entropy=True):
+    return classes_apart(clean["logits"], perturbed["logits"], entropy)[REAL & (LABELS != -100)].mean()
+
+
+def mean_of_spans(clean, perturbed, entropy=True):
+    """Over real tokens, row by row."""
+    found = []
+    for name in ("start_logits", "end_logits"):
+        for row, length in enumerate(LENGTHS):
+            found.append(classes_apart(clean[name][row, :length], perturbed[name][row, :length], entropy))
+    return torch.stack(found).mean()
+
+
+def mean_of_entities(clean, perturbed, entropy=True):
+    one, other = (Bernoulli(logits=output["logits"]) for output in (clean, perturbed))
+    return apart(one, other, entropy)[torch.tensor([[1, 1], [1, 0], [1, 1]]).bool()].mean()
+
+
+Sequence = HfDebertaForSequenceClassification
+MULTI = {"num_labels": 4, "problem_type": "multi_label_classification"}
+SPANS = {"start_positions": torch.tensor([1, 0, 2]), "end_positions": torch.tensor([3, 0, 5])}
+ENTITIES = torch.tensor([[[1, 2], [3, 0]], [[2, 0], [0, 0]], [[4, 5], [1, 0]]])
+HEADS = {
+    "classes": (Sequence, {"num_labels": 3}, {"labels": torch.tensor([0, 2, 1])}, mean_of_classes),
+    "a row without label": (Sequence, {"num_labels": 3}, {"labels": torch.tensor([0, -100, 1])}, mean_of_labelled_rows),
+    "distributions": (Sequence, {"num_labels": 3}, {"labels": torch.eye(3)}, mean_of_classes),
+    "labels": (Sequence, MULTI, {"labels": torch.tensor([[0, 1, 1, 0.0]] * 3)}, mean_of_labels),
+    "a number": (Sequence, {"num_labels": 1}, {"labels": torch.tensor([0.1, -2, 3])}, mean_square),
+    "numbers": (
+        Sequence,
+        {"num_labels": 2, "problem_type": "regression"},
+        {"labels": torch.tensor([[0.1, 3], [-2, 1], [4, 0]])},
+        mean_square,
+    ),
+    "tokens": (HfDebertaForTokenClassification, {"num_labels": 3}, {"labels": LABELS}, mean_of_labelled_tokens),
+    "spans": (HfDebertaForQuestionAnswering, {}, SPANS, mean_of_spans),
+    "entities": (
+        HfDebertaForEntityChoice,
+        {},
+        {"entity_indices": ENTITIES, "labels": torch.tensor([[0, 1], [1, -100], [0, 0]])},
+        mean_of_entities,
+    ),
+}
+
+
+@pytest.mark.parametrize("loss", sift.LOSSES)
+@pytest.mark.parametrize("head", HEADS)
+def test_heads(head, loss, steps):
+    model_class, fields, labels, expected = HEADS[head]
+    model = tiny_model(model_class, dtype=torch.float32, **fields)
+    inputs, settings = {**tiny_inputs(LENGTHS), **labels}, SiftArguments(sift_loss=loss, sift_learning_rate=0.1)
+    outputs = passes(model)
+    _, adversarial = losses_of(model, inputs, settings)
+    clean, noisy, perturbed = outputs
+    torch.testing.assert_close(adversarial, expected(clean, perturbed))
+    assert noisy.loss is None and perturbed.loss is None
+    # the step finds what is worse than noise
+    assert expected(clean, perturbed, entropy=False) > expected(clean, noisy, entropy=False)
+    [([noise], [gradient], [delta])] = steps
+    assert (
+        noise.shape == (3, 9, 32) and largest(noise) <= 0.02 and largest(delta - noise) == pytest.approx(0.1, rel=0.1)
+    )
+    reached = REAL & torch.tensor([True, head != "a row without label", True])[:, None]
+    assert torch.equal(gradient.any(-1), reached)
+    adversarial.backward()
+    assert all(torch.isfinite(weight.grad).all() for weight in model.parameters() if weight.grad is not None)
+
+
+def test_multiple_choice(steps):
+    model = tiny_model(HfDebertaForMultipleChoice, dtype=torch.float32)
+    inputs = {name: value.view(2, 2, -1) for name, value in tiny_inputs((9, 5, 7, 8)).items()}
+    outputs = passes(model)
+    _, adversarial = losses_of(model, {**inputs, "labels": torch.tensor([0, 1])})
+    torch.testing.assert_close(adversarial, mean_of_classes(outputs[0], outputs[2]))
+    assert steps[0][0][0].shape == (4, 9, 32)
+
+
+@pytest.mark.parametrize("head", ["classes", "tokens", "spans", "a number"])
+def test_padding_changes_nothing(head, settled_noise):
+    """Neither how far a batch is padded, nor whether padding is left out of the layers."""
+    model_class, fields, labels, _ = HEADS[head]
+    model = tiny_model(model_class, **fields)
+    inputs = {**tiny_inputs(LENGTHS), **labels}
+    expected = losses_of(model, inputs)[1]
+    assert model.config.unpad_inputs
+    model.config.unpad_inputs = False
+    torch.testing.assert_close(losses_of(model, inputs)[1], expected)
+    wider = {name: torch.nn.functional.pad(value, (0, 3)) for name, value in tiny_inputs(LENGTHS).items()}
+    if head == "tokens":
+        labels = {"labels": torch.nn.functional.pad(LABELS, (0, 3), value=1)}
+    torch.testing.assert_close(losses_of(model, {**wider, **labels})[1], expected)
+    model.config.unpad_inputs = True
+    torch.testing.assert_close(losses_of(model, {**wider, **labels})[1], expected)
+
+
+def test_rows_do_not_depend_on_one_another(settled_noise):
+    model = tiny_model(Sequence, num_labels=3)
+    inputs = {**tiny_inputs((6, 6, 6, 6)), "labels": torch.tensor([0, 1, 2, 0])}
+    pieces = [{name: value[rows] for name, value in inputs.items()} for rows in ([0], [1, 2, 3])]
+    shares = [losses_of(model, piece, num_items_in_batch=4)[1] for piece in pieces]
+    torch.testing.assert_close(sum(shares), losses_of(model, inputs)[1])
+
+
+# ---- the step ----------------------------------------------------------------------------------------------------
+
+
+def test_a_gradient_that_is_not_finite_is_not_followed():
+    deltas, good = [torch.randn(2, 3, 4), torch.randn(2, 3, 4)], torch.randn(2, 3, 4)
+    bad = good.clone()
+    bad[1, 2, 3] = float("nan")
+    found = sift.ascended(deltas, [bad, good], 0.1)
+    assert torch.equal(found[0], deltas[0])
+    torch.testing.assert_close((found[1] - deltas[1]).abs().amax(-1), torch.full((2, 3), 0.1), rtol=1e-4, atol=0)
+
+
+def test_noise_is_cut_off_and_may_have_a_generator():
+    model = tiny_model(Sequence)
+    x = torch.zeros(50, 20, 32)
+    one, same, other = (
+        PerturbedEmbeddings(model, generator=torch.Generator().manual_seed(seed)).draw(x) for seed in (1, 1, 2)
+    )
+    assert torch.equal(one, same) and not torch.equal(one, other)
+    assert largest(one) == pytest.approx(0.02, rel=1e-6) and one.std().item() == pytest.approx(0.0096, rel=0.02)
+
+
+def test_what_was_frozen_stays_so_and_nothing_is_left_behind(monkeypatch):
+    model = tiny_model(Sequence, dtype=torch.float32)
+    model.deberta.embeddings.requires_grad_(False)
+    before = [weight.requires_grad for weight in model.parameters()]
+    inputs = {**tiny_inputs(), "labels": torch.tensor([0, 1, 0])}
+    trained = []
+    model.register_forward_hook(lambda *_: trained.append(any(weight.requires_grad for weight in model.parameters())))
+    losses_of(model, inputs)
+    assert trained == [True, False, True]
+    assert [weight.requires_grad for weight in model.parameters()] == before
+    monkeypatch.setattr(torch.autograd, "grad", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        losses_of(model, inputs)
+    assert [weight.requires_grad for weight in model.parameters()] == before
+    assert not model.deberta.embeddings.LayerNorm._forward_pre_hooks
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(dtype, settled_noise, steps):
+    model = tiny_model(Sequence, dtype=torch.float32, num_labels=3)
+    inputs = {**tiny_inputs(), "labels": torch.tensor([0, 1, 2])}
+    expected = losses_of(model, inputs)[1]
+    with torch.autocast("cpu", dtype):
+        _, adversarial = losses_of(model, inputs)
+    adversarial.backward()
+    assert adversarial.dtype == torch.float32
+    assert adversarial.item() == pytest.approx(expected.item(), rel=0.05)
+    assert all(delta.dtype == torch.float32 for delta in steps[1][2])
+    assert torch.isfinite(model.classifier.weight.grad).all() and largest(steps[1][1][0]) > 0
+
+
+def test_gradient_checkpointing_with_dropout():
+    model = tiny_model(Sequence, dtype=torch.float32, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
+    inputs, found = {**tiny_inputs(), "labels": torch.tensor([0, 1, 0])}, []
+    for _ in range(2):
+        torch.manual_seed(3)
+        found.append({name: gradient.clone() for name, gradient in gradients_of(model, inputs).items()})
+        model.gradient_checkpointing_enable()
+    assert_same_by_name(*found)
+
+
+# ---- other models ------------------------------------------------------------------------------------------------
+
+SMALL = {
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "vocab_size": 128,
+}
+FAMILIES = {
+    "hf_deberta": ("LayerNorm", {}),
+    "bert": ("LayerNorm", {}),
+    "roberta": ("LayerNorm", {"max_position_embeddings": 64}),
+    "modernbert": ("norm", {"pad_token_id": 0, "global_attn_every_n_layers": 2}),
+    "deberta-v2": ("LayerNorm", {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_buckets": 8}),
+    "deberta": ("LayerNorm", {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}),
+    "electra": ("LayerNorm", {"embedding_size": 16}),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families(family, steps):
+    name, fields = FAMILIES[family]
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **SMALL, **fields, num_labels=3, initializer_range=0.1)
+    model = AutoModelForSequenceClassification.from_config(config).train()
+    [layer_norm] = embedding_layer_norms(model)
+    paths = [path for path, module in model.named_modules() if module is layer_norm]
+    assert paths[0].endswith(f"embeddings.{name}")
+    inputs = {**tiny_inputs(), "labels": torch.tensor([0, 1, 2])}
+    found = gradients_of(model, inputs)
+    [([noise], [gradient], [delta])] = steps
+    assert noise.shape == (3, 9, fields.get("embedding_size", 32)) and gradient[REAL].any(-1).all()
+    assert largest(delta - noise) == pytest.approx(0.05, rel=0.01)
+    assert not any(torch.isnan(gradient).any() for gradient in found.values())
+    assert embedding_layer_norms(model, f"embeddings.{name}") == [layer_norm]
+
+
+def test_every_one_of_several_layer_norms_has_a_delta(steps):
+    sizes = {f"{part}_{name}": 2 for part in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+    config = BartConfig(vocab_size=128, d_model=32, encoder_ffn_dim=48, decoder_ffn_dim=48, num_labels=3, **sizes)
+    model = BartForSequenceClassification(config).train()
+    with pytest.raises(ValueError, match="BartForSequenceClassification has no LayerNorm after its word embeddings"):
+        embedding_layer_norms(model)
+    ids = torch.randint(3, 128, (3, 9))
+    ids[:, -1] = config.eos_token_id
+    settings = SiftArguments(sift_layer="layernorm_embedding", sift_learning_rate=0.05)
+    losses_of(model, {"input_ids": ids, "labels": torch.tensor([0, 1, 2])}, settings)
+    [(noise, gradients, _)] = steps
+    assert len(noise) == 2 and not torch.equal(*noise) and all(map(largest, gradients))
+
+
+def test_no_layer_norm_to_perturb():
+    model = GPT2ForSequenceClassification(GPT2Config(vocab_size=128, n_embd=32, n_layer=2, n_head=2))
+    with pytest.raises(
+        ValueError, match="no LayerNorm after its word embeddings.*give the end of its name as sift_layer"
+    ):
+        PerturbedEmbeddings(model)
+    with pytest.raises(ValueError, match="name that ends with 'norm0'; known: transformer.h.0.ln_1"):
+        PerturbedEmbeddings(model, SiftArguments(sift_layer="norm0"))
+
+
+def test_flags():
+    [read] = HfArgumentParser(SiftArguments).parse_args_into_dataclasses(["--sift", "--sift_lambda", "3"])
+    assert read == SiftArguments(True, 3.0, 1e-4, 1e-2, "symmetric-kl", None)
+    assert not HfArgumentParser(SiftArguments).parse_args_into_dataclasses([])[0].sift
+    with pytest.raises(SystemExit):
+        HfArgumentParser(SiftArguments).parse_args_into_dataclasses(["--sift_loss", "kl2"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"sift_loss": "js"}, "sift_loss is one of symmetric-kl, kl, mse, not 'js'"),
+        ({"sift_lambda": -1.0}, "sift_lambda is 0 or more, not -1.0"),
+        ({"sift_learning_rate": 0.0}, "sift_learning_rate is more than 0, not 0.0"),
+    ],
+)
+def test_bad_arguments(fields, message):
+    with pytest.raises(ValueError, match=message):
+        SiftArguments(**fields)
+
+
+# ---- Trainer -----------------------------------------------------------------------------------------------------
+
+
+def token_rows() -> Dataset:
+    """Of different lengths and numbers of labels."""
+    torch.manual_seed(5)
+    ids, labels = torch.randint(5, 128, (16, 8)), torch.randint(0, 3, (16, 8))
+    real = torch.arange(8) < torch.randint(3, 9, (16, 1))
+    labels = labels.masked_fill(~real | (torch.rand(16, 8) < 0.3), -100)
+    columns = {"input_ids": ids * real, "attention_mask": real.long(), "labels": labels}
+    return Dataset.from_dict({name: value.tolist() for name, value in columns.items()})
+
+
+def trained(folder, trainer=Trained, dropout=0.0, resume=None, settings=None, **arguments):
+    """The trainer after a few steps, and how often its model was called."""
+    torch.manual_seed(0)
+    config = HfDebertaConfig.from_preset(
+        "tiny", num_labels=3, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout, initializer_range=0.15
+    )
+    model = HfDebertaForTokenClassification(config)
+    defaults = {"max_steps": 4, "learning_rate": 1e-2, "optim": "sgd", "per_device_train_batch_size": 4, "seed": 7}
+    defaults |= {"use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "report_to": "none", "logging_steps": 1}
+    given = {} if trainer is Trainer else {"sift": settings}
+    run = trainer(
+        model, TrainingArguments(str(folder), **{**defaults, **arguments}), train_dataset=token_rows(), **given
+    )
+    outputs = passes(model)
+    run.train(resume_from_checkpoint=resume)
+    return run, len(outputs)
+
+
+def weights(run) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in run.model.state_dict().items()}
+
+
+def assert_equal(one, other):
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert torch.equal(value, other[name]), name
+
+
+SWITCHED_ON = SiftArguments(sift=True, sift_learning_rate=0.05)
+
+
+def test_off_changes_nothing(tmp_path):
+    expected, calls = trained(tmp_path, Trainer, dropout=0.1)
+    for settings in (None, SiftArguments()):
+        found, as_many = trained(tmp_path, dropout=0.1, settings=settings)
+        assert_equal(weights(found), weights(expected))
+        assert as_many == calls == 4
+
+
+def test_on_is_three_passes_and_another_model(tmp_path):
+    plain, _ = trained(tmp_path)
+    found, calls = trained(tmp_path, settings=SWITCHED_ON)
+    assert calls == 12
+    assert not torch.equal(found.model.classifier.weight, plain.model.classifier.weight)
+    assert found.evaluate(token_rows())["eval_loss"] > 0
+    assert not found.model.deberta.embeddings.LayerNorm._forward_pre_hooks
+
+
+def test_the_loss_is_that_of_the_function(tmp_path, settled_noise):
+    run, _ = trained(tmp_path, settings=SWITCHED_ON)
+    inputs = {name: torch.tensor(value) for name, value in token_rows()[:4].items()}
+    run.model.train()
+    task, adversarial = losses_of(run.model, inputs, SWITCHED_ON)
+    torch.testing.assert_close(run.compute_loss(run.model, inputs), task + 5 * adversarial)
+    loss, outputs = run.compute_loss(run.model, dict(inputs), return_outputs=True)
+    assert loss > outputs.loss and "labels" in inputs
+
+
+def test_accumulation_changes_nothing(tmp_path, settled_noise):
+    expected, _ = trained(tmp_path, settings=SWITCHED_ON)
+    pieces = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    found, _ = trained(tmp_path, settings=SWITCHED_ON, **pieces)
+    for name, value in weights(expected).items():
+        torch.testing.assert_close(weights(found)[name], value, atol=2e-6, rtol=1e-4)
+    losses = [[entry["loss"] for entry in run.state.log_history if "loss" in entry] for run in (expected, found)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_seeded_and_resumed_to_the_last_bit(tmp_path):
+    saving = {"save_strategy": "steps", "save_steps": 2, "dropout": 0.1, "settings": SWITCHED_ON}
+    whole, _ = trained(tmp_path / "whole", **saving)
+    again, _ = trained(tmp_path / "again", **saving)
+    assert_equal(weights(again), weights(whole))
+    resumed, calls = trained(tmp_path / "resumed", **saving, resume=str(tmp_path / "whole" / "checkpoint-2"))
+    assert calls == 6
+    assert_equal(weights(resumed), weights(whole))
+    other, _ = trained(tmp_path / "other", **saving, seed=8)
+    assert not torch.equal(other.model.classifier.weight, whole.model.classifier.weight)
+
+
+def test_label_smoothing_and_bfloat16(tmp_path, settled_noise):
+    run, calls = trained(tmp_path, settings=SWITCHED_ON, label_smoothing_factor=0.1, bf16=True)
+    assert calls == 12 and all(torch.isfinite(value).all() for value in weights(run).values())
+    inputs = {name: torch.tensor(value) for name, value in token_rows()[:4].items()}
+    run.model.train()
+    _, adversarial = losses_of(run.model, inputs, SWITCHED_ON)
+    task = Trainer.compute_loss(run, run.model, dict(inputs))  # takes the labels out of its inputs
+    torch.testing.assert_close(run.compute_loss(run.model, inputs), task + 5 * adversarial, rtol=1e-3, atol=0)
+
+
+# ---- several processes -------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import sys
+import test_sift
+from test_sift import PerturbedEmbeddings, noise_of_contents, trained
+
+PerturbedEmbeddings.draw = noise_of_contents
+sizes = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
+run, _ = trained(sys.argv[1], settings=test_sift.SWITCHED_ON, **sizes)
+assert run.accelerator.num_processes == 2
+run.save_model()
+"""
+
+
+def test_two_processes_train_as_one(tmp_path, settled_noise):
+    """By Trainer, which has DistributedDataParallel look for unused parameters; the loop below does not."""
+    expected, _ = trained(tmp_path / "one", settings=SWITCHED_ON)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+    launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
+    here = Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": f"{here}:{here.parent}:{here.parents[1]}", "ACCELERATE_USE_CPU": "true"}
+    command = [*launch, str(tmp_path / "train.py"), str(tmp_path / "two")]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr[-2000:]
+    saved = load_file(tmp_path / "two" / "model.safetensors")
+    for name, value in weights(expected).items():
+        if name in saved:
+            torch.testing.assert_close(saved[name], value, atol=2e-6, rtol=1e-4)
+
+
+def own_loop(model, rows) -> list[float]:
+    optimizer, found = torch.optim.SGD(model.parameters(), 0.1), []
+    for row in rows:
+        task, adversarial = losses_of(model, row)
+        loss = task + adversarial
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    return found
+
+
+def rows_of_loop() -> list[dict[str, torch.Tensor]]:
+    return [{**tiny_inputs((6, 6, 6, 6), seed=seed), "labels": torch.tensor([0, 1, 1, 0])} for seed in range(3)]
+
+
+def worker(rank: int, folder: str) -> None:
+    PerturbedEmbeddings.draw = noise_of_contents
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    rows = [{name: value[2 * rank : 2 * rank + 2] for name, value in batch.items()} for batch in rows_of_loop()]
+    for kind in ("ddp", "fsdp"):
+        model = tiny_model(Sequence, dtype=torch.float32)
+        model.gradient_checkpointing_enable()
+        if kind == "fsdp":
+            for layer in model.deberta.encoder.layer:
+                fully_shard(layer)
+            fully_shard(model)
+        losses = torch.tensor(own_loop(DistributedDataParallel(model) if kind == "ddp" else model, rows))
+        dist.all_reduce(losses)
+        torch.save(losses / 2, f"{folder}/{kind}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_own_loop_on_two_processes(settled_noise):
+    expected = own_loop(tiny_model(Sequence, dtype=torch.float32), rows_of_loop())
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(worker, (folder,), nprocs=2)
+        for kind in ("ddp", "fsdp"):
+            assert torch.load(f"{folder}/{kind}.pt").tolist() == pytest.approx(expected, rel=1e-4), kind
+
+
+# ---- documentation -----------------------------------------------------------------------------------------------
+
+
+def test_documentation_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "sift.md").read_text(encoding="utf-8")
+    model, labels = tiny_model(Sequence, dtype=torch.float32), torch.tensor([1, 0, 0])
+    arguments = TrainingArguments(str(tmp_path), max_steps=1, use_cpu=True, report_to="none")
+    names = {"model": model, "batch": {**tiny_inputs(), "labels": labels}, "arguments": arguments}
+    names["optimizer"] = torch.optim.SGD(model.parameters(), 1e-3)
+    names["rows"] = [{"input_ids": [5, 6, 7], "labels": 1}] * 4
+    flags = ["--output_dir", str(tmp_path), "--max_steps", "1", "--use_cpu", "--sift"]
+    monkeypatch.setattr(sys, "argv", ["train.py", *flags])
+    snippets = [part.split("```")[0] for part in page.split("```python\n")[1:]]
+    assert len(snippets) == 3
+    for snippet in snippets:
+        exec(snippet, names)

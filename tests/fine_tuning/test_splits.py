@@ -1,0 +1,225 @@
+"""Rows of a task from files, folders and data sets."""
+
+import csv
+import gzip
+import json
+import logging
+
+import pytest
+from datasets import Dataset, DatasetDict
+
+from hf_deberta.fine_tuning.splits import DataArguments, one_of_each, read_splits
+from hf_deberta.runs.data_files import read_table, require_columns
+
+ROWS = [{"sentence": "a b", "label": 0}, {"sentence": "c", "label": 1}, {"sentence": "d", "label": 1}]
+
+
+def write(path, rows=ROWS):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_files_of_every_kind(tmp_path):
+    rows = Dataset.from_list(ROWS)
+    rows.to_csv(tmp_path / "a.csv")
+    rows.to_csv(tmp_path / "a.tsv", sep="\t")
+    rows.to_parquet(tmp_path / "a.parquet")
+    write(tmp_path / "a.jsonl")
+    for kind in ("csv", "tsv", "parquet", "jsonl"):
+        found = read_splits(DataArguments(train_file=str(tmp_path / f"a.{kind}")))
+        assert [found["train"][i] for i in range(3)] == ROWS, kind
+
+
+def test_gzipped(tmp_path):
+    (tmp_path / "train.jsonl.gz").write_bytes(gzip.compress(json.dumps(ROWS[0]).encode()))
+    (tmp_path / "test.csv.gz").write_bytes(gzip.compress(b"sentence\nNA\n"))
+    found = read_splits(DataArguments(data_dir=str(tmp_path)))
+    assert found["train"][0] == ROWS[0] and found["test"][0] == {"sentence": "NA"}
+
+
+def test_a_quotation_mark_in_a_tsv_is_a_letter(tmp_path):
+    texts = ['"Ever" since', '"not closed', 'said "so"']
+    lines = [f"{text}\t{label}\n" for label, text in enumerate(texts)]
+    (tmp_path / "a.tsv").write_text("sentence\tlabel\n" + "".join(lines))
+    rows = read_splits(DataArguments(train_file=str(tmp_path / "a.tsv")))["train"]
+    assert rows["sentence"][:] == texts and rows["label"][:] == [0, 1, 2]
+    Dataset.from_list(ROWS).to_csv(tmp_path / "quoted.tsv", sep="\t", quoting=csv.QUOTE_ALL)
+    with pytest.raises(ValueError, match='columns in quotation marks ."sentence", "label".'):
+        read_table(tmp_path / "quoted.tsv")
+
+
+def test_some_kinds_alone_and_rows_in_a_field(tmp_path):
+    write(tmp_path / "a.jsonl")
+    with pytest.raises(ValueError, match="a.jsonl is none of csv, tsv"):
+        read_table(tmp_path / "a.jsonl", kinds=("csv", "tsv"))
+    (tmp_path / "a.json").write_text(json.dumps({"version": 1, "data": ROWS}))
+    assert list(read_table(tmp_path / "a.json", rows_field="data")) == ROWS
+
+
+def test_a_folder(tmp_path):
+    for name in ("train.jsonl", "validation_matched.jsonl", "test.jsonl", "README.md", "trainer.txt"):
+        write(tmp_path / name)
+    found = read_splits(DataArguments(data_dir=str(tmp_path)))
+    assert set(found) == {"train", "validation_matched", "test"}
+    write(tmp_path / "own.jsonl", ROWS[:1])
+    found = read_splits(DataArguments(data_dir=str(tmp_path), train_file=str(tmp_path / "own.jsonl")))
+    assert len(found["train"]) == 1
+
+
+def test_rows_to_train_on_are_one_file(tmp_path):
+    for name in ("train_0.jsonl", "train_1.jsonl", "validation_a.jsonl", "test_b.jsonl"):
+        write(tmp_path / name)
+    said = "holds train_0.jsonl, train_1.jsonl, and rows to train on come from one file, .* name one with --train_file"
+    for _ in range(2):  # also beside a file of the right name
+        with pytest.raises(ValueError, match=said):
+            read_splits(DataArguments(data_dir=str(tmp_path)))
+        write(tmp_path / "train.jsonl")
+    found = read_splits(DataArguments(data_dir=str(tmp_path), train_file=str(tmp_path / "train_1.jsonl")))
+    assert set(found) == {"train", "validation_a", "test_b"}
+
+
+def test_other_names_of_validation(tmp_path):
+    write(tmp_path / "dev.jsonl")
+    assert set(read_splits(DataArguments(data_dir=str(tmp_path)))) == {"validation"}
+    write(tmp_path / "validation.jsonl")
+    with pytest.raises(ValueError, match="holds dev.jsonl, validation.jsonl, and the split 'validation' should be one"):
+        read_splits(DataArguments(data_dir=str(tmp_path)))
+    named = DataArguments(data_dir=str(tmp_path), validation_file=str(tmp_path / "dev.jsonl"))
+    assert set(read_splits(named)) == {"validation"}
+
+
+def test_other_names_of_several_validations(tmp_path):
+    for name in ("dev_matched", "dev_mismatched", "valid_a", "val_b"):
+        write(tmp_path / f"{name}.jsonl")
+    found = read_splits(DataArguments(data_dir=str(tmp_path)))
+    assert sorted(found) == [f"validation_{of}" for of in ("a", "b", "matched", "mismatched")]
+
+
+def test_shards_are_one_split(tmp_path):
+    for number, row in enumerate(ROWS):
+        Dataset.from_list([row]).to_parquet(tmp_path / f"train-{number:05}-of-00003.parquet")
+    write(tmp_path / "validation_matched-00000-of-00001.jsonl")
+    found = read_splits(DataArguments(data_dir=str(tmp_path)))
+    assert list(found["train"]) == ROWS and set(found) == {"train", "validation_matched"}
+    (tmp_path / "train-00001-of-00003.parquet").unlink()
+    with pytest.raises(ValueError, match="'train' should be one file, or all its shards once"):
+        read_splits(DataArguments(data_dir=str(tmp_path)))
+
+
+def test_folders_of_parts_are_splits(tmp_path):
+    """As Spark writes them, with its markers beside."""
+    for number, row in enumerate(ROWS):
+        (tmp_path / "train").mkdir(exist_ok=True)
+        name = f"part-{number:05}-5f1e-c000.snappy.parquet"
+        Dataset.from_list([row]).to_parquet(tmp_path / "train" / name)
+        (tmp_path / "train" / f".{name}.crc").touch()
+    for folder, file, rows in (("dev.json", "part-00000-5f1e-c000.json", ROWS[:2]), ("logs", "part-0.json", ROWS)):
+        (tmp_path / folder).mkdir()
+        write(tmp_path / folder / file, rows)
+        (tmp_path / folder / "_SUCCESS").touch()
+    (tmp_path / "test").mkdir()  # with nothing in it
+    found = read_splits(DataArguments(data_dir=str(tmp_path)))
+    assert {split: list(rows) for split, rows in found.items()} == {"train": ROWS, "validation": ROWS[:2]}
+    write(tmp_path / "train.jsonl")
+    with pytest.raises(ValueError, match="holds train, train.jsonl, and the split 'train' should be one file"):
+        read_splits(DataArguments(data_dir=str(tmp_path)))
+
+
+def test_a_data_set(tmp_path):
+    (tmp_path / "set").mkdir()
+    DatasetDict(train=Dataset.from_list(ROWS))["train"].to_parquet(tmp_path / "set" / "train.parquet")
+    found = read_splits(DataArguments(dataset_name=str(tmp_path / "set")))
+    assert len(found["train"]) == 3
+    assert len(read_splits(DataArguments(), hub=(str(tmp_path / "set"), None))["train"]) == 3
+
+
+def test_the_configuration_of_the_tasks_own_data_set(monkeypatch):
+    asked = []
+
+    def load_dataset(name, config, **loading):
+        asked.append((name, config))
+        return {"train": Dataset.from_list(ROWS)}
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    read_splits(DataArguments(), hub=("of/task", "all"))
+    read_splits(DataArguments(dataset_config_name="middle"), hub=("of/task", "all"))
+    read_splits(DataArguments(dataset_name="me/mine"), hub=("of/task", "all"))
+    assert asked == [("of/task", "all"), ("of/task", "middle"), ("me/mine", None)]
+
+
+def test_an_empty_split_of_the_task(monkeypatch):
+    monkeypatch.setattr("datasets.load_dataset", lambda *_: {"train": Dataset.from_dict({"a": []})})
+    with pytest.raises(ValueError, match="the split 'train' is empty .of/task."):
+        read_splits(DataArguments(), hub=("of/task", None))
+
+
+def test_further_splits_of_a_data_set_are_left_out(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    folder, names = str(tmp_path / "set"), ("train", "train_2", "test_a", "unsupervised")
+    for split in names:
+        Dataset.from_list(ROWS).to_parquet(tmp_path / "set" / f"{split}.parquet")
+    files = [{"split": split, "path": f"{split}.parquet"} for split in names]
+
+    def card(splits: list) -> None:
+        configs = [{"config_name": "default", "data_files": splits}]
+        (tmp_path / "set" / "README.md").write_text(f"---\nconfigs: {json.dumps(configs)}\n---\n")
+
+    card(files)
+    assert set(read_splits(DataArguments(dataset_name=folder))) == {"train", "test_a"}
+    assert "left out: train_2, unsupervised" in caplog.text
+    card([one for one in files if one["split"] in ("train_2", "unsupervised")])
+    with pytest.raises(ValueError, match="set has no split train, validation or test, but train_2, unsupervised"):
+        read_splits(DataArguments(dataset_name=folder))
+
+
+def test_a_data_set_names_validation_as_files_do(monkeypatch, caplog):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    there = {name: Dataset.from_list([{"a": name}] * 2) for name in ("train", "dev", "val_b", "valid")}
+    monkeypatch.setattr("datasets.load_dataset", lambda *_: dict(there))
+    found = read_splits(DataArguments(dataset_name="me/mine", max_eval_samples=1))
+    kept = {"train": ["train"] * 2, "validation": ["dev"], "validation_b": ["val_b"]}
+    assert {split: rows["a"][:] for split, rows in found.items()} == kept
+    assert "left out: valid" in caplog.text
+    there["validation"] = Dataset.from_list([{"a": "validation"}])
+    assert read_splits(DataArguments(dataset_name="me/mine"))["validation"]["a"][:] == ["validation"]
+    assert "left out: dev, valid" in caplog.text
+
+
+def test_limits(tmp_path):
+    path = write(tmp_path / "a.jsonl")
+    args = DataArguments(train_file=path, validation_file=path, test_file=path, max_train_samples=1, max_eval_samples=2)
+    assert {name: len(rows) for name, rows in read_splits(args).items()} == {"train": 1, "validation": 2, "test": 3}
+    assert len(read_splits(DataArguments(train_file=path, max_train_samples=99))["train"]) == 3
+
+
+def test_bad_input(tmp_path):
+    path = write(tmp_path / "a.jsonl")
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "header.csv").write_text("sentence,label\n")
+    (tmp_path / "folder").mkdir()
+    cases = [
+        ({}, "say which data"),
+        ({"train_file": str(tmp_path / "nowhere.jsonl")}, "there is no file"),
+        ({"train_file": str(tmp_path / "empty.jsonl")}, "is empty"),
+        ({"train_file": str(tmp_path / "header.csv")}, "has no rows"),
+        ({"train_file": str(tmp_path / "a.xml")}, "is none of"),
+        ({"train_file": path, "dataset_name": "x"}, "not both"),
+        ({"train_file": path, "dataset_config_name": "x"}, "not both"),
+        ({"data_dir": str(tmp_path / "nowhere")}, "not a folder"),
+        ({"data_dir": str(tmp_path / "folder")}, "holds no file"),
+    ]
+    for fields, said in cases:
+        with pytest.raises((ValueError, OSError), match=said):
+            read_splits(DataArguments(**fields))
+
+
+def test_a_missing_column_is_named():
+    with pytest.raises(ValueError, match="the train rows have no column 'question'; they have sentence, label"):
+        require_columns(Dataset.from_list(ROWS), ["sentence", "question"], "train")
+
+
+def test_one_of_each():
+    rows = Dataset.from_dict({"a": [1]})
+    assert list(one_of_each({"train": rows, "test": rows})) == ["train", "test"]
+    with pytest.raises(ValueError, match="there is validation_a: name its file by --validation_file"):
+        one_of_each({"train": rows, "validation_a": rows})

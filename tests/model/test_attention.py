@@ -1,0 +1,336 @@
+"""disentangled_attention: query subsets, packing, padding, windows of the table, lengths, and every error."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from numerics import TERMS, gradients, tiny_inputs, tiny_model
+from transformers import AttentionInterface
+
+from hf_deberta import HfDebertaForMaskedLM
+from hf_deberta.model.attention import disentangled_attention, documents_of, visibility
+from hf_deberta.model.relative_position import rows_in_use, rows_of_distances
+
+TABLES = {"buckets": (64, 16), "clipped": (6, 0)}  # k, buckets
+HEADS, SIZE = 2, 4
+
+
+def span(table):
+    return TABLES[table][1] or TABLES[table][0]
+
+
+def random_inputs(length, batch=2, table="buckets", seed=0):
+    """Leaves: query, key and value of every position, and the whole relative tables."""
+    torch.manual_seed(seed)
+    states = {name: torch.randn(batch, HEADS, length, SIZE) for name in ("query", "key", "value")}
+    rows = {name: torch.randn(HEADS, 2 * span(table), SIZE) for name in ("position_key", "position_query")}
+    return {name: tensor.double().requires_grad_() for name, tensor in {**states, **rows}.items()}
+
+
+def attend(inputs, table="buckets", **options):
+    rows = rows_of_distances(*TABLES[table])
+    return disentangled_attention(**inputs, rows_of_distance=rows, need_probabilities=True, **options)
+
+
+def windowed(inputs, table="buckets"):
+    """The same call with only the rows that the length uses."""
+    first, last = rows_in_use(inputs["query"].shape[2], span(table))
+    window = {name: inputs[name][:, first:last] for name in ("position_key", "position_query")}
+    return {**inputs, **window}, first
+
+
+def cut(inputs, rows=slice(None), positions=slice(None)):
+    """Some batch rows and some positions, whole tables."""
+    return {name: t if name.startswith("position") else t[rows, :, positions] for name, t in inputs.items()}
+
+
+def upstream(context):
+    """A gradient from above, of its own for each channel."""
+    return context * torch.arange(1, context.shape[-1] + 1, dtype=context.dtype)
+
+
+def lower_triangle(batch, length):
+    return torch.ones(batch, length, length, dtype=torch.bool).tril()
+
+
+def ragged(batch, length):
+    return torch.arange(length) < torch.tensor([length, length - 4])[:batch, None]
+
+
+SIGHT = {
+    "everything": (2, lambda length: {}),
+    "padding": (2, lambda length: {"mask": ragged(2, length)}),
+    "who sees whom": (2, lambda length: {"mask": lower_triangle(2, length) & ragged(2, length)[:, None]}),
+    "packed": (1, lambda length: {"cu_seqlens": torch.tensor([0, 3, 4, length], dtype=torch.int32)}),
+    "packed and padded": (1, lambda length: {"cu_seqlens": torch.tensor([0, 5, length]), "mask": ragged(1, length)}),
+}
+
+
+@pytest.mark.parametrize("terms", TERMS)
+@pytest.mark.parametrize("sight", SIGHT)
+def test_a_subset_of_queries_gives_those_rows_of_the_full_result(sight, terms):
+    length = 11
+    batch, options = SIGHT[sight][0], SIGHT[sight][1](length)
+    inputs = random_inputs(length, batch)
+    chosen = torch.tensor([[10, 0, 4, 4], [2, 9, 8, 0]])[:batch]
+    index = chosen[:, None, :, None].expand(-1, HEADS, -1, -1)
+    full = attend(inputs, terms=TERMS[terms], **options)
+    some = attend(
+        {**inputs, "query": inputs["query"].gather(2, index.expand(-1, -1, -1, SIZE))},
+        terms=TERMS[terms],
+        query_positions=chosen,
+        **options,
+    )
+    expected = [tensor.gather(2, index.expand(-1, -1, -1, tensor.shape[-1])) for tensor in full]
+    torch.testing.assert_close(list(some), expected)
+    assert sight == "everything" or not full[1].all()
+    found, wanted = (gradients(upstream(context), inputs) for context in (some[0], expected[0]))
+    for name in inputs:
+        torch.testing.assert_close(found[name], wanted[name], msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("terms", TERMS)
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("lengths", [(3, 1, 5), (7,), (1, 1), (2, 15)], ids=str)
+def test_packed_documents_equal_separate_documents(lengths, table, terms):
+    inputs = random_inputs(sum(lengths), batch=1, table=table)
+    boundaries = torch.tensor([0, *lengths]).cumsum(0).int()
+    packed, _ = attend(inputs, table, terms=TERMS[terms], cu_seqlens=boundaries)
+    bounds = boundaries.tolist()
+    separate = []
+    for start, end in pairwise(bounds):
+        document, first = windowed(cut(inputs, positions=slice(start, end)), table)
+        separate.append(attend(document, table, terms=TERMS[terms], first_row=first)[0])
+    separate = torch.cat(separate, 2)
+    torch.testing.assert_close(packed, separate)
+    found, wanted = gradients(upstream(packed), inputs), gradients(upstream(separate), inputs)
+    for name in inputs:
+        torch.testing.assert_close(found[name], wanted[name], msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("terms", TERMS)
+@pytest.mark.parametrize("shape", ["[B, K]", "[B, K, K]"])
+def test_padding_equals_a_shorter_sequence(shape, terms):
+    length, real = 9, (9, 5)
+    inputs = random_inputs(length)
+    mask = torch.arange(length) < torch.tensor(real)[:, None]
+    if shape == "[B, K, K]":
+        mask = mask[:, None] & mask[:, :, None]
+    padded, probabilities = attend(inputs, terms=TERMS[terms], mask=mask)
+    assert not padded[1, :, 5:].any() and not probabilities[1, :, :, 5:].any()
+    loss = upstream(padded).sum()
+    alone = [attend(cut(inputs, [b], slice(n)), terms=TERMS[terms])[0] for b, n in enumerate(real)]
+    for b, n in enumerate(real):
+        torch.testing.assert_close(padded[b : b + 1, :, :n], alone[b])
+    found, wanted = gradients(loss, inputs), gradients(sum(upstream(c).sum() for c in alone), inputs)
+    for name in inputs:
+        torch.testing.assert_close(found[name], wanted[name], msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 16, 17, 40, 150])
+@pytest.mark.parametrize("table", TABLES)
+def test_rows_in_use_equal_the_whole_table(table, length):
+    inputs = random_inputs(length, batch=1, table=table)
+    window, first = windowed(inputs, table)
+    assert first > 0 or length >= span(table)
+    whole, part = attend(inputs, table), attend(window, table, first_row=first)
+    torch.testing.assert_close(part, whole)
+    found, wanted = gradients(upstream(part[0]), inputs), gradients(upstream(whole[0]), inputs)
+    for name in inputs:
+        torch.testing.assert_close(found[name], wanted[name], msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 13, 37])
+@pytest.mark.parametrize("terms", TERMS)
+def test_scores_of_any_length_by_hand(terms, length):
+    """Also where most distances (k = 6) are past the largest: the row, the scale and the softmax, spelt out."""
+    inputs = random_inputs(length, batch=1, table="clipped")
+    context, probabilities = attend(inputs, "clipped", terms=TERMS[terms])
+    query, key, value, position_key, position_query = inputs.values()
+    row = torch.tensor([[min(max(i - j, -6), 5) + 6 for j in range(length)] for i in range(length)])
+    score = torch.einsum("bhid,bhjd->bhij", query, key)
+    if "c2p" in TERMS[terms]:
+        score = score + torch.einsum("bhid,hijd->bhij", query, position_key[:, row])
+    if "p2c" in TERMS[terms]:
+        score = score + torch.einsum("bhjd,hijd->bhij", key, position_query[:, row])
+    if "p2p" in TERMS[terms]:
+        score = score + torch.einsum("hijd,hijd->hij", position_query[:, row], position_key[:, row])
+    expected = (score / math.sqrt((1 + len(TERMS[terms])) * SIZE)).softmax(-1)
+    torch.testing.assert_close(probabilities, expected)
+    torch.testing.assert_close(context, expected @ value)
+
+
+def test_one_token_attends_to_itself():
+    inputs = random_inputs(1)
+    context, probabilities = attend(inputs)
+    torch.testing.assert_close(context, inputs["value"])
+    assert probabilities.unique().tolist() == [1.0]
+
+
+def test_rows_depend_on_the_direction():
+    inputs = random_inputs(8, batch=1)
+    mirrored = {**inputs, "position_key": inputs["position_key"].flip(1)}
+    assert (attend(inputs)[0] - attend(mirrored)[0]).abs().max() > 0.01
+
+
+def test_terms_are_those_whose_table_is_given():
+    inputs = random_inputs(5)
+    for dropped, terms in (((), "both"), (("position_query",), "c2p"), (("position_key",), "p2c")):
+        given = {name: tensor for name, tensor in inputs.items() if name not in dropped}
+        torch.testing.assert_close(attend(given), attend(inputs, terms=TERMS[terms]))
+    content = {name: inputs[name] for name in ("query", "key", "value")}
+    torch.testing.assert_close(disentangled_attention(**content)[0], attend(inputs, terms=())[0])
+
+
+def test_scale_probabilities_and_dropout_are_passed_on():
+    inputs = random_inputs(6)
+    torch.testing.assert_close(attend(inputs, scale=(3 * SIZE) ** -0.5), attend(inputs))
+    assert not torch.allclose(attend(inputs, scale=1.0)[0], attend(inputs)[0])
+    rows = rows_of_distances(*TABLES["buckets"])
+    assert disentangled_attention(**inputs, rows_of_distance=rows)[1] is None
+    torch.manual_seed(0)
+    _, probabilities = attend(inputs, dropout_p=0.5)
+    assert 0 < (probabilities == 0).double().mean() < 1
+
+
+WRONG = {
+    "key and value differ": (
+        lambda x: {"value": x["value"][:, :, :3]},
+        r"must agree in B, H and d, not \(2, 2, 5, 4\), \(2, 2, 5, 4\), \(2, 2, 3, 4\)",
+    ),
+    "another batch size": (lambda x: {"query": x["query"][:1]}, r"agree in B, H and d, not \(1, 2, 5, 4\)"),
+    "another number of heads": (lambda x: {"query": x["query"][:, :1]}, r"agree in B, H and d, not \(2, 1, 5, 4\)"),
+    "another head size": (lambda x: {"query": x["query"][..., :3]}, r"agree in B, H and d, not \(2, 2, 5, 3\)"),
+    "c2p without position_key": (lambda x: {"position_key": None, "terms": ("c2p",)}, "'c2p' needs its table"),
+    "p2c without position_query": (lambda x: {"position_query": None, "terms": ("p2c",)}, "'p2c' needs its table"),
+    "p2p without position_key": (lambda x: {"position_key": None, "terms": ("p2p",)}, "'p2p' needs its table"),
+    "p2p without position_query": (lambda x: {"position_query": None, "terms": ("p2p",)}, "'p2p' needs its table"),
+    "no rows_of_distance": (lambda x: {"rows_of_distance": None}, "position terms need rows_of_distance"),
+    "fewer queries, no positions": (
+        lambda x: {"query": x["query"][:, :, :3]},
+        r"3 queries for 5 keys need query_positions \[B, Q\]",
+    ),
+    "positions of another number": (
+        lambda x: {"query_positions": torch.zeros(2, 3, dtype=torch.long)},
+        r"query_positions must be \[B, Q\] = \(2, 5\), not \(2, 3\)",
+    ),
+    "positions without batch": (
+        lambda x: {"query_positions": torch.arange(5)},
+        r"query_positions must be \[B, Q\] = \(2, 5\), not \(5,\)",
+    ),
+    "integer mask": (
+        lambda x: {"mask": torch.ones(2, 5, dtype=torch.long)},
+        "mask must be boolean, True for what may be seen, not torch.int64",
+    ),
+    "additive mask": (lambda x: {"mask": torch.zeros(2, 5, 5)}, "mask must be boolean.*not torch.float32"),
+    "mask of another length": (
+        lambda x: {"mask": torch.ones(2, 4, dtype=torch.bool)},
+        r"mask must be \[B, K\] = \(2, 5\) or \[B, K, K\] = \(2, 5, 5\), not \(2, 4\)",
+    ),
+    "mask of one query": (lambda x: {"mask": torch.ones(2, 1, 5, dtype=torch.bool)}, r"not \(2, 1, 5\)"),
+    "mask of another batch": (lambda x: {"mask": torch.ones(3, 5, 5, dtype=torch.bool)}, r"not \(3, 5, 5\)"),
+    "cu_seqlens with a batch": (
+        lambda x: {"cu_seqlens": torch.tensor([0, 5])},
+        "cu_seqlens goes with one packed row, not with a batch of 2",
+    ),
+    "unknown backend": (lambda x: {"backend": "flash"}, "unknown attention backend 'flash': choose one of eager"),
+    "unknown term": (lambda x: {"terms": ("c2p", "c2q")}, "c2q"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_input_is_one_clear_error(case):
+    inputs = random_inputs(5)
+    arguments = {**inputs, "rows_of_distance": rows_of_distances(*TABLES["buckets"])}
+    disentangled_attention(**arguments)
+    change, message = WRONG[case]
+    with pytest.raises(ValueError, match=message):
+        disentangled_attention(**{**arguments, **change(inputs)})
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_documents_of(dtype):
+    assert documents_of(torch.tensor([0, 2, 5], dtype=dtype), 5).tolist() == [0, 0, 1, 1, 1]
+    assert documents_of(torch.tensor([0, 5], dtype=dtype), 5).tolist() == [0] * 5
+    assert documents_of(torch.tensor([0, 1, 1, 3], dtype=dtype), 3).tolist() == [0, 2, 2]  # an empty document
+    assert documents_of(torch.tensor([0, 2], dtype=dtype), 4).tolist() == [0, 0, 1, 1]  # the rest is one more
+
+
+def test_visibility_of_nothing_special_is_none():
+    assert visibility(None, None, None, 4) is None
+    assert visibility(torch.tensor([[1, 2]]), None, None, 4) is None
+
+
+@pytest.mark.parametrize("positions", [None, torch.tensor([[5, 0], [3, 3]])], ids=["all queries", "some queries"])
+@pytest.mark.parametrize("packed", [False, True], ids=["", "packed"])
+@pytest.mark.parametrize("shape", [None, "[B, K]", "[B, K, K]"], ids=str)
+def test_visibility_by_hand(shape, packed, positions):
+    torch.manual_seed(0)
+    keys, batch = 6, 1 if packed else 2
+    positions = None if positions is None else positions[:batch]
+    boundaries = torch.tensor([0, 1, 4, 6]) if packed else None
+    mask = None if shape is None else torch.rand((batch, keys, keys)[: shape.count(",") + 1]) < 0.7
+    found = visibility(positions, mask, boundaries, keys)
+    if shape is None and not packed:
+        assert found is None
+        return
+    document = [0, 1, 1, 1, 2, 2]
+    asked = torch.arange(keys).expand(batch, -1) if positions is None else positions
+    for b in range(batch):
+        for q, i in enumerate(asked[b].tolist()):
+            for j in range(keys):
+                sees = not packed or document[i] == document[j]
+                if shape == "[B, K]":
+                    sees = sees and bool(mask[b, i] and mask[b, j])
+                elif shape:
+                    sees = sees and bool(mask[b, i, j])
+                assert bool(found[b, 0, q, j]) == sees, (b, i, j)
+    assert found.dtype == torch.bool and found.shape == (batch, 1, asked.shape[1], keys)
+
+
+# ---- engines from outside ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def engine():
+    """An engine under the name "loud", which counts its calls and hands on to the reference."""
+    calls = []
+
+    def loud(*tensors, **arguments):
+        calls.append(arguments)
+        return disentangled_attention(*tensors, **arguments, backend="eager")[0]
+
+    AttentionInterface.register("loud", loud)
+    yield calls
+    AttentionInterface._global_mapping.pop("loud")
+
+
+def test_an_engine_registered_with_transformers(engine):
+    model = tiny_model(HfDebertaForMaskedLM).eval()
+    inputs = tiny_inputs()
+    expected = model(**inputs).logits
+    model.set_attn_implementation("loud")
+    real = inputs["attention_mask"].bool()
+    torch.testing.assert_close(model(**inputs).logits[real], expected[real])
+    assert len(engine) == 3  # a layer, and two steps of the decoder
+    assert engine[0]["terms"] == ("c2p", "p2c") and engine[0]["mask"].shape == (3, 9)
+    model(**inputs, output_attentions=True)
+    assert len(engine) == 5  # probabilities come from eager; the decoder has none
+
+
+@pytest.mark.parametrize("name", ["flash_attention_2", "flex_attention", "nothing"])
+def test_engines_that_do_not_know_position_terms(name):
+    states = torch.zeros(1, 1, 2, 4)
+    with pytest.raises(ValueError, match="choose one of eager, sdpa, triton, or register your own"):
+        disentangled_attention(states, states, states, backend=name)
+
+
+def test_an_engine_must_return_the_context_alone():
+    AttentionInterface.register("pair", lambda query, *rest, **arguments: (query, None))
+    try:
+        states = torch.zeros(1, 1, 2, 4)
+        with pytest.raises(TypeError, match="'pair' must return the context"):
+            disentangled_attention(states, states, states, backend="pair")
+    finally:
+        AttentionInterface._global_mapping.pop("pair")

@@ -1,0 +1,221 @@
+"""The oracle against a triple loop written from equation 4, against finite differences, and in half precision."""
+
+import math
+
+import pytest
+import torch
+from numerics import TERMS, assert_within_budget, gradients, largest
+
+from hf_deberta.model.attention_reference import reference_attention, score_terms, visible_softmax
+
+VISIBLE = {
+    "all seen": lambda queries, keys: None,
+    "causal": lambda queries, keys: torch.ones(1, 1, queries, keys, dtype=torch.bool).tril(),
+    "one query blind": lambda queries, keys: blind(queries, keys),
+}
+
+
+def blind(queries, keys):
+    """In the second batch row, the first query sees nothing; in both, the last key is hidden from the others."""
+    visible = torch.ones(2, 1, queries, keys, dtype=torch.bool)
+    visible[:, :, :-1, -1] = False
+    visible[1, :, 0] = False
+    return visible
+
+
+def random_inputs(queries, keys, batch=2, heads=2, size=3, rows=5, dtype=torch.float64, grad=False, spread=1.0):
+    torch.manual_seed(queries * 100 + keys)
+    shapes = {
+        "query": (batch, heads, queries, size),
+        "key": (batch, heads, keys, size),
+        "value": (batch, heads, keys, size),
+        "position_key": (heads, rows, size),
+        "position_query": (heads, rows, size),
+    }
+    tensors = {name: (spread * torch.randn(shape)).to(dtype).requires_grad_(grad) for name, shape in shapes.items()}
+    return tensors, torch.randint(rows, (batch, queries, keys))
+
+
+def by_hand(query, key, value, position_key, position_query, row, visible, scale, terms):
+    """Equation 4 as the paper writes it, in Python numbers."""
+    batch, heads, queries, size = query.shape
+    keys = key.shape[2]
+    context = torch.zeros(batch, heads, queries, size, dtype=torch.float64)
+    probabilities = torch.zeros(batch, heads, queries, keys, dtype=torch.float64)
+    q, k, v, kr, qr = (t.tolist() for t in (query, key, value, position_key, position_query))
+    for b in range(batch):
+        for h in range(heads):
+            for i in range(queries):
+                weight = {}
+                for j in range(keys):
+                    if visible is not None and not visible[b % visible.shape[0], 0, i, j]:
+                        continue
+                    delta = int(row[b % row.shape[0], i, j])
+                    score = 0.0
+                    for c in range(size):
+                        score += q[b][h][i][c] * k[b][h][j][c]
+                        score += "c2p" in terms and q[b][h][i][c] * kr[h][delta][c]
+                        score += "p2c" in terms and k[b][h][j][c] * qr[h][delta][c]
+                        score += "p2p" in terms and qr[h][delta][c] * kr[h][delta][c]
+                    weight[j] = math.exp(score * scale)
+                for j, w in weight.items():
+                    probabilities[b, h, i, j] = w / sum(weight.values())
+                    for c in range(size):
+                        context[b, h, i, c] += w / sum(weight.values()) * v[b][h][j][c]
+    return context, probabilities
+
+
+@pytest.mark.parametrize("visible", VISIBLE)
+@pytest.mark.parametrize("terms", TERMS)
+@pytest.mark.parametrize("queries, keys", [(1, 1), (2, 5), (7, 7)])
+def test_equals_equation_four_by_hand(queries, keys, terms, visible):
+    tensors, row = random_inputs(queries, keys)
+    visible, terms = VISIBLE[visible](queries, keys), TERMS[terms]
+    scale = ((1 + len(terms)) * 3) ** -0.5
+    found = reference_attention(**tensors, row=row, visible=visible, scale=scale, terms=terms)
+    expected = by_hand(**tensors, row=row, visible=visible, scale=scale, terms=terms)
+    torch.testing.assert_close(found, expected)
+
+
+def test_one_row_table_serves_the_whole_batch():
+    tensors, row = random_inputs(3, 4)
+    one = reference_attention(**tensors, row=row[:1], visible=None, scale=0.5)
+    both = reference_attention(**tensors, row=row[:1].expand(2, -1, -1), visible=None, scale=0.5)
+    torch.testing.assert_close(one, both)
+
+
+def test_terms_are_named_and_sum_to_the_score():
+    tensors, row = random_inputs(3, 4)
+    del tensors["value"]
+    parts = score_terms(**tensors, row=row, terms=TERMS["all"])
+    assert list(parts) == ["c2c", "c2p", "p2c", "p2p"]
+    assert all(part.shape == (2, 2, 3, 4) for part in parts.values())
+    total = visible_softmax(sum(parts.values()) * 0.5, None)
+    value = torch.zeros(2, 2, 4, 3, dtype=torch.float64)
+    found = reference_attention(**tensors, value=value, row=row, visible=None, scale=0.5, terms=TERMS["all"])
+    torch.testing.assert_close(found[1], total)
+
+
+@pytest.mark.parametrize("visible", VISIBLE)
+@pytest.mark.parametrize("terms", TERMS)
+def test_gradients_equal_finite_differences(terms, visible):
+    tensors, row = random_inputs(2, 3, heads=1, size=2, rows=3, grad=True)
+    visible, terms = VISIBLE[visible](2, 3), TERMS[terms]
+
+    def attention(*arguments):
+        return reference_attention(*arguments, row, visible, 0.4, terms)
+
+    assert torch.autograd.gradcheck(attention, tuple(tensors.values()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("spread", [1.0, 50.0], ids=["ordinary", "huge"])
+def test_a_query_that_sees_nothing_is_zero_in_value_and_gradient(spread, dtype):
+    tensors, row = random_inputs(3, 4, grad=True, dtype=dtype, spread=spread)
+    visible = torch.ones(2, 1, 3, 4, dtype=torch.bool)
+    visible[1] = False  # a whole batch row, as with padding
+    context, probabilities = reference_attention(**tensors, row=row, visible=visible, scale=0.4)
+    assert not context[1].any() and not probabilities[1].any()
+    assert context[0].all() and context.isfinite().all()
+    found = gradients(context, tensors)
+    for name, gradient in found.items():
+        assert gradient.isfinite().all(), name
+        if not name.startswith("position"):
+            assert not gradient[1].any(), name
+    assert found["value"][0].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_scores_beyond_the_largest_fp16_number(dtype):
+    """Whole numbers: every score is exact in float32, and only its scaling is rounded."""
+    size, keys = 64, 6
+    tensors, row = random_inputs(5, keys, size=size, dtype=dtype)
+    first = torch.arange(size) == 0
+    for name, offset in (("query", 32), ("key", 100), ("position_key", 0), ("position_query", 0)):
+        noise = torch.randint(-1, 2, tensors[name].shape) * first  # keeps the scores within a few units of each other
+        tensors[name] = (offset + noise).to(dtype)
+    if dtype == torch.float16:
+        assert not (tensors["query"] @ tensors["key"].mT).isfinite().all()  # this is what would overflow
+    scale = (3 * size) ** -0.5
+    context, probabilities = reference_attention(**tensors, row=row, visible=None, scale=scale)
+    doubled = {name: tensor.double() for name, tensor in tensors.items()}
+    exact, exact_probabilities = reference_attention(**doubled, row=row, visible=None, scale=scale)
+    assert context.isfinite().all() and context.dtype == probabilities.dtype == dtype
+    assert exact_probabilities.max(-1).values.min() < 0.95  # not simply one key each
+    score = size * 33 * 101 * scale
+    shift = math.expm1(2 * 2 * torch.finfo(torch.float32).eps * score)  # of a probability, relative
+    eps = torch.finfo(dtype).eps
+    assert largest(probabilities.double() - exact_probabilities) <= shift + eps
+    assert largest(context.double() - exact) <= (shift + (keys + 2) * eps) * largest(tensors["value"])
+
+
+@pytest.mark.parametrize("visible", VISIBLE)
+@pytest.mark.parametrize("terms", TERMS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_is_no_worse_than_plain_half_arithmetic(dtype, terms, visible):
+    tensors, row = random_inputs(33, 40, heads=3, size=16, rows=9, dtype=dtype, grad=True)
+    visible, terms = VISIBLE[visible](33, 40), TERMS[terms]
+    scale = ((1 + len(terms)) * 16) ** -0.5
+    exact = {name: tensor.detach().double().requires_grad_() for name, tensor in tensors.items()}
+    weight = torch.randn(2, 3, 33, 16)  # an upstream gradient
+
+    def plainly(query, key, value, position_key, position_query):
+        parts = score_terms(query, key, position_key, position_query, row, terms)
+        return visible_softmax(sum(parts.values()) * scale, visible) @ value
+
+    contexts = (
+        reference_attention(**tensors, row=row, visible=visible, scale=scale, terms=terms)[0],
+        plainly(**tensors),
+        plainly(**exact),
+    )
+    assert_within_budget(*contexts, "context")
+    found, plain, exactly = (
+        gradients(context * weight.to(context.dtype), given)
+        for context, given in zip(contexts, (tensors, tensors, exact), strict=True)
+    )
+    for name in tensors:
+        assert_within_budget(found[name], plain[name], exactly[name], f"gradient of {name}")
+
+
+def test_dropout_keeps_the_expectation_and_the_seed():
+    rate, draws = 0.3, 4000
+    tensors, row = random_inputs(2, 5, batch=1, heads=1)
+    kept, plain = reference_attention(**tensors, row=row, visible=None, scale=0.5)
+    many = {name: t if name.startswith("pos") else t.expand(draws, -1, -1, -1) for name, t in tensors.items()}
+
+    def draw(seed):
+        torch.manual_seed(seed)
+        return reference_attention(**many, row=row, visible=None, scale=0.5, dropout_p=rate)
+
+    context, probabilities = draw(0)
+    assert torch.equal(context, draw(0)[0]) and not torch.equal(context, draw(1)[0])
+    torch.testing.assert_close(context, probabilities @ many["value"])
+    dropped = probabilities == 0
+    torch.testing.assert_close(probabilities[~dropped], (plain / (1 - rate)).expand_as(probabilities)[~dropped])
+    deviation = (rate * (1 - rate) / dropped.numel()) ** 0.5
+    assert abs(dropped.double().mean().item() - rate) < 5 * deviation
+    spread = (plain.square() * rate / (1 - rate) / draws).sqrt()
+    assert ((probabilities.mean(0, keepdim=True) - plain).abs() < 5 * spread).all()
+    spread = ((plain.square() * rate / (1 - rate)) @ tensors["value"].square() / draws).sqrt()
+    assert ((context.mean(0, keepdim=True) - kept).abs() < 5 * spread).all()
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_autocast_does_not_undo_the_care(dtype, backend):
+    """Raw products beyond float16's range, under autocast as with `fp16=True`: finite, and near float64."""
+    from hf_deberta.model.attention import disentangled_attention
+    from hf_deberta.model.relative_position import rows_of_distances
+
+    torch.manual_seed(0)
+    tensors = [60 * torch.randn(1, 1, 20, 64) for _ in range(2)] + [torch.randn(1, 1, 20, 64)]
+    tensors += [60 * torch.randn(1, 40, 64) for _ in range(2)]
+    assert (tensors[0] @ tensors[3].mT).abs().max() > 65504  # would overflow
+    tensors = [tensor.to(dtype) for tensor in tensors]
+    arguments = {"rows_of_distance": rows_of_distances(20), "backend": backend}
+    exact, _ = disentangled_attention(*[tensor.double() for tensor in tensors], **arguments)
+    with torch.autocast("cpu", dtype):
+        found, _ = disentangled_attention(*tensors, **arguments)
+    assert found.isfinite().all()
+    if backend == "eager":
+        torch.testing.assert_close(found.double(), exact, atol=0.05, rtol=0)

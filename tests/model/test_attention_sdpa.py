@@ -1,0 +1,221 @@
+"""The sdpa backend against the reference: output and every gradient, in float64."""
+
+import pytest
+import torch
+
+from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaModel, attention_sdpa
+from hf_deberta.model.attention import disentangled_attention
+from hf_deberta.model.relative_position import may_be_pruned, rows_in_use, rows_of_distances, saturation_of
+
+TABLES = {"clipped at 12": (12, 0), "8 buckets to 24": (24, 8), "16 buckets to 64": (64, 16)}
+TERMS = [("c2p", "p2c"), ("c2p",), ("p2c",), ("p2p",), ("c2p", "p2c", "p2p"), ()]
+SIZES = {"one block": (512, 128), "several tiles": (512, 8), "several blocks": (16, 8), "ragged blocks": (7, 3)}
+HEADS, WIDTH = 3, 4
+
+
+@pytest.fixture(params=SIZES)
+def sizes(request, monkeypatch):
+    block, tile = SIZES[request.param]
+    monkeypatch.setattr(attention_sdpa, "QUERY_BLOCK", block)
+    monkeypatch.setattr(attention_sdpa, "TRAINING_BLOCK", block)
+    monkeypatch.setattr(attention_sdpa, "TILE", tile)
+
+
+def leaf(*shape):
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def who_sees_whom(kind, batch, length, queries):
+    """Arguments of `disentangled_attention` for one way of restricting who sees whom."""
+    arguments = {}
+    if "padding" in kind:
+        arguments["mask"] = torch.arange(length) < torch.tensor([[length], [length // 2]])
+    if "any mask" in kind:
+        arguments["mask"] = torch.rand(batch, length, length) < 0.5
+    if "some queries" in kind:
+        arguments["query_positions"] = torch.randint(0, length, (batch, queries))
+    if kind == "packed":
+        arguments["cu_seqlens"] = torch.tensor(sorted({0, length // 3, length}), dtype=torch.int32)
+    return arguments
+
+
+KINDS = ["all", "padding", "any mask", "some queries, padding", "some queries, any mask", "packed"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("table", TABLES)
+def test_output_and_gradients_are_the_reference_s(table, kind, sizes):
+    k, buckets = TABLES[table]
+    rows, span = rows_of_distances(k, buckets), buckets or k
+    torch.manual_seed(0)
+    for length in (1, 2, 17, 40, 90):
+        first, last = rows_in_use(length, span, may_be_pruned(rows, span))
+        for terms in TERMS:
+            batch = 1 if kind == "packed" else 2
+            queries = 3 if "some" in kind else length
+            leaves = {
+                "query": leaf(batch, HEADS, queries, WIDTH),
+                "key": leaf(batch, HEADS, length, WIDTH),
+                "value": leaf(batch, HEADS, length, WIDTH),
+                "position_key": leaf(HEADS, last - first, WIDTH),
+                "position_query": leaf(HEADS, last - first, WIDTH),
+            }
+            arguments = who_sees_whom(kind, batch, length, queries)
+            arguments |= {"terms": terms, "rows_of_distance": rows, "first_row": first}
+            weight = torch.randn_like(leaves["query"])
+            results = {}
+            for backend in ("eager", "sdpa"):
+                context, _ = disentangled_attention(**leaves, **arguments, backend=backend)
+                with torch.no_grad():
+                    inference, _ = disentangled_attention(**leaves, **arguments, backend=backend)
+                gradients = torch.autograd.grad((context * weight).sum(), list(leaves.values()), allow_unused=True)
+                results[backend] = {"context": context, "inference": inference} | dict(
+                    zip(leaves, gradients, strict=True)
+                )
+            for name, expected in results["eager"].items():
+                found = results["sdpa"][name]
+                assert (found is None) == (expected is None), name
+                if expected is not None:
+                    message = f"{name}, {length} tokens, {terms}"
+                    torch.testing.assert_close(
+                        found, expected, atol=1e-12, rtol=0, msg=lambda m, message=message: f"{message}: {m}"
+                    )
+
+
+def test_far_keys_are_joined_by_log_sums(monkeypatch):
+    """Blocks with keys so far on the left, on the right, on both sides; the joined parts hold every key once."""
+    monkeypatch.setattr(attention_sdpa, "QUERY_BLOCK", 16)
+    parts, joined = [], attention_sdpa.joined
+    monkeypatch.setattr(attention_sdpa, "joined", lambda found: parts.append(len(found)) or joined(found))
+    torch.manual_seed(0)
+    rows = rows_of_distances(12)
+    tensors = [torch.randn(1, HEADS, 90, WIDTH, dtype=torch.float64) for _ in range(3)]
+    tensors += [torch.randn(HEADS, 24, WIDTH, dtype=torch.float64) for _ in range(2)]
+    with torch.no_grad():
+        found, _ = disentangled_attention(*tensors, rows_of_distance=rows, backend="sdpa")
+    expected, _ = disentangled_attention(*tensors, rows_of_distance=rows)
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+    assert parts == [2, 3, 3, 3, 2, 2]  # the last two blocks, of 16 and 10 queries, see the end
+
+
+def test_saturation():
+    assert saturation_of(rows_of_distances(512, 256)) == 506
+    for k, buckets in TABLES.values():
+        rows = rows_of_distances(k, buckets)
+        reached = saturation_of(rows)
+        assert (rows[: k + 1 - reached] == rows[0]).all() and (rows[k + reached :] == rows[-1]).all()
+        assert rows[k + reached - 1] != rows[-1] or rows[k - reached + 1] != rows[0]
+
+
+def models(model_class, **fields):
+    torch.manual_seed(0)
+    config = HfDebertaConfig.from_preset("tiny", conv_kernel_size=3, **fields)
+    model = model_class(config).eval()
+    return model
+
+
+@pytest.mark.parametrize("model_class", [HfDebertaModel, HfDebertaForMaskedLM])
+def test_models_agree_and_sdpa_is_the_default(model_class):
+    model = models(model_class)
+    assert model.config._attn_implementation == "sdpa"
+    ids = torch.randint(1, 128, (3, 40))
+    mask = torch.arange(40) < torch.tensor([[40], [17], [1]])
+    with torch.no_grad():
+        found = model(ids, attention_mask=mask)[0]
+        model.set_attn_implementation("eager")
+        expected = model(ids, attention_mask=mask)[0]
+    torch.testing.assert_close(found[mask], expected[mask], atol=2e-6, rtol=1e-5)
+
+
+def test_attentions_come_from_eager_with_one_warning(caplog):
+    import logging
+
+    import transformers
+
+    transformers.utils.logging.enable_propagation()
+    logging.Logger.warning_once.cache_clear()
+    model = models(HfDebertaModel)
+    ids = torch.randint(1, 128, (2, 9))
+    with torch.no_grad(), caplog.at_level("WARNING"):
+        plain = model(ids).last_hidden_state
+        output = model(ids, output_attentions=True)
+    assert output.attentions[0].shape == (2, 4, 9, 9)
+    torch.testing.assert_close(output.last_hidden_state, plain, atol=2e-6, rtol=1e-5)
+    assert len([r for r in caplog.records if "'sdpa' has no attention probabilities" in r.message]) == 1
+
+
+def test_dropout_falls_on_probabilities():
+    torch.manual_seed(0)
+    states = torch.randn(1, 2, 30, 4)
+    table = torch.randn(2, 60, 4, requires_grad=True)
+    rows = rows_of_distances(30)
+    arguments = {"position_key": table, "position_query": table, "rows_of_distance": rows, "backend": "sdpa"}
+    plain, _ = disentangled_attention(states, states, states, **arguments)
+    noisy = torch.stack(
+        [disentangled_attention(states, states, states, **arguments, dropout_p=0.2)[0] for _ in range(400)]
+    )
+    assert not torch.equal(noisy[0], noisy[1])
+    error = noisy.std(0) / 400**0.5
+    assert ((noisy.mean(0) - plain).abs() < 5 * error + 1e-6).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("length", [50, 300])
+@torch.no_grad()
+def test_half_precision_stays_near_float64(length, dtype, monkeypatch):
+    """At 300 tokens in blocks of 64 there are keys so far that they are plain attention."""
+    monkeypatch.setattr(attention_sdpa, "QUERY_BLOCK", 64)
+    torch.manual_seed(0)
+    rows = rows_of_distances(64, 16)
+    tensors = [torch.randn(2, HEADS, length, 16) for _ in range(3)] + [torch.randn(HEADS, 32, 16) for _ in range(2)]
+    exact, _ = disentangled_attention(*[t.double() for t in tensors], rows_of_distance=rows)
+    errors = {}
+    for backend in ("eager", "sdpa"):
+        found, _ = disentangled_attention(*[t.to(dtype) for t in tensors], rows_of_distance=rows, backend=backend)
+        errors[backend] = (found.double() - exact).abs().max()
+    # the bias is rounded to the dtype before the softmax: two more roundings of scores of this size
+    scores = 4 * torch.finfo(dtype).eps * exact.abs().max()
+    assert errors["sdpa"] <= 2 * errors["eager"] + 2 * scores
+
+
+def test_second_derivatives_are_the_reference_s():
+    torch.manual_seed(0)
+    rows = rows_of_distances(12)
+    leaves = [leaf(1, 1, 5, 2) for _ in range(3)] + [leaf(1, 9, 2) for _ in range(2)]
+
+    def loss(backend):
+        def of(*tensors):
+            context, _ = disentangled_attention(*tensors, rows_of_distance=rows, first_row=8, backend=backend)
+            return context.pow(3).sum()
+
+        return of
+
+    found, expected = (torch.autograd.functional.hessian(loss(backend), tuple(leaves)) for backend in ("sdpa", "eager"))
+    torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
+
+
+def test_function_transforms_past_one_block(monkeypatch):
+    monkeypatch.setattr(attention_sdpa, "TRAINING_BLOCK", 8)
+    rows = rows_of_distances(12)
+    tensors = [leaf(1, HEADS, 30, WIDTH).detach() for _ in range(3)] + [
+        leaf(HEADS, 24, WIDTH).detach() for _ in range(2)
+    ]
+
+    def loss(query, backend):
+        return disentangled_attention(query, *tensors[1:], rows_of_distance=rows, backend=backend)[0].square().sum()
+
+    found, expected = (torch.func.grad(loss)(tensors[0], backend) for backend in ("sdpa", "eager"))
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_empty_documents_ask_nothing(backend):
+    rows = rows_of_distances(12)
+    tensors = [leaf(1, HEADS, n, WIDTH).detach() for n in (2, 9, 9)] + [
+        leaf(HEADS, 24, WIDTH).detach() for _ in range(2)
+    ]
+    results = []
+    for bounds in ([0, 4, 9], [0, 0, 4, 4, 9, 9]):
+        arguments = {"cu_seqlens": torch.tensor(bounds), "query_positions": torch.tensor([[1, 5]])}
+        results.append(disentangled_attention(*tensors, rows_of_distance=rows, backend=backend, **arguments)[0])
+    torch.testing.assert_close(*results, atol=1e-12, rtol=0)

@@ -1,0 +1,345 @@
+"""The Triton backend against the reference: output and every gradient, in Triton's interpreter or on a GPU.
+
+The interpreter must be asked for before Triton is first imported, so `test_in_the_interpreter` runs this file in a
+process of its own, where tiles have 16 tokens and everything is tiny: the interpreter is slow.
+"""
+
+import logging
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+from importlib.util import find_spec
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from numerics import assert_same_by_name, assert_within_budget, tiny_inputs, tiny_model
+
+from hf_deberta import HfDebertaForSequenceClassification, attention_triton
+from hf_deberta.model.attention import disentangled_attention
+from hf_deberta.model.attention_triton import CHIPS, INTERPRETING, LAUNCHES, triton_attention
+from hf_deberta.model.relative_position import may_be_pruned, rows_in_use, rows_of_distances, saturation_of
+
+CLIPPED, BUCKETS, V3 = (12, 0), (24, 8), (512, 256)  # k, buckets
+BOTH = ("c2p", "p2c")
+TRITON = find_spec("triton") and tuple(int(part) for part in version("triton").split(".")[:2])
+installed = pytest.mark.skipif(TRITON is None, reason="triton is not installed (pip install triton)")
+loops = pytest.mark.skipif(
+    TRITON is not None and TRITON < (3, 7), reason="triton < 3.7 interprets no loops on numpy 2.4"
+)
+interpreted = pytest.mark.skipif(not INTERPRETING, reason="runs in the process of test_in_the_interpreter")
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available() or INTERPRETING, reason="needs a CUDA device")
+
+
+@installed
+@loops
+@pytest.mark.skipif(INTERPRETING, reason="is this process")
+def test_in_the_interpreter():
+    command = [sys.executable, "-m", "pytest", __file__, "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert int(re.search(r"(\d+) passed", ran.stdout)[1]) > len(CASES)
+
+
+@pytest.fixture(autouse=True)
+def poison():
+    """Whatever is allocated holds NaN until it is written."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def inputs_of(table, length, batch=1, heads=1, size=20, dtype=torch.float32, device="cpu", pruned=False, spread=1.0):
+    """Leaves by name, the rows of distances, and the first row in use."""
+    torch.manual_seed(0)
+    rows, span = rows_of_distances(*table), table[1] or table[0]
+    first, last = rows_in_use(length, span, pruned and may_be_pruned(rows, span))
+    shapes = dict.fromkeys(("query", "key", "value"), (batch, heads, length, size))
+    shapes |= dict.fromkeys(("position_key", "position_query"), (heads, last - first, size))
+    leaves = {name: (spread * torch.randn(shape)).to(device, dtype) for name, shape in shapes.items()}
+    return {name: leaf.requires_grad_() for name, leaf in leaves.items()}, rows.to(device), first
+
+
+def results(call, leaves):
+    """The context, and gradients by name of a weighted sum of it."""
+    context = call(**leaves)
+    weight = torch.randn(context.shape, generator=torch.Generator().manual_seed(1)).to(context)
+    wanted = {name: leaf for name, leaf in leaves.items() if leaf is not None}
+    found = torch.autograd.grad((context * weight).sum(), list(wanted.values()))
+    return {"context": context.detach()} | dict(zip(wanted, found, strict=True))
+
+
+def in_both(leaves, rows, first, terms, causal=False, dtype=torch.float64, **who):
+    """Results of this backend, and of the reference in `dtype`."""
+    size, length = leaves["query"].shape[-1], leaves["query"].shape[2]
+    given = {"position_key": "c2p" in terms, "position_query": "p2c" in terms}
+    leaves = {name: leaf if given.get(name, True) else None for name, leaf in leaves.items()}
+
+    def ours(**tensors):
+        table = (rows, first, saturation_of(rows.cpu()))
+        scale = ((1 + len(terms)) * size) ** -0.5
+        sight = (who.get("mask"), who.get("cu_seqlens"), who.get("lengths"))
+        return triton_attention(*tensors.values(), *table, *sight, scale, terms, causal=causal)
+
+    def reference(**tensors):
+        arguments = {"rows_of_distance": rows, "first_row": first, "terms": terms, **who}
+        if causal:
+            arguments["mask"] = torch.ones(1, length, length, dtype=torch.bool, device=rows.device).tril()
+            if who.get("mask") is not None:
+                arguments["mask"] = arguments["mask"] & who["mask"][:, None] & who["mask"][:, :, None]
+        return disentangled_attention(**tensors, **arguments)[0]
+
+    exact = {name: None if leaf is None else leaf.detach().to(dtype).requires_grad_() for name, leaf in leaves.items()}
+    return results(ours, leaves), results(reference, exact)
+
+
+def ragged(*lengths):
+    return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+
+
+def some_pairs(length):
+    torch.manual_seed(3)
+    pairs = torch.rand(1, length, length) < 0.4
+    pairs[:, 5] = False  # a query that sees nothing
+    return pairs
+
+
+def with_holes(length):
+    torch.manual_seed(4)
+    return torch.rand(1, length) < 0.7
+
+
+BOUNDS = torch.tensor([0, 3, 3, 19])  # what is left is one more document
+# name: (table, terms, arguments of inputs_of, who sees whom)
+# fmt: off
+CASES = {
+    "far on both sides": (CLIPPED, BOTH, {"length": 40}, {}),
+    "rows and heads, rows in use": (BUCKETS, BOTH, {"length": 20, "batch": 2, "heads": 2, "pruned": True}, {}),
+    "one token": (BUCKETS, BOTH, {"length": 1, "size": 32}, {}),
+    "c2p, pairs, far": (CLIPPED, ("c2p",), {"length": 40}, {"mask": some_pairs(40)}),
+    "p2c, causal, holes": (CLIPPED, ("p2c",), {"length": 40, "size": 16}, {"mask": with_holes(40), "causal": True}),
+    "causal": (CLIPPED, BOTH, {"length": 37}, {"causal": True}),
+    "no terms, padding": (CLIPPED, (), {"length": 20, "batch": 2}, {"mask": ragged(20, 3)}),
+    "padding": (CLIPPED, BOTH, {"length": 33, "batch": 2}, {"mask": ragged(33, 9)}),
+    "packed": (CLIPPED, BOTH, {"length": 56}, {"cu_seqlens": BOUNDS}),
+    "packed, known to be short": (
+        CLIPPED, BOTH, {"length": 56}, {"cu_seqlens": torch.tensor([0, 9, 25, 40]), "lengths": (9, 16, 15)},
+    ),
+    "packed, beyond the row": (CLIPPED, BOTH, {"length": 40}, {"cu_seqlens": torch.tensor([5, 20, 90])}),
+    "packed, holes": (BUCKETS, BOTH, {"length": 22}, {"cu_seqlens": torch.tensor([0, 5, 22]), "mask": with_holes(22)}),
+}
+# fmt: on
+
+
+@interpreted
+@pytest.mark.parametrize("case", CASES)
+def test_output_and_gradients_are_the_reference_s(case):
+    table, terms, shape, who = CASES[case]
+    found, expected = in_both(*inputs_of(table, **shape), terms, **who)
+    assert_same_by_name(found, expected)
+    if "pairs" in case:
+        assert not found["context"][:, :, 5].any() and not found["query"][:, :, 5].any()
+
+
+@interpreted
+def test_half_precision_is_no_worse_than_the_reference_in_it():
+    """In float16: the interpreter multiplies the bits of bfloat16 numbers as if they were integers."""
+    leaves, rows, first = inputs_of(CLIPPED, 36, dtype=torch.float16)
+    found, exact = in_both(leaves, rows, first, BOTH)
+    _, plain = in_both(leaves, rows, first, BOTH, dtype=torch.float16)
+    for name, tensor in found.items():
+        assert tensor.dtype == torch.float16
+        assert_within_budget(tensor, plain[name], exact[name], name)
+
+
+@pytest.mark.parametrize(
+    "device",
+    [pytest.param("cpu", marks=interpreted), pytest.param("cuda", marks=[on_gpu, pytest.mark.gpu])],
+)
+def test_dropout_falls_on_probabilities_and_the_backward_pass_draws_it_again(device):
+    """With unit vectors as values, the context is the probabilities."""
+    length, rate = (128 if device == "cuda" else 40), 0.4  # with tiles of 16 some are far
+    leaves, rows, _ = inputs_of(CLIPPED, length, size=length, device=device)
+    table = (rows, 0, saturation_of(rows.cpu()), None, None, None, (3 * length) ** -0.5, BOTH)
+
+    def dropped(seed, **tensors):
+        torch.manual_seed(seed)
+        return triton_attention(*tensors.values(), *table, dropout_p=rate)
+
+    unit = torch.eye(length, device=device)[None, None]
+    with torch.no_grad():
+        kept = dropped(5, **{**leaves, "value": unit}) != 0
+        assert not torch.equal(kept, dropped(6, **{**leaves, "value": unit}) != 0)
+    deviation = (rate * (1 - rate) / kept.numel()) ** 0.5
+    assert abs((~kept).double().mean().item() - rate) < 5 * deviation
+
+    def reference(value, **tensors):
+        plain = disentangled_attention(**tensors, value=unit.to(value), rows_of_distance=rows)[0]
+        return torch.where(kept, plain / (1 - rate), 0.0) @ value
+
+    exact = {name: leaf.detach().double().requires_grad_() for name, leaf in leaves.items()}
+    assert_same_by_name(results(lambda **tensors: dropped(5, **tensors), leaves), results(reference, exact))
+
+
+@interpreted
+def test_compiles_to_one_graph():
+    leaves, rows, _ = inputs_of(BUCKETS, 18)
+    arguments = {"rows_of_distance": rows, "saturation": saturation_of(rows), "backend": "triton"}
+
+    def attention(**tensors):
+        return disentangled_attention(**tensors, **arguments)[0]
+
+    compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
+    found, expected = results(compiled, leaves), results(attention, leaves)
+    for name in expected:
+        assert torch.equal(found[name], expected[name]), name
+
+
+@interpreted
+def test_the_operators_are_what_tracing_takes_them_for():
+    """Shapes, strides and gradients of the shape rules against those of the kernels, with tables trained and not."""
+    leaves, rows, _ = inputs_of(CLIPPED, 18)
+    near = furthest = 1
+    tables = attention_triton.rows_by_distance(rows, 0, (leaves["position_key"],), (near + 1) * 16)
+    for trained in (True, False):
+        for name in ("position_key", "position_query"):
+            leaves[name] = leaves[name].detach().requires_grad_(trained)
+        arguments = (*leaves.values(), tables, None, None, None, 0.1, 0.0, False, near, furthest)
+        checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
+        torch.library.opcheck(attention_triton.attention_in_tiles, arguments, test_utils=checks)
+
+
+@interpreted
+def test_products_are_as_exact_as_pytorch_s(monkeypatch):
+    """However that was asked for: mixing PyTorch's two ways makes one of its own questions an error."""
+    call = attention_triton.Call(
+        *inputs_of(CLIPPED, 5)[0].values(), torch.zeros(32, dtype=torch.long), *[None] * 3, 0.0, False, 0, 0
+    )
+    assert call.constants()["PRECISION"] == "ieee"
+    monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(fp32_precision="tf32"))
+    assert call.constants()["PRECISION"] == "tf32"
+
+
+@interpreted
+def test_a_model_computes_with_it():
+    model = tiny_model(HfDebertaForSequenceClassification, dtype=torch.float32, num_hidden_layers=3).eval()
+    inputs = tiny_inputs((9, 5))
+    calls = []
+    expected = model(**inputs).logits
+    model.set_attn_implementation("triton")
+    original = attention_triton.attention_in_tiles
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention_triton, "attention_in_tiles", lambda *args: calls.append(args) or original(*args))
+        found = model(**inputs).logits
+    torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-5)
+    assert len(calls) == 2  # the last layer asks for one position per sequence, which is sdpa's
+
+
+@pytest.fixture
+def warnings_of(caplog):
+    transformers.utils.logging.enable_propagation()
+    logging.Logger.warning_once.cache_clear()
+    caplog.set_level("WARNING")
+    return lambda: [record.message for record in caplog.records if "'triton' leaves a call" in record.message]
+
+
+LIMITS = {
+    "float64": ({"dtype": torch.float64}, {}, "float16, bfloat16 and float32, not torch.float64"),
+    "wide heads": ({"size": 132}, {}, "heads of 132 channels are larger than 128"),
+    "p2p": ({}, {"terms": ("c2p", "p2p")}, "no p2p term"),
+    "no scale": ({}, {"scale": 0.0}, "scales above zero, not 0.0"),
+    "dropout of all": ({}, {"dropout_p": 1.0}, "a dropout of 1 keeps no probability"),
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_what_it_cannot_do_is_sdpa_s_with_one_warning(limit, warnings_of, monkeypatch):
+    monkeypatch.setattr(attention_triton, "INTERPRETING", True)
+    monkeypatch.setattr(attention_triton, "TRITON_IS_THERE", True)
+    shape, arguments, message = LIMITS[limit]
+    leaves, rows, _ = inputs_of(BUCKETS, 7, **shape)
+    for _ in range(2):
+        found, _ = disentangled_attention(**leaves, rows_of_distance=rows, backend="triton", **arguments)
+    expected, _ = disentangled_attention(**leaves, rows_of_distance=rows, backend="sdpa", **arguments)
+    assert torch.equal(found, expected)
+    (warning,) = warnings_of()
+    assert message in warning
+
+
+def test_without_triton_it_is_sdpa(warnings_of, monkeypatch):
+    monkeypatch.setattr(attention_triton, "INTERPRETING", True)
+    monkeypatch.setattr(attention_triton, "TRITON_IS_THERE", False)
+    leaves, rows, _ = inputs_of(BUCKETS, 7)
+    found, expected = (
+        disentangled_attention(**leaves, rows_of_distance=rows, backend=backend)[0] for backend in ("triton", "sdpa")
+    )
+    assert torch.equal(found, expected)
+    assert ["triton is not installed" in warning for warning in warnings_of()] == [True]
+
+
+def test_few_queries_are_sdpa_s_without_a_word(warnings_of):
+    leaves, rows, _ = inputs_of(BUCKETS, 7)
+    asked = {**leaves, "query": leaves["query"][:, :, :2]}
+    positions = torch.tensor([[3, 1]])
+    found = disentangled_attention(**asked, rows_of_distance=rows, query_positions=positions, backend="triton")[0]
+    expected = disentangled_attention(**asked, rows_of_distance=rows, query_positions=positions, backend="sdpa")[0]
+    assert torch.equal(found, expected)
+    assert not warnings_of()
+
+
+@pytest.mark.skipif(INTERPRETING, reason="the interpreter runs on the CPU")
+def test_on_a_cpu_it_is_sdpa(warnings_of):
+    leaves, rows, _ = inputs_of(BUCKETS, 7)
+    found, expected = (
+        disentangled_attention(**leaves, rows_of_distance=rows, backend=backend)[0] for backend in ("triton", "sdpa")
+    )
+    assert torch.equal(found, expected)
+    assert ["runs on GPUs, and this is on cpu" in warning for warning in warnings_of()] == [True]
+
+
+def test_models_take_it_if_asked():
+    assert tiny_model(HfDebertaForSequenceClassification).config._attn_implementation == "sdpa"
+    model = tiny_model(HfDebertaForSequenceClassification, attn_implementation="triton")
+    assert model.config._attn_implementation == "triton"
+    model.set_attn_implementation("sdpa")
+    model.set_attn_implementation("triton")
+    assert model.config._attn_implementation == "triton"
+
+
+# ---- on a GPU, at real sizes -------------------------------------------------------------------------------------
+
+REAL = {
+    "long": (BOTH, {"length": 2111, "heads": 3}, {}),
+    "short": (BOTH, {"length": 128, "batch": 8, "heads": 12}, {}),
+    "c2p": (("c2p",), {"length": 700, "batch": 2, "heads": 2, "size": 96}, {}),
+    "p2c": (("p2c",), {"length": 1300, "size": 128}, {}),
+    "none": ((), {"length": 700, "size": 32}, {}),
+    "causal": (BOTH, {"length": 1500, "heads": 2}, {"causal": True}),
+    "padding": (BOTH, {"length": 900, "batch": 2}, {"mask": ragged(900, 333)}),
+    "holes": (BOTH, {"length": 900}, {"mask": with_holes(900)}),
+    "pairs": (BOTH, {"length": 700}, {"mask": some_pairs(700)}),
+    "packed": (BOTH, {"length": 1700, "heads": 2}, {"cu_seqlens": torch.tensor([0, 3, 40, 40, 300, 1700])}),
+    "packed, holes": (BOTH, {"length": 900}, {"cu_seqlens": torch.tensor([0, 77, 900]), "mask": with_holes(900)}),
+}
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("case", REAL)
+@pytest.mark.parametrize("chip", ["its own", "others"])
+def test_real_sizes(case, dtype, chip, monkeypatch):
+    if chip == "others":  # as GPUs of other kinds are given tiles, warps and stages
+        monkeypatch.setattr(attention_triton, "LAUNCHES", {**LAUNCHES, **dict.fromkeys(CHIPS.values(), LAUNCHES[chip])})
+    terms, shape, who = REAL[case]
+    who = {name: value.cuda() if torch.is_tensor(value) else value for name, value in who.items()}
+    leaves, rows, first = inputs_of(V3, **{"size": 64, **shape}, dtype=dtype, device="cuda")
+    found, exact = in_both(leaves, rows, first, terms, **who)
+    again, plain = in_both(leaves, rows, first, terms, dtype=dtype, **who)
+    for name, tensor in found.items():
+        assert_within_budget(tensor, plain[name], exact[name], name)
+        assert torch.equal(tensor, again[name]), f"{name} differs from one run to the next"

@@ -1,0 +1,62 @@
+"""Checkpoints that are not what they should be: one clear sentence, and nothing half-written."""
+
+import json
+
+import pytest
+import torch
+
+from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaModel, export_to_transformers
+
+
+@pytest.fixture
+def folder(tmp_path):
+    HfDebertaForMaskedLM(HfDebertaConfig.from_preset("tiny")).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize("size", [0, 4, 100, 5000])
+def test_truncated_safetensors(folder, size):
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:size])
+    with pytest.raises(OSError, match=r"model are not a whole safetensors file .*download or save them again"):
+        HfDebertaModel.from_pretrained(folder)
+
+
+def test_config_and_weights_of_different_sizes(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps({**config, "hidden_size": 64, "pooler_hidden_size": 64, "embedding_size": 64})
+    )
+    with pytest.raises(RuntimeError, match="have other sizes than the configuration.*ignore_mismatched_sizes=True"):
+        HfDebertaModel.from_pretrained(folder)
+
+
+def test_config_of_another_architecture(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "hidden_size": 8}))
+    with pytest.raises(ValueError, match="not 'bert': this checkpoint is of another architecture"):
+        HfDebertaModel.from_pretrained(tmp_path)
+
+
+def test_pickle_with_code_is_refused(folder):
+    class Payload:
+        def __reduce__(self):
+            return (print, ("executed",))
+
+    (folder / "model.safetensors").unlink()
+    torch.save(
+        {"deberta.embeddings.word_embeddings.weight": torch.zeros(2), "x": Payload()}, folder / "pytorch_model.bin"
+    )
+    with pytest.raises(OSError, match="hold more than tensors, which could run code"):
+        HfDebertaModel.from_pretrained(folder)
+
+
+def test_failed_export_writes_nothing(folder, tmp_path, monkeypatch):
+    model = HfDebertaModel.from_pretrained(folder)
+
+    def full_disk(*args, **kwargs):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("hf_deberta.model.checkpoint_conversion.save_torch_state_dict", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        export_to_transformers(model, tmp_path / "exported")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]

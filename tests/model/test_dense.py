@@ -1,0 +1,124 @@
+"""oneDNN's product is the linear layer's, with its gradients, and is taken only where nothing could notice."""
+
+import pytest
+import torch
+from torch import nn
+
+from hf_deberta.model import dense as module
+from hf_deberta.model.dense import OneDNNProduct, dense
+
+if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    pytest.skip("this torch has no oneDNN", allow_module_level=True)
+
+
+@pytest.fixture(autouse=True)
+def switched_on(monkeypatch):
+    monkeypatch.setattr(module, "prefers_onednn", lambda: True)
+
+
+@pytest.fixture
+def products(monkeypatch):
+    """Counts the products that oneDNN made."""
+    made, multiply = [], module.multiply
+    monkeypatch.setattr(module, "multiply", lambda *given: made.append(1) or multiply(*given))
+    return made
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(5,), (2, 7), (1, 1), (3, 2, 4)])
+def test_product_and_gradients(shape, bias, products):
+    layer, states = nn.Linear(6, 3, bias=bias), torch.randn(*shape, 6, requires_grad=True)
+    weight = torch.randn(*shape, 3)
+    leaves = [states, *layer.parameters()]
+    found, expected = dense(layer, states), layer(states)
+    torch.testing.assert_close(found, expected)
+    gradients = [torch.autograd.grad((product * weight).sum(), leaves) for product in (found, expected)]
+    torch.testing.assert_close(*gradients)
+    assert len(products) == 3
+    with torch.no_grad():
+        torch.testing.assert_close(dense(layer, states), layer(states))
+
+
+def test_a_gradient_that_is_one_number_everywhere():
+    layer, states = nn.Linear(6, 3), torch.randn(2, 5, 6, requires_grad=True)
+    found, expected = (
+        torch.autograd.grad(call(states).sum(), states)[0] for call in (lambda x: dense(layer, x), layer)
+    )
+    torch.testing.assert_close(found, expected)
+
+
+def test_second_derivatives():
+    leaves = [torch.randn(*shape, requires_grad=True) for shape in ((4, 6), (3, 6), (3,))]
+    results = []
+    for product in (OneDNNProduct.apply, nn.functional.linear):
+        first = torch.autograd.grad(product(*leaves).pow(3).sum(), leaves[:2], create_graph=True)
+        results.append(torch.autograd.grad(sum(each.square().sum() for each in first), leaves))
+    torch.testing.assert_close(*results, atol=1e-3, rtol=1e-4)  # sums of sixth powers in float32
+
+
+def test_only_what_wants_a_gradient_gets_one(products):
+    layer = nn.Linear(6, 3).requires_grad_(False)
+    dense(layer, torch.randn(4, 6, requires_grad=True)).sum().backward()
+    assert len(products) == 2
+
+
+class Loud(nn.Linear):
+    pass
+
+
+def hooked(layer):
+    layer.register_forward_hook(lambda *_: None)
+    return layer
+
+
+def patched(layer):
+    layer.forward = lambda states: nn.Linear.forward(layer, states)
+    return layer
+
+
+@pytest.mark.parametrize(
+    "layer, states",
+    [
+        (Loud(6, 3), torch.randn(4, 6)),
+        (hooked(nn.Linear(6, 3)), torch.randn(4, 6)),
+        (patched(nn.Linear(6, 3)), torch.randn(4, 6)),
+        (nn.Linear(6, 3).double(), torch.randn(4, 6).double()),
+        (nn.Linear(6, 3).bfloat16(), torch.randn(4, 6).bfloat16()),
+        (nn.Linear(6, 3), torch.randn(0, 6)),
+        (nn.Linear(6, 3, device="meta"), torch.randn(4, 6, device="meta")),
+    ],
+    ids=["subclass", "hook", "patch", "float64", "bfloat16", "nothing", "meta"],
+)
+def test_anything_unusual_is_called(layer, states, products):
+    with torch.no_grad():
+        assert dense(layer, states).shape == (states.shape[0], 3)
+    assert not products
+
+
+def test_whoever_watches_sees_linear_layers(products):
+    from torch.utils.flop_counter import FlopCounterMode
+
+    layer, states = nn.Linear(6, 3), torch.randn(4, 6)
+    with FlopCounterMode(display=False) as counter:
+        dense(layer, states)
+    assert counter.get_total_flops() == 2 * 4 * 6 * 3
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert dense(layer, states).dtype == torch.bfloat16
+    per_row = torch.func.vmap(lambda row: dense(layer, row))(states)
+    torch.testing.assert_close(per_row, layer(states))
+    torch.compile(lambda given: dense(layer, given), backend="eager", fullgraph=True)(states)
+    with torch.backends.mkldnn.flags(enabled=False):
+        dense(layer, states)
+    assert not products
+    dense(layer, states)
+    assert len(products) == 1
+
+
+def test_frozen_layers_hold_no_activations():
+    held = []
+    layer = nn.Linear(6, 3).requires_grad_(False)
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: held.append(tuple(tensor.shape)) or tensor, lambda x: x
+    ):
+        dense(layer, torch.randn(4, 6, requires_grad=True))
+    assert held == [(3, 6)]

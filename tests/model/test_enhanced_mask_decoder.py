@@ -1,0 +1,330 @@
+"""EMD: sparse decoding equals dense, the ordinary last layer rests, absolute positions come in here and only here."""
+
+import pytest
+import torch
+from numerics import (
+    V1_ATTENTION,
+    assert_equal_but_for_rounding,
+    assert_same_by_name,
+    assert_within_budget,
+    tiny_inputs,
+    tiny_model,
+)
+from torch import nn
+from transformers.modeling_outputs import MaskedLMOutput
+
+from hf_deberta import HfDebertaForMaskedLM
+from hf_deberta.model.enhanced_mask_decoder import HfDebertaMaskedLMOutput, gather_positions, labelled_positions
+
+INPUTS = tiny_inputs((9, 5, 7, 9))
+REAL = INPUTS["attention_mask"].bool()
+VARIANTS = {
+    "everything": {},
+    "v1 attention": V1_ATTENTION,
+    "one step": {"emd_steps": 1},
+    "three steps": {"emd_steps": 3},
+    "no decoder": {"emd_steps": 0},
+    "absolute input": {"position_biased_input": True},
+}
+
+
+def labels_where(chosen):
+    return (INPUTS["input_ids"] * 11 % 128).masked_fill(~chosen, -100)
+
+
+def chosen_at_random():
+    return (torch.rand(REAL.shape, generator=torch.Generator().manual_seed(0)) < 0.4) & REAL
+
+
+def without_some_rows():
+    return chosen_at_random() & torch.tensor([[True], [False], [True], [False]])
+
+
+LABELLED = {
+    "at random": chosen_at_random,
+    "rows without labels": without_some_rows,
+    "one": lambda: torch.arange(36).view(4, 9) == 13,
+    "all real tokens": lambda: REAL,
+    "padding too, which does not count": lambda: torch.ones_like(REAL),
+    "none": lambda: torch.zeros_like(REAL),
+}
+
+
+def trained(model, **inputs):
+    model.zero_grad()
+    output = model(**inputs)
+    output.loss.backward()
+    return output, {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+def assert_said_of(logits, labels, sparse):
+    """Losses and best words of labelled positions are those of their logits [M, vocabulary]."""
+    assert_equal_but_for_rounding(sparse.losses, nn.functional.cross_entropy(logits, labels, reduction="none"))
+    assert torch.equal(sparse.predictions, logits.argmax(-1))
+    assert not sparse.losses.requires_grad
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("labelled", LABELLED)
+@pytest.mark.parametrize("unpad", [True, False], ids=["unpadded", "padded"])
+def test_sparse_decoding_equals_dense(labelled, variant, unpad):
+    model = tiny_model(HfDebertaForMaskedLM, num_hidden_layers=3, unpad_inputs=unpad, **VARIANTS[variant])
+    labels = labels_where(LABELLED[labelled]())
+    sparse, sparse_gradients = trained(model, **INPUTS, labels=labels)
+    model.config.sparse_prediction = False
+    dense, dense_gradients = trained(model, **INPUTS, labels=labels)
+    predicted = (labels != -100) & REAL
+    assert sparse.logits is None and dense.logits.shape == (4, 9, 128)
+    assert_said_of(dense.logits[predicted], labels[predicted], sparse)
+    assert_equal_but_for_rounding(sparse.loss, dense.loss)
+    assert (sparse.loss > 0) == (labelled != "none")
+    assert_same_by_name(sparse_gradients, dense_gradients)
+
+
+def test_sparse_decoding_of_packed_documents():
+    model = tiny_model(HfDebertaForMaskedLM)
+    ids = tiny_inputs((20,))["input_ids"]
+    inputs = {
+        "input_ids": ids,
+        "cu_seq_lens_q": torch.tensor([0, 3, 11, 20]),
+        "labels": ids.masked_fill(ids % 2 == 0, -100),
+    }
+    sparse, sparse_gradients = trained(model, **inputs)
+    model.config.sparse_prediction = False
+    dense, dense_gradients = trained(model, **inputs)
+    labelled = inputs["labels"] != -100
+    assert_said_of(dense.logits[labelled], inputs["labels"][labelled], sparse)
+    assert_same_by_name(sparse_gradients, dense_gradients)
+
+
+LM_HEAD = "lm_predictions.lm_head"
+
+
+class Scaled(nn.Linear):
+    """Stands for an adapter: another class with the same weights."""
+
+
+def replace_the_output_matrix(model):
+    decoder = Scaled(32, 128, bias=False).double()
+    decoder.weight = model.get_input_embeddings().weight
+    model.lm_predictions.lm_head.decoder = decoder
+
+
+def patch_the_head(model):
+    head = model.lm_predictions.lm_head
+    head.forward = lambda states: type(head).forward(head, states)
+
+
+SEEN = {
+    "hook on the head": lambda model: model.get_submodule(LM_HEAD).register_forward_hook(lambda *_: None),
+    "early hook on the head": lambda model: model.get_submodule(LM_HEAD).register_forward_pre_hook(lambda *_: None),
+    "late hook on the head": lambda model: model.get_submodule(LM_HEAD).register_full_backward_hook(lambda *_: None),
+    "hook on the matrix": lambda model: model.get_output_embeddings().register_forward_hook(lambda *_: None),
+    "patched head": patch_the_head,
+    "another matrix": replace_the_output_matrix,
+    "parametrised matrix": lambda model: nn.utils.parametrize.register_parametrization(
+        model.get_output_embeddings(), "weight", nn.Identity()
+    ),
+}
+
+
+@pytest.mark.parametrize("how", SEEN)
+def test_who_looks_at_the_output_matrix_sees_logits(how):
+    """And gets the same numbers from them."""
+    labels = labels_where(chosen_at_random())
+    plain, plain_gradients = trained(tiny_model(HfDebertaForMaskedLM), **INPUTS, labels=labels)
+    model = tiny_model(HfDebertaForMaskedLM)
+    SEEN[how](model)
+    output = model(**INPUTS, labels=labels)
+    output.loss.backward()
+    assert plain.logits is None and output.logits.shape == (len(plain.losses), 128)
+    assert_equal_but_for_rounding(output.loss, plain.loss)
+    assert_said_of(output.logits.detach(), labels[labels != -100], output)
+    assert torch.equal(output.predictions, plain.predictions)
+    name = "deberta.encoder.layer.0.output.dense.weight"
+    assert_same_by_name({name: model.get_parameter(name).grad}, {name: plain_gradients[name]})
+
+
+def test_global_hooks_and_counters_see_logits():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model, labels = tiny_model(HfDebertaForMaskedLM), labels_where(chosen_at_random())
+    with FlopCounterMode(display=False):
+        assert model(**INPUTS, labels=labels).logits is not None
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    assert model(**INPUTS, labels=labels).logits is not None
+    handle.remove()
+    assert model(**INPUTS, labels=labels).logits is None
+
+
+def test_sparse_prediction_on_request():
+    """The argument goes before the configuration, in evaluation as in training."""
+    model, labels = tiny_model(HfDebertaForMaskedLM), labels_where(chosen_at_random())
+    for training in (True, False):
+        model.train(training)
+        sparse = model(**INPUTS, labels=labels, sparse_prediction=True)
+        dense = model(**INPUTS, labels=labels, sparse_prediction=False)
+        assert sparse.logits is None and dense.losses is None
+        assert_said_of(dense.logits[labels != -100], labels[labels != -100], sparse)
+        model.config.sparse_prediction = not training
+        assert model(**INPUTS, labels=labels).logits is not None
+        model.config.sparse_prediction = True
+    everything = model(**INPUTS, sparse_prediction=True)  # nothing to choose by
+    assert everything.logits.shape == (4, 9, 128) and everything.losses is None
+
+
+@pytest.mark.parametrize("frozen", ["word_embeddings", "lm_head.bias", "lm_head.dense", ""], ids=str)
+def test_frozen_parts_of_the_head(frozen):
+    labels, results = labels_where(chosen_at_random()), []
+    for sparse in (True, False):
+        model = tiny_model(HfDebertaForMaskedLM, sparse_prediction=sparse)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(frozen not in name or not frozen)
+        loss = model(**INPUTS, labels=labels).loss
+        loss.backward()
+        found = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+        assert (len(found) < len(list(model.parameters()))) == bool(frozen)
+        results.append(found)
+    assert_same_by_name(*results)
+
+
+def test_an_untied_output_matrix_and_autocast():
+    """Products in bfloat16, within twice the error that whole logits have."""
+    labels, results = labels_where(chosen_at_random()), {}
+    for how in ("sparse", "dense", "exact"):
+        dtype = torch.float64 if how == "exact" else torch.float32
+        model = tiny_model(
+            HfDebertaForMaskedLM, dtype=dtype, tie_word_embeddings=False, sparse_prediction=how == "sparse"
+        )
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=how != "exact"):
+            loss = model(**INPUTS, labels=labels).loss
+        loss.backward()
+        results[how] = {name: parameter.grad for name, parameter in model.named_parameters()}
+        assert how == "exact" or loss.dtype == torch.float32
+    for name in ("decoder.weight", "bias", "dense.weight", "LayerNorm.bias"):
+        found = [results[how][f"{LM_HEAD}.{name}"] for how in ("sparse", "dense", "exact")]
+        assert found[0].dtype == torch.float32
+        assert_within_budget(found[0].bfloat16(), *found[1:], name)
+
+
+def test_the_output_is_transformers_own_and_more():
+    labels = labels_where(chosen_at_random())
+    model = tiny_model(HfDebertaForMaskedLM)
+    output = model(**INPUTS, labels=labels)
+    assert type(output) is HfDebertaMaskedLMOutput and isinstance(output, MaskedLMOutput)
+    assert list(output) == ["loss", "losses", "predictions", "states"]
+    assert torch.equal(model.lm_predictions.lm_head(output.states).argmax(-1), output.predictions)
+    assert list(model.eval()(**INPUTS, labels=labels)) == ["loss", "logits"]
+
+
+def test_logits_of_all_positions_outside_training():
+    model = tiny_model(HfDebertaForMaskedLM)
+    labels = labels_where(chosen_at_random())
+    assert model(**INPUTS).logits.shape == (4, 9, 128)  # in training, but nothing to choose by
+    trained_loss = model(**INPUTS, labels=labels).loss
+    output = model.eval()(**INPUTS, labels=labels)
+    assert output.logits.shape == (4, 9, 128)
+    assert_equal_but_for_rounding(output.loss, trained_loss)
+
+
+def test_without_steps_it_is_the_head_on_the_last_layer():
+    model = tiny_model(HfDebertaForMaskedLM, emd_steps=0).eval()
+    assert not hasattr(model.deberta.embeddings, "position_embeddings")
+    expected = model.lm_predictions.lm_head(model.deberta(**INPUTS).last_hidden_state)
+    torch.testing.assert_close(model(**INPUTS).logits[REAL], expected[REAL])
+
+
+def test_head_by_hand():
+    """dense, gelu, LayerNorm, then the word embedding as output matrix and a bias per word."""
+    model = tiny_model(HfDebertaForMaskedLM, emd_steps=0).eval()
+    head, states = model.lm_predictions.lm_head, model.deberta(**INPUTS).last_hidden_state
+    mixed = states @ head.dense.weight.T + head.dense.bias
+    mixed = mixed * 0.5 * (1 + torch.erf(mixed / 2**0.5))
+    mixed = (mixed - mixed.mean(-1, keepdim=True)) / (mixed.var(-1, keepdim=True, unbiased=False) + 1e-7).sqrt()
+    mixed = mixed * head.LayerNorm.weight + head.LayerNorm.bias
+    expected = mixed @ model.get_input_embeddings().weight.T + head.bias
+    torch.testing.assert_close(model(**INPUTS).logits[REAL], expected[REAL])
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_steps_apply_the_last_layer_to_queries_and_keep_keys_and_values(steps):
+    model = tiny_model(HfDebertaForMaskedLM, num_hidden_layers=3, emd_steps=steps).eval()
+    embeddings, context = model.deberta.embed(**INPUTS)
+    encoder = model.deberta.encoder
+    memory = encoder(embeddings, context, skip_last=True).last_hidden_state
+    queries = memory + model.deberta.embeddings.position_embeddings.weight[:9]
+    for _ in range(steps):
+        queries, _ = encoder.layer[-1](memory, encoder.relative_table(context), context, queries)
+    torch.testing.assert_close(model(**INPUTS).logits[REAL], model.lm_predictions.lm_head(queries)[REAL])
+
+
+def projections(model):
+    """Record what the projections of the last layer's attention are asked for: {name: [shapes of states]}."""
+    attention = model.deberta.encoder.layer[-1].attention.self
+    calls = {name: [] for name in ("query_proj", "key_proj", "value_proj", "pos_key_proj", "pos_query_proj")}
+    for name, shapes in calls.items():
+        getattr(attention, name).register_forward_pre_hook(
+            lambda module, arguments, shapes=shapes: shapes.append(tuple(arguments[0].shape))
+        )
+    return calls
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+def test_the_ordinary_last_layer_never_runs(training, steps):
+    labels = labels_where(chosen_at_random() & (torch.arange(9) < 7))
+    for unpad in (True, False):
+        model = tiny_model(HfDebertaForMaskedLM, emd_steps=steps, share_att_key=False, unpad_inputs=unpad)
+        calls = projections(model.train(training))
+        model(**INPUTS, labels=labels)
+        keys = (1, int(REAL.sum())) if unpad else (4, 9)
+        queries = (keys[0], int((labels != -100)[REAL if unpad else ...].view(keys).sum(1).max())) if training else keys
+        assert queries[1] < keys[1] or not training
+        assert calls["query_proj"] == [(*queries, 32)] * steps
+        assert calls["key_proj"] == calls["value_proj"] == [(*keys, 32)]
+        assert calls["pos_key_proj"] == calls["pos_query_proj"] == [(17, 32)]
+
+
+def test_absolute_positions_matter_in_the_decoder_only():
+    other = torch.arange(9).flip(0)[None]  # with a mask, positions say nothing about documents
+    for steps in (0, 2):
+        model = tiny_model(HfDebertaForMaskedLM, emd_steps=steps).eval()
+        plain, permuted = model(**INPUTS).logits, model(**INPUTS, position_ids=other).logits
+        states = model.deberta(**INPUTS).last_hidden_state
+        assert torch.equal(states, model.deberta(**INPUTS, position_ids=other).last_hidden_state)
+        assert torch.equal(plain, permuted) == (steps == 0)
+        if steps:
+            assert (plain - permuted)[REAL].abs().max() > 0.01
+
+
+def test_position_embeddings_learn_at_labelled_positions_only():
+    model = tiny_model(HfDebertaForMaskedLM)
+    _, gradients = trained(model, **INPUTS, labels=labels_where(torch.arange(36).view(4, 9) == 13))  # row 1, token 4
+    touched = gradients["deberta.embeddings.position_embeddings.weight"].any(-1)
+    assert touched.nonzero().flatten().tolist() == [4]
+
+
+def test_queries_do_not_see_one_another():
+    model = tiny_model(HfDebertaForMaskedLM)
+    chosen = chosen_at_random()
+    everything = model(**INPUTS, labels=labels_where(chosen)).losses
+    first = chosen & (chosen.cumsum(1) == 1)
+    torch.testing.assert_close(model(**INPUTS, labels=labels_where(first)).losses, everything[first[chosen]])
+
+
+def test_labelled_positions():
+    labels = torch.tensor([[-100, 5, -100, 0], [-100] * 4, [7, -100, -100, -100]])
+    found = labelled_positions(labels)
+    assert found.shape == (3, 2)
+    assert found[0].tolist() == [1, 3] and found[2, 0] == 0
+    assert labels.gather(1, found).tolist() == [[5, 0], [-100, -100], [7, -100]]
+    assert labelled_positions(torch.full((2, 3), -100)).shape == (2, 1)
+    assert labelled_positions(torch.tensor([[5, 6, 7, -100], [-100] * 4])).shape == (2, 3)
+    assert labelled_positions(torch.tensor([[5, 6, 7, 8], [-100] * 4])) is None  # nearly all: all
+
+
+def test_gather_positions():
+    states = torch.arange(24.0).view(2, 3, 4)
+    assert gather_positions(states, None) is states
+    found = gather_positions(states, torch.tensor([[2, 0], [1, 1]]))
+    assert torch.equal(found, torch.stack([states[0, [2, 0]], states[1, [1, 1]]]))

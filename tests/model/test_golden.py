@@ -1,0 +1,237 @@
+"""The official implementation is the law: its tensors, with weights through `from_pretrained`."""
+
+import json
+
+import golden_cases
+import pytest
+import torch
+from golden_cases import part
+
+from hf_deberta import (
+    HfDebertaForEntityChoice,
+    HfDebertaForMaskedLM,
+    HfDebertaForMultipleChoice,
+    HfDebertaForPreTraining,
+    HfDebertaForSequenceClassification,
+    HfDebertaForTokenClassification,
+    replaced_token_labels,
+)
+from hf_deberta.model.attention_context import AttentionContext
+from hf_deberta.model.enhanced_mask_decoder import gather_positions
+from hf_deberta.model.relative_position import log_bucket
+
+STATES = {"atol": 2e-5, "rtol": 1e-4}
+PROBABILITIES = {"atol": 2e-6, "rtol": 0}
+MLM_CASES = [
+    "case01_v1_mlm",
+    "case01b_v1_maxrel",
+    "case02_v2_mlm",
+    "case02b_v2_conv_variant",
+    "case02c_v2_unshared",
+    "case03a_v3_mlm",
+    "case04_abs_pos_types_embproj",
+    "case04b_v3_abs_pos_types",
+    "case05a_c2p_only",
+    "case05b_p2c_only",
+    "case05c_no_rel_none",
+    "case05d_no_rel_default_type",
+    "case05e_no_rel_both",
+    "case05f_v1_no_bucket_new_layout_c2p",
+]
+
+
+def input_sets(tensors):
+    return sorted({key.split("/")[1] for key in tensors if key.startswith("in/") and key.count("/") == 2})
+
+
+def model_inputs(given):
+    names = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
+    return {name: given[name] for name in names if name in given}
+
+
+def compare_encoder(output, expected, real):
+    """Hidden states at real tokens, and whole attention matrices: a padded query attends to nothing."""
+    for key, value in expected.items():
+        name, _, layer = key.partition(".")
+        if name == "embeddings":
+            torch.testing.assert_close(output.hidden_states[0], value, **STATES)
+        elif name == "hidden_states":
+            torch.testing.assert_close(output.hidden_states[int(layer) + 1][real], value[real], **STATES)
+        elif name == "attentions":
+            torch.testing.assert_close(output.attentions[int(layer)], value, **PROBABILITIES)
+
+
+@pytest.mark.parametrize("case", MLM_CASES)
+def test_encoder_and_masked_language_model(case, tmp_path):
+    tensors = golden_cases.tensors(case)
+    model = golden_cases.load(HfDebertaForMaskedLM, case, tmp_path)
+    for name in input_sets(tensors):
+        given, expected = part(tensors, f"in/{name}/"), part(tensors, f"out/{name}/")
+        inputs, real = model_inputs(given), given["attention_mask"].bool()
+        with torch.no_grad():
+            output = model(**inputs, output_hidden_states=True, output_attentions=True)
+            compare_encoder(output, expected, real)  # attention matrices come from "eager"
+            without_matrices = {key: value for key, value in expected.items() if "attentions" not in key}
+            compare_encoder(model(**inputs, output_hidden_states=True), without_matrices, real)  # from "sdpa"
+        if "lm_logits" not in expected:
+            continue
+        labels = given["labels"].masked_fill(given["labels"] == 0, -100)
+        labelled = labels != -100
+        torch.testing.assert_close(output.logits[labelled], expected["lm_logits"], **STATES)
+        with torch.no_grad():
+            torch.testing.assert_close(model(**inputs, labels=labels).loss, expected["lm_loss"].mean(), **STATES)
+            sparse = decode_sparsely(model, inputs, labels)
+        torch.testing.assert_close(sparse.losses, expected["lm_loss"], **STATES)
+        assert torch.equal(sparse.predictions, expected["lm_logits"].argmax(-1))
+        torch.testing.assert_close(sparse.loss, expected["lm_loss"].mean(), **STATES)
+
+
+def decode_sparsely(model, inputs, labels):
+    """The training path, with dropout rates of zero."""
+    model.train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.eval()
+    rate, model.config.attention_probs_dropout_prob = model.config.attention_probs_dropout_prob, 0.0
+    output = model(**inputs, labels=labels)
+    model.config.attention_probs_dropout_prob = rate
+    model.eval()
+    return output
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("case", ["case01_v1_mlm", "case02_v2_mlm", "case03a_v3_mlm"])
+def test_decoder_states_after_each_step(case, steps, tmp_path):
+    tensors = golden_cases.tensors(case)
+    model = golden_cases.load(HfDebertaForMaskedLM, case, tmp_path, emd_steps=steps)
+    given, expected = part(tensors, "in/A/"), part(tensors, "out/A/")
+    with torch.no_grad():
+        embeddings, context = model.deberta.embed(**model_inputs(given))
+        before_last = model.deberta.encoder(embeddings, context, skip_last=True).last_hidden_state
+        states = model._decode(before_last, context, None)
+    torch.testing.assert_close(states[given["labels"] > 0], expected[f"emd_states.{steps - 1}"], **STATES)
+    torch.testing.assert_close(
+        model.deberta.embeddings.positions(context.position_ids, True).expand_as(expected["position_embeddings"]),
+        expected["position_embeddings"],
+    )
+
+
+def test_replaced_token_detection(tmp_path):
+    case = "case03b_v3_rtd_head"
+    tensors = golden_cases.tensors(case)
+    model = golden_cases.load(HfDebertaForPreTraining, case, tmp_path)
+    given, expected = part(tensors, "in/A/"), part(tensors, "out/A/")
+    real = given["attention_mask"].bool()
+    originals = torch.where(given["labels"] > 0, given["labels"], given["input_ids"])
+    labels = replaced_token_labels(given["input_ids"], originals, given["attention_mask"])
+    with torch.no_grad():
+        output = model(**model_inputs(given), labels=labels, output_hidden_states=True, output_attentions=True)
+    compare_encoder(output, expected, real)
+    torch.testing.assert_close(output.logits[real], expected["rtd_logits"][real], **STATES)
+    torch.testing.assert_close(labels[real].float(), expected["rtd_labels"])
+    torch.testing.assert_close(output.loss, expected["rtd_loss"].mean(), **STATES)
+
+
+def encode_with_official_masks(model, given, mask3d):
+    """Embeddings under the 2-D mask and layers under the 3-D mask, convolution without document boundaries."""
+    deberta = model.deberta
+    embeddings, context = deberta.embed(given["input_ids"], given["attention_mask_2d"])
+    context = AttentionContext(
+        **{**vars(context), "mask": mask3d.bool(), "token_mask": mask3d.bool().any(1), "documents": None}
+    )
+    return deberta.encoder(embeddings, context, True, True), context
+
+
+@pytest.mark.parametrize("case", ["case07a_v3_mask3d", "case07b_v2_conv_mask3d"])
+@pytest.mark.parametrize("name", ["packed", "random"])
+def test_three_dimensional_masks(case, name, tmp_path):
+    tensors = golden_cases.tensors(case)
+    given, expected = part(tensors, "in/"), part(tensors, f"out/{name}/")
+    model = golden_cases.load(HfDebertaForMaskedLM, case, tmp_path)
+    mask = given[f"{name}/mask3d"]
+    with torch.no_grad():
+        output, context = encode_with_official_masks(model, given, mask)
+        compare_encoder(output, expected, mask.sum(2) > 0)
+        if name == "packed":
+            context = AttentionContext(**{**vars(context), "position_ids": given["position_ids"]})
+            labelled = given["labels"] > 0
+            states = model._decode(output.hidden_states[-2], context, None)[labelled]
+            torch.testing.assert_close(states, expected["emd_states.1"], **STATES)
+            logits = model.lm_predictions.lm_head(states)
+            torch.testing.assert_close(logits, expected["lm_logits"], **STATES)
+
+
+def test_packed_documents_without_convolution_through_the_public_call(tmp_path):
+    case = "case07a_v3_mask3d"
+    tensors = golden_cases.tensors(case)
+    given, expected = part(tensors, "in/"), part(tensors, "out/packed/")
+    model = golden_cases.load(HfDebertaForMaskedLM, case, tmp_path)
+    with torch.no_grad():
+        output = model(given["input_ids"], attention_mask=given["packed/mask3d"], position_ids=given["position_ids"])
+    torch.testing.assert_close(output.logits[given["labels"] > 0], expected["lm_logits"], **STATES)
+
+
+@pytest.mark.parametrize("case", ["case08a_seqcls_gelu", "case08b_seqcls_tanh", "case08c_regression"])
+def test_sequence_classification(case, tmp_path):
+    tensors = golden_cases.tensors(case)
+    given, expected = part(tensors, "in/"), part(tensors, "out/")
+    labels = golden_cases.info(case)["num_labels"]
+    model = golden_cases.load(HfDebertaForSequenceClassification, case, tmp_path, num_labels=labels)
+    with torch.no_grad():
+        output = model(**model_inputs(given))
+        torch.testing.assert_close(output.logits, expected["logits"], **STATES)
+        for kind in ("class", "soft", "float"):
+            if f"labels_{kind}" in given:
+                loss = model(**model_inputs(given), labels=given[f"labels_{kind}"]).loss
+                torch.testing.assert_close(loss, expected[f"loss_labels_{kind}"], **STATES)
+
+
+def test_token_classification_with_projection(tmp_path):
+    tensors = golden_cases.tensors("case08d_ner")
+    given, expected = part(tensors, "in/"), part(tensors, "out/")
+    model = golden_cases.load(
+        HfDebertaForTokenClassification, "case08d_ner", tmp_path, num_labels=5, token_classifier="projection"
+    )
+    with torch.no_grad():
+        output = model(**model_inputs(given), labels=given["labels"])
+    real = given["attention_mask"].bool()
+    torch.testing.assert_close(output.logits[real], expected["logits"][real], **STATES)
+    torch.testing.assert_close(output.loss, expected["loss"], **STATES)
+
+
+def test_multiple_choice(tmp_path):
+    tensors = golden_cases.tensors("case08e_multichoice")
+    given, expected = part(tensors, "in/"), part(tensors, "out/")
+    model = golden_cases.load(HfDebertaForMultipleChoice, "case08e_multichoice", tmp_path)
+    with torch.no_grad():
+        output = model(**model_inputs(given), labels=given["labels"])
+    torch.testing.assert_close(output.logits, expected["logits"], **STATES)
+    torch.testing.assert_close(output.loss, expected["loss"], **STATES)
+
+
+def test_entity_choice(tmp_path):
+    tensors = golden_cases.tensors("case08f_record")
+    given, expected = part(tensors, "in/"), part(tensors, "out/")
+    model = golden_cases.load(HfDebertaForEntityChoice, "case08f_record", tmp_path)
+    with torch.no_grad():
+        output = model(**model_inputs(given), entity_indices=given["entity_indice"], labels=given["labels"])
+    torch.testing.assert_close(output.logits, expected["logits"], **STATES)
+    torch.testing.assert_close(output.loss, expected["loss"], **STATES)
+
+
+def log_bucket_tables():
+    return json.loads((golden_cases.FOLDER / "case11_log_buckets.json").read_text())["tables"]
+
+
+@pytest.mark.parametrize("table", log_bucket_tables(), ids=lambda t: f"{t['bucket_size']}-{t['max_position']}")
+def test_log_buckets_are_exact(table):
+    first = table["first_relative_position"] if "first_relative_position" in table else -table["max_position"]
+    distance = torch.arange(len(table["values"])) + first
+    found = log_bucket(distance, table["bucket_size"], table["max_position"])
+    assert found.tolist() == table["values"]
+
+
+def test_gather_positions_picks_rows():
+    states = torch.arange(12.0).view(2, 3, 2)
+    picked = gather_positions(states, torch.tensor([[2], [0]]))
+    assert picked.tolist() == [[[4.0, 5.0]], [[6.0, 7.0]]]

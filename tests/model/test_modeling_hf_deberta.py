@@ -1,0 +1,732 @@
+"""The model as a user calls it: outputs, masks, packing, padding, bad input, resizing, pipelines, compiling."""
+
+import pytest
+import torch
+import transformers
+from numerics import (
+    V1_ATTENTION,
+    assert_equal_but_for_rounding,
+    assert_same_by_name,
+    at_real_tokens,
+    tiny_config,
+    tiny_inputs,
+    tiny_model,
+)
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from hf_deberta import (
+    HfDebertaForEntityChoice,
+    HfDebertaForMaskedLM,
+    HfDebertaForMultipleChoice,
+    HfDebertaForPreTraining,
+    HfDebertaForQuestionAnswering,
+    HfDebertaForSequenceClassification,
+    HfDebertaForTokenClassification,
+    HfDebertaModel,
+)
+from hf_deberta.model.modeling_hf_deberta import HfDebertaLayer
+
+HEADS = [
+    HfDebertaModel,
+    HfDebertaForMaskedLM,
+    HfDebertaForPreTraining,
+    HfDebertaForSequenceClassification,
+    HfDebertaForTokenClassification,
+    HfDebertaForQuestionAnswering,
+]
+VARIANTS = {
+    "everything": {},
+    "v1 attention": V1_ATTENTION,
+    "no convolution": {"conv_kernel_size": 0},
+    "absolute input": {"position_biased_input": True, "type_vocab_size": 2},
+    "no relative attention": {"relative_attention": False, "pos_att_type": None},
+}
+
+
+def name_of(model_class):
+    return model_class.__name__.removeprefix("HfDeberta")
+
+
+@pytest.mark.parametrize("head", [HfDebertaForTokenClassification, HfDebertaForSequenceClassification])
+@pytest.mark.parametrize(("cls_dropout", "expected"), [(None, 0.1), (0.0, 0.0), (0.3, 0.3)])
+def test_dropout_before_the_classifier(head, cls_dropout, expected):
+    model = tiny_model(head, hidden_dropout_prob=0.1, cls_dropout=cls_dropout)
+    assert model.dropout.p == expected
+
+
+def word_labels(inputs, keep=3):
+    ids = inputs["input_ids"]
+    return ids.masked_fill((ids % keep != 0) | (ids == 0), -100)
+
+
+def with_labels(model_class, inputs):
+    if model_class is HfDebertaModel:
+        return inputs
+    if model_class is HfDebertaForSequenceClassification:
+        return {**inputs, "labels": torch.arange(len(inputs["input_ids"])) % 2}
+    if model_class is HfDebertaForQuestionAnswering:
+        position = torch.arange(len(inputs["input_ids"])) % 2
+        return {**inputs, "start_positions": position, "end_positions": position + 1}
+    labels = word_labels(inputs)
+    return {**inputs, "labels": labels if model_class is HfDebertaForMaskedLM else labels.clamp(max=1)}
+
+
+def first_tensor(output):
+    """What the head is for: logits, or the last state, or what stands for logits where there are none."""
+    for name in ("logits", "start_logits", "last_hidden_state", "losses"):
+        if name in output:
+            return output[name]
+    raise AssertionError(f"nothing to compare in {list(output)}")
+
+
+def loss_of(output, inputs):
+    """The loss, or for a model without one a sum over what it is for, padding left out."""
+    if "loss" in output:
+        return output.loss
+    states = first_tensor(output)
+    return at_real_tokens(states, inputs.get("attention_mask", torch.ones(states.shape[:2])))[..., 0].sum()
+
+
+def trained(model, **inputs):
+    model.zero_grad()
+    output = model(**inputs)
+    loss = loss_of(output, inputs)
+    loss.backward()
+    return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+# ---- gradient checkpointing --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reentrant", [False, True], ids=["not reentrant", "reentrant"])
+@pytest.mark.parametrize("model_class", HEADS, ids=name_of)
+def test_gradient_checkpointing_changes_nothing(model_class, reentrant):
+    model = tiny_model(model_class, num_hidden_layers=3, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
+    inputs, calls = with_labels(model_class, tiny_inputs()), []
+    for layer in model.modules():
+        if isinstance(layer, HfDebertaLayer):
+            layer.intermediate.register_forward_hook(lambda *_: calls.append(1))
+    torch.manual_seed(0)
+    expected = trained(model, **inputs)
+    once = len(calls)
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    torch.manual_seed(0)
+    found = trained(model, **inputs)
+    assert once >= 3 and len(calls) == 3 * once  # forward, forward again and its repetition in backward
+    assert_equal_but_for_rounding(found[0], expected[0])
+    assert_same_by_name(found[1], expected[1])
+
+
+# ---- outputs -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model_class", HEADS, ids=name_of)
+@pytest.mark.parametrize("where", ["arguments", "configuration"])
+def test_all_states_and_attentions_on_request(model_class, where):
+    model = tiny_model(model_class, num_hidden_layers=3).eval()
+    inputs = tiny_inputs()
+    plain = model(**inputs)
+    assert plain.hidden_states is None and plain.attentions is None
+    asked_for = {"output_hidden_states": True, "output_attentions": True}
+    if where == "configuration":
+        model.config.output_hidden_states = model.config.output_attentions = True
+        asked_for = {}
+    output = model(**inputs, **asked_for)
+    assert [tuple(state.shape) for state in output.hidden_states] == [(3, 9, 32)] * 4
+    assert [tuple(attention.shape) for attention in output.attentions] == [(3, 4, 9, 9)] * 3
+    real = inputs["attention_mask"].double()
+    found, expected = (at_real_tokens(first_tensor(each), real) for each in (output, plain))
+    torch.testing.assert_close(found, expected)  # another backend computes attentions
+    for attention in output.attentions:
+        torch.testing.assert_close(attention.sum(-1), real[:, None].expand(-1, 4, -1))
+    encoder = model if model_class is HfDebertaModel else model.deberta
+    last = at_real_tokens(encoder(**inputs).last_hidden_state, real)
+    torch.testing.assert_close(at_real_tokens(output.hidden_states[-1], real), last)
+    only_states = model(**inputs, output_hidden_states=True, output_attentions=False)
+    assert len(only_states.hidden_states) == 4 and only_states.attentions is None
+    for state, expected in zip(only_states.hidden_states, output.hidden_states, strict=True):
+        torch.testing.assert_close(at_real_tokens(state, real), at_real_tokens(expected, real))
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+def test_states_on_request_leave_the_decoder_alone_in_training(sparse):
+    model = tiny_model(HfDebertaForMaskedLM, sparse_prediction=sparse)
+    inputs = with_labels(HfDebertaForMaskedLM, tiny_inputs())
+    plain, asked = model(**inputs), model(**inputs, output_hidden_states=True, output_attentions=True)
+    real = inputs["attention_mask"]
+    found, expected = (at_real_tokens(first_tensor(output), real) for output in (asked, plain))
+    torch.testing.assert_close((found, asked.loss), (expected, plain.loss))
+    assert ("losses" in plain) == sparse
+    assert len(asked.hidden_states) == 3 and len(asked.attentions) == 2
+
+
+@pytest.mark.parametrize("model_class", HEADS, ids=name_of)
+def test_tuples(model_class):
+    model = tiny_model(model_class).eval()
+    inputs = {**with_labels(model_class, tiny_inputs()), "output_hidden_states": True}
+    expected, found = model(**inputs).to_tuple(), model(**inputs, return_dict=False)
+    assert isinstance(found, tuple)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("model_class", HEADS, ids=name_of)
+def test_embeddings_in_place_of_ids(model_class):
+    model = tiny_model(model_class)
+    inputs = with_labels(model_class, tiny_inputs())
+    expected = model(**inputs)
+    inputs["inputs_embeds"] = model.get_input_embeddings()(inputs.pop("input_ids"))
+    assert torch.equal(first_tensor(model(**inputs)), first_tensor(expected))
+
+
+def test_a_loss_of_a_seed_is_that_loss():
+    def loss(seed, dropout_seed):
+        model = tiny_model(HfDebertaForMaskedLM, seed, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
+        torch.manual_seed(dropout_seed)
+        return trained(model, **with_labels(HfDebertaForMaskedLM, tiny_inputs()))[0]
+
+    assert torch.equal(loss(0, 0), loss(0, 0))
+    assert loss(0, 0) != loss(1, 0) and loss(0, 0) != loss(0, 1)
+
+
+# ---- masks and padding -------------------------------------------------------------------------------------------
+
+
+HEADS_AND_VARIANTS = [(head, "everything") for head in HEADS] + [
+    (head, variant) for head in (HfDebertaModel, HfDebertaForMaskedLM) for variant in list(VARIANTS)[1:]
+]
+
+
+@pytest.mark.parametrize(
+    "model_class, variant", HEADS_AND_VARIANTS, ids=lambda v: v if isinstance(v, str) else name_of(v)
+)
+def test_padding_changes_nothing(model_class, variant):
+    model = tiny_model(model_class, **VARIANTS[variant]).eval()
+    inputs = tiny_inputs((40, 5, 17, 1))
+    padded = first_tensor(model(**inputs))
+    for b, length in enumerate((40, 5, 17, 1)):
+        alone = first_tensor(model(input_ids=inputs["input_ids"][b : b + 1, :length]))
+        real = padded[b] if model_class is HfDebertaForSequenceClassification else padded[b, :length]
+        torch.testing.assert_close(real, alone[0])
+
+
+@pytest.mark.parametrize("buckets", [2, 16, 32, 64, 120])
+def test_padding_changes_nothing_whatever_the_buckets(buckets):
+    """With many buckets for few positions a bucket's number exceeds its distance: the rows in use must hold it too."""
+    model = tiny_model(HfDebertaModel, position_buckets=buckets).eval()
+    inputs = tiny_inputs((64, 62, 45, 34))
+    padded = model(**inputs).last_hidden_state
+    for b, length in enumerate((64, 62, 45, 34)):
+        alone = model(input_ids=inputs["input_ids"][b : b + 1, :length]).last_hidden_state
+        torch.testing.assert_close(padded[b, :length], alone[0])
+
+
+MASKS = {
+    "bool": lambda mask: mask.bool(),
+    "float": lambda mask: mask.float(),
+    "int32": lambda mask: mask.int(),
+    "[B, N, N]": lambda mask: mask[:, :, None] * mask[:, None],
+    "[B, N, N] of bool": lambda mask: (mask[:, :, None] * mask[:, None]).bool(),
+    "[B, 1, N, N]": lambda mask: (mask[:, :, None] * mask[:, None])[:, None],
+    "[B, 1, 1, N]": lambda mask: mask[:, None, None],
+}
+
+
+@pytest.mark.parametrize("form", MASKS)
+@pytest.mark.parametrize("model_class", [HfDebertaModel, HfDebertaForMaskedLM], ids=name_of)
+def test_masks_of_every_form_agree(model_class, form):
+    model = tiny_model(model_class).eval()
+    inputs = tiny_inputs()
+    expected = first_tensor(model(**inputs))
+    mask = MASKS[form](inputs["attention_mask"])
+    found = first_tensor(model(inputs["input_ids"], attention_mask=mask))
+    real = inputs["attention_mask"].bool()
+    torch.testing.assert_close(found[real], expected[real])
+
+
+def test_a_causal_mask_hides_what_follows():
+    model = tiny_model(HfDebertaModel, conv_kernel_size=0).eval()
+    ids = tiny_inputs((9,))["input_ids"]
+    mask = torch.ones(1, 9, 9, dtype=torch.bool).tril()
+    whole = model(ids, attention_mask=mask).last_hidden_state
+    torch.testing.assert_close(whole[:, :4], model(ids[:, :4], attention_mask=mask[:, :4, :4]).last_hidden_state)
+    assert not torch.allclose(whole, model(ids).last_hidden_state)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("model_class", HEADS, ids=name_of)
+def test_a_fully_padded_row_is_finite_and_leaves_the_others_alone(model_class, dtype):
+    model = tiny_model(model_class, dtype=dtype)
+    inputs = with_labels(model_class, tiny_inputs((9, 9, 9)))
+    inputs["attention_mask"][1] = 0
+    model.eval()
+    output = first_tensor(model(**inputs))
+    assert output.dtype == dtype and output.isfinite().all()
+    alone = first_tensor(model(**{name: tensor[2:] for name, tensor in inputs.items()}))
+    assert_equal_but_for_rounding(output[2:], alone)
+    model.train()
+    loss, gradients = trained(model, **inputs)
+    assert loss.isfinite()
+    assert not [name for name, gradient in gradients.items() if not gradient.isfinite().all()]
+
+
+# ---- packed documents --------------------------------------------------------------------------------------------
+
+DOCUMENTS = [(7, 1, 12, 5), (3, 3), (20,)]
+
+
+def packed(lengths, how):
+    """One row of documents, and the documents on their own."""
+    documents = [tiny_inputs((length,), seed=i)["input_ids"] for i, length in enumerate(lengths)]
+    boundaries = torch.tensor([0, *lengths]).cumsum(0)
+    options = {"cu_seq_lens_q": boundaries.int()}
+    if how == "position_ids":
+        options = {"position_ids": torch.cat([torch.arange(length) for length in lengths])[None]}
+    if how == "mask":
+        document = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+        options = {"attention_mask": (document[:, None] == document)[None]}
+        options["position_ids"] = torch.cat([torch.arange(length) for length in lengths])[None]
+    return {"input_ids": torch.cat(documents, 1), **options}, documents
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("how", ["cu_seq_lens_q", "position_ids", "mask"])
+@pytest.mark.parametrize("lengths", DOCUMENTS, ids=str)
+@pytest.mark.parametrize("model_class", [HfDebertaModel, HfDebertaForMaskedLM], ids=name_of)
+def test_packed_documents_equal_separate_ones(model_class, lengths, how, variant):
+    model = tiny_model(model_class, **VARIANTS[variant]).eval()
+    row, documents = packed(lengths, how)
+    separate = torch.cat([first_tensor(model(document)) for document in documents], 1)
+    torch.testing.assert_close(first_tensor(model(**row)), separate)
+
+
+@pytest.mark.parametrize("model_class", [HfDebertaForTokenClassification, HfDebertaForQuestionAnswering], ids=name_of)
+def test_packed_documents_in_other_heads(model_class):
+    model = tiny_model(model_class).eval()
+    row, documents = packed((4, 6), "cu_seq_lens_q")
+    separate = torch.cat([first_tensor(model(document)) for document in documents], 1)
+    torch.testing.assert_close(first_tensor(model(**row)), separate)
+
+
+@pytest.mark.parametrize("how", ["cu_seq_lens_q", "position_ids"])
+def test_packed_documents_have_their_own_first_token_in_replaced_token_detection(how):
+    model = tiny_model(HfDebertaForPreTraining).eval()
+    row, documents = packed((7, 1, 12, 5), how)
+    separate = torch.cat([model(document).logits for document in documents], 1)
+    torch.testing.assert_close(model(**row).logits, separate)
+
+
+def test_sequence_classification_gives_one_row_per_packed_document():
+    model = tiny_model(HfDebertaForSequenceClassification, num_labels=3).eval()
+    row, documents = packed((7, 1, 12, 5), "cu_seq_lens_q")
+    separate = torch.cat([model(document).logits for document in documents])
+    labels = torch.tensor([0, 2, 1, 1])
+    output = model(**row, labels=labels)
+    assert output.logits.shape == (4, 3)
+    torch.testing.assert_close(output.logits, separate)
+    expected = torch.nn.functional.cross_entropy(separate.float(), labels)
+    torch.testing.assert_close(output.loss, expected)
+
+
+@pytest.mark.parametrize("how", ["cu_seq_lens_q", "position_ids"])
+@pytest.mark.parametrize("model_class", [HfDebertaForMaskedLM, HfDebertaForPreTraining], ids=name_of)
+def test_packed_documents_train_like_separate_ones(model_class, how):
+    model = tiny_model(model_class)
+    row, documents = packed((7, 1, 12, 5), how)
+    loss, found = trained(model, **with_labels(model_class, row))
+    items = int((with_labels(model_class, row)["labels"] != -100).sum())
+    model.zero_grad()
+    total = 0
+    for document in documents:
+        part = model(**with_labels(model_class, {"input_ids": document}), num_items_in_batch=items).loss
+        part.backward()
+        total = total + part.detach()
+    assert_equal_but_for_rounding(loss, total)
+    assert_same_by_name(found, {name: parameter.grad for name, parameter in model.named_parameters()})
+
+
+def test_rows_of_a_batch_may_restart_in_different_places():
+    model = tiny_model(HfDebertaForMaskedLM).eval()
+    ids = tiny_inputs((9, 9))["input_ids"]
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4], [0, 1, 0, 1, 2, 3, 4, 5, 6]])
+    found = model(ids, position_ids=positions).logits
+    for row, start in ((0, 4), (1, 2)):
+        pieces = (ids[row : row + 1, :start], ids[row : row + 1, start:])
+        torch.testing.assert_close(found[row : row + 1], torch.cat([model(piece).logits for piece in pieces], 1))
+
+
+def test_plain_position_ids_are_the_default():
+    model = tiny_model(HfDebertaForMaskedLM).eval()
+    ids = tiny_inputs((9, 9))["input_ids"]
+    torch.testing.assert_close(model(ids, position_ids=torch.arange(9)[None]).logits, model(ids).logits)
+
+
+# ---- bad input ---------------------------------------------------------------------------------------------------
+
+IDS = tiny_inputs()["input_ids"]
+EMBEDDED = torch.zeros(3, 9, 32, dtype=torch.float64)
+BAD = {
+    "neither ids nor embeddings": ({"input_ids": None}, "give either input_ids or inputs_embeds, not neither"),
+    "both": ({"inputs_embeds": EMBEDDED}, "give either input_ids or inputs_embeds, not both"),
+    "no rows": (
+        {"input_ids": IDS[:0]},
+        r"input_ids must be \[B, N\] with at least one row and one token, not \(0, 9\)",
+    ),
+    "no tokens": ({"input_ids": IDS[:, :0]}, r"at least one row and one token, not \(3, 0\)"),
+    "one dimension": ({"input_ids": IDS[0]}, r"input_ids must be \[B, N\] .* not \(9,\)"),
+    "embeddings of two dimensions": (
+        {"input_ids": None, "inputs_embeds": EMBEDDED[0]},
+        r"inputs_embeds must be \[B, N, embedding\] .* not \(9, 32\)",
+    ),
+    "an id too large": (
+        {"input_ids": IDS + 100},
+        r"must lie in \[0, 128\), .* reach from 100 to \d+; use the tokenizer",
+    ),
+    "a negative id": ({"input_ids": IDS - 100}, r"must lie in \[0, 128\), .* reach from -100"),
+    "a mask of another length": (
+        {"attention_mask": torch.ones(3, 8)},
+        r"attention_mask must be \[B, N\] = \(3, 9\) or \[B, N, N\] = \(3, 9, 9\), not \(3, 8\)",
+    ),
+    "a mask of one query": ({"attention_mask": torch.ones(3, 1, 9)}, r"not \(3, 1, 9\)"),
+    "an additive mask": ({"attention_mask": torch.zeros(3, 9, 9)}, "must be boolean or integer.* not additive"),
+    "an additive mask of tokens": ({"attention_mask": torch.full((3, 9), -1e9)}, r"holds -1e\+09: turn an additive"),
+    "boundaries for a batch": (
+        {"cu_seq_lens_q": torch.tensor([0, 4, 9])},
+        "cu_seqlens goes with one packed row, not with a batch of 3",
+    ),
+}
+
+
+def assert_fails_without_a_trace(model, message, **inputs):
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    with pytest.raises(ValueError, match=message):
+        model(**inputs)
+    assert model.training
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is None and torch.equal(parameter, before[name]), name
+
+
+@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("model_class", [HfDebertaModel, HfDebertaForMaskedLM], ids=name_of)
+def test_bad_input_is_one_clear_error(model_class, case):
+    change, message = BAD[case]
+    assert_fails_without_a_trace(tiny_model(model_class), message, **{"input_ids": IDS, **change})
+
+
+def test_token_types_out_of_range():
+    model = tiny_model(HfDebertaModel, type_vocab_size=2)
+    types = torch.full_like(IDS, 2)
+    message = r"token_type_ids must lie in \[0, 2\), and reach up to 2"
+    assert_fails_without_a_trace(model, message, input_ids=IDS, token_type_ids=types)
+
+
+@pytest.mark.parametrize("how", ["length", "position_ids"])
+@pytest.mark.parametrize(
+    "model_class, fields",
+    [
+        (HfDebertaForMaskedLM, {}),
+        (HfDebertaForMaskedLM, {"position_biased_input": True}),
+        (HfDebertaModel, {"position_biased_input": True}),
+    ],
+    ids=["decoder", "masked LM with absolute input", "encoder with absolute input"],
+)
+def test_absolute_positions_end_somewhere(model_class, fields, how):
+    model = tiny_model(model_class, **fields)
+    inputs = {"input_ids": tiny_inputs((65,))["input_ids"]}
+    if how == "position_ids":
+        inputs = {"input_ids": IDS[:1], "position_ids": torch.arange(56, 65)[None]}
+    message = "known up to max_position_embeddings = 64, and this input reaches 65; shorten it"
+    assert_fails_without_a_trace(model, message, **inputs)
+    fitting = {name: tensor[:, :-1] for name, tensor in inputs.items()}
+    assert first_tensor(model(**fitting)).isfinite().all()
+
+
+def test_relative_positions_do_not_end():
+    ids = tiny_inputs((150,))["input_ids"]
+    assert tiny_model(HfDebertaModel)(ids).last_hidden_state.isfinite().all()
+    assert tiny_model(HfDebertaForMaskedLM, emd_steps=0)(ids).logits.isfinite().all()
+    boundaries = torch.tensor([0, 50, 110, 150])  # each document fits
+    assert tiny_model(HfDebertaForMaskedLM)(ids, cu_seq_lens_q=boundaries).logits.shape == (1, 150, 128)
+
+
+WRONG_LABELS = {
+    "words, one too few": (HfDebertaForMaskedLM, {}, {"labels": IDS[:, 1:]}),
+    "words, flat": (HfDebertaForMaskedLM, {}, {"labels": IDS.flatten()}),
+    "tokens, one too few": (HfDebertaForTokenClassification, {}, {"labels": IDS[:, 1:] % 2}),
+    "replaced tokens, one too few": (HfDebertaForPreTraining, {}, {"labels": IDS[:, 1:] % 2}),
+    "classes, one too many": (HfDebertaForSequenceClassification, {}, {"labels": torch.tensor([0, 1, 1, 0])}),
+    "regression, one for all": (HfDebertaForSequenceClassification, {"num_labels": 1}, {"labels": torch.ones(1)}),
+    "regression, one too few": (HfDebertaForSequenceClassification, {"num_labels": 1}, {"labels": torch.ones(2)}),
+    "soft labels, one for all": (
+        HfDebertaForSequenceClassification,
+        {"num_labels": 4},
+        {"labels": torch.full((1, 4), 0.25)},
+    ),
+    "soft labels, one class too few": (
+        HfDebertaForSequenceClassification,
+        {"num_labels": 4},
+        {"labels": torch.full((3, 3), 0.25)},
+    ),
+    "several labels, one too few": (
+        HfDebertaForSequenceClassification,
+        {"num_labels": 4, "problem_type": "multi_label_classification"},
+        {"labels": torch.ones(3, 3)},
+    ),
+    "answers, one too many": (
+        HfDebertaForQuestionAnswering,
+        {},
+        {"start_positions": torch.tensor([0, 1, 1, 0]), "end_positions": torch.tensor([0, 1, 1, 0])},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_LABELS)
+def test_labels_of_a_wrong_shape_are_an_error(case):
+    model_class, fields, labels = WRONG_LABELS[case]
+    model = tiny_model(model_class, **fields)
+    with pytest.raises((ValueError, RuntimeError)) as caught:
+        model(IDS, **labels)
+    assert not any(parameter.grad is not None for parameter in model.parameters())
+    if model_class is HfDebertaForMaskedLM:
+        given = tuple(labels["labels"].shape)
+        assert str(caught.value) == f"labels must be [B, N] = (3, 9), not {given}"
+
+
+def test_heads_say_what_they_take():
+    with pytest.raises(ValueError, match=r"multiple choice takes input_ids \[B, choices, N\], not \(3, 9\)"):
+        tiny_model(HfDebertaForMultipleChoice)(IDS)
+    with pytest.raises(ValueError, match=r"entity choice needs entity_indices \[B, entities, tokens\]"):
+        tiny_model(HfDebertaForEntityChoice)(IDS)
+
+
+# ---- embeddings: resizing, tying, saving -------------------------------------------------------------------------
+
+
+def assert_tied(model):
+    head = model.lm_predictions.lm_head
+    assert model.get_output_embeddings() is head.decoder
+    assert head.decoder.weight is model.get_input_embeddings().weight
+    assert head.decoder.bias is None
+
+
+def saved_and_loaded(model, folder):
+    model.save_pretrained(folder)
+    again, report = type(model).from_pretrained(folder, output_loading_info=True, dtype=model.dtype)
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+    assert model.state_dict().keys() == again.state_dict().keys()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name]), name
+    return again.eval()
+
+
+@pytest.mark.parametrize("size", [100, 160], ids=["smaller", "larger"])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_resizing_keeps_the_words_that_stay(size, tied, tmp_path):
+    model = tiny_model(HfDebertaForMaskedLM, tie_word_embeddings=tied).eval()
+    ids = tiny_inputs(vocab=100)["input_ids"]
+    with torch.no_grad():  # Transformers resizes parameters in place, which a live graph would not survive
+        before = model(ids).logits
+        model.resize_token_embeddings(size)
+        after, kept = model(ids).logits, min(size, 128)
+    assert model.config.vocab_size == size and model.get_input_embeddings().num_embeddings == size
+    assert after.shape[-1] == size and after.isfinite().all()
+    torch.testing.assert_close(after[..., :kept], before[..., :kept])
+    head = model.lm_predictions.lm_head
+    assert head.bias.shape == (size,)
+    if tied:
+        assert_tied(model)
+    torch.testing.assert_close(saved_and_loaded(model, tmp_path)(ids).logits, after)
+    new = torch.full_like(ids, size - 1)
+    _, gradients = trained(model.train(), input_ids=new, labels=new)
+    assert gradients["deberta.embeddings.word_embeddings.weight"][size - 1].any()
+    with pytest.raises(ValueError, match=rf"must lie in \[0, {size}\)"):
+        model(new + 1)
+
+
+def test_input_and_output_embeddings_can_be_replaced():
+    model = tiny_model(HfDebertaForMaskedLM).eval()
+    assert_tied(model)
+    assert model.get_input_embeddings() is model.deberta.embeddings.word_embeddings
+    model.set_input_embeddings(torch.nn.Embedding(128, 32, dtype=torch.float64))
+    model.tie_weights()
+    assert_tied(model)
+    replaced = torch.nn.Linear(32, 128, dtype=torch.float64)
+    bias = replaced.bias
+    model.set_output_embeddings(replaced)
+    head = model.lm_predictions.lm_head
+    assert model.get_output_embeddings() is replaced and head.bias is bias and replaced.bias is None
+    assert torch.equal(model(IDS).logits, trace_logits(model, IDS, replaced))
+
+
+def trace_logits(model, ids, decoder):
+    """The output matrix applied by hand to what went into it."""
+    seen = []
+    handle = model.lm_predictions.lm_head.LayerNorm.register_forward_hook(lambda *arguments: seen.append(arguments[2]))
+    model(ids)
+    handle.remove()
+    return torch.nn.functional.linear(seen[0], decoder.weight) + model.lm_predictions.lm_head.bias
+
+
+def test_untied_embeddings_are_saved_apart(tmp_path):
+    model = tiny_model(HfDebertaForMaskedLM, tie_word_embeddings=False).eval()
+    head = model.lm_predictions.lm_head
+    assert head.decoder.weight is not model.get_input_embeddings().weight
+    with torch.no_grad():
+        head.decoder.weight.add_(1)
+    again = saved_and_loaded(model, tmp_path)
+    assert not torch.equal(again.get_input_embeddings().weight, again.get_output_embeddings().weight)
+    torch.testing.assert_close(again(IDS).logits, model(IDS).logits)
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("model_class", HEADS, ids=name_of)
+def test_every_parameter_learns(model_class, tied):
+    """Also with untied embeddings there is one output bias; a dead one would hold up distributed training."""
+    model = tiny_model(model_class, tie_word_embeddings=tied)
+    _, gradients = trained(model, **with_labels(model_class, tiny_inputs()))
+    assert gradients.keys() == dict(model.named_parameters()).keys()
+    zero = {name for name, gradient in gradients.items() if not gradient.any()}
+    assert not zero
+
+
+def test_tied_weights_are_written_once(tmp_path):
+    from safetensors import safe_open
+
+    model = tiny_model(HfDebertaForMaskedLM)
+    saved_and_loaded(model, tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        names = set(file.keys())
+    assert "deberta.embeddings.word_embeddings.weight" in names and "lm_predictions.lm_head.bias" in names
+    assert not [name for name in names if ".decoder." in name]
+
+
+# ---- company -----------------------------------------------------------------------------------------------------
+
+
+def tiny_tokenizer():
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "a", "cat", "dog", "sat", "ran", "on", "mat"]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+
+
+@pytest.mark.parametrize("emd_steps", [0, 2], ids=["no decoder", "decoder"])
+def test_fill_mask_pipeline(emd_steps):
+    tokenizer = tiny_tokenizer()
+    model = tiny_model(HfDebertaForMaskedLM, dtype=torch.float32, vocab_size=len(tokenizer), emd_steps=emd_steps).eval()
+    fill = transformers.pipeline("fill-mask", model=model, tokenizer=tokenizer, device="cpu")
+    sentences = ["the [MASK] sat on a mat", "a [MASK] ran"]
+    for sentence, answers in zip(sentences, fill(sentences, batch_size=2, top_k=3), strict=True):
+        encoded = tokenizer(sentence, return_tensors="pt")
+        place = (encoded["input_ids"] == tokenizer.mask_token_id)[0]
+        with torch.no_grad():
+            probabilities = model(**encoded).logits[0, place].softmax(-1)[0]
+        expected = probabilities.topk(3)
+        assert [answer["token"] for answer in answers] == expected.indices.tolist()
+        torch.testing.assert_close(torch.tensor([answer["score"] for answer in answers]), expected.values)
+
+
+IN_TREE_SHAPES = {
+    "v2": {"position_buckets": 16, "share_att_key": True, "norm_rel_ebd": "layer_norm", "conv_kernel_size": 3},
+    "v3": {"position_buckets": 16, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
+    "own projections": {"position_buckets": 16},
+    "absolute, types, narrow embedding": {"position_biased_input": True, "type_vocab_size": 2, "embedding_size": 16},
+}
+
+
+@pytest.mark.parametrize("shape", IN_TREE_SHAPES)
+def test_parameters_have_the_names_and_shapes_of_in_tree_deberta_v2(shape):
+    fields = {"relative_attention": True, "position_biased_input": False, "pos_att_type": ["c2p", "p2c"]}
+    sizes = {key: getattr(tiny_config(), key) for key in ("vocab_size", "hidden_size", "num_hidden_layers")}
+    sizes |= {"num_attention_heads": 4, "intermediate_size": 128, "max_position_embeddings": 64}
+    in_tree = transformers.DebertaV2Config(**{**sizes, **fields, **IN_TREE_SHAPES[shape]})
+    ours = HfDebertaModel(HfDebertaModel.config_class.from_dict(in_tree.to_dict()))
+    expected = {name: tensor.shape for name, tensor in transformers.DebertaV2Model(in_tree).state_dict().items()}
+    expected.pop("embeddings.position_ids", None)
+    assert {name: tensor.shape for name, tensor in ours.state_dict().items()} == expected
+
+
+COMPILED = {
+    "encoder": (HfDebertaModel, {}),
+    "masked LM, sparse in training": (HfDebertaForMaskedLM, {}),
+    "masked LM, no decoder": (HfDebertaForMaskedLM, {"emd_steps": 0}),
+    "regression": (HfDebertaForSequenceClassification, {"num_labels": 1}),
+    "classes": (HfDebertaForSequenceClassification, {}),
+}
+
+
+@pytest.mark.parametrize("masked", [True, False], ids=["masked", "no mask"])
+@pytest.mark.parametrize("case", COMPILED)
+def test_compiles_into_one_graph(case, masked):
+    model_class, fields = COMPILED[case]
+    model = tiny_model(model_class, **fields)
+    inputs = with_labels(model_class, tiny_inputs((9, 5) if masked else (9, 9)))
+    if not masked:
+        del inputs["attention_mask"]
+    expected, expected_gradients = trained(model, **inputs)
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    model.zero_grad()
+    output = compiled(**inputs)
+    loss = loss_of(output, inputs)
+    loss.backward()
+    assert_equal_but_for_rounding(loss.detach(), expected)
+    found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert_same_by_name(found, expected_gradients)
+
+
+def lengths_with_labels(model_class, lengths):
+    """Padded batches of three rows, of so many tokens each."""
+    for length in lengths:
+        yield with_labels(model_class, tiny_inputs((length, max(length // 2, 1), length)))
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "serving"])
+@pytest.mark.parametrize(
+    "model_class",
+    [HfDebertaForSequenceClassification, HfDebertaForMaskedLM, HfDebertaForTokenClassification],
+    ids=name_of,
+)
+def test_one_graph_for_all_lengths(model_class, training):
+    """`problem_type` is unset, labels are given; lengths lie on both sides of the table's span."""
+    model = tiny_model(model_class, dtype=torch.float32).train(training)
+    graphs = []
+
+    def backend(graph, example_inputs):
+        graphs.append(graph)
+        return graph
+
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=backend)
+    for inputs in lengths_with_labels(model_class, (7, 12, 16, 17, 23, 33, 40, 60)):
+        with torch.set_grad_enabled(training):
+            loss = compiled(**inputs).loss
+            torch.testing.assert_close(loss, model(**inputs).loss, atol=1e-4, rtol=1e-4)
+        if training:
+            loss.backward()
+    assert len(graphs) <= 2
+
+
+@pytest.mark.parametrize("fields", [{}, V1_ATTENTION], ids=["v2", "v1"])
+def test_exports_for_any_length(fields):
+    model = tiny_model(HfDebertaForSequenceClassification, dtype=torch.float32, **fields).eval()
+    length = torch.export.Dim("length", min=2, max=64)
+    inputs = tiny_inputs((20, 13, 20))
+    shapes = {name: {1: length} for name in inputs}
+    exported = torch.export.export(model, (), kwargs=inputs, dynamic_shapes=shapes, strict=False).module()
+    for lengths in ((2, 1, 2), (17, 4, 9), (64, 33, 1)):
+        inputs = tiny_inputs(lengths)
+        torch.testing.assert_close(exported(**inputs).logits, model(**inputs).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_context_follows_a_model_to_another_device():
+    """Accelerate sends a layer's arguments to the layer's device; it moves what has a `to`."""
+    from accelerate.utils import send_to_device
+
+    _, context = tiny_model(HfDebertaModel).embed(IDS, torch.ones_like(IDS))
+    moved = send_to_device(context, "meta")
+    assert {value.device.type for value in vars(moved).values() if torch.is_tensor(value)} == {"meta"}
+    assert moved.rows == context.rows and context.mask.device.type == "cpu"

@@ -1,0 +1,118 @@
+"""nGiE: the convolution by hand, and document boundaries and padding that nothing crosses."""
+
+import pytest
+import torch
+from numerics import gradients, tiny_config
+
+from hf_deberta.model.ngram_input_encoding import NgramInputEncoding
+
+SHAPES = [(3, 1), (5, 1), (3, 4), (5, 2), (1, 1)]  # kernel, groups
+DOCUMENTS = {
+    "short ones": (1, 2, 1, 5),
+    "one": (9,),
+    "two": (4, 5),
+    "single tokens": (1,) * 9,
+}
+
+
+def ids(shape):
+    return f"kernel {shape[0]}, groups {shape[1]}"
+
+
+@pytest.fixture(params=SHAPES, ids=ids)
+def encoding(request):
+    torch.manual_seed(0)
+    kernel, groups = request.param
+    module = NgramInputEncoding(tiny_config(conv_kernel_size=kernel, conv_groups=groups)).double()
+    torch.nn.init.normal_(module.LayerNorm.weight)
+    torch.nn.init.normal_(module.LayerNorm.bias)
+    return module
+
+
+def random_inputs(batch=2, length=9):
+    torch.manual_seed(1)
+    return (torch.randn(batch, length, 32, dtype=torch.float64, requires_grad=True) for _ in range(2))
+
+
+def by_hand(encoding, embeddings, layer_output):
+    """LayerNorm(layer_1(x) + act(conv(x))), the convolution as a sum over neighbours, group by group."""
+    weight, bias, (kernel,) = encoding.conv.weight, encoding.conv.bias, encoding.conv.kernel_size
+    per_group = 32 // encoding.conv.groups
+    batch, length, _ = embeddings.shape
+    mixed = bias.expand(batch, length, -1).clone()
+    for token in range(length):
+        for tap in range(kernel):
+            neighbour = token + tap - kernel // 2
+            if not 0 <= neighbour < length:
+                continue
+            for start in range(0, 32, per_group):
+                group = slice(start, start + per_group)
+                mixed[:, token, group] += embeddings[:, neighbour, group] @ weight[group, :, tap].T
+    return encoding.LayerNorm(layer_output + encoding.activation(mixed))
+
+
+def leaves(encoding, embeddings, layer_output):
+    return {"embeddings": embeddings, "layer_output": layer_output, **dict(encoding.named_parameters())}
+
+
+def assert_same(encoding, inputs, found, expected):
+    torch.testing.assert_close(found, expected)
+    weight = torch.linspace(-1, 2, 32, dtype=torch.float64)
+    found, expected = (gradients(output * weight, leaves(encoding, *inputs)) for output in (found, expected))
+    for name in found:
+        torch.testing.assert_close(found[name], expected[name], msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_without_documents_it_is_the_plain_formula(encoding):
+    inputs = tuple(random_inputs())
+    assert_same(encoding, inputs, encoding(*inputs, None, None), by_hand(encoding, *inputs))
+
+
+@pytest.mark.parametrize("rows", [1, 2], ids=["numbers for all rows", "numbers per row"])
+@pytest.mark.parametrize("lengths", DOCUMENTS.values(), ids=DOCUMENTS)
+def test_documents_equal_separate_sequences(encoding, lengths, rows):
+    inputs = embeddings, layer_output = tuple(random_inputs())
+    documents = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    pieces = zip(embeddings.split(lengths, 1), layer_output.split(lengths, 1), strict=True)
+    separate = torch.cat([encoding(*piece, None, None) for piece in pieces], 1)
+    assert_same(encoding, inputs, encoding(*inputs, None, documents.expand(rows, -1)), separate)
+
+
+def test_each_row_has_its_own_documents(encoding):
+    embeddings, layer_output = random_inputs()
+    documents = torch.tensor([[0] * 4 + [1] * 5, [0] * 7 + [1, 2]])
+    both = encoding(embeddings, layer_output, None, documents)
+    for b in range(2):
+        row = slice(b, b + 1)
+        torch.testing.assert_close(both[row], encoding(embeddings[row], layer_output[row], None, documents[row]))
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["", "packed"])
+def test_padding_stays_zero_and_does_not_leak(encoding, packed):
+    """The embeddings are zero at padding; the layer's output may hold anything there."""
+    embeddings, layer_output = random_inputs()
+    token_mask = torch.arange(9) < torch.tensor([9, 6])[:, None]
+    documents = torch.tensor([[0] * 4 + [1] * 5]) if packed else None
+    inputs = embeddings * token_mask[..., None], layer_output
+    output = encoding(*inputs, token_mask, documents)
+    assert not output[1, 6:].any() and output[1, :6].all()
+    noisy = layer_output.detach().clone()
+    noisy[1, 6:] = 1e4
+    assert torch.equal(output, encoding(inputs[0], noisy, token_mask, documents))
+    short = encoding(embeddings[1:, :6], layer_output[1:, :6], None, None if documents is None else documents[:, :6])
+    torch.testing.assert_close(output[1:, :6], short)
+    torch.testing.assert_close(output[:1], encoding(embeddings[:1], layer_output[:1], None, documents))
+    for name, gradient in gradients(output[1], leaves(encoding, embeddings, layer_output)).items():
+        assert gradient.isfinite().all(), name
+        if name in ("embeddings", "layer_output"):
+            assert not gradient[1, 6:].any() and not gradient[0].any(), name
+
+
+def test_dropout_falls_on_the_mixture_alone():
+    torch.manual_seed(0)
+    module = NgramInputEncoding(tiny_config(hidden_dropout_prob=0.5, conv_act="gelu")).double()
+    embeddings, layer_output = random_inputs()
+    dropped = module(embeddings, layer_output, None, None)
+    assert not torch.equal(dropped, module(embeddings, layer_output, None, None))
+    module.dropout.p = 1.0  # gelu(0) = 0
+    torch.testing.assert_close(module(embeddings, layer_output, None, None), module.LayerNorm(layer_output))

@@ -1,0 +1,342 @@
+"""In-tree classes and ours: the same weights give the same numbers, there and back again bit for bit."""
+
+import json
+import logging
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+import hf_deberta
+from hf_deberta import export_to_transformers
+
+SMALL = {
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 37,
+    "relative_attention": True,
+    "position_biased_input": False,
+    "pos_att_type": ["c2p", "p2c"],
+    "initializer_range": 0.15,
+}
+V2_ATTENTION = {"position_buckets": 256, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
+SHAPES = {
+    "v1": (transformers.DebertaConfig, {}),
+    "v1 with absolute positions and types": (
+        transformers.DebertaConfig,
+        {"position_biased_input": True, "type_vocab_size": 2, "pos_att_type": ["p2c"]},
+    ),
+    "v2": (transformers.DebertaV2Config, {**V2_ATTENTION, "conv_kernel_size": 3, "conv_act": "gelu"}),
+    "v3": (transformers.DebertaV2Config, V2_ATTENTION),
+    "v3 narrow embedding": (
+        transformers.DebertaV2Config,
+        {
+            **V2_ATTENTION,
+            "embedding_size": 24,
+            "position_biased_input": True,
+            "max_relative_positions": 64,
+            "position_buckets": 16,
+        },
+    ),
+    "v2 own projections": (transformers.DebertaV2Config, {"position_buckets": 32, "pos_att_type": "c2p"}),
+    "no relative attention": (
+        transformers.DebertaV2Config,
+        {"relative_attention": False, "position_biased_input": True, "pos_att_type": None},
+    ),
+}
+HEADS = ["Model", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMaskedLM"]
+
+
+def in_tree(shape, head, **extra):
+    """A random in-tree model with every parameter away from its special value (zero biases, unit norms)."""
+    config_class, fields = SHAPES[shape]
+    torch.manual_seed(0)
+    config = config_class(**{**SMALL, **fields, **extra})
+    model_class = getattr(transformers, config_class.__name__.removesuffix("Config") + head)
+    model = model_class(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("bias", "LayerNorm.weight")):
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return model.eval()
+
+
+def saved(model, folder):
+    model.save_pretrained(folder)
+    return folder
+
+
+def ours(head, folder):
+    model, report = getattr(hf_deberta, f"HfDeberta{head}").from_pretrained(folder, output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"], report
+    return model.eval()
+
+
+def batch(vocab=99, lengths=(37, 20, 5), types=False):
+    torch.manual_seed(1)
+    length = max(lengths)
+    mask = (torch.arange(length) < torch.tensor(lengths)[:, None]).long()
+    ids = torch.randint(1, vocab, mask.shape) * mask
+    return {"input_ids": ids, "attention_mask": mask} | ({"token_type_ids": (ids % 2)} if types else {})
+
+
+def outputs(model, inputs):
+    with torch.no_grad():
+        result = model(**inputs, output_hidden_states=True)
+    names = [name for name in ("logits", "start_logits", "end_logits", "last_hidden_state") if name in result]
+    return {name: result[name] for name in names} | {
+        f"hidden_states.{i}": state for i, state in enumerate(result.hidden_states)
+    }
+
+
+def assert_same(theirs, mine, mask, atol=1e-5):
+    assert theirs.keys() == mine.keys()
+    for name, expected in theirs.items():
+        per_token = expected.shape[:2] == mask.shape
+        found = mine[name][mask.bool()] if per_token else mine[name]
+        expected = expected[mask.bool()] if per_token else expected
+        assert (found - expected).abs().max() < atol, name
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_in_tree_checkpoint_gives_in_tree_numbers(shape, head, tmp_path):
+    if "narrow" in shape and head == "ForQuestionAnswering":
+        pytest.skip("one head less is enough here")
+    theirs = in_tree(shape, head)
+    inputs = batch(types=theirs.config.type_vocab_size > 0)
+    mine = ours(head, saved(theirs, tmp_path))
+    assert_same(outputs(theirs, inputs), outputs(mine, inputs), inputs["attention_mask"])
+
+
+@pytest.mark.parametrize("lengths", [(1,), (2, 1), (129, 7), (512, 300)], ids=str)
+@pytest.mark.parametrize("shape", ["v1", "v2", "v3"])
+def test_every_length_up_to_512(shape, lengths, tmp_path):
+    theirs = in_tree(shape, "Model", initializer_range=0.05)
+    inputs = batch(lengths=lengths)
+    mine = ours("Model", saved(theirs, tmp_path))
+    assert_same(outputs(theirs, inputs), outputs(mine, inputs), inputs["attention_mask"])
+
+
+def test_past_the_largest_distance_in_tree_reads_an_untrained_row(tmp_path):
+    theirs = in_tree("v3", "Model", max_position_embeddings=64, position_buckets=16)
+    inputs = batch(lengths=(150, 90))
+    folder = saved(theirs, tmp_path)
+    mine = ours("Model", folder)
+    compatible = hf_deberta.HfDebertaModel.from_pretrained(folder, clamp_relative_distance=False).eval()
+    assert_same(outputs(theirs, inputs), outputs(compatible, inputs), inputs["attention_mask"])
+    difference = outputs(theirs, inputs)["last_hidden_state"] - outputs(mine, inputs)["last_hidden_state"]
+    assert difference[inputs["attention_mask"].bool()].abs().max() > 1e-2
+    with torch.no_grad():  # the row that official code reads there
+        theirs.encoder.rel_embeddings.weight[0] = theirs.encoder.rel_embeddings.weight[1]
+    assert_same(outputs(theirs, inputs), outputs(mine, inputs), inputs["attention_mask"])
+
+
+def test_past_the_largest_distance_v1(tmp_path):
+    theirs = in_tree("v1", "Model", max_position_embeddings=64)
+    inputs = batch(lengths=(150, 90))
+    mine = ours("Model", saved(theirs, tmp_path))
+    assert_same(outputs(theirs, inputs), outputs(mine, inputs), inputs["attention_mask"])
+
+
+def test_multiple_choice_v2(tmp_path):
+    theirs = in_tree("v2", "ForMultipleChoice")
+    inputs = {name: torch.stack([value, value.flip(0)], 1) for name, value in batch(lengths=(9, 9, 6)).items()}
+    mine = ours("ForMultipleChoice", saved(theirs, tmp_path))
+    with torch.no_grad():
+        torch.testing.assert_close(mine(**inputs).logits, theirs(**inputs).logits, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_there_and_back_is_bit_equal(shape, head, tmp_path):
+    theirs = in_tree(shape, head)
+    mine = ours(head, saved(theirs, tmp_path / "in-tree"))
+    mine.save_pretrained(tmp_path / "ours")
+    again = ours(head, tmp_path / "ours")
+    export_to_transformers(again, tmp_path / "back")
+    back, report = type(theirs).from_pretrained(tmp_path / "back", output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"] and not report["mismatched_keys"], report
+    for name, tensor in theirs.state_dict().items():
+        assert torch.equal(tensor, back.state_dict()[name]), name
+    assert not list((tmp_path / "back").glob("*.py"))
+    config = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert config["model_type"] == theirs.config.model_type and config["architectures"] == [type(theirs).__name__]
+    inputs = batch(types=theirs.config.type_vocab_size > 0)
+    assert_same(outputs(theirs, inputs), outputs(back.eval(), inputs), inputs["attention_mask"], atol=1e-12)
+
+
+def test_exported_folder_loads_with_auto_classes(tmp_path):
+    model = hf_deberta.HfDebertaForSequenceClassification(
+        hf_deberta.HfDebertaConfig.from_preset("tiny", num_labels=3, problem_type="single_label_classification")
+    ).eval()
+    export_to_transformers(model, tmp_path / "exported", max_shard_size="20KB")
+    plain = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "exported").eval()
+    assert type(plain) is transformers.DebertaV2ForSequenceClassification
+    assert (tmp_path / "exported" / "model.safetensors.index.json").exists()  # sharded
+    assert plain.config.num_labels == 3 and plain.config.problem_type == "single_label_classification"
+    inputs = batch(lengths=(12, 5))
+    with torch.no_grad():
+        torch.testing.assert_close(model(**inputs).logits, plain(**inputs).logits, atol=1e-6, rtol=0)
+
+
+def test_export_of_a_decoder_warns_and_keeps_it(tmp_path):
+    model = hf_deberta.HfDebertaForMaskedLM(hf_deberta.HfDebertaConfig.from_preset("tiny")).eval()
+    with pytest.warns(UserWarning, match="no enhanced mask decoder"):
+        export_to_transformers(model, tmp_path)
+    again = ours("ForMaskedLM", tmp_path)
+    assert again.config.emd_steps == 2
+    inputs = batch(lengths=(12, 5))
+    assert torch.equal(again(**inputs).logits, model(**inputs).logits)
+    plain = transformers.AutoModel.from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        found, expected = plain(**inputs).last_hidden_state, model.deberta(**inputs).last_hidden_state
+    real = inputs["attention_mask"].bool()
+    torch.testing.assert_close(found[real], expected[real], atol=1e-5, rtol=0)
+
+
+def test_what_transformers_cannot_express_is_an_error(tmp_path):
+    tiny = hf_deberta.HfDebertaConfig.from_preset
+    with pytest.raises(ValueError, match="p2p"):
+        export_to_transformers(hf_deberta.HfDebertaModel(tiny("tiny", pos_att_type="c2p|p2p")), tmp_path / "x")
+    projected = hf_deberta.HfDebertaForTokenClassification(tiny("tiny", token_classifier="projection"))
+    with pytest.raises(ValueError, match="projection head"):
+        export_to_transformers(projected, tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_v1_with_key_biases_is_exported_as_v2(tmp_path):
+    fields = {"position_buckets": -1, "share_att_key": False, "norm_rel_ebd": "none"}
+    for bias in (True, False):
+        config = hf_deberta.HfDebertaConfig.from_preset("tiny", **fields, attention_key_bias=bias)
+        model = hf_deberta.HfDebertaModel(config).eval()
+        export_to_transformers(model, tmp_path / str(bias))
+        plain = transformers.AutoModel.from_pretrained(tmp_path / str(bias)).eval()
+        assert type(plain) is (transformers.DebertaV2Model if bias else transformers.DebertaModel)
+        inputs = batch(lengths=(12, 12))
+        with torch.no_grad():
+            found = plain(**inputs).last_hidden_state
+            torch.testing.assert_close(found, model(**inputs).last_hidden_state, atol=1e-5, rtol=0)
+
+
+# ---- released files -------------------------------------------------------------------------------------
+
+
+def released(tmp_path, shape="v3", prefix="deberta.", binary=False, extra=None, **config):
+    """A folder as released: official weight names, a decoder head, position embeddings, perhaps oddities."""
+    fields = hf_deberta.HfDebertaConfig(**{**SMALL, **SHAPES[shape][1]}).to_dict()
+    if shape == "v1":
+        fields = hf_deberta.HfDebertaConfig.from_dict({"model_type": "deberta", **SMALL}).to_dict()
+    model = hf_deberta.HfDebertaForMaskedLM(hf_deberta.HfDebertaConfig(**fields)).eval()
+    from hf_deberta.model.checkpoint_conversion import _to_v1
+
+    weights = {name: value for name, value in model.state_dict().items() if ".decoder." not in name}
+    if shape == "v1":
+        weights = _to_v1(weights, 4)
+    weights = {name.replace("deberta.", prefix): value.clone() for name, value in weights.items()}
+    weights.update(extra or {})
+    written = {**SMALL, **SHAPES[shape][1], "pos_att_type": "p2c|c2p", "padding_idx": 0, **config}
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "deberta" if shape == "v1" else "deberta-v2"} | written)
+    )
+    if binary:
+        torch.save(weights, tmp_path / "pytorch_model.bin")
+    else:
+        save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    return model, tmp_path
+
+
+@pytest.mark.parametrize("binary", [False, True], ids=["safetensors", "bin"])
+@pytest.mark.parametrize("prefix", ["deberta.", "bert."])
+@pytest.mark.parametrize("shape", ["v1", "v2", "v3"])
+def test_released_masked_lm(shape, prefix, binary, tmp_path):
+    expected, folder = released(tmp_path, shape, prefix, binary)
+    found = ours("ForMaskedLM", folder)
+    assert found.config.emd_steps == 2
+    inputs = batch()
+    torch.testing.assert_close(found(**inputs).logits, expected(**inputs).logits, atol=0, rtol=0)
+
+
+def test_released_encoder_without_prefix(tmp_path):
+    model = hf_deberta.HfDebertaModel(
+        hf_deberta.HfDebertaConfig(**SMALL, position_buckets=16, max_position_embeddings=64)
+    )
+    model.save_pretrained(tmp_path)
+    head = hf_deberta.HfDebertaForSequenceClassification.from_pretrained(tmp_path)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, head.deberta.state_dict()[name])
+
+
+def test_stray_entries_of_released_files_are_ignored(tmp_path):
+    stray = {
+        "deberta.embeddings.word_embeddings._weight": torch.zeros(99, 32),
+        "deberta.embeddings.position_embeddings._weight": torch.zeros(512, 32),
+        "mask_predictions.dense.weight": torch.zeros(32, 32),
+    }
+    _, folder = released(tmp_path, extra=stray)
+    ours("ForMaskedLM", folder)
+    for head in ("Model", "ForQuestionAnswering"):
+        _, report = getattr(hf_deberta, f"HfDeberta{head}").from_pretrained(folder, output_loading_info=True)
+        assert not report["unexpected_keys"]
+        assert all(key.startswith("qa_outputs") for key in report["missing_keys"])
+
+
+def test_config_entry_of_a_v1_pickle(tmp_path):
+    expected, folder = released(tmp_path, "v1", binary=True, extra={"config": {"hidden_size": 32}})
+    found = ours("ForMaskedLM", folder)
+    inputs = batch()
+    assert torch.equal(found(**inputs).logits, expected(**inputs).logits)
+
+
+def test_discriminator_loaded_for_masked_lm_warns(tmp_path, caplog):
+    heads = {
+        f"mask_predictions.{name}": torch.zeros(shape)
+        for name, shape in (
+            ("dense.weight", (32, 32)),
+            ("dense.bias", (32,)),
+            ("LayerNorm.weight", (32,)),
+            ("LayerNorm.bias", (32,)),
+            ("classifier.weight", (1, 32)),
+            ("classifier.bias", (1,)),
+        )
+    }
+    _, folder = released(tmp_path, extra=heads)
+    transformers.utils.logging.enable_propagation()
+    logging.Logger.warning_once.cache_clear()  # another test may have had the one warning
+    with caplog.at_level("WARNING"):
+        ours("ForMaskedLM", folder)
+        ours("ForMaskedLM", folder)
+    assert len([record for record in caplog.records if "discriminator" in record.message]) == 1
+    ours("ForPreTraining", folder)
+
+
+def test_half_precision_files_load_in_the_dtype_asked_for(tmp_path):
+    _, folder = released(tmp_path)
+    weights = {name: value.half() for name, value in load_file(folder / "model.safetensors").items()}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    load = hf_deberta.HfDebertaModel.from_pretrained
+    assert load(folder).dtype == torch.float32  # not what the file happens to be stored in
+    assert load(folder, dtype=torch.float16).dtype == torch.float16
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "torch_dtype": "float16"}))
+    assert load(folder).dtype == torch.float16
+
+
+def test_export_into_a_used_folder_leaves_no_old_weights(tmp_path):
+    tiny = hf_deberta.HfDebertaConfig.from_preset("tiny")
+    first, second = (hf_deberta.HfDebertaModel(tiny) for _ in range(2))
+    export_to_transformers(first, tmp_path)
+    export_to_transformers(second, tmp_path, max_shard_size="20KB")
+    plain = transformers.AutoModel.from_pretrained(tmp_path)
+    assert torch.equal(plain.embeddings.word_embeddings.weight, second.embeddings.word_embeddings.weight)
+    with pytest.raises(ValueError, match="takes a HfDeberta model, not DebertaV2Model"):
+        export_to_transformers(plain, tmp_path)
+
+
+def test_untied_in_tree_masked_lm_is_refused_rather_than_wrong(tmp_path):
+    theirs = in_tree("v3", "ForMaskedLM", tie_word_embeddings=False)
+    with pytest.raises(ValueError, match="untied and holds two output biases"):
+        ours("ForMaskedLM", saved(theirs, tmp_path))

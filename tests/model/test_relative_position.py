@@ -1,0 +1,109 @@
+"""delta(i, j): properties of buckets and clipping; the exact official tables are in test_golden."""
+
+import pytest
+import torch
+
+from hf_deberta.model.relative_position import log_bucket, rows_between, rows_in_use, rows_of_distances
+
+BUCKETED = [(512, 256), (64, 16), (64, 4), (64, 2), (64, 3), (128, 80)]  # k, buckets
+STEEP = [(64, 64), (16, 24), (256, 256)]  # so many buckets that a bucket's number exceeds its distance
+CLIPPED = [(1, 0), (2, 0), (7, 0), (64, 0), (512, 0)]
+
+
+def ids(case):
+    k, buckets = case
+    return f"{buckets} buckets to {k}" if buckets else f"clipped at {k}"
+
+
+def span(k, buckets):
+    return buckets or k
+
+
+@pytest.mark.parametrize("case", BUCKETED + STEEP, ids=ids)
+def test_log_buckets(case):
+    k, buckets = case
+    distance = torch.arange(-(k - 1), k)
+    found = log_bucket(distance, buckets, k)
+    near = distance.abs() <= buckets // 2
+    assert found[near].tolist() == distance[near].tolist()
+    assert found.flip(0).tolist() == (-found).tolist()
+    assert (found.diff() >= 0).all()
+    assert found.abs().max() < buckets
+    assert found[-1] == 2 * (buckets // 2) - 1  # the farthest distance has the last bucket
+
+
+def test_log_buckets_thin_out_with_distance():
+    bucket = log_bucket(torch.arange(512), 256, 512)
+    widths = torch.bincount(bucket)[129:]  # distances per bucket, past the exact half
+    assert widths[:8].sum() < widths[-8:].sum()
+    assert widths.min() >= 1 and widths.max() > 3
+
+
+@pytest.mark.parametrize("case", BUCKETED + STEEP + CLIPPED, ids=ids)
+def test_rows_are_monotone_and_within_the_table(case):
+    k, buckets = case
+    rows, side = rows_of_distances(k, buckets), span(k, buckets)
+    assert rows.shape == (2 * k + 1,) and rows.dtype == torch.long
+    assert (rows.diff() >= 0).all() and rows.min() >= 0 and rows.max() < 2 * side
+    assert rows[k] == side
+
+
+@pytest.mark.parametrize("case", CLIPPED, ids=ids)
+def test_clipping_gives_every_distance_its_row(case):
+    k, _ = case
+    assert rows_of_distances(k)[:-1].tolist() == list(range(2 * k))
+    assert rows_of_distances(k)[-1] == 2 * k - 1
+
+
+@pytest.mark.parametrize("case", BUCKETED + STEEP, ids=ids)
+def test_distances_are_clamped_before_they_are_bucketed(case):
+    rows = rows_of_distances(*case)
+    assert rows[0] == rows[1] and rows[-1] == rows[-2]
+    assert rows[1:-1].tolist() == (log_bucket(torch.arange(1 - case[0], case[0]), case[1], case[0]) + case[1]).tolist()
+
+
+@pytest.mark.parametrize("case", BUCKETED + STEEP + CLIPPED, ids=ids)
+def test_without_clamping_only_the_far_right_differs(case):
+    k, buckets = case
+    clamped, not_clamped = rows_of_distances(k, buckets), rows_of_distances(k, buckets, False)
+    assert not_clamped[0] == 0  # a key k or more to the right of its query
+    assert not_clamped[1:].tolist() == clamped[1:].tolist()
+    assert buckets == 0 or clamped[0] > 0
+
+
+@pytest.mark.parametrize("clamp", [True, False], ids=["clamped", "as in-tree"])
+@pytest.mark.parametrize("case", [(64, 16), (5, 0)], ids=ids)
+def test_rows_between_looks_up_every_pair(case, clamp):
+    k, _ = case
+    table = rows_of_distances(*case, clamp)
+    queries, keys = torch.tensor([[0, 3], [k, 200]]), torch.tensor([0, 1, k - 1, 150])
+    found = rows_between(queries, keys, table)
+    for b in range(2):
+        for i in range(2):
+            for j in range(4):
+                distance = int(queries[b, i] - keys[j])
+                assert found[b, i, j] == table[max(-k, min(k, distance)) + k]
+
+
+@pytest.mark.parametrize("case", BUCKETED + STEEP, ids=ids)
+def test_which_buckets_exceed_their_distance(case):
+    """Of these, `rows_in_use` of a length alone cannot know the rows; test_modeling holds the model to them."""
+    bucket = log_bucket(torch.arange(case[0]), case[1], case[0])
+    assert bool((bucket > torch.arange(case[0])).any()) == (case in STEEP)
+
+
+@pytest.mark.parametrize("clamp", [True, False], ids=["clamped", "as in-tree"])
+@pytest.mark.parametrize("case", BUCKETED + CLIPPED, ids=ids)
+def test_rows_in_use_hold_every_row_that_a_length_reaches(case, clamp):
+    k, buckets = case
+    table = rows_of_distances(k, buckets, clamp)
+    before = (span(k, buckets),) * 2
+    for length in sorted({1, 2, 3, 5, 8, 9, 10, 31, 33, k - 1, k, k + 1, 3 * k} - {0}):
+        position = torch.arange(length)
+        reached = rows_between(position, position, table)
+        first, last = rows_in_use(length, span(k, buckets))
+        assert first <= reached.min() and reached.max() < last, f"length {length}"
+        assert first >= 0 and last <= 2 * span(k, buckets)
+        assert last - first <= 2 * length  # no more than there are distances
+        assert first <= before[0] and last >= before[1]  # a longer sequence uses no fewer
+        before = first, last

@@ -1,0 +1,282 @@
+"""Without padding: the same numbers at real tokens, zeros elsewhere, documents that do not see one another."""
+
+import pytest
+import torch
+from numerics import V1_ATTENTION, assert_same_by_name, tiny_config, tiny_inputs, tiny_model
+from test_modeling_hf_deberta import HEADS, first_tensor, name_of, trained, with_labels
+
+from hf_deberta import (
+    HfDebertaForMaskedLM,
+    HfDebertaForMultipleChoice,
+    HfDebertaForSequenceClassification,
+    HfDebertaForTokenClassification,
+    HfDebertaModel,
+)
+from hf_deberta.model import unpadding
+from hf_deberta.model.attention_context import AttentionContext
+from hf_deberta.model.unpadding import unpadding_of_documents, unpadding_of_mask
+
+VARIANTS = {"v2": {}, "v1": V1_ATTENTION, "no relative": {"relative_attention": False, "position_biased_input": True}}
+BACKENDS = ("sdpa", "eager")
+
+
+def lengths_mask(*lengths):
+    return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+
+
+def test_real_tokens_shortest_first():
+    found = unpadding_of_mask(lengths_mask(4, 2, 3, 2), 768)
+    assert found.lengths == (2, 2, 3, 4) and found.shape == (4, 4)
+    assert found.index.tolist() == [4, 5, 12, 13, 8, 9, 10, 0, 1, 2, 3]
+    assert found.cu_seqlens().tolist() == [0, 2, 4, 7, 11]
+    places, rows = found.first_tokens()
+    assert places.tolist() == [0, 2, 4, 7] and rows.tolist() == [1, 3, 2, 0]
+
+
+def test_there_and_back():
+    mask = lengths_mask(5, 1, 3)
+    states = torch.randn(3, 5, 2)
+    found = unpadding_of_mask(mask, 768)
+    assert found.gather(states).shape == (1, 9, 2)
+    assert torch.equal(found.scatter(found.gather(states)), states * mask[..., None])
+    assert torch.equal(found.gather(mask), torch.ones(1, 9, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        torch.ones(3, 9, dtype=torch.bool),  # nothing to leave out
+        torch.zeros(3, 9, dtype=torch.bool),  # nothing else
+        lengths_mask(9, 3).flip(1),  # padding on the left
+        lengths_mask(9, 3) & (torch.arange(9) != 1),  # a hole
+        lengths_mask(*[64] * 9, 40),  # too little
+    ],
+    ids=["none", "all", "left", "hole", "little"],
+)
+def test_what_is_not_unpadded(mask):
+    assert unpadding_of_mask(mask, 768) is None
+
+
+def test_narrow_models_save_less_than_the_calls_cost(monkeypatch):
+    monkeypatch.setattr(unpadding, "COST_OF_EXTRA_CALLS", 1e8)
+    mask = lengths_mask(12, 9, 7, 5)
+    assert unpadding_of_mask(mask, 64) is None and unpadding_of_mask(mask, 2048) is not None
+    assert unpadding_of_mask(lengths_mask(*range(12, 1, -1)), 256) is None  # eleven lengths
+    assert unpadding_of_mask(lengths_mask(12, *[2] * 63), 256) is not None  # two
+
+
+def test_rows_of_documents():
+    found = unpadding_of_documents(torch.tensor([[0, 0, 0, 1, 2], [0, 0, 0, 0, 0]]))
+    assert found.lengths == (1, 1, 3, 5)
+    assert found.index.tolist() == [3, 4, 0, 1, 2, 5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("model_class", HEADS, ids=name_of)
+def test_output_and_gradients_are_those_of_the_padded_batch(model_class, variant):
+    inputs = with_labels(model_class, tiny_inputs((9, 4, 7, 4, 1)))
+    real = inputs["attention_mask"].bool()
+    results = []
+    for unpad in (True, False):
+        model = tiny_model(model_class, num_hidden_layers=3, unpad_inputs=unpad, **VARIANTS[variant])
+        loss, gradients = trained(model, **inputs)
+        with torch.no_grad():
+            output = first_tensor(model.eval()(**inputs))
+        results.append((loss, gradients, output))
+    (loss, gradients, output), (expected_loss, expected_gradients, expected) = results
+    torch.testing.assert_close(loss, expected_loss)
+    assert_same_by_name(gradients, expected_gradients)
+    if output.shape[:2] == real.shape:
+        torch.testing.assert_close(output[real], expected[real])
+    else:
+        torch.testing.assert_close(output, expected)
+    if model_class is HfDebertaModel:
+        assert not output[~real].any() and expected[~real].any()
+
+
+def rows_seen(model, **inputs):
+    """Shapes of the states that reach the layers."""
+    shapes = []
+    for layer in model.deberta.encoder.layer:
+        layer.attention.self.register_forward_pre_hook(lambda module, given: shapes.append(tuple(given[0].shape[:2])))
+    model(**inputs)
+    return shapes
+
+
+def test_when_layers_see_real_tokens_only():
+    inputs = tiny_inputs((9, 4, 7))
+    make = lambda **fields: tiny_model(HfDebertaForSequenceClassification, **fields)  # noqa: E731
+    assert rows_seen(make(), **inputs) == [(1, 20)] * 2
+    assert rows_seen(make(unpad_inputs=False), **inputs) == [(3, 9)] * 2
+    assert rows_seen(make(), **inputs, output_attentions=True) == [(3, 9)] * 2
+    eager = make()
+    eager.set_attn_implementation("eager")
+    assert rows_seen(eager, **inputs) == [(3, 9)] * 2
+
+
+def test_a_fully_padded_row_is_zeros():
+    model = tiny_model(HfDebertaModel).eval()
+    inputs = tiny_inputs((9, 4, 7))
+    inputs["attention_mask"][1] = 0
+    states = model(**inputs).last_hidden_state
+    assert not states[1].any() and states.isfinite().all()
+    logits = tiny_model(HfDebertaForSequenceClassification).eval()(**inputs).logits
+    assert logits.isfinite().all()
+
+
+def test_what_is_said_of_labelled_tokens_comes_in_the_batch_s_order():
+    inputs = with_labels(HfDebertaForMaskedLM, tiny_inputs((9, 4, 7)))
+    found, expected = (tiny_model(HfDebertaForMaskedLM, unpad_inputs=unpad)(**inputs) for unpad in (True, False))
+    torch.testing.assert_close(found.losses, expected.losses)
+    assert torch.equal(found.predictions, expected.predictions) and found.predictions.unique().numel() > 1
+
+
+# ---- packed documents --------------------------------------------------------------------------------------------
+
+
+def packed(lengths, vocab=128):
+    """One row of documents in three ways of telling them apart, and the documents by themselves."""
+    ids = torch.randint(1, vocab, (1, sum(lengths)))
+    bounds = torch.tensor([0, *lengths]).cumsum(0).int()
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    document = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    ways = {
+        "cu_seq_lens": {
+            "cu_seq_lens_q": bounds,
+            "cu_seq_lens_k": bounds,
+            "max_length_q": max(lengths),
+            "max_length_k": max(lengths),
+            "position_ids": positions,
+        },
+        "position_ids": {"position_ids": positions},
+        "mask": {"attention_mask": (document[:, None] == document)[None], "position_ids": positions},
+    }
+    return ids, ways, ids[0].split(lengths)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("way", ["cu_seq_lens", "position_ids", "mask"])
+@pytest.mark.parametrize("model_class", [HfDebertaModel, HfDebertaForMaskedLM], ids=name_of)
+def test_documents_of_a_row_are_isolated(model_class, way, backend):
+    model = tiny_model(model_class).eval()
+    model.set_attn_implementation(backend)
+    ids, ways, documents = packed([5, 9, 5, 5, 1, 12])
+    found = first_tensor(model(ids, **ways[way]))
+    expected = torch.cat([first_tensor(model(document[None])) for document in documents], 1)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_of_packed_documents_train_as_documents_do(backend):
+    """Two rows whose positions restart: the loss and gradients of five separate documents."""
+    ids, _, documents = packed([5, 9, 5, 7, 12])
+    model = tiny_model(HfDebertaForMaskedLM)
+    model.set_attn_implementation(backend)
+    positions = torch.cat([torch.arange(len(document)) for document in documents])
+    labels = ids.masked_fill(ids % 3 > 0, -100)
+    loss, gradients = trained(
+        model, input_ids=ids.view(2, 19), position_ids=positions.view(2, 19), labels=labels.view(2, 19)
+    )
+    items = (labels != -100).sum()
+    model.zero_grad()
+    parts = labels[0].split([len(document) for document in documents])
+    losses = [
+        model(document[None], labels=part[None], num_items_in_batch=items).loss
+        for document, part in zip(documents, parts, strict=True)
+    ]
+    sum(losses).backward()
+    torch.testing.assert_close(loss, sum(losses).detach())
+    expected = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert_same_by_name(gradients, expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_classifiers_of_packed_rows(backend):
+    """One output per document with `cu_seq_lens_q`; positions alone are refused."""
+    model = tiny_model(HfDebertaForSequenceClassification).eval()
+    model.set_attn_implementation(backend)
+    ids, ways, documents = packed([5, 9, 5])
+    expected = torch.cat([model(document[None]).logits for document in documents])
+    torch.testing.assert_close(model(ids, **ways["cu_seq_lens"]).logits, expected)
+    with pytest.raises(ValueError, match="pass their boundaries as cu_seq_lens_q"):
+        model(ids, **ways["position_ids"])
+    assert model(ids, position_ids=torch.arange(19)[None]).logits.shape == (1, 2)  # one document
+
+
+def test_no_mask_over_pairs_is_made_for_a_long_packed_row():
+    ids, ways, _ = packed([5, 9, 5])
+    context = AttentionContext.of(None, ways["position_ids"]["position_ids"], None, (1, 19), ids.device)
+    assert context.mask is None and context.unpadded(32).mask is None
+    assert context.with_mask_of_documents().mask.shape == (1, 19, 19)
+
+
+# ---- the first token only ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("padded", [True, False], ids=["padding", "no padding"])
+def test_first_token_only(padded, layers, backend):
+    model = tiny_model(HfDebertaModel, num_hidden_layers=layers, emd_steps=0).eval()
+    model.set_attn_implementation(backend)
+    inputs = tiny_inputs((9, 4, 7) if padded else (9, 9, 9))
+    first = model(**inputs, first_token_only=True)
+    torch.testing.assert_close(first.last_hidden_state, model(**inputs).last_hidden_state[:, :1])
+    both = model(**inputs, first_token_only=True, output_hidden_states=True)
+    torch.testing.assert_close(both.last_hidden_state, first.last_hidden_state)
+    assert both.hidden_states[-1].shape == (3, 9, 32)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_first_token_of_left_padded_rows(backend):
+    model = tiny_model(HfDebertaForSequenceClassification).eval()
+    model.set_attn_implementation(backend)
+    inputs = tiny_inputs((9, 4, 7))
+    right = model(**inputs).logits
+    shifts = (9, 4, 7)
+    left = {
+        name: torch.stack([row.roll(9 - n) for row, n in zip(given, shifts, strict=True)])
+        for name, given in inputs.items()
+    }
+    assert left["attention_mask"][1].tolist() == [0] * 5 + [1] * 4
+    torch.testing.assert_close(model(**left).logits, right)
+
+
+@pytest.mark.parametrize("model_class", [HfDebertaForSequenceClassification, HfDebertaForMultipleChoice], ids=name_of)
+def test_the_last_layer_of_a_classifier_sees_one_query_per_sequence(model_class):
+    model = tiny_model(model_class, unpad_inputs=False)
+    queries = []
+    model.deberta.encoder.layer[-1].intermediate.register_forward_pre_hook(
+        lambda module, given: queries.append(tuple(given[0].shape[:2]))
+    )
+    inputs = tiny_inputs((9, 4, 7))
+    if model_class is HfDebertaForMultipleChoice:
+        inputs = {name: tensor[None] for name, tensor in inputs.items()}
+    model(**inputs)
+    assert queries == [(3, 1)]
+
+
+# ---- where a copy would be noticed -------------------------------------------------------------------------------
+
+
+def test_gradients_of_hidden_states():
+    model = tiny_model(HfDebertaForSequenceClassification)
+    output = model(**with_labels(HfDebertaForSequenceClassification, tiny_inputs((9, 4, 7))), output_hidden_states=True)
+    for state in output.hidden_states[:-1]:
+        state.retain_grad()
+    output.loss.backward()
+    assert all(state.grad is not None for state in output.hidden_states[:-1])
+
+
+def test_without_numbers_to_read():
+    inputs = {name: tensor.to("meta") for name, tensor in tiny_inputs((9, 4, 7)).items()}
+    with torch.device("meta"):
+        model = HfDebertaModel(tiny_config())
+    assert model(**inputs).last_hidden_state.shape == (3, 9, 32)
+
+
+def test_labels_at_padding_do_not_count_for_tokens():
+    inputs = with_labels(HfDebertaForTokenClassification, tiny_inputs((9, 4, 7)))
+    inputs["labels"] = inputs["input_ids"] % 2
+    losses = [tiny_model(HfDebertaForTokenClassification, unpad_inputs=unpad)(**inputs).loss for unpad in (True, False)]
+    torch.testing.assert_close(*losses)

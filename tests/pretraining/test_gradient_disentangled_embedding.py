@@ -1,0 +1,178 @@
+"""Embedding sharing: which table each loss trains, one table in memory and files, and the way to an ordinary model."""
+
+import copy
+
+import pytest
+import torch
+from numerics import tiny_config, tiny_inputs, tiny_model
+from torch.nn import functional
+
+from hf_deberta import HfDebertaForMaskedLM, HfDebertaForPreTraining
+from hf_deberta.pretraining.gradient_disentangled_embedding import (
+    SHARINGS,
+    GradientDisentangledEmbedding,
+    SharedEmbedding,
+    folded,
+    share_embeddings,
+    shared_embeddings,
+    unfold,
+)
+
+INPUTS = tiny_inputs((9, 5, 7))
+KINDS = {"gdes": GradientDisentangledEmbedding, "es": SharedEmbedding, "nes": torch.nn.Embedding}
+TABLES = ("word_embeddings", "position_embeddings")
+
+
+def pair(sharing, **fields):
+    """Both with positions at the input, a delta that is not zero, and different tables where there are two."""
+    fields = {"position_biased_input": True, **fields}
+    generator, discriminator = (
+        tiny_model(kind, seed, **fields) for seed, kind in enumerate((HfDebertaForMaskedLM, HfDebertaForPreTraining))
+    )
+    share_embeddings(generator, discriminator, sharing)
+    for embedding in shared_embeddings(discriminator).values():
+        for delta in embedding.parameters():
+            torch.nn.init.normal_(delta, std=0.1)
+    return torch.nn.ModuleDict({"generator": generator, "discriminator": discriminator})
+
+
+def tables(models, name):
+    """The embedding of the generator, and that of the discriminator."""
+    return (getattr(models[which].deberta.embeddings, name) for which in ("generator", "discriminator"))
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+@pytest.mark.parametrize("name", TABLES)
+def test_looks_up_the_whole_table(sharing, name):
+    theirs, ours = tables(pair(sharing), name)
+    ids = INPUTS["input_ids"] % theirs.num_embeddings
+    assert type(ours) is KINDS[sharing] and (ours.num_embeddings, ours.embedding_dim) == theirs.weight.shape
+    table = ours.weight if sharing == "nes" else ours.table()
+    torch.testing.assert_close(ours(ids), functional.embedding(ids, table))
+    assert torch.equal(table, theirs.weight) is (sharing == "es")
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_which_table_learns(sharing):
+    """The discriminator's loss reaches the delta ("gdes"), the generator's table ("es"), or its own ("nes")."""
+    models = pair(sharing)
+    labels = (INPUTS["input_ids"] % 2).masked_fill(INPUTS["attention_mask"] == 0, -100)
+    models["discriminator"](**INPUTS, labels=labels).loss.backward()
+    for name in TABLES:
+        theirs, ours = tables(models, name)
+        learning = {"gdes": lambda ours=ours: ours.delta, "es": lambda theirs=theirs: theirs.weight}
+        gradient = learning.get(sharing, lambda ours=ours: ours.weight)().grad
+        assert gradient.abs().sum() > 0
+        assert (theirs.weight.grad is None) is (sharing != "es")
+    others = [name for name, p in models["generator"].named_parameters() if p.grad is not None]
+    expected = [f"deberta.embeddings.{name}.weight" for name in TABLES] if sharing == "es" else []
+    assert others == expected
+
+
+@pytest.mark.parametrize("sharing", ["gdes", "es"])
+def test_padding_learns_nothing(sharing):
+    models = pair(sharing)
+    for name in TABLES:
+        theirs, ours = tables(models, name)
+        ours(torch.tensor([0, 3])).sum().backward()
+        gradient = theirs.weight.grad if sharing == "es" else ours.delta.grad
+        assert gradient[3].sum() == 32 and gradient[0].sum() == (0 if name == "word_embeddings" else 32)
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_the_gradient_is_that_of_an_ordinary_table(sharing):
+    models = pair(sharing)
+    ordinary = tiny_model(HfDebertaForPreTraining, position_biased_input=True)
+    ordinary.load_state_dict(folded(models["discriminator"]))
+    labels = INPUTS["input_ids"] % 2
+    for model in (models["discriminator"], ordinary):
+        model(**INPUTS, labels=labels).loss.backward()
+    for name in TABLES:
+        theirs, ours = tables(models, name)
+        learning = {"gdes": getattr(ours, "delta", None), "es": theirs.weight, "nes": ours.weight}[sharing]
+        torch.testing.assert_close(learning.grad, getattr(ordinary.deberta.embeddings, name).weight.grad)
+
+
+@pytest.mark.parametrize("sharing", ["gdes", "es"])
+def test_a_table_is_there_once(sharing):
+    models = pair(sharing)
+    expected = [f"generator.deberta.embeddings.{name}.weight" for name in TABLES]
+    if sharing == "gdes":
+        expected += [f"discriminator.deberta.embeddings.{name}.delta" for name in TABLES]
+    ours = (".word_embeddings.", ".position_embeddings.")
+    for names in (models.state_dict(), dict(models.named_parameters())):
+        assert [name for name in names if any(part in name for part in ours)] == expected
+    assert len({id(p) for p in models.parameters()}) == len(list(models.parameters()))
+
+
+def test_positions_are_shared_only_where_the_discriminator_adds_them():
+    models = pair("gdes", position_biased_input=False)
+    assert list(shared_embeddings(models["discriminator"])) == ["deberta.embeddings.word_embeddings"]
+    assert hasattr(models["generator"].deberta.embeddings, "position_embeddings")  # its decoder's
+
+
+@pytest.mark.parametrize("sharing", ["gdes", "es"])
+def test_copies_moves_and_files(sharing, tmp_path):
+    models = pair(sharing)
+    expected = models["discriminator"].eval()(**INPUTS).logits
+    torch.save(models, tmp_path / "models.pt")
+    for other in (copy.deepcopy(models), torch.load(tmp_path / "models.pt", weights_only=False)):
+        torch.testing.assert_close(other["discriminator"](**INPUTS).logits, expected)
+        theirs, ours = tables(other, "word_embeddings")
+        assert ours.shared is theirs
+        with torch.no_grad():
+            theirs.weight.add_(torch.randn_like(theirs.weight))
+        assert not torch.allclose(other["discriminator"](**INPUTS).logits, expected)
+    torch.testing.assert_close(models["discriminator"](**INPUTS).logits, expected)
+    single = models.float()["discriminator"](**INPUTS).logits
+    assert single.dtype == torch.float32
+    torch.testing.assert_close(single.double(), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("sharing", ["gdes", "es"])
+def test_starts_on_the_meta_device(sharing):
+    state = pair(sharing).state_dict()
+    with torch.device("meta"):
+        models = pair(sharing)
+    assert all(p.is_meta for p in models.parameters())
+    models.load_state_dict(state, assign=True)
+    _, ours = tables(models, "word_embeddings")
+    assert not ours.weight.is_meta and not ours.table().is_meta
+
+
+def test_follows_the_generator_and_says_when_it_cannot():
+    for sharing in ("es", "gdes"):
+        models = pair(sharing)
+        models["generator"].resize_token_embeddings(131)
+        _, ours = tables(models, "word_embeddings")
+        if sharing == "es":
+            assert ours(torch.tensor([130])).shape == (1, 32)
+        else:
+            with pytest.raises(
+                ValueError, match=r"\(131, 32\) and the discriminator's delta is \(128, 32\).*from_pair"
+            ):
+                ours(torch.tensor([3]))
+        with pytest.raises(TypeError, match="SharedEmbedding|GradientDisentangledEmbedding"):
+            models["discriminator"].resize_token_embeddings(140)
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_folded_and_back(sharing):
+    models = pair(sharing)
+    state = folded(models["discriminator"])
+    ordinary = HfDebertaForPreTraining(tiny_config(position_biased_input=True)).double().eval()
+    ordinary.load_state_dict(state)
+    expected = models["discriminator"].eval()(**INPUTS).logits
+    torch.testing.assert_close(ordinary(**INPUTS).logits, expected)
+    others = pair(sharing)
+    others["generator"].load_state_dict(models["generator"].state_dict())
+    unfold(others["discriminator"], state)
+    torch.testing.assert_close(others["discriminator"].eval()(**INPUTS).logits, expected)
+    for name, tensor in models.state_dict().items():
+        torch.testing.assert_close(others.state_dict()[name], tensor, msg=name)
+
+
+def test_unknown_sharing():
+    models = pair("nes")
+    with pytest.raises(ValueError, match="one of gdes, es, nes, not 'des'"):
+        share_embeddings(models["generator"], models["discriminator"], "des")

@@ -1,0 +1,191 @@
+"""Trainers of pretraining: losses do not depend on how batches are cut, evaluation weighs tokens alike, sums agree."""
+
+import logging
+import math
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import TrainerControl, TrainerState, TrainingArguments
+
+from hf_deberta import HfDebertaConfig, HfDebertaForCausalLM, HfDebertaForMaskedLM
+from hf_deberta.pretraining.language_model_trainer import PASSES, LanguageModelTrainer, predicted_labels
+from hf_deberta.pretraining.masking import Masking, Vocabulary
+from hf_deberta.pretraining.packing import EpochSampler, RowCollator, Rows
+from hf_deberta.pretraining.token_file import TokenFile
+
+
+class Tokenizer:
+    cls_token_id, sep_token_id, pad_token_id = 1, 2, 0
+
+
+SPECIAL = np.arange(128) < 5
+MASKING = Masking(Vocabulary(4, SPECIAL, np.ones(128, dtype=bool), np.arange(5, 128)), max_ngram=1)
+
+
+def rows(objective: str, pack: bool) -> Rows:
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(1, 25, 40)
+    tokens = TokenFile(rng.integers(5, 128, sizes.sum()).astype(np.uint16), sizes.cumsum(), {})
+    return Rows(tokens, Tokenizer, 16, None if objective == "causal" else MASKING, pack)
+
+
+def trainer(tmp_path, objective: str, pack: bool = True, **arguments) -> LanguageModelTrainer:
+    torch.manual_seed(0)
+    fields = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    kind = HfDebertaForMaskedLM if objective == "mlm" else HfDebertaForCausalLM
+    defaults = {"max_steps": 3, "logging_steps": 1, "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
+    data = rows(objective, pack)
+    return LanguageModelTrainer(
+        model=kind(HfDebertaConfig.from_preset("tiny", **fields)),
+        args=TrainingArguments(str(tmp_path), **{**defaults, **arguments}),
+        data_collator=RowCollator(0),
+        train_dataset=data,
+        eval_dataset=data,
+        objective=objective,
+        context=data.context(),
+    )
+
+
+def logged(run: LanguageModelTrainer) -> list[dict]:
+    return [entry for entry in run.state.log_history if "loss" in entry]
+
+
+@pytest.mark.parametrize("pack", [True, False], ids=["packed", "single"])
+@pytest.mark.parametrize("objective", PASSES)
+def test_accumulation_changes_nothing(tmp_path, objective, pack):
+    whole = trainer(tmp_path, objective, pack, per_device_train_batch_size=6)
+    whole.train()
+    cut = trainer(tmp_path, objective, pack, per_device_train_batch_size=2, gradient_accumulation_steps=3)
+    cut.train()
+    for name in ("loss", "grad_norm"):
+        assert [entry[name] for entry in logged(cut)] == pytest.approx([x[name] for x in logged(whole)], rel=1e-4)
+    accuracy = f"{PASSES[objective][0]}_accuracy"
+    assert [entry[accuracy] for entry in logged(cut)] == [entry[accuracy] for entry in logged(whole)]
+    for one, other in zip(whole.model.parameters(), cut.model.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("objective", PASSES)
+def test_evaluation_is_the_mean_over_tokens(tmp_path, objective):
+    run = trainer(tmp_path, objective, per_device_eval_batch_size=3)
+    metrics = run.evaluate()
+    model, data = run.model.eval(), run.eval_dataset
+    sums = {name: [0.0, 0, 0] for name in PASSES[objective]}
+    for i in range(len(data)):
+        for name, given in run.inputs_of_passes(RowCollator(0)([data[i]])).items():
+            with torch.no_grad():
+                logits = model(**{k: v for k, v in given.items() if k != "labels"}).logits
+            labels = predicted_labels(name, given)
+            known = labels != -100
+            sums[name][0] += torch.nn.functional.cross_entropy(logits[known], labels[known], reduction="sum").item()
+            sums[name][1] += (logits.argmax(-1) == labels)[known].sum().item()
+            sums[name][2] += known.sum().item()
+    assert metrics["eval_loss"] == pytest.approx(sum(loss / number for loss, _, number in sums.values()), rel=1e-5)
+    for name, (loss, right, number) in sums.items():
+        assert metrics[f"eval_{name}_accuracy"] == pytest.approx(right / number)
+        prefix = "causal_" if objective == "joint" and name == "causal" else ""
+        assert metrics[f"eval_{prefix}perplexity"] == pytest.approx(math.exp(loss / number), rel=1e-4)
+
+
+def test_joint_is_the_sum_of_both(tmp_path):
+    run = trainer(tmp_path, "joint")
+    batch = RowCollator(0)([run.train_dataset[i] for i in range(4)])
+    passes = run.inputs_of_passes(batch)
+    masked, causal = passes["masked"], passes["causal"]
+    assert (causal["input_ids"] != 4).all() and (masked["input_ids"] == 4).any()
+    assert (causal["labels"][causal["position_ids"] == 0] == -100).all()
+    losses = [run.model(**given).loss for given in passes.values()]
+    items = run._get_num_items_in_batch([batch], torch.device("cpu"))
+    assert items.tolist() == [(masked["labels"] != -100).sum(), (causal["labels"] != -100).sum()]
+    assert run.compute_loss(run.model, batch, num_items_in_batch=items).item() == pytest.approx(
+        sum(losses).item(), rel=1e-5
+    )
+
+
+def test_every_row_once_an_epoch_with_new_masks(tmp_path):
+    """What the model is given, through Trainer's own loader: sampler, epochs and workers."""
+    for workers in (0, 2):
+        run = trainer(tmp_path, "mlm", max_steps=-1, num_train_epochs=2, dataloader_num_workers=workers)
+        loader, data = run.get_train_dataloader(), run.train_dataset
+        seen = []
+        for epoch in range(2):
+            loader.set_epoch(epoch)
+            seen.append(torch.cat([batch["input_ids"] for batch in loader]))
+            sampler = EpochSampler(len(data), run.args.seed)
+            sampler.set_epoch(epoch)
+            expected = torch.tensor(np.stack([data[i]["input_ids"] for i in sampler]))
+            assert torch.equal(seen[-1], expected)
+        assert not torch.equal(seen[0].sort(0).values, seen[1].sort(0).values)
+
+
+@pytest.mark.parametrize(("reached", "epoch"), [(None, 0), (0.4, 0), (1.0, 1), (1.4, 1)])
+def test_a_resumed_epoch_has_its_own_order(tmp_path, reached, epoch):
+    run = trainer(tmp_path, "mlm")
+    run.get_train_dataloader()
+    run.callback_handler.on_epoch_begin(run.args, TrainerState(epoch=reached), TrainerControl())
+    assert run.order.epoch == epoch
+
+
+def test_a_tied_weight_is_not_missed(tmp_path, caplog, monkeypatch):
+    """A checkpoint holds it once, under its other name; what is really missing is said."""
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    run, file = trainer(tmp_path, "mlm"), tmp_path / "model.safetensors"
+    run.save_model()
+    run._load_from_checkpoint(str(tmp_path))
+    assert "missing keys" not in caplog.text
+    weights = load_file(file)
+    del weights["deberta.embeddings.word_embeddings.weight"]
+    save_file(weights, file, {"format": "pt"})
+    run._load_from_checkpoint(str(tmp_path))
+    said = caplog.text.partition("missing keys")[2]
+    assert "embeddings.word_embeddings.weight" in said and "lm_head.decoder.weight" in said
+
+
+def test_speed_counts_real_tokens(tmp_path):
+    run = trainer(tmp_path, "mlm", pack=False, per_device_train_batch_size=4, logging_steps=3)
+    counted = []
+    operations = run.operations
+    run.operations = lambda tokens, predicted: counted.append((tokens, predicted)) or operations(tokens, predicted)
+    run.train()
+    sampler, data = EpochSampler(len(run.train_dataset), run.args.seed), run.train_dataset
+    used = [data[i] for i in list(sampler)[:12]]
+    assert counted[0] == (
+        sum(len(row["input_ids"]) for row in used),
+        sum((row["labels"] != -100).sum() for row in used),
+    )
+    (entry,) = logged(run)
+    assert entry["tokens_per_second"] > 0 and 0 < entry["mfu"] < 1.5
+
+
+@pytest.mark.parametrize("objective", PASSES)
+def test_compiled_graphs_are_scored_alike(tmp_path, objective):
+    """They predict at all positions, and say neither losses nor best words of the labelled ones."""
+    found = []
+    for backend in (None, "eager"):
+        torch._dynamo.reset()
+        run = trainer(
+            tmp_path, objective, max_steps=1, torch_compile=backend is not None, torch_compile_backend=backend
+        )
+        run.train()
+        found.append({**logged(run)[0], **run.evaluate()})
+    names = [name for name in found[0] if name.endswith(("loss", "accuracy", "perplexity"))]
+    assert f"eval_{PASSES[objective][0]}_accuracy" in names and f"{PASSES[objective][0]}_accuracy" in names
+    assert [found[1][name] for name in names] == pytest.approx([found[0][name] for name in names], rel=1e-4)
+
+
+def test_a_joint_step_is_two(tmp_path):
+    masked, joint = (trainer(tmp_path, objective) for objective in ("mlm", "joint"))
+    assert joint.operations(100, 15) == masked.operations(100, 15) + masked.operations(100, 100)
+
+
+def test_both_objectives_on_several_gpus_of_one_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(TrainingArguments, "n_gpu", 2)
+    with pytest.raises(ValueError, match="both objectives on 2 GPUs; start one for each with accelerate launch"):
+        trainer(tmp_path, "joint")
+
+
+def test_unknown_objective(tmp_path):
+    with pytest.raises(ValueError, match="objective is one of mlm, causal, joint, not 'clm'"):
+        LanguageModelTrainer(objective="clm")

@@ -1,0 +1,194 @@
+"""Masking: the official generator draw by draw, the unbiased one by its statistics."""
+
+import json
+import random
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from hf_deberta.model.batch_loss import IGNORED
+from hf_deberta.pretraining.masking import Masking, Vocabulary, spans, words_of
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "case10_ngram_mask.json").read_text(encoding="utf-8"))
+TOKENS = GOLDEN["stub_tokenizer"]["vocab_in_id_order"]
+ID = {token: i for i, token in enumerate(TOKENS)}
+SPECIAL = np.array([token in ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]") for token in TOKENS])
+BEGINS = SPECIAL | np.array([token.startswith("▁") for token in TOKENS])
+STUB = Vocabulary(ID["[MASK]"], SPECIAL, BEGINS, np.flatnonzero(~SPECIAL))
+
+
+def text(length: int, rng: random.Random) -> np.ndarray:
+    """A row of made-up words of one to three pieces, as the golden statistics had it."""
+    row = []
+    while len(row) < length - 2:
+        pieces = rng.choices((1, 2, 3), (0.6, 0.25, 0.15))[0]
+        row += [f"▁w{rng.randrange(150)}", *(f"s{rng.randrange(80)}" for _ in range(pieces - 1))]
+    return np.array([ID[token] for token in ("[CLS]", *row[: length - 2], "[SEP]")])
+
+
+@pytest.mark.parametrize("example", GOLDEN["exact_examples"], ids=lambda x: f"{x['max_gram']} {x['rng'][14:-1]}")
+def test_official_generator_draw_by_draw(example):
+    masking = Masking(STUB, max_ngram=example["max_gram"], generator="official")
+    ids = np.array([ID[token] for token in example["tokens"]])
+    seed = int(example["rng"].removeprefix("random.Random(").removesuffix(")"))
+    masked, labels = masking._official(ids, random.Random(seed))
+    assert [TOKENS[i] for i in masked] == example["masked_tokens"]
+    assert np.where(labels == IGNORED, 0, labels).tolist() == example["labels"]
+
+
+@pytest.mark.parametrize("name", GOLDEN["statistics"])
+def test_official_statistics(name):
+    golden = GOLDEN["statistics"][name]
+    settings = golden["settings"]
+    masking = Masking(
+        STUB,
+        max_ngram=settings["max_gram"],
+        generator="official",
+        mask_prob=settings["mask_prob"],
+        random_prob=1 - settings["mask_prob"] - settings["keep_prob"],
+    )
+    rng, length = random.Random(5), settings["sequence_length_with_cls_sep"]
+    labelled = masks = kept = 0
+    runs: dict[int, int] = {}
+    samples = 1000
+    for i in range(samples):
+        ids = text(length, rng)
+        masked, labels = masking(ids, (0, 0, i))
+        chosen = labels != IGNORED
+        labelled += chosen.sum()
+        masks += (masked[chosen] == STUB.mask_token_id).sum()
+        kept += (masked[chosen] == ids[chosen]).sum()
+        for on, run in groupby(chosen.tolist()):
+            if on:
+                size = len(list(run))
+                runs[size] = runs.get(size, 0) + 1
+    assert labelled / samples / length == pytest.approx(golden["labelled_fraction_of_all_positions"], abs=0.002)
+    assert masks / labelled == pytest.approx(golden["replaced_by_mask"], abs=0.01)
+    assert kept / labelled == pytest.approx(golden["kept"], abs=0.01)
+    for size, share in golden["run_length_in_tokens"].items():
+        assert runs.get(int(size), 0) / sum(runs.values()) == pytest.approx(share, abs=0.01)
+
+
+@pytest.mark.parametrize("max_ngram", [1, 3])
+def test_unbiased_masks_every_place_alike(max_ngram):
+    masking, rng, samples = Masking(STUB, max_ngram=max_ngram), random.Random(1), 4000
+    by_place, by_pieces = np.zeros(128), {1: [0, 0], 2: [0, 0], 3: [0, 0]}
+    for i in range(samples):
+        ids = text(128, rng)
+        masked, labels = masking(ids, (7, 0, i))
+        chosen = labels != IGNORED
+        by_place += chosen
+        assert (labels[chosen] == ids[chosen]).all() and (masked[~chosen] == ids[~chosen]).all()
+        places, word = words_of(ids, STUB, whole_words=True)
+        for w in range(word[-1] + 1):
+            of_word = chosen[places[word == w]]
+            assert of_word.all() or not of_word.any()
+            by_pieces[len(of_word)][0] += of_word[0]
+            by_pieces[len(of_word)][1] += 1
+    assert by_place[0] == by_place[-1] == 0
+    rate = by_place[1:-1] / samples
+    # five standard deviations of a share of 15 % over so many rows
+    assert np.abs(rate - 0.15).max() < 5 * (0.15 * 0.85 / samples) ** 0.5
+    for hits, words in by_pieces.values():
+        assert hits / words == pytest.approx(0.15, abs=0.004)
+
+
+def test_unbiased_fates_and_spans():
+    masking, rng = Masking(STUB, max_ngram=3), random.Random(2)
+    fates, chosen_total = {"mask": 0, "same": 0}, 0
+    for i in range(1500):
+        ids = text(128, rng)
+        masked, labels = masking(ids, (1, 2, i))
+        chosen = labels != IGNORED
+        chosen_total += chosen.sum()
+        fates["mask"] += (masked[chosen] == STUB.mask_token_id).sum()
+        fates["same"] += (masked[chosen] == ids[chosen]).sum()
+        assert not SPECIAL[masked[chosen & (masked != STUB.mask_token_id)]].any()
+    assert fates["mask"] / chosen_total == pytest.approx(0.8, abs=0.01)
+    assert fates["same"] / chosen_total == pytest.approx(0.1, abs=0.01)  # and one in 230 random words is the same
+
+
+@pytest.mark.parametrize("words", [0, 1, 2, 3, 7, 100])
+@pytest.mark.parametrize("max_ngram", [1, 2, 5])
+def test_the_number_of_masked_words_is_exact(words, max_ngram):
+    rng = np.random.default_rng(0)
+    counts = [spans(words, 0.3, max_ngram, rng).sum() for _ in range(2000)]
+    assert set(counts) <= {int(0.3 * words), int(0.3 * words) + 1}
+    assert np.mean(counts) == pytest.approx(0.3 * words, abs=0.06)
+
+
+def test_the_same_key_gives_the_same_mask():
+    ids = text(64, random.Random(3))
+    for generator in ("unbiased", "official"):
+        masking = Masking(STUB, generator=generator)
+        again = masking(ids, (0, 1, 2))
+        assert all((a == b).all() for a, b in zip(masking(ids, (0, 1, 2)), again, strict=True))
+        assert any((masking(ids, other)[1] != again[1]).any() for other in ((0, 1, 3), (0, 2, 2), (1, 1, 2)))
+
+
+def test_rows_without_words():
+    for generator in ("unbiased", "official"):
+        masking = Masking(STUB, generator=generator)
+        for ids in (np.array([ID["[CLS]"], ID["[SEP]"]]), np.array([], dtype=np.int64)):
+            masked, labels = masking(ids, (0, 0, 0))
+            assert (masked == ids).all() and (labels == IGNORED).all()
+
+
+def test_pieces_instead_of_words():
+    ids = np.array([ID["▁w1"], ID["s1"], ID["s2"]] * 20)
+    _, word = words_of(ids, STUB, whole_words=False)
+    assert word.tolist() == list(range(60))
+    _, word = words_of(ids, STUB, whole_words=True)
+    assert word.tolist() == [i // 3 for i in range(60)]
+
+
+def tokenizer(pieces: list[str], **special) -> PreTrainedTokenizerFast:
+    from tokenizers import Tokenizer, models
+
+    model = models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]")
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model), **special)
+
+
+def test_vocabulary_of_a_tokenizer():
+    special = {"unk_token": "[UNK]", "mask_token": "[MASK]", "pad_token": "[PAD]"}
+    of = Vocabulary.of(tokenizer(["[PAD]", "[UNK]", "Ġa", "b", "▁c", ",", "—", "...", "[MASK]"], **special))
+    assert of.begins_word.tolist() == [True, True, True, False, True, True, True, False, True]
+    assert of.special.tolist() == [True, True, *[False] * 6, True]
+    assert of.words.tolist() == list(range(2, 8)) and of.mask_token_id == 8
+    assert Vocabulary.of(tokenizer(["[PAD]", "[UNK]", "a", "b", "[MASK]"], **special)).begins_word.all()
+
+
+def test_letters_that_stand_for_bytes():
+    """Punctuation is what a piece means: "¡" and "»" are halves of letters, "âĢĶ" is a dash, "Ċ" ends a line."""
+    from hf_deberta.pretraining.tokenizer_training import train_tokenizer
+
+    learnt = train_tokenizer(["cafábc — un café\n\u2014 no"] * 30, 290, "bpe")
+    of = Vocabulary.of(learnt)
+    for text, words in {"cafábc": 1, " cafá cafû": 2, "caf—abc": 2, "caf,abc\nb": 3, "日本": 1}.items():
+        ids = np.array(learnt(text, add_special_tokens=False)["input_ids"])
+        assert words_of(ids, of, whole_words=True)[1].max() + 1 == words, text
+    pieces = ["[UNK]", "Ġa", "¡", "âĢĶ", "Ċ", "âĢĶâĢĶ", "[MASK]"]
+    of = Vocabulary.of(tokenizer(pieces, unk_token="[UNK]", mask_token="[MASK]"))
+    assert of.begins_word.tolist() == [True, True, False, True, True, False, True]
+    letters = Vocabulary.of(tokenizer(["[UNK]", "▁a", "¡", "Ġ", "[MASK]"], unk_token="[UNK]", mask_token="[MASK]"))
+    assert letters.begins_word[2]  # no bytes where words begin with "▁"
+    with pytest.raises(ValueError, match="mask token"):
+        Vocabulary.of(tokenizer(["[UNK]", "a"], unk_token="[UNK]"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"generator": "bert"}, "one of unbiased, official, not 'bert'"),
+        ({"mlm_probability": 0}, "between 0 and 1, not 0"),
+        ({"mlm_probability": 1.5}, "between 0 and 1"),
+        ({"max_ngram": 0}, "1 or more, not 0"),
+        ({"mask_prob": 0.95}, "shares of the chosen tokens"),
+    ],
+)
+def test_unusable_settings(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Masking(STUB, **settings)

@@ -1,0 +1,150 @@
+"""Rows of a token file: every token once, documents apart, the same in any order of asking."""
+
+import tracemalloc
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM
+from hf_deberta.model.batch_loss import IGNORED
+from hf_deberta.pretraining.masking import Masking, Vocabulary
+from hf_deberta.pretraining.packing import EpochSampler, RowCollator, Rows, packed_rows, single_rows
+from hf_deberta.pretraining.token_file import TokenFile
+
+CLS, SEP, PAD, MASK = 1, 2, 0, 3
+TOKENIZER = SimpleNamespace(cls_token_id=CLS, sep_token_id=SEP, pad_token_id=PAD)
+SPECIAL = np.arange(100) < 4
+MASKING = Masking(Vocabulary(MASK, SPECIAL, np.ones(100, dtype=bool), np.arange(4, 100)))
+
+
+def corpus(sizes: list[int]) -> TokenFile:
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(4, 100, sum(sizes)).astype(np.uint16)
+    return TokenFile(tokens, np.cumsum(sizes), {"tokens": sum(sizes)})
+
+
+SIZES = {
+    "one short": [3],
+    "one long": [1000],
+    "exactly full": [14, 14, 14],
+    "one short of full": [13, 13, 1, 13],
+    "leaves two": [12, 12, 5],
+    "many": np.random.default_rng(1).integers(1, 60, 300).tolist(),
+    "tiny": [1] * 50,
+}
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("length", [10, 16, 64])
+@pytest.mark.parametrize("pack", [True, False], ids=["packed", "single"])
+def test_every_token_stands_in_one_row(sizes, length, pack):
+    tokens = corpus(sizes)
+    rows = Rows(tokens, TOKENIZER, length, None, pack)
+    pieces = [rows.pieces(i) for i in range(len(rows))]
+    assert (np.concatenate([p for row in pieces for p in row]) == tokens.tokens).all()
+    for i, row in enumerate(pieces):
+        used = sum(len(piece) + 2 for piece in row)
+        assert used <= length and all(len(piece) for piece in row)
+        if pack and i + 1 < len(rows):
+            assert length - used < 8 + 2  # nothing more than a short piece was left out
+        if not pack:
+            assert len(row) == 1
+
+
+@pytest.mark.parametrize("length", [10, 16, 64])
+def test_what_a_row_holds(length):
+    rows = Rows(corpus(SIZES["many"]), TOKENIZER, length, None)
+    for i in range(len(rows)):
+        item = rows[i]
+        assert all(len(value) == length for value in item.values())
+        ids, places = item["input_ids"], item["position_ids"]
+        expected = [part for piece in rows.pieces(i) for part in (CLS, *piece, SEP)]
+        real = len(expected)
+        assert ids.tolist() == expected + [PAD] * (length - real)
+        labels, inside = item["labels"], np.arange(length) < real
+        assert (labels == np.where(inside & (places > 0), ids, IGNORED)).all()
+        assert (ids[:real][places[:real] == 0] == CLS).all() and (places[real:] == 0).all()
+        assert ((np.diff(places) == 1) | (places[1:] == 0)).all()
+
+
+def test_masks_depend_on_seed_epoch_and_row_alone():
+    tokens = corpus(SIZES["many"])
+    rows = Rows(tokens, TOKENIZER, 64, MASKING, seed=3)
+    again = Rows(tokens, TOKENIZER, 64, MASKING, seed=3)
+    number = len(rows)
+    for index in (5, number + 5, 2 * number):
+        assert all((rows[index][name] == again[index][name]).all() for name in rows[index])
+    first, next_epoch = rows[5], rows[number + 5]
+    original = np.where(first["labels"] == IGNORED, first["input_ids"], first["labels"])
+    assert (original == np.where(next_epoch["labels"] == IGNORED, next_epoch["input_ids"], next_epoch["labels"])).all()
+    assert (first["labels"] != next_epoch["labels"]).any()
+    assert (first["labels"] != Rows(tokens, TOKENIZER, 64, MASKING, seed=4)[5]["labels"]).any()
+
+
+def test_sampler_goes_through_all_rows_in_another_order_each_epoch():
+    sampler = EpochSampler(50, seed=1)
+    first = list(sampler)
+    assert first == list(sampler) and sorted(first) == list(range(50)) and first != sorted(first)
+    sampler.set_epoch(2)
+    third = list(sampler)
+    assert sorted(third) == list(range(100, 150)) and [i - 100 for i in third] != first
+    assert list(EpochSampler(50, seed=2)) != first
+
+
+def test_sampler_holds_one_number_of_eight_bytes_for_a_row():
+    tracemalloc.start()
+    assert sum(1 for _ in EpochSampler(100_000, seed=1)) == 100_000
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 100_000 * 12
+
+
+def test_padding_in_packed_rows_changes_nothing():
+    """A packed row gives each document the states it has alone."""
+    torch.manual_seed(0)
+    model = HfDebertaForMaskedLM(HfDebertaConfig.from_preset("tiny")).double().eval()
+    rows = Rows(corpus([5, 9, 3, 11]), TOKENIZER, 24, None)
+    batch = RowCollator(PAD)([rows[i] for i in range(len(rows))])
+    with torch.no_grad():
+        packed = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"]).logits
+        for i in range(len(rows)):
+            at = 0
+            for piece in rows.pieces(i):
+                alone = torch.tensor([[CLS, *piece.tolist(), SEP]])
+                expected = model(input_ids=alone).logits[0]
+                assert torch.allclose(packed[i, at : at + alone.shape[1]], expected, atol=1e-12)
+                at += alone.shape[1]
+
+
+def test_collator_pads_single_documents():
+    rows = Rows(corpus([5, 9, 3]), TOKENIZER, 24, MASKING, pack=False)
+    batch = RowCollator(PAD)([rows[0], rows[1]])
+    assert {name: tuple(value.shape) for name, value in batch.items()} == dict.fromkeys(
+        ("input_ids", "labels", "attention_mask"), (2, 11)
+    )
+    assert batch["attention_mask"].sum(1).tolist() == [7, 11]
+    assert (batch["input_ids"][0, 7:] == PAD).all() and (batch["labels"][0, 7:] == IGNORED).all()
+    assert RowCollator(PAD, multiple_of=8)([rows[0], rows[1]])["input_ids"].shape == (2, 16)
+
+
+def test_long_documents_are_cut():
+    assert single_rows(np.array([10, 30, 31]), 12).tolist() == [[0, 0], [1, 0], [1, 10], [2, 0]]
+    assert packed_rows(np.array([10, 30, 31]), 12).tolist() == [[0, 0], [1, 0], [1, 10], [2, 0]]
+
+
+def test_average_context():
+    assert Rows(corpus([8, 8]), TOKENIZER, 10, None).context() == 10
+    assert Rows(corpus([3, 8]), TOKENIZER, 10, None).context() == pytest.approx((25 + 100) / 15)
+
+
+def test_rows_need_special_tokens():
+    tokenizer = SimpleNamespace(cls_token_id=None, sep_token_id=SEP, pad_token_id=None)
+    with pytest.raises(ValueError, match="a tokenizer with cls_token, pad_token"):
+        Rows(corpus([5]), tokenizer, 16, None)
+
+
+def test_rows_need_some_length():
+    with pytest.raises(ValueError, match="10 tokens at least, not 9"):
+        Rows(corpus([5]), TOKENIZER, 9, None)

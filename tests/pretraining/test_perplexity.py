@@ -1,0 +1,86 @@
+"""Strided perplexity is that of a plain loop over tokens, each with the context its window gives it."""
+
+import math
+
+import pytest
+import torch
+from numerics import tiny_model
+
+from hf_deberta import HfDebertaForCausalLM
+from hf_deberta.pretraining.perplexity import strided_perplexity
+
+IDS = torch.randint(1, 128, (23,), generator=torch.Generator().manual_seed(0))
+MODELS = {
+    "ours": lambda: tiny_model(HfDebertaForCausalLM, conv_kernel_size=0),
+    "ours, absolute input": lambda: tiny_model(HfDebertaForCausalLM, conv_kernel_size=0, position_biased_input=True),
+    "GPT-2": lambda: gpt2(),
+}
+
+
+def gpt2():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=128, bos_token_id=1, eos_token_id=2, **sizes)).double()
+
+
+def by_hand(model, length, stride):
+    """Token by token: the first window that holds it and something before it says how likely it is."""
+    losses, scored = [], set()
+    for begin in range(0, 23, stride):
+        for token in range(begin + 1, min(begin + length, 23)):
+            if token not in scored:
+                scored.add(token)
+                logits = model(input_ids=IDS[None, begin:token]).logits[0, -1]
+                losses.append(-logits.log_softmax(-1)[IDS[token]])
+    return math.exp(torch.stack(losses).mean()), scored
+
+
+@pytest.mark.parametrize(
+    "length, stride", [(8, 3), (8, 8), (8, 7), (8, 1), (5, 5), (11, 11), (23, 4), (30, 30), (2, 1)]
+)
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_it_is_that_of_single_tokens(name, length, stride):
+    model = MODELS[name]().eval()
+    expected, scored = by_hand(model, length, stride)
+    if stride < length:
+        assert scored == set(range(1, 23))
+    assert strided_perplexity(model, IDS, length, stride) == pytest.approx(expected, rel=1e-5)
+
+
+def test_it_leaves_the_model_as_it_was():
+    model = tiny_model(HfDebertaForCausalLM, conv_kernel_size=0, hidden_dropout_prob=0.1)
+    found = strided_perplexity(model, IDS, 8, 4)
+    assert model.training and found == strided_perplexity(model, IDS, 8, 4)
+    model.eval()
+    strided_perplexity(model, IDS, 8, 4)
+    assert not model.training and all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_more_context_tells_more():
+    """A model that knows its sequence by heart, but only with the token before."""
+    model = tiny_model(HfDebertaForCausalLM, conv_kernel_size=0, dtype=torch.float32)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(60):
+        model(IDS[None], labels=IDS[None]).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert strided_perplexity(model, IDS, 23, 23) < 1.5
+
+
+@pytest.mark.parametrize(
+    "ids, length, stride, message",
+    [
+        (IDS[None], 8, 4, r"one sequence \[T\] of at least 2 tokens, not \(1, 23\)"),
+        (IDS[:1], 8, 4, r"not \(1,\)"),
+        (IDS, 1, 1, "length 1, stride 1"),
+        (IDS, 8, 0, "length 8, stride 0"),
+        (IDS, 8, 9, "length 8, stride 9"),
+    ],
+    ids=str,
+)
+def test_bad_windows_are_one_clear_error(ids, length, stride, message):
+    with pytest.raises(ValueError, match=message):
+        strided_perplexity(gpt2(), ids, length, stride)

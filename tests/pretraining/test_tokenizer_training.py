@@ -1,0 +1,121 @@
+"""Tokenizers learnt from a corpus: DeBERTa's special tokens, text that comes back, and too small a vocabulary."""
+
+import random
+
+import pytest
+from transformers import AutoTokenizer
+
+from hf_deberta.pretraining import tokenizer_training
+from hf_deberta.pretraining.tokenizer_training import drawn, train_tokenizer
+
+LINES = [
+    "The old man walked slowly down to the harbour, where small boats were waiting.",
+    "Naïve façades — and 2,000 other things — cost £5 (or less) in the old harbour!",
+    "Small men, old boats; slower harbours. Where were the other things?",
+] * 10
+
+
+@pytest.mark.parametrize(("kind", "size"), [("unigram", 60), ("bpe", 320)])
+def test_special_tokens_and_text(kind, size, tmp_path):
+    tokenizer = train_tokenizer(LINES, size, kind)
+    assert len(tokenizer) == size
+    names = ("pad", "cls", "sep", "unk", "mask")
+    assert [getattr(tokenizer, f"{name}_token_id") for name in names] == [0, 1, 2, 3, size - 1]
+    pair = tokenizer("The old man", "small boats")
+    ids = pair["input_ids"]
+    assert (ids[0], ids[-1], ids.count(2)) == (1, 2, 2) and pair["token_type_ids"][-1] == 1
+    for line in LINES[:3]:
+        assert tokenizer.decode(tokenizer(line)["input_ids"], skip_special_tokens=True).strip() == line
+    before, after = tokenizer.tokenize("The old"), tokenizer.tokenize(" walked")
+    masked = tokenizer.tokenize("The old [MASK] walked")
+    assert masked[: len(before)] == before and masked[len(before) + 1 :] == after and "[MASK]" in masked[len(before)]
+    tokenizer.save_pretrained(tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path)(LINES[1]) == tokenizer(LINES[1])
+
+
+def test_unigram_parts_letters_from_numbers_and_punctuation():
+    tokenizer = train_tokenizer(LINES, 120, "unigram")
+    for text in ("harbour, (or less)", "£5 2,000things", "it's — “slower”"):
+        for piece in tokenizer.tokenize(text):
+            kinds = {"L" if c.isalpha() else "N" if c.isnumeric() else "P" for c in piece.lstrip("▁")}
+            assert len(kinds) <= 1, piece
+    assert tokenizer.tokenize("harbour,")[-1] == ","
+
+
+def test_unigram_has_common_words_whole():
+    draw = random.Random(0)
+    words = ["said", "were", "harbour", "walked", "very", "old", "boats", "slowly", "been", "weather", "saw", "wood"]
+    lines = [", ".join(" ".join(draw.choices(words, k=3)) for _ in range(3)) for _ in range(300)]
+    tokenizer = train_tokenizer(lines, 200, "unigram")
+    assert tokenizer.tokenize("weather said, very") == ["▁weather", "▁said", ",", "▁very"]
+
+
+def test_long_texts_of_many_lines_are_read_whole():
+    tokenizer = train_tokenizer(["\n".join(LINES[:3]) * 200 + " Ωmega " * 9 + "x" * 9000], 90, "unigram")
+    assert tokenizer.tokenize("Ω") == ["▁", "Ω"]
+
+
+def test_a_large_corpus_is_drawn_from(monkeypatch, caplog):
+    lines = [f"{i:04d}" for i in range(2000)]
+    assert list(drawn(lines, 8000)) == lines and not caplog.text
+    found = list(drawn(lines, 1000))
+    assert 100 < len(found) <= 250 and found == sorted(found) == list(drawn(iter(lines), 1000))
+    assert {line[0] for line in found} == {"0", "1"}  # of the whole of it
+    assert min(sum(a <= int(x) < a + 500 for x in found) for a in range(0, 2000, 500)) > 15
+    monkeypatch.setattr(tokenizer_training, "LONGEST", 10)
+    assert len("".join(drawn(["".join(lines)], 1000))) in range(400, 1001)  # of one line as well
+    caplog.clear()
+    monkeypatch.setattr(tokenizer_training, "MOST_CHARACTERS", 300)
+    train_tokenizer(["the old man\n" * 50] * 3, 20, "unigram")
+    assert caplog.text.count("of the corpus's 1,650 characters, drawn at random") == 1
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+@pytest.mark.parametrize(
+    "failure", [OSError(5, "the disk is gone"), ValueError("bad row"), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no")]
+)
+def test_a_failure_of_the_texts_comes_out_as_it_is(kind, failure):
+    def texts():
+        yield from LINES
+        raise failure from KeyError("why")
+
+    with pytest.raises(type(failure)) as raised:
+        train_tokenizer(texts(), 300, kind)
+    assert raised.value is failure and isinstance(failure.__cause__, KeyError)
+
+
+def test_advice_is_for_what_it_mends(monkeypatch):
+    def stop(sentence_iterator, **_):
+        assert list(sentence_iterator) == LINES
+        raise RuntimeError("INTERNAL: out of luck")
+
+    monkeypatch.setattr(tokenizer_training.SentencePieceTrainer, "train", stop)
+    with pytest.raises(ValueError, match=r"could be learnt from 30 texts \(INTERNAL: out of luck\)$"):
+        train_tokenizer(LINES, 300, "unigram")
+
+
+def test_bytes_know_no_unknown_character():
+    tokenizer = train_tokenizer(LINES, 300, "bpe")
+    assert tokenizer.decode(tokenizer("日本 ü")["input_ids"], skip_special_tokens=True) == "日本 ü"
+
+
+def test_a_small_corpus_gives_fewer_words(caplog):
+    with caplog.at_level("WARNING"):
+        assert len(train_tokenizer(LINES, 4000, "unigram")) < 200
+    assert "of 4000 wanted" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("texts", "size", "kind", "message"),
+    [
+        (LINES, 260, "bpe", "a vocabulary of 260 is too small: bpe needs 261"),
+        (LINES, 5, "unigram", "a vocabulary of 5 is too small: unigram needs 6"),
+        (LINES, 20, "unigram", "must hold every character of the corpus, here 40"),
+        ([], 300, "bpe", "the corpus is empty"),
+        (["", "\n"], 300, "unigram", "the corpus is empty"),
+        (LINES, 300, "wordpiece", "one of unigram, bpe, not 'wordpiece'"),
+    ],
+)
+def test_unusable_requests(texts, size, kind, message):
+    with pytest.raises(ValueError, match=message):
+        train_tokenizer(texts, size, kind)

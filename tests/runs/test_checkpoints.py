@@ -1,0 +1,183 @@
+"""Checkpoints are whole or not there: kills and full disks in the middle of one, and what is kept."""
+
+import errno
+import json
+import os
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import Trainer, TrainingArguments
+
+from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
+from hf_deberta.runs.checkpoints import (
+    AtomicCheckpointsMixin,
+    atomic_write,
+    is_full_disk,
+    last_checkpoint,
+    write_through,
+)
+
+
+class WholeTrainer(AtomicCheckpointsMixin, Trainer):
+    pass
+
+
+def trainer(folder, **arguments) -> WholeTrainer:
+    torch.manual_seed(0)
+    model = HfDebertaForSequenceClassification(HfDebertaConfig.from_preset("tiny"))
+    ids = torch.randint(5, 100, (8, 6)).tolist()
+    rows = Dataset.from_dict({"input_ids": ids, "labels": [0, 1] * 4})
+    defaults = {
+        "max_steps": 6,
+        "save_steps": 2,
+        "per_device_train_batch_size": 2,
+        "disable_tqdm": True,
+        "use_cpu": True,
+    }
+    return WholeTrainer(
+        model, TrainingArguments(str(folder), **{**defaults, **arguments}), train_dataset=rows, eval_dataset=rows
+    )
+
+
+def names(folder) -> list[str]:
+    return sorted(path.name for path in folder.glob("checkpoint-*"))
+
+
+def test_limit_and_best(tmp_path):
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "eval_strategy": "steps", "eval_steps": 2}
+    run = trainer(tmp_path, save_total_limit=1, **best)
+    run.train()
+    assert "checkpoint-6" in names(tmp_path) and len(names(tmp_path)) <= 2
+    state = json.loads((tmp_path / "checkpoint-6" / "trainer_state.json").read_text())
+    assert state["best_model_checkpoint"] == str(tmp_path / f"checkpoint-{state['best_global_step']}")
+    assert os.path.isdir(state["best_model_checkpoint"])
+    assert not (tmp_path / "_unfinished").exists() or not list((tmp_path / "_unfinished").iterdir())
+    run.save_model()
+    assert (tmp_path / "model.safetensors").exists() and not (tmp_path / "_unfinished").exists()
+
+
+@pytest.mark.parametrize("where", ["_save_rng_state", "_save_optimizer_and_scheduler"])
+def test_stopped_in_the_middle(tmp_path, monkeypatch, where):
+    run = trainer(tmp_path)
+    whole = getattr(run, where)
+
+    def stop(folder):
+        if run.state.global_step == 4:
+            raise KeyboardInterrupt
+        whole(folder)
+
+    monkeypatch.setattr(run, where, stop)
+    with pytest.raises(KeyboardInterrupt):
+        run.train()
+    assert names(tmp_path) == ["checkpoint-2"] and (tmp_path / "_unfinished" / "checkpoint-4").exists()
+    again = trainer(tmp_path)
+    assert last_checkpoint(again.args) == str(tmp_path / "checkpoint-2")
+    again.train(resume_from_checkpoint=last_checkpoint(again.args))
+    assert names(tmp_path) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("PytorchStreamWriter failed: unexpected pos 64")],
+)
+def test_full_disk(tmp_path, monkeypatch, error):
+    run = trainer(tmp_path, save_total_limit=1)
+    whole = run._save_optimizer_and_scheduler
+
+    def full(folder):
+        if run.state.global_step == 4:
+            raise error
+        whole(folder)
+
+    monkeypatch.setattr(run, "_save_optimizer_and_scheduler", full)
+    with pytest.raises(OSError, match=r"disk of .* is full: checkpoint-4 could not be written; checkpoint-2 is whole"):
+        run.train()
+    assert names(tmp_path) == ["checkpoint-2"] and not (tmp_path / "_unfinished").exists()
+
+
+def test_other_errors_are_not_renamed(tmp_path, monkeypatch):
+    run = trainer(tmp_path)
+    monkeypatch.setattr(run, "_save_rng_state", lambda folder: (_ for _ in ()).throw(OSError(errno.EACCES, "denied")))
+    with pytest.raises(PermissionError, match="denied"):
+        run.train()
+    assert not is_full_disk(RuntimeError("shape mismatch"))
+
+
+class FsdpPlugin:
+    """Stands in for accelerate's, which shards on accelerators only."""
+
+    def __init__(self):
+        self.state_dict_type, self.history = "SHARDED_STATE_DICT", []
+
+    def set_state_dict_type(self, kind):
+        self.state_dict_type = kind
+        self.history.append(kind)
+
+
+def test_the_final_model_of_shards_is_gathered(tmp_path, monkeypatch):
+    run, plugin = trainer(tmp_path / "run"), FsdpPlugin()
+    monkeypatch.setattr(run.accelerator.state, "fsdp_plugin", plugin, raising=False)
+    run.is_fsdp_enabled = True
+    run.save_model()
+    run.save_model(str(tmp_path / "pushed"), _internal_call=True)  # as push_to_hub
+    for folder in ("run", "pushed"):
+        HfDebertaForSequenceClassification.from_pretrained(tmp_path / folder)
+    assert plugin.history == ["FULL_STATE_DICT", "SHARDED_STATE_DICT"] * 2
+    run._writing = True  # a checkpoint, whose shards are saved elsewhere
+    run.save_model(str(tmp_path / "checkpoint"), _internal_call=True)
+    assert len(plugin.history) == 4 and not (tmp_path / "checkpoint").exists()
+
+
+def test_folders_that_cannot_be_opened(tmp_path, monkeypatch):
+    """As on Windows; a file that cannot is an error."""
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "file").touch()
+    opens, opened = os.open, []
+
+    def windows(path, flags):
+        if os.path.isdir(path):
+            raise PermissionError(errno.EACCES, "denied")
+        opened.append(path.name)
+        return opens(path, flags)
+
+    monkeypatch.setattr(os, "open", windows)
+    write_through(tmp_path)
+    assert opened == ["file"]
+    monkeypatch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(PermissionError(errno.EACCES, "denied")))
+    with pytest.raises(PermissionError):
+        write_through(tmp_path)
+
+
+def test_which_checkpoint_to_go_on_from(tmp_path):
+    def asked(value):
+        return last_checkpoint(TrainingArguments(str(tmp_path / "run"), resume_from_checkpoint=value))
+
+    assert asked(None) is None
+    (tmp_path / "run" / "checkpoint-5").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoint-12").mkdir()
+    (tmp_path / "run" / "_unfinished" / "checkpoint-20").mkdir(parents=True)
+    assert asked(None) == asked("true") == str(tmp_path / "run" / "checkpoint-12")
+    assert asked("false") is None and asked("elsewhere") == "elsewhere"
+
+
+def test_a_checkpoint_of_the_same_name_is_replaced(tmp_path):
+    (tmp_path / "checkpoint-2").mkdir()
+    (tmp_path / "checkpoint-2" / "old").touch()
+    trainer(tmp_path, max_steps=2).train()
+    assert (
+        not (tmp_path / "checkpoint-2" / "old").exists() and (tmp_path / "checkpoint-2" / "trainer_state.json").exists()
+    )
+
+
+def test_a_file_is_whole_or_as_it_was(tmp_path):
+    path = tmp_path / "seeds.json"
+    path.write_text("old")
+    with pytest.raises(OSError), atomic_write(path) as unfinished:
+        unfinished.write_text("half")
+        assert path.read_text() == "old"
+        raise OSError(errno.ENOSPC, "no space left")
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+    with atomic_write(path) as unfinished:
+        unfinished.write_text("new")
+    assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
