@@ -11,11 +11,12 @@ from typing import Any
 from transformers import HfArgumentParser, PreTrainedTokenizerBase, TrainingArguments
 
 from hf_deberta import PRESETS, HfDebertaConfig
-from hf_deberta.pretraining.corpus import Corpus, load_tokenizer
+from hf_deberta.pretraining.corpus import Corpus
 from hf_deberta.pretraining.masking import Masking, Vocabulary
 from hf_deberta.pretraining.packing import Rows, check_rows
 from hf_deberta.runs.command_line import errors_as_sentences, words_and_flags
 from hf_deberta.runs.run_identity import WITHOUT_EFFECT, RunArguments, decisive
+from hf_deberta.tokenization_hf_deberta import load_tokenizer
 
 NOT_HERE = {  # flags of Transformers' run_mlm.py
     "--model_type": "--config_preset or --config_name says what a new model is",
@@ -141,7 +142,7 @@ class PretrainingArguments(RunArguments):
         super().__post_init__()
 
 
-def parsed(kinds: tuple[type, ...], run: Callable) -> Any:
+def run_with_arguments(kinds: tuple[type, ...], run: Callable) -> Any:
     """`run` with the command line, or a JSON file, as arguments. What a user can mend is said in a sentence."""
     parser = HfArgumentParser(kinds)
     with errors_as_sentences(Path(sys.argv[0]).name):

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaModel, attention_sdpa
+from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaModel
+from hf_deberta.model import attention_sdpa
 from hf_deberta.model.attention import disentangled_attention
 from hf_deberta.model.relative_position import may_be_pruned, rows_in_use, rows_of_distances, saturation_of
 

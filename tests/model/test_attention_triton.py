@@ -18,7 +18,8 @@ import torch
 import transformers
 from numerics import assert_same_by_name, assert_within_budget, tiny_inputs, tiny_model
 
-from hf_deberta import HfDebertaForSequenceClassification, attention_triton
+from hf_deberta import HfDebertaForSequenceClassification
+from hf_deberta.model import attention_triton
 from hf_deberta.model.attention import disentangled_attention
 from hf_deberta.model.attention_triton import CHIPS, INTERPRETING, LAUNCHES, triton_attention
 from hf_deberta.model.relative_position import may_be_pruned, rows_in_use, rows_of_distances, saturation_of

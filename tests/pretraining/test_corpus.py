@@ -9,8 +9,9 @@ import datasets
 import pytest
 from transformers import ByT5Tokenizer
 
-from hf_deberta.pretraining.corpus import Corpus, CorpusArguments, check_utf8, encode, load_tokenizer, tokenized
+from hf_deberta.pretraining.corpus import Corpus, CorpusArguments, check_utf8, encode, tokenized
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
+from hf_deberta.tokenization_hf_deberta import load_tokenizer
 
 WORDS = ("the old man walked slowly down to a quiet harbour", "where small boats wait for wind and friends")
 RNG = random.Random(0)

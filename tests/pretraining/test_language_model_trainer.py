@@ -12,8 +12,9 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from hf_deberta import HfDebertaConfig, HfDebertaForCausalLM, HfDebertaForMaskedLM
 from hf_deberta.pretraining.language_model_trainer import PASSES, LanguageModelTrainer, predicted_labels
 from hf_deberta.pretraining.masking import Masking, Vocabulary
-from hf_deberta.pretraining.packing import EpochSampler, RowCollator, Rows
+from hf_deberta.pretraining.packing import RowCollator, Rows
 from hf_deberta.pretraining.token_file import TokenFile
+from hf_deberta.runs.row_order import EpochSampler
 
 
 class Tokenizer:

@@ -10,8 +10,9 @@ import torch
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM
 from hf_deberta.model.batch_loss import IGNORED
 from hf_deberta.pretraining.masking import Masking, Vocabulary
-from hf_deberta.pretraining.packing import EpochSampler, RowCollator, Rows, packed_rows, single_rows
+from hf_deberta.pretraining.packing import RowCollator, Rows, packed_rows, single_rows
 from hf_deberta.pretraining.token_file import TokenFile
+from hf_deberta.runs.row_order import EpochSampler
 
 CLS, SEP, PAD, MASK = 1, 2, 0, 3
 TOKENIZER = SimpleNamespace(cls_token_id=CLS, sep_token_id=SEP, pad_token_id=PAD)

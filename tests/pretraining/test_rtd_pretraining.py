@@ -27,9 +27,9 @@ from hf_deberta import (
     HfDebertaConfig,
     HfDebertaForMaskedLM,
     HfDebertaForPreTraining,
-    enhanced_mask_decoder,
     export_to_transformers,
 )
+from hf_deberta.model import enhanced_mask_decoder
 from hf_deberta.pretraining import rtd_pretraining
 from hf_deberta.pretraining.gradient_disentangled_embedding import SHARINGS
 from hf_deberta.pretraining.rtd_pretraining import (
