@@ -60,7 +60,7 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
                 f"the convolution (conv_kernel_size={self.config.conv_kernel_size}) looks at the next token, which a "
                 "causal language model must not; use a configuration with conv_kernel_size=0, or causal=False"
             )
-        wanted = self.deberta.wanted(output_attentions, output_hidden_states)
+        wanted = self.deberta.output_flags(output_attentions, output_hidden_states)
         embeddings, context = self.deberta.embed(*inputs, cu_seq_lens_q, causal=True)
         labels = self._labels_of_real_tokens(labels, attention_mask, input_ids, inputs_embeds)
         if labels is not None:

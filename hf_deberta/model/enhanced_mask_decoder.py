@@ -188,9 +188,9 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         sparse_prediction: bool | None = None,
         **kwargs,
     ) -> HfDebertaMaskedLMOutput:
-        wanted = self.deberta.wanted(output_attentions, output_hidden_states)
+        wanted = self.deberta.output_flags(output_attentions, output_hidden_states)
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, cu_seq_lens_q)
-        embeddings, context = self.deberta.embed(*inputs, unpad=self.deberta.unpads(*wanted))
+        embeddings, context = self.deberta.embed(*inputs, unpad=self.deberta.can_unpad(*wanted))
         labels = self._labels_of_real_tokens(labels, attention_mask, input_ids, inputs_embeds)
         sparse = self._predicts_sparsely(sparse_prediction)
         return self._predict(embeddings, context, wanted, labels, num_items_in_batch, sparse)

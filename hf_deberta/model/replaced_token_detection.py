@@ -72,9 +72,9 @@ class HfDebertaForPreTraining(HfDebertaPreTrainedModel):
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
     ) -> TokenClassifierOutput:
-        wanted = self.deberta.wanted(output_attentions, output_hidden_states)
+        wanted = self.deberta.output_flags(output_attentions, output_hidden_states)
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, cu_seq_lens_q)
-        embeddings, context = self.deberta.embed(*inputs, unpad=self.deberta.unpads(*wanted))
+        embeddings, context = self.deberta.embed(*inputs, unpad=self.deberta.can_unpad(*wanted))
         encoded = self.deberta.encoder(embeddings, context, *wanted)
         states = encoded.last_hidden_state
         logits = context.scatter(self.mask_predictions(states, first_states(states, context.documents)))
