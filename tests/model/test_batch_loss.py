@@ -208,6 +208,7 @@ def loss_and_gradients(model, batches, items):
 
 @pytest.mark.parametrize("count", ["int", "tensor"])
 @pytest.mark.parametrize("name", HEADS)
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_heads_give_the_same_loss_and_gradients_at_any_split(name, count):
     model, inputs = head(name)
     expected, expected_gradients = loss_and_gradients(model, [inputs], None)
@@ -236,6 +237,7 @@ def test_heads_without_any_label_lose_nothing_and_learn_nothing(name, items):
     assert not [key for key, gradient in found.items() if gradient.any() or not gradient.isfinite().all()]
 
 
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_answers_outside_the_window_are_not_counted():
     model, inputs = head("answers")
     inside = slice(0, 3)
@@ -319,6 +321,7 @@ def test_trainer_learns_nothing_in_a_step_without_labels(tmp_path):
         assert torch.equal(weights[key], weight), key
 
 
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_answers_at_padding_are_not_counted():
     """As labels at padding are not, and as the padding's logits are not: the loss stays small and finite."""
     model, inputs = head("answers")

@@ -156,6 +156,7 @@ def test_long_rows_keep_the_future_out(length):
 
 
 @torch.no_grad()
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_without_causal_it_is_the_masked_language_model(tmp_path):
     masked = tiny_model(HfDebertaForMaskedLM).eval()
     masked.save_pretrained(tmp_path)

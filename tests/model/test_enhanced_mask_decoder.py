@@ -67,6 +67,7 @@ def assert_said_of(logits, labels, sparse):
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("labelled", LABELLED)
 @pytest.mark.parametrize("unpad", [True, False], ids=["unpadded", "padded"])
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_sparse_decoding_equals_dense(labelled, variant, unpad):
     model = tiny_model(HfDebertaForMaskedLM, num_hidden_layers=3, unpad_inputs=unpad, **VARIANTS[variant])
     labels = labels_where(LABELLED[labelled]())
@@ -129,6 +130,7 @@ SEEN = {
 
 
 @pytest.mark.parametrize("how", SEEN)
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_who_looks_at_the_output_matrix_sees_logits(how):
     """And gets the same numbers from them."""
     labels = labels_where(chosen_at_random())
@@ -188,6 +190,7 @@ def test_frozen_parts_of_the_head(frozen):
     assert_same_by_name(*results)
 
 
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_an_untied_output_matrix_and_autocast():
     """Products in bfloat16, within twice the error that whole logits have."""
     labels, results = labels_where(chosen_at_random()), {}
