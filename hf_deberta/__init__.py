@@ -21,7 +21,7 @@ from .model.pretrained_model import HfDebertaPreTrainedModel
 from .model.replaced_token_detection import HfDebertaForPreTraining, replaced_token_labels
 from .tokenization_hf_deberta import HfDebertaTokenizer
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 transformers.AutoConfig.register(HfDebertaConfig.model_type, HfDebertaConfig, exist_ok=True)
 for _auto_class, _reference in AUTO_MAP.items():
