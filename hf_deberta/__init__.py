@@ -8,6 +8,7 @@ from .model.causal_language_model import HfDebertaForCausalLM
 from .model.checkpoint_conversion import export_to_transformers
 from .model.configuration_hf_deberta import PRESETS, HfDebertaConfig
 from .model.enhanced_mask_decoder import HfDebertaForMaskedLM
+from .model.fast_path_guards import reference_mode
 from .model.hub_export import AUTO_MAP
 from .model.modeling_heads import (
     HfDebertaForEntityChoice,
@@ -48,5 +49,6 @@ __all__ = [
     "disentangled_attention",
     "enable",
     "export_to_transformers",
+    "reference_mode",
     "replaced_token_labels",
 ]

@@ -26,7 +26,7 @@ MATHEMATICS = {
     "batch_loss",
     "checkpoint_conversion",
     "configuration_hf_deberta",
-    "fast_path_guards",
+    "private_apis",
     "relative_position",
 }
 BACKENDS = ("attention_reference", "attention_sdpa", "attention_triton")

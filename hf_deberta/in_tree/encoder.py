@@ -19,7 +19,7 @@ from transformers.utils import logging
 from hf_deberta.model.attention import disentangled_attention
 from hf_deberta.model.attention_context import AttentionContext
 from hf_deberta.model.dense import dense
-from hf_deberta.model.fast_path_guards import can_read_values, is_tracing_or_compiling
+from hf_deberta.model.fast_path_guards import can_read_values, in_reference_mode, is_tracing_or_compiling
 from hf_deberta.model.relative_position import may_be_pruned, rows_in_use, rows_of_distances, saturation_of
 from hf_deberta.model.weight_cache import WeightCache, can_cache
 
@@ -155,7 +155,7 @@ def _position_states(attention: nn.Module, table: torch.Tensor | None, terms: tu
         if not is_tracing_or_compiling():
             _remembered.pop(attention, None)
         return compute()
-    return _remembered.setdefault(attention, WeightCache()).of(modules, compute, table)
+    return _remembered.setdefault(attention, WeightCache()).get_or_compute(modules, compute, table)
 
 
 def _position_projection(attention: nn.Module, term: str) -> nn.Module:
@@ -224,7 +224,8 @@ def shared_by_layers(
             "rows are padded on the left, and Transformers' DeBERTa classifiers read the first place, which is padding "
             "there: set tokenizer.padding_side = 'right'"
         )
-    if can_read_values(states) and not output_attentions and getattr(encoder, "conv", None) is None:
+    unpads = can_read_values(states) and not in_reference_mode()
+    if unpads and not output_attentions and getattr(encoder, "conv", None) is None:
         context = context.unpadded(states.shape[-1])
     if not encoder.relative_attention:
         return context, None
@@ -250,5 +251,5 @@ def shared_by_layers(
         table = encoder.rel_embeddings(torch.arange(*rows, device=states.device))
         return table if norm is None else norm(table)
 
-    table = _remembered.setdefault(encoder, WeightCache()).of(modules, compute) if whole else compute()
+    table = _remembered.setdefault(encoder, WeightCache()).get_or_compute(modules, compute) if whole else compute()
     return replace(context, rows_of_distance=rows_of_distance, rows=rows, saturation=saturation), table

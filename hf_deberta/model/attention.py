@@ -23,7 +23,7 @@ from transformers.utils import logging
 
 from .attention_reference import reference_attention
 from .attention_sdpa import sdpa_attention
-from .fast_path_guards import is_tracing_or_compiling
+from .fast_path_guards import in_reference_mode, is_tracing_or_compiling
 from .relative_position import rows_between, saturation_of
 
 BACKENDS = ("eager", "sdpa", "triton")
@@ -79,6 +79,8 @@ def disentangled_attention(
         scale = 1.0 / math.sqrt((1 + len(terms)) * query.shape[-1])
     if need_probabilities and backend != "eager":
         logger.warning_once(f"backend {backend!r} has no attention probabilities to return: 'eager' computes these.")
+        backend = "eager"
+    if in_reference_mode():
         backend = "eager"
     tensors = (query, key, value, position_key, position_query)
     if backend == "eager":

@@ -19,6 +19,7 @@ from torch.nn.functional import dropout, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from .fast_path_guards import in_functorch_transform, is_tracing_or_compiling
+from .private_apis import cpu_attention_with_log_sum, has_cpu_attention_with_log_sum
 from .relative_position import rows_between
 
 QUERY_BLOCK = 256  # queries whose scores are in memory at once; few, so that they stay in a cache
@@ -149,9 +150,7 @@ def attend_far(query, key, value, position_key, position_query, constant, visibl
 
 def attend_part(query, key, value, bias, visible, scale) -> tuple[torch.Tensor, torch.Tensor]:
     """Context over some of the keys, and the logarithm of the sum of exp(score) [B, H, Q]."""
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, attn_mask=masked(bias, visible, query), scale=scale
-    )
+    return cpu_attention_with_log_sum(query, key, value, masked(bias, visible, query), scale)
 
 
 def joined(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
@@ -168,7 +167,7 @@ def joins_parts(query: torch.Tensor, dropout_p: float) -> bool:
         and not torch.is_grad_enabled()
         and not is_tracing_or_compiling()
         and not in_functorch_transform()
-        and hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
+        and has_cpu_attention_with_log_sum()
     )
 
 

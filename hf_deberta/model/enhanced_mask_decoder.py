@@ -25,7 +25,6 @@ from .configuration_hf_deberta import HfDebertaConfig
 from .dense import dense
 from .fast_path_guards import (
     PLAIN_TENSORS,
-    has_global_hooks_or_modes,
     in_functorch_transform,
     is_tracing_or_compiling,
     is_unmodified_module,
@@ -33,6 +32,7 @@ from .fast_path_guards import (
 from .linear_cross_entropy import linear_cross_entropy
 from .modeling_hf_deberta import HfDebertaModel, gather_positions, kept_states
 from .pretrained_model import HfDebertaPreTrainedModel
+from .private_apis import is_hooked_or_patched, registered_parameter
 
 DENSE_DECODING_THRESHOLD = 3 / 4  # share of labelled positions from which on all are decoded
 
@@ -60,17 +60,10 @@ class HfDebertaLMHead(nn.Module):
 
     def is_plain(self) -> bool:
         """Whether its logits could mean nothing but transformed states, the output matrix and the bias."""
-        hooked = self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks
         return (
-            not (
-                hooked
-                or "forward" in vars(self)
-                or is_tracing_or_compiling()
-                or in_functorch_transform()
-                or has_global_hooks_or_modes()
-            )
+            not (is_hooked_or_patched(self) or is_tracing_or_compiling() or in_functorch_transform())
             and type(self) is HfDebertaLMHead
-            and type(self._parameters.get("bias")) in PLAIN_TENSORS
+            and type(registered_parameter(self, "bias")) in PLAIN_TENSORS
             and type(self.decoder) is nn.Linear
             and is_unmodified_module(self.decoder)
             and self.decoder.bias is None

@@ -17,8 +17,8 @@ import torch
 from torch.nn import functional
 
 from .batch_loss import items_in_batch
-from .dense import multiply, prefers_onednn
-from .fast_path_guards import has_global_hooks_or_modes
+from .dense import multiply, uses_onednn
+from .private_apis import backward_keeps_graph
 
 # Logits of a chunk, 128 MiB in float32, and the softmax as much again: together less than the gradient of the weight at
 # base size with 128100 words. Fewer would save little, and each chunk reads and writes that whole gradient once.
@@ -73,7 +73,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             return None, None, None, None, None
         factor = gradient / items
         # the weight's gradient is large: where nobody comes back for it, it is multiplied in place
-        kept = torch._C._autograd._get_current_graph_task_keep_graph()
+        kept = backward_keeps_graph()
         scaled = [found if found is None else found * factor if kept else found.mul_(factor) for found in gradients]
         typed = (found if found is None else found.to(t) for found, t in zip(scaled, ctx.dtypes, strict=True))
         return *typed, None, None
@@ -150,8 +150,7 @@ def add_product(total: torch.Tensor, residual: torch.Tensor, states: torch.Tenso
 def product_of(states: torch.Tensor) -> Callable[..., torch.Tensor]:
     """What multiplies states [M, K] with a weight [N, K] and adds a bias [N], as `dense` would."""
     plain_float32 = states.device.type == "cpu" and states.dtype == torch.float32
-    onednn = prefers_onednn() and torch.backends.mkldnn.enabled and plain_float32 and not has_global_hooks_or_modes()
-    return multiply if onednn else functional.linear
+    return multiply if plain_float32 and uses_onednn() else functional.linear
 
 
 def dtype_of_products(states: torch.Tensor) -> torch.dtype:

@@ -19,7 +19,7 @@ from .attention import disentangled_attention
 from .attention_context import AttentionContext, any_outside, check_one_document
 from .configuration_hf_deberta import HfDebertaConfig
 from .dense import dense
-from .fast_path_guards import can_read_values, is_tracing_or_compiling
+from .fast_path_guards import can_read_values, in_reference_mode, is_tracing_or_compiling
 from .ngram_input_encoding import NgramInputEncoding
 from .pretrained_model import HfDebertaPreTrainedModel
 from .relative_position import may_be_pruned, rows_in_use, rows_of_distances, saturation_of
@@ -138,11 +138,11 @@ class HfDebertaSelfAttention(nn.Module):
         position_key = position_query = None
         if self.terms and self.caches_position_tables():
             projections = tuple(filter(None, self.position_projections()))
-            position_key, position_query = self.weight_cache.of(
+            position_key, position_query = self.weight_cache.get_or_compute(
                 projections, lambda: self.project_table(relative_table), relative_table
             )
         elif self.terms:
-            self.weight_cache.forget()
+            self.weight_cache.clear()
             position_key, position_query = self.project_table(relative_table)
         key, value = dense(self.key_proj, hidden_states), dense(self.value_proj, hidden_states)
         return self._heads(key), self._heads(value), position_key, position_query
@@ -289,8 +289,8 @@ class HfDebertaEncoder(nn.Module):
 
         whole = context.rows == (0, self.rel_embeddings.num_embeddings)
         if whole and can_cache(self.table_modules()):
-            return self.weight_cache.of(self.table_modules(), compute)
-        self.weight_cache.forget()
+            return self.weight_cache.get_or_compute(self.table_modules(), compute)
+        self.weight_cache.clear()
         return compute()
 
     def forward(
@@ -429,7 +429,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         seen = output_attentions or (output_hidden_states is not False and torch.is_grad_enabled())
         config, weight = self.config, self.embeddings.word_embeddings.weight
         wanted = config.unpad_inputs and config._attn_implementation in ("sdpa", "triton")
-        return wanted and not seen and can_read_values(weight)
+        return wanted and not seen and can_read_values(weight) and not in_reference_mode()
 
     def wanted(
         self, output_attentions: bool | None, output_hidden_states: bool | int | list[int] | None

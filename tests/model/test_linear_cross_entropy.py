@@ -248,7 +248,7 @@ def test_the_weight_s_gradient_is_added_up_in_float32(monkeypatch):
 
 @pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this torch has no oneDNN")
 def test_products_are_onednn_s_where_dense_takes_it(monkeypatch):
-    monkeypatch.setattr(module, "prefers_onednn", lambda: True)
+    monkeypatch.setattr("hf_deberta.model.dense.prefers_onednn", lambda: True)
     made, multiply = [], module.multiply
     monkeypatch.setattr(module, "multiply", lambda *of: made.append(1) or multiply(*of))
     given, labels = leaves(7, 33, 4, torch.float32), some_labels(7, 33)
