@@ -84,7 +84,7 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
     def _validate_generated_length(self, generation_config: GenerationConfig, *args, **kwargs) -> None:
         super()._validate_generated_length(generation_config, *args, **kwargs)
         known, longest = self.config.max_position_embeddings, generation_config.max_length
-        absolute = self.config.decodes_positions or self.config.position_biased_input
+        absolute = self.config.uses_mask_decoder or self.config.position_biased_input
         if absolute and longest > known:
             raise ValueError(
                 f"absolute positions are known up to max_position_embeddings = {known}, and prompt and new tokens may "

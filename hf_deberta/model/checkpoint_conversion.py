@@ -118,8 +118,8 @@ def export_to_transformers(model: PreTrainedModel, folder: str | Path, max_shard
         weights.pop("lm_predictions.lm_head.decoder.weight", None)
     if not any(name.startswith("deberta.") for name in weights):  # the bare encoder
         weights = {f"deberta.{name}": tensor for name, tensor in weights.items()}
-    weights = _to_v1(weights, config.num_attention_heads) if fused else _with_key_biases(weights)
-    if not config.decodes_positions:
+    weights = to_v1_layout(weights, config.num_attention_heads) if fused else _with_key_biases(weights)
+    if not config.uses_mask_decoder:
         weights = _to_in_tree_lm_head(weights)
     target = Path(folder)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -158,7 +158,7 @@ def _check_expressible(model: PreTrainedModel) -> None:
             "Transformers' DeBERTa classes see all tokens, so a causal language model cannot be exported; its weights "
             "can: save it, load it as HfDebertaForMaskedLM, and export that"
         )
-    if hasattr(model, "lm_predictions") and config.decodes_positions:
+    if hasattr(model, "lm_predictions") and config.uses_mask_decoder:
         warnings.warn(
             "Transformers has no enhanced mask decoder: the exported encoder gives the same states, but its masked-LM "
             "logits will differ from this model's",
@@ -166,7 +166,7 @@ def _check_expressible(model: PreTrainedModel) -> None:
         )
 
 
-def _to_v1(weights: dict[str, torch.Tensor], heads: int) -> dict[str, torch.Tensor]:
+def to_v1_layout(weights: dict[str, torch.Tensor], heads: int) -> dict[str, torch.Tensor]:
     """Fuse the projections of every layer and rename what v1 names otherwise."""
     attention = "attention.self."
     back = {
@@ -216,7 +216,7 @@ def _in_tree_config(model: PreTrainedModel, fused: bool):
     else:
         config_class, prefix = DebertaV2Config, "DebertaV2"
         del fields["attention_key_bias"]
-    fields["legacy"] = not model.config.decodes_positions
+    fields["legacy"] = not model.config.uses_mask_decoder
     fields["dtype"] = str(model.dtype).removeprefix("torch.")
     config = config_class(**fields)
     head = type(model).__name__.removeprefix("HfDeberta")

@@ -218,7 +218,7 @@ class HfDebertaConfig(PreTrainedConfig):
         return self.position_buckets if self.position_buckets > 0 else self.max_distance
 
     @property
-    def decodes_positions(self) -> bool:
+    def uses_mask_decoder(self) -> bool:
         """Whether masked-language modelling goes through the enhanced mask decoder."""
         return self.emd_steps > 0 and not self.position_biased_input
 
@@ -306,7 +306,7 @@ class HfDebertaConfig(PreTrainedConfig):
 
     def validate_decoder(self) -> None:
         _require(self.emd_steps >= 0, f"emd_steps must be 0 or more, not {self.emd_steps}")
-        if not self.decodes_positions:
+        if not self.uses_mask_decoder:
             return
         _require(
             self.num_hidden_layers > 1,
@@ -365,7 +365,7 @@ def _translate(config_dict: dict[str, Any]) -> dict[str, Any]:
         translated["conv_kernel_size"] = 0
         translated.setdefault("attention_key_bias", False)
     if "emd_steps" not in given:
-        translated["emd_steps"] = emd_steps_of(translated)
+        translated["emd_steps"] = infer_emd_steps(translated)
     if model_type is None:
         pooling = translated.pop("pooling", {})
         translated.setdefault("pooler_dropout", pooling.get("dropout", 0))
@@ -373,7 +373,7 @@ def _translate(config_dict: dict[str, Any]) -> dict[str, Any]:
     return translated
 
 
-def emd_steps_of(config_dict: dict[str, Any]) -> int:
+def infer_emd_steps(config_dict: dict[str, Any]) -> int:
     """Released checkpoints were trained with the decoder; one saved by the in-tree MLM class was not."""
     trained_in_tree = any(name.endswith("ForMaskedLM") for name in config_dict.get("architectures") or [])
     width = config_dict["hidden_size"]

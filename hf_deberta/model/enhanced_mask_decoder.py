@@ -20,7 +20,7 @@ from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
 from .attention_context import AttentionContext, real_tokens
-from .batch_loss import IGNORED, cross_entropies, cross_entropy, mean_over_items
+from .batch_loss import IGNORED, cross_entropy, cross_entropy_per_item, mean_over_items
 from .configuration_hf_deberta import HfDebertaConfig
 from .dense import dense
 from .fast_path_guards import (
@@ -122,12 +122,12 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
 
     def __init__(self, config: HfDebertaConfig):
         super().__init__(config)
-        self.deberta = HfDebertaModel(config, decoder_positions=config.decodes_positions)
+        self.deberta = HfDebertaModel(config, decoder_positions=config.uses_mask_decoder)
         self.lm_predictions = HfDebertaLMPredictions(config)
         self.post_init()
         # the encoder alone ignores what a decoder needs; this model must not
         self._keys_to_ignore_on_load_unexpected = set(type(self)._keys_to_ignore_on_load_unexpected)
-        if not config.decodes_positions and not config.position_biased_input:
+        if not config.uses_mask_decoder and not config.position_biased_input:
             self._keys_to_ignore_on_load_unexpected.add(r"position_embeddings\.")
 
     @torch.no_grad()
@@ -205,7 +205,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         asked: torch.Tensor | None = None,  # [B, Q]
     ) -> HfDebertaMaskedLMOutput:
         """All after the embedding; without labels, `asked` are the positions to predict, by default all."""
-        decodes = self.config.decodes_positions
+        decodes = self.config.uses_mask_decoder
         encoded = self.deberta.encoder(embeddings, context, *wanted, skip_last=decodes)
         states = encoded.last_hidden_state
         if decodes and (wanted[0] or wanted[1] is not False):
@@ -256,7 +256,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
             scores = linear_cross_entropy(states, head.decoder.weight, head.bias, labels, num_items_in_batch)
             return dict(zip(("loss", "losses", "predictions"), scores, strict=True))
         logits = head(states)
-        losses = cross_entropies(logits, labels)
+        losses = cross_entropy_per_item(logits, labels)
         loss = mean_over_items(losses, labels >= 0, num_items_in_batch)
         return {"loss": loss, "logits": logits, "losses": losses.detach(), "predictions": logits.argmax(-1)}
 

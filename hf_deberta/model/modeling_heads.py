@@ -19,7 +19,7 @@ from transformers.modeling_outputs import (
 from transformers.utils.generic import can_return_tuple
 
 from .attention_context import real_tokens
-from .batch_loss import IGNORED, binary_cross_entropy, cross_entropy, soft_cross_entropy, squared_error
+from .batch_loss import IGNORED, binary_cross_entropy, cross_entropy, mean_squared_error, soft_cross_entropy
 from .configuration_hf_deberta import HfDebertaConfig
 from .modeling_hf_deberta import HfDebertaModel, HfDebertaPreTrainedModel
 
@@ -92,7 +92,7 @@ class HfDebertaForSequenceClassification(HfDebertaPreTrainedModel):
             elif labels.dim() == 1 or labels.shape[-1] == 1:
                 problem = "single_label_classification"
         if problem == "regression":
-            return squared_error(logits, labels, num_items_in_batch)
+            return mean_squared_error(logits, labels, num_items_in_batch)
         if problem == "single_label_classification":
             return cross_entropy(logits, labels.long(), num_items_in_batch)
         if problem == "multi_label_classification":

@@ -27,9 +27,9 @@ class HfDebertaMaskPredictions(nn.Module):
         self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.classifier = nn.Linear(config.hidden_size, 1)
 
-    def forward(self, states: torch.Tensor, first_states: torch.Tensor) -> torch.Tensor:
+    def forward(self, states: torch.Tensor, first_token_states: torch.Tensor) -> torch.Tensor:
         """Logits [B, N] from states [B, N, hidden] and those of each sequence's first token."""
-        mixed = self.LayerNorm(first_states + states)
+        mixed = self.LayerNorm(first_token_states + states)
         return self.classifier(self.activation(dense(self.dense, mixed))).squeeze(-1)
 
 
@@ -76,7 +76,7 @@ class HfDebertaForPreTraining(HfDebertaPreTrainedModel):
         embeddings, context = self.deberta.embed(*inputs, unpad=self.deberta.unpads(*wanted))
         encoded = self.deberta.encoder(embeddings, context, *wanted)
         states = encoded.last_hidden_state
-        logits = context.scatter(self.mask_predictions(states, first_states(states, context.documents)))
+        logits = context.scatter(self.mask_predictions(states, first_token_states(states, context.documents)))
         loss = None
         if labels is not None:
             if attention_mask is not None:
@@ -88,7 +88,7 @@ class HfDebertaForPreTraining(HfDebertaPreTrainedModel):
         )
 
 
-def first_states(states: torch.Tensor, documents: torch.Tensor | None) -> torch.Tensor:
+def first_token_states(states: torch.Tensor, documents: torch.Tensor | None) -> torch.Tensor:
     """For each token, the state of its row's first token, or of its document's in a packed row."""
     if documents is None:
         return states[:, :1]

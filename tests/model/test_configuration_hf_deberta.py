@@ -61,7 +61,7 @@ def test_preset_builds_with_its_size(name):
     assert config.norm_rel_ebd == ("none" if v1 else "layer_norm")
     assert config.relative_span == (512 if v1 else 16 if name == "tiny" else 256)
     assert config.conv_kernel_size == (3 if v2 else 0)
-    assert config.attention_terms == 3 and config.emd_steps == 2 and config.decodes_positions
+    assert config.attention_terms == 3 and config.emd_steps == 2 and config.uses_mask_decoder
     assert HfDebertaConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()
     if name == "tiny":
         assert HfDebertaForMaskedLM(config)(torch.tensor([[1, 5, 2]])).logits.shape == (1, 3, 128)
@@ -186,8 +186,8 @@ def test_what_fields_imply():
     config = HfDebertaConfig.from_preset("tiny", max_relative_positions=32)
     assert (config.max_distance, config.relative_span) == (32, 16)
     assert HfDebertaConfig.from_preset("tiny", position_buckets=-1).relative_span == 64
-    assert not HfDebertaConfig.from_preset("tiny", position_biased_input=True).decodes_positions
-    assert not HfDebertaConfig.from_preset("tiny", emd_steps=0).decodes_positions
+    assert not HfDebertaConfig.from_preset("tiny", position_biased_input=True).uses_mask_decoder
+    assert not HfDebertaConfig.from_preset("tiny", emd_steps=0).uses_mask_decoder
 
 
 # ---- files of others ---------------------------------------------------------------------------------------------
