@@ -31,7 +31,8 @@ from .fast_path_guards import (
     is_unmodified_module,
 )
 from .linear_cross_entropy import linear_cross_entropy
-from .modeling_hf_deberta import HfDebertaModel, HfDebertaPreTrainedModel, gather_positions, kept_states
+from .modeling_hf_deberta import HfDebertaModel, gather_positions, kept_states
+from .pretrained_model import HfDebertaPreTrainedModel
 
 DENSE_DECODING_THRESHOLD = 3 / 4  # share of labelled positions from which on all are decoded
 

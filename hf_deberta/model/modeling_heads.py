@@ -21,7 +21,8 @@ from transformers.utils.generic import can_return_tuple
 from .attention_context import real_tokens
 from .batch_loss import IGNORED, binary_cross_entropy, cross_entropy, mean_squared_error, soft_cross_entropy
 from .configuration_hf_deberta import HfDebertaConfig
-from .modeling_hf_deberta import HfDebertaModel, HfDebertaPreTrainedModel
+from .modeling_hf_deberta import HfDebertaModel
+from .pretrained_model import HfDebertaPreTrainedModel
 
 PADDED_ENTITY_LOGIT = -10000.0
 

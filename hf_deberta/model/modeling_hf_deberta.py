@@ -6,14 +6,9 @@ Parameter names are those of the official v2 code and of in-tree `deberta-v2`.
 """
 
 from dataclasses import replace
-from pathlib import Path
-from pickle import UnpicklingError
-from tempfile import TemporaryDirectory
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
-from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -22,15 +17,13 @@ from transformers.utils.generic import can_return_tuple
 
 from .attention import disentangled_attention
 from .attention_context import AttentionContext, any_outside, check_one_document
-from .checkpoint_conversion import register_conversions
 from .configuration_hf_deberta import HfDebertaConfig
 from .dense import dense
 from .fast_path_guards import can_read_values, is_tracing_or_compiling
 from .ngram_input_encoding import NgramInputEncoding
+from .pretrained_model import HfDebertaPreTrainedModel
 from .relative_position import may_be_pruned, rows_in_use, rows_of_distances, saturation_of
 from .weight_cache import WeightCache, can_cache
-
-HUB_ARGUMENTS = ("repo_id", "commit_message", "commit_description", "private", "token", "revision", "create_pr", "tags")
 
 
 class HfDebertaEmbeddings(nn.Module):
@@ -260,6 +253,11 @@ class HfDebertaEncoder(nn.Module):
         rows = rows_of_distances(config.max_distance, config.position_buckets, config.clamp_relative_distance)
         return rows.clone()
 
+    def init_buffers(self) -> None:
+        """Fill the buffers that no checkpoint holds; `HfDebertaPreTrainedModel._init_weights` calls this."""
+        if self.config.relative_attention:
+            init.copy_(self.rows_of_distance, self.compute_rows_of_distance())
+
     def relative_rows(self, length: int) -> dict:
         """What an `AttentionContext` has to know of the relative table for sequences of so many tokens."""
         if not self.config.relative_attention:
@@ -350,113 +348,6 @@ def kept_states(output_hidden_states: bool | int | list[int], states: int) -> se
         return set(range(states)) if output_hidden_states else set()
     indices = [output_hidden_states] if isinstance(output_hidden_states, int) else output_hidden_states
     return {index % states for index in indices}
-
-
-class HfDebertaPreTrainedModel(PreTrainedModel):
-    """Loading, saving and initialising, for every `HfDeberta` class.
-
-    `from_pretrained` reads our checkpoints, in-tree `deberta` and `deberta-v2` ones, and the official releases.
-    `save_pretrained` always writes our names; see `export_to_transformers` for the way back.
-    """
-
-    config: HfDebertaConfig
-    config_class = HfDebertaConfig
-    base_model_prefix = "deberta"
-    supports_gradient_checkpointing = True
-    _supports_sdpa = True
-    accepts_loss_kwargs = True  # every loss here divides by num_items_in_batch
-    _no_split_modules = ["HfDebertaLayer"]  # not the embeddings: the decoder and the masked-LM head use them too
-    # parts of a checkpoint that another head of the family uses
-    _keys_to_ignore_on_load_unexpected = [
-        r"lm_predictions\.",
-        r"mask_predictions\.",
-        r"cls\.predictions\.",
-        r"position_embeddings\.",
-        r"embeddings\._weight$",
-        r"^config$",
-    ]
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        if isinstance(module, HfDebertaEncoder) and self.config.relative_attention:
-            init.copy_(module.rows_of_distance, module.compute_rows_of_distance())
-
-    @classmethod
-    def _can_set_attn_implementation(cls) -> bool:
-        return True  # Transformers looks for its own interface in the source; ours is disentangled_attention
-
-    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """Transformers' own check does not know "triton", which has to be asked for until it has run on a GPU."""
-        if requested_attention == "triton":
-            return "triton"
-        return super().get_correct_attn_implementation(requested_attention, is_init_check)
-
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path=None, *args, **kwargs):
-        try:
-            return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
-        except SafetensorError as error:
-            raise OSError(
-                f"the weights in {pretrained_model_name_or_path} are not a whole safetensors file ({error}); "
-                "download or save them again"
-            ) from error
-        except (UnpicklingError, EOFError) as error:
-            raise OSError(
-                f"the .bin weights in {pretrained_model_name_or_path} are broken or hold more than tensors, which "
-                "could run code when loaded; get them as safetensors, or convert them where you trust them"
-            ) from error
-        except RuntimeError as error:
-            if "PytorchStreamReader" in str(error):
-                raise OSError(
-                    f"the .bin weights in {pretrained_model_name_or_path} are not a whole file; download them again"
-                ) from error
-            if "ignore_mismatched_sizes" not in str(error):
-                raise
-            raise RuntimeError(
-                f"the weights in {pretrained_model_name_or_path} have other sizes than the configuration, as listed "
-                "above; load them with their own configuration, or pass ignore_mismatched_sizes=True to start those "
-                "weights anew"
-            ) from error
-
-    def save_pretrained(
-        self,
-        save_directory: str | Path,
-        is_main_process: bool = True,
-        *args,
-        push_to_hub: bool = False,
-        save_original_format: bool = False,
-        **kwargs,
-    ) -> None:
-        """As in Transformers; writes the source files, `auto_map` and a model card too, see `hub_export`."""
-        from .hub_export import auto_map, upload, write_code, write_model_card
-
-        hub_arguments = {name: kwargs.pop(name) for name in HUB_ARGUMENTS if name in kwargs}
-        token = hub_arguments.get("token")
-        self.config.auto_map = auto_map()
-        super().save_pretrained(
-            save_directory, is_main_process, *args, save_original_format=save_original_format, token=token, **kwargs
-        )
-        if not is_main_process:
-            return
-        if not getattr(self, "_hf_peft_config_loaded", False):  # an adapter alone needs no code
-            write_code(save_directory)
-            write_model_card(save_directory, type(self).__name__, self.config)
-        if push_to_hub:
-            upload(save_directory, hub_arguments.pop("repo_id", Path(save_directory).name), **hub_arguments)
-
-    def push_to_hub(self, repo_id: str, *, max_shard_size: int | str = "50GB", **hub_arguments) -> str:
-        """Upload what `save_pretrained` writes; a model card that the repository has is kept.
-
-        Takes `commit_message`, `commit_description`, `private`, `token`, `revision`, `create_pr` and `tags`, as in
-        Transformers.
-        """
-        from .hub_export import upload, write_model_card
-
-        with TemporaryDirectory() as folder:
-            write_model_card(folder, type(self).__name__, self.config, name=repo_id)
-            self.save_pretrained(folder, max_shard_size=max_shard_size)
-            return upload(folder, repo_id, **hub_arguments)
 
 
 class HfDebertaModel(HfDebertaPreTrainedModel):
@@ -601,6 +492,3 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         if token_type_ids is not None and types > 0 and any_outside(token_type_ids, types):
             raise ValueError(f"token_type_ids must lie in [0, {types}), and reach up to {int(token_type_ids.max())}")
         return tensor.shape[0], tensor.shape[1], tensor.device
-
-
-register_conversions()

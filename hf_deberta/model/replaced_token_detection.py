@@ -16,7 +16,8 @@ from .attention_context import real_tokens
 from .batch_loss import IGNORED, binary_cross_entropy
 from .configuration_hf_deberta import HfDebertaConfig
 from .dense import dense
-from .modeling_hf_deberta import HfDebertaModel, HfDebertaPreTrainedModel
+from .modeling_hf_deberta import HfDebertaModel
+from .pretrained_model import HfDebertaPreTrainedModel
 
 
 class HfDebertaMaskPredictions(nn.Module):
