@@ -31,7 +31,7 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
     accepts_loss_kwargs = True  # every loss here divides by num_items_in_batch
     _no_split_modules = ["HfDebertaLayer"]  # not the embeddings: the decoder and the masked-LM head use them too
     # parts of a checkpoint that another head of the family uses
-    _keys_to_ignore_on_load_unexpected = [
+    _keys_to_ignore_on_load_unexpected: set[str] | list[str] | None = [
         r"lm_predictions\.",
         r"mask_predictions\.",
         r"cls\.predictions\.",

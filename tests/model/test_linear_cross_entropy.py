@@ -254,9 +254,7 @@ def test_uses_onednn_where_dense_does(monkeypatch):
     monkeypatch.setattr(module, "multiply", lambda *arguments: calls.append(1) or multiply(*arguments))
     inputs, labels = random_inputs(7, 33, 4, torch.float32), random_labels(7, 33)
     loss, _, _ = chunked_loss(inputs, labels)
-    assert len(calls) == 3 * (
-        2 + 3
-    )  # three chunks: logits, states, and the weight in three parts
+    assert len(calls) == 3 * (2 + 3)  # three chunks: logits, states, and the weight in three parts
     expected = whole_loss(inputs, labels)[0]
     assert_equal_but_for_rounding(loss, expected)
     assert_same_by_name(gradients(loss, inputs), gradients(expected, inputs))
