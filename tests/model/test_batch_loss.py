@@ -11,8 +11,8 @@ from hf_deberta.model.batch_loss import (
     binary_cross_entropy,
     cross_entropy,
     mean_over_items,
+    mean_squared_error,
     soft_cross_entropy,
-    squared_error,
 )
 
 SPLITS = [(6,), (3, 3), (1, 5), (2, 1, 3), (1,) * 6]
@@ -54,7 +54,7 @@ FUNCTIONS = {
             logits[labels >= 0], labels[labels >= 0].double()
         ),
     ),
-    "squared error": (squared_error, None, torch.linspace(-1, 2, 6), functional.mse_loss),
+    "squared error": (mean_squared_error, None, torch.linspace(-1, 2, 6), functional.mse_loss),
 }
 
 

@@ -168,7 +168,7 @@ def test_without_causal_it_is_the_masked_language_model(tmp_path):
 
 def test_the_convolution_looks_ahead():
     model = tiny_model(HfDebertaForCausalLM)
-    with pytest.raises(ValueError, match=r"conv_kernel_size=3\) looks at the next token.*causal=False"):
+    with pytest.raises(ValueError, match=r"conv_kernel_size=3\).*causal=False"):
         model(**INPUTS)
     assert model(**INPUTS, causal=False).logits.shape == (4, 9, 128)
 
@@ -386,7 +386,7 @@ def test_a_text_is_continued(tmp_path):
 
 def test_positions_run_out():
     model, ids = causal_model().eval(), torch.randint(1, 128, (1, 60))
-    with pytest.raises(ValueError, match=r"max_position_embeddings = 64, and prompt and new tokens may reach 65"):
+    with pytest.raises(ValueError, match=r"max_position_embeddings = 64,.* may reach 65"):
         model.generate(ids, max_new_tokens=5)
     assert model.generate(ids, max_new_tokens=4, min_new_tokens=4).shape == (1, 64)
     relative = causal_model(emd_steps=0).eval()
