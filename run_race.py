@@ -25,7 +25,7 @@ from hf_deberta import HfDebertaForMultipleChoice
 from hf_deberta.demos.made_up import write_made_up
 from hf_deberta.fine_tuning.arguments import FineTuningArguments, run_with_arguments
 from hf_deberta.fine_tuning.sift import SiftArguments
-from hf_deberta.fine_tuning.splits import DataArguments, one_of_each, read_splits
+from hf_deberta.fine_tuning.splits import DataArguments, require_plain_splits, read_splits
 from hf_deberta.fine_tuning.task_model import ModelArguments, load_model, load_tokenizer, longest_input
 from hf_deberta.fine_tuning.tasks import race
 from hf_deberta.fine_tuning.trainer import FineTuningTrainer, over_seeds, train_and_evaluate, write_card_and_push
@@ -74,7 +74,7 @@ def fine_tune(
 ) -> None:
     # 1. The questions
     loading = model_args.downloads()
-    splits = one_of_each(read_splits(data_args, HUB.get(data_args.task_name), race.read_choices, loading))
+    splits = require_plain_splits(read_splits(data_args, HUB.get(data_args.task_name), race.read_choices, loading))
     args.drop_missing_splits(splits)
     splits = {
         split: race.choice_rows(rows, split, with_labels=split != "test", fill_blanks=data_args.fill_blanks)

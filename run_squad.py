@@ -23,7 +23,7 @@ from hf_deberta import HfDebertaForQuestionAnswering
 from hf_deberta.demos.made_up import write_made_up
 from hf_deberta.fine_tuning.arguments import SWITCH, FineTuningArguments, run_with_arguments
 from hf_deberta.fine_tuning.sift import SiftArguments
-from hf_deberta.fine_tuning.splits import DataArguments, one_of_each, read_splits
+from hf_deberta.fine_tuning.splits import DataArguments, require_plain_splits, read_splits
 from hf_deberta.fine_tuning.task_model import ModelArguments, load_model, load_tokenizer, longest_input
 from hf_deberta.fine_tuning.tasks import squad
 from hf_deberta.fine_tuning.tasks.squad_scores import METRICS, METRICS_V2, squad_scores, squad_v2_scores
@@ -81,7 +81,7 @@ def fine_tune(
         )
     # 1. The questions
     hub = (HUB[data_args.task_name], None) if data_args.task_name else None
-    splits = one_of_each(read_splits(data_args, hub, squad.read_squad, model_args.downloads()))
+    splits = require_plain_splits(read_splits(data_args, hub, squad.read_squad, model_args.downloads()))
     args.drop_missing_splits(splits)
     splits = {split: squad.squad_rows(rows, split, with_answers=split != "test") for split, rows in splits.items()}
     if data_args.version_2_with_negative is None:
