@@ -19,7 +19,7 @@ from transformers.utils import logging
 from hf_deberta.fine_tuning.recipes import FROM_MNLI, find_recipe, size_of
 from hf_deberta.fine_tuning.task_model import deberta_config
 from hf_deberta.runs.command_line import errors_as_sentences, words_and_flags
-from hf_deberta.runs.run_identity import RunArguments, decisive
+from hf_deberta.runs.run_identity import RunArguments, identifying_flags
 
 SWITCH = {"nargs": "?", "const": True}  # of a flag that is yes, no, or left open
 
@@ -121,7 +121,7 @@ def run_with_arguments(
             parser.set_defaults(**{**chosen, **from_file})
             say_recipe(chosen, origin, parser.parse_args(given))
         parts = parser.parse_args_into_dataclasses(given)
-        parts[-1].decisive = decisive(vars(parser.parse_args(given)))
+        parts[-1].identifying_flags = identifying_flags(vars(parser.parse_args(given)))
         return run(*parts)
 
 

@@ -23,10 +23,10 @@ from transformers.utils import logging
 from hf_deberta import HfDebertaConfig, HfDebertaForEntityChoice
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
 from hf_deberta.fine_tuning.sift import SiftTrainer
-from hf_deberta.runs.checkpoints import STATE, AtomicCheckpointsMixin, atomic_write, last_checkpoint
+from hf_deberta.runs.checkpoints import TRAINER_STATE_NAME, AtomicCheckpointsMixin, atomic_write, last_checkpoint
 from hf_deberta.runs.model_card import update_results, write_training_card
 from hf_deberta.runs.row_order import RowOrder, SetEpochCallback
-from hf_deberta.runs.run_identity import check_same_run, content_of, write_json
+from hf_deberta.runs.run_identity import check_same_run, content_hash, write_json
 
 WEIGHTS = "model*.safetensors"
 CLOCKS = ("runtime", "per_second", "preparation_time")  # not of the model
@@ -90,12 +90,12 @@ class FineTuningTrainer(SiftTrainer, AtomicCheckpointsMixin):
     def settings(self) -> dict[str, Any]:
         """What makes a run another run, besides its flags."""
         rows = self.train_dataset
-        return {"batch": self.args.total_batch, "rows": len(rows), "content of rows": content_of(rows)}
+        return {"batch": self.args.total_batch, "rows": len(rows), "content of rows": content_hash(rows)}
 
     def takes_up_finished_run(self) -> bool:
         """Whether `output_dir` holds this run, trained to its end: then its model is taken. Another run is refused."""
         folder = Path(self.args.output_dir)
-        state, found = folder / STATE, check_same_run(self.args, self.settings())
+        state, found = folder / TRAINER_STATE_NAME, check_same_run(self.args, self.settings())
         if found and self.args.resume_from_checkpoint is None and state.exists() and list(folder.glob(WEIGHTS)):
             self.state = TrainerState.load_from_json(str(state))
             # by the class, which asks for no more than these files, however the model is to be wrapped
