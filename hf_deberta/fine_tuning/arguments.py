@@ -12,13 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import HfArgumentParser
 from transformers.trainer_utils import IntervalStrategy
 from transformers.utils import logging
 
 from hf_deberta.fine_tuning.recipes import FROM_MNLI, find_recipe, size_of
 from hf_deberta.fine_tuning.task_model import deberta_config
-from hf_deberta.runs.command_line import errors_as_sentences, words_and_flags
+from hf_deberta.runs.command_line import (
+    ScriptParser,
+    parse_into_dataclasses,
+    read_command_line,
+    show_input_errors_in_one_line,
+)
+from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.run_identity import RunArguments, identifying_flags
 
 SWITCH = {"nargs": "?", "const": True}  # of a flag that is yes, no, or left open
@@ -50,9 +55,9 @@ class FineTuningArguments(RunArguments):
 
     def __post_init__(self) -> None:
         if self.num_seeds < 1:
-            raise ValueError(f"--num_seeds is 1 or more, not {self.num_seeds}")
+            raise InputError(f"--num_seeds is 1 or more, not {self.num_seeds}")
         if self.num_seeds > 1 and self.push_to_hub:
-            raise ValueError(
+            raise InputError(
                 "--push_to_hub knows one model: without it, push OUTPUT_DIR, which holds the best, afterwards"
             )
         self.best_metric_from_user = self.metric_for_best_model is not None
@@ -68,9 +73,9 @@ class FineTuningArguments(RunArguments):
         if self.use_cpu or not torch.accelerator.is_available():
             self.dataloader_pin_memory = False  # or torch warns that it has no use
         if self.early_stopping_patience is not None and self.eval_strategy == "no":
-            raise ValueError("--early_stopping_patience needs evaluations along the way: --do_train with --do_eval")
+            raise InputError("--early_stopping_patience needs evaluations along the way: --do_train with --do_eval")
         if self.train_sampling_strategy not in ("random", "group_by_length"):
-            raise ValueError(
+            raise InputError(
                 f"--train_sampling_strategy is random or group_by_length here, not {self.train_sampling_strategy}"
             )
         super().__post_init__()
@@ -80,7 +85,7 @@ class FineTuningArguments(RunArguments):
         if not self.best_metric_from_user:
             self.metric_for_best_model, self.greater_is_better = f"eval_{metrics[0]}", True
         elif self.metric_for_best_model.removeprefix("eval_") not in (*metrics, "loss"):
-            raise ValueError(
+            raise InputError(
                 f"--metric_for_best_model is one of {', '.join(metrics)}, loss for this task, not "
                 f"{self.metric_for_best_model}"
             )
@@ -93,11 +98,11 @@ class FineTuningArguments(RunArguments):
                 if not self.does_all or flag == "do_train":
                     alone = "; to evaluate or predict alone, say --do_eval or --do_predict" if self.does_all else ""
                     there = ", ".join(sorted(found))
-                    raise ValueError(f"--{flag} needs {split} rows (--{split}_file), and there are {there}{alone}")
+                    raise InputError(f"--{flag} needs {split} rows (--{split}_file), and there are {there}{alone}")
                 setattr(self, flag, False)
         if not self.do_eval:
             if self.early_stopping_patience is not None:
-                raise ValueError("--early_stopping_patience needs validation rows (--validation_file)")
+                raise InputError("--early_stopping_patience needs validation rows (--validation_file)")
             self.eval_strategy, self.load_best_model_at_end = IntervalStrategy.NO, False
 
 
@@ -110,9 +115,9 @@ def run_with_arguments(
         task_of: the task's name in the table of recipes, by the flags.
         demo: writes made-up data and a tiny model into a folder, and gives the flags that use them.
     """
-    parser = HfArgumentParser(kinds)
-    with errors_as_sentences(Path(sys.argv[0]).name):
-        given, from_file = words_and_flags(parser)
+    parser = ScriptParser(kinds)
+    with show_input_errors_in_one_line(Path(sys.argv[0]).name):
+        given, from_file = read_command_line(parser)
         flags = parser.parse_args(given)
         parser.set_defaults(**({**demo_flags(flags.output_dir, demo), **from_file} if flags.demo else {}))
         flags = parser.parse_args(given)
@@ -120,7 +125,7 @@ def run_with_arguments(
             chosen, origin = recipe_flags(flags, task_of(flags))
             parser.set_defaults(**{**chosen, **from_file})
             say_recipe(chosen, origin, parser.parse_args(given))
-        parts = parser.parse_args_into_dataclasses(given)
+        parts = parse_into_dataclasses(parser, given)
         parts[-1].identifying_flags = identifying_flags(vars(parser.parse_args(given)))
         return run(*parts)
 

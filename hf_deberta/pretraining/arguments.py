@@ -8,13 +8,18 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from transformers import HfArgumentParser, PreTrainedTokenizerBase, TrainingArguments
+from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from hf_deberta import PRESETS, HfDebertaConfig
 from hf_deberta.pretraining.corpus import Corpus
 from hf_deberta.pretraining.masking import Masking, Vocabulary
 from hf_deberta.pretraining.packing import Rows, check_rows
-from hf_deberta.runs.command_line import errors_as_sentences, words_and_flags
+from hf_deberta.runs.command_line import (
+    ScriptParser,
+    as_input_error,
+    read_command_line,
+    show_input_errors_in_one_line,
+)
 from hf_deberta.runs.run_identity import RunArguments, identifying_flags
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
 
@@ -138,10 +143,11 @@ class PretrainingArguments(RunArguments):
 
 def run_with_arguments(kinds: tuple[type, ...], run: Callable) -> Any:
     """`run` with the command line, or a JSON file, as arguments. What a user can mend is said in a sentence."""
-    parser = HfArgumentParser(kinds)
-    with errors_as_sentences(Path(sys.argv[0]).name):
-        given, _ = words_and_flags(parser)
-        *parts, unknown = parser.parse_args_into_dataclasses(given, return_remaining_strings=True)
+    parser = ScriptParser(kinds)
+    with show_input_errors_in_one_line(Path(sys.argv[0]).name):
+        given, _ = read_command_line(parser)
+        with as_input_error(ValueError):
+            *parts, unknown = parser.parse_args_into_dataclasses(given, return_remaining_strings=True)
         check_flags(unknown)
         flags = vars(parser.parse_args(given))
         parts[-1].identifying_flags = identifying_flags(flags, exclude=LENGTH_FLAGS)
