@@ -156,7 +156,7 @@ def validation_splits(splits: Iterable[str]) -> dict[str, str]:
     return {"" if suffix == main else suffix: split for suffix, split in suffixes.items()}
 
 
-def test_splits(splits: Iterable[str]) -> list[str]:
+def prediction_splits(splits: Iterable[str]) -> list[str]:
     return [split for split in splits if split.startswith("test")]
 
 

@@ -192,7 +192,7 @@ def test_bad_files(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=message):
         read_squad(tmp_path / name)
-    with pytest.raises(FileNotFoundError, match="there is no file"):
+    with pytest.raises(ValueError, match="there is no file"):
         read_squad(tmp_path / "nowhere.json")
 
 
