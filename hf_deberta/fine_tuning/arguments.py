@@ -71,7 +71,7 @@ class FineTuningArguments(RunArguments):
     num_seeds: int = field(
         default=1,
         metadata={
-            "help": "Train once per seed, from --seed upwards; report median, mean and spread, and keep the best model. "
+            "help": "Train once per seed, from --seed upwards; report median, mean and spread; keep the best model. "
             "Finished seeds are skipped."
         },
     )
@@ -87,7 +87,9 @@ class FineTuningArguments(RunArguments):
         if self.num_seeds < 1:
             raise InputError(f"--num_seeds must be at least 1, not {self.num_seeds}")
         if self.num_seeds > 1 and self.push_to_hub:
-            raise InputError("--push_to_hub pushes one model, not --num_seeds: push OUTPUT_DIR, the best one, afterwards")
+            raise InputError(
+                "--push_to_hub pushes one model only: with --num_seeds, push OUTPUT_DIR, the best model, afterwards"
+            )
         self.user_chose_metric = self.metric_for_best_model is not None
         self.actions_inferred = not (self.do_train or self.do_eval or self.do_predict)
         if self.actions_inferred:
@@ -137,7 +139,7 @@ class FineTuningArguments(RunArguments):
                     continue
                 hint = "; to evaluate or predict only, add --do_eval or --do_predict" if self.actions_inferred else ""
                 raise InputError(
-                    f"--{flag} needs {split} rows (--{split}_file), and there are only {', '.join(sorted(present))}{hint}"
+                    f"--{flag} needs {split} rows (--{split}_file); found: {', '.join(sorted(present))}{hint}"
                 )
         if not self.do_eval:
             if self.early_stopping_patience is not None:

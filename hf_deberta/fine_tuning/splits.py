@@ -14,6 +14,7 @@ from typing import Any
 
 import datasets
 from datasets import Dataset, DatasetDict
+from transformers import TrainingArguments
 from transformers.utils import logging
 
 from hf_deberta.runs.command_line import as_input_error
@@ -73,6 +74,14 @@ class DataArguments:
             "num_proc": self.preprocessing_num_workers,
             "load_from_cache_file": not self.overwrite_cache,
             "desc": description,
+        }
+
+    def padding_options(self, length: int, args: TrainingArguments) -> dict[str, Any]:
+        """Keyword arguments of Transformers' data collators."""
+        return {
+            "padding": "max_length" if self.pad_to_max_length else "longest",
+            "max_length": length if self.pad_to_max_length else None,
+            "pad_to_multiple_of": 8 if args.fp16 or args.bf16 else None,
         }
 
 

@@ -210,9 +210,7 @@ def labels_in_checkpoint_order(labels: tuple[str, ...], args: ModelArguments) ->
     if len(by_name) == len(labels) and by_name.keys() == {label.lower() for label in known}:
         return tuple(by_name[label.lower()] for label in known)
     if args.intermediate is None and not all(name.startswith("LABEL_") for name in known):
-        logger.warning(
-            f"The labels of {args.checkpoint} are {', '.join(known)}; they are read as {', '.join(labels)}"
-        )
+        logger.warning(f"The labels of {args.checkpoint} are {', '.join(known)}; they are read as {', '.join(labels)}")
     return labels
 
 

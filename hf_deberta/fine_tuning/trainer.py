@@ -11,7 +11,7 @@ import shutil
 import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from accelerate import PartialState
 from accelerate.utils.memory import clear_device_cache
@@ -86,7 +86,7 @@ class FineTuningTrainer(SiftTrainer, AtomicCheckpointsMixin):
         return self.predict(self.splits[split].remove_columns(columns), metric_key_prefix=prefix)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler:
-        rows = self.train_dataset if train_dataset is None else train_dataset
+        rows: Any = self.train_dataset if train_dataset is None else train_dataset
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         lengths = None
         if self.args.train_sampling_strategy == "group_by_length":
@@ -110,7 +110,7 @@ class FineTuningTrainer(SiftTrainer, AtomicCheckpointsMixin):
 
     def load_finished_run(self) -> bool:
         """Load the model of `output_dir` if this run has finished there. A different run there is an error."""
-        folder, rows = self.args.output_folder, self.train_dataset
+        folder, rows = self.args.output_folder, cast(Dataset, self.train_dataset)
         settings = {"batch": self.args.total_batch, "rows": len(rows), "content of rows": content_hash(rows)}
         state, same_run = folder / TRAINER_STATE_NAME, check_same_run(self.args, settings)
         if same_run and self.args.resume_from_checkpoint is None and state.exists() and any(folder.glob(WEIGHT_FILES)):
@@ -192,9 +192,9 @@ def has_training_card(folder: Path) -> bool:
     return card.exists() and "generated_from_trainer" in card.read_text(encoding="utf-8")
 
 
-def save_prediction_metrics(trainer: FineTuningTrainer, name: str, metrics: dict[str, float]) -> None:
-    trainer.log_metrics(name, metrics)
-    trainer.save_metrics(name, metrics)
+def save_prediction_metrics(trainer: FineTuningTrainer, name: str, metrics: dict[str, float] | None) -> None:
+    trainer.log_metrics(name, metrics or {})
+    trainer.save_metrics(name, metrics or {})
 
 
 def write_card_and_push(trainer: FineTuningTrainer) -> None:

@@ -8,7 +8,7 @@ import logging
 import pytest
 from datasets import Dataset, DatasetDict
 
-from hf_deberta.fine_tuning.splits import DataArguments, require_plain_splits, read_splits
+from hf_deberta.fine_tuning.splits import DataArguments, read_splits, require_plain_splits
 from hf_deberta.runs.data_files import read_table, require_columns
 
 ROWS = [{"sentence": "a b", "label": 0}, {"sentence": "c", "label": 1}, {"sentence": "d", "label": 1}]
