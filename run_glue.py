@@ -27,7 +27,7 @@ from transformers import (
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaForSequenceClassification
-from hf_deberta.demos.made_up import write_made_up
+from hf_deberta.demos.glue import write_glue_demo
 from hf_deberta.fine_tuning.arguments import SWITCH, FineTuningArguments, run_with_arguments
 from hf_deberta.fine_tuning.sift import SiftArguments
 from hf_deberta.fine_tuning.splits import DataArguments, read_splits
@@ -78,7 +78,9 @@ class GlueArguments(DataArguments):
 
 def main() -> None:
     kinds = (ModelArguments, GlueArguments, SiftArguments, FineTuningArguments)
-    run_with_arguments(kinds, lambda flags: (flags.task_name or "own").lower().replace("-", ""), demo, fine_tune)
+    run_with_arguments(
+        kinds, lambda flags: (flags.task_name or "own").lower().replace("-", ""), write_glue_demo, fine_tune
+    )
 
 
 def fine_tune(
@@ -102,16 +104,16 @@ def fine_tune(
 
 def infer_task(
     model_args: ModelArguments, data_args: GlueArguments, args: FineTuningArguments, splits: dict[str, Dataset]
-) -> glue.Task:
+) -> glue.GlueTask:
     """That of the rows to train on; without such, that of the checkpoint."""
     column = data_args.label_column_name
     task = glue.infer_task(splits, column, data_args.do_regression, data_args.text_column_names)
     if not args.do_train:
         labels = checkpoint_labels(model_args)
         fields, _ = PretrainedConfig.get_config_dict(model_args.start, **model_args.loading())
-        several = fields.get("problem_type") == "multi_label_classification"
-        judges = glue.SEVERAL if several else task.metrics if labels else ("pearson", "spearmanr")
-        return replace(task, labels=labels, metrics=judges, several=several)
+        multi_label = fields.get("problem_type") == "multi_label_classification"
+        judges = glue.MULTI_LABEL_METRICS if multi_label else task.metrics if labels else ("pearson", "spearmanr")
+        return replace(task, labels=labels, metrics=judges, multi_label=multi_label)
     if task.labels == ():
         raise ValueError(f"the train rows have no labels in a column {column!r}: --label_column_name")
     return task
@@ -122,7 +124,7 @@ def run(
     data_args: GlueArguments,
     sift_args: SiftArguments,
     args: FineTuningArguments,
-    task: glue.Task,
+    task: glue.GlueTask,
     splits: dict[str, Dataset],
 ) -> dict[str, float]:
     # 1. Model and tokenizer
@@ -137,7 +139,7 @@ def run(
     length = longest_input(data_args, tokenizer, model.config)
     with args.main_process_first(desc="tokenizing"):
         inputs = {
-            split: glue.encode(
+            split: glue.encode_texts(
                 rows,
                 split,
                 task,
@@ -145,8 +147,7 @@ def run(
                 length,
                 labels,
                 label_column=data_args.label_column_name,
-                mapping=data_args.mapping(f"tokenizing {split}"),
-                padding=data_args.pad_to_max_length,
+                map_options=data_args.mapping(f"tokenizing {split}"),
             )
             for split, rows in splits.items()
         }
@@ -160,7 +161,12 @@ def run(
         train_dataset=inputs.get("train"),
         eval_dataset=evaluations.get(""),
         processing_class=tokenizer,
-        data_collator=DataCollatorWithPadding(tokenizer, pad_to_multiple_of=8 if args.fp16 or args.bf16 else None),
+        data_collator=DataCollatorWithPadding(
+            tokenizer,
+            padding="max_length" if data_args.pad_to_max_length else "longest",
+            max_length=length if data_args.pad_to_max_length else None,
+            pad_to_multiple_of=8 if args.fp16 or args.bf16 else None,
+        ),
         compute_metrics=lambda found: metrics(task, labels, found),
         about={"data": data_args.source(model_args.demo), "base": model_args.start},
     )
@@ -177,47 +183,39 @@ def run(
                 trainer.save_metrics("predict", predicted.metrics)
             if trainer.is_world_process_zero():
                 logits = predictions_of(predicted.predictions, task)
-                glue.write_predictions(Path(args.output_dir), task, data_args.name, split, logits, labels)
+                glue.write_glue_predictions(Path(args.output_dir), task, data_args.name, split, logits, labels)
     write_card_and_push(trainer)
     return found
 
 
-def head_of(task: glue.Task, labels: tuple[str, ...] | None) -> dict[str, Any]:
+def head_of(task: glue.GlueTask, labels: tuple[str, ...] | None) -> dict[str, Any]:
     """Fields of the configuration."""
     if labels is None:
         return {"num_labels": 1, "problem_type": "regression"}
-    return {**label_fields(labels), "problem_type": f"{'multi' if task.several else 'single'}_label_classification"}
+    return {**label_fields(labels), "problem_type": f"{'multi' if task.multi_label else 'single'}_label_classification"}
 
 
-def metrics(task: glue.Task, labels: tuple[str, ...] | None, found: EvalPrediction) -> dict[str, float]:
+def metrics(task: glue.GlueTask, labels: tuple[str, ...] | None, found: EvalPrediction) -> dict[str, float]:
     """With classes numbered as in the task, since F1 is that of number 1; `labels` are in the model's order."""
     logits = predictions_of(found.predictions, task)
-    if task.several:
-        return glue.scores(task.metrics, logits > 0, found.label_ids > 0)
+    if task.multi_label:
+        return glue.glue_scores(task.metrics, logits > 0, found.label_ids > 0)
     if task.labels is None:
-        return glue.scores(task.metrics, logits, found.label_ids)
+        return glue.glue_scores(task.metrics, logits, found.label_ids)
     in_task, known = np.array([task.labels.index(label) for label in labels]), found.label_ids >= 0
     values, truth = in_task[logits.argmax(-1)[known]], in_task[found.label_ids[known]]
-    return glue.scores(task.metrics, values, truth, len(labels))
+    return glue.glue_scores(task.metrics, values, truth, len(labels))
 
 
-def is_told(labels: list[float], task: glue.Task) -> bool:
+def is_told(labels: list[float], task: glue.GlueTask) -> bool:
     """Whether test rows have labels: GLUE writes -1 for all that are hidden."""
-    return any(label != -1 for label in labels) if task.several or task.labels is None else min(labels) >= 0
+    return any(label != -1 for label in labels) if task.multi_label or task.labels is None else min(labels) >= 0
 
 
-def predictions_of(found: Any, task: glue.Task) -> np.ndarray:
+def predictions_of(found: Any, task: glue.GlueTask) -> np.ndarray:
     """Logits [rows, labels], or values [rows] of a regression."""
     logits = found[0] if isinstance(found, tuple) else found
     return logits[:, 0] if task.labels is None else logits
-
-
-def demo(folder: Path) -> dict[str, Any]:
-    """Whether a made-up critic was pleased."""
-    splits = {"train": glue.made_up_rows(3000, 0), "validation": glue.made_up_rows(300, 1)}
-    splits["test"] = [{"sentence": row["sentence"]} for row in glue.made_up_rows(50, 2)]
-    texts = [row["sentence"] for row in splits["train"]]
-    return {"task_name": "sst2", "max_seq_length": 48, **write_made_up(folder, texts, splits)}
 
 
 if __name__ == "__main__":

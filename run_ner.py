@@ -22,7 +22,7 @@ from transformers import AutoModelForTokenClassification, DataCollatorForTokenCl
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaForTokenClassification
-from hf_deberta.demos.made_up import write_made_up
+from hf_deberta.demos.ner import write_ner_demo
 from hf_deberta.fine_tuning.arguments import FineTuningArguments, run_with_arguments
 from hf_deberta.fine_tuning.sift import SiftArguments
 from hf_deberta.fine_tuning.splits import DataArguments, read_splits
@@ -84,7 +84,7 @@ class NerArguments(DataArguments):
 
 def main() -> None:
     kinds = (ModelArguments, NerArguments, SiftArguments, FineTuningArguments)
-    run_with_arguments(kinds, lambda flags: "conll2003" if flags.task_name else "ner", demo, fine_tune)
+    run_with_arguments(kinds, lambda flags: "conll2003" if flags.task_name else "ner", write_ner_demo, fine_tune)
 
 
 def fine_tune(
@@ -101,19 +101,19 @@ def fine_tune(
         if split != "train" or args.do_train
     }
     args.drop_missing_splits(splits)
-    labels = ner.labels_of(splits["train"]) if args.do_train else checkpoint_labels(model_args)
+    labels = ner.label_names(splits["train"]) if args.do_train else checkpoint_labels(model_args)
     if labels is None:
         raise ValueError(f"{model_args.start} is a model of numbers, not of labels")
     labels = list(labels_in_order(tuple(labels), model_args))
     for split, sentences in splits.items():
-        ner.check_labels(sentences, labels, split)
+        ner.require_known_labels(sentences, labels, split)
         words = sum(len(sentence.words) for sentence in sentences)
         logger.warning(f"{split}: {len(sentences):,} sentences, {words:,} words")
     if data_args.document_context is None:
         known = all(sentence.document is not None for sentences in splits.values() for sentence in sentences)
         data_args.document_context = "merged" if known and data_args.task_name == "conll2003" else "none"
     logger.warning(f"labels: {', '.join(labels)}; document context: {data_args.document_context}")
-    args.set_best_metric(ner.metrics_of(labels, data_args.return_entity_level_metrics))
+    args.set_best_metric(ner.metric_names(labels, data_args.return_entity_level_metrics))
 
     # 2. Fine-tuning, evaluation, predictions: with one seed or several
     over_seeds(args, lambda one: run(model_args, data_args, sift_args, one, labels, splits))
@@ -126,7 +126,7 @@ def read_file(file: str) -> Dataset:
         return read_table(file)
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {file}")
-    sentences = ner.read_columns(path)
+    sentences = ner.read_conll(path)
     columns = {"tokens": [s.words for s in sentences], "document_id": [s.document for s in sentences]}
     if sentences[0].tags is not None:
         columns["ner_tags"] = [s.tags for s in sentences]
@@ -144,7 +144,7 @@ def sentences_of(rows: Dataset, split: str, args: NerArguments) -> list[Sentence
     require_columns(rows, [tokens, *[tags] * (tags is not None)], split)
     names = None if tags is None else getattr(getattr(rows.features[tags], "feature", None), "names", None)
     try:
-        return ner.in_iob2(ner.from_table(rows, tokens, tags, names))
+        return ner.convert_to_iob2(ner.sentences_from_table(rows, tokens, tags, names))
     except ValueError as error:
         raise ValueError(f"the {split} split: {error}") from error
 
@@ -199,7 +199,7 @@ def run(
                 trainer.save_metrics(prefix, predicted.metrics)
             if trainer.is_world_process_zero():
                 tags = ner.predicted_tags(predicted.predictions, inputs[split], splits[split], labels)
-                ner.write_predictions(Path(args.output_dir) / f"predictions_{split}.txt", splits[split], tags)
+                ner.write_conll_predictions(Path(args.output_dir) / f"predictions_{split}.txt", splits[split], tags)
     write_card_and_push(trainer)
     return found
 
@@ -208,13 +208,13 @@ def windows(
     sentences: list[Sentence], split: str, tokenizer: Any, labels: list[str], length: int, args: NerArguments
 ) -> Dataset:
     """Inputs of the model, with the words that each labels."""
-    rows = Dataset.from_list(list(ner.rows_of(sentences, args.document_context)))
+    rows = Dataset.from_list(list(ner.group_sentences(sentences, args.document_context)))
 
     def encoded(batch: dict[str, list]) -> dict[str, list]:
-        return ner.encode(batch, tokenizer, labels, length, args.document_context, args.label_all_tokens)
+        return ner.encode_sentences(batch, tokenizer, labels, length, args.document_context, args.label_all_tokens)
 
     found = rows.map(encoded, remove_columns=rows.column_names, **args.mapping(f"tokenizing {split}"))
-    cut = sum(found["cut"])
+    cut = sum(found["is_partial"])
     if cut:
         logger.warning(f"{split}: sentences longer than --max_seq_length {length} were cut into {cut:,} windows")
     return found
@@ -236,7 +236,7 @@ class NerTrainer(FineTuningTrainer):
         labels = list(self.model.config.id2label.values())
         sentences = self.sentences[id(self.evaluated)]
         tags = ner.predicted_tags(found.predictions, self.evaluated, sentences, labels)
-        scores = ner.scores([sentence.tags for sentence in sentences], tags)
+        scores = ner.entity_scores([sentence.tags for sentence in sentences], tags)
         types = scores.pop("types", {})
         if self.by_type:
             scores |= {f"{kind}_{name}": value for kind, of in types.items() for name, value in of.items()}
@@ -246,18 +246,6 @@ class NerTrainer(FineTuningTrainer):
 def best_labels(logits: Any, labels: Any) -> Any:
     """Label numbers [B, N], which take less memory than logits."""
     return (logits[0] if isinstance(logits, tuple) else logits).argmax(-1)
-
-
-def demo(folder: Path) -> dict[str, Any]:
-    """Made-up names, of which only the words beside them tell what they are."""
-    flags: dict[str, Any] = {"max_seq_length": 64, "per_device_train_batch_size": 8, "learning_rate": 2e-3}
-    flags["logging_steps"] = 100
-    for seed, (split, sentences) in enumerate({"train": 2000, "validation": 200, "test": 100}.items()):
-        path = folder / f"{split}.txt"
-        path.write_text(ner.made_up_file(sentences, seed), encoding="utf-8")
-        flags[f"{split}_file"] = str(path)
-    texts = [" ".join(sentence.words) for sentence in ner.read_columns(flags["train_file"])]
-    return {**flags, **write_made_up(folder, texts, {})}
 
 
 if __name__ == "__main__":

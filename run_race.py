@@ -22,7 +22,7 @@ from transformers import AutoModelForMultipleChoice, EvalPrediction, set_seed
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaForMultipleChoice
-from hf_deberta.demos.made_up import write_made_up
+from hf_deberta.demos.race import write_race_demo
 from hf_deberta.fine_tuning.arguments import FineTuningArguments, run_with_arguments
 from hf_deberta.fine_tuning.sift import SiftArguments
 from hf_deberta.fine_tuning.splits import DataArguments, one_of_each, read_splits
@@ -66,7 +66,7 @@ class ChoiceArguments(DataArguments):
 
 def main() -> None:
     kinds = (ModelArguments, ChoiceArguments, SiftArguments, FineTuningArguments)
-    run_with_arguments(kinds, lambda flags: (flags.task_name or "own").partition("_")[0], demo, fine_tune)
+    run_with_arguments(kinds, lambda flags: (flags.task_name or "own").partition("_")[0], write_race_demo, fine_tune)
 
 
 def fine_tune(
@@ -102,7 +102,7 @@ def run(
     length = longest_input(data_args, tokenizer, model.config, 256)
     with args.main_process_first(desc="tokenizing"):
         inputs = {
-            split: race.choice_features(rows, tokenizer, length, data_args.mapping(f"tokenizing {split}"))
+            split: race.encode_choices(rows, tokenizer, length, data_args.mapping(f"tokenizing {split}"))
             for split, rows in splits.items()
         }
 
@@ -119,7 +119,8 @@ def run(
         processing_class=tokenizer,
         data_collator=race.ChoiceCollator(
             tokenizer,
-            length=length if data_args.pad_to_max_length else None,
+            padding="max_length" if data_args.pad_to_max_length else "longest",
+            max_length=length if data_args.pad_to_max_length else None,
             pad_to_multiple_of=8 if args.fp16 or args.bf16 else None,
         ),
         compute_metrics=metrics,
@@ -133,7 +134,7 @@ def run(
         told = [name for name in ("labels",) if name in inputs["test"].column_names]
         logits = logits_of(trainer.predict(inputs["test"].remove_columns(told)).predictions)
         if trainer.is_world_process_zero():
-            race.write_predictions(Path(args.output_dir), rows, logits)
+            race.write_choice_predictions(Path(args.output_dir), rows, logits)
         if told:
             scores = race.choice_scores(logits, np.array(rows["label"]), rows["id"])
             results = {f"predict_{name}": value for name, value in scores.items()}
@@ -146,15 +147,6 @@ def run(
 def logits_of(found: Any) -> np.ndarray:
     """[rows, choices]"""
     return found[0] if isinstance(found, tuple) else found
-
-
-def demo(folder: Path) -> dict[str, Any]:
-    """Where Ann is when she sees such things."""
-    splits = {"train": race.made_up_rows(2000, 0), "validation": race.made_up_rows(200, 1)}
-    splits["test"] = race.made_up_rows(50, 2)
-    texts = [text for row in splits["train"] for text in (row["article"], row["question"], *row["options"])]
-    flags = {"max_seq_length": 64, "learning_rate": 3e-3, "num_train_epochs": 4.0}
-    return flags | write_made_up(folder, texts, splits)
 
 
 if __name__ == "__main__":

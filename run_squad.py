@@ -12,15 +12,13 @@ are those of Transformers' `run_qa.py` and ours; --help lists all.
 """
 
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 from datasets import Dataset
 from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding, EvalPrediction, set_seed
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaForQuestionAnswering
-from hf_deberta.demos.made_up import write_made_up
+from hf_deberta.demos.squad import write_squad_demo
 from hf_deberta.fine_tuning.arguments import SWITCH, FineTuningArguments, run_with_arguments
 from hf_deberta.fine_tuning.sift import SiftArguments
 from hf_deberta.fine_tuning.splits import DataArguments, one_of_each, read_splits
@@ -67,7 +65,7 @@ def main() -> None:
     run_with_arguments(
         kinds,
         lambda flags: "squad_v2" if flags.version_2_with_negative else flags.task_name or "squad",
-        demo,
+        write_squad_demo,
         fine_tune,
     )
 
@@ -106,16 +104,16 @@ def run(
 
     # 2. Windows of the texts as inputs
     length = longest_input(data_args, tokenizer, model.config, 384)
-    windows = squad.Windows(tokenizer, length, data_args.doc_stride, data_args.max_query_length)
+    windows = squad.SquadEncoder(tokenizer, length, data_args.doc_stride, data_args.max_query_length)
     with args.main_process_first(desc="tokenizing"):
         inputs = {
-            split: (windows.training if split == "train" else windows.evaluation)(
+            split: (windows.training_features if split == "train" else windows.evaluation_features)(
                 rows, data_args.mapping(f"tokenizing {split}")
             )
             for split, rows in splits.items()
         }
 
-    def answers(split: str, predictions: tuple) -> squad.Answers:
+    def answers(split: str, predictions: tuple) -> squad.PredictedAnswers:
         found = squad.find_answers(
             splits[split],
             inputs[split],
@@ -168,21 +166,12 @@ def some_without_answer(splits: dict[str, Dataset]) -> bool:
     return any(not answers["text"] for rows in known for answers in rows["answers"])
 
 
-def scores(found: squad.Answers, rows: Dataset, args: SquadArguments) -> dict[str, float]:
+def scores(found: squad.PredictedAnswers, rows: Dataset, args: SquadArguments) -> dict[str, float]:
     """The official ones of either version."""
     golds = squad.gold_answers(rows)
     if args.version_2_with_negative:
         return squad_v2_scores(found.texts, golds, found.null_odds, args.null_score_diff_threshold)
     return squad_scores(found.predictions, golds)
-
-
-def demo(folder: Path) -> dict[str, Any]:
-    """Where a house is, its colour, its owner; some notices do not say."""
-    splits = {"train": squad.made_up_rows(2000, 0), "validation": squad.made_up_rows(200, 1)}
-    splits["test"] = squad.made_up_rows(50, 2)
-    texts = [text for row in splits["train"] for text in (row["context"], row["question"])]
-    flags = {"max_seq_length": 64, "doc_stride": 16, "learning_rate": 3e-3, "num_train_epochs": 4.0}
-    return flags | write_made_up(folder, texts, splits)
 
 
 if __name__ == "__main__":

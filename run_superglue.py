@@ -29,7 +29,7 @@ from transformers import (
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaForEntityChoice, HfDebertaForMultipleChoice, HfDebertaForSequenceClassification
-from hf_deberta.demos.made_up import write_made_up
+from hf_deberta.demos.superglue import write_superglue_demo
 from hf_deberta.fine_tuning.arguments import FineTuningArguments, run_with_arguments
 from hf_deberta.fine_tuning.sift import SiftArguments
 from hf_deberta.fine_tuning.splits import DataArguments, read_splits
@@ -70,11 +70,12 @@ class SuperGlueArguments(DataArguments):
     axb_file: str | None = field(default=None, metadata={"help": "AX-b.jsonl, to be told of by a model of RTE."})
     axg_file: str | None = field(default=None, metadata={"help": "AX-g.jsonl, to be told of by a model of RTE."})
     doc_stride: int = field(
-        default=superglue.STRIDE, metadata={"help": "Tokens that neighbouring windows of a ReCoRD passage share."}
+        default=superglue.DEFAULT_STRIDE,
+        metadata={"help": "Tokens that neighbouring windows of a ReCoRD passage share."},
     )
 
     def source(self, demo: bool = False) -> str:
-        return super().source(demo) if demo else f"SuperGLUE {superglue.TASKS[self.task_name].file}"
+        return super().source(demo) if demo else f"SuperGLUE {superglue.TASKS[self.task_name].submission_name}"
 
     def __post_init__(self) -> None:
         self.task_name = name_of(self.task_name)
@@ -90,7 +91,7 @@ def name_of(task: str | None) -> str | None:
 
 def main() -> None:
     kinds = (ModelArguments, SuperGlueArguments, SiftArguments, FineTuningArguments)
-    run_with_arguments(kinds, lambda flags: name_of(flags.task_name) or "own", demo, fine_tune)
+    run_with_arguments(kinds, lambda flags: name_of(flags.task_name) or "own", write_superglue_demo, fine_tune)
 
 
 def fine_tune(
@@ -105,12 +106,12 @@ def fine_tune(
     if name == "rte" and args.do_predict:
         rows |= diagnostics(data_args, loading)
     rows = {
-        (one, split): superglue.flat_rows(of, split, one, data_args.mapping(f"reading {split}"))
+        (one, split): superglue.flatten_split(of, split, one, data_args.mapping(f"reading {split}"))
         for (one, split), of in rows.items()
     }
     for (one, split), of in rows.items():
-        logger.warning(f"{superglue.TASKS[one].file} {split}: {len(of):,} rows")
-        if not split.startswith("test") and not superglue.is_labelled(of, split, one):
+        logger.warning(f"{superglue.TASKS[one].submission_name} {split}: {len(of):,} rows")
+        if not split.startswith("test") and not superglue.has_labels(of, split, one):
             raise ValueError(f"the {split} rows of {one} have no labels")
     args.set_best_metric(task.metrics)
 
@@ -150,7 +151,7 @@ def run(
     length = longest_input(data_args, tokenizer, model.config, default=256)
     with args.main_process_first(desc="tokenizing"):
         inputs = {
-            (one, split): superglue.encode(
+            (one, split): superglue.encode_split(
                 of,
                 split,
                 one,
@@ -186,21 +187,22 @@ def run(
             if split.startswith("test"):
                 prefix = split.replace("test", "predict", 1) if one == name else one
                 predicted = trainer.predict(of, metric_key_prefix=prefix)
-                if superglue.is_labelled(rows[one, split], split, one):
+                if superglue.has_labels(rows[one, split], split, one):
                     trainer.log_metrics(prefix, predicted.metrics)
                     trainer.save_metrics(prefix, predicted.metrics)
                 if trainer.is_world_process_zero():
                     told = trainer.told(predicted.predictions, of)
-                    superglue.write_predictions(Path(args.output_dir), one, rows[one, split], **told, labels=labels)
+                    superglue.write_superglue_predictions(
+                        Path(args.output_dir), one, rows[one, split], **told, labels=labels
+                    )
     write_card_and_push(trainer)
     return found
 
 
 def collator(head: str, tokenizer: Any, length: int | None, multiple: int | None) -> Any:
     """Pads to the longest of the batch, or to a length; to a multiple of something if asked."""
-    if head == "sequence":
-        return DataCollatorWithPadding(tokenizer, "max_length" if length else "longest", length, multiple)
-    return (ChoiceCollator if head == "choice" else superglue.EntityCollator)(tokenizer, length, multiple)
+    collators = {"sequence": DataCollatorWithPadding, "choice": ChoiceCollator, "entity": superglue.EntityCollator}
+    return collators[head](tokenizer, "max_length" if length else "longest", length, multiple)
 
 
 class SuperGlueTrainer(FineTuningTrainer):
@@ -219,27 +221,16 @@ class SuperGlueTrainer(FineTuningTrainer):
         name, split, rows = self.rows[id(self.evaluated)]
         told = self.told(found.predictions, self.evaluated)
         if "ranked" in told:
-            return superglue.scores(name, rows, superglue.best_entities(told["ranked"], rows))
+            return superglue.superglue_scores(name, rows, superglue.best_entities(told["ranked"], rows))
         task = superglue.TASKS[name]
         numbers = np.array([task.labels.index(label) for label in self.labels or task.labels])
-        return superglue.scores(name, rows, numbers[told["logits"].argmax(-1)], split)
+        return superglue.superglue_scores(name, rows, numbers[told["logits"].argmax(-1)], split)
 
     def told(self, predictions: Any, inputs: Dataset) -> dict[str, Any]:
         """Logits [rows, labels], or the ranked entities of each row."""
         logits = predictions[0] if isinstance(predictions, tuple) else predictions
         name, _, rows = self.rows[id(inputs)]
-        return {"ranked": superglue.ranked_entities(logits, inputs, rows)} if name == "record" else {"logits": logits}
-
-
-def demo(folder: Path) -> dict[str, Any]:
-    """ReCoRD about made-up matches: who won, or who lost?"""
-    splits = {"train": superglue.made_up_rows(2000, 0), "validation": superglue.made_up_rows(200, 1)}
-    splits["test"] = superglue.made_up_rows(50, 2)
-    for row in splits["test"]:
-        del row["qas"][0]["answers"]
-    texts = [row["passage"]["text"] + " " + row["qas"][0]["query"] for row in splits["train"]]
-    flags = {"task_name": "record", "max_seq_length": 64, "num_train_epochs": 3.0}
-    return {**flags, **write_made_up(folder, texts, splits)}
+        return {"ranked": superglue.rank_entities(logits, inputs, rows)} if name == "record" else {"logits": logits}
 
 
 if __name__ == "__main__":
