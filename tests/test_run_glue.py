@@ -14,14 +14,14 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
 from hf_deberta import HfDebertaConfig
-from hf_deberta.fine_tuning.tasks import glue
+from hf_deberta.demos.glue import review_rows
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Path:
     """Rows of a sentence task, of a pair task and of a regression; models of three families."""
     folder = tmp_path_factory.mktemp("glue")
-    sentences = glue.made_up_rows(64, 0)
+    sentences = review_rows(64, 0)
     pairs = [
         {"premise": a["sentence"], "hypothesis": b["sentence"], "label": (a["label"] + b["label"]) % 3}
         for a, b in itertools.pairwise(sentences)
@@ -288,7 +288,7 @@ def test_evaluation_alone_keeps_the_order_of_labels(run_glue, made, tmp_path, sp
 def test_f1_is_that_of_the_task_s_class(run_glue, made, tmp_path):
     trained, evaluated = tmp_path / "trained", tmp_path / "evaluated"
     rows = [{"sentence1": r["sentence"], "sentence2": "", "label": int(i % 3 > 0)}
-            for i, r in enumerate(glue.made_up_rows(30, 0))]  # fmt: skip
+            for i, r in enumerate(review_rows(30, 0))]  # fmt: skip
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = ["--task_name", "mrpc", "--validation_file", tmp_path / "rows.jsonl", *RUN]
     run_glue(*command, "--model_name_or_path", made / "ours", "--train_file", tmp_path / "rows.jsonl", "--output_dir",
@@ -301,7 +301,7 @@ def test_f1_is_that_of_the_task_s_class(run_glue, made, tmp_path):
 def test_names_of_class_labels_count_in_evaluation_alone(run_glue, made, tmp_path):
     """Rows number neg, pos; the checkpoint pos, neg."""
     trained = tmp_path / "trained"
-    rows = [{"text": r["sentence"], "label": ("neg", "pos")[r["label"]]} for r in glue.made_up_rows(24, 3)]
+    rows = [{"text": r["sentence"], "label": ("neg", "pos")[r["label"]]} for r in review_rows(24, 3)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     numbered = Dataset.from_list(rows).cast_column("label", ClassLabel(names=["neg", "pos"]))
     numbered.to_parquet(tmp_path / "rows.parquet")

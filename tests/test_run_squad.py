@@ -10,6 +10,7 @@ from fine_tuning_models import RUN, runner, save_models
 from safetensors.torch import load_file
 from transformers import AutoModelForQuestionAnswering
 
+from hf_deberta.demos.squad import house_rows
 from hf_deberta.fine_tuning.tasks import squad
 from hf_deberta.fine_tuning.tasks.squad_scores import squad_scores, squad_v2_scores
 
@@ -30,7 +31,7 @@ def official(rows: list[dict]) -> dict:
 def made(tmp_path_factory) -> Path:
     """Official files of both versions; models of three families."""
     folder = tmp_path_factory.mktemp("squad")
-    rows = squad.made_up_rows(60, 0)
+    rows = house_rows(60, 0)
     answered = [row for row in rows if row["answers"]["text"]]
     for name, some in {"v1": answered, "v2": rows}.items():
         (folder / name).mkdir()
@@ -124,7 +125,7 @@ def test_it_goes_on_exactly(run_squad, made, tmp_path):
 
 def test_evaluation_and_prediction_alone(run_squad, made, tmp_path):
     """A padded batch gives the same answers; without answers there are no scores."""
-    rows = [{x: row[x] for x in ("id", "context", "question")} for row in squad.made_up_rows(9, 5)]
+    rows = [{x: row[x] for x in ("id", "context", "question")} for row in house_rows(9, 5)]
     (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     trained = tmp_path / "trained"
     command = ["--data_dir", made / "v2", *SHORT, *RUN]
@@ -153,7 +154,7 @@ def test_the_recipe_is_ours_and_flags_win(run_squad, made, tmp_path, caplog):
 def test_bad_input(run_squad, made, tmp_path):
     v1 = made / "v1"
     model = ["--model_name_or_path", made / "ours", "--output_dir", tmp_path / "out", *RUN]
-    row = squad.made_up_rows(1, 0)[0]
+    row = house_rows(1, 0)[0]
     files = {
         "columns": [{"context": "a", "question": "b", "id": "c"}],
         "long": [{**row, "question": "where is it ? " * 30}],

@@ -20,7 +20,7 @@ from hf_deberta.runs.command_line import (
     read_command_line,
     show_input_errors_in_one_line,
 )
-from hf_deberta.runs.run_identity import WITHOUT_EFFECT, RunArguments, decisive
+from hf_deberta.runs.run_identity import RunArguments, identifying_flags
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
 
 NOT_HERE = {  # flags of Transformers' run_mlm.py
@@ -30,14 +30,8 @@ NOT_HERE = {  # flags of Transformers' run_mlm.py
     "--use_fast_tokenizer": "a tokenizer is always the fast one if there is one",
     "--trust_remote_code": "code of a checkpoint is never run",
 }
-WITHOUT_EFFECT_HERE = WITHOUT_EFFECT | {  # its length is looked at as steps, the training text by its fingerprint
-    "max_steps", "num_train_epochs", "tokens_dir",
-}  # fmt: skip
-OF_THE_BEST = {  # which model that is, at most, so of no effect unless it is kept
-    "validation_file", "max_eval_samples", "eval_steps", "eval_strategy", "eval_delay", "eval_on_start",
-    "bf16_full_eval", "fp16_full_eval", "prediction_loss_only", "metric_for_best_model", "greater_is_better",
-    "save_steps", "save_strategy",
-}  # fmt: skip
+# Compared as a number of steps, which may grow: see `PretrainingTrainer.settings`.
+LENGTH_FLAGS = ("max_steps", "num_train_epochs")
 
 
 @dataclass
@@ -156,8 +150,7 @@ def run_with_arguments(kinds: tuple[type, ...], run: Callable) -> Any:
             *parts, unknown = parser.parse_args_into_dataclasses(given, return_remaining_strings=True)
         check_flags(unknown)
         flags = vars(parser.parse_args(given))
-        of_the_best = set() if flags["load_best_model_at_end"] else OF_THE_BEST
-        parts[-1].decisive = decisive(flags, WITHOUT_EFFECT_HERE | of_the_best)
+        parts[-1].identifying_flags = identifying_flags(flags, exclude=LENGTH_FLAGS)
         return run(*parts)
 
 
