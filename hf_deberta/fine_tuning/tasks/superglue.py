@@ -41,13 +41,17 @@ from sklearn.metrics import f1_score, matthews_corrcoef
 from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
 
 from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows
-from hf_deberta.fine_tuning.tasks.glue import TWO_WAY_ENTAILMENT, make_label_encoder, warn_of_truncation
+from hf_deberta.fine_tuning.tasks.glue import NLI, SENTENCES, TWO_WAY_ENTAILMENT, make_label_encoder, warn_of_truncation
 from hf_deberta.fine_tuning.tasks.squad_scores import compute_exact, compute_f1
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_json_lines
 from hf_deberta.model.batch_loss import IGNORED
 from hf_deberta.runs.errors import InputError
 
 FALSE_TRUE = ("False", "True")
+COPA_COLUMNS = ("premise", "choice1", "choice2", "question")
+MULTIRC_COLUMNS = ("paragraph", "question", "answer")
+WIC_COLUMNS = ("word", "sentence1", "sentence2", "start1", "end1", "start2", "end2")
+WSC_COLUMNS = ("text", "span1_text", "span1_index", "span2_text", "span2_index")
 DEFAULT_STRIDE = 256  # tokens that neighbouring windows of a ReCoRD passage share in the official code
 PLACEHOLDER = "@placeholder"
 GENDERED_WORDS = re.compile(r"\b(he|she|his|her|hers|him|himself|herself)\b", re.IGNORECASE)
@@ -77,29 +81,15 @@ class SuperGlueTask:
 
 TASKS = {
     "boolq": SuperGlueTask("BoolQ", ("question", "passage"), FALSE_TRUE, ("accuracy",), ("false", "true")),
-    "cb": SuperGlueTask(
-        "CB", ("premise", "hypothesis"), ("entailment", "contradiction", "neutral"), ("f1", "accuracy")
-    ),
-    "copa": SuperGlueTask(
-        "COPA", ("premise", "choice1", "choice2", "question"), ("choice1", "choice2"), ("accuracy",), (0, 1), "choice"
-    ),
-    "multirc": SuperGlueTask(
-        "MultiRC", ("paragraph", "question", "answer"), FALSE_TRUE, ("f1_a", "exact_match"), (0, 1)
-    ),
+    "cb": SuperGlueTask("CB", NLI, ("entailment", "contradiction", "neutral"), ("f1", "accuracy")),
+    "copa": SuperGlueTask("COPA", COPA_COLUMNS, ("choice1", "choice2"), ("accuracy",), (0, 1), head="choice"),
+    "multirc": SuperGlueTask("MultiRC", MULTIRC_COLUMNS, FALSE_TRUE, ("f1_a", "exact_match"), (0, 1)),
     "record": SuperGlueTask("ReCoRD", ("passage", "query", "entity_spans"), (), ("f1", "exact_match"), head="entity"),
-    "rte": SuperGlueTask("RTE", ("premise", "hypothesis"), TWO_WAY_ENTAILMENT, ("accuracy",)),
-    "wic": SuperGlueTask(
-        "WiC",
-        ("word", "sentence1", "sentence2", "start1", "end1", "start2", "end2"),
-        FALSE_TRUE,
-        ("accuracy",),
-        ("false", "true"),
-    ),
-    "wsc": SuperGlueTask(
-        "WSC", ("text", "span1_text", "span1_index", "span2_text", "span2_index"), FALSE_TRUE, ("accuracy",)
-    ),
-    "axb": SuperGlueTask("AX-b", ("sentence1", "sentence2"), TWO_WAY_ENTAILMENT, ("matthews_correlation",)),
-    "axg": SuperGlueTask("AX-g", ("premise", "hypothesis"), TWO_WAY_ENTAILMENT, ("accuracy", "gender_parity")),
+    "rte": SuperGlueTask("RTE", NLI, TWO_WAY_ENTAILMENT, ("accuracy",)),
+    "wic": SuperGlueTask("WiC", WIC_COLUMNS, FALSE_TRUE, ("accuracy",), ("false", "true")),
+    "wsc": SuperGlueTask("WSC", WSC_COLUMNS, FALSE_TRUE, ("accuracy",)),
+    "axb": SuperGlueTask("AX-b", SENTENCES, TWO_WAY_ENTAILMENT, ("matthews_correlation",)),
+    "axg": SuperGlueTask("AX-g", NLI, TWO_WAY_ENTAILMENT, ("accuracy", "gender_parity")),
 }
 SUBMISSION_FILES = [f"{task.submission_name}.jsonl" for task in TASKS.values()]
 # Test splits have no answers, from which datasets would infer another type.
@@ -335,10 +325,8 @@ def _encode_record(
     """
     if not tokenizer.is_fast:
         raise InputError(f"{type(tokenizer).__name__} does not return the characters of a token: use a fast tokenizer")
-    longest = 0
-    for batch in rows.select_columns(["query"]).iter(1000):
-        queries = tokenizer(_queries_with_mask(batch, tokenizer), add_special_tokens=False)["input_ids"]
-        longest = max(longest, *map(len, queries))
+    queries = _queries_with_mask(rows.select_columns(["query"])[:], tokenizer)
+    longest = max(map(len, tokenizer(queries, add_special_tokens=False)["input_ids"]))
     room = max_length - tokenizer.num_special_tokens_to_add(pair=True) - longest
     if room < 2:
         raise InputError(
