@@ -42,8 +42,8 @@ from hf_deberta.runs.errors import InputError
 
 TWO_WAY_ENTAILMENT = ("entailment", "not_entailment")
 THREE_WAY_ENTAILMENT = ("entailment", "neutral", "contradiction")
-SENTENCES, QUESTIONS = ("sentence1", "sentence2"), ("question1", "question2")  # columns
-NLI, QNLI = ("premise", "hypothesis"), ("question", "sentence")
+SENTENCE_COLUMNS, QUESTION_COLUMNS = ("sentence1", "sentence2"), ("question1", "question2")
+NLI_COLUMNS, QNLI_COLUMNS = ("premise", "hypothesis"), ("question", "sentence")
 MNLI_FILES = {"test": "MNLI-m.tsv", "test_matched": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"}
 MULTI_LABEL_METRICS = ("f1_micro", "f1_macro", "accuracy")
 
@@ -74,14 +74,16 @@ class GlueTask:
 TASKS = {
     "cola": GlueTask(("sentence",), ("unacceptable", "acceptable"), ("matthews_correlation",), {"test": "CoLA.tsv"}),
     "sst2": GlueTask(("sentence",), ("negative", "positive"), ("accuracy",), {"test": "SST-2.tsv"}),
-    "mrpc": GlueTask(SENTENCES, ("not_equivalent", "equivalent"), ("accuracy", "f1"), {"test": "MRPC.tsv"}),
-    "stsb": GlueTask(SENTENCES, None, ("pearson", "spearmanr"), {"test": "STS-B.tsv"}),
-    "qqp": GlueTask(QUESTIONS, ("not_duplicate", "duplicate"), ("accuracy", "f1"), {"test": "QQP.tsv"}),
-    "mnli": GlueTask(NLI, THREE_WAY_ENTAILMENT, ("accuracy",), MNLI_FILES, submits_names=True),
-    "qnli": GlueTask(QNLI, TWO_WAY_ENTAILMENT, ("accuracy",), {"test": "QNLI.tsv"}, submits_names=True),
-    "rte": GlueTask(SENTENCES, TWO_WAY_ENTAILMENT, ("accuracy",), {"test": "RTE.tsv"}, submits_names=True),
-    "wnli": GlueTask(SENTENCES, ("not_entailment", "entailment"), ("accuracy",), {"test": "WNLI.tsv"}),
-    "ax": GlueTask(NLI, THREE_WAY_ENTAILMENT, ("matthews_correlation",), {"test": "AX.tsv"}, submits_names=True),
+    "mrpc": GlueTask(SENTENCE_COLUMNS, ("not_equivalent", "equivalent"), ("accuracy", "f1"), {"test": "MRPC.tsv"}),
+    "stsb": GlueTask(SENTENCE_COLUMNS, None, ("pearson", "spearmanr"), {"test": "STS-B.tsv"}),
+    "qqp": GlueTask(QUESTION_COLUMNS, ("not_duplicate", "duplicate"), ("accuracy", "f1"), {"test": "QQP.tsv"}),
+    "mnli": GlueTask(NLI_COLUMNS, THREE_WAY_ENTAILMENT, ("accuracy",), MNLI_FILES, submits_names=True),
+    "qnli": GlueTask(QNLI_COLUMNS, TWO_WAY_ENTAILMENT, ("accuracy",), {"test": "QNLI.tsv"}, submits_names=True),
+    "rte": GlueTask(SENTENCE_COLUMNS, TWO_WAY_ENTAILMENT, ("accuracy",), {"test": "RTE.tsv"}, submits_names=True),
+    "wnli": GlueTask(SENTENCE_COLUMNS, ("not_entailment", "entailment"), ("accuracy",), {"test": "WNLI.tsv"}),
+    "ax": GlueTask(
+        NLI_COLUMNS, THREE_WAY_ENTAILMENT, ("matthews_correlation",), {"test": "AX.tsv"}, submits_names=True
+    ),
 }
 SUBMISSION_FILES = [
     file for task in TASKS.values() for split, file in task.submission_files.items() if split != "test_matched"
@@ -107,7 +109,7 @@ def infer_task(
     rows = splits[split]
     if not columns:
         texts = [name for name, feature in rows.features.items() if name != label_column and _is_text(feature)]
-        columns = [name for name in SENTENCES if name in texts] or texts
+        columns = [name for name in SENTENCE_COLUMNS if name in texts] or texts
     if not columns:
         raise InputError(f"the {split} rows have no column of text; they have {', '.join(rows.column_names)}")
     task = partial(GlueTask, tuple(columns[:2]))
