@@ -185,7 +185,7 @@ def test_bad_input(run_ner, made, tmp_path):
         ([*train, "--task_name", "wnut"], "--task_name is conll2003"),
         (
             [*model, "--train_file", untagged, "--label_column_name", "pos_tags", "--document_context", "merged"],
-            "needs to know the documents",
+            "'merged' needs documents",
         ),
         ([*train, "--validation_file", conll / "valid.txt", "--max_seq_length", 2], "leaves no room for words"),
         ([*train, "--validation_file", conll / "valid.txt", "--token_classifier", "crf"], "'linear' or 'projection'"),

@@ -104,8 +104,8 @@ def test_swag(tmp_path, kind):
 def test_words_that_look_like_missing_values(tmp_path, kind):
     path = tmp_path / f"swag.{kind}"
     write_rows(Dataset.from_list([{**SWAG[0], "sent1": "NA"}, {**SWAG[1], "ending0": "None", "ending1": "NA"}]), path)
-    found = choice_rows(read_choices(path), "train")
-    assert found["context"][0] == "NA" and found["choices"][1] == ["None", "NA"]
+    rows = choice_rows(read_choices(path), "train")
+    assert rows["context"][0] == "NA" and rows["choices"][1] == ["None", "NA"]
 
 
 def test_a_csv_column_of_numbers_is_text(tmp_path):
