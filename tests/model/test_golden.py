@@ -1,6 +1,7 @@
 """Compare with tensors of the official implementation, with its weights loaded through `from_pretrained`."""
 
 import json
+from dataclasses import replace
 
 import golden_cases
 import pytest
@@ -16,7 +17,7 @@ from hf_deberta import (
     HfDebertaForTokenClassification,
     replaced_token_labels,
 )
-from hf_deberta.model.attention_context import AttentionContext
+from hf_deberta.model.attention_mask import AttentionMask
 from hf_deberta.model.relative_position import log_bucket
 
 STATES = {"atol": 2e-5, "rtol": 1e-4}
@@ -135,8 +136,8 @@ def encode_with_official_masks(model, given, mask3d):
     """Embeddings under the 2-D mask and layers under the 3-D mask, convolution without document boundaries."""
     deberta = model.deberta
     embeddings, context = deberta.embed(given["input_ids"], given["attention_mask_2d"])
-    context = AttentionContext(
-        **{**vars(context), "mask": mask3d.bool(), "token_mask": mask3d.bool().any(1), "documents": None}
+    context = replace(
+        context, attention_mask=AttentionMask(mask3d.bool()), token_mask=mask3d.bool().any(1), documents=None
     )
     return deberta.encoder(embeddings, context, True, True), context
 
@@ -152,7 +153,7 @@ def test_three_dimensional_masks(case, name, tmp_path):
         output, context = encode_with_official_masks(model, given, mask)
         compare_encoder(output, expected, mask.sum(2) > 0)
         if name == "packed":
-            context = AttentionContext(**{**vars(context), "position_ids": given["position_ids"]})
+            context = replace(context, position_ids=given["position_ids"])
             labelled = given["labels"] > 0
             states = model._decode(output.hidden_states[-2], context, None)[labelled]
             torch.testing.assert_close(states, expected["emd_states.1"], **STATES)
