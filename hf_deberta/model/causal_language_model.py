@@ -80,7 +80,7 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
                 f"the convolution (conv_kernel_size={self.config.conv_kernel_size}) reads the next token, which a "
                 "causal language model must not; use a configuration with conv_kernel_size=0, or causal=False"
             )
-        output_flags = self.deberta.wanted(output_attentions, output_hidden_states)
+        output_flags = self.deberta.output_flags(output_attentions, output_hidden_states)
         embeddings, context = self.deberta.embed(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, cu_seq_lens_q, causal=True
         )

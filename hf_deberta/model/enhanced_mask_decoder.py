@@ -33,7 +33,7 @@ from .fast_path_guards import (
     is_unmodified_module,
 )
 from .linear_cross_entropy import linear_cross_entropy
-from .modeling_hf_deberta import HfDebertaModel, gather_positions, kept_states
+from .modeling_hf_deberta import HfDebertaModel, OutputFlags, gather_positions, kept_states
 from .pretrained_model import HfDebertaPreTrainedModel
 from .private_apis import is_hooked_or_patched, registered_parameter
 
@@ -202,7 +202,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         sparse_prediction: bool | None = None,
         **kwargs,
     ) -> HfDebertaMaskedLMOutput:
-        output_flags = self.deberta.wanted(output_attentions, output_hidden_states)
+        output_flags = self.deberta.output_flags(output_attentions, output_hidden_states)
         embeddings, context = self.deberta.embed(
             input_ids,
             attention_mask,
@@ -210,7 +210,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
             position_ids,
             inputs_embeds,
             cu_seq_lens_q,
-            unpad=self.deberta.unpads(*output_flags),
+            unpad=self.deberta.can_unpad(*output_flags),
         )
         return self._predict(
             embeddings,
@@ -226,19 +226,18 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         embeddings: torch.Tensor,
         context: AttentionContext,
         *,
-        output_flags: tuple[bool, bool | int | list[int]],
+        output_flags: OutputFlags,
         labels: torch.Tensor | None,  # [B, N]
         num_items_in_batch: torch.Tensor | int | None,
         sparse: bool,
         query_positions: torch.Tensor | None = None,  # [B, Q]
     ) -> HfDebertaMaskedLMOutput:
         """Return the output from the embeddings. Without labels, logits are of `query_positions`, or of all if None."""
-        output_attentions, output_hidden_states = output_flags
         uses_decoder = self.config.uses_mask_decoder
         encoded = self.deberta.encoder(embeddings, context, *output_flags, skip_last=uses_decoder)
         states = encoded.last_hidden_state
-        if uses_decoder and (output_attentions or output_hidden_states is not False):
-            encoded = self._with_last_layer(encoded, context, output_hidden_states)
+        if uses_decoder and (output_flags.attentions or output_flags.hidden_states is not False):
+            encoded = self._with_last_layer(encoded, context, output_flags.hidden_states)
         if labels is not None:
             labels = context.gather(labels)
             query_positions = labelled_positions(labels) if sparse else None
@@ -288,10 +287,10 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         needs_attentions = encoded.attentions is not None
         last, probabilities = encoder.layer[-1](before_last, table, context, output_attentions=needs_attentions)
         layers = self.config.num_hidden_layers
-        kept: Any = last if layers in kept_states(output_hidden_states, layers + 1) else None
+        last_state: Any = last if layers in kept_states(output_hidden_states, layers + 1) else None
         return BaseModelOutput(
             last_hidden_state=last,
-            hidden_states=None if encoded.hidden_states is None else (*encoded.hidden_states, kept),
+            hidden_states=None if encoded.hidden_states is None else (*encoded.hidden_states, last_state),
             attentions=None if encoded.attentions is None else (*encoded.attentions, probabilities),
         )
 

@@ -83,7 +83,7 @@ class HfDebertaForPreTraining(HfDebertaPreTrainedModel):
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
     ) -> TokenClassifierOutput:
-        output_flags = self.deberta.wanted(output_attentions, output_hidden_states)
+        output_flags = self.deberta.output_flags(output_attentions, output_hidden_states)
         embeddings, context = self.deberta.embed(
             input_ids,
             attention_mask,
@@ -91,7 +91,7 @@ class HfDebertaForPreTraining(HfDebertaPreTrainedModel):
             position_ids,
             inputs_embeds,
             cu_seq_lens_q,
-            unpad=self.deberta.unpads(*output_flags),
+            unpad=self.deberta.can_unpad(*output_flags),
         )
         encoded = self.deberta.encoder(embeddings, context, *output_flags)
         states = encoded.last_hidden_state
