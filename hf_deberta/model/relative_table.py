@@ -70,8 +70,8 @@ def find_rows_in_use(
 
 def table_modules(encoder: nn.Module) -> tuple[nn.Module, ...]:
     """The embedding of an encoder's relative table and, if the encoder has one, its LayerNorm."""
-    norm = getattr(encoder, "LayerNorm", None)
-    return (encoder.rel_embeddings,) if norm is None else (encoder.rel_embeddings, norm)
+    modules = (getattr(encoder, "rel_embeddings", None), getattr(encoder, "LayerNorm", None))
+    return tuple(module for module in modules if isinstance(module, nn.Module))
 
 
 def relative_table(modules: tuple[nn.Module, ...], rows: RowsInUse, cache: WeightCache | None) -> torch.Tensor:
@@ -87,7 +87,7 @@ def relative_table(modules: tuple[nn.Module, ...], rows: RowsInUse, cache: Weigh
     if cache is not None and (rows.first, rows.end) == (0, embedding.num_embeddings) and can_cache(modules):
         return cache.get_or_compute(modules, compute)
     if cache is not None:
-        cache.forget()
+        cache.clear()
     return compute()
 
 
@@ -98,7 +98,7 @@ def position_tables(projection: TableProjection, table: torch.Tensor, cache: Wei
     if cache is not None and projection.can_cache():
         return cache.get_or_compute(projection.modules(), lambda: projection.project(table), table)
     if cache is not None:
-        cache.forget()
+        cache.clear()
     return projection.project(table)
 
 
