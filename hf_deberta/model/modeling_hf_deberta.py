@@ -114,7 +114,7 @@ class HfDebertaSelfAttention(nn.Module):
         self.config = config
         width, key_bias = config.hidden_size, config.attention_key_bias
         self.terms = tuple(config.pos_att_type or ()) if config.relative_attention else ()
-        self.scale = attention_scale(config.attention_terms, width // config.num_attention_heads)
+        self.scale = attention_scale(1 + len(config.pos_att_type or ()), width // config.num_attention_heads)
         self.query_proj = nn.Linear(width, width)
         self.key_proj = nn.Linear(width, width, bias=key_bias)
         self.value_proj = nn.Linear(width, width)

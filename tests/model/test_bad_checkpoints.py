@@ -33,7 +33,7 @@ def test_truncated_bin(folder, size, is_zip):
         HfDebertaModel.from_pretrained(folder)
 
 
-def test_config_and_weights_of_different_sizes(folder):
+def test_weights_of_other_sizes_than_the_configuration(folder):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(
         json.dumps({**config, "hidden_size": 64, "pooler_hidden_size": 64, "embedding_size": 64})
@@ -64,10 +64,10 @@ def test_pickle_with_code_is_refused(folder):
 def test_failed_export_writes_nothing(folder, tmp_path, monkeypatch):
     model = HfDebertaModel.from_pretrained(folder)
 
-    def full_disk(*args, **kwargs):
+    def raise_disk_full(*args, **kwargs):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("hf_deberta.model.checkpoint_conversion.save_torch_state_dict", full_disk)
+    monkeypatch.setattr("hf_deberta.model.checkpoint_conversion.save_torch_state_dict", raise_disk_full)
     with pytest.raises(OSError, match="No space left"):
         export_to_transformers(model, tmp_path / "exported")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]

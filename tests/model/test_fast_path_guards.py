@@ -261,6 +261,18 @@ def test_results_of_a_global_hook_are_not_cached(is_cached_before):
     torch.testing.assert_close(restored, expected)
 
 
+def test_torch_func_gives_the_gradients_of_autograd(onednn):
+    """Also of the masked-LM loss, although transforms cannot enter our autograd functions."""
+    model = tiny_model(HfDebertaForMaskedLM, dtype=torch.float32)
+    labels = INPUTS["input_ids"].where(INPUTS["attention_mask"].bool(), -100)
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    loss = lambda values: torch.func.functional_call(model, values, kwargs={**INPUTS, "labels": labels}).loss  # noqa: E731
+    actual = torch.func.grad(loss)(parameters)
+    model(**INPUTS, labels=labels).loss.backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(actual[name], parameter.grad, msg=name)
+
+
 # ---- reference mode
 
 
