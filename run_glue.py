@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from hf_deberta.demos.glue import write_glue_demo
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, EvalPrediction, set_seed
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaForSequenceClassification
+from hf_deberta.demos.glue import write_glue_demo
 from hf_deberta.fine_tuning.arguments import OPTIONAL_SWITCH, FineTuningArguments, run_script
 from hf_deberta.fine_tuning.sift import SiftArguments
 from hf_deberta.fine_tuning.splits import DataArguments, read_splits

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from hf_deberta.demos.ner import write_ner_demo
 from transformers import (
     AutoModelForTokenClassification,
     DataCollatorForTokenClassification,
@@ -34,6 +33,7 @@ from transformers import (
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaForTokenClassification
+from hf_deberta.demos.ner import write_ner_demo
 from hf_deberta.fine_tuning.arguments import FineTuningArguments, run_script
 from hf_deberta.fine_tuning.sift import SiftArguments
 from hf_deberta.fine_tuning.splits import DataArguments, read_splits

@@ -23,11 +23,11 @@ from pathlib import Path
 
 import numpy as np
 from datasets import Dataset
-from hf_deberta.demos.race import write_race_demo
 from transformers import AutoModelForMultipleChoice, EvalPrediction, set_seed
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaForMultipleChoice
+from hf_deberta.demos.race import write_race_demo
 from hf_deberta.fine_tuning.arguments import FineTuningArguments, run_script
 from hf_deberta.fine_tuning.sift import SiftArguments
 from hf_deberta.fine_tuning.splits import DataArguments, read_splits, require_plain_splits

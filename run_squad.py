@@ -22,11 +22,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from datasets import Dataset
-from hf_deberta.demos.squad import write_squad_demo
 from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding, EvalPrediction, set_seed
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaForQuestionAnswering
+from hf_deberta.demos.squad import write_squad_demo
 from hf_deberta.fine_tuning.arguments import OPTIONAL_SWITCH, FineTuningArguments, run_script
 from hf_deberta.fine_tuning.sift import SiftArguments
 from hf_deberta.fine_tuning.splits import DataArguments, read_splits, require_plain_splits

@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset, load_dataset
-from hf_deberta.demos.superglue import write_superglue_demo
 from transformers import (
     AutoModelForMultipleChoice,
     AutoModelForSequenceClassification,
@@ -36,6 +35,7 @@ from transformers import (
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaForEntityChoice, HfDebertaForMultipleChoice, HfDebertaForSequenceClassification
+from hf_deberta.demos.superglue import write_superglue_demo
 from hf_deberta.fine_tuning.arguments import FineTuningArguments, run_script
 from hf_deberta.fine_tuning.sift import SiftArguments
 from hf_deberta.fine_tuning.splits import DataArguments, read_splits
