@@ -182,7 +182,7 @@ def test_a_column_of_numbers_is_text(tokenizer):
         glue.encode_texts(lists, "train", glue.GlueTask(("title",), ("0", "1"), ()), tokenizer, 16, ("0", "1"))
 
 
-def test_labels_are_numbers_not_from_zero(tokenizer):
+def test_numeric_labels_not_from_zero(tokenizer):
     data = rows(text=["a", "b"], label=[1, 5])
     task = glue.infer_task({"train": data})
     assert glue.encode_texts(data, "train", task, tokenizer, 16, task.labels)["labels"] == [0, 1]

@@ -135,12 +135,12 @@ def test_blanks():
 
 
 @pytest.mark.parametrize(("answer", "expected"), [("A", 0), (" C ", 2), (2, 2), ("1", 1)])
-def test_answers(answer, expected):
+def test_answer_index(answer, expected):
     assert answer_index(answer, 3, "row") == expected
 
 
 @pytest.mark.parametrize("answer", ["D", "AB", "", None, -1, 3, "the first", "5", 1.5])
-def test_bad_answers(answer):
+def test_invalid_answers(answer):
     with pytest.raises(InputError, match=r"train row 'high1.txt' must be a letter from A to C or a number"):
         answer_index(answer, 3, "train row 'high1.txt'")
 
