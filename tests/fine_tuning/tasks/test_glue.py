@@ -119,7 +119,7 @@ def test_lists_of_labels(tokenizer, train, names):
     assert (task.labels, task.multi_label, task.metrics[0]) == (names, True, "f1_micro")
     backwards = names[::-1]
     inputs = glue.encode_texts(train, "train", task, tokenizer, 16, backwards)
-    number = {value: place for place, value in enumerate(sorted({v for row in train["label"] for v in row}))}
+    number = {value: index for index, value in enumerate(sorted({v for row in train["label"] for v in row}))}
     by_hand = [[float(2 - c in {number[value] for value in row}) for c in range(3)] for row in train["label"]]
     assert inputs["labels"][:] == by_hand and inputs.features["labels"].feature.dtype == "float64"
 
