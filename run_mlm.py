@@ -20,6 +20,7 @@ from pathlib import Path
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.utils import logging
 
@@ -36,6 +37,7 @@ from hf_deberta.pretraining.arguments import (
 from hf_deberta.pretraining.corpus import Corpus, CorpusArguments
 from hf_deberta.pretraining.language_model_trainer import LanguageModelTrainer
 from hf_deberta.pretraining.packing import RowCollator
+from hf_deberta.runs.command_line import as_input_error
 
 logger = logging.get_logger("run_mlm")
 
@@ -102,6 +104,7 @@ def prepare(
     )
 
 
+@as_input_error(StrictDataclassError)
 def make_config(args: ModelArguments, tokenizer: PreTrainedTokenizerBase, length: int) -> HfDebertaConfig:
     if args.starts_anew:
         return args.new_config(tokenizer, length, args.model_name_or_path)

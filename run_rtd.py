@@ -21,6 +21,7 @@ from pathlib import Path
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.utils import logging
 
@@ -38,6 +39,7 @@ from hf_deberta.pretraining.corpus import Corpus, CorpusArguments
 from hf_deberta.pretraining.packing import RowCollator
 from hf_deberta.pretraining.released_generator import released_generator_config
 from hf_deberta.pretraining.rtd_pretraining import HfDebertaForRtdPretraining, HfDebertaRtdConfig, RtdTrainer
+from hf_deberta.runs.command_line import as_input_error
 
 logger = logging.get_logger("run_rtd")
 
@@ -145,6 +147,7 @@ def prepare(
     )
 
 
+@as_input_error(StrictDataclassError)
 def make_config(args: PairArguments, tokenizer: PreTrainedTokenizerBase, length: int) -> HfDebertaRtdConfig:
     if args.starts_anew:
         config = args.new_config(tokenizer, length)

@@ -8,14 +8,19 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from transformers import HfArgumentParser, PreTrainedTokenizerBase, TrainingArguments
+from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from hf_deberta import PRESETS, HfDebertaConfig
 from hf_deberta.pretraining.corpus import Corpus
 from hf_deberta.pretraining.masking import Masking, Vocabulary
 from hf_deberta.pretraining.packing import Rows, check_rows
-from hf_deberta.runs.command_line import errors_as_sentences, words_and_flags
-from hf_deberta.runs.run_identity import WITHOUT_EFFECT, RunArguments, decisive
+from hf_deberta.runs.command_line import (
+    ScriptParser,
+    as_input_error,
+    read_command_line,
+    show_input_errors_in_one_line,
+)
+from hf_deberta.runs.run_identity import RunArguments, identifying_flags
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
 
 NOT_HERE = {  # flags of Transformers' run_mlm.py
@@ -25,14 +30,8 @@ NOT_HERE = {  # flags of Transformers' run_mlm.py
     "--use_fast_tokenizer": "a tokenizer is always the fast one if there is one",
     "--trust_remote_code": "code of a checkpoint is never run",
 }
-WITHOUT_EFFECT_HERE = WITHOUT_EFFECT | {  # its length is looked at as steps, the training text by its fingerprint
-    "max_steps", "num_train_epochs", "tokens_dir",
-}  # fmt: skip
-OF_THE_BEST = {  # which model that is, at most, so of no effect unless it is kept
-    "validation_file", "max_eval_samples", "eval_steps", "eval_strategy", "eval_delay", "eval_on_start",
-    "bf16_full_eval", "fp16_full_eval", "prediction_loss_only", "metric_for_best_model", "greater_is_better",
-    "save_steps", "save_strategy",
-}  # fmt: skip
+# Compared as a number of steps, which may grow: see `PretrainingTrainer.settings`.
+LENGTH_FLAGS = ("max_steps", "num_train_epochs")
 
 
 @dataclass
@@ -144,14 +143,14 @@ class PretrainingArguments(RunArguments):
 
 def run_with_arguments(kinds: tuple[type, ...], run: Callable) -> Any:
     """`run` with the command line, or a JSON file, as arguments. What a user can mend is said in a sentence."""
-    parser = HfArgumentParser(kinds)
-    with errors_as_sentences(Path(sys.argv[0]).name):
-        given, _ = words_and_flags(parser)
-        *parts, unknown = parser.parse_args_into_dataclasses(given, return_remaining_strings=True)
+    parser = ScriptParser(kinds)
+    with show_input_errors_in_one_line(Path(sys.argv[0]).name):
+        given, _ = read_command_line(parser)
+        with as_input_error(ValueError):
+            *parts, unknown = parser.parse_args_into_dataclasses(given, return_remaining_strings=True)
         check_flags(unknown)
         flags = vars(parser.parse_args(given))
-        of_the_best = set() if flags["load_best_model_at_end"] else OF_THE_BEST
-        parts[-1].decisive = decisive(flags, WITHOUT_EFFECT_HERE | of_the_best)
+        parts[-1].identifying_flags = identifying_flags(flags, exclude=LENGTH_FLAGS)
         return run(*parts)
 
 
@@ -173,7 +172,7 @@ def check(config: HfDebertaConfig, tokenizer: PreTrainedTokenizerBase, length: i
     """Whether model, tokenizer and rows go together, which is asked before a corpus is tokenised."""
     check_rows(tokenizer, length)
     known = config.max_position_embeddings
-    if (config.decodes_positions or config.position_biased_input) and length > known:
+    if (config.uses_mask_decoder or config.position_biased_input) and length > known:
         raise ValueError(
             f"--max_seq_length {length} is more than the {known} absolute positions of the model; take shorter rows, "
             f"or, for a new model, --config_overrides max_position_embeddings={length}"

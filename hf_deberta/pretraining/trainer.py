@@ -13,7 +13,7 @@ from transformers.utils import logging
 
 from hf_deberta.model.batch_loss import IGNORED
 from hf_deberta.pretraining.throughput import peak_operations, training_operations
-from hf_deberta.runs.checkpoints import STATE, AtomicCheckpointsMixin, last_checkpoint
+from hf_deberta.runs.checkpoints import TRAINER_STATE_NAME, AtomicCheckpointsMixin, last_checkpoint
 from hf_deberta.runs.model_card import write_training_card
 from hf_deberta.runs.row_order import EpochSampler, SetEpochCallback
 from hf_deberta.runs.run_identity import check_same_run
@@ -69,7 +69,7 @@ class PretrainingTrainer(AtomicCheckpointsMixin):
         """
         check_same_run(self.args, self.settings(), may_grow=("steps",))
         self.trained, found = False, last_checkpoint(self.args)
-        state = Path(self.args.output_dir) / STATE  # the last to be written of a run
+        state = Path(self.args.output_dir) / TRAINER_STATE_NAME  # the last to be written of a run
         if found is None:
             state.unlink(missing_ok=True)
         result = self.train(resume_from_checkpoint=found)

@@ -8,7 +8,7 @@ import logging
 import pytest
 from datasets import Dataset, DatasetDict
 
-from hf_deberta.fine_tuning.splits import DataArguments, one_of_each, read_splits
+from hf_deberta.fine_tuning.splits import DataArguments, read_splits, require_plain_splits
 from hf_deberta.runs.data_files import read_table, require_columns
 
 ROWS = [{"sentence": "a b", "label": 0}, {"sentence": "c", "label": 1}, {"sentence": "d", "label": 1}]
@@ -220,6 +220,6 @@ def test_a_missing_column_is_named():
 
 def test_one_of_each():
     rows = Dataset.from_dict({"a": [1]})
-    assert list(one_of_each({"train": rows, "test": rows})) == ["train", "test"]
+    assert list(require_plain_splits({"train": rows, "test": rows})) == ["train", "test"]
     with pytest.raises(ValueError, match="there is validation_a: name its file by --validation_file"):
-        one_of_each({"train": rows, "validation_a": rows})
+        require_plain_splits({"train": rows, "validation_a": rows})

@@ -18,8 +18,7 @@ def projected(model):
     """Rows that the first layer's key projection was given, call by call."""
     given = []
     attention = model.encoder.layer[0].attention.self
-    project = attention.project_table
-    attention.project_table = lambda table: given.append(table.shape[0]) or project(table)
+    attention.pos_dropout.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0].shape[0]))
     return given
 
 
@@ -157,9 +156,9 @@ def test_copies_and_pickles_start_empty_and_weights_alone_are_saved():
     model = serving()
     with torch.no_grad():
         expected = model(**INPUTS).last_hidden_state
-    assert model.encoder.weight_cache._known is not None
+    assert model.encoder.weight_cache._entry is not None
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert twin.encoder.weight_cache._known is None
+        assert twin.encoder.weight_cache._entry is None
         with torch.no_grad():
             torch.testing.assert_close(twin(**INPUTS).last_hidden_state, expected)
     assert not [name for name in model.state_dict() if "weight_cache" in name]
@@ -169,8 +168,8 @@ def test_others_are_compared_as_objects():
     layer, calls = nn.Linear(2, 2), []
     weight_cache, table = WeightCache(), torch.zeros(3, 2)
     compute = lambda: calls.append(1) or len(calls)  # noqa: E731
-    assert [weight_cache.of((layer,), compute, table) for _ in range(2)] == [1, 1]
-    assert weight_cache.of((layer,), compute, table.clone()) == 2
+    assert [weight_cache.get_or_compute((layer,), compute, table) for _ in range(2)] == [1, 1]
+    assert weight_cache.get_or_compute((layer,), compute, table.clone()) == 2
 
 
 def test_when_nothing_may_be_remembered():
@@ -223,4 +222,4 @@ def test_a_training_pass_forgets():
         model(**INPUTS)
     model.train()(**INPUTS)
     attention = model.encoder.layer[0].attention.self
-    assert model.encoder.weight_cache._known is None and attention.weight_cache._known is None
+    assert model.encoder.weight_cache._entry is None and attention.weight_cache._entry is None

@@ -107,7 +107,9 @@ def test_flags_of_evaluation_matter_where_the_best_model_is_kept(tmp_path, monke
     words += [str(word) for name, value in said.items() for word in (f"--{name}", value)]
     for best in ("false", "true"):
         monkeypatch.setattr(sys, "argv", [*words, "--load_best_model_at_end", best])
-        found = run_with_arguments((CorpusArguments, PretrainingArguments), lambda corpus, training: training.decisive)
+        found = run_with_arguments(
+            (CorpusArguments, PretrainingArguments), lambda corpus, training: training.identifying_flags
+        )
         assert {name: value for name, value in found.items() if name in said} == (said if best == "true" else {})
         assert found["learning_rate"] == 0.1
 
