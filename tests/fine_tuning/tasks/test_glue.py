@@ -66,7 +66,7 @@ def test_unknown_labels(tokenizer):
 
 def test_a_missing_column(tokenizer):
     task = glue.TASKS["mrpc"]
-    with pytest.raises(ValueError, match="train rows .* 'sentence2'.* sentence1, label"):
+    with pytest.raises(InputError, match="train rows .* 'sentence2'.* sentence1, label"):
         glue.encode_texts(rows(sentence1=["a"], label=[1]), "train", task, tokenizer, 16, task.labels)
 
 

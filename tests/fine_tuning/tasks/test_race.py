@@ -192,7 +192,7 @@ def test_invalid_files(tmp_path, name, content, message):
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(content)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(InputError, match=message):
         read_choices(path.parent if "high" in name else path)
 
 
