@@ -99,7 +99,7 @@ def infer_task(
     regression: bool | None = None,
     columns: list[str] | None = None,
 ) -> GlueTask:
-    """Return the task of the user's own rows, as the columns and labels of the train split show it.
+    """Return the task of the user's own rows, inferred from the columns and labels of the train split.
 
     Args:
         regression: treat labels as regression targets; by default, if they are floats.
@@ -136,7 +136,7 @@ def _label_names(feature: Any, values: Iterable) -> tuple[str, ...]:
 
 
 def _flatten_label_lists(rows: Dataset, column: str, split: str) -> list:
-    """Return the labels of all rows. Lists of 0 and 1 with repetitions are one-hot vectors, and an error."""
+    """Return the labels of all rows. Lists such as [0, 1, 0] look like multi-hot vectors and are an error."""
     lists = [row for row in rows[column] if row]
     labels = [label for row in lists for label in row]
     if set(labels) == {0, 1} and (repeated := [row for row in lists if len(set(row)) < len(row)]):

@@ -66,7 +66,7 @@ def test_unknown_labels(tokenizer):
 
 def test_a_missing_column(tokenizer):
     task = glue.TASKS["mrpc"]
-    with pytest.raises(ValueError, match="train rows .* 'sentence2'.* sentence1, label"):
+    with pytest.raises(InputError, match="train rows .* 'sentence2'.* sentence1, label"):
         glue.encode_texts(rows(sentence1=["a"], label=[1]), "train", task, tokenizer, 16, task.labels)
 
 
@@ -119,7 +119,7 @@ def test_lists_of_labels(tokenizer, train, names):
     assert (task.labels, task.multi_label, task.metrics[0]) == (names, True, "f1_micro")
     backwards = names[::-1]
     inputs = glue.encode_texts(train, "train", task, tokenizer, 16, backwards)
-    number = {value: place for place, value in enumerate(sorted({v for row in train["label"] for v in row}))}
+    number = {value: index for index, value in enumerate(sorted({v for row in train["label"] for v in row}))}
     by_hand = [[float(2 - c in {number[value] for value in row}) for c in range(3)] for row in train["label"]]
     assert inputs["labels"][:] == by_hand and inputs.features["labels"].feature.dtype == "float64"
 
@@ -182,7 +182,7 @@ def test_a_column_of_numbers_is_text(tokenizer):
         glue.encode_texts(lists, "train", glue.GlueTask(("title",), ("0", "1"), ()), tokenizer, 16, ("0", "1"))
 
 
-def test_labels_are_numbers_not_from_zero(tokenizer):
+def test_numeric_labels_not_from_zero(tokenizer):
     data = rows(text=["a", "b"], label=[1, 5])
     task = glue.infer_task({"train": data})
     assert glue.encode_texts(data, "train", task, tokenizer, 16, task.labels)["labels"] == [0, 1]

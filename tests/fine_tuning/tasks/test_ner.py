@@ -224,7 +224,7 @@ def test_parts_of_a_long_sentence_have_context_on_both_sides():
     assert last.end == last.label_end == 40 and last.start == 30
 
 
-def test_first_pieces_are_labelled(tokenizer):
+def test_first_tokens_are_labelled(tokenizer):
     sentence = Sentence(["Peter", "unfathomable", "Rome"], ["B-PER", "I-PER", "B-LOC"])
     features = encoded([sentence], tokenizer, 64)
     (ids,), (labels,), (positions,) = features["input_ids"], features["labels"], features["word_positions"]

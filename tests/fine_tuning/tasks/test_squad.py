@@ -191,12 +191,12 @@ def test_a_test_file_needs_no_answers(tmp_path):
 )
 def test_invalid_files(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(InputError, match=message):
         read_squad(tmp_path / name)
 
 
 def test_a_missing_file(tmp_path):
-    with pytest.raises((InputError, FileNotFoundError), match="nowhere.json"):
+    with pytest.raises(InputError, match="nowhere.json"):
         read_squad(tmp_path / "nowhere.json")
 
 
