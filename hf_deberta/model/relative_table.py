@@ -8,7 +8,7 @@ for inference: there the projected tables depend on weights only.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import nn
@@ -70,8 +70,8 @@ def find_rows_in_use(
 
 def table_modules(encoder: nn.Module) -> tuple[nn.Module, ...]:
     """The embedding of an encoder's relative table and, if the encoder has one, its LayerNorm."""
-    norm = getattr(encoder, "LayerNorm", None)
-    return (encoder.rel_embeddings,) if norm is None else (encoder.rel_embeddings, norm)
+    modules = (getattr(encoder, "rel_embeddings", None), getattr(encoder, "LayerNorm", None))
+    return tuple(module for module in modules if isinstance(module, nn.Module))
 
 
 def relative_table(modules: tuple[nn.Module, ...], rows: RowsInUse, cache: WeightCache | None) -> torch.Tensor:
@@ -85,7 +85,7 @@ def relative_table(modules: tuple[nn.Module, ...], rows: RowsInUse, cache: Weigh
         return table
 
     if cache is not None and (rows.first, rows.end) == (0, embedding.num_embeddings) and can_cache(modules):
-        return cache.of(modules, compute)
+        return cast(torch.Tensor, cache.of(modules, compute))
     if cache is not None:
         cache.forget()
     return compute()
@@ -96,7 +96,7 @@ def position_tables(projection: TableProjection, table: torch.Tensor, cache: Wei
     if not projection.modules():
         return None, None
     if cache is not None and projection.can_cache():
-        return cache.of(projection.modules(), lambda: projection.project(table), table)
+        return cast(Tables, cache.of(projection.modules(), lambda: projection.project(table), table))
     if cache is not None:
         cache.forget()
     return projection.project(table)
