@@ -326,7 +326,7 @@ class HfDebertaConfig(PreTrainedConfig):
             return
         _require(
             self.num_hidden_layers > 1,
-            f"the enhanced mask decoder needs the layer before the last, but num_hidden_layers is "
+            f"the enhanced mask decoder reads the layer before the last, but num_hidden_layers is "
             f"{self.num_hidden_layers}; set emd_steps=0 or use at least two layers",
         )
         _require(
