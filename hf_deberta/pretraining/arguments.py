@@ -173,7 +173,7 @@ def check(config: HfDebertaConfig, tokenizer: PreTrainedTokenizerBase, length: i
     """Whether model, tokenizer and rows go together, which is asked before a corpus is tokenised."""
     check_rows(tokenizer, length)
     known = config.max_position_embeddings
-    if (config.decodes_positions or config.position_biased_input) and length > known:
+    if (config.uses_mask_decoder or config.position_biased_input) and length > known:
         raise ValueError(
             f"--max_seq_length {length} is more than the {known} absolute positions of the model; take shorter rows, "
             f"or, for a new model, --config_overrides max_position_embeddings={length}"

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 from transformers.trainer_utils import EvalPrediction
 
-from hf_deberta.model.batch_loss import IGNORED, cross_entropies
+from hf_deberta.model.batch_loss import IGNORED, cross_entropy_per_item
 from hf_deberta.model.enhanced_mask_decoder import HfDebertaMaskedLMOutput
 from hf_deberta.pretraining.trainer import PretrainingTrainer
 
@@ -95,7 +95,7 @@ class LanguageModelTrainer(PretrainingTrainer):
             right = (predictions(outputs, labels) == labels[known]).float()
             losses = outputs.losses
             if losses is None:
-                losses = cross_entropies(outputs.logits[known], labels[known])
+                losses = cross_entropy_per_item(outputs.logits[known], labels[known])
             found = torch.stack([losses.float(), right, torch.ones_like(right)], dim=1)
             row = known.nonzero()[:, 0]
             sums.append(found.new_zeros(labels.shape[0], 3).index_add(0, row, found))

@@ -58,7 +58,7 @@ def training_operations(
     attending = 2 * (2 + terms) * context * width
     layers = config.num_hidden_layers
     decoded = 0
-    if vocabulary and config.decodes_positions:
+    if vocabulary and config.uses_mask_decoder:
         layers -= 1
         decoded = tokens * keys_and_values + predicted * config.emd_steps * (of_queries + attending)
     encoder = layers * tokens * (keys_and_values + of_queries + attending)

@@ -302,7 +302,7 @@ def no_fast_path(monkeypatch):
         raise AssertionError("a fast path was used")
 
     def apply():
-        monkeypatch.setattr(attention, "sdpa_attention", forbid)
+        monkeypatch.delitem(attention.BACKENDS, "sdpa")
         monkeypatch.setattr(dense, "multiply", forbid)
         monkeypatch.setattr("hf_deberta.model.weight_cache.CacheEntry", forbid)
         monkeypatch.setattr("hf_deberta.model.attention_context.AttentionContext.unpadded", forbid)
@@ -354,19 +354,16 @@ ENVIRONMENT_TEST = """
 import sys, torch, transformers
 from transformers import AutoModel, DebertaV2Model
 
-def forbid(*args, **kwargs):
-    raise AssertionError("a fast path was used")
-
 inputs = torch.load("inputs.pt")
 sys.modules["hf_deberta"] = None  # importing it is an error
 remote = AutoModel.from_pretrained("saved", trust_remote_code=True).eval()
-sys.modules[type(remote).__module__.rpartition(".")[0] + ".attention"].sdpa_attention = forbid
+sys.modules[type(remote).__module__.rpartition(".")[0] + ".attention"].BACKENDS.pop("sdpa")
 del sys.modules["hf_deberta"]
 
 import hf_deberta
 from hf_deberta.model import attention
 
-attention.sdpa_attention = forbid
+attention.BACKENDS.pop("sdpa")
 hf_deberta.enable()
 models = [remote, hf_deberta.HfDebertaModel.from_pretrained("saved"), DebertaV2Model.from_pretrained("in_tree")]
 with torch.no_grad():

@@ -1,6 +1,7 @@
-"""The official implementation is the law: its tensors, with weights through `from_pretrained`."""
+"""Compare with tensors of the official implementation, with its weights loaded through `from_pretrained`."""
 
 import json
+from dataclasses import replace
 
 import golden_cases
 import pytest
@@ -16,8 +17,7 @@ from hf_deberta import (
     HfDebertaForTokenClassification,
     replaced_token_labels,
 )
-from hf_deberta.model.attention_context import AttentionContext
-from hf_deberta.model.enhanced_mask_decoder import gather_positions
+from hf_deberta.model.attention_mask import AttentionMask
 from hf_deberta.model.relative_position import log_bucket
 
 STATES = {"atol": 2e-5, "rtol": 1e-4}
@@ -50,7 +50,7 @@ def model_inputs(given):
 
 
 def compare_encoder(output, expected, real):
-    """Hidden states at real tokens, and whole attention matrices: a padded query attends to nothing."""
+    """Compare hidden states at real tokens, and whole attention matrices: padded queries attend to nothing."""
     for key, value in expected.items():
         name, _, layer = key.partition(".")
         if name == "embeddings":
@@ -70,9 +70,9 @@ def test_encoder_and_masked_language_model(case, tmp_path):
         inputs, real = model_inputs(given), given["attention_mask"].bool()
         with torch.no_grad():
             output = model(**inputs, output_hidden_states=True, output_attentions=True)
-            compare_encoder(output, expected, real)  # attention matrices come from "eager"
-            without_matrices = {key: value for key, value in expected.items() if "attentions" not in key}
-            compare_encoder(model(**inputs, output_hidden_states=True), without_matrices, real)  # from "sdpa"
+            compare_encoder(output, expected, real)  # computed by "eager"
+            expected_states = {key: value for key, value in expected.items() if "attentions" not in key}
+            compare_encoder(model(**inputs, output_hidden_states=True), expected_states, real)  # computed by "sdpa"
         if "lm_logits" not in expected:
             continue
         labels = given["labels"].masked_fill(given["labels"] == 0, -100)
@@ -80,14 +80,14 @@ def test_encoder_and_masked_language_model(case, tmp_path):
         torch.testing.assert_close(output.logits[labelled], expected["lm_logits"], **STATES)
         with torch.no_grad():
             torch.testing.assert_close(model(**inputs, labels=labels).loss, expected["lm_loss"].mean(), **STATES)
-            sparse = decode_sparsely(model, inputs, labels)
+            sparse = predict_sparsely(model, inputs, labels)
         torch.testing.assert_close(sparse.losses, expected["lm_loss"], **STATES)
         assert torch.equal(sparse.predictions, expected["lm_logits"].argmax(-1))
         torch.testing.assert_close(sparse.loss, expected["lm_loss"].mean(), **STATES)
 
 
-def decode_sparsely(model, inputs, labels):
-    """The training path, with dropout rates of zero."""
+def predict_sparsely(model, inputs, labels):
+    """Return the output of a training step without dropout."""
     model.train()
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
@@ -136,8 +136,8 @@ def encode_with_official_masks(model, given, mask3d):
     """Embeddings under the 2-D mask and layers under the 3-D mask, convolution without document boundaries."""
     deberta = model.deberta
     embeddings, context = deberta.embed(given["input_ids"], given["attention_mask_2d"])
-    context = AttentionContext(
-        **{**vars(context), "mask": mask3d.bool(), "token_mask": mask3d.bool().any(1), "documents": None}
+    context = replace(
+        context, attention_mask=AttentionMask(mask3d.bool()), token_mask=mask3d.bool().any(1), documents=None
     )
     return deberta.encoder(embeddings, context, True, True), context
 
@@ -153,7 +153,7 @@ def test_three_dimensional_masks(case, name, tmp_path):
         output, context = encode_with_official_masks(model, given, mask)
         compare_encoder(output, expected, mask.sum(2) > 0)
         if name == "packed":
-            context = AttentionContext(**{**vars(context), "position_ids": given["position_ids"]})
+            context = replace(context, position_ids=given["position_ids"])
             labelled = given["labels"] > 0
             states = model._decode(output.hidden_states[-2], context, None)[labelled]
             torch.testing.assert_close(states, expected["emd_states.1"], **STATES)
@@ -227,11 +227,5 @@ def log_bucket_tables():
 def test_log_buckets_are_exact(table):
     first = table["first_relative_position"] if "first_relative_position" in table else -table["max_position"]
     distance = torch.arange(len(table["values"])) + first
-    found = log_bucket(distance, table["bucket_size"], table["max_position"])
-    assert found.tolist() == table["values"]
-
-
-def test_gather_positions_picks_rows():
-    states = torch.arange(12.0).view(2, 3, 2)
-    picked = gather_positions(states, torch.tensor([[2], [0]]))
-    assert picked.tolist() == [[[4.0, 5.0]], [[6.0, 7.0]]]
+    buckets = log_bucket(distance, table["bucket_size"], table["max_position"])
+    assert buckets.tolist() == table["values"]

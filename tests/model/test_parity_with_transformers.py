@@ -231,11 +231,11 @@ def released(tmp_path, shape="v3", prefix="deberta.", binary=False, extra=None, 
     if shape == "v1":
         fields = hf_deberta.HfDebertaConfig.from_dict({"model_type": "deberta", **SMALL}).to_dict()
     model = hf_deberta.HfDebertaForMaskedLM(hf_deberta.HfDebertaConfig(**fields)).eval()
-    from hf_deberta.model.checkpoint_conversion import _to_v1
+    from hf_deberta.model.checkpoint_conversion import to_v1_layout
 
     weights = {name: value for name, value in model.state_dict().items() if ".decoder." not in name}
     if shape == "v1":
-        weights = _to_v1(weights, 4)
+        weights = to_v1_layout(weights, 4)
     weights = {name.replace("deberta.", prefix): value.clone() for name, value in weights.items()}
     weights.update(extra or {})
     written = {**SMALL, **SHAPES[shape][1], "pos_att_type": "p2c|c2p", "padding_idx": 0, **config}
