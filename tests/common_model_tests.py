@@ -270,8 +270,8 @@ def copy_tests(sdist: Path, release: str, folder: Path) -> None:
     if sdist.is_file():
         with tarfile.open(sdist) as archive:
             root = f"transformers-{release}"
-            kept = (f"{root}/PKG-INFO", f"{root}/tests/")
-            members = [member for member in archive.getmembers() if member.name.startswith(kept)]
+            prefixes = (f"{root}/PKG-INFO", f"{root}/tests/")
+            members = [member for member in archive.getmembers() if member.name.startswith(prefixes)]
             archive.extractall(folder, members=members, filter="data")
         sdist = folder / root
     if not (sdist / "tests" / "test_modeling_common.py").exists():

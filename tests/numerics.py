@@ -27,8 +27,8 @@ V1_ATTENTION = {"share_att_key": False, "position_buckets": 0, "norm_rel_ebd": "
 
 
 def attend(
-    query, key, value, position_key=None, position_query=None, *, rows_of_distance=None, terms=None, first_row=0, **options
-):  # fmt: skip
+    query, key, value, position_key=None, position_query=None, rows_of_distance=None, terms=None, first_row=0, **options
+):
     """`disentangled_attention` with the fields of `RelativePositions` and `AttentionMask` as arguments."""
     fields = ("mask", "cu_seqlens", "lengths", "query_positions")
     mask = AttentionMask(**{name: options.pop(name) for name in fields if name in options})

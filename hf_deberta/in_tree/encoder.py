@@ -9,6 +9,7 @@ relative table and caches are those of `hf_deberta.model.relative_table`.
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -35,6 +36,8 @@ from hf_deberta.model.weight_cache import WeightCache
 
 logger = logging.get_logger(__name__)
 
+InTree = Any  # a module of Transformers, whose attributes have no types
+
 # beside the in-tree modules, so that nothing of this package stays in a model
 _weight_caches: WeakKeyDictionary[nn.Module, WeightCache] = WeakKeyDictionary()
 _distance_rows: dict[tuple[int, int], dict[torch.device, DistanceRows]] = {}
@@ -51,7 +54,7 @@ def encoder_init(in_tree: Callable) -> Callable:
 
 def encoder_forward(in_tree: Callable) -> Callable:
     def forward(
-        self: nn.Module,
+        self,
         hidden_states: torch.Tensor,  # [B, N, hidden]
         attention_mask: torch.Tensor,  # [B, N], [B, N, N] or [B, 1, N, N]
         output_hidden_states: bool = True,
@@ -60,11 +63,11 @@ def encoder_forward(in_tree: Callable) -> Callable:
         relative_pos: torch.Tensor | None = None,
         return_dict: bool = True,
     ) -> BaseModelOutput | tuple:
-        unusual = query_states is not None or relative_pos is not None or _has_talking_heads(self)
+        unsupported = query_states is not None or relative_pos is not None or _has_talking_heads(self)
         exporting = torch.compiler.is_exporting() or torch.jit.is_tracing()
-        shared = (
-            None if unusual or exporting else shared_by_layers(self, hidden_states, attention_mask, output_attentions)
-        )
+        shared = None
+        if not unsupported and not exporting:
+            shared = shared_by_layers(self, hidden_states, attention_mask, output_attentions)
         if shared is None:
             rest = (output_hidden_states, output_attentions, query_states, relative_pos, return_dict)
             return in_tree(self, hidden_states, attention_mask, *rest)
@@ -75,7 +78,8 @@ def encoder_forward(in_tree: Callable) -> Callable:
             # positional arguments: with keywords, reentrant checkpointing would use the table's graph twice
             new, probability = layer(states[-1], context, None, None, table, output_attentions)
             if i == 0 and getattr(self, "conv", None) is not None:
-                new = self.conv(hidden_states, new, context.token_mask.long())
+                token_mask = cast(torch.Tensor, context.token_mask)  # with a convolution nothing is unpadded
+                new = self.conv(hidden_states, new, token_mask.long())
             states = [*states, new] if output_hidden_states else [new]
             probabilities.append(probability)
         states = list(map(context.scatter, states))
@@ -121,7 +125,7 @@ def attention_forward(in_tree: Callable) -> Callable:
 
 
 def _project(
-    attention: nn.Module, hidden_states: torch.Tensor, query_states: torch.Tensor | None
+    attention: InTree, hidden_states: torch.Tensor, query_states: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Query, key and value [B, H, N, d]."""
     heads = attention.num_attention_heads
@@ -139,22 +143,22 @@ def _project(
     return query + query_bias, key, value + value_bias
 
 
-def _has_fused_projection(attention: nn.Module) -> bool:
+def _has_fused_projection(attention: InTree) -> bool:
     """True for v1, where one matrix projects to query, key and value of each head."""
     return hasattr(attention, "in_proj")
 
 
-def _position_terms(attention: nn.Module) -> tuple[str, ...]:
+def _position_terms(attention: InTree) -> tuple[str, ...]:
     return tuple(term for term in ("c2p", "p2c") if term in attention.pos_att_type)
 
 
-def _scale(attention: nn.Module) -> float:
+def _scale(attention: InTree) -> float:
     """The scale of the scores; v1 counts all terms in its configuration, whether it has them or not."""
     counted = attention.pos_att_type if _has_fused_projection(attention) else _position_terms(attention)
-    return attention_scale(len(counted), attention.attention_head_size)
+    return attention_scale(1 + len(counted), attention.attention_head_size)
 
 
-def _table_projection(attention: nn.Module) -> TableProjection:
+def _table_projection(attention: InTree) -> TableProjection:
     """The projection of the relative table by a layer: its own matrices in v1, usually the content's in v2 and v3."""
     terms = _position_terms(attention)
     if _has_fused_projection(attention):
@@ -171,7 +175,7 @@ def _table_projection(attention: nn.Module) -> TableProjection:
 
 
 def _relative_positions(
-    attention: nn.Module, table: torch.Tensor | None, context: AttentionContext
+    attention: InTree, table: torch.Tensor | None, context: AttentionContext
 ) -> RelativePositions | None:
     """The position terms of a layer; None if it has none."""
     rows, terms = context.relative_rows, _position_terms(attention)
@@ -204,7 +208,7 @@ def output_forward(self, hidden_states: torch.Tensor, input_tensor: torch.Tensor
     return self.LayerNorm(self.dropout(dense(self.dense, hidden_states)) + input_tensor)
 
 
-def _rows_of_distances(encoder: nn.Module, device: torch.device) -> DistanceRows | None:
+def _rows_of_distances(encoder: InTree, device: torch.device) -> DistanceRows | None:
     """The row of each distance in an encoder's table, computed once and outside of graphs.
 
     None if the first call is in a graph, and for more buckets than distances.
@@ -226,7 +230,7 @@ def _rows_of_distances(encoder: nn.Module, device: torch.device) -> DistanceRows
 
 
 def shared_by_layers(
-    encoder: nn.Module, states: torch.Tensor, attention_mask: torch.Tensor, output_attentions: bool = True
+    encoder: InTree, states: torch.Tensor, attention_mask: torch.Tensor, output_attentions: bool = True
 ) -> tuple[AttentionContext, torch.Tensor | None] | None:
     """The attention metadata and the relative table [R, hidden] of all layers; None if this is not supported.
 

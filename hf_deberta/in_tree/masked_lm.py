@@ -6,6 +6,7 @@ Each function takes the in-tree method and returns its replacement. A model has 
 
 from collections.abc import Callable
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,7 +20,7 @@ from .encoder import shared_by_layers
 _loading_official = ContextVar("_loading_official", default=False)  # True while a checkpoint is read as an official one
 
 
-def from_pretrained_of(in_tree: Callable) -> classmethod:
+def from_pretrained_of(in_tree: Any) -> classmethod:
     def from_pretrained(cls, *args, output_loading_info: bool = False, **kwargs):
         for official in (True, False):
             token = _loading_official.set(official)

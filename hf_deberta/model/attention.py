@@ -103,7 +103,7 @@ def disentangled_attention(
     _check_shapes(query, key, value)
     mask.check(query, key)
     if scale is None:
-        scale = attention_scale(0 if positions is None else len(positions.terms), query.shape[-1])
+        scale = attention_scale(1 + (0 if positions is None else len(positions.terms)), query.shape[-1])
     selected = _select_backend(backend, (query, key, value), positions, mask, dropout_p)
     if scale != 1:
         dtype = torch.promote_types(query.dtype, torch.float32) if selected.scores_in_float32 else query.dtype
@@ -112,15 +112,15 @@ def disentangled_attention(
     return selected.attend(query, key, value, positions, mask, dropout_p)
 
 
-def attention_scale(position_terms: int, head_size: int) -> float:
+def attention_scale(terms: int, head_size: int) -> float:
     """1 / sqrt(m d), the factor of all scores; m counts content to content and the position terms.
 
     Queries and position queries are multiplied by it: one of the two is in every term.
 
-    >>> attention_scale(3, 64)
+    >>> attention_scale(4, 64)
     0.0625
     """
-    return ((1 + position_terms) * head_size) ** -0.5
+    return (terms * head_size) ** -0.5
 
 
 def registered_attention_function(name: str) -> Callable[..., torch.Tensor]:

@@ -48,10 +48,11 @@ def attend(
     Half-precision inputs are scored in float32, under autocast too, so that no product overflows before the softmax.
     """
     dtype = torch.promote_types(query.dtype, torch.float32)
-    query, key, positions = query.to(dtype), key.to(dtype), positions and positions.to(dtype)
+    query, key = query.to(dtype), key.to(dtype)
+    positions = None if positions is None else positions.to(dtype)
     with torch.autocast(query.device.type, enabled=False):
-        scores = sum(score_terms(query, key, positions, row).values())
-        probabilities = visible_softmax(scores, visible)
+        scores, *others = score_terms(query, key, positions, row).values()
+        probabilities = visible_softmax(sum(others, start=scores), visible)
     probabilities = dropout(probabilities, dropout_p).to(value.dtype)
     return probabilities @ value, probabilities
 

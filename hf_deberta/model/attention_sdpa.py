@@ -99,9 +99,9 @@ def attend_documents(
 ) -> torch.Tensor:
     """Each document of a packed row by itself; neighbours with equal numbers of queries and keys form a batch."""
     counts = lengths if query_positions is None else queries_per_document(query_positions, lengths)
-    runs = [(n, q, len(list(run))) for (n, q), run in groupby(zip(lengths, counts, strict=True))]
+    runs = [(n, count, len(list(run))) for (n, count), run in groupby(zip(lengths, counts, strict=True))]
     keys, values = ([part[0] for part in tensor.split([n * d for n, _, d in runs], 2)] for tensor in (key, value))
-    queries = [part[0] for part in query.split([q * d for _, q, d in runs], 2)]
+    queries = [part[0] for part in query.split([count * d for _, count, d in runs], 2)]
     contexts, start, first = [], 0, 0
     for i, (length, count, documents) in enumerate(runs):
         if count > 0:
@@ -110,8 +110,8 @@ def attend_documents(
                 in_row = query_positions[0, first : first + count * documents].unflatten(0, (documents, count))
                 starts = torch.arange(start, start + length * documents, length, device=query.device)
                 positions = in_row - starts[:, None]
-            batch = [states[i].unflatten(1, (documents, -1)).transpose(0, 1) for states in (queries, keys, values)]
-            context = attend_rows(*batch, tables, positions, None, dropout_p)
+            q, k, v = (states[i].unflatten(1, (documents, -1)).transpose(0, 1) for states in (queries, keys, values))
+            context = attend_rows(q, k, v, tables, positions, None, dropout_p)
             contexts.append(context.transpose(0, 1).flatten(1, 2))
         start, first = start + length * documents, first + count * documents
     return torch.cat(contexts, 1)[None]
@@ -375,7 +375,8 @@ def differentiable_gradients(
     tensors: tuple[torch.Tensor, ...], offset: int, gradient: torch.Tensor, needed: tuple[bool, ...]
 ) -> tuple[torch.Tensor | None, ...]:
     """The gradients of `whole_band` with a graph, so that they can be differentiated again."""
-    bias = whole_band(*tensors, offset)
+    query, key, falling, rising = tensors
+    bias = whole_band(query, key, falling, rising, offset)
     inputs = [tensor for tensor, need in zip(tensors, needed[:4], strict=True) if need]
     gradients = iter(torch.autograd.grad(bias, inputs, gradient, create_graph=True))
     return tuple(next(gradients) if need else None for need in needed[:4])

@@ -196,9 +196,10 @@ def attention_in_tiles_backward(
         if for_tables:
             near_rows = table_gradients(call, *inputs)
             for index, table in enumerate((position_key, position_query)):
-                if table is not None:
+                if table is not None and rows is not None:
                     tables[index] = row_gradients(call, near_rows[index], far_rows[index].sum(1), rows, table)
-    return *(part.transpose(1, 2) for part in states), *tables
+    for_query, for_key, for_value = (part.transpose(1, 2) for part in states)
+    return for_query, for_key, for_value, tables[0], tables[1]
 
 
 def own_gradients(

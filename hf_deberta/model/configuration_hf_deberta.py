@@ -89,7 +89,7 @@ class HfDebertaConfig(PreTrainedConfig):
     Sizes (P1 table 8):
         vocab_size (`int`, 128100): number of tokens in the vocabulary.
         hidden_size (`int`, 768): width of a layer.
-        embedding_size (`int`, `hidden_size`): width of the embeddings; if it differs, they are projected.
+        embedding_size (`int`, None): width of the embeddings, None for `hidden_size`; others are projected to it.
         num_hidden_layers (`int`, 12): encoder layers. The enhanced mask decoder has none of its own, it uses the last.
         num_attention_heads (`int`, 12): attention heads; must divide `hidden_size`.
         attention_head_size (`int`, None): None or `hidden_size / num_attention_heads`; other values are an error.
@@ -97,7 +97,7 @@ class HfDebertaConfig(PreTrainedConfig):
 
     Activation, initialization and dropout:
         hidden_act (`str`, "gelu"): activation of the feed-forward part and of the pretraining heads.
-        layer_norm_eps (`float`, 1e-7): epsilon of every LayerNorm.
+        layer_norm_eps (`float`, 1e-07): epsilon of every LayerNorm.
         initializer_range (`float`, 0.02): standard deviation of initial weights.
         hidden_dropout_prob (`float`, 0.1): dropout of hidden states and of the relative-position table, in [0, 1).
         attention_probs_dropout_prob (`float`, 0.1): dropout of attention probabilities, in [0, 1).
@@ -134,14 +134,16 @@ class HfDebertaConfig(PreTrainedConfig):
         conv_act (`str`, "tanh"): activation of the convolution ("gelu" in v2).
 
     Heads:
-        pooler_hidden_size (`int`, `hidden_size`): must equal `hidden_size`.
+        pooler_hidden_size (`int`, None): None or `hidden_size`; other values are an error.
         pooler_dropout (`float`, 0.0): dropout before the dense layer of the pooler, in [0, 1).
         pooler_hidden_act (`str`, "gelu"): activation of the pooler.
         cls_dropout (`float`, None): dropout before a classifier, in [0, 1); None for `hidden_dropout_prob`.
         token_classifier (`str`, "linear"): "linear", or "projection" for the official NER head (dense, gelu, linear).
 
     Tokens:
-        pad_token_id (`int`, 0), bos_token_id and eos_token_id (`int`, None): ids of special tokens.
+        pad_token_id (`int`, 0): id of the padding token; its embedding gets no gradient.
+        bos_token_id (`int`, None): id of the first token, for generation.
+        eos_token_id (`int` or `list[int]`, None): id of the token that ends generation.
         tie_word_embeddings (`bool`, True): use the word embedding as the output matrix of language models.
 
     >>> from hf_deberta import HfDebertaConfig
@@ -213,11 +215,6 @@ class HfDebertaConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     # ---- derived values --------------------------------------------------------------------------
-
-    @property
-    def attention_terms(self) -> int:
-        """Number m of terms in the attention score, content to content included, for the scale 1/sqrt(m d)."""
-        return 1 + len(self.pos_att_type or ())
 
     @property
     def max_distance(self) -> int:
@@ -329,7 +326,7 @@ class HfDebertaConfig(PreTrainedConfig):
             return
         _require(
             self.num_hidden_layers > 1,
-            f"the enhanced mask decoder needs the layer before the last, but num_hidden_layers is "
+            f"the enhanced mask decoder reads the layer before the last, but num_hidden_layers is "
             f"{self.num_hidden_layers}; set emd_steps=0 or use at least two layers",
         )
         _require(

@@ -43,7 +43,7 @@ logger = logging.get_logger(__name__)
 
 
 class HfDebertaLMHead(nn.Module):
-    """Return logits: dense, activation, LayerNorm, then the word embedding as output matrix and a bias per token."""
+    """Compute logits: dense, activation, LayerNorm, then the word embedding as output matrix and a bias per token."""
 
     def __init__(self, config: HfDebertaConfig):
         super().__init__()
@@ -287,10 +287,10 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         needs_attentions = encoded.attentions is not None
         last, probabilities = encoder.layer[-1](before_last, table, context, output_attentions=needs_attentions)
         layers = self.config.num_hidden_layers
-        kept: Any = last if layers in kept_states(output_hidden_states, layers + 1) else None
+        last_state: Any = last if layers in kept_states(output_hidden_states, layers + 1) else None
         return BaseModelOutput(
             last_hidden_state=last,
-            hidden_states=None if encoded.hidden_states is None else (*encoded.hidden_states, kept),
+            hidden_states=None if encoded.hidden_states is None else (*encoded.hidden_states, last_state),
             attentions=None if encoded.attentions is None else (*encoded.attentions, probabilities),
         )
 

@@ -6,7 +6,7 @@ Parameter names are those of the official v2 code and of in-tree `deberta-v2`.
 """
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import nn
@@ -51,7 +51,7 @@ class HfDebertaEmbeddings(nn.Module):
 
     def __init__(self, config: HfDebertaConfig, position_embeddings: bool):
         super().__init__()
-        width = config.embedding_size
+        width = config.embedding_size or config.hidden_size
         self.config = config
         self.word_embeddings = nn.Embedding(config.vocab_size, width, padding_idx=config.pad_token_id)
         if position_embeddings:
@@ -113,8 +113,8 @@ class HfDebertaSelfAttention(nn.Module):
         super().__init__()
         self.config = config
         width, key_bias = config.hidden_size, config.attention_key_bias
-        self.terms = tuple(config.pos_att_type) if config.relative_attention else ()
-        self.scale = attention_scale(len(config.pos_att_type), width // config.num_attention_heads)
+        self.terms = tuple(config.pos_att_type or ()) if config.relative_attention else ()
+        self.scale = attention_scale(config.attention_terms, width // config.num_attention_heads)
         self.query_proj = nn.Linear(width, width)
         self.key_proj = nn.Linear(width, width, bias=key_bias)
         self.value_proj = nn.Linear(width, width)
@@ -160,9 +160,7 @@ class HfDebertaSelfAttention(nn.Module):
         """The configured backend, or "eager" for attention probabilities."""
         backend = str(self.config._attn_implementation)
         if output_attentions and backend != "eager":
-            logger.warning_once(
-                f"backend {backend!r} has no attention probabilities: 'eager' is used for output_attentions"
-            )
+            logger.warning_once(f"backend {backend!r} has no attention probabilities: output_attentions uses 'eager'")
             return "eager"
         return backend
 
@@ -249,18 +247,20 @@ class HfDebertaLayer(GradientCheckpointingLayer):
         `steps`: how often the layer is applied to the queries, with the same keys and values.
         """
         memory = None
+        states = hidden_states if query_states is None else query_states
         for _ in range(steps):
-            residual = hidden_states if query_states is None else query_states
             attended, probabilities, memory = self.attention.self(
-                hidden_states, relative_table, context, query_states, query_positions, memory, output_attentions
+                hidden_states, relative_table, context, states, query_positions, memory, output_attentions
             )
-            attended = self.attention.output(attended, residual)
-            query_states = self.output(self.intermediate(attended), attended)
-        return query_states, probabilities
+            attended = self.attention.output(attended, states)
+            states = self.output(self.intermediate(attended), attended)
+        return states, probabilities
 
 
 class HfDebertaEncoder(nn.Module):
     """All layers, the relative-position table that they share, and the convolution after the first layer."""
+
+    rows_of_distance: torch.Tensor  # [2k + 1]
 
     def __init__(self, config: HfDebertaConfig):
         super().__init__()
@@ -292,7 +292,7 @@ class HfDebertaEncoder(nn.Module):
             return None
         span = self.config.relative_span
         distances = DistanceRows(self.rows_of_distance, span, self.can_be_pruned, self.saturation)
-        projections = (layer.attention.self.table_projection() for layer in self.layer)
+        projections = (cast(HfDebertaLayer, layer).attention.self.table_projection() for layer in self.layer)
         return find_rows_in_use(distances, length, table_modules(self), projections)
 
     def relative_table(self, context: AttentionContext) -> torch.Tensor | None:
@@ -319,15 +319,15 @@ class HfDebertaEncoder(nn.Module):
         embeddings = hidden_states
         table = self.relative_table(context)
         kept = kept_states(output_hidden_states, len(self.layer) + 1)
-        states, attentions = [hidden_states if 0 in kept else None], []
+        states: list[torch.Tensor | None] = [hidden_states if 0 in kept else None]
+        attentions: list[torch.Tensor] = []
         last = len(self.layer) - 1
         needs_all = output_attentions or last + 1 in kept or (last == 0 and self.conv is not None)
         for i, layer in enumerate(self.layer[:-1] if skip_last else self.layer):
-            queries = ()
-            if i == last and query_positions is not None and not needs_all:
-                queries = gather_positions(hidden_states, query_positions), query_positions
+            positions = query_positions if i == last and not needs_all else None
+            queries = None if positions is None else gather_positions(hidden_states, positions)
             hidden_states, probabilities = layer(
-                hidden_states, table, context, *queries, output_attentions=output_attentions
+                hidden_states, table, context, queries, positions, output_attentions=output_attentions
             )
             if i == 0 and self.conv is not None:
                 hidden_states = self.conv(embeddings, hidden_states, context.token_mask, context.documents)
@@ -338,7 +338,7 @@ class HfDebertaEncoder(nn.Module):
             hidden_states = gather_positions(hidden_states, query_positions)
         return BaseModelOutput(
             last_hidden_state=hidden_states,
-            hidden_states=tuple(states) if kept else None,
+            hidden_states=cast(tuple[torch.Tensor, ...], tuple(states)) if kept else None,
             attentions=tuple(attentions) if output_attentions else None,
         )
 
@@ -382,7 +382,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         return self.embeddings.word_embeddings
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        self.embeddings.word_embeddings = value
+        self.embeddings.word_embeddings = cast(nn.Embedding, value)
 
     @can_return_tuple
     def forward(
@@ -445,11 +445,11 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         self, output_attentions: bool | None, output_hidden_states: bool | int | list[int] | None
     ) -> OutputFlags:
         """The arguments, or the configuration's values for those that are None."""
-        config = self.config
-        return OutputFlags(
-            attentions=bool(config.output_attentions if output_attentions is None else output_attentions),
-            hidden_states=config.output_hidden_states if output_hidden_states is None else output_hidden_states,
-        )
+        if output_attentions is None:
+            output_attentions = self.config.output_attentions
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        return OutputFlags(bool(output_attentions), False if output_hidden_states is None else output_hidden_states)
 
     def embed(
         self,
@@ -470,9 +470,8 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         batch, length, device = self._check_inputs(input_ids, token_type_ids, inputs_embeds)
         if input_ids is not None and cu_seq_lens_q is None and position_ids is None:  # packed rows have no mask
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
-        context = AttentionContext.from_inputs(
-            attention_mask, position_ids, cu_seq_lens_q, (batch, length), device, causal
-        )
+        shape = (batch, length)
+        context = AttentionContext.from_inputs(attention_mask, position_ids, cu_seq_lens_q, shape, device, causal)
         embeddings = self.embeddings(
             input_ids,
             token_type_ids,

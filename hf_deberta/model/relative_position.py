@@ -68,11 +68,8 @@ class RelativePositions:
 
     def to(self, dtype: torch.dtype) -> "RelativePositions":
         """The same with tables of this type."""
-        tables = {
-            name: None if table is None else table.to(dtype)
-            for name, table in (("position_key", self.position_key), ("position_query", self.position_query))
-        }
-        return replace(self, **tables)
+        key, query = (None if table is None else table.to(dtype) for table in (self.position_key, self.position_query))
+        return replace(self, position_key=key, position_query=query)
 
     def with_scaled_queries(self, scale: float, dtype: torch.dtype) -> "RelativePositions":
         """The same with position queries multiplied by `scale` in `dtype`, which scales p2c and p2p."""
@@ -107,8 +104,8 @@ def log_bucket(distance: torch.Tensor, buckets: int, max_distance: int) -> torch
 def float32_log(x: torch.Tensor) -> torch.Tensor:
     """ln x, with the same bits on every processor, unlike torch.log.
 
-    With x = 2^e m and 1 <= m < 2 it is e ln 2 + ln m, each rounded to float32. This gives all official tables, including
-    the two for which torch.log on Intel processors rounds the farthest distance the other way (docs/log.md).
+    With x = 2^e m and 1 <= m < 2 it is e ln 2 + ln m, each rounded to float32. This gives all official tables, also the
+    two for which torch.log on Intel processors rounds the farthest distance the other way (docs/log.md).
     """
     half, exponent = torch.frexp(x)
     return (exponent - 1).to(torch.float32) * math.log(2) + torch.log(2 * half.double()).to(torch.float32)

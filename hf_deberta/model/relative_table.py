@@ -70,8 +70,8 @@ def find_rows_in_use(
 
 def table_modules(encoder: nn.Module) -> tuple[nn.Module, ...]:
     """The embedding of an encoder's relative table and, if the encoder has one, its LayerNorm."""
-    norm = getattr(encoder, "LayerNorm", None)
-    return (encoder.rel_embeddings,) if norm is None else (encoder.rel_embeddings, norm)
+    modules = (getattr(encoder, "rel_embeddings", None), getattr(encoder, "LayerNorm", None))
+    return tuple(module for module in modules if isinstance(module, nn.Module))
 
 
 def relative_table(modules: tuple[nn.Module, ...], rows: RowsInUse, cache: WeightCache | None) -> torch.Tensor:

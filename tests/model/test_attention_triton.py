@@ -88,7 +88,7 @@ def in_both(leaves, rows, first, terms, causal=False, dtype=torch.float64, **who
     leaves = {name: leaf if given.get(name, True) else None for name, leaf in leaves.items()}
 
     def ours(query, key, value, position_key, position_query):
-        scale = attention_scale(len(terms), size)
+        scale = attention_scale(1 + len(terms), size)
         positions = RelativePositions.from_tables(position_key, position_query, rows, terms, first)
         positions = positions.with_scaled_queries(scale, query.dtype) if terms else None
         return triton_attention(query * scale, key, value, positions, AttentionMask(**who), causal=causal)
@@ -175,7 +175,7 @@ def test_dropout_falls_on_probabilities_and_the_backward_pass_draws_it_again(dev
 
     def dropped(seed, query, key, value, position_key, position_query):
         torch.manual_seed(seed)
-        scale = attention_scale(2, length)
+        scale = attention_scale(3, length)
         positions = RelativePositions.from_tables(position_key, position_query, rows)
         positions = positions.with_scaled_queries(scale, query.dtype)
         return triton_attention(query * scale, key, value, positions, AttentionMask(), rate)

@@ -13,7 +13,7 @@ from numerics import (
 )
 from torch import nn
 
-from hf_deberta import HfDebertaForCausalLM, HfDebertaForMaskedLM, export_to_transformers
+from hf_deberta import HfDebertaForCausalLM, HfDebertaForMaskedLM
 
 CAUSAL = {"conv_kernel_size": 0, "num_hidden_layers": 3}
 VARIANTS = {
@@ -408,7 +408,7 @@ def test_generation_with_a_cache_or_inputs_embeds_is_an_error():
         model.generate(inputs_embeds=model.get_input_embeddings()(ids), max_new_tokens=2)
 
 
-# ---- parameters and export ----------------------------------------------------------------------------------------
+# ---- parameters ---------------------------------------------------------------------------------------------------
 
 
 def test_parameters_are_those_of_the_masked_language_model():
@@ -416,9 +416,3 @@ def test_parameters_are_those_of_the_masked_language_model():
         config = tiny_config(**CAUSAL, **{name: value for name, value in variant.items() if name not in CAUSAL})
         causal, masked = HfDebertaForCausalLM(config).state_dict(), HfDebertaForMaskedLM(config).state_dict()
         assert {name: each.shape for name, each in causal.items()} == {n: each.shape for n, each in masked.items()}
-
-
-def test_export_to_transformers_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="HfDebertaForMaskedLM"):
-        export_to_transformers(causal_model(), tmp_path / "folder")
-    assert not (tmp_path / "folder").exists()

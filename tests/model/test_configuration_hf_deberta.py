@@ -1,6 +1,8 @@
 """Configuration: presets, checks, and the translation of official and in-tree files."""
 
+import dataclasses
 import json
+import re
 
 import golden_cases
 import pytest
@@ -61,7 +63,7 @@ def test_preset_fields(name):
     assert config.norm_rel_ebd == ("none" if v1 else "layer_norm")
     assert config.relative_span == (512 if v1 else 16 if name == "tiny" else 256)
     assert config.conv_kernel_size == (3 if v2 else 0)
-    assert config.attention_terms == 3 and config.emd_steps == 2 and config.uses_mask_decoder
+    assert config.pos_att_type == ["c2p", "p2c"] and config.emd_steps == 2 and config.uses_mask_decoder
     assert HfDebertaConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()
     if name == "tiny":
         assert HfDebertaForMaskedLM(config)(torch.tensor([[1, 5, 2]])).logits.shape == (1, 3, 128)
@@ -178,8 +180,7 @@ def test_valid_fields_build_a_model_that_runs(fields):
     ids=repr,
 )
 def test_forms_of_pos_att_type(pos_att_type, terms):
-    config = HfDebertaConfig(pos_att_type=pos_att_type)
-    assert config.pos_att_type == terms and config.attention_terms == 1 + len(terms)
+    assert HfDebertaConfig(pos_att_type=pos_att_type).pos_att_type == terms
 
 
 def test_derived_values():
@@ -188,6 +189,15 @@ def test_derived_values():
     assert HfDebertaConfig.from_preset("tiny", position_buckets=-1).relative_span == 64
     assert not HfDebertaConfig.from_preset("tiny", position_biased_input=True).uses_mask_decoder
     assert not HfDebertaConfig.from_preset("tiny", emd_steps=0).uses_mask_decoder
+
+
+def test_docstring_has_every_field_and_its_default():
+    for field in dataclasses.fields(HfDebertaConfig):
+        if field.name in HfDebertaConfig.__annotations__:
+            default = list(field.default) if isinstance(field.default, tuple) else field.default
+            default = json.dumps(default) if isinstance(default, str | list) else repr(default)
+            line = rf"\n +{field.name} \(.*, {re.escape(default)}\): ."
+            assert re.search(line, HfDebertaConfig.__doc__), (field.name, default)
 
 
 # ---- official and in-tree files -----------------------------------------------------------------------------------

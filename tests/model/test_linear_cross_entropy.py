@@ -64,18 +64,18 @@ def test_equals_the_loss_of_whole_logits(shape, items, bias):
     assert torch.equal(predictions, logits.argmax(-1)) and predictions.dtype == torch.long
     assert not losses.requires_grad and not predictions.requires_grad
     with torch.no_grad():
-        for found, trained in zip(chunked_loss(inputs, labels, items), (loss, losses, predictions), strict=True):
-            assert torch.equal(found, trained)
+        for actual, trained in zip(chunked_loss(inputs, labels, items), (loss, losses, predictions), strict=True):
+            assert torch.equal(actual, trained)
 
 
 def test_equals_batch_loss():
     inputs, labels = random_inputs(13, 97, 8, torch.float32), random_labels(13, 97)
     logits = functional.linear(*inputs.values())
     for items in (None, 5, torch.tensor(20)):
-        found, expected = chunked_loss(inputs, labels, items)[0], cross_entropy(logits, labels, items)
-        assert_equal_but_for_rounding(found, expected)
-        found, expected = (gradients(loss, inputs) for loss in (found, cross_entropy(logits.clone(), labels, items)))
-        assert_same_by_name(found, expected)
+        actual, expected = chunked_loss(inputs, labels, items)[0], cross_entropy(logits, labels, items)
+        assert_equal_but_for_rounding(actual, expected)
+        actual, expected = (gradients(loss, inputs) for loss in (actual, cross_entropy(logits.clone(), labels, items)))
+        assert_same_by_name(actual, expected)
         logits = functional.linear(*inputs.values())
 
 
@@ -155,10 +155,10 @@ def test_loss_of_frozen_inputs_requires_no_grad():
 
 def test_weight_tied_to_the_embedding_gets_both_gradients():
     labels, ids = random_labels(7, 9), torch.tensor([3, 3, 0, 8, 1, 2, 3])
-    found, expected = nn.Parameter(random_inputs(7, 9, 4)["weight"].detach()), random_inputs(7, 9, 4)["weight"]
-    linear_cross_entropy(functional.embedding(ids, found).tanh(), found, None, labels)[0].backward()
+    actual, expected = nn.Parameter(random_inputs(7, 9, 4)["weight"].detach()), random_inputs(7, 9, 4)["weight"]
+    linear_cross_entropy(functional.embedding(ids, actual).tanh(), actual, None, labels)[0].backward()
     whole_loss({"states": functional.embedding(ids, expected).tanh(), "weight": expected}, labels)[0].backward()
-    torch.testing.assert_close(found.grad, expected.grad)
+    torch.testing.assert_close(actual.grad, expected.grad)
 
 
 def test_backward_can_run_again_if_the_graph_is_retained():
@@ -167,8 +167,8 @@ def test_backward_can_run_again_if_the_graph_is_retained():
     loss = 0.5 * chunked_loss(inputs, labels)[0]
     expected = gradients(0.5 * whole_loss(inputs, labels)[0], inputs)
     for retain_graph in (True, True, False):
-        found = torch.autograd.grad(loss, list(inputs.values()), retain_graph=retain_graph)
-        assert_same_by_name(dict(zip(inputs, found, strict=True)), expected, torch.float64)
+        actual = torch.autograd.grad(loss, list(inputs.values()), retain_graph=retain_graph)
+        assert_same_by_name(dict(zip(inputs, actual, strict=True)), expected, torch.float64)
     with pytest.raises(RuntimeError, match="a second time"):
         loss.backward()
 
@@ -217,18 +217,18 @@ def in_precision(inputs, dtype, how, loss_of):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_stays_within_the_error_of_whole_logits(dtype, how):
     inputs, labels = random_inputs(64, 97, 16, torch.float32), random_labels(64, 97)
-    found, found_gradients = in_precision(inputs, dtype, how, lambda tensors: chunked_loss(tensors, labels)[0])
+    actual, actual_gradients = in_precision(inputs, dtype, how, lambda tensors: chunked_loss(tensors, labels)[0])
     plain = lambda tensors: cross_entropy(functional.linear(*tensors.values()), labels)  # noqa: E731
     low, low_gradients = in_precision(inputs, dtype, how, plain)
     exact = {name: tensor.detach().double().requires_grad_() for name, tensor in inputs.items()}
     loss = whole_loss(exact, labels)[0]
-    assert found.dtype == torch.float32
+    assert actual.dtype == torch.float32
     # errors may cancel in the mean of the plain computation: always allow one rounding of each logit
     rounding = torch.finfo(dtype).eps * largest(functional.linear(*exact.values()))
-    assert largest(found - loss) <= 2 * largest(low - loss) + rounding
+    assert largest(actual - loss) <= 2 * largest(low - loss) + rounding
     for name, gradient in gradients(loss, exact).items():
-        assert found_gradients[name].dtype == (torch.float32 if how == "autocast" else dtype)
-        assert_within_budget(found_gradients[name].to(dtype), low_gradients[name], gradient, name)
+        assert actual_gradients[name].dtype == (torch.float32 if how == "autocast" else dtype)
+        assert_within_budget(actual_gradients[name].to(dtype), low_gradients[name], gradient, name)
 
 
 def test_float64_stays_float64_under_autocast():
