@@ -210,7 +210,7 @@ def check_model_fits(
     """Check that model, tokenizer and length of rows fit together, before the corpus is tokenized."""
     check_rows(tokenizer, length)
     positions = config.max_position_embeddings
-    if (config.decodes_positions or config.position_biased_input) and length > positions:
+    if (config.uses_mask_decoder or config.position_biased_input) and length > positions:
         raise InputError(
             f"--max_seq_length {length} is more than the {positions} absolute positions of the model: use shorter "
             f"rows, or, for a new model, --config_overrides max_position_embeddings={length}"

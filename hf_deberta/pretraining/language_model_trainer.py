@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 from transformers.trainer_utils import EvalPrediction
 
-from hf_deberta.model.batch_loss import IGNORED, cross_entropies
+from hf_deberta.model.batch_loss import IGNORED, cross_entropy_per_item
 from hf_deberta.model.enhanced_mask_decoder import HfDebertaMaskedLMOutput
 from hf_deberta.pretraining.trainer import PretrainingTrainer
 from hf_deberta.runs.errors import InputError
@@ -102,7 +102,7 @@ class LanguageModelTrainer(PretrainingTrainer):
             correct = (predictions(outputs, labels) == labels[labelled]).float()
             losses = outputs.losses
             if losses is None:
-                losses = cross_entropies(outputs.logits[labelled], labels[labelled])
+                losses = cross_entropy_per_item(outputs.logits[labelled], labels[labelled])
             values = torch.stack([losses.float(), correct, torch.ones_like(correct)], dim=1)
             row = labelled.nonzero()[:, 0]
             sums.append(values.new_zeros(labels.shape[0], 3).index_add(0, row, values))

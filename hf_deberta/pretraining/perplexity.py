@@ -5,7 +5,7 @@ import math
 import torch
 from transformers import PreTrainedModel
 
-from hf_deberta.model.batch_loss import cross_entropies
+from hf_deberta.model.batch_loss import cross_entropy_per_item
 
 
 @torch.no_grad()
@@ -27,7 +27,7 @@ def strided_perplexity(model: PreTrainedModel, ids: torch.Tensor, length: int, s
         first = max(seen, begin + 1)  # the first token to score, by the logits before it
         if first < end:
             logits = model(input_ids=ids[None, begin:end]).logits[0, first - begin - 1 : -1]
-            total += float(cross_entropies(logits, ids[first:end]).sum(dtype=torch.float64))
+            total += float(cross_entropy_per_item(logits, ids[first:end]).sum(dtype=torch.float64))
             scored += end - first
         seen = end
         if end == len(ids):

@@ -30,8 +30,8 @@ from transformers.utils.generic import ModelOutput, can_return_tuple
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaForPreTraining, replaced_token_labels
 from hf_deberta.model.attention_context import real_tokens
-from hf_deberta.model.batch_loss import IGNORED, items_in_batch
-from hf_deberta.model.linear_cross_entropy import LEAST_TOKENS, LOGITS_AT_ONCE
+from hf_deberta.model.batch_loss import IGNORED, loss_divisor
+from hf_deberta.model.linear_cross_entropy import MAX_CHUNK_LOGITS, MIN_CHUNK_TOKENS
 from hf_deberta.pretraining.gradient_disentangled_embedding import (
     SHARINGS,
     GradientDisentangledEmbedding,
@@ -125,7 +125,7 @@ class HfDebertaRtdConfig(PreTrainedConfig):
 
 def with_fewer_layers(config: HfDebertaConfig, layers: int | None = None) -> HfDebertaConfig:
     """Return a copy with so many layers, by default half; at least two if it has an enhanced mask decoder."""
-    minimum = 2 if config.decodes_positions else 1
+    minimum = 2 if config.uses_mask_decoder else 1
     config = deepcopy(config)
     config.num_hidden_layers = max(config.num_hidden_layers // 2, minimum) if layers is None else layers
     config.validate()
@@ -236,7 +236,7 @@ class HfDebertaForRtdPretraining(PreTrainedModel):
                 replaced_ids = input_ids.masked_scatter(masked, sampled.to(input_ids.dtype))
             losses.append(lm_loss)
             statistics |= {
-                "lm_loss": lm_loss.detach() * items_in_batch(masked, masked_items),
+                "lm_loss": lm_loss.detach() * loss_divisor(masked, masked_items),
                 "masked": masked.sum(),
                 "masked_correct": (masked & (labels == labels.masked_scatter(masked, best.to(labels.dtype)))).sum(),
             }
@@ -249,7 +249,7 @@ class HfDebertaForRtdPretraining(PreTrainedModel):
             losses.append(self.config.rtd_weight * rtd_loss)
             replaced, original, positive = targets == 1, targets == 0, logits > 0
             statistics |= {
-                "rtd_loss": rtd_loss.detach() * items_in_batch(real, real_items),
+                "rtd_loss": rtd_loss.detach() * loss_divisor(real, real_items),
                 "replaced": replaced.sum(),
                 "replaced_found": (replaced & positive).sum(),
                 "original": original.sum(),
@@ -397,7 +397,7 @@ def sample_tokens(
 
     >>> sample_tokens(states, model.lm_predictions.lm_head, temperature=1.0, vocab_size=model.config.vocab_size)
     """
-    size = max(LEAST_TOKENS, LOGITS_AT_ONCE // vocab_size)
+    size = max(MIN_CHUNK_TOKENS, MAX_CHUNK_LOGITS // vocab_size)
     return torch.cat([sample(head(chunk), temperature) for chunk in states.split(size)])
 
 

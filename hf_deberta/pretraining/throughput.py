@@ -61,7 +61,7 @@ def training_operations(
     attention = 2 * (2 + terms) * context_length * width
     layers = config.num_hidden_layers
     decoder = 0.0
-    if vocab_size and config.decodes_positions:
+    if vocab_size and config.uses_mask_decoder:
         layers -= 1
         decoder = tokens * keys_and_values + predicted * config.emd_steps * (queries_and_feed_forward + attention)
     encoder = layers * tokens * (keys_and_values + queries_and_feed_forward + attention)

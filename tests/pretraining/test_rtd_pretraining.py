@@ -149,7 +149,7 @@ def test_unequal_widths_need_no_sharing():
 
 @pytest.mark.parametrize("at_once", [1, 2**25], ids=["chunks", "at once"])
 def test_tokens_are_sampled_from_the_softmax(at_once, monkeypatch):
-    monkeypatch.setattr(rtd_pretraining, "LOGITS_AT_ONCE", at_once)
+    monkeypatch.setattr(rtd_pretraining, "MAX_CHUNK_LOGITS", at_once)
     logits = torch.tensor([0.0, 1.0, -1.0, 2.0, 0.5])
     many = logits.repeat(20000 if at_once > 1 else 2000, 1)
     torch.manual_seed(0)
