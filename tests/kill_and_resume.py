@@ -1,11 +1,13 @@
-"""Run a script to its end, and again with a kill at a checkpoint and a second start. Run as a program of its own.
+"""Run scripts to their end, and again with a kill at a checkpoint and a second start. Run as a program of its own.
 
-    python tests/kill_and_resume.py run_mlm.py FOLDER checkpoint-6 FLAGS
+    python tests/kill_and_resume.py checkpoint-6 RUNS.json
 
-FOLDER/whole and FOLDER/killed are the output directories. Each run is a fork of this process, so that everything is
-imported once.
+RUNS.json holds a list of objects: script, folder, flags. The output directories are folder/whole and folder/killed, and
+folder/after_kill.txt lists the content of the latter after the kill. Each run is a fork of this process, so that
+everything is imported once.
 """
 
+import json
 import os
 import runpy
 import signal
@@ -54,9 +56,11 @@ def run_until(checkpoint: Path, script: str, flags: list[str], output_dir: Path)
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    script, folder, checkpoint, *flags = sys.argv[1:]
-    whole, killed = Path(folder) / "whole", Path(folder) / "killed"
-    run_to_the_end(script, flags, whole)
-    run_until(killed / checkpoint, script, flags, killed)
-    print(*sorted(path.name for path in killed.iterdir()))
-    run_to_the_end(script, flags, killed)
+    checkpoint, runs = sys.argv[1:]
+    for run in json.loads(Path(runs).read_text(encoding="utf-8")):
+        script, flags, folder = run["script"], run["flags"], Path(run["folder"])
+        run_to_the_end(script, flags, folder / "whole")
+        run_until(folder / "killed" / checkpoint, script, flags, folder / "killed")
+        names = sorted(path.name for path in (folder / "killed").iterdir())
+        (folder / "after_kill.txt").write_text("\n".join(names), encoding="utf-8")
+        run_to_the_end(script, flags, folder / "killed")
