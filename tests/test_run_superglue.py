@@ -175,7 +175,7 @@ def test_invalid_input(data, tmp_path):
             [*ours, "--task_name", "record", "--train_file", flat],
             "no column 'entity_spans' .nor 'qas', as in the official",
         ),
-        ([*train, "--validation_file", other], "labels that are not known: 'perhaps'; known are entailment"),
+        ([*train, "--validation_file", other], "unknown labels: 'perhaps'; known are entailment"),
         ([*train, "--validation_file", bare], "the validation rows of cb have no labels"),
         ([*train, "--validation_file", tmp_path / "empty.jsonl"], "empty.jsonl is empty"),
         ([*ours, "--task_name", "cb", "--validation_file", cb / "val.jsonl"], "--do_train needs train rows"),

@@ -42,6 +42,9 @@ from hf_deberta.runs.errors import InputError
 
 TWO_WAY_ENTAILMENT = ("entailment", "not_entailment")
 THREE_WAY_ENTAILMENT = ("entailment", "neutral", "contradiction")
+SENTENCE_COLUMNS, QUESTION_COLUMNS = ("sentence1", "sentence2"), ("question1", "question2")
+NLI_COLUMNS, QNLI_COLUMNS = ("premise", "hypothesis"), ("question", "sentence")
+MNLI_FILES = {"test": "MNLI-m.tsv", "test_matched": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"}
 MULTI_LABEL_METRICS = ("f1_micro", "f1_macro", "accuracy")
 
 logger = logging.get_logger(__name__)
@@ -71,33 +74,15 @@ class GlueTask:
 TASKS = {
     "cola": GlueTask(("sentence",), ("unacceptable", "acceptable"), ("matthews_correlation",), {"test": "CoLA.tsv"}),
     "sst2": GlueTask(("sentence",), ("negative", "positive"), ("accuracy",), {"test": "SST-2.tsv"}),
-    "mrpc": GlueTask(
-        ("sentence1", "sentence2"), ("not_equivalent", "equivalent"), ("accuracy", "f1"), {"test": "MRPC.tsv"}
-    ),
-    "stsb": GlueTask(("sentence1", "sentence2"), None, ("pearson", "spearmanr"), {"test": "STS-B.tsv"}),
-    "qqp": GlueTask(
-        ("question1", "question2"), ("not_duplicate", "duplicate"), ("accuracy", "f1"), {"test": "QQP.tsv"}
-    ),
-    "mnli": GlueTask(
-        ("premise", "hypothesis"),
-        THREE_WAY_ENTAILMENT,
-        ("accuracy",),
-        {"test": "MNLI-m.tsv", "test_matched": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"},
-        submits_names=True,
-    ),
-    "qnli": GlueTask(
-        ("question", "sentence"), TWO_WAY_ENTAILMENT, ("accuracy",), {"test": "QNLI.tsv"}, submits_names=True
-    ),
-    "rte": GlueTask(
-        ("sentence1", "sentence2"), TWO_WAY_ENTAILMENT, ("accuracy",), {"test": "RTE.tsv"}, submits_names=True
-    ),
-    "wnli": GlueTask(("sentence1", "sentence2"), ("not_entailment", "entailment"), ("accuracy",), {"test": "WNLI.tsv"}),
+    "mrpc": GlueTask(SENTENCE_COLUMNS, ("not_equivalent", "equivalent"), ("accuracy", "f1"), {"test": "MRPC.tsv"}),
+    "stsb": GlueTask(SENTENCE_COLUMNS, None, ("pearson", "spearmanr"), {"test": "STS-B.tsv"}),
+    "qqp": GlueTask(QUESTION_COLUMNS, ("not_duplicate", "duplicate"), ("accuracy", "f1"), {"test": "QQP.tsv"}),
+    "mnli": GlueTask(NLI_COLUMNS, THREE_WAY_ENTAILMENT, ("accuracy",), MNLI_FILES, submits_names=True),
+    "qnli": GlueTask(QNLI_COLUMNS, TWO_WAY_ENTAILMENT, ("accuracy",), {"test": "QNLI.tsv"}, submits_names=True),
+    "rte": GlueTask(SENTENCE_COLUMNS, TWO_WAY_ENTAILMENT, ("accuracy",), {"test": "RTE.tsv"}, submits_names=True),
+    "wnli": GlueTask(SENTENCE_COLUMNS, ("not_entailment", "entailment"), ("accuracy",), {"test": "WNLI.tsv"}),
     "ax": GlueTask(
-        ("premise", "hypothesis"),
-        THREE_WAY_ENTAILMENT,
-        ("matthews_correlation",),
-        {"test": "AX.tsv"},
-        submits_names=True,
+        NLI_COLUMNS, THREE_WAY_ENTAILMENT, ("matthews_correlation",), {"test": "AX.tsv"}, submits_names=True
     ),
 }
 SUBMISSION_FILES = [
@@ -114,7 +99,7 @@ def infer_task(
     regression: bool | None = None,
     columns: list[str] | None = None,
 ) -> GlueTask:
-    """Return the task of the user's own rows, as the columns and labels of the train split show it.
+    """Return the task of the user's own rows, inferred from the columns and labels of the train split.
 
     Args:
         regression: treat labels as regression targets; by default, if they are floats.
@@ -124,7 +109,7 @@ def infer_task(
     rows = splits[split]
     if not columns:
         texts = [name for name, feature in rows.features.items() if name != label_column and _is_text(feature)]
-        columns = [name for name in ("sentence1", "sentence2") if name in texts] or texts
+        columns = [name for name in SENTENCE_COLUMNS if name in texts] or texts
     if not columns:
         raise InputError(f"the {split} rows have no column of text; they have {', '.join(rows.column_names)}")
     task = partial(GlueTask, tuple(columns[:2]))
@@ -134,7 +119,7 @@ def infer_task(
     if _is_label_list(feature) and not regression:
         labels = _label_names(feature.feature, _flatten_label_lists(rows, label_column, split))
         return task(labels, MULTI_LABEL_METRICS, multi_label=True)
-    require_one_label(rows, label_column, split)
+    require_label_format(rows, label_column, split, multi_label=False)
     if regression or (regression is None and getattr(feature, "dtype", "").startswith("float")):
         return task(None, ("pearson", "spearmanr"))
     return task(_label_names(feature, rows[label_column]), ("accuracy", "f1"))
@@ -151,7 +136,7 @@ def _label_names(feature: Any, values: Iterable) -> tuple[str, ...]:
 
 
 def _flatten_label_lists(rows: Dataset, column: str, split: str) -> list:
-    """Return the labels of all rows. Lists of 0 and 1 with repetitions are one-hot vectors, and an error."""
+    """Return the labels of all rows. Lists such as [0, 1, 0] look like multi-hot vectors and are an error."""
     lists = [row for row in rows[column] if row]
     labels = [label for row in lists for label in row]
     if set(labels) == {0, 1} and (repeated := [row for row in lists if len(set(row)) < len(row)]):
@@ -182,21 +167,19 @@ def require_texts(rows: Dataset, columns: Iterable[str], split: str) -> None:
             raise InputError(f"the {split} rows have {rows[0][name]!r} in the column {name!r}, which must hold text")
 
 
-def require_one_label(rows: Dataset, column: str, split: str) -> None:
-    if not isinstance(rows.features[column], Value | ClassLabel):
+def require_label_format(rows: Dataset, column: str, split: str, multi_label: bool) -> None:
+    """Require one label in each row, or a list of labels in a multi-label task."""
+    feature = rows.features[column]
+    if multi_label and not _is_label_list(feature) and getattr(feature, "dtype", None) != "null":
+        raise InputError(
+            f"each row needs a list of labels in a multi-label task; the {split} rows have {rows[0][column]!r} in the "
+            f"column {column!r}. Write a list even for one label or none"
+        )
+    if not multi_label and not isinstance(feature, Value | ClassLabel):
         raise InputError(
             f"each row needs one label, a number or a name; the {split} rows have {rows[0][column]!r} in the column "
             f"{column!r}. For multi-label classification, use lists of names or integers, without --task_name and "
             "--do_regression"
-        )
-
-
-def require_list_of_labels(rows: Dataset, column: str, split: str) -> None:
-    feature = rows.features[column]
-    if not _is_label_list(feature) and getattr(feature, "dtype", None) != "null":
-        raise InputError(
-            f"each row needs a list of labels in a multi-label task; the {split} rows have {rows[0][column]!r} in the "
-            f"column {column!r}. Write a list even for one label or none"
         )
 
 
@@ -213,7 +196,7 @@ def make_label_encoder(
     rows: Dataset, labels: tuple[str, ...], split: str, column: str = "label", multi_label: bool = False
 ) -> Callable[[Any], int]:
     """Return a function from a label in `rows`, a number or a name, to its index in `labels`; -1 if it is missing."""
-    (require_list_of_labels if multi_label else require_one_label)(rows, column, split)
+    require_label_format(rows, column, split, multi_label)
     feature, values = rows.features[column], rows[column]
     feature = getattr(feature, "feature", feature)
     accepts_numbers = hasattr(feature, "names") or not any(label.lstrip("-").isdigit() for label in labels)
@@ -255,7 +238,7 @@ def make_target_encoder(
         return None
     is_missing = [value is None for value in rows[column]]
     if task.labels is None or labels is None:
-        require_one_label(rows, column, split)
+        require_label_format(rows, column, split, multi_label=False)
         require_no_missing_labels(is_missing, split)
         return None if any(is_missing) else float
     encode_label = make_label_encoder(rows, task.labels, split, column, task.multi_label)

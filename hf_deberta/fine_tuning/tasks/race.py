@@ -115,15 +115,18 @@ def choice_rows(rows: Dataset, split: str, with_labels: bool = True, fill_blanks
             "needs article, question, options, answer (as RACE) or sent1, sent2, ending0, ending1, ..., label (as SWAG)"
         )
     labelled = with_labels or (answer_column in columns and not MISSING_ANSWERS & set(rows[answer_column]))
+
+    def make_choice_row(row: dict[str, Any], index: int) -> dict[str, Any]:
+        row_id = row["id"] if "id" in columns else row.get("example_id")
+        row_id = str(index if row_id is None else row_id)
+        name = f"{split} row {row_id!r}"
+        choices = _race_choices(row, name, fill_blanks) if is_race else _swag_choices(row)
+        choice_row = {"id": row_id, "context": _one_line(row["article" if is_race else "sent1"]), "choices": choices}
+        return choice_row | ({"label": answer_index(row[answer_column], len(choices), name)} if labelled else {})
+
     features = datasets.Features(ROW_FEATURES | ({"label": datasets.Value("int64")} if labelled else {}))
-    arguments = {"split": split, "answer_column": answer_column if labelled else None}
     rows = rows.map(
-        _race_row if is_race else _swag_row,
-        with_indices=True,
-        remove_columns=columns,
-        features=features,
-        fn_kwargs=arguments | ({"fill_blanks": fill_blanks} if is_race else {}),
-        desc=f"checking {split}",
+        make_choice_row, with_indices=True, remove_columns=columns, features=features, desc=f"checking {split}"
     )
     counts = {len(choices): row_id for row_id, choices in zip(rows["id"], rows["choices"], strict=True)}
     if len(counts) > 1 or min(counts) < 2:
@@ -132,36 +135,16 @@ def choice_rows(rows: Dataset, split: str, with_labels: bool = True, fill_blanks
     return rows
 
 
-def _race_row(
-    row: dict[str, Any], index: int, split: str, answer_column: str | None, fill_blanks: bool
-) -> dict[str, Any]:
-    options = row["options"]
+def _race_choices(row: dict[str, Any], name: str, fill_blanks: bool) -> list[str]:
+    question, options = _one_line(row["question"]), row["options"]
     if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
-        raise InputError(f"the options of {split} row {_row_id(row, index)!r} must be a list of texts, not {options!r}")
-    question = _one_line(row["question"])
-    choices = [join_question_and_option(question, _one_line(option), fill_blanks) for option in options]
-    return _choice_row(row, index, split, answer_column, row["article"], choices)
+        raise InputError(f"the options of {name} must be a list of texts, not {options!r}")
+    return [join_question_and_option(question, _one_line(option), fill_blanks) for option in options]
 
 
-def _swag_row(row: dict[str, Any], index: int, split: str, answer_column: str | None) -> dict[str, Any]:
+def _swag_choices(row: dict[str, Any]) -> list[str]:
     endings = sorted((x for x in row if re.fullmatch(r"ending\d+", x)), key=lambda x: int(x.removeprefix("ending")))
-    choices = [f"{_one_line(row['sent2'])} {_one_line(row[x])}".strip() for x in endings if row[x] is not None]
-    return _choice_row(row, index, split, answer_column, row["sent1"], choices)
-
-
-def _choice_row(
-    row: dict[str, Any], index: int, split: str, answer_column: str | None, context: str, choices: list[str]
-) -> dict[str, Any]:
-    row_id = _row_id(row, index)
-    choice_row = {"id": row_id, "context": _one_line(context), "choices": choices}
-    if answer_column is None:
-        return choice_row
-    return {**choice_row, "label": answer_index(row[answer_column], len(choices), f"{split} row {row_id!r}")}
-
-
-def _row_id(row: dict[str, Any], index: int) -> str:
-    row_id = row["id"] if "id" in row else row.get("example_id")
-    return str(index if row_id is None else row_id)
+    return [f"{_one_line(row['sent2'])} {_one_line(row[x])}".strip() for x in endings if row[x] is not None]
 
 
 def _one_line(text: str | float | None) -> str:
@@ -182,15 +165,15 @@ def join_question_and_option(question: str, option: str, fill_blanks: bool = Fal
     return f"{question} {option}".strip(" _")
 
 
-def answer_index(answer: str | int | None, num_choices: int, row: str) -> int:
-    """Return the index of the correct choice, from a letter or a number; `row` names the row in the error."""
+def answer_index(answer: str | int | None, num_choices: int, name: str) -> int:
+    """Return the index of the correct choice, from a letter or a number; `name` is that of the row, for the error."""
     index: Any = answer
     if isinstance(answer, str):
         letter = answer.strip()
         index = int(letter) if letter.isdecimal() else LETTERS.find(letter) if len(letter) == 1 else -1
     if not isinstance(index, int) or not 0 <= index < num_choices:
         raise InputError(
-            f"the answer of {row} must be a letter from A to {LETTERS[num_choices - 1]} or a number from 0 to "
+            f"the answer of {name} must be a letter from A to {LETTERS[num_choices - 1]} or a number from 0 to "
             f"{num_choices - 1}, not {answer!r}"
         )
     return index

@@ -41,13 +41,23 @@ from sklearn.metrics import f1_score, matthews_corrcoef
 from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
 
 from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows
-from hf_deberta.fine_tuning.tasks.glue import TWO_WAY_ENTAILMENT, make_label_encoder, warn_of_truncation
+from hf_deberta.fine_tuning.tasks.glue import (
+    NLI_COLUMNS,
+    SENTENCE_COLUMNS,
+    TWO_WAY_ENTAILMENT,
+    make_label_encoder,
+    warn_of_truncation,
+)
 from hf_deberta.fine_tuning.tasks.squad_scores import compute_exact, compute_f1
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_json_lines
 from hf_deberta.model.batch_loss import IGNORED
 from hf_deberta.runs.errors import InputError
 
 FALSE_TRUE = ("False", "True")
+COPA_COLUMNS = ("premise", "choice1", "choice2", "question")
+MULTIRC_COLUMNS = ("paragraph", "question", "answer")
+WIC_COLUMNS = ("word", "sentence1", "sentence2", "start1", "end1", "start2", "end2")
+WSC_COLUMNS = ("text", "span1_text", "span1_index", "span2_text", "span2_index")
 DEFAULT_STRIDE = 256  # tokens that neighbouring windows of a ReCoRD passage share in the official code
 PLACEHOLDER = "@placeholder"
 GENDERED_WORDS = re.compile(r"\b(he|she|his|her|hers|him|himself|herself)\b", re.IGNORECASE)
@@ -77,32 +87,18 @@ class SuperGlueTask:
 
 TASKS = {
     "boolq": SuperGlueTask("BoolQ", ("question", "passage"), FALSE_TRUE, ("accuracy",), ("false", "true")),
-    "cb": SuperGlueTask(
-        "CB", ("premise", "hypothesis"), ("entailment", "contradiction", "neutral"), ("f1", "accuracy")
-    ),
-    "copa": SuperGlueTask(
-        "COPA", ("premise", "choice1", "choice2", "question"), ("choice1", "choice2"), ("accuracy",), (0, 1), "choice"
-    ),
-    "multirc": SuperGlueTask(
-        "MultiRC", ("paragraph", "question", "answer"), FALSE_TRUE, ("f1_a", "exact_match"), (0, 1)
-    ),
+    "cb": SuperGlueTask("CB", NLI_COLUMNS, ("entailment", "contradiction", "neutral"), ("f1", "accuracy")),
+    "copa": SuperGlueTask("COPA", COPA_COLUMNS, ("choice1", "choice2"), ("accuracy",), (0, 1), head="choice"),
+    "multirc": SuperGlueTask("MultiRC", MULTIRC_COLUMNS, FALSE_TRUE, ("f1_a", "exact_match"), (0, 1)),
     "record": SuperGlueTask("ReCoRD", ("passage", "query", "entity_spans"), (), ("f1", "exact_match"), head="entity"),
-    "rte": SuperGlueTask("RTE", ("premise", "hypothesis"), TWO_WAY_ENTAILMENT, ("accuracy",)),
-    "wic": SuperGlueTask(
-        "WiC",
-        ("word", "sentence1", "sentence2", "start1", "end1", "start2", "end2"),
-        FALSE_TRUE,
-        ("accuracy",),
-        ("false", "true"),
-    ),
-    "wsc": SuperGlueTask(
-        "WSC", ("text", "span1_text", "span1_index", "span2_text", "span2_index"), FALSE_TRUE, ("accuracy",)
-    ),
-    "axb": SuperGlueTask("AX-b", ("sentence1", "sentence2"), TWO_WAY_ENTAILMENT, ("matthews_correlation",)),
-    "axg": SuperGlueTask("AX-g", ("premise", "hypothesis"), TWO_WAY_ENTAILMENT, ("accuracy", "gender_parity")),
+    "rte": SuperGlueTask("RTE", NLI_COLUMNS, TWO_WAY_ENTAILMENT, ("accuracy",)),
+    "wic": SuperGlueTask("WiC", WIC_COLUMNS, FALSE_TRUE, ("accuracy",), ("false", "true")),
+    "wsc": SuperGlueTask("WSC", WSC_COLUMNS, FALSE_TRUE, ("accuracy",)),
+    "axb": SuperGlueTask("AX-b", SENTENCE_COLUMNS, TWO_WAY_ENTAILMENT, ("matthews_correlation",)),
+    "axg": SuperGlueTask("AX-g", NLI_COLUMNS, TWO_WAY_ENTAILMENT, ("accuracy", "gender_parity")),
 }
 SUBMISSION_FILES = [f"{task.submission_name}.jsonl" for task in TASKS.values()]
-# Test splits have no answers, from which datasets would infer another type.
+# Given to datasets, which would infer another type from a test split, where `answers` is empty.
 RECORD_FEATURES = {
     "passage": datasets.Value("string"),
     "query": datasets.Value("string"),
@@ -233,7 +229,9 @@ def encode_split(
         numbers = np.where(numbers >= 0, model_index[numbers], IGNORED)
 
     def encode_batch(batch: dict[str, list], indices: list[int]) -> dict[str, list]:
-        texts = TEXT_PAIRS.get(name, _columns_as_pair)(*(batch[column] for column in task.columns))
+        columns = zip(*(batch[column] for column in task.columns), strict=True)
+        pairs = [pair for values in columns for pair in text_pairs(name, *values)]
+        texts = [first for first, _ in pairs], [second for _, second in pairs]
         inputs = dict(tokenizer(*texts, truncation=True, max_length=max_length))
         if task.head == "choice":
             inputs = {key: list(zip(values[::2], values[1::2], strict=True)) for key, values in inputs.items()}
@@ -247,55 +245,35 @@ def encode_split(
     return inputs
 
 
-TextPairs = tuple[list[str], list[str]]
+def text_pairs(name: str, *values: Any) -> list[tuple[str, str]]:
+    """Return the texts of each input of a row: two inputs for COPA, otherwise one.
 
-
-def _columns_as_pair(first: list[str], second: list[str]) -> TextPairs:
-    return first, second
-
-
-def _boolq_pairs(questions: list[str], passages: list[str]) -> TextPairs:
-    return passages, questions
-
-
-def _multirc_pairs(paragraphs: list[str], questions: list[str], answers: list[str]) -> TextPairs:
-    return paragraphs, [f"{question} {answer}" for question, answer in zip(questions, answers, strict=True)]
-
-
-def _copa_pairs(premises: list[str], choices1: list[str], choices2: list[str], questions: list[str]) -> TextPairs:
-    """Return two pairs for each row, with the event that happened first in front."""
-    pairs = []
-    for premise, *choices, question in zip(premises, choices1, choices2, questions, strict=True):
-        if question not in ("cause", "effect"):
-            raise InputError(f"the question of COPA is 'cause' or 'effect', not {question!r}")
-        pairs += [(choice, premise) if question == "cause" else (premise, choice) for choice in choices]
-    return [first for first, _ in pairs], [second for _, second in pairs]
-
-
-def _wic_pairs(words: list[str], first: list[str], second: list[str], *spans: list[int]) -> TextPairs:
-    starts1, ends1, starts2, ends2 = spans
-    first = [mark_span(*span, "*") for span in zip(first, starts1, ends1, strict=True)]
-    second = [mark_span(*span, "*") for span in zip(second, starts2, ends2, strict=True)]
-    return [f"{word}: {text}" for word, text in zip(words, first, strict=True)], second
-
-
-def _wsc_pairs(texts: list[str], nouns: list[str], *spans: list) -> TextPairs:
-    marked = []
-    for text, noun, noun_index, pronoun, pronoun_index in zip(texts, nouns, *spans, strict=True):
-        marks = [(*find_span(text, noun, noun_index), "*"), (*find_span(text, pronoun, pronoun_index), "#")]
-        for start, end, mark in sorted(marks, reverse=True):  # from right to left, so that positions stay valid
-            text = mark_span(text, start, end, mark)
-        marked.append(text)
-    return marked, nouns
-
-
-TEXT_PAIRS: dict[str, Any] = {
-    "boolq": _boolq_pairs,
-    "copa": _copa_pairs,
-    "multirc": _multirc_pairs,
-    "wic": _wic_pairs,
-    "wsc": _wsc_pairs,
-}
+    Args:
+        values: of the task's columns.
+    """
+    match name:
+        case "boolq":
+            question, passage = values
+            return [(passage, question)]
+        case "copa":
+            premise, *choices, question = values
+            if question not in ("cause", "effect"):
+                raise InputError(f"the question of COPA is 'cause' or 'effect', not {question!r}")
+            return [(choice, premise) if question == "cause" else (premise, choice) for choice in choices]
+        case "multirc":
+            paragraph, question, answer = values
+            return [(paragraph, f"{question} {answer}")]
+        case "wic":
+            word, first, second, start1, end1, start2, end2 = values
+            return [(f"{word}: {mark_span(first, start1, end1, '*')}", mark_span(second, start2, end2, "*"))]
+        case "wsc":
+            text, noun, noun_index, pronoun, pronoun_index = values
+            marks = [(*find_span(text, noun, noun_index), "*"), (*find_span(text, pronoun, pronoun_index), "#")]
+            for start, end, mark in sorted(marks, reverse=True):  # from right to left, so that positions stay valid
+                text = mark_span(text, start, end, mark)
+            return [(text, noun)]
+    first, second = values
+    return [(first, second)]
 
 
 def mark_span(text: str, start: int, end: int, mark: str) -> str:
@@ -335,10 +313,8 @@ def _encode_record(
     """
     if not tokenizer.is_fast:
         raise InputError(f"{type(tokenizer).__name__} does not return the characters of a token: use a fast tokenizer")
-    longest = 0
-    for batch in rows.select_columns(["query"]).iter(1000):
-        queries = tokenizer(_queries_with_mask(batch, tokenizer), add_special_tokens=False)["input_ids"]
-        longest = max(longest, *map(len, queries))
+    queries = _queries_with_mask(rows.select_columns(["query"])[:], tokenizer)
+    longest = max(map(len, tokenizer(queries, add_special_tokens=False)["input_ids"]))
     room = max_length - tokenizer.num_special_tokens_to_add(pair=True) - longest
     if room < 2:
         raise InputError(

@@ -27,18 +27,18 @@ def rows(**columns) -> Dataset:
 def test_pairs_are_encoded_as_pairs(tokenizer):
     task = glue.TASKS["rte"]
     data = rows(sentence1=["the cat"], sentence2=["a mat"], label=[1])
-    found = glue.encode_texts(data, "train", task, tokenizer, 32, task.labels)
-    assert found[0]["input_ids"] == tokenizer("the cat", "a mat")["input_ids"]
-    assert found[0]["labels"] == 1
-    assert "sentence1" not in found.column_names
+    inputs = glue.encode_texts(data, "train", task, tokenizer, 32, task.labels)
+    assert inputs[0]["input_ids"] == tokenizer("the cat", "a mat")["input_ids"]
+    assert inputs[0]["labels"] == 1
+    assert "sentence1" not in inputs.column_names
 
 
 def test_inputs_are_truncated_with_a_warning(tokenizer, caplog):
     task = glue.TASKS["cola"]
     data = rows(sentence=[WORDS * 3, "the cat"], label=[1, 0])
-    found = glue.encode_texts(data, "train", task, tokenizer, 12, task.labels)
+    inputs = glue.encode_texts(data, "train", task, tokenizer, 12, task.labels)
     assert "1 of 2 inputs fill --max_seq_length 12" in caplog.text
-    assert len(found[0]["input_ids"]) == 12 < len(tokenizer(WORDS * 3)["input_ids"])
+    assert len(inputs[0]["input_ids"]) == 12 < len(tokenizer(WORDS * 3)["input_ids"])
 
 
 def test_labels_by_number_and_by_name(tokenizer):
@@ -66,7 +66,7 @@ def test_unknown_labels(tokenizer):
 
 def test_a_missing_column(tokenizer):
     task = glue.TASKS["mrpc"]
-    with pytest.raises(ValueError, match="train rows .* 'sentence2'.* sentence1, label"):
+    with pytest.raises(InputError, match="train rows .* 'sentence2'.* sentence1, label"):
         glue.encode_texts(rows(sentence1=["a"], label=[1]), "train", task, tokenizer, 16, task.labels)
 
 
@@ -118,10 +118,10 @@ def test_lists_of_labels(tokenizer, train, names):
     task = glue.infer_task({"train": train})
     assert (task.labels, task.multi_label, task.metrics[0]) == (names, True, "f1_micro")
     backwards = names[::-1]
-    found = glue.encode_texts(train, "train", task, tokenizer, 16, backwards)
-    number = {value: place for place, value in enumerate(sorted({v for row in train["label"] for v in row}))}
+    inputs = glue.encode_texts(train, "train", task, tokenizer, 16, backwards)
+    number = {value: index for index, value in enumerate(sorted({v for row in train["label"] for v in row}))}
     by_hand = [[float(2 - c in {number[value] for value in row}) for c in range(3)] for row in train["label"]]
-    assert found["labels"][:] == by_hand and found.features["labels"].feature.dtype == "float64"
+    assert inputs["labels"][:] == by_hand and inputs.features["labels"].feature.dtype == "float64"
 
 
 def test_invalid_lists_of_labels(tokenizer):
@@ -175,14 +175,14 @@ def test_multi_label_predictions(tmp_path):
 def test_a_column_of_numbers_is_text(tokenizer):
     data = rows(title=["the cat", None], year=[1999, 0], label=[0, 1])
     task = glue.infer_task({"train": data}, columns=["title", "year"])
-    found = glue.encode_texts(data, "train", task, tokenizer, 16, task.labels)
-    assert found["input_ids"][:] == [tokenizer("the cat", "1999")["input_ids"], tokenizer("", "0")["input_ids"]]
+    inputs = glue.encode_texts(data, "train", task, tokenizer, 16, task.labels)
+    assert inputs["input_ids"][:] == [tokenizer("the cat", "1999")["input_ids"], tokenizer("", "0")["input_ids"]]
     lists = rows(title=[["the", "cat"]], label=[0])
     with pytest.raises(InputError, match=r"train rows have \['the', 'cat'\] in the column 'title'"):
         glue.encode_texts(lists, "train", glue.GlueTask(("title",), ("0", "1"), ()), tokenizer, 16, ("0", "1"))
 
 
-def test_labels_are_numbers_not_from_zero(tokenizer):
+def test_numeric_labels_not_from_zero(tokenizer):
     data = rows(text=["a", "b"], label=[1, 5])
     task = glue.infer_task({"train": data})
     assert glue.encode_texts(data, "train", task, tokenizer, 16, task.labels)["labels"] == [0, 1]
@@ -195,8 +195,8 @@ def test_classification_metrics_by_hand():
     assert glue.glue_scores(["matthews_correlation"], predictions, labels) == {
         "matthews_correlation": pytest.approx(by_hand)
     }
-    found = glue.glue_scores(["accuracy", "f1"], predictions, labels)
-    assert found == {"accuracy": pytest.approx(4 / 6), "f1": pytest.approx(2 * 3 / (2 * 3 + 1 + 1))}
+    metrics = glue.glue_scores(["accuracy", "f1"], predictions, labels)
+    assert metrics == {"accuracy": pytest.approx(4 / 6), "f1": pytest.approx(2 * 3 / (2 * 3 + 1 + 1))}
     macro = glue.glue_scores(["f1"], predictions, labels, num_labels=3)  # the third does not occur
     assert macro == {"f1": pytest.approx((2 * 3 / (2 * 3 + 1 + 1) + 2 * 1 / (2 * 1 + 1 + 1)) / 2)}
 
@@ -204,9 +204,9 @@ def test_classification_metrics_by_hand():
 def test_correlations_by_hand():
     values, labels = np.array([0.1, 0.4, 0.35, 0.8]), np.array([1.0, 2.0, 3.0, 4.0])
     x, y = values - values.mean(), labels - labels.mean()
-    found = glue.glue_scores(["pearson", "spearmanr"], values, labels)
-    assert found["pearson"] == pytest.approx((x * y).sum() / math.sqrt((x**2).sum() * (y**2).sum()))
-    assert found["spearmanr"] == pytest.approx(1 - 6 * 2 / (4 * 15))  # ranks 1 3 2 4
+    metrics = glue.glue_scores(["pearson", "spearmanr"], values, labels)
+    assert metrics["pearson"] == pytest.approx((x * y).sum() / math.sqrt((x**2).sum() * (y**2).sum()))
+    assert metrics["spearmanr"] == pytest.approx(1 - 6 * 2 / (4 * 15))  # ranks 1 3 2 4
     assert glue.glue_scores(["pearson"], np.zeros(4), labels) == {"pearson": 0.0}
 
 
@@ -228,8 +228,8 @@ def test_prediction_files(tmp_path):
 def test_labels_of_any_type(tokenizer):
     data = rows(text=["a", "b"], label=[True, False])
     task = glue.infer_task({"train": data})
-    found = glue.encode_texts(data, "train", task, tokenizer, 16, task.labels)
-    assert found["labels"] == [1, 0] and found.features["labels"].dtype == "int64"
+    inputs = glue.encode_texts(data, "train", task, tokenizer, 16, task.labels)
+    assert inputs["labels"] == [1, 0] and inputs.features["labels"].dtype == "int64"
     numbers = glue.infer_task({"train": rows(text=["a"], label=[2])}, regression=True)
     assert glue.encode_texts(rows(text=["a"], label=[2]), "train", numbers, tokenizer, 16, None)["labels"] == [2.0]
 

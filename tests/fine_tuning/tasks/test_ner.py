@@ -52,13 +52,13 @@ def write(folder, text, name="train.txt", encoding="utf-8"):
 
 def encoded(sentences, tokenizer, length, context="none", batch=3, labels=LABELS, **options):
     """Encode in batches, as `Dataset.map` does."""
-    rows, found = list(ner.group_sentences(sentences, context)), {}
+    rows, features = list(ner.group_sentences(sentences, context)), {}
     for start in range(0, len(rows), batch):
         part = rows[start : start + batch]
         columns = {name: [row[name] for row in part] for name in part[0]}
         for name, values in ner.encode_sentences(columns, tokenizer, labels, length, context, **options).items():
-            found.setdefault(name, []).extend(values)
-    return found
+            features.setdefault(name, []).extend(values)
+    return features
 
 
 # 1. Sentences
@@ -213,8 +213,8 @@ def test_windows_label_each_word_once(context, limit):
 
 
 def test_merged_windows_hold_as_many_sentences_as_fit():
-    found = list(ner.plan_windows([1] * 10, [0, 3, 6, 9, 10], 6, "merged"))
-    assert [(w.label_start, w.label_end) for w in found] == [(0, 6), (6, 10)]
+    windows = list(ner.plan_windows([1] * 10, [0, 3, 6, 9, 10], 6, "merged"))
+    assert [(w.label_start, w.label_end) for w in windows] == [(0, 6), (6, 10)]
 
 
 def test_parts_of_a_long_sentence_have_context_on_both_sides():
@@ -224,19 +224,19 @@ def test_parts_of_a_long_sentence_have_context_on_both_sides():
     assert last.end == last.label_end == 40 and last.start == 30
 
 
-def test_first_pieces_are_labelled(tokenizer):
+def test_first_tokens_are_labelled(tokenizer):
     sentence = Sentence(["Peter", "unfathomable", "Rome"], ["B-PER", "I-PER", "B-LOC"])
-    found = encoded([sentence], tokenizer, 64)
-    (ids,), (labels,), (positions,) = found["input_ids"], found["labels"], found["word_positions"]
+    features = encoded([sentence], tokenizer, 64)
+    (ids,), (labels,), (positions,) = features["input_ids"], features["labels"], features["word_positions"]
     assert ids[0] == tokenizer.cls_token_id and ids[-1] == tokenizer.sep_token_id
     assert [labels[position] for position in positions] == [LABELS.index(tag) for tag in sentence.tags]
     assert sum(label >= 0 for label in labels) == 3 < len(ids) - 2
     pieces = [tokenizer.decode(ids[a:b]).strip() for a, b in pairwise([*positions, len(ids) - 1])]
     assert pieces == sentence.words
     assert (
-        found["attention_mask"] == [[1] * len(ids)]
-        and found["word_indices"] == [[0, 1, 2]]
-        and found["is_partial"] == [False]
+        features["attention_mask"] == [[1] * len(ids)]
+        and features["word_indices"] == [[0, 1, 2]]
+        and features["is_partial"] == [False]
     )
     every = encoded([sentence], tokenizer, 64, label_all_tokens=True)["labels"][0]
     assert every[0] == every[-1] == -100 and all(label >= 0 for label in every[1:-1])
@@ -259,15 +259,15 @@ SENTENCES = [
 @pytest.mark.parametrize("length", [12, 40, 200])
 def test_every_word_is_predicted(tokenizer, context, length):
     """Labels as predictions, padded as Trainer pads them, give the tags; so do logits."""
-    found = encoded(SENTENCES, tokenizer, length, context)
-    assert max(map(len, found["input_ids"])) <= length
-    assert any(found["is_partial"]) == (length < 200)
-    width = max(map(len, found["labels"]))
-    predictions = np.array([labels + [-100] * (width - len(labels)) for labels in found["labels"]])
+    features = encoded(SENTENCES, tokenizer, length, context)
+    assert max(map(len, features["input_ids"])) <= length
+    assert any(features["is_partial"]) == (length < 200)
+    width = max(map(len, features["labels"]))
+    predictions = np.array([labels + [-100] * (width - len(labels)) for labels in features["labels"]])
     tags = [sentence.tags for sentence in SENTENCES]
-    assert ner.predicted_tags(predictions, found, SENTENCES, LABELS) == tags
+    assert ner.predicted_tags(predictions, features, SENTENCES, LABELS) == tags
     logits = np.eye(len(LABELS))[predictions.clip(0)]
-    assert ner.predicted_tags(logits, found, SENTENCES, LABELS) == tags
+    assert ner.predicted_tags(logits, features, SENTENCES, LABELS) == tags
 
 
 def test_context_changes_the_input_and_not_the_labelled_words(tokenizer):
@@ -288,8 +288,8 @@ def test_context_stays_within_the_document(tokenizer):
 
 
 def test_no_labels_no_documents_no_room(tokenizer):
-    found = encoded([Sentence(["Rome"])], tokenizer, 64)
-    assert "labels" not in found and found["word_indices"] == [[0]]
+    features = encoded([Sentence(["Rome"])], tokenizer, 64)
+    assert "labels" not in features and features["word_indices"] == [[0]]
     with pytest.raises(InputError, match="'merged' needs documents"):
         list(ner.group_sentences([Sentence(["Rome"])], "merged"))
     with pytest.raises(InputError, match="one of none, merged, around, not 'all'"):
@@ -297,7 +297,7 @@ def test_no_labels_no_documents_no_room(tokenizer):
     with pytest.raises(InputError, match="max_seq_length 2 "):
         encoded([Sentence(["Rome"])], tokenizer, 2)
     with pytest.raises(ValueError, match="1 words have no prediction"):
-        ner.predicted_tags(np.zeros((1, 5), int), found, [Sentence(["Rome", "Paris"])], LABELS)
+        ner.predicted_tags(np.zeros((1, 5), int), features, [Sentence(["Rome", "Paris"])], LABELS)
 
 
 def test_a_tokenizer_that_needs_a_space():
@@ -343,18 +343,18 @@ def random_tags(rng, sentences, kinds):
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("kinds", [("O", "B-P", "I-P", "B-L-x", "I-L-x"), ("O", "B", "I"), ("O", "O", "I-P", "I-L")])
 def test_metrics_equal_those_of_seqeval(seed, kinds):
-    metrics = pytest.importorskip("seqeval.metrics")
+    seqeval = pytest.importorskip("seqeval.metrics")
     rng = random.Random(seed)
     gold = random_tags(rng, 12, kinds)
     predicted = [[tag if rng.random() < 0.6 else rng.choice(kinds) for tag in tags] for tags in gold]
-    report = metrics.classification_report(gold, predicted, output_dict=True, zero_division=0)
-    found = ner.entity_scores(gold, predicted)
-    assert found["f1"] == pytest.approx(metrics.f1_score(gold, predicted, zero_division=0))
-    assert found["precision"] == pytest.approx(report["micro avg"]["precision"])
-    assert found["recall"] == pytest.approx(report["micro avg"]["recall"])
-    assert found["accuracy"] == pytest.approx(metrics.accuracy_score(gold, predicted))
-    assert found["types"].keys() == report.keys() - {"micro avg", "macro avg", "weighted avg"}
-    for kind, values in found["types"].items():
+    report = seqeval.classification_report(gold, predicted, output_dict=True, zero_division=0)
+    metrics = ner.entity_scores(gold, predicted)
+    assert metrics["f1"] == pytest.approx(seqeval.f1_score(gold, predicted, zero_division=0))
+    assert metrics["precision"] == pytest.approx(report["micro avg"]["precision"])
+    assert metrics["recall"] == pytest.approx(report["micro avg"]["recall"])
+    assert metrics["accuracy"] == pytest.approx(seqeval.accuracy_score(gold, predicted))
+    assert metrics["types"].keys() == report.keys() - {"micro avg", "macro avg", "weighted avg"}
+    for kind, values in metrics["types"].items():
         expected = (
             report[kind]["precision"],
             report[kind]["recall"],
@@ -367,13 +367,13 @@ def test_metrics_equal_those_of_seqeval(seed, kinds):
 def test_metrics_by_hand():
     gold = [["B-PER", "I-PER", "O", "B-LOC"], ["B-LOC", "B-LOC"]]
     predicted = [["B-PER", "O", "O", "B-LOC"], ["B-LOC", "I-LOC"]]
-    found = ner.entity_scores(gold, predicted)
-    assert (found["precision"], found["recall"]) == (1 / 3, 1 / 4) and found["f1"] == pytest.approx(2 / 7)
-    assert found["accuracy"] == 4 / 6 and found["types"]["PER"]["number"] == 1
+    metrics = ner.entity_scores(gold, predicted)
+    assert (metrics["precision"], metrics["recall"]) == (1 / 3, 1 / 4) and metrics["f1"] == pytest.approx(2 / 7)
+    assert metrics["accuracy"] == 4 / 6 and metrics["types"]["PER"]["number"] == 1
     assert ner.entity_scores([["O"]], [["O"]])["f1"] == 0 and ner.entity_scores([], [])["accuracy"] == 0
 
 
 def test_labels_without_prefixes():
-    found = ner.entity_scores([["PER", "PER", "O", "LOC"]], [["PER", "PER", "O", "PER"]])
-    assert (found["precision"], found["recall"]) == (0.5, 0.5)
+    metrics = ner.entity_scores([["PER", "PER", "O", "LOC"]], [["PER", "PER", "O", "PER"]])
+    assert (metrics["precision"], metrics["recall"]) == (0.5, 0.5)
     assert ner.entity_scores([["NN", "VB"]], [["NN", "NN"]]) == {"accuracy": 0.5}

@@ -104,8 +104,8 @@ def test_swag(tmp_path, kind):
 def test_words_that_look_like_missing_values(tmp_path, kind):
     path = tmp_path / f"swag.{kind}"
     write_rows(Dataset.from_list([{**SWAG[0], "sent1": "NA"}, {**SWAG[1], "ending0": "None", "ending1": "NA"}]), path)
-    found = choice_rows(read_choices(path), "train")
-    assert found["context"][0] == "NA" and found["choices"][1] == ["None", "NA"]
+    rows = choice_rows(read_choices(path), "train")
+    assert rows["context"][0] == "NA" and rows["choices"][1] == ["None", "NA"]
 
 
 def test_a_csv_column_of_numbers_is_text(tmp_path):
@@ -135,12 +135,12 @@ def test_blanks():
 
 
 @pytest.mark.parametrize(("answer", "expected"), [("A", 0), (" C ", 2), (2, 2), ("1", 1)])
-def test_answers(answer, expected):
+def test_answer_index(answer, expected):
     assert answer_index(answer, 3, "row") == expected
 
 
 @pytest.mark.parametrize("answer", ["D", "AB", "", None, -1, 3, "the first", "5", 1.5])
-def test_bad_answers(answer):
+def test_invalid_answers(answer):
     with pytest.raises(InputError, match=r"train row 'high1.txt' must be a letter from A to C or a number"):
         answer_index(answer, 3, "train row 'high1.txt'")
 
@@ -192,7 +192,7 @@ def test_invalid_files(tmp_path, name, content, message):
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(content)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(InputError, match=message):
         read_choices(path.parent if "high" in name else path)
 
 

@@ -56,14 +56,14 @@ def test_answers_that_are_only_articles():
         and compute_f1("the", "a", if_both_empty=1.0) == 1
     )
     assert squad_scores({"q": "An"}, {"q": ["the"]}) == {"exact_match": 100, "f1": 0}
-    found = squad_v2_scores({"q": ""}, {"q": ["the"]})
-    assert (found["exact"], found["f1"], found["HasAns_total"]) == (100, 100, 1)
+    metrics = squad_v2_scores({"q": ""}, {"q": ["the"]})
+    assert (metrics["exact"], metrics["f1"], metrics["HasAns_total"]) == (100, 100, 1)
 
 
 def test_version_1_takes_the_best_gold_answer():
     golds = {"a": ["in the city of Paris", "Paris"], "b": ["1999", "the year 1999"], "c": ["x"], "d": []}
-    found = squad_scores({"a": "Paris.", "b": "year", "c": "y", "d": "anything"}, golds)
-    assert found == pytest.approx({"exact_match": 25.0, "f1": 100 * (1 + 2 / 3) / 4})
+    metrics = squad_scores({"a": "Paris.", "b": "year", "c": "y", "d": "anything"}, golds)
+    assert metrics == pytest.approx({"exact_match": 25.0, "f1": 100 * (1 + 2 / 3) / 4})
 
 
 GOLDS = {"paris": ["Paris", "the city of Paris"], "rome": ["Rome"], "none": [], "nothing": []}
@@ -72,8 +72,8 @@ PARIS_F1 = 2 * 2 / (2 + 3)  # against "city of paris"
 
 
 def test_version_2_by_hand():
-    found = squad_v2_scores(TEXTS, GOLDS)
-    assert found == pytest.approx(
+    metrics = squad_v2_scores(TEXTS, GOLDS)
+    assert metrics == pytest.approx(
         {
             "exact": 100 * 2 / 4,
             "f1": 100 * (PARIS_F1 + 1 + 1 + 0) / 4,
@@ -94,9 +94,9 @@ def test_version_2_predicts_no_answer_above_the_threshold():
     assert (low["exact"], low["HasAns_f1"], low["NoAns_f1"]) == (50, 0, 100)
     assert (middle["exact"], middle["f1"]) == pytest.approx((75, 100 * (PARIS_F1 + 3) / 4))
     assert {name: high[name] for name in squad_v2_scores(TEXTS, GOLDS)} == pytest.approx(squad_v2_scores(TEXTS, GOLDS))
-    for found in (low, middle, high):  # the best threshold does not depend on the one in use
-        assert (found["best_exact"], found["best_exact_thresh"]) == (75, -4.0)
-        assert (found["best_f1"], found["best_f1_thresh"]) == pytest.approx((100 * (PARIS_F1 + 3) / 4, -1.0))
+    for metrics in (low, middle, high):  # the best threshold does not depend on the one in use
+        assert (metrics["best_exact"], metrics["best_exact_thresh"]) == (75, -4.0)
+        assert (metrics["best_f1"], metrics["best_f1_thresh"]) == pytest.approx((100 * (PARIS_F1 + 3) / 4, -1.0))
     at_threshold = squad_v2_scores(TEXTS, GOLDS, odds, threshold=2.0)  # equal is not above
     assert at_threshold["NoAns_exact"] == 50
 
@@ -112,9 +112,9 @@ def test_best_threshold_against_exhaustive_search():
     golds = {x: ["right"] if int(x) % 5 else [] for x in odds}
     texts = {x: "right" if int(x) % 4 else "wrong" for x in odds}
     best = max(squad_v2_scores(texts, golds, odds, threshold)["exact"] for threshold in (-99, *odds.values()))
-    found = squad_v2_scores(texts, golds, odds)
-    assert found["best_exact"] == best
-    assert squad_v2_scores(texts, golds, odds, found["best_exact_thresh"])["exact"] == best
+    metrics = squad_v2_scores(texts, golds, odds)
+    assert metrics["best_exact"] == best
+    assert squad_v2_scores(texts, golds, odds, metrics["best_exact_thresh"])["exact"] == best
 
 
 @pytest.mark.parametrize("scores", [squad_scores, squad_v2_scores])

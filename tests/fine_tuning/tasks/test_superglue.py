@@ -70,12 +70,12 @@ ROWS = {
 
 
 def mentions():
-    found, start = [], 0
+    spans, start = [], 0
     for text in MENTIONS:
         start = PASSAGE.index(text, start)
-        found.append({"start": start, "end": start + len(text) - 1})  # the last character, as in the official files
+        spans.append({"start": start, "end": start + len(text) - 1})  # the last character, as in the official files
         start += len(text)
-    return found
+    return spans
 
 
 def record_row(number=3, answers=("Bob",)):
@@ -359,8 +359,8 @@ def test_rank_entities_over_windows():
 )
 def test_record_metrics(prediction, answers, exact, f1):
     rows = Dataset.from_list([{"answers": answers}, {"answers": ["x"]}])
-    found = superglue.superglue_scores("record", rows, [prediction, "x"])
-    assert found == pytest.approx({"f1": (f1 + 1) / 2, "exact_match": (exact + 1) / 2})
+    metrics = superglue.superglue_scores("record", rows, [prediction, "x"])
+    assert metrics == pytest.approx({"f1": (f1 + 1) / 2, "exact_match": (exact + 1) / 2})
 
 
 def test_multirc_metrics():
@@ -372,15 +372,15 @@ def test_multirc_metrics():
             for a, ((p, q), label) in enumerate(zip(idx, [1, 0, 1, 1, 1], strict=True))
         ]
     )
-    found = superglue.superglue_scores("multirc", rows, np.array([1, 0, 0, 1, 1]))
-    assert found == pytest.approx({"f1_a": 2 * 3 / (3 + 4), "exact_match": 2 / 3})
+    metrics = superglue.superglue_scores("multirc", rows, np.array([1, 0, 0, 1, 1]))
+    assert metrics == pytest.approx({"f1_a": 2 * 3 / (3 + 4), "exact_match": 2 / 3})
     assert superglue.superglue_scores("multirc", rows, np.zeros(5, int))["f1_a"] == 0
 
 
 def test_cb_f1_is_the_mean_over_classes():
     rows = Dataset.from_dict({"label": [0, 0, 1, 2]})
-    found = superglue.superglue_scores("cb", rows, np.array([0, 0, 1, 1]))
-    assert found == pytest.approx({"f1": (1 + 2 / 3 + 0) / 3, "accuracy": 0.75})
+    metrics = superglue.superglue_scores("cb", rows, np.array([0, 0, 1, 1]))
+    assert metrics == pytest.approx({"f1": (1 + 2 / 3 + 0) / 3, "accuracy": 0.75})
 
 
 def test_matthews_correlation_of_axb():
