@@ -49,8 +49,8 @@ def forward_of(peer: str, model: Any, attention: Any, states: torch.Tensor) -> C
     shape = (batch, length)
 
     def forward() -> torch.Tensor:
-        context = AttentionContext.of(None, None, None, shape, states.device)
-        context = replace(context, **encoder.relative_rows(length))
+        context = AttentionContext.from_inputs(None, None, None, shape, states.device)
+        context = replace(context, relative_rows=encoder.rows_in_use(length))
         return attention(states, encoder.relative_table(context), context)[0]
 
     return forward

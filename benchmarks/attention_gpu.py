@@ -42,7 +42,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 
 from hf_deberta.model import attention_triton
 from hf_deberta.model.attention import disentangled_attention
-from hf_deberta.model.relative_position import rows_between, rows_of_distances, saturation_of
+from hf_deberta.model.relative_position import RelativePositions, rows_between, rows_of_distances, saturation_of
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
 TABLE = (512, 256)  # positions and buckets of v2 and v3
@@ -87,8 +87,13 @@ def torch_contest(batch: int, length: int, args: argparse.Namespace) -> Contest:
 
 def ours(backend: str, device: str) -> Call:
     rows = rows_of_distances(*TABLE)
-    arguments = {"rows_of_distance": rows.to(device), "saturation": saturation_of(rows), "backend": backend}
-    return lambda *tensors: disentangled_attention(*tensors, **arguments)[0]
+    rows, saturation = rows.to(device), saturation_of(rows)
+
+    def attention(query, key, value, position_key, position_query):
+        positions = RelativePositions(position_key, position_query, rows, saturation, ("c2p", "p2c"))
+        return disentangled_attention(query, key, value, positions, backend=backend)[0]
+
+    return attention
 
 
 def flash(query, key, value, *_) -> torch.Tensor:

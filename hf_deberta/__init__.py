@@ -1,4 +1,4 @@
-"""DeBERTa for Hugging Face Transformers: importing this package registers it with the Auto classes."""
+"""DeBERTa for Hugging Face Transformers. Importing this package registers its classes with the Auto classes."""
 
 import transformers
 
@@ -8,7 +8,8 @@ from .model.causal_language_model import HfDebertaForCausalLM
 from .model.checkpoint_conversion import export_to_transformers
 from .model.configuration_hf_deberta import PRESETS, HfDebertaConfig
 from .model.enhanced_mask_decoder import HfDebertaForMaskedLM
-from .model.hub_export import auto_classes
+from .model.fast_path_guards import reference_mode
+from .model.hub_export import AUTO_MAP
 from .model.modeling_heads import (
     HfDebertaForEntityChoice,
     HfDebertaForMultipleChoice,
@@ -16,16 +17,18 @@ from .model.modeling_heads import (
     HfDebertaForSequenceClassification,
     HfDebertaForTokenClassification,
 )
-from .model.modeling_hf_deberta import HfDebertaModel, HfDebertaPreTrainedModel
+from .model.modeling_hf_deberta import HfDebertaModel
+from .model.pretrained_model import HfDebertaPreTrainedModel
 from .model.replaced_token_detection import HfDebertaForPreTraining, replaced_token_labels
 from .tokenization_hf_deberta import HfDebertaTokenizer
 
 __version__ = "0.2.0"
 
 transformers.AutoConfig.register(HfDebertaConfig.model_type, HfDebertaConfig, exist_ok=True)
-for _auto, _class in auto_classes().items():
-    if _auto.startswith("AutoModel"):
-        getattr(transformers, _auto).register(HfDebertaConfig, _class, exist_ok=True)
+for _auto_class, _reference in AUTO_MAP.items():
+    if _auto_class.startswith("AutoModel"):
+        _model_class = globals()[_reference.partition(".")[2]]
+        getattr(transformers, _auto_class).register(HfDebertaConfig, _model_class, exist_ok=True)
 transformers.AutoTokenizer.register(HfDebertaConfig, fast_tokenizer_class=HfDebertaTokenizer, exist_ok=True)
 
 __all__ = [
@@ -46,5 +49,6 @@ __all__ = [
     "disentangled_attention",
     "enable",
     "export_to_transformers",
+    "reference_mode",
     "replaced_token_labels",
 ]

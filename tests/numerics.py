@@ -3,6 +3,9 @@
 import torch
 
 from hf_deberta import HfDebertaConfig
+from hf_deberta.model.attention import disentangled_attention
+from hf_deberta.model.attention_mask import AttentionMask
+from hf_deberta.model.relative_position import RelativePositions
 
 TERMS = {
     "all": ("c2p", "p2c", "p2p"),
@@ -21,6 +24,18 @@ EVERYTHING_ON = {
     "conv_kernel_size": 3,
 }
 V1_ATTENTION = {"share_att_key": False, "position_buckets": 0, "norm_rel_ebd": "none", "attention_key_bias": False}
+
+
+def attend(
+    query, key, value, position_key=None, position_query=None, rows_of_distance=None, terms=None, first_row=0, **options
+):
+    """`disentangled_attention` with the fields of `RelativePositions` and `AttentionMask` as arguments."""
+    fields = ("mask", "cu_seqlens", "lengths", "query_positions")
+    mask = AttentionMask(**{name: options.pop(name) for name in fields if name in options})
+    positions = None
+    if rows_of_distance is not None:
+        positions = RelativePositions.from_tables(position_key, position_query, rows_of_distance, terms, first_row)
+    return disentangled_attention(query, key, value, positions, mask, **options)
 
 
 def tiny_config(**fields):

@@ -1,9 +1,10 @@
-"""Which folder may import which, and the Hub's rules for the files of `hf_deberta/model/`."""
+"""Folders of the package import in one direction, and `hf_deberta/model/` follows the rules of the Hub."""
 
 import ast
 import re
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "hf_deberta"
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 MODEL = sorted((PACKAGE / "model").glob("*.py"))
-# Each folder of the package, and what it may import besides itself.
+# folder or file -> what it may import besides itself
 MAY_IMPORT = {
     "model": set(),
     "tokenization_hf_deberta": set(),
@@ -25,18 +26,18 @@ MATHEMATICS = {
     "batch_loss",
     "checkpoint_conversion",
     "configuration_hf_deberta",
-    "fast_path_guards",
+    "private_apis",
     "relative_position",
 }
 BACKENDS = ("attention_reference", "attention_sdpa", "attention_triton")
-# Installed wherever Transformers is.
+# dependencies of Transformers
 ALWAYS_INSTALLED = {"torch", "transformers", "huggingface_hub", "safetensors", "tokenizers"}
 
 
 def imports(path: Path, node: ast.AST | None = None) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Every import in a file, except those in a try block: the Hub's scanner lets them be missing."""
+    """Yield the imports that run: not those under TYPE_CHECKING, nor those in a try block, which may be missing."""
     for child in ast.iter_child_nodes(node or ast.parse(path.read_text())):
-        if isinstance(child, ast.Try):
+        if isinstance(child, ast.Try) or (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"):
             continue
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield child
@@ -70,8 +71,8 @@ def test_folders_import_in_one_direction(path):
 
 @pytest.mark.parametrize("path", MODEL, ids=lambda path: path.stem)
 def test_model_files_follow_the_rules_of_the_hub(path):
-    """Siblings are imported as `from .x import y`, and nothing else is needed than what Transformers needs."""
-    for node in imports(path):
+    """Siblings are imported as `from .x import y`, and everything else is installed with Transformers."""
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.level:
             assert node.level == 1 and node.module and "." not in node.module, ast.unparse(node)
     code_lines = {node.lineno for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)}
@@ -89,6 +90,13 @@ def test_mathematics_imports_no_sibling_and_backends_not_each_other():
         assert not siblings[name] & set(siblings), name
     for name in BACKENDS:
         assert not siblings[name] & {*BACKENDS} - {name}, name
+
+
+def test_model_files_have_no_import_circle():
+    """An import inside a function counts, one under TYPE_CHECKING does not."""
+    stems = {path.stem for path in MODEL}
+    siblings = {path.stem: {name.rpartition(".")[2] for name in imported_modules(path)} & stems for path in MODEL}
+    TopologicalSorter(siblings).prepare()  # CycleError names the files of a circle
 
 
 def test_no_utility_modules():

@@ -33,7 +33,7 @@ SPECIAL_TOKENS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
 
 def released_v1(folder: Path) -> Path:
     """Write a tiny checkpoint with the files and the fused weights of a released v1."""
-    from hf_deberta.model.checkpoint_conversion import _to_v1
+    from hf_deberta.model.checkpoint_conversion import to_v1_layout
 
     folder.mkdir()
     bpe = Tokenizer(models.BPE())
@@ -49,7 +49,7 @@ def released_v1(folder: Path) -> Path:
     (folder / "config.json").write_text(json.dumps(fields))
     model = HfDebertaForMaskedLM(HfDebertaConfig.from_dict(fields))
     weights = {name: value.clone() for name, value in model.state_dict().items() if ".decoder." not in name}
-    torch.save(_to_v1(weights, 4), folder / "pytorch_model.bin")
+    torch.save(to_v1_layout(weights, 4), folder / "pytorch_model.bin")
     return folder
 
 

@@ -257,7 +257,7 @@ def test_which_process_goes_first(monkeypatch, text, tmp_path, script, each):
     monkeypatch.setattr(PretrainingArguments, "main_process_first", stop)
     arguments = [*TINY, "--train_file", text, "--output_dir", tmp_path, *(["--save_on_each_node"] if each else [])]
     monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
-    with pytest.raises(SystemExit, match="far enough"):
+    with pytest.raises(ValueError, match="far enough"):
         runpy.run_path(str(ROOT / script), run_name="__main__")
     assert asked["local"] == each
 
@@ -367,7 +367,7 @@ def test_a_json_file_of_flags(run_mlm, text, tmp_path):
     flags |= {"train_file": [str(text)], "output_dir": str(tmp_path / "out"), "max_steps": 1, "use_cpu": True}
     path = tmp_path / "flags.json"
     path.write_text(json.dumps({**flags, "max_step": 1}))
-    with pytest.raises(SystemExit, match="fields that are no flags: max_step"):
+    with pytest.raises(SystemExit, match="unknown flags: max_step"):
         run_mlm(path)
     path.write_text(json.dumps(flags))
     run_mlm(path)

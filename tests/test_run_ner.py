@@ -10,6 +10,7 @@ import torch
 from fine_tuning_models import ROOT, RUN, results, runner, save_models
 from transformers import AutoModelForTokenClassification
 
+from hf_deberta.demos.ner import conll_text
 from hf_deberta.fine_tuning.tasks import ner
 
 LABELS = ["O", "B-LOC", "I-LOC", "B-ORG", "I-ORG", "B-PER", "I-PER"]
@@ -23,15 +24,15 @@ def made(tmp_path_factory) -> Path:
     (folder / "table").mkdir()
     for seed, (split, sentences) in enumerate({"train": 40, "valid": 20, "test": 15}.items()):
         path = folder / "conll" / f"{split}.txt"
-        path.write_text(ner.made_up_file(sentences, seed))
+        path.write_text(conll_text(sentences, seed))
         rows = [
             {"tokens": s.words, "pos_tags": ["NN" if word.istitle() else "XY" for word in s.words]}
-            for s in ner.read_columns(path)
+            for s in ner.read_conll(path)
         ]
         if split == "test":
             rows = [{"tokens": row["tokens"]} for row in rows]
         (folder / "table" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    texts = [" ".join(sentence.words) for sentence in ner.read_columns(folder / "conll" / "train.txt")]
+    texts = [" ".join(sentence.words) for sentence in ner.read_conll(folder / "conll" / "train.txt")]
     save_models(folder, texts)
     return folder
 
@@ -66,7 +67,7 @@ def test_any_model(run_ner, made, tmp_path, model):
     )
     assert list(kept.config.id2label.values()) == LABELS
     words, gold, predicted = columns_of(out / "predictions_test.txt")
-    sentences = ner.in_iob2(ner.read_columns(made / "conll" / "test.txt"))
+    sentences = ner.convert_to_iob2(ner.read_conll(made / "conll" / "test.txt"))
     assert words == [s.words for s in sentences] and gold == [s.tags for s in sentences]
     metrics = pytest.importorskip("seqeval.metrics")
     assert results(out)["predict_f1"] == pytest.approx(metrics.f1_score(gold, predicted, zero_division=0))
@@ -82,7 +83,7 @@ def test_context_and_windows(run_ner, made, tmp_path, context, caplog):
             "--max_steps", 2, "--document_context", context, "--max_seq_length", 16, "--label_all_tokens",
             "--token_classifier", "projection")  # fmt: skip
     words, _, predicted = columns_of(out / "predictions_test.txt")
-    assert words == [s.words for s in ner.read_columns(made / "conll" / "test.txt")]
+    assert words == [s.words for s in ner.read_conll(made / "conll" / "test.txt")]
     assert all(tag in LABELS for tags in predicted for tag in tags)
     assert AutoModelForTokenClassification.from_pretrained(out).config.token_classifier == "projection"
     assert "were cut into" in caplog.text and f"document context: {context}" in caplog.text
@@ -165,23 +166,26 @@ def test_bad_input(run_ner, made, tmp_path):
     train = [*model, "--train_file", conll / "train.txt"]
     untagged = made / "table" / "train.jsonl"
     cases = [
-        ([*train, "--validation_file", tmp_path / "other.txt"], "labels that training has not: B-CITY"),
+        ([*train, "--validation_file", tmp_path / "other.txt"], "training data does not have: B-CITY"),
         ([*model, "--train_file", tmp_path / "empty.txt"], "has no sentence"),
         ([*model, "--train_file", tmp_path / "words.txt"], "the train file holds words alone"),
         ([*train, "--metric_for_best_model", "f_1"], "is one of f1, precision, recall, accuracy, loss for this task"),
         ([*model, "--train_file", tmp_path / "ragged.txt"], "line 2 has 1 column"),
-        ([*model, "--train_file", tmp_path / "mixed.txt"], "the train split: labels begin with B- or I-"),
+        (
+            [*model, "--train_file", tmp_path / "mixed.txt"],
+            "the train split: either all labels or none begin with B- or I-",
+        ),
         ([*model, "--train_file", tmp_path / "text.jsonl"], "must hold lists of words"),
         ([*model, "--train_file", tmp_path / "short.jsonl"], "row 0 has 2 words and 1 labels"),
         ([*model, "--train_file", tmp_path / "none.txt"], "there is no file"),
         ([*model, "--train_file", untagged], "have no column 'ner_tags'; they have tokens, pos_tags"),
         ([*model, "--validation_file", conll / "valid.txt"], "--do_train needs train rows"),
-        ([*model, "--validation_file", conll / "valid.txt", "--do_eval"], "training has not: B-LOC"),
+        ([*model, "--validation_file", conll / "valid.txt", "--do_eval"], "training data does not have: B-LOC"),
         ([*train, "--document_context", "all"], "--document_context is one of none, merged, around"),
         ([*train, "--task_name", "wnut"], "--task_name is conll2003"),
         (
             [*model, "--train_file", untagged, "--label_column_name", "pos_tags", "--document_context", "merged"],
-            "needs to know the documents",
+            "'merged' needs documents",
         ),
         ([*train, "--validation_file", conll / "valid.txt", "--max_seq_length", 2], "leaves no room for words"),
         ([*train, "--validation_file", conll / "valid.txt", "--token_classifier", "crf"], "'linear' or 'projection'"),

@@ -15,6 +15,7 @@ from transformers import (
 )
 
 from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
+from hf_deberta.demos.race import location_rows
 from hf_deberta.fine_tuning.tasks import race
 
 RUN = [*EIGHT, "--per_device_train_batch_size", "4", "--max_seq_length", "48"]
@@ -29,7 +30,7 @@ def as_swag(row: dict) -> dict:
 def made(tmp_path_factory) -> Path:
     """The release of RACE, the same rows in SWAG's form; models of three families and one fine-tuned on pairs."""
     folder = tmp_path_factory.mktemp("race")
-    rows = race.made_up_rows(32, 0)
+    rows = location_rows(32, 0)
     splits = {"train": rows[:16], "validation": rows[16:24], "test": rows[24:]}
     (folder / "swag").mkdir()
     for split, kept in splits.items():
@@ -140,7 +141,7 @@ def test_the_recipe_of_race(run_race, made, tmp_path, caplog):
 def test_bad_input(run_race, made, tmp_path):
     swag = made / "swag"
     model = ["--model_name_or_path", made / "ours", "--output_dir", tmp_path / "out", *RUN]
-    row = race.made_up_rows(1, 0)[0]
+    row = location_rows(1, 0)[0]
     files = {
         "columns": [{"text": "a"}],
         "fewer": [row, {**row, "options": row["options"][:3], "answer": "A"}],

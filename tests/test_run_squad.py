@@ -10,6 +10,7 @@ from fine_tuning_models import RUN, runner, save_models
 from safetensors.torch import load_file
 from transformers import AutoModelForQuestionAnswering
 
+from hf_deberta.demos.squad import house_rows
 from hf_deberta.fine_tuning.tasks import squad
 from hf_deberta.fine_tuning.tasks.squad_scores import squad_scores, squad_v2_scores
 
@@ -30,7 +31,7 @@ def official(rows: list[dict]) -> dict:
 def made(tmp_path_factory) -> Path:
     """Official files of both versions; models of three families."""
     folder = tmp_path_factory.mktemp("squad")
-    rows = squad.made_up_rows(60, 0)
+    rows = house_rows(60, 0)
     answered = [row for row in rows if row["answers"]["text"]]
     for name, some in {"v1": answered, "v2": rows}.items():
         (folder / name).mkdir()
@@ -124,7 +125,7 @@ def test_it_goes_on_exactly(run_squad, made, tmp_path):
 
 def test_evaluation_and_prediction_alone(run_squad, made, tmp_path):
     """A padded batch gives the same answers; without answers there are no scores."""
-    rows = [{x: row[x] for x in ("id", "context", "question")} for row in squad.made_up_rows(9, 5)]
+    rows = [{x: row[x] for x in ("id", "context", "question")} for row in house_rows(9, 5)]
     (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     trained = tmp_path / "trained"
     command = ["--data_dir", made / "v2", *SHORT, *RUN]
@@ -153,7 +154,7 @@ def test_the_recipe_is_ours_and_flags_win(run_squad, made, tmp_path, caplog):
 def test_bad_input(run_squad, made, tmp_path):
     v1 = made / "v1"
     model = ["--model_name_or_path", made / "ours", "--output_dir", tmp_path / "out", *RUN]
-    row = squad.made_up_rows(1, 0)[0]
+    row = house_rows(1, 0)[0]
     files = {
         "columns": [{"context": "a", "question": "b", "id": "c"}],
         "long": [{**row, "question": "where is it ? " * 30}],
@@ -173,8 +174,8 @@ def test_bad_input(run_squad, made, tmp_path):
         ([*model, "--train_file", tmp_path / "nowhere.json"], "there is no file"),
         ([*model, "--validation_file", v1 / "validation.json"], "--do_train needs train rows"),
         ([*model, *SHORT, "--train_file", tmp_path / "long.jsonl"], "leaves room for 20: raise"),
-        ([*model, *SHORT, "--train_file", tmp_path / "elsewhere.jsonl"], "no answer stands where its answer_start"),
-        ([*model, "--data_dir", v1, "--max_seq_length", 32], r"doc_stride must lie in .0, max_seq_length., and 128"),
+        ([*model, *SHORT, "--train_file", tmp_path / "elsewhere.jsonl"], "no answer is where its answer_start"),
+        ([*model, "--data_dir", v1, "--max_seq_length", 32], r"doc_stride must be in .0, max_seq_length.*, not 128"),
         ([*model, "--data_dir", v1, "--cls_dropout", 0.2], "--cls_dropout 0.2: the head that finds answers has no"),
         ([*model, *SHORT, "--data_dir", v1, "--label_smoothing_factor", 0.1], "0.1 is for labels that are classes"),
         ([*model, *SHORT, "--data_dir", v1, "--do_eval"], "qa_outputs.weight of this one would be new, with random"),

@@ -10,6 +10,7 @@ from fine_tuning_models import results, runner, save_models
 from transformers import AutoModelForSequenceClassification
 
 from hf_deberta import HfDebertaForEntityChoice
+from hf_deberta.demos.superglue import match_rows
 from hf_deberta.fine_tuning.tasks import superglue
 
 RUN = [*EIGHT, "--per_device_train_batch_size", "4"]
@@ -20,7 +21,7 @@ TEXT = "Ann met Bob in old Rome , it rained and the dog was wet ."
 def rows_of(name: str, number: int, labelled: bool = True) -> list[dict]:
     """Official rows of a task."""
     if name == "record":
-        rows = superglue.made_up_rows(number, 0)
+        rows = match_rows(number, 0)
         if not labelled:
             for row in rows:
                 del row["qas"][0]["answers"]
@@ -67,7 +68,7 @@ def made(tmp_path_factory) -> Path:
         (folder / name).mkdir()
         for split, number in {"train": 12, "val": 6, "test": 5}.items():
             write(folder / name / f"{split}.jsonl", rows_of(name, number, split != "test" or name in ("axb", "axg")))
-    texts = [TEXT, *(row["passage"]["text"] for row in superglue.made_up_rows(50, 0))] * 5
+    texts = [TEXT, *(row["passage"]["text"] for row in match_rows(50, 0))] * 5
     save_models(folder, texts, 320)
     return folder
 
@@ -92,12 +93,12 @@ def test_the_demonstration_learns(run_superglue, tmp_path):
 def test_every_task(run_superglue, made, tmp_path, name):
     """With SiFT, from official files: its metrics, its submission with the official numbers, its model card."""
     out, task = tmp_path / "out", superglue.TASKS[name]
-    run_superglue("--model_name_or_path", made / "ours", "--task_name", task.file, "--data_dir", made / name,
+    run_superglue("--model_name_or_path", made / "ours", "--task_name", task.submission_name, "--data_dir", made / name,
                   "--output_dir", out, *RUN, "--max_steps", 2, "--sift", "--max_seq_length", 64)  # fmt: skip
     assert {f"eval_{metric}" for metric in task.metrics} <= results(out).keys()
     assert all(0 <= results(out)[f"eval_{metric}"] <= 1 for metric in task.metrics)
     assert not any(key.startswith("test_") for key in results(out))
-    submitted = lines_of(out / f"{task.file}.jsonl")
+    submitted = lines_of(out / f"{task.submission_name}.jsonl")
     assert [line["idx"] for line in submitted] == list(range(5))
     if name == "multirc":
         answers = [a for line in submitted for q in line["passage"]["questions"] for a in q["answers"]]
@@ -108,8 +109,8 @@ def test_every_task(run_superglue, made, tmp_path, name):
             text = row["passage"]["text"]
             assert line["label"] in [text[e["start"] : e["end"] + 1] for e in row["passage"]["entities"]]
     else:
-        assert all(line["label"] in (task.written or task.labels) for line in submitted)
-    assert f"SuperGLUE {task.file}" in (out / "README.md").read_text()
+        assert all(line["label"] in (task.submission_labels or task.labels) for line in submitted)
+    assert f"SuperGLUE {task.submission_name}" in (out / "README.md").read_text()
 
 
 def test_windows_of_a_passage(run_superglue, made, tmp_path):
@@ -189,7 +190,7 @@ def test_bad_input(run_superglue, made, tmp_path):
             [*ours, "--task_name", "record", "--train_file", flat],
             "no column 'entity_spans' .nor 'qas', as in the official",
         ),
-        ([*train, "--validation_file", other], "labels that are not known: 'perhaps'; known are entailment"),
+        ([*train, "--validation_file", other], "unknown labels: 'perhaps'; known are entailment"),
         ([*train, "--validation_file", bare], "the validation rows of cb have no labels"),
         ([*train, "--validation_file", tmp_path / "empty.jsonl"], "empty.jsonl is empty"),
         ([*ours, "--task_name", "cb", "--validation_file", cb / "val.jsonl"], "--do_train needs train rows"),

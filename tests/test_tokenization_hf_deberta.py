@@ -390,27 +390,27 @@ def test_saved_folders_load_in_plain_transformers(folders, tmp_path):
 
 class TestBadInput:
     def test_no_files(self, tmp_path):
-        with pytest.raises(ValueError, match=r"No tokenizer file in .*tokenizer\.json.*spm\.model.*merges\.txt"):
+        with pytest.raises(ValueError, match=r"no tokenizer file in .*tokenizer\.json.*spm\.model.*merges\.txt"):
             HfDebertaTokenizer.from_pretrained(tmp_path)
-        with pytest.raises(ValueError, match="among the arguments"):
+        with pytest.raises(ValueError, match="arguments"):
             HfDebertaTokenizer()
 
-    @pytest.mark.parametrize("missing, found", [("merges.txt", "vocab.json"), ("vocab.json", "merges.txt")])
-    def test_half_of_version_1(self, folders, tmp_path, missing, found):
+    @pytest.mark.parametrize("missing, existing", [("merges.txt", "vocab.json"), ("vocab.json", "merges.txt")])
+    def test_half_of_version_1(self, folders, tmp_path, missing, existing):
         folder = copy_folder(folders / "v1", tmp_path / "half", {})
         (folder / missing).unlink()
-        with pytest.raises(ValueError, match=f"needs {missing} beside {found}"):
+        with pytest.raises(ValueError, match=f"needs {missing} .*{existing}"):
             HfDebertaTokenizer.from_pretrained(folder)
 
     def test_broken_merges(self, folders, tmp_path):
         folder = copy_folder(folders / "v1", tmp_path / "broken", {})
         (folder / "merges.txt").write_text("#version: 0.2\nqqq zzz\n")
-        with pytest.raises(ValueError, match=r"merges\.txt do not make a BPE"):
+        with pytest.raises(ValueError, match=r"vocab\.json and .*merges\.txt .*BPE"):
             HfDebertaTokenizer.from_pretrained(folder)
 
     def test_broken_tokenizer_json(self, tmp_path):
         (tmp_path / "tokenizer.json").write_text('{"version": "1.0", "added_tokens": []}')
-        with pytest.raises(ValueError, match=r"tokenizer\.json is not a readable tokenizer\.json"):
+        with pytest.raises(ValueError, match=r"tokenizer\.json is not a valid tokenizer\.json"):
             HfDebertaTokenizer.from_pretrained(tmp_path)
 
     @pytest.mark.parametrize(
@@ -420,7 +420,7 @@ class TestBadInput:
     )
     def test_not_an_spm_model(self, tmp_path, content):
         (tmp_path / "spm.model").write_bytes(content)
-        with pytest.raises(ValueError, match=r"spm\.model \(\d+ bytes\) is not a whole SentencePiece model"):
+        with pytest.raises(ValueError, match=r"spm\.model \(\d+ bytes\) .*SentencePiece model"):
             HfDebertaTokenizer.from_pretrained(tmp_path)
 
     @needs_sentencepiece
@@ -429,14 +429,14 @@ class TestBadInput:
         path = tmp_path / "spm.model"
         for length in [*range(1, len(whole), len(whole) // 50), len(whole) - 1]:
             path.write_bytes(whole[:length])
-            with pytest.raises(ValueError, match="not a whole SentencePiece model"):
+            with pytest.raises(ValueError, match="not a complete SentencePiece model"):
                 HfDebertaTokenizer(vocab_file=str(path))
 
     @needs_sentencepiece
     @pytest.mark.parametrize("model_type, name", [("bpe", "BPE"), ("word", "word"), ("char", "character")])
     def test_not_unigram(self, tmp_path, model_type, name):
         folder = write_spm(tmp_path / model_type, model_type=model_type, vocab_size=120)
-        with pytest.raises(ValueError, match=f"must be a SentencePiece Unigram model.* is a {name} model"):
+        with pytest.raises(ValueError, match=f"SentencePiece Unigram model.* is a {name} model"):
             HfDebertaTokenizer.from_pretrained(folder)
 
     def test_option_that_tokenizer_json_does_not_have(self, folders, tmp_path, caplog, monkeypatch):

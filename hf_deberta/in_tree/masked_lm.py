@@ -1,25 +1,26 @@
-"""What `enable()` puts into Transformers' `...ForMaskedLM`: the enhanced mask decoder, for official releases.
+"""Replacements for the methods of Transformers' `...ForMaskedLM`: the enhanced mask decoder, for official releases.
 
-Each function takes the in-tree method and returns its replacement. A model decodes if its configuration says so with
-`emd_steps`, which is set when an official release is loaded and is then saved with it.
+Each function takes the in-tree method and returns its replacement. A model has the decoder if its configuration has
+`emd_steps`, which is set when an official release is loaded, and saved with the model.
 """
 
 from collections.abc import Callable
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 from torch import nn
 from transformers.modeling_outputs import MaskedLMOutput
 
 from hf_deberta.model.batch_loss import cross_entropy
-from hf_deberta.model.configuration_hf_deberta import emd_steps_of
+from hf_deberta.model.configuration_hf_deberta import infer_emd_steps
 
 from .encoder import shared_by_layers
 
-_loading_official = ContextVar("a masked-LM checkpoint is read as an official one", default=False)
+_loading_official = ContextVar("_loading_official", default=False)  # True while a checkpoint is read as an official one
 
 
-def from_pretrained_of(in_tree: Callable) -> classmethod:
+def from_pretrained_of(in_tree: Any) -> classmethod:
     def from_pretrained(cls, *args, output_loading_info: bool = False, **kwargs):
         for official in (True, False):
             token = _loading_official.set(official)
@@ -28,7 +29,7 @@ def from_pretrained_of(in_tree: Callable) -> classmethod:
             finally:
                 _loading_official.reset(token)
             if not any(name.startswith("lm_predictions.") for name in info["missing_keys"]):
-                break  # otherwise the checkpoint is not official, or has no such head: as Transformers reads it
+                break  # otherwise the checkpoint is not official or has no such head: load it as Transformers does
         return (model, info) if output_loading_info else model
 
     return classmethod(from_pretrained)
@@ -37,7 +38,7 @@ def from_pretrained_of(in_tree: Callable) -> classmethod:
 def init_of(in_tree: Callable) -> Callable:
     def __init__(self, config, *args, **kwargs) -> None:
         if _loading_official.get() and config.legacy and not config.position_biased_input:
-            steps = emd_steps_of(config.to_dict())
+            steps = infer_emd_steps(config.to_dict())
             if steps > 0:
                 config.legacy, config.emd_steps = False, steps
         in_tree(self, config, *args, **kwargs)
@@ -52,7 +53,7 @@ def init_of(in_tree: Callable) -> Callable:
 def post_init_of(in_tree: Callable) -> Callable:
     def post_init(self) -> None:
         if not self.legacy:
-            self._tied_weights_keys = {}  # Transformers 5.17 names a weight there that the head has not, and fails
+            self._tied_weights_keys = {}  # Transformers 5.17 names a weight that the head does not have, and fails
         in_tree(self)
 
     return post_init
@@ -84,25 +85,29 @@ def forward_of(in_tree: Callable) -> Callable:
         before_last = encoded.hidden_states[-2]
         if attention_mask is None:
             attention_mask = before_last.new_ones(before_last.shape[:2])
-        known = embeddings.position_embeddings.num_embeddings
-        if position_ids is None and before_last.shape[1] > known:
+        limit = embeddings.position_embeddings.num_embeddings
+        if position_ids is None and before_last.shape[1] > limit:
             raise ValueError(
-                f"absolute positions are known up to max_position_embeddings = {known}, and this input reaches "
-                f"{before_last.shape[1]}; shorten it, or train with a larger max_position_embeddings"
+                f"this input has {before_last.shape[1]} positions, and max_position_embeddings is {limit}; shorten the "
+                "input, or train with a larger max_position_embeddings"
             )
         if position_ids is None:
             position_ids = torch.arange(before_last.shape[1], device=before_last.device)[None]
-        context, table = shared_by_layers(self.deberta.encoder, before_last, attention_mask)
+        shared = shared_by_layers(self.deberta.encoder, before_last, attention_mask)
+        if shared is None:
+            raise ValueError("the enhanced mask decoder needs fewer position_buckets than max_relative_positions")
+        context, table = shared
         states = before_last + embeddings.position_embeddings(position_ids)
         for _ in range(self.config.emd_steps):
             last = self.deberta.encoder.layer[-1]
             states, _ = last(before_last, context, states, None, table)
         logits = self.lm_predictions(states, embeddings.word_embeddings)
-        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
         output = MaskedLMOutput(
             loss=None if labels is None else cross_entropy(logits, labels),
             logits=logits,
-            hidden_states=encoded.hidden_states if wanted else None,
+            hidden_states=encoded.hidden_states if output_hidden_states else None,
             attentions=encoded.attentions,
         )
         if return_dict is None:
@@ -114,14 +119,14 @@ def forward_of(in_tree: Callable) -> Callable:
 
 def output_embeddings_of(in_tree: Callable) -> Callable:
     def get_output_embeddings(self) -> nn.Module | None:
-        return in_tree(self) if self.legacy else None  # the word embeddings; in-tree names another matrix
+        return in_tree(self) if self.legacy else None  # the head uses the word embeddings; in-tree names another matrix
 
     return get_output_embeddings
 
 
 def resize_of(in_tree: Callable) -> Callable:
     def resize_token_embeddings(self, *args, **kwargs) -> nn.Embedding:
-        """As in Transformers; the bias of a new word starts at the mean bias."""
+        """Resize as Transformers does; the bias of a new token starts at the mean bias."""
         embeddings = in_tree(self, *args, **kwargs)
         if not self.legacy:
             head = self.lm_predictions.lm_head

@@ -1,38 +1,82 @@
-"""Disentangled attention, equation 4 of the paper, in plain torch: the oracle every backend is held against.
+"""Disentangled attention, equation 4 of the paper, in plain torch: the reference for all backends.
 
 Legend: B batch, H heads, Q queries, K keys, d head size, R rows of the relative table, m terms in use.
 
     S[i, j] = ( q_i . k_j  +  q_i . Kr[r]  +  k_j . Qr[r]  +  Qr[r] . Kr[r] ) / sqrt(m d),   r = delta(i, j)
                 content       c2p            p2c            p2p (ablation)
 
-    P = softmax over the keys that may be seen;  context_i = sum_j P[i, j] v_j
+    P = softmax over visible keys;  context_i = sum_j P[i, j] v_j
+
+Backends do not scale: q and Qr come multiplied by 1 / sqrt(m d), one of which is in every term.
 """
 
 import torch
 from torch.nn.functional import dropout
 
+from .attention_mask import AttentionMask
+from .relative_position import RelativePositions, rows_between
+
+
+def reference_attention(
+    query: torch.Tensor,  # [B, H, Q, d]
+    key: torch.Tensor,  # [B, H, K, d]
+    value: torch.Tensor,  # [B, H, K, d]
+    positions: RelativePositions | None,
+    mask: AttentionMask,
+    dropout_p: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Context [B, H, Q, d] and probabilities [B, H, Q, K]."""
+    row = None
+    if positions is not None:
+        at_keys = torch.arange(key.shape[2], device=key.device)
+        at_queries = at_keys[None] if mask.query_positions is None else mask.query_positions
+        row = rows_between(at_queries, at_keys, positions.rows_of_distance)
+    return attend(query, key, value, positions, row, mask.visible(key.shape[2]), dropout_p)
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    positions: RelativePositions | None,
+    row: torch.Tensor | None,  # [B or 1, Q, K], delta(i, j)
+    visible: torch.Tensor | None,  # [B or 1, 1, Q, K] of bool
+    dropout_p: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Context [B, H, Q, d] and probabilities [B, H, Q, K] for any assignment of rows to pairs.
+
+    Half-precision inputs are scored in float32, under autocast too, so that no product overflows before the softmax.
+    """
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    query, key = query.to(dtype), key.to(dtype)
+    positions = None if positions is None else positions.to(dtype)
+    with torch.autocast(query.device.type, enabled=False):
+        scores, *others = score_terms(query, key, positions, row).values()
+        probabilities = visible_softmax(sum(others, start=scores), visible)
+    probabilities = dropout(probabilities, dropout_p).to(value.dtype)
+    return probabilities @ value, probabilities
+
 
 def score_terms(
     query: torch.Tensor,  # [B, H, Q, d]
     key: torch.Tensor,  # [B, H, K, d]
-    position_key: torch.Tensor | None,  # [H, R, d], Kr
-    position_query: torch.Tensor | None,  # [H, R, d], Qr
-    row: torch.Tensor | None,  # [B or 1, Q, K], delta(i, j)
-    terms: tuple[str, ...] = ("c2p", "p2c"),
+    positions: RelativePositions | None,
+    row: torch.Tensor | None,  # [B or 1, Q, K]
 ) -> dict[str, torch.Tensor]:
-    """Every term of S by name, unscaled, each [B, H, Q, K]; their sum is S sqrt(m d)."""
+    """Every term of S by name, each [B, H, Q, K]."""
     parts = {"c2c": query @ key.mT}
-    if not terms:
+    if positions is None or row is None:
         return parts
     batch, heads, queries, keys = parts["c2c"].shape
     index = row[:, None].expand(batch, heads, queries, keys)
-    if "c2p" in terms:
+    position_key, position_query, terms = positions.position_key, positions.position_query, positions.terms
+    if position_key is not None and "c2p" in terms:
         by_row = query @ position_key.mT  # [B, H, Q, R]
         parts["c2p"] = by_row.gather(-1, index)
-    if "p2c" in terms:
+    if position_query is not None and "p2c" in terms:
         by_row = key @ position_query.mT  # [B, H, K, R]
         parts["p2c"] = by_row.gather(-1, index.mT).mT
-    if "p2p" in terms:
+    if position_key is not None and position_query is not None and "p2p" in terms:
         by_row = (position_query * position_key).sum(-1)  # [H, R]
         parts["p2p"] = by_row[None, :, None].expand(batch, heads, queries, -1).gather(-1, index)
     return parts
@@ -44,30 +88,3 @@ def visible_softmax(scores: torch.Tensor, visible: torch.Tensor | None) -> torch
         return scores.softmax(-1)
     scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
     return scores.softmax(-1) * visible
-
-
-def reference_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,  # [B, H, K, d]
-    position_key: torch.Tensor | None,
-    position_query: torch.Tensor | None,
-    row: torch.Tensor | None,
-    visible: torch.Tensor | None,  # [B or 1, 1, Q, K] of bool
-    scale: float,  # 1 / sqrt(m d)
-    terms: tuple[str, ...] = ("c2p", "p2c"),
-    dropout_p: float = 0.0,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Context [B, H, Q, d] and probabilities [B, H, Q, K].
-
-    Half-precision inputs are scored in float32, under autocast too, so that no product overflows before the softmax.
-    """
-    if query.dtype in (torch.float16, torch.bfloat16):
-        query, key = query.float(), key.float()
-        position_key = None if position_key is None else position_key.float()
-        position_query = None if position_query is None else position_query.float()
-    with torch.autocast(query.device.type, enabled=False):
-        parts = score_terms(query, key, position_key, position_query, row, terms)
-        probabilities = visible_softmax(sum(parts.values()) * scale, visible)
-    probabilities = dropout(probabilities, dropout_p).to(value.dtype)
-    return probabilities @ value, probabilities

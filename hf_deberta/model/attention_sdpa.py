@@ -2,191 +2,259 @@
 
 Legend: B batch, H heads, Q queries, K keys, d head size, n and m queries and keys of a block, r reach of the tables.
 
-The position terms become a bias to the scores. Four facts make it cheap (docs/disentangled_attention.md):
+The position terms become a bias of the scores. Four facts make it cheap (docs/disentangled_attention.md):
 
 - With the table laid out by distance instead of by row, c2p of a tile is a product and a *skew*: entry (i, j) is
-  entry (i, n - 1 - i + j) of query @ table^T, a view that costs nothing. p2c is the keys' product, transposed.
-- Queries are taken in blocks, so that their bias never exists for all at once (query subsets are one block).
-- Past the last distance with a row of its own all keys on one side share a row, and attention there is plain:
-  (q + Qr).(k + Kr) up to a constant. The near part and the far ones are joined by their log sums.
-- Documents of a packed row are attended to one by one, those of one length that stand together at once.
+  entry (i, n - 1 - i + j) of query @ table^T, a view that costs nothing. p2c is the same product of keys, transposed.
+- Queries are processed in blocks, so that the bias of all queries never exists at once (query subsets are one block).
+- Past the last distance with a row of its own, all keys of a side share a row, and attention there is plain:
+  (q + Qr).(k + Kr) up to a constant. The near part and the far parts are joined by their log sums.
+- Documents of a packed row are processed one by one; neighbours of equal length form a batch.
 """
 
 from itertools import groupby
+from typing import NamedTuple
 
 import torch
 from torch.nn.functional import dropout, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
+from .attention_mask import AttentionMask
 from .fast_path_guards import in_functorch_transform, is_tracing_or_compiling
-from .relative_position import rows_between
+from .private_apis import cpu_attention_with_log_sum, has_cpu_attention_with_log_sum
+from .relative_position import RelativePositions, rows_at, rows_between
 
-QUERY_BLOCK = 256  # queries whose scores are in memory at once; few, so that they stay in a cache
-TRAINING_BLOCK = 512  # the same in training, where more than one block means to compute each of them twice
+QUERY_BLOCK = 256  # queries whose scores are in memory at once; few enough to stay in a cache
+TRAINING_BLOCK = 512  # the same in training, where more than one block means computing each of them twice
 TILE = 64  # a tile of n x m computes n + m - 1 columns; smaller tiles waste less, larger ones multiply faster
 
-Tables = tuple[torch.Tensor | None, ...]  # see tables_by_distance and tables_by_row; empty without position terms
+
+class DistanceTables(NamedTuple):
+    """Tables for distances -r ... r, for queries at consecutive positions."""
+
+    falling: torch.Tensor | None  # Kr [H, 2r + 1, d], the largest distance first
+    rising: torch.Tensor | None  # Qr [H, 2r + 1, d], the smallest distance first
+    constant: torch.Tensor | None  # p2p [H, 2r + 1], the smallest distance first
+    saturation: int | None  # None if far keys are treated as near ones
+
+
+class RowTables(NamedTuple):
+    """Tables by row, for queries at any positions."""
+
+    key: torch.Tensor | None  # Kr [H, R, d]
+    query: torch.Tensor | None  # Qr [H, R, d]
+    constant: torch.Tensor | None  # p2p [H, R]
+    rows_of_distance: torch.Tensor  # [2k + 1]
+
+
+Tables = DistanceTables | RowTables | None
 
 
 def sdpa_attention(
     query: torch.Tensor,  # [B, H, Q, d]
     key: torch.Tensor,  # [B, H, K, d]
     value: torch.Tensor,  # [B, H, K, d]
-    position_key: torch.Tensor | None,  # [H, R, d]
-    position_query: torch.Tensor | None,  # [H, R, d]
-    rows_of_distance: torch.Tensor | None,  # [2k + 1]
-    first_row: int,
-    saturation: int,  # from this distance on, rows are those of the ends
-    query_positions: torch.Tensor | None,  # [B, Q]
-    visible: torch.Tensor | None,  # [B or 1, 1, 1 or Q, K] of bool
-    lengths: tuple[int, ...] | None,  # of the documents of a packed row, B = 1
-    scale: float,
-    terms: tuple[str, ...],
+    positions: RelativePositions | None,
+    mask: AttentionMask,
+    dropout_p: float,
+) -> tuple[torch.Tensor, None]:
+    """Context [B, H, Q, d]; there are no probabilities."""
+    lengths = document_lengths(mask)
+    longest = max(lengths) if lengths else key.shape[2]
+    tables = tables_for(positions, mask, longest, can_join_parts(query, dropout_p))
+    if lengths:
+        return attend_documents(query, key, value, tables, mask.query_positions, lengths, dropout_p), None
+    visible = mask.visible(key.shape[2])
+    if mask.mask is not None and mask.is_padding_only:
+        visible = mask.mask[:, None, None]
+    context = attend_rows(query, key, value, tables, mask.query_positions, visible, dropout_p)
+    return zero_fully_masked_queries(context, mask, visible), None
+
+
+def document_lengths(mask: AttentionMask) -> tuple[int, ...] | None:
+    """Lengths of the documents if they can be processed one by one."""
+    if mask.cu_seqlens is None or mask.mask is not None or is_tracing_or_compiling() or not mask.has_sorted_queries():
+        return None
+    return mask.lengths or tuple(mask.cu_seqlens.diff().tolist())
+
+
+def zero_fully_masked_queries(context: torch.Tensor, mask: AttentionMask, visible: torch.Tensor | None) -> torch.Tensor:
+    """Zero the context of queries that see nothing: padding, or an empty row of the mask."""
+    if visible is None:
+        return context
+    if mask.mask is None or not mask.is_padding_only:
+        return context * visible.any(-1, keepdim=True)
+    sees = mask.mask if mask.query_positions is None else mask.mask.gather(1, mask.query_positions)
+    return context * sees[:, None, :, None]
+
+
+def attend_documents(
+    query: torch.Tensor,  # [1, H, Q, d]
+    key: torch.Tensor,
+    value: torch.Tensor,
+    tables: Tables,
+    query_positions: torch.Tensor | None,  # [1, Q], sorted
+    lengths: tuple[int, ...],
     dropout_p: float,
 ) -> torch.Tensor:
-    """Context [B, H, Q, d]; that of a query which sees nothing is finite and means nothing."""
-    longest = max(lengths) if lengths else key.shape[2]
-    far_is_plain = bool(terms) and joins_parts(query, dropout_p) and longest > saturation + QUERY_BLOCK
-    reach = saturation + QUERY_BLOCK if far_is_plain else longest
-    tables = ()
-    if terms and query_positions is None:
-        tables = tables_by_distance(position_key, position_query, rows_of_distance, first_row, reach, terms, scale)
-    elif terms:
-        tables = tables_by_row(position_key, position_query, rows_of_distance, first_row, terms, scale)
-    saturation = saturation if far_is_plain else None
-    if lengths:
-        return attend_documents(query, key, value, tables, query_positions, lengths, saturation, scale, dropout_p)
-    return attend_rows(query, key, value, tables, query_positions, visible, saturation, scale, dropout_p)
-
-
-def attend_documents(query, key, value, tables, query_positions, lengths, saturation, scale, dropout_p):
-    """Each document of a packed row by itself; neighbours with equal numbers of queries and keys make a batch."""
-    counts = lengths if query_positions is None else queries_in(query_positions, lengths)
-    runs = [(n, q, len(list(run))) for (n, q), run in groupby(zip(lengths, counts, strict=True))]
+    """Each document of a packed row by itself; neighbours with equal numbers of queries and keys form a batch."""
+    counts = lengths if query_positions is None else queries_per_document(query_positions, lengths)
+    runs = [(n, count, len(list(run))) for (n, count), run in groupby(zip(lengths, counts, strict=True))]
     keys, values = ([part[0] for part in tensor.split([n * d for n, _, d in runs], 2)] for tensor in (key, value))
-    queries = [part[0] for part in query.split([q * d for _, q, d in runs], 2)]
+    queries = [part[0] for part in query.split([count * d for _, count, d in runs], 2)]
     contexts, start, first = [], 0, 0
     for i, (length, count, documents) in enumerate(runs):
         if count > 0:
             positions = None
             if query_positions is not None:
-                asked = query_positions[0, first : first + count * documents].unflatten(0, (documents, count))
+                in_row = query_positions[0, first : first + count * documents].unflatten(0, (documents, count))
                 starts = torch.arange(start, start + length * documents, length, device=query.device)
-                positions = asked - starts[:, None]
-            batch = (states[i].unflatten(1, (documents, -1)).transpose(0, 1) for states in (queries, keys, values))
-            context = attend_rows(*batch, tables, positions, None, saturation, scale, dropout_p)
+                positions = in_row - starts[:, None]
+            q, k, v = (states[i].unflatten(1, (documents, -1)).transpose(0, 1) for states in (queries, keys, values))
+            context = attend_rows(q, k, v, tables, positions, None, dropout_p)
             contexts.append(context.transpose(0, 1).flatten(1, 2))
         start, first = start + length * documents, first + count * documents
     return torch.cat(contexts, 1)[None]
 
 
-def queries_in(query_positions: torch.Tensor, lengths: tuple[int, ...]) -> list[int]:
-    """How many of the queries, which stand in order, each document holds."""
+def queries_per_document(query_positions: torch.Tensor, lengths: tuple[int, ...]) -> tuple[int, ...]:
+    """Number of queries in each document, from sorted positions [1, Q]."""
     ends = torch.tensor(lengths, device=query_positions.device).cumsum(0)
     document = torch.searchsorted(ends, query_positions[0].contiguous(), right=True)
-    return torch.bincount(document, minlength=len(lengths)).tolist()
+    return tuple(torch.bincount(document, minlength=len(lengths)).tolist())
 
 
-def attend_rows(query, key, value, tables, query_positions, visible, saturation, scale, dropout_p):
-    """Every row of the batch is one sequence."""
-    if not tables:
-        return attend(query, key, value, None, visible, scale, dropout_p)
-    if query_positions is not None:
-        bias = gathered_bias(query, key, *tables, query_positions)
-        return attend(query, key, value, bias, visible, scale, dropout_p)
+def attend_rows(
+    query: torch.Tensor,  # [B, H, Q, d]
+    key: torch.Tensor,
+    value: torch.Tensor,
+    tables: Tables,
+    query_positions: torch.Tensor | None,  # [B, Q]
+    visible: torch.Tensor | None,  # [B or 1, 1, 1 or Q, K] of bool
+    dropout_p: float,
+) -> torch.Tensor:
+    """Context of rows that are one sequence each; that of a query that sees nothing is finite and has no meaning."""
+    if tables is None:
+        return attend(query, key, value, None, visible, dropout_p)
+    if isinstance(tables, RowTables):
+        assert query_positions is not None  # tables_for
+        return attend(query, key, value, gathered_bias(query, key, tables, query_positions), visible, dropout_p)
     training = torch.is_grad_enabled() or dropout_p > 0  # reentrant checkpoints draw dropout without gradients first
     size = TRAINING_BLOCK if training else QUERY_BLOCK
-    # a loop would tie a graph to this length; torch.func knows no checkpoints
+    # a loop would tie a graph to this length, and torch.func does not support checkpoints
     if is_tracing_or_compiling() or in_functorch_transform() or query.shape[2] <= size:
-        return attend_block(query, key, value, *tables, visible, 0, saturation, scale, dropout_p)
+        return attend_block(query, key, value, tables, visible, 0, dropout_p)
     recompute, contexts = torch.is_grad_enabled(), []
     for start in range(0, query.shape[2], size):
         block = query[:, :, start : start + size]
         seen = visible if visible is None or visible.shape[2] == 1 else visible[:, :, start : start + size]
-        arguments = (block, key, value, *tables, seen, start, saturation, scale, dropout_p)
+        arguments = (block, key, value, tables, seen, start, dropout_p)
         context = checkpoint(attend_block, *arguments, use_reentrant=False) if recompute else attend_block(*arguments)
         contexts.append(context)
     return torch.cat(contexts, 2)
 
 
-def attend_block(query, key, value, falling, rising, constant, visible, start, saturation, scale, dropout_p):
-    """The queries from position `start` on; `saturation` is None where far keys are treated as near ones."""
-    queries, keys = query.shape[2], key.shape[2]
+def attend_block(
+    query: torch.Tensor,  # [B, H, n, d]
+    key: torch.Tensor,  # [B, H, K, d]
+    value: torch.Tensor,
+    tables: DistanceTables,
+    visible: torch.Tensor | None,  # [B or 1, 1, 1 or n, K]
+    start: int,
+    dropout_p: float,
+) -> torch.Tensor:
+    """Context of the queries from position `start` on."""
+    queries, keys, saturation = query.shape[2], key.shape[2], tables.saturation
     low, high = 0, keys
     if saturation is not None:
         low, high = max(start - saturation + 1, 0), min(start + queries - 1 + saturation, keys)
     near = slice(low, high)
-    bias = band_bias(query, key[:, :, near], falling, rising, constant, start - low)
+    bias = band_bias(query, key[:, :, near], tables, start - low)
     seen = None if visible is None else visible[..., near]
     if low == 0 and high == keys:
-        return attend(query, key, value, bias, seen, scale, dropout_p)
-    parts = [attend_part(query, key[:, :, near], value[:, :, near], bias, seen, scale)]
-    for far, end in ((slice(0, low), -1), (slice(high, keys), 0)):
+        return attend(query, key, value, bias, seen, dropout_p)
+    parts = [attend_part(query, key[:, :, near], value[:, :, near], bias, seen)]
+    for far, distance in ((slice(0, low), -1), (slice(high, keys), 0)):  # the largest distance, the smallest
         if far.start < far.stop:
             seen = None if visible is None else visible[..., far]
-            ends = (None if table is None else table[:, end] for table in (rising, constant))
-            at_end = (None if falling is None else falling[:, -1 - end], *ends)
-            parts.append(attend_far(query, key[:, :, far], value[:, :, far], *at_end, seen, scale))
+            parts.append(attend_far(query, key[:, :, far], value[:, :, far], tables, distance, seen))
     return joined(parts)
 
 
-def attend_far(query, key, value, position_key, position_query, constant, visible, scale):
-    """Attention to keys that all stand at one row: tables [H, d] and [H], scaled. Context and log sum."""
-    shift = 0.0
-    if position_query is not None:
-        query = query + position_query[:, None] / scale
-    if position_key is not None:
-        key = key + position_key[:, None] / scale
-    if position_key is not None and position_query is not None:
+def attend_far(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    tables: DistanceTables,
+    distance: int,  # index into tables from the smallest distance to the largest
+    visible: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Context over keys that all have one row of the table, and the log sum of their exp(score)."""
+    shift: float | torch.Tensor = 0.0
+    if tables.rising is not None:
+        position_query = tables.rising[:, distance, None]
+        query = query + position_query
+    if tables.falling is not None:
+        position_key = tables.falling[:, -1 - distance, None]
+        key = key + position_key
+    if tables.rising is not None and tables.falling is not None:
         # (q + Qr).(k + Kr) holds Qr.Kr as well; the kernel adds it up in float32 at least
         wide = torch.promote_types(query.dtype, torch.float32)
-        shift = -(position_key.to(wide) * position_query.to(wide)).sum(-1)[:, None] / scale
-    if constant is not None:
-        shift = shift + constant[:, None]
-    context, log_sum = attend_part(query, key, value, None, visible, scale)
+        shift = -(position_key.to(wide) * position_query.to(wide)).sum(-1)
+    if tables.constant is not None:
+        shift = shift + tables.constant[:, distance, None]
+    context, log_sum = attend_part(query, key, value, None, visible)
     return context, log_sum + shift
 
 
-def attend_part(query, key, value, bias, visible, scale) -> tuple[torch.Tensor, torch.Tensor]:
+def attend_part(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, visible: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Context over some of the keys, and the logarithm of the sum of exp(score) [B, H, Q]."""
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, attn_mask=masked(bias, visible, query), scale=scale
-    )
+    return cpu_attention_with_log_sum(query, key, value, masked(bias, visible, query), 1.0)
 
 
 def joined(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    """The context over all keys from those over parts of them."""
+    """The context over all keys from the contexts and log sums of their parts."""
     weights = torch.stack([log_sum for _, log_sum in parts]).softmax(0)[..., None].to(parts[0][0].dtype)
-    return sum(context * weight for (context, _), weight in zip(parts, weights, strict=True))
+    products = [context * weight for (context, _), weight in zip(parts, weights, strict=True)]
+    return sum(products[1:], start=products[0])
 
 
-def joins_parts(query: torch.Tensor, dropout_p: float) -> bool:
-    """Whether attention over parts of the keys can be had with its log sums."""
+def can_join_parts(query: torch.Tensor, dropout_p: float) -> bool:
+    """True if attention over parts of the keys is available with its log sums."""
     return (
         query.device.type == "cpu"
         and dropout_p == 0
         and not torch.is_grad_enabled()
         and not is_tracing_or_compiling()
         and not in_functorch_transform()
-        and hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
+        and has_cpu_attention_with_log_sum()
     )
 
 
-def attend(query, key, value, bias, visible, scale: float, dropout_p: float) -> torch.Tensor:
-    """softmax(scale q k + bias) v over visible keys; `bias` is scaled already."""
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+    visible: torch.Tensor | None,
+    dropout_p: float,
+) -> torch.Tensor:
+    """softmax(q k + bias) v over visible keys."""
     bias = masked(bias, visible, query)
     if bias is not None and query.device.type == "cpu" and (bias.requires_grad or dropout_p > 0):
         # the CPU's fused kernel has neither a gradient for a bias nor dropout, and its unfused one copies more
-        heads_first = [tensor.transpose(0, 1).flatten(0, 1) for tensor in (query * scale, key, value)]
+        heads_first = [tensor.transpose(0, 1).flatten(0, 1) for tensor in (query, key, value)]
         bias = bias.expand(*query.shape[:3], key.shape[2]).transpose(0, 1).flatten(0, 1)
         scores = torch.baddbmm(bias, heads_first[0], heads_first[1].mT)
         probabilities = dropout(scores.softmax(-1), dropout_p)
         return (probabilities @ heads_first[2]).unflatten(0, (query.shape[1], -1)).transpose(0, 1)
-    return scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout_p, scale=scale)
+    return scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout_p, scale=1.0)
 
 
 def masked(bias: torch.Tensor | None, visible: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:
-    """`bias` with the lowest number where nothing may be seen."""
+    """`bias` with the lowest number for keys that are not visible."""
     if visible is None:
         return bias
     if bias is None:
@@ -194,69 +262,68 @@ def masked(bias: torch.Tensor | None, visible: torch.Tensor | None, like: torch.
     return bias.masked_fill(~visible, torch.finfo(bias.dtype).min)
 
 
-def tables_by_distance(
-    position_key, position_query, rows_of_distance, first_row: int, reach: int, terms, scale: float
-) -> Tables:
-    """Scaled tables for distances up to `reach`: Kr [H, 2r + 1, d] falling, Qr rising, and p2p [H, 2r + 1] rising."""
-    k = (rows_of_distance.shape[0] - 1) // 2
-    distance = torch.arange(-reach, reach + 1, device=rows_of_distance.device)
-    rows = known_rows(rows_of_distance[distance.clamp(-k, k) + k] - first_row, position_key, position_query)
-    falling = position_key[:, rows.flip(0)] * scale if "c2p" in terms else None
-    rising = position_query[:, rows] * scale if "p2c" in terms else None
-    constant = (position_key * position_query).sum(-1)[:, rows] * scale if "p2p" in terms else None
-    return falling, rising, constant
+def tables_for(positions: RelativePositions | None, mask: AttentionMask, longest: int, joins_parts: bool) -> Tables:
+    """The tables that the queries need; `longest` is the length of the longest sequence."""
+    if positions is None:
+        return None
+    key = positions.position_key if "c2p" in positions.terms else None
+    query = positions.position_query if "p2c" in positions.terms else None
+    constant = None
+    if "p2p" in positions.terms and positions.position_key is not None and positions.position_query is not None:
+        constant = (positions.position_key * positions.position_query).sum(-1)
+    if mask.query_positions is not None:
+        return RowTables(key, query, constant, positions.rows_of_distance)
+    far_is_plain = joins_parts and longest > positions.saturation + QUERY_BLOCK
+    reach = positions.saturation + QUERY_BLOCK if far_is_plain else longest
+    distance = torch.arange(-reach, reach + 1, device=positions.rows_of_distance.device)
+    rows = rows_at(distance, positions.rows_of_distance)
+    return DistanceTables(
+        falling=None if key is None else key[:, rows.flip(0)],
+        rising=None if query is None else query[:, rows],
+        constant=None if constant is None else constant[:, rows],
+        saturation=positions.saturation if far_is_plain else None,
+    )
 
 
-def tables_by_row(position_key, position_query, rows_of_distance, first_row: int, terms, scale: float) -> Tables:
-    """Scaled tables Kr and Qr [H, R, d], p2p [H, R], and the row of each distance."""
-    rows = known_rows(rows_of_distance - first_row, position_key, position_query)
-    by_row_key = position_key * scale if "c2p" in terms else None
-    by_row_query = position_query * scale if "p2c" in terms else None
-    constant = (position_key * position_query).sum(-1) * scale if "p2p" in terms else None
-    return by_row_key, by_row_query, constant, rows
-
-
-def known_rows(rows, position_key, position_query) -> torch.Tensor:
-    """Pairs that no document holds may be further apart than any row in use; they are masked."""
-    table = position_key if position_key is not None else position_query
-    return rows.clamp(0, table.shape[1] - 1)
-
-
-def gathered_bias(query, key, by_row_key, by_row_query, constant, rows, query_positions: torch.Tensor) -> torch.Tensor:
-    """The position terms [B, H, Q, K] for queries that stand anywhere."""
+def gathered_bias(
+    query: torch.Tensor, key: torch.Tensor, tables: RowTables, query_positions: torch.Tensor
+) -> torch.Tensor:
+    """The position terms [B, H, Q, K] of queries at any positions."""
     batch, heads, queries, _ = query.shape
-    row = rows_between(query_positions, torch.arange(key.shape[2], device=key.device), rows)
+    row = rows_between(query_positions, torch.arange(key.shape[2], device=key.device), tables.rows_of_distance)
     index = row[:, None].expand(batch, heads, -1, -1)
     parts = []
-    if by_row_key is not None:
-        parts.append((query @ by_row_key.mT).gather(-1, index))
-    if by_row_query is not None:
-        parts.append((key @ by_row_query.mT).gather(-1, index.mT).mT)
-    if constant is not None:
-        parts.append(constant[None, :, None].expand(batch, -1, queries, -1).gather(-1, index))
+    if tables.key is not None:
+        parts.append((query @ tables.key.mT).gather(-1, index))
+    if tables.query is not None:
+        parts.append((key @ tables.query.mT).gather(-1, index.mT).mT)
+    if tables.constant is not None:
+        parts.append(tables.constant[None, :, None].expand(batch, -1, queries, -1).gather(-1, index))
     return sum(parts[1:], start=parts[0])
 
 
-def band_bias(query, key, falling, rising, constant, offset: int) -> torch.Tensor:
-    """The position terms [B, H, n, m] of queries that stand side by side, the first at key `offset`."""
-    bias = 0.0
-    if falling is not None or rising is not None:
+def band_bias(query: torch.Tensor, key: torch.Tensor, tables: DistanceTables, offset: int) -> torch.Tensor:
+    """The position terms [B, H, n, m] of queries at consecutive positions, the first of them at key `offset`."""
+    parts = []
+    if tables.falling is not None or tables.rising is not None:
         in_tiles = query.device.type == "cpu" and not (is_tracing_or_compiling() or in_functorch_transform())
         fill = BandBias.apply if in_tiles else whole_band
-        bias = fill(query, key, falling, rising, offset)
-    if constant is not None:
-        reach = (constant.shape[1] - 1) // 2
-        own = torch.arange(query.shape[2], device=query.device) + offset
-        distance = own[:, None] - torch.arange(key.shape[2], device=query.device)
-        bias = bias + constant[None, :, distance + reach]
-    return bias
+        parts.append(fill(query, key, tables.falling, tables.rising, offset))
+    if tables.constant is not None:
+        reach = (tables.constant.shape[1] - 1) // 2
+        positions = torch.arange(query.shape[2], device=query.device) + offset
+        distance = positions[:, None] - torch.arange(key.shape[2], device=query.device)
+        parts.append(tables.constant[None, :, distance + reach])
+    return sum(parts[1:], start=parts[0])
 
 
-def whole_band(query, key, falling, rising, offset) -> torch.Tensor:
-    """c2p + p2c [B, H, n, m] as one tile, in operations that everything can trace and differentiate.
+def whole_band(
+    query: torch.Tensor, key: torch.Tensor, falling: torch.Tensor | None, rising: torch.Tensor | None, offset: int
+) -> torch.Tensor:
+    """c2p + p2c [B, H, n, m] as one tile, in operations that can be traced and differentiated by any tool.
 
-    The windows have a column more than the tile needs: with n = m = 2 tokens the skew's row would otherwise be as long
-    as the tile's, a special case that an exported graph cannot hold.
+    The windows have one column more than the tile needs: with n = m = 2 tokens the skew's row would otherwise be as
+    long as the tile's, a special case that an exported graph cannot hold.
     """
     n, m = query.shape[2], key.shape[2]
     parts = []
@@ -270,7 +337,7 @@ def whole_band(query, key, falling, rising, offset) -> torch.Tensor:
 
 
 class BandBias(torch.autograd.Function):
-    """The same tile by tile, into one tensor; and its gradients, likewise."""
+    """`whole_band` tile by tile into one tensor; its gradients likewise."""
 
     @staticmethod
     def forward(ctx, query, key, falling, rising, offset):
@@ -292,7 +359,7 @@ class BandBias(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        if torch.is_grad_enabled():  # second derivatives are wanted
+        if torch.is_grad_enabled():  # for second derivatives
             return *differentiable_gradients(ctx.saved_tensors, ctx.offset, gradient, ctx.needs_input_grad), None
         query, key, falling, rising = ctx.saved_tensors
         gradient = gradient.transpose(0, 1)
@@ -304,16 +371,21 @@ class BandBias(torch.autograd.Function):
         return for_query, for_key, for_falling, for_rising, None
 
 
-def differentiable_gradients(tensors, offset: int, gradient, needed) -> tuple[torch.Tensor | None, ...]:
-    """The gradients of `whole_band`, with a graph of their own."""
-    bias = whole_band(*tensors, offset)
-    wanted = [tensor for tensor, need in zip(tensors, needed[:4], strict=True) if need]
-    found = iter(torch.autograd.grad(bias, wanted, gradient, create_graph=True))
-    return tuple(next(found) if need else None for need in needed[:4])
+def differentiable_gradients(
+    tensors: tuple[torch.Tensor, ...], offset: int, gradient: torch.Tensor, needed: tuple[bool, ...]
+) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of `whole_band` with a graph, so that they can be differentiated again."""
+    query, key, falling, rising = tensors
+    bias = whole_band(query, key, falling, rising, offset)
+    inputs = [tensor for tensor, need in zip(tensors, needed[:4], strict=True) if need]
+    gradients = iter(torch.autograd.grad(bias, inputs, gradient, create_graph=True))
+    return tuple(next(gradients) if need else None for need in needed[:4])
 
 
-def term_gradients(gradient, states, table, offset: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Gradients of states [H, B, n, d] and table [H, 2r + 1, d], from that of their skewed product [H, B, n, m]."""
+def term_gradients(
+    gradient: torch.Tensor, states: torch.Tensor, table: torch.Tensor, offset: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of states [H, B, n, d] and table [H, 2r + 1, d] from that of their skewed product [H, B, n, m]."""
     n, m = gradient.shape[-2:]
     for_states, for_table = torch.empty_like(states), torch.zeros_like(table)
     for tile in tiles(n):
@@ -331,7 +403,7 @@ def tiles(length: int) -> list[slice]:
 
 
 def window_of(begin: int, end: int, others: int, offset: int, table: torch.Tensor) -> slice:
-    """Columns of the table for own states from `begin` to `end`, the first of all at `offset` in the others' row."""
+    """Columns of the table for states `begin` to `end` and all `others`; state 0 is at position `offset` of these."""
     reach = (table.shape[1] - 1) // 2
     return slice(reach - (offset + end - 1), reach + others - (offset + begin))
 

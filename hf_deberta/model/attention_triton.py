@@ -3,22 +3,23 @@
 Legend: B batch, H heads, N tokens, d head size, T tokens of a tile, R rows of the relative table.
 
 The kernels are in attention_triton_forward.py and attention_triton_backward.py, the derivation in
-docs/attention_triton.md. Here are the operator that PyTorch sees, its launches, and what it does not do.
+docs/attention_triton.md. This file has the operator that PyTorch calls, its launches, and its limits.
 """
 
-import math
 import os
 import re
 from importlib.util import find_spec
 
 import torch
 
+from .attention_mask import AttentionMask
 from .fast_path_guards import in_functorch_transform, is_tracing_or_compiling
+from .relative_position import RelativePositions, rows_at
 
-TRITON_IS_THERE = find_spec("triton") is not None
+IS_INSTALLED = find_spec("triton") is not None
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"  # Triton runs kernels in Python, on the CPU: for tests
 
-# tokens of a tile; warps and stages of the kernels: forward, own_gradients, and table_gradients or any kernel where a
+# tokens of a tile; warps and stages of the kernels: forward, own_gradients, and table_gradients or any kernel if a
 # head has more than 64 channels. On Hopper, more warps than a sixteenth of the tokens compute products twice:
 # `times_computed` in benchmarks/attention_triton_aot.py
 LAUNCHES = {
@@ -32,46 +33,41 @@ CHIPS = {9: "Hopper", 10: "Blackwell"}  # by the first number of the compute cap
 TABLE_GRADIENT_SPLITS = 4  # programs that share a distance in table_gradients_kernel
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LARGEST_HEAD = 128
-# a copy of this file, loaded from the Hub beside the package, must not answer the package's calls
+# operators are registered by module name: a copy of this file from the Hub must not replace those of the package
 OPERATORS = re.sub(r"\W", "_", __name__.rpartition(".")[0])
-
-
-def is_applicable(query: torch.Tensor, query_positions: torch.Tensor | None) -> bool:
-    """Whether a call is this backend's: every position a query. Few queries are sdpa's by design."""
-    return query_positions is None and query.numel() > 0
 
 
 def unsupported_reason(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    terms: tuple[str, ...],
-    scale: float,
+    positions: RelativePositions | None,
+    mask: AttentionMask,
     dropout_p: float = 0.0,
 ) -> str | None:
-    """What keeps this backend from answering a call that is meant for it, or None."""
+    """Why this backend cannot compute a call, or None if it can."""
     if not (query.is_cuda or INTERPRETING):
-        return f"it runs on GPUs, and this is on {query.device.type}"
-    if not TRITON_IS_THERE:
+        return f"it runs on GPUs, not on {query.device.type}"
+    if not IS_INSTALLED:
         return "triton is not installed"
     if torch.version.hip:
         return "its kernels are for NVIDIA GPUs"
     if query.is_cuda and capability(query.device) < (8, 0):
         return "the GPU is older than compute capability 8.0"
+    if query.numel() == 0:
+        return "there are no tokens"
     if query.dtype not in DTYPES:
-        return f"it knows float16, bfloat16 and float32, not {query.dtype}"
+        return f"it supports float16, bfloat16 and float32, not {query.dtype}"
     if not query.dtype == key.dtype == value.dtype:
         return f"query, key and value are of different types: {query.dtype}, {key.dtype}, {value.dtype}"
     if query.shape[-1] > LARGEST_HEAD:
         return f"heads of {query.shape[-1]} channels are larger than {LARGEST_HEAD}"
     if dropout_p >= 1:
-        return "a dropout of 1 keeps no probability"
-    if scale <= 0:
-        return f"it knows scales above zero, not {scale}"
-    if "p2p" in terms:
-        return "it has no p2p term"
+        return "it does not support a dropout of 1"
+    if positions is not None and "p2p" in positions.terms:
+        return "it does not support the term p2p"
     if in_functorch_transform() and not is_tracing_or_compiling():
-        return "torch.func and forward-mode differentiation pass through PyTorch's own operations only"
+        return "it supports neither torch.func nor forward-mode differentiation"
     return None
 
 
@@ -94,46 +90,35 @@ def triton_attention(
     query: torch.Tensor,  # [B, H, N, d]
     key: torch.Tensor,
     value: torch.Tensor,
-    position_key: torch.Tensor | None,  # [H, R, d]
-    position_query: torch.Tensor | None,
-    rows_of_distance: torch.Tensor | None,  # [2k + 1]
-    first_row: int,
-    saturation: int | None,  # from this distance on, rows are those of the ends
-    mask: torch.Tensor | None,  # bool, [B, N] or [B, N, N]
-    cu_seqlens: torch.Tensor | None,  # [documents + 1]
-    lengths: tuple[int, ...] | None,  # of these documents, if they are known
-    scale: float,
-    terms: tuple[str, ...],
+    positions: RelativePositions | None,
+    mask: AttentionMask,
     dropout_p: float = 0.0,
     causal: bool = False,
 ) -> torch.Tensor:
-    """Context [B, H, N, d]; zeros for who sees nothing. `causal`: no token sees those after it."""
+    """Context [B, H, N, d], zeros for queries that see nothing. `causal`: no token sees those after it."""
     tile = launches(query.dtype, query.device)[0]
-    position_key = position_key if "c2p" in terms else None
-    position_query = position_query if "p2c" in terms else None
-    tokens, bounds, rows = query.shape[2], None, None
+    tokens, lengths = query.shape[2], mask.lengths
+    position_key = position_query = rows = bounds = None
     longest = max(*lengths, tokens - sum(lengths)) if lengths else tokens
     near = furthest = (longest - 1) // tile
-    if terms:
-        near = min(near, (saturation + tile - 2) // tile)
-        rows = rows_by_distance(rows_of_distance, first_row, (position_key, position_query), (near + 1) * tile)
+    if positions is not None:
+        position_key = positions.position_key if "c2p" in positions.terms else None
+        position_query = positions.position_query if "p2c" in positions.terms else None
+        near = min(near, (positions.saturation + tile - 2) // tile)
+        rows = rows_by_distance(positions.rows_of_distance, (near + 1) * tile)
     seed = torch.randint(2**31, (1,), device=query.device) if dropout_p > 0 else None
-    if cu_seqlens is not None:  # what is left after the last document is one more, and nothing lies outside of the row
-        ends = torch.nn.functional.pad(cu_seqlens[1:].to(torch.int32).clamp(max=tokens), (0, 1), value=tokens)
+    if mask.cu_seqlens is not None:  # tokens after the last document are one more, and boundaries stop at the row's end
+        ends = torch.nn.functional.pad(mask.cu_seqlens[1:].to(torch.int32).clamp(max=tokens), (0, 1), value=tokens)
         bounds = torch.nn.functional.pad(ends, (1, 0))
     tables = (None if table is None else table.to(query.dtype) for table in (position_key, position_query))
     return attention_in_tiles(
-        query, key, value, *tables, rows, mask, bounds, seed, scale, dropout_p, causal, near, furthest
+        query, key, value, *tables, rows, mask.mask, bounds, seed, dropout_p, causal, near, furthest
     )[0]  # fmt: skip
 
 
-def rows_by_distance(rows_of_distance: torch.Tensor, first_row: int, tables, reach: int) -> torch.Tensor:
-    """The row of each distance in [-reach, reach), counted from `first_row`."""
-    k = (rows_of_distance.shape[0] - 1) // 2
-    distance = torch.arange(-reach, reach, device=rows_of_distance.device)
-    in_use = next(table.shape[1] for table in tables if table is not None)
-    # pairs that no document holds may be further apart than any row in use; they are masked
-    return (rows_of_distance[distance.clamp(-k, k) + k] - first_row).clamp(0, in_use - 1)
+def rows_by_distance(rows_of_distance: torch.Tensor, reach: int) -> torch.Tensor:
+    """The row of each distance in [-reach, reach)."""
+    return rows_at(torch.arange(-reach, reach, device=rows_of_distance.device), rows_of_distance)
 
 
 @torch.library.custom_op(f"{OPERATORS}::attention_in_tiles", mutates_args=())
@@ -147,7 +132,6 @@ def attention_in_tiles(
     mask: torch.Tensor | None,
     bounds: torch.Tensor | None,
     seed: torch.Tensor | None,
-    scale: float,
     dropout_p: float,
     causal: bool,
     near: int,
@@ -159,14 +143,15 @@ def attention_in_tiles(
     """
     from .attention_triton_forward import forward_kernel
 
-    who = (mask, bounds, seed, dropout_p, causal, near, furthest)
-    call = Call(query, key, value, position_key, position_query, rows, *who)
+    call = Call(
+        query, key, value, position_key, position_query, rows, mask, bounds, seed, dropout_p, causal, near, furthest
+    )  # fmt: skip
     context = torch.empty_like(call.query)
     log_sum = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
     with torch.cuda.device_of(query):
         forward_kernel[(call.programs, call.heads)](
-            call.query, call.key, call.value, *call.tables(), *call.far_products(), *call.who_sees_whom(), call.seed,
-            context, log_sum, *call.sizes(), scale * math.log2(math.e), dropout_p,
+            call.query, call.key, call.value, *call.tables(), *call.far_products(), *call.visibility(), call.seed,
+            context, log_sum, *call.sizes(), dropout_p,
             C2P=call.c2p, P2C=call.p2c, FAR=call.far, **call.constants(), **call.launch(0),
         )  # fmt: skip
     return context.transpose(1, 2), log_sum
@@ -193,31 +178,39 @@ def attention_in_tiles_backward(
     seed: torch.Tensor | None,
     context: torch.Tensor,
     log_sum: torch.Tensor,
-    scale: float,
     dropout_p: float,
     causal: bool,
     near: int,
     furthest: int,
     for_tables: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of query, key, value, position_key and position_query; of tables that are not there, nothing."""
-    who = (mask, bounds, seed, dropout_p, causal, near, furthest)
-    call = Call(query, key, value, position_key, position_query, rows, *who)
+    """Gradients of query, key, value, position_key and position_query, empty for tables that are None."""
+    call = Call(
+        query, key, value, position_key, position_query, rows, mask, bounds, seed, dropout_p, causal, near, furthest
+    )  # fmt: skip
     delta = torch.empty_like(log_sum)
-    inputs = (tokens_first(gradient), log_sum, delta, call.tables(), call.who_sees_whom())
-    scales = (scale * math.log2(math.e), scale, dropout_p)
+    inputs = (tokens_first(gradient), log_sum, delta, call.tables(), call.visibility())
     with torch.cuda.device_of(query):
-        states, far_rows = own_gradients(call, tokens_first(context), *inputs, scales)
+        states, far_rows = own_gradients(call, tokens_first(context), *inputs)
         tables = [query.new_empty(0), query.new_empty(0)]
         if for_tables:
-            near_rows = table_gradients(call, *inputs, scales)
+            near_rows = table_gradients(call, *inputs)
             for index, table in enumerate((position_key, position_query)):
-                if table is not None:
+                if table is not None and rows is not None:
                     tables[index] = row_gradients(call, near_rows[index], far_rows[index].sum(1), rows, table)
-    return *(part.transpose(1, 2) for part in states), *tables
+    for_query, for_key, for_value = (part.transpose(1, 2) for part in states)
+    return for_query, for_key, for_value, tables[0], tables[1]
 
 
-def own_gradients(call: "Call", context, gradient, log_sum, delta, tables, whom, scales) -> tuple[list, list]:
+def own_gradients(
+    call: "Call",
+    context: torch.Tensor,  # [B, N, H, d]
+    gradient: torch.Tensor,  # [B, N, H, d]
+    log_sum: torch.Tensor,  # [B, H, N]
+    delta: torch.Tensor,  # [B, H, N]
+    tables: list[torch.Tensor],
+    visibility: list[torch.Tensor],
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Gradients [B, N, H, d] of query, key and value, and [2, programs, H, d] of the far rows of both tables.
 
     Writes `delta` [B, H, N], the sums of gradient * context.
@@ -233,15 +226,23 @@ def own_gradients(call: "Call", context, gradient, log_sum, delta, tables, whom,
         own_weights, other_weights = (call.value, gradient) if keys else (gradient, call.value)
         own_first = slice(None, None, -1 if keys else 1)
         own_gradients_kernel[(call.programs, call.heads)](
-            own, other, own_weights, other_weights, context, *tables[own_first], *far[own_first], log_sum, delta, *whom,
-            call.seed, for_key if keys else for_query, for_value, far_rows[keys], *call.sizes(), *scales,
+            own, other, own_weights, other_weights, context, *tables[own_first], *far[own_first], log_sum, delta,
+            *visibility, call.seed, for_key if keys else for_query, for_value, far_rows[keys], *call.sizes(),
+            call.dropout_p,
             OWN=call.p2c if keys else call.c2p, OTHER=call.c2p if keys else call.p2c, KEYS=keys, FAR=call.far,
             **call.constants(), **call.launch(1),
         )  # fmt: skip
     return [for_query, for_key, for_value], far_rows
 
 
-def table_gradients(call: "Call", gradient, log_sum, delta, tables, whom, scales) -> list[torch.Tensor]:
+def table_gradients(
+    call: "Call",
+    gradient: torch.Tensor,
+    log_sum: torch.Tensor,
+    delta: torch.Tensor,
+    tables: list[torch.Tensor],
+    visibility: list[torch.Tensor],
+) -> list[torch.Tensor]:
     """Gradients [parts, 2 * NEAR + 1, 2, H, T, d] that the tiles of each distance give to two blocks of each table."""
     from .attention_triton_backward import table_gradients_kernel
 
@@ -249,13 +250,13 @@ def table_gradients(call: "Call", gradient, log_sum, delta, tables, whom, scales
     row_step = min(documents, TABLE_GRADIENT_SPLITS)
     parts = row_step * (TABLE_GRADIENT_SPLITS // row_step)
     shape = (parts, 2 * call.near + 1, 2, call.heads, call.tile, call.size)
-    found = [delta.new_empty(shape if wanted else 0) for wanted in (call.c2p, call.p2c)]
+    gradients = [delta.new_empty(shape if needed else 0) for needed in (call.c2p, call.p2c)]
     table_gradients_kernel[(2 * call.near + 1, call.heads, parts)](
-        call.query, call.key, call.value, gradient, *tables, log_sum, delta, whom[0], whom[-1], call.seed,
-        *found, documents, row_step, call.heads, call.tokens, call.size, call.near, *scales,
+        call.query, call.key, call.value, gradient, *tables, log_sum, delta, visibility[0], visibility[-1],
+        call.seed, *gradients, documents, row_step, call.heads, call.tokens, call.size, call.near, call.dropout_p,
         C2P=call.c2p, P2C=call.p2c, **call.constants(), **call.launch(2),
     )  # fmt: skip
-    return found
+    return gradients
 
 
 @attention_in_tiles_backward.register_fake
@@ -266,35 +267,38 @@ def _(gradient, query, key, value, position_key, position_query, *rest):
     return *states, *(query.new_empty(table.shape if for_tables and table is not None else 0) for table in tables)
 
 
-def row_gradients(call: "Call", near, far, rows: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """The gradient of a table [H, R, d] from `table_gradients` and that of far keys [2, H, d]."""
+def row_gradients(
+    call: "Call", near: torch.Tensor, far: torch.Tensor, rows: torch.Tensor, table: torch.Tensor
+) -> torch.Tensor:
+    """The gradient of a table [H, R, d] from `table_gradients` and from the gradient of far keys [2, H, d]."""
     from .attention_triton_backward import row_gradients_kernel
 
     count, few = table.shape[1], 16
-    found = table.new_empty(table.shape)
+    gradient = table.new_empty(table.shape)
     row_gradients_kernel[(-(-count // few), call.heads)](
-        near, far, rows, found, near.shape[0], call.heads, count, call.size, call.near,
+        near, far, rows, gradient, near.shape[0], call.heads, count, call.size, call.near,
         ROWS=few, T=call.tile, D=call.channels, num_warps=8,
     )  # fmt: skip
-    return found
+    return gradient
 
 
-def _remember(ctx, inputs, output):
-    *tensors, ctx.scale, ctx.dropout_p, ctx.causal, ctx.near, ctx.furthest = inputs
+def _save_for_backward(ctx, inputs, output):
+    *tensors, ctx.dropout_p, ctx.causal, ctx.near, ctx.furthest = inputs
     ctx.save_for_backward(*tensors, *output)
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx, gradient, _):
     if gradient is None:
-        return (None,) * 14
+        return (None,) * 13
     for_tables = any(ctx.needs_input_grad[3:5])
-    arguments = (ctx.scale, ctx.dropout_p, ctx.causal, ctx.near, ctx.furthest, for_tables)
-    found = attention_in_tiles_backward(gradient, *ctx.saved_tensors, *arguments)
-    return *(part if need else None for part, need in zip(found, ctx.needs_input_grad[:5], strict=True)), *(None,) * 9
+    arguments = (ctx.dropout_p, ctx.causal, ctx.near, ctx.furthest, for_tables)
+    gradients = attention_in_tiles_backward(gradient, *ctx.saved_tensors, *arguments)
+    needed = (part if need else None for part, need in zip(gradients, ctx.needs_input_grad[:5], strict=True))
+    return *needed, *(None,) * 8
 
 
-attention_in_tiles.register_autograd(_backward, setup_context=_remember)
+attention_in_tiles.register_autograd(_backward, setup_context=_save_for_backward)
 
 
 def tokens_first(states: torch.Tensor) -> torch.Tensor:
@@ -303,7 +307,7 @@ def tokens_first(states: torch.Tensor) -> torch.Tensor:
 
 
 class Call:
-    """What both passes hand to their kernels."""
+    """The arguments that both passes give to their kernels."""
 
     def __init__(
         self, query, key, value, position_key, position_query, rows, mask, bounds, seed, dropout_p, causal, near,
@@ -332,7 +336,7 @@ class Call:
 
     def constants(self) -> dict[str, object]:
         mask = "none" if self.mask is None else "tokens" if self.mask.dim() == 2 else "pairs"
-        # as PyTorch's own products; torch.get_float32_matmul_precision() fails once this was set directly
+        # the setting of PyTorch's own products; torch.get_float32_matmul_precision() fails once it was set directly
         precision = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
         kinds = {"MASK": mask, "CAUSAL": self.causal, "PACKED": self.bounds is not None, "DROPOUT": self.dropout_p > 0}
         return {**kinds, "PRECISION": precision, "T": self.tile, "D": self.channels}
@@ -346,21 +350,21 @@ class Call:
         """Products [2, B, H, N] of queries with Kr of far keys, and of keys with Qr."""
         from .attention_triton_forward import far_products_kernel
 
-        found = []
+        products = []
         for states, table in zip((self.query, self.key), self.by_distance, strict=True):
             if table is None or not self.far:
-                found.append(self.nothing)
+                products.append(self.nothing)
                 continue
             shape = (2, self.batch, self.heads, self.tokens)
-            found.append(torch.empty(shape, dtype=torch.float32, device=states.device))
+            products.append(torch.empty(shape, dtype=torch.float32, device=states.device))
             far_products_kernel[(self.blocks, self.heads, self.batch)](
-                states, table, found[-1], self.tokens, self.heads, table.shape[1], self.size,
+                states, table, products[-1], self.tokens, self.heads, table.shape[1], self.size,
                 T=self.tile, D=self.channels,
             )  # fmt: skip
-        return found
+        return products
 
-    def who_sees_whom(self) -> list[torch.Tensor]:
-        """mask, ends, documents, first_block and bounds, as `forward_kernel` takes them."""
+    def visibility(self) -> list[torch.Tensor]:
+        """mask, ends, documents, first_block and bounds, the arguments of `forward_kernel`."""
         mask = ends = documents = first_block = self.nothing
         if self.mask is not None:
             mask = self.mask.contiguous().view(torch.uint8)

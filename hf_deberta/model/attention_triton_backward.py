@@ -2,7 +2,7 @@
 
 Every tile is scored again, three times in all, and every number has one writer, so that the result does not depend on
 who comes first: a kernel per tile of own tokens, run once with queries as own (dq) and once with keys (dk, dv), and a
-kernel per distance (the tables). With dS the gradient of the unscaled scores, R its rotation by rows, * far keys:
+kernel per distance (the tables). With dS the gradient of the scores, R its rotation by rows, * far keys:
 
     dq_i = sum_j dS_ij (k_j + Kr[i - j])    near: dS @ K + G_t @ block_t, G_t[a, r] = R[a, r] of tile t where r <= a, of
                                             tile t + 1 elsewhere;  far: dS @ K, and Kr* times the sum of dS
@@ -19,6 +19,7 @@ except ImportError as error:
     raise ImportError("the kernels of hf_deberta need triton, which comes with PyTorch for CUDA") from error
 
 from .attention_triton_forward import (
+    LOG2E,
     block_of,
     far_scores,
     far_shift,
@@ -35,11 +36,11 @@ from .attention_triton_forward import (
 
 @triton.jit
 def score_gradients(
-    scores, own_weight, other_weight, log_sum, delta, pairs, keep, scale, dropout_p,
+    scores, own_weight, other_weight, log_sum, delta, pairs, keep, dropout_p,
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Probabilities after dropout, and gradients of scores; weights are dO and V, or V and dO with keys as own."""
-    probability = tl.exp2(tl.where(pairs, scores * scale - log_sum, float("-inf")))
+    probability = tl.exp2(tl.where(pairs, scores * LOG2E - log_sum, float("-inf")))
     from_above = product(own_weight, other_weight, PRECISION)
     dropped = probability
     if DROPOUT:
@@ -58,7 +59,7 @@ def own_gradients_kernel(
     mask, ends, documents, first_block, bounds, seed,  # as in forward_kernel
     own_gradient, value_gradient,  # [B, N, H, d]; the second with KEYS
     far_gradient,  # [2, programs, H, d] of the far rows of own_table
-    batch, heads, tokens, head_size, blocks, NEAR, scale, natural_scale, dropout_p,
+    batch, heads, tokens, head_size, blocks, NEAR, dropout_p,
     OWN: tl.constexpr, OTHER: tl.constexpr, KEYS: tl.constexpr, FAR: tl.constexpr, MASK: tl.constexpr,
     CAUSAL: tl.constexpr, PACKED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
     T: tl.constexpr, D: tl.constexpr,
@@ -104,7 +105,7 @@ def own_gradients_kernel(
     for side in tl.static_range(2 if FAR else 0):
         at_end = 1 - side if KEYS else side  # what is left of a query is right of a key
         at = at_end * side_size
-        shift = far_shift(far_own + at, a, length, scale, OWN)
+        shift = far_shift(far_own + at, a, length, OWN)
         total = tl.zeros([T], tl.float32)
         for tile in range(far if side else begin, end if side else near):
             other_token = tile * T + b
@@ -119,7 +120,7 @@ def own_gradients_kernel(
             if DROPOUT:
                 keep = kept(draw, start + i, start + j, tokens, dropout_p)
             probability, for_scores = score_gradients(
-                scores, own_weight, other_weight, log_sums - shift, deltas, pairs, keep, scale, dropout_p, DROPOUT,
+                scores, own_weight, other_weight, log_sums - shift, deltas, pairs, keep, dropout_p, DROPOUT,
                 PRECISION,
             )  # fmt: skip
             if KEYS:
@@ -132,7 +133,7 @@ def own_gradients_kernel(
             last = tl.where(at_end == 1, 0, table_rows - 1)
             shared = tl.load(own_table + last * head_size + channel, mask=channel < head_size, other=0.0).to(tl.float32)
             gradient += total[:, None] * shared[None, :]
-            for_shared = tl.sum(total[:, None] * own.to(tl.float32), 0) * natural_scale
+            for_shared = tl.sum(total[:, None] * own.to(tl.float32), 0)
             target = far_gradient + ((at_end * tl.num_programs(0) + tl.program_id(0)) * heads + head) * head_size
             tl.store(target + channel, for_shared, mask=channel < head_size)
 
@@ -155,7 +156,7 @@ def own_gradients_kernel(
         if DROPOUT:
             keep = kept(draw, start + i, start + j, tokens, dropout_p)
         probability, for_scores = score_gradients(
-            scores, own_weight, other_weight, log_sums, deltas, pairs, keep, scale, dropout_p, DROPOUT, PRECISION
+            scores, own_weight, other_weight, log_sums, deltas, pairs, keep, dropout_p, DROPOUT, PRECISION
         )
         if KEYS:
             probability = probability.to(own.dtype)
@@ -174,7 +175,7 @@ def own_gradients_kernel(
 
     inside = (a < length) & (channel[None, :] < head_size)
     target = base + a * stride + channel[None, :]
-    tl.store(own_gradient + target, (gradient * natural_scale).to(own.dtype), mask=inside)
+    tl.store(own_gradient + target, gradient.to(own.dtype), mask=inside)
     if KEYS:
         tl.store(value_gradient + target, for_values.to(own.dtype), mask=inside)
 
@@ -186,7 +187,7 @@ def table_gradients_kernel(
     log_sum, delta,  # [B, H, N]
     mask, bounds, seed,
     key_gradient, query_gradient,  # [strides of rows * strides of tiles, 2 * NEAR + 1, 2, H, T, d]
-    rows, row_step, heads, tokens, head_size, NEAR, scale, natural_scale, dropout_p,
+    rows, row_step, heads, tokens, head_size, NEAR, dropout_p,
     C2P: tl.constexpr, P2C: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, PACKED: tl.constexpr,
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr, T: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
@@ -242,7 +243,7 @@ def table_gradients_kernel(
             log_sums = tl.load(log_sum + by_token + i, mask=i < length, other=float("inf"))
             deltas = tl.load(delta + by_token + i, mask=i < length, other=0.0)
             _, for_scores = score_gradients(
-                scores, above, values, log_sums, deltas, pairs, keep, scale, dropout_p, DROPOUT, PRECISION
+                scores, above, values, log_sums, deltas, pairs, keep, dropout_p, DROPOUT, PRECISION
             )
             if C2P:
                 turned = tl.trans(rotated(for_scores, "rows", T).to(query.dtype.element_ty))  # [r, a]
@@ -262,11 +263,11 @@ def table_gradients_kernel(
     second = heads * T * head_size
     inside = channel < head_size
     if C2P:
-        tl.store(key_gradient + target, key_here * natural_scale, mask=inside)
-        tl.store(key_gradient + target + second, key_below * natural_scale, mask=inside)
+        tl.store(key_gradient + target, key_here, mask=inside)
+        tl.store(key_gradient + target + second, key_below, mask=inside)
     if P2C:
-        tl.store(query_gradient + target, query_here * natural_scale, mask=inside)
-        tl.store(query_gradient + target + second, query_below * natural_scale, mask=inside)
+        tl.store(query_gradient + target, query_here, mask=inside)
+        tl.store(query_gradient + target + second, query_below, mask=inside)
 
 
 @triton.jit(do_not_specialize=("parts", "heads", "count", "NEAR"))

@@ -1,8 +1,8 @@
-"""Disentangled attention in tiles on a GPU: how a tile is scored, and the forward kernel.
+"""Disentangled attention in tiles on a GPU: the scores of a tile, and the forward kernel.
 
 Legend: T tokens of a tile, D channels in registers (the head size, rounded up), x = a - b the distance between a
 tile's *own* token a (its row) and an *other* token b (its column). Here queries are the own tokens; in the backward
-pass keys are, too, with tables read backwards. The derivation is in docs/attention_triton.md.
+pass keys are own tokens too, with tables read backwards. The derivation is in docs/attention_triton.md.
 
 The tile (I, J) stands t = I - J tiles off the diagonal. With tables laid out by distance and cut into blocks of T rows,
 block t holding the distances tT ... tT + T - 1, a tile needs block t where b <= a and block t - 1 elsewhere. Products
@@ -19,6 +19,8 @@ try:
     import triton.language as tl
 except ImportError as error:
     raise ImportError("the kernels of hf_deberta need triton, which comes with PyTorch for CUDA") from error
+
+LOG2E = tl.constexpr(1.4426950408889634)  # the hardware has 2^x, so exp(score) is exp2(score * log2(e))
 
 
 @triton.jit
@@ -75,7 +77,7 @@ def near_scores(
     OWN: tl.constexpr, OTHER: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
     T: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Unscaled scores of a tile, and own @ block_{t-1}^T, which the next tile, at t - 1, takes as `before`.
+    """Scores of a tile, and own @ block_{t-1}^T, which the next tile, at t - 1, takes as `before`.
 
     b <= a and a + b < T are written such that a lane's part stands on one side, and what is constant on the other.
     """
@@ -94,7 +96,7 @@ def near_scores(
 
 @triton.jit
 def far_scores(own, other, far_other, other_tokens, length, OTHER: tl.constexpr, PRECISION: tl.constexpr):
-    """Unscaled scores of a tile whose keys all share one row, without what is the same for all of a token's others.
+    """Scores of a tile whose keys all share one row, without what is the same for all of a token's others.
 
     `far_other` are products of `far_products_kernel`; those of own tokens are `far_shift`.
     """
@@ -105,11 +107,11 @@ def far_scores(own, other, far_other, other_tokens, length, OTHER: tl.constexpr,
 
 
 @triton.jit
-def far_shift(far_own, own_tokens, length, scale, OWN: tl.constexpr):
-    """The number by which all scaled scores of an own token with its far others are higher."""
+def far_shift(far_own, own_tokens, length, OWN: tl.constexpr):
+    """The number by which all scores of an own token with its far others are higher, times log2(e)."""
     shift = own_tokens * 0.0
     if OWN:
-        shift = tl.load(far_own + own_tokens, mask=own_tokens < length, other=0.0) * scale
+        shift = tl.load(far_own + own_tokens, mask=own_tokens < length, other=0.0) * LOG2E
     return shift
 
 
@@ -131,7 +133,7 @@ def far_products_kernel(states, table, out, tokens, heads, rows, head_size, T: t
 
 @triton.jit
 def seen(mask, queries, keys, length, tokens, MASK: tl.constexpr, CAUSAL: tl.constexpr):
-    """Which pairs see one another; of queries and keys, one is a column. A mask is one of tokens, or of pairs."""
+    """Which queries see which keys; one of the two is a column. A mask is one of tokens, or of pairs."""
     pairs = (queries < length) & (keys < length)
     if MASK == "tokens":
         pairs &= tl.load(mask + queries, mask=queries < length, other=0) != 0
@@ -177,16 +179,13 @@ def spans(block, real, NEAR, CAUSAL: tl.constexpr, KEYS: tl.constexpr, T: tl.con
 
 @triton.jit
 def attended(
-    scores, pairs, keep, value, sums, top, total, scale, DROPOUT: tl.constexpr, PRECISION: tl.constexpr
+    scores, pairs, keep, value, sums, top, total, DROPOUT: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    """One tile more: contexts [T, D] and totals [T] of exp2(scaled score - top), `top` the largest so far.
-
-    With a scale above zero the largest score is also the largest of scaled ones, and scaling is part of subtracting.
-    """
+    """Contexts [T, D] and totals [T] of exp2(score log2(e) - top) with one more tile; `top` is the largest so far."""
     scores = tl.where(pairs, scores, float("-inf"))
-    higher = tl.maximum(top, tl.max(scores, 1) * scale)
+    higher = tl.maximum(top, tl.max(scores, 1) * LOG2E)
     base = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet
-    probability = tl.exp2(scores * scale - base[:, None])
+    probability = tl.exp2(scores * LOG2E - base[:, None])
     shrink = tl.exp2(top - base)
     total = total * shrink + tl.sum(probability, 1)
     if DROPOUT:
@@ -204,11 +203,11 @@ def forward_kernel(
     documents, first_block, bounds,  # of a packed row: [programs], [documents], [documents + 1]
     seed,  # [1]
     context, log_sum,  # [B, N, H, d], [B, H, N] in base 2
-    batch, heads, tokens, head_size, blocks, NEAR, scale, dropout_p,
+    batch, heads, tokens, head_size, blocks, NEAR, dropout_p,
     C2P: tl.constexpr, P2C: tl.constexpr, FAR: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr,
     PACKED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, T: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Contexts and log-sums of one tile of queries of one head. `scale` holds log2(e)."""
+    """Contexts and log-sums of one tile of queries of one head."""
     row, start, length, block = place(documents, first_block, bounds, blocks, tokens, PACKED)
     head, stride = tl.program_id(1), heads * head_size
     base = ((row * tokens + start).to(tl.int64) * heads + head) * head_size
@@ -240,7 +239,7 @@ def forward_kernel(
 
     for side in tl.static_range(2 if FAR else 0):
         at = side * side_size
-        shift = far_shift(far_query + at, token, length, scale, C2P)
+        shift = far_shift(far_query + at, token, length, C2P)
         top -= shift
         for other in range(far if side else begin, end if side else near):
             j = other * T + b
@@ -250,7 +249,7 @@ def forward_kernel(
             if DROPOUT:
                 keep = kept(draw, start + i, start + j, tokens, dropout_p)
             values = tokens_of(value, other * T, length, stride, head_size, T, D)
-            sums, top, total = attended(scores, pairs, keep, values, sums, top, total, scale, DROPOUT, PRECISION)
+            sums, top, total = attended(scores, pairs, keep, values, sums, top, total, DROPOUT, PRECISION)
         top += shift
 
     before = tl.zeros([T, T], tl.float32)
@@ -266,7 +265,7 @@ def forward_kernel(
         if DROPOUT:
             keep = kept(draw, start + i, start + j, tokens, dropout_p)
         values = tokens_of(value, other * T, length, stride, head_size, T, D)
-        sums, top, total = attended(scores, pairs, keep, values, sums, top, total, scale, DROPOUT, PRECISION)
+        sums, top, total = attended(scores, pairs, keep, values, sums, top, total, DROPOUT, PRECISION)
 
     blind = total == 0.0
     sums = sums / tl.where(blind, 1.0, total * (1.0 - dropout_p))[:, None]

@@ -1,14 +1,49 @@
-"""What a saved folder needs to load where this package is not installed.
+"""Make a saved folder loadable where this package is not installed.
 
-`save_pretrained` and `push_to_hub` put beside the weights: every source file a model needs (all are flat siblings,
-so `trust_remote_code=True` finds them), an `auto_map` that names every head, and a model card.
+`save_pretrained` and `push_to_hub` write next to the weights: the source files of the model (flat, so that
+`trust_remote_code=True` finds them), an `auto_map` in config.json with every head, and a model card.
 """
 
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import HfApi, ModelCard
 from transformers.dynamic_module_utils import get_relative_import_files
+
+if TYPE_CHECKING:
+    # Transformers finds the files that a model needs by searching the text for relative imports. These lines make the
+    # file of every head part of every saved folder, and cause no import circle because they never run.
+    from .causal_language_model import HfDebertaForCausalLM  # noqa: F401
+    from .configuration_hf_deberta import HfDebertaConfig
+    from .enhanced_mask_decoder import HfDebertaForMaskedLM  # noqa: F401
+    from .modeling_heads import HfDebertaForSequenceClassification  # noqa: F401
+    from .modeling_hf_deberta import HfDebertaModel  # noqa: F401
+    from .replaced_token_detection import HfDebertaForPreTraining  # noqa: F401
+
+# Auto class -> "file.Class": the `auto_map` of config.json. Entity choice has no Auto class and uses its own name.
+AUTO_MAP = {
+    "AutoConfig": "configuration_hf_deberta.HfDebertaConfig",
+    "AutoModel": "modeling_hf_deberta.HfDebertaModel",
+    "AutoModelForTextEncoding": "modeling_hf_deberta.HfDebertaModel",
+    "AutoModelForMaskedLM": "enhanced_mask_decoder.HfDebertaForMaskedLM",
+    "AutoModelForCausalLM": "causal_language_model.HfDebertaForCausalLM",
+    "AutoModelForPreTraining": "replaced_token_detection.HfDebertaForPreTraining",
+    "AutoModelForSequenceClassification": "modeling_heads.HfDebertaForSequenceClassification",
+    "AutoModelForTokenClassification": "modeling_heads.HfDebertaForTokenClassification",
+    "AutoModelForQuestionAnswering": "modeling_heads.HfDebertaForQuestionAnswering",
+    "AutoModelForMultipleChoice": "modeling_heads.HfDebertaForMultipleChoice",
+    "HfDebertaForEntityChoice": "modeling_heads.HfDebertaForEntityChoice",
+}
+
+PIPELINE_TAGS = {
+    "AutoModelForMaskedLM": "fill-mask",
+    "AutoModelForCausalLM": "text-generation",
+    "AutoModelForSequenceClassification": "text-classification",
+    "AutoModelForTokenClassification": "token-classification",
+    "AutoModelForQuestionAnswering": "question-answering",
+    "AutoModelForMultipleChoice": "multiple-choice",
+}
 
 MODEL_CARD = """---
 library_name: transformers
@@ -20,100 +55,54 @@ pipeline_tag: {pipeline_tag}
 
 # {name}
 
-A DeBERTa model (`{architecture}`: {layers} layers, {width} wide, vocabulary {vocabulary}).
+A DeBERTa model: `{architecture}` with {layers} layers, hidden size {hidden_size} and {vocab_size} tokens.
 
 ```python
 {load}
-tokenizer = AutoTokenizer.from_pretrained("{name}", trust_remote_code=False)  # it is plain files
+tokenizer = AutoTokenizer.from_pretrained("{name}", trust_remote_code=False)  # needs no custom code
 ```
 
-With the `hf_deberta` package installed, `import hf_deberta` replaces `trust_remote_code=True`. `hf_deberta` can
+With the `hf_deberta` package installed, `import hf_deberta` replaces `trust_remote_code=True`. The package can
 also export this model to the format of Transformers' own classes: `export_to_transformers(model, folder)`.
 """
 
-PIPELINE_TAGS = {
-    "AutoModelForMaskedLM": "fill-mask",
-    "AutoModelForCausalLM": "text-generation",
-    "AutoModelForSequenceClassification": "text-classification",
-    "AutoModelForTokenClassification": "token-classification",
-    "AutoModelForQuestionAnswering": "question-answering",
-    "AutoModelForMultipleChoice": "multiple-choice",
-}
-
-
-def auto_classes() -> dict[str, type]:
-    """Our class for each Auto class; the ReCoRD head has none in Transformers and goes under its own name.
-
-    Imports are made here, late, because the models import this file to save themselves; they also make every head's
-    file travel, whichever head is saved.
-    """
-    from .causal_language_model import HfDebertaForCausalLM
-    from .configuration_hf_deberta import HfDebertaConfig
-    from .enhanced_mask_decoder import HfDebertaForMaskedLM
-    from .modeling_heads import (
-        HfDebertaForEntityChoice,
-        HfDebertaForMultipleChoice,
-        HfDebertaForQuestionAnswering,
-        HfDebertaForSequenceClassification,
-        HfDebertaForTokenClassification,
-    )
-    from .modeling_hf_deberta import HfDebertaModel
-    from .replaced_token_detection import HfDebertaForPreTraining
-
-    return {
-        "AutoConfig": HfDebertaConfig,
-        "AutoModel": HfDebertaModel,
-        "AutoModelForTextEncoding": HfDebertaModel,
-        "AutoModelForMaskedLM": HfDebertaForMaskedLM,
-        "AutoModelForCausalLM": HfDebertaForCausalLM,
-        "AutoModelForPreTraining": HfDebertaForPreTraining,
-        "AutoModelForSequenceClassification": HfDebertaForSequenceClassification,
-        "AutoModelForTokenClassification": HfDebertaForTokenClassification,
-        "AutoModelForQuestionAnswering": HfDebertaForQuestionAnswering,
-        "AutoModelForMultipleChoice": HfDebertaForMultipleChoice,
-        "HfDebertaForEntityChoice": HfDebertaForEntityChoice,
-    }
-
-
-def auto_map() -> dict[str, str]:
-    """The `auto_map` of config.json: Auto class to "file.Class"."""
-    return {auto: f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}" for auto, cls in auto_classes().items()}
-
 
 def write_code(folder: str | Path) -> None:
-    """Copy this file and every sibling it reaches."""
+    """Copy this file, and every sibling that it imports directly or indirectly, into `folder`."""
     for source in {__file__, *get_relative_import_files(__file__)}:
         target = Path(folder) / Path(source).name
         if not target.exists() or target.read_bytes() != Path(source).read_bytes():
             shutil.copyfile(source, target)
 
 
-def how_to_load(auto: str, name: str) -> str:
-    if not auto.startswith("Auto"):
-        return f'''from hf_deberta import {auto}
+def loading_code(auto_class: str, name: str) -> str:
+    """Return the Python lines of the model card that load the model."""
+    if not auto_class.startswith("Auto"):
+        return f'''from hf_deberta import {auto_class}
 from transformers import AutoTokenizer
 
-model = {auto}.from_pretrained("{name}")'''
-    return f'''from transformers import {auto}, AutoTokenizer
+model = {auto_class}.from_pretrained("{name}")'''
+    return f'''from transformers import {auto_class}, AutoTokenizer
 
-model = {auto}.from_pretrained("{name}", trust_remote_code=True)'''
+model = {auto_class}.from_pretrained("{name}", trust_remote_code=True)'''
 
 
-def write_model_card(folder: str | Path, architecture: str, config, name: str | None = None) -> None:
-    """A README.md that says how to load the model; one that is already there is left alone."""
+def write_model_card(folder: str | Path, architecture: str, config: "HfDebertaConfig", name: str | None = None) -> None:
+    """Write a README.md that shows how to load the model, unless `folder` has one."""
     path = Path(folder) / "README.md"
     if path.exists():
         return
-    auto = next((auto for auto, cls in auto_classes().items() if cls.__name__ == architecture), "AutoModel")
+    auto_class = next((auto for auto, cls in AUTO_MAP.items() if cls.endswith(f".{architecture}")), "AutoModel")
+    name = name or Path(folder).resolve().name
     path.write_text(
         MODEL_CARD.format(
-            name=name or Path(folder).resolve().name,
+            name=name,
             architecture=architecture,
             layers=config.num_hidden_layers,
-            width=config.hidden_size,
-            vocabulary=config.vocab_size,
-            load=how_to_load(auto, name or Path(folder).resolve().name),
-            pipeline_tag=PIPELINE_TAGS.get(auto, "feature-extraction"),
+            hidden_size=config.hidden_size,
+            vocab_size=config.vocab_size,
+            load=loading_code(auto_class, name),
+            pipeline_tag=PIPELINE_TAGS.get(auto_class, "feature-extraction"),
         ),
         encoding="utf-8",
     )
@@ -123,17 +112,17 @@ def upload(
     folder: str | Path,
     repo_id: str,
     *,
-    commit_message: str = "Upload model",
-    commit_description: str | None = None,
     private: bool | None = None,
     token: bool | str | None = None,
     revision: str | None = None,
     create_pr: bool = False,
     tags: list[str] | None = None,
+    **commit: Any,
 ) -> str:
-    """Upload the files of a saved folder (not its subfolders) to a Hub repository, which is made if need be.
+    """Upload the files of a saved folder, without its subfolders, to a Hub repository; create it if it is missing.
 
-    The repository's own model card, if it has one, is kept and gets the tags.
+    If the repository already has a model card, that card is kept, and `tags` are added to it. `commit` may have
+    `commit_message` and `commit_description`.
     """
     api = HfApi(token=token)
     repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
@@ -141,15 +130,15 @@ def upload(
         api.create_branch(repo_id, branch=revision, exist_ok=True)
     has_card = api.file_exists(repo_id, "README.md", revision=revision)
     if tags:
-        card = ModelCard.load(repo_id, token=token) if has_card else ModelCard.load(Path(folder) / "README.md")
+        path = api.hf_hub_download(repo_id, "README.md", revision=revision) if has_card else Path(folder) / "README.md"
+        card = ModelCard.load(path)
         card.data.tags = list(dict.fromkeys([*(card.data.tags or []), *tags]))
         card.save(Path(folder) / "README.md")
     return api.upload_folder(
         repo_id=repo_id,
         folder_path=folder,
         ignore_patterns=["*/*", *(["README.md"] if has_card and not tags else [])],
-        commit_message=commit_message,
-        commit_description=commit_description,
         revision=revision,
         create_pr=create_pr,
+        **{"commit_message": "Upload model", **commit},
     )

@@ -6,37 +6,52 @@ Parameter names are those of the official v2 code and of in-tree `deberta-v2`.
 """
 
 from dataclasses import replace
-from pathlib import Path
-from pickle import UnpicklingError
-from tempfile import TemporaryDirectory
+from typing import NamedTuple, cast
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
-from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
-from .attention import disentangled_attention
+from .attention import attention_scale, disentangled_attention
 from .attention_context import AttentionContext, any_outside, check_one_document
-from .checkpoint_conversion import register_conversions
 from .configuration_hf_deberta import HfDebertaConfig
 from .dense import dense
-from .fast_path_guards import can_read_values, is_tracing_or_compiling
+from .fast_path_guards import can_read_values, in_reference_mode
 from .ngram_input_encoding import NgramInputEncoding
-from .relative_position import may_be_pruned, rows_in_use, rows_of_distances, saturation_of
-from .weight_cache import WeightCache, can_cache
+from .pretrained_model import HfDebertaPreTrainedModel
+from .relative_position import RelativePositions, RowsInUse, may_be_pruned, rows_of_distances, saturation_of
+from .relative_table import (
+    DistanceRows,
+    TableProjection,
+    find_rows_in_use,
+    position_tables,
+    relative_table,
+    split_heads,
+    table_modules,
+)
+from .weight_cache import WeightCache
 
-HUB_ARGUMENTS = ("repo_id", "commit_message", "commit_description", "private", "token", "revision", "create_pr", "tags")
+logger = logging.get_logger(__name__)
+
+
+class OutputFlags(NamedTuple):
+    """What a model returns besides its main output."""
+
+    attentions: bool
+    hidden_states: bool | int | list[int]  # indices as in Transformers, or all or none
 
 
 class HfDebertaEmbeddings(nn.Module):
+    """Word, absolute position and token type embeddings, then LayerNorm and dropout; padding is zero."""
+
     def __init__(self, config: HfDebertaConfig, position_embeddings: bool):
         super().__init__()
-        width = config.embedding_size
+        width = config.embedding_size or config.hidden_size
         self.config = config
         self.word_embeddings = nn.Embedding(config.vocab_size, width, padding_idx=config.pad_token_id)
         if position_embeddings:
@@ -73,25 +88,33 @@ class HfDebertaEmbeddings(nn.Module):
 
     def positions(self, position_ids: torch.Tensor, in_order: bool) -> torch.Tensor:
         """Absolute position embeddings [..., embedding]; `in_order`: positions are 0, 1, ... along each row."""
-        known = self.config.max_position_embeddings
-        if (in_order and position_ids.shape[-1] > known) or any_outside(position_ids, known):
+        limit = self.config.max_position_embeddings
+        if (in_order and position_ids.shape[-1] > limit) or any_outside(position_ids, limit):
             longest = int(position_ids.max()) + 1
             raise ValueError(
-                f"absolute positions are known up to max_position_embeddings = {known}, and this input reaches "
-                f"{longest}; shorten it, or train with a larger max_position_embeddings"
+                f"this input has {longest} positions, and max_position_embeddings is {limit}; shorten the input, or "
+                "train with a larger max_position_embeddings"
             )
         return self.position_embeddings(position_ids)
 
 
+class AttentionMemory(NamedTuple):
+    """Projections that do not depend on the queries; the steps of the enhanced mask decoder share them."""
+
+    key: torch.Tensor  # [B, H, N, d]
+    value: torch.Tensor  # [B, H, N, d]
+    positions: RelativePositions | None
+
+
 class HfDebertaSelfAttention(nn.Module):
-    """Projections of content and of the relative table, then `disentangled_attention`."""
+    """Projections of states and of the relative table, then `disentangled_attention`."""
 
     def __init__(self, config: HfDebertaConfig):
         super().__init__()
         self.config = config
         width, key_bias = config.hidden_size, config.attention_key_bias
-        self.terms = tuple(config.pos_att_type) if config.relative_attention else ()
-        self.scale = (config.attention_terms * width // config.num_attention_heads) ** -0.5
+        self.terms = tuple(config.pos_att_type or ()) if config.relative_attention else ()
+        self.scale = attention_scale(1 + len(config.pos_att_type or ()), width // config.num_attention_heads)
         self.query_proj = nn.Linear(width, width)
         self.key_proj = nn.Linear(width, width, bias=key_bias)
         self.value_proj = nn.Linear(width, width)
@@ -106,76 +129,68 @@ class HfDebertaSelfAttention(nn.Module):
 
     def forward(
         self,
-        hidden_states: torch.Tensor,  # [B, N, hidden], keys and values
+        hidden_states: torch.Tensor,  # [B, N, hidden], for keys and values
         relative_table: torch.Tensor | None,  # [R, hidden]
         context: AttentionContext,
-        query_states: torch.Tensor | None = None,  # [B, Q, hidden]
+        query_states: torch.Tensor | None = None,  # [B, Q, hidden], by default hidden_states
         query_positions: torch.Tensor | None = None,  # [B, Q]
-        memory: tuple | None = None,
+        memory: AttentionMemory | None = None,
         output_attentions: bool = False,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, tuple]:
-        """States [B, Q, hidden], probabilities, and the memory: projections that do not depend on queries."""
+    ) -> tuple[torch.Tensor, torch.Tensor | None, AttentionMemory]:
+        """States [B, Q, hidden], probabilities if requested, and the memory for another call."""
         if memory is None:
-            memory = self.project_memory(hidden_states, relative_table)
-        key, value, position_key, position_query = memory
-        query = self._heads(dense(self.query_proj, hidden_states if query_states is None else query_states))
+            memory = self.project_memory(hidden_states, relative_table, context)
+        query = dense(self.query_proj, hidden_states if query_states is None else query_states) * self.scale
+        mask = context.attention_mask
+        if query_positions is not None:
+            mask = replace(mask, query_positions=query_positions)
         states, probabilities = disentangled_attention(
-            query,
-            key,
-            value,
-            position_key,
-            position_query,
-            terms=self.terms,
-            rows_of_distance=context.rows_of_distance,
-            first_row=context.rows[0],
-            saturation=context.saturation,
-            query_positions=query_positions,
-            mask=context.mask,
-            cu_seqlens=context.cu_seqlens,
-            lengths=context.lengths,
-            scale=self.scale,
+            split_heads(query, self.config.num_attention_heads),
+            memory.key,
+            memory.value,
+            memory.positions,
+            mask,
+            scale=1.0,  # queries and position queries are scaled already
             dropout_p=self.dropout.p if self.dropout.training else 0.0,
-            backend=self.config._attn_implementation,
-            need_probabilities=output_attentions,
+            backend=self.backend(output_attentions),
         )
-        return states.transpose(1, 2).flatten(2), probabilities, memory
+        return states.transpose(1, 2).flatten(2), probabilities if output_attentions else None, memory
 
-    def project_memory(self, hidden_states: torch.Tensor, relative_table: torch.Tensor | None) -> tuple:
-        """Key and value [B, H, N, d], position key and query [H, R, d]."""
-        position_key = position_query = None
-        if self.terms and self.caches_position_tables():
-            projections = tuple(filter(None, self.position_projections()))
-            position_key, position_query = self.weight_cache.of(
-                projections, lambda: self.project_table(relative_table), relative_table
-            )
-        elif self.terms:
-            self.weight_cache.forget()
-            position_key, position_query = self.project_table(relative_table)
+    def backend(self, output_attentions: bool) -> str:
+        """The configured backend, or "eager" for attention probabilities."""
+        backend = str(self.config._attn_implementation)
+        if output_attentions and backend != "eager":
+            logger.warning_once(f"backend {backend!r} has no attention probabilities: output_attentions uses 'eager'")
+            return "eager"
+        return backend
+
+    def project_memory(
+        self, hidden_states: torch.Tensor, relative_table: torch.Tensor | None, context: AttentionContext
+    ) -> AttentionMemory:
+        positions, rows = None, context.relative_rows
+        if self.terms and relative_table is not None and rows is not None:
+            tables = position_tables(self.table_projection(), relative_table, self.weight_cache)
+            positions = RelativePositions(*tables, rows.of_distance, rows.saturation, self.terms)
         key, value = dense(self.key_proj, hidden_states), dense(self.value_proj, hidden_states)
-        return self._heads(key), self._heads(value), position_key, position_query
+        heads = self.config.num_attention_heads
+        return AttentionMemory(split_heads(key, heads), split_heads(value, heads), positions)
 
-    def project_table(self, relative_table: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Position key and query [H, R, d], those that the terms need."""
-        table = self.pos_dropout(relative_table)
-        return tuple(module and self._heads(dense(module, table)) for module in self.position_projections())
-
-    def position_projections(self) -> tuple[nn.Module | None, nn.Module | None]:
-        """What makes position keys of the relative table, for c2p and p2p, and position queries, for p2c and p2p."""
+    def table_projection(self) -> TableProjection:
+        """The projection of the relative table: with the content's matrices (v2, v3), or with its own (v1)."""
         shared, terms = self.config.share_att_key, set(self.terms)
-        for_key = self.key_proj if shared else getattr(self, "pos_key_proj", None)
-        for_query = self.query_proj if shared else getattr(self, "pos_query_proj", None)
-        return for_key if {"c2p", "p2p"} & terms else None, for_query if {"p2c", "p2p"} & terms else None
-
-    def caches_position_tables(self) -> bool:
-        return not self.pos_dropout.training and can_cache(filter(None, self.position_projections()))
-
-    def _heads(self, states: torch.Tensor) -> torch.Tensor:
-        """[..., N, hidden] to [..., H, N, d]."""
-        return states.unflatten(-1, (self.config.num_attention_heads, -1)).transpose(-3, -2)
+        key = self.key_proj if shared else getattr(self, "pos_key_proj", None)
+        query = self.query_proj if shared else getattr(self, "pos_query_proj", None)
+        return TableProjection(
+            key=key if {"c2p", "p2p"} & terms else None,
+            query=query if {"p2c", "p2p"} & terms else None,
+            dropout=self.pos_dropout,
+            heads=self.config.num_attention_heads,
+            scale=self.scale,
+        )
 
 
 class HfDebertaResidual(nn.Module):
-    """LayerNorm(residual + dropout(dense(states))), after attention and after the feed-forward part."""
+    """LayerNorm(residual + dropout(dense(states))), after attention and after the feed-forward layer."""
 
     def __init__(self, config: HfDebertaConfig, input_size: int):
         super().__init__()
@@ -188,6 +203,8 @@ class HfDebertaResidual(nn.Module):
 
 
 class HfDebertaAttention(nn.Module):
+    """Self-attention (`self`) and its output (`output`); `HfDebertaLayer` calls the two."""
+
     def __init__(self, config: HfDebertaConfig):
         super().__init__()
         self.self = HfDebertaSelfAttention(config)
@@ -195,6 +212,8 @@ class HfDebertaAttention(nn.Module):
 
 
 class HfDebertaIntermediate(nn.Module):
+    """The inner part of the feed-forward layer."""
+
     def __init__(self, config: HfDebertaConfig):
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
@@ -223,23 +242,26 @@ class HfDebertaLayer(GradientCheckpointingLayer):
         steps: int = 1,
         output_attentions: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """New states of the queries (by default of all tokens), and attention probabilities.
+        """New states of the queries (by default of all tokens), and attention probabilities if requested.
 
-        With `steps`, the layer is applied so often to the queries, with the same keys and values, which are
-        projected once.
+        `steps`: how often the layer is applied to the queries, with the same keys and values.
         """
         memory = None
+        states = hidden_states if query_states is None else query_states
         for _ in range(steps):
-            residual = hidden_states if query_states is None else query_states
             attended, probabilities, memory = self.attention.self(
-                hidden_states, relative_table, context, query_states, query_positions, memory, output_attentions
+                hidden_states, relative_table, context, states, query_positions, memory, output_attentions
             )
-            attended = self.attention.output(attended, residual)
-            query_states = self.output(self.intermediate(attended), attended)
-        return query_states, probabilities
+            attended = self.attention.output(attended, states)
+            states = self.output(self.intermediate(attended), attended)
+        return states, probabilities
 
 
 class HfDebertaEncoder(nn.Module):
+    """All layers, the relative-position table that they share, and the convolution after the first layer."""
+
+    rows_of_distance: torch.Tensor  # [2k + 1]
+
     def __init__(self, config: HfDebertaConfig):
         super().__init__()
         self.config = config
@@ -248,8 +270,7 @@ class HfDebertaEncoder(nn.Module):
             self.rel_embeddings = nn.Embedding(2 * config.relative_span, config.hidden_size)
             rows = self.compute_rows_of_distance()
             self.register_buffer("rows_of_distance", rows, persistent=False)
-            self.pruned = may_be_pruned(rows, config.relative_span)
-            self.saturation = saturation_of(rows)
+            self.can_be_pruned, self.saturation = may_be_pruned(rows, config.relative_span), saturation_of(rows)
             self.weight_cache = WeightCache()
         if config.norm_rel_ebd == "layer_norm":
             self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
@@ -260,40 +281,25 @@ class HfDebertaEncoder(nn.Module):
         rows = rows_of_distances(config.max_distance, config.position_buckets, config.clamp_relative_distance)
         return rows.clone()
 
-    def relative_rows(self, length: int) -> dict:
-        """What an `AttentionContext` has to know of the relative table for sequences of so many tokens."""
-        if not self.config.relative_attention:
-            return {"rows_of_distance": None, "rows": (0, 0), "saturation": None}
-        rows = self.rows_in_use(length)
-        return {"rows_of_distance": self.rows_of_distance, "rows": rows, "saturation": self.saturation}
+    def init_buffers(self) -> None:
+        """Fill the buffers that no checkpoint holds; `HfDebertaPreTrainedModel._init_weights` calls this."""
+        if self.config.relative_attention:
+            init.copy_(self.rows_of_distance, self.compute_rows_of_distance())
 
-    def rows_in_use(self, length: int) -> tuple[int, int]:
-        """Rows to project: those in use, or all where they are projected once and remembered."""
-        # a captured graph must hold for other lengths
-        pruned = self.pruned and not is_tracing_or_compiling() and not self.caches_position_tables()
-        return rows_in_use(length, self.config.relative_span, pruned)
-
-    def caches_position_tables(self) -> bool:
-        return can_cache(self.table_modules()) and all(x.attention.self.caches_position_tables() for x in self.layer)
-
-    def table_modules(self) -> tuple[nn.Module, ...]:
-        normed = self.config.norm_rel_ebd == "layer_norm"
-        return (self.rel_embeddings, self.LayerNorm) if normed else (self.rel_embeddings,)
-
-    def relative_table(self, context: AttentionContext) -> torch.Tensor | None:
-        """The rows of the relative table that the context names, [R, hidden]; one object while it is remembered."""
+    def rows_in_use(self, length: int) -> RowsInUse | None:
+        """The rows of the relative table for sequences of `length` tokens."""
         if not self.config.relative_attention:
             return None
+        span = self.config.relative_span
+        distances = DistanceRows(self.rows_of_distance, span, self.can_be_pruned, self.saturation)
+        projections = (cast(HfDebertaLayer, layer).attention.self.table_projection() for layer in self.layer)
+        return find_rows_in_use(distances, length, table_modules(self), projections)
 
-        def compute() -> torch.Tensor:
-            table = self.rel_embeddings(torch.arange(*context.rows, device=self.rows_of_distance.device))
-            return self.LayerNorm(table) if self.config.norm_rel_ebd == "layer_norm" else table
-
-        whole = context.rows == (0, self.rel_embeddings.num_embeddings)
-        if whole and can_cache(self.table_modules()):
-            return self.weight_cache.of(self.table_modules(), compute)
-        self.weight_cache.forget()
-        return compute()
+    def relative_table(self, context: AttentionContext) -> torch.Tensor | None:
+        """The rows of the relative table that the context uses, [R, hidden]; one object while it is cached."""
+        if context.relative_rows is None:
+            return None
+        return relative_table(table_modules(self), context.relative_rows, self.weight_cache)
 
     def forward(
         self,
@@ -302,26 +308,26 @@ class HfDebertaEncoder(nn.Module):
         output_attentions: bool = False,
         output_hidden_states: bool | int | list[int] = False,
         skip_last: bool = False,
-        asked: torch.Tensor | None = None,  # [B, Q]
+        query_positions: torch.Tensor | None = None,  # [B, Q]
     ) -> BaseModelOutput:
-        """All layers, or all but the last, which the enhanced mask decoder applies in its own way.
+        """The output of all layers; `skip_last` leaves the last one to the enhanced mask decoder.
 
-        With `asked`, positions that rise along each row, `last_hidden_state` is theirs [B, Q, hidden], and the last
-        layer computes no others unless they are wanted. `output_hidden_states` may name indices, as in Transformers;
+        With `query_positions`, which increase along each row, `last_hidden_state` is [B, Q, hidden], and the last layer
+        computes no other states unless they are requested. `output_hidden_states` may hold indices, as in Transformers;
         the other states are then None.
         """
         embeddings = hidden_states
-        relative_table = self.relative_table(context)
+        table = self.relative_table(context)
         kept = kept_states(output_hidden_states, len(self.layer) + 1)
-        states, attentions = [hidden_states if 0 in kept else None], []
+        states: list[torch.Tensor | None] = [hidden_states if 0 in kept else None]
+        attentions: list[torch.Tensor] = []
         last = len(self.layer) - 1
         needs_all = output_attentions or last + 1 in kept or (last == 0 and self.conv is not None)
         for i, layer in enumerate(self.layer[:-1] if skip_last else self.layer):
-            queries = ()
-            if i == last and asked is not None and not needs_all:
-                queries = gather_positions(hidden_states, asked), asked
+            positions = query_positions if i == last and not needs_all else None
+            queries = None if positions is None else gather_positions(hidden_states, positions)
             hidden_states, probabilities = layer(
-                hidden_states, relative_table, context, *queries, output_attentions=output_attentions
+                hidden_states, table, context, queries, positions, output_attentions=output_attentions
             )
             if i == 0 and self.conv is not None:
                 hidden_states = self.conv(embeddings, hidden_states, context.token_mask, context.documents)
@@ -329,134 +335,27 @@ class HfDebertaEncoder(nn.Module):
             if output_attentions:
                 attentions.append(probabilities)
         if needs_all:
-            hidden_states = gather_positions(hidden_states, asked)
+            hidden_states = gather_positions(hidden_states, query_positions)
         return BaseModelOutput(
             last_hidden_state=hidden_states,
-            hidden_states=tuple(states) if kept else None,
+            hidden_states=cast(tuple[torch.Tensor, ...], tuple(states)) if kept else None,
             attentions=tuple(attentions) if output_attentions else None,
         )
 
 
 def gather_positions(states: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
-    """states [B, N, hidden] at positions [B, Q]; all of them if None."""
+    """States [B, Q, hidden] at positions [B, Q] of states [B, N, hidden]; all states if there are no positions."""
     if positions is None:
         return states
     return states.gather(1, positions[..., None].expand(-1, -1, states.shape[-1]))
 
 
 def kept_states(output_hidden_states: bool | int | list[int], states: int) -> set[int]:
-    """Which of so many hidden states to return; indices may count from the end."""
+    """Indices of the hidden states to return, out of `states`; negative indices count from the end."""
     if isinstance(output_hidden_states, bool):
         return set(range(states)) if output_hidden_states else set()
     indices = [output_hidden_states] if isinstance(output_hidden_states, int) else output_hidden_states
     return {index % states for index in indices}
-
-
-class HfDebertaPreTrainedModel(PreTrainedModel):
-    """Loading, saving and initialising, for every `HfDeberta` class.
-
-    `from_pretrained` reads our checkpoints, in-tree `deberta` and `deberta-v2` ones, and the official releases.
-    `save_pretrained` always writes our names; see `export_to_transformers` for the way back.
-    """
-
-    config: HfDebertaConfig
-    config_class = HfDebertaConfig
-    base_model_prefix = "deberta"
-    supports_gradient_checkpointing = True
-    _supports_sdpa = True
-    accepts_loss_kwargs = True  # every loss here divides by num_items_in_batch
-    _no_split_modules = ["HfDebertaLayer"]  # not the embeddings: the decoder and the masked-LM head use them too
-    # parts of a checkpoint that another head of the family uses
-    _keys_to_ignore_on_load_unexpected = [
-        r"lm_predictions\.",
-        r"mask_predictions\.",
-        r"cls\.predictions\.",
-        r"position_embeddings\.",
-        r"embeddings\._weight$",
-        r"^config$",
-    ]
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        if isinstance(module, HfDebertaEncoder) and self.config.relative_attention:
-            init.copy_(module.rows_of_distance, module.compute_rows_of_distance())
-
-    @classmethod
-    def _can_set_attn_implementation(cls) -> bool:
-        return True  # Transformers looks for its own interface in the source; ours is disentangled_attention
-
-    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """Transformers' own check does not know "triton", which has to be asked for until it has run on a GPU."""
-        if requested_attention == "triton":
-            return "triton"
-        return super().get_correct_attn_implementation(requested_attention, is_init_check)
-
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path=None, *args, **kwargs):
-        try:
-            return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
-        except SafetensorError as error:
-            raise OSError(
-                f"the weights in {pretrained_model_name_or_path} are not a whole safetensors file ({error}); "
-                "download or save them again"
-            ) from error
-        except (UnpicklingError, EOFError) as error:
-            raise OSError(
-                f"the .bin weights in {pretrained_model_name_or_path} are broken or hold more than tensors, which "
-                "could run code when loaded; get them as safetensors, or convert them where you trust them"
-            ) from error
-        except RuntimeError as error:
-            if "PytorchStreamReader" in str(error):
-                raise OSError(
-                    f"the .bin weights in {pretrained_model_name_or_path} are not a whole file; download them again"
-                ) from error
-            if "ignore_mismatched_sizes" not in str(error):
-                raise
-            raise RuntimeError(
-                f"the weights in {pretrained_model_name_or_path} have other sizes than the configuration, as listed "
-                "above; load them with their own configuration, or pass ignore_mismatched_sizes=True to start those "
-                "weights anew"
-            ) from error
-
-    def save_pretrained(
-        self,
-        save_directory: str | Path,
-        is_main_process: bool = True,
-        *args,
-        push_to_hub: bool = False,
-        save_original_format: bool = False,
-        **kwargs,
-    ) -> None:
-        """As in Transformers; writes the source files, `auto_map` and a model card too, see `hub_export`."""
-        from .hub_export import auto_map, upload, write_code, write_model_card
-
-        hub_arguments = {name: kwargs.pop(name) for name in HUB_ARGUMENTS if name in kwargs}
-        token = hub_arguments.get("token")
-        self.config.auto_map = auto_map()
-        super().save_pretrained(
-            save_directory, is_main_process, *args, save_original_format=save_original_format, token=token, **kwargs
-        )
-        if not is_main_process:
-            return
-        if not getattr(self, "_hf_peft_config_loaded", False):  # an adapter alone needs no code
-            write_code(save_directory)
-            write_model_card(save_directory, type(self).__name__, self.config)
-        if push_to_hub:
-            upload(save_directory, hub_arguments.pop("repo_id", Path(save_directory).name), **hub_arguments)
-
-    def push_to_hub(self, repo_id: str, *, max_shard_size: int | str = "50GB", **hub_arguments) -> str:
-        """Upload what `save_pretrained` writes; a model card that the repository has is kept.
-
-        Takes `commit_message`, `commit_description`, `private`, `token`, `revision`, `create_pr` and `tags`, as in
-        Transformers.
-        """
-        from .hub_export import upload, write_model_card
-
-        with TemporaryDirectory() as folder:
-            write_model_card(folder, type(self).__name__, self.config, name=repo_id)
-            self.save_pretrained(folder, max_shard_size=max_shard_size)
-            return upload(folder, repo_id, **hub_arguments)
 
 
 class HfDebertaModel(HfDebertaPreTrainedModel):
@@ -467,13 +366,13 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
     >>> model(torch.tensor([[1, 5, 2]])).last_hidden_state.shape
     torch.Size([1, 3, 32])
 
-    A row may hold several documents (`cu_seq_lens_q`, or `position_ids` that restart and no mask): they do
-    not see one another. `attention_mask` may be [B, N], or [B, N, N] with entry [b, i, j] letting i see j.
-    Padding is left out of all layers where that pays (`config.unpad_inputs`); its states are then zeros.
+    `attention_mask` may be [B, N], or [B, N, N], where entry [b, i, j] lets token i see token j. A row may hold several
+    documents, which do not see one another: pass `cu_seq_lens_q`, or `position_ids` that restart and no mask. Batches
+    with much padding are computed without it (`config.unpad_inputs`); states of padding are then zero.
     """
 
     def __init__(self, config: HfDebertaConfig, decoder_positions: bool = False):
-        """`decoder_positions`: make the absolute position embeddings that an enhanced mask decoder adds."""
+        """`decoder_positions`: create the absolute position embeddings that an enhanced mask decoder adds."""
         super().__init__(config)
         self.embeddings = HfDebertaEmbeddings(config, config.position_biased_input or decoder_positions)
         self.encoder = HfDebertaEncoder(config)
@@ -483,7 +382,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         return self.embeddings.word_embeddings
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        self.embeddings.word_embeddings = value
+        self.embeddings.word_embeddings = cast(nn.Embedding, value)
 
     @can_return_tuple
     def forward(
@@ -499,11 +398,11 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         first_token_only: bool = False,
         **kwargs,
     ) -> BaseModelOutput:
-        """`first_token_only`: of the last layer, the first real token's state alone, [B, 1, hidden], for classifiers.
+        """`first_token_only`: return the last state of each row's first real token only, [B, 1, hidden].
 
-        With `cu_seq_lens_q` it is that of each document, [1, documents, hidden].
+        This is for classifiers. With `cu_seq_lens_q` it is the first token of each document, [1, documents, hidden].
         """
-        wanted = self.wanted(output_attentions, output_hidden_states)
+        flags = self.output_flags(output_attentions, output_hidden_states)
         embeddings, context = self.embed(
             input_ids,
             attention_mask,
@@ -511,44 +410,46 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
             position_ids,
             inputs_embeds,
             cu_seq_lens_q,
-            unpad=self.unpads(*wanted),
+            unpad=self.can_unpad(*flags),
         )
         if first_token_only and attention_mask is None and cu_seq_lens_q is None:
             check_one_document(position_ids)
         if not first_token_only:
-            encoded = self.encoder(embeddings, context, *wanted)
+            encoded = self.encoder(embeddings, context, *flags)
             encoded.last_hidden_state = context.scatter(encoded.last_hidden_state)
         elif context.unpadding is not None:
-            places, rows = context.unpadding.first_tokens()
-            encoded = self.encoder(embeddings, context, *wanted, asked=places[None])
+            positions, rows = context.unpadding.first_tokens()
+            encoded = self.encoder(embeddings, context, *flags, query_positions=positions[None])
             first = encoded.last_hidden_state
             empty = first.new_zeros(context.unpadding.shape[0], 1, first.shape[-1])
             encoded.last_hidden_state = empty.index_copy(0, rows.to(first.device), first[0][:, None])
         else:
-            asked = context.first_tokens() if cu_seq_lens_q is None else cu_seq_lens_q[None, :-1].long()
-            encoded = self.encoder(embeddings, context, *wanted, asked=asked.expand(embeddings.shape[0], -1))
+            positions = context.first_tokens() if cu_seq_lens_q is None else cu_seq_lens_q[None, :-1].long()
+            positions = positions.expand(embeddings.shape[0], -1)
+            encoded = self.encoder(embeddings, context, *flags, query_positions=positions)
         encoded.hidden_states = context.scatter_each(encoded.hidden_states)
         return encoded
 
-    def unpads(self, output_attentions: bool, output_hidden_states: bool | int | list[int]) -> bool:
-        """Whether padding may be left out: by wish, and where a backend handles documents one by one.
+    def can_unpad(self, output_attentions: bool, output_hidden_states: bool | int | list[int]) -> bool:
+        """True if this batch can run without padding.
 
-        Not where a gradient may be wanted at hidden states, which would be copies. On the CPU, where it is measured.
+        This must be enabled in the configuration and supported by the backend, and no gradients may be requested at
+        hidden states, which would be copies. Only on the CPU, where it was measured.
         """
-        seen = output_attentions or (output_hidden_states is not False and torch.is_grad_enabled())
+        returned = output_attentions or (output_hidden_states is not False and torch.is_grad_enabled())
         config, weight = self.config, self.embeddings.word_embeddings.weight
-        wanted = config.unpad_inputs and config._attn_implementation in ("sdpa", "triton")
-        return wanted and not seen and can_read_values(weight)
+        enabled = config.unpad_inputs and config._attn_implementation in ("sdpa", "triton")
+        return enabled and not returned and can_read_values(weight) and not in_reference_mode()
 
-    def wanted(
+    def output_flags(
         self, output_attentions: bool | None, output_hidden_states: bool | int | list[int] | None
-    ) -> tuple[bool, bool | int | list[int]]:
-        """What to return besides the last state: the arguments, or the configuration where they are None."""
-        config = self.config
-        return (
-            config.output_attentions if output_attentions is None else output_attentions,
-            config.output_hidden_states if output_hidden_states is None else output_hidden_states,
-        )
+    ) -> OutputFlags:
+        """The arguments, or the configuration's values for those that are None."""
+        if output_attentions is None:
+            output_attentions = self.config.output_attentions
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        return OutputFlags(bool(output_attentions), False if output_hidden_states is None else output_hidden_states)
 
     def embed(
         self,
@@ -561,15 +462,16 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         unpad: bool = False,
         causal: bool = False,
     ) -> tuple[torch.Tensor, AttentionContext]:
-        """Embeddings and the context the layers need; all input checks are here.
+        """Embeddings and the attention metadata of all layers; checks the inputs.
 
-        Embeddings are [B, N, hidden]; with `unpad` they may be one row [1, total, hidden] of real tokens, which
-        `context.scatter` puts back. `causal`: no token sees those after it; nothing is unpadded then.
+        Embeddings are [B, N, hidden]. With `unpad` they may be one row [1, total, hidden] of real tokens, which
+        `context.scatter` turns back into a batch. `causal`: no token sees those after it.
         """
         batch, length, device = self._check_inputs(input_ids, token_type_ids, inputs_embeds)
         if input_ids is not None and cu_seq_lens_q is None and position_ids is None:  # packed rows have no mask
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
-        context = AttentionContext.of(attention_mask, position_ids, cu_seq_lens_q, (batch, length), device, causal)
+        shape = (batch, length)
+        context = AttentionContext.from_inputs(attention_mask, position_ids, cu_seq_lens_q, shape, device, causal)
         embeddings = self.embeddings(
             input_ids,
             token_type_ids,
@@ -579,28 +481,33 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
             inputs_embeds,
         )
         context = (context.unpadded(self.config.hidden_size) if unpad else context).with_mask_of_documents()
-        context = replace(context, **self.encoder.relative_rows(context.longest(length)))
+        context = replace(context, relative_rows=self.encoder.rows_in_use(context.longest(length)))
         return context.gather(embeddings), context
 
-    def _check_inputs(self, input_ids, token_type_ids, inputs_embeds) -> tuple[int, int, torch.device]:
-        if (input_ids is None) == (inputs_embeds is None):
+    def _check_inputs(
+        self,
+        input_ids: torch.Tensor | None,
+        token_type_ids: torch.Tensor | None,
+        inputs_embeds: torch.Tensor | None,
+    ) -> tuple[int, int, torch.device]:
+        """Batch size, length and device; raises a ValueError for wrong shapes and ids."""
+        if input_ids is not None and inputs_embeds is None:
+            tensor, name, shape = input_ids, "input_ids", "[B, N]"
+        elif inputs_embeds is not None and input_ids is None:
+            tensor, name, shape = inputs_embeds, "inputs_embeds", "[B, N, embedding]"
+        else:
             given = "neither" if input_ids is None else "both"
-            raise ValueError(f"give either input_ids or inputs_embeds, not {given}")
-        tensor, rank = (input_ids, 2) if inputs_embeds is None else (inputs_embeds, 3)
-        if tensor.dim() != rank or tensor.numel() == 0:
-            name, shape = ("input_ids", "[B, N]") if rank == 2 else ("inputs_embeds", "[B, N, embedding]")
+            raise ValueError(f"pass either input_ids or inputs_embeds, not {given}")
+        if tensor.dim() != shape.count(",") + 1 or tensor.numel() == 0:
             raise ValueError(f"{name} must be {shape} with at least one row and one token, not {tuple(tensor.shape)}")
         words = self.embeddings.word_embeddings.num_embeddings
         if input_ids is not None and any_outside(input_ids, words):
             raise ValueError(
-                f"input_ids must lie in [0, {words}), the vocabulary of this model, and reach from "
-                f"{int(input_ids.min())} to {int(input_ids.max())}; use the tokenizer that belongs to it, or "
+                f"input_ids must lie in [0, {words}), the vocabulary of this model, and range from "
+                f"{int(input_ids.min())} to {int(input_ids.max())}; use the model's own tokenizer, or "
                 "resize_token_embeddings"
             )
         types = self.config.type_vocab_size
         if token_type_ids is not None and types > 0 and any_outside(token_type_ids, types):
-            raise ValueError(f"token_type_ids must lie in [0, {types}), and reach up to {int(token_type_ids.max())}")
+            raise ValueError(f"token_type_ids must lie in [0, {types}), and range up to {int(token_type_ids.max())}")
         return tensor.shape[0], tensor.shape[1], tensor.device
-
-
-register_conversions()

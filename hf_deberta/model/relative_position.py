@@ -1,22 +1,98 @@
-"""delta(i, j): which row of the relative-position table stands between two tokens.
+"""Relative positions: which row of the relative table belongs to a distance, and which rows a sequence needs.
 
-Legend: k largest distance, s rows per side (buckets, or k), N tokens.
+Legend: H heads, N tokens, Q queries, K keys, d head size, R rows of the table in use, k the largest distance,
+s rows per side (buckets, or k).
 
-A distance is `query - key`. With s log buckets (half of them exact, half logarithmic up to k) or plain
-clipping, it becomes a row in [0, 2s); row s is distance 0. Everything below is integers computed once.
+A distance is `query - key`. Logarithmic buckets (half of the s buckets exact, half logarithmic up to k) or plain
+clipping turn it into a row in [0, 2s); row s is distance 0. All of this is integer arithmetic, computed once.
 """
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
+
+TERMS = ("c2p", "p2c", "p2p")  # content to position, position to content, position to position
+
+
+@dataclass(frozen=True)
+class RelativePositions:
+    """The position side of one attention call: projected tables, and the row of each distance.
+
+    `from_tables` fills in what follows from the tables.
+    """
+
+    position_key: torch.Tensor | None  # [H, R, d], for c2p and p2p
+    position_query: torch.Tensor | None  # [H, R, d], for p2c and p2p
+    rows_of_distance: torch.Tensor  # [2k + 1], in [0, R), for distances -k ... k
+    saturation: int  # from this distance on, all distances of a side share a row
+    terms: tuple[str, ...]  # the position terms to add, a subset of TERMS
+
+    @classmethod
+    def from_tables(
+        cls,
+        position_key: torch.Tensor | None,
+        position_query: torch.Tensor | None,
+        rows_of_distance: torch.Tensor,  # of the whole table, see `rows_of_distances`
+        terms: Sequence[str] | None = None,
+        first_row: int = 0,
+    ) -> "RelativePositions":
+        """Relative positions for the whole table, or for a window of it that begins at `first_row`.
+
+        `terms` defaults to "c2p" if there is a `position_key`, and "p2c" if there is a `position_query`.
+        """
+        if terms is None:
+            terms = ("c2p",) * (position_key is not None) + ("p2c",) * (position_query is not None)
+        table = position_query if position_key is None else position_key
+        saturation = saturation_of(rows_of_distance)
+        if table is not None:
+            rows_of_distance = rows_in_window(rows_of_distance, first_row, first_row + table.shape[-2])
+        return cls(position_key, position_query, rows_of_distance, saturation, tuple(terms))
+
+    def check(self) -> None:
+        """Raise a ValueError for unknown terms and missing tables."""
+        tables = {
+            "c2p": (self.position_key,),
+            "p2c": (self.position_query,),
+            "p2p": (self.position_key, self.position_query),
+        }
+        for term in self.terms:
+            if term not in tables:
+                raise ValueError(f"unknown position term {term!r}: choose from {', '.join(TERMS)}")
+            if any(table is None for table in tables[term]):
+                raise ValueError(
+                    f"position term {term!r} needs its table: position_key for c2p, position_query for p2c"
+                )
+
+    def to(self, dtype: torch.dtype) -> "RelativePositions":
+        """The same with tables of this type."""
+        key, query = (None if table is None else table.to(dtype) for table in (self.position_key, self.position_query))
+        return replace(self, position_key=key, position_query=query)
+
+    def with_scaled_queries(self, scale: float, dtype: torch.dtype) -> "RelativePositions":
+        """The same with position queries multiplied by `scale` in `dtype`, which scales p2c and p2p."""
+        if self.position_query is None:
+            return self
+        return replace(self, position_query=self.position_query.to(dtype) * scale)
+
+
+@dataclass(frozen=True)
+class RowsInUse:
+    """The rows [first, end) of the relative table that a forward pass projects, and the row of each distance."""
+
+    first: int
+    end: int
+    of_distance: torch.Tensor  # [2k + 1], counted from `first`
+    saturation: int  # from this distance on, all distances of a side share a row
 
 
 def log_bucket(distance: torch.Tensor, buckets: int, max_distance: int) -> torch.Tensor:
     """Bucket in (-buckets, buckets) of a signed distance.
 
-    Distances up to `buckets // 2` are their own bucket. The float32 arithmetic, with the divisor a
-    Python double, is part of the definition: released weights were trained with its rounding.
+    Distances up to `buckets // 2` have a bucket each. The float32 arithmetic, with a Python double as divisor, is part
+    of the definition: released weights were trained with its rounding.
     """
     middle = buckets // 2
     magnitude = distance.abs().clamp(min=middle - 1).to(torch.float32)
@@ -26,10 +102,10 @@ def log_bucket(distance: torch.Tensor, buckets: int, max_distance: int) -> torch
 
 
 def float32_log(x: torch.Tensor) -> torch.Tensor:
-    """ln x, the same to the last bit on every processor, which torch.log is not.
+    """ln x, with the same bits on every processor, unlike torch.log.
 
-    With x = 2^e m and 1 <= m < 2 it is e ln 2 + ln m, each rounded to float32. So written it gives all official tables,
-    also the two in which torch.log, on Intel, rounds the farthest distance the other way (docs/log.md).
+    With x = 2^e m and 1 <= m < 2 it is e ln 2 + ln m, each rounded to float32. This gives all official tables, also the
+    two for which torch.log on Intel processors rounds the farthest distance the other way (docs/log.md).
     """
     half, exponent = torch.frexp(x)
     return (exponent - 1).to(torch.float32) * math.log(2) + torch.log(2 * half.double()).to(torch.float32)
@@ -37,16 +113,16 @@ def float32_log(x: torch.Tensor) -> torch.Tensor:
 
 @lru_cache(maxsize=64)
 def rows_of_distances(max_distance: int, buckets: int = 0, clamp: bool = True) -> torch.Tensor:
-    """Table row for each distance in [-k, k], as a tensor of 2k + 1 integers.
+    """Table row of each distance in [-k, k], as a tensor of 2k + 1 integers.
 
-    A distance beyond k is read as k: see `rows_between`. With buckets the official code clamps to
-    k - 1 first, so that the two ends equal their neighbours; without buckets -k has row 0 for itself.
-    `clamp=False` is in-tree Transformers, which lets -k and beyond fall on row 0 with buckets as well.
+    Distances beyond k have the row of k, see `rows_between`. With buckets, the official code clamps distances to
+    k - 1 first, so both ends equal their neighbours; without buckets only -k has row 0. `clamp=False` is what in-tree
+    Transformers does: with buckets, too, -k and beyond have row 0.
 
     >>> rows_of_distances(4).tolist()
     [0, 1, 2, 3, 4, 5, 6, 7, 7]
     """
-    distance = torch.arange(-max_distance, max_distance + 1, device="cpu")  # also where models start on "meta"
+    distance = torch.arange(-max_distance, max_distance + 1, device="cpu")  # even if models are made on "meta"
     span = max_distance
     if buckets > 0:
         span = buckets
@@ -59,7 +135,7 @@ def rows_of_distances(max_distance: int, buckets: int = 0, clamp: bool = True) -
 
 
 def saturation_of(rows_of_distance: torch.Tensor) -> int:
-    """The distance from which on, on either side, rows are those of the ends: 506 for 256 buckets up to 512.
+    """The distance from which on all distances of a side share a row: 506 for 256 buckets up to 512.
 
     >>> saturation_of(rows_of_distances(512, 256))
     506
@@ -77,16 +153,29 @@ def rows_between(
     key_positions: torch.Tensor,  # [..., K]
     rows_of_distance: torch.Tensor,  # [2k + 1]
 ) -> torch.Tensor:
-    """delta(i, j) for every pair: [..., Q, K]."""
+    """delta(i, j), the row of each pair: [..., Q, K]."""
+    return rows_at(query_positions[..., :, None] - key_positions[..., None, :], rows_of_distance)
+
+
+def rows_at(distance: torch.Tensor, rows_of_distance: torch.Tensor) -> torch.Tensor:
+    """The row of each distance, which may lie beyond k."""
     k = (rows_of_distance.shape[0] - 1) // 2
-    distance = query_positions[..., :, None] - key_positions[..., None, :]
     return rows_of_distance[distance.clamp(-k, k) + k]
 
 
-def rows_in_use(length: int, span: int, pruned: bool = True) -> tuple[int, int]:
-    """[first, last) rows that sequences of `length` tokens can reach; the rest need no projection.
+def rows_in_window(rows_of_distance: torch.Tensor, first: int, end: int) -> torch.Tensor:
+    """Rows counted from `first`, the first row of a window [first, end) of the table.
 
-    `pruned=False` is the whole table, for the few whose rows outrun the distance, see `may_be_pruned`.
+    Distances between different documents of a packed row may have rows outside the window. These pairs are masked, so
+    any row inside will do.
+    """
+    return (rows_of_distance - first).clamp(0, end - first - 1)
+
+
+def rows_in_use(length: int, span: int, pruned: bool = True) -> tuple[int, int]:
+    """[first, end) rows that sequences of `length` tokens can reach; other rows need no projection.
+
+    `pruned=False` is the whole table, for tables that fail `may_be_pruned`.
 
     >>> rows_in_use(32, 256)
     (225, 288)
@@ -97,10 +186,10 @@ def rows_in_use(length: int, span: int, pruned: bool = True) -> tuple[int, int]:
 
 
 def may_be_pruned(rows_of_distance: torch.Tensor, span: int) -> bool:
-    """Whether a distance of n never reaches further than n rows.
+    """True if a distance of n is never more than n rows away from row s.
 
-    So it is with all released tables. Logarithmic buckets spread a narrow range of distances over more
-    rows than it has (64 buckets up to distance 64), and then short sequences use far rows.
+    This holds for all released tables. It fails if logarithmic buckets spread few distances over more rows (64 buckets
+    up to distance 64); short sequences then use far rows.
     """
     k = (rows_of_distance.shape[0] - 1) // 2
     distance = torch.arange(-k, k + 1, device=rows_of_distance.device)

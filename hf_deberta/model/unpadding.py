@@ -1,25 +1,27 @@
-"""Real tokens only: a padded batch, or rows of packed documents, as one row of documents side by side.
+"""Unpadding: a padded batch, or rows of packed documents, as one row of documents without padding.
 
-Padding is work for nobody. The real tokens are gathered once after the embedding, every layer runs on one row
-[1, total], documents do not see one another, and at the end states go back to where their tokens stood. Documents
-stand shortest first, so that those of one length are neighbours and are attended to together.
+Legend: B batch, N tokens, total: real tokens of the batch.
+
+The real tokens are gathered once after the embedding, every layer runs on one row [1, total] of documents that do not
+see one another, and the final states are scattered back to [B, N]. Documents are sorted by length, so that attention
+handles those of equal length as one batch.
 """
 
 from dataclasses import dataclass
 
 import torch
 
-MIN_PADDING_FRACTION = 1 / 16  # least share of padding for which a batch is unpadded
-COST_OF_EXTRA_CALLS = 1e8  # what attending to the documents of one length costs in calls, in operations of dense layers
+MIN_PADDING_FRACTION = 1 / 16  # of a batch, to unpad it
+COST_OF_EXTRA_CALLS = 1e8  # of attention per length of documents, in operations of dense layers
 
 
 @dataclass(frozen=True)
 class Unpadding:
-    """Where each token of the row stood in the batch."""
+    """The position of each token of the row in the batch."""
 
-    index: torch.Tensor  # [total], into batch x tokens
+    index: torch.Tensor  # [total], into B x N
     lengths: tuple[int, ...]  # of the documents
-    shape: tuple[int, int]  # batch, tokens
+    shape: tuple[int, int]  # B, N
 
     def gather(self, states: torch.Tensor) -> torch.Tensor:
         """[B, N, ...] to [1, total, ...]."""
@@ -32,17 +34,18 @@ class Unpadding:
         return empty.index_copy(0, self.index.to(states.device), states[0]).unflatten(0, self.shape)
 
     def first_tokens(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Places in the row of the batch's first tokens, rising, and the batch row of each."""
-        places = (self.index % self.shape[1] == 0).nonzero()[:, 0]
-        return places, self.index[places] // self.shape[1]
+        """Positions of the batch's first tokens in the row, ascending, and the batch row of each."""
+        positions = (self.index % self.shape[1] == 0).nonzero()[:, 0]
+        return positions, self.index[positions] // self.shape[1]
 
     def cu_seqlens(self) -> torch.Tensor:
+        """Document boundaries, [documents + 1]."""
         ends = torch.tensor((0, *self.lengths), device=self.index.device).cumsum(0)
         return ends.int()
 
 
 def unpadding_of_mask(token_mask: torch.Tensor, width: int) -> Unpadding | None:
-    """Of right-padded rows [B, N] in a model of that width; None if padding stands elsewhere or is too little."""
+    """Unpadding of right-padded rows [B, N]; None for other padding, or if it saves no time at this model width."""
     batch, tokens = token_mask.shape
     lengths = token_mask.sum(1)
     real = int(lengths.sum())
@@ -61,7 +64,7 @@ def unpadding_of_mask(token_mask: torch.Tensor, width: int) -> Unpadding | None:
 
 
 def unpadding_of_documents(documents: torch.Tensor) -> Unpadding:
-    """Of rows of packed documents, numbered along each row: [B, N]."""
+    """Unpadding of rows of packed documents from the document number of each token, [B, N]."""
     batch, tokens = documents.shape
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
@@ -71,7 +74,7 @@ def unpadding_of_documents(documents: torch.Tensor) -> Unpadding:
 
 
 def side_by_side(starts: torch.Tensor, lengths: torch.Tensor, shape: tuple[int, int]) -> Unpadding:
-    """Documents that begin at `starts` of the flattened batch, shortest first."""
+    """Unpadding of documents that begin at `starts` of the flattened batch, shortest first."""
     order = lengths.argsort(stable=True)
     starts, lengths = starts[order], lengths[order]
     before = lengths.cumsum(0) - lengths

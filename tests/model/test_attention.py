@@ -6,10 +6,12 @@ from itertools import pairwise
 import pytest
 import torch
 from numerics import TERMS, gradients, tiny_inputs, tiny_model
+from numerics import attend as attend_with
 from transformers import AttentionInterface
 
 from hf_deberta import HfDebertaForMaskedLM
-from hf_deberta.model.attention import disentangled_attention, documents_of, visibility
+from hf_deberta.model.attention import disentangled_attention
+from hf_deberta.model.attention_mask import AttentionMask, document_numbers
 from hf_deberta.model.relative_position import rows_in_use, rows_of_distances
 
 TABLES = {"buckets": (64, 16), "clipped": (6, 0)}  # k, buckets
@@ -29,8 +31,7 @@ def random_inputs(length, batch=2, table="buckets", seed=0):
 
 
 def attend(inputs, table="buckets", **options):
-    rows = rows_of_distances(*TABLES[table])
-    return disentangled_attention(**inputs, rows_of_distance=rows, need_probabilities=True, **options)
+    return attend_with(**inputs, rows_of_distance=rows_of_distances(*TABLES[table]), **options)
 
 
 def windowed(inputs, table="buckets"):
@@ -187,8 +188,7 @@ def test_scale_probabilities_and_dropout_are_passed_on():
     inputs = random_inputs(6)
     torch.testing.assert_close(attend(inputs, scale=(3 * SIZE) ** -0.5), attend(inputs))
     assert not torch.allclose(attend(inputs, scale=1.0)[0], attend(inputs)[0])
-    rows = rows_of_distances(*TABLES["buckets"])
-    assert disentangled_attention(**inputs, rows_of_distance=rows)[1] is None
+    assert attend(inputs, backend="sdpa")[1] is None
     torch.manual_seed(0)
     _, probabilities = attend(inputs, dropout_p=0.5)
     assert 0 < (probabilities == 0).double().mean() < 1
@@ -206,7 +206,6 @@ WRONG = {
     "p2c without position_query": (lambda x: {"position_query": None, "terms": ("p2c",)}, "'p2c' needs its table"),
     "p2p without position_key": (lambda x: {"position_key": None, "terms": ("p2p",)}, "'p2p' needs its table"),
     "p2p without position_query": (lambda x: {"position_query": None, "terms": ("p2p",)}, "'p2p' needs its table"),
-    "no rows_of_distance": (lambda x: {"rows_of_distance": None}, "position terms need rows_of_distance"),
     "fewer queries, no positions": (
         lambda x: {"query": x["query"][:, :, :3]},
         r"3 queries for 5 keys need query_positions \[B, Q\]",
@@ -221,7 +220,7 @@ WRONG = {
     ),
     "integer mask": (
         lambda x: {"mask": torch.ones(2, 5, dtype=torch.long)},
-        "mask must be boolean, True for what may be seen, not torch.int64",
+        "mask must be boolean.*not torch.int64",
     ),
     "additive mask": (lambda x: {"mask": torch.zeros(2, 5, 5)}, "mask must be boolean.*not torch.float32"),
     "mask of another length": (
@@ -232,7 +231,7 @@ WRONG = {
     "mask of another batch": (lambda x: {"mask": torch.ones(3, 5, 5, dtype=torch.bool)}, r"not \(3, 5, 5\)"),
     "cu_seqlens with a batch": (
         lambda x: {"cu_seqlens": torch.tensor([0, 5])},
-        "cu_seqlens goes with one packed row, not with a batch of 2",
+        "cu_seqlens describes one packed row, not a batch of 2",
     ),
     "unknown backend": (lambda x: {"backend": "flash"}, "unknown attention backend 'flash': choose one of eager"),
     "unknown term": (lambda x: {"terms": ("c2p", "c2q")}, "c2q"),
@@ -243,23 +242,23 @@ WRONG = {
 def test_wrong_input_is_one_clear_error(case):
     inputs = random_inputs(5)
     arguments = {**inputs, "rows_of_distance": rows_of_distances(*TABLES["buckets"])}
-    disentangled_attention(**arguments)
+    attend_with(**arguments)
     change, message = WRONG[case]
     with pytest.raises(ValueError, match=message):
-        disentangled_attention(**{**arguments, **change(inputs)})
+        attend_with(**{**arguments, **change(inputs)})
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
-def test_documents_of(dtype):
-    assert documents_of(torch.tensor([0, 2, 5], dtype=dtype), 5).tolist() == [0, 0, 1, 1, 1]
-    assert documents_of(torch.tensor([0, 5], dtype=dtype), 5).tolist() == [0] * 5
-    assert documents_of(torch.tensor([0, 1, 1, 3], dtype=dtype), 3).tolist() == [0, 2, 2]  # an empty document
-    assert documents_of(torch.tensor([0, 2], dtype=dtype), 4).tolist() == [0, 0, 1, 1]  # the rest is one more
+def test_document_numbers(dtype):
+    assert document_numbers(torch.tensor([0, 2, 5], dtype=dtype), 5).tolist() == [0, 0, 1, 1, 1]
+    assert document_numbers(torch.tensor([0, 5], dtype=dtype), 5).tolist() == [0] * 5
+    assert document_numbers(torch.tensor([0, 1, 1, 3], dtype=dtype), 3).tolist() == [0, 2, 2]  # an empty document
+    assert document_numbers(torch.tensor([0, 2], dtype=dtype), 4).tolist() == [0, 0, 1, 1]  # the rest is one more
 
 
 def test_visibility_of_nothing_special_is_none():
-    assert visibility(None, None, None, 4) is None
-    assert visibility(torch.tensor([[1, 2]]), None, None, 4) is None
+    assert AttentionMask().visible(4) is None
+    assert AttentionMask(query_positions=torch.tensor([[1, 2]])).visible(4) is None
 
 
 @pytest.mark.parametrize("positions", [None, torch.tensor([[5, 0], [3, 3]])], ids=["all queries", "some queries"])
@@ -271,7 +270,7 @@ def test_visibility_by_hand(shape, packed, positions):
     positions = None if positions is None else positions[:batch]
     boundaries = torch.tensor([0, 1, 4, 6]) if packed else None
     mask = None if shape is None else torch.rand((batch, keys, keys)[: shape.count(",") + 1]) < 0.7
-    found = visibility(positions, mask, boundaries, keys)
+    found = AttentionMask(mask, boundaries, query_positions=positions).visible(keys)
     if shape is None and not packed:
         assert found is None
         return
@@ -297,9 +296,9 @@ def engine():
     """An engine under the name "loud", which counts its calls and hands on to the reference."""
     calls = []
 
-    def loud(*tensors, **arguments):
-        calls.append(arguments)
-        return disentangled_attention(*tensors, **arguments, backend="eager")[0]
+    def loud(query, key, value, positions, mask, dropout_p):
+        calls.append((positions, mask))
+        return disentangled_attention(query, key, value, positions, mask, scale=1.0, dropout_p=dropout_p)[0]
 
     AttentionInterface.register("loud", loud)
     yield calls
@@ -314,7 +313,8 @@ def test_an_engine_registered_with_transformers(engine):
     real = inputs["attention_mask"].bool()
     torch.testing.assert_close(model(**inputs).logits[real], expected[real])
     assert len(engine) == 3  # a layer, and two steps of the decoder
-    assert engine[0]["terms"] == ("c2p", "p2c") and engine[0]["mask"].shape == (3, 9)
+    positions, mask = engine[0]
+    assert positions.terms == ("c2p", "p2c") and mask.mask.shape == (3, 9)
     model(**inputs, output_attentions=True)
     assert len(engine) == 5  # probabilities come from eager; the decoder has none
 
@@ -322,12 +322,12 @@ def test_an_engine_registered_with_transformers(engine):
 @pytest.mark.parametrize("name", ["flash_attention_2", "flex_attention", "nothing"])
 def test_engines_that_do_not_know_position_terms(name):
     states = torch.zeros(1, 1, 2, 4)
-    with pytest.raises(ValueError, match="choose one of eager, sdpa, triton, or register your own"):
+    with pytest.raises(ValueError, match="choose one of eager, sdpa, triton, or register"):
         disentangled_attention(states, states, states, backend=name)
 
 
 def test_an_engine_must_return_the_context_alone():
-    AttentionInterface.register("pair", lambda query, *rest, **arguments: (query, None))
+    AttentionInterface.register("pair", lambda query, *rest: (query, None))
     try:
         states = torch.zeros(1, 1, 2, 4)
         with pytest.raises(TypeError, match="'pair' must return the context"):

@@ -5,8 +5,10 @@ import math
 import pytest
 import torch
 from numerics import TERMS, assert_within_budget, gradients, largest
+from numerics import attend as attend_with
 
-from hf_deberta.model.attention_reference import reference_attention, score_terms, visible_softmax
+from hf_deberta.model.attention_reference import attend, score_terms, visible_softmax
+from hf_deberta.model.relative_position import RelativePositions, rows_of_distances
 
 VISIBLE = {
     "all seen": lambda queries, keys: None,
@@ -34,6 +36,20 @@ def random_inputs(queries, keys, batch=2, heads=2, size=3, rows=5, dtype=torch.f
     }
     tensors = {name: (spread * torch.randn(shape)).to(dtype).requires_grad_(grad) for name, shape in shapes.items()}
     return tensors, torch.randint(rows, (batch, queries, keys))
+
+
+def reference_attention(
+    query, key, value, position_key, position_query, row, visible, scale, terms=("c2p", "p2c"), dropout_p=0.0
+):
+    """The reference for any row of each pair, scaled in float32 at least as `disentangled_attention` does."""
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    positions = relative_positions(position_key, position_query, terms).with_scaled_queries(scale, dtype)
+    return attend(query.to(dtype) * scale, key, value, positions, row, visible, dropout_p)
+
+
+def relative_positions(position_key, position_query, terms):
+    """Tables without the row of each distance, for calls that give the row of each pair."""
+    return RelativePositions(position_key, position_query, torch.empty(0), 0, terms)
 
 
 def by_hand(query, key, value, position_key, position_query, row, visible, scale, terms):
@@ -87,7 +103,8 @@ def test_one_row_table_serves_the_whole_batch():
 def test_terms_are_named_and_sum_to_the_score():
     tensors, row = random_inputs(3, 4)
     del tensors["value"]
-    parts = score_terms(**tensors, row=row, terms=TERMS["all"])
+    positions = relative_positions(tensors["position_key"], tensors["position_query"], TERMS["all"])
+    parts = score_terms(tensors["query"], tensors["key"], positions, row)
     assert list(parts) == ["c2c", "c2p", "p2c", "p2p"]
     assert all(part.shape == (2, 2, 3, 4) for part in parts.values())
     total = visible_softmax(sum(parts.values()) * 0.5, None)
@@ -160,7 +177,7 @@ def test_half_precision_is_no_worse_than_plain_half_arithmetic(dtype, terms, vis
     weight = torch.randn(2, 3, 33, 16)  # an upstream gradient
 
     def plainly(query, key, value, position_key, position_query):
-        parts = score_terms(query, key, position_key, position_query, row, terms)
+        parts = score_terms(query, key, relative_positions(position_key, position_query, terms), row)
         return visible_softmax(sum(parts.values()) * scale, visible) @ value
 
     contexts = (
@@ -204,18 +221,15 @@ def test_dropout_keeps_the_expectation_and_the_seed():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_autocast_does_not_undo_the_care(dtype, backend):
     """Raw products beyond float16's range, under autocast as with `fp16=True`: finite, and near float64."""
-    from hf_deberta.model.attention import disentangled_attention
-    from hf_deberta.model.relative_position import rows_of_distances
-
     torch.manual_seed(0)
     tensors = [60 * torch.randn(1, 1, 20, 64) for _ in range(2)] + [torch.randn(1, 1, 20, 64)]
     tensors += [60 * torch.randn(1, 40, 64) for _ in range(2)]
     assert (tensors[0] @ tensors[3].mT).abs().max() > 65504  # would overflow
     tensors = [tensor.to(dtype) for tensor in tensors]
     arguments = {"rows_of_distance": rows_of_distances(20), "backend": backend}
-    exact, _ = disentangled_attention(*[tensor.double() for tensor in tensors], **arguments)
+    exact, _ = attend_with(*[tensor.double() for tensor in tensors], **arguments)
     with torch.autocast("cpu", dtype):
-        found, _ = disentangled_attention(*tensors, **arguments)
+        found, _ = attend_with(*tensors, **arguments)
     assert found.isfinite().all()
     if backend == "eager":
         torch.testing.assert_close(found.double(), exact, atol=0.05, rtol=0)

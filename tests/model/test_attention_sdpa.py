@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from numerics import attend
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaModel
 from hf_deberta.model import attention_sdpa
-from hf_deberta.model.attention import disentangled_attention
 from hf_deberta.model.relative_position import may_be_pruned, rows_in_use, rows_of_distances, saturation_of
 
 TABLES = {"clipped at 12": (12, 0), "8 buckets to 24": (24, 8), "16 buckets to 64": (64, 16)}
@@ -66,9 +66,9 @@ def test_output_and_gradients_are_the_reference_s(table, kind, sizes):
             weight = torch.randn_like(leaves["query"])
             results = {}
             for backend in ("eager", "sdpa"):
-                context, _ = disentangled_attention(**leaves, **arguments, backend=backend)
+                context, _ = attend(**leaves, **arguments, backend=backend)
                 with torch.no_grad():
-                    inference, _ = disentangled_attention(**leaves, **arguments, backend=backend)
+                    inference, _ = attend(**leaves, **arguments, backend=backend)
                 gradients = torch.autograd.grad((context * weight).sum(), list(leaves.values()), allow_unused=True)
                 results[backend] = {"context": context, "inference": inference} | dict(
                     zip(leaves, gradients, strict=True)
@@ -93,8 +93,8 @@ def test_far_keys_are_joined_by_log_sums(monkeypatch):
     tensors = [torch.randn(1, HEADS, 90, WIDTH, dtype=torch.float64) for _ in range(3)]
     tensors += [torch.randn(HEADS, 24, WIDTH, dtype=torch.float64) for _ in range(2)]
     with torch.no_grad():
-        found, _ = disentangled_attention(*tensors, rows_of_distance=rows, backend="sdpa")
-    expected, _ = disentangled_attention(*tensors, rows_of_distance=rows)
+        found, _ = attend(*tensors, rows_of_distance=rows, backend="sdpa")
+    expected, _ = attend(*tensors, rows_of_distance=rows)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
     assert parts == [2, 3, 3, 3, 2, 2]  # the last two blocks, of 16 and 10 queries, see the end
 
@@ -151,10 +151,8 @@ def test_dropout_falls_on_probabilities():
     table = torch.randn(2, 60, 4, requires_grad=True)
     rows = rows_of_distances(30)
     arguments = {"position_key": table, "position_query": table, "rows_of_distance": rows, "backend": "sdpa"}
-    plain, _ = disentangled_attention(states, states, states, **arguments)
-    noisy = torch.stack(
-        [disentangled_attention(states, states, states, **arguments, dropout_p=0.2)[0] for _ in range(400)]
-    )
+    plain, _ = attend(states, states, states, **arguments)
+    noisy = torch.stack([attend(states, states, states, **arguments, dropout_p=0.2)[0] for _ in range(400)])
     assert not torch.equal(noisy[0], noisy[1])
     error = noisy.std(0) / 400**0.5
     assert ((noisy.mean(0) - plain).abs() < 5 * error + 1e-6).all()
@@ -169,10 +167,10 @@ def test_half_precision_stays_near_float64(length, dtype, monkeypatch):
     torch.manual_seed(0)
     rows = rows_of_distances(64, 16)
     tensors = [torch.randn(2, HEADS, length, 16) for _ in range(3)] + [torch.randn(HEADS, 32, 16) for _ in range(2)]
-    exact, _ = disentangled_attention(*[t.double() for t in tensors], rows_of_distance=rows)
+    exact, _ = attend(*[t.double() for t in tensors], rows_of_distance=rows)
     errors = {}
     for backend in ("eager", "sdpa"):
-        found, _ = disentangled_attention(*[t.to(dtype) for t in tensors], rows_of_distance=rows, backend=backend)
+        found, _ = attend(*[t.to(dtype) for t in tensors], rows_of_distance=rows, backend=backend)
         errors[backend] = (found.double() - exact).abs().max()
     # the bias is rounded to the dtype before the softmax: two more roundings of scores of this size
     scores = 4 * torch.finfo(dtype).eps * exact.abs().max()
@@ -186,7 +184,7 @@ def test_second_derivatives_are_the_reference_s():
 
     def loss(backend):
         def of(*tensors):
-            context, _ = disentangled_attention(*tensors, rows_of_distance=rows, first_row=8, backend=backend)
+            context, _ = attend(*tensors, rows_of_distance=rows, first_row=8, backend=backend)
             return context.pow(3).sum()
 
         return of
@@ -203,7 +201,7 @@ def test_function_transforms_past_one_block(monkeypatch):
     ]
 
     def loss(query, backend):
-        return disentangled_attention(query, *tensors[1:], rows_of_distance=rows, backend=backend)[0].square().sum()
+        return attend(query, *tensors[1:], rows_of_distance=rows, backend=backend)[0].square().sum()
 
     found, expected = (torch.func.grad(loss)(tensors[0], backend) for backend in ("sdpa", "eager"))
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
@@ -218,5 +216,5 @@ def test_empty_documents_ask_nothing(backend):
     results = []
     for bounds in ([0, 4, 9], [0, 0, 4, 4, 9, 9]):
         arguments = {"cu_seqlens": torch.tensor(bounds), "query_positions": torch.tensor([[1, 5]])}
-        results.append(disentangled_attention(*tensors, rows_of_distance=rows, backend=backend, **arguments)[0])
+        results.append(attend(*tensors, rows_of_distance=rows, backend=backend, **arguments)[0])
     torch.testing.assert_close(*results, atol=1e-12, rtol=0)

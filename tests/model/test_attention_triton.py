@@ -16,13 +16,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
-from numerics import assert_same_by_name, assert_within_budget, tiny_inputs, tiny_model
+from numerics import assert_same_by_name, assert_within_budget, attend, tiny_inputs, tiny_model
 
 from hf_deberta import HfDebertaForSequenceClassification
 from hf_deberta.model import attention_triton
-from hf_deberta.model.attention import disentangled_attention
+from hf_deberta.model.attention import attention_scale, disentangled_attention
+from hf_deberta.model.attention_mask import AttentionMask
 from hf_deberta.model.attention_triton import CHIPS, INTERPRETING, LAUNCHES, triton_attention
-from hf_deberta.model.relative_position import may_be_pruned, rows_in_use, rows_of_distances, saturation_of
+from hf_deberta.model.relative_position import (
+    RelativePositions,
+    may_be_pruned,
+    rows_in_use,
+    rows_of_distances,
+    saturation_of,
+)
 
 CLIPPED, BUCKETS, V3 = (12, 0), (24, 8), (512, 256)  # k, buckets
 BOTH = ("c2p", "p2c")
@@ -80,11 +87,11 @@ def in_both(leaves, rows, first, terms, causal=False, dtype=torch.float64, **who
     given = {"position_key": "c2p" in terms, "position_query": "p2c" in terms}
     leaves = {name: leaf if given.get(name, True) else None for name, leaf in leaves.items()}
 
-    def ours(**tensors):
-        table = (rows, first, saturation_of(rows.cpu()))
-        scale = ((1 + len(terms)) * size) ** -0.5
-        sight = (who.get("mask"), who.get("cu_seqlens"), who.get("lengths"))
-        return triton_attention(*tensors.values(), *table, *sight, scale, terms, causal=causal)
+    def ours(query, key, value, position_key, position_query):
+        scale = attention_scale(1 + len(terms), size)
+        positions = RelativePositions.from_tables(position_key, position_query, rows, terms, first)
+        positions = positions.with_scaled_queries(scale, query.dtype) if terms else None
+        return triton_attention(query * scale, key, value, positions, AttentionMask(**who), causal=causal)
 
     def reference(**tensors):
         arguments = {"rows_of_distance": rows, "first_row": first, "terms": terms, **who}
@@ -92,7 +99,7 @@ def in_both(leaves, rows, first, terms, causal=False, dtype=torch.float64, **who
             arguments["mask"] = torch.ones(1, length, length, dtype=torch.bool, device=rows.device).tril()
             if who.get("mask") is not None:
                 arguments["mask"] = arguments["mask"] & who["mask"][:, None] & who["mask"][:, :, None]
-        return disentangled_attention(**tensors, **arguments)[0]
+        return attend(**tensors, **arguments)[0]
 
     exact = {name: None if leaf is None else leaf.detach().to(dtype).requires_grad_() for name, leaf in leaves.items()}
     return results(ours, leaves), results(reference, exact)
@@ -165,11 +172,13 @@ def test_dropout_falls_on_probabilities_and_the_backward_pass_draws_it_again(dev
     """With unit vectors as values, the context is the probabilities."""
     length, rate = (128 if device == "cuda" else 40), 0.4  # with tiles of 16 some are far
     leaves, rows, _ = inputs_of(CLIPPED, length, size=length, device=device)
-    table = (rows, 0, saturation_of(rows.cpu()), None, None, None, (3 * length) ** -0.5, BOTH)
 
-    def dropped(seed, **tensors):
+    def dropped(seed, query, key, value, position_key, position_query):
         torch.manual_seed(seed)
-        return triton_attention(*tensors.values(), *table, dropout_p=rate)
+        scale = attention_scale(3, length)
+        positions = RelativePositions.from_tables(position_key, position_query, rows)
+        positions = positions.with_scaled_queries(scale, query.dtype)
+        return triton_attention(query * scale, key, value, positions, AttentionMask(), rate)
 
     unit = torch.eye(length, device=device)[None, None]
     with torch.no_grad():
@@ -179,7 +188,7 @@ def test_dropout_falls_on_probabilities_and_the_backward_pass_draws_it_again(dev
     assert abs((~kept).double().mean().item() - rate) < 5 * deviation
 
     def reference(value, **tensors):
-        plain = disentangled_attention(**tensors, value=unit.to(value), rows_of_distance=rows)[0]
+        plain = attend(**tensors, value=unit.to(value), rows_of_distance=rows)[0]
         return torch.where(kept, plain / (1 - rate), 0.0) @ value
 
     exact = {name: leaf.detach().double().requires_grad_() for name, leaf in leaves.items()}
@@ -189,10 +198,11 @@ def test_dropout_falls_on_probabilities_and_the_backward_pass_draws_it_again(dev
 @interpreted
 def test_compiles_to_one_graph():
     leaves, rows, _ = inputs_of(BUCKETS, 18)
-    arguments = {"rows_of_distance": rows, "saturation": saturation_of(rows), "backend": "triton"}
+    saturation = saturation_of(rows)
 
-    def attention(**tensors):
-        return disentangled_attention(**tensors, **arguments)[0]
+    def attention(query, key, value, position_key, position_query):
+        positions = RelativePositions(position_key, position_query, rows, saturation, BOTH)
+        return disentangled_attention(query, key, value, positions, backend="triton")[0]
 
     compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
     found, expected = results(compiled, leaves), results(attention, leaves)
@@ -205,11 +215,11 @@ def test_the_operators_are_what_tracing_takes_them_for():
     """Shapes, strides and gradients of the shape rules against those of the kernels, with tables trained and not."""
     leaves, rows, _ = inputs_of(CLIPPED, 18)
     near = furthest = 1
-    tables = attention_triton.rows_by_distance(rows, 0, (leaves["position_key"],), (near + 1) * 16)
+    tables = attention_triton.rows_by_distance(rows, (near + 1) * 16)
     for trained in (True, False):
         for name in ("position_key", "position_query"):
             leaves[name] = leaves[name].detach().requires_grad_(trained)
-        arguments = (*leaves.values(), tables, None, None, None, 0.1, 0.0, False, near, furthest)
+        arguments = (*leaves.values(), tables, None, None, None, 0.0, False, near, furthest)
         checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
         torch.library.opcheck(attention_triton.attention_in_tiles, arguments, test_utils=checks)
 
@@ -245,27 +255,26 @@ def warnings_of(caplog):
     transformers.utils.logging.enable_propagation()
     logging.Logger.warning_once.cache_clear()
     caplog.set_level("WARNING")
-    return lambda: [record.message for record in caplog.records if "'triton' leaves a call" in record.message]
+    return lambda: [record.message for record in caplog.records if "'triton' falls back to 'sdpa'" in record.message]
 
 
 LIMITS = {
     "float64": ({"dtype": torch.float64}, {}, "float16, bfloat16 and float32, not torch.float64"),
     "wide heads": ({"size": 132}, {}, "heads of 132 channels are larger than 128"),
-    "p2p": ({}, {"terms": ("c2p", "p2p")}, "no p2p term"),
-    "no scale": ({}, {"scale": 0.0}, "scales above zero, not 0.0"),
-    "dropout of all": ({}, {"dropout_p": 1.0}, "a dropout of 1 keeps no probability"),
+    "p2p": ({}, {"terms": ("c2p", "p2p")}, "p2p"),
+    "dropout of all": ({}, {"dropout_p": 1.0}, "a dropout of 1"),
 }
 
 
 @pytest.mark.parametrize("limit", LIMITS)
 def test_what_it_cannot_do_is_sdpa_s_with_one_warning(limit, warnings_of, monkeypatch):
     monkeypatch.setattr(attention_triton, "INTERPRETING", True)
-    monkeypatch.setattr(attention_triton, "TRITON_IS_THERE", True)
+    monkeypatch.setattr(attention_triton, "IS_INSTALLED", True)
     shape, arguments, message = LIMITS[limit]
     leaves, rows, _ = inputs_of(BUCKETS, 7, **shape)
     for _ in range(2):
-        found, _ = disentangled_attention(**leaves, rows_of_distance=rows, backend="triton", **arguments)
-    expected, _ = disentangled_attention(**leaves, rows_of_distance=rows, backend="sdpa", **arguments)
+        found, _ = attend(**leaves, rows_of_distance=rows, backend="triton", **arguments)
+    expected, _ = attend(**leaves, rows_of_distance=rows, backend="sdpa", **arguments)
     assert torch.equal(found, expected)
     (warning,) = warnings_of()
     assert message in warning
@@ -273,11 +282,9 @@ def test_what_it_cannot_do_is_sdpa_s_with_one_warning(limit, warnings_of, monkey
 
 def test_without_triton_it_is_sdpa(warnings_of, monkeypatch):
     monkeypatch.setattr(attention_triton, "INTERPRETING", True)
-    monkeypatch.setattr(attention_triton, "TRITON_IS_THERE", False)
+    monkeypatch.setattr(attention_triton, "IS_INSTALLED", False)
     leaves, rows, _ = inputs_of(BUCKETS, 7)
-    found, expected = (
-        disentangled_attention(**leaves, rows_of_distance=rows, backend=backend)[0] for backend in ("triton", "sdpa")
-    )
+    found, expected = (attend(**leaves, rows_of_distance=rows, backend=backend)[0] for backend in ("triton", "sdpa"))
     assert torch.equal(found, expected)
     assert ["triton is not installed" in warning for warning in warnings_of()] == [True]
 
@@ -286,8 +293,8 @@ def test_few_queries_are_sdpa_s_without_a_word(warnings_of):
     leaves, rows, _ = inputs_of(BUCKETS, 7)
     asked = {**leaves, "query": leaves["query"][:, :, :2]}
     positions = torch.tensor([[3, 1]])
-    found = disentangled_attention(**asked, rows_of_distance=rows, query_positions=positions, backend="triton")[0]
-    expected = disentangled_attention(**asked, rows_of_distance=rows, query_positions=positions, backend="sdpa")[0]
+    found = attend(**asked, rows_of_distance=rows, query_positions=positions, backend="triton")[0]
+    expected = attend(**asked, rows_of_distance=rows, query_positions=positions, backend="sdpa")[0]
     assert torch.equal(found, expected)
     assert not warnings_of()
 
@@ -295,11 +302,9 @@ def test_few_queries_are_sdpa_s_without_a_word(warnings_of):
 @pytest.mark.skipif(INTERPRETING, reason="the interpreter runs on the CPU")
 def test_on_a_cpu_it_is_sdpa(warnings_of):
     leaves, rows, _ = inputs_of(BUCKETS, 7)
-    found, expected = (
-        disentangled_attention(**leaves, rows_of_distance=rows, backend=backend)[0] for backend in ("triton", "sdpa")
-    )
+    found, expected = (attend(**leaves, rows_of_distance=rows, backend=backend)[0] for backend in ("triton", "sdpa"))
     assert torch.equal(found, expected)
-    assert ["runs on GPUs, and this is on cpu" in warning for warning in warnings_of()] == [True]
+    assert ["runs on GPUs, not on cpu" in warning for warning in warnings_of()] == [True]
 
 
 def test_models_take_it_if_asked():

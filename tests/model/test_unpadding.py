@@ -205,9 +205,9 @@ def test_classifiers_of_packed_rows(backend):
 
 def test_no_mask_over_pairs_is_made_for_a_long_packed_row():
     ids, ways, _ = packed([5, 9, 5])
-    context = AttentionContext.of(None, ways["position_ids"]["position_ids"], None, (1, 19), ids.device)
-    assert context.mask is None and context.unpadded(32).mask is None
-    assert context.with_mask_of_documents().mask.shape == (1, 19, 19)
+    context = AttentionContext.from_inputs(None, ways["position_ids"]["position_ids"], None, (1, 19), ids.device)
+    assert context.attention_mask.mask is None and context.unpadded(32).attention_mask.mask is None
+    assert context.with_mask_of_documents().attention_mask.mask.shape == (1, 19, 19)
 
 
 # ---- the first token only ----------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from hf_deberta.model.batch_loss import IGNORED
-from hf_deberta.pretraining.masking import Masking, Vocabulary, spans, words_of
+from hf_deberta.pretraining.masking import Masking, Vocabulary, choose_words, number_words
+from hf_deberta.runs.errors import InputError
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "case10_ngram_mask.json").read_text(encoding="utf-8"))
 TOKENS = GOLDEN["stub_tokenizer"]["vocab_in_id_order"]
@@ -82,7 +83,7 @@ def test_unbiased_masks_every_place_alike(max_ngram):
         chosen = labels != IGNORED
         by_place += chosen
         assert (labels[chosen] == ids[chosen]).all() and (masked[~chosen] == ids[~chosen]).all()
-        places, word = words_of(ids, STUB, whole_words=True)
+        places, word = number_words(ids, STUB, whole_words=True)
         for w in range(word[-1] + 1):
             of_word = chosen[places[word == w]]
             assert of_word.all() or not of_word.any()
@@ -115,7 +116,7 @@ def test_unbiased_fates_and_spans():
 @pytest.mark.parametrize("max_ngram", [1, 2, 5])
 def test_the_number_of_masked_words_is_exact(words, max_ngram):
     rng = np.random.default_rng(0)
-    counts = [spans(words, 0.3, max_ngram, rng).sum() for _ in range(2000)]
+    counts = [choose_words(words, 0.3, max_ngram, rng).sum() for _ in range(2000)]
     assert set(counts) <= {int(0.3 * words), int(0.3 * words) + 1}
     assert np.mean(counts) == pytest.approx(0.3 * words, abs=0.06)
 
@@ -139,9 +140,9 @@ def test_rows_without_words():
 
 def test_pieces_instead_of_words():
     ids = np.array([ID["▁w1"], ID["s1"], ID["s2"]] * 20)
-    _, word = words_of(ids, STUB, whole_words=False)
+    _, word = number_words(ids, STUB, whole_words=False)
     assert word.tolist() == list(range(60))
-    _, word = words_of(ids, STUB, whole_words=True)
+    _, word = number_words(ids, STUB, whole_words=True)
     assert word.tolist() == [i // 3 for i in range(60)]
 
 
@@ -154,11 +155,11 @@ def tokenizer(pieces: list[str], **special) -> PreTrainedTokenizerFast:
 
 def test_vocabulary_of_a_tokenizer():
     special = {"unk_token": "[UNK]", "mask_token": "[MASK]", "pad_token": "[PAD]"}
-    of = Vocabulary.of(tokenizer(["[PAD]", "[UNK]", "Ġa", "b", "▁c", ",", "—", "...", "[MASK]"], **special))
+    of = Vocabulary.from_tokenizer(tokenizer(["[PAD]", "[UNK]", "Ġa", "b", "▁c", ",", "—", "...", "[MASK]"], **special))
     assert of.begins_word.tolist() == [True, True, True, False, True, True, True, False, True]
     assert of.special.tolist() == [True, True, *[False] * 6, True]
-    assert of.words.tolist() == list(range(2, 8)) and of.mask_token_id == 8
-    assert Vocabulary.of(tokenizer(["[PAD]", "[UNK]", "a", "b", "[MASK]"], **special)).begins_word.all()
+    assert of.replacements.tolist() == list(range(2, 8)) and of.mask_token_id == 8
+    assert Vocabulary.from_tokenizer(tokenizer(["[PAD]", "[UNK]", "a", "b", "[MASK]"], **special)).begins_word.all()
 
 
 def test_letters_that_stand_for_bytes():
@@ -166,23 +167,25 @@ def test_letters_that_stand_for_bytes():
     from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 
     learnt = train_tokenizer(["cafábc — un café\n\u2014 no"] * 30, 290, "bpe")
-    of = Vocabulary.of(learnt)
+    of = Vocabulary.from_tokenizer(learnt)
     for text, words in {"cafábc": 1, " cafá cafû": 2, "caf—abc": 2, "caf,abc\nb": 3, "日本": 1}.items():
         ids = np.array(learnt(text, add_special_tokens=False)["input_ids"])
-        assert words_of(ids, of, whole_words=True)[1].max() + 1 == words, text
+        assert number_words(ids, of, whole_words=True)[1].max() + 1 == words, text
     pieces = ["[UNK]", "Ġa", "¡", "âĢĶ", "Ċ", "âĢĶâĢĶ", "[MASK]"]
-    of = Vocabulary.of(tokenizer(pieces, unk_token="[UNK]", mask_token="[MASK]"))
+    of = Vocabulary.from_tokenizer(tokenizer(pieces, unk_token="[UNK]", mask_token="[MASK]"))
     assert of.begins_word.tolist() == [True, True, False, True, True, False, True]
-    letters = Vocabulary.of(tokenizer(["[UNK]", "▁a", "¡", "Ġ", "[MASK]"], unk_token="[UNK]", mask_token="[MASK]"))
+    letters = Vocabulary.from_tokenizer(
+        tokenizer(["[UNK]", "▁a", "¡", "Ġ", "[MASK]"], unk_token="[UNK]", mask_token="[MASK]")
+    )
     assert letters.begins_word[2]  # no bytes where words begin with "▁"
-    with pytest.raises(ValueError, match="mask token"):
-        Vocabulary.of(tokenizer(["[UNK]", "a"], unk_token="[UNK]"))
+    with pytest.raises(InputError, match="mask token"):
+        Vocabulary.from_tokenizer(tokenizer(["[UNK]", "a"], unk_token="[UNK]"))
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"generator": "bert"}, "one of unbiased, official, not 'bert'"),
+        ({"generator": "bert"}, "unbiased or official, not 'bert'"),
         ({"mlm_probability": 0}, "between 0 and 1, not 0"),
         ({"mlm_probability": 1.5}, "between 0 and 1"),
         ({"max_ngram": 0}, "1 or more, not 0"),
@@ -190,5 +193,5 @@ def test_letters_that_stand_for_bytes():
     ],
 )
 def test_unusable_settings(settings, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(InputError, match=message):
         Masking(STUB, **settings)

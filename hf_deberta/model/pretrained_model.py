@@ -1,0 +1,135 @@
+"""`HfDebertaPreTrainedModel`: how every `HfDeberta` class is initialized, loaded and saved."""
+
+import errno
+from pathlib import Path
+from pickle import UnpicklingError
+from tempfile import TemporaryDirectory
+from traceback import walk_tb
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from transformers import PreTrainedModel
+
+from .checkpoint_conversion import register_conversions
+from .configuration_hf_deberta import HfDebertaConfig
+from .hub_export import AUTO_MAP, upload, write_code, write_model_card
+
+HUB_ARGUMENTS = ("repo_id", "commit_message", "commit_description", "private", "token", "revision", "create_pr", "tags")
+
+
+class HfDebertaPreTrainedModel(PreTrainedModel):
+    """Base class of every `HfDeberta` model.
+
+    `from_pretrained` reads checkpoints of this package, of Transformers' `deberta` and `deberta-v2`, and the official
+    releases. `save_pretrained` always writes the names of this package; `export_to_transformers` converts back.
+    """
+
+    config: HfDebertaConfig
+    config_class = HfDebertaConfig
+    base_model_prefix = "deberta"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    accepts_loss_kwargs = True  # every loss of this package divides by num_items_in_batch
+    _no_split_modules = ["HfDebertaLayer"]  # not the embeddings: the decoder and the masked-LM head use them too
+    # parts of a checkpoint that another head of the family uses
+    _keys_to_ignore_on_load_unexpected: set[str] | list[str] | None = [
+        r"lm_predictions\.",
+        r"mask_predictions\.",
+        r"cls\.predictions\.",
+        r"position_embeddings\.",
+        r"embeddings\._weight$",
+        r"^config$",
+    ]
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        init_buffers = getattr(module, "init_buffers", None)  # defined by modules with buffers that are not saved
+        if callable(init_buffers):
+            init_buffers()
+
+    @classmethod
+    def _can_set_attn_implementation(cls) -> bool:
+        return True  # Transformers searches the source for its own attention interface, which is not used here
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        """Return the attention implementation to use; accepts "triton", which Transformers does not list."""
+        if requested_attention == "triton":
+            return "triton"
+        return super().get_correct_attn_implementation(requested_attention, is_init_check)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """As in Transformers; raises OSError for a weights file that is truncated or holds more than tensors."""
+        try:
+            return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        except SafetensorError as error:
+            raise OSError(
+                f"{pretrained_model_name_or_path} has a truncated or corrupt .safetensors file ({error}); "
+                "download or save it again"
+            ) from error
+        except (UnpicklingError, EOFError) as error:
+            raise OSError(
+                f"{pretrained_model_name_or_path} has a .bin file that is truncated or holds more than tensors, which "
+                "could run code when loaded; use .safetensors weights, or convert the file where you trust it"
+            ) from error
+        except (RuntimeError, OSError) as error:
+            is_system_error = isinstance(error, OSError) and error.errno != errno.EINVAL  # no permission, disk failure
+            if is_system_error or not _was_raised_in(error, "torch.serialization"):
+                raise
+            raise OSError(
+                f"{pretrained_model_name_or_path} has a truncated or corrupt .bin file; download it again"
+            ) from error
+
+    def save_pretrained(  # type: ignore[override]  # arguments after state_dict are passed on, by name
+        self,
+        save_directory: str | Path,
+        is_main_process: bool = True,
+        state_dict: dict[str, torch.Tensor] | None = None,
+        *,
+        push_to_hub: bool = False,
+        save_original_format: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """As in Transformers; also writes the source files, `auto_map` and a model card, see `hub_export`."""
+        hub_arguments = {name: kwargs.pop(name) for name in HUB_ARGUMENTS if name in kwargs}
+        token = hub_arguments.get("token")
+        self.config.auto_map = dict(AUTO_MAP)
+        super().save_pretrained(
+            save_directory,
+            is_main_process,
+            state_dict,
+            save_original_format=save_original_format,
+            token=token,
+            **kwargs,
+        )
+        if not is_main_process:
+            return
+        if not getattr(self, "_hf_peft_config_loaded", False):  # an adapter is saved without the model's code
+            write_code(save_directory)
+            write_model_card(save_directory, type(self).__name__, self.config)
+        if push_to_hub:
+            upload(save_directory, hub_arguments.pop("repo_id", Path(save_directory).name), **hub_arguments)
+
+    def push_to_hub(  # type: ignore[override]  # Transformers' other arguments are passed on, by name
+        self, repo_id: str, *, max_shard_size: int | str = "50GB", **hub_arguments: Any
+    ) -> str:
+        """Upload the files that `save_pretrained` writes; keep the repository's model card if it has one.
+
+        `hub_arguments` may be `commit_message`, `commit_description`, `private`, `token`, `revision`, `create_pr` and
+        `tags`, as in Transformers.
+        """
+        with TemporaryDirectory() as folder:
+            write_model_card(folder, type(self).__name__, self.config, name=repo_id)
+            self.save_pretrained(folder, max_shard_size=max_shard_size)
+            return upload(folder, repo_id, **hub_arguments)
+
+
+def _was_raised_in(error: Exception, module: str) -> bool:
+    """True if a function of `module` is in the traceback of `error`."""
+    return any(frame.f_globals.get("__name__") == module for frame, _ in walk_tb(error.__traceback__))
+
+
+register_conversions()

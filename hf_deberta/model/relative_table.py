@@ -1,0 +1,107 @@
+"""The relative-position table in a forward pass: the rows to project, their projection by each layer, and the cache.
+
+Legend: H heads, d head size, R rows of the table in use, s rows per side of distance 0.
+
+`HfDebertaModel` and the encoders of Transformers that `enable()` changes both compute their tables here. The cache is
+for inference: there the projected tables depend on weights only.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from .dense import dense
+from .fast_path_guards import is_tracing_or_compiling
+from .relative_position import RowsInUse, rows_in_use, rows_in_window
+from .weight_cache import WeightCache, can_cache
+
+Tables = tuple[torch.Tensor | None, torch.Tensor | None]  # position keys and position queries, each [H, R, d]
+
+
+class DistanceRows(NamedTuple):
+    """The row of each distance in the whole table, and facts that follow from it."""
+
+    of_distance: torch.Tensor  # [2k + 1]
+    span: int  # s
+    can_be_pruned: bool  # True if short sequences use rows near distance 0 only
+    saturation: int  # from this distance on, all distances of a side share a row
+
+
+@dataclass(frozen=True)
+class TableProjection:
+    """The projection of the relative table by one layer; a projection that no position term needs is None."""
+
+    key: nn.Module | None  # hidden to H d, for c2p and p2p
+    query: nn.Module | None  # hidden to H d, for p2c and p2p
+    dropout: nn.Module  # on the table
+    heads: int
+    scale: float  # of position queries, the scale of the attention scores
+
+    def modules(self) -> tuple[nn.Module, ...]:
+        return tuple(module for module in (self.key, self.query) if module is not None)
+
+    def can_cache(self) -> bool:
+        return not self.dropout.training and can_cache(self.modules())
+
+    def project(self, table: torch.Tensor) -> Tables:
+        """Position keys, and scaled position queries, of a table [R, hidden]."""
+        table = self.dropout(table)
+        key = None if self.key is None else split_heads(dense(self.key, table), self.heads)
+        query = None if self.query is None else split_heads(dense(self.query, table), self.heads) * self.scale
+        return key, query
+
+
+def find_rows_in_use(
+    distances: DistanceRows, length: int, modules: tuple[nn.Module, ...], projections: Iterable[TableProjection]
+) -> RowsInUse:
+    """The rows that sequences of `length` tokens use, or all rows.
+
+    All rows are projected if the projections are cached, and in a captured graph, which must hold for other lengths.
+    """
+    cached = can_cache(modules) and all(projection.can_cache() for projection in projections)
+    pruned = distances.can_be_pruned and not is_tracing_or_compiling() and not cached
+    first, end = rows_in_use(length, distances.span, pruned)
+    of_distance = rows_in_window(distances.of_distance, first, end) if pruned else distances.of_distance
+    return RowsInUse(first, end, of_distance, distances.saturation)
+
+
+def table_modules(encoder: nn.Module) -> tuple[nn.Module, ...]:
+    """The embedding of an encoder's relative table and, if the encoder has one, its LayerNorm."""
+    modules = (getattr(encoder, "rel_embeddings", None), getattr(encoder, "LayerNorm", None))
+    return tuple(module for module in modules if isinstance(module, nn.Module))
+
+
+def relative_table(modules: tuple[nn.Module, ...], rows: RowsInUse, cache: WeightCache | None) -> torch.Tensor:
+    """The rows in use of the relative table, normalised, [R, hidden]; cached if they are the whole table."""
+    embedding, *norms = modules
+
+    def compute() -> torch.Tensor:
+        table = embedding(torch.arange(rows.first, rows.end, device=rows.of_distance.device))
+        for norm in norms:
+            table = norm(table)
+        return table
+
+    if cache is not None and (rows.first, rows.end) == (0, embedding.num_embeddings) and can_cache(modules):
+        return cache.get_or_compute(modules, compute)
+    if cache is not None:
+        cache.clear()
+    return compute()
+
+
+def position_tables(projection: TableProjection, table: torch.Tensor, cache: WeightCache | None) -> Tables:
+    """Position keys and scaled position queries of a layer, [H, R, d]; cached for inference."""
+    if not projection.modules():
+        return None, None
+    if cache is not None and projection.can_cache():
+        return cache.get_or_compute(projection.modules(), lambda: projection.project(table), table)
+    if cache is not None:
+        cache.clear()
+    return projection.project(table)
+
+
+def split_heads(states: torch.Tensor, heads: int) -> torch.Tensor:
+    """[..., N, hidden] to [..., H, N, d]."""
+    return states.unflatten(-1, (heads, -1)).transpose(-3, -2)
