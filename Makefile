@@ -1,5 +1,5 @@
-# Everything here sets itself up: a virtual environment in .venv, with the versions of constraints.txt. With an
-# interpreter that has all it needs, nothing is set up: make gpu-tests RUN=python3 READY=
+# Every target sets up what it needs: a virtual environment in .venv with the versions of constraints.txt.
+# To use an interpreter that already has everything instead: make gpu-tests RUN=python3 READY=
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -12,60 +12,71 @@ export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
 
-help: ## list what can be made
+help: ## list these commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
-setup: $(READY) ## make .venv and install the package with its tested versions
+setup: $(READY) ## create .venv and install the package with its tested versions
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	@# torch on its own first: with it in place, nothing else pulls another build
+	@# torch first, so that no other package pulls in a different build of it
 	$(RUN) -m pip install --quiet --constraint constraints.txt torch
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: $(READY) ## pretrain a tiny model with and without the enhanced mask decoder (TEXT=my.txt for your own text)
+demo: $(READY) ## pretrain a tiny model with and without the enhanced mask decoder (on your text: TEXT=my.txt)
 	$(RUN) demo.py $(if $(TEXT),--text "$(TEXT)")
 
-check: $(READY) ## lint and format check
+check: $(READY) ## lint, format and types
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+quick: check ## check, and all tests that are not marked slow
+	$(RUN) -m pytest -n 2 -m "not slow"
+
+test: check ## check, and all tests
+	$(RUN) -m pytest -n 2
 
 format: $(READY) ## apply lint fixes and format
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 
-test: check ## lint, then all tests
-	$(RUN) -m pytest -n 2
+package: $(READY) ## build wheel and source distribution into dist/ (no network needed)
+	rm -rf build dist
+	$(RUN) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	$(RUN) -c 'from setuptools import build_meta; build_meta.build_sdist("dist")' > /dev/null
+	@ls dist
 
-test-common: $(READY) ## Transformers' own common model tests, on our classes and on the in-tree ones
+test-common: $(READY) ## run Transformers' common model tests on its classes and on ours (network needed once)
 	$(RUN) tests/common_model_tests.py --workers 2 --csv benchmarks/results/common_model_tests.csv
 
-bench: $(READY) ## time and memory against in-tree, BERT and installed peers on the CPU (half an hour), and the figure
+bench: $(READY) ## measure time and memory on the CPU against Transformers, BERT and installed peers (half an hour)
 	$(RUN) -W ignore benchmarks/encoder.py
 	$(RUN) -W ignore benchmarks/encoder.py --mode training --cases 8x128 mnli
 	$(RUN) -W ignore benchmarks/attention.py
 	$(RUN) -W ignore benchmarks/memory.py
 	$(RUN) benchmarks/figure.py
 
-bench-gpu: ## on a GPU: the next four, each also if one before it fails
+bench-gpu: ## on a GPU: run the next four; a failure does not stop the others
 	$(MAKE) --keep-going --jobs=1 gpu-tests gpu-attention gpu-encoder gpu-training
 
 gpu-tests gpu-attention gpu-encoder gpu-training: export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-gpu-tests: $(READY) ## the Triton kernels at real sizes, in eight processes where pytest-xdist is there
+gpu-tests: $(READY) ## on a GPU: test the Triton kernels at real sizes (in 8 processes if pytest-xdist is installed)
 	$(RUN) -m pytest -m gpu tests/model/test_attention_triton.py $$($(RUN) -c 'import xdist' 2>/dev/null && echo --numprocesses=8)
 
-gpu-attention: $(READY) ## attention alone against its peers (LENGTHS="512 2048 8192" for fewer lengths, each compiles anew)
+gpu-attention: $(READY) ## on a GPU: attention alone against its peers (fewer lengths: LENGTHS="512 2048")
 	$(RUN) -W ignore benchmarks/attention_gpu.py $(if $(LENGTHS),--lengths $(LENGTHS))
 
-gpu-encoder: $(READY) ## a whole encoder against its peers, forward
+gpu-encoder: $(READY) ## on a GPU: a whole encoder against its peers, forward
 	$(RUN) -W ignore benchmarks/encoder.py --device cuda --dtype bfloat16 --cases $(GPU_CASES) --repeats 31
 
-gpu-training: $(READY) ## the same, a training step
+gpu-training: $(READY) ## on a GPU: a whole encoder against its peers, training step
 	$(RUN) -W ignore benchmarks/encoder.py --device cuda --dtype bfloat16 --cases $(GPU_CASES) --repeats 31 --mode training
 
-clean: ## remove .venv and what runs have written
-	rm -rf $(VENV) demo_output build dist *.egg-info .pytest_cache .ruff_cache
+clean: ## remove .venv and the output of demo, package and tests
+	rm -rf $(VENV) demo_output build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
 
-.PHONY: help setup demo check format test test-common bench bench-gpu gpu-tests gpu-attention gpu-encoder gpu-training clean
+.PHONY: help setup demo check quick test format package test-common bench bench-gpu
+.PHONY: gpu-tests gpu-attention gpu-encoder gpu-training clean

@@ -1,120 +1,135 @@
-"""Fine-tune on GLUE, or on sentences and pairs of your own, by the published recipe of the checkpoint.
+r"""Fine-tune on GLUE, or on your own texts or text pairs, with the published settings for the checkpoint.
+
+A GLUE task:
 
     python run_glue.py --model_name_or_path microsoft/deberta-v3-base --task_name mnli --output_dir mnli
 
-Your own rows (two columns of text at most, and `label`, which may be a list of labels), on several GPUs, with SiFT:
+Your own rows (one or two text columns, and `label`, which may hold lists of labels) on several GPUs, with SiFT:
 
     accelerate launch run_glue.py --model_name_or_path microsoft/deberta-v3-large --train_file train.csv \
         --validation_file dev.csv --test_file test.csv --bf16 --sift --output_dir mine
 
-See it work, offline: `python run_glue.py --demo`. The same command goes on where it was stopped. Flags
-are those of Transformers' `run_glue.py` and ours; --help lists all.
+A demonstration on made-up rows, offline:
+
+    python run_glue.py --demo
+
+The same command resumes an interrupted run. The flags are those of Transformers' run_glue.py, and ours.
 """
 
+from argparse import Namespace
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from datasets import Dataset
-from transformers import (
-    AutoModelForSequenceClassification,
-    DataCollatorWithPadding,
-    EvalPrediction,
-    PretrainedConfig,
-    set_seed,
-)
+from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, EvalPrediction, set_seed
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaForSequenceClassification
-from hf_deberta.demos.made_up import write_made_up
-from hf_deberta.fine_tuning.arguments import SWITCH, FineTuningArguments, run_with_arguments
+from hf_deberta.demos.glue import write_glue_demo
+from hf_deberta.fine_tuning.arguments import OPTIONAL_SWITCH, FineTuningArguments, run_script
 from hf_deberta.fine_tuning.sift import SiftArguments
 from hf_deberta.fine_tuning.splits import DataArguments, read_splits
 from hf_deberta.fine_tuning.task_model import (
     ModelArguments,
+    checkpoint_fields,
     checkpoint_labels,
     label_fields,
-    labels_in_order,
+    labels_in_checkpoint_order,
     load_model,
     load_tokenizer,
-    longest_input,
+    max_input_length,
 )
 from hf_deberta.fine_tuning.tasks import glue
 from hf_deberta.fine_tuning.trainer import (
     FineTuningTrainer,
-    evaluations_of,
+    logits_of,
     over_seeds,
+    prediction_splits,
+    save_prediction_metrics,
     train_and_evaluate,
     write_card_and_push,
 )
+from hf_deberta.runs.errors import InputError
 
 logger = logging.get_logger("run_glue")
 
 
 @dataclass
 class GlueArguments(DataArguments):
-    """Which task, and its data if not those of the Hub."""
+    """Which task; columns and kind of labels of the user's own rows."""
 
-    task_name: str | None = field(default=None, metadata={"help": f"One of {', '.join(glue.TASKS)}; else your own."})
-    label_column_name: str = field(default="label", metadata={"help": "The column of labels, or of lists of such."})
+    task_name: str | None = field(
+        default=None, metadata={"help": f"One of {', '.join(glue.TASKS)}. Leave it out for your own rows."}
+    )
+    label_column_name: str = field(
+        default="label", metadata={"help": "Column of labels, or of lists of labels (multi-label classification)."}
+    )
     text_column_names: list[str] | None = field(
-        default=None, metadata={"help": "One or two columns of text; by default the first two that hold text."}
+        default=None, metadata={"help": "One or two text columns; by default the first two that hold text."}
     )
     do_regression: bool | None = field(
         default=None,
-        metadata={"help": "Labels are numbers to come near to; by default if they are floats.", **SWITCH},
+        metadata={"help": "Treat labels as regression targets; by default, if they are floats.", **OPTIONAL_SWITCH},
     )
 
     def __post_init__(self) -> None:
-        self.task_name = self.task_name and self.task_name.lower().replace("-", "")
+        self.task_name = normalized_name(self.task_name)
         if self.task_name is not None and self.task_name not in glue.TASKS:
-            raise ValueError(f"--task_name is one of {', '.join(glue.TASKS)}, not {self.task_name!r}")
+            raise InputError(f"--task_name must be one of {', '.join(glue.TASKS)}, not {self.task_name!r}")
 
     @property
     def name(self) -> str:
+        """Name of the task in the table of recipes and in file names."""
         return self.task_name or "own"
 
 
+def normalized_name(task_name: str | None) -> str | None:
+    return None if task_name is None else task_name.lower().replace("-", "")
+
+
+def recipe_task(flags: Namespace) -> str:
+    return normalized_name(flags.task_name) or "own"
+
+
 def main() -> None:
-    kinds = (ModelArguments, GlueArguments, SiftArguments, FineTuningArguments)
-    run_with_arguments(kinds, lambda flags: (flags.task_name or "own").lower().replace("-", ""), demo, fine_tune)
+    argument_classes = (ModelArguments, GlueArguments, SiftArguments, FineTuningArguments)
+    run_script(argument_classes, fine_tune, recipe_task, write_glue_demo)
 
 
 def fine_tune(
     model_args: ModelArguments, data_args: GlueArguments, sift_args: SiftArguments, args: FineTuningArguments
 ) -> None:
-    # 1. The task and its rows
+    # 1. Rows and task
     hub = ("nyu-mll/glue", data_args.task_name) if data_args.task_name else None
-    loading = model_args.downloads()
-    splits = read_splits(data_args, hub, loading=loading)
-    args.drop_missing_splits(splits)
-    task = glue.TASKS.get(data_args.name) or infer_task(model_args, data_args, args, splits)
+    rows = read_splits(data_args, hub, download_options=model_args.download_options())
+    args.drop_missing_splits(rows)
+    task = glue.TASKS.get(data_args.name) or infer_task(model_args, data_args, args, rows)
     args.set_best_metric(task.metrics)
-    labels = "numbers" if task.labels is None else ", ".join(task.labels)
-    logger.warning(
-        f"inputs: {', '.join(task.columns)}; labels: {labels}; the best model is that of {args.metric_for_best_model}"
-    )
+    labels = "regression targets" if task.labels is None else ", ".join(task.labels)
+    logger.warning(f"Text columns: {', '.join(task.columns)}. Labels: {labels}.")
 
-    # 2. Fine-tuning, evaluation, predictions: with one seed or several
-    over_seeds(args, lambda one: run(model_args, data_args, sift_args, one, task, splits))
+    # 2. Training, evaluation and predictions, once per seed
+    over_seeds(args, lambda seed_args: run(model_args, data_args, sift_args, seed_args, task, rows))
 
 
 def infer_task(
-    model_args: ModelArguments, data_args: GlueArguments, args: FineTuningArguments, splits: dict[str, Dataset]
-) -> glue.Task:
-    """That of the rows to train on; without such, that of the checkpoint."""
+    model_args: ModelArguments, data_args: GlueArguments, args: FineTuningArguments, rows: dict[str, Dataset]
+) -> glue.GlueTask:
+    """The task of the user's own rows; without training, the labels are the checkpoint's."""
     column = data_args.label_column_name
-    task = glue.infer_task(splits, column, data_args.do_regression, data_args.text_column_names)
-    if not args.do_train:
-        labels = checkpoint_labels(model_args)
-        fields, _ = PretrainedConfig.get_config_dict(model_args.start, **model_args.loading())
-        several = fields.get("problem_type") == "multi_label_classification"
-        judges = glue.SEVERAL if several else task.metrics if labels else ("pearson", "spearmanr")
-        return replace(task, labels=labels, metrics=judges, several=several)
-    if task.labels == ():
-        raise ValueError(f"the train rows have no labels in a column {column!r}: --label_column_name")
-    return task
+    task = glue.infer_task(rows, column, data_args.do_regression, data_args.text_column_names)
+    if args.do_train:
+        if task.labels == ():
+            raise InputError(f"the train rows have no labels in a column {column!r}: --label_column_name")
+        return task
+    labels = checkpoint_labels(model_args)
+    multi_label = checkpoint_fields(model_args).get("problem_type") == "multi_label_classification"
+    if multi_label:
+        metrics: tuple[str, ...] = glue.MULTI_LABEL_METRICS
+    else:
+        metrics = task.metrics if labels else ("pearson", "spearmanr")
+    return replace(task, labels=labels, metrics=metrics, multi_label=multi_label)
 
 
 def run(
@@ -122,102 +137,101 @@ def run(
     data_args: GlueArguments,
     sift_args: SiftArguments,
     args: FineTuningArguments,
-    task: glue.Task,
-    splits: dict[str, Dataset],
+    task: glue.GlueTask,
+    rows: dict[str, Dataset],
 ) -> dict[str, float]:
-    # 1. Model and tokenizer
+    # 1. Tokenizer and model
     set_seed(args.seed)
     tokenizer = load_tokenizer(model_args)
-    labels = labels_in_order(task.labels, model_args)
+    labels = None if task.labels is None else labels_in_checkpoint_order(task.labels, model_args)
     model = load_model(
-        model_args, HfDebertaForSequenceClassification, AutoModelForSequenceClassification, **head_of(task, labels)
+        model_args,
+        HfDebertaForSequenceClassification,
+        AutoModelForSequenceClassification,
+        do_train=args.do_train,
+        **head_fields(task, labels),
     )
 
-    # 2. Rows as inputs
-    length = longest_input(data_args, tokenizer, model.config)
+    # 2. Model inputs
+    length = max_input_length(data_args.max_seq_length, tokenizer, model.config)
     with args.main_process_first(desc="tokenizing"):
         inputs = {
-            split: glue.encode(
-                rows,
+            split: glue.encode_texts(
+                split_rows,
                 split,
                 task,
                 tokenizer,
                 length,
                 labels,
                 label_column=data_args.label_column_name,
-                mapping=data_args.mapping(f"tokenizing {split}"),
-                padding=data_args.pad_to_max_length,
+                map_options=data_args.map_options(f"tokenizing {split}"),
             )
-            for split, rows in splits.items()
+            for split, split_rows in rows.items()
         }
-    evaluations = evaluations_of(inputs)
 
     # 3. Training and evaluation
     trainer = FineTuningTrainer(
         model=model,
         args=args,
         sift=sift_args,
-        train_dataset=inputs.get("train"),
-        eval_dataset=evaluations.get(""),
+        splits=inputs,
+        metrics=lambda split, prediction: compute_metrics(task, labels, prediction),
         processing_class=tokenizer,
-        data_collator=DataCollatorWithPadding(tokenizer, pad_to_multiple_of=8 if args.fp16 or args.bf16 else None),
-        compute_metrics=lambda found: metrics(task, labels, found),
-        about={"data": data_args.source(model_args.demo), "base": model_args.start},
+        data_collator=DataCollatorWithPadding(tokenizer, **data_args.padding_options(length, args)),
+        card_fields={"data": data_args.description(model_args.demo), "base": model_args.checkpoint},
     )
-    found = train_and_evaluate(trainer, evaluations)
+    metrics = train_and_evaluate(trainer)
 
-    # 4. Predictions of the test rows, and scores where they have labels
+    # 4. Predictions for the test rows, and their metrics if they have labels
     if args.do_predict:
-        for split in (split for split in inputs if split.startswith("test")):
-            told = "labels" in inputs[split].column_names and is_told(inputs[split]["labels"], task)
-            rows = inputs[split] if told else inputs[split].select_columns(tokenizer.model_input_names)
-            predicted = trainer.predict(rows, metric_key_prefix=split.replace("test", "predict", 1))
-            if told:
-                trainer.log_metrics("predict", predicted.metrics)
-                trainer.save_metrics("predict", predicted.metrics)
+        for split in prediction_splits(inputs):
+            labelled = "labels" in inputs[split].column_names and has_test_labels(inputs[split]["labels"], task)
+            prefix = split.replace("test", "predict", 1)
+            predicted = trainer.predict_split(split, prefix, without=() if labelled else ["labels"])
+            if labelled:
+                save_prediction_metrics(trainer, "predict", predicted.metrics)
             if trainer.is_world_process_zero():
-                logits = predictions_of(predicted.predictions, task)
-                glue.write_predictions(Path(args.output_dir), task, data_args.name, split, logits, labels)
+                logits = task_logits(predicted.predictions, task)
+                glue.write_glue_predictions(args.output_folder, task, data_args.name, split, logits, labels)
     write_card_and_push(trainer)
-    return found
+    return metrics
 
 
-def head_of(task: glue.Task, labels: tuple[str, ...] | None) -> dict[str, Any]:
-    """Fields of the configuration."""
+def head_fields(task: glue.GlueTask, labels: tuple[str, ...] | None) -> dict[str, Any]:
+    """Configuration fields of the classification head."""
     if labels is None:
         return {"num_labels": 1, "problem_type": "regression"}
-    return {**label_fields(labels), "problem_type": f"{'multi' if task.several else 'single'}_label_classification"}
+    kind = "multi_label" if task.multi_label else "single_label"
+    return {**label_fields(labels), "problem_type": f"{kind}_classification"}
 
 
-def metrics(task: glue.Task, labels: tuple[str, ...] | None, found: EvalPrediction) -> dict[str, float]:
-    """With classes numbered as in the task, since F1 is that of number 1; `labels` are in the model's order."""
-    logits = predictions_of(found.predictions, task)
-    if task.several:
-        return glue.scores(task.metrics, logits > 0, found.label_ids > 0)
-    if task.labels is None:
-        return glue.scores(task.metrics, logits, found.label_ids)
-    in_task, known = np.array([task.labels.index(label) for label in labels]), found.label_ids >= 0
-    values, truth = in_task[logits.argmax(-1)[known]], in_task[found.label_ids[known]]
-    return glue.scores(task.metrics, values, truth, len(labels))
+def compute_metrics(
+    task: glue.GlueTask, labels: tuple[str, ...] | None, prediction: EvalPrediction
+) -> dict[str, float]:
+    """The task's metrics; `labels` are in the model's order."""
+    logits, targets = task_logits(prediction.predictions, task), np.asarray(prediction.label_ids)
+    if task.multi_label:
+        return glue.glue_scores(task.metrics, logits > 0, targets > 0)
+    if task.labels is None or labels is None:
+        return glue.glue_scores(task.metrics, logits, targets)
+    # number classes as the task does, because F1 is that of class 1
+    task_number = np.array([task.labels.index(label) for label in labels])
+    labelled = targets >= 0
+    predicted = task_number[logits.argmax(-1)[labelled]]
+    return glue.glue_scores(task.metrics, predicted, task_number[targets[labelled]], len(labels))
 
 
-def is_told(labels: list[float], task: glue.Task) -> bool:
-    """Whether test rows have labels: GLUE writes -1 for all that are hidden."""
-    return any(label != -1 for label in labels) if task.several or task.labels is None else min(labels) >= 0
-
-
-def predictions_of(found: Any, task: glue.Task) -> np.ndarray:
-    """Logits [rows, labels], or values [rows] of a regression."""
-    logits = found[0] if isinstance(found, tuple) else found
+def task_logits(predictions: Any, task: glue.GlueTask) -> np.ndarray:
+    """Logits [rows, labels], or regression values [rows]."""
+    logits = logits_of(predictions)
     return logits[:, 0] if task.labels is None else logits
 
 
-def demo(folder: Path) -> dict[str, Any]:
-    """Whether a made-up critic was pleased."""
-    splits = {"train": glue.made_up_rows(3000, 0), "validation": glue.made_up_rows(300, 1)}
-    splits["test"] = [{"sentence": row["sentence"]} for row in glue.made_up_rows(50, 2)]
-    texts = [row["sentence"] for row in splits["train"]]
-    return {"task_name": "sst2", "max_seq_length": 48, **write_made_up(folder, texts, splits)}
+def has_test_labels(labels: Any, task: glue.GlueTask) -> bool:
+    """False if the labels are hidden, which GLUE marks with -1."""
+    if task.multi_label or task.labels is None:
+        return any(label != -1 for label in labels)
+    return min(labels) >= 0
 
 
 if __name__ == "__main__":

@@ -1,17 +1,20 @@
-"""Pretrain a DeBERTa on text: masked-language modelling with the enhanced mask decoder.
+r"""Pretrain a DeBERTa on text: masked language modelling with the enhanced mask decoder, or an autoregressive model.
 
-From scratch, tokenizer included, on one file:
+Train a new model and its tokenizer on one file:
 
     python run_mlm.py --config_preset v3-small --train_file corpus.txt --train_tokenizer 32000 --output_dir my-deberta
 
-Go on from a released checkpoint, on several GPUs:
+Continue pretraining from a released checkpoint, on several GPUs:
 
     accelerate launch run_mlm.py --model_name_or_path microsoft/deberta-v3-base --train_file 'notes/*.txt' --bf16 \
         --output_dir my-domain-deberta
 
-The same command goes on where it was stopped (one that names a checkpoint, --resume_from_checkpoint PATH, starts from
-that each time). Flags are those of Transformers' `run_mlm.py`, but for a few that have no use here, and ours; --help
-lists all.
+Train an autoregressive model on a data set of the Hub:
+
+    python run_mlm.py --objective causal --config_preset v3-small --dataset_name Salesforce/wikitext \
+        --dataset_config_name wikitext-103-raw-v1 --train_tokenizer 32000 --output_dir my-causal-deberta
+
+Repeat the command to resume an interrupted run. Flags are named as in Transformers' run_mlm.py.
 """
 
 import os
@@ -28,66 +31,74 @@ from hf_deberta.pretraining.arguments import (
     MaskingArguments,
     NewModelArguments,
     PretrainingArguments,
-    check,
-    check_what_is_evaluated,
-    rows_of,
+    check_model_fits,
+    make_rows,
+    require_trained_model,
     run_with_arguments,
 )
 from hf_deberta.pretraining.corpus import Corpus, CorpusArguments
 from hf_deberta.pretraining.language_model_trainer import LanguageModelTrainer
 from hf_deberta.pretraining.packing import RowCollator
+from hf_deberta.runs.command_line import as_input_error
+from hf_deberta.runs.errors import InputError
 
 logger = logging.get_logger("run_mlm")
 
 
 @dataclass
 class ModelArguments(NewModelArguments):
-    """Which model, from where, and by which objective it learns."""
+    """The model and its objective."""
 
     model_name_or_path: str | None = field(
-        default=None, metadata={"help": "Go on from this checkpoint: any DeBERTa, official, of Transformers, or ours."}
+        default=None,
+        metadata={"help": "Continue from this checkpoint: an official DeBERTa, Transformers', or one of hf_deberta."},
     )
-    from_scratch: bool = field(default=False, metadata={"help": "Take its configuration and tokenizer, no weights."})
+    from_scratch: bool = field(
+        default=False, metadata={"help": "Use the checkpoint's configuration and tokenizer, but new weights."}
+    )
     objective: str = field(
         default="mlm",
-        metadata={"help": "mlm; causal (each token sees those before it); joint (both on the same rows: DeBERTa-MT)."},
+        metadata={"help": "mlm; causal (attend to earlier tokens only); joint (both on the same rows: DeBERTa-MT)."},
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = [n for n in ("model_name_or_path", "config_preset", "config_name") if getattr(self, n) is not None]
-        if len(given) != 1:
-            said = " and ".join(f"--{name}" for name in given) or "none"
-            raise ValueError(f"give one of --model_name_or_path, --config_preset, --config_name, not {said}")
+        flags = [n for n in ("model_name_or_path", "config_preset", "config_name") if getattr(self, n) is not None]
+        if len(flags) != 1:
+            given = " and ".join(f"--{flag}" for flag in flags) or "none"
+            raise InputError(f"give one of --model_name_or_path, --config_preset, --config_name, not {given}")
         if self.objective not in ("mlm", "causal", "joint"):
-            raise ValueError(f"--objective is mlm, causal or joint, not {self.objective!r}")
-        self.starts_anew = self.from_scratch or self.model_name_or_path is None
+            raise InputError(f"--objective must be mlm, causal or joint, not {self.objective!r}")
+
+    @property
+    def new_model(self) -> bool:
+        return self.from_scratch or self.model_name_or_path is None
 
 
 def main() -> None:
-    kinds = (ModelArguments, CorpusArguments, MaskingArguments, PretrainingArguments)
-    run_with_arguments(kinds, lambda *parts: prepare(*parts).train_and_evaluate())
+    argument_classes = (ModelArguments, CorpusArguments, MaskingArguments, PretrainingArguments)
+    run_with_arguments(argument_classes, lambda *arguments: make_trainer(*arguments).train_and_evaluate())
 
 
-def prepare(
+def make_trainer(
     model_args: ModelArguments,
     corpus_args: CorpusArguments,
     masking_args: MaskingArguments,
     training_args: PretrainingArguments,
 ) -> LanguageModelTrainer:
-    check_what_is_evaluated(training_args, model_args.starts_anew, "--model_name_or_path, no --from_scratch")
+    require_trained_model(training_args, model_args.new_model, "--model_name_or_path, without --from_scratch")
     set_seed(training_args.seed)
-    folder, base = Path(training_args.output_dir), model_args.model_name_or_path
+    folder, checkpoint = Path(str(training_args.output_dir)), model_args.model_name_or_path
     with training_args.main_process_first(local=training_args.save_on_each_node, desc="tokenizing"):
         corpus = Corpus(corpus_args, model_args.cache_dir, model_args.token)
-        tokenizer = model_args.tokenizer(corpus, folder, base, model_args.starts_anew)
+        tokenizer = model_args.make_tokenizer(corpus, folder, checkpoint, model_args.new_model)
         config = make_config(model_args, tokenizer, corpus_args.max_seq_length)
-        check(config, tokenizer, corpus_args.max_seq_length, causal=model_args.objective != "mlm")
-        masking = None if model_args.objective == "causal" else masking_args.of(tokenizer)
-        rows = rows_of(corpus, tokenizer, masking, training_args)
+        check_model_fits(config, tokenizer, corpus_args.max_seq_length, causal=model_args.objective != "mlm")
+        masking = None if model_args.objective == "causal" else masking_args.make_masking(tokenizer)
+        rows = make_rows(corpus, tokenizer, masking, training_args)
     model = make_model(model_args, config)
-    for split, found in rows.items():
-        logger.warning(f"{split}: {found.tokens.about['tokens']:,} tokens in {len(found):,} rows")
+    for split, split_rows in rows.items():
+        logger.warning(f"{split}: {split_rows.tokens.about['tokens']:,} tokens in {len(split_rows):,} rows")
     logger.warning(f"{model.num_parameters():,} parameters")
     return LanguageModelTrainer(
         model=model,
@@ -97,23 +108,26 @@ def prepare(
         eval_dataset=rows.get("validation"),
         processing_class=tokenizer,
         objective=model_args.objective,
-        context=rows["train"].context(),
-        about={**corpus_args.about(), "base": None if model_args.starts_anew else base},
+        context_length=rows["train"].mean_context_length(),
+        about={**corpus_args.card_fields(), "base": None if model_args.new_model else checkpoint},
     )
 
 
 def make_config(args: ModelArguments, tokenizer: PreTrainedTokenizerBase, length: int) -> HfDebertaConfig:
-    if args.starts_anew:
+    if args.new_model:
         return args.new_config(tokenizer, length, args.model_name_or_path)
-    return HfDebertaConfig.from_pretrained(args.model_name_or_path, **args.overrides(), **args.loading())
+    return args.load_config(str(args.model_name_or_path))
 
 
-def make_model(args: ModelArguments, config: HfDebertaConfig) -> HfDebertaForMaskedLM:
-    """The checkpoint to go on from, or a new model."""
-    kind = HfDebertaForMaskedLM if args.objective == "mlm" else HfDebertaForCausalLM
-    if args.starts_anew:
-        return kind(config)
-    return kind.from_pretrained(args.model_name_or_path, config=config, dtype="float32", **args.loading())
+def make_model(args: ModelArguments, config: HfDebertaConfig) -> HfDebertaForMaskedLM | HfDebertaForCausalLM:
+    """Load the checkpoint, or make a new model."""
+    model_class = HfDebertaForMaskedLM if args.objective == "mlm" else HfDebertaForCausalLM
+    if args.new_model:
+        return model_class(config)
+    with as_input_error(OSError):
+        return model_class.from_pretrained(
+            args.model_name_or_path, config=config, dtype="float32", **args.hub_options()
+        )
 
 
 if __name__ == "__main__":

@@ -1,152 +1,177 @@
-"""Fine-tune on named entities, or any labels of words, by the published recipe of the checkpoint.
+r"""Fine-tune on named entities, or other labels of words, with the published settings for the checkpoint.
+
+CoNLL-2003, from a folder with train.txt, valid.txt and test.txt (a word per line, its label in the last column):
 
     python run_ner.py --model_name_or_path microsoft/deberta-v3-base --task_name conll2003 --data_dir conll2003 \
         --output_dir conll
 
-`--data_dir` holds train.txt, valid.txt and test.txt: a word per line, its label in the last column. Your own files,
-CoNLL columns or jsonl and parquet with lists of words and labels, on several GPUs:
+Your own files, as CoNLL columns, or as jsonl or parquet with lists of words and labels, on several GPUs:
 
     accelerate launch run_ner.py --model_name_or_path microsoft/deberta-v3-large --train_file train.jsonl \
         --validation_file dev.jsonl --test_file test.jsonl --bf16 --output_dir mine
 
-See it work, offline: `python run_ner.py --demo`. The same command goes on where it was stopped. Flags
-are those of Transformers' `run_ner.py` and ours; --help lists all.
+A demonstration on made-up rows, offline:
+
+    python run_ner.py --demo
+
+The same command resumes an interrupted run. The flags are those of Transformers' run_ner.py, and ours.
 """
 
+from argparse import Namespace
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from transformers import AutoModelForTokenClassification, DataCollatorForTokenClassification, EvalPrediction, set_seed
+from transformers import (
+    AutoModelForTokenClassification,
+    DataCollatorForTokenClassification,
+    EvalPrediction,
+    PreTrainedTokenizerBase,
+    set_seed,
+)
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaForTokenClassification
-from hf_deberta.demos.made_up import write_made_up
-from hf_deberta.fine_tuning.arguments import FineTuningArguments, run_with_arguments
+from hf_deberta.demos.ner import write_ner_demo
+from hf_deberta.fine_tuning.arguments import FineTuningArguments, run_script
 from hf_deberta.fine_tuning.sift import SiftArguments
 from hf_deberta.fine_tuning.splits import DataArguments, read_splits
 from hf_deberta.fine_tuning.task_model import (
     ModelArguments,
     checkpoint_labels,
     label_fields,
-    labels_in_order,
+    labels_in_checkpoint_order,
     load_model,
     load_tokenizer,
-    longest_input,
+    max_input_length,
 )
 from hf_deberta.fine_tuning.tasks import ner
 from hf_deberta.fine_tuning.tasks.ner import Sentence
 from hf_deberta.fine_tuning.trainer import (
     FineTuningTrainer,
-    evaluations_of,
+    logits_of,
     over_seeds,
+    prediction_splits,
+    save_prediction_metrics,
     train_and_evaluate,
     write_card_and_push,
 )
 from hf_deberta.runs.data_files import read_table, require_columns
+from hf_deberta.runs.errors import InputError
 
-TABLES = (".json", ".jsonl", ".parquet", ".csv")
+TABLE_SUFFIXES = (".json", ".jsonl", ".parquet", ".csv")
 
 logger = logging.get_logger("run_ner")
 
 
 @dataclass
 class NerArguments(DataArguments):
-    """Which data, and what is labelled of them."""
+    """Which sentences, how they are labelled, and how much of their document the model sees."""
 
-    task_name: str | None = field(default=None, metadata={"help": "conll2003, for its recipe; else your own."})
-    text_column_name: str = field(default="tokens", metadata={"help": "The column of a table with lists of words."})
-    label_column_name: str = field(default="ner_tags", metadata={"help": "The column with lists of their labels."})
-    label_all_tokens: bool = field(
-        default=False, metadata={"help": "Label every piece of a word; else the first, as the authors do."}
+    task_name: str | None = field(
+        default=None, metadata={"help": "conll2003, for its recipe. Leave it out for your own data."}
     )
-    return_entity_level_metrics: bool = field(default=False, metadata={"help": "Report each type of entity too."})
+    text_column_name: str = field(default="tokens", metadata={"help": "Column of a table with lists of words."})
+    label_column_name: str = field(default="ner_tags", metadata={"help": "Column with the lists of their labels."})
+    label_all_tokens: bool = field(default=False, metadata={"help": "Label every token of a word, not only the first."})
+    return_entity_level_metrics: bool = field(
+        default=False, metadata={"help": "Report the metrics of each entity type too."}
+    )
     document_context: str | None = field(
         default=None,
         metadata={
-            "help": "What a sentence sees of its document: none; merged (as many sentences as fit share an input, the "
-            "authors' way for CoNLL-2003); around (words on both sides, the sentence alone is labelled). By default "
-            "merged for conll2003 if the files tell documents apart, else none."
+            "help": "What a sentence sees of its document. none; merged: as many sentences as fit share an input, as "
+            "in the official code for CoNLL-2003; around: neighbouring words on both sides, without labels. By "
+            "default merged for conll2003 if the files mark documents, else none."
         },
     )
     token_classifier: str | None = field(
-        default=None, metadata={"help": "linear, or projection: the authors' head, with a dense layer first."}
+        default=None,
+        metadata={"help": "Classifier: linear, or projection, the official one with a dense layer before it."},
     )
 
     def __post_init__(self) -> None:
-        self.task_name = self.task_name and self.task_name.lower().replace("-", "")
+        self.task_name = None if self.task_name is None else self.task_name.lower().replace("-", "")
         if self.task_name not in (None, "conll2003"):
-            raise ValueError(f"--task_name is conll2003, or left out for data of your own; not {self.task_name!r}")
+            raise InputError(f"--task_name must be conll2003, or left out for your own data, not {self.task_name!r}")
         if self.document_context not in (None, *ner.CONTEXTS):
-            raise ValueError(f"--document_context is one of {', '.join(ner.CONTEXTS)}, not {self.document_context!r}")
+            raise InputError(
+                f"--document_context must be one of {', '.join(ner.CONTEXTS)}, not {self.document_context!r}"
+            )
+
+
+def recipe_task(flags: Namespace) -> str:
+    return "conll2003" if flags.task_name else "ner"
 
 
 def main() -> None:
-    kinds = (ModelArguments, NerArguments, SiftArguments, FineTuningArguments)
-    run_with_arguments(kinds, lambda flags: "conll2003" if flags.task_name else "ner", demo, fine_tune)
+    argument_classes = (ModelArguments, NerArguments, SiftArguments, FineTuningArguments)
+    run_script(argument_classes, fine_tune, recipe_task, write_ner_demo)
 
 
 def fine_tune(
     model_args: ModelArguments, data_args: NerArguments, sift_args: SiftArguments, args: FineTuningArguments
 ) -> None:
-    # 1. Sentences and their labels
+    # 1. Sentences and labels
     hub = ("eriktks/conll2003", None) if data_args.task_name else None
-    loading = model_args.downloads()
+    download_options = model_args.download_options()
     if data_args.dataset_name is None:
-        loading["revision"] = "refs/convert/parquet"  # the data set itself is a script, which is no longer run
-    splits = {
-        split: sentences_of(rows, split, data_args)
-        for split, rows in read_splits(data_args, hub, read_file, loading).items()
+        download_options["revision"] = "refs/convert/parquet"  # the main branch is a script, which datasets refuses
+    splits = read_splits(data_args, hub, read_file, download_options)
+    args.drop_missing_splits(splits)
+    sentences = {
+        split: read_sentences(rows, split, data_args)
+        for split, rows in splits.items()
         if split != "train" or args.do_train
     }
-    args.drop_missing_splits(splits)
-    labels = ner.labels_of(splits["train"]) if args.do_train else checkpoint_labels(model_args)
+    labels = ner.label_names(sentences["train"]) if args.do_train else checkpoint_labels(model_args)
     if labels is None:
-        raise ValueError(f"{model_args.start} is a model of numbers, not of labels")
-    labels = list(labels_in_order(tuple(labels), model_args))
-    for split, sentences in splits.items():
-        ner.check_labels(sentences, labels, split)
-        words = sum(len(sentence.words) for sentence in sentences)
-        logger.warning(f"{split}: {len(sentences):,} sentences, {words:,} words")
+        raise InputError(f"{model_args.checkpoint} is a regression model, it has no labels")
+    labels = labels_in_checkpoint_order(tuple(labels), model_args)
+    for split, split_sentences in sentences.items():
+        ner.require_known_labels(split_sentences, labels, split)
+        words = sum(len(sentence.words) for sentence in split_sentences)
+        logger.warning(f"{split}: {len(split_sentences):,} sentences, {words:,} words")
     if data_args.document_context is None:
-        known = all(sentence.document is not None for sentences in splits.values() for sentence in sentences)
-        data_args.document_context = "merged" if known and data_args.task_name == "conll2003" else "none"
-    logger.warning(f"labels: {', '.join(labels)}; document context: {data_args.document_context}")
-    args.set_best_metric(ner.metrics_of(labels, data_args.return_entity_level_metrics))
+        marked = all(sentence.document is not None for group in sentences.values() for sentence in group)
+        data_args.document_context = "merged" if marked and data_args.task_name == "conll2003" else "none"
+    logger.warning(f"Labels: {', '.join(labels)}. Document context: {data_args.document_context}.")
+    args.set_best_metric(ner.metric_names(labels, data_args.return_entity_level_metrics))
 
-    # 2. Fine-tuning, evaluation, predictions: with one seed or several
-    over_seeds(args, lambda one: run(model_args, data_args, sift_args, one, labels, splits))
+    # 2. Training, evaluation and predictions, once per seed
+    over_seeds(args, lambda seed_args: run(model_args, data_args, sift_args, seed_args, labels, sentences))
 
 
 def read_file(file: str) -> Dataset:
-    """Rows of a table, or the sentences of a CoNLL file as such rows."""
+    """Rows of a table, or the sentences of a CoNLL file as rows with the same columns."""
     path = Path(file)
-    if Path(path.name.removesuffix(".gz")).suffix.lower() in TABLES:
+    if Path(path.name.removesuffix(".gz")).suffix.lower() in TABLE_SUFFIXES:
         return read_table(file)
     if not path.is_file():
-        raise FileNotFoundError(f"there is no file {file}")
-    sentences = ner.read_columns(path)
-    columns = {"tokens": [s.words for s in sentences], "document_id": [s.document for s in sentences]}
+        raise InputError(f"there is no file {file}")
+    sentences = ner.read_conll(path)
+    columns: dict[str, list] = {
+        "tokens": [sentence.words for sentence in sentences],
+        "document_id": [sentence.document for sentence in sentences],
+    }
     if sentences[0].tags is not None:
-        columns["ner_tags"] = [s.tags for s in sentences]
+        columns["ner_tags"] = [sentence.tags for sentence in sentences]
     return Dataset.from_dict(columns)
 
 
-def sentences_of(rows: Dataset, split: str, args: NerArguments) -> list[Sentence]:
-    """Sentences with tags in IOB2; test sentences may come without."""
-    tags, tokens = args.label_column_name, args.text_column_name
-    if tags not in rows.column_names:
-        if split.startswith("test"):
-            tags = None
-        elif rows.column_names == ["tokens", "document_id"]:  # as read_file has it
-            raise ValueError(f"the {split} file holds words alone: a line should be a word and its label, 'EU B-ORG'")
-    require_columns(rows, [tokens, *[tags] * (tags is not None)], split)
-    names = None if tags is None else getattr(getattr(rows.features[tags], "feature", None), "names", None)
+def read_sentences(rows: Dataset, split: str, data_args: NerArguments) -> list[Sentence]:
+    """Sentences with IOB2 tags; test sentences may have none."""
+    words, tags = data_args.text_column_name, data_args.label_column_name
+    labelled = tags in rows.column_names
+    if not labelled and not split.startswith("test") and rows.column_names == ["tokens", "document_id"]:  # a CoNLL file
+        raise InputError(f"the {split} file has no labels: each line needs a word and its label, as in 'EU B-ORG'")
+    require_columns(rows, [words] if split.startswith("test") else [words, tags], split)
+    names = getattr(getattr(rows.features[tags], "feature", None), "names", None) if labelled else None
     try:
-        return ner.in_iob2(ner.from_table(rows, tokens, tags, names))
-    except ValueError as error:
-        raise ValueError(f"the {split} split: {error}") from error
+        return ner.convert_to_iob2(ner.sentences_from_table(rows, words, tags if labelled else None, names))
+    except InputError as error:
+        raise InputError(f"the {split} split: {error}") from error
 
 
 def run(
@@ -154,110 +179,93 @@ def run(
     data_args: NerArguments,
     sift_args: SiftArguments,
     args: FineTuningArguments,
-    labels: list[str],
-    splits: dict[str, list[Sentence]],
+    labels: tuple[str, ...],
+    sentences: dict[str, list[Sentence]],
 ) -> dict[str, float]:
-    # 1. Model and tokenizer
+    # 1. Tokenizer and model
     set_seed(args.seed)
     tokenizer = load_tokenizer(model_args, add_prefix_space=True)
     fields = label_fields(labels)
     if data_args.token_classifier is not None:
         fields["token_classifier"] = data_args.token_classifier
-    model = load_model(model_args, HfDebertaForTokenClassification, AutoModelForTokenClassification, **fields)
+    model = load_model(
+        model_args,
+        HfDebertaForTokenClassification,
+        AutoModelForTokenClassification,
+        do_train=args.do_train,
+        **fields,
+    )
 
-    # 2. Sentences as inputs
-    length = longest_input(data_args, tokenizer, model.config)
+    # 2. Windows of words as model inputs
+    length = max_input_length(data_args.max_seq_length, tokenizer, model.config)
     with args.main_process_first(desc="tokenizing"):
-        inputs = {split: windows(rows, split, tokenizer, labels, length, data_args) for split, rows in splits.items()}
-    evaluations = evaluations_of(inputs)
-    padding = {"padding": "max_length", "max_length": length} if data_args.pad_to_max_length else {}
+        inputs = {
+            split: encode_windows(split_sentences, split, tokenizer, labels, length, data_args)
+            for split, split_sentences in sentences.items()
+        }
+
+    def compute_metrics(split: str, prediction: EvalPrediction) -> dict[str, float]:
+        tags = ner.predicted_tags(logits_of(prediction.predictions), inputs[split], sentences[split], labels)
+        scores = ner.entity_scores([sentence.tags or [] for sentence in sentences[split]], tags)
+        by_type = scores.pop("types", {})
+        if data_args.return_entity_level_metrics:
+            scores |= {f"{kind}_{name}": value for kind, kinds in by_type.items() for name, value in kinds.items()}
+        return scores
 
     # 3. Training and evaluation
-    trainer = NerTrainer(
+    trainer = FineTuningTrainer(
         model=model,
         args=args,
         sift=sift_args,
-        train_dataset=inputs.get("train"),
-        eval_dataset=evaluations.get(""),
+        splits=inputs,
+        metrics=compute_metrics,
+        preprocess_logits_for_metrics=best_labels,
         processing_class=tokenizer,
-        data_collator=DataCollatorForTokenClassification(
-            tokenizer, pad_to_multiple_of=8 if args.fp16 or args.bf16 else None, **padding
-        ),
-        about={"data": data_args.source(model_args.demo), "base": model_args.start},
-        sentences={id(rows): splits[split] for split, rows in inputs.items()},
-        by_type=data_args.return_entity_level_metrics,
+        data_collator=DataCollatorForTokenClassification(tokenizer, **data_args.padding_options(length, args)),
+        card_fields={"data": data_args.description(model_args.demo), "base": model_args.checkpoint},
     )
-    found = train_and_evaluate(trainer, evaluations)
+    metrics = train_and_evaluate(trainer)
 
-    # 4. Predictions
+    # 4. Predictions for the test sentences, and their metrics if they have labels
     if args.do_predict:
-        for split in (split for split in inputs if split.startswith("test")):
+        for split in prediction_splits(inputs):
             prefix = split.replace("test", "predict", 1)
-            predicted = trainer.predict(inputs[split], metric_key_prefix=prefix)
+            predicted = trainer.predict_split(split, prefix)
             if "labels" in inputs[split].column_names:
-                trainer.log_metrics(prefix, predicted.metrics)
-                trainer.save_metrics(prefix, predicted.metrics)
+                save_prediction_metrics(trainer, prefix, predicted.metrics)
             if trainer.is_world_process_zero():
-                tags = ner.predicted_tags(predicted.predictions, inputs[split], splits[split], labels)
-                ner.write_predictions(Path(args.output_dir) / f"predictions_{split}.txt", splits[split], tags)
+                tags = ner.predicted_tags(logits_of(predicted.predictions), inputs[split], sentences[split], labels)
+                ner.write_conll_predictions(args.output_folder / f"predictions_{split}.txt", sentences[split], tags)
     write_card_and_push(trainer)
-    return found
+    return metrics
 
 
-def windows(
-    sentences: list[Sentence], split: str, tokenizer: Any, labels: list[str], length: int, args: NerArguments
+def encode_windows(
+    sentences: list[Sentence],
+    split: str,
+    tokenizer: PreTrainedTokenizerBase,
+    labels: tuple[str, ...],
+    length: int,
+    data_args: NerArguments,
 ) -> Dataset:
-    """Inputs of the model, with the words that each labels."""
-    rows = Dataset.from_list(list(ner.rows_of(sentences, args.document_context)))
+    """Model inputs of at most `length` tokens."""
+    context = data_args.document_context or "none"
+    rows = Dataset.from_list(list(ner.group_sentences(sentences, context)))
 
-    def encoded(batch: dict[str, list]) -> dict[str, list]:
-        return ner.encode(batch, tokenizer, labels, length, args.document_context, args.label_all_tokens)
+    def encode_batch(batch: dict[str, list]) -> dict[str, list]:
+        return ner.encode_sentences(batch, tokenizer, labels, length, context, data_args.label_all_tokens)
 
-    found = rows.map(encoded, remove_columns=rows.column_names, **args.mapping(f"tokenizing {split}"))
-    cut = sum(found["cut"])
-    if cut:
-        logger.warning(f"{split}: sentences longer than --max_seq_length {length} were cut into {cut:,} windows")
-    return found
-
-
-class NerTrainer(FineTuningTrainer):
-    """Scores whole entities of whole sentences, whatever windows they were cut into.
-
-    Args:
-        sentences: those of a data set, by its id().
-        by_type: whether to report each type of entity.
-    """
-
-    def __init__(self, *args, sentences: dict[int, list[Sentence]], by_type: bool = False, **kwargs):
-        super().__init__(*args, preprocess_logits_for_metrics=best_labels, compute_metrics=self.scores, **kwargs)
-        self.sentences, self.by_type = sentences, by_type
-
-    def scores(self, found: EvalPrediction) -> dict[str, float]:
-        labels = list(self.model.config.id2label.values())
-        sentences = self.sentences[id(self.evaluated)]
-        tags = ner.predicted_tags(found.predictions, self.evaluated, sentences, labels)
-        scores = ner.scores([sentence.tags for sentence in sentences], tags)
-        types = scores.pop("types", {})
-        if self.by_type:
-            scores |= {f"{kind}_{name}": value for kind, of in types.items() for name, value in of.items()}
-        return scores
+    options = data_args.map_options(f"tokenizing {split}")
+    inputs = rows.map(encode_batch, remove_columns=rows.column_names, **options)
+    partial = sum(inputs["is_partial"])
+    if partial:
+        logger.warning(f"{split}: sentences longer than --max_seq_length {length} were split into {partial:,} windows")
+    return inputs
 
 
 def best_labels(logits: Any, labels: Any) -> Any:
-    """Label numbers [B, N], which take less memory than logits."""
-    return (logits[0] if isinstance(logits, tuple) else logits).argmax(-1)
-
-
-def demo(folder: Path) -> dict[str, Any]:
-    """Made-up names, of which only the words beside them tell what they are."""
-    flags: dict[str, Any] = {"max_seq_length": 64, "per_device_train_batch_size": 8, "learning_rate": 2e-3}
-    flags["logging_steps"] = 100
-    for seed, (split, sentences) in enumerate({"train": 2000, "validation": 200, "test": 100}.items()):
-        path = folder / f"{split}.txt"
-        path.write_text(ner.made_up_file(sentences, seed), encoding="utf-8")
-        flags[f"{split}_file"] = str(path)
-    texts = [" ".join(sentence.words) for sentence in ner.read_columns(flags["train_file"])]
-    return {**flags, **write_made_up(folder, texts, {})}
+    """Label numbers [B, N]; keeping these needs less memory than keeping the logits."""
+    return logits_of(logits).argmax(-1)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,25 @@
-"""Fine-tune on multiple choice: RACE, SWAG, or questions of your own in the form of either.
+r"""Fine-tune on multiple choice: RACE, SWAG, or your own questions in the format of either.
+
+RACE, from a model fine-tuned on MNLI as in the paper:
 
     python run_race.py --intermediate my-deberta-mnli --task_name race --output_dir race
 
-The release of RACE, or your own rows (article, question, options, answer; or sent1, sent2, ending0, ending1, ...,
-label), on several GPUs, with SiFT:
+The official release of RACE, or your own rows (article, question, options, answer; or sent1, sent2, ending0, ending1,
+..., label), on several GPUs, with SiFT:
 
     accelerate launch run_race.py --model_name_or_path microsoft/deberta-v3-large --data_dir RACE --bf16 --sift \
         --output_dir race
 
-See it work, offline: `python run_race.py --demo`. The same command goes on where it was stopped. Flags
-are those of Transformers' `run_swag.py` and ours; --help lists all.
+A demonstration on made-up rows, offline:
+
+    python run_race.py --demo
+
+The same command resumes an interrupted run. The flags are those of Transformers' run_swag.py, and ours.
 """
 
+from argparse import Namespace
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from datasets import Dataset
@@ -22,68 +27,82 @@ from transformers import AutoModelForMultipleChoice, EvalPrediction, set_seed
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaForMultipleChoice
-from hf_deberta.demos.made_up import write_made_up
-from hf_deberta.fine_tuning.arguments import FineTuningArguments, run_with_arguments
+from hf_deberta.demos.race import write_race_demo
+from hf_deberta.fine_tuning.arguments import FineTuningArguments, run_script
 from hf_deberta.fine_tuning.sift import SiftArguments
-from hf_deberta.fine_tuning.splits import DataArguments, one_of_each, read_splits
-from hf_deberta.fine_tuning.task_model import ModelArguments, load_model, load_tokenizer, longest_input
+from hf_deberta.fine_tuning.splits import DataArguments, read_splits, require_plain_splits
+from hf_deberta.fine_tuning.task_model import ModelArguments, load_model, load_tokenizer, max_input_length
 from hf_deberta.fine_tuning.tasks import race
-from hf_deberta.fine_tuning.trainer import FineTuningTrainer, over_seeds, train_and_evaluate, write_card_and_push
+from hf_deberta.fine_tuning.trainer import (
+    FineTuningTrainer,
+    logits_of,
+    over_seeds,
+    save_prediction_metrics,
+    train_and_evaluate,
+    write_card_and_push,
+)
+from hf_deberta.runs.errors import InputError
 
-HUB = {
+HUB_NAMES = {
     "race": ("ehovy/race", "all"),
     "race_middle": ("ehovy/race", "middle"),
     "race_high": ("ehovy/race", "high"),
     "swag": ("allenai/swag", "regular"),
 }
-RELEASE = {"train": "train", "validation": "dev", "test": "test"}  # folders of RACE
+RELEASE_FOLDERS = {"train": "train", "validation": "dev", "test": "test"}  # of RACE, each with middle/ and high/
 
 logger = logging.get_logger("run_race")
 
 
 @dataclass
 class ChoiceArguments(DataArguments):
-    """Which questions, and how they are put."""
+    """Which questions, and how a question and an option are joined."""
 
-    task_name: str | None = field(default=None, metadata={"help": f"One of {', '.join(HUB)}; else your own."})
+    task_name: str | None = field(
+        default=None, metadata={"help": f"One of {', '.join(HUB_NAMES)}. Leave it out for your own rows."}
+    )
     fill_blanks: bool = field(
         default=False,
-        metadata={"help": "Put an option into the blank (_) of its question; else behind it, as DeBERTa's code does."},
+        metadata={"help": "Put each option into the blank (_) of its question, not behind the question."},
     )
 
     def __post_init__(self) -> None:
-        self.task_name = self.task_name and self.task_name.lower().replace("-", "_")
-        if self.task_name is not None and self.task_name not in HUB:
-            raise ValueError(f"--task_name is one of {', '.join(HUB)}, not {self.task_name!r}")
+        self.task_name = None if self.task_name is None else self.task_name.lower().replace("-", "_")
+        if self.task_name is not None and self.task_name not in HUB_NAMES:
+            raise InputError(f"--task_name must be one of {', '.join(HUB_NAMES)}, not {self.task_name!r}")
         folder = Path(self.data_dir or ".")
-        if self.data_dir and all((folder / name).is_dir() for name in RELEASE.values()):
-            level = (self.task_name or "").partition("_")[2]  # a folder in each
-            for split, name in RELEASE.items():
+        if self.data_dir and all((folder / name).is_dir() for name in RELEASE_FOLDERS.values()):
+            level = (self.task_name or "").partition("_")[2]
+            for split, name in RELEASE_FOLDERS.items():
                 if getattr(self, f"{split}_file") is None:
                     setattr(self, f"{split}_file", str(folder / name / level))
             self.data_dir = None
 
 
+def recipe_task(flags: Namespace) -> str:
+    return (flags.task_name or "own").partition("_")[0]
+
+
 def main() -> None:
-    kinds = (ModelArguments, ChoiceArguments, SiftArguments, FineTuningArguments)
-    run_with_arguments(kinds, lambda flags: (flags.task_name or "own").partition("_")[0], demo, fine_tune)
+    argument_classes = (ModelArguments, ChoiceArguments, SiftArguments, FineTuningArguments)
+    run_script(argument_classes, fine_tune, recipe_task, write_race_demo)
 
 
 def fine_tune(
     model_args: ModelArguments, data_args: ChoiceArguments, sift_args: SiftArguments, args: FineTuningArguments
 ) -> None:
-    # 1. The questions
-    loading = model_args.downloads()
-    splits = one_of_each(read_splits(data_args, HUB.get(data_args.task_name), race.read_choices, loading))
-    args.drop_missing_splits(splits)
-    splits = {
-        split: race.choice_rows(rows, split, with_labels=split != "test", fill_blanks=data_args.fill_blanks)
-        for split, rows in splits.items()
+    # 1. Questions
+    hub = HUB_NAMES[data_args.task_name] if data_args.task_name else None
+    splits = read_splits(data_args, hub, race.read_choices, model_args.download_options())
+    args.drop_missing_splits(require_plain_splits(splits))
+    rows = {
+        split: race.choice_rows(raw, split, with_labels=split != "test", fill_blanks=data_args.fill_blanks)
+        for split, raw in splits.items()
     }
     args.set_best_metric(["accuracy"])
 
-    # 2. Fine-tuning, evaluation, predictions: with one seed or several
-    over_seeds(args, lambda one: run(model_args, data_args, sift_args, one, splits))
+    # 2. Training, evaluation and predictions, once per seed
+    over_seeds(args, lambda seed_args: run(model_args, data_args, sift_args, seed_args, rows))
 
 
 def run(
@@ -91,70 +110,48 @@ def run(
     data_args: ChoiceArguments,
     sift_args: SiftArguments,
     args: FineTuningArguments,
-    splits: dict[str, Dataset],
+    rows: dict[str, Dataset],
 ) -> dict[str, float]:
-    # 1. Model and tokenizer
+    # 1. Tokenizer and model
     set_seed(args.seed)
     tokenizer = load_tokenizer(model_args)
-    model = load_model(model_args, HfDebertaForMultipleChoice, AutoModelForMultipleChoice)
+    model = load_model(model_args, HfDebertaForMultipleChoice, AutoModelForMultipleChoice, do_train=args.do_train)
 
-    # 2. Each choice as an input
-    length = longest_input(data_args, tokenizer, model.config, 256)
+    # 2. One model input per choice
+    length = max_input_length(data_args.max_seq_length, tokenizer, model.config, default=256)
     with args.main_process_first(desc="tokenizing"):
         inputs = {
-            split: race.choice_features(rows, tokenizer, length, data_args.mapping(f"tokenizing {split}"))
-            for split, rows in splits.items()
+            split: race.encode_choices(split_rows, tokenizer, length, data_args.map_options(f"tokenizing {split}"))
+            for split, split_rows in rows.items()
         }
 
-    def metrics(found: EvalPrediction) -> dict[str, float]:
-        return race.choice_scores(logits_of(found.predictions), found.label_ids, splits["validation"]["id"])
+    def compute_metrics(split: str, prediction: EvalPrediction) -> dict[str, float]:
+        logits = logits_of(prediction.predictions)
+        return race.choice_scores(logits, np.asarray(prediction.label_ids), rows[split]["id"])
 
     # 3. Training and evaluation
     trainer = FineTuningTrainer(
         model=model,
         args=args,
         sift=sift_args,
-        train_dataset=inputs.get("train"),
-        eval_dataset=inputs.get("validation"),
+        splits=inputs,
+        metrics=compute_metrics,
         processing_class=tokenizer,
-        data_collator=race.ChoiceCollator(
-            tokenizer,
-            length=length if data_args.pad_to_max_length else None,
-            pad_to_multiple_of=8 if args.fp16 or args.bf16 else None,
-        ),
-        compute_metrics=metrics,
-        about={"data": data_args.source(model_args.demo), "base": model_args.start},
+        data_collator=race.ChoiceCollator(tokenizer, **data_args.padding_options(length, args)),
+        card_fields={"data": data_args.description(model_args.demo), "base": model_args.checkpoint},
     )
-    found = train_and_evaluate(trainer, {"": inputs["validation"]} if "validation" in inputs else {})
+    metrics = train_and_evaluate(trainer)
 
-    # 4. Predictions of the test split, and its accuracy where it tells the answers
+    # 4. Predictions for the test questions, and their accuracy if the rows have answers
     if args.do_predict:
-        rows = splits["test"]
-        told = [name for name in ("labels",) if name in inputs["test"].column_names]
-        logits = logits_of(trainer.predict(inputs["test"].remove_columns(told)).predictions)
+        logits = logits_of(trainer.predict_split("test", "predict", without=["labels"]).predictions)
         if trainer.is_world_process_zero():
-            race.write_predictions(Path(args.output_dir), rows, logits)
-        if told:
-            scores = race.choice_scores(logits, np.array(rows["label"]), rows["id"])
-            results = {f"predict_{name}": value for name, value in scores.items()}
-            trainer.log_metrics("predict", results)
-            trainer.save_metrics("predict", results)
+            race.write_choice_predictions(args.output_folder, rows["test"], logits)
+        if "label" in rows["test"].column_names:
+            scores = race.choice_scores(logits, np.array(rows["test"]["label"]), rows["test"]["id"])
+            save_prediction_metrics(trainer, "predict", {f"predict_{name}": score for name, score in scores.items()})
     write_card_and_push(trainer)
-    return found
-
-
-def logits_of(found: Any) -> np.ndarray:
-    """[rows, choices]"""
-    return found[0] if isinstance(found, tuple) else found
-
-
-def demo(folder: Path) -> dict[str, Any]:
-    """Where Ann is when she sees such things."""
-    splits = {"train": race.made_up_rows(2000, 0), "validation": race.made_up_rows(200, 1)}
-    splits["test"] = race.made_up_rows(50, 2)
-    texts = [text for row in splits["train"] for text in (row["article"], row["question"], *row["options"])]
-    flags = {"max_seq_length": 64, "learning_rate": 3e-3, "num_train_epochs": 4.0}
-    return flags | write_made_up(folder, texts, splits)
+    return metrics
 
 
 if __name__ == "__main__":

@@ -1,18 +1,24 @@
-"""Fine-tune on SQuAD 1.1 or 2.0, or on questions of your own whose answers stand in a text.
+r"""Fine-tune on SQuAD 1.1 or 2.0, or on your own questions with answers in a text.
+
+SQuAD 2.0:
 
     python run_squad.py --model_name_or_path microsoft/deberta-v3-base --task_name squad_v2 --output_dir squad2
 
-Official files, or your own rows (id, context, question, answers with text and answer_start), on several GPUs, SiFT:
+The official files, or your own rows (id, context, question, and answers with text and answer_start), on several GPUs,
+with SiFT:
 
     accelerate launch run_squad.py --model_name_or_path microsoft/deberta-v3-large --train_file train-v2.0.json \
         --validation_file dev-v2.0.json --bf16 --sift --output_dir mine
 
-See it work, offline: `python run_squad.py --demo`. The same command goes on where it was stopped. Flags
-are those of Transformers' `run_qa.py` and ours; --help lists all.
+A demonstration on made-up rows, offline:
+
+    python run_squad.py --demo
+
+The same command resumes an interrupted run. The flags are those of Transformers' run_qa.py, and ours.
 """
 
+from argparse import Namespace
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
@@ -20,76 +26,92 @@ from transformers import AutoModelForQuestionAnswering, DataCollatorWithPadding,
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaForQuestionAnswering
-from hf_deberta.demos.made_up import write_made_up
-from hf_deberta.fine_tuning.arguments import SWITCH, FineTuningArguments, run_with_arguments
+from hf_deberta.demos.squad import write_squad_demo
+from hf_deberta.fine_tuning.arguments import OPTIONAL_SWITCH, FineTuningArguments, run_script
 from hf_deberta.fine_tuning.sift import SiftArguments
-from hf_deberta.fine_tuning.splits import DataArguments, one_of_each, read_splits
-from hf_deberta.fine_tuning.task_model import ModelArguments, load_model, load_tokenizer, longest_input
+from hf_deberta.fine_tuning.splits import DataArguments, read_splits, require_plain_splits
+from hf_deberta.fine_tuning.task_model import ModelArguments, load_model, load_tokenizer, max_input_length
 from hf_deberta.fine_tuning.tasks import squad
 from hf_deberta.fine_tuning.tasks.squad_scores import METRICS, METRICS_V2, squad_scores, squad_v2_scores
-from hf_deberta.fine_tuning.trainer import FineTuningTrainer, over_seeds, train_and_evaluate, write_card_and_push
+from hf_deberta.fine_tuning.trainer import (
+    FineTuningTrainer,
+    over_seeds,
+    save_prediction_metrics,
+    train_and_evaluate,
+    write_card_and_push,
+)
+from hf_deberta.runs.errors import InputError
 
-HUB = {"squad": "rajpurkar/squad", "squad_v2": "rajpurkar/squad_v2"}
+HUB_NAMES = {"squad": "rajpurkar/squad", "squad_v2": "rajpurkar/squad_v2"}
+ANSWER_COLUMNS = ("start_positions", "end_positions")
 
 logger = logging.get_logger("run_squad")
 
 
 @dataclass
 class SquadArguments(DataArguments):
-    """Which questions, how they are read, and how they are answered."""
+    """Which questions, how contexts are cut into windows, and how answers are selected."""
 
-    task_name: str | None = field(default=None, metadata={"help": f"{' or '.join(HUB)}; else your own."})
+    task_name: str | None = field(
+        default=None, metadata={"help": f"{' or '.join(HUB_NAMES)}. Leave it out for your own rows."}
+    )
     version_2_with_negative: bool | None = field(
         default=None,
-        metadata={"help": "Some questions have no answer; by default if there are such.", **SWITCH},
+        metadata={"help": "Some questions have no answer; by default, if the rows have such.", **OPTIONAL_SWITCH},
     )
     null_score_diff_threshold: float = field(
         default=0.0,
-        metadata={"help": "Leave a question unanswered if that scores more than this above the best answer."},
+        metadata={"help": "Predict no answer if its score exceeds that of the best answer by more than this."},
     )
-    doc_stride: int = field(default=128, metadata={"help": "Tokens that the windows of a long text share."})
+    doc_stride: int = field(
+        default=128, metadata={"help": "Number of tokens that neighbouring windows of a context share."}
+    )
     max_query_length: int | None = field(
-        default=None, metadata={"help": "Cut questions to so many tokens; by default too long a one is an error."}
+        default=None, metadata={"help": "Truncate questions to N tokens; by default, a too long question is an error."}
     )
-    n_best_size: int = field(default=20, metadata={"help": "Answers in nbest_predictions.json for each question."})
-    max_answer_length: int = field(default=30, metadata={"help": "Tokens of an answer at most."})
+    n_best_size: int = field(default=20, metadata={"help": "Number of answers per question in nbest_predictions.json."})
+    max_answer_length: int = field(default=30, metadata={"help": "Maximum number of tokens of an answer."})
 
     def __post_init__(self) -> None:
-        if self.task_name is not None and self.task_name not in HUB:
-            raise ValueError(f"--task_name is {' or '.join(HUB)}, not {self.task_name!r}")
+        if self.task_name is not None and self.task_name not in HUB_NAMES:
+            raise InputError(f"--task_name must be {' or '.join(HUB_NAMES)}, not {self.task_name!r}")
         for name in ("n_best_size", "max_answer_length"):
             if getattr(self, name) < 1:
-                raise ValueError(f"--{name} must be 1 or more, not {getattr(self, name)}")
+                raise InputError(f"--{name} must be at least 1, not {getattr(self, name)}")
+
+
+def recipe_task(flags: Namespace) -> str:
+    return "squad_v2" if flags.version_2_with_negative else flags.task_name or "squad"
 
 
 def main() -> None:
-    kinds = (ModelArguments, SquadArguments, SiftArguments, FineTuningArguments)
-    run_with_arguments(
-        kinds,
-        lambda flags: "squad_v2" if flags.version_2_with_negative else flags.task_name or "squad",
-        demo,
-        fine_tune,
-    )
+    argument_classes = (ModelArguments, SquadArguments, SiftArguments, FineTuningArguments)
+    run_script(argument_classes, fine_tune, recipe_task, write_squad_demo)
 
 
 def fine_tune(
     model_args: ModelArguments, data_args: SquadArguments, sift_args: SiftArguments, args: FineTuningArguments
 ) -> None:
     if model_args.cls_dropout is not None:
-        raise ValueError(
-            f"--cls_dropout {model_args.cls_dropout:g}: the head that finds answers has no dropout, so leave it out"
-        )
-    # 1. The questions
-    hub = (HUB[data_args.task_name], None) if data_args.task_name else None
-    splits = one_of_each(read_splits(data_args, hub, squad.read_squad, model_args.downloads()))
-    args.drop_missing_splits(splits)
-    splits = {split: squad.squad_rows(rows, split, with_answers=split != "test") for split, rows in splits.items()}
+        raise InputError(f"--cls_dropout {model_args.cls_dropout:g}: this head has no dropout, leave it out")
+
+    # 1. Questions
+    hub = (HUB_NAMES[data_args.task_name], None) if data_args.task_name else None
+    splits = read_splits(data_args, hub, squad.read_squad, model_args.download_options())
+    args.drop_missing_splits(require_plain_splits(splits))
+    rows = {split: squad.squad_rows(raw, split, with_answers=split != "test") for split, raw in splits.items()}
     if data_args.version_2_with_negative is None:
-        data_args.version_2_with_negative = data_args.task_name == "squad_v2" or some_without_answer(splits)
+        data_args.version_2_with_negative = data_args.task_name == "squad_v2" or has_unanswerable(rows)
     args.set_best_metric(METRICS_V2 if data_args.version_2_with_negative else METRICS)
 
-    # 2. Fine-tuning, evaluation, predictions: with one seed or several
-    over_seeds(args, lambda one: run(model_args, data_args, sift_args, one, splits))
+    # 2. Training, evaluation and predictions, once per seed
+    over_seeds(args, lambda seed_args: run(model_args, data_args, sift_args, seed_args, rows))
+
+
+def has_unanswerable(rows: dict[str, Dataset]) -> bool:
+    """True if a train or validation question has no answer."""
+    labelled = (split_rows for split, split_rows in rows.items() if split != "test")
+    return any(not answers["text"] for split_rows in labelled for answers in split_rows["answers"])
 
 
 def run(
@@ -97,92 +119,77 @@ def run(
     data_args: SquadArguments,
     sift_args: SiftArguments,
     args: FineTuningArguments,
-    splits: dict[str, Dataset],
+    rows: dict[str, Dataset],
 ) -> dict[str, float]:
-    # 1. Model and tokenizer
+    # 1. Tokenizer and model
     set_seed(args.seed)
     tokenizer = load_tokenizer(model_args)
-    model = load_model(model_args, HfDebertaForQuestionAnswering, AutoModelForQuestionAnswering, num_labels=2)
+    model = load_model(
+        model_args,
+        HfDebertaForQuestionAnswering,
+        AutoModelForQuestionAnswering,
+        do_train=args.do_train,
+        num_labels=2,
+    )
 
-    # 2. Windows of the texts as inputs
-    length = longest_input(data_args, tokenizer, model.config, 384)
-    windows = squad.Windows(tokenizer, length, data_args.doc_stride, data_args.max_query_length)
+    # 2. Windows of the contexts as model inputs
+    length = max_input_length(data_args.max_seq_length, tokenizer, model.config, default=384)
+    encoder = squad.SquadEncoder(tokenizer, length, data_args.doc_stride, data_args.max_query_length)
     with args.main_process_first(desc="tokenizing"):
-        inputs = {
-            split: (windows.training if split == "train" else windows.evaluation)(
-                rows, data_args.mapping(f"tokenizing {split}")
-            )
-            for split, rows in splits.items()
-        }
+        inputs = {}
+        for split, split_rows in rows.items():
+            encode = encoder.training_features if split == "train" else encoder.evaluation_features
+            inputs[split] = encode(split_rows, data_args.map_options(f"tokenizing {split}"))
 
-    def answers(split: str, predictions: tuple) -> squad.Answers:
-        found = squad.find_answers(
-            splits[split],
+    def write_answers(split: str, logits: Any) -> squad.PredictedAnswers:
+        start_logits, end_logits, *_ = logits
+        answers = squad.find_answers(
+            rows[split],
             inputs[split],
-            *predictions[:2],
+            start_logits,
+            end_logits,
             n_best_size=data_args.n_best_size,
             max_answer_length=data_args.max_answer_length,
-            version_2=data_args.version_2_with_negative,
+            version_2=bool(data_args.version_2_with_negative),
             null_score_diff_threshold=data_args.null_score_diff_threshold,
         )
         if args.process_index == 0:
-            found.write(args.output_dir, "predict_" if split == "test" else "eval_")
-        return found
+            answers.write(args.output_folder, "predict_" if split == "test" else "eval_")
+        return answers
 
-    def metrics(found: EvalPrediction) -> dict[str, float]:
-        return scores(answers("validation", found.predictions), splits["validation"], data_args)
+    def compute_metrics(split: str, prediction: EvalPrediction) -> dict[str, float]:
+        return score_answers(write_answers(split, prediction.predictions), rows[split], data_args)
 
     # 3. Training and evaluation
     trainer = FineTuningTrainer(
         model=model,
         args=args,
         sift=sift_args,
-        train_dataset=inputs.get("train"),
-        eval_dataset=inputs.get("validation"),
+        splits=inputs,
+        metrics=compute_metrics,
         processing_class=tokenizer,
-        data_collator=DataCollatorWithPadding(
-            tokenizer,
-            padding="max_length" if data_args.pad_to_max_length else "longest",
-            max_length=length if data_args.pad_to_max_length else None,
-            pad_to_multiple_of=8 if args.fp16 or args.bf16 else None,
-        ),
-        compute_metrics=metrics,
-        about={"data": data_args.source(model_args.demo), "base": model_args.start},
+        data_collator=DataCollatorWithPadding(tokenizer, **data_args.padding_options(length, args)),
+        card_fields={"data": data_args.description(model_args.demo), "base": model_args.checkpoint},
     )
-    found = train_and_evaluate(trainer, {"": inputs["validation"]} if "validation" in inputs else {})
+    metrics = train_and_evaluate(trainer)
 
-    # 4. Answers to the questions of the test split, and scores where it tells the right ones
+    # 4. Answers to the test questions, and their scores if the rows have answers
     if args.do_predict:
-        told = [name for name in ("start_positions", "end_positions") if name in inputs["test"].column_names]
-        predicted = answers("test", trainer.predict(inputs["test"].remove_columns(told)).predictions)
-        if told:
-            results = {f"predict_{name}": value for name, value in scores(predicted, splits["test"], data_args).items()}
-            trainer.log_metrics("predict", results)
-            trainer.save_metrics("predict", results)
+        predicted = trainer.predict_split("test", "predict", without=ANSWER_COLUMNS)
+        answers = write_answers("test", predicted.predictions)
+        if set(ANSWER_COLUMNS) <= set(inputs["test"].column_names):
+            scores = score_answers(answers, rows["test"], data_args)
+            save_prediction_metrics(trainer, "predict", {f"predict_{name}": score for name, score in scores.items()})
     write_card_and_push(trainer)
-    return found
+    return metrics
 
 
-def some_without_answer(splits: dict[str, Dataset]) -> bool:
-    known = (rows for split, rows in splits.items() if split != "test")
-    return any(not answers["text"] for rows in known for answers in rows["answers"])
-
-
-def scores(found: squad.Answers, rows: Dataset, args: SquadArguments) -> dict[str, float]:
-    """The official ones of either version."""
+def score_answers(answers: squad.PredictedAnswers, rows: Dataset, data_args: SquadArguments) -> dict[str, float]:
+    """The official scores of SQuAD 1.1 or 2.0."""
     golds = squad.gold_answers(rows)
-    if args.version_2_with_negative:
-        return squad_v2_scores(found.texts, golds, found.null_odds, args.null_score_diff_threshold)
-    return squad_scores(found.predictions, golds)
-
-
-def demo(folder: Path) -> dict[str, Any]:
-    """Where a house is, its colour, its owner; some notices do not say."""
-    splits = {"train": squad.made_up_rows(2000, 0), "validation": squad.made_up_rows(200, 1)}
-    splits["test"] = squad.made_up_rows(50, 2)
-    texts = [text for row in splits["train"] for text in (row["context"], row["question"])]
-    flags = {"max_seq_length": 64, "doc_stride": 16, "learning_rate": 3e-3, "num_train_epochs": 4.0}
-    return flags | write_made_up(folder, texts, splits)
+    if data_args.version_2_with_negative:
+        return squad_v2_scores(answers.texts, golds, answers.null_odds, data_args.null_score_diff_threshold)
+    return squad_scores(answers.predictions, golds)
 
 
 if __name__ == "__main__":

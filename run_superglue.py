@@ -1,20 +1,26 @@
-"""Fine-tune on SuperGLUE by the published recipe of the checkpoint.
+r"""Fine-tune on SuperGLUE with the published settings for the checkpoint.
+
+ReCoRD:
 
     python run_superglue.py --model_name_or_path microsoft/deberta-v3-large --task_name record --output_dir record
 
-The official files in place of the Hub's, on several GPUs; COPA starts from a model fine-tuned on MNLI:
+COPA from the official files, from a model fine-tuned on MNLI as in the paper, on several GPUs:
 
     accelerate launch run_superglue.py --intermediate my-mnli --task_name copa --data_dir SuperGLUE/COPA --bf16 \
         --output_dir copa
 
-A model of RTE tells of the diagnostics too: --axb_file, --axg_file.
-`python -m hf_deberta.fine_tuning.tasks.superglue` makes the zip of a submission.
-See it work, offline: `python run_superglue.py --demo`. The same command goes on
-where it was stopped. Flags are those of Transformers' `run_glue.py` and ours; --help lists all.
+A demonstration on made-up rows, offline:
+
+    python run_superglue.py --demo
+
+A model fine-tuned on RTE predicts the diagnostics AX-b and AX-g too. To zip the files of a submission:
+python -m hf_deberta.fine_tuning.tasks.superglue.
+
+The same command resumes an interrupted run. The flags are those of Transformers' run_glue.py, and ours.
 """
 
+from argparse import Namespace
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,34 +35,38 @@ from transformers import (
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaForEntityChoice, HfDebertaForMultipleChoice, HfDebertaForSequenceClassification
-from hf_deberta.demos.made_up import write_made_up
-from hf_deberta.fine_tuning.arguments import FineTuningArguments, run_with_arguments
+from hf_deberta.demos.superglue import write_superglue_demo
+from hf_deberta.fine_tuning.arguments import FineTuningArguments, run_script
 from hf_deberta.fine_tuning.sift import SiftArguments
 from hf_deberta.fine_tuning.splits import DataArguments, read_splits
 from hf_deberta.fine_tuning.task_model import (
     ModelArguments,
     label_fields,
-    labels_in_order,
+    labels_in_checkpoint_order,
     load_model,
     load_tokenizer,
-    longest_input,
+    max_input_length,
 )
 from hf_deberta.fine_tuning.tasks import superglue
 from hf_deberta.fine_tuning.tasks.race import ChoiceCollator
 from hf_deberta.fine_tuning.trainer import (
     FineTuningTrainer,
-    evaluations_of,
+    logits_of,
     over_seeds,
+    save_prediction_metrics,
     train_and_evaluate,
     write_card_and_push,
 )
+from hf_deberta.runs.command_line import as_input_error
 from hf_deberta.runs.data_files import read_table
+from hf_deberta.runs.errors import InputError
 
-HUB = "aps/super_glue"
-HEADS = {
-    "sequence": (HfDebertaForSequenceClassification, AutoModelForSequenceClassification),
-    "choice": (HfDebertaForMultipleChoice, AutoModelForMultipleChoice),
-    "entity": (HfDebertaForEntityChoice, None),
+HUB_NAME = "aps/super_glue"
+DIAGNOSTICS = ("axb", "axg")
+HEADS: dict[str, tuple[Any, Any, Any]] = {  # our class, the class for other models, the data collator
+    "sequence": (HfDebertaForSequenceClassification, AutoModelForSequenceClassification, DataCollatorWithPadding),
+    "choice": (HfDebertaForMultipleChoice, AutoModelForMultipleChoice, ChoiceCollator),
+    "entity": (HfDebertaForEntityChoice, None, superglue.EntityCollator),
 }
 
 logger = logging.get_logger("run_superglue")
@@ -64,68 +74,76 @@ logger = logging.get_logger("run_superglue")
 
 @dataclass
 class SuperGlueArguments(DataArguments):
-    """Which task, and its data if not those of the Hub."""
+    """Which task, and the files of the diagnostics."""
 
-    task_name: str | None = field(default=None, metadata={"help": f"One of {', '.join(superglue.TASKS)}."})
-    axb_file: str | None = field(default=None, metadata={"help": "AX-b.jsonl, to be told of by a model of RTE."})
-    axg_file: str | None = field(default=None, metadata={"help": "AX-g.jsonl, to be told of by a model of RTE."})
+    task_name: str = field(default="", metadata={"help": f"One of {', '.join(superglue.TASKS)}."})
+    axb_file: str | None = field(default=None, metadata={"help": "AX-b.jsonl, to predict with --task_name rte."})
+    axg_file: str | None = field(default=None, metadata={"help": "AX-g.jsonl, to predict with --task_name rte."})
     doc_stride: int = field(
-        default=superglue.STRIDE, metadata={"help": "Tokens that neighbouring windows of a ReCoRD passage share."}
+        default=superglue.DEFAULT_STRIDE,
+        metadata={"help": "Number of tokens that neighbouring windows of a ReCoRD passage share."},
     )
 
-    def source(self, demo: bool = False) -> str:
-        return super().source(demo) if demo else f"SuperGLUE {superglue.TASKS[self.task_name].file}"
-
     def __post_init__(self) -> None:
-        self.task_name = name_of(self.task_name)
+        self.task_name = normalized_name(self.task_name)
         if self.task_name not in superglue.TASKS:
-            raise ValueError(f"--task_name is one of {', '.join(superglue.TASKS)}, not {self.task_name!r}")
+            raise InputError(f"--task_name must be one of {', '.join(superglue.TASKS)}, not {self.task_name!r}")
         if (self.axb_file or self.axg_file) and self.task_name != "rte":
-            raise ValueError(f"--axb_file and --axg_file are for --task_name rte, not {self.task_name}")
+            raise InputError(f"--axb_file and --axg_file need --task_name rte, not {self.task_name}")
+
+    def description(self, demo: bool = False) -> str:
+        return super().description(demo) if demo else f"SuperGLUE {superglue.TASKS[self.task_name].submission_name}"
 
 
-def name_of(task: str | None) -> str | None:
-    return task and task.lower().replace("-", "")
+def normalized_name(task_name: str) -> str:
+    return task_name.lower().replace("-", "")
+
+
+def recipe_task(flags: Namespace) -> str:
+    return normalized_name(flags.task_name) or "own"
 
 
 def main() -> None:
-    kinds = (ModelArguments, SuperGlueArguments, SiftArguments, FineTuningArguments)
-    run_with_arguments(kinds, lambda flags: name_of(flags.task_name) or "own", demo, fine_tune)
+    argument_classes = (ModelArguments, SuperGlueArguments, SiftArguments, FineTuningArguments)
+    run_script(argument_classes, fine_tune, recipe_task, write_superglue_demo)
 
 
 def fine_tune(
     model_args: ModelArguments, data_args: SuperGlueArguments, sift_args: SiftArguments, args: FineTuningArguments
 ) -> None:
-    # 1. The task and its rows
-    name, task = data_args.task_name, superglue.TASKS[data_args.task_name]
-    loading = model_args.downloads()
-    splits = read_splits(data_args, (HUB, name), loading=loading)
+    # 1. Rows of the task by split, and of the diagnostics by name
+    download_options = model_args.download_options()
+    splits = read_splits(data_args, (HUB_NAME, data_args.task_name), download_options=download_options)
     args.drop_missing_splits(splits)
-    rows = {(name, split): of for split, of in splits.items()}
-    if name == "rte" and args.do_predict:
-        rows |= diagnostics(data_args, loading)
-    rows = {
-        (one, split): superglue.flat_rows(of, split, one, data_args.mapping(f"reading {split}"))
-        for (one, split), of in rows.items()
-    }
-    for (one, split), of in rows.items():
-        logger.warning(f"{superglue.TASKS[one].file} {split}: {len(of):,} rows")
-        if not split.startswith("test") and not superglue.is_labelled(of, split, one):
-            raise ValueError(f"the {split} rows of {one} have no labels")
-    args.set_best_metric(task.metrics)
+    if data_args.task_name == "rte" and args.do_predict:
+        splits |= read_diagnostics(data_args, download_options)
+    rows = {}
+    for key, raw in splits.items():
+        name, split = task_and_split(key, data_args)
+        rows[key] = superglue.flatten_split(raw, split, name, data_args.map_options(f"reading {key}"))
+        logger.warning(f"{superglue.TASKS[name].submission_name} {split}: {len(rows[key]):,} rows")
+        if not split.startswith("test") and not superglue.has_labels(rows[key], split, name):
+            raise InputError(f"the {split} rows of {name} have no labels")
+    args.set_best_metric(superglue.TASKS[data_args.task_name].metrics)
 
-    # 2. Fine-tuning, evaluation, predictions: with one seed or several
-    over_seeds(args, lambda one: run(model_args, data_args, sift_args, one, rows))
+    # 2. Training, evaluation and predictions, once per seed
+    over_seeds(args, lambda seed_args: run(model_args, data_args, sift_args, seed_args, rows))
 
 
-def diagnostics(data_args: SuperGlueArguments, loading: dict[str, Any]) -> dict[tuple[str, str], Dataset]:
-    """The rows of AX-b and AX-g: of the files given; of the Hub, if the rows of RTE are."""
+def read_diagnostics(data_args: SuperGlueArguments, download_options: dict[str, Any]) -> dict[str, Dataset]:
+    """Rows of AX-b and AX-g: from the given files; from the Hub if RTE comes from the Hub."""
     files = {"axb": data_args.axb_file, "axg": data_args.axg_file}
-    given = {(name, "test"): read_table(file) for name, file in files.items() if file}
+    rows = {name: read_table(file) for name, file in files.items() if file}
     local = (data_args.data_dir, data_args.train_file, data_args.validation_file, data_args.test_file)
-    if given or any(local) or data_args.dataset_name:
-        return given
-    return {(name, "test"): load_dataset(HUB, name, split="test", **loading) for name in files}
+    if rows or any(local) or data_args.dataset_name:
+        return rows
+    with as_input_error(OSError):
+        return {name: load_dataset(HUB_NAME, name, split="test", **download_options) for name in DIAGNOSTICS}
+
+
+def task_and_split(key: str, data_args: SuperGlueArguments) -> tuple[str, str]:
+    """The task and the split of rows: ("axb", "test") for the diagnostics axb, ("rte", "train") for train."""
+    return (key, "test") if key in DIAGNOSTICS else (data_args.task_name, key)
 
 
 def run(
@@ -133,113 +151,70 @@ def run(
     data_args: SuperGlueArguments,
     sift_args: SiftArguments,
     args: FineTuningArguments,
-    rows: dict[tuple[str, str], Dataset],
+    rows: dict[str, Dataset],
 ) -> dict[str, float]:
-    # 1. Model and tokenizer
+    # 1. Tokenizer and model
     set_seed(args.seed)
-    name, task = data_args.task_name, superglue.TASKS[data_args.task_name]
+    task = superglue.TASKS[data_args.task_name]
     tokenizer = load_tokenizer(model_args)
-    ours, auto = HEADS[task.head]
+    deberta_class, auto_class, collator_class = HEADS[task.head]
     labels, fields = None, {}
     if task.head == "sequence":
-        labels = labels_in_order(task.labels, model_args)
+        labels = labels_in_checkpoint_order(task.labels, model_args)
         fields = {**label_fields(labels), "problem_type": "single_label_classification"}
-    model = load_model(model_args, ours, auto, **fields)
+    model = load_model(model_args, deberta_class, auto_class, do_train=args.do_train, **fields)
 
-    # 2. Rows as inputs
-    length = longest_input(data_args, tokenizer, model.config, default=256)
+    # 2. Model inputs
+    length = max_input_length(data_args.max_seq_length, tokenizer, model.config, default=256)
     with args.main_process_first(desc="tokenizing"):
-        inputs = {
-            (one, split): superglue.encode(
-                of,
-                split,
-                one,
-                tokenizer,
-                length,
-                labels,
-                data_args.doc_stride,
-                data_args.mapping(f"tokenizing {split}"),
+        inputs = {}
+        for key, key_rows in rows.items():
+            name, split = task_and_split(key, data_args)
+            options = data_args.map_options(f"tokenizing {key}")
+            inputs[key] = superglue.encode_split(
+                key_rows, split, name, tokenizer, length, labels, data_args.doc_stride, options
             )
-            for (one, split), of in rows.items()
-        }
-    evaluations = evaluations_of({split: of for (_, split), of in inputs.items()})
-    padding = (length if data_args.pad_to_max_length else None, 8 if args.fp16 or args.bf16 else None)
+
+    def compute_metrics(key: str, prediction: EvalPrediction) -> dict[str, float]:
+        name, split = task_and_split(key, data_args)
+        logits = logits_of(prediction.predictions)
+        if name == "record":
+            ranked = superglue.rank_entities(logits, inputs[key], rows[key])
+            return superglue.superglue_scores(name, rows[key], superglue.best_entities(ranked, rows[key]))
+        # number labels as the task does
+        task_number = np.array([task.labels.index(label) for label in labels or task.labels])
+        return superglue.superglue_scores(name, rows[key], task_number[logits.argmax(-1)], split)
 
     # 3. Training and evaluation
-    trainer = SuperGlueTrainer(
+    trainer = FineTuningTrainer(
         model=model,
         args=args,
         sift=sift_args,
-        train_dataset=inputs.get((name, "train")),
-        eval_dataset=evaluations.get(""),
+        splits=inputs,
+        metrics=compute_metrics,
         processing_class=tokenizer,
-        data_collator=collator(task.head, tokenizer, *padding),
-        about={"data": data_args.source(model_args.demo), "base": model_args.start},
-        rows={id(of): (*key, rows[key]) for key, of in inputs.items()},
-        labels=labels,
+        data_collator=collator_class(tokenizer, **data_args.padding_options(length, args)),
+        card_fields={"data": data_args.description(model_args.demo), "base": model_args.checkpoint},
     )
-    found = train_and_evaluate(trainer, evaluations)
+    metrics = train_and_evaluate(trainer)
 
-    # 4. Predictions of the rows without labels, and of the diagnostics
+    # 4. Predictions for test rows and diagnostics, and their metrics if they have labels
     if args.do_predict:
-        for (one, split), of in inputs.items():
+        for key in rows:
+            name, split = task_and_split(key, data_args)
             if split.startswith("test"):
-                prefix = split.replace("test", "predict", 1) if one == name else one
-                predicted = trainer.predict(of, metric_key_prefix=prefix)
-                if superglue.is_labelled(rows[one, split], split, one):
-                    trainer.log_metrics(prefix, predicted.metrics)
-                    trainer.save_metrics(prefix, predicted.metrics)
+                prefix = key.replace("test", "predict", 1)
+                predicted = trainer.predict_split(key, prefix)
+                if superglue.has_labels(rows[key], split, name):
+                    save_prediction_metrics(trainer, prefix, predicted.metrics)
                 if trainer.is_world_process_zero():
-                    told = trainer.told(predicted.predictions, of)
-                    superglue.write_predictions(Path(args.output_dir), one, rows[one, split], **told, labels=labels)
+                    logits = logits_of(predicted.predictions)
+                    ranked = superglue.rank_entities(logits, inputs[key], rows[key]) if name == "record" else None
+                    superglue.write_superglue_predictions(
+                        args.output_folder, name, rows[key], logits if ranked is None else None, ranked, labels
+                    )
     write_card_and_push(trainer)
-    return found
-
-
-def collator(head: str, tokenizer: Any, length: int | None, multiple: int | None) -> Any:
-    """Pads to the longest of the batch, or to a length; to a multiple of something if asked."""
-    if head == "sequence":
-        return DataCollatorWithPadding(tokenizer, "max_length" if length else "longest", length, multiple)
-    return (ChoiceCollator if head == "choice" else superglue.EntityCollator)(tokenizer, length, multiple)
-
-
-class SuperGlueTrainer(FineTuningTrainer):
-    """Scores rows: those of ReCoRD are cut into windows, those of MultiRC and AX-g belong together.
-
-    Args:
-        rows: (task, split, flat rows) of a data set of inputs, by its id().
-        labels: in the model's order.
-    """
-
-    def __init__(self, *args, rows: dict[int, tuple[str, str, Dataset]], labels: tuple[str, ...] | None, **kwargs):
-        super().__init__(*args, compute_metrics=self.scores, **kwargs)
-        self.rows, self.labels = rows, labels
-
-    def scores(self, found: EvalPrediction) -> dict[str, float]:
-        name, split, rows = self.rows[id(self.evaluated)]
-        told = self.told(found.predictions, self.evaluated)
-        if "ranked" in told:
-            return superglue.scores(name, rows, superglue.best_entities(told["ranked"], rows))
-        task = superglue.TASKS[name]
-        numbers = np.array([task.labels.index(label) for label in self.labels or task.labels])
-        return superglue.scores(name, rows, numbers[told["logits"].argmax(-1)], split)
-
-    def told(self, predictions: Any, inputs: Dataset) -> dict[str, Any]:
-        """Logits [rows, labels], or the ranked entities of each row."""
-        logits = predictions[0] if isinstance(predictions, tuple) else predictions
-        name, _, rows = self.rows[id(inputs)]
-        return {"ranked": superglue.ranked_entities(logits, inputs, rows)} if name == "record" else {"logits": logits}
-
-
-def demo(folder: Path) -> dict[str, Any]:
-    """ReCoRD about made-up matches: who won, or who lost?"""
-    splits = {"train": superglue.made_up_rows(2000, 0), "validation": superglue.made_up_rows(200, 1)}
-    splits["test"] = superglue.made_up_rows(50, 2)
-    for row in splits["test"]:
-        del row["qas"][0]["answers"]
-    texts = [row["passage"]["text"] + " " + row["qas"][0]["query"] for row in splits["train"]]
-    flags = {"task_name": "record", "max_seq_length": 64, "num_train_epochs": 3.0}
-    return {**flags, **write_made_up(folder, texts, splits)}
+    return metrics
 
 
 if __name__ == "__main__":

@@ -1,47 +1,49 @@
-"""One self-attention module of base width (768, 12 heads), projections included: forward, and forward with backward.
+"""Time one self-attention module of base width (768, 12 heads) with its projections: forward, and with backward.
 
     python benchmarks/attention.py                      # float32 on the CPU, 4096 tokens in rows of 128 to 4096
     python benchmarks/attention.py --device cuda --dtype bfloat16 --tokens 16384 --lengths 128 512 2048 8192
 
-Peers: in-tree DebertaV2, BERT with SDPA, ours with each backend. No padding. In eval mode without gradients ours
-remembers its projected tables, which in-tree projects anew. Writes benchmarks/results/attention.csv.
+Peers: in-tree DebertaV2, BERT with SDPA, ours with each backend; no padding. In eval mode without gradients ours
+caches its projected position tables, while in-tree projects them in each call. Writes benchmarks/results/attention.csv.
 """
 
 import argparse
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 import transformers
-from encoder import backends, models
-from timing import RESULTS, circumstances, interleaved, medians, write_rows
+from encoder import backends, make_models
+from timing import RESULTS, environment, medians, time_interleaved, write_rows
 
 from hf_deberta.model.attention_context import AttentionContext
 
-IN_TREE_FITS = 2048
+MAX_LENGTH_IN_TREE = 2048  # on the CPU
 
 
 def calls(
     peers: list[str], batch: int, length: int, device: str, dtype: torch.dtype, backward: bool
 ) -> dict[str, Callable]:
-    """One call per peer, on the first layer's attention of equal models."""
+    """Return a call per peer, which runs the attention of the first layer; models have equal weights."""
     states = torch.randn(batch, length, 768, device=device, dtype=dtype, requires_grad=backward)
-    found = {}
-    for peer, model in models(peers, classify=False).items():
+    peer_calls = {}
+    for peer, model in make_models(peers, classify=False).items():
         model = model.to(device, dtype).train(backward)
         attention = model.encoder.layer[0].attention.self
-        found[peer] = timed(forward_of(peer, model, attention, states), backward)
-    return found
+        peer_calls[peer] = step_of(forward_of(peer, model, attention, states), backward)
+    return peer_calls
 
 
-def forward_of(peer: str, model: torch.nn.Module, attention: torch.nn.Module, states: torch.Tensor) -> Callable:
+def forward_of(peer: str, model: Any, attention: Any, states: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Return a call that runs the attention module of a peer."""
     batch, length, _ = states.shape
     if peer == "bert":
         return lambda: attention(states)[0]
     if peer == "in-tree":
         mask = torch.ones(batch, 1, length, length, dtype=torch.bool, device=states.device)
         encoder = model.encoder
-        rows = encoder.get_rel_pos(states)  # once for all layers
+        rows = encoder.get_rel_pos(states)  # in-tree computes them once for all layers
         return lambda: attention(states, mask, relative_pos=rows, rel_embeddings=encoder.get_rel_embedding())[0]
     encoder = model.encoder
     shape = (batch, length)
@@ -54,7 +56,7 @@ def forward_of(peer: str, model: torch.nn.Module, attention: torch.nn.Module, st
     return forward
 
 
-def timed(forward: Callable[[], torch.Tensor], backward: bool) -> Callable[[], None]:
+def step_of(forward: Callable[[], torch.Tensor], backward: bool) -> Callable[[], None]:
     def call() -> None:
         with torch.set_grad_enabled(backward):
             output = forward()
@@ -75,18 +77,18 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     for length in arguments.lengths:
         peers = ["bert", *(f"ours {backend}" for backend in backends(arguments.device))]
-        if length <= IN_TREE_FITS or arguments.device == "cuda":
+        if length <= MAX_LENGTH_IN_TREE or arguments.device == "cuda":
             peers.insert(0, "in-tree")
         batch = max(arguments.tokens // length, 1)
         for mode in ("forward", "training"):
             dtype = getattr(torch, arguments.dtype)
             peer_calls = calls(peers, batch, length, arguments.device, dtype, mode == "training")
-            found = medians(interleaved(peer_calls, arguments.repeats, arguments.device))
-            times = ", ".join(f"{peer} {time:.1f} ms" for peer, time in found.items())
-            print(f"{batch} x {length}, {mode}: {times}", flush=True)
-            about = {"mode": mode, "case": f"{batch}x{length}", "dtype": arguments.dtype, "device": arguments.device}
-            about |= {"repeats": arguments.repeats, **circumstances(arguments.device)}
-            rows = [{"peer": peer, "milliseconds": f"{time:.2f}", **about} for peer, time in found.items()]
+            times = medians(time_interleaved(peer_calls, arguments.repeats, arguments.device))
+            text = ", ".join(f"{peer} {time:.1f} ms" for peer, time in times.items())
+            print(f"{batch} x {length}, {mode}: {text}", flush=True)
+            setting = {"mode": mode, "case": f"{batch}x{length}", "dtype": arguments.dtype, "device": arguments.device}
+            setting |= {"repeats": arguments.repeats, **environment(arguments.device)}
+            rows = [{"peer": peer, "milliseconds": f"{time:.2f}", **setting} for peer, time in times.items()]
             write_rows(RESULTS / "attention.csv", rows, ("peer", "mode", "case", "dtype", "device", "machine"))
 
 

@@ -1,27 +1,28 @@
-"""Disentangled attention on a GPU against its peers and against plain attention, the floor: time, memory, error.
+"""Measure time, memory and error of disentangled attention on a GPU against its peers and plain attention.
 
     python benchmarks/attention_gpu.py                                 # 12 heads of 64, bfloat16, 16k tokens a batch
     python benchmarks/attention_gpu.py --dtype float16 --lengths 512
     python benchmarks/attention_gpu.py --sweep --lengths 512 8192      # tiles, warps and stages of each kernel
     TRITON_INTERPRET=1 python benchmarks/attention_gpu.py --dry_run    # the same calls on the CPU, tiny; writes nothing
 
-Peers, each but flash checked against float64 before it is timed, on up to 1024 tokens:
+Peers; each one except flash is compared with float64 on up to 1024 tokens before it is timed:
 
-- flash: `scaled_dot_product_attention` with its flash kernel, without position terms
-- ours: the Triton backend; ours sdpa: the sdpa backend, where its bias fits
+- flash: `scaled_dot_product_attention` with its flash kernel, without position terms: a lower bound
+- ours: the Triton backend; ours sdpa: the sdpa backend, where its bias fits into memory
 - flex: FlexAttention with the same scores, read from two tables of products
-- gathered: the plain form in the given dtype, as in-tree Transformers computes it, where its scores fit
+- gathered: the plain form in the given dtype, as Transformers computes it, where its scores fit into memory
 - flashdeberta: where it is installed
-- disentangled-flash: where it is installed; its attention holds the projections, and so do flash and ours beside it
+- disentangled-flash: where it is installed; it includes the projections, so flash and ours are timed with them too
 
-A peer that fails or computes something else is left out with the reason; if it is one of ours, or if a length as a
-whole fails, the exit status says so at the end.
+A peer that fails or computes something else is skipped with the reason. If it is one of ours, or if a length fails as
+a whole, the script exits with an error at the end.
 
-Times are medians of CUDA events, peers taking turns. `gpu_milliseconds`: the GPU's own time, everything queued before
-it starts. `call_milliseconds`: from the call to the last kernel's end on an idle GPU, so what the host takes to queue
-is in it. Memory is the peak above what was there before the call: inputs, and for backward alone what forward left.
-An error is the largest of output and gradients, each by its norm; ours may have what tests allow, twice that of the
-reference in the dtype and one rounding. Writes benchmarks/results/attention_gpu.csv.
+Times are medians of CUDA events of interleaved calls. `gpu_milliseconds` is the GPU's own time, with everything queued
+before it starts. `call_milliseconds` is the time from the call to the end of the last kernel on an idle GPU, so it
+includes the time that the host needs to queue kernels. Memory is the peak minus what was allocated before the call: the
+inputs, and, for backward alone, what forward saved. The error is the largest relative error (by norm) of output and
+gradients. Ours may have what the tests allow: twice the error of the reference in the same dtype, plus one rounding.
+Writes benchmarks/results/attention_gpu.csv.
 """
 
 import argparse
@@ -32,10 +33,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from timing import RESULTS, circumstances, wait, write_rows
+from timing import RESULTS, environment, synchronize, write_rows
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import linear, scaled_dot_product_attention
 
@@ -45,43 +46,43 @@ from hf_deberta.model.relative_position import RelativePositions, rows_between, 
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
 TABLE = (512, 256)  # positions and buckets of v2 and v3
-SCORES_FIT = 2048  # tokens up to which peers that hold [B, H, N, N] take part
-CHECKED_TOKENS = 1024  # of the checks, which hold such scores in float64
-FLOORS = ("flash", "flash, projections")  # without position terms, so there is nothing to check
+MAX_LENGTH_OF_SCORES = 2048  # peers that store [B, H, N, N] are skipped for longer rows
+MAX_CHECKED_TOKENS = 1024  # the checks store such scores in float64
+LOWER_BOUNDS = ("flash", "flash, projections")  # without position terms, so they are not checked
 OURS = ("ours", "ours sdpa", "ours, projections")
-SOMETHING_ELSE = 0.5  # a relative error of a peer from which on it is no matter of rounding
+MAX_PEER_ERROR = 0.5  # relative; a larger error is not due to rounding
 SLEEP = 10_000_000  # cycles, about 5 ms: the GPU waits while the host queues a call
 
-Call = Callable[..., torch.Tensor]  # of the leaves
-Mode = tuple[Callable[[], object], Callable[[object], None]]  # what goes before and is not timed; what is
+Call = Callable[..., torch.Tensor]  # its arguments are the leaves
+Mode = tuple[Callable[[], object], Callable[[object], None]]  # a preparation that is not timed; the timed call
 
 
 class Contest(NamedTuple):
-    """Peers that take the same inputs, and what they must compute."""
+    """Peers with the same inputs, and the reference that they are compared with."""
 
     calls: dict[str, Call]
-    reference: Call  # in any dtype
+    reference: Call  # runs in any dtype
     leaves: list[torch.Tensor]
 
 
-def leaves_of(batch: int, length: int, given: argparse.Namespace) -> list[torch.Tensor]:
-    """query, key and value as projections leave them, and two tables."""
+def make_leaves(batch: int, length: int, args: argparse.Namespace) -> list[torch.Tensor]:
+    """Return query, key and value in the layout of the projections, and two position tables."""
     torch.manual_seed(0)
-    like = {"device": given.device, "dtype": getattr(torch, given.dtype)}
-    shape = (batch, length, given.heads, given.head_size)
+    like = {"device": args.device, "dtype": getattr(torch, args.dtype)}
+    shape = (batch, length, args.heads, args.head_size)
     states = [torch.randn(shape, **like).transpose(1, 2) for _ in range(3)]
-    tables = [torch.randn(given.heads, 2 * TABLE[1], given.head_size, **like) for _ in range(2)]
+    tables = [torch.randn(args.heads, 2 * TABLE[1], args.head_size, **like) for _ in range(2)]
     return [tensor.requires_grad_() for tensor in (*states, *tables)]
 
 
-def of_torch(batch: int, length: int, given: argparse.Namespace) -> Contest:
-    """What needs PyTorch and Triton only."""
-    calls = {"flash": flash, "ours": ours("triton", given.device)}
-    if length <= SCORES_FIT:
-        calls |= {"ours sdpa": ours("sdpa", given.device), "gathered": gathered(length, given.device)}
-    if given.device == "cuda":
-        calls["flex"] = flex(given.head_size)
-    return Contest(calls, ours("eager", given.device), leaves_of(batch, length, given))
+def torch_contest(batch: int, length: int, args: argparse.Namespace) -> Contest:
+    """Return the peers that need only PyTorch and Triton."""
+    calls = {"flash": flash, "ours": ours("triton", args.device)}
+    if length <= MAX_LENGTH_OF_SCORES:
+        calls |= {"ours sdpa": ours("sdpa", args.device), "gathered": gathered(length, args.device)}
+    if args.device == "cuda":
+        calls["flex"] = flex(args.head_size)
+    return Contest(calls, ours("eager", args.device), make_leaves(batch, length, args))
 
 
 def ours(backend: str, device: str) -> Call:
@@ -101,7 +102,7 @@ def flash(query, key, value, *_) -> torch.Tensor:
 
 
 def gathered(length: int, device: str) -> Call:
-    """Every step in the dtype of its inputs."""
+    """Return attention with gathered position scores, every step in the dtype of the inputs."""
     positions = torch.arange(length, device=device)
     row = rows_between(positions, positions, rows_of_distances(*TABLE).to(device))
 
@@ -118,7 +119,7 @@ def gathered(length: int, device: str) -> Call:
 def flex(size: int) -> Call:
     from torch.nn.attention.flex_attention import flex_attention
 
-    torch._dynamo.config.fail_on_recompile_limit_hit = True  # past the limit it would run unfused
+    torch._dynamo.config.fail_on_recompile_limit_hit = True  # beyond the limit it would silently run unfused
     compiled = torch.compile(flex_attention, dynamic=False)
     rows = rows_of_distances(*TABLE).to("cuda")
     k, scale = (len(rows) - 1) // 2, 1 / math.sqrt(3 * size)
@@ -135,9 +136,9 @@ def flex(size: int) -> Call:
     return attention
 
 
-def flashdeberta(batch: int, length: int, given: argparse.Namespace) -> Contest:
+def flashdeberta_contest(batch: int, length: int, args: argparse.Namespace) -> Contest:
     if find_spec("flashdeberta.ops.position") is None:
-        raise ImportError("a flashdeberta without flashdeberta.ops.position takes other tables than rows")
+        raise ImportError("this flashdeberta has no flashdeberta.ops.position: its tables have another layout")
     from flashdeberta.ops.flash_attention import flash_attention_with_disentangled
 
     def attention(query, key, value, position_key, position_query):
@@ -146,31 +147,31 @@ def flashdeberta(batch: int, length: int, given: argparse.Namespace) -> Contest:
         tables = position_key[None], position_query[None]
         return flash_attention_with_disentangled(query, key, value, None, *tables, **options)
 
-    calls = {"flash": flash, "ours": ours("triton", given.device), "flashdeberta": attention}
-    return Contest(calls, ours("eager", given.device), leaves_of(batch, length, given))
+    calls = {"flash": flash, "ours": ours("triton", args.device), "flashdeberta": attention}
+    return Contest(calls, ours("eager", args.device), make_leaves(batch, length, args))
 
 
-def disentangled_flash(batch: int, length: int, given: argparse.Namespace) -> Contest:
-    """Calls of states and relative table; the others with the same weights."""
+def disentangled_flash_contest(batch: int, length: int, args: argparse.Namespace) -> Contest:
+    """Return peers that project hidden states and position table themselves, with the same weights."""
     from disentangled_flash import TritonTrainingDisentangledSelfAttention
     from transformers import DebertaV2Config
 
-    width, like = given.heads * given.head_size, {"device": given.device, "dtype": getattr(torch, given.dtype)}
-    config = DebertaV2Config(
-        hidden_size=width, num_attention_heads=given.heads, relative_attention=True, position_buckets=TABLE[1],
-        max_position_embeddings=TABLE[0], max_relative_positions=TABLE[0], share_att_key=True,
-        pos_att_type=["c2p", "p2c"], attention_probs_dropout_prob=0.0, hidden_dropout_prob=0.0,
-    )  # fmt: skip
+    width, like = args.heads * args.head_size, {"device": args.device, "dtype": getattr(torch, args.dtype)}
+    fields: dict[str, Any] = {"hidden_size": width, "num_attention_heads": args.heads, "relative_attention": True}
+    fields |= {"position_buckets": TABLE[1], "max_position_embeddings": TABLE[0], "max_relative_positions": TABLE[0]}
+    fields |= {"share_att_key": True, "pos_att_type": ["c2p", "p2c"]}
+    fields |= {"attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0}
+    config = DebertaV2Config(**fields)
     torch.manual_seed(0)
     module = TritonTrainingDisentangledSelfAttention(config, assume_unpadded=True).to(**like)
     states = torch.randn(batch, length, width, **like, requires_grad=True)
     table = torch.randn(2 * TABLE[1], width, **like, requires_grad=True)
-    mask = torch.ones(batch, length, dtype=torch.bool, device=given.device)
+    mask = torch.ones(batch, length, dtype=torch.bool, device=args.device)
     weight = dict(module.named_parameters())
 
     def projected(name: str, tensor: torch.Tensor) -> torch.Tensor:
         out = linear(tensor, weight[f"{name}.weight"].to(tensor), weight[f"{name}.bias"].to(tensor))
-        return out.unflatten(-1, (given.heads, given.head_size)).transpose(-3, -2)
+        return out.unflatten(-1, (args.heads, args.head_size)).transpose(-3, -2)
 
     def attended(call: Call, states: torch.Tensor, *tables: torch.Tensor) -> torch.Tensor:
         own = (projected(name, states) for name in ("query_proj", "key_proj", "value_proj"))
@@ -183,22 +184,22 @@ def disentangled_flash(batch: int, length: int, given: argparse.Namespace) -> Co
 
     calls = {
         "flash, projections": lambda states, _: attended(flash, states),
-        "ours, projections": with_tables(ours("triton", given.device)),
+        "ours, projections": with_tables(ours("triton", args.device)),
         "disentangled-flash": lambda states, table: module(states, mask, rel_embeddings=table)[0],
     }
-    return Contest(calls, with_tables(ours("eager", given.device)), [states, table])
+    return Contest(calls, with_tables(ours("eager", args.device)), [states, table])
 
 
-OTHERS = {"flashdeberta": flashdeberta, "disentangled_flash": disentangled_flash}
+OPTIONAL_PEERS = {"flashdeberta": flashdeberta_contest, "disentangled_flash": disentangled_flash_contest}
 
 
 @contextmanager
-def may_fail(name: str, ours: bool) -> Iterator[None]:
-    """Whatever is raised, by a peer or by Triton's compiler, the others go on; of ours it says where as well."""
+def report_failure(name: str, ours: bool) -> Iterator[None]:
+    """Report any error of a peer or of Triton's compiler and continue; for ours, print the traceback as well."""
     try:
         yield
     except Exception as reason:
-        print(f"  {name} is left out: {type(reason).__name__}: {first_line(reason)}", flush=True)
+        print(f"  {name} is skipped: {type(reason).__name__}: {first_line(reason)}", flush=True)
         if ours:
             traceback.print_exc()
 
@@ -207,41 +208,43 @@ def first_line(reason: Exception) -> str:
     return str(reason).partition("\n")[0]
 
 
-def results(call: Call, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Output, and gradients of a weighted sum of it; the weights are numbers of every dtype."""
+def output_and_gradients(call: Call, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the output, and the gradients of a weighted sum of it; every dtype represents the weights exactly."""
     output = call(*leaves)
     weight = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).bfloat16().to(output)
     return [output.detach(), *torch.autograd.grad(output, leaves, weight)]
 
 
-def errors(contest: Contest) -> dict[str, float]:
-    """Of each call, and of the reference as "eager", against float64: the largest of output and gradients, or NaN."""
-    exact = results(contest.reference, [leaf.detach().double().requires_grad_() for leaf in contest.leaves])
+def relative_errors(contest: Contest) -> dict[str, float]:
+    """Return each call's largest relative error against float64 (or NaN), and that of the reference as "eager"."""
+    exact = output_and_gradients(
+        contest.reference, [leaf.detach().double().requires_grad_() for leaf in contest.leaves]
+    )
 
     def error(call: Call) -> float:
-        pairs = zip(results(call, contest.leaves), exact, strict=True)
+        pairs = zip(output_and_gradients(call, contest.leaves), exact, strict=True)
         return torch.stack([(x.double() - y).norm() / y.norm() for x, y in pairs]).max().item()
 
-    found = {"eager": error(contest.reference)}
+    result = {"eager": error(contest.reference)}
     for name, call in contest.calls.items():
-        if name not in FLOORS:
-            with may_fail(name, name in OURS):
-                found[name] = error(call)
-    return found
+        if name not in LOWER_BOUNDS:
+            with report_failure(name, name in OURS):
+                result[name] = error(call)
+    return result
 
 
 def is_right(name: str, error: dict[str, float], dtype: torch.dtype) -> bool:
-    """Whether a peer computes what it should; says its error."""
+    """Print a peer's error; return whether it is small enough."""
     if name not in error:
-        return name in FLOORS
-    allowed = 2 * error["eager"] + torch.finfo(dtype).eps if name in OURS else SOMETHING_ELSE
-    right = error[name] <= allowed  # not so of NaN
+        return name in LOWER_BOUNDS
+    allowed = 2 * error["eager"] + torch.finfo(dtype).eps if name in OURS else MAX_PEER_ERROR
+    right = error[name] <= allowed  # False for NaN
     print(f"  error of {name}: {error[name]:.1e}" + ("" if right else f" is WRONG, allowed {allowed:.1e}"), flush=True)
     return right
 
 
 def modes(call: Call, leaves: list[torch.Tensor]) -> dict[str, Mode]:
-    """Forward without gradients, backward alone, and both."""
+    """Return the calls to time: forward without gradients, backward alone, and both."""
     gradient = torch.randn_like(call(*leaves))
 
     def forward(_):
@@ -265,7 +268,11 @@ def modes(call: Call, leaves: list[torch.Tensor]) -> dict[str, Mode]:
 
 
 def elapsed(mode: Mode, queued: bool) -> tuple[float, bool]:
-    """Milliseconds of a call by events. With `queued` the GPU sleeps meanwhile, and whether it slept long enough."""
+    """Return the milliseconds of a call, and whether the host queued it in time.
+
+    Args:
+        queued: let the GPU sleep until the host has queued all kernels.
+    """
     before, call = mode
     prepared = before()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -281,7 +288,7 @@ def elapsed(mode: Mode, queued: bool) -> tuple[float, bool]:
 
 
 def milliseconds(calls: dict[str, Mode], repeats: int) -> dict[str, tuple[float, float]]:
-    """Medians of the GPU's own time and of the call's; peers take turns, after three rounds that do not count."""
+    """Return medians of GPU time and call time. Peers take turns; three warm-up rounds are not counted."""
     times: dict[tuple[str, bool], list[float]] = {(name, queued): [] for name in calls for queued in (True, False)}
     late = set()
     for turn in range(-3, repeats):
@@ -291,7 +298,10 @@ def milliseconds(calls: dict[str, Mode], repeats: int) -> dict[str, tuple[float,
                 times[name, queued].append(time)
                 late |= set() if in_time else {name}
     for name in sorted(late):
-        print(f"  {name} took longer to queue than the GPU slept: the host is in its gpu_milliseconds", flush=True)
+        print(
+            f"  {name}: the GPU woke before all was queued; gpu_milliseconds include the host's time",
+            flush=True,
+        )
     return {name: (median(times[name, True]), median(times[name, False])) for name in calls}
 
 
@@ -306,70 +316,72 @@ def peak_megabytes(mode: Mode) -> float:
     return (torch.cuda.max_memory_allocated() - held) / 2**20
 
 
-def measure(length: int, contest_of: Callable[..., Contest], given: argparse.Namespace) -> bool:
-    """Check, time and write one length; whether all of ours took part."""
+def measure(length: int, make_contest: Callable[..., Contest], args: argparse.Namespace) -> bool:
+    """Check, time and write one length; return whether all of ours were timed."""
     torch.compiler.reset()  # all lengths share one cache of eight shapes
-    batch = max(given.tokens // length, 1)
-    error = errors(contest_of(1, min(length, CHECKED_TOKENS), given))
-    contest = contest_of(batch, length, given)
+    batch = max(args.tokens // length, 1)
+    error = relative_errors(make_contest(1, min(length, MAX_CHECKED_TOKENS), args))
+    contest = make_contest(batch, length, args)
     ready: dict[str, dict[str, Mode]] = {}
     for name, call in contest.calls.items():
         if is_right(name, error, contest.leaves[0].dtype):
-            with may_fail(name, name in OURS):
-                ready[name] = warmed(modes(call, contest.leaves), given.device)
-    if given.dry_run:
+            with report_failure(name, name in OURS):
+                ready[name] = warm_up(modes(call, contest.leaves), args.device)
+    if args.dry_run:
         print(f"  run: {', '.join(ready)}", flush=True)
     else:
-        write_times(ready, error, f"{batch}x{length}", given)
+        write_times(ready, error, f"{batch}x{length}", args)
     return all(name in ready for name in contest.calls if name in OURS)
 
 
-def warmed(found: dict[str, Mode], device: str) -> dict[str, Mode]:
-    """The same, after one run, which compiles, and fails here if it fails."""
-    for before, call in found.values():
+def warm_up(mode_calls: dict[str, Mode], device: str) -> dict[str, Mode]:
+    """Run each mode once, so that it is compiled; return the modes."""
+    for before, call in mode_calls.values():
         call(before())
-        wait(device)
-    return found
+        synchronize(device)
+    return mode_calls
 
 
-def write_times(ready: dict[str, dict[str, Mode]], error: dict[str, float], case: str, given) -> None:
-    about = {"case": case, "heads": f"{given.heads}x{given.head_size}", "dtype": given.dtype}
-    about |= {"repeats": given.repeats, **circumstances("cuda"), "triton": triton_version()}
+def write_times(ready: dict[str, dict[str, Mode]], error: dict[str, float], case: str, args) -> None:
+    setting = {"case": case, "heads": f"{args.heads}x{args.head_size}", "dtype": args.dtype}
+    setting |= {"repeats": args.repeats, **environment("cuda"), "triton": triton_version()}
     for mode in ("forward", "backward", "both"):
-        found = milliseconds({name: kinds[mode] for name, kinds in ready.items()}, given.repeats)
-        floor = next((found[name][0] for name in FLOORS if name in found), None)  # flash knows no float32
+        times = milliseconds({name: kinds[mode] for name, kinds in ready.items()}, args.repeats)
+        flash_time = next(
+            (times[name][0] for name in LOWER_BOUNDS if name in times), None
+        )  # flash has no float32 kernel
         rows = []
-        for name, (gpu, call) in found.items():
+        for name, (gpu, call) in times.items():
             row = {"peer": name, "mode": mode, "gpu_milliseconds": f"{gpu:.3f}", "call_milliseconds": f"{call:.3f}"}
-            row |= {"over_flash": f"{gpu / floor:.2f}" if floor else ""}
+            row |= {"over_flash": f"{gpu / flash_time:.2f}" if flash_time else ""}
             row |= {"peak_megabytes": f"{peak_megabytes(ready[name][mode]):.0f}"}
             row |= {"error": f"{error[name]:.1e}" if name in error else "", "eager_error": f"{error['eager']:.1e}"}
-            rows.append({**row, **about})
-        times = ", ".join(f"{name} {gpu:.3f} ({call:.3f})" for name, (gpu, call) in found.items())
-        print(f"  {mode}, ms of GPU (of the call): {times}", flush=True)
+            rows.append({**row, **setting})
+        text = ", ".join(f"{name} {gpu:.3f} ({call:.3f})" for name, (gpu, call) in times.items())
+        print(f"  {mode}, ms of GPU (of the call): {text}", flush=True)
         if rows:
             write_rows(RESULTS / "attention_gpu.csv", rows, ("peer", "mode", "case", "heads", "dtype", "machine"))
 
 
-def sweep(length: int, given: argparse.Namespace) -> None:
-    """Microseconds of each kernel for each tile, number of warps and of stages; prints, and writes nothing."""
-    contest = of_torch(max(given.tokens // length, 1), length, given)
-    for tile, warps, stages in itertools.product(given.tiles, (4, 8), (1, 2, 3)):
+def sweep(length: int, args: argparse.Namespace) -> None:
+    """Print the microseconds of each kernel for each tile size, number of warps and number of stages."""
+    contest = torch_contest(max(args.tokens // length, 1), length, args)
+    for tile, warps, stages in itertools.product(args.tiles, (4, 8), (1, 2, 3)):
         launch = (tile, ((warps, stages),) * 3)
         attention_triton.LAUNCHES.update(dict.fromkeys(attention_triton.LAUNCHES, launch))
         try:
             before, both = modes(contest.calls["ours"], contest.leaves)["both"]
             both(before())
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-                for _ in range(given.repeats):
+                for _ in range(args.repeats):
                     both(before())
                 torch.cuda.synchronize()
         except Exception as reason:  # more shared memory than there is, in one of several classes
             print(f"  tile {tile}, {warps} warps, {stages} stages: {first_line(reason)}", flush=True)
             continue
-        found = {event.key: event.self_device_time_total / given.repeats for event in profile.key_averages()}
-        times = ", ".join(f"{name} {time:.0f}" for name, time in found.items() if name.endswith("_kernel"))
-        print(f"  tile {tile}, {warps} warps, {stages} stages: {times}", flush=True)
+        times = {event.key: event.self_device_time_total / args.repeats for event in profile.key_averages()}
+        text = ", ".join(f"{name} {time:.0f}" for name, time in times.items() if name.endswith("_kernel"))
+        print(f"  tile {tile}, {warps} warps, {stages} stages: {text}", flush=True)
 
 
 def triton_version() -> str:
@@ -378,10 +390,10 @@ def triton_version() -> str:
     return triton.__version__
 
 
-def contests(given: argparse.Namespace) -> list[Callable[..., Contest]]:
-    """Other people's kernels come last: after an illegal memory access nothing runs in this process any more."""
-    installed = [contest for name, contest in OTHERS.items() if find_spec(name)]
-    return [of_torch] if given.dry_run or given.sweep else [of_torch, *installed]
+def contests(args: argparse.Namespace) -> list[Callable[..., Contest]]:
+    """Return what to measure, other packages last: their illegal memory access would make this process unusable."""
+    installed = [contest for name, contest in OPTIONAL_PEERS.items() if find_spec(name)]
+    return [torch_contest] if args.dry_run or args.sweep else [torch_contest, *installed]
 
 
 def main() -> None:
@@ -392,29 +404,29 @@ def main() -> None:
     parser.add_argument("--head_size", type=int, default=64)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--sweep", action="store_true", help="time our kernels alone, with other launches")
-    parser.add_argument("--tiles", type=int, nargs="+", default=(32, 64), help="of the sweep; 128 compiles for long")
-    parser.add_argument("--dry_run", action="store_true", help="tiny, in Triton's interpreter on the CPU")
-    given = parser.parse_args()
-    given.device = "cpu" if given.dry_run else "cuda"
-    if given.dry_run:
-        given.lengths, given.tokens, given.heads, given.head_size, given.dtype = [20], 20, 1, 16, "float32"
+    parser.add_argument("--sweep", action="store_true", help="time our kernels with other tiles, warps and stages")
+    parser.add_argument("--tiles", type=int, nargs="+", default=(32, 64), help="of --sweep; 128 takes long to compile")
+    parser.add_argument("--dry_run", action="store_true", help="run tiny calls on the CPU; needs TRITON_INTERPRET=1")
+    args = parser.parse_args()
+    args.device = "cpu" if args.dry_run else "cuda"
+    if args.dry_run:
+        args.lengths, args.tokens, args.heads, args.head_size, args.dtype = [20], 20, 1, 16, "float32"
     elif not torch.cuda.is_available():
-        raise SystemExit("this benchmark needs a CUDA device; --dry_run with TRITON_INTERPRET=1 does without")
+        raise SystemExit("this benchmark needs a CUDA device; use TRITON_INTERPRET=1 and --dry_run to try it without")
     failed = []
-    for contest in contests(given):
-        for length in given.lengths:
-            print(f"{max(given.tokens // length, 1)} x {length}", flush=True)
-            if given.sweep:
-                sweep(length, given)
+    for contest in contests(args):
+        for length in args.lengths:
+            print(f"{max(args.tokens // length, 1)} x {length}", flush=True)
+            if args.sweep:
+                sweep(length, args)
                 continue
-            whole = False
-            with may_fail(f"{contest.__name__} at {length}", contest is of_torch):
-                whole = measure(length, contest, given)
-            if contest is of_torch and not whole:
+            succeeded = False
+            with report_failure(f"{contest.__name__} at {length}", contest is torch_contest):
+                succeeded = measure(length, contest, args)
+            if contest is torch_contest and not succeeded:
                 failed.append(str(length))
     if failed:
-        raise SystemExit(f"something of ours failed or was wrong at {', '.join(failed)} tokens: see above")
+        raise SystemExit(f"a peer of ours failed or was wrong at {', '.join(failed)} tokens, see above")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
-"""What the compiler makes of the Triton kernels, without a GPU: registers, spills, shared memory, instructions.
+"""Report what the Triton kernels compile to, without a GPU: registers, spills, shared memory, instructions.
 
-Of one far and one near tile: issue slots (instructions times warps, over the four schedulers of a multiprocessor) and
-cycles of shared memory (of 128 bytes; bank conflicts and copies from global memory are not in). `times_computed` is
-how often the warps compute a product, at most: more than once where there are more rows of warps than of the tile.
+For one far and one near tile: issue slots (instructions times warps, divided by the four schedulers of a
+multiprocessor) and cycles of shared memory (128 bytes each, without bank conflicts and copies from global memory).
+`times_computed` is the largest number of times that the warps compute a product: more than once where the warps cover
+more rows than the tile has.
 
     python benchmarks/attention_triton_aot.py                                  # as launched on sm_80, sm_90 and sm_100
     python benchmarks/attention_triton_aot.py --arch 90 --tile 64 --launch 8 1   # other warps and stages
 
-Both terms, far keys, no mask; --mask, --dropout and --packed switch those on. Needs triton, whose own ptxas and
-cuobjdump are used, and no GPU. Writes benchmarks/results/attention_triton_aot.csv.
+By default with both position terms and far keys, without mask; --mask, --dropout and --packed add those. Needs triton,
+whose ptxas and cuobjdump it uses, and no GPU. Writes benchmarks/results/attention_triton_aot.csv.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from hf_deberta.model.attention_triton_backward import own_gradients_kernel, tab
 from hf_deberta.model.attention_triton_forward import forward_kernel
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-FLOATS = ("far_query", "far_key", "far_own", "far_other", "log_sum", "delta")
+FLOATS: tuple[str, ...] = ("far_query", "far_key", "far_own", "far_other", "log_sum", "delta")
 FLOATS += ("far_gradient", "key_gradient", "query_gradient")
 INTEGERS = ("batch", "heads", "tokens", "head_size", "blocks", "NEAR", "rows", "row_step")
 SCALARS = ("dropout_p",)
@@ -45,8 +46,8 @@ def type_of(argument: str, dtype: str) -> str:
     return kinds.get(argument, f"*{dtype}")
 
 
-def compiled(kernel: triton.JITFunction, arch: int, dtype: str, constants: dict, warps: int, stages: int):
-    """A kernel for pointers and sizes that divide by 16, as a launch finds them."""
+def compile_kernel(kernel: triton.JITFunction, arch: int, dtype: str, constants: dict, warps: int, stages: int):
+    """Compile a kernel for pointers and sizes that are multiples of 16, as in a usual launch."""
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     signature = {name: "constexpr" if name in constants else type_of(name, dtype) for name in kernel.arg_names}
     divide = [name for name, kind in signature.items() if kind[0] == "*" or name in ("head_size", "tokens")]
@@ -56,44 +57,45 @@ def compiled(kernel: triton.JITFunction, arch: int, dtype: str, constants: dict,
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
 
-def figures(found) -> dict[str, object]:
-    """Registers and stack of a thread, shared memory of a program, what a tile costs, instructions by kind."""
+def statistics(binary) -> dict[str, object]:
+    """Return registers and stack of a thread, shared memory of a program, costs of a tile, instructions by kind."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(found.asm["cubin"])
+        file.write(binary.asm["cubin"])
         file.flush()
         usage, code = (
             subprocess.run([CUOBJDUMP, flag, file.name], capture_output=True, text=True, check=True).stdout
             for flag in ("--dump-resource-usage", "--dump-sass")
         )
-    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", usage).groups()
+    ((registers, stack),) = re.findall(r"REG:(\d+) STACK:(\d+)", usage)[:1]
     lines = re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+ )?(.*?) *;", code, flags=re.MULTILINE)
     counts = Counter(re.split(r"[. ]", line)[0] for *_, line in lines)
     return {
         "registers": int(registers),
         "stack_bytes": int(stack),
-        "shared_bytes": found.metadata.shared,
+        "shared_bytes": binary.metadata.shared,
         "instructions": len(lines),
-        **costs_of_tiles(lines, found.metadata.num_warps),
-        "times_computed": times_computed(found.asm["ttgir"]),
+        **costs_of_tiles(lines, binary.metadata.num_warps),
+        "times_computed": times_computed(binary.asm["ttgir"]),
         **{name: counts[name] for name in INSTRUCTIONS},
     }
 
 
 def costs_of_tiles(lines: list[tuple[str, str, str]], warps: int) -> dict[str, int | str]:
-    """Issue slots and cycles of shared memory of a far and of a near tile: of three loops the first and the last.
+    """Return issue slots and cycles of shared memory of a far and a near tile.
 
-    With one loop, tiles are near; a loop around others is none of a tile.
+    With three loops, the first computes far tiles and the last near tiles; a single loop computes near tiles. A loop
+    that contains other loops computes no tile.
     """
-    place = {int(address, 16): index for index, (address, *_) in enumerate(lines)}
-    found = []
+    index_of = {int(address, 16): index for index, (address, *_) in enumerate(lines)}
+    loops = []
     for end, (_, condition, line) in enumerate(lines):
         if line == "EXIT" and not condition:
-            break  # what follows waits, and goes back to where it came from
+            break  # the code after it waits and jumps back
         target = re.match(r"BRA.*?0x([0-9a-f]+)", line)
-        begin = place[int(target[1], 16)] if target else end
+        begin = index_of[int(target[1], 16)] if target else end
         if any("MMA" in line for *_, line in lines[begin:end]):
-            found.append((begin, end + 1))
-    inner = [loop for loop in found if not any(loop[0] <= other[0] < other[1] < loop[1] for other in found)]
+            loops.append((begin, end + 1))
+    inner = [loop for loop in loops if not any(loop[0] <= other[0] < other[1] < loop[1] for other in loops)]
     costs = {}
     for name, loop in (("far", inner[0] if len(inner) == 3 else None), ("near", inner[-1] if inner else None)):
         body = [line for *_, line in lines[slice(*loop)]] if loop else []
@@ -103,7 +105,7 @@ def costs_of_tiles(lines: list[tuple[str, str, str]], warps: int) -> dict[str, i
 
 
 def shared_cycles(line: str) -> int:
-    """Of an instruction in four warps; four of them make one HGMMA, whose first factor may be in registers."""
+    """Return the cycles of an instruction in four warps; an HGMMA takes four, its first factor may be in registers."""
     if words := re.match(r"(?:LDS|STS)(?:\.U)?(?:\.(64|128))? ", line):
         return 4 * int(words[1] or 32) // 32
     if pieces := re.match(r"(?:LDSM|STSM)\.16\.\w+(?:\.(\d))? ", line):
@@ -122,7 +124,7 @@ def times_computed(ttgir: str) -> int:
 
 
 def kernels(constants: dict) -> Iterator[tuple[str, triton.JITFunction, dict, int]]:
-    """Name, kernel, constants and place in a row of LAUNCHES."""
+    """Yield name, kernel, constants, and index in a row of LAUNCHES."""
     yield "forward", forward_kernel, constants, 0
     for keys, name in ((False, "own_gradients, dq"), (True, "own_gradients, dk and dv")):
         yield name, own_gradients_kernel, {**constants, "OWN": True, "OTHER": True, "KEYS": keys}, 1
@@ -137,28 +139,28 @@ def main() -> None:
     parser.add_argument("--precision", default="ieee", choices=("ieee", "tf32"))
     parser.add_argument("--tile", type=int)
     parser.add_argument("--launch", type=int, nargs=2, metavar=("WARPS", "STAGES"))
-    parser.add_argument("--kernels", nargs="+", help="names that begin so, all by default")
+    parser.add_argument("--kernels", nargs="+", help="only kernels whose names start with one of these; default: all")
     parser.add_argument("--mask", default="none", choices=("none", "tokens", "pairs"))
     for flag in ("--dropout", "--packed", "--causal"):
         parser.add_argument(flag, action="store_true")
-    given = parser.parse_args()
-    constants = {"C2P": True, "P2C": True, "FAR": True, "MASK": given.mask, "CAUSAL": given.causal}
-    constants |= {"PACKED": given.packed, "DROPOUT": given.dropout, "PRECISION": given.precision}
-    for arch in given.arch:
-        chip = "float32" if given.dtype == "fp32" else CHIPS.get(arch // 10, "others")
+    args = parser.parse_args()
+    constants = {"C2P": True, "P2C": True, "FAR": True, "MASK": args.mask, "CAUSAL": args.causal}
+    constants |= {"PACKED": args.packed, "DROPOUT": args.dropout, "PRECISION": args.precision}
+    for arch in args.arch:
+        chip = "float32" if args.dtype == "fp32" else CHIPS.get(arch // 10, "others")
         tile, launches = LAUNCHES[chip]
-        sizes = {"T": given.tile or tile, "D": 1 << (given.head_size - 1).bit_length()}
-        for name, kernel, values, place in kernels({**constants, **sizes}):
-            if given.kernels and not name.startswith(tuple(given.kernels)):
+        sizes = {"T": args.tile or tile, "D": 1 << (args.head_size - 1).bit_length()}
+        for name, kernel, values, column in kernels({**constants, **sizes}):
+            if args.kernels and not name.startswith(tuple(args.kernels)):
                 continue
-            warps, stages = given.launch or launches[place if sizes["D"] <= 64 else -1]
-            case = {"kernel": name, "arch": f"sm_{arch}", "dtype": given.dtype, "head_size": given.head_size}
-            case |= {"precision": given.precision, "mask": given.mask, "causal": given.causal, "packed": given.packed}
-            case |= {"dropout": given.dropout, "tile": sizes["T"], "warps": warps, "stages": stages}
-            found = figures(compiled(kernel, arch, given.dtype, values, warps, stages))
-            about = {"triton": triton.__version__, "date": datetime.date.today().isoformat()}
-            print(f"{name}, sm_{arch}, {warps} warps, {stages} stages: {found}", flush=True)
-            write_rows(RESULTS / "attention_triton_aot.csv", [{**case, **found, **about}], (*case, "triton"))
+            warps, stages = args.launch or launches[column if sizes["D"] <= 64 else -1]
+            case = {"kernel": name, "arch": f"sm_{arch}", "dtype": args.dtype, "head_size": args.head_size}
+            case |= {"precision": args.precision, "mask": args.mask, "causal": args.causal, "packed": args.packed}
+            case |= {"dropout": args.dropout, "tile": sizes["T"], "warps": warps, "stages": stages}
+            result = statistics(compile_kernel(kernel, arch, args.dtype, values, warps, stages))
+            versions = {"triton": triton.__version__, "date": datetime.date.today().isoformat()}
+            print(f"{name}, sm_{arch}, {warps} warps, {stages} stages: {result}", flush=True)
+            write_rows(RESULTS / "attention_triton_aot.csv", [{**case, **result, **versions}], (*case, "triton"))
 
 
 if __name__ == "__main__":

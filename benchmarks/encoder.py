@@ -1,34 +1,41 @@
-"""A whole base-size encoder (12 x 768) against its peers: forward, or a training step.
+"""Time a whole base-size encoder (12 x 768) against its peers: a forward pass or a training step.
 
     python benchmarks/encoder.py                              # forward, float32, all cases
     python benchmarks/encoder.py --mode training --cases 8x128 mnli
     python benchmarks/encoder.py --device cuda --dtype bfloat16
 
-Peers: in-tree DebertaV2 (eager, all it has), BERT with SDPA (the same matrices without position terms, a floor), ours
-with each backend, and on processors where oneDNN helps without it as well, in-tree under `hf_deberta.enable()`, and
-`disentangled-flash` and `flashdeberta` where they are installed and can run. DeBERTa peers hold the same weights. A
-case is batch x tokens without padding; "mnli" is a padded batch of 32 sentence pairs, through the sequence
-classifiers. A peer that fails is left out with the reason; if it is one of ours, the exit status says so at the end.
-Writes benchmarks/results/encoder.csv.
+Peers, by their names in the result file (docs/benchmarks.md explains them):
+
+- in-tree: Transformers' DebertaV2, which has eager attention only
+- enabled: the same while `hf_deberta.enable()` is on
+- bert: BERT with SDPA, which has the same matrices without position terms
+- ours sdpa, ours eager, ours triton: this package with each backend
+- ours sdpa, no oneDNN: only on processors where oneDNN is used
+- disentangled-flash, flashdeberta: where they are installed and can run
+
+All DeBERTa peers hold the same weights. A case is batch x tokens without padding; "mnli" is a padded batch of 32
+sentence pairs, computed by the sequence classifiers. A peer that fails is skipped with the reason; if it is one of
+ours, the script exits with an error at the end. Writes benchmarks/results/encoder.csv.
 """
 
 import argparse
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import transformers
-from timing import RESULTS, circumstances, interleaved, medians, wait, write_rows
+from timing import RESULTS, environment, medians, synchronize, time_interleaved, write_rows
 
 import hf_deberta
 from hf_deberta.model.attention import BACKENDS
 from hf_deberta.model.dense import prefers_onednn
 
-# tokens of 32 pairs of MNLI's validation set, drawn at random, in word pieces of a 30k vocabulary
-MNLI_LENGTHS = (40, 27, 33, 39, 75, 68, 85, 81, 33, 33, 64, 53, 13, 34, 45, 81)
-MNLI_LENGTHS += (85, 31, 59, 68, 34, 45, 36, 51, 37, 32, 16, 67, 30, 64, 37, 101)
+# Lengths of 32 random pairs of MNLI's validation set, in word pieces of a 30k vocabulary.
+MNLI_LENGTHS = [40, 27, 33, 39, 75, 68, 85, 81, 33, 33, 64, 53, 13, 34, 45, 81]
+MNLI_LENGTHS += [85, 31, 59, 68, 34, 45, 36, 51, 37, 32, 16, 67, 30, 64, 37, 101]
 CASES = ("1x32", "1x128", "8x128", "2x512", "1x2048", "mnli")
-BASE = {
+BASE: dict[str, Any] = {
     "vocab_size": 1000,
     "hidden_size": 768,
     "num_hidden_layers": 12,
@@ -36,7 +43,7 @@ BASE = {
     "intermediate_size": 3072,
     "num_labels": 3,
 }
-V3 = {
+V3: dict[str, Any] = {
     "relative_attention": True,
     "position_buckets": 256,
     "share_att_key": True,
@@ -46,51 +53,51 @@ V3 = {
     "max_position_embeddings": 512,
     "type_vocab_size": 0,
 }
-EXACT = 1e-4  # peers whose float32 states are further from in-tree's are not the same model
+MAX_DIFFERENCE = 1e-4  # in float32; a DeBERTa peer that differs more from in-tree is not the same model
 
 
-def models(peers: list[str], classify: bool) -> dict[str, torch.nn.Module]:
-    """One model per peer that is installed; DeBERTa ones with equal weights."""
+def make_models(peers: list[str], classify: bool) -> dict[str, Any]:
+    """Return a model for each peer; those of DeBERTa have equal weights."""
     torch.manual_seed(0)
     config = transformers.DebertaV2Config(**BASE, **V3)
-    kind = transformers.DebertaV2ForSequenceClassification if classify else transformers.DebertaV2Model
-    in_tree = kind(config)
-    ours_kind = hf_deberta.HfDebertaForSequenceClassification if classify else hf_deberta.HfDebertaModel
-    made = {}
+    their_class = transformers.DebertaV2ForSequenceClassification if classify else transformers.DebertaV2Model
+    in_tree = their_class(config)
+    our_class = hf_deberta.HfDebertaForSequenceClassification if classify else hf_deberta.HfDebertaModel
+    models: dict[str, Any] = {}
     for peer in peers:
         if peer == "in-tree":
-            made[peer] = in_tree
+            models[peer] = in_tree
         elif peer == "bert":
-            bert_kind = transformers.BertForSequenceClassification if classify else transformers.BertModel
-            made[peer] = bert_kind(transformers.BertConfig(**BASE, max_position_embeddings=8192))
+            bert_class: Any = transformers.BertForSequenceClassification if classify else transformers.BertModel
+            models[peer] = bert_class(transformers.BertConfig(**BASE, max_position_embeddings=8192))
         elif peer in ("disentangled-flash", "enabled"):
-            made[peer] = kind(config)
+            models[peer] = their_class(config)
         elif peer == "flashdeberta":
-            made[peer] = flashdeberta(classify)(config)
+            models[peer] = flashdeberta_class(classify)(config)
         else:
-            made[peer] = ours_kind(hf_deberta.HfDebertaConfig.from_dict(config.to_dict()))
-            made[peer].set_attn_implementation(peer.removeprefix("ours ").partition(",")[0])
+            models[peer] = our_class(hf_deberta.HfDebertaConfig.from_dict(config.to_dict()))
+            models[peer].set_attn_implementation(peer.removeprefix("ours ").partition(",")[0])
         if peer not in ("in-tree", "bert"):
-            made[peer].load_state_dict(in_tree.state_dict(), strict=False)
-    return made
+            models[peer].load_state_dict(in_tree.state_dict(), strict=False)
+    return models
 
 
-def flashdeberta(classify: bool) -> type:
+def flashdeberta_class(classify: bool) -> type:
     import flashdeberta
 
     return flashdeberta.FlashDebertaV2ForSequenceClassification if classify else flashdeberta.FlashDebertaV2Model
 
 
 def backends(device: str) -> list[str]:
-    """Ours that are different things there: elsewhere than on CUDA, "triton" is "sdpa"."""
+    """Return our backends that differ on the device: off CUDA, "triton" falls back to "sdpa"."""
     return [backend for backend in BACKENDS if backend != "triton" or device == "cuda"]
 
 
-def available(device: str) -> list[str]:
-    """Peers that are installed and can run there."""
+def available_peers(device: str) -> list[str]:
+    """Return the peers that are installed and can run on the device."""
     peers = ["in-tree", "bert", *(f"ours {backend}" for backend in backends(device)), "enabled"]
     if device == "cpu" and prefers_onednn():
-        peers.append("ours sdpa, no oneDNN")  # what other processors have
+        peers.append("ours sdpa, no oneDNN")  # as on other processors
     for name, module, cuda_only in (
         ("disentangled-flash", "disentangled_flash", False),
         ("flashdeberta", "flashdeberta", True),
@@ -99,15 +106,15 @@ def available(device: str) -> list[str]:
             continue
         try:
             __import__(module)
-        except Exception as reason:  # not installed, or made for another version of what it imports
-            print(f"{name} is left out: {reason}")
+        except Exception as reason:  # not installed, or incompatible with an installed version
+            print(f"{name} is skipped: {reason}")
             continue
         peers.append(name)
     return peers
 
 
-def speed_up(peer: str, model: torch.nn.Module, length: int, device: str, training: bool) -> None:
-    """Switch a peer to its best settings."""
+def optimize(peer: str, model: Any, length: int, device: str, training: bool) -> None:
+    """Select the fastest settings of a peer."""
     if peer == "disentangled-flash":
         from disentangled_flash import optimize_deberta
 
@@ -117,8 +124,8 @@ def speed_up(peer: str, model: torch.nn.Module, length: int, device: str, traini
         optimize_deberta(encoder, backend=backend, inference=not training, sequence_lengths=lengths)
 
 
-def inputs(case: str, device: str) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
-    """Model inputs, and labels for the classifiers."""
+def make_inputs(case: str, device: str) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
+    """Return the model's inputs, and labels for the classifiers."""
     generator = torch.Generator().manual_seed(1)
     if case == "mnli":
         lengths = torch.tensor(MNLI_LENGTHS)
@@ -126,20 +133,19 @@ def inputs(case: str, device: str) -> tuple[dict[str, torch.Tensor], torch.Tenso
     else:
         batch, tokens = map(int, case.split("x"))
     ids = torch.randint(5, BASE["vocab_size"], (batch, tokens), generator=generator)
-    given = {"input_ids": ids.to(device)}
     if case != "mnli":
-        return given, None
+        return {"input_ids": ids.to(device)}, None
     real = torch.arange(tokens) < lengths[:, None]
-    given = {"input_ids": (ids * real).to(device), "attention_mask": real.long().to(device)}
-    return given, torch.randint(0, BASE["num_labels"], (batch,), generator=generator).to(device)
+    inputs = {"input_ids": (ids * real).to(device), "attention_mask": real.long().to(device)}
+    return inputs, torch.randint(0, BASE["num_labels"], (batch,), generator=generator).to(device)
 
 
-def step(peer: str, model: torch.nn.Module, given: dict, labels: torch.Tensor | None, mode: str) -> Callable[[], None]:
-    """One forward pass without gradients, or forward and backward."""
+def make_step(peer: str, model: Any, inputs: dict, labels: torch.Tensor | None, mode: str) -> Callable[[], None]:
+    """Return a call that runs one forward pass without gradients, or forward and backward."""
 
     def forward() -> None:
         with settings(peer), torch.no_grad():
-            model(**given)
+            model(**inputs)
 
     def training() -> None:
         with settings(peer):
@@ -148,82 +154,84 @@ def step(peer: str, model: torch.nn.Module, given: dict, labels: torch.Tensor | 
     def forward_and_backward() -> None:
         model.zero_grad(set_to_none=True)
         if labels is not None:
-            model(**given, labels=labels).loss.backward()
+            model(**inputs, labels=labels).loss.backward()
         else:
-            model(**given).last_hidden_state.square().mean().backward()
+            model(**inputs).last_hidden_state.square().mean().backward()
 
     return forward if mode == "forward" else training
 
 
 def settings(peer: str) -> AbstractContextManager:
-    """What is on around each call of a peer."""
+    """Return the context in which each call of a peer runs."""
     if peer == "enabled":
         return hf_deberta.enable()
     return torch.backends.mkldnn.flags(enabled=False) if peer == "ours sdpa, no oneDNN" else nullcontext()
 
 
-def check_exact(case: str, made: dict[str, torch.nn.Module], given: dict) -> None:
-    """Every DeBERTa peer must compute what in-tree does, up to 512 tokens, where in-tree is right."""
-    if "in-tree" not in made or given["input_ids"].shape[1] > 512:
+def check_equal_outputs(case: str, models: dict[str, Any], inputs: dict) -> None:
+    """Exit if a DeBERTa peer computes something else than in-tree, up to 512 tokens, where in-tree is right."""
+    if "in-tree" not in models or inputs["input_ids"].shape[1] > 512:
         return
-    real = given.get("attention_mask", torch.ones_like(given["input_ids"])).bool()
+    real = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
     with torch.no_grad():
         results = {}
-        for peer, model in made.items():
+        for peer, model in models.items():
             if peer != "bert":
                 with settings(peer):
-                    results[peer] = model.eval()(**given)[0]
+                    results[peer] = model.eval()(**inputs)[0]
     if case != "mnli":
         results = {peer: states[real] for peer, states in results.items()}
     for peer, states in results.items():
         error = float((states - results["in-tree"]).abs().max())
-        if error > EXACT:
-            raise SystemExit(f"{peer} is {error:.1e} off in-tree at {case}: not the same model")
+        if error > MAX_DIFFERENCE:
+            raise SystemExit(f"{peer} differs from in-tree by {error:.1e} at {case}: it is not the same model")
 
 
 def measure(case: str, arguments: argparse.Namespace) -> list[dict]:
+    """Time all peers in one case; return the rows of the result file."""
     training = arguments.mode == "training"
-    given, labels = inputs(case, arguments.device)
-    length = given["input_ids"].shape[1]
-    made, steps = {}, {}
+    inputs, labels = make_inputs(case, arguments.device)
+    length = inputs["input_ids"].shape[1]
+    models: dict[str, Any] = {}
+    steps: dict[str, Callable[[], None]] = {}
     for peer in arguments.peers:
         try:
-            model = models([peer], classify=case == "mnli")[peer]
+            model = make_models([peer], classify=case == "mnli")[peer]
             model.to(arguments.device, getattr(torch, arguments.dtype)).train(training)
-            speed_up(peer, model, length, arguments.device, training)
-            call = step(peer, model, given, labels, arguments.mode)
+            optimize(peer, model, length, arguments.device, training)
+            call = make_step(peer, model, inputs, labels, arguments.mode)
             call()
-            wait(arguments.device)
-        except Exception as reason:  # a kernel that does not compile, too little memory, another package's version
-            print(f"{peer} is left out at {case}: {type(reason).__name__}: {str(reason)[:200]}", flush=True)
+            synchronize(arguments.device)
+        except Exception as reason:  # a kernel that does not compile, too little memory, an incompatible version
+            print(f"{peer} is skipped at {case}: {type(reason).__name__}: {str(reason)[:200]}", flush=True)
             continue
-        made[peer], steps[peer] = model, call
+        models[peer], steps[peer] = model, call
     if arguments.dtype == "float32":
-        check_exact(case, made, given)
-    for model in made.values():
+        check_equal_outputs(case, models, inputs)
+    for model in models.values():
         model.train(training)
-    tokens = given["input_ids"].numel()
+    tokens = inputs["input_ids"].numel()
     repeats = arguments.repeats or max(5, min(31, 12000 // tokens))
-    found = medians(interleaved(steps, repeats, arguments.device))
-    report(case, found)
-    about = {"mode": arguments.mode, "case": case, "dtype": arguments.dtype, "device": arguments.device}
+    times = medians(time_interleaved(steps, repeats, arguments.device))
+    report(case, times)
+    setting = {"mode": arguments.mode, "case": case, "dtype": arguments.dtype, "device": arguments.device}
     return [
         {
             "peer": peer,
-            **about,
+            **setting,
             "milliseconds": f"{milliseconds:.1f}",
             "repeats": repeats,
-            **circumstances(arguments.device),
+            **environment(arguments.device),
         }
-        for peer, milliseconds in found.items()
+        for peer, milliseconds in times.items()
     ]
 
 
-def report(case: str, found: dict[str, float]) -> None:
-    ours = found.get("ours sdpa")
+def report(case: str, times: dict[str, float]) -> None:
+    ours = times.get("ours sdpa")
     text = ", ".join(
         f"{peer} {time:.1f} ms" + (f" ({time / ours:.2f})" if ours and peer != "ours sdpa" else "")
-        for peer, time in found.items()
+        for peer, time in times.items()
     )
     print(f"{case:>7}: {text}", flush=True)
 
@@ -234,13 +242,13 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=list(CASES))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--peers", nargs="+", help="by default all that are installed")
-    parser.add_argument("--repeats", type=int, help="by default as many as a few seconds allow")
-    parser.add_argument("--no-write", action="store_true", help="print only")
+    parser.add_argument("--peers", nargs="+", help="default: all that are installed")
+    parser.add_argument("--repeats", type=int, help="default: as many as a few seconds allow")
+    parser.add_argument("--no-write", action="store_true", help="print the times, write no file")
     arguments = parser.parse_args()
-    arguments.peers = arguments.peers or available(arguments.device)
+    arguments.peers = arguments.peers or available_peers(arguments.device)
     transformers.logging.set_verbosity_error()
-    print("in brackets: the peer's time over that of ours with sdpa")
+    print("in brackets: the time divided by that of ours sdpa")
     missing = []
     for case in arguments.cases:
         rows = measure(case, arguments)
@@ -249,7 +257,7 @@ def main() -> None:
         done = {row["peer"] for row in rows}
         missing += [f"{peer} at {case}" for peer in arguments.peers if peer.startswith("ours") and peer not in done]
     if missing:
-        raise SystemExit(f"left out: {', '.join(missing)}")
+        raise SystemExit(f"skipped: {', '.join(missing)}")
 
 
 if __name__ == "__main__":

@@ -1,19 +1,20 @@
-"""How far our numbers are from the official ones and from Transformers' own classes.
+"""Measure how far our numbers are from those of the official code and of Transformers' own classes.
 
     python benchmarks/exactness.py            # prints a table, writes benchmarks/results/exactness.csv
 
-Official: tests/golden, tensors computed with the official implementation. In-tree: random weights of base width,
-saved by Transformers' class and loaded by ours. All float32 on CPU; figures are the largest absolute difference
-over hidden states of all layers at real tokens, and over masked-LM logits at labelled positions.
+Official: the tensors in tests/golden, computed with the official implementation. In-tree: Transformers' classes with
+random weights of base width, saved by them and loaded by ours. All in float32 on the CPU. Each number is the largest
+absolute difference over the hidden states of all layers at real tokens and the masked-LM logits at labelled positions.
 """
 
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
-from timing import RESULTS, circumstances, write_rows
+from timing import RESULTS, environment, write_rows
 
 from hf_deberta import HfDebertaForMaskedLM, HfDebertaModel
 
@@ -31,7 +32,7 @@ OFFICIAL = {
     "c2p only": "case05a_c2p_only",
     "p2c only": "case05b_p2c_only",
 }
-BASE = {
+BASE: dict[str, Any] = {
     "num_hidden_layers": 4,
     "hidden_size": 768,
     "num_attention_heads": 12,
@@ -42,76 +43,84 @@ BASE = {
     "pos_att_type": ["c2p", "p2c"],
 }
 BUCKETS = {"position_buckets": 256, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
-IN_TREE = {
+IN_TREE: dict[str, tuple[Any, dict]] = {
     "v1": (transformers.DebertaModel, {}),
     "v2 with convolution": (transformers.DebertaV2Model, {**BUCKETS, "conv_kernel_size": 3, "conv_act": "gelu"}),
     "v3": (transformers.DebertaV2Model, BUCKETS),
 }
 
 
-def against_official(case: str, folder: Path) -> float:
+def difference_from_official(case: str, folder: Path) -> float:
+    """Return the largest difference from the official tensors of a case."""
     tensors = golden_cases.tensors(case)
     model = golden_cases.load(HfDebertaForMaskedLM, case, folder)
     names = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
-    worst = 0.0
+    largest = 0.0
     for name in sorted({key.split("/")[1] for key in tensors if key.startswith("in/")}):
-        given, expected = golden_cases.part(tensors, f"in/{name}/"), golden_cases.part(tensors, f"out/{name}/")
+        inputs, expected = golden_cases.part(tensors, f"in/{name}/"), golden_cases.part(tensors, f"out/{name}/")
         with torch.no_grad():
-            output = model(**{key: given[key] for key in names if key in given}, output_hidden_states=True)
-        real = given["attention_mask"].bool()
+            output = model(**{key: inputs[key] for key in names if key in inputs}, output_hidden_states=True)
+        real = inputs["attention_mask"].bool()
         pairs = [
             (output.hidden_states[int(key.partition(".")[2]) + 1][real], value[real])
             for key, value in expected.items()
             if key.startswith("hidden_states.")
         ]
         if "lm_logits" in expected:
-            pairs.append((output.logits[given["labels"] > 0], expected["lm_logits"]))
-        worst = max([worst, *(float((found - wanted).abs().max()) for found, wanted in pairs)])
-    return worst
+            pairs.append((output.logits[inputs["labels"] > 0], expected["lm_logits"]))
+        largest = max([largest, *(float((ours - official).abs().max()) for ours, official in pairs)])
+    return largest
 
 
-def against_in_tree(shape: str, length: int, folder: Path, official_rows: bool = False, **ours) -> float:
-    """`official_rows`: give in-tree's table, past its end, the row that the official code reads there."""
+def difference_from_in_tree(
+    shape: str, length: int, folder: Path, official_rows: bool = False, **config_fields: Any
+) -> float:
+    """Return the largest difference from Transformers' hidden states.
+
+    Args:
+        official_rows: past the end of the position table, give Transformers the row that the official code reads.
+        config_fields: of our model.
+    """
     model_class, fields = IN_TREE[shape]
     torch.manual_seed(0)
     theirs = model_class(model_class.config_class(**BASE, **fields)).eval()
     theirs.save_pretrained(folder)
-    mine = HfDebertaModel.from_pretrained(folder, **ours).eval()
+    ours = HfDebertaModel.from_pretrained(folder, **config_fields).eval()
     if official_rows:
         with torch.no_grad():
             theirs.encoder.rel_embeddings.weight[0] = theirs.encoder.rel_embeddings.weight[1]
     mask = (torch.arange(length) < torch.tensor([length, (length + 1) // 2])[:, None]).long()
     ids = torch.randint(1, BASE["vocab_size"], mask.shape) * mask
     with torch.no_grad():
-        found, wanted = (
-            model(ids, attention_mask=mask, output_hidden_states=True).hidden_states for model in (mine, theirs)
+        our_states, their_states = (
+            model(ids, attention_mask=mask, output_hidden_states=True).hidden_states for model in (ours, theirs)
         )
     real = mask.bool()
-    return max(float((a[real] - b[real]).abs().max()) for a, b in zip(found, wanted, strict=True))
+    return max(float((a[real] - b[real]).abs().max()) for a, b in zip(our_states, their_states, strict=True))
 
 
 def main() -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    rows = []
+    differences: list[tuple[str, str, int | str, float]] = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         for name, case in OFFICIAL.items():
-            rows.append(("official", name, "", against_official(case, folder)))
+            differences.append(("official", name, "", difference_from_official(case, folder)))
         for shape in IN_TREE:
             for length in (1, 32, 128, 512):
-                rows.append(("in-tree", shape, length, against_in_tree(shape, length, folder)))
-        rows.append(("in-tree", "v3, past the table", 1152, against_in_tree("v3", 1152, folder)))
-        official = against_in_tree("v3", 1152, folder, official_rows=True)
-        rows.append(("in-tree", "v3, past the table, with the official row there", 1152, official))
-        compatible = against_in_tree("v3", 1152, folder, clamp_relative_distance=False)
-        rows.append(("in-tree", "v3, past the table, clamp_relative_distance=False", 1152, compatible))
-    found = []
-    for against, shape, tokens, difference in rows:
+                differences.append(("in-tree", shape, length, difference_from_in_tree(shape, length, folder)))
+        differences.append(("in-tree", "v3, past the table", 1152, difference_from_in_tree("v3", 1152, folder)))
+        official = difference_from_in_tree("v3", 1152, folder, official_rows=True)
+        differences.append(("in-tree", "v3, past the table, with the official row there", 1152, official))
+        compatible = difference_from_in_tree("v3", 1152, folder, clamp_relative_distance=False)
+        differences.append(("in-tree", "v3, past the table, clamp_relative_distance=False", 1152, compatible))
+    rows = []
+    for against, shape, tokens, difference in differences:
         print(f"{against:9} {shape:52} {tokens!s:>5}  {difference:.1e}")
         row = {"against": against, "shape": shape, "tokens": tokens or "", "max_abs_difference": f"{difference:.2e}"}
-        found.append({**row, **circumstances()})
-    write_rows(RESULTS / "exactness.csv", found, ("against", "shape", "tokens"))
+        rows.append({**row, **environment()})
+    write_rows(RESULTS / "exactness.csv", rows, ("against", "shape", "tokens"))
 
 
 if __name__ == "__main__":

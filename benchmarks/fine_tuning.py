@@ -1,14 +1,13 @@
-"""Fine-tuning by the scripts: does a task learn, and the same by Transformers' own classes, in how much time?
+"""Fine-tune with the scripts on several tasks; compare scores and time with Transformers' own classes.
 
     python benchmarks/fine_tuning.py --model my-pretrained --data ../data --tasks cola sst2
 
-The checkpoint is exported to the format of Transformers' own DebertaV2 classes once, so that both start from identical
-weights, with the same rows in the same order, seeds and settings. Rows go to results/fine_tuning.csv as they are done,
-and what is there is not done again.
+The checkpoint is exported once to the format of Transformers' DebertaV2 classes, so both start from identical weights,
+with the same rows in the same order, seeds and settings. Rows are added to results/fine_tuning.csv as runs finish; runs
+that are already there are skipped.
 """
 
 import argparse
-import csv
 import json
 import os
 import statistics
@@ -18,15 +17,15 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from timing import RESULTS, circumstances, write_rows
+from timing import RESULTS, environment, read_rows, write_rows
 from transformers import AutoModel, AutoTokenizer
 
 import hf_deberta
 
 ROOT = Path(__file__).parents[1]
-TABLE = RESULTS / "fine_tuning.csv"
+RESULT_FILE = RESULTS / "fine_tuning.csv"
 KEY = ("checkpoint", "task", "who", "seed", "setting")
-# the scripts take every DeBERTa by our classes; this has them take Transformers' own
+# The scripts load every DeBERTa with our classes; this makes them use Transformers' own.
 IN_TREE = """
 import runpy, sys
 from hf_deberta.fine_tuning import task_model
@@ -38,7 +37,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @dataclass
 class Task:
-    """How a task is started, and which of its metrics counts."""
+    """The script and flags of a task, and the metric to report."""
 
     script: str
     flags: list[str]
@@ -73,23 +72,29 @@ TASKS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="a folder with a pretrained model of ours")
+    parser.add_argument("--model", type=Path, required=True, help="folder of a pretrained model, saved by this package")
     parser.add_argument(
         "--data",
         type=Path,
         required=True,
-        help="the folder of glue/cola/train.jsonl, conll2003/train.txt and so on",
+        help="folder with glue/cola/train.jsonl, conll2003/train.txt and so on",
     )
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
-    parser.add_argument("--who", nargs="+", default=["ours", "in-tree"], choices=["ours", "in-tree", "untrained"])
+    parser.add_argument(
+        "--who",
+        nargs="+",
+        default=["ours", "in-tree"],
+        choices=["ours", "in-tree", "untrained"],
+        help="our classes; Transformers' own; our classes with new weights",
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first_seed", type=int, default=1)
     parser.add_argument("--epochs", default="3")
     parser.add_argument("--learning_rate", default="3e-4")
-    parser.add_argument("--length", default="128", help="tokens of an input at most")
+    parser.add_argument("--length", default="128", help="maximum number of tokens of an input")
     parser.add_argument("--max_train_samples", type=int, default=8000)
-    parser.add_argument("--extra", nargs="*", default=[], help="further flags of the script, without their dashes")
-    parser.add_argument("--name", help="the checkpoint's name in the table")
+    parser.add_argument("--extra", nargs="*", default=[], help="more flags for the script, without dashes")
+    parser.add_argument("--name", help="name of the checkpoint in the result file")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         checkpoints = {"ours": args.model, "in-tree": Path(scratch) / "in_tree", "untrained": Path(scratch) / "new"}
@@ -102,7 +107,7 @@ def main() -> None:
 
 
 def prepare(checkpoints: dict[str, Path]) -> None:
-    """The same model for Transformers' own classes, and one of its shape that has learnt nothing."""
+    """Save the model for Transformers' own classes, and a model of the same shape with new weights."""
     tokenizer = AutoTokenizer.from_pretrained(checkpoints["ours"])
     model = AutoModel.from_pretrained(checkpoints["ours"])
     hf_deberta.export_to_transformers(model, checkpoints["in-tree"])
@@ -112,44 +117,44 @@ def prepare(checkpoints: dict[str, Path]) -> None:
 
 
 def measure(args: argparse.Namespace, task: str, who: str, seed: int, checkpoint: Path, folder: Path) -> None:
-    how = TASKS[task]
+    """Fine-tune once and write the row, unless it is there already."""
+    recipe = TASKS[task]
     settings = ["--num_train_epochs", args.epochs, "--max_train_samples", str(args.max_train_samples)]
     settings += ["--per_device_train_batch_size", "32", "--learning_rate", args.learning_rate, "--warmup_steps", "0.1"]
     settings += ["--max_seq_length", args.length, *(f"--{word}" if word[0].isalpha() else word for word in args.extra)]
     setting = " ".join(settings).replace("--", "")
     row = {"checkpoint": args.name or args.model.name, "task": task, "who": who, "seed": str(seed), "setting": setting}
-    if any(all(found[key] == row[key] for key in KEY) for found in done()):
+    if any(all(earlier[column] == row[column] for column in KEY) for earlier in read_rows(RESULT_FILE)):
         return
-    flags = [part.replace("DATA", str(args.data)) for part in how.flags]
-    command = [sys.executable, "-W", "ignore", *(["-c", IN_TREE] if who == "in-tree" else []), str(ROOT / how.script)]
+    flags = [part.replace("DATA", str(args.data)) for part in recipe.flags]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        *(["-c", IN_TREE] if who == "in-tree" else []),
+        str(ROOT / recipe.script),
+    ]
     command += ["--model_name_or_path", str(checkpoint), "--output_dir", str(folder), "--seed", str(seed), *flags]
     command += [*settings, "--recipe", "none", "--do_train", "--do_eval", "--eval_strategy", "no"]
     command += ["--save_strategy", "no", "--resume_from_checkpoint", "false", "--disable_tqdm", "true"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRANSFORMERS_VERBOSITY": "error"}
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
-    found = json.loads((folder / "all_results.json").read_text())
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "TRANSFORMERS_VERBOSITY": "error"}
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=variables)
+    metrics = json.loads((folder / "all_results.json").read_text())
     row |= {
-        "metric": how.metric,
-        "value": f"{found[f'eval_{how.metric}']:.4f}",
-        "train_loss": f"{found['train_loss']:.4f}",
-        "train_seconds": f"{found['train_runtime']:.1f}",
-        **circumstances(),
+        "metric": recipe.metric,
+        "value": f"{metrics[f'eval_{recipe.metric}']:.4f}",
+        "train_loss": f"{metrics['train_loss']:.4f}",
+        "train_seconds": f"{metrics['train_runtime']:.1f}",
+        **environment(),
     }
-    write_rows(TABLE, [row], KEY)
-    print(f"{task:8} {who:10} seed {seed}: {row['value']} {how.metric}, {row['train_seconds']} s", flush=True)
-
-
-def done() -> list[dict[str, str]]:
-    if not TABLE.exists():
-        return []
-    with open(TABLE, newline="") as file:
-        return list(csv.DictReader(file))
+    write_rows(RESULT_FILE, [row], KEY)
+    print(f"{task:8} {who:10} seed {seed}: {row['value']} {recipe.metric}, {row['train_seconds']} s", flush=True)
 
 
 def print_table() -> None:
-    """Mean and spread over seeds, and in-tree's time over ours."""
+    """Print mean and range over seeds, and each time divided by ours."""
     groups: dict[tuple[str, ...], dict[str, list[dict]]] = {}
-    for row in done():
+    for row in read_rows(RESULT_FILE):
         by_who = groups.setdefault((row["checkpoint"], row["task"], row["metric"], row["setting"]), {})
         by_who.setdefault(row["who"], []).append(row)
     print("\n| checkpoint | task | metric | who | seeds | mean | smallest to largest | train loss | time, ours = 1 |")

@@ -1,10 +1,10 @@
-"""int8 on the CPU: how much faster, and how often the label stays the same.
+"""Measure int8 on the CPU: the speed-up, and how often the predicted label stays the same.
 
     python benchmarks/int8.py --train_file sst2/train.jsonl --validation_file sst2/validation.jsonl
 
-A small model (4 layers x 256, byte BPE) is trained on a file of {"sentence", "label"} rows for a few minutes; then its
-linear layers are quantised dynamically to int8 by PyTorch, and the labels of both are compared on the validation
-file. Speed is that of a base-size classifier. Writes benchmarks/results/int8.csv.
+A small model (4 layers x 256, byte BPE) is trained for a few minutes on a file of rows with "sentence" and "label".
+PyTorch then quantizes its linear layers dynamically to int8, and both models predict the labels of the validation file.
+Speed is measured with a base-size classifier. Writes benchmarks/results/int8.csv.
 """
 
 import argparse
@@ -15,29 +15,29 @@ from pathlib import Path
 
 import torch
 import transformers
-from encoder import inputs, models, step
-from timing import RESULTS, circumstances, interleaved, medians, write_rows
+from encoder import make_inputs, make_models, make_step
+from timing import RESULTS, environment, medians, time_interleaved, write_rows
 from tokenizers import Tokenizer, decoders, pre_tokenizers, processors, trainers
 from tokenizers import models as tokenizer_models
 from torch import nn
 
 import hf_deberta
 
-SPECIAL = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
+SPECIAL_TOKENS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
 
 
-def rows_of(path: Path, most: int | None = None) -> tuple[list[str], torch.Tensor]:
-    rows = [json.loads(line) for line in path.read_text().splitlines()[:most]]
+def read_sentences(path: Path) -> tuple[list[str], torch.Tensor]:
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
     return [row["sentence"] for row in rows], torch.tensor([row["label"] for row in rows])
 
 
-def tokenizer_of(sentences: list[str]) -> Tokenizer:
+def train_tokenizer(sentences: list[str]) -> Tokenizer:
     tokenizer = Tokenizer(tokenizer_models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=8000, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+        vocab_size=8000, special_tokens=SPECIAL_TOKENS, initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(sentences, trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -47,13 +47,13 @@ def tokenizer_of(sentences: list[str]) -> Tokenizer:
     return tokenizer
 
 
-def encoded(tokenizer: Tokenizer, sentences: list[str]) -> dict[str, torch.Tensor]:
-    found = tokenizer.encode_batch(sentences)
-    ids, mask = ([getattr(each, name) for each in found] for name in ("ids", "attention_mask"))
+def encode(tokenizer: Tokenizer, sentences: list[str]) -> dict[str, torch.Tensor]:
+    encodings = tokenizer.encode_batch(sentences)
+    ids, mask = ([getattr(each, name) for each in encodings] for name in ("ids", "attention_mask"))
     return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
 
 
-def fine_tuned(tokenizer: Tokenizer, sentences: list[str], labels: torch.Tensor, steps: int) -> nn.Module:
+def fine_tune(tokenizer: Tokenizer, sentences: list[str], labels: torch.Tensor, steps: int) -> nn.Module:
     torch.manual_seed(0)
     small = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
     config = hf_deberta.HfDebertaConfig.from_preset("v3-base", **small, vocab_size=8000, num_labels=2)
@@ -61,7 +61,7 @@ def fine_tuned(tokenizer: Tokenizer, sentences: list[str], labels: torch.Tensor,
     optimizer = torch.optim.AdamW(model.parameters(), 3e-4)
     for _ in range(steps):
         chosen = torch.randint(len(sentences), (32,)).tolist()
-        batch = encoded(tokenizer, [sentences[i] for i in chosen])
+        batch = encode(tokenizer, [sentences[i] for i in chosen])
         loss = model(**batch, labels=labels[chosen]).loss
         optimizer.zero_grad()
         loss.backward()
@@ -69,17 +69,17 @@ def fine_tuned(tokenizer: Tokenizer, sentences: list[str], labels: torch.Tensor,
     return model.eval()
 
 
-def quantized(model: nn.Module) -> nn.Module:
-    """Weights of linear layers in int8, activations quantised on the way."""
+def quantize(model: nn.Module) -> nn.Module:
+    """Return a copy with int8 weights in linear layers; activations are quantized in each forward pass."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that torchao will replace it
+        warnings.simplefilter("ignore")  # "torchao will replace this"
         return torch.ao.quantization.quantize_dynamic(copy.deepcopy(model), {nn.Linear}, torch.qint8)
 
 
 @torch.no_grad()
-def predictions(model: nn.Module, tokenizer: Tokenizer, sentences: list[str]) -> torch.Tensor:
+def predict(model: nn.Module, tokenizer: Tokenizer, sentences: list[str]) -> torch.Tensor:
     batches = [sentences[start : start + 64] for start in range(0, len(sentences), 64)]
-    return torch.cat([model(**encoded(tokenizer, batch)).logits.argmax(-1) for batch in batches])
+    return torch.cat([model(**encode(tokenizer, batch)).logits.argmax(-1) for batch in batches])
 
 
 def main() -> None:
@@ -89,30 +89,30 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1200)
     arguments = parser.parse_args()
     transformers.logging.set_verbosity_error()
-    sentences, labels = rows_of(arguments.train_file)
-    tokenizer = tokenizer_of(sentences)
-    model = fine_tuned(tokenizer, sentences, labels, arguments.steps)
-    sentences, labels = rows_of(arguments.validation_file)
-    full, int8 = (predictions(each, tokenizer, sentences) for each in (model, quantized(model)))
+    sentences, labels = read_sentences(arguments.train_file)
+    tokenizer = train_tokenizer(sentences)
+    model = fine_tune(tokenizer, sentences, labels, arguments.steps)
+    sentences, labels = read_sentences(arguments.validation_file)
+    full, int8 = (predict(each, tokenizer, sentences) for each in (model, quantize(model)))
     agreement = float((full == int8).float().mean())
-    accuracies = [float((found == labels).float().mean()) for found in (full, int8)]
+    accuracies = [float((predictions == labels).float().mean()) for predictions in (full, int8)]
     print(
         f"same label {agreement:.4f} of {len(labels)}; accuracy float32 {accuracies[0]:.4f}, int8 {accuracies[1]:.4f}"
     )
     rows = [
-        {"what": what, "case": f"{len(labels)} sentences", "value": f"{value:.4f}", **circumstances()}
+        {"what": what, "case": f"{len(labels)} sentences", "value": f"{value:.4f}", **environment()}
         for what, value in zip(
             ("agreement", "accuracy float32", "accuracy int8"), (agreement, *accuracies), strict=True
         )
     ]
     for case in ("1x32", "1x128", "8x128"):
-        base = models(["ours sdpa"], classify=True)["ours sdpa"].eval()
-        given, _ = inputs(case, "cpu")
-        peers = {"float32": base, "int8": quantized(base)}
-        steps = {name: step("ours sdpa", peer, given, None, "forward") for name, peer in peers.items()}
-        for name, time in medians(interleaved(steps, 11)).items():
+        base = make_models(["ours sdpa"], classify=True)["ours sdpa"].eval()
+        model_inputs, _ = make_inputs(case, "cpu")
+        peers = {"float32": base, "int8": quantize(base)}
+        steps = {name: make_step("ours sdpa", peer, model_inputs, None, "forward") for name, peer in peers.items()}
+        for name, time in medians(time_interleaved(steps, 11)).items():
             print(f"{case} {name}: {time:.1f} ms")
-            rows.append({"what": f"milliseconds {name}", "case": case, "value": f"{time:.1f}", **circumstances()})
+            rows.append({"what": f"milliseconds {name}", "case": case, "value": f"{time:.1f}", **environment()})
     write_rows(RESULTS / "int8.csv", rows, ("what", "case", "machine"))
 
 

@@ -1,9 +1,9 @@
-"""Memory per GPU of a pretraining step with FSDP2, bf16 and activation checkpointing, from the model's own shapes.
+"""Estimate the memory per GPU of a pretraining step with FSDP2, bf16 and activation checkpointing.
 
     python benchmarks/memory_plan.py --presets v2-xxlarge --batch 4 --length 512
 
-Nothing is allocated: models are made on the meta device, and what one layer keeps for its backward pass is counted by
-running it there. What the allocator and the communication library add (one to three GiB as a rule) is not in it.
+Nothing is allocated: models are created on the meta device, and the activations that one layer saves for its backward
+pass are counted by running it there. The allocator and the communication library usually add one to three GiB.
 """
 
 import argparse
@@ -16,31 +16,31 @@ GPUS = (1, 2, 4, 8, 16, 32, 64)
 GIB = 2**30
 
 
-def kept_by_one_layer(model: HfDebertaForMaskedLM, batch: int, length: int) -> int:
-    """Bytes of activations that the backward pass of a layer needs, bf16, without its weights."""
+def saved_by_one_layer(model: HfDebertaForMaskedLM, batch: int, length: int) -> int:
+    """Return the bytes of bf16 activations that a layer saves for its backward pass, without its weights."""
     config = model.config
     embeddings = torch.zeros(batch, length, config.hidden_size, dtype=torch.bfloat16, device="meta")
     states, context = model.deberta.embed(inputs_embeds=embeddings)
     table = model.deberta.encoder.relative_table(context)
     weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-    kept: dict[int, torch.Tensor] = {}
+    saved: dict[int, torch.Tensor] = {}
 
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
+    def save(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage._cdata not in weights:
-            kept[storage._cdata] = tensor  # held, so that no other storage gets its address
+            saved[storage._cdata] = tensor  # a reference, so that no other storage gets its address
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
         model.deberta.encoder.layer[-1](states.detach().requires_grad_(), table, context)
-    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
 
 
 def plan(preset: str, batch: int, length: int, emd_share: float = 0.15) -> dict[str, float]:
-    """Bytes: those that are divided by the number of GPUs, and those that every GPU needs."""
+    """Return bytes by purpose: "sharded" is divided by the number of GPUs, the others are needed on every GPU."""
     with torch.device("meta"):
         config = HfDebertaConfig.from_preset(preset, max_position_embeddings=max(512, length))
-        model = HfDebertaForMaskedLM(config).to(torch.bfloat16).train()
+        model = HfDebertaForMaskedLM(config).bfloat16().train()
     total = model.num_parameters()
     layer = sum(parameter.numel() for parameter in model.deberta.encoder.layer[0].parameters())
     root = total - layer * config.num_hidden_layers
@@ -49,11 +49,11 @@ def plan(preset: str, batch: int, length: int, emd_share: float = 0.15) -> dict[
         "parameters": total,
         # float32 weights, gradients and two moments of Adam
         "sharded": 16 * total,
-        # embeddings and head stay gathered, with their gradients; two layers at a time, and gradients of one
+        # embeddings and head stay gathered, with their gradients; two layers at a time, with the gradients of one
         "gathered": 2 * 2 * root + (2 * 2 + 2) * layer,
         "checkpoints": 2 * tokens * config.hidden_size * config.num_hidden_layers,
-        "one layer": kept_by_one_layer(model, batch, length),
-        # the chunk of float32 logits, and the gradient of the output matrix summed in float32
+        "one layer": saved_by_one_layer(model, batch, length),
+        # a chunk of float32 logits, and the gradient of the output matrix, which is summed in float32
         "loss": 2**26 + 4 * config.vocab_size * config.hidden_size + 4 * emd_share * tokens * config.hidden_size,
     }
 
@@ -68,12 +68,12 @@ def main() -> None:
     print("| model | parameters | one layer | " + " | ".join(f"{n} GPU" for n in GPUS) + " |")
     print("|---|--:|--:|" + "--:|" * len(GPUS))
     for preset in args.presets:
-        found = plan(preset, args.batch, args.length)
-        everywhere = sum(found[name] for name in ("gathered", "checkpoints", "one layer", "loss"))
-        per_gpu = [(found["sharded"] / n + everywhere) / GIB for n in GPUS]
+        memory = plan(preset, args.batch, args.length)
+        everywhere = sum(memory[name] for name in ("gathered", "checkpoints", "one layer", "loss"))
+        per_gpu = [(memory["sharded"] / n + everywhere) / GIB for n in GPUS]
         cells = [
-            f"{found['parameters'] / 1e6:.0f} M",
-            f"{found['one layer'] / GIB:.2f}",
+            f"{memory['parameters'] / 1e6:.0f} M",
+            f"{memory['one layer'] / GIB:.2f}",
             *(f"{x:.1f}" for x in per_gpu),
         ]
         print(f"| {preset} | {' | '.join(cells)} |")

@@ -1,49 +1,77 @@
-"""The README's table of times, from benchmarks/results/encoder.csv.
+"""Print the tables of times in README.md and docs/benchmarks.md from results/encoder.csv.
 
-python benchmarks/table.py
+    python benchmarks/table.py
+
+tests/test_readme.py compares the printed tables with both files.
 """
 
 import csv
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results" / "encoder.csv"
-PEERS = {
-    "in-tree": "in-tree",
+AMD, INTEL = "AMD EPYC", "Intel(R) Xeon(R)"
+PEERS = {  # name in the csv -> heading of the column
+    "in-tree": "Transformers' DeBERTa",
     "disentangled-flash": "disentangled-flash",
     "bert": "BERT, SDPA",
-    "ours sdpa, no oneDNN": "ours, no oneDNN",
-    "enabled": "in-tree, enabled",
-    "ours sdpa": "ours",
+    "ours sdpa, no oneDNN": "hf_deberta, oneDNN off",
+    "enabled": "Transformers' DeBERTa after `enable()`",
+    "ours sdpa": "hf_deberta",
 }
-ROWS = {
-    ("forward", "1x32"): "1 x 32 tokens",
+CASES = {  # (mode, case) in the csv -> label of the row
+    ("forward", "1x32"): "1 row of 32 tokens",
     ("forward", "1x128"): "1 x 128",
     ("forward", "8x128"): "8 x 128",
     ("forward", "2x512"): "2 x 512",
     ("forward", "1x2048"): "1 x 2048",
-    ("forward", "mnli"): "32 MNLI pairs, padded",
+    ("forward", "mnli"): "32 sentence pairs of MNLI, padded",
     ("training", "8x128"): "training step, 8 x 128",
-    ("training", "mnli"): "training step, 32 MNLI pairs",
+    ("training", "mnli"): "training step, 32 sentence pairs",
+}
+README_CASES = {  # (machine, mode, case) -> label of the row
+    (AMD, "forward", "1x32"): "1 row of 32 tokens",
+    (AMD, "forward", "8x128"): "8 rows of 128 tokens, no padding",
+    (AMD, "forward", "mnli"): "32 sentence pairs (MNLI), padded to the longest",
+    (AMD, "training", "mnli"): "one training step on these pairs",
+    (INTEL, "forward", "8x128"): "8 rows of 128 tokens, no padding, on an Intel Xeon",
+    (INTEL, "forward", "mnli"): "32 sentence pairs (MNLI), padded, on an Intel Xeon",
 }
 
 
-def table() -> str:
+def read_times(machine: str) -> dict[tuple[str, str, str], float]:
+    """Milliseconds by (mode, case, peer), float32 on the CPU of one machine."""
     with RESULTS.open() as file:
         rows = [row for row in csv.DictReader(file) if (row["device"], row["dtype"]) == ("cpu", "float32")]
-    rows = [row for row in rows if row["machine"] == rows[-1]["machine"]]  # the machine measured last
-    found = {(row["mode"], row["case"], row["peer"]): float(row["milliseconds"]) for row in rows}
-    lines = ["| milliseconds (times ours) | " + " | ".join(PEERS.values()) + " |", "|---|" + "--:|" * len(PEERS)]
-    for key, name in ROWS.items():
-        ours = found[(*key, "ours sdpa")]
-        cells = [
-            f"**{ours:.0f}**"
-            if peer == "ours sdpa"
-            else f"{found[(*key, peer)]:.0f} ({found[(*key, peer)] / ours:.1f})"
-            for peer in PEERS
-        ]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return {
+        (row["mode"], row["case"], row["peer"]): float(row["milliseconds"])
+        for row in rows
+        if row["machine"].startswith(machine)
+    }
+
+
+def full_table() -> str:
+    """Every peer and case on the AMD machine, each with its time divided by ours."""
+    times = read_times(AMD)
+    lines = ["| milliseconds (divided by hf_deberta's) | " + " | ".join(PEERS.values()) + " |"]
+    lines.append("|---|" + "--:|" * len(PEERS))
+    for case, label in CASES.items():
+        by_peer = {peer: time for (*key, peer), time in times.items() if tuple(key) == case}
+        ours = by_peer["ours sdpa"]
+        others = [by_peer[peer] for peer in PEERS if peer != "ours sdpa"]
+        cells = [*(f"{time:.0f} ({time / ours:.1f})" for time in others), f"**{ours:.0f}**"]
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def readme_table() -> str:
+    """A few cases, Transformers' DeBERTa against hf_deberta."""
+    lines = ["| base size, float32, 2 CPU cores | Transformers' DeBERTa | hf_deberta | speed-up |", "|---|--:|--:|--:|"]
+    for (machine, mode, case), label in README_CASES.items():
+        times = read_times(machine)
+        theirs, ours = (times[mode, case, peer] for peer in ("in-tree", "ours sdpa"))
+        lines.append(f"| {label} | {theirs:,.0f} ms | {ours:,.0f} ms | {theirs / ours:.1f} |")
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    print(table())
+    print(readme_table(), full_table(), sep="\n\n")

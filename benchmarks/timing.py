@@ -1,11 +1,11 @@
-"""Timing that can be compared: peers take turns, medians count, and every row says where it was measured."""
+"""Comparable timings: peers take turns, medians are reported, and each row records machine, versions and date."""
 
 import csv
 import datetime
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 
@@ -15,21 +15,24 @@ import transformers
 RESULTS = Path(__file__).parent / "results"
 
 
-def interleaved(peers: dict[str, Callable[[], object]], repeats: int, device: str = "cpu") -> dict[str, list[float]]:
-    """Milliseconds of each call of each peer; peers take turns, after one round that does not count."""
+def time_interleaved(
+    peers: Mapping[str, Callable[[], object]], repeats: int, device: str = "cpu"
+) -> dict[str, list[float]]:
+    """Return the milliseconds of each peer's calls. Peers take turns; one warm-up round is not counted."""
     times: dict[str, list[float]] = {name: [] for name in peers}
     for turn in range(repeats + 1):
         for name, call in peers.items():
-            wait(device)
+            synchronize(device)
             start = time.perf_counter()
             call()
-            wait(device)
+            synchronize(device)
             if turn > 0:
                 times[name].append(1e3 * (time.perf_counter() - start))
     return times
 
 
-def wait(device: str) -> None:
+def synchronize(device: str) -> None:
+    """Wait until the device has finished."""
     if device == "cuda":
         torch.cuda.synchronize()
 
@@ -38,8 +41,8 @@ def medians(times: dict[str, list[float]]) -> dict[str, float]:
     return {name: median(values) for name, values in times.items()}
 
 
-def circumstances(device: str = "cpu") -> dict[str, str]:
-    """Where and with what a row was measured."""
+def environment(device: str = "cpu") -> dict[str, str]:
+    """Return date, machine and versions, the columns that every result file ends with."""
     name = torch.cuda.get_device_name() if device == "cuda" else f"{processor()}, {torch.get_num_threads()} threads"
     return {
         "date": datetime.date.today().isoformat(),
@@ -51,24 +54,29 @@ def circumstances(device: str = "cpu") -> dict[str, str]:
 
 
 def processor() -> str:
-    """The processor's name, as far as the system tells."""
+    """Return the processor's name, or what the system reports in its place."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def write_rows(path: Path, rows: list[dict], same: tuple[str, ...]) -> None:
-    """Write rows to a CSV; earlier rows with equal values in the columns `same` are replaced, others kept."""
-    kept = []
-    if path.exists():
-        new = {tuple(str(row[column]) for column in same) for row in rows}
-        with path.open() as file:
-            kept = [row for row in csv.DictReader(file) if tuple(row[column] for column in same) not in new]
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a result file; none if there is no such file yet."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write_rows(path: Path, rows: list[dict], key: tuple[str, ...]) -> None:
+    """Add rows to a result file. They replace earlier rows with the same values in the columns `key`."""
+    new = {tuple(str(row[column]) for column in key) for row in rows}
+    others = [row for row in read_rows(path) if tuple(row[column] for column in key) not in new]
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".tmp")
     with unfinished.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(kept + rows)
+        writer.writerows(others + rows)
     os.replace(unfinished, path)

@@ -8,6 +8,7 @@ from .model.causal_language_model import HfDebertaForCausalLM
 from .model.checkpoint_conversion import export_to_transformers
 from .model.configuration_hf_deberta import PRESETS, HfDebertaConfig
 from .model.enhanced_mask_decoder import HfDebertaForMaskedLM
+from .model.fast_path_guards import reference_mode
 from .model.hub_export import AUTO_MAP
 from .model.modeling_heads import (
     HfDebertaForEntityChoice,
@@ -21,7 +22,7 @@ from .model.pretrained_model import HfDebertaPreTrainedModel
 from .model.replaced_token_detection import HfDebertaForPreTraining, replaced_token_labels
 from .tokenization_hf_deberta import HfDebertaTokenizer
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 transformers.AutoConfig.register(HfDebertaConfig.model_type, HfDebertaConfig, exist_ok=True)
 for _auto_class, _reference in AUTO_MAP.items():
@@ -48,5 +49,6 @@ __all__ = [
     "disentangled_attention",
     "enable",
     "export_to_transformers",
+    "reference_mode",
     "replaced_token_labels",
 ]

@@ -1,13 +1,13 @@
-"""Transformers' own common model tests, on hf_deberta and, with equal inputs, on in-tree DeBERTa.
+"""Run Transformers' common model tests on hf_deberta and, with equal inputs, on Transformers' own DeBERTa ("in-tree").
 
     python tests/common_model_tests.py
     python tests/common_model_tests.py --families v1 v3 -k "save_load or sdpa" --tb short
     python tests/common_model_tests.py --sdist transformers-5.23.0.tar.gz --workers 2
 
-pip downloads the source distribution of the installed Transformers release; its tests are laid out
-in a scratch folder next to the few files that the distribution leaves out, and pytest runs there
-without network. Nothing of it is kept in this repository. The answer is a table of counts, and the
-tests that ours fails or that only the in-tree classes pass: exit status 0 when there is none.
+pip downloads the source distribution of the installed Transformers release. Its tests are copied to
+a temporary folder, together with the few files that the distribution lacks, and pytest runs there
+without network. Nothing is stored in this repository. The program prints a table of counts, and the
+tests that hf_deberta fails or that only the in-tree classes pass; it exits with 0 if there are none.
 Needs pytest 9 and parameterized, and pytest-xdist for --workers.
 """
 
@@ -36,12 +36,12 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "hf_deberta" / "sdist"
-PACKAGE = "transformers_tests"  # the scratch package that holds the distribution's tests
+PACKAGE = "transformers_tests"  # the temporary package that contains the distribution's tests
 SIDES = ("in-tree", "hf_deberta")
 
 
 # --------------------------------------------------------------------------------------------------
-# What is tested: four shapes of the family, each with in-tree classes and ours
+# Tested models: four shapes of DeBERTa, each with in-tree classes and ours
 # --------------------------------------------------------------------------------------------------
 
 SMALL: dict[str, Any] = {
@@ -58,14 +58,14 @@ SMALL: dict[str, Any] = {
     "pos_att_type": ["c2p", "p2c"],
     "pad_token_id": 0,
 }
-OWN_TABLES: dict[str, Any] = {
+V1_POSITIONS: dict[str, Any] = {
     "share_att_key": False,
     "position_buckets": -1,
     "norm_rel_ebd": "none",
 }
 LOG_BUCKETS: dict[str, Any] = {
     "share_att_key": True,
-    "position_buckets": 4,  # so few that seven tokens already reach the logarithmic ones
+    "position_buckets": 4,  # so few that seven tokens reach the logarithmic buckets
     "norm_rel_ebd": "layer_norm",
 }
 HEADS = {
@@ -77,14 +77,14 @@ HEADS = {
     "ForMultipleChoice": "MODEL_FOR_MULTIPLE_CHOICE_MAPPING_NAMES",
     "ForPreTraining": "MODEL_FOR_PRETRAINING_MAPPING_NAMES",
 }
-NOT_OURS = {
-    "test_reverse_loading_mapping": "saves its own names; the export writes in-tree ones",
+SKIPPED_TESTS = {
+    "test_reverse_loading_mapping": "hf_deberta saves its own names; export_to_transformers writes in-tree ones",
 }
 
 
 @dataclass(frozen=True)
 class Family:
-    """One shape of DeBERTa: the prefix of the in-tree classes that build it, and its fields."""
+    """A shape of DeBERTa: the prefix of its in-tree classes, and its configuration fields."""
 
     in_tree: str
     fields: dict[str, Any]
@@ -94,12 +94,12 @@ class Family:
 
 
 FAMILIES = {
-    "v1": Family("Deberta", OWN_TABLES | {"attention_key_bias": False}),
+    "v1": Family("Deberta", V1_POSITIONS | {"attention_key_bias": False}),
     "v2": Family("DebertaV2", LOG_BUCKETS | {"conv_kernel_size": 3, "conv_act": "gelu"}),
     "v3": Family("DebertaV2", LOG_BUCKETS),
     "absolute": Family(
         "DebertaV2",
-        OWN_TABLES
+        V1_POSITIONS
         | {
             "relative_attention": False,
             "position_biased_input": True,
@@ -111,7 +111,7 @@ FAMILIES = {
 
 
 class DebertaTester:
-    """The `model_tester` of the common tests: a tiny config, and inputs for it."""
+    """The `model_tester` of the common tests: makes a tiny configuration and inputs for it."""
 
     is_training = True
     batch_size = 5
@@ -140,7 +140,7 @@ class DebertaTester:
 
 
 def make_cases(common: ModuleType, config_common: ModuleType) -> dict[str, type]:
-    """The test cases, by name. Called from the generated module, inside the scratch package."""
+    """Return the test cases by name. The generated module in the temporary package calls this."""
     return {
         case_name(family, side): make_case(family, side, common, config_common)
         for family in os.environ["COMMON_MODEL_TESTS_FAMILIES"].split()
@@ -153,17 +153,18 @@ def case_name(family: str, side: str) -> str:
 
 
 def make_case(family: str, side: str, common: ModuleType, config_common: ModuleType) -> type:
-    recipe = FAMILIES[family]
+    """Return the test case of one family for in-tree classes or ours."""
+    shape = FAMILIES[family]
     library = load_library(side)
-    prefix = recipe.prefix(side)
+    prefix = shape.prefix(side)
     config_class = getattr(library, f"{prefix}Config")
     classes = {head: getattr(library, prefix + head, None) for head in HEADS}
     classes = {head: model_class for head, model_class in classes.items() if model_class}
     if side == "hf_deberta":
-        name_our_heads(common, config_class.model_type, classes)
+        register_our_heads(common, config_class.model_type, classes)
 
     def set_up(self: Any) -> None:
-        self.model_tester = DebertaTester(common, config_class, SMALL | recipe.fields)
+        self.model_tester = DebertaTester(common, config_class, SMALL | shape.fields)
 
     def test_config(self: Any) -> None:
         tester = config_common.ConfigTester(self, config_class=config_class, hidden_size=48)
@@ -173,7 +174,7 @@ def make_case(family: str, side: str, common: ModuleType, config_common: ModuleT
         prepare_in_mixin = common.ModelTesterMixin._prepare_for_class
         inputs = prepare_in_mixin(self, inputs, model_class, return_labels)
         if return_labels and model_class is classes.get("ForPreTraining"):
-            inputs["labels"] = inputs["input_ids"] % 2  # replaced or not, for every token
+            inputs["labels"] = inputs["input_ids"] % 2  # 1: the token was replaced
         return inputs
 
     body = {
@@ -184,7 +185,7 @@ def make_case(family: str, side: str, common: ModuleType, config_common: ModuleT
         "test_can_init_all_missing_weights_before_2023": side == "hf_deberta",
     }
     if side == "hf_deberta":
-        body |= {test: skipping(reason) for test, reason in NOT_OURS.items()}
+        body |= {test: skipping(reason) for test, reason in SKIPPED_TESTS.items()}
     return type(case_name(family, side), (common.ModelTesterMixin, unittest.TestCase), body)
 
 
@@ -202,10 +203,10 @@ def load_library(side: str) -> ModuleType:
     return hf_deberta
 
 
-def name_our_heads(common: ModuleType, model_type: str, classes: dict[str, type]) -> None:
-    """The common tests choose labels and skips by class name, from tables of names they import.
+def register_our_heads(common: ModuleType, model_type: str, classes: dict[str, type]) -> None:
+    """Add our class names to the tables by which the common tests select labels and skips.
 
-    Ours are added to the copies in the test module only: the library under test stays as it is.
+    Only the tables of the test module change, not those of the library under test.
     """
     for head, model_class in classes.items():
         table = HEADS[head]
@@ -213,7 +214,7 @@ def name_our_heads(common: ModuleType, model_type: str, classes: dict[str, type]
 
 
 # --------------------------------------------------------------------------------------------------
-# Where it runs: a scratch folder with the distribution's tests and what they import besides
+# The temporary folder: the distribution's tests and the other files that they import
 # --------------------------------------------------------------------------------------------------
 
 GENERATED = {
@@ -252,41 +253,41 @@ globals().update(make_cases(test_modeling_common, test_configuration_common))
 
 
 def download_sdist(release: str, cache: Path) -> Path:
-    """The tarball of this release, from the cache or from the package index."""
+    """Return the tarball of this release, from the cache or from the package index."""
     tarball = cache / f"transformers-{release}.tar.gz"
     if not tarball.exists():
         cache.mkdir(parents=True, exist_ok=True)
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(cache)]
-        what = ["--no-deps", "--no-binary", "transformers", f"transformers=={release}"]
-        subprocess.run([*pip, *what], check=False)
+        package = ["--no-deps", "--no-binary", "transformers", f"transformers=={release}"]
+        subprocess.run([*pip, *package], check=False)
     if not tarball.exists():
-        raise SystemExit(f"pip got no source of transformers {release}: give it with --sdist PATH")
+        raise SystemExit(f"pip could not download the source of transformers {release}; pass it with --sdist PATH")
     return tarball
 
 
-def lay_out(sdist: Path, release: str, scratch: Path) -> None:
-    """Fill the scratch folder: the distribution's tests as a package, then the generated files."""
+def copy_tests(sdist: Path, release: str, folder: Path) -> None:
+    """Fill a folder with the distribution's tests, as a package, and the generated files."""
     if sdist.is_file():
         with tarfile.open(sdist) as archive:
             root = f"transformers-{release}"
-            kept = (f"{root}/PKG-INFO", f"{root}/tests/")
-            members = [member for member in archive.getmembers() if member.name.startswith(kept)]
-            archive.extractall(scratch, members=members, filter="data")
-        sdist = scratch / root
+            prefixes = (f"{root}/PKG-INFO", f"{root}/tests/")
+            members = [member for member in archive.getmembers() if member.name.startswith(prefixes)]
+            archive.extractall(folder, members=members, filter="data")
+        sdist = folder / root
     if not (sdist / "tests" / "test_modeling_common.py").exists():
         raise SystemExit(f"{sdist} has no tests/test_modeling_common.py of transformers {release}")
     if f"\nVersion: {release}\n" not in (sdist / "PKG-INFO").read_text(encoding="utf-8"):
         raise SystemExit(f"{sdist} is not transformers {release}, the installed release")
-    shutil.copytree(sdist / "tests", scratch / PACKAGE)
+    shutil.copytree(sdist / "tests", folder / PACKAGE)
     for name, text in GENERATED.items():
-        path = scratch / name
+        path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
 
 @contextmanager
 def working_in(folder: Path, families: list[str], sides: Iterable[str]) -> Iterator[None]:
-    """Run in `folder`, without network and with this repository importable, child processes too."""
+    """Run in `folder` without network and with this repository importable, also in child processes."""
     paths = [str(REPOSITORY), str(Path(__file__).resolve().parent)]
     before, environment = Path.cwd(), dict(os.environ)
     os.environ.update(
@@ -308,12 +309,12 @@ def working_in(folder: Path, families: list[str], sides: Iterable[str]) -> Itera
 
 
 # --------------------------------------------------------------------------------------------------
-# What came out
+# Results
 # --------------------------------------------------------------------------------------------------
 
 
 class Outcomes:
-    """A pytest plugin: one outcome and one reason per test, with its sub-tests folded in."""
+    """A pytest plugin that records one outcome and one reason per test, its sub-tests included."""
 
     def __init__(self) -> None:
         self.tests: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
@@ -321,15 +322,16 @@ class Outcomes:
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         key = tuple(report.nodeid.split("::")[1:3])
-        if hasattr(report, "context"):  # only reports of sub-tests have one
+        if hasattr(report, "context"):  # only reports of sub-tests have a context
             self.subtests[key].append((report.outcome, reason_of(report)))
         elif report.when == "call" or report.outcome != "passed":
             self.tests[key].append((report.outcome, reason_of(report)))
 
-    def of(self, case: str) -> dict[str, tuple[str, str]]:
-        return {test: self.fold((name, test)) for name, test in self.tests if name == case}
+    def results_of_case(self, case: str) -> dict[str, tuple[str, str]]:
+        """Return {test: (outcome, reason)}."""
+        return {test: self.merge_subtests((name, test)) for name, test in self.tests if name == case}
 
-    def fold(self, key: tuple[str, str]) -> tuple[str, str]:
+    def merge_subtests(self, key: tuple[str, str]) -> tuple[str, str]:
         subtests = self.subtests[key]
         for outcome, reason in [*subtests, *self.tests[key]]:
             if outcome == "failed":
@@ -347,19 +349,19 @@ def reason_of(report: Any) -> str:
 
 
 def shorten(text: str, limit: int = 300) -> str:
-    """Both ends of a long text: an assertion may print whole state dicts before its message."""
+    """Return both ends of a long text: an assertion may print whole state dicts before its message."""
     if len(text) <= limit:
         return text
     return f"{text[: limit // 2]} ... {text[-limit // 2 :]}"
 
 
-def counts(outcomes: Outcomes, families: list[str], sides: Iterable[str]) -> list[list[Any]]:
-    """[family, classes, passed, skipped, failed] for each pair."""
+def count_outcomes(outcomes: Outcomes, families: list[str], sides: Iterable[str]) -> list[list[Any]]:
+    """Return rows [family, classes, passed, skipped, failed]."""
     rows = []
     for family in families:
         for side in sides:
-            found = Counter(outcome for outcome, _ in outcomes.of(case_name(family, side)).values())
-            rows.append([family, side, found["passed"], found["skipped"], found["failed"]])
+            number = Counter(outcome for outcome, _ in outcomes.results_of_case(case_name(family, side)).values())
+            rows.append([family, side, number["passed"], number["skipped"], number["failed"]])
     return rows
 
 
@@ -370,7 +372,7 @@ def print_counts(rows: list[list[Any]]) -> None:
 
 
 def write_csv(path: Path, rows: list[list[Any]]) -> None:
-    circumstances = {
+    environment = {
         "date": datetime.date.today().isoformat(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
@@ -379,15 +381,15 @@ def write_csv(path: Path, rows: list[list[Any]]) -> None:
     }
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["family", "classes", "passed", "skipped", "failed", *circumstances])
-        writer.writerows([*row, *circumstances.values()] for row in rows)
+        writer.writerow(["family", "classes", "passed", "skipped", "failed", *environment])
+        writer.writerows([*row, *environment.values()] for row in rows)
 
 
 def find_worse(outcomes: Outcomes, families: list[str]) -> dict[str, list[str]]:
-    """The tests that ours fails, and those that only in-tree passes, by what came out."""
+    """Return the tests that hf_deberta fails or that only in-tree passes, grouped by outcome and reason."""
     worse: dict[str, list[str]] = defaultdict(list)
     for family in families:
-        in_tree, ours = (outcomes.of(case_name(family, side)) for side in SIDES)
+        in_tree, ours = (outcomes.results_of_case(case_name(family, side)) for side in SIDES)
         for test in sorted(in_tree | ours):
             theirs = in_tree.get(test, ("not run", ""))[0]
             outcome, reason = ours.get(test, ("not run", ""))
@@ -399,7 +401,7 @@ def find_worse(outcomes: Outcomes, families: list[str]) -> dict[str, list[str]]:
 def find_failures(outcomes: Outcomes, families: list[str], side: str) -> dict[str, list[str]]:
     failures: dict[str, list[str]] = defaultdict(list)
     for family in families:
-        for test, (outcome, reason) in sorted(outcomes.of(case_name(family, side)).items()):
+        for test, (outcome, reason) in sorted(outcomes.results_of_case(case_name(family, side)).items()):
             if outcome == "failed":
                 failures[reason].append(f"{family} {test}")
     return failures
@@ -416,14 +418,14 @@ def print_by_reason(title: str, groups: dict[str, list[str]]) -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add = parser.add_argument
-    add("--sdist", type=Path, help="tarball or unpacked folder, instead of a download")
-    add("--cache", type=Path, default=CACHE, help="where downloads are kept (%(default)s)")
-    add("--families", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
-    add("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="whose classes to run")
-    add("--workers", type=int, default=1, help="processes, with pytest-xdist (%(default)s)")
-    add("--tb", default="no", help="pytest's --tb: short or long shows the failures (%(default)s)")
-    add("--csv", type=Path, help="write the counts there as well")
-    add("-k", dest="keyword", default="", help="pytest's -k, to run some of the tests")
+    add("--sdist", type=Path, help="source distribution of Transformers, tarball or folder, instead of a download")
+    add("--cache", type=Path, default=CACHE, help="folder for downloads (%(default)s)")
+    add("--families", nargs="+", choices=list(FAMILIES), default=list(FAMILIES), help="shapes to test")
+    add("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="classes to test")
+    add("--workers", type=int, default=1, help="number of processes; more than one needs pytest-xdist (%(default)s)")
+    add("--tb", default="no", help="pytest's --tb; short or long prints tracebacks (%(default)s)")
+    add("--csv", type=Path, help="also write the counts to this file")
+    add("-k", dest="keyword", default="", help="pytest's -k: run only matching tests")
     return parser.parse_args()
 
 
@@ -438,20 +440,20 @@ def main() -> int:
         command += ["-n", str(arguments.workers)]
     outcomes = Outcomes()
     with tempfile.TemporaryDirectory() as folder:
-        lay_out(sdist, release, Path(folder))
+        copy_tests(sdist, release, Path(folder))
         with working_in(Path(folder), arguments.families, arguments.sides):
             status = pytest.main([*command, f"{PACKAGE}/test_deberta.py"], plugins=[outcomes])
     if not outcomes.tests or status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-        raise SystemExit(f"pytest ran no tests or stopped early ({status!r}): see --tb short")
-    rows = counts(outcomes, arguments.families, arguments.sides)
+        raise SystemExit(f"pytest ran no tests or stopped early ({status!r}); --tb short prints the errors")
+    rows = count_outcomes(outcomes, arguments.families, arguments.sides)
     print_counts(rows)
     if arguments.csv:
         write_csv(arguments.csv, rows)
-    print_by_reason("fails in-tree", find_failures(outcomes, arguments.families, "in-tree"))
+    print_by_reason("in-tree fails", find_failures(outcomes, arguments.families, "in-tree"))
     if "hf_deberta" not in arguments.sides:
         return 0
     worse = find_worse(outcomes, arguments.families)
-    print_by_reason("hf_deberta fails, or only in-tree passes", worse)
+    print_by_reason("hf_deberta fails or only in-tree passes", worse)
     return 1 if worse else 0
 
 

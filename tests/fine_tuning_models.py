@@ -1,23 +1,24 @@
-"""Tiny checkpoints of three families, and scripts run in this process as a user starts them."""
+"""Tiny checkpoints of three model families, and the scripts run in this process."""
 
 import json
 import runpy
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-from transformers import BertConfig, BertModel, DebertaV2Config, DebertaV2Model
+import torch
+from transformers import BertConfig, BertModel, DebertaV2Config, DebertaV2Model, PreTrainedModel
 
 from hf_deberta import HfDebertaConfig, HfDebertaModel
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 
 ROOT = Path(__file__).parents[1]
-RUN = ["--use_cpu", "--disable_tqdm", "true", "--per_device_train_batch_size", "8", "--learning_rate", "1e-3"]
+CPU = ["--use_cpu", "--disable_tqdm", "true"]
+RUN = [*CPU, "--per_device_train_batch_size", "8", "--learning_rate", "1e-3"]
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 
 
 def save_models(folder: Path, texts: list[str], vocab_size: int = 300) -> dict:
-    """`ours`, `in_tree` and `bert`, each with a tokenizer of these texts; gives the fields of that vocabulary."""
+    """Save `ours`, `in_tree` and `bert`, each with a tokenizer of these texts; return the fields of the vocabulary."""
     tokenizer = train_tokenizer(texts, vocab_size, "bpe")
     words = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
     in_tree = {"pos_att_type": ["c2p", "p2c"], "relative_attention": True, "position_buckets": 8}
@@ -32,13 +33,33 @@ def save_models(folder: Path, texts: list[str], vocab_size: int = 300) -> dict:
     return words
 
 
-def runner(monkeypatch, script: str) -> Callable[..., None]:
-    def run(*arguments: object) -> None:
-        monkeypatch.setattr(sys, "argv", [str(ROOT / script), *map(str, arguments)])
+def run_script(script: str, *arguments: object) -> None:
+    before, sys.argv = sys.argv, [str(ROOT / script), *map(str, arguments)]
+    try:
         runpy.run_path(str(ROOT / script), run_name="__main__")
-
-    return run
+    finally:
+        sys.argv = before
 
 
 def results(folder: Path) -> dict:
     return json.loads((folder / "all_results.json").read_text())
+
+
+def read_json_lines(file: Path) -> list[dict]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def write_json_lines(file: Path, rows: list[dict]) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def reorder_labels(folder: Path, auto_class: type[PreTrainedModel], order: list[int], labels: list[str]) -> None:
+    """Save the same model with its classes in another order, and other label names."""
+    model = auto_class.from_pretrained(folder)
+    with torch.no_grad():
+        for parameter in (model.classifier.weight, model.classifier.bias):
+            parameter.copy_(parameter[order].clone())
+    model.config.id2label = dict(enumerate(labels))
+    model.config.label2id = {label: number for number, label in enumerate(labels)}
+    model.save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""Which folder may import which, and the Hub's rules for the files of `hf_deberta/model/`."""
+"""Folders of the package import in one direction, and `hf_deberta/model/` follows the rules of the Hub."""
 
 import ast
 import re
@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "hf_deberta"
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 MODEL = sorted((PACKAGE / "model").glob("*.py"))
-# Each folder of the package, and what it may import besides itself.
+# folder or file -> what it may import besides itself
 MAY_IMPORT = {
     "model": set(),
     "tokenization_hf_deberta": set(),
@@ -26,11 +26,11 @@ MATHEMATICS = {
     "batch_loss",
     "checkpoint_conversion",
     "configuration_hf_deberta",
-    "fast_path_guards",
+    "private_apis",
     "relative_position",
 }
 BACKENDS = ("attention_reference", "attention_sdpa", "attention_triton")
-# Installed wherever Transformers is.
+# dependencies of Transformers
 ALWAYS_INSTALLED = {"torch", "transformers", "huggingface_hub", "safetensors", "tokenizers"}
 
 
@@ -71,7 +71,7 @@ def test_folders_import_in_one_direction(path):
 
 @pytest.mark.parametrize("path", MODEL, ids=lambda path: path.stem)
 def test_model_files_follow_the_rules_of_the_hub(path):
-    """Siblings are imported as `from .x import y`, and nothing else is needed than what Transformers needs."""
+    """Siblings are imported as `from .x import y`, and everything else is installed with Transformers."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.level:
             assert node.level == 1 and node.module and "." not in node.module, ast.unparse(node)

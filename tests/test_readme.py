@@ -1,5 +1,6 @@
-"""Every Python snippet of the README runs, in order, with Hub ids pointing at tiny folders of the same kind."""
+"""Documentation is checked: snippets run, commands parse, links resolve, numbers are those of benchmarks/results."""
 
+import csv
 import importlib.util
 import inspect
 import json
@@ -23,13 +24,16 @@ from hf_deberta.pretraining.arguments import MaskingArguments, PretrainingArgume
 from hf_deberta.pretraining.corpus import CorpusArguments
 
 ROOT = Path(__file__).parents[1]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+BENCHMARKS = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+HUB_IDS = ("microsoft/deberta-base", "microsoft/deberta-v3-base", "cross-encoder/nli-deberta-v3-base")
 SPECIAL_TOKENS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
 
 
 def released_v1(folder: Path) -> Path:
-    """vocab.json, merges.txt, config.json of model type deberta, and weights in the fused v1 layout."""
-    from hf_deberta.model.checkpoint_conversion import _to_v1
+    """Write a tiny checkpoint with the files and the fused weights of a released v1."""
+    from hf_deberta.model.checkpoint_conversion import to_v1_layout
 
     folder.mkdir()
     bpe = Tokenizer(models.BPE())
@@ -45,63 +49,116 @@ def released_v1(folder: Path) -> Path:
     (folder / "config.json").write_text(json.dumps(fields))
     model = HfDebertaForMaskedLM(HfDebertaConfig.from_dict(fields))
     weights = {name: value.clone() for name, value in model.state_dict().items() if ".decoder." not in name}
-    torch.save(_to_v1(weights, 4), folder / "pytorch_model.bin")
+    torch.save(to_v1_layout(weights, 4), folder / "pytorch_model.bin")
     return folder
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    folder = released_v1(tmp_path_factory.mktemp("released") / "deberta-base")
-    return {"microsoft/deberta-base": folder, "microsoft/deberta-v3-base": folder}
+def checkpoint(tmp_path_factory) -> Path:
+    """Stands in for every checkpoint of the Hub."""
+    return released_v1(tmp_path_factory.mktemp("released") / "deberta-base")
 
 
-def test_python_snippets(folders, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    snippets = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert len(snippets) >= 4
-    names = {}
+def run_snippets(page: Path, checkpoint: Path) -> list[str]:
+    """Run a page's Python snippets in order, in one namespace; return them."""
+    snippets = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    names: dict = {}
     for snippet in snippets:
-        for hub_id, folder in folders.items():
-            snippet = snippet.replace(f'"{hub_id}"', repr(str(folder)))
-        exec(compile(snippet, "README.md", "exec"), names)
+        code = snippet
+        for hub_id in HUB_IDS:
+            code = code.replace(f'"{hub_id}"', repr(str(checkpoint)))
+        exec(compile(code, page.name, "exec"), names)
+    return snippets
+
+
+def test_readme_snippets_run_and_print_what_they_say(checkpoint, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    snippets = run_snippets(ROOT / "README.md", checkpoint)
+    assert len(snippets) >= 2
+    expected = re.search(r"^print\(.*\)\n# (.*)$", snippets[0], flags=re.MULTILINE)[1]
+    assert capsys.readouterr().out.splitlines()[0] == expected == "DebertaModel True"
+
+
+def test_usage_snippets_run(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert len(run_snippets(ROOT / "docs" / "usage.md", checkpoint)) >= 5
     assert (tmp_path / "my-deberta" / "modeling_hf_deberta.py").exists()
     assert json.loads((tmp_path / "my-deberta-v2" / "config.json").read_text())["model_type"] == "deberta"
 
 
-def test_the_table_of_times_is_that_of_the_results():
+def test_readme_is_short_and_narrow():
+    lines = README.splitlines()
+    assert len(lines) <= 150
+    assert not [line for line in lines if len(line) > 120]
+
+
+def test_tables_of_times_come_from_the_results():
     spec = importlib.util.spec_from_file_location("table", ROOT / "benchmarks" / "table.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert module.table() in README
+    table = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(table)
+    assert table.readme_table() in README, "README.md: replace the table by the output of python benchmarks/table.py"
+    assert table.full_table() in BENCHMARKS, "docs/benchmarks.md: replace the table by that of benchmarks/table.py"
 
 
-def test_named_files_and_targets_exist():
-    for name in re.findall(r"^  (\w+\.py) ", README, flags=re.MULTILINE):
-        assert (ROOT / "hf_deberta" / name).exists(), name
-    for name in re.findall(r"^    ((?:\w+\.py(?:, )?)+)", README, flags=re.MULTILINE):
-        for part in name.split(", "):
-            assert any((ROOT / "hf_deberta" / folder / part).exists() for folder in ("training", "tasks")), part
-    for link in re.findall(r"\]\(([^)#:]+)\)", README):
-        assert (ROOT / link).exists(), link
-    targets = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for target in re.findall(r"make ([a-z][a-z-]+)", README):
-        assert f"make {target} " in targets, target
+def test_exactness_comes_from_the_results():
+    with (ROOT / "benchmarks" / "results" / "exactness.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    for against in ("official", "in-tree"):
+        largest = max(
+            float(row["max_abs_difference"])
+            for row in rows
+            if row["against"] == against and "past the table" not in row["shape"]
+        )
+        assert f"{largest:.1e}" in README
+        assert f"{largest:.1e}" in BENCHMARKS
 
 
-def test_commands_know_their_flags(tmp_path):
-    """Each command of a script parses; what it does is tested by tests/test_run_*.py."""
-    commands = re.findall(r"^(?:python|accelerate launch.*?) (run_\w+\.py) (.*)$", README, flags=re.MULTILINE)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_make_targets_exist(page):
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith("http"):
+            continue
+        name, _, anchor = target.partition("#")
+        linked = (page.parent / name) if name else page
+        assert linked.exists(), f"{page.name} links to {target}"
+        if anchor:
+            assert anchor in anchors(linked), f"{page.name} links to {target}, and {linked.name} has no such heading"
+    targets = re.findall(r"^([a-z][a-z -]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    known = {name for names in targets for name in names.split()}
+    for target in re.findall(r"(?:^|`)make ([a-z][a-z-]+)", text, flags=re.MULTILINE):
+        assert target in known, f"{page.name} names `make {target}`"
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_make_help_lists_targets():
+    listed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for target in ("setup", "demo", "quick", "test", "check", "package"):
+        assert f"make {target} " in listed, target
+
+
+def test_commands_have_the_flags_of_their_scripts():
+    """Each command of the README parses; what the scripts do is tested by tests/test_run_*.py."""
+    text = README.replace("\\\n", "").replace("$MODEL", "microsoft/deberta-v3-base")
+    commands = re.findall(r"(?:^|`)python (run_\w+\.py) ([^`\n]*)", text, flags=re.MULTILINE)
     assert {script for script, _ in commands} == {path.name for path in ROOT.glob("run_*.py")}
     for script, flags in commands:
+        if flags == "--demo":
+            continue
         main = runpy.run_path(str(ROOT / script))
         if script in ("run_mlm.py", "run_rtd.py"):
             kinds = (main.get("ModelArguments") or main["PairArguments"], CorpusArguments, MaskingArguments)
             kinds += (PretrainingArguments,)
         else:
-            (of_task,) = (
+            (task_arguments,) = (
                 kind for kind in main.values() if inspect.isclass(kind) and is_strict_child(kind, DataArguments)
             )
-            kinds = (ModelArguments, of_task, SiftArguments, FineTuningArguments)
+            kinds = (ModelArguments, task_arguments, SiftArguments, FineTuningArguments)
         HfArgumentParser(kinds).parse_args_into_dataclasses(shlex.split(flags, comments=True))
 
 
@@ -110,5 +167,16 @@ def is_strict_child(kind: type, parent: type) -> bool:
 
 
 def test_every_module_is_on_the_map():
-    for path in (ROOT / "hf_deberta").rglob("*.py"):
-        assert path.name == "__init__.py" or path.name in README, path.name
+    """docs/architecture.md lists each module of the package under its folder, and no other."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    folder, listed = "", set()
+    for line in page.partition("## Files")[2].splitlines():
+        if line.startswith("hf_deberta/"):
+            folder = line.strip()
+        elif name := re.match(r"  (\w+\.py) ", line):
+            listed.add(folder + name[1])
+    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "hf_deberta").rglob("*.py")}
+    modules = {name for name in modules if not name.endswith("__init__.py")}
+    missing, stale = sorted(modules - listed), sorted(listed - modules)
+    assert not missing, f"docs/architecture.md, section Files: add one line under its folder for {', '.join(missing)}"
+    assert not stale, f"docs/architecture.md, section Files: remove or move the lines of {', '.join(stale)}"

@@ -1,1 +1,1 @@
-"""Made-up data and a tiny model for the `--demo` flag of the scripts."""
+"""Data and a tiny untrained model for the `--demo` flag of each fine-tuning script."""

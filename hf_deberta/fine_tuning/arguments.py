@@ -1,6 +1,6 @@
 """The command line of a fine-tuning script: Trainer's flags with our defaults, and the recipe of checkpoint and task.
 
-A flag wins over a JSON file of flags, that over the recipe, that over the defaults.
+Flags override a JSON file of flags, which overrides the recipe, which overrides the defaults.
 """
 
 import os
@@ -9,55 +9,94 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from transformers import HfArgumentParser
-from transformers.trainer_utils import IntervalStrategy
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from transformers.utils import logging
 
-from hf_deberta.fine_tuning.recipes import FROM_MNLI, find_recipe, size_of
-from hf_deberta.fine_tuning.task_model import deberta_config
-from hf_deberta.runs.command_line import errors_as_sentences, words_and_flags
-from hf_deberta.runs.run_identity import RunArguments, decisive
+from hf_deberta.fine_tuning.recipes import BASE_WIDTH, STARTED_FROM_MNLI, find_recipe, published_size
+from hf_deberta.fine_tuning.task_model import load_deberta_config
+from hf_deberta.runs.command_line import (
+    ScriptParser,
+    parse_into_dataclasses,
+    read_command_line,
+    show_input_errors_in_one_line,
+)
+from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.run_identity import RunArguments, identifying_flags
 
-SWITCH = {"nargs": "?", "const": True}  # of a flag that is yes, no, or left open
+OPTIONAL_SWITCH = {"nargs": "?", "const": True}  # add_argument options of a flag that is true, false or None
+RECIPE_FLAGS = (
+    "num_train_epochs", "learning_rate", "per_device_train_batch_size", "warmup_steps", "cls_dropout", "max_seq_length",
+)  # fmt: skip
 
 logger = logging.get_logger(__name__)
 
 
 @dataclass
 class FineTuningArguments(RunArguments):
-    """Trainer's, with defaults as the papers and practitioners have them.
-
-    Adam's epsilon 1e-6, weight decay 0.01; evaluation after each epoch, the best model is kept. Without --do_train,
-    --do_eval and --do_predict a script does all three, as far as there is data.
-    """
+    """`TrainingArguments` with the defaults of the papers: Adam epsilon 1e-6, weight decay 0.01, best model kept."""
 
     adam_epsilon: float = 1e-6
     weight_decay: float = 0.01
     per_device_eval_batch_size: int = 32
-    eval_strategy: str = "epoch"
-    save_strategy: str = "epoch"
+    eval_strategy: str | IntervalStrategy = "epoch"
+    save_strategy: str | SaveStrategy = "epoch"
     save_total_limit: int | None = 1
     load_best_model_at_end: bool = True
+    output_dir: str | None = field(
+        default=None,
+        metadata={"help": "Folder for the model, its card, metrics and predictions. The same command resumes there."},
+    )
+    do_train: bool = field(
+        default=False,
+        metadata={
+            "help": "Train. Without --do_train, --do_eval and --do_predict the script does all three: it trains, and "
+            "evaluates and predicts if there are validation and test rows."
+        },
+    )
+    do_eval: bool = field(default=False, metadata={"help": "Evaluate on the validation rows."})
+    do_predict: bool = field(default=False, metadata={"help": "Write predictions for the test rows."})
+    resume_from_checkpoint: str | None = field(
+        default=None,
+        metadata={
+            "help": "By default training resumes from the last checkpoint in OUTPUT_DIR. false: start over. A path: "
+            "resume from that checkpoint."
+        },
+    )
+    metric_for_best_model: str | None = field(
+        default=None,
+        metadata={"help": "Metric that selects the checkpoint to keep; by default the first metric of the task."},
+    )
     early_stopping_patience: int | None = field(
-        default=None, metadata={"help": "Stop after so many evaluations without improvement."}
+        default=None, metadata={"help": "Stop after this many evaluations without improvement."}
     )
     num_seeds: int = field(
-        default=1, metadata={"help": "Train with so many seeds, from --seed on, and report median, mean and spread."}
+        default=1,
+        metadata={
+            "help": "Train once per seed, from --seed upwards; report median, mean and spread; keep the best model. "
+            "Finished seeds are skipped."
+        },
+    )
+    recipe: Literal["auto", "none"] = field(
+        default="auto",
+        metadata={
+            "help": "auto: use the published settings for this checkpoint and task, or the nearest ones. none: use "
+            "Trainer's defaults. Any flag overrides the recipe."
+        },
     )
 
     def __post_init__(self) -> None:
         if self.num_seeds < 1:
-            raise ValueError(f"--num_seeds is 1 or more, not {self.num_seeds}")
+            raise InputError(f"--num_seeds must be at least 1, not {self.num_seeds}")
         if self.num_seeds > 1 and self.push_to_hub:
-            raise ValueError(
-                "--push_to_hub knows one model: without it, push OUTPUT_DIR, which holds the best, afterwards"
+            raise InputError(
+                "--push_to_hub pushes one model only: with --num_seeds, push OUTPUT_DIR, the best model, afterwards"
             )
-        self.best_metric_from_user = self.metric_for_best_model is not None
-        self.does_all = not (self.do_train or self.do_eval or self.do_predict)
-        if self.does_all:
+        self.user_chose_metric = self.metric_for_best_model is not None
+        self.actions_inferred = not (self.do_train or self.do_eval or self.do_predict)
+        if self.actions_inferred:
             self.do_train = self.do_eval = self.do_predict = True
         if not (self.do_train and self.do_eval):
             self.eval_strategy = "no"
@@ -66,70 +105,84 @@ class FineTuningArguments(RunArguments):
         if "no" in (self.eval_strategy, self.save_strategy):
             self.load_best_model_at_end = False
         if self.use_cpu or not torch.accelerator.is_available():
-            self.dataloader_pin_memory = False  # or torch warns that it has no use
+            self.dataloader_pin_memory = False  # torch warns that it has no effect
         if self.early_stopping_patience is not None and self.eval_strategy == "no":
-            raise ValueError("--early_stopping_patience needs evaluations along the way: --do_train with --do_eval")
+            raise InputError("--early_stopping_patience needs evaluations during training: --do_train with --do_eval")
         if self.train_sampling_strategy not in ("random", "group_by_length"):
-            raise ValueError(
-                f"--train_sampling_strategy is random or group_by_length here, not {self.train_sampling_strategy}"
+            raise InputError(
+                f"--train_sampling_strategy must be random or group_by_length, not {self.train_sampling_strategy}"
             )
         super().__post_init__()
 
+    @property
+    def output_folder(self) -> Path:
+        return Path(self.output_dir or "trainer_output")
+
     def set_best_metric(self, metrics: Sequence[str]) -> None:
-        """Keep the model that is best by the first of a task's metrics, unless the user has named another."""
-        if not self.best_metric_from_user:
+        """Select the best model by the first of the task's metrics, unless the user chose another."""
+        if not self.user_chose_metric:
             self.metric_for_best_model, self.greater_is_better = f"eval_{metrics[0]}", True
-        elif self.metric_for_best_model.removeprefix("eval_") not in (*metrics, "loss"):
-            raise ValueError(
-                f"--metric_for_best_model is one of {', '.join(metrics)}, loss for this task, not "
+        elif self.best_metric.removeprefix("eval_") not in (*metrics, "loss"):
+            raise InputError(
+                f"--metric_for_best_model must be one of {', '.join(metrics)}, loss for this task, not "
                 f"{self.metric_for_best_model}"
             )
 
+    @property
+    def best_metric(self) -> str:
+        """Name of the metric that selects the best model, as `evaluate` returns it."""
+        return f"eval_{(self.metric_for_best_model or 'loss').removeprefix('eval_')}"
+
     def drop_missing_splits(self, splits: Iterable[str]) -> None:
-        """Do what there is data for; what was asked for by name must have its split."""
-        found = {split.partition("_")[0] for split in splits}
+        """Evaluate and predict only if there are rows. What a flag requests must have its rows."""
+        present = {split.partition("_")[0] for split in splits}
         for flag, split in (("do_train", "train"), ("do_eval", "validation"), ("do_predict", "test")):
-            if getattr(self, flag) and split not in found:
-                if not self.does_all or flag == "do_train":
-                    alone = "; to evaluate or predict alone, say --do_eval or --do_predict" if self.does_all else ""
-                    there = ", ".join(sorted(found))
-                    raise ValueError(f"--{flag} needs {split} rows (--{split}_file), and there are {there}{alone}")
-                setattr(self, flag, False)
+            if getattr(self, flag) and split not in present:
+                if self.actions_inferred and flag != "do_train":
+                    setattr(self, flag, False)
+                    continue
+                hint = "; to evaluate or predict only, add --do_eval or --do_predict" if self.actions_inferred else ""
+                raise InputError(
+                    f"--{flag} needs {split} rows (--{split}_file); found: {', '.join(sorted(present))}{hint}"
+                )
         if not self.do_eval:
             if self.early_stopping_patience is not None:
-                raise ValueError("--early_stopping_patience needs validation rows (--validation_file)")
+                raise InputError("--early_stopping_patience needs validation rows (--validation_file)")
             self.eval_strategy, self.load_best_model_at_end = IntervalStrategy.NO, False
 
 
-def run_with_arguments(
-    kinds: tuple[type, ...], task_of: Callable[[Namespace], str], demo: Callable[[Path], dict[str, Any]], run: Callable
-) -> Any:
-    """`run` with the arguments of the command line, or of a JSON file. What a user can mend is said in a sentence.
+def run_script(
+    argument_classes: tuple[type, ...],
+    run: Callable[..., None],
+    recipe_task: Callable[[Namespace], str],
+    demo: Callable[[Path], dict[str, Any]],
+) -> None:
+    """Call `run` with one instance per dataclass, from the command line or a JSON file.
 
     Args:
-        task_of: the task's name in the table of recipes, by the flags.
-        demo: writes made-up data and a tiny model into a folder, and gives the flags that use them.
+        recipe_task: returns the name of the task in the table of recipes.
+        demo: writes rows and a tiny model into a folder, and returns the flags that use them.
     """
-    parser = HfArgumentParser(kinds)
-    with errors_as_sentences(Path(sys.argv[0]).name):
-        given, from_file = words_and_flags(parser)
-        flags = parser.parse_args(given)
-        parser.set_defaults(**({**demo_flags(flags.output_dir, demo), **from_file} if flags.demo else {}))
-        flags = parser.parse_args(given)
-        if flags.recipe == "auto" and not flags.demo and (flags.intermediate or flags.model_name_or_path):
-            chosen, origin = recipe_flags(flags, task_of(flags))
-            parser.set_defaults(**{**chosen, **from_file})
-            say_recipe(chosen, origin, parser.parse_args(given))
-        parts = parser.parse_args_into_dataclasses(given)
-        parts[-1].decisive = decisive(vars(parser.parse_args(given)))
-        return run(*parts)
+    parser = ScriptParser(argument_classes, set_by_recipe=RECIPE_FLAGS)
+    with show_input_errors_in_one_line(Path(sys.argv[0]).name):
+        arguments, file_flags = read_command_line(parser)
+        flags = parser.parse_args(arguments)
+        if flags.demo:
+            parser.set_defaults(**{**demo_flags(flags.output_dir, demo), **file_flags})
+        elif flags.recipe == "auto" and (flags.intermediate or flags.model_name_or_path):
+            recipe, source = recipe_flags(flags, recipe_task(flags))
+            parser.set_defaults(**{**recipe, **file_flags})
+            log_recipe(recipe, source, parser.parse_args(arguments))
+        instances = parse_into_dataclasses(parser, arguments)
+        instances[-1].identifying_flags = identifying_flags(vars(parser.parse_args(arguments)))
+        run(*instances)
 
 
 def demo_flags(output_dir: str | None, demo: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    """Flags of a demonstration, of which `demo` writes the files and gives those that use them."""
+    """Write the files of a demonstration; its flags."""
     folder = Path(output_dir or "demo_output") / "made_up"
     folder.mkdir(parents=True, exist_ok=True)
-    defaults = {
+    flags = {
         "output_dir": str(folder.parent),
         "learning_rate": 1e-3,
         "num_train_epochs": 2.0,
@@ -139,36 +192,34 @@ def demo_flags(output_dir: str | None, demo: Callable[[Path], dict[str, Any]]) -
         "resume_from_checkpoint": "false",
         "save_strategy": "no",
     }
-    return {**defaults, **demo(folder)}
-
-
-def say_recipe(chosen: dict[str, Any], origin: str, flags: Namespace) -> None:
-    """Which settings hold because of the recipe, and which because of the user."""
-    if int(os.environ.get("RANK", 0)) > 0 or not (flags.do_train or not (flags.do_eval or flags.do_predict)):
-        return
-    kept = {name: value for name, value in chosen.items() if getattr(flags, name) == value}
-    yours = [name for name in chosen if name not in kept]
-    said = ", ".join(f"--{name} {value:g}" for name, value in kept.items())
-    logger.warning(
-        f"recipe ({origin}): {said}"
-        + (f"; yours: --{', --'.join(yours)}" if yours else "")
-        + " (--recipe none: no such)"
-    )
+    return {**flags, **demo(folder)}
 
 
 def recipe_flags(flags: Namespace, task: str) -> tuple[dict[str, Any], str]:
-    """The recipe for this checkpoint and task, and where it is from."""
-    config = deberta_config(flags.intermediate or flags.model_name_or_path, flags)
-    size, width = (None, 768) if config is None else (size_of(config), config.hidden_size)
-    recipe, origin = find_recipe(task, size, width, getattr(flags, "sift", False))
+    """The recipe of this checkpoint and task as flags, and where it comes from."""
+    config = load_deberta_config(flags)
+    size, width = (None, BASE_WIDTH) if config is None else (published_size(config), config.hidden_size)
+    recipe, source = find_recipe(task, size, width, getattr(flags, "sift", False))
     devices = int(os.environ.get("WORLD_SIZE", 0)) or max(1, 0 if flags.use_cpu else torch.cuda.device_count())
-    chosen = recipe.flags(devices, flags.gradient_accumulation_steps)
-    batch = chosen["per_device_train_batch_size"] * devices * flags.gradient_accumulation_steps
+    recipe_as_flags = recipe.flags(devices, flags.gradient_accumulation_steps)
+    batch = recipe_as_flags["per_device_train_batch_size"] * devices * flags.gradient_accumulation_steps
     if batch != recipe.batch:
-        origin += f"; its batch of {recipe.batch} becomes {batch} on {devices} device{'s' * (devices > 1)}"
-    if config is None or task.startswith("squad"):  # whose head has none
-        chosen.pop("cls_dropout")
-    chosen = {name: value for name, value in chosen.items() if hasattr(flags, name)}
-    if task in FROM_MNLI and flags.intermediate is None and size and size.startswith(("v1", "v2")):
-        logger.warning("the paper starts this task from a checkpoint fine-tuned on MNLI: --intermediate CHECKPOINT")
-    return chosen, origin
+        source += f" (batch size {batch} instead of {recipe.batch} on {devices} device{'s' * (devices > 1)})"
+    if config is None or task.startswith("squad"):  # heads without dropout
+        del recipe_as_flags["cls_dropout"]
+    if task in STARTED_FROM_MNLI and flags.intermediate is None and size and size.startswith(("v1", "v2")):
+        source += ", for which the paper starts from an MNLI model (--intermediate CHECKPOINT)"
+    return {name: value for name, value in recipe_as_flags.items() if hasattr(flags, name)}, source
+
+
+def log_recipe(recipe: dict[str, Any], source: str, flags: Namespace) -> None:
+    """Log the settings of the recipe and the flags that override them, if the script trains."""
+    predicts_only = (flags.do_eval or flags.do_predict) and not flags.do_train
+    if predicts_only or int(os.environ.get("RANK", 0)) > 0:
+        return
+    used = [f"--{name} {value:g}" for name, value in recipe.items() if getattr(flags, name) == value]
+    overridden = [f"--{name}" for name, value in recipe.items() if getattr(flags, name) != value]
+    message = f"Recipe: {source}: {', '.join(used) or 'none used'}."
+    if overridden:
+        message += f" Overridden by you: {', '.join(overridden)}."
+    logger.warning(f"{message} Disable with --recipe none.")

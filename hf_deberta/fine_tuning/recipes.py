@@ -1,11 +1,11 @@
-"""How the published DeBERTas were fine-tuned: a table of (task, size), and what we take where nothing was published.
+"""Fine-tuning hyperparameters by (task, model size): the published ones, and our defaults where none were published.
 
->>> recipe, origin = find_recipe("cola", "v3-large")
+>>> recipe, source = find_recipe("cola", "v3-large")
 >>> recipe.learning_rate, recipe.epochs
 (5.5e-06, 10.0)
 
-The released scripts of github.com/microsoft/DeBERTa are the source unless a row says otherwise. All of them use Adam
-with epsilon 1e-6, weight decay 0.01, clipping at 1 and a linear schedule, which are the defaults of
+Unless a comment says otherwise, rows come from the released scripts of github.com/microsoft/DeBERTa. These all use
+Adam with epsilon 1e-6, weight decay 0.01, gradient clipping at 1 and a linear schedule, which are the defaults of
 `FineTuningArguments`.
 """
 
@@ -16,8 +16,9 @@ from hf_deberta import PRESETS, HfDebertaConfig
 
 SIZES = ("v1-base", "v1-large", "v1-xlarge", "v2-xlarge", "v2-xxlarge", "v3-large")
 
-# task: longest input, then for each of SIZES: epochs, learning rate, batch of all devices, warmup, classifier dropout
-RELEASED = {
+# task: maximum input length, then a row for each of SIZES:
+# epochs, learning rate, batch size over all devices, warmup, classifier dropout
+PUBLISHED: dict[str, tuple] = {
     "mnli": (256, "3 3e-5 64 1000 .1", "3 1e-5 64 1000 .2", "3 5e-6 64 1000 .3",
              "3 4e-6 64 1000 .25", "3 3e-6 64 1000 .3", "2 7e-6 64 500 .3"),
     "cola": (64, "6 2e-5 32 100 .15", "6 7e-6 32 100 .15", "8 5e-6 32 100 .2",
@@ -43,16 +44,16 @@ RELEASED = {
     "race": (320, "6 2e-5 32 100 .2", "6 8e-6 32 100 .2", "6 7e-6 48 100 .2",
              "6 4e-6 48 100 .2", "6 3e-6 48 100 .2", None),
 }  # fmt: skip
-SMALL = {  # the small v3 models, of which only MNLI is published
+PUBLISHED_SMALL = {  # the other v3 models: only MNLI was published
     ("mnli", "v3-xsmall"): "3 4.5e-5 64 1000 .1",
     ("mnli", "v3-small"): "3 4.5e-5 64 1500 .2",
     ("mnli", "v3-base"): "3 1.5e-5 64 1000 .1",
 }
-# v1 and v2 start these from their MNLI checkpoint (--intermediate); the scripts of v3-large do not
-FROM_MNLI = {"rte", "mrpc", "stsb", "copa", "race"}
+# v1 and v2 fine-tune these from their MNLI checkpoint (--intermediate); the scripts of v3-large do not
+STARTED_FROM_MNLI = {"rte", "mrpc", "stsb", "copa", "race"}
 
-# SiFT, released for MNLI alone: epochs, learning rate, batch, warmup, dropout, then lambda
-SIFT = {
+# SiFT, published for MNLI only: epochs, learning rate, batch size, warmup, dropout; then lambda
+PUBLISHED_SIFT: dict[str | None, tuple[str, float]] = {
     "v1-base": ("6 1.5e-5 64 1000 .1", 5.0),
     "v2-xxlarge": ("6 3e-6 64 1000 .3", 5.0),
     "v3-base": ("6 1.5e-5 64 1000 .1", 5.0),
@@ -60,8 +61,8 @@ SIFT = {
     "v3-xsmall": ("10 5e-5 64 1500 .1", 3.0),
 }
 
-# tasks without a published recipe: longest input, and ours for v1-base, within the papers' grid
-OURS = {
+# our defaults for tasks without a published recipe, from the papers' search grid: maximum input length, v1-base row
+DEFAULTS = {
     "squad": (384, "3 3e-5 48 .1 .1"),
     "squad_v2": (384, "3 3e-5 48 .1 .1"),
     "swag": (128, "3 2e-5 32 .1 .1"),
@@ -74,19 +75,22 @@ OURS = {
     "ner": (512, "15 2e-5 16 .1 .1"),
     "own": (256, "4 2e-5 32 .1 .1"),
 }
-# their learning rate at other sizes, over that of base: as the released scripts have it, on average
-RATE = {
+# learning rate of other sizes as a multiple of v1-base's: the average over the released scripts
+LEARNING_RATE_FACTORS: dict[str | None, float] = {
     "v1-base": 1.0, "v1-large": 0.5, "v1-xlarge": 0.3, "v2-xlarge": 0.2, "v2-xxlarge": 0.15,
     "v3-xsmall": 1.5, "v3-small": 1.5, "v3-base": 1.0, "v3-large": 0.35, "mdeberta-v3-base": 1.0,
 }  # fmt: skip
 
-
-MULTILINGUAL = 200_000  # words, from which on a base of v3 is the multilingual one
+BASE_WIDTH = 768  # hidden size of the base models
+MIN_MULTILINGUAL_VOCAB = 200_000  # a v3-base with a larger vocabulary is mdeberta-v3-base
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Batch is that of all devices; warmup is steps, or a share of them if below 1."""
+    """Hyperparameters of one task and model size.
+
+    `batch` counts rows over all devices; `warmup` is a number of steps, or a share of all steps if below 1.
+    """
 
     epochs: float
     learning_rate: float
@@ -97,13 +101,13 @@ class Recipe:
     sift_lambda: float | None = None
 
     @classmethod
-    def of(cls, row: str, length: int, sift_lambda: float | None = None) -> "Recipe":
+    def from_row(cls, row: str, length: int, sift_lambda: float | None = None) -> "Recipe":
         epochs, rate, batch, warmup, dropout = map(float, row.split())
         return cls(epochs, rate, int(batch), warmup, dropout, length, sift_lambda)
 
     def flags(self, devices: int = 1, accumulation: int = 1) -> dict[str, Any]:
-        """As flags of a script, for so many devices."""
-        flags = {
+        """The recipe as flags of a script that runs on this many devices."""
+        flags: dict[str, Any] = {
             "num_train_epochs": self.epochs,
             "learning_rate": self.learning_rate,
             "per_device_train_batch_size": max(1, round(self.batch / (devices * accumulation))),
@@ -111,45 +115,52 @@ class Recipe:
             "cls_dropout": self.dropout,
             "max_seq_length": self.length,
         }
-        return flags | ({} if self.sift_lambda is None else {"sift_lambda": self.sift_lambda})
+        if self.sift_lambda is not None:
+            flags["sift_lambda"] = self.sift_lambda
+        return flags
 
 
-def size_of(config: HfDebertaConfig) -> str | None:
-    """Which published model a configuration is; None if none."""
-    looked_at = ("num_hidden_layers", "hidden_size", "position_buckets", "share_att_key", "conv_kernel_size")
+def published_size(config: HfDebertaConfig) -> str | None:
+    """The published model size with this architecture, such as "v3-base"; None if there is none."""
+    compared = ("num_hidden_layers", "hidden_size", "position_buckets", "share_att_key", "conv_kernel_size")
     for name, fields in PRESETS.items():
-        published = HfDebertaConfig(**fields)
-        if name != "tiny" and all(getattr(config, field) == getattr(published, field) for field in looked_at):
-            return "mdeberta-v3-base" if name == "v3-base" and config.vocab_size > MULTILINGUAL else name
+        preset = HfDebertaConfig(**fields)
+        if name != "tiny" and all(getattr(config, field) == getattr(preset, field) for field in compared):
+            multilingual = name == "v3-base" and config.vocab_size > MIN_MULTILINGUAL_VOCAB
+            return "mdeberta-v3-base" if multilingual else name
     return None
 
 
-def find_recipe(task: str, size: str | None, width: int = 768, sift: bool = False) -> tuple[Recipe, str]:
-    """The recipe of a task, and where it is from.
+def find_recipe(task: str, size: str | None, width: int = BASE_WIDTH, sift: bool = False) -> tuple[Recipe, str]:
+    """The recipe of a task and model size, and a sentence part that says where it comes from.
 
     Args:
-        size: as `size_of` names it.
-        width: hidden size, where the size is none of the published ones.
+        task: a key of the tables; any other name is a task of the user's own.
+        size: as `published_size` returns it.
+        width: hidden size, which scales the learning rate if the size is not a published one.
     """
-    if sift and task == "mnli" and size in SIFT:
-        row, weight = SIFT[size]
-        return Recipe.of(row, RELEASED["mnli"][0], weight), f"published for SiFT, MNLI, {size}"
-    if (task, size) in SMALL:
-        return Recipe.of(SMALL[task, size], RELEASED[task][0]), f"published for {task}, {size}"
-    if task in RELEASED:
-        length, *rows = RELEASED[task]
-        by_size = dict(zip(SIZES, rows, strict=True))
-        if by_size.get(size):
-            return Recipe.of(by_size[size], length), f"published for {task}, {size}"
-        row, nearest = by_size["v1-base"], f"ours: none was published for {task}, {size or 'this size'}; as v1-base"
+    if sift and task == "mnli" and size in PUBLISHED_SIFT:
+        row, weight = PUBLISHED_SIFT[size]
+        return Recipe.from_row(row, PUBLISHED["mnli"][0], weight), f"published settings for SiFT on mnli, {size}"
+    if size is not None and (task, size) in PUBLISHED_SMALL:
+        recipe = Recipe.from_row(PUBLISHED_SMALL[task, size], PUBLISHED[task][0])
+        return recipe, f"published settings for {task}, {size}"
+    if task in PUBLISHED:
+        length, *rows = PUBLISHED[task]
+        row_of_size = dict(zip(SIZES, rows, strict=True))
+        if size is not None and (published := row_of_size.get(size)):
+            return Recipe.from_row(published, length), f"published settings for {task}, {size}"
+        row = row_of_size["v1-base"]
+        source = f"nothing published for {task}, {size or 'this model size'}; settings of v1-base"
     else:
-        length, row = OURS.get(task, OURS["own"])
-        nearest = f"ours: none was published for {task if task in OURS else 'a task of your own'}"
-    base = Recipe.of(row, length)
-    if size in RATE:
-        factor = RATE[size]
-        why = "" if factor == 1 else f"; learning rate times {factor:g} for {size}"
+        task = task if task in DEFAULTS else "own"
+        length, row = DEFAULTS[task]
+        source = f"nothing published for {'your own data' if task == 'own' else task}; our defaults"
+    base = Recipe.from_row(row, length)
+    if size in LEARNING_RATE_FACTORS:
+        factor, reason = LEARNING_RATE_FACTORS[size], size
     else:
-        factor = min(4.0, max(1.0, 768 / width))
-        why = f"; learning rate times {factor:g} for a width of {width}" if factor > 1 else ""
-    return replace(base, learning_rate=float(f"{base.learning_rate * factor:.3g}")), nearest + why
+        factor, reason = min(4.0, max(1.0, BASE_WIDTH / width)), f"hidden size {width}"
+    if factor != 1:
+        source += f" with the learning rate times {factor:g} for {reason}"
+    return replace(base, learning_rate=float(f"{base.learning_rate * factor:.3g}")), source

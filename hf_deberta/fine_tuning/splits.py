@@ -1,4 +1,4 @@
-"""The data of a task: train, validation and test, from files, a folder, or the Hub.
+"""The train, validation and test rows of a task: from files, a folder, or a dataset of the Hub.
 
 >>> splits = read_splits(DataArguments(data_dir="glue/cola"), hub=("nyu-mll/glue", "cola"))
 >>> splits["train"][0]
@@ -13,64 +13,62 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
+from transformers import TrainingArguments
 from transformers.utils import logging
 
+from hf_deberta.runs.command_line import as_input_error
 from hf_deberta.runs.data_files import read_table
+from hf_deberta.runs.errors import InputError
 
 SPLITS = ("train", "validation", "test")
-OTHER_NAMES = {"valid": "validation", "dev": "validation", "val": "validation"}
-SHARD = re.compile(r"(.*?)(?:-(\d{5})-of-(\d{5}))?")  # train, or train-00000-of-00002
-SPARK_PART_GLOB = "part-*"  # of a folder that Spark has written
+SYNONYMS = {"valid": "validation", "dev": "validation", "val": "validation"}
+SHARD = re.compile(r"(?P<split>.*?)(?:-(?P<index>\d{5})-of-(?P<count>\d{5}))?")  # train, or train-00000-of-00002
+SPARK_PART_GLOB = "part-*"  # files in a folder written by Spark
 
 logger = logging.get_logger(__name__)
 
 
 @dataclass
 class DataArguments:
-    """Which data, and how much of it."""
+    """Which rows to use, and how to tokenize them."""
 
     dataset_name: str | None = field(
-        default=None, metadata={"help": "A data set of the Hub, or a folder of one, if not that of the task."}
+        default=None, metadata={"help": "Dataset of the Hub, or a local folder with one, instead of the task's own."}
     )
-    dataset_config_name: str | None = field(
-        default=None, metadata={"help": "Its configuration, or that of the task's data set, if not the task's own."}
-    )
+    dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of the dataset."})
     data_dir: str | None = field(
         default=None,
         metadata={
-            "help": "A folder with files train.*, validation.*, test.* of the task, their shards, or folders of "
-            f"{SPARK_PART_GLOB} in their place, as Spark writes them."
+            "help": "Folder with the files train.*, validation.* and test.*. Each may also be a set of shards "
+            f"(train-00000-of-00002.*) or a folder of {SPARK_PART_GLOB} files as Spark writes it."
         },
     )
     train_file: str | None = field(
         default=None,
-        metadata={
-            "help": "Rows to train on: jsonl, parquet, or the task's own kind; csv and tsv where no column holds lists."
-        },
+        metadata={"help": "Rows to train on: jsonl, parquet, csv, tsv, or the task's own format."},
     )
     validation_file: str | None = field(default=None, metadata={"help": "Rows to evaluate on."})
-    test_file: str | None = field(default=None, metadata={"help": "Rows to predict."})
-    max_train_samples: int | None = field(default=None, metadata={"help": "Use so many rows at most."})
-    max_eval_samples: int | None = field(default=None, metadata={"help": "Evaluate on so many rows at most."})
-    max_predict_samples: int | None = field(default=None, metadata={"help": "Predict so many rows at most."})
+    test_file: str | None = field(default=None, metadata={"help": "Rows to predict; labels are optional."})
+    max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first N rows only."})
+    max_eval_samples: int | None = field(default=None, metadata={"help": "Evaluate on the first N rows only."})
+    max_predict_samples: int | None = field(default=None, metadata={"help": "Predict the first N rows only."})
     max_seq_length: int | None = field(
-        default=None,
-        metadata={"help": "Tokens of an input at most; longer ones are cut. By default the recipe's."},
+        default=None, metadata={"help": "Maximum number of tokens of an input; longer inputs are truncated."}
     )
     pad_to_max_length: bool = field(
-        default=False, metadata={"help": "Pad to --max_seq_length; else to the longest input of a batch."}
+        default=False, metadata={"help": "Pad to --max_seq_length instead of the longest input of the batch."}
     )
-    overwrite_cache: bool = field(default=False, metadata={"help": "Tokenise again what datasets has cached."})
-    preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that tokenise."})
+    overwrite_cache: bool = field(default=False, metadata={"help": "Tokenize again instead of using cached inputs."})
+    preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Number of tokenizing processes."})
 
-    def source(self, demo: bool = False) -> str:
-        """What the model is trained on, in words."""
+    def description(self, demo: bool = False) -> str:
+        """Name of the training data, for the model card."""
         names = (getattr(self, "task_name", None), self.train_file, self.dataset_name, self.data_dir)
-        return "made-up rows" if demo else next((name for name in names if name), "rows of one's own")
+        return "made-up rows" if demo else next((name for name in names if name), "custom data")
 
-    def mapping(self, description: str) -> dict[str, Any]:
-        """Options of `Dataset.map`."""
+    def map_options(self, description: str) -> dict[str, Any]:
+        """Keyword arguments of `Dataset.map`."""
         return {
             "batched": True,
             "num_proc": self.preprocessing_num_workers,
@@ -78,120 +76,132 @@ class DataArguments:
             "desc": description,
         }
 
+    def padding_options(self, length: int, args: TrainingArguments) -> dict[str, Any]:
+        """Keyword arguments of Transformers' data collators."""
+        return {
+            "padding": "max_length" if self.pad_to_max_length else "longest",
+            "max_length": length if self.pad_to_max_length else None,
+            "pad_to_multiple_of": 8 if args.fp16 or args.bf16 else None,
+        }
+
 
 def read_splits(
     args: DataArguments,
     hub: tuple[str, str | None] | None = None,
-    read: Callable[[str], Dataset] | None = None,
-    loading: dict[str, Any] | None = None,
+    read_file: Callable[[str], Dataset] = read_table,
+    download_options: dict[str, Any] | None = None,
 ) -> dict[str, Dataset]:
-    """The splits by name, as files or the data set name them: `validation`, or `validation_matched` and so on.
+    """Rows by split: `train`, `validation` or `validation_matched` and so on, `test` or `test_...`.
 
-    What is called `dev`, `valid` or `val` is `validation`. Of a data set, others than these and `train` are left out.
+    The names `dev`, `valid` and `val` mean `validation`. Other splits of a dataset are left out.
 
     Args:
-        hub: the task's data set and its configuration, for want of files.
-        read: reads a file, if not as a table of rows.
-        loading: cache_dir and token, for the Hub.
+        hub: name and configuration of the task's dataset, used if no file is given.
+        download_options: cache_dir and token, for the Hub.
     """
-    files = {split: [file] for split in SPLITS if (file := getattr(args, f"{split}_file"))}
+    files = {split: [Path(file)] for split in SPLITS if (file := getattr(args, f"{split}_file"))}
     if args.data_dir is not None:
-        found = files_of(Path(args.data_dir), named=files)
-        parts = [split for split in found if split.startswith("train_")]
-        if parts and not args.train_file:
-            said = ", ".join(path.name for split in parts for path in found[split])
-            raise ValueError(
-                f"{args.data_dir} holds {said}, and rows to train on come from one file, train.*: put them into one, "
-                "or name one with --train_file"
-            )
-        files = {split: paths for split, paths in found.items() if split not in parts} | files
+        files = files_in_folder(Path(args.data_dir), overridden=files) | files
     if files and (args.dataset_name or args.dataset_config_name):
-        raise ValueError(
-            "the data are either a data set (--dataset_name, --dataset_config_name) or files (--train_file, "
-            "--data_dir), not both"
+        raise InputError(
+            "give a dataset (--dataset_name, --dataset_config_name) or files (--train_file, --data_dir), not both"
         )
     if files:
         splits = {
-            split: datasets.concatenate_datasets([(read or read_table)(str(path)) for path in paths])
+            split: datasets.concatenate_datasets([read_file(str(path)) for path in paths])
             for split, paths in files.items()
         }
+        sources = {split: ", ".join(map(str, paths)) for split, paths in files.items()}
     else:
         name, config = (args.dataset_name, None) if args.dataset_name else (hub or (None, None))
         if name is None:
-            raise ValueError("say which data: --train_file and --validation_file, --data_dir, or --dataset_name")
-        there = datasets.load_dataset(name, args.dataset_config_name or config, **loading or {})
-        taken = {}
-        for split in sorted(there, key=lambda split: our_name(split) != split):  # validation goes before dev
-            if is_split(our_name(split)):
-                taken.setdefault(our_name(split), split)
-        if not taken:
-            raise ValueError(f"{name} has no split train, validation or test, but {', '.join(there)}")
-        splits = {ours: there[theirs] for ours, theirs in taken.items()}
-        if left_out := [split for split in there if split not in taken.values()]:
-            logger.warning(f"splits of {name} that are left out: {', '.join(left_out)}")
+            raise InputError("no data given: use --train_file and --validation_file, --data_dir, or --dataset_name")
+        with as_input_error(OSError, ValueError):  # a name, a configuration or a connection that does not exist
+            dataset = datasets.load_dataset(name, args.dataset_config_name or config, **download_options or {})
+        splits = known_splits(dataset, name)
+        sources = dict.fromkeys(splits, name)
     limits = {"train": args.max_train_samples, "validation": args.max_eval_samples, "test": args.max_predict_samples}
     for split, rows in splits.items():
         if len(rows) == 0:
-            said = ", ".join(map(str, files.get(split) or [name]))
-            raise ValueError(f"the split {split!r} is empty ({said})")
-        limit = limits.get(split.partition("_")[0])
+            raise InputError(f"the split {split!r} is empty ({sources[split]})")
+        limit = limits[split.partition("_")[0]]
         splits[split] = rows if limit is None else rows.select(range(min(limit, len(rows))))
     return splits
 
 
-def one_of_each(splits: dict[str, Dataset]) -> dict[str, Dataset]:
-    """The splits, for a script that knows `train`, `validation` and `test` alone."""
-    others = [split for split in splits if split not in SPLITS]
-    if others:
-        raise ValueError(
-            f"splits are {', '.join(SPLITS)} here, and there is {', '.join(others)}: name its file by "
+def known_splits(dataset: DatasetDict, name: str) -> dict[str, Dataset]:
+    """The splits of a dataset to train on, evaluate or predict, by canonical name."""
+    original_names: dict[str, str] = {}
+    for split in sorted(dataset, key=lambda split: canonical_name(split) != split):  # validation wins over dev
+        if is_known_split(canonical_name(split)):
+            original_names.setdefault(canonical_name(split), split)
+    if not original_names:
+        raise InputError(f"{name} has no split train, validation or test, only {', '.join(dataset)}")
+    if unused := [split for split in dataset if split not in original_names.values()]:
+        logger.warning(f"Unused splits of {name}: {', '.join(unused)}")
+    return {split: dataset[original] for split, original in original_names.items()}
+
+
+def require_plain_splits(splits: dict[str, Dataset]) -> dict[str, Dataset]:
+    """The same splits; an error if there is another than `train`, `validation` and `test`."""
+    if others := [split for split in splits if split not in SPLITS]:
+        raise InputError(
+            f"splits of this task are {', '.join(SPLITS)}, not {', '.join(others)}: name one file with "
             "--validation_file or --test_file"
         )
     return splits
 
 
-def our_name(split: str) -> str:
-    """`validation_matched` of `dev_matched`, and so on."""
-    part, line, rest = split.partition("_")
-    return OTHER_NAMES.get(part, part) + line + rest
+def canonical_name(split: str) -> str:
+    """dev_matched -> validation_matched."""
+    part, separator, rest = split.partition("_")
+    return SYNONYMS.get(part, part) + separator + rest
 
 
-def is_split(name: str) -> bool:
-    """Whether a split is to train on, which there is one of, or to evaluate or predict, such as `test_matched`."""
+def is_known_split(name: str) -> bool:
+    """True for train, and for validation and test with or without a suffix such as _matched."""
     return name == "train" or name.partition("_")[0] in SPLITS[1:]
 
 
-def files_of(folder: Path, named: Collection[str] = ()) -> dict[str, list[Path]]:
-    """The files of a folder whose names begin with a split's: one of each split, or all its shards in order.
-
-    A folder of parts, such as train/part-*, is one file.
+def files_in_folder(folder: Path, overridden: Collection[str] = ()) -> dict[str, list[Path]]:
+    """The files of each split in a folder: one file, all shards in order, or all parts of a folder `train/part-*`.
 
     Args:
-        named: splits whose files are named by flags, whatever the folder holds of them.
+        overridden: splits whose files come from flags; their files in the folder are not checked.
     """
     if not folder.is_dir():
-        raise FileNotFoundError(f"--data_dir {folder} is not a folder")
-    found, places = defaultdict(list), defaultdict(list)
+        raise InputError(f"--data_dir {folder} is not a folder")
+    paths_of_split: dict[str, list[Path]] = defaultdict(list)
+    shards_of_split: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for path in sorted(folder.iterdir()):
-        stem, place, number = SHARD.fullmatch(Path(path.name.removesuffix(".gz")).stem).groups()
-        split = our_name(stem)
-        if split.partition("_")[0] in SPLITS and parts_of(path):
-            found[split].append(path)
-            places[split].append((int(place or 0), int(number or 1)))
-    for split, paths in found.items():
-        if split not in named and places[split] != [(place, len(paths)) for place in range(len(paths))]:
-            raise ValueError(
-                f"{folder} holds {', '.join(path.name for path in paths)}, and the split {split!r} should be one file, "
-                "or all its shards once, NAME-00000-of-00002 and so on: name one file by its flag, or put there what "
-                "is missing"
-            )
-    if not found:
-        raise FileNotFoundError(
-            f"{folder} holds no file train.*, validation.* or test.*, and no folder train/{SPARK_PART_GLOB}"
+        match = SHARD.fullmatch(Path(path.name.removesuffix(".gz")).stem)
+        split = canonical_name(match["split"] if match else path.name)
+        if match and split.partition("_")[0] in SPLITS and data_files(path):
+            paths_of_split[split].append(path)
+            shards_of_split[split].append((int(match["index"] or 0), int(match["count"] or 1)))
+    if not paths_of_split:
+        raise InputError(f"{folder} has no file train.*, validation.* or test.*, and no folder train/{SPARK_PART_GLOB}")
+    several_train = [
+        path.name for split, paths in paths_of_split.items() if split.startswith("train_") for path in paths
+    ]
+    if several_train and "train" not in overridden:
+        raise InputError(
+            f"{folder} has {', '.join(several_train)}, but training rows must be in one file train.*: merge them, or "
+            "name one with --train_file"
         )
-    return {split: [part for path in paths for part in parts_of(path)] for split, paths in found.items()}
+    for split, paths in paths_of_split.items():
+        if split not in overridden and shards_of_split[split] != [(i, len(paths)) for i in range(len(paths))]:
+            raise InputError(
+                f"{folder} has {', '.join(path.name for path in paths)} for the split {split!r}; expected one file, or "
+                "every shard exactly once (NAME-00000-of-00002, ...): add what is missing, or name one file by flag"
+            )
+    return {
+        split: [file for path in paths for file in data_files(path)]
+        for split, paths in paths_of_split.items()
+        if not split.startswith("train_")
+    }
 
 
-def parts_of(path: Path) -> list[Path]:
-    """The file itself, or of a folder the parts that it holds."""
+def data_files(path: Path) -> list[Path]:
+    """The file itself, or the Spark parts in a folder."""
     return [path] if path.is_file() else sorted(path.glob(SPARK_PART_GLOB))

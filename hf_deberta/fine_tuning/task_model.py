@@ -1,6 +1,6 @@
-"""The model of a task: which checkpoint, its tokenizer, its weights with the head and the labels of the task.
+"""The model of a task: a checkpoint with its tokenizer, and a head with the labels of the task.
 
-A DeBERTa of any format is loaded by our classes, another model by Transformers' own.
+Our classes load DeBERTa checkpoints of every format; Transformers' Auto classes load all other models.
 
 >>> args = ModelArguments("microsoft/deberta-v3-base")
 >>> model = load_model(args, HfDebertaForSequenceClassification, num_labels=3)
@@ -12,197 +12,237 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaConfig
+from hf_deberta.runs.command_line import as_input_error
+from hf_deberta.runs.errors import InputError
 from hf_deberta.tokenization_hf_deberta import load_tokenizer as load_deberta_tokenizer
 
-DEBERTA = {"deberta", "deberta-v2", "hf_deberta"}
+DEBERTA_TYPES = {"deberta", "deberta-v2", "hf_deberta"}
+CLASSIFIER_NAMES = ("classifier", "score")
 
 logger = logging.get_logger(__name__)
 
 
 @dataclass
 class ModelArguments:
-    """Which model to fine-tune, and by which recipe."""
+    """Which checkpoint to fine-tune."""
 
     model_name_or_path: str | None = field(
-        default=None, metadata={"help": "A checkpoint: any DeBERTa, or any other model that Auto classes load."}
+        default=None, metadata={"help": "Checkpoint to fine-tune: a DeBERTa, or any model that Auto classes load."}
     )
     intermediate: str | None = field(
         default=None,
         metadata={
-            "help": "Start from this checkpoint that was fine-tuned on another task, with a new classifier; the paper "
-            "starts RTE, MRPC, STS-B, COPA and RACE from MNLI."
+            "help": "Instead of --model_name_or_path: a checkpoint fine-tuned on another task, whose classifier is "
+            "replaced. The paper starts RTE, MRPC, STS-B, COPA and RACE from an MNLI model."
         },
     )
-    recipe: str = field(
-        default="auto",
-        metadata={"help": "auto: published settings for checkpoint and task, which any flag overrides; none: no such."},
-    )
     cls_dropout: float | None = field(default=None, metadata={"help": "Dropout before the classifier."})
-    config_name: str | None = field(default=None, metadata={"help": "A configuration, if not that of the model."})
-    tokenizer_name: str | None = field(default=None, metadata={"help": "A tokenizer, if not that of the model."})
-    cache_dir: str | None = field(default=None, metadata={"help": "Where downloads are kept."})
+    config_name: str | None = field(default=None, metadata={"help": "Configuration, if not the checkpoint's own."})
+    tokenizer_name: str | None = field(default=None, metadata={"help": "Tokenizer, if not the checkpoint's own."})
+    cache_dir: str | None = field(default=None, metadata={"help": "Folder for downloaded files."})
     model_revision: str = field(default="main", metadata={"help": "Branch, tag or commit of the checkpoint."})
-    token: str | None = field(default=None, metadata={"help": "Token for private repositories."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that a model of the Hub brings along."})
-    ignore_mismatched_sizes: bool = field(
-        default=False, metadata={"help": "Load a checkpoint whose classifier has another size; it gets a new one."}
+    token: str | None = field(default=None, metadata={"help": "Hub token for private repositories."})
+    trust_remote_code: bool = field(
+        default=False, metadata={"help": "Allow code from the checkpoint's repository to run."}
     )
-    attn_implementation: str | None = field(default=None, metadata={"help": "eager, sdpa, ...; the model's choice."})
-    demo: bool = field(default=False, metadata={"help": "A tiny model on made-up data: how it looks, offline."})
+    ignore_mismatched_sizes: bool = field(
+        default=False, metadata={"help": "Replace a classifier whose size does not match the task's labels."}
+    )
+    attn_implementation: str | None = field(
+        default=None, metadata={"help": "Attention backend: eager, sdpa, ...; by default the model chooses."}
+    )
+    demo: bool = field(default=False, metadata={"help": "Offline demonstration: a tiny model on made-up rows."})
 
     def __post_init__(self) -> None:
-        if self.recipe not in ("auto", "none"):
-            raise ValueError(f"--recipe is auto or none, not {self.recipe!r}")
-        if self.start is None and not self.demo:
-            raise ValueError("say which checkpoint to fine-tune with --model_name_or_path (or see one run: --demo)")
+        if not self.checkpoint:
+            raise InputError("no checkpoint given: use --model_name_or_path, or try --demo")
 
     @property
-    def start(self) -> str | None:
-        """Where the weights are from."""
-        return self.intermediate or self.model_name_or_path
+    def checkpoint(self) -> str:
+        """Name or folder of the weights to start from."""
+        return self.intermediate or self.model_name_or_path or ""
 
-    def loading(self) -> dict[str, Any]:
-        return {**self.downloads(), "revision": self.model_revision, "trust_remote_code": self.trust_remote_code}
+    def load_options(self) -> dict[str, Any]:
+        """Keyword arguments of `from_pretrained`."""
+        return {
+            **self.download_options(),
+            "revision": self.model_revision,
+            "trust_remote_code": self.trust_remote_code,
+        }
 
-    def downloads(self) -> dict[str, Any]:
-        """Where they are kept, and whose they are."""
+    def download_options(self) -> dict[str, Any]:
         return {"cache_dir": self.cache_dir, "token": self.token}
 
 
-def deberta_config(name: str, args: Namespace | ModelArguments) -> HfDebertaConfig | None:
-    """The configuration of a checkpoint, of whichever format, if it is a DeBERTa."""
-    loading = {"cache_dir": args.cache_dir, "revision": args.model_revision, "token": args.token}
-    fields, _ = PretrainedConfig.get_config_dict(args.config_name or name, **loading)
-    if not fields:
-        raise OSError(f"{name} holds no config.json: it is no model, or not a path or a name on the Hub")
-    if fields.get("model_type", "deberta-v2") not in DEBERTA:
-        return None
-    return HfDebertaConfig.from_pretrained(args.config_name or name, **loading)
+def load_deberta_config(args: Namespace | ModelArguments) -> HfDebertaConfig | None:
+    """The configuration of the checkpoint or of --config_name; None if it is not a DeBERTa."""
+    name = str(args.config_name or args.intermediate or args.model_name_or_path)
+    options: dict[str, Any] = {
+        "cache_dir": args.cache_dir,
+        "revision": args.model_revision,
+        "token": args.token,
+    }
+    with as_input_error(OSError, StrictDataclassError):
+        fields, _ = PretrainedConfig.get_config_dict(name, **options)
+        if not fields:
+            raise InputError(f"{name} has no config.json: it is neither a model folder nor a model on the Hub")
+        if fields.get("model_type", "deberta-v2") not in DEBERTA_TYPES:
+            return None
+        return HfDebertaConfig.from_pretrained(name, **options)
 
 
 def load_tokenizer(args: ModelArguments, **options: Any) -> PreTrainedTokenizerBase:
-    name, options = args.tokenizer_name or args.start, args.loading() | options
-    if deberta_config(args.start, args) is None:
-        return AutoTokenizer.from_pretrained(name, **options)
-    return load_deberta_tokenizer(name, **options)
+    name, options = args.tokenizer_name or args.checkpoint, args.load_options() | options
+    with as_input_error(OSError, ValueError):
+        if load_deberta_config(args) is None:
+            return AutoTokenizer.from_pretrained(name, **options)
+        return load_deberta_tokenizer(name, **options)
 
 
 def load_model(
-    args: ModelArguments, ours: type[PreTrainedModel], auto: type | None = None, **fields: Any
+    args: ModelArguments,
+    deberta_class: type[PreTrainedModel],
+    auto_class: Any = None,
+    do_train: bool = True,
+    **config_fields: Any,
 ) -> PreTrainedModel:
-    """A DeBERTa of any format by our class, another model by Transformers' own.
-
-    Parameters of the head that the checkpoint does not hold are in the model's `new_weights`, by name.
+    """Load a DeBERTa with `deberta_class`, any other model with `auto_class`.
 
     Args:
-        fields: of the configuration.
+        do_train: if False, a head that the checkpoint does not have is an error: its weights would stay random.
+        config_fields: fields of the configuration to set, such as the labels of the task.
     """
-    config, options = deberta_config(args.start, args), args.loading()
-    if args.attn_implementation is not None:
-        options["attn_implementation"] = args.attn_implementation
-    options["ignore_mismatched_sizes"] = args.ignore_mismatched_sizes or args.intermediate is not None
-    if config is None and auto is None:
-        raise ValueError(f"{args.start} is not a DeBERTa, and Transformers has no such head for other models")
-    options |= {"dtype": torch.float32, "output_loading_info": True}
-    if config is None:
-        if args.config_name is not None:
-            raise ValueError(
-                f"--config_name {args.config_name} is for a DeBERTa, which {args.start} or that configuration is not: "
-                "leave it out"
-            )
-        if args.cls_dropout is not None:
-            logger.warning(f"--cls_dropout is not known to {args.start}, and left out")
-        return fit_for_task(*auto.from_pretrained(args.start, **options, **fields), args)
-    options.pop("trust_remote_code")
-    if args.cls_dropout is not None:
-        fields["cls_dropout"] = args.cls_dropout
-    for name, value in fields.items():
-        setattr(config, name, value)
-    try:
-        model, info = ours.from_pretrained(args.start, config=config, **options)
-    except RuntimeError as error:
-        if "ignore_mismatched_sizes" not in str(error):
-            raise
-        if args.config_name is not None:
-            raise ValueError(
-                f"the weights of {args.start} have other sizes than --config_name {args.config_name}: leave it out"
-            ) from error
-        raise ValueError(
-            f"{args.start} has a classifier of another size than this task, which has {config.num_labels} labels: "
-            "go on from it with --intermediate in place of --model_name_or_path, or add --ignore_mismatched_sizes"
-        ) from error
-    return fit_for_task(model, info, args)
+    with as_input_error(OSError, StrictDataclassError):
+        config = load_deberta_config(args)
+        options = args.load_options() | {"dtype": torch.float32}
+        if args.attn_implementation is not None:
+            options["attn_implementation"] = args.attn_implementation
+        if config is None:
+            if auto_class is None:
+                raise InputError(f"{args.checkpoint} is not a DeBERTa, and Transformers has no such head for others")
+            if args.config_name is not None:
+                raise InputError(
+                    f"--config_name {args.config_name} requires that this configuration and {args.checkpoint} are "
+                    "DeBERTas: leave it out"
+                )
+            if args.cls_dropout is not None:
+                logger.warning(f"--cls_dropout is ignored: {args.checkpoint} is not a DeBERTa")
+            model_class = auto_class
+            options |= config_fields
+        else:
+            model_class = deberta_class
+            options.pop("trust_remote_code")
+            if args.cls_dropout is not None:
+                config_fields["cls_dropout"] = args.cls_dropout
+            for name, value in config_fields.items():
+                setattr(config, name, value)
+            config.validate()
+            options["config"] = config
+        model, info = model_class.from_pretrained(
+            args.checkpoint, **options, ignore_mismatched_sizes=True, output_loading_info=True
+        )
+    mismatched = {name for name, *_ in info["mismatched_keys"]}
+    if mismatched and args.intermediate is None and not args.ignore_mismatched_sizes:
+        refuse_mismatched_sizes(args, model.config.num_labels)
+    new = {name for name in info["missing_keys"] | mismatched if not name.startswith(f"{model.base_model_prefix}.")}
+    if args.intermediate is not None:
+        new |= replace_classifier(model, args)
+    if new and not do_train:
+        raise InputError(
+            f"{args.checkpoint} has no weights for {', '.join(sorted(new))}, and without --do_train they would stay "
+            "random: give a checkpoint fine-tuned on the task, or add --do_train"
+        )
+    return model
 
 
-def label_fields(labels: Sequence[str]) -> dict[str, dict]:
-    """Fields of the configuration that name the labels, as pipelines ask for them in both directions."""
+def refuse_mismatched_sizes(args: ModelArguments, num_labels: int) -> None:
+    if args.config_name is not None:
+        raise InputError(
+            f"the weights of {args.checkpoint} have other sizes than --config_name {args.config_name}: leave it out"
+        )
+    raise InputError(
+        f"the classifier of {args.checkpoint} has another size than this task with {num_labels} labels: use "
+        "--intermediate instead of --model_name_or_path, or add --ignore_mismatched_sizes"
+    )
+
+
+def replace_classifier(model: PreTrainedModel, args: ModelArguments) -> set[str]:
+    """Initialize the classifier again if the checkpoint has other labels than the model; its parameters' names."""
+    old_labels, config = checkpoint_labels(args), model.config
+    new_labels = None if config.problem_type == "regression" else tuple((config.id2label or {}).values())
+    replaced = set()
+    if _lowercase(old_labels) != _lowercase(new_labels):
+        for name, module in model.named_children():
+            if name in CLASSIFIER_NAMES:
+                initialize(model, module)
+                replaced |= {f"{name}.{parameter}" for parameter, _ in module.named_parameters()}
+    return replaced
+
+
+def initialize(model: PreTrainedModel, module: nn.Module) -> None:
+    """Initialize a module as in a new model, also if weights were loaded into it."""
+    for submodule in module.modules():
+        part: Any
+        for part in (submodule, *submodule.parameters(recurse=False)):
+            part._is_hf_initialized = False  # set by from_pretrained; _init_weights skips what has it
+        model._init_weights(submodule)
+
+
+# Labels
+
+
+def label_fields(labels: Sequence[str]) -> dict[str, Any]:
+    """The configuration fields id2label and label2id."""
     return {"id2label": dict(enumerate(labels)), "label2id": {label: number for number, label in enumerate(labels)}}
 
 
-def labels_in_order(labels: tuple[str, ...] | None, args: ModelArguments) -> tuple[str, ...] | None:
-    """The labels of a task, as the checkpoint numbers them if it knows just these, in capitals or not."""
+def labels_in_checkpoint_order(labels: tuple[str, ...], args: ModelArguments) -> tuple[str, ...]:
+    """The labels of a task, numbered as in the checkpoint if that has the same ones (ignoring case)."""
     known = checkpoint_labels(args)
     if not labels or not known or len(known) != len(labels):
         return labels
-    by_name = dict(zip(_in_small(labels), labels, strict=True))
-    if len(by_name) == len(labels) and by_name.keys() == set(_in_small(known)):
-        return tuple(by_name[name] for name in _in_small(known))
+    by_name = {label.lower(): label for label in labels}
+    if len(by_name) == len(labels) and by_name.keys() == {label.lower() for label in known}:
+        return tuple(by_name[label.lower()] for label in known)
     if args.intermediate is None and not all(name.startswith("LABEL_") for name in known):
-        logger.warning(f"{args.start} calls its labels {', '.join(known)}; they are taken for {', '.join(labels)}")
+        logger.warning(f"The labels of {args.checkpoint} are {', '.join(known)}; they are read as {', '.join(labels)}")
     return labels
 
 
 def checkpoint_labels(args: ModelArguments) -> tuple[str, ...] | None:
-    """By number; None for a regression."""
-    fields, _ = PretrainedConfig.get_config_dict(args.start, **args.loading())
+    """Labels of the checkpoint in order; None for a regression."""
+    fields = checkpoint_fields(args)
     if fields.get("problem_type") == "regression":
         return None
-    kept = {name: fields[name] for name in ("id2label", "num_labels") if name in fields}
-    return tuple(PretrainedConfig(**kept).id2label.values())  # two are the default, and then not in the file
+    stored = {name: fields[name] for name in ("id2label", "num_labels") if name in fields}
+    return tuple((PretrainedConfig(**stored).id2label or {}).values())  # two labels are the default, and not stored
 
 
-def fit_for_task(model: PreTrainedModel, info: dict[str, Any], args: ModelArguments) -> PreTrainedModel:
-    """After an intermediate task that had other labels, a new classifier.
-
-    Args:
-        info: of loading, as `from_pretrained` gives it.
-    """
-    new = {*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}
-    model.new_weights = sorted(name for name in new if not name.startswith(f"{model.base_model_prefix}."))
-    if args.intermediate is None:
-        return model
-    config, before = model.config, checkpoint_labels(args)
-    now = None if config.problem_type == "regression" else tuple(config.id2label.values())
-    if _in_small(before) != _in_small(now):
-        for name, module in model.named_children():
-            if name in ("classifier", "score"):
-                initialise(model, module)
-                model.new_weights += [f"{name}.{of}" for of, _ in module.named_parameters()]
-    return model
+def checkpoint_fields(args: ModelArguments) -> dict[str, Any]:
+    """The fields stored in the checkpoint's config.json."""
+    with as_input_error(OSError):
+        fields, _ = PretrainedConfig.get_config_dict(args.checkpoint, **args.load_options())
+    return fields
 
 
-def _in_small(labels: tuple[str, ...] | None) -> list[str] | None:
-    return labels and [label.lower() for label in labels]
+def _lowercase(labels: tuple[str, ...] | None) -> list[str] | None:
+    return None if labels is None else [label.lower() for label in labels]
 
 
-def initialise(model: PreTrainedModel, module: nn.Module) -> None:
-    """As in a new model, also where weights have been loaded, which Transformers marks and leaves alone."""
-    for part in module.modules():
-        for marked in (part, *part.parameters(recurse=False)):
-            marked._is_hf_initialized = False
-        model._init_weights(part)
-
-
-def longest_input(args: Any, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, default: int = 128) -> int:
-    """--max_seq_length, but not more than the tokenizer or the model's positions allow."""
-    length, most = args.max_seq_length or default, tokenizer.model_max_length
+def max_input_length(
+    max_seq_length: int | None, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, default: int = 128
+) -> int:
+    """--max_seq_length or the default, limited to what the tokenizer and the model's positions allow."""
+    length, limit = max_seq_length or default, tokenizer.model_max_length
+    # DeBERTa's relative positions do not end; absolute ones do
     if config.model_type != HfDebertaConfig.model_type or config.position_biased_input:
-        most = min(most, getattr(config, "max_position_embeddings", None) or most)
-    if length > most:
-        logger.warning(f"--max_seq_length {length} is more than the model takes: {most}")
-    return min(length, most)
+        limit = min(limit, getattr(config, "max_position_embeddings", None) or limit)
+    if length > limit:
+        logger.warning(f"--max_seq_length {length} exceeds the maximum of the model; using {limit}")
+    return min(length, limit)

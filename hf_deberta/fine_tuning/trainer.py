@@ -1,8 +1,7 @@
-"""Fine-tuning: the trainer that the scripts share, what they do with it, and runs over several seeds.
+"""The trainer of the fine-tuning scripts, training and evaluation of one run, and runs over several seeds.
 
-A script reads top to bottom: `parsed` gives its arguments, with the recipe of the task as defaults; `over_seeds` runs
-it once or with several seeds; in a run, `load_tokenizer` and `load_model` make what `FineTuningTrainer` trains, and
-`train_and_evaluate` is what `Trainer` users write in their main().
+A script loads rows, tokenizer and model, creates a `FineTuningTrainer`, calls `train_and_evaluate`, predicts the test
+rows, and ends with `write_card_and_push`. `over_seeds` does this once or with several seeds.
 """
 
 import copy
@@ -10,247 +9,262 @@ import gc
 import os
 import shutil
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from accelerate import PartialState
 from accelerate.utils.memory import clear_device_cache
+from datasets import Dataset
 from torch.utils.data import Sampler, SequentialSampler
-from transformers import EarlyStoppingCallback, TrainerState
+from transformers import EarlyStoppingCallback, EvalPrediction, PreTrainedModel, TrainerState
+from transformers.trainer_utils import PredictionOutput
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaConfig, HfDebertaForEntityChoice
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
 from hf_deberta.fine_tuning.sift import SiftTrainer
-from hf_deberta.runs.checkpoints import STATE, AtomicCheckpointsMixin, atomic_write, last_checkpoint
+from hf_deberta.runs.checkpoints import TRAINER_STATE_NAME, AtomicCheckpointsMixin, atomic_write, last_checkpoint
+from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.model_card import update_results, write_training_card
 from hf_deberta.runs.row_order import RowOrder, SetEpochCallback
-from hf_deberta.runs.run_identity import check_same_run, content_of, write_json
+from hf_deberta.runs.run_identity import check_same_run, content_hash, write_json
 
-WEIGHTS = "model*.safetensors"
-CLOCKS = ("runtime", "per_second", "preparation_time")  # not of the model
+WEIGHT_FILES = "model*.safetensors"
+TIMINGS = ("runtime", "per_second", "preparation_time")  # parts of the names of metrics that measure time
 
 logger = logging.get_logger(__name__)
 
 
 class FineTuningTrainer(SiftTrainer, AtomicCheckpointsMixin):
-    """`Trainer` with SiFT on request, whole checkpoints, an order of rows that depends on seed and epoch alone (so
-    that a run goes on exactly), predictions in the order of the rows, and a model card.
+    """`Trainer` with SiFT, atomic checkpoints, metrics per split, a model card, and an exactly resumable row order.
 
-    With `train_sampling_strategy="group_by_length"`, inputs of like length share a batch. Ours need it less, since
-    they leave padding out of a batch; others are up to twice as fast.
+    With `train_sampling_strategy="group_by_length"`, inputs of similar length share a batch. Predictions stay in the
+    order of the rows.
 
     Args:
-        about: what the model card says, see `model_card.write_training_card`.
+        splits: inputs by split; training and evaluation data come from here.
+        metrics: called with the name of a split and its predictions.
+        card_fields: arguments of `model_card.write_training_card`.
     """
 
-    def __init__(self, *args, about: dict | None = None, **kwargs):
+    args: FineTuningArguments
+    model: PreTrainedModel
+
+    def __init__(
+        self,
+        *args: Any,
+        splits: dict[str, Dataset] | None = None,
+        metrics: Callable[[str, EvalPrediction], dict[str, float]] | None = None,
+        card_fields: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.splits, self.metrics = splits or {}, metrics
+        self.validation_splits = validation_splits(self.splits)
+        self.scored_split = self.validation_splits.get("", "")
+        if splits is not None:
+            kwargs |= {"train_dataset": splits.get("train"), "eval_dataset": splits.get(self.scored_split)}
+        if metrics is not None:
+            kwargs["compute_metrics"] = lambda prediction: metrics(self.scored_split, prediction)
         super().__init__(*args, **kwargs)
-        check_smoothing(self)
-        self.about = about or {"data": "task data"}
+        check_label_smoothing(self)
+        self.card_fields = card_fields or {"data": "task data"}
         self.order: RowOrder | None = None
-        self.trained = False
-        self.evaluated = self.eval_dataset  # what metrics are computed of
+        self.trained = False  # set by SetEpochCallback
         self.add_callback(SetEpochCallback(self))
         if self.args.early_stopping_patience is not None:
             self.add_callback(EarlyStoppingCallback(self.args.early_stopping_patience))
 
-    def _get_train_sampler(self, train_dataset=None) -> Sampler:
-        rows = self.train_dataset if train_dataset is None else train_dataset
+    def evaluate_split(self, split: str) -> dict[str, float]:
+        self.scored_split = split
+        return self.evaluate(self.splits[split])
+
+    def predict_split(self, split: str, prefix: str, without: Iterable[str] = ()) -> PredictionOutput:
+        """Predictions of a split; their metrics too if it has labels and the columns `without` do not hold them."""
+        self.scored_split = split
+        columns = [name for name in without if name in self.splits[split].column_names]
+        return self.predict(self.splits[split].remove_columns(columns), metric_key_prefix=prefix)
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler:
+        rows: Any = self.train_dataset if train_dataset is None else train_dataset
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         lengths = None
         if self.args.train_sampling_strategy == "group_by_length":
-            # of several choices the longest
+            # multiple choice: the longest choice
             lengths = [max(map(len, ids)) if isinstance(ids[0], list) else len(ids) for ids in rows["input_ids"]]
         self.order = RowOrder(len(rows), seed, lengths, self.args.total_batch)
         return self.order
 
-    def _get_eval_sampler(self, eval_dataset) -> Sampler | None:
-        """In order, also where training groups by length: predictions belong to rows."""
+    def _get_eval_sampler(self, eval_dataset: Any) -> Sampler | None:
+        """Keep the order of the rows; Trainer would group evaluation rows by length too."""
         return SequentialSampler(eval_dataset) if self.args.world_size <= 1 else None
 
-    def evaluate(self, eval_dataset=None, *args, **kwargs) -> dict[str, float]:
-        self.evaluated = self.eval_dataset if eval_dataset is None else eval_dataset
-        return super().evaluate(eval_dataset, *args, **kwargs)
-
-    def predict(self, test_dataset, *args, **kwargs):
-        self.evaluated = test_dataset
-        return super().predict(test_dataset, *args, **kwargs)
-
-    def create_scheduler(self, num_training_steps: int, optimizer=None):
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         warmup = self.args.get_warmup_steps(num_training_steps)
         if warmup >= num_training_steps:
             logger.warning(
-                f"--warmup_steps {warmup} is not less than the {num_training_steps} steps of the run, so the learning "
-                "rate never gets to what it should be; --warmup_steps 0.1 is a tenth of any run"
+                f"--warmup_steps {warmup} is not less than the {num_training_steps} steps of this run: the learning "
+                "rate never reaches its value. --warmup_steps 0.1 warms up for a tenth of any run."
             )
         return super().create_scheduler(num_training_steps, optimizer)
 
-    def settings(self) -> dict[str, Any]:
-        """What makes a run another run, besides its flags."""
-        rows = self.train_dataset
-        return {"batch": self.args.total_batch, "rows": len(rows), "content of rows": content_of(rows)}
-
-    def takes_up_finished_run(self) -> bool:
-        """Whether `output_dir` holds this run, trained to its end: then its model is taken. Another run is refused."""
-        folder = Path(self.args.output_dir)
-        state, found = folder / STATE, check_same_run(self.args, self.settings())
-        if found and self.args.resume_from_checkpoint is None and state.exists() and list(folder.glob(WEIGHTS)):
+    def load_finished_run(self) -> bool:
+        """Load the model of `output_dir` if this run has finished there. A different run there is an error."""
+        folder, rows = self.args.output_folder, cast(Dataset, self.train_dataset)
+        settings = {"batch": self.args.total_batch, "rows": len(rows), "content of rows": content_hash(rows)}
+        state, same_run = folder / TRAINER_STATE_NAME, check_same_run(self.args, settings)
+        if same_run and self.args.resume_from_checkpoint is None and state.exists() and any(folder.glob(WEIGHT_FILES)):
             self.state = TrainerState.load_from_json(str(state))
-            # by the class, which asks for no more than these files, however the model is to be wrapped
-            kept = type(self.model).from_pretrained(folder, config=self.model.config, dtype=self.model.dtype)
-            self.model.load_state_dict(kept.state_dict())
-            logger.warning(f"{folder} holds this run, trained to its end: nothing is trained")
+            # not Trainer._load_from_checkpoint, which under FSDP needs files that a finished model does not have
+            finished = type(self.model).from_pretrained(folder, config=self.model.config, dtype=self.model.dtype)
+            self.model.load_state_dict(finished.state_dict())
+            logger.warning(f"Training of this run has finished in {folder}: using its model.")
             return True
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            for path in (state, folder / "README.md"):  # what they tell is of a run before
+            for path in (state, folder / "README.md"):  # of an earlier run
                 path.unlink(missing_ok=True)
         return False
 
-    def create_model_card(self, **kwargs) -> None:
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         if self.model.config.model_type == HfDebertaConfig.model_type:
-            write_training_card(self, **self.about)
-        else:
-            base = self.about.get("base")
-            known = {"dataset": self.about["data"], "finetuned_from": None if base and os.path.exists(base) else base}
-            super().create_model_card(**{**known, **kwargs})
+            return write_training_card(self, **self.card_fields)
+        base = self.card_fields.get("base")
+        hub_base = None if base and os.path.exists(base) else base
+        super().create_model_card(*args, **{"dataset": self.card_fields["data"], "finetuned_from": hub_base, **kwargs})
 
 
-def check_smoothing(trainer: FineTuningTrainer) -> None:
-    """Trainer smooths labels that are classes, one for each logit's row, and no others."""
-    model, share = trainer.model, trainer.args.label_smoothing_factor
-    problem = getattr(model.config, "problem_type", None)
-    others = problem in ("regression", "multi_label_classification")
-    if share and (others or isinstance(model, HfDebertaForEntityChoice) or trainer.label_names != ["labels"]):
-        raise ValueError(
-            f"--label_smoothing_factor {share:g} is for labels that are classes, one each: of sequences, words or "
-            "choices; numbers, lists, answers in a text and the entities of ReCoRD are none, so leave it out"
+def check_label_smoothing(trainer: FineTuningTrainer) -> None:
+    """Refuse smoothing where labels are not class numbers: Trainer would compute a wrong loss."""
+    model, smoothing = trainer.model, trainer.args.label_smoothing_factor
+    not_classes = (
+        getattr(model.config, "problem_type", None) in ("regression", "multi_label_classification")
+        or isinstance(model, HfDebertaForEntityChoice)
+        or trainer.label_names != ["labels"]
+    )
+    if smoothing and not_classes:
+        raise InputError(
+            f"--label_smoothing_factor {smoothing:g} needs one class as the label of each sequence, word or set of "
+            "choices; leave it out for regression, multi-label classification, question answering and ReCoRD"
         )
 
 
-def check_what_is_evaluated(trainer: FineTuningTrainer) -> None:
-    """Weights of a head that no checkpoint holds are random."""
-    new = getattr(trainer.model, "new_weights", [])
-    if new and not trainer.args.do_train:
-        raise ValueError(
-            f"without --do_train a fine-tuned model is evaluated or predicts, and {', '.join(new)} of this one "
-            "would be new, with random weights: name a model of the task, or add --do_train"
-        )
-
-
-def evaluations_of(inputs: dict[str, Any]) -> dict[str, Any]:
-    """The validation splits by the suffix of their metrics; none for the main one: the first, or `_matched`."""
-    suffixes = {split.removeprefix("validation"): split for split in inputs if split.startswith("validation")}
+def validation_splits(splits: Iterable[str]) -> dict[str, str]:
+    """Validation splits by the suffix of their metrics: none for the main one, which is the first or `_matched`."""
+    suffixes = {split.removeprefix("validation"): split for split in splits if split.startswith("validation")}
     main = next((suffix for suffix in ("", "_matched", *suffixes) if suffix in suffixes), None)
-    return {"" if suffix == main else suffix: inputs[split] for suffix, split in suffixes.items()}
+    return {"" if suffix == main else suffix: split for suffix, split in suffixes.items()}
 
 
-def train_and_evaluate(trainer: FineTuningTrainer, evaluations: dict[str, Any]) -> dict[str, float]:
-    """Train as far as asked, going on where a run was stopped, then evaluate the model that is kept.
+def prediction_splits(splits: Iterable[str]) -> list[str]:
+    return [split for split in splits if split.startswith("test")]
 
-    Args:
-        evaluations: data sets by the suffix of their metrics, "" for the main one.
-    """
+
+def logits_of(predictions: Any) -> Any:
+    """The logits of a model that may return other outputs after them."""
+    return predictions[0] if isinstance(predictions, tuple) else predictions
+
+
+def train_and_evaluate(trainer: FineTuningTrainer) -> dict[str, float]:
+    """Train, resuming an interrupted run, then evaluate the model that is kept; its metrics."""
     args, metrics = trainer.args, {}
-    check_what_is_evaluated(trainer)
-    if args.do_train and not trainer.takes_up_finished_run():
+    if args.do_train and not trainer.load_finished_run():
         result = trainer.train(resume_from_checkpoint=last_checkpoint(args))
         trainer.save_model()
         trainer.log_metrics("train", result.metrics)
         trainer.save_metrics("train", result.metrics)
         trainer.save_state()
     if args.do_eval:
-        for suffix, rows in evaluations.items():
-            found = trainer.evaluate(rows)
-            metrics |= {
-                f"{name}{suffix}": value
-                for name, value in found.items()
-                if not suffix or not any(word in name for word in (*CLOCKS, "epoch"))
-            }
+        for suffix, split in trainer.validation_splits.items():
+            for name, value in trainer.evaluate_split(split).items():
+                if not suffix or not any(part in name for part in (*TIMINGS, "epoch")):
+                    metrics[f"{name}{suffix}"] = value
         trainer.log_metrics("eval", metrics)
         trainer.save_metrics("eval", metrics)
-    if args.do_train and (trainer.trained or not has_card(Path(args.output_dir))):
-        trainer.create_model_card()  # predicting may take long, or be stopped
+    if args.do_train and (trainer.trained or not has_training_card(args.output_folder)):
+        trainer.create_model_card()  # before predictions, which may take long or be interrupted
     return metrics
 
 
-def has_card(folder: Path) -> bool:
-    """Of a trained model: beside its weights, `save_model` writes one that knows of no training."""
+def has_training_card(folder: Path) -> bool:
+    """True if the model card describes a training; `save_model` writes one that does not."""
     card = folder / "README.md"
     return card.exists() and "generated_from_trainer" in card.read_text(encoding="utf-8")
 
 
-def write_card_and_push(trainer: FineTuningTrainer) -> None:
-    """Push, or write the model card with all that is known now, and say what there is.
+def save_prediction_metrics(trainer: FineTuningTrainer, name: str, metrics: dict[str, float] | None) -> None:
+    trainer.log_metrics(name, metrics or {})
+    trainer.save_metrics(name, metrics or {})
 
-    Of a run that was trained before, and stopped while predicting, the card lacks the scores of prediction alone.
-    """
-    folder = Path(trainer.args.output_dir)
+
+def write_card_and_push(trainer: FineTuningTrainer) -> None:
+    """Write the final model card, push to the Hub on request, and list the files of `output_dir`."""
+    folder = trainer.args.output_folder
     if trainer.args.push_to_hub:
         trainer.push_to_hub()
     elif trainer.trained:
         trainer.create_model_card()
     elif trainer.args.do_train and trainer.is_world_process_zero():
-        update_results(folder)
+        update_results(folder)  # the run was interrupted while predicting: its card lacks the metrics of predictions
     if trainer.is_world_process_zero() and folder.is_dir():
         files = sorted(path.name for path in folder.iterdir() if path.is_file() and path.suffix != ".py")
-        logger.warning(f"{folder} holds {', '.join(files)}")
+        logger.warning(f"Files in {folder}: {', '.join(files)}")
 
 
 # Several seeds
 
 
 def over_seeds(args: FineTuningArguments, run: Callable[[FineTuningArguments], dict[str, float]]) -> None:
-    """`run` once, or with each of --num_seeds seeds in a folder of its own.
+    """Call `run` once, or with each of --num_seeds seeds in its own folder. Finished seeds are skipped.
 
-    A seed that was trained is not trained again. The model of the best one, by the metric that judges, is copied to
-    --output_dir, beside `seeds.json`.
+    The best model is copied to --output_dir, next to `seeds.json`.
     """
     if args.num_seeds == 1:
         run(args)
         return destroy_process_group()
-    folder, found = Path(args.output_dir), {}
+    metrics = {}
     for seed in range(args.seed, args.seed + args.num_seeds):
-        one = copy.copy(args)
-        one.seed, one.output_dir = seed, str(folder / f"seed-{seed}")
-        found[seed] = run(one)
-        clear_device_cache(garbage_collection=True)  # a trainer knows itself, so its model would stay
+        seed_args = copy.copy(args)
+        seed_args.seed, seed_args.output_dir = seed, str(args.output_folder / f"seed-{seed}")
+        metrics[seed] = run(seed_args)
+        clear_device_cache(garbage_collection=True)  # a Trainer is part of a reference cycle, and holds its model
     if args.should_save and args.do_eval:
-        metric = f"eval_{args.metric_for_best_model.removeprefix('eval_')}"
-        keep_best(folder, found, metric, args.greater_is_better)
+        keep_best_seed(args.output_folder, metrics, args.best_metric, bool(args.greater_is_better))
     destroy_process_group()
 
 
 def destroy_process_group() -> None:
-    """Let the other processes go in order, once nothing holds their group any more."""
+    """End distributed training cleanly, after everything that uses the process group is freed."""
     gc.collect()
     state = PartialState()
     state.wait_for_everyone()
     state.destroy_process_group()
 
 
-def keep_best(folder: Path, found: dict[int, dict[str, float]], metric: str, greater_is_better: bool) -> None:
-    """Median, mean and spread to the screen and to seeds.json; the files of the best model."""
-    first = found[min(found)]
-    names = [name for name in first if name.startswith("eval_") and not any(word in name for word in CLOCKS)]
-    summary: dict[str, Any] = {"seeds": found}
-    print(f"\n{len(found)} seeds{'':22} median     mean      std      min      max")
+def keep_best_seed(folder: Path, metrics: dict[int, dict[str, float]], metric: str, greater_is_better: bool) -> None:
+    """Print the statistics over seeds, write seeds.json, and copy the files of the best model to `folder`."""
+    first = metrics[min(metrics)]
+    names = [name for name in first if name.startswith("eval_") and not any(part in name for part in TIMINGS)]
+    summary: dict[str, Any] = {"seeds": metrics}
+    print(f"\n{len(metrics)} seeds{'':22} median     mean      std      min      max")
     for name in names:
-        values = [by_name[name] for by_name in found.values()]
-        spread = {"median": statistics.median(values), "mean": statistics.mean(values), "std": statistics.stdev(values)}
-        spread |= {"min": min(values), "max": max(values)}
-        summary[name] = spread
-        print(f"{name:28}" + "".join(f" {value:8.4f}" for value in spread.values()))
-    best = (max if greater_is_better else min)(found, key=lambda seed: found[seed][metric])
+        values = [of_seed[name] for of_seed in metrics.values()]
+        summary[name] = {
+            "median": statistics.median(values),
+            "mean": statistics.mean(values),
+            "std": statistics.stdev(values),
+            "min": min(values),
+            "max": max(values),
+        }
+        print(f"{name:28}" + "".join(f" {value:8.4f}" for value in summary[name].values()))
+    best = (max if greater_is_better else min)(metrics, key=lambda seed: metrics[seed][metric])
     summary["best_seed"] = best
     for path in sorted((folder / f"seed-{best}").iterdir()):
         if path.is_file():
             with atomic_write(folder / path.name) as unfinished:
                 shutil.copyfile(path, unfinished)
-                if path.name == "README.md":  # it names the folder
+                if path.name == "README.md":  # the card names its folder
                     text = unfinished.read_text(encoding="utf-8").replace(f"seed-{best}", folder.resolve().name)
                     unfinished.write_text(text, encoding="utf-8")
     write_json(folder / "seeds.json", summary)
-    print(f"the model of seed {best} is in {folder}")
+    print(f"{folder} holds the model of the best seed, {best}.")

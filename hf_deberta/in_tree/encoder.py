@@ -21,7 +21,7 @@ from transformers.utils import logging
 from hf_deberta.model.attention import attention_scale, disentangled_attention
 from hf_deberta.model.attention_context import AttentionContext
 from hf_deberta.model.dense import dense
-from hf_deberta.model.fast_path_guards import can_read_values, is_tracing_or_compiling
+from hf_deberta.model.fast_path_guards import can_read_values, in_reference_mode, is_tracing_or_compiling
 from hf_deberta.model.relative_position import RelativePositions, may_be_pruned, rows_of_distances, saturation_of
 from hf_deberta.model.relative_table import (
     DistanceRows,
@@ -244,7 +244,8 @@ def shared_by_layers(
             "rows are padded on the left, and Transformers' DeBERTa classifiers read the first position, which is "
             "padding there: set tokenizer.padding_side = 'right'"
         )
-    if can_read_values(states) and not output_attentions and getattr(encoder, "conv", None) is None:
+    unpads = can_read_values(states) and not in_reference_mode()
+    if unpads and not output_attentions and getattr(encoder, "conv", None) is None:
         context = context.unpadded(states.shape[-1])
     if not encoder.relative_attention:
         return context, None

@@ -13,7 +13,7 @@ from torch import nn
 from transformers.modeling_outputs import MaskedLMOutput
 
 from hf_deberta.model.batch_loss import cross_entropy
-from hf_deberta.model.configuration_hf_deberta import emd_steps_of
+from hf_deberta.model.configuration_hf_deberta import infer_emd_steps
 
 from .encoder import shared_by_layers
 
@@ -38,7 +38,7 @@ def from_pretrained_of(in_tree: Any) -> classmethod:
 def init_of(in_tree: Callable) -> Callable:
     def __init__(self, config, *args, **kwargs) -> None:
         if _loading_official.get() and config.legacy and not config.position_biased_input:
-            steps = emd_steps_of(config.to_dict())
+            steps = infer_emd_steps(config.to_dict())
             if steps > 0:
                 config.legacy, config.emd_steps = False, steps
         in_tree(self, config, *args, **kwargs)

@@ -1,1 +1,1 @@
-"""The model: exactly the files that a saved folder may carry to the Hub."""
+"""The model. Saved folders contain copies of these files, which import only torch, Transformers and one another."""

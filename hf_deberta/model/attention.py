@@ -27,7 +27,7 @@ from transformers.utils import logging
 from .attention_mask import AttentionMask
 from .attention_reference import reference_attention
 from .attention_sdpa import sdpa_attention
-from .fast_path_guards import is_tracing_or_compiling
+from .fast_path_guards import in_reference_mode, is_tracing_or_compiling
 from .relative_position import RelativePositions
 
 logger = logging.get_logger(__name__)
@@ -137,7 +137,9 @@ def registered_attention_function(name: str) -> Callable[..., torch.Tensor]:
 def _select_backend(
     name: str, tensors: Tensors, positions: RelativePositions | None, mask: AttentionMask, dropout_p: float
 ) -> Backend:
-    """The backend of this name, or its fallback."""
+    """The backend of this name, or its fallback; always "eager" in reference mode."""
+    if in_reference_mode():
+        return BACKENDS["eager"]
     if name not in BACKENDS:
         return _external_backend(name)
     backend = BACKENDS[name]

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .attention_mask import AttentionMask
 from .fast_path_guards import in_functorch_transform, is_tracing_or_compiling
+from .private_apis import cpu_attention_with_log_sum, has_cpu_attention_with_log_sum
 from .relative_position import RelativePositions, rows_at, rows_between
 
 QUERY_BLOCK = 256  # queries whose scores are in memory at once; few enough to stay in a cache
@@ -210,9 +211,7 @@ def attend_part(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, visible: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Context over some of the keys, and the logarithm of the sum of exp(score) [B, H, Q]."""
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, attn_mask=masked(bias, visible, query), scale=1.0
-    )
+    return cpu_attention_with_log_sum(query, key, value, masked(bias, visible, query))
 
 
 def joined(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
@@ -230,7 +229,7 @@ def can_join_parts(query: torch.Tensor, dropout_p: float) -> bool:
         and not torch.is_grad_enabled()
         and not is_tracing_or_compiling()
         and not in_functorch_transform()
-        and hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
+        and has_cpu_attention_with_log_sum()
     )
 
 

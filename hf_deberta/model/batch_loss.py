@@ -1,35 +1,37 @@
-"""Losses that come out the same however a batch is cut into pieces.
+"""Losses that do not depend on how a batch is split under gradient accumulation.
 
-A loss is a sum over items divided by their number. Under gradient accumulation the number must be that of all
-pieces, `num_items_in_batch`, which Trainer counts (labels that are not -100) and hands to the model. Without it,
-the items at hand are counted. No labelled item at all gives 0 with a gradient of 0, not NaN.
+Every loss is a sum over labelled items divided by the number of items. With gradient accumulation the divisor must be
+the number of items in the whole optimisation batch, `num_items_in_batch`, which Trainer counts (labels that are not
+-100) and passes to the model. Without it, the divisor is the number of items in the call. A batch without any labelled
+item has loss 0 and gradients of 0, not NaN.
 
-What Trainer counts must be what counts: mark whatever is to be ignored with -100, padded entities and unlabelled rows
-too. Question answering has no key "labels", so Trainer averages its pieces, which is the same for equal pieces.
+Mark everything to be ignored with the label -100, so that Trainer's count agrees with the loss. Trainer counts
+no items for question answering, which has no key "labels": it averages the losses of the pieces, which is the same
+only for pieces of equal size.
 """
 
 import torch
 from torch.nn import functional
 
-IGNORED = -100
+IGNORED = -100  # the label of items that have no loss
 
 
 def mean_over_items(
     losses: torch.Tensor,
-    counted: torch.Tensor | None = None,  # like losses, True for an item that counts
-    num_items_in_batch: torch.Tensor | int | None = None,
+    item_mask: torch.Tensor | None = None,  # like losses, True for an item that counts; all if None
+    num_items_in_batch: torch.Tensor | int | float | None = None,
 ) -> torch.Tensor:
-    """Sum of the counted losses over `num_items_in_batch`, or over how many were counted."""
-    if counted is None:
-        counted = torch.ones_like(losses, dtype=torch.bool)
-    return losses.masked_fill(~counted, 0).sum() / items_in_batch(counted, num_items_in_batch)
+    """Return the sum of the losses of the items in the mask, divided by `num_items_in_batch` or by their number."""
+    if item_mask is None:
+        item_mask = torch.ones_like(losses, dtype=torch.bool)
+    return losses.masked_fill(~item_mask, 0).sum() / loss_divisor(item_mask, num_items_in_batch)
 
 
-def items_in_batch(counted: torch.Tensor, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor:
-    """What a sum of losses is divided by; at least 1, since an optimisation batch may have no item at all."""
+def loss_divisor(item_mask: torch.Tensor, num_items_in_batch: torch.Tensor | int | float | None) -> torch.Tensor:
+    """Return the number that a sum of losses is divided by, at least 1: a batch may have no labelled item."""
     if num_items_in_batch is None:
-        return counted.sum().clamp(min=1)
-    return torch.as_tensor(num_items_in_batch, device=counted.device).clamp(min=1)
+        return item_mask.sum().clamp(min=1)
+    return torch.as_tensor(num_items_in_batch, device=item_mask.device).clamp(min=1)
 
 
 def cross_entropy(
@@ -37,16 +39,18 @@ def cross_entropy(
     labels: torch.Tensor,  # [...], a negative label is ignored
     num_items_in_batch: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
-    losses = cross_entropies(logits, labels)
+    """Return the mean cross entropy over labelled items."""
+    losses = cross_entropy_per_item(logits, labels)
     return mean_over_items(losses, labels.to(losses.device) >= 0, num_items_in_batch)
 
 
-def cross_entropies(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The loss of each item, like labels; 0 where the label is negative."""
+def cross_entropy_per_item(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the cross entropy of each item, in the shape of the labels; 0 where the label is negative."""
     labels = labels.to(logits.device)
-    known = labels.masked_fill(labels < 0, IGNORED).reshape(-1)
-    flat = logits.reshape(-1, logits.shape[-1]).float()
-    return functional.cross_entropy(flat, known, ignore_index=IGNORED, reduction="none").view(labels.shape)
+    flat_labels = labels.masked_fill(labels < 0, IGNORED).reshape(-1)
+    flat_logits = logits.reshape(-1, logits.shape[-1]).float()
+    losses = functional.cross_entropy(flat_logits, flat_labels, ignore_index=IGNORED, reduction="none")
+    return losses.view(labels.shape)
 
 
 def soft_cross_entropy(
@@ -54,12 +58,12 @@ def soft_cross_entropy(
     labels: torch.Tensor,  # [B, C], a distribution per row
     num_items_in_batch: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
-    """The mean over rows; Trainer counts every entry of `labels`, C per row."""
+    """Return the mean over rows of the cross entropy against distributions."""
     _check_same_shape(logits, labels)
     losses = -(logits.float().log_softmax(-1) * labels.to(logits.device)).sum(-1)
-    if num_items_in_batch is not None:
-        num_items_in_batch = num_items_in_batch / labels.shape[-1]
-    return mean_over_items(losses, None, num_items_in_batch)
+    if num_items_in_batch is None:
+        return mean_over_items(losses)
+    return mean_over_items(losses, None, num_items_in_batch / labels.shape[-1])  # Trainer counts C items per row
 
 
 def binary_cross_entropy(
@@ -67,20 +71,22 @@ def binary_cross_entropy(
     labels: torch.Tensor,  # like logits: 0, 1, or -100 for ignored
     num_items_in_batch: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
+    """Return the mean binary cross entropy over labelled entries."""
     _check_same_shape(logits, labels)
     labels = labels.to(logits.device, torch.float32)
-    counted = labels != IGNORED
+    labelled = labels != IGNORED
     losses = functional.binary_cross_entropy_with_logits(
-        logits.float(), labels.masked_fill(~counted, 0), reduction="none"
+        logits.float(), labels.masked_fill(~labelled, 0), reduction="none"
     )
-    return mean_over_items(losses, counted, num_items_in_batch)
+    return mean_over_items(losses, labelled, num_items_in_batch)
 
 
-def squared_error(
+def mean_squared_error(
     predictions: torch.Tensor,
     labels: torch.Tensor,  # as many numbers as predictions
     num_items_in_batch: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
+    """Return the mean of (prediction - label)^2."""
     predictions = predictions.reshape(-1).float()
     labels = labels.reshape(-1).to(predictions.device, torch.float32)
     _check_same_shape(predictions, labels)

@@ -1,11 +1,13 @@
-"""`HfDebertaForCausalLM`: DeBERTa as an autoregressive model by a triangular mask, the paper's WikiText-103 experiment.
+"""`HfDebertaForCausalLM`: DeBERTa as a left-to-right language model, as in the paper's WikiText-103 experiment.
 
-    token t sees tokens 0 .. t of its document, and predicts token t + 1
+    token t attends to tokens 0 .. t of its document and predicts token t + 1
 
-Parameters are those of the masked-language model, so checkpoints go from one to the other. With the enhanced mask
-decoder the query H_t + p_t sees H_0 .. H_t; DeBERTa-AP, absolute positions at the input instead, is
-`position_biased_input=True`. DeBERTa-MT learns both tasks on one set of weights: the loss with `causal=True`, plus that
-of masked inputs with `causal=False`.
+The parameters are those of the masked-language model, so each loads checkpoints of the other. With the enhanced mask
+decoder, the query H_t + p_t attends to H_0 .. H_t. The paper's variants:
+
+    DeBERTa-AP: absolute positions at the input, `position_biased_input=True`
+    DeBERTa-MT: both tasks on the same weights; add the loss with `causal=True` to that of masked inputs with
+                `causal=False`
 """
 
 import torch
@@ -15,20 +17,28 @@ from transformers.utils.generic import can_return_tuple
 
 from .attention_context import AttentionContext
 from .batch_loss import IGNORED
-from .enhanced_mask_decoder import HfDebertaForMaskedLM, HfDebertaMaskedLMOutput
+from .enhanced_mask_decoder import HfDebertaForMaskedLM, HfDebertaMaskedLMOutput, ignore_padding
 
 
 class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
-    """Left-to-right language model of DeBERTa; a masked one with `causal=False`.
+    """Left-to-right language model; with `causal=False` in the call, a masked-language model.
 
-    >>> prompt = tokenizer("text", return_tensors="pt").input_ids[:, :-1]  # [CLS] text: without the last, [SEP]
-    >>> model.generate(prompt, max_new_tokens=5)
+    Labels are the input ids, -100 at tokens that shall not be predicted; the model shifts them. It never predicts
+    padding or the first token of a document. In packed rows, give the first token of each document the label -100, so
+    that Trainer does not count it. The output is that of `HfDebertaForMaskedLM`: in training with labels it has
+    `losses` and `predictions` instead of `logits`.
 
-    Labels are the input ids, -100 where nothing is to be predicted: they are shifted inside. Padding, and what no token
-    of its own document comes before, is never predicted. A packed row best marks each document's first token with -100,
-    which Trainer then does not count either. The output is that of `HfDebertaForMaskedLM`, sparse in training.
+    `generate` supports greedy decoding, sampling and beams. It has no cache: each step computes the whole prefix. If
+    your tokenizer appends [SEP], drop it from the prompt: `input_ids[:, :-1]`.
 
-    Generation computes the whole prefix at every step, there is no cache.
+    >>> import torch
+    >>> from hf_deberta import HfDebertaConfig, HfDebertaForCausalLM
+    >>> model = HfDebertaForCausalLM(HfDebertaConfig.from_preset("tiny")).eval()
+    >>> input_ids = torch.tensor([[1, 5, 7]])
+    >>> model(input_ids, labels=input_ids).logits.shape
+    torch.Size([1, 3, 128])
+    >>> model.generate(input_ids, max_new_tokens=4, do_sample=False).shape
+    torch.Size([1, 7])
     """
 
     @can_return_tuple
@@ -49,55 +59,73 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
         logits_to_keep: int = 0,
         **kwargs,
     ) -> HfDebertaMaskedLMOutput:
-        """`logits_to_keep`: of the last so many positions alone, where no labels are given; 0 is all."""
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        """Return the output. `logits_to_keep` limits logits without labels to that many last positions; 0 is all."""
         if not causal:
-            states = (output_attentions, output_hidden_states)
-            counts = (cu_seq_lens_q, num_items_in_batch)
-            return super().forward(*inputs, labels, *states, *counts, sparse_prediction, return_dict=True)
+            return super().forward(
+                input_ids,
+                attention_mask,
+                token_type_ids,
+                position_ids,
+                inputs_embeds,
+                labels=labels,
+                output_attentions=output_attentions,
+                output_hidden_states=output_hidden_states,
+                cu_seq_lens_q=cu_seq_lens_q,
+                num_items_in_batch=num_items_in_batch,
+                sparse_prediction=sparse_prediction,
+                return_dict=True,
+            )
         if self.config.conv_kernel_size > 0:
             raise ValueError(
-                f"the convolution (conv_kernel_size={self.config.conv_kernel_size}) looks at the next token, which a "
+                f"the convolution (conv_kernel_size={self.config.conv_kernel_size}) reads the next token, which a "
                 "causal language model must not; use a configuration with conv_kernel_size=0, or causal=False"
             )
-        wanted = self.deberta.output_flags(output_attentions, output_hidden_states)
-        embeddings, context = self.deberta.embed(*inputs, cu_seq_lens_q, causal=True)
-        labels = self._labels_of_real_tokens(labels, attention_mask, input_ids, inputs_embeds)
-        if labels is not None:
-            labels = next_labels(labels, context)
-        last = None
+        output_flags = self.deberta.output_flags(output_attentions, output_hidden_states)
+        embeddings, context = self.deberta.embed(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, cu_seq_lens_q, causal=True
+        )
+        labels = ignore_padding(labels, attention_mask, input_ids, inputs_embeds)
+        last_positions = None
         if logits_to_keep > 0:
             batch, length = embeddings.shape[:2]
-            last = torch.arange(length, device=embeddings.device)[-logits_to_keep:].expand(batch, -1)
-        sparse = self._predicts_sparsely(sparse_prediction)
-        return self._predict(embeddings, context, wanted, labels, num_items_in_batch, sparse, last)
+            last_positions = torch.arange(length, device=embeddings.device)[-logits_to_keep:].expand(batch, -1)
+        return self._predict(
+            embeddings,
+            context,
+            output_flags=output_flags,
+            labels=None if labels is None else next_token_labels(labels, context),
+            num_items_in_batch=num_items_in_batch,
+            sparse=self._uses_sparse_prediction(sparse_prediction),
+            query_positions=last_positions,
+        )
 
-    # ---- generation ------------------------------------------------------------------------------
+    # ---- generation: mypy cannot match the protocol that Transformers declares for `self` ------------------------
 
-    def prepare_inputs_for_generation(self, input_ids: torch.Tensor, **kwargs) -> dict:
-        """As in Transformers, which looks here whether a prompt may be embeddings: without a cache it may not."""
-        return super().prepare_inputs_for_generation(input_ids, **kwargs)
+    def prepare_inputs_for_generation(self, input_ids, **kwargs):
+        """Prepare inputs as Transformers does. Transformers refuses `inputs_embeds` because they are not named here."""
+        return super().prepare_inputs_for_generation(input_ids, **kwargs)  # type: ignore[misc]
 
-    def _prepare_cache_for_generation(self, generation_config: GenerationConfig, *args, **kwargs) -> None:
-        generation_config.use_cache = False  # of a copy that generate() made; it passes the whole prefix then
+    def _prepare_cache_for_generation(self, generation_config: GenerationConfig, *args, **kwargs) -> bool:
+        generation_config.use_cache = False  # of a copy that generate() has made; it then passes the whole prefix
+        return False
 
     def _validate_generated_length(self, generation_config: GenerationConfig, *args, **kwargs) -> None:
-        super()._validate_generated_length(generation_config, *args, **kwargs)
-        known, longest = self.config.max_position_embeddings, generation_config.max_length
-        absolute = self.config.decodes_positions or self.config.position_biased_input
-        if absolute and longest > known:
+        super()._validate_generated_length(generation_config, *args, **kwargs)  # type: ignore[misc]
+        limit, max_length = self.config.max_position_embeddings, generation_config.max_length
+        has_absolute_positions = self.config.uses_mask_decoder or self.config.position_biased_input
+        if has_absolute_positions and max_length > limit:
             raise ValueError(
-                f"absolute positions are known up to max_position_embeddings = {known}, and prompt and new tokens may "
-                f"reach {longest}; shorten the prompt, or ask for fewer tokens with max_new_tokens or max_length"
+                f"the model has absolute positions up to max_position_embeddings = {limit}, but prompt and new tokens "
+                f"may reach {max_length}; shorten the prompt or lower max_new_tokens or max_length"
             )
 
 
-def next_labels(labels: torch.Tensor, context: AttentionContext) -> torch.Tensor:
-    """At each position [B, N] the label of the next; none at a row's or document's end, and none at padding."""
-    following = functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
+def next_token_labels(labels: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+    """Return at each position [B, N] the label of the next token, -100 at padding and at ends of rows and documents."""
+    shifted = functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
     if context.documents is not None:
         ends = functional.pad(context.documents.diff(dim=-1) != 0, (0, 1), value=True)
-        following = following.masked_fill(ends, IGNORED)
+        shifted = shifted.masked_fill(ends, IGNORED)
     if context.token_mask is not None:
-        following = following.masked_fill(~context.token_mask, IGNORED)
-    return following
+        shifted = shifted.masked_fill(~context.token_mask, IGNORED)
+    return shifted

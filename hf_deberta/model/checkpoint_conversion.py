@@ -1,8 +1,8 @@
-"""Official and in-tree checkpoints <-> our parameter names.
+"""Convert official and in-tree checkpoints to our parameter names and back.
 
-Ours are the names of the official v2 code and of in-tree `deberta-v2`. So only three things differ elsewhere:
-v1's attention (query, key and value fused head by head, biases apart), the in-tree masked-LM head, and the
-`bert.` prefix of some official files.
+"In-tree" means Transformers' own DeBERTa classes. Our names are those of the official v2 code and of in-tree
+`deberta-v2`. Only three things differ in other checkpoints: the attention of v1 (query, key and value fused head by
+head, with separate biases), the in-tree masked-LM head, and the prefix `bert.` of some official files.
 
     >>> from hf_deberta import HfDebertaForSequenceClassification, export_to_transformers
     >>> model = HfDebertaForSequenceClassification.from_pretrained("microsoft/deberta-v3-base")
@@ -16,29 +16,29 @@ from pathlib import Path
 
 import torch
 from huggingface_hub import save_torch_state_dict
-from transformers import DebertaConfig, DebertaV2Config, PreTrainedModel
+from transformers import DebertaConfig, DebertaV2Config, PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import register_checkpoint_conversion_mapping
 from transformers.core_model_loading import ConversionOps, WeightConverter, WeightRenaming
 
 
 def split_heads(fused: torch.Tensor, heads: int) -> list[torch.Tensor]:
-    """v1's `in_proj` [heads * 3 * d, hidden] as query, key and value weights [hidden, hidden].
+    """Return query, key and value weights [hidden, hidden] from `in_proj` of v1 [heads * 3 * d, hidden].
 
-    Each head holds its d query rows, then its d key rows, then its d value rows.
+    Each head of `in_proj` has its d query rows, then its d key rows, then its d value rows.
     """
     by_head = fused.unflatten(0, (heads, 3, -1))
     return [by_head[:, part].flatten(0, 1).contiguous() for part in range(3)]
 
 
 def fuse_heads(parts: list[torch.Tensor], heads: int) -> torch.Tensor:
-    """The inverse of `split_heads`, bit for bit."""
+    """Return `in_proj` of v1 from query, key and value weights: the exact inverse of `split_heads`."""
     return torch.stack([part.unflatten(0, (heads, -1)) for part in parts], dim=1).flatten(0, 2).contiguous()
 
 
 class SplitHeads(ConversionOps):
-    """`split_heads` for the loader of Transformers."""
+    """`split_heads` as an operation of Transformers' checkpoint loader."""
 
-    @torch.no_grad
+    @torch.no_grad()
     def convert(self, input_dict, source_patterns, target_patterns, config=None, **kwargs):
         (fused,) = (value[0] if isinstance(value, list) else value for value in input_dict.values())
         return dict(zip(target_patterns, split_heads(fused, config.num_attention_heads), strict=True))
@@ -49,9 +49,9 @@ class SplitHeads(ConversionOps):
 
 
 class FuseHeads(ConversionOps):
-    """`fuse_heads` for the loader of Transformers."""
+    """`fuse_heads` as an operation of Transformers' checkpoint loader."""
 
-    @torch.no_grad
+    @torch.no_grad()
     def convert(self, input_dict, source_patterns, target_patterns, config=None, **kwargs):
         parts = [value[0] if isinstance(value, list) else value for value in map(input_dict.get, source_patterns)]
         return {target_patterns[0]: fuse_heads(parts, config.num_attention_heads)}
@@ -61,6 +61,7 @@ class FuseHeads(ConversionOps):
         return SplitHeads()
 
 
+# patterns of parameter names in other checkpoints -> our names
 RENAMINGS = [
     (r"^bert\.", "deberta."),
     (r"attention\.self\.q_bias$", "attention.self.query_proj.bias"),
@@ -74,7 +75,10 @@ RENAMINGS = [
 
 
 def register_conversions() -> None:
-    """Tell the loader of Transformers; `overwrite` because Hub code may be imported more than once."""
+    """Register the conversions with Transformers' checkpoint loader.
+
+    Later imports overwrite earlier ones, because code from the Hub may be imported more than once.
+    """
     attention = "attention.self."
     fused = WeightConverter(
         attention + "in_proj.weight",
@@ -85,9 +89,9 @@ def register_conversions() -> None:
     register_checkpoint_conversion_mapping("hf_deberta", [*renamings, fused], overwrite=True)
 
 
-# ---- the way back ------------------------------------------------------------------------------------
+# ---- export ------------------------------------------------------------------------------------------
 
-# fields that mean nothing to Transformers' classes, or, attention_head_size, that they would read None from
+# fields that Transformers' classes do not have; attention_head_size they have, but cannot read as None
 FIELDS_WITHOUT_IN_TREE_EQUIVALENT = (
     "auto_map",
     "model_type",
@@ -100,31 +104,35 @@ FIELDS_WITHOUT_IN_TREE_EQUIVALENT = (
 
 
 def export_to_transformers(model: PreTrainedModel, folder: str | Path, max_shard_size: int | str = "5GB") -> None:
-    """Write a folder that Transformers loads with its own classes and no custom code, same logits.
+    """Write a folder that Transformers loads with its own classes, without custom code and with the same logits.
 
-    v1 models become model type "deberta", all others "deberta-v2". An enhanced mask decoder is kept in the file, in
-    the official layout, but Transformers has none: its masked-LM logits will differ, and a warning says so. Past the
-    largest relative distance Transformers reads another row of the table (`clamp_relative_distance`), and logits
-    differ there. Whatever else its classes cannot express is an error. Everything is written elsewhere first, then
-    moved into `folder`, where other safetensors weights are removed.
+    v1 models get the model type "deberta", all others "deberta-v2". Raise ValueError for a model that these classes
+    cannot express. Two differences remain:
+
+    - Transformers has no enhanced mask decoder, so masked-LM logits differ, and a warning is issued. The file contains
+      the decoder's weights in the official layout, so `HfDebertaForMaskedLM` can load them again.
+    - Past the largest relative distance, Transformers reads another row of the table (see `clamp_relative_distance`).
+
+    All files are written to a temporary folder first and then moved into `folder`, where they replace other
+    safetensors weights.
     """
     config = model.config
     if config.model_type != "hf_deberta":
         raise ValueError(f"export_to_transformers takes a HfDeberta model, not {type(model).__name__}")
-    _check_expressible(model)
-    fused = _is_v1(config)
+    _check_exportable(model)
+    is_v1 = _is_v1(config)
     weights = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
     if config.tie_word_embeddings:
         weights.pop("lm_predictions.lm_head.decoder.weight", None)
-    if not any(name.startswith("deberta.") for name in weights):  # the bare encoder
+    if not any(name.startswith("deberta.") for name in weights):  # an encoder without a head
         weights = {f"deberta.{name}": tensor for name, tensor in weights.items()}
-    weights = _to_v1(weights, config.num_attention_heads) if fused else _with_key_biases(weights)
-    if not config.decodes_positions:
+    weights = to_v1_layout(weights, config.num_attention_heads) if is_v1 else _add_key_biases(weights)
+    if not config.uses_mask_decoder:
         weights = _to_in_tree_lm_head(weights)
     target = Path(folder)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as temporary:
-        _in_tree_config(model, fused).save_pretrained(temporary)
+        _in_tree_config(model, is_v1).save_pretrained(temporary)
         save_torch_state_dict(weights, temporary, max_shard_size=max_shard_size)
         target.mkdir(exist_ok=True)
         for stale in (*target.glob("model*.safetensors"), *target.glob("model*.safetensors.index.json")):
@@ -133,8 +141,8 @@ def export_to_transformers(model: PreTrainedModel, folder: str | Path, max_shard
             shutil.move(file, target / file.name)
 
 
-def _is_v1(config) -> bool:
-    """Whether in-tree `deberta` can express it: own position projections, no key bias, no buckets, no table norm."""
+def _is_v1(config: PreTrainedConfig) -> bool:
+    """Return whether in-tree `deberta` can express the model."""
     return not (
         config.attention_key_bias
         or config.share_att_key
@@ -144,32 +152,33 @@ def _is_v1(config) -> bool:
     )
 
 
-def _check_expressible(model: PreTrainedModel) -> None:
+def _check_exportable(model: PreTrainedModel) -> None:
+    """Raise ValueError if Transformers' classes cannot express the model; warn if its masked-LM logits will differ."""
     config = model.config
     if "p2p" in config.pos_att_type:
-        raise ValueError("Transformers' DeBERTa classes have no p2p term: a model trained with it cannot be exported")
+        raise ValueError("Transformers' DeBERTa classes have no p2p term, so a model with it cannot be exported")
     if hasattr(model, "proj"):
         raise ValueError(
-            f"Transformers has no class with the projection head of {type(model).__name__}; export its encoder, "
-            "model.deberta, instead"
+            f"Transformers has no class with the projection head of {type(model).__name__}; export its encoder "
+            "(model.deberta) instead"
         )
     if type(model).__name__ == "HfDebertaForCausalLM":
         raise ValueError(
-            "Transformers' DeBERTa classes see all tokens, so a causal language model cannot be exported; its weights "
-            "can: save it, load it as HfDebertaForMaskedLM, and export that"
+            "Transformers' DeBERTa classes have no causal attention, so a causal language model cannot be exported; to "
+            "export its weights, save it, load it as HfDebertaForMaskedLM, and export that"
         )
-    if hasattr(model, "lm_predictions") and config.decodes_positions:
+    if hasattr(model, "lm_predictions") and config.uses_mask_decoder:
         warnings.warn(
-            "Transformers has no enhanced mask decoder: the exported encoder gives the same states, but its masked-LM "
-            "logits will differ from this model's",
+            "Transformers has no enhanced mask decoder: the exported encoder gives the same hidden states, but its "
+            "masked-LM logits will differ",
             stacklevel=3,
         )
 
 
-def _to_v1(weights: dict[str, torch.Tensor], heads: int) -> dict[str, torch.Tensor]:
-    """Fuse the projections of every layer and rename what v1 names otherwise."""
+def to_v1_layout(weights: dict[str, torch.Tensor], heads: int) -> dict[str, torch.Tensor]:
+    """Return the weights in the layout of v1: fused projections, and its own names for biases and position tables."""
     attention = "attention.self."
-    back = {
+    v1_names = {
         attention + "query_proj.bias": attention + "q_bias",
         attention + "value_proj.bias": attention + "v_bias",
         attention + "pos_key_proj.": attention + "pos_proj.",
@@ -182,14 +191,14 @@ def _to_v1(weights: dict[str, torch.Tensor], heads: int) -> dict[str, torch.Tens
             parts = [weights[f"{layer}{part}_proj.weight"] for part in ("query", "key", "value")]
             converted[layer + "in_proj.weight"] = fuse_heads(parts, heads)
         elif not name.endswith((attention + "key_proj.weight", attention + "value_proj.weight")):
-            for ours, theirs in back.items():
+            for ours, theirs in v1_names.items():
                 name = name.replace(ours, theirs)
             converted[name] = tensor
     return converted
 
 
-def _with_key_biases(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """In-tree `deberta-v2` always has key biases; a model without them has zeros there."""
+def _add_key_biases(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the weights with zeros for missing key biases, which in-tree `deberta-v2` always has."""
     added = {}
     for name, tensor in weights.items():
         bias = name.removesuffix("weight") + "bias"
@@ -199,28 +208,29 @@ def _with_key_biases(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
 
 
 def _to_in_tree_lm_head(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the weights with the in-tree names of the masked-LM head."""
     ours, theirs = "lm_predictions.lm_head.", "cls.predictions."
     converted = {}
     for name, tensor in weights.items():
-        inner = name.removeprefix(ours).startswith(("dense.", "LayerNorm.")) and name.startswith(ours)
-        converted[name.replace(ours, theirs + "transform." if inner else theirs)] = tensor
+        in_transform = name.startswith((ours + "dense.", ours + "LayerNorm."))
+        converted[name.replace(ours, theirs + "transform." if in_transform else theirs)] = tensor
     return converted
 
 
-def _in_tree_config(model: PreTrainedModel, fused: bool):
+def _in_tree_config(model: PreTrainedModel, is_v1: bool) -> PreTrainedConfig:
+    """Return the configuration of Transformers' own class for this model."""
+    config_class: type[PreTrainedConfig] = DebertaConfig if is_v1 else DebertaV2Config
     fields = {
         key: value for key, value in model.config.to_dict().items() if key not in FIELDS_WITHOUT_IN_TREE_EQUIVALENT
     }
-    if fused:
-        config_class, prefix = DebertaConfig, "Deberta"
-    else:
-        config_class, prefix = DebertaV2Config, "DebertaV2"
+    if not is_v1:
         del fields["attention_key_bias"]
-    fields["legacy"] = not model.config.decodes_positions
+    fields["legacy"] = not model.config.uses_mask_decoder
     fields["dtype"] = str(model.dtype).removeprefix("torch.")
     config = config_class(**fields)
     head = type(model).__name__.removeprefix("HfDeberta")
-    # Transformers has neither the discriminator nor v1 multiple choice; their encoders load
-    known = head not in ("ForPreTraining", "ForEntityChoice") and not (fused and head == "ForMultipleChoice")
-    config.architectures = [prefix + (head if known else "Model")]
+    # Transformers has no discriminator, no entity choice and no multiple choice for v1: name the class of the encoder
+    if head in ("ForPreTraining", "ForEntityChoice") or (is_v1 and head == "ForMultipleChoice"):
+        head = "Model"
+    config.architectures = [("Deberta" if is_v1 else "DebertaV2") + head]
     return config

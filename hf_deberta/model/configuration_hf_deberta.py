@@ -1,14 +1,6 @@
-"""One configuration for the whole DeBERTa family (v1, v2, v3 and multilingual).
+"""Configuration of all DeBERTa models: v1, v2, v3 and multilingual.
 
 Papers: P1 = DeBERTa (arXiv 2006.03654), P3 = DeBERTaV3 (arXiv 2111.09543).
-
-    >>> from hf_deberta import HfDebertaConfig
-    >>> HfDebertaConfig().position_buckets                     # the defaults are DeBERTaV3 base
-    256
-    >>> HfDebertaConfig.from_preset("v2-xxlarge").num_hidden_layers
-    48
-    >>> HfDebertaConfig(pos_att_type=["c2p"], emd_steps=0).attention_terms   # an ablation
-    2
 """
 
 from typing import Any
@@ -18,7 +10,7 @@ from transformers import PreTrainedConfig
 
 POSITION_TERMS = ("c2p", "p2c", "p2p")
 
-# What the official code assumes for a key that a configuration file leaves out.
+# The official code's defaults for keys that are absent from its configuration file.
 OFFICIAL_DEFAULTS: dict[str, Any] = {
     "hidden_size": 768,
     "num_hidden_layers": 12,
@@ -35,7 +27,7 @@ OFFICIAL_DEFAULTS: dict[str, Any] = {
     "conv_kernel_size": 0,
 }
 
-# Plain Transformers differs from the official code only where a key of its own class is absent.
+# Defaults of Transformers' own classes, by model type, for keys that are absent from config.json.
 IN_TREE_DEFAULTS: dict[str, dict[str, Any]] = {
     "deberta": {**OFFICIAL_DEFAULTS, "vocab_size": 50265, "pos_att_type": None},
     "deberta-v2": {
@@ -49,17 +41,17 @@ IN_TREE_DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }
 
-V1 = {
+V1_FIELDS: dict[str, Any] = {
     "vocab_size": 50265,
     "position_buckets": -1,
     "share_att_key": False,
     "norm_rel_ebd": "none",
     "attention_key_bias": False,
 }
-V2 = {"conv_kernel_size": 3, "conv_act": "gelu"}
+V2_FIELDS: dict[str, Any] = {"conv_kernel_size": 3, "conv_act": "gelu"}
 
 
-def _size(layers: int, width: int, heads: int) -> dict[str, int]:
+def _size(layers: int, width: int, heads: int) -> dict[str, Any]:
     return {
         "num_hidden_layers": layers,
         "hidden_size": width,
@@ -69,11 +61,11 @@ def _size(layers: int, width: int, heads: int) -> dict[str, int]:
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "v1-base": {**V1, **_size(12, 768, 12)},
-    "v1-large": {**V1, **_size(24, 1024, 16)},
-    "v1-xlarge": {**V1, **_size(48, 1024, 16)},
-    "v2-xlarge": {**V2, **_size(24, 1536, 24)},
-    "v2-xxlarge": {**V2, **_size(48, 1536, 24)},
+    "v1-base": {**V1_FIELDS, **_size(12, 768, 12)},
+    "v1-large": {**V1_FIELDS, **_size(24, 1024, 16)},
+    "v1-xlarge": {**V1_FIELDS, **_size(48, 1024, 16)},
+    "v2-xlarge": {**V2_FIELDS, **_size(24, 1536, 24)},
+    "v2-xxlarge": {**V2_FIELDS, **_size(48, 1536, 24)},
     "v3-xsmall": _size(12, 384, 6),
     "v3-small": _size(6, 768, 12),
     "v3-base": _size(12, 768, 12),
@@ -90,54 +82,77 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 @strict
 class HfDebertaConfig(PreTrainedConfig):
-    r"""Configuration of every `HfDeberta` model.
+    r"""Configuration of every `HfDeberta` model. The defaults are DeBERTaV3 base; `from_preset` has the other sizes.
 
-    Size (P1 table 8):
-        vocab_size (`int`): entries of the word embedding.
-        hidden_size (`int`): width of a layer.
-        embedding_size (`int`, *optional*): width of the embeddings if it differs; they are then projected.
-        num_hidden_layers (`int`): encoder layers; the enhanced mask decoder reuses the last one.
-        num_attention_heads (`int`): heads; must divide `hidden_size`.
-        intermediate_size (`int`): inner width of the feed-forward part.
-        hidden_act (`str`): its activation.
-        layer_norm_eps, initializer_range (`float`): as usual.
-        hidden_dropout_prob, attention_probs_dropout_prob (`float`): dropout; the first also falls on the
-            relative-position table.
+    A saved config.json contains all of these fields, and the usual ones of Transformers such as `id2label`.
 
-    Relative position (P1 sections 3.1 and 3.2, eq. 4; log buckets: P1 section 5.1.2):
-        relative_attention (`bool`): disentangled attention on or off.
-        pos_att_type (`list[str]` or `str`): position terms of the score, from "c2p" (content to position),
-            "p2c" (position to content), "p2p" (an ablation, eq. 2's last term); "c2p|p2c" is read too, "none" is none.
-            Each counts in the scale 1/sqrt((1 + terms) d), with `relative_attention` off as well.
-        max_relative_positions (`int`): largest distance k; below 1 it is `max_position_embeddings`.
-        position_buckets (`int`): logarithmic buckets per side (256 in v2 and v3); below 1 every distance has its row.
-        share_att_key (`bool`): project positions with the content's query and key matrices (v2, v3), or with
-            their own `pos_key_proj`, `pos_query_proj` (v1).
-        norm_rel_ebd (`str`): "layer_norm" normalises the table before use (v2, v3), "none" does not.
-        attention_key_bias (`bool`): biases on the key projections; v1 has none.
-        clamp_relative_distance (`bool`): clamp distances before bucketing, as the official code does. `False` gives
-            what plain Transformers computes past `max_relative_positions`, where it reads an untrained row.
+    Sizes (P1 table 8):
+        vocab_size (`int`, 128100): number of tokens in the vocabulary.
+        hidden_size (`int`, 768): width of a layer.
+        embedding_size (`int`, None): width of the embeddings, None for `hidden_size`; others are projected to it.
+        num_hidden_layers (`int`, 12): encoder layers. The enhanced mask decoder has none of its own, it uses the last.
+        num_attention_heads (`int`, 12): attention heads; must divide `hidden_size`.
+        attention_head_size (`int`, None): None or `hidden_size / num_attention_heads`; other values are an error.
+        intermediate_size (`int`, 3072): inner width of the feed-forward part.
 
-    Absolute position and the enhanced mask decoder (P1 section 3.3):
-        max_position_embeddings (`int`): absolute positions known.
-        position_biased_input (`bool`): add absolute positions to the input (BERT) instead of in the decoder.
-        type_vocab_size (`int`): token types at the input; released models have none.
-        emd_steps (`int`): times the last layer is applied to the decoder's queries; 0 is the ablation "-EMD".
-        sparse_prediction (`bool`): in training, decode and score labelled positions only, some at a time. The loss is
-            the same; `logits` are then None, the output has `losses` and `predictions` of labelled positions.
+    Activation, initialization and dropout:
+        hidden_act (`str`, "gelu"): activation of the feed-forward part and of the pretraining heads.
+        layer_norm_eps (`float`, 1e-07): epsilon of every LayerNorm.
+        initializer_range (`float`, 0.02): standard deviation of initial weights.
+        hidden_dropout_prob (`float`, 0.1): dropout of hidden states and of the relative-position table, in [0, 1).
+        attention_probs_dropout_prob (`float`, 0.1): dropout of attention probabilities, in [0, 1).
 
-    Padding:
-        unpad_inputs (`bool`): run the layers on real tokens only where a batch has padding worth the trouble. Results
-            at real tokens are the same; states of padding are zeros. Hooks on layers then see one row
-            [1, total, hidden].
+    Relative positions (P1 sections 3.1 and 3.2):
+        relative_attention (`bool`, True): use disentangled attention (P1 eq. 4).
+        pos_att_type (`list[str]` or `str`, ["c2p", "p2c"]): position terms of the attention score: "c2p"
+            (content to position), "p2c" (position to content), "p2p" (P1 eq. 2, an ablation). "c2p|p2c" and "none" are
+            accepted. Each term counts in the scale 1/sqrt((1 + terms) d), even without `relative_attention`.
+        max_relative_positions (`int`, -1): largest distance k; below 1 it is `max_position_embeddings`.
+        position_buckets (`int`, 256): logarithmic buckets per side (P1 section 5.1.2); below 1, one row per distance.
+        share_att_key (`bool`, True): project positions with the query and key matrices of the content (v2, v3), or with
+            matrices of their own, `pos_key_proj` and `pos_query_proj` (False, v1).
+        norm_rel_ebd (`str`, "layer_norm"): "layer_norm" normalizes the relative-position table (v2, v3); "none" (v1).
+        attention_key_bias (`bool`, True): biases of the key projections; False in v1.
+        clamp_relative_distance (`bool`, True): clamp distances before bucketing, as the official code does. False gives
+            the outputs of Transformers' classes for distances past k, for which they use an untrained row.
 
-    Convolution (nGiE, v2; P1 section 5.1.2):
-        conv_kernel_size (`int`): 0 is none. conv_groups (`int`), conv_act (`str`).
+    Absolute positions and the enhanced mask decoder (P1 section 3.3):
+        max_position_embeddings (`int`, 512): number of absolute positions.
+        position_biased_input (`bool`, False): add absolute positions to the input (BERT) instead of in the decoder.
+        type_vocab_size (`int`, 0): number of token types at the input; 0 in released models.
+        emd_steps (`int`, 2): how many times the decoder applies the last layer; 0 for no decoder (P1's "-EMD").
+        sparse_prediction (`bool`, True): in training, predict labelled positions only. The loss is the same; the output
+            then has `losses` and `predictions` instead of `logits`, see `HfDebertaMaskedLMOutput`.
+
+    Speed:
+        unpad_inputs (`bool`, True): leave out padding in the layers if a batch has enough of it. Outputs at real tokens
+            are the same and those at padding are zeros. Hooks on layers then see one row [1, total, hidden].
+
+    Convolution beside the first layer (nGiE of v2, P1 section 5.1.2):
+        conv_kernel_size (`int`, 0): width of the convolution, an odd number (3 in v2); 0 for none.
+        conv_groups (`int`, 1): groups of the convolution; must divide `hidden_size`.
+        conv_act (`str`, "tanh"): activation of the convolution ("gelu" in v2).
 
     Heads:
-        pooler_dropout (`float`), pooler_hidden_act (`str`), pooler_hidden_size (`int`, must be `hidden_size`).
-        cls_dropout (`float`, *optional*): dropout before the classifier; `hidden_dropout_prob` if not given.
-        token_classifier (`str`): "linear", or "projection" for the official NER head (dense, gelu, linear).
+        pooler_hidden_size (`int`, None): None or `hidden_size`; other values are an error.
+        pooler_dropout (`float`, 0.0): dropout before the dense layer of the pooler, in [0, 1).
+        pooler_hidden_act (`str`, "gelu"): activation of the pooler.
+        cls_dropout (`float`, None): dropout before a classifier, in [0, 1); None for `hidden_dropout_prob`.
+        token_classifier (`str`, "linear"): "linear", or "projection" for the official NER head (dense, gelu, linear).
+
+    Tokens:
+        pad_token_id (`int`, 0): id of the padding token; its embedding gets no gradient.
+        bos_token_id (`int`, None): id of the first token, for generation.
+        eos_token_id (`int` or `list[int]`, None): id of the token that ends generation.
+        tie_word_embeddings (`bool`, True): use the word embedding as the output matrix of language models.
+
+    >>> from hf_deberta import HfDebertaConfig
+    >>> HfDebertaConfig().position_buckets
+    256
+    >>> HfDebertaConfig.from_preset("v2-xxlarge").num_hidden_layers
+    48
+    >>> HfDebertaConfig(pos_att_type="c2p", emd_steps=0).pos_att_type
+    ['c2p']
     """
 
     model_type = "hf_deberta"
@@ -199,40 +214,41 @@ class HfDebertaConfig(PreTrainedConfig):
             self.pooler_hidden_size = self.hidden_size
         super().__post_init__(**kwargs)
 
-    # ---- what the fields imply -------------------------------------------------------------------
+    # ---- derived values --------------------------------------------------------------------------
 
     @property
     def attention_terms(self) -> int:
-        """m of the scale 1/sqrt(m d): content to content, and every position term named."""
-        return 1 + len(self.pos_att_type)
+        """Number m of terms in the attention score, content to content included, for the scale 1/sqrt(m d)."""
+        return 1 + len(self.pos_att_type or ())
 
     @property
     def max_distance(self) -> int:
-        """k, the largest relative distance that has a meaning of its own."""
+        """Largest relative distance k; larger ones are treated as k."""
         k = self.max_relative_positions
         return k if k > 0 else self.max_position_embeddings
 
     @property
     def relative_span(self) -> int:
-        """Rows of the relative table per side; the table has twice as many."""
+        """Rows of the relative-position table per side; the table has twice as many."""
         return self.position_buckets if self.position_buckets > 0 else self.max_distance
 
     @property
-    def decodes_positions(self) -> bool:
-        """Whether masked-language modelling goes through the enhanced mask decoder."""
+    def uses_mask_decoder(self) -> bool:
+        """Whether the language models have the enhanced mask decoder."""
         return self.emd_steps > 0 and not self.position_biased_input
 
-    # ---- making ----------------------------------------------------------------------------------
+    # ---- constructors ----------------------------------------------------------------------------
 
     @classmethod
     def from_preset(cls, name: str, **overrides: Any) -> "HfDebertaConfig":
-        """A published size by name; a name without a version means v3.
+        """Return the configuration of a published model by name (a name without version is v3), with fields overridden.
 
-        >>> HfDebertaConfig.from_preset("base", vocab_size=32000)
+        >>> HfDebertaConfig.from_preset("base", vocab_size=32000).vocab_size
+        32000
         """
-        known = {*cls.__dataclass_fields__, "num_labels", "attn_implementation", "output_attentions"}
-        if unknown := sorted(set(overrides) - known):
-            raise ValueError(f"unknown field {', '.join(unknown)}: HfDebertaConfig documents those there are")
+        fields = {*cls.__dataclass_fields__, "num_labels", "attn_implementation", "output_attentions"}
+        if unknown := sorted(set(overrides) - fields):
+            raise ValueError(f"unknown field {', '.join(unknown)}: help(HfDebertaConfig) lists all fields")
         for candidate in (name, f"v3-{name}"):
             if candidate in PRESETS:
                 return cls(**{**PRESETS[candidate], **overrides})
@@ -240,19 +256,22 @@ class HfDebertaConfig(PreTrainedConfig):
 
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
+        """Return the fields read from a folder or the Hub, and the unused keyword arguments, as Transformers does."""
         config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
-        return _translate(config_dict), kwargs
+        return _translate_config(config_dict), kwargs
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any):
-        """Fields of ours, of in-tree DeBERTa, or, without a model type, of an official configuration file.
+        """Return the configuration from fields of `HfDebertaConfig`, of Transformers' DeBERTa or of an official file.
 
-        Keyword arguments override fields; they are read and checked like fields, so `pos_att_type="c2p"` works.
+        `model_type` tells them apart; official files have none. Keyword arguments override fields and are parsed and
+        checked as fields are.
         """
         overrides = {key: kwargs.pop(key) for key in list(kwargs) if key in cls.__dataclass_fields__ and key != "dtype"}
-        return super().from_dict({**_translate(config_dict), **overrides}, **kwargs)
+        return super().from_dict({**_translate_config(config_dict), **overrides}, **kwargs)
 
-    # Any backend may be asked for attentions: one that has none leaves that to "eager", and says so.
+    # Transformers forbids `output_attentions` with "sdpa". Here every backend accepts it: one that does not compute
+    # probabilities falls back to "eager" and logs that.
 
     @property
     def output_attentions(self) -> bool | None:
@@ -275,22 +294,24 @@ class HfDebertaConfig(PreTrainedConfig):
             width % heads == 0,
             f"num_attention_heads must divide hidden_size, but {heads} does not divide {width}",
         )
-        for name, needed in (("attention_head_size", width // heads), ("pooler_hidden_size", width)):
-            given = getattr(self, name)
+        for name, required in (("attention_head_size", width // heads), ("pooler_hidden_size", width)):
+            value = getattr(self, name)
             _require(
-                given in (None, needed), f"{name} must be {needed} for hidden_size {width}, not {given}; leave it out"
+                value in (None, required),
+                f"{name} must be {required} for hidden_size {width}, not {value}; leave it out",
             )
 
     def validate_positions(self) -> None:
-        unknown = [term for term in self.pos_att_type if term not in POSITION_TERMS]
-        _require(not unknown, f"pos_att_type takes {', '.join(POSITION_TERMS)}, not {', '.join(map(repr, unknown))}")
+        terms = list(self.pos_att_type or ())
+        unknown = [term for term in terms if term not in POSITION_TERMS]
         _require(
-            len(set(self.pos_att_type)) == len(self.pos_att_type),
-            f"pos_att_type names a term twice: {list(self.pos_att_type)}",
+            not unknown,
+            f"pos_att_type must contain only {', '.join(POSITION_TERMS)}, not {', '.join(map(repr, unknown))}",
         )
+        _require(len(set(terms)) == len(terms), f"pos_att_type must not contain a term twice: {terms}")
         _require(
             self.norm_rel_ebd in ("none", "layer_norm"),
-            f"norm_rel_ebd is 'none' or 'layer_norm', not {self.norm_rel_ebd!r}",
+            f"norm_rel_ebd must be 'none' or 'layer_norm', not {self.norm_rel_ebd!r}",
         )
         _require(
             self.max_position_embeddings > 0,
@@ -299,20 +320,19 @@ class HfDebertaConfig(PreTrainedConfig):
         buckets = self.position_buckets
         _require(
             buckets < 1 or (buckets > 1 and buckets // 2 < self.max_distance - 1),
-            f"position_buckets must be 0 (off), or at least 2 with half of it below the largest distance "
-            f"{self.max_distance} - 1, not {buckets}; "
-            "raise max_relative_positions (or max_position_embeddings) or use fewer buckets",
+            f"position_buckets must be 0 (off), or at least 2 and half of it below {self.max_distance - 1}, the "
+            f"largest distance minus 1, not {buckets}; raise max_relative_positions (or max_position_embeddings) or "
+            "use fewer buckets",
         )
 
     def validate_decoder(self) -> None:
         _require(self.emd_steps >= 0, f"emd_steps must be 0 or more, not {self.emd_steps}")
-        if not self.decodes_positions:
+        if not self.uses_mask_decoder:
             return
         _require(
             self.num_hidden_layers > 1,
-            f"the enhanced mask decoder reads the layer before the last, and num_hidden_layers is "
-            f"{self.num_hidden_layers}; "
-            "set emd_steps=0 or use two layers or more",
+            f"the enhanced mask decoder reads the layer before the last, but num_hidden_layers is "
+            f"{self.num_hidden_layers}; set emd_steps=0 or use at least two layers",
         )
         _require(
             self.embedding_size == self.hidden_size,
@@ -329,11 +349,11 @@ class HfDebertaConfig(PreTrainedConfig):
         )
         _require(
             self.token_classifier in ("linear", "projection"),
-            f"token_classifier is 'linear' or 'projection', not {self.token_classifier!r}",
+            f"token_classifier must be 'linear' or 'projection', not {self.token_classifier!r}",
         )
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "pooler_dropout", "cls_dropout"):
             rate = getattr(self, name)
-            _require(rate is None or 0 <= rate < 1, f"{name} must lie in [0, 1), not {rate}")
+            _require(rate is None or 0 <= rate < 1, f"{name} must be in [0, 1), not {rate}")
 
 
 def _require(condition: bool, message: str) -> None:
@@ -341,31 +361,31 @@ def _require(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
-def _translate(config_dict: dict[str, Any]) -> dict[str, Any]:
-    """An official or in-tree configuration, in our fields; one of ours comes back as it is."""
+def _translate_config(config_dict: dict[str, Any]) -> dict[str, Any]:
+    """Return an official or in-tree configuration in the fields of `HfDebertaConfig`; one of ours unchanged."""
     model_type = config_dict.get("model_type")
     if model_type == HfDebertaConfig.model_type or not config_dict:
         return config_dict
     if model_type not in (None, *IN_TREE_DEFAULTS):
         raise ValueError(
-            f"HfDebertaConfig reads model types hf_deberta, deberta and deberta-v2, not {model_type!r}: "
-            "this checkpoint is of another architecture"
+            f"HfDebertaConfig reads the model types hf_deberta, deberta and deberta-v2, not {model_type!r}: "
+            "this checkpoint has another architecture"
         )
-    given = dict(config_dict)
-    translated = {**IN_TREE_DEFAULTS.get(model_type, OFFICIAL_DEFAULTS), **given}
+    defaults = OFFICIAL_DEFAULTS if model_type is None else IN_TREE_DEFAULTS[model_type]
+    translated = {**defaults, **config_dict}
     translated["model_type"] = HfDebertaConfig.model_type
     translated.pop("legacy", None)
     if "torch_dtype" not in translated:
-        translated.setdefault("dtype", "float32")  # some released files are float16, which trains badly
+        translated.setdefault("dtype", "float32")  # some released files are float16, in which training is unstable
     if "padding_idx" in translated:
         padding_idx = translated.pop("padding_idx")
         translated.setdefault("pad_token_id", padding_idx)
     if model_type == "deberta":
-        translated.update({key: V1[key] for key in ("position_buckets", "share_att_key", "norm_rel_ebd")})
+        translated.update({key: V1_FIELDS[key] for key in ("position_buckets", "share_att_key", "norm_rel_ebd")})
         translated["conv_kernel_size"] = 0
         translated.setdefault("attention_key_bias", False)
-    if "emd_steps" not in given:
-        translated["emd_steps"] = emd_steps_of(translated)
+    if "emd_steps" not in config_dict:
+        translated["emd_steps"] = infer_emd_steps(translated)
     if model_type is None:
         pooling = translated.pop("pooling", {})
         translated.setdefault("pooler_dropout", pooling.get("dropout", 0))
@@ -373,8 +393,12 @@ def _translate(config_dict: dict[str, Any]) -> dict[str, Any]:
     return translated
 
 
-def emd_steps_of(config_dict: dict[str, Any]) -> int:
-    """Released checkpoints were trained with the decoder; one saved by the in-tree MLM class was not."""
+def infer_emd_steps(config_dict: dict[str, Any]) -> int:
+    """Return the `emd_steps` of an official or in-tree checkpoint.
+
+    2 for released checkpoints, which were trained with the decoder. 0 for those saved by the in-tree masked-LM class
+    and for shapes that the decoder does not support.
+    """
     trained_in_tree = any(name.endswith("ForMaskedLM") for name in config_dict.get("architectures") or [])
     width = config_dict["hidden_size"]
     impossible = config_dict["num_hidden_layers"] < 2 or config_dict.get("embedding_size", width) != width

@@ -1,15 +1,18 @@
-"""The enhanced mask decoder (EMD, section 3.3 of the paper) and `HfDebertaForMaskedLM`.
+"""The enhanced mask decoder (EMD, paper section 3.3) and `HfDebertaForMaskedLM`.
 
     H      = output of the layer before the last
     z_0    = H + absolute position embeddings
     z_s+1  = last layer, applied to queries z_s with keys and values from H
-    logits = lm_head(z_steps), with the word embedding as its output matrix
+    logits = lm_head(z_steps), with the word embedding as output matrix
 
-Absolute positions enter here and not at the input, so that the encoder learns relative structure. Queries do not
-see one another: only the positions to be predicted need one, and the ordinary last layer never runs.
+Absolute positions are added here and not at the input, so that the encoder learns from relative positions. Queries do
+not attend to one another. So only the positions to predict need a query, and the ordinary last layer never runs.
+
+Legend: B batch, N tokens, Q query positions per row, M labelled positions in the batch.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,31 +23,31 @@ from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
 from .attention_context import AttentionContext, real_tokens
-from .batch_loss import IGNORED, cross_entropies, cross_entropy, mean_over_items
+from .batch_loss import IGNORED, cross_entropy, cross_entropy_per_item, mean_over_items
 from .configuration_hf_deberta import HfDebertaConfig
 from .dense import dense
 from .fast_path_guards import (
     PLAIN_TENSORS,
-    has_global_hooks_or_modes,
     in_functorch_transform,
     is_tracing_or_compiling,
     is_unmodified_module,
 )
 from .linear_cross_entropy import linear_cross_entropy
-from .modeling_hf_deberta import HfDebertaModel, gather_positions, kept_states
+from .modeling_hf_deberta import HfDebertaModel, OutputFlags, gather_positions, kept_states
 from .pretrained_model import HfDebertaPreTrainedModel
+from .private_apis import is_hooked_or_patched, registered_parameter
 
-DENSE_DECODING_THRESHOLD = 3 / 4  # share of labelled positions from which on all are decoded
+DENSE_DECODING_THRESHOLD = 3 / 4  # if a row has a larger share of labelled positions, decode all positions
 
 logger = logging.get_logger(__name__)
 
 
 class HfDebertaLMHead(nn.Module):
-    """dense, activation, LayerNorm, then the word embedding as output matrix and a bias per word."""
+    """Compute logits: dense, activation, LayerNorm, then the word embedding as output matrix and a bias per token."""
 
     def __init__(self, config: HfDebertaConfig):
         super().__init__()
-        width = config.embedding_size
+        width = config.embedding_size or config.hidden_size
         self.dense = nn.Linear(config.hidden_size, width)
         self.activation = ACT2FN[config.hidden_act]
         self.LayerNorm = nn.LayerNorm(width, config.layer_norm_eps)
@@ -55,22 +58,18 @@ class HfDebertaLMHead(nn.Module):
         return dense(self.decoder, self.transform(states)) + self.bias
 
     def transform(self, states: torch.Tensor) -> torch.Tensor:
-        """What the output matrix is applied to."""
+        """Return the input of the output matrix, [..., embedding]."""
         return self.LayerNorm(self.activation(dense(self.dense, states)))
 
-    def is_plain(self) -> bool:
-        """Whether its logits could mean nothing but transformed states, the output matrix and the bias."""
-        hooked = self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks
+    def can_skip_logits(self) -> bool:
+        """Return whether the loss may be computed from the weights of this module without calling it.
+
+        False if anything could observe or change the logits: a hook, another class, a patched `forward`, a tracer.
+        """
         return (
-            not (
-                hooked
-                or "forward" in vars(self)
-                or is_tracing_or_compiling()
-                or in_functorch_transform()
-                or has_global_hooks_or_modes()
-            )
+            not (is_hooked_or_patched(self) or is_tracing_or_compiling() or in_functorch_transform())
             and type(self) is HfDebertaLMHead
-            and type(self._parameters.get("bias")) in PLAIN_TENSORS
+            and type(registered_parameter(self, "bias")) in PLAIN_TENSORS
             and type(self.decoder) is nn.Linear
             and is_unmodified_module(self.decoder)
             and self.decoder.bias is None
@@ -78,6 +77,8 @@ class HfDebertaLMHead(nn.Module):
 
 
 class HfDebertaLMPredictions(nn.Module):
+    """Holds the head under the official parameter names, `lm_predictions.lm_head`."""
+
     def __init__(self, config: HfDebertaConfig):
         super().__init__()
         self.lm_head = HfDebertaLMHead(config)
@@ -85,13 +86,14 @@ class HfDebertaLMPredictions(nn.Module):
 
 @dataclass
 class HfDebertaMaskedLMOutput(MaskedLMOutput):
-    """`MaskedLMOutput`, and where only labelled positions were predicted, in the order of the batch, of each
+    """`MaskedLMOutput` with three more fields for sparse prediction, in the order of the labelled positions.
 
-        losses (`torch.Tensor` of shape [M]): its loss, without a gradient.
-        predictions (`torch.LongTensor` of shape [M]): the best word.
-        states (`torch.Tensor` of shape [M, hidden]): what `lm_head` makes its logits of, without a gradient.
+    losses (`torch.Tensor` of shape [M]): the loss of each labelled position, without a gradient.
+    predictions (`torch.LongTensor` of shape [M]): the most likely token id of each labelled position.
+    states (`torch.Tensor` of shape [M, hidden]): the input of `lm_head` at these positions, without a gradient.
 
-    `logits` are then None, or [M, vocabulary] where a hook, an adapter or the like stands at the output matrix.
+    With sparse prediction `logits` is None. Only if a hook, an adapter or the like needs the output matrix to run,
+    `logits` holds those of the labelled positions, [M, vocabulary].
     """
 
     losses: torch.Tensor | None = None
@@ -100,21 +102,31 @@ class HfDebertaMaskedLMOutput(MaskedLMOutput):
 
 
 class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
-    """Masked-language model of DeBERTa, with the enhanced mask decoder unless the configuration says otherwise.
+    """Masked-language model with the enhanced mask decoder, or without it if `config.emd_steps` is 0.
 
-    >>> from transformers import pipeline
-    >>> fill = pipeline("fill-mask", model=model, tokenizer=tokenizer)
+    Labels are the original token ids at the positions to predict and -100 elsewhere; labels at padding are ignored.
 
-    Labels are original ids, -100 where nothing is to be predicted; padding never is. In training with labels, only
-    labelled positions are predicted and `logits` are None: they would be far larger than all else. The output has
-    `losses` and `predictions` instead. `sparse_prediction=False` asks for the `logits` [B, N, vocabulary] of all
-    positions, `True` leaves them out of evaluation too; by default it is `config.sparse_prediction` in training.
+    In training with labels, only the labelled positions are predicted, because the logits of all positions would take
+    far more memory than the rest of the model. `logits` is then None; the output has `losses` and `predictions` of the
+    labelled positions, see `HfDebertaMaskedLMOutput`. `sparse_prediction=False` returns all logits [B, N, vocabulary];
+    `sparse_prediction=True` omits them in evaluation too. The default is `config.sparse_prediction` in training and
+    False in evaluation.
+
+    >>> import torch
+    >>> from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM
+    >>> model = HfDebertaForMaskedLM(HfDebertaConfig.from_preset("tiny"))
+    >>> input_ids, labels = torch.tensor([[1, 4, 4, 2]]), torch.tensor([[-100, 8, 9, -100]])
+    >>> output = model.train()(input_ids, labels=labels)
+    >>> output.logits is None, output.losses.shape, output.predictions.shape
+    (True, torch.Size([2]), torch.Size([2]))
+    >>> model.eval()(input_ids, labels=labels).logits.shape
+    torch.Size([1, 4, 128])
     """
 
     _tied_weights_keys = {
         "lm_predictions.lm_head.decoder.weight": "deberta.embeddings.word_embeddings.weight",
     }
-    _keys_to_ignore_on_load_unexpected = [
+    _keys_to_ignore_on_load_unexpected: set[str] | list[str] | None = [
         r"mask_predictions\.",
         r"cls\.predictions\.decoder\.bias$",  # equal to cls.predictions.bias
         r"embeddings\._weight$",
@@ -123,13 +135,14 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
 
     def __init__(self, config: HfDebertaConfig):
         super().__init__(config)
-        self.deberta = HfDebertaModel(config, decoder_positions=config.decodes_positions)
+        self.deberta = HfDebertaModel(config, decoder_positions=config.uses_mask_decoder)
         self.lm_predictions = HfDebertaLMPredictions(config)
         self.post_init()
-        # the encoder alone ignores what a decoder needs; this model must not
-        self._keys_to_ignore_on_load_unexpected = set(type(self)._keys_to_ignore_on_load_unexpected)
-        if not config.decodes_positions and not config.position_biased_input:
-            self._keys_to_ignore_on_load_unexpected.add(r"position_embeddings\.")
+        # post_init adds the keys that the encoder ignores; those of the decoder must not be ignored here
+        ignored_keys = set(type(self)._keys_to_ignore_on_load_unexpected or ())
+        if not config.uses_mask_decoder and not config.position_biased_input:
+            ignored_keys.add(r"position_embeddings\.")
+        self._keys_to_ignore_on_load_unexpected = ignored_keys
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -140,15 +153,16 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_predictions.lm_head.decoder
 
-    def set_output_embeddings(self, value: nn.Module) -> None:
-        """Take another output matrix; a bias that it brings becomes the head's."""
+    def set_output_embeddings(self, value: nn.Linear) -> None:
+        """Replace the output matrix; its bias, if it has one, becomes the bias of the head."""
         head = self.lm_predictions.lm_head
         head.decoder = value
         if value.bias is not None:
-            head.bias, value.bias = value.bias, None
+            head.bias = value.bias
+            value.register_parameter("bias", None)
 
     def resize_token_embeddings(self, *args, **kwargs) -> nn.Embedding:
-        """As in Transformers; the bias of a new word starts at the mean bias."""
+        """Resize as Transformers does; the bias of a new token is the mean bias."""
         embeddings = super().resize_token_embeddings(*args, **kwargs)
         head = self.lm_predictions.lm_head
         added = embeddings.num_embeddings - head.bias.shape[0]
@@ -160,14 +174,14 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
     def _adjust_missing_and_unexpected_keys(self, loading_info) -> None:
         if any("mask_predictions." in key for key in loading_info.unexpected_keys):
             logger.warning_once(
-                "This checkpoint is a replaced-token-detection discriminator (it holds mask_predictions): its encoder "
-                "was not trained to fill masks, so expect poor words; load its generator for that."
+                "This checkpoint is a replaced-token-detection discriminator (it has mask_predictions). Its encoder "
+                "was not trained to fill masks, so predictions will be poor; load its generator instead."
             )
         untied_bias = any(key.endswith("cls.predictions.decoder.bias") for key in loading_info.unexpected_keys)
         if untied_bias and not self.config.tie_word_embeddings:
             raise ValueError(
-                "this in-tree masked-LM checkpoint is untied and holds two output biases, of which Transformers uses "
-                "cls.predictions.decoder.bias and this model knows cls.predictions.bias; copy the former over the "
+                "this in-tree masked-LM checkpoint is untied and holds two output biases: Transformers uses "
+                "cls.predictions.decoder.bias, this model loads cls.predictions.bias; copy the former over the "
                 "latter in the file, then load it again"
             )
         super()._adjust_missing_and_unexpected_keys(loading_info)
@@ -188,112 +202,147 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         sparse_prediction: bool | None = None,
         **kwargs,
     ) -> HfDebertaMaskedLMOutput:
-        wanted = self.deberta.output_flags(output_attentions, output_hidden_states)
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, cu_seq_lens_q)
-        embeddings, context = self.deberta.embed(*inputs, unpad=self.deberta.can_unpad(*wanted))
-        labels = self._labels_of_real_tokens(labels, attention_mask, input_ids, inputs_embeds)
-        sparse = self._predicts_sparsely(sparse_prediction)
-        return self._predict(embeddings, context, wanted, labels, num_items_in_batch, sparse)
+        output_flags = self.deberta.output_flags(output_attentions, output_hidden_states)
+        embeddings, context = self.deberta.embed(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds,
+            cu_seq_lens_q,
+            unpad=self.deberta.can_unpad(*output_flags),
+        )
+        return self._predict(
+            embeddings,
+            context,
+            output_flags=output_flags,
+            labels=ignore_padding(labels, attention_mask, input_ids, inputs_embeds),
+            num_items_in_batch=num_items_in_batch,
+            sparse=self._uses_sparse_prediction(sparse_prediction),
+        )
 
     def _predict(
         self,
         embeddings: torch.Tensor,
         context: AttentionContext,
-        wanted: tuple[bool, bool | int | list[int]],
+        *,
+        output_flags: OutputFlags,
         labels: torch.Tensor | None,  # [B, N]
         num_items_in_batch: torch.Tensor | int | None,
         sparse: bool,
-        asked: torch.Tensor | None = None,  # [B, Q]
+        query_positions: torch.Tensor | None = None,  # [B, Q]
     ) -> HfDebertaMaskedLMOutput:
-        """All after the embedding; without labels, `asked` are the positions to predict, by default all."""
-        decodes = self.config.decodes_positions
-        encoded = self.deberta.encoder(embeddings, context, *wanted, skip_last=decodes)
+        """Return the output from the embeddings. Without labels, logits are of `query_positions`, or of all if None."""
+        uses_decoder = self.config.uses_mask_decoder
+        encoded = self.deberta.encoder(embeddings, context, *output_flags, skip_last=uses_decoder)
         states = encoded.last_hidden_state
-        if decodes and (wanted[0] or wanted[1] is not False):
-            encoded = self._with_last_layer(encoded, context, wanted[1])
-        labelled = None
+        if uses_decoder and (output_flags.attentions or output_flags.hidden_states is not False):
+            encoded = self._with_last_layer(encoded, context, output_flags.hidden_states)
         if labels is not None:
             labels = context.gather(labels)
-            labelled = labels != IGNORED if sparse else None
-            asked = labelled_positions(labels) if sparse else None
-        states = self._decode(states, context, asked) if decodes else gather_positions(states, asked)
-        if labelled is None:
+            query_positions = labelled_positions(labels) if sparse else None
+        if uses_decoder:
+            states = self._decode(states, context, query_positions)
+        else:
+            states = gather_positions(states, query_positions)
+        fields: dict[str, torch.Tensor | None]
+        if labels is not None and sparse:
+            fields = self._predict_labelled(states, labels, context, query_positions, num_items_in_batch)
+        else:
             logits = self.lm_predictions.lm_head(states)
             loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
-            scores = {"loss": loss, "logits": context.scatter(logits)}
-        else:
-            states = states[labelled if asked is None else labelled.gather(1, asked)]  # [M, hidden]
-            scores = {**self._score(states, labels[labelled], num_items_in_batch), "states": states.detach()}
-            per_label = scores.keys() - {"loss"}
-            scores |= {name: in_batch_order(scores[name], labelled, context) for name in per_label}
+            fields = {"loss": loss, "logits": context.scatter(logits)}
         return HfDebertaMaskedLMOutput(
-            **scores,
+            **fields,
             hidden_states=context.scatter_each(encoded.hidden_states),
             attentions=encoded.attentions,
         )
 
-    def _labels_of_real_tokens(self, labels, attention_mask, input_ids, inputs_embeds) -> torch.Tensor | None:
-        if labels is None:
-            return None
-        shape = (input_ids if inputs_embeds is None else inputs_embeds).shape[:2]
-        if labels.shape != shape:
-            raise ValueError(f"labels must be [B, N] = {tuple(shape)}, not {tuple(labels.shape)}")
-        if attention_mask is None:
-            return labels
-        return labels.masked_fill(~real_tokens(attention_mask, *shape), IGNORED)
-
-    def _predicts_sparsely(self, asked: bool | None) -> bool:
-        wanted = self.training and self.config.sparse_prediction if asked is None else asked
-        # how many positions are labelled depends on the data, which a compiled graph cannot follow
-        return wanted and not is_tracing_or_compiling()
-
-    def _score(
-        self, states: torch.Tensor, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
-    ) -> dict[str, torch.Tensor]:
-        """What the output says of M labelled positions: without logits, where nothing could be looking at them."""
-        head = self.lm_predictions.lm_head
-        if head.is_plain():
-            states = head.transform(states)
-            scores = linear_cross_entropy(states, head.decoder.weight, head.bias, labels, num_items_in_batch)
-            return dict(zip(("loss", "losses", "predictions"), scores, strict=True))
-        logits = head(states)
-        losses = cross_entropies(logits, labels)
-        loss = mean_over_items(losses, labels >= 0, num_items_in_batch)
-        return {"loss": loss, "logits": logits, "losses": losses.detach(), "predictions": logits.argmax(-1)}
+    def _uses_sparse_prediction(self, sparse_prediction: bool | None) -> bool:
+        if sparse_prediction is None:
+            sparse_prediction = self.training and self.config.sparse_prediction
+        # the number of labelled positions depends on the data, so a compiled graph predicts all positions
+        return sparse_prediction and not is_tracing_or_compiling()
 
     def _decode(
-        self, before_last: torch.Tensor, context: AttentionContext, predicted: torch.Tensor | None
+        self, states: torch.Tensor, context: AttentionContext, query_positions: torch.Tensor | None
     ) -> torch.Tensor:
-        """z_steps at the predicted positions [B, Q], or at all: [B, Q or N, hidden]."""
+        """Return z_steps [B, Q, hidden] at the query positions, or [B, N, hidden] if None.
+
+        `states` [B, N, hidden] are those of the layer before the last.
+        """
         encoder = self.deberta.encoder
         positions = self.deberta.embeddings.positions(context.position_ids, context.in_order)
-        query_states = gather_positions(before_last + positions, predicted)
+        query_states = gather_positions(states + positions, query_positions)
         table = encoder.relative_table(context)
         steps = self.config.emd_steps
-        return encoder.layer[-1](before_last, table, context, query_states, predicted, steps=steps)[0]
+        return encoder.layer[-1](states, table, context, query_states, query_positions, steps=steps)[0]
 
     def _with_last_layer(
         self, encoded: BaseModelOutput, context: AttentionContext, output_hidden_states: bool | int | list[int]
     ) -> BaseModelOutput:
-        """Run the ordinary last layer too, for who asked for hidden states or attentions of all layers."""
+        """Add the ordinary last layer, for callers who request the hidden states or attentions of all layers."""
         encoder, before_last = self.deberta.encoder, encoded.last_hidden_state
         table = encoder.relative_table(context)
-        wants_attentions = encoded.attentions is not None
-        last, probabilities = encoder.layer[-1](before_last, table, context, output_attentions=wants_attentions)
+        needs_attentions = encoded.attentions is not None
+        last, probabilities = encoder.layer[-1](before_last, table, context, output_attentions=needs_attentions)
         layers = self.config.num_hidden_layers
-        kept = last if layers in kept_states(output_hidden_states, layers + 1) else None
+        last_state: Any = last if layers in kept_states(output_hidden_states, layers + 1) else None
         return BaseModelOutput(
             last_hidden_state=last,
-            hidden_states=None if encoded.hidden_states is None else (*encoded.hidden_states, kept),
-            attentions=(*encoded.attentions, probabilities) if wants_attentions else None,
+            hidden_states=None if encoded.hidden_states is None else (*encoded.hidden_states, last_state),
+            attentions=None if encoded.attentions is None else (*encoded.attentions, probabilities),
         )
+
+    def _predict_labelled(
+        self,
+        states: torch.Tensor,  # [B, Q or N, hidden]
+        labels: torch.Tensor,  # [B, N]
+        context: AttentionContext,
+        query_positions: torch.Tensor | None,  # [B, Q]
+        num_items_in_batch: torch.Tensor | int | None,
+    ) -> dict[str, torch.Tensor | None]:
+        """Return the output fields of sparse prediction, without logits if nothing can observe them."""
+        labelled = labels != IGNORED  # [B, N]
+        labels = labels[labelled]  # [M]
+        states = states[labelled if query_positions is None else labelled.gather(1, query_positions)]  # [M, hidden]
+        fields = {"states": states.detach()}
+        head = self.lm_predictions.lm_head
+        if head.can_skip_logits():
+            loss, fields["losses"], fields["predictions"] = linear_cross_entropy(
+                head.transform(states), head.decoder.weight, head.bias, labels, num_items_in_batch
+            )
+        else:
+            logits = head(states)
+            losses = cross_entropy_per_item(logits, labels)
+            loss = mean_over_items(losses, labels >= 0, num_items_in_batch)
+            fields |= {"logits": logits, "losses": losses.detach(), "predictions": logits.argmax(-1)}
+        return {"loss": loss, **{name: in_batch_order(field, labelled, context) for name, field in fields.items()}}
+
+
+def ignore_padding(
+    labels: torch.Tensor | None,
+    attention_mask: torch.Tensor | None,
+    input_ids: torch.Tensor | None,
+    inputs_embeds: torch.Tensor | None,
+) -> torch.Tensor | None:
+    """Return the labels [B, N] with -100 at padding."""
+    tokens = input_ids if inputs_embeds is None else inputs_embeds
+    if labels is None or tokens is None:
+        return labels
+    shape = tokens.shape[:2]
+    if labels.shape != shape:
+        raise ValueError(f"labels must be [B, N] = {tuple(shape)}, not {tuple(labels.shape)}")
+    if attention_mask is None:
+        return labels
+    return labels.masked_fill(~real_tokens(attention_mask, *shape), IGNORED)
 
 
 def labelled_positions(labels: torch.Tensor) -> torch.Tensor | None:
-    """Positions [B, Q] that carry a label, row by row in order; Q is the fullest row's number, at least 1.
+    """Return the positions [B, Q] that have a label, in ascending order; Q is the largest number in a row, at least 1.
 
-    Rows with fewer are filled up with positions that carry none. None for all positions, where that is less work:
-    attention for some of the queries gathers what attention for all has side by side.
+    Rows with fewer labels are filled with positions that have none. Return None, for all positions, if nearly all of a
+    row is labelled: attention of all queries needs no gathered copies and is then faster.
     """
     labelled = labels != IGNORED
     most = max(int(labelled.sum(1).max()), 1)
@@ -302,8 +351,8 @@ def labelled_positions(labels: torch.Tensor) -> torch.Tensor | None:
     return labelled.int().argsort(dim=1, descending=True, stable=True)[:, :most]
 
 
-def in_batch_order(found: torch.Tensor, labelled: torch.Tensor, context: AttentionContext) -> torch.Tensor:
-    """What was found at labelled positions [M, ...], row by row of the batch, wherever the layers had them."""
+def in_batch_order(values: torch.Tensor, labelled: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+    """Return values of labelled positions [M, ...] in the order of the batch, which unpadding may have changed."""
     if context.unpadding is None:
-        return found
-    return found[context.unpadding.index.to(labelled.device)[labelled[0]].argsort()]
+        return values
+    return values[context.unpadding.index.to(labelled.device)[labelled[0]].argsort()]

@@ -1,49 +1,87 @@
-"""What may stand between a call and its plain meaning: compilers, tracers, function transforms, modes, hooks, patches.
+"""When a fast path is safe, and the switch that turns all fast paths off.
 
-Shortcuts that leave a module's `forward` or an operation's name out are taken only where none of these would notice.
+A fast path computes the same numbers without calling a module, or with another operation (docs/debugging.md). It is
+skipped where that would change results or hide them: in graphs, in transforms of torch.func, for modules that were
+hooked, patched or replaced, and under global hooks and dispatch modes. Input checks do not depend on hooks or modes.
 """
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
-from torch.autograd import forward_ad
-from torch.nn.modules.module import _has_any_global_hook
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from .private_apis import (
+    has_global_hook,
+    has_no_values,
+    in_dispatch_mode,
+    in_forward_ad,
+    in_torch_func,
+    is_hooked_or_patched,
+    registered_parameter,
+)
 
 PLAIN_MODULES = (nn.Linear, nn.Embedding, nn.LayerNorm)
 PLAIN_TENSORS = (torch.Tensor, nn.Parameter)
 
+_reference_requests = int(os.environ.get("HF_DEBERTA_REFERENCE", "0") not in ("", "0"))
+
+
+@contextmanager
+def reference_mode() -> Iterator[None]:
+    """Compute everything in the plainest way, in the whole process: eager attention, nn.Linear, no cache, no unpadding.
+
+    >>> with hf_deberta.reference_mode():
+    ...     output = model(**inputs)
+
+    Setting the environment variable HF_DEBERTA_REFERENCE=1 before the start does the same until the process ends.
+    """
+    global _reference_requests
+    _reference_requests += 1
+    try:
+        yield
+    finally:
+        _reference_requests -= 1
+
+
+def in_reference_mode() -> bool:
+    """True if `reference_mode` or HF_DEBERTA_REFERENCE asks for the plain computation."""
+    return _reference_requests > 0
+
 
 def is_tracing_or_compiling() -> bool:
-    """Whether a graph is being made, by torch.compile, torch.export or torch.jit.trace: no value may be looked at."""
+    """True while torch.compile, torch.export or torch.jit.trace builds a graph, which must hold for other inputs."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
 def in_functorch_transform() -> bool:
-    """Whether torch.func or forward-mode differentiation is at work: they know no autograd function of ours."""
-    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    """True in torch.func and forward-mode differentiation, which cannot transform our autograd functions."""
+    return in_torch_func() or in_forward_ad()
 
 
 def has_global_hooks_or_modes() -> bool:
-    """Whether something sees every operation or every module: a flop counter, fake tensors, global hooks."""
-    return _get_current_dispatch_mode() is not None or _has_any_global_hook()
+    """True if every module is hooked (to record activations) or every operation is intercepted (to count FLOPs).
+
+    These may also replace results, so nothing that was computed under them may be cached.
+    """
+    return in_dispatch_mode() or has_global_hook()
 
 
 def can_read_values(tensor: torch.Tensor) -> bool:
-    """Whether Python may ask for numbers: on the CPU only, elsewhere it would wait, and not where there are none."""
-    return tensor.device.type == "cpu" and not (
-        is_tracing_or_compiling() or in_functorch_transform() or has_global_hooks_or_modes()
-    )
+    """True if Python may read the tensor's values: it has some, and reading them does not wait for a device."""
+    return tensor.device.type == "cpu" and not (is_tracing_or_compiling() or in_torch_func() or has_no_values(tensor))
 
 
 def is_unmodified_module(module: nn.Module) -> bool:
-    """Whether a module is plain torch: not replaced, hooked or patched, and its weights are ordinary tensors."""
+    """True if calling the module does what its class in torch.nn does, with ordinary weights.
+
+    False for modules with hooks, patched forwards or adapters, for quantized and sharded weights, and for the replicas
+    of DataParallel, whose weights are attributes and not parameters.
+    """
     return (
         type(module) in PLAIN_MODULES
-        and not module._forward_hooks
-        and not module._forward_pre_hooks
-        and not module._backward_hooks
-        and not module._backward_pre_hooks
-        and "forward" not in vars(module)
-        and type(module._parameters.get("weight")) in PLAIN_TENSORS  # replicas and shards hold theirs elsewhere
-        and type(module._parameters.get("bias")) in (*PLAIN_TENSORS, type(None))
+        and not is_hooked_or_patched(module)
+        and type(registered_parameter(module, "weight")) in PLAIN_TENSORS
+        and type(registered_parameter(module, "bias")) in (*PLAIN_TENSORS, type(None))
     )

@@ -6,7 +6,7 @@
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import HfApi, ModelCard
 from transformers.dynamic_module_utils import get_relative_import_files
@@ -112,17 +112,17 @@ def upload(
     folder: str | Path,
     repo_id: str,
     *,
-    commit_message: str = "Upload model",
-    commit_description: str | None = None,
     private: bool | None = None,
     token: bool | str | None = None,
     revision: str | None = None,
     create_pr: bool = False,
     tags: list[str] | None = None,
+    **commit: Any,
 ) -> str:
     """Upload the files of a saved folder, without its subfolders, to a Hub repository; create it if it is missing.
 
-    If the repository already has a model card, that card is kept, and `tags` are added to it.
+    If the repository already has a model card, that card is kept, and `tags` are added to it. `commit` may have
+    `commit_message` and `commit_description`.
     """
     api = HfApi(token=token)
     repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
@@ -130,15 +130,15 @@ def upload(
         api.create_branch(repo_id, branch=revision, exist_ok=True)
     has_card = api.file_exists(repo_id, "README.md", revision=revision)
     if tags:
-        card = ModelCard.load(repo_id, token=token) if has_card else ModelCard.load(Path(folder) / "README.md")
+        path = api.hf_hub_download(repo_id, "README.md", revision=revision) if has_card else Path(folder) / "README.md"
+        card = ModelCard.load(path)
         card.data.tags = list(dict.fromkeys([*(card.data.tags or []), *tags]))
         card.save(Path(folder) / "README.md")
     return api.upload_folder(
         repo_id=repo_id,
         folder_path=folder,
         ignore_patterns=["*/*", *(["README.md"] if has_card and not tags else [])],
-        commit_message=commit_message,
-        commit_description=commit_description,
         revision=revision,
         create_pr=create_pr,
+        **{"commit_message": "Upload model", **commit},
     )

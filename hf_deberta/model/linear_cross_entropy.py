@@ -1,30 +1,41 @@
-"""Cross entropy of a linear layer over a large vocabulary, some tokens at a time: its logits never exist for all.
+"""Cross entropy of a linear layer over a large vocabulary, computed in chunks of tokens.
 
-Legend: M tokens, h width of a state, V words.
+The logits of all tokens never exist at the same time. Legend: M tokens, h hidden size, V vocabulary size.
 
     logits = states weight^T + bias
-    loss   = sum over labelled tokens of log(sum of exp(logits)) - logits[label], over the items of the batch
+    loss   = sum over labelled tokens of (log(sum of exp(logits)) - logits[label]) / items in the batch
 
-A chunk of tokens makes its logits once. They become losses, best words, and, where gradients are wanted, at once the
-chunk's part of these, d = softmax(logits) - (1 at the label): d weight for the states, d^T states for the weight, the
-sum of d for the bias. That is possible because the loss is one number: whatever follows it multiplies all gradients
-alike.
+The logits of a chunk are computed once. They give the losses, the predictions and, if needed, the chunk's contribution
+to the gradients at once. With residual = softmax(logits) - (1 at the label):
+
+    gradient of states = residual weight      of weight = residual^T states      of bias = sum of residual
+
+The forward pass can compute these gradients because the loss is a single number: backward only scales them.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional
 
-from .batch_loss import items_in_batch
-from .dense import multiply, prefers_onednn
-from .fast_path_guards import has_global_hooks_or_modes
+from .batch_loss import loss_divisor
+from .dense import multiply, uses_onednn
+from .private_apis import backward_keeps_graph
 
-# Logits of a chunk, 128 MiB in float32, and the softmax as much again: together less than the gradient of the weight at
-# base size with 128100 words. Fewer would save little, and each chunk reads and writes that whole gradient once.
-LOGITS_AT_ONCE = 2**25
-LEAST_TOKENS = 16  # of a chunk, whatever the vocabulary: products with fewer are slow
-ADDED_AT_ONCE = 2**22  # numbers of that gradient; 16 MiB stay in a cache, or at least in memory that is used again
+# 128 MiB of logits in float32, and the same again for their softmax: together less than the gradient of the weight at
+# base size with 128100 tokens. Smaller chunks save little, and each chunk reads and writes that whole gradient once.
+MAX_CHUNK_LOGITS = 2**25
+MIN_CHUNK_TOKENS = 16  # for any vocabulary: matrix products with fewer rows are slow
+MAX_PRODUCT_ELEMENTS = 2**22  # of the weight's gradient per product; 16 MiB fit into a cache or into reused memory
+
+
+class Gradients(NamedTuple):
+    """Gradients of the sum of losses; None for a tensor that needs none."""
+
+    states: torch.Tensor | None  # [M, h]
+    weight: torch.Tensor | None  # [V, h]
+    bias: torch.Tensor | None  # [V]
 
 
 def linear_cross_entropy(
@@ -34,127 +45,142 @@ def linear_cross_entropy(
     labels: torch.Tensor,  # [M], a negative label is ignored
     num_items_in_batch: torch.Tensor | int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The loss; and, without gradients, the loss of each token [M], 0 where ignored, and its best word [M].
+    """Return the loss, the loss of each token [M] (0 if ignored) and its most likely token [M].
 
-    The loss is `batch_loss.cross_entropy` of `nn.functional.linear(states, weight, bias)`, with first derivatives only.
-    Under autocast products are of its type; losses and sums are of float32 at least.
+    The loss equals `batch_loss.cross_entropy` of `nn.functional.linear(states, weight, bias)`. It has first derivatives
+    only; the other two results have no gradient. Under autocast, matrix products use the autocast dtype; losses and
+    sums are float32, or float64 for float64 states.
 
+    >>> import torch
+    >>> from hf_deberta.model.linear_cross_entropy import linear_cross_entropy
     >>> states, weight = torch.randn(5, 8, requires_grad=True), torch.randn(100, 8, requires_grad=True)
-    >>> loss, losses, words = linear_cross_entropy(states, weight, None, torch.tensor([3, 99, -100, 0, 7]))
+    >>> loss, losses, predictions = linear_cross_entropy(states, weight, None, torch.tensor([3, 99, -100, 0, 7]))
     >>> loss.backward()
+    >>> losses.shape, predictions.shape
+    (torch.Size([5]), torch.Size([5]))
     """
     labels = labels.to(states.device)
-    items = items_in_batch(labels >= 0, num_items_in_batch)
+    divisor = loss_divisor(labels >= 0, num_items_in_batch)
     if torch.is_grad_enabled():
-        return LinearCrossEntropy.apply(states, weight, bias, labels, items)
-    losses, words, _ = walk(states, weight, bias, labels, (False, False, False))
-    return losses.sum() / items, losses, words
+        return LinearCrossEntropy.apply(states, weight, bias, labels, divisor)
+    losses, predictions, _ = compute_in_chunks(states, weight, bias, labels, needs_gradient=(False, False, False))
+    return losses.sum() / divisor, losses, predictions
 
 
 class LinearCrossEntropy(torch.autograd.Function):
+    """`linear_cross_entropy` with a backward pass that scales the gradients of the forward pass."""
+
     @staticmethod
-    def forward(ctx, states, weight, bias, labels, items):
-        losses, words, gradients = walk(states, weight, bias, labels, ctx.needs_input_grad[:3])
-        ctx.save_for_backward(items, *gradients)
+    def forward(ctx, states, weight, bias, labels, divisor):
+        losses, predictions, gradients = compute_in_chunks(states, weight, bias, labels, ctx.needs_input_grad[:3])
+        ctx.save_for_backward(divisor, *gradients)
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in (states, weight, bias)]
-        ctx.mark_non_differentiable(losses, words)
+        ctx.mark_non_differentiable(losses, predictions)
         ctx.set_materialize_grads(False)
-        return losses.sum() / items, losses, words
+        return losses.sum() / divisor, losses, predictions
 
     @staticmethod
     def backward(ctx, gradient, *_):
         if torch.is_grad_enabled():
             raise RuntimeError(
-                "a loss that never made its logits has no second derivatives (create_graph=True); ask the model for "
-                "all logits with sparse_prediction=False"
+                "this loss is computed without whole logits and has no second derivatives (create_graph=True); "
+                "pass sparse_prediction=False to the model to compute all logits"
             )
-        items, *gradients = ctx.saved_tensors
+        divisor, *gradients = ctx.saved_tensors
         if gradient is None:
             return None, None, None, None, None
-        factor = gradient / items
-        # the weight's gradient is large: where nobody comes back for it, it is multiplied in place
-        kept = torch._C._autograd._get_current_graph_task_keep_graph()
-        scaled = [found if found is None else found * factor if kept else found.mul_(factor) for found in gradients]
-        typed = (found if found is None else found.to(t) for found, t in zip(scaled, ctx.dtypes, strict=True))
+        factor = gradient / divisor
+        # the gradient of the weight is large: scale it in place unless the graph is kept for another backward
+        kept = backward_keeps_graph()
+        scaled = [saved if saved is None else saved * factor if kept else saved.mul_(factor) for saved in gradients]
+        typed = (each if each is None else each.to(dtype) for each, dtype in zip(scaled, ctx.dtypes, strict=True))
         return *typed, None, None
 
 
-def walk(
+def compute_in_chunks(
     states: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     labels: torch.Tensor,
-    wanted: tuple[bool, bool, bool],
-) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor | None]]:
-    """Losses [M], best words [M], and the gradients that are wanted of the sum of losses."""
-    sources = states, weight, bias
-    dtype = dtype_of_products(states)
-    wide = torch.promote_types(dtype, torch.float32)
-    losses, words = states.new_zeros(labels.shape, dtype=wide), torch.zeros_like(labels)
-    gradients = [
-        torch.zeros_like(source, dtype=torch.promote_types(source.dtype, wide)) if want else None
-        for source, want in zip(sources, wanted, strict=True)
-    ]
-    states, weight, bias = (source if source is None else source.to(dtype) for source in sources)
-    size = max(LEAST_TOKENS, LOGITS_AT_ONCE // weight.shape[0])
+    needs_gradient: tuple[bool, bool, bool],  # of states, weight, bias
+) -> tuple[torch.Tensor, torch.Tensor, Gradients]:
+    """Return the losses [M], the predictions [M] and the gradients of the sum of losses."""
+    dtype = product_dtype(states)
+    loss_dtype = torch.promote_types(dtype, torch.float32)
+    losses, predictions = states.new_zeros(labels.shape, dtype=loss_dtype), torch.zeros_like(labels)
+    gradients = Gradients(
+        *(
+            torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, loss_dtype))
+            if needed and tensor is not None
+            else None
+            for tensor, needed in zip((states, weight, bias), needs_gradient, strict=True)
+        )
+    )
+    states, weight, bias = states.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    size = max(MIN_CHUNK_TOKENS, MAX_CHUNK_LOGITS // weight.shape[0])
     with torch.autocast(states.device.type, enabled=False):
         for start in range(0, labels.shape[0], size):
             chunk = slice(start, start + size)
-            given = states[chunk], weight, bias, labels[chunk]
-            losses[chunk], words[chunk] = score(*given, gradients, chunk, wide)
-    return losses, words, gradients
+            if gradients.states is None:
+                chunk_gradients = gradients
+            else:
+                chunk_gradients = gradients._replace(states=gradients.states[chunk])
+            losses[chunk], predictions[chunk] = compute_chunk(
+                states[chunk], weight, bias, labels[chunk], chunk_gradients, loss_dtype
+            )
+    return losses, predictions, gradients
 
 
-def score(
+def compute_chunk(
     states: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     labels: torch.Tensor,
-    gradients: list[torch.Tensor | None],
-    chunk: slice,
-    wide: torch.dtype,
+    gradients: Gradients,
+    loss_dtype: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Losses and best words of a chunk of tokens; its part of each gradient is added."""
-    for_states, for_weight, for_bias = gradients
-    product = product_of(states)
-    logits = product(states, weight, bias)
-    words = logits.argmax(-1)
-    logits = logits.log_softmax(-1, dtype=wide)
-    counted, at_label = labels >= 0, labels[:, None].clamp(min=0)
-    losses = -logits.gather(1, at_label)[:, 0].masked_fill(~counted, 0)
-    if for_states is for_weight is for_bias is None:
-        return losses, words
-    residual = logits.exp_().scatter_add_(1, at_label, -torch.ones_like(at_label, dtype=wide))
-    # ignored tokens are left out of each product, which takes less than zeros in all their words
-    if for_bias is not None:
-        for_bias += counted.to(wide) @ residual
-    residual, counted = residual.to(states.dtype), counted.to(states.dtype)[:, None]
-    if for_states is not None:
-        for_states[chunk] = product(residual, weight.t(), None) * counted
-    if for_weight is not None:
-        add_product(for_weight, residual, states * counted, product)
-    return losses, words
+    """Return the losses and predictions of a chunk of tokens, and add its contribution to the gradients in place."""
+    linear = select_linear(states)
+    logits = linear(states, weight, bias)
+    predictions = logits.argmax(-1)
+    logits = logits.log_softmax(-1, dtype=loss_dtype)
+    labelled, label_columns = labels >= 0, labels[:, None].clamp(min=0)
+    losses = -logits.gather(1, label_columns)[:, 0].masked_fill(~labelled, 0)
+    if gradients.states is gradients.weight is gradients.bias is None:
+        return losses, predictions
+    residual = logits.exp_().scatter_add_(1, label_columns, -torch.ones_like(label_columns, dtype=loss_dtype))
+    # each product leaves out ignored tokens by its small factor: cheaper than zeroing their rows of the residual
+    if gradients.bias is not None:
+        gradients.bias.add_(labelled.to(loss_dtype) @ residual)
+    residual, label_mask = residual.to(states.dtype), labelled.to(states.dtype)[:, None]
+    if gradients.states is not None:
+        gradients.states.copy_(linear(residual, weight.t(), None) * label_mask)
+    if gradients.weight is not None:
+        add_product(gradients.weight, residual, states * label_mask, linear)
+    return losses, predictions
 
 
-def add_product(total: torch.Tensor, residual: torch.Tensor, states: torch.Tensor, product: Callable) -> None:
-    """total [V, h] += residual^T states, without a second [V, h]."""
-    if product is functional.linear and total.dtype == states.dtype:
+def add_product(
+    total: torch.Tensor, residual: torch.Tensor, states: torch.Tensor, linear: Callable[..., torch.Tensor]
+) -> None:
+    """Add residual^T states to `total` [V, h] without a second tensor of that size."""
+    if linear is functional.linear and total.dtype == states.dtype:
         total.addmm_(residual.t(), states)
         return
-    size = max(1, ADDED_AT_ONCE // total.shape[1])  # oneDNN and lower precisions multiply first, add then
+    size = max(1, MAX_PRODUCT_ELEMENTS // total.shape[1])  # oneDNN and low precision need the product before the sum
     for start in range(0, total.shape[0], size):
-        words = slice(start, start + size)
-        total[words] += product(residual[:, words].t(), states.t(), None)
+        rows = slice(start, start + size)
+        total[rows] += linear(residual[:, rows].t(), states.t(), None)
 
 
-def product_of(states: torch.Tensor) -> Callable[..., torch.Tensor]:
-    """What multiplies states [M, K] with a weight [N, K] and adds a bias [N], as `dense` would."""
+def select_linear(states: torch.Tensor) -> Callable[..., torch.Tensor]:
+    """Return the function for states [M, K] times weight [N, K]^T plus bias [N]: oneDNN's where `dense` uses it."""
     plain_float32 = states.device.type == "cpu" and states.dtype == torch.float32
-    onednn = prefers_onednn() and torch.backends.mkldnn.enabled and plain_float32 and not has_global_hooks_or_modes()
-    return multiply if onednn else functional.linear
+    return multiply if plain_float32 and uses_onednn() else functional.linear
 
 
-def dtype_of_products(states: torch.Tensor) -> torch.dtype:
+def product_dtype(states: torch.Tensor) -> torch.dtype:
+    """Return the dtype of the matrix products: that of autocast if it is on (float64 is left alone)."""
     device = states.device.type
     autocasts = torch.is_autocast_enabled(device) and states.dtype != torch.float64
     return torch.get_autocast_dtype(device) if autocasts else states.dtype

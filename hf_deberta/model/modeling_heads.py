@@ -1,16 +1,17 @@
-"""Task heads: sequence and token classification, question answering, multiple choice, entity choice.
+"""Heads for fine-tuning: sequence and token classification, question answering, multiple choice, entity choice.
 
-Parameter names and arithmetic are in-tree's (and the official code's, where that has the head), so fine-tuned
-checkpoints load and give the same logits. Every loss honours `num_items_in_batch`, see `batch_loss`.
+Parameter names and arithmetic are those of Transformers' DeBERTa classes, and of the official code for the heads that
+it has. So fine-tuned checkpoints load and give the same logits. Every loss respects `num_items_in_batch`, see
+`batch_loss`.
 """
 
 import math
+from typing import cast
 
 import torch
 from torch import nn
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import (
-    BaseModelOutput,
     MultipleChoiceModelOutput,
     QuestionAnsweringModelOutput,
     SequenceClassifierOutput,
@@ -19,7 +20,7 @@ from transformers.modeling_outputs import (
 from transformers.utils.generic import can_return_tuple
 
 from .attention_context import real_tokens
-from .batch_loss import IGNORED, binary_cross_entropy, cross_entropy, soft_cross_entropy, squared_error
+from .batch_loss import IGNORED, binary_cross_entropy, cross_entropy, mean_squared_error, soft_cross_entropy
 from .configuration_hf_deberta import HfDebertaConfig
 from .modeling_hf_deberta import HfDebertaModel
 from .pretrained_model import HfDebertaPreTrainedModel
@@ -28,7 +29,7 @@ PADDED_ENTITY_LOGIT = -10000.0
 
 
 class ContextPooler(nn.Module):
-    """act(dense(dropout(first token)))."""
+    """Pools a sequence by its first token: act(dense(dropout(state of the first token)))."""
 
     def __init__(self, config: HfDebertaConfig):
         super().__init__()
@@ -37,29 +38,37 @@ class ContextPooler(nn.Module):
         self.activation = ACT2FN[config.pooler_hidden_act]
 
     def forward(self, first_states: torch.Tensor) -> torch.Tensor:
-        """[B, 1, hidden], or [1, documents, hidden], to [B or documents, hidden]."""
+        """Return [B, hidden] from [B, 1, hidden], or [documents, hidden] from [1, documents, hidden]."""
         return self.activation(self.dense(self.dropout(first_states.flatten(0, 1))))
 
 
-def classifier_dropout(config: HfDebertaConfig) -> nn.Dropout:
+def make_classifier_dropout(config: HfDebertaConfig) -> nn.Dropout:
+    """Return the dropout before a classifier: `cls_dropout`, or `hidden_dropout_prob` if it is None."""
     return nn.Dropout(config.hidden_dropout_prob if config.cls_dropout is None else config.cls_dropout)
 
 
 class HfDebertaForSequenceClassification(HfDebertaPreTrainedModel):
-    """Sentence and sentence-pair classification and regression.
+    """Classification or regression of single texts or text pairs: logits [B, num_labels].
 
-    `config.problem_type` decides the loss: "regression", "single_label_classification" or
-    "multi_label_classification". Unset, one label means regression, integer labels cross entropy (a negative
-    label is ignored), and [B, labels] floats cross entropy against those distributions, as in the official code.
+    `config.problem_type` selects the loss: "regression", "single_label_classification" or "multi_label_classification".
+    If it is None, the labels decide, as in the official code: regression if `num_labels` is 1; cross entropy for class
+    indices [B] or [B, 1] (a negative one is ignored); cross entropy against distributions for floats [B, num_labels].
+    For a packed row (`cu_seq_lens_q`) the logits are [documents, num_labels].
+
+    >>> import torch
+    >>> from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
+    >>> model = HfDebertaForSequenceClassification(HfDebertaConfig.from_preset("tiny", num_labels=3))
+    >>> model(torch.tensor([[1, 5, 7, 2]]), labels=torch.tensor([2])).logits.shape
+    torch.Size([1, 3])
     """
 
     def __init__(self, config: HfDebertaConfig):
         super().__init__(config)
-        self.num_labels = config.num_labels
+        self.num_labels = cast(int, config.num_labels)  # None only in a config without id2label
         self.deberta = HfDebertaModel(config)
         self.pooler = ContextPooler(config)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
-        self.dropout = classifier_dropout(config)
+        self.classifier = nn.Linear(config.hidden_size, self.num_labels)
+        self.dropout = make_classifier_dropout(config)
         self.post_init()
 
     @can_return_tuple
@@ -77,41 +86,64 @@ class HfDebertaForSequenceClassification(HfDebertaPreTrainedModel):
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
     ) -> SequenceClassifierOutput:
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        wanted = (output_attentions, output_hidden_states)
-        encoded = self.deberta(*inputs, *wanted, cu_seq_lens_q, first_token_only=True, return_dict=True)
+        encoded = self.deberta(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            cu_seq_lens_q=cu_seq_lens_q,
+            first_token_only=True,
+            return_dict=True,
+        )
         pooled = self.pooler(encoded.last_hidden_state)
         logits = self.classifier(self.dropout(pooled))
-        loss = None if labels is None else self._loss(logits, labels, num_items_in_batch)
-        return _classified(SequenceClassifierOutput, loss, logits, encoded)
+        loss = None if labels is None else self._compute_loss(logits, labels, num_items_in_batch)
+        return SequenceClassifierOutput(
+            loss=loss, logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions
+        )
 
-    def _loss(self, logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch) -> torch.Tensor:
-        problem = self.config.problem_type
-        if problem is None:
+    def _compute_loss(
+        self, logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
+    ) -> torch.Tensor:
+        problem_type = self.config.problem_type
+        if problem_type is None:
             if self.num_labels == 1:
-                problem = "regression"
+                problem_type = "regression"
             elif labels.dim() == 1 or labels.shape[-1] == 1:
-                problem = "single_label_classification"
-        if problem == "regression":
-            return squared_error(logits, labels, num_items_in_batch)
-        if problem == "single_label_classification":
+                problem_type = "single_label_classification"
+        if problem_type == "regression":
+            return mean_squared_error(logits, labels, num_items_in_batch)
+        if problem_type == "single_label_classification":
             return cross_entropy(logits, labels.long(), num_items_in_batch)
-        if problem == "multi_label_classification":
+        if problem_type == "multi_label_classification":
             return binary_cross_entropy(logits, labels, num_items_in_batch)
         return soft_cross_entropy(logits, labels, num_items_in_batch)
 
 
 class HfDebertaForTokenClassification(HfDebertaPreTrainedModel):
-    """One label per token. `config.token_classifier="projection"` is the official NER head, dense and gelu first."""
+    """Classification of each token: logits [B, N, num_labels].
+
+    Labels are [B, N]; negative labels and labels at padding are ignored. `config.token_classifier="projection"` selects
+    the official NER head, which has a dense layer and gelu before the classifier.
+
+    >>> import torch
+    >>> from hf_deberta import HfDebertaConfig, HfDebertaForTokenClassification
+    >>> model = HfDebertaForTokenClassification(HfDebertaConfig.from_preset("tiny", num_labels=5))
+    >>> model(torch.tensor([[1, 5, 7, 2]])).logits.shape
+    torch.Size([1, 4, 5])
+    """
 
     def __init__(self, config: HfDebertaConfig):
         super().__init__(config)
-        self.num_labels = config.num_labels
+        self.num_labels = cast(int, config.num_labels)  # None only in a config without id2label
         self.deberta = HfDebertaModel(config)
         if config.token_classifier == "projection":
             self.proj = nn.Linear(config.hidden_size, config.hidden_size)
-        self.dropout = classifier_dropout(config)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.dropout = make_classifier_dropout(config)
+        self.classifier = nn.Linear(config.hidden_size, self.num_labels)
         self.post_init()
 
     @can_return_tuple
@@ -129,8 +161,17 @@ class HfDebertaForTokenClassification(HfDebertaPreTrainedModel):
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
     ) -> TokenClassifierOutput:
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        encoded = self.deberta(*inputs, output_attentions, output_hidden_states, cu_seq_lens_q, return_dict=True)
+        encoded = self.deberta(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            cu_seq_lens_q=cu_seq_lens_q,
+            return_dict=True,
+        )
         states = encoded.last_hidden_state
         if self.config.token_classifier == "projection":
             states = nn.functional.gelu(self.proj(states))
@@ -140,11 +181,24 @@ class HfDebertaForTokenClassification(HfDebertaPreTrainedModel):
             if attention_mask is not None:
                 labels = labels.masked_fill(~real_tokens(attention_mask, *labels.shape), IGNORED)
             loss = cross_entropy(logits, labels, num_items_in_batch)
-        return _classified(TokenClassifierOutput, loss, logits, encoded)
+        return TokenClassifierOutput(
+            loss=loss, logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions
+        )
 
 
 class HfDebertaForQuestionAnswering(HfDebertaPreTrainedModel):
-    """Extractive answers: start and end logits per token; the loss is over real tokens."""
+    """Extractive question answering: `start_logits` and `end_logits` [B, N].
+
+    The loss is the mean of two cross entropies over the tokens that are not padding. An answer outside the window or at
+    padding is ignored.
+
+    >>> import torch
+    >>> from hf_deberta import HfDebertaConfig, HfDebertaForQuestionAnswering
+    >>> model = HfDebertaForQuestionAnswering(HfDebertaConfig.from_preset("tiny"))
+    >>> ids, start, end = torch.tensor([[1, 5, 7, 2]]), torch.tensor([1]), torch.tensor([2])
+    >>> model(ids, start_positions=start, end_positions=end).start_logits.shape
+    torch.Size([1, 4])
+    """
 
     def __init__(self, config: HfDebertaConfig):
         super().__init__(config)
@@ -168,20 +222,22 @@ class HfDebertaForQuestionAnswering(HfDebertaPreTrainedModel):
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
     ) -> QuestionAnsweringModelOutput:
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        encoded = self.deberta(*inputs, output_attentions, output_hidden_states, cu_seq_lens_q, return_dict=True)
+        encoded = self.deberta(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            cu_seq_lens_q=cu_seq_lens_q,
+            return_dict=True,
+        )
         start_logits, end_logits = self.qa_outputs(encoded.last_hidden_state).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:
-            answers = (start_logits, start_positions), (end_logits, end_positions)
-            loss = 0.5 * sum(
-                cross_entropy(
-                    _without_padding(logits, attention_mask),
-                    _answerable(positions, attention_mask, *logits.shape),
-                    num_items_in_batch,
-                )
-                for logits, positions in answers
-            )
+            start_loss = _answer_loss(start_logits, start_positions, attention_mask, num_items_in_batch)
+            loss = 0.5 * (start_loss + _answer_loss(end_logits, end_positions, attention_mask, num_items_in_batch))
         return QuestionAnsweringModelOutput(
             loss=loss,
             start_logits=start_logits.contiguous(),
@@ -192,14 +248,21 @@ class HfDebertaForQuestionAnswering(HfDebertaPreTrainedModel):
 
 
 class HfDebertaForMultipleChoice(HfDebertaPreTrainedModel):
-    """Which of several endings or options: inputs [B, choices, N], logits [B, choices]."""
+    """Choice of one of several options: inputs [B, choices, N], logits [B, choices], labels [B].
+
+    >>> import torch
+    >>> from hf_deberta import HfDebertaConfig, HfDebertaForMultipleChoice
+    >>> model = HfDebertaForMultipleChoice(HfDebertaConfig.from_preset("tiny"))
+    >>> model(torch.tensor([[[1, 5, 2], [1, 7, 2]]]), labels=torch.tensor([1])).logits.shape
+    torch.Size([1, 2])
+    """
 
     def __init__(self, config: HfDebertaConfig):
         super().__init__(config)
         self.deberta = HfDebertaModel(config)
         self.pooler = ContextPooler(config)
         self.classifier = nn.Linear(config.hidden_size, 1)
-        self.dropout = classifier_dropout(config)
+        self.dropout = make_classifier_dropout(config)
         self.post_init()
 
     @can_return_tuple
@@ -216,23 +279,39 @@ class HfDebertaForMultipleChoice(HfDebertaPreTrainedModel):
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
     ) -> MultipleChoiceModelOutput:
-        given = input_ids if input_ids is not None else inputs_embeds
-        if given is not None and given.dim() != (3 if input_ids is not None else 4):
-            raise ValueError(f"multiple choice takes input_ids [B, choices, N], not {tuple(given.shape)}")
-        inputs = map(_flat, (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds))
-        wanted = (output_attentions, output_hidden_states)
-        encoded = self.deberta(*inputs, *wanted, first_token_only=True, return_dict=True)
+        num_choices = _count_choices(input_ids, inputs_embeds)
+        encoded = self.deberta(
+            _flatten_choices(input_ids),
+            _flatten_choices(attention_mask),
+            _flatten_choices(token_type_ids),
+            _flatten_choices(position_ids),
+            _flatten_choices(inputs_embeds),
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            first_token_only=True,
+            return_dict=True,
+        )
         pooled = self.pooler(encoded.last_hidden_state)
-        logits = self.classifier(self.dropout(pooled)).view(given.shape[:2])
+        logits = self.classifier(self.dropout(pooled)).view(-1, num_choices)
         loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
-        return _classified(MultipleChoiceModelOutput, loss, logits, encoded)
+        return MultipleChoiceModelOutput(
+            loss=loss, logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions
+        )
 
 
 class HfDebertaForEntityChoice(HfDebertaPreTrainedModel):
-    """The official ReCoRD head: how well each entity of a passage fills the query's placeholder.
+    """The official ReCoRD head: one logit per entity of a passage, [B, E], high if it fits the query's placeholder.
 
-    `entity_indices` [B, E, S] holds the token positions of each mention, 0 for padding. A mention is the mean of
-    its tokens weighted by softmax(h_t . h_first / sqrt(hidden)); an all-padding entity gets logit -10000.
+    `entity_indices` [B, E, S] are the token positions of each entity's mention, 0 for padding. A mention's state is the
+    mean of its token states, weighted by softmax(h_t . h_first / sqrt(hidden)). An entity of padding alone has logit
+    -10000. Labels are [B, E]: 1 for an answer, 0 for another entity, -100 to ignore; padding is ignored.
+
+    >>> import torch
+    >>> from hf_deberta import HfDebertaConfig, HfDebertaForEntityChoice
+    >>> model = HfDebertaForEntityChoice(HfDebertaConfig.from_preset("tiny"))
+    >>> entity_indices = torch.tensor([[[1, 2], [4, 0]]])
+    >>> model(torch.tensor([[1, 5, 7, 9, 8, 2]]), entity_indices=entity_indices).logits.shape
+    torch.Size([1, 2])
     """
 
     def __init__(self, config: HfDebertaConfig):
@@ -240,7 +319,7 @@ class HfDebertaForEntityChoice(HfDebertaPreTrainedModel):
         self.deberta = HfDebertaModel(config)
         self.proj = nn.Linear(config.hidden_size, config.hidden_size)
         self.classifier = nn.Linear(config.hidden_size, 1)
-        self.dropout = classifier_dropout(config)
+        self.dropout = make_classifier_dropout(config)
         self.post_init()
 
     @can_return_tuple
@@ -252,7 +331,7 @@ class HfDebertaForEntityChoice(HfDebertaPreTrainedModel):
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         entity_indices: torch.Tensor | None = None,  # [B, E, S]
-        labels: torch.Tensor | None = None,  # [B, E]: 1 for an answer; -100, or padding, is ignored
+        labels: torch.Tensor | None = None,  # [B, E]
         output_attentions: bool | None = None,
         output_hidden_states: bool | int | list[int] | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
@@ -260,21 +339,34 @@ class HfDebertaForEntityChoice(HfDebertaPreTrainedModel):
     ) -> SequenceClassifierOutput:
         if entity_indices is None:
             raise ValueError("entity choice needs entity_indices [B, entities, tokens], 0 for padding")
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        encoded = self.deberta(*inputs, output_attentions, output_hidden_states, return_dict=True)
+        encoded = self.deberta(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+        )
         present = (entity_indices > 0).any(-1)  # [B, E]
         mentions = pool_mentions(encoded.last_hidden_state, entity_indices)
         mentions = self.dropout(nn.functional.gelu(self.proj(mentions)))
         logits = self.classifier(mentions).squeeze(-1).masked_fill(~present, PADDED_ENTITY_LOGIT)
         loss = None
         if labels is not None:
-            labels = labels.masked_fill(~present, -100)
+            labels = labels.masked_fill(~present, IGNORED)
             loss = binary_cross_entropy(logits, labels, num_items_in_batch)
-        return _classified(SequenceClassifierOutput, loss, logits, encoded)
+        return SequenceClassifierOutput(
+            loss=loss, logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions
+        )
 
 
 def pool_mentions(states: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """[B, E, hidden]: states [B, N, hidden] at indices [B, E, S], weighted by likeness to the first token."""
+    """Return mention states [B, E, hidden]: states [B, N, hidden] at indices [B, E, S], averaged by similarity.
+
+    The weights are the softmax over a mention of the scaled products with the state of the first token.
+    """
     batch, entities, span = indices.shape
     width = states.shape[-1]
     index = indices.reshape(batch, entities * span, 1).expand(-1, -1, width)
@@ -285,27 +377,32 @@ def pool_mentions(states: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     return (weights[..., None] * tokens).sum(2)
 
 
-def _without_padding(logits: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-    """Logits [B, N] for a softmax over real tokens: how far a batch is padded must not change the loss."""
-    if attention_mask is None:
-        return logits
-    return logits.masked_fill(~real_tokens(attention_mask, *logits.shape), torch.finfo(logits.dtype).min)
-
-
-def _answerable(positions: torch.Tensor, attention_mask: torch.Tensor | None, batch: int, length: int) -> torch.Tensor:
-    """Answer positions [B], -100 where the answer is not in this window, or at padding."""
+def _answer_loss(
+    logits: torch.Tensor,  # [B, N]
+    positions: torch.Tensor,  # [B] or [B, 1]
+    attention_mask: torch.Tensor | None,
+    num_items_in_batch: torch.Tensor | int | None,
+) -> torch.Tensor:
+    """Return the cross entropy of answer positions over real tokens, so that the amount of padding changes nothing."""
+    batch, length = logits.shape
     positions = positions.reshape(-1)
-    outside = (positions < 0) | (positions >= length)
+    ignored = (positions < 0) | (positions >= length)
     if attention_mask is not None:
-        real = real_tokens(attention_mask, batch, length).to(positions.device)
-        outside |= ~real.gather(1, positions.clamp(0, length - 1)[:, None])[:, 0]
-    return positions.masked_fill(outside, IGNORED)
+        real = real_tokens(attention_mask, batch, length)
+        logits = logits.masked_fill(~real, torch.finfo(logits.dtype).min)
+        ignored |= ~real.to(positions.device).gather(1, positions.clamp(0, length - 1)[:, None])[:, 0]
+    return cross_entropy(logits, positions.masked_fill(ignored, IGNORED), num_items_in_batch)
 
 
-def _flat(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """[B, choices, ...] to [B * choices, ...]."""
+def _count_choices(input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> int:
+    tensor, rank = (inputs_embeds, 4) if input_ids is None else (input_ids, 3)
+    if tensor is None:
+        raise ValueError("give either input_ids or inputs_embeds, not neither")
+    if tensor.dim() != rank:
+        raise ValueError(f"multiple choice takes input_ids [B, choices, N], not {tuple(tensor.shape)}")
+    return tensor.shape[1]
+
+
+def _flatten_choices(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """Return [B * choices, ...] from [B, choices, ...]."""
     return None if tensor is None else tensor.flatten(0, 1)
-
-
-def _classified(output_class, loss, logits: torch.Tensor, encoded: BaseModelOutput):
-    return output_class(loss=loss, logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions)

@@ -21,7 +21,7 @@ from .attention import attention_scale, disentangled_attention
 from .attention_context import AttentionContext, any_outside, check_one_document
 from .configuration_hf_deberta import HfDebertaConfig
 from .dense import dense
-from .fast_path_guards import can_read_values
+from .fast_path_guards import can_read_values, in_reference_mode
 from .ngram_input_encoding import NgramInputEncoding
 from .pretrained_model import HfDebertaPreTrainedModel
 from .relative_position import RelativePositions, RowsInUse, may_be_pruned, rows_of_distances, saturation_of
@@ -114,7 +114,7 @@ class HfDebertaSelfAttention(nn.Module):
         self.config = config
         width, key_bias = config.hidden_size, config.attention_key_bias
         self.terms = tuple(config.pos_att_type or ()) if config.relative_attention else ()
-        self.scale = attention_scale(config.attention_terms, width // config.num_attention_heads)
+        self.scale = attention_scale(1 + len(config.pos_att_type or ()), width // config.num_attention_heads)
         self.query_proj = nn.Linear(width, width)
         self.key_proj = nn.Linear(width, width, bias=key_bias)
         self.value_proj = nn.Linear(width, width)
@@ -439,7 +439,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         returned = output_attentions or (output_hidden_states is not False and torch.is_grad_enabled())
         config, weight = self.config, self.embeddings.word_embeddings.weight
         enabled = config.unpad_inputs and config._attn_implementation in ("sdpa", "triton")
-        return enabled and not returned and can_read_values(weight)
+        return enabled and not returned and can_read_values(weight) and not in_reference_mode()
 
     def output_flags(
         self, output_attentions: bool | None, output_hidden_states: bool | int | list[int] | None

@@ -1,10 +1,9 @@
-"""nGiE, the n-gram induced input encoding of DeBERTa v2: a convolution beside the first layer.
+"""nGiE, the n-gram induced input encoding of DeBERTa v2 (paper section 5.1.2): a convolution beside the first layer.
 
     output = LayerNorm( layer_1(x) + act(dropout(conv(x))) )
 
-It sees what the embedding layer gave, mixes n neighbouring tokens, and is added to the first layer's
-output. Neighbours of another document are not neighbours: with packed rows the convolution stops where
-attention stops (the official code mixes across).
+x is the output of the embedding layer; the convolution mixes n neighbouring tokens. In a packed row it mixes only
+tokens of the same document, as attention does. (The official code mixes across documents.)
 """
 
 import torch
@@ -15,6 +14,8 @@ from .configuration_hf_deberta import HfDebertaConfig
 
 
 class NgramInputEncoding(nn.Module):
+    """Adds a convolution of the embeddings to the output of the first layer."""
+
     def __init__(self, config: HfDebertaConfig):
         super().__init__()
         kernel = config.conv_kernel_size
@@ -29,24 +30,29 @@ class NgramInputEncoding(nn.Module):
         self,
         embeddings: torch.Tensor,  # [B, N, hidden], zero at padding
         layer_output: torch.Tensor,  # [B, N, hidden]
-        token_mask: torch.Tensor | None,  # [B, N] of bool
+        token_mask: torch.Tensor | None,  # [B, N] of bool, True for real tokens
         documents: torch.Tensor | None,  # [B, N], equal within a document
     ) -> torch.Tensor:
-        mixed = self.conv(embeddings.mT).mT if documents is None else self._within_documents(embeddings, documents)
+        """Return the new output of the first layer [B, N, hidden], zero at padding."""
+        convolved = self._convolve(embeddings) if documents is None else self._convolve_documents(embeddings, documents)
         if token_mask is not None:
-            mixed = mixed * token_mask[..., None]
-        mixed = self.activation(self.dropout(mixed))
-        output = self.LayerNorm(layer_output + mixed)
+            convolved = convolved * token_mask[..., None]
+        convolved = self.activation(self.dropout(convolved))
+        output = self.LayerNorm(layer_output + convolved)
         return output if token_mask is None else output * token_mask[..., None]
 
-    def _within_documents(self, embeddings: torch.Tensor, documents: torch.Tensor) -> torch.Tensor:
-        """The same convolution, one window per token, with other documents' tokens set to zero."""
+    def _convolve(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """Return the convolution over whole rows, [B, N, hidden]."""
+        return self.conv(embeddings.mT).mT
+
+    def _convolve_documents(self, embeddings: torch.Tensor, documents: torch.Tensor) -> torch.Tensor:
+        """Return the convolution within documents: one window per token, zero at tokens of other documents."""
         kernel = self.conv.kernel_size[0]
         margin = (kernel // 2, kernel // 2)
         windows = nn.functional.pad(embeddings.mT, margin).unfold(-1, kernel, 1)  # [B, hidden, N, kernel]
-        neighbour = nn.functional.pad(documents, margin, value=-1).unfold(-1, kernel, 1)  # [B, N, kernel]
-        windows = windows * (neighbour == documents[..., None])[:, None]
+        neighbours = nn.functional.pad(documents, margin, value=-1).unfold(-1, kernel, 1)  # [B, N, kernel]
+        windows = windows * (neighbours == documents[..., None])[:, None]
         batch, width, length, _ = windows.shape
         columns = windows.transpose(1, 2).reshape(batch * length, width, kernel)
-        mixed = nn.functional.conv1d(columns, self.conv.weight, self.conv.bias, groups=self.conv.groups)
-        return mixed.view(batch, length, width)
+        convolved = nn.functional.conv1d(columns, self.conv.weight, self.conv.bias, groups=self.conv.groups)
+        return convolved.view(batch, length, width)

@@ -1,8 +1,11 @@
-"""Load, save and initialize: the base class of every `HfDeberta` model."""
+"""`HfDebertaPreTrainedModel`: how every `HfDeberta` class is initialized, loaded and saved."""
 
+import errno
 from pathlib import Path
 from pickle import UnpicklingError
 from tempfile import TemporaryDirectory
+from traceback import walk_tb
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -17,10 +20,10 @@ HUB_ARGUMENTS = ("repo_id", "commit_message", "commit_description", "private", "
 
 
 class HfDebertaPreTrainedModel(PreTrainedModel):
-    """Loading, saving and initialising, for every `HfDeberta` class.
+    """Base class of every `HfDeberta` model.
 
-    `from_pretrained` reads our checkpoints, in-tree `deberta` and `deberta-v2` ones, and the official releases.
-    `save_pretrained` always writes our names; see `export_to_transformers` for the way back.
+    `from_pretrained` reads checkpoints of this package, of Transformers' `deberta` and `deberta-v2`, and the official
+    releases. `save_pretrained` always writes the names of this package; `export_to_transformers` converts back.
     """
 
     config: HfDebertaConfig
@@ -28,10 +31,10 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
     base_model_prefix = "deberta"
     supports_gradient_checkpointing = True
     _supports_sdpa = True
-    accepts_loss_kwargs = True  # every loss here divides by num_items_in_batch
+    accepts_loss_kwargs = True  # every loss of this package divides by num_items_in_batch
     _no_split_modules = ["HfDebertaLayer"]  # not the embeddings: the decoder and the masked-LM head use them too
-    # parts of a checkpoint that another head of the family uses
-    _keys_to_ignore_on_load_unexpected = [
+    # parts of a checkpoint that belong to another head
+    _keys_to_ignore_on_load_unexpected: set[str] | list[str] | None = [
         r"lm_predictions\.",
         r"mask_predictions\.",
         r"cls\.predictions\.",
@@ -43,80 +46,90 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if hasattr(module, "init_buffers"):  # each module knows how to fill its own buffers
-            module.init_buffers()
+        init_buffers = getattr(module, "init_buffers", None)  # defined by modules with buffers that are not saved
+        if callable(init_buffers):
+            init_buffers()
 
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:
-        return True  # Transformers looks for its own interface in the source; ours is disentangled_attention
+        return True  # Transformers searches the source for its own attention interface, which is not used here
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """Transformers' own check does not know "triton", which has to be asked for until it has run on a GPU."""
+        """Return the attention implementation to use; accepts "triton", which Transformers does not list."""
         if requested_attention == "triton":
             return "triton"
         return super().get_correct_attn_implementation(requested_attention, is_init_check)
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path=None, *args, **kwargs):
+    def from_pretrained(cls, pretrained_model_name_or_path: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """As in Transformers; raises OSError for a weights file that is truncated or holds more than tensors."""
         try:
             return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
         except SafetensorError as error:
             raise OSError(
-                f"the weights in {pretrained_model_name_or_path} are not a whole safetensors file ({error}); "
-                "download or save them again"
+                f"{pretrained_model_name_or_path} has a truncated or corrupt .safetensors file ({error}); "
+                "download or save it again"
             ) from error
         except (UnpicklingError, EOFError) as error:
             raise OSError(
-                f"the .bin weights in {pretrained_model_name_or_path} are broken or hold more than tensors, which "
-                "could run code when loaded; get them as safetensors, or convert them where you trust them"
+                f"{pretrained_model_name_or_path} has a .bin file that is truncated or holds more than tensors, which "
+                "could run code when loaded; use .safetensors weights, or convert the file where you trust it"
             ) from error
-        except RuntimeError as error:
-            if "PytorchStreamReader" in str(error):
-                raise OSError(
-                    f"the .bin weights in {pretrained_model_name_or_path} are not a whole file; download them again"
-                ) from error
-            if "ignore_mismatched_sizes" not in str(error):
+        except (RuntimeError, OSError) as error:
+            is_system_error = isinstance(error, OSError) and error.errno != errno.EINVAL  # no permission, disk failure
+            if is_system_error or not _was_raised_in(error, "torch.serialization"):
                 raise
-            raise RuntimeError(
-                f"the weights in {pretrained_model_name_or_path} have other sizes than the configuration, as listed "
-                "above; load them with their own configuration, or pass ignore_mismatched_sizes=True to start those "
-                "weights anew"
+            raise OSError(
+                f"{pretrained_model_name_or_path} has a truncated or corrupt .bin file; download it again"
             ) from error
 
-    def save_pretrained(
+    def save_pretrained(  # type: ignore[override]  # arguments after state_dict are passed on, by name
         self,
         save_directory: str | Path,
         is_main_process: bool = True,
-        *args,
+        state_dict: dict[str, torch.Tensor] | None = None,
+        *,
         push_to_hub: bool = False,
         save_original_format: bool = False,
-        **kwargs,
+        **kwargs: Any,
     ) -> None:
-        """As in Transformers; writes the source files, `auto_map` and a model card too, see `hub_export`."""
+        """As in Transformers; also writes the source files, `auto_map` and a model card, see `hub_export`."""
         hub_arguments = {name: kwargs.pop(name) for name in HUB_ARGUMENTS if name in kwargs}
         token = hub_arguments.get("token")
         self.config.auto_map = dict(AUTO_MAP)
         super().save_pretrained(
-            save_directory, is_main_process, *args, save_original_format=save_original_format, token=token, **kwargs
+            save_directory,
+            is_main_process,
+            state_dict,
+            save_original_format=save_original_format,
+            token=token,
+            **kwargs,
         )
         if not is_main_process:
             return
-        if not getattr(self, "_hf_peft_config_loaded", False):  # an adapter alone needs no code
+        if not getattr(self, "_hf_peft_config_loaded", False):  # an adapter is saved without the model's code
             write_code(save_directory)
             write_model_card(save_directory, type(self).__name__, self.config)
         if push_to_hub:
             upload(save_directory, hub_arguments.pop("repo_id", Path(save_directory).name), **hub_arguments)
 
-    def push_to_hub(self, repo_id: str, *, max_shard_size: int | str = "50GB", **hub_arguments) -> str:
-        """Upload what `save_pretrained` writes; a model card that the repository has is kept.
+    def push_to_hub(  # type: ignore[override]  # Transformers' other arguments are passed on, by name
+        self, repo_id: str, *, max_shard_size: int | str = "50GB", **hub_arguments: Any
+    ) -> str:
+        """Upload the files that `save_pretrained` writes; keep the repository's model card if it has one.
 
-        Takes `commit_message`, `commit_description`, `private`, `token`, `revision`, `create_pr` and `tags`, as in
-        Transformers.
+        `hub_arguments` may be `commit_message`, `commit_description`, `private`, `token`, `revision`, `create_pr` and
+        `tags`, as in Transformers.
         """
         with TemporaryDirectory() as folder:
             write_model_card(folder, type(self).__name__, self.config, name=repo_id)
             self.save_pretrained(folder, max_shard_size=max_shard_size)
             return upload(folder, repo_id, **hub_arguments)
+
+
+def _was_raised_in(error: Exception, module: str) -> bool:
+    """True if a function of `module` is in the traceback of `error`."""
+    return any(frame.f_globals.get("__name__") == module for frame, _ in walk_tb(error.__traceback__))
 
 
 register_conversions()

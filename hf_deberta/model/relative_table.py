@@ -8,7 +8,7 @@ for inference: there the projected tables depend on weights only.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -85,9 +85,9 @@ def relative_table(modules: tuple[nn.Module, ...], rows: RowsInUse, cache: Weigh
         return table
 
     if cache is not None and (rows.first, rows.end) == (0, embedding.num_embeddings) and can_cache(modules):
-        return cast(torch.Tensor, cache.of(modules, compute))
+        return cache.get_or_compute(modules, compute)
     if cache is not None:
-        cache.forget()
+        cache.clear()
     return compute()
 
 
@@ -96,9 +96,9 @@ def position_tables(projection: TableProjection, table: torch.Tensor, cache: Wei
     if not projection.modules():
         return None, None
     if cache is not None and projection.can_cache():
-        return cast(Tables, cache.of(projection.modules(), lambda: projection.project(table), table))
+        return cache.get_or_compute(projection.modules(), lambda: projection.project(table), table)
     if cache is not None:
-        cache.forget()
+        cache.clear()
     return projection.project(table)
 
 

@@ -1,9 +1,9 @@
-"""Replaced token detection (RTD), the DeBERTaV3 objective: the discriminator and its head.
+"""Replaced token detection (RTD), the objective of DeBERTaV3: the discriminator and its head.
 
     logit_t = classifier(act(dense(LayerNorm(h_first + h_t))))
 
-A token is positive where a generator put another word than the original one. The loss is over every real
-token, [CLS] and [SEP] included.
+A token is positive if a generator replaced the original token by another one. The loss covers all tokens but padding,
+[CLS] and [SEP] included.
 """
 
 import torch
@@ -21,6 +21,8 @@ from .pretrained_model import HfDebertaPreTrainedModel
 
 
 class HfDebertaMaskPredictions(nn.Module):
+    """The head of the discriminator, under the official parameter names."""
+
     def __init__(self, config: HfDebertaConfig):
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
@@ -29,19 +31,28 @@ class HfDebertaMaskPredictions(nn.Module):
         self.classifier = nn.Linear(config.hidden_size, 1)
 
     def forward(self, states: torch.Tensor, first_states: torch.Tensor) -> torch.Tensor:
-        """Logits [B, N] from states [B, N, hidden] and those of each sequence's first token."""
+        """Return logits [B, N] from states [B, N, hidden] and first-token states [B, 1 or N, hidden]."""
         mixed = self.LayerNorm(first_states + states)
         return self.classifier(self.activation(dense(self.dense, mixed))).squeeze(-1)
 
 
 class HfDebertaForPreTraining(HfDebertaPreTrainedModel):
-    """The discriminator: one logit per token, positive where it was replaced.
+    """The discriminator of replaced token detection: logits [B, N], positive where a token was replaced.
 
-    >>> labels = replaced_token_labels(input_ids, original_ids, attention_mask)
-    >>> model(input_ids=input_ids, attention_mask=attention_mask, labels=labels).loss
+    Labels are 1 for a replaced token, 0 for an original one and -100 for an ignored one, see `replaced_token_labels`.
+
+    >>> import torch
+    >>> from hf_deberta import HfDebertaConfig, HfDebertaForPreTraining, replaced_token_labels
+    >>> model = HfDebertaForPreTraining(HfDebertaConfig.from_preset("tiny"))
+    >>> original_ids, input_ids = torch.tensor([[1, 5, 7, 2]]), torch.tensor([[1, 5, 9, 2]])
+    >>> labels = replaced_token_labels(input_ids, original_ids)
+    >>> labels
+    tensor([[0, 0, 1, 0]])
+    >>> model(input_ids, labels=labels).logits.shape
+    torch.Size([1, 4])
     """
 
-    _keys_to_ignore_on_load_unexpected = [
+    _keys_to_ignore_on_load_unexpected: set[str] | list[str] | None = [
         r"lm_predictions\.",
         r"cls\.predictions\.",
         r"position_embeddings\.",
@@ -54,8 +65,8 @@ class HfDebertaForPreTraining(HfDebertaPreTrainedModel):
         self.deberta = HfDebertaModel(config)
         self.mask_predictions = HfDebertaMaskPredictions(config)
         self.post_init()
-        # the encoder alone ignores this head; this model must not
-        self._keys_to_ignore_on_load_unexpected = set(type(self)._keys_to_ignore_on_load_unexpected)
+        # post_init adds the keys that the encoder ignores; mask_predictions must not be ignored here
+        self._keys_to_ignore_on_load_unexpected = set(type(self)._keys_to_ignore_on_load_unexpected or ())
 
     @can_return_tuple
     def forward(
@@ -72,34 +83,44 @@ class HfDebertaForPreTraining(HfDebertaPreTrainedModel):
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
     ) -> TokenClassifierOutput:
-        wanted = self.deberta.output_flags(output_attentions, output_hidden_states)
-        inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, cu_seq_lens_q)
-        embeddings, context = self.deberta.embed(*inputs, unpad=self.deberta.can_unpad(*wanted))
-        encoded = self.deberta.encoder(embeddings, context, *wanted)
+        output_flags = self.deberta.output_flags(output_attentions, output_hidden_states)
+        embeddings, context = self.deberta.embed(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds,
+            cu_seq_lens_q,
+            unpad=self.deberta.can_unpad(*output_flags),
+        )
+        encoded = self.deberta.encoder(embeddings, context, *output_flags)
         states = encoded.last_hidden_state
-        logits = context.scatter(self.mask_predictions(states, first_states(states, context.documents)))
+        logits = self.mask_predictions(states, first_token_states(states, context.documents))
+        logits = context.scatter(logits)
         loss = None
         if labels is not None:
             if attention_mask is not None:
                 labels = labels.masked_fill(~real_tokens(attention_mask, *logits.shape), IGNORED)
             loss = binary_cross_entropy(logits, labels, num_items_in_batch)
-        hidden_states = context.scatter_each(encoded.hidden_states)
         return TokenClassifierOutput(
-            loss=loss, logits=logits, hidden_states=hidden_states, attentions=encoded.attentions
+            loss=loss,
+            logits=logits,
+            hidden_states=context.scatter_each(encoded.hidden_states),
+            attentions=encoded.attentions,
         )
 
 
-def first_states(states: torch.Tensor, documents: torch.Tensor | None) -> torch.Tensor:
-    """For each token, the state of its row's first token, or of its document's in a packed row."""
+def first_token_states(states: torch.Tensor, documents: torch.Tensor | None) -> torch.Tensor:
+    """Return the state of each row's first token [B, 1, hidden], or of each token's document [B, N, hidden]."""
     if documents is None:
         return states[:, :1]
-    first = torch.searchsorted(documents.contiguous(), documents.contiguous())  # documents do not decrease
+    first = torch.searchsorted(documents.contiguous(), documents.contiguous())  # document numbers never decrease
     return states.gather(1, first[..., None].expand_as(states))
 
 
 def replaced_token_labels(
     input_ids: torch.Tensor, original_ids: torch.Tensor, attention_mask: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """1 where a token was replaced by another, 0 where it is the original, -100 at padding."""
+    """Return labels like `input_ids`: 1 for a replaced token, 0 for an original one, -100 for padding."""
     labels = (input_ids != original_ids).long()
     return labels if attention_mask is None else labels.masked_fill(attention_mask == 0, IGNORED)

@@ -1,16 +1,18 @@
-"""What depends on weights alone is computed once while a model serves, and anew when a weight has changed.
+"""Inference cache for tensors that depend only on weights: the projected position tables.
 
-So the projected position tables, much of the work for a short sentence. A result is remembered only in eval mode
-without gradients, and only for plain modules: with hooks, adapters, quantised or sharded weights, a compiler or a
-tracer it is computed each time. Weights count as changed when they were replaced, moved, cast or written in place. For
-writes past autograd's back (`weight.data.copy_`, optimizers with flat buffers, a row set to zero) one value of each
-row and column is compared, which a device would have to be waited for: so only on the CPU is anything remembered.
-Single values are to be written where autograd sees it (`with torch.no_grad(): weight[3, 5] = 0`).
+Projecting these tables is a large part of the work for a short sentence. A result is cached only in eval mode, without
+gradients, on the CPU, and for modules that `is_unmodified_module` accepts; otherwise it is computed each time.
+
+The cache is invalidated when a weight is replaced, moved, cast or written in place. Writes that autograd does not
+count (`weight.data.copy_`, optimizers with flat buffers, a row set to zero) are detected by comparing one value of
+each row and column. A write to a single value is not: use `with torch.no_grad(): weight[3, 5] = 0`, which autograd
+counts. On a GPU this comparison would have to wait for the device, so nothing is cached there.
 """
 
 import math
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -18,66 +20,86 @@ from torch import nn
 from .fast_path_guards import (
     has_global_hooks_or_modes,
     in_functorch_transform,
+    in_reference_mode,
     is_tracing_or_compiling,
     is_unmodified_module,
 )
+from .private_apis import version
+
+Result = TypeVar("Result")
+
+
+class CacheEntry(NamedTuple):
+    state: tuple[Any, ...]  # see weight_state
+    samples: list[torch.Tensor]  # see sample_weights
+    inputs: tuple[object, ...]
+    result: Any
 
 
 class WeightCache:
-    """A result and the weights it was computed from.
+    """Cache of one result, together with the state of the weights that it was computed from.
 
-    >>> tables = Remembered()
-    >>> tables.of((layer,), lambda: layer(states), states)  # computed
-    >>> tables.of((layer,), lambda: layer(states), states)  # the same object, as long as `layer` is unchanged
+    >>> cache = WeightCache()
+    >>> cache.get_or_compute((layer,), lambda: layer(states), states)  # computed
+    >>> cache.get_or_compute((layer,), lambda: layer(states), states)  # the same object, until `layer` changes
     """
 
-    def __init__(self):
-        self._known = None
+    def __init__(self) -> None:
+        self._entry: CacheEntry | None = None
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type["WeightCache"], tuple[()]]:
         return WeightCache, ()  # copies and pickles start empty
 
-    def forget(self) -> None:
-        self._known = None
+    def clear(self) -> None:
+        self._entry = None
 
-    def of(self, modules: tuple[nn.Module, ...], compute: Callable[[], object], *others: object) -> object:
-        """compute(), or what it gave for the same weights and the same `others`, compared as objects."""
-        weights = [weight for module in modules for weight in module.parameters(recurse=False)]
-        known, state = self._known, state_of(weights)
-        if known is not None:
-            old_state, old_others, samples, result = known
-            same = old_state == state and len(others) == len(old_others)
-            same = same and all(new is old for new, old in zip(others, old_others, strict=True))
-            if same and all(map(torch.equal, samples, samples_of(weights))):
-                return result
+    def get_or_compute(self, modules: Iterable[nn.Module], compute: Callable[[], Result], *inputs: object) -> Result:
+        """Return the cached result if the weights of `modules` and the `inputs` (by identity) are unchanged."""
+        weights: list[torch.Tensor] = [weight for module in modules for weight in module.parameters(recurse=False)]
+        entry, state, samples = self._entry, weight_state(weights), sample_weights(weights)
+        if (
+            entry is not None
+            and entry.state == state
+            and len(entry.inputs) == len(inputs)
+            and all(old is new for old, new in zip(entry.inputs, inputs, strict=True))
+            and all(map(torch.equal, entry.samples, samples))
+        ):
+            return entry.result
         result = compute()
-        self._known = state, others, [sample.clone() for sample in samples_of(weights)], result
+        self._entry = CacheEntry(state, [sample.clone() for sample in samples], inputs, result)
         return result
 
 
 def can_cache(modules: Iterable[nn.Module]) -> bool:
-    """Whether nothing but the weights of `modules` can influence what they compute, and no gradient is wanted."""
-    if torch.is_grad_enabled() or is_tracing_or_compiling() or in_functorch_transform() or has_global_hooks_or_modes():
+    """True if what `modules` compute depends on their weights alone, and every change of these is detected."""
+    if (
+        torch.is_grad_enabled()
+        or in_reference_mode()
+        or is_tracing_or_compiling()
+        or in_functorch_transform()
+        or has_global_hooks_or_modes()
+    ):
         return False
     return all(
-        not module.training and is_unmodified_module(module) and has_visible_changes(module) for module in modules
+        not module.training and is_unmodified_module(module) and has_detectable_changes(module) for module in modules
     )
 
 
-def has_visible_changes(module: nn.Module) -> bool:
-    """Weights made under `torch.inference_mode` do not count their changes, and those on a device cannot be sampled."""
+def has_detectable_changes(module: nn.Module) -> bool:
+    """True for weights on the CPU that were made outside `torch.inference_mode`, which does not count writes."""
     weights = module.parameters(recurse=False)
     return all(weight.device.type == "cpu" and not weight.is_inference() for weight in weights)
 
 
-def state_of(weights: list[torch.Tensor]) -> tuple:
+def weight_state(weights: list[torch.Tensor]) -> tuple[Any, ...]:
+    """Return what tells whether autograd or the user has changed a weight or the type of products."""
     device = weights[0].device.type
-    autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
-    return autocast, *((weight.data_ptr(), weight._version, weight.dtype, weight.device) for weight in weights)
+    autocast_dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    return autocast_dtype, *((weight.data_ptr(), version(weight), weight.dtype, weight.device) for weight in weights)
 
 
-def samples_of(weights: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Of each weight at least one value of each row and each column, along diagonals."""
+def sample_weights(weights: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return views of at least one value of each row and each column, along diagonals."""
     return [
         weight.detach().reshape(-1)[:: diagonal_step(weight.numel() // weight.shape[-1], weight.shape[-1])]
         for weight in weights
@@ -86,7 +108,7 @@ def samples_of(weights: list[torch.Tensor]) -> list[torch.Tensor]:
 
 @lru_cache(maxsize=64)
 def diagonal_step(rows: int, columns: int) -> int:
-    """A step through the values of a matrix, row after row, that meets each row and each column.
+    """Return a step through the values of a matrix, in row-major order, that visits each row and each column.
 
     >>> diagonal_step(768, 768)
     767

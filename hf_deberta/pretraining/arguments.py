@@ -1,4 +1,4 @@
-"""Flags that the pretraining scripts share, and what they make of them."""
+"""Flags that the pretraining scripts share, and the tokenizer, configuration and rows made from them."""
 
 import json
 import sys
@@ -8,105 +8,138 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from transformers import HfArgumentParser, PreTrainedTokenizerBase, TrainingArguments
+from huggingface_hub.errors import StrictDataclassError
+from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from hf_deberta import PRESETS, HfDebertaConfig
 from hf_deberta.pretraining.corpus import Corpus
 from hf_deberta.pretraining.masking import Masking, Vocabulary
 from hf_deberta.pretraining.packing import Rows, check_rows
-from hf_deberta.runs.command_line import errors_as_sentences, words_and_flags
-from hf_deberta.runs.run_identity import WITHOUT_EFFECT, RunArguments, decisive
+from hf_deberta.runs.command_line import (
+    ScriptParser,
+    as_input_error,
+    read_command_line,
+    show_input_errors_in_one_line,
+)
+from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.run_identity import RunArguments, identifying_flags
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
 
-NOT_HERE = {  # flags of Transformers' run_mlm.py
-    "--model_type": "--config_preset or --config_name says what a new model is",
-    "--pad_to_max_length": "rows are packed to full length, and with --no_pack padded to the longest of a batch",
-    "--dtype": "weights are trained in float32, and --bf16 computes in bfloat16",
-    "--use_fast_tokenizer": "a tokenizer is always the fast one if there is one",
+# Compared as a number of steps, which may grow: see `PretrainingTrainer.identifying_settings`.
+LENGTH_FLAGS = ("max_steps", "num_train_epochs")
+# Flags of Transformers' run_mlm.py that the scripts do not have, and what to use instead.
+UNSUPPORTED_FLAGS = {
+    "--model_type": "--config_preset or --config_name chooses a new model",
+    "--pad_to_max_length": "rows are packed to full length, or with --no_pack padded to the longest of a batch",
+    "--dtype": "weights are trained in float32; --bf16 computes in bfloat16",
+    "--use_fast_tokenizer": "the fast tokenizer is used wherever there is one",
     "--trust_remote_code": "code of a checkpoint is never run",
 }
-WITHOUT_EFFECT_HERE = WITHOUT_EFFECT | {  # its length is looked at as steps, the training text by its fingerprint
-    "max_steps", "num_train_epochs", "tokens_dir",
-}  # fmt: skip
-OF_THE_BEST = {  # which model that is, at most, so of no effect unless it is kept
-    "validation_file", "max_eval_samples", "eval_steps", "eval_strategy", "eval_delay", "eval_on_start",
-    "bf16_full_eval", "fp16_full_eval", "prediction_loss_only", "metric_for_best_model", "greater_is_better",
-    "save_steps", "save_strategy",
-}  # fmt: skip
+# What Transformers raises when a configuration, tokenizer or checkpoint named by the user is missing or invalid.
+LOADING_ERRORS = (OSError, ValueError, StrictDataclassError)
 
 
 @dataclass
 class NewModelArguments:
-    """A new model, its tokenizer, and where downloads come from."""
+    """A new model, its tokenizer, and options of downloads."""
 
     config_preset: str | None = field(
-        default=None, metadata={"help": f"Start anew at a published size: {', '.join(PRESETS)}."}
+        default=None, metadata={"help": f"Train a new model of a published size: {', '.join(PRESETS)}."}
     )
-    config_name: str | None = field(default=None, metadata={"help": "Start anew with this configuration."})
+    config_name: str | None = field(default=None, metadata={"help": "Train a new model with this configuration."})
     config_overrides: str | None = field(
-        default=None, metadata={"help": "Fields of the configuration: 'hidden_size=256,pos_att_type=c2p'."}
+        default=None, metadata={"help": "Change fields of the configuration: 'hidden_size=256,pos_att_type=c2p'."}
     )
     emd_steps: int | None = field(
-        default=None, metadata={"help": "Times the last layer decodes with absolute positions; 0: no decoder."}
+        default=None, metadata={"help": "Steps of the enhanced mask decoder; 0 trains without it."}
     )
-    tokenizer_name: str | None = field(default=None, metadata={"help": "A tokenizer, if not that of the model."})
-    cache_dir: str | None = field(default=None, metadata={"help": "Where downloads are kept."})
+    tokenizer_name: str | None = field(default=None, metadata={"help": "The tokenizer; by default the model's."})
+    cache_dir: str | None = field(default=None, metadata={"help": "The folder for downloads."})
     model_revision: str = field(default="main", metadata={"help": "Branch, tag or commit of the checkpoint."})
-    token: str | None = field(default=None, metadata={"help": "Token for private repositories."})
+    token: str | None = field(default=None, metadata={"help": "Token for private repositories of the Hub."})
 
     def __post_init__(self) -> None:
-        self.overrides()  # misspelt ones are said at once
+        self.config_fields()  # report misspelt fields at once
 
-    def loading(self) -> dict[str, Any]:
+    def hub_options(self) -> dict[str, Any]:
+        """Keyword arguments of `from_pretrained`."""
         return {"cache_dir": self.cache_dir, "revision": self.model_revision, "token": self.token}
 
-    def overrides(self) -> dict[str, Any]:
+    def config_fields(self) -> dict[str, Any]:
+        """Fields of the configuration that flags change."""
         emd_steps = {} if self.emd_steps is None else {"emd_steps": self.emd_steps}
         return emd_steps | parse_overrides(self.config_overrides)
 
     def new_config(self, tokenizer: PreTrainedTokenizerBase, length: int, name: str | None = None) -> HfDebertaConfig:
-        """Of a preset, or of the configuration `name`, with the tokenizer's vocabulary."""
-        fields = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, **self.overrides()}
-        if self.config_preset is not None:
-            fields.setdefault("max_position_embeddings", max(512, length))
-            return HfDebertaConfig.from_preset(self.config_preset, **fields)
-        return HfDebertaConfig.from_pretrained(name or self.config_name, **fields, **self.loading())
+        """Make the configuration of a new model: of `config_preset`, of checkpoint `name`, or of `config_name`.
 
-    def tokenizer(self, corpus: Corpus, folder: Path, name: str | None, starts_anew: bool) -> PreTrainedTokenizerBase:
-        """One learnt from the corpus, the one asked for, or that of the checkpoint `name`."""
+        The vocabulary size is the tokenizer's.
+        """
+        fields = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, **self.config_fields()}
+        with as_input_error(*LOADING_ERRORS):
+            if self.config_preset is not None:
+                fields.setdefault("max_position_embeddings", max(512, length))
+                return HfDebertaConfig.from_preset(self.config_preset, **fields)
+            return HfDebertaConfig.from_pretrained(str(name or self.config_name), **fields, **self.hub_options())
+
+    def load_config(self, name: str) -> HfDebertaConfig:
+        """Load the configuration of checkpoint `name`, with the fields that flags change."""
+        with as_input_error(*LOADING_ERRORS):
+            return HfDebertaConfig.from_pretrained(name, **self.config_fields(), **self.hub_options())
+
+    def make_tokenizer(
+        self, corpus: Corpus, folder: Path, checkpoint: str | None, new_model: bool
+    ) -> PreTrainedTokenizerBase:
+        """Train a tokenizer on the corpus, or load `tokenizer_name` or the tokenizer of the checkpoint."""
         if corpus.arguments.train_tokenizer is not None:
-            if not starts_anew:
-                raise ValueError("--train_tokenizer makes words that a trained model does not know: add --from_scratch")
-            return corpus.tokenizer(folder / "tokenizer", corpus.arguments.max_seq_length)
-        name = self.tokenizer_name or name or self.config_name
+            if not new_model:
+                raise InputError(
+                    "--train_tokenizer makes a vocabulary that a trained model does not have: add --from_scratch"
+                )
+            return corpus.train_tokenizer(folder / "tokenizer", corpus.arguments.max_seq_length)
+        name = self.tokenizer_name or checkpoint or self.config_name
         if name is None:
-            raise ValueError(
-                "a new model needs a tokenizer: learn one (--train_tokenizer 32000) or give --tokenizer_name"
+            raise InputError(
+                "a new model needs a tokenizer: train one with --train_tokenizer 32000, or give --tokenizer_name"
             )
-        return load_tokenizer(name, **self.loading())
+        with as_input_error(*LOADING_ERRORS):
+            return load_tokenizer(name, **self.hub_options())
 
 
 @dataclass
 class MaskingArguments:
-    """What is to be guessed."""
+    """Which tokens are masked."""
 
     masking: str = field(
-        default="unbiased", metadata={"help": "unbiased, or official: the released generator, see training/masking.py."}
+        default="unbiased",
+        metadata={"help": "unbiased, or official (the released generator): see hf_deberta/pretraining/masking.py."},
     )
-    mlm_probability: float = field(default=0.15, metadata={"help": "Share of the tokens to be guessed."})
-    max_ngram: int = field(default=3, metadata={"help": "Words of a masked span at most."})
-    mask_prob: float = field(default=0.8, metadata={"help": "Share of them that becomes [MASK]."})
-    random_prob: float = field(default=0.1, metadata={"help": "Share of them that becomes a random word."})
-    whole_word_mask: bool = field(default=True, metadata={"help": "Mask whole words; --no_whole_word_mask for pieces."})
+    mlm_probability: float = field(default=0.15, metadata={"help": "Share of the tokens to predict."})
+    max_ngram: int = field(default=3, metadata={"help": "Largest number of words in a masked span."})
+    mask_prob: float = field(default=0.8, metadata={"help": "Share of the predicted tokens that become [MASK]."})
+    random_prob: float = field(
+        default=0.1, metadata={"help": "Share of the predicted tokens that become a random token."}
+    )
+    whole_word_mask: bool = field(
+        default=True, metadata={"help": "Mask whole words; false masks single tokens of a word."}
+    )
 
-    def of(self, tokenizer: PreTrainedTokenizerBase) -> Masking:
-        shares = (self.mlm_probability, self.max_ngram, self.masking)
-        return Masking(Vocabulary.of(tokenizer), *shares, self.mask_prob, self.random_prob, self.whole_word_mask)
+    def make_masking(self, tokenizer: PreTrainedTokenizerBase) -> Masking:
+        vocabulary = Vocabulary.from_tokenizer(tokenizer)
+        return Masking(
+            vocabulary,
+            self.mlm_probability,
+            self.max_ngram,
+            self.masking,
+            self.mask_prob,
+            self.random_prob,
+            self.whole_word_mask,
+        )
 
 
 @dataclass
 class PretrainingArguments(RunArguments):
-    """Trainer's, with defaults after the papers: learning rate 2e-4, Adam's epsilon 1e-6, weight decay 0.01."""
+    """`TrainingArguments` with the papers' defaults: learning rate 2e-4, Adam epsilon 1e-6, weight decay 0.01."""
 
     learning_rate: float = 2e-4
     adam_epsilon: float = 1e-6
@@ -123,109 +156,112 @@ class PretrainingArguments(RunArguments):
     resume_from_checkpoint: str | None = field(
         default=None,
         metadata={
-            "help": "By default the last checkpoint of OUTPUT_DIR, if there is one; false: start anew; a path: start "
-            "from that one, each time the command is given."
+            "help": "By default the last checkpoint of OUTPUT_DIR, if there is one. false: start over. A path: resume "
+            "from that checkpoint each time the command is run."
         },
     )
 
     def __post_init__(self) -> None:
         if self.label_smoothing_factor != 0:
-            raise ValueError(
-                f"--label_smoothing_factor {self.label_smoothing_factor:g} is not supported: the losses here are those "
-                "of the papers, without smoothing; leave it out"
+            raise InputError(
+                f"--label_smoothing_factor {self.label_smoothing_factor:g} is not supported in pretraining: leave it "
+                "out"
             )
         if self.train_sampling_strategy != "random":
-            raise ValueError(
-                f"--train_sampling_strategy {self.train_sampling_strategy} is not supported: the order of rows depends "
-                "on --seed (or --data_seed) and epoch alone; leave it out"
+            raise InputError(
+                f"--train_sampling_strategy {self.train_sampling_strategy} is not supported in pretraining: rows are "
+                "shuffled by --seed (or --data_seed) and epoch; leave it out"
             )
         super().__post_init__()
 
 
-def run_with_arguments(kinds: tuple[type, ...], run: Callable) -> Any:
-    """`run` with the command line, or a JSON file, as arguments. What a user can mend is said in a sentence."""
-    parser = HfArgumentParser(kinds)
-    with errors_as_sentences(Path(sys.argv[0]).name):
-        given, _ = words_and_flags(parser)
-        *parts, unknown = parser.parse_args_into_dataclasses(given, return_remaining_strings=True)
-        check_flags(unknown)
-        flags = vars(parser.parse_args(given))
-        of_the_best = set() if flags["load_best_model_at_end"] else OF_THE_BEST
-        parts[-1].decisive = decisive(flags, WITHOUT_EFFECT_HERE | of_the_best)
-        return run(*parts)
+def run_with_arguments(argument_classes: tuple[type, ...], run: Callable[..., Any]) -> Any:
+    """Parse the command line, or a JSON file of flags, and call `run` with an instance of each class.
+
+    User mistakes are reported in one line. The last class must be a `RunArguments`.
+    """
+    parser = ScriptParser(argument_classes)
+    with show_input_errors_in_one_line(Path(sys.argv[0]).name):
+        words, _ = read_command_line(parser)
+        with as_input_error(ValueError):
+            *arguments, unknown = parser.parse_args_into_dataclasses(words, return_remaining_strings=True)
+        refuse_unknown_flags(unknown)
+        arguments[-1].identifying_flags = identifying_flags(vars(parser.parse_args(words)), exclude=LENGTH_FLAGS)
+        return run(*arguments)
 
 
-def check_flags(unknown: list[str]) -> None:
-    """What is left of a command line must be nothing."""
+def refuse_unknown_flags(unknown: list[str]) -> None:
     if unknown:
-        hints = [NOT_HERE[name] for word in unknown if (name := word.partition("=")[0]) in NOT_HERE]
-        raise ValueError("; ".join([f"there is no flag {' '.join(unknown)}", *hints, "--help lists all"]))
+        hints = [UNSUPPORTED_FLAGS[flag] for word in unknown if (flag := word.partition("=")[0]) in UNSUPPORTED_FLAGS]
+        raise InputError("; ".join([f"there is no flag {' '.join(unknown)}", *hints, "--help lists all"]))
 
 
-def check_what_is_evaluated(training_args: TrainingArguments, starts_anew: bool, flags: str) -> None:
-    if starts_anew and not training_args.do_train:
-        raise ValueError(
-            f"--do_train false evaluates a trained model, and this one would be new, with random weights: give {flags}"
+def require_trained_model(training_args: TrainingArguments, new_model: bool, flags: str) -> None:
+    """Refuse to evaluate a new model without training it. `flags` are those that name a trained model."""
+    if new_model and not training_args.do_train:
+        raise InputError(
+            f"--do_train false evaluates a trained model, but this one would be new, with random weights: give {flags}"
         )
 
 
-def check(config: HfDebertaConfig, tokenizer: PreTrainedTokenizerBase, length: int, causal: bool = False) -> None:
-    """Whether model, tokenizer and rows go together, which is asked before a corpus is tokenised."""
+def check_model_fits(
+    config: HfDebertaConfig, tokenizer: PreTrainedTokenizerBase, length: int, causal: bool = False
+) -> None:
+    """Check that model, tokenizer and length of rows fit together, before the corpus is tokenized."""
     check_rows(tokenizer, length)
-    known = config.max_position_embeddings
-    if (config.decodes_positions or config.position_biased_input) and length > known:
-        raise ValueError(
-            f"--max_seq_length {length} is more than the {known} absolute positions of the model; take shorter rows, "
-            f"or, for a new model, --config_overrides max_position_embeddings={length}"
+    positions = config.max_position_embeddings
+    if (config.uses_mask_decoder or config.position_biased_input) and length > positions:
+        raise InputError(
+            f"--max_seq_length {length} is more than the {positions} absolute positions of the model: use shorter "
+            f"rows, or, for a new model, --config_overrides max_position_embeddings={length}"
         )
     if len(tokenizer) > config.vocab_size:
-        raise ValueError(
-            f"the tokenizer has {len(tokenizer)} tokens and the model knows {config.vocab_size}; use the one that "
-            "belongs to it"
+        raise InputError(
+            f"the tokenizer has {len(tokenizer)} tokens, but the model's vocabulary has {config.vocab_size}: use the "
+            "model's tokenizer"
         )
     if causal and config.conv_kernel_size > 0:
-        raise ValueError(
+        raise InputError(
             f"the convolution (conv_kernel_size={config.conv_kernel_size}) looks at the next token, which a causal or "
-            "joint objective must not; add --config_overrides conv_kernel_size=0, or take --objective mlm"
+            "joint objective must not: add --config_overrides conv_kernel_size=0, or use --objective mlm"
         )
 
 
-def rows_of(
-    corpus: Corpus,
-    tokenizer: PreTrainedTokenizerBase,
-    masking: Masking | None,
-    training_args: TrainingArguments,
+def make_rows(
+    corpus: Corpus, tokenizer: PreTrainedTokenizerBase, masking: Masking | None, training_args: TrainingArguments
 ) -> dict[str, Rows]:
-    """Rows of each split; the corpus is tokenised if it has not been."""
+    """Return the rows of each split. Tokenizes the corpus unless its token files exist."""
     args = corpus.arguments
-    tokens_dir = args.tokens_dir or Path(training_args.output_dir) / "_tokens"  # push_to_hub leaves out what begins so
-    anew = args.overwrite_cache and training_args.should_save  # by one process, the others read what it wrote
-    found = {}
+    # push_to_hub ignores names that start with an underscore
+    tokens_dir = args.tokens_dir or Path(str(training_args.output_dir)) / "_tokens"
+    overwrite = args.overwrite_cache and training_args.should_save  # by one process; the others read what it wrote
+    rows = {}
     for split in corpus.splits:
-        tokens = corpus.tokens(split, tokenizer, tokens_dir, anew)
-        found[split] = Rows(tokens, tokenizer, args.max_seq_length, masking, args.pack, training_args.seed)
-    return found
+        tokens = corpus.token_file(split, tokenizer, tokens_dir, overwrite)
+        rows[split] = Rows(tokens, tokenizer, args.max_seq_length, masking, args.pack, training_args.seed)
+    return rows
 
 
 def parse_overrides(text: str | None) -> dict[str, Any]:
-    """'hidden_size=256,pos_att_type=c2p|p2c,relative_attention=false' as fields."""
-    fields = {}
+    """Parse 'hidden_size=256,pos_att_type=c2p|p2c,relative_attention=false' into fields of the configuration."""
+    fields: dict[str, Any] = {}
     for part in filter(None, (text or "").split(",")):
         name, equals, value = part.partition("=")
         if not equals:
-            raise ValueError(f"--config_overrides takes name=value,name=value and not {part!r}")
+            raise InputError(f"--config_overrides must be name=value,name=value, but has {part!r}")
         try:
             fields[name.strip()] = json.loads(value)
         except json.JSONDecodeError:
             fields[name.strip()] = value
-    check_fields(fields)
+    check_config_fields(fields)
     return fields
 
 
-def check_fields(names: Iterable[str]) -> None:
+def check_config_fields(names: Iterable[str]) -> None:
+    """Raise an InputError for a name that is not a field of `HfDebertaConfig`."""
     known = {*HfDebertaConfig.__dataclass_fields__, "attn_implementation"}
     for name in names:
         if name not in known:
             close = " or ".join(get_close_matches(name, sorted(known), n=2))
-            meant = f" (do you mean {close}?)" if close else ""
-            raise ValueError(f"--config_overrides: unknown field {name}{meant}; HfDebertaConfig documents all")
+            hint = f" (do you mean {close}?)" if close else ""
+            raise InputError(f"--config_overrides: unknown field {name}{hint}; HfDebertaConfig documents the fields")

@@ -1,18 +1,18 @@
-"""Gradient-disentangled embedding sharing (GDES, section 3.3 of the DeBERTaV3 paper), and what it is compared with.
+"""Gradient-disentangled embedding sharing (GDES, section 3.3 of the DeBERTaV3 paper), and two alternatives.
 
-Generator and discriminator want the same words near one another for different reasons: words that fit alike, words
-that mean alike. One table for both ("es") is pulled two ways; two tables ("nes") learn nothing from one another. GDES
-gives the discriminator
+The two losses pull word embeddings in different directions: the generator's towards words that fit the same context,
+the discriminator's towards words of the same meaning. With one table for both ("es") they interfere; with two tables
+("nes") the models learn nothing from each other. GDES gives the discriminator
 
     E_D = stop_gradient(E_G) + E_delta          E_delta starts at zero
 
-so E_G learns from masked-language modelling alone, and E_delta from replaced token detection alone. Positions are
-shared like words where the models add them to the input.
+so E_G is trained by masked-language modelling alone, and E_delta by replaced token detection alone. Position embeddings
+are shared in the same way in models that add them to the input.
 
-    name     table of the discriminator     learns from
-    "gdes"   E_G, fixed, and its delta      E_G: generator's loss, delta: discriminator's
-    "es"     E_G                            both losses
-    "nes"    its own                        the discriminator's loss
+    name     embeddings of the discriminator    trained by
+    "gdes"   E_G, without gradient, + E_delta   E_G: the generator's loss, E_delta: the discriminator's loss
+    "es"     E_G                                both losses
+    "nes"    its own                            the discriminator's loss
 """
 
 import torch
@@ -25,17 +25,17 @@ SHARINGS = ("gdes", "es", "nes")
 
 
 class SharedEmbedding(nn.Module):
-    """The generator's table, where the discriminator looks up: "es".
+    """An embedding of the discriminator that uses the generator's table: "es".
 
-    It holds no table and saves none. The generator's is found through the generator's embeddings at each call, so it
-    may move, change its type or be replaced; DeepSpeed's third stage, which keeps no module's weights outside its own
-    call, is not supported. Sharded by FSDP2, both models must be under one root.
+    It has no parameter of its own and saves none. It reads the generator's table at each call, so that table may be
+    moved, cast or replaced. Not supported with DeepSpeed ZeRO stage 3, which frees the weights of a module outside its
+    own forward. With FSDP2 both models must be under one root.
     """
 
     def __init__(self, embeddings: nn.Module, name: str):
-        """`name` is the table's in the generator's `embeddings`."""
+        """Share the table `name` of the generator's `embeddings`."""
         super().__init__()
-        # in a tuple, since a module would be registered, and its table counted and saved twice
+        # In a tuple: a module would be registered, and its table counted and saved twice.
         self.generator, self.name = (embeddings,), name
 
     @property
@@ -44,7 +44,7 @@ class SharedEmbedding(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """The generator's table [V, h], for whoever asks for a device, a type or a shape; see `table`."""
+        """The generator's table [V, h], for callers that need its device, dtype or shape. See also `table`."""
         return self.shared.weight
 
     @property
@@ -64,18 +64,18 @@ class SharedEmbedding(nn.Module):
 
     @torch.no_grad()
     def table(self) -> torch.Tensor:
-        """What an ordinary embedding would hold in this place: [V, h]."""
+        """Return the weight [V, h] of an equivalent ordinary embedding."""
         return self.weight.clone()
 
-    def take(self, table: torch.Tensor) -> None:
-        """Become such that `table()` is the given one, as far as sharing allows: here it is the generator's."""
+    def set_table(self, table: torch.Tensor) -> None:
+        """Make `table()` return this table. With "es" nothing changes: the table is the generator's."""
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, of the generator's {self.name}"
 
 
 class GradientDisentangledEmbedding(SharedEmbedding):
-    """The generator's table, which this one's gradient does not reach, and a `delta` of its own: "gdes"."""
+    """The generator's table, without gradient, plus a trained `delta`: "gdes"."""
 
     def __init__(self, embeddings: nn.Module, name: str):
         super().__init__(embeddings, name)
@@ -88,10 +88,10 @@ class GradientDisentangledEmbedding(SharedEmbedding):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         if self.delta.shape != self.weight.shape:
             raise ValueError(
-                f"the generator's {self.name} are {tuple(self.weight.shape)} and the discriminator's delta is "
-                f"{tuple(self.delta.shape)}; a pair is not resized: save_pair, resize both models, from_pair"
+                f"the generator's {self.name} are {tuple(self.weight.shape)}, but the discriminator's delta is "
+                f"{tuple(self.delta.shape)}: a pair cannot be resized; save_pair, resize both models, from_pair"
             )
-        # two lookups: the sum of the tables would be [V, h] in each step
+        # Two lookups are cheaper than adding two tables [V, h] in each step.
         return super().forward(ids) + functional.embedding(ids, self.delta, self.padding_idx)
 
     @torch.no_grad()
@@ -99,18 +99,18 @@ class GradientDisentangledEmbedding(SharedEmbedding):
         return self.weight + self.delta
 
     @torch.no_grad()
-    def take(self, table: torch.Tensor) -> None:
+    def set_table(self, table: torch.Tensor) -> None:
         self.delta.copy_(table.to(self.delta) - self.weight)
 
 
 def share_embeddings(generator: HfDebertaForMaskedLM, discriminator: HfDebertaForPreTraining, sharing: str) -> None:
-    """Put the generator's tables where the discriminator has its own, words, and positions where it has them.
+    """Replace the discriminator's word embeddings, and position embeddings if it has any, by shared ones.
 
     >>> share_embeddings(generator, discriminator, "gdes")
     >>> discriminator.deberta.embeddings.word_embeddings.delta
     """
     if sharing not in SHARINGS:
-        raise ValueError(f"embedding_sharing is one of {', '.join(SHARINGS)}, not {sharing!r}")
+        raise ValueError(f"embedding_sharing must be one of {', '.join(SHARINGS)}, not {sharing!r}")
     if sharing == "nes":
         return
     kind = GradientDisentangledEmbedding if sharing == "gdes" else SharedEmbedding
@@ -121,12 +121,12 @@ def share_embeddings(generator: HfDebertaForMaskedLM, discriminator: HfDebertaFo
 
 
 def shared_embeddings(model: nn.Module) -> dict[str, SharedEmbedding]:
-    """Those of a discriminator, or of whatever holds one, by name."""
+    """Return the shared embeddings of a discriminator, or of a module that contains one, by name."""
     return {name: module for name, module in model.named_modules() if isinstance(module, SharedEmbedding)}
 
 
-def folded(discriminator: HfDebertaForPreTraining) -> dict[str, torch.Tensor]:
-    """The state of an ordinary `HfDebertaForPreTraining`: whole tables in place of what is shared."""
+def fold(discriminator: HfDebertaForPreTraining) -> dict[str, torch.Tensor]:
+    """Return the state dict of an equivalent ordinary `HfDebertaForPreTraining`, with its own tables."""
     state = dict(discriminator.state_dict())
     for name, embedding in shared_embeddings(discriminator).items():
         state.pop(f"{name}.delta", None)
@@ -135,9 +135,9 @@ def folded(discriminator: HfDebertaForPreTraining) -> dict[str, torch.Tensor]:
 
 
 def unfold(discriminator: HfDebertaForPreTraining, state: dict[str, torch.Tensor]) -> None:
-    """The way back: load an ordinary state. With "gdes" a delta becomes the difference to the generator's table."""
+    """Load an ordinary state dict. With "gdes" a delta becomes the difference to the generator's table."""
     state = dict(state)
     for name, embedding in shared_embeddings(discriminator).items():
-        embedding.take(state.pop(f"{name}.weight"))
+        embedding.set_table(state.pop(f"{name}.weight"))
         state |= {f"{name}.{key}": value for key, value in embedding.state_dict().items()}
     discriminator.load_state_dict(state)

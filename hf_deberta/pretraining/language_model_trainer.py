@@ -1,133 +1,142 @@
 """`Trainer` for masked, autoregressive and joint language modelling."""
 
 import math
+from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch.nn import functional
 from transformers.trainer_utils import EvalPrediction
 
-from hf_deberta.model.batch_loss import IGNORED, cross_entropies
+from hf_deberta.model.batch_loss import IGNORED, cross_entropy_per_item
 from hf_deberta.model.enhanced_mask_decoder import HfDebertaMaskedLMOutput
 from hf_deberta.pretraining.trainer import PretrainingTrainer
+from hf_deberta.runs.errors import InputError
 
-PASSES = {"mlm": ("masked",), "causal": ("causal",), "joint": ("masked", "causal")}
+LOSSES = {"mlm": ("masked",), "causal": ("causal",), "joint": ("masked", "causal")}
 
 
 class LanguageModelTrainer(PretrainingTrainer):
-    """Trains by the objective "mlm", "causal", or "joint": the sum of both losses on the same rows (DeBERTa-MT).
+    """Trains with the objective "mlm", "causal", or "joint": the sum of both losses on the same rows (DeBERTa-MT).
 
-    Logs masked_accuracy or causal_accuracy, and perplexity, the exponential of a loss. Evaluation weighs every
-    predicted token alike, however rows and batches are cut, and makes no logits of all positions.
+    Logs masked_accuracy or causal_accuracy, and perplexity, the exponential of a loss. Evaluation averages over all
+    predicted tokens, independent of rows and batches, and computes logits at predicted positions only.
 
-    >>> LanguageModelTrainer(model, arguments, RowCollator(0), rows, held_out_rows, objective="mlm").train()
+    >>> LanguageModelTrainer(model, arguments, RowCollator(0), rows, validation_rows, objective="mlm").train()
     """
 
-    def __init__(self, *args, objective: str = "mlm", **kwargs):
-        if objective not in PASSES:
-            raise ValueError(f"objective is one of {', '.join(PASSES)}, not {objective!r}")
+    objective: str
+
+    def __init__(self, *args: Any, objective: str = "mlm", **kwargs: Any):
+        if objective not in LOSSES:
+            raise InputError(f"--objective must be one of {', '.join(LOSSES)}, not {objective!r}")
         self.objective = objective
-        kwargs.setdefault("compute_metrics", self.means)
+        kwargs.setdefault("compute_metrics", self.mean_metrics)
         super().__init__(*args, **kwargs)
         if objective == "joint" and self.args.n_gpu > 1:
-            raise ValueError(
-                f"one process cannot train both objectives on {self.args.n_gpu} GPUs; start one for each with "
-                "accelerate launch or torchrun, or show it one with CUDA_VISIBLE_DEVICES"
+            raise InputError(
+                f"one process cannot train both objectives on {self.args.n_gpu} GPUs: start one process per GPU with "
+                "accelerate launch or torchrun, or select one GPU with CUDA_VISIBLE_DEVICES"
             )
-        self.right: torch.Tensor | int = 0  # predictions since the last log, and how many there were
+        self.correct: torch.Tensor | int = 0  # predictions since the last log
         self.predicted: torch.Tensor | int = 0
 
-    def inputs_of_passes(self, inputs: dict[str, torch.Tensor]) -> dict[str, dict]:
-        """What the model is given for each of the objective's losses."""
+    def inputs_per_loss(self, inputs: dict[str, torch.Tensor]) -> dict[str, dict[str, Any]]:
+        """Return the model's inputs for each loss of the objective."""
         if self.objective != "joint":
-            return {PASSES[self.objective][0]: inputs}
+            return {LOSSES[self.objective][0]: inputs}
         masked = {**inputs, "causal": False}
         originals = torch.where(inputs["labels"] == IGNORED, inputs["input_ids"], inputs["labels"])
-        labels = originals.masked_fill(inputs["input_ids"] == self.model.config.pad_token_id, IGNORED)
-        if "position_ids" in inputs:  # nothing predicts the first token of a document
+        labels = originals.masked_fill(inputs["input_ids"].eq(self.model.config.pad_token_id), IGNORED)
+        if "position_ids" in inputs:  # the first token of a document is not predicted
             labels = labels.masked_fill(inputs["position_ids"] == 0, IGNORED)
         return {"masked": masked, "causal": {**inputs, "input_ids": originals, "labels": labels}}
 
-    def _get_num_items_in_batch(self, batch_samples: list, device: torch.device):
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
+        """Count the labels of each loss: a tensor [2] for the joint objective."""
+        count: Callable[..., Any] = super()._get_num_items_in_batch
         if self.objective != "joint" or not batch_samples:
-            return super()._get_num_items_in_batch(batch_samples, device)
-        passes = [self.inputs_of_passes(batch) for batch in batch_samples]
-        return torch.stack(
-            [
-                super(LanguageModelTrainer, self)._get_num_items_in_batch([p[name] for p in passes], device)
-                for name in PASSES["joint"]
-            ]
-        )
+            return count(batch_samples, device)
+        batches = [self.inputs_per_loss(batch) for batch in batch_samples]
+        return torch.stack([count([batch[name] for batch in batches], device) for name in LOSSES["joint"]])
 
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        passes = self.inputs_of_passes(inputs)
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        inputs_per_loss = self.inputs_per_loss(inputs)
         items = num_items_in_batch.flatten() if self.objective == "joint" else [num_items_in_batch]
-        compute = super().compute_loss
-        found = [compute(model, given, True, number) for given, number in zip(passes.values(), items, strict=True)]
-        loss, outputs = sum(loss for loss, _ in found), found[0][1]
-        self._count(next(iter(passes.items())), outputs)
+        compute: Callable[..., Any] = super().compute_loss
+        results = [
+            compute(model, loss_inputs, True, number)
+            for loss_inputs, number in zip(inputs_per_loss.values(), items, strict=True)
+        ]
+        loss, outputs = sum(loss for loss, _ in results), results[0][1]
+        name, loss_inputs = next(iter(inputs_per_loss.items()))
+        labels = predicted_labels(name, loss_inputs)
+        correct = predictions(outputs, labels) == labels[labels != IGNORED]
+        self.correct, self.predicted = self.correct + correct.sum(), self.predicted + correct.numel()
         return (loss, outputs) if return_outputs else loss
-
-    def _count(self, given: tuple[str, dict], outputs) -> None:
-        labels = predicted_labels(*given)
-        right = predictions(outputs, labels) == labels[labels != IGNORED]
-        self.right, self.predicted = self.right + right.sum(), self.predicted + right.numel()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             if self.objective != "joint":
                 logs["perplexity"] = perplexity(logs["loss"])
-            found = torch.tensor([float(self.right), float(self.predicted)], device=self.args.device)
-            right, predicted = self.accelerator.reduce(found, "sum").tolist()
-            self.right = self.predicted = 0
+            counts = torch.tensor([float(self.correct), float(self.predicted)], device=self.args.device)
+            correct, predicted = self.accelerator.reduce(counts, "sum").tolist()
+            self.correct = self.predicted = 0
             if predicted:
-                logs[f"{PASSES[self.objective][0]}_accuracy"] = right / predicted
+                logs[f"{LOSSES[self.objective][0]}_accuracy"] = correct / predicted
         super().log(logs, start_time)
 
-    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
-        """Sums of each row [B, 3 per pass]: loss, right predictions, predictions."""
+    def prediction_step(
+        self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[None, torch.Tensor, torch.Tensor]:
+        """Return sums per row, [B, 3 per loss]: the loss, correct predictions, predictions."""
         inputs, sums = self._prepare_inputs(inputs), []
-        for name, given in self.inputs_of_passes(inputs).items():
+        for name, loss_inputs in self.inputs_per_loss(inputs).items():
             with torch.no_grad(), self.compute_loss_context_manager():
-                outputs = model(**given, sparse_prediction=True)
-            labels = predicted_labels(name, given)
-            known = labels != IGNORED
-            right = (predictions(outputs, labels) == labels[known]).float()
+                outputs = model(**loss_inputs, sparse_prediction=True)
+            labels = predicted_labels(name, loss_inputs)
+            labelled = labels != IGNORED
+            correct = (predictions(outputs, labels) == labels[labelled]).float()
             losses = outputs.losses
             if losses is None:
-                losses = cross_entropies(outputs.logits[known], labels[known])
-            found = torch.stack([losses.float(), right, torch.ones_like(right)], dim=1)
-            row = known.nonzero()[:, 0]
-            sums.append(found.new_zeros(labels.shape[0], 3).index_add(0, row, found))
-        sums = torch.cat(sums, dim=1)
-        return None, sums, sums
+                losses = cross_entropy_per_item(outputs.logits[labelled], labels[labelled])
+            values = torch.stack([losses.float(), correct, torch.ones_like(correct)], dim=1)
+            row = labelled.nonzero()[:, 0]
+            sums.append(values.new_zeros(labels.shape[0], 3).index_add(0, row, values))
+        row_sums = torch.cat(sums, dim=1)
+        return None, row_sums, row_sums
 
     def operations(self, tokens: float, predicted: float) -> float:
-        """A joint step is two; in the causal one, next to all tokens are predicted."""
+        """A joint step makes two passes; the causal one predicts nearly all tokens."""
         causal = super().operations(tokens, tokens) if self.objective == "joint" else 0
         return super().operations(tokens, predicted) + causal
 
-    def means(self, prediction: EvalPrediction) -> dict[str, float]:
-        """Over all predicted tokens."""
+    def mean_metrics(self, prediction: EvalPrediction) -> dict[str, float]:
+        """Average the sums of `prediction_step` over all predicted tokens."""
         sums = np.asarray(prediction.predictions, dtype=np.float64).sum(0)
         metrics = {"loss": 0.0}
-        for name, (loss, right, number) in zip(PASSES[self.objective], sums.reshape(-1, 3), strict=True):
+        for name, (loss, correct, number) in zip(LOSSES[self.objective], sums.reshape(-1, 3), strict=True):
             prefix = "causal_" if self.objective == "joint" and name == "causal" else ""
             number = max(number, 1)
             metrics["loss"] += loss / number
-            metrics |= {f"{name}_accuracy": right / number, f"{prefix}perplexity": perplexity(loss / number)}
+            metrics |= {f"{name}_accuracy": correct / number, f"{prefix}perplexity": perplexity(loss / number)}
         return metrics
 
 
-def predicted_labels(name: str, inputs: dict) -> torch.Tensor:
-    """At each position [B, N] what it has to predict."""
+def predicted_labels(name: str, inputs: dict[str, Any]) -> torch.Tensor:
+    """Return the label that each position [B, N] predicts: its own, or with "causal" that of the next token."""
     labels = inputs["labels"]
     return labels if name == "masked" else functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
 
 
 def predictions(outputs: HfDebertaMaskedLMOutput, labels: torch.Tensor) -> torch.Tensor:
-    """Best words [M] where something is to be predicted; a compiled graph predicts at all positions."""
-    return outputs.logits[labels != IGNORED].argmax(-1) if outputs.predictions is None else outputs.predictions
+    """Return the predicted tokens [M] at labelled positions. A compiled graph returns logits at all positions."""
+    if outputs.predictions is not None:
+        return outputs.predictions
+    return cast(torch.Tensor, outputs.logits)[labels != IGNORED].argmax(-1)
 
 
 def perplexity(loss: float) -> float:

@@ -1,16 +1,16 @@
-"""Which tokens a masked-language model has to guess: whole words and spans of words.
+"""Mask tokens for masked-language modelling: whole words and spans of words.
 
 Two generators:
 
-`unbiased` (default)  every word of a row is masked with the same probability. Spans of 1 to `max_ngram` words, drawn
-                      with P(n) ~ 1/n, and the words that stay are put into random order around a circle. So the number
-                      of masked words is exact, and neither the ends of a row nor long words fare differently.
-`official`            what the released code does, for reproduction. Windows of 6n words (at 15 %) hold one span of n
-                      words each, from left to right, until 15 % of the row is reached: 1/6 of the words are masked up
-                      to there and none after it. With max_ngram 1 it masks pieces, otherwise whole words.
+`unbiased` (default)  Every word of a row is masked with the same probability. Spans of 1 to `max_ngram` words, with
+                      P(n) ~ 1/n, and the unmasked words are arranged at random on a circle. So the number of masked
+                      words is exact, and the ends of a row and long words are masked as often as all others.
+`official`            The released generator, for reproduction. Windows of 6n words (at 15 %) hold one span of n words
+                      each, from left to right, until 15 % of the row is masked: 1/6 of the words up to there, and none
+                      after it. With max_ngram 1 it masks tokens, otherwise whole words.
 
-Of the chosen tokens 80 % become [MASK], 10 % a random word, 10 % stay. What is drawn depends on (seed, epoch, row)
-alone, not on workers or processes.
+Of the chosen tokens 80 % become [MASK], 10 % a random token, 10 % stay. The draws depend on (seed, epoch, row) alone,
+not on workers or processes.
 """
 
 import random
@@ -26,28 +26,29 @@ from tokenizers.decoders import ByteLevel
 from transformers import PreTrainedTokenizerBase
 
 from hf_deberta.model.batch_loss import IGNORED
+from hf_deberta.runs.errors import InputError
 
 GENERATORS = ("unbiased", "official")
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What masking has to know of a tokenizer."""
+    """The properties of a tokenizer that masking needs."""
 
     mask_token_id: int
-    special: np.ndarray  # bool, [V]: never masked, never put in
-    begins_word: np.ndarray  # bool, [V]: begins a word, all others go on with one
-    words: np.ndarray  # ids that may replace a token
+    special: np.ndarray  # bool, [V]: neither masked nor used as a replacement
+    begins_word: np.ndarray  # bool, [V]: the first token of a word; all others continue a word
+    replacements: np.ndarray  # ids that may replace a token
 
     @classmethod
-    def of(cls, tokenizer: PreTrainedTokenizerBase) -> "Vocabulary":
-        """Pieces begin a word with "▁" (SentencePiece) or "Ġ" (byte BPE), and punctuation is a word of its own.
+    def from_tokenizer(cls, tokenizer: PreTrainedTokenizerBase) -> "Vocabulary":
+        """Find the tokens that begin a word: those with "▁" (SentencePiece) or "Ġ" (byte BPE), and punctuation.
 
-        Without any "▁" or "Ġ", each piece is a word.
+        Without any "▁" or "Ġ", each token is a word.
         """
         if tokenizer.mask_token_id is None:
-            raise ValueError("masking needs a mask token, and this tokenizer has none; add mask_token='[MASK]'")
-        pieces = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+            raise InputError("masking needs a mask token, but this tokenizer has none: add mask_token='[MASK]'")
+        pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
         begins = np.array([piece is None or piece[:1] in ("▁", "Ġ") for piece in pieces])
         special = np.zeros(len(tokenizer), dtype=bool)
         special[[i for i in tokenizer.all_special_ids if i < len(tokenizer)]] = True
@@ -61,9 +62,9 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Masking:
-    """Masks a row: `masking(ids, (seed, epoch, row))` gives input ids, and labels, -100 where nothing is to be guessed.
+    """Masks a row: `masking(ids, (seed, epoch, row))` returns input ids, and labels, -100 at tokens not to predict.
 
-    >>> masking = Masking(Vocabulary.of(tokenizer))
+    >>> masking = Masking(Vocabulary.from_tokenizer(tokenizer))
     >>> input_ids, labels = masking(np.array(tokenizer("Paris is the capital of France.")["input_ids"]), (0, 0, 0))
     """
 
@@ -73,72 +74,77 @@ class Masking:
     generator: str = "unbiased"
     mask_prob: float = 0.8
     random_prob: float = 0.1
-    whole_words: bool = True  # False: the unbiased generator takes every piece for a word
+    whole_words: bool = True  # False: the unbiased generator treats each token as a word
 
     def __post_init__(self) -> None:
         if self.generator not in GENERATORS:
-            raise ValueError(f"masking is one of {', '.join(GENERATORS)}, not {self.generator!r}")
+            raise InputError(f"--masking must be {' or '.join(GENERATORS)}, not {self.generator!r}")
         if not 0 < self.mlm_probability < 1:
-            raise ValueError(f"mlm_probability must lie between 0 and 1, not {self.mlm_probability}")
+            raise InputError(f"--mlm_probability must lie between 0 and 1, not {self.mlm_probability}")
         if self.max_ngram < 1:
-            raise ValueError(f"max_ngram must be 1 or more, not {self.max_ngram}")
+            raise InputError(f"--max_ngram must be 1 or more, not {self.max_ngram}")
         if min(self.mask_prob, self.random_prob) < 0 or self.mask_prob + self.random_prob > 1:
-            raise ValueError(
-                "mask_prob and random_prob are shares of the chosen tokens, not "
+            raise InputError(
+                "--mask_prob and --random_prob are shares of the chosen tokens: 0 or more, and at most 1 together, not "
                 f"{self.mask_prob} and {self.random_prob}"
             )
 
     def __call__(self, ids: np.ndarray, key: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-        """Input ids and labels [N] of a row of ids [N]."""
+        """Return input ids [N] and labels [N] of a row of ids [N]."""
         if self.generator == "official":
             return self._official(ids, random.Random(":".join(map(str, key))))
         rng = np.random.default_rng(np.random.SeedSequence(key))
-        places, word = words_of(ids, self.vocabulary, self.whole_words)
+        positions, word = number_words(ids, self.vocabulary, self.whole_words)
         words = word[-1] + 1 if len(word) else 0
-        chosen = places[spans(words, self.mlm_probability, self.max_ngram, rng)[word]] if words else places
+        chosen = positions
+        if words:
+            chosen = positions[choose_words(words, self.mlm_probability, self.max_ngram, rng)[word]]
         labels = np.full(len(ids), IGNORED, dtype=np.int64)
         labels[chosen] = ids[chosen]
-        fate = rng.random(len(chosen))
+        draws = rng.random(len(chosen))
         masked = ids.astype(np.int64)
-        masked[chosen[fate < self.mask_prob]] = self.vocabulary.mask_token_id
-        changed = chosen[(fate >= self.mask_prob) & (fate < self.mask_prob + self.random_prob)]
-        masked[changed] = rng.choice(self.vocabulary.words, len(changed))
+        masked[chosen[draws < self.mask_prob]] = self.vocabulary.mask_token_id
+        changed = chosen[(draws >= self.mask_prob) & (draws < self.mask_prob + self.random_prob)]
+        masked[changed] = rng.choice(self.vocabulary.replacements, len(changed))
         return masked, labels
 
     def _official(self, ids: np.ndarray, rng: random.Random) -> tuple[np.ndarray, np.ndarray]:
         vocabulary = self.vocabulary
         units = official_units(ids, vocabulary, whole_words=self.max_ngram > 1)
-        wanted = max(1, round(len(ids) * self.mlm_probability))
+        number = max(1, round(len(ids) * self.mlm_probability))
         masked, labels = ids.astype(np.int64), np.full(len(ids), IGNORED, dtype=np.int64)
-        everything = range(len(vocabulary.special))  # special tokens too, as released
+        all_ids = range(len(vocabulary.special))  # including special tokens, as released
 
-        for place in official_choice(units, wanted, int(1 / self.mlm_probability), self.max_ngram, rng):
-            labels[place] = ids[place]
-            fate = rng.random()
-            if fate < self.mask_prob:
-                masked[place] = vocabulary.mask_token_id
-            elif fate >= 1 - self.random_prob:
-                masked[place] = rng.choice(everything)
+        for position in official_positions(units, number, int(1 / self.mlm_probability), self.max_ngram, rng):
+            labels[position] = ids[position]
+            draw = rng.random()
+            if draw < self.mask_prob:
+                masked[position] = vocabulary.mask_token_id
+            elif draw >= 1 - self.random_prob:
+                masked[position] = rng.choice(all_ids)
         return masked, labels
 
 
 def is_punctuation(piece: str) -> bool:
-    """A single character that is no part of a word, as the released code has it: "," and "—", but not "..."."""
+    """Return whether a piece is a single character that is not part of a word: "," and "—", but not "...".
+
+    The same rule as in the released code.
+    """
     return len(piece) == 1 and (piece in string.punctuation or unicodedata.category(piece)[0] in "PCZ")
 
 
-def words_of(ids: np.ndarray, vocabulary: Vocabulary, whole_words: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Places of tokens that may be masked, and the number of the word that each belongs to."""
-    places = np.flatnonzero(~vocabulary.special[ids])
+def number_words(ids: np.ndarray, vocabulary: Vocabulary, whole_words: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return the positions of tokens that may be masked, and for each the number of its word."""
+    positions = np.flatnonzero(~vocabulary.special[ids])
     if not whole_words:
-        return places, np.arange(len(places))
-    begins = vocabulary.begins_word[ids[places]]
-    begins[1:] |= np.diff(places) > 1  # after a special token
-    return places, np.cumsum(begins) - begins[:1].sum()
+        return positions, np.arange(len(positions))
+    begins = vocabulary.begins_word[ids[positions]]
+    begins[1:] |= np.diff(positions) > 1  # after a special token
+    return positions, np.cumsum(begins) - begins[:1].sum()
 
 
-def spans(words: int, probability: float, max_ngram: int, rng: np.random.Generator) -> np.ndarray:
-    """Which of so many words to mask, bool [words]: each with the given probability, in spans of up to max_ngram."""
+def choose_words(words: int, probability: float, max_ngram: int, rng: np.random.Generator) -> np.ndarray:
+    """Return which words to mask, bool [words]: each with the same probability, in spans of up to max_ngram words."""
     number = min(int(words * probability + rng.random()), words)
     weights = 1 / np.arange(1, max_ngram + 1)
     lengths = rng.choice(np.arange(1, max_ngram + 1), size=number, p=weights / weights.sum())
@@ -155,35 +161,39 @@ def spans(words: int, probability: float, max_ngram: int, rng: np.random.Generat
 
 
 def official_units(ids: np.ndarray, vocabulary: Vocabulary, whole_words: bool) -> list[list[int]]:
-    """Places grouped into what the official generator masks together; special tokens do not part a word."""
+    """Group positions into the units that the official generator masks together.
+
+    Special tokens do not separate words.
+    """
     units: list[list[int]] = []
-    for place in np.flatnonzero(~vocabulary.special[ids]).tolist():
-        if whole_words and units and not vocabulary.begins_word[ids[place]]:
-            units[-1].append(place)
+    for position in np.flatnonzero(~vocabulary.special[ids]).tolist():
+        if whole_words and units and not vocabulary.begins_word[ids[position]]:
+            units[-1].append(position)
         else:
-            units.append([place])
+            units.append([position])
     return units
 
 
-def official_choice(
-    units: list[list[int]], wanted: int, window_of_word: int, max_ngram: int, rng: random.Random
+def official_positions(
+    units: list[list[int]], number: int, window_per_word: int, max_ngram: int, rng: random.Random
 ) -> Iterator[int]:
-    """Yield places to mask, unit by unit from the left, until so many are reached.
+    """Yield positions to mask, unit by unit from the left, until there are `number` or more.
 
-    The draws come in the order of the official code: for each window a length and a start, later a fate per token.
+    The order of draws is that of the official code: a length and a start for each window, then one draw per token.
     """
     cumulative = list(accumulate(1 / n for n in range(1, max_ngram + 1)))
-    taken, at = set(), 0
+    chosen: set[int] = set()
+    at = 0
     while at < len(units):
         n = 1 + min(bisect_right(cumulative, rng.random() * cumulative[-1]), max_ngram - 1)
-        window = min(n * window_of_word, len(units) - at)
+        window = min(n * window_per_word, len(units) - at)
         start = at + rng.randint(0, window - 1)
         end = min(start + n, len(units))
-        taken.update(range(start, end))
+        chosen.update(range(start, end))
         at = max(at + window, end)
     count = 0
-    for i in sorted(taken):
+    for i in sorted(chosen):
         yield from units[i]
         count += len(units[i])
-        if count >= wanted:
+        if count >= number:
             return

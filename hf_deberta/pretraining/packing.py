@@ -1,8 +1,8 @@
 """Rows of full length, cut from a token file.
 
-A row is a number of pieces, each `[CLS] piece [SEP]`, from documents in order. Documents that do not fit are cut and go
-on in the next row. Position ids restart with each piece, which is how the models know that pieces do not see one
-another.
+A row is a sequence of pieces, each `[CLS] piece [SEP]`, from documents in order. A document that does not fit is cut
+and continues in the next row. Position ids restart with each piece: the models recognise document boundaries by them,
+and there is no attention between pieces.
 """
 
 from array import array
@@ -14,12 +14,13 @@ from transformers import PreTrainedTokenizerBase
 from hf_deberta.model.batch_loss import IGNORED
 from hf_deberta.pretraining.masking import Masking
 from hf_deberta.pretraining.token_file import TokenFile
+from hf_deberta.runs.errors import InputError
 
-LEAST_PIECE = 8  # tokens of a document for which it is begun at the end of a row
+MIN_PIECE = 8  # a document starts at the end of a row only if so many of its tokens fit
 
 
 def packed_rows(ends: np.ndarray, length: int) -> np.ndarray:
-    """Where each row of `length` tokens begins: document and token within it, [R, 2]."""
+    """Return where each row of `length` tokens begins: document and token within it, [R, 2]."""
     sizes = np.diff(ends, prepend=0)
     after = np.cumsum(sizes + 2)  # with [CLS] and [SEP]
     rows, document, offset = array("q"), 0, 0
@@ -33,12 +34,12 @@ def packed_rows(ends: np.ndarray, length: int) -> np.ndarray:
         first = document + 1
         document = int(np.searchsorted(after, after[first - 1] + room, side="right"))
         room -= int(after[document - 1] - after[first - 1])
-        offset = room - 2 if room - 2 >= LEAST_PIECE and document < len(ends) else 0
+        offset = room - 2 if room - 2 >= MIN_PIECE and document < len(ends) else 0
     return np.frombuffer(rows, dtype=np.int64).reshape(-1, 2)
 
 
 def single_rows(ends: np.ndarray, length: int) -> np.ndarray:
-    """The same for rows that hold one document, or a piece of one, each: [R, 2]."""
+    """Return the same for rows of one document, or one piece of a document, each: [R, 2]."""
     sizes = np.diff(ends, prepend=0)
     pieces = -(-sizes // (length - 2))
     documents = np.repeat(np.arange(len(ends)), pieces)
@@ -47,20 +48,22 @@ def single_rows(ends: np.ndarray, length: int) -> np.ndarray:
 
 
 def check_rows(tokenizer: PreTrainedTokenizerBase, length: int) -> None:
-    if length < LEAST_PIECE + 2:
-        raise ValueError(f"a row needs {LEAST_PIECE + 2} tokens at least, not {length}")
+    """Check that rows of this length can be made with the tokenizer's special tokens."""
+    if length < MIN_PIECE + 2:
+        raise InputError(f"--max_seq_length must be at least {MIN_PIECE + 2}, not {length}")
     missing = [n for n in ("cls_token", "sep_token", "pad_token") if getattr(tokenizer, f"{n}_id") is None]
     if missing:
-        raise ValueError(f"rows need a tokenizer with {', '.join(missing)}, which this one has not; give it one")
+        raise InputError(f"rows need a tokenizer with {', '.join(missing)}, which this one does not have")
 
 
 class Rows(torch.utils.data.Dataset):
-    """Rows of a corpus, masked anew in each epoch.
+    """Rows of a corpus, masked differently in each epoch.
 
-    An index counts through the epochs: `index = epoch * len(rows) + row`, so a sampler says which epoch it is, and
-    what comes out is the same in any worker. Without `masking`, labels are the ids, for causal language models.
+    An index counts through the epochs, `index = epoch * len(rows) + row`. So the sampler determines the epoch, and each
+    worker returns the same row for an index. Without `masking`, labels are the ids, for causal language models.
 
-    >>> rows = Rows(TokenFile.read("my-tokens"), tokenizer, length=512, masking=Masking(Vocabulary.of(tokenizer)))
+    >>> masking = Masking(Vocabulary.from_tokenizer(tokenizer))
+    >>> rows = Rows(TokenFile.read("my-tokens"), tokenizer, length=512, masking=masking)
     >>> rows[0].keys()
     dict_keys(['input_ids', 'labels', 'position_ids'])
     """
@@ -76,8 +79,8 @@ class Rows(torch.utils.data.Dataset):
     ):
         check_rows(tokenizer, length)
         self.tokens, self.length, self.masking, self.pack, self.seed = tokens, length, masking, pack, seed
-        self.first, self.last = np.array([[tokenizer.cls_token_id], [tokenizer.sep_token_id]])
-        self.padding = tokenizer.pad_token_id
+        self.cls, self.sep = np.array([[tokenizer.cls_token_id], [tokenizer.sep_token_id]])
+        self.pad_token_id = tokenizer.pad_token_id
         self.rows = (packed_rows if pack else single_rows)(tokens.ends, length)
 
     def __len__(self) -> int:
@@ -86,20 +89,20 @@ class Rows(torch.utils.data.Dataset):
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         epoch, row = divmod(index, len(self.rows))
         pieces = self.pieces(row)
-        ids = np.concatenate([part for piece in pieces for part in (self.first, piece, self.last)])
-        places = np.concatenate([np.arange(len(piece) + 2) for piece in pieces])
+        ids = np.concatenate([part for piece in pieces for part in (self.cls, piece, self.sep)])
+        positions = np.concatenate([np.arange(len(piece) + 2) for piece in pieces])
         if self.masking is not None:
             masked, labels = self.masking(ids, (self.seed, epoch, row))
-        else:  # nothing predicts the first token of a document
-            masked, labels = ids, np.where(places == 0, IGNORED, ids)
+        else:  # the first token of a document is not predicted
+            masked, labels = ids, np.where(positions == 0, IGNORED, ids)
         item = {"input_ids": masked, "labels": labels}
         if self.pack:
-            item["position_ids"] = places
-            item = {name: self.filled(name, value) for name, value in item.items()}
+            item["position_ids"] = positions
+            item = {name: self._fill(name, value) for name, value in item.items()}
         return item
 
     def pieces(self, row: int) -> list[np.ndarray]:
-        """The documents of a row, or what of them stands in it."""
+        """Return the documents of a row, or their parts that are in the row."""
         document, offset = self.rows[row].tolist()
         if not self.pack:
             return [self.tokens.document(document)[offset : offset + self.length - 2]]
@@ -110,36 +113,33 @@ class Rows(torch.utils.data.Dataset):
         pieces[0] = pieces[0][offset:]
         return [piece for piece in pieces if len(piece)]
 
-    def context(self) -> float:
-        """Tokens of the piece that a token stands in, on average."""
+    def mean_context_length(self) -> float:
+        """Return the length of the piece that a token belongs to, averaged over all tokens."""
         sizes = np.diff(self.tokens.ends, prepend=0)
         whole, rest = np.divmod(sizes, self.length - 2)
         squares = (whole * self.length**2 + np.where(rest > 0, rest + 2, 0) ** 2).sum()
         return float(squares / (whole * self.length + np.where(rest > 0, rest + 2, 0)).sum())
 
-    def filled(self, name: str, value: np.ndarray) -> np.ndarray:
-        """To full length. What is left at the end of a row are documents of one padding token, seen by nobody."""
-        fill = {"input_ids": self.padding, "labels": IGNORED, "position_ids": 0}[name]
+    def _fill(self, name: str, value: np.ndarray) -> np.ndarray:
+        """Pad to full length. Each padding token has position 0, so it is a document of its own, attended by none."""
+        fill = {"input_ids": self.pad_token_id, "labels": IGNORED, "position_ids": 0}[name]
         return np.concatenate([value, np.full(self.length - len(value), fill, dtype=np.int64)])
 
 
 class RowCollator:
-    """Rows [B, N] of tensors; rows of different length are padded to the longest and get an attention mask."""
+    """Stacks rows into tensors [B, N]; rows of different length are padded to the longest and get an attention mask."""
 
-    def __init__(self, padding: int, multiple_of: int | None = None):
-        self.fill = {"input_ids": padding, "labels": IGNORED, "attention_mask": 0}
-        self.multiple_of = multiple_of
+    def __init__(self, pad_token_id: int):
+        self.fill = {"input_ids": pad_token_id, "labels": IGNORED, "attention_mask": 0}
 
     def __call__(self, rows: list[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
         if "position_ids" in rows[0]:
             return {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]}
         rows = [{**row, "attention_mask": np.ones_like(row["input_ids"])} for row in rows]
         length = max(len(row["input_ids"]) for row in rows)
-        if self.multiple_of:
-            length = -(-length // self.multiple_of) * self.multiple_of
         return {
-            name: torch.from_numpy(np.stack([self.padded(name, row[name], length) for row in rows])) for name in rows[0]
+            name: torch.from_numpy(np.stack([self._pad(name, row[name], length) for row in rows])) for name in rows[0]
         }
 
-    def padded(self, name: str, value: np.ndarray, length: int) -> np.ndarray:
+    def _pad(self, name: str, value: np.ndarray, length: int) -> np.ndarray:
         return np.concatenate([value, np.full(length - len(value), self.fill[name], dtype=np.int64)])

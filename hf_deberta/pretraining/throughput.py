@@ -1,17 +1,20 @@
-"""How much work a training step is, and what share of a device's peak it reaches (MFU).
+"""Tokens per second, and model FLOPs utilization (MFU): the operations of training as a share of the device's peak.
 
-The work counted is that of the matrix products of the model as the paper has it, three times the forward pass. What
-an implementation does besides, or saves, is not counted: so two implementations can be compared.
+Counts the matrix products of the model as the paper defines it, three times the forward pass. Other work of an
+implementation, and work that it saves, is not counted, so that implementations can be compared.
 """
 
 import time
+from typing import Any
 
 import torch
+from transformers import TrainerCallback
 
+from hf_deberta.model.batch_loss import IGNORED
 from hf_deberta.model.configuration_hf_deberta import HfDebertaConfig
 from hf_deberta.model.dense import dense
 
-# dense peaks in operations per second, from the makers' data sheets, of the first that a device's name contains
+# Dense peaks in operations per second, from the makers' data sheets. The first name that a device's name contains wins.
 BF16_PEAKS = {
     "B200": 2250e12,
     "H200 NVL": 835e12,
@@ -33,60 +36,98 @@ BF16_PEAKS = {
 
 def training_operations(
     config: HfDebertaConfig,
-    tokens: int,
-    context: float,
-    predicted: int,
-    vocabulary: int | None = None,
+    tokens: float,
+    context_length: float,
+    predicted: float,
+    vocab_size: int | None = None,
 ) -> float:
-    """Operations of a forward and a backward pass of the masked-language model.
+    """Return the operations of a forward and a backward pass of the masked-language model.
 
     Args:
-        tokens: tokens of the batch.
-        context: keys that a token sees on average: the length of its document.
-        predicted: positions decoded and scored.
-        vocabulary: words scored; `config.vocab_size`, or 0 for a model without a language-model head.
+        tokens: number of tokens in the batch.
+        context_length: number of keys per query: the mean length of a token's document.
+        predicted: number of positions that are decoded and scored.
+        vocab_size: `config.vocab_size` by default; 0 for a model without a language-model head.
 
-    >>> training_operations(HfDebertaConfig(), tokens=4096, context=512, predicted=614) / 1e12   # base size
+    >>> training_operations(HfDebertaConfig(), tokens=4096, context_length=512, predicted=614) / 1e12   # base size
     5.1...
     """
     width, inner = config.hidden_size, config.intermediate_size
-    vocabulary = config.vocab_size if vocabulary is None else vocabulary
-    terms = len(config.pos_att_type) if config.relative_attention else 0
+    vocab_size = config.vocab_size if vocab_size is None else vocab_size
+    terms = len(config.pos_att_type or ()) if config.relative_attention else 0
     keys_and_values = 2 * 2 * width * width
-    of_queries = 2 * (2 * width * width + 2 * width * inner)  # query and output projections, feed-forward
-    # scores and their sum over values, and a product of as many numbers per position term
-    attending = 2 * (2 + terms) * context * width
+    queries_and_feed_forward = 2 * (2 * width * width + 2 * width * inner)  # with the output projection
+    # scores, the weighted sum of values, and one product of the same size per position term
+    attention = 2 * (2 + terms) * context_length * width
     layers = config.num_hidden_layers
-    decoded = 0
-    if vocabulary and config.decodes_positions:
+    decoder = 0.0
+    if vocab_size and config.uses_mask_decoder:
         layers -= 1
-        decoded = tokens * keys_and_values + predicted * config.emd_steps * (of_queries + attending)
-    encoder = layers * tokens * (keys_and_values + of_queries + attending)
-    head = predicted * 2 * (width * width + width * vocabulary) if vocabulary else 0
-    return 3 * (encoder + decoded + head)
+        decoder = tokens * keys_and_values + predicted * config.emd_steps * (queries_and_feed_forward + attention)
+    encoder = layers * tokens * (keys_and_values + queries_and_feed_forward + attention)
+    head = predicted * 2 * (width * width + width * vocab_size) if vocab_size else 0
+    return 3 * (encoder + decoder + head)
 
 
 def peak_operations(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations per second at best: of the data sheet, or measured with a large product where it is not known."""
+    """Return the device's peak in operations per second: from the data sheet, or else measured."""
     if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
         name = torch.cuda.get_device_name(device)
-        for known, peak in BF16_PEAKS.items():
-            if known in name:
+        for device_name, peak in BF16_PEAKS.items():
+            if device_name in name:
                 return peak
     return measured_peak(device, dtype)
 
 
 def measured_peak(device: torch.device, dtype: torch.dtype, size: int = 1024) -> float:
-    """Of the best of a few products of large matrices, as a layer of the models does them; draws no random numbers."""
+    """Measure the fastest of a few large matrix products, as a layer of the models does them.
+
+    Draws no random numbers, since that would change the training run.
+    """
     layer = torch.nn.utils.skip_init(torch.nn.Linear, size, size, bias=False, device=device, dtype=dtype)
     torch.nn.init.ones_(layer.weight)
     states = torch.ones(size, size, device=device, dtype=dtype)
     best = float("inf")
     with torch.no_grad():
         for _ in range(5):
-            began = time.perf_counter()
+            started = time.perf_counter()
             dense(layer, states)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-            best = min(best, time.perf_counter() - began)
+            best = min(best, time.perf_counter() - started)
     return 2 * size**3 / best
+
+
+class ThroughputMeter(TrainerCallback):
+    """Counts tokens and measures the time of training between two logs, without the time of evaluating and saving."""
+
+    def __init__(self, pad_token_id: int):
+        self.pad_token_id = pad_token_id
+        self.counts = torch.zeros(2, dtype=torch.long)  # real tokens, predicted tokens
+        self.started = self.last_step = time.perf_counter()
+
+    def add(self, batch: dict[str, torch.Tensor]) -> None:
+        real, predicted = batch["input_ids"].ne(self.pad_token_id), batch["labels"].ne(IGNORED)
+        counts = torch.stack([real.sum(), predicted.sum()])
+        self.counts = self.counts.to(counts.device) + counts
+
+    def read_and_reset(self) -> tuple[float, torch.Tensor]:
+        """Return the seconds and counts [2] since the last call."""
+        now, counts = time.perf_counter(), self.counts
+        seconds, self.started = now - self.started, now
+        self.counts = torch.zeros_like(counts)
+        return seconds, counts
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        self.started = time.perf_counter()
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        self.last_step = time.perf_counter()
+
+    def on_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """Leave out the time since the last step, which was spent evaluating or saving."""
+        now = time.perf_counter()
+        self.started += now - max(self.last_step, self.started)
+        self.last_step = now
+
+    on_save = on_evaluate

@@ -1,9 +1,9 @@
-"""A tokenizer of DeBERTa's two kinds, learnt from a corpus.
+"""Train a tokenizer on a corpus, of one of DeBERTa's two types.
 
-`unigram`  as v2 and v3: by SentencePiece, text normalised by NFKC, words marked with "▁"
-`bpe`      as v1: byte-level BPE, which knows no unknown character
+`unigram`  as v2 and v3: SentencePiece, text normalised by NFKC, words marked with "▁"
+`bpe`      as v1: byte-level BPE, which has no unknown characters
 
-Ids 0 to 3 are [PAD], [CLS], [SEP], [UNK], and [MASK] is the last, as in the released models.
+Ids 0 to 3 are [PAD], [CLS], [SEP], [UNK], and [MASK] is the last id, as in the released models.
 """
 
 import random
@@ -11,11 +11,13 @@ import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from sentencepiece import SentencePieceTrainer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers.utils import logging
 
+from hf_deberta.runs.errors import InputError
 from hf_deberta.tokenization_hf_deberta import HfDebertaTokenizer, build_unigram
 
 logger = logging.get_logger(__name__)
@@ -23,17 +25,17 @@ logger = logging.get_logger(__name__)
 KINDS = ("unigram", "bpe")
 FIRST_TOKENS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
 BYTES = 256
-MOST_CHARACTERS = 200_000_000  # that SentencePiece is given, for it takes some 20 bytes of memory for each
-LONGEST = 1_000_000  # characters of a line that are drawn together
-KINDS_OF_PIECE = ("pad", "bos", "eos", "unk")
-SPECIAL_PIECES = {f"{kind}_id": i for i, kind in enumerate(KINDS_OF_PIECE)}
-SPECIAL_PIECES |= {f"{kind}_piece": piece for kind, piece in zip(KINDS_OF_PIECE, FIRST_TOKENS, strict=True)}
-UNIGRAM = {
+MAX_CHARACTERS = 200_000_000  # for SentencePiece, which needs some 20 bytes of memory per character
+MAX_LINE_LENGTH = 1_000_000  # longer lines are cut before they are sampled
+SENTENCEPIECE_NAMES = ("pad", "bos", "eos", "unk")  # of FIRST_TOKENS
+SPECIAL_PIECES: dict[str, Any] = {f"{name}_id": i for i, name in enumerate(SENTENCEPIECE_NAMES)}
+SPECIAL_PIECES |= {f"{name}_piece": token for name, token in zip(SENTENCEPIECE_NAMES, FIRST_TOKENS, strict=True)}
+UNIGRAM: dict[str, Any] = {
     "model_type": "unigram",
     "normalization_rule_name": "nmt_nfkc",
     "character_coverage": 1.0,
-    "hard_vocab_limit": False,  # a small corpus gives fewer pieces
-    "max_sentence_length": 1 << 30,  # nothing is left out for its length
+    "hard_vocab_limit": False,  # a small corpus may give fewer tokens
+    "max_sentence_length": 1 << 30,  # no line is skipped for its length
     "minloglevel": 2,
 }
 
@@ -41,48 +43,55 @@ UNIGRAM = {
 def train_tokenizer(
     texts: Iterable[str], vocab_size: int, kind: str = "unigram", model_max_length: int = 512
 ) -> HfDebertaTokenizer:
-    """Learn a vocabulary of `vocab_size` tokens, special ones included; fewer if the texts hold no more.
+    """Train a tokenizer with `vocab_size` tokens, special ones included; fewer if the texts give no more.
 
     >>> tokenizer = train_tokenizer(open("corpus.txt", encoding="utf-8"), 8000)
     >>> tokenizer.save_pretrained("my-tokenizer")
     """
     if kind not in KINDS:
-        raise ValueError(f"a tokenizer is one of {', '.join(KINDS)}, not {kind!r}")
-    least = len(FIRST_TOKENS) + 1 + (BYTES if kind == "bpe" else 1)
-    if vocab_size < least:
-        raise ValueError(f"a vocabulary of {vocab_size} is too small: {kind} needs {least} at least, better thousands")
-    seen = _Counted(texts)
-    try:
-        tokenizer = (_unigram if kind == "unigram" else _byte_bpe)(seen, vocab_size - 1)  # [MASK] comes after
-    except Exception as error:  # tokenizers raises bare Exception
-        if seen.failure is not None:
-            raise seen.failure from seen.failure.__cause__
-        if seen.texts == 0:
-            raise ValueError("there is no text to learn a tokenizer from: the corpus is empty") from None
-        advice = (
-            f"; a Unigram vocabulary must hold every character of the corpus, here {len(seen.characters)}: ask for "
-            "more tokens, or take kind 'bpe'"
+        raise InputError(f"--tokenizer_type must be {' or '.join(KINDS)}, not {kind!r}")
+    smallest = len(FIRST_TOKENS) + 1 + (BYTES if kind == "bpe" else 1)
+    if vocab_size < smallest:
+        raise InputError(
+            f"--train_tokenizer: a vocabulary of {vocab_size} is too small: {kind} needs at least {smallest}, better "
+            "thousands"
         )
-        raise ValueError(
-            f"no {kind} vocabulary of {vocab_size} could be learnt from {seen.texts} texts ({error})"
-            + (advice if "required_chars" in str(error) else "")
+    counted = _CountedTexts(texts)
+    try:
+        train = _train_unigram if kind == "unigram" else _train_byte_bpe
+        tokenizer = train(counted, vocab_size - 1)  # [MASK] is added below
+    except Exception as error:  # tokenizers raises a bare Exception if reading the texts fails
+        if counted.failure is not None:
+            raise counted.failure from counted.failure.__cause__
+        if not isinstance(error, RuntimeError):
+            raise
+        if counted.texts == 0:
+            raise InputError("there is no text to train a tokenizer on: the corpus is empty") from None
+        advice = ""
+        if kind == "unigram" and vocab_size <= len(counted.characters) + len(FIRST_TOKENS):
+            advice = (
+                f"; a unigram vocabulary must contain every character of the corpus, here {len(counted.characters)}: "
+                "use a larger --train_tokenizer, or --tokenizer_type bpe"
+            )
+        raise InputError(
+            f"no {kind} vocabulary of {vocab_size} could be trained on {counted.texts} texts ({error}){advice}"
         ) from error
-    if seen.texts == 0:
-        raise ValueError("there is no text to learn a tokenizer from: the corpus is empty")
+    if counted.texts == 0:
+        raise InputError("there is no text to train a tokenizer on: the corpus is empty")
     if tokenizer.get_vocab_size() > vocab_size - 1:
-        raise ValueError(
-            f"a vocabulary of {vocab_size} is too small for this corpus: its {len(seen.characters)} characters and the "
-            f"special tokens alone are {tokenizer.get_vocab_size() + 1}"
+        raise InputError(
+            f"a vocabulary of {vocab_size} is too small for this corpus: its {len(counted.characters)} characters and "
+            f"the special tokens alone are {tokenizer.get_vocab_size() + 1}"
         )
     if tokenizer.get_vocab_size() < vocab_size - 1:
-        logger.warning(f"the corpus gives {tokenizer.get_vocab_size() + 1} tokens of {vocab_size} wanted")
-    # in byte BPE the space belongs to the word, and [MASK] stands for both
+        logger.warning(f"the corpus gives only {tokenizer.get_vocab_size() + 1} of {vocab_size} tokens")
+    # In byte BPE the space belongs to the word, and [MASK] replaces both.
     mask = AddedToken("[MASK]", lstrip=kind == "bpe", normalized=kind == "bpe", special=True)
     return HfDebertaTokenizer(tokenizer_object=tokenizer, mask_token=mask, model_max_length=model_max_length)
 
 
-def _unigram(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    lines = drawn(line for text in texts for line in text.splitlines())
+def _train_unigram(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    lines = subsample_lines(line for text in texts for line in text.splitlines())
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "spm.model")
         with open(path, "wb") as file:
@@ -92,34 +101,39 @@ def _unigram(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         return build_unigram(path, do_lower_case=False, split_by_punct=False, add_prefix_space=None)[0]
 
 
-def drawn(lines: Iterable[str], most: int | None = None, seed: int = 0) -> Iterator[str]:
-    """The lines in order; of more than `most` characters, lines drawn from all over them that hold no more than that.
+def subsample_lines(lines: Iterable[str], max_characters: int | None = None, seed: int = 0) -> Iterator[str]:
+    """Yield the lines in order; if they have more than `max_characters`, a random sample with at most so many.
 
-    Each is kept with the same probability, which is halved whenever too much has been kept. Very long ones are cut.
+    Each line is kept with the same probability, which is halved whenever too many characters have been kept. Very long
+    lines are cut.
 
-    >>> list(drawn(["a line", "another"]))
+    >>> list(subsample_lines(["a line", "another"]))
     ['a line', 'another']
     """
-    most, rng = MOST_CHARACTERS if most is None else most, random.Random(seed)
-    kept, share, read, held = deque(), 1.0, 0, 0
+    max_characters, rng = MAX_CHARACTERS if max_characters is None else max_characters, random.Random(seed)
+    sample: deque[str] = deque()
+    probability, characters_read, characters_kept = 1.0, 0, 0
     for line in lines:
-        for start in range(0, len(line), LONGEST):
-            part = line[start : start + LONGEST]
-            read += len(part)
-            if rng.random() < share:
-                kept.append(part)
-                held += len(part)
-            while held > most:
-                share /= 2
-                kept = deque(part for part in kept if rng.random() < 0.5)
-                held = sum(map(len, kept))
-    if share < 1:
-        logger.warning(f"the vocabulary is learnt from {held:,} of the corpus's {read:,} characters, drawn at random")
-    while kept:
-        yield kept.popleft()  # which SentencePiece has a copy of
+        for start in range(0, len(line), MAX_LINE_LENGTH):
+            part = line[start : start + MAX_LINE_LENGTH]
+            characters_read += len(part)
+            if rng.random() < probability:
+                sample.append(part)
+                characters_kept += len(part)
+            while characters_kept > max_characters:
+                probability /= 2
+                sample = deque(part for part in sample if rng.random() < 0.5)
+                characters_kept = sum(map(len, sample))
+    if probability < 1:
+        logger.warning(
+            f"the vocabulary is trained on a random sample of {characters_kept:,} of the corpus's {characters_read:,} "
+            "characters"
+        )
+    while sample:
+        yield sample.popleft()  # SentencePiece makes a copy
 
 
-def _byte_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+def _train_byte_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -133,16 +147,17 @@ def _byte_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-class _Counted:
-    """The texts, and afterwards what has been seen of them."""
+class _CountedTexts:
+    """Iterates over texts, and counts them and their distinct characters."""
 
     def __init__(self, texts: Iterable[str]):
-        self.given, self.texts, self.characters = texts, 0, set()
-        self.failure: Exception | None = None  # of the texts, which a trainer would hide in one of its own
+        self.source, self.texts = texts, 0
+        self.characters: set[str] = set()
+        self.failure: Exception | None = None  # while reading; trainers would hide it in an exception of their own
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[str]:
         try:
-            for text in self.given:
+            for text in self.source:
                 if text := text.strip("\r\n"):
                     self.texts += 1
                     self.characters.update(text)

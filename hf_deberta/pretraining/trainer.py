@@ -1,9 +1,6 @@
-"""`Trainer` for pretraining on rows of a corpus: their order, how fast it goes, and the model card."""
+"""`Trainer` for pretraining on rows of a corpus: their order, exact resume, throughput, and the model card."""
 
 import math
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +8,12 @@ import torch
 from transformers import TrainerState
 from transformers.utils import logging
 
-from hf_deberta.model.batch_loss import IGNORED
-from hf_deberta.pretraining.throughput import peak_operations, training_operations
-from hf_deberta.runs.checkpoints import STATE, AtomicCheckpointsMixin, last_checkpoint
+from hf_deberta.pretraining.packing import Rows
+from hf_deberta.pretraining.throughput import ThroughputMeter, peak_operations, training_operations
+from hf_deberta.runs.checkpoints import TRAINER_STATE_NAME, AtomicCheckpointsMixin, last_checkpoint
 from hf_deberta.runs.model_card import write_training_card
 from hf_deberta.runs.row_order import EpochSampler, SetEpochCallback
-from hf_deberta.runs.run_identity import check_same_run
+from hf_deberta.runs.run_identity import RunArguments, check_same_run
 
 logger = logging.get_logger(__name__)
 
@@ -24,57 +21,55 @@ logger = logging.get_logger(__name__)
 class PretrainingTrainer(AtomicCheckpointsMixin):
     """Trains on `packing.Rows`, in an order that depends on seed and epoch alone.
 
-    Besides what `Trainer` logs: tokens_per_second, real tokens of all processes, and mfu, the share of the devices'
-    peak that their work is. Evaluation and saving are not in the time.
+    Logs, in addition to `Trainer`: tokens_per_second, the real tokens of all processes, and mfu, the share of the
+    devices' peak that they amount to. Evaluating and saving do not count as time.
 
     Args:
-        context: tokens of the document that a token stands in, on average, for mfu.
-        about: what the model card says, see `model_card.write_training_card`.
+        context_length: mean length of a token's document, for mfu: `Rows.mean_context_length`.
+        about: arguments of `model_card.write_training_card`.
     """
 
-    def __init__(self, *args, context: float = 0.0, about: dict | None = None, **kwargs):
+    args: RunArguments
+    model: Any  # Trainer annotates it as a model or None
+    train_dataset: Any  # Rows
+
+    def __init__(self, *args: Any, context_length: float = 0.0, about: dict[str, Any] | None = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.context, self.about = context, about or {"data": "text"}
+        self.context_length, self.about = context_length, about or {"data": "text"}
         self.order: EpochSampler | None = None
-        self.add_callback(SetEpochCallback(self))
-        self.window = Window(self.model.config.pad_token_id)
+        self.meter = ThroughputMeter(self.model.config.pad_token_id)
         self.peak: float | None = None
-        self.trained = False
+        self.trained = False  # set by SetEpochCallback
+        self.add_callback(SetEpochCallback(self))
+        self.add_callback(self.meter)
 
     def train_and_evaluate(self) -> None:
-        """All that a script does once its trainer is made: train, evaluate, tell of it."""
-        news = self.args.do_train and self.train_to_end()
+        """Train or resume, evaluate, and write the model card: all that a script does with its trainer."""
+        new_model = self.args.do_train and self.train_or_resume()
         if self.args.do_eval and self.eval_dataset is not None:
             metrics = self.evaluate()
             self.log_metrics("eval", metrics)
             self.save_metrics("eval", metrics)
-        if news:
+        if new_model:
             self.create_model_card()
             self.save_state()
         if self.args.push_to_hub:
             self.push_to_hub()
         self.end()
 
-    def settings(self) -> dict[str, Any]:
-        """What makes a run another run, besides its flags."""
-        batch, rows = self.args.total_batch, self.train_dataset
-        epochs = math.ceil(self.args.num_train_epochs * len(rows) / batch)
-        steps = self.args.max_steps if self.args.max_steps > 0 else epochs
-        return {"text": rows.tokens.about.get("made_of"), "batch": batch, "steps": steps}
+    def train_or_resume(self) -> bool:
+        """Train, from the last checkpoint if there is one, and save the model. Return whether it was saved.
 
-    def train_to_end(self) -> bool:
-        """Train as far as asked, going on where a run was stopped, and write the model; whether there is news of it.
-
-        Of a run that has come to its end nothing is trained, and what is written about it stays as it is.
+        A finished run is not trained again, and its files stay as they are.
         """
-        check_same_run(self.args, self.settings(), may_grow=("steps",))
-        self.trained, found = False, last_checkpoint(self.args)
-        state = Path(self.args.output_dir) / STATE  # the last to be written of a run
-        if found is None:
+        check_same_run(self.args, self.identifying_settings(), may_grow=("steps",))
+        self.trained, checkpoint = False, last_checkpoint(self.args)
+        state = Path(str(self.args.output_dir)) / TRAINER_STATE_NAME  # the last file that a run writes
+        if checkpoint is None:
             state.unlink(missing_ok=True)
-        result = self.train(resume_from_checkpoint=found)
+        result = self.train(resume_from_checkpoint=checkpoint)
         if not self.trained:
-            logger.warning(f"{self.args.output_dir} holds this run, trained to its end: nothing is trained")
+            logger.warning(f"{self.args.output_dir} holds this run, and it is finished: nothing is trained")
             if state.exists() and TrainerState.load_from_json(str(state)).global_step == self.state.global_step:
                 return False
         self.save_model()
@@ -83,89 +78,63 @@ class PretrainingTrainer(AtomicCheckpointsMixin):
             self.save_metrics("train", result.metrics)
         return True
 
-    def _run_epoch(self, *args, **kwargs) -> None:
+    def identifying_settings(self) -> dict[str, Any]:
+        """What identifies a run besides its flags, see `run_identity.check_same_run`."""
+        batch = self.args.total_batch
+        rows: Rows = self.train_dataset
+        steps_of_epochs = math.ceil(self.args.num_train_epochs * len(rows) / batch)
+        steps = self.args.max_steps if self.args.max_steps > 0 else steps_of_epochs
+        return {"text": rows.tokens.about.get("fingerprint"), "batch": batch, "steps": steps}
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         if self.state.global_step < self.state.max_steps:
             super()._run_epoch(*args, **kwargs)
-        else:  # Trainer looks only after a step whether it was the last
+        else:  # Trainer would make one more step before it stops
             self.control.should_training_stop = True
 
-    def _issue_warnings_after_load(self, load_result) -> None:
-        """A tied weight is missing in any checkpoint, and is there once its source is."""
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Do not warn of a tied weight that is missing in a checkpoint: it is loaded with the weight it is tied to."""
         missing, tied = load_result.missing_keys, self.model.all_tied_weights_keys
         missing = [name for name in missing if name not in tied or tied[name] in missing]
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
-    def _get_train_sampler(self, train_dataset=None) -> EpochSampler:
+    def _get_train_sampler(self, train_dataset: Any = None) -> EpochSampler:
         dataset = self.train_dataset if train_dataset is None else train_dataset
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         self.order = EpochSampler(len(dataset), seed)
         return self.order
 
-    def get_batch_samples(self, *args, **kwargs):
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
         batches, items = super().get_batch_samples(*args, **kwargs)
         for batch in batches:
-            self.window.add(batch)
+            self.meter.add(batch)
         return batches, items
-
-    def evaluate(self, *args, **kwargs) -> dict[str, float]:
-        with self.window.paused():
-            return super().evaluate(*args, **kwargs)
-
-    def _save_checkpoint(self, model, trial) -> None:
-        with self.window.paused():
-            super()._save_checkpoint(model, trial)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "train_runtime" in logs and not self.trained:
             return  # means over no step
         if "loss" in logs:
-            logs |= self.speed()
+            logs |= self.throughput()
         super().log(logs, start_time)
 
-    def speed(self) -> dict[str, float]:
-        """Since the last call."""
+    def throughput(self) -> dict[str, float]:
+        """Return tokens_per_second and mfu since the last call."""
         if self.peak is None:
-            self.peak = peak_operations(self.args.device, self.computing_dtype())
-        tokens, predicted = self.accelerator.reduce(self.window.counts.to(self.args.device), "sum").tolist()
-        seconds = self.window.close()
-        share = self.operations(tokens, predicted) / seconds / (self.peak * self.args.world_size)
-        return {"tokens_per_second": round(tokens / seconds, 1), "mfu": round(share, 4)}
+            self.peak = peak_operations(self.args.device, self.compute_dtype())
+        seconds, counts = self.meter.read_and_reset()
+        tokens, predicted = self.accelerator.reduce(counts.to(self.args.device), "sum").tolist()
+        mfu = self.operations(tokens, predicted) / seconds / (self.peak * self.args.world_size)
+        return {"tokens_per_second": round(tokens / seconds, 1), "mfu": round(mfu, 4)}
 
     def operations(self, tokens: float, predicted: float) -> float:
-        """Of training on so many tokens, of which so many are predicted."""
-        return training_operations(self.model.config, tokens, self.context, predicted)
+        """Return the operations of training on so many tokens, so many of them predicted."""
+        return training_operations(self.model.config, tokens, self.context_length, predicted)
 
-    def computing_dtype(self) -> torch.dtype:
+    def compute_dtype(self) -> torch.dtype:
         if self.args.bf16:
             return torch.bfloat16
         return torch.float16 if self.args.fp16 else self.model.dtype
 
-    def create_model_card(self, **_) -> None:
-        """What Trainer would say of the model is in the card anyway."""
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Write our card, which contains what `Trainer` passes here."""
         write_training_card(self, **self.about)
-
-
-class Window:
-    """What was trained on since the last log: counts [2] of real and of predicted tokens, and the time."""
-
-    def __init__(self, padding: int | None):
-        self.padding, self.began = padding, time.perf_counter()
-        self.counts = torch.zeros(2, dtype=torch.long)
-
-    def add(self, batch: dict[str, torch.Tensor]) -> None:
-        found = torch.stack([(batch["input_ids"] != self.padding).sum(), (batch["labels"] != IGNORED).sum()])
-        self.counts = self.counts.to(found.device) + found
-
-    def close(self) -> float:
-        """Seconds of the window; the next begins."""
-        now = time.perf_counter()
-        seconds, self.began = now - self.began, now
-        self.counts = torch.zeros_like(self.counts)
-        return seconds
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Time that is not the window's."""
-        entered = time.perf_counter()
-        yield
-        self.began += time.perf_counter() - entered

@@ -1,1 +1,1 @@
-"""What pretraining and fine-tuning runs share: checkpoints, row order, model cards, command line."""
+"""Shared by pretraining and fine-tuning runs: checkpoints, row order, run identity, model cards, command line."""

@@ -1,10 +1,10 @@
-"""Checkpoints that are whole or not there, for any `Trainer`.
+"""Checkpoints that are always complete, for any `Trainer`.
 
-`Trainer` writes into `checkpoint-N` file by file, so a run that is killed, or a disk that fills up, leaves a folder
-that looks like a checkpoint. Here it is written into `_unfinished/checkpoint-N` and renamed when all is on disk; older
-ones are removed only then. The last whole one is always there to go on from.
+`Trainer` writes the files of `checkpoint-N` one by one, so a killed run or a full disk can leave a folder that looks
+like a checkpoint but cannot be loaded. `AtomicCheckpointsMixin` writes to `_unfinished/checkpoint-N`, renames the
+folder once everything is on disk, and deletes older checkpoints only then. So the last checkpoint is always complete.
 
-    >>> class MyTrainer(WholeCheckpoints, Trainer): ...
+    >>> class MyTrainer(AtomicCheckpointsMixin, Trainer): ...
     >>> trainer = MyTrainer(model, arguments, ...)
     >>> trainer.train(resume_from_checkpoint=last_checkpoint(arguments))
 """
@@ -16,88 +16,101 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 from safetensors import SafetensorError
+from torch import nn
 from transformers import Trainer, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import get_last_checkpoint, rotate_checkpoints
 from transformers.utils import logging
 
-UNFINISHED = "_unfinished"  # push_to_hub leaves out what begins so
-STATE = "trainer_state.json"
+UNFINISHED = "_unfinished"  # push_to_hub ignores names that start with an underscore
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 logger = logging.get_logger(__name__)
 
 
 class AtomicCheckpointsMixin(Trainer):
-    """Mixin: put it before the `Trainer` that is to save so."""
+    """Mixin for a `Trainer` whose checkpoints and final model appear under their names only when complete.
 
-    _writing = False
+    Put it before the other `Trainer` classes.
+    """
 
-    def _get_output_dir(self, trial) -> str:
+    _writing_checkpoint = False
+
+    def _get_output_dir(self, trial: Any) -> str:
         folder = super()._get_output_dir(trial)
-        return os.path.join(folder, UNFINISHED) if self._writing else folder
+        return os.path.join(folder, UNFINISHED) if self._writing_checkpoint else folder
 
-    def _save_checkpoint(self, model, trial) -> None:
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         folder = Path(self._get_output_dir(trial))
         name = f"checkpoint-{self.state.global_step}"
-        unfinished, whole = folder / UNFINISHED / name, folder / name
+        unfinished, complete = folder / UNFINISHED / name, folder / name
         if self.args.should_save:
             shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
         self.accelerator.wait_for_everyone()
-        self._writing = True
+        self._writing_checkpoint = True
         try:
             super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
-            self._name_best(folder)  # in every process: each loads it in the end
+            self._update_best_checkpoint(folder)  # in every process: each loads the best model at the end
             if self.args.should_save:
-                self.state.save_to_json(unfinished / STATE)
-                write_through(unfinished)
-                replace_folder(unfinished, whole)
+                self.state.save_to_json(str(unfinished / TRAINER_STATE_NAME))
+                flush_to_disk(unfinished)
+                replace_folder(unfinished, complete)
                 rotate_checkpoints(
                     output_dir=str(folder),
                     save_total_limit=self.args.save_total_limit,
                     best_model_checkpoint=self.state.best_model_checkpoint,
-                    use_mtime=True,  # as Trainer: a run may go on from an older one
+                    use_mtime=True,  # as Trainer does: a run may have resumed from an older checkpoint
                 )
         except (OSError, SafetensorError, RuntimeError) as error:
-            if not is_full_disk(error):
+            if getattr(error, "errno", None) not in NO_SPACE and has_space(folder):
                 raise
             shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
-            last = get_last_checkpoint(folder)
+            last = get_last_checkpoint(str(folder))
             raise OSError(
                 errno.ENOSPC,
                 f"the disk of {folder} is full: {name} could not be written; "
-                + (f"{Path(last).name} is whole" if last else "there is no earlier checkpoint")
-                + ". Make room (save_total_limit keeps fewer) and start the same command again",
+                + (f"{Path(last).name} is complete" if last else "there is no earlier checkpoint")
+                + ". Free some space (--save_total_limit keeps fewer checkpoints) and repeat the command to resume",
             ) from error
         finally:
-            self._writing = False
+            self._writing_checkpoint = False
         self.accelerator.wait_for_everyone()
         if self.args.push_to_hub:
-            self._push_from_checkpoint(str(whole))
+            self._push_from_checkpoint(str(complete))
+
+    def _update_best_checkpoint(self, folder: Path) -> None:
+        """Make `state.best_model_checkpoint` the final path of the best checkpoint, not its path while unfinished."""
+        if self.state.best_global_step:
+            best = folder / f"checkpoint-{self.state.best_global_step}"
+            if best.exists() or best.name == f"checkpoint-{self.state.global_step}":
+                self.state.best_model_checkpoint = str(best)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        if self._writing:  # what is not whole yet is not pushed
+        if self._writing_checkpoint:  # push complete checkpoints only
             return
         if self.args.should_save:
-            for code in Path(checkpoint_folder).glob("*.py"):  # Trainer takes weights and configuration alone
-                shutil.copy(code, self.args.output_dir)
+            for source_file in Path(checkpoint_folder).glob("*.py"):  # Trainer copies weights and configuration alone
+                shutil.copy(source_file, str(self.args.output_dir))
         super()._push_from_checkpoint(checkpoint_folder)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """As in `Trainer`; each file of the final model appears when it is whole.
+        """Save the model as `Trainer` does; each file of the final model appears once it is complete.
 
-        Where FSDP writes checkpoints in shards, accelerate's default, the final model is gathered all the same. This
-        was tested with a stand-in for accelerate's FSDP plugin only.
+        With FSDP and sharded checkpoints (accelerate's default) the final model is gathered and saved whole. This is
+        tested with a stand-in for accelerate's FSDP plugin only.
         """
-        if self._writing:  # a checkpoint
+        if self._writing_checkpoint:
             return super().save_model(output_dir, _internal_call=True)
-        if _internal_call:  # of push_to_hub
-            with self._gathered():
+        if _internal_call:  # from push_to_hub
+            with self._full_state_dict():
                 return super().save_model(output_dir, _internal_call=True)
-        folder = Path(output_dir or self.args.output_dir)
+        folder = Path(output_dir or str(self.args.output_dir))
         unfinished = folder / UNFINISHED / "model"
-        with self._gathered():
+        with self._full_state_dict():
             super().save_model(str(unfinished), _internal_call=True)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
@@ -109,57 +122,53 @@ class AtomicCheckpointsMixin(Trainer):
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     @contextmanager
-    def _gathered(self) -> Iterator[None]:
-        """`Trainer` writes no model file while FSDP's state dicts are sharded."""
-        plugin = self.accelerator.state.fsdp_plugin if self.is_fsdp_enabled else None
+    def _full_state_dict(self) -> Iterator[None]:
+        """Gather FSDP's shards inside the block: `Trainer` writes no model file from a sharded state dict."""
+        plugin: Any = self.accelerator.state.fsdp_plugin if self.is_fsdp_enabled else None
         if plugin is None:
             yield
             return
-        before = plugin.state_dict_type
+        previous = plugin.state_dict_type
         plugin.set_state_dict_type("FULL_STATE_DICT")
         try:
             yield
         finally:
-            plugin.set_state_dict_type(before)  # that of checkpoints, which are loaded by it too
+            plugin.set_state_dict_type(previous)  # checkpoints are saved and loaded with this type
 
     def end(self) -> None:
-        """Leave the other processes in order, once everything is done."""
+        """Leave the process group in order, once everything is done."""
         self.accelerator.wait_for_everyone()
-        # a wrapper that still holds the process group would have it taken down while the interpreter ends
+        # A DDP wrapper that still holds the process group would destroy it while the interpreter exits.
         self.accelerator.free_memory()
-        self.model_wrapped = self.model
+        self.model_wrapped = cast(nn.Module, self.model)
         gc.collect()
         self.accelerator.end_training()
 
-    def _name_best(self, folder: Path) -> None:
-        """The best checkpoint by the name that it will have, or has had all along."""
-        if self.state.best_global_step:
-            best = folder / f"checkpoint-{self.state.best_global_step}"
-            if best.exists() or best.name == f"checkpoint-{self.state.global_step}":
-                self.state.best_model_checkpoint = str(best)
-
 
 def last_checkpoint(arguments: TrainingArguments) -> str | None:
-    """The checkpoint that a script should go on from: the one asked for, or the last whole one of `output_dir`."""
-    given = arguments.resume_from_checkpoint
-    if given and str(given).lower() not in ("true", "false"):
-        return str(given)
-    folder = Path(arguments.output_dir)
-    if str(given).lower() == "false" or not folder.is_dir():
+    """Return the checkpoint to resume from: `resume_from_checkpoint`, or the last complete one in `output_dir`.
+
+    `--resume_from_checkpoint false` gives None.
+    """
+    requested = arguments.resume_from_checkpoint
+    if requested and str(requested).lower() not in ("true", "false"):
+        return str(requested)
+    folder = Path(str(arguments.output_dir))
+    if str(requested).lower() == "false" or not folder.is_dir():
         return None
-    found = get_last_checkpoint(folder)
-    if found is not None:
+    checkpoint = get_last_checkpoint(str(folder))
+    if checkpoint is not None:
         logger.warning_once(
-            f"going on from {found}; to start anew, give another --output_dir or --resume_from_checkpoint false"
+            f"resuming from {checkpoint}; to start over, use another --output_dir or --resume_from_checkpoint false"
         )
-    return found
+    return checkpoint
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Where to write a file that is to appear under its name when it is whole.
+    """Give a temporary path to write to; it is renamed to `path` when the block ends without an error.
 
-    >>> with whole_file(Path("seeds.json")) as unfinished:
+    >>> with atomic_write(Path("seeds.json")) as unfinished:
     ...     unfinished.write_text("{}")
     """
     unfinished = path.with_name(f"{path.name}.unfinished")
@@ -171,7 +180,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def replace_folder(source: Path, target: Path) -> None:
-    """Rename `source` to `target`, in place of what may be there."""
+    """Rename the folder `source` to `target`, replacing a folder of that name."""
     if target.exists():
         old = source.with_name(f"{source.name}.old")
         os.replace(target, old)
@@ -181,25 +190,37 @@ def replace_folder(source: Path, target: Path) -> None:
         os.replace(source, target)
 
 
-def write_through(folder: Path) -> None:
-    """Have the system write to disk what it still holds in memory, so that a power cut does no more than a kill."""
+def flush_to_disk(folder: Path) -> None:
+    """Force all files of a folder to disk (fsync), so that a power cut cannot leave them half written."""
     for path in (*folder.rglob("*"), folder):
         try:
             handle = os.open(path, os.O_RDONLY)
         except PermissionError:
             if not path.is_dir():
                 raise
-            continue  # Windows opens no folders
+            continue  # Windows cannot open folders
         try:
             os.fsync(handle)
-        except OSError as error:  # not every file system can
+        except OSError as error:  # some file systems do not support fsync
             if error.errno == errno.ENOSPC:
                 raise
         finally:
             os.close(handle)
 
 
-def is_full_disk(error: BaseException) -> bool:
-    """Whether a library's error means that there was no room."""
-    words = ("no space left", "os error 28", "disk quota", "unexpected pos", "file write failed")
-    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or any(w in str(error).lower() for w in words)
+def has_space(folder: Path, size: int = 2**20) -> bool:
+    """Return whether `size` bytes can be written to the folder, by writing them.
+
+    safetensors and torch report a full disk as errors without an errno, so their type does not tell.
+    """
+    probe = folder / f"{UNFINISHED}-probe"
+    try:
+        with open(probe, "wb") as file:
+            file.write(bytes(size))
+            file.flush()
+            os.fsync(file.fileno())
+        return True
+    except OSError as error:
+        return error.errno not in NO_SPACE
+    finally:
+        probe.unlink(missing_ok=True)

@@ -1,54 +1,183 @@
-"""What a script says of a command line, or of a JSON file of flags, that cannot be run: a sentence, no traceback."""
+"""The command line of the scripts: flags or a JSON file of flags, a grouped --help, user mistakes in one line.
+
+>>> parser = ScriptParser((ModelArguments, DataArguments, TrainingArguments))
+>>> with show_input_errors_in_one_line("run_glue.py"):
+...     arguments, _ = read_command_line(parser)
+...     model_args, data_args, training_args = parse_into_dataclasses(parser, arguments)
+"""
 
 import json
+import re
 import sys
-import traceback
-from collections.abc import Iterator
+from argparse import SUPPRESS, Action, ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import Field, fields, is_dataclass
+from functools import partial
+from inspect import cleandoc
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from huggingface_hub.errors import StrictDataclassError
-from transformers import HfArgumentParser
+from transformers import HfArgumentParser, TrainingArguments
+from transformers.hf_argparser import string_to_bool
 from transformers.utils import logging
+
+from hf_deberta.runs.errors import InputError
+
+RECIPE = "recipe"
+TRAINER = "Transformers' Trainer"
+METAVARS = {int: "N", float: "X", string_to_bool: "BOOL"}
 
 
 @contextmanager
-def errors_as_sentences(script: str) -> Iterator[None]:
-    """End with the sentence of an error that a user can mend; TRANSFORMERS_VERBOSITY=debug tells where it came from."""
+def show_input_errors_in_one_line(script: str) -> Iterator[None]:
+    """Exit with the message of an InputError; other exceptions propagate.
+
+    TRANSFORMERS_VERBOSITY=debug shows the traceback of an InputError too.
+    """
     try:
         yield
-    except (StrictDataclassError, ValueError, OSError) as error:
-        if logging.get_verbosity() <= logging.DEBUG or (isinstance(error, ValueError) and is_of_training(error)):
+    except InputError as error:
+        if logging.get_verbosity() <= logging.DEBUG:
             raise
-        # what we say of a configuration is the cause of the error that its class raises
-        said = error.__cause__ if isinstance(error, StrictDataclassError) else None
-        raise SystemExit(f"{script}: {said or error}") from error
+        raise SystemExit(f"{script}: {error}") from error
 
 
-def is_of_training(error: Exception) -> bool:
-    """Whether it was raised when Trainer was at work, so not by what a user has written."""
-    return any(Path(frame.filename).name == "trainer.py" for frame in traceback.extract_tb(error.__traceback__))
+@contextmanager
+def as_input_error(*kinds: type[Exception]) -> Iterator[None]:
+    """Raise exceptions of these types as InputError: for calls that fail when flags, files or names are wrong.
+
+    >>> with as_input_error(OSError):
+    ...     tokenizer = AutoTokenizer.from_pretrained(name)
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except kinds as error:
+        # an invalid configuration: the cause is the message of the rule that it breaks
+        cause = error.__cause__ if isinstance(error, StrictDataclassError) else None
+        raise InputError(str(cause or error)) from error
 
 
-def words_and_flags(parser: HfArgumentParser) -> tuple[list[str], dict[str, Any]]:
-    """The words of the command line; or the flags of the JSON file that it names, which become defaults."""
-    words = sys.argv[1:]
-    if len(words) != 1 or not words[0].endswith(".json"):
-        return words, {}
-    flags = read_flags(words[0])
+class ScriptParser(HfArgumentParser):
+    """HfArgumentParser whose --help shows the script's docstring, our flags by group, then Trainer's.
+
+    A group holds the flags of one dataclass and is named after it.
+
+    Args:
+        set_by_recipe: flags whose default comes from the recipe; they are shown in a group of their own.
+    """
+
+    def __init__(self, argument_classes: Sequence[type], set_by_recipe: Collection[str] = ()) -> None:
+        self.set_by_recipe = set_by_recipe
+        super().__init__(
+            cast(Any, argument_classes),  # Transformers annotates it with a NewType
+            description=sys.modules["__main__"].__doc__,
+            usage="%(prog)s --FLAG VALUE ...   or   %(prog)s FLAGS.json",
+            formatter_class=partial(_HelpFormatter, max_help_position=30, width=120),
+        )
+        described = {name: _described_field(cls, name) for cls in argument_classes for name in _field_names(cls)}
+        self.groups: dict[str, list[Action]] = {}
+        for action in self._actions:
+            if action.const is False:  # --no_x: accepted, but --x false says it
+                action.help = SUPPRESS
+            if action.dest not in described or action.help == SUPPRESS:
+                continue
+            owner, field = described[action.dest]
+            action.help = field.metadata.get("help", "")
+            if action.dest in set_by_recipe:
+                action.help += " (default: set by the recipe)"
+            title = RECIPE if action.dest in (RECIPE, *set_by_recipe) else _group_title(owner)
+            self.groups.setdefault(title, []).append(action)
+        if RECIPE in self.groups:
+            self.groups[RECIPE].sort(key=lambda action: action.dest != RECIPE)  # --recipe first
+
+    def format_help(self) -> str:
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, [], [])
+        formatter.add_text(cleandoc(self.description or ""))
+        ours = [title for title in self.groups if title not in (RECIPE, TRAINER)]
+        for title in (*ours, RECIPE, TRAINER):
+            if title in self.groups:
+                formatter.start_section(f"{title[0].upper()}{title[1:]} flags")
+                formatter.add_arguments(self.groups[title])
+                formatter.end_section()
+        return formatter.format_help()
+
+
+class _HelpFormatter(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
+    """One spelling of each flag, short placeholders for values, defaults other than None."""
+
+    def _format_action_invocation(self, action: Action) -> str:
+        name = action.option_strings[0]
+        if action.nargs == "?" and not action.default:
+            return name  # --sift
+        if action.choices is not None and len(list(action.choices)) <= 8:
+            return f"{name} {{{','.join(map(str, action.choices))}}}"
+        metavar = METAVARS.get(cast(Any, action.type), "VALUE")
+        return f"{name} {metavar}{' ...' if action.nargs == '+' else ''}"
+
+    def _get_help_string(self, action: Action) -> str | None:
+        text = action.help or ""
+        if action.default is None or action.default is False or action.default == "" or "(default: " in text:
+            return text
+        return f"{text} (default: %(default)s)".lstrip()
+
+
+def _field_names(argument_class: type) -> list[str]:
+    return [field.name for field in fields(argument_class) if field.init]
+
+
+def _described_field(argument_class: type, name: str) -> tuple[type, Field]:
+    """The field with the help text of a flag, and the class that defines it.
+
+    A subclass that only changes the default of a flag has a field without help.
+    """
+    classes = [cls for cls in argument_class.__mro__ if is_dataclass(cls)]
+    by_class = {cls: field for cls in classes for field in fields(cls) if field.name == name}
+    field = next((field for field in by_class.values() if "help" in field.metadata), by_class[argument_class])
+    return next(cls for cls in reversed(classes) if by_class.get(cls) is field), field
+
+
+def _group_title(argument_class: type) -> str:
+    """SquadArguments -> squad; NewModelArguments -> new model."""
+    if argument_class is TrainingArguments:
+        return TRAINER
+    words = re.findall("[A-Z][a-z]+", argument_class.__name__.removesuffix("Arguments"))
+    return " ".join(words).lower()
+
+
+def read_command_line(parser: HfArgumentParser) -> tuple[list[str], dict[str, Any]]:
+    """The arguments of the command line, and the flags of a JSON file if that is the only argument.
+
+    The flags of the file become defaults of the parser.
+    """
+    arguments = sys.argv[1:]
+    if len(arguments) != 1 or not arguments[0].endswith(".json"):
+        return arguments, {}
+    flags = read_flags(arguments[0])
     if unknown := set(flags) - {action.dest for action in parser._actions}:
-        raise ValueError(f"{words[0]} has fields that are no flags: {', '.join(sorted(unknown))}")
+        raise InputError(f"{arguments[0]} has unknown flags: {', '.join(sorted(unknown))}; --help lists all")
     parser.set_defaults(**flags)
     return [], flags
 
 
 def read_flags(file: str | Path) -> dict[str, Any]:
-    """Flags by name, for want of a command line: {"learning_rate": 1e-5, ...}."""
+    """Flags by name from a JSON file: {"learning_rate": 1e-5, ...}."""
     try:
         flags = json.loads(Path(file).read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{file} is not JSON: {error}") from error
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise InputError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(flags, dict):
-        raise ValueError(f'{file} must hold flags by name, {{"learning_rate": 1e-5, ...}}')
+        raise InputError(f'{file} must be a JSON object of flags: {{"learning_rate": 1e-5, ...}}')
     return flags
+
+
+def parse_into_dataclasses(parser: HfArgumentParser, arguments: list[str]) -> tuple[Any, ...]:
+    """One instance per dataclass of the parser; invalid values raise InputError."""
+    with as_input_error(ValueError):
+        return parser.parse_args_into_dataclasses(arguments)

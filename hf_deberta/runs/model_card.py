@@ -1,4 +1,4 @@
-"""A model card that says how a model was made: beside the weights, README.md.
+"""The model card (README.md beside the weights): how to load the model, how it was trained, and its results.
 
 >>> write_training_card(trainer, data="corpus.txt")
 """
@@ -9,6 +9,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -38,7 +39,7 @@ HYPERPARAMETERS = (
     "fp16",
     "seed",
 )
-TIMES = ("epoch", "runtime", "per_second", "total_flos", "samples", "preparation_time")
+TIMINGS = ("epoch", "runtime", "per_second", "total_flos", "samples", "preparation_time")
 
 
 def write_training_card(
@@ -48,39 +49,40 @@ def write_training_card(
     dataset: str | None = None,
     folder: Path | None = None,
 ) -> None:
-    """How to load the model, what it was trained on and how, and what came out.
+    """Write the card of a trained model, in the main process only.
 
     Args:
-        data: what it was trained on, in words.
-        base: the checkpoint it was made from.
-        dataset: an id on the Hub, if there is one.
-        folder: where the model is, if not in `output_dir`.
+        data: the training data, in words.
+        base: the checkpoint that training started from.
+        dataset: the id of the training data on the Hub, if it has one.
+        folder: the model's folder, `output_dir` by default.
     """
     if not trainer.is_world_process_zero():
         return
-    output = Path(trainer.args.output_dir)
+    output = Path(str(trainer.args.output_dir))
     folder = folder or output
-    path, metrics = folder / "README.md", results_of(output)
+    path, metrics = folder / "README.md", read_results(output)
     path.unlink(missing_ok=True)
     config = HfDebertaConfig.from_pretrained(folder)
-    write_model_card(folder, config.architectures[0], config, trainer.args.hub_model_id)
+    architectures: list[str] = config.architectures or []
+    write_model_card(folder, architectures[0], config, trainer.args.hub_model_id)
     card = ModelCard.load(path)
     card.data.tags = [*card.data.tags, "generated_from_trainer"]
     card.data.base_model = base if base and not os.path.exists(base) else None
     card.data.datasets = [dataset] if dataset else None
     card.data.model_name = trainer.args.hub_model_id or folder.resolve().name
-    card.data.eval_results = eval_results(metrics, card.data.pipeline_tag, data, dataset)
+    card.data.eval_results = hub_results(metrics, card.data.pipeline_tag, data, dataset)
     started = f"from [{base}](https://huggingface.co/{base})" if card.data.base_model else f"from {base or 'scratch'}"
     card.text += "\n".join(
         [
             "\n\n## Training\n",
             f"Trained {started} on {data}, {trainer.state.global_step:,} steps.\n",
-            *table("result", metrics),
-            *table("setting", {name: getattr(trainer.args, name) for name in HYPERPARAMETERS}),
-            *history(trainer.state.log_history),
+            *markdown_table("result", metrics),
+            *markdown_table("setting", {name: getattr(trainer.args, name) for name in HYPERPARAMETERS}),
+            *evaluation_table(trainer.state.log_history),
             f"torch {torch.__version__}, transformers {transformers.__version__}. The command:\n",
             "```bash",
-            shlex.join([Path(sys.argv[0]).name, *without_secrets(sys.argv[1:])]),
+            shlex.join([Path(sys.argv[0]).name, *hide_secrets(sys.argv[1:])]),
             "```",
             "",
         ]
@@ -90,9 +92,9 @@ def write_training_card(
 
 
 def update_results(folder: Path) -> None:
-    """Bring the table of results in a folder's card up to date, and leave all else as it is, also what others wrote."""
+    """Replace the table of results in a folder's card; the rest stays, including edits by hand."""
     path = folder / "README.md"
-    lines = table("result", results_of(folder))
+    lines = markdown_table("result", read_results(folder))
     if lines and path.exists():
         card = path.read_text(encoding="utf-8")
         updated = re.sub(r"\| result \| \|\n(\|.*\n)+", lambda _: "\n".join(lines), card, count=1)
@@ -101,57 +103,69 @@ def update_results(folder: Path) -> None:
                 unfinished.write_text(updated, encoding="utf-8")
 
 
-def results_of(folder: Path) -> dict[str, float]:
-    """What came out, without times."""
+def read_results(folder: Path) -> dict[str, float]:
+    """Read the metrics of all_results.json, without timings."""
     path = folder / "all_results.json"
-    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return {name: value for name, value in found.items() if not name.endswith(TIMES)}
+    results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return {name: value for name, value in results.items() if not name.endswith(TIMINGS)}
 
 
-def eval_results(metrics: dict[str, float], task: str, data: str, dataset: str | None) -> list[EvalResult] | None:
-    """What came out, as the Hub lists it."""
-    found = {name: value for name, value in metrics.items() if name.startswith("eval_")}
-    about = {"task_type": task, "dataset_type": dataset or data, "dataset_name": data}
+def hub_results(metrics: dict[str, float], task: str, data: str, dataset: str | None) -> list[EvalResult] | None:
+    """Return the metrics in the form that the Hub displays, without losses."""
     return [
-        EvalResult(**about, metric_type=name.removeprefix("eval_"), metric_value=value)
-        for name, value in found.items()
-        if isinstance(value, float) and not name.startswith("eval_loss")
+        EvalResult(
+            task_type=task,
+            dataset_type=dataset or data,
+            dataset_name=data,
+            metric_type=name.removeprefix("eval_"),
+            metric_value=value,
+        )
+        for name, value in metrics.items()
+        if name.startswith("eval_") and isinstance(value, float) and not name.startswith("eval_loss")
     ] or None
 
 
-def table(heading: str, rows: dict) -> list[str]:
-    """Lines of a table of names and values."""
+def markdown_table(heading: str, rows: dict[str, Any]) -> list[str]:
+    """Return the lines of a table of names and values."""
     if not rows:
         return []
-    return [f"| {heading} | |", "|---|--:|", *(f"| {name} | {shown(value)} |" for name, value in rows.items()), ""]
+    return [
+        f"| {heading} | |",
+        "|---|--:|",
+        *(f"| {name} | {format_value(value)} |" for name, value in rows.items()),
+        "",
+    ]
 
 
-def history(log: list[dict], most: int = 20) -> list[str]:
-    """Lines of a table of evaluations along the way."""
-    by_step: dict[int, dict] = {}
+def evaluation_table(log: list[dict[str, Any]], max_rows: int = 20) -> list[str]:
+    """Return the lines of a table of the evaluations during training."""
+    by_step: dict[int, dict[str, Any]] = {}
     for entry in log:
         if "eval_loss" in entry:
-            by_step.setdefault(entry["step"], entry)  # after the last comes that of the best model
-    found = list(by_step.values())
-    if len(found) < 2:
+            by_step.setdefault(entry["step"], entry)  # the best model is evaluated again at the last step
+    evaluations = list(by_step.values())
+    if len(evaluations) < 2:
         return []
-    found = found[:: -(-len(found) // most)]
-    names = [name for name in found[0] if name.startswith("eval_") and not name.endswith(TIMES)]
+    evaluations = evaluations[:: -(-len(evaluations) // max_rows)]
+    names = [name for name in evaluations[0] if name.startswith("eval_") and not name.endswith(TIMINGS)]
     lines = [f"| step | {' | '.join(names)} |", "|--:|" + "--:|" * len(names)]
-    lines += [f"| {entry['step']} | {' | '.join(shown(entry.get(name, '')) for name in names)} |" for entry in found]
+    for entry in evaluations:
+        lines.append(f"| {entry['step']} | {' | '.join(format_value(entry.get(name, '')) for name in names)} |")
     return [*lines, ""]
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(getattr(value, "value", value))
 
 
-def without_secrets(words: list[str]) -> list[str]:
-    """A command line without the values of --token and --hub_token, in either form."""
-    shown_words = []
-    for before, word in zip(["", *words], words, strict=False):
+def hide_secrets(words: list[str]) -> list[str]:
+    """Return a command line with the values of --token and --hub_token replaced by dots."""
+
+    def is_secret(flag: str) -> bool:
+        return flag.lstrip("-").replace("-", "_") in ("token", "hub_token")
+
+    hidden = []
+    for previous, word in zip(["", *words], words, strict=False):
         name, equals, _ = word.partition("=")
-        secret = name.lstrip("-").replace("-", "_") in ("token", "hub_token")
-        after_secret = before.lstrip("-").replace("-", "_") in ("token", "hub_token")
-        shown_words.append("..." if after_secret else f"{name}=..." if secret and equals else word)
-    return shown_words
+        hidden.append("..." if is_secret(previous) else f"{name}=..." if is_secret(name) and equals else word)
+    return hidden

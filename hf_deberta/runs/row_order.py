@@ -1,19 +1,24 @@
-"""The order of a task's rows, which depends on (seed, epoch) alone, so that a run goes on exactly."""
+"""The order of training rows, which depends on seed and epoch alone, so that a run resumes exactly.
+
+accelerate's `SeedableRandomSampler` would not do: it shuffles with seed + epoch, so the second epoch of one seed is the
+first epoch of the next one, and it yields no epoch number, from which `packing.Rows` draws new masks.
+"""
 
 from collections.abc import Iterator
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from transformers import Trainer, TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-POOL = 50  # batches within which rows are sorted by length
+BATCHES_SORTED_TOGETHER = 50  # rows are sorted by length within so many batches
 
 
 class EpochSampler(torch.utils.data.Sampler):
-    """All rows in an order that depends on (seed, epoch) alone; yields `epoch * rows + row`, as `Rows` wants it.
+    """Yields `epoch * rows + row` for each row once, shuffled by (seed, epoch). `packing.Rows` takes such indices.
 
-    NumPy's PCG64DXSM, since the default order of PyTorch's samplers was found biased on very large data sets
-    (ModernBERT, appendix C).
+    Shuffles with NumPy's PCG64DXSM, since PyTorch's default sampler is biased on very large data sets (ModernBERT,
+    appendix C).
     """
 
     def __init__(self, rows: int, seed: int):
@@ -28,12 +33,15 @@ class EpochSampler(torch.utils.data.Sampler):
     def __iter__(self) -> Iterator[int]:
         rng = np.random.Generator(np.random.PCG64DXSM(np.random.SeedSequence((self.seed, self.epoch))))
         first = self.epoch * self.rows
-        for row in rng.permutation(self.rows):  # not as a list, which takes five times the memory
+        for row in rng.permutation(self.rows):  # a list would take five times the memory
             yield first + int(row)
 
 
 class RowOrder(EpochSampler):
-    """All rows, each by its number; with `lengths`, rows of like length share a batch, and the batches are mixed."""
+    """Yields each row number once, shuffled by (seed, epoch).
+
+    With `lengths`, rows of similar length share a batch, and the batches are shuffled.
+    """
 
     def __init__(self, rows: int, seed: int, lengths: list[int] | None = None, batch: int = 1):
         super().__init__(rows, seed)
@@ -42,30 +50,39 @@ class RowOrder(EpochSampler):
     def __iter__(self) -> Iterator[int]:
         order = np.fromiter(super().__iter__(), np.int64, self.rows) - self.epoch * self.rows
         if self.lengths is not None:
-            order = self.grouped(order)
+            order = self._group_by_length(order, self.lengths)
         yield from order.tolist()
 
-    def grouped(self, order: np.ndarray) -> np.ndarray:
-        size = POOL * self.batch
+    def _group_by_length(self, order: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        size = BATCHES_SORTED_TOGETHER * self.batch
         pools = [order[start : start + size] for start in range(0, self.rows, size)]
-        order = np.concatenate([pool[np.argsort(self.lengths[pool], kind="stable")] for pool in pools])
-        whole = self.rows // self.batch * self.batch
-        mixed = np.random.Generator(np.random.PCG64DXSM(np.random.SeedSequence((self.seed, self.epoch, 1))))
-        batches = mixed.permutation(order[:whole].reshape(-1, self.batch))
-        return np.concatenate([batches.reshape(-1), order[whole:]])
+        order = np.concatenate([pool[np.argsort(lengths[pool], kind="stable")] for pool in pools])
+        in_full_batches = self.rows // self.batch * self.batch
+        rng = np.random.Generator(np.random.PCG64DXSM(np.random.SeedSequence((self.seed, self.epoch, 1))))
+        batches = rng.permutation(order[:in_full_batches].reshape(-1, self.batch))
+        return np.concatenate([batches.reshape(-1), order[in_full_batches:]])
+
+
+class TrainerWithRowOrder(Protocol):
+    """The attributes of a trainer that `SetEpochCallback` uses."""
+
+    order: Any  # an EpochSampler, once there is a training dataloader
+    trained: bool
 
 
 class SetEpochCallback(TrainerCallback):
-    """Tells the order of rows which epoch it is, since accelerate's loader does not where several processes resume.
+    """Sets the epoch of `trainer.order`: with several processes, accelerate does not when a run resumes.
 
-    And notes that something is trained: of a finished run nothing is.
+    Also sets `trainer.trained` after the first step: a finished run that is started again makes none.
     """
 
-    def __init__(self, trainer: Trainer):
+    def __init__(self, trainer: TrainerWithRowOrder):
         self.trainer = trainer
 
-    def on_epoch_begin(self, args, state, control, **kwargs) -> None:
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         self.trainer.order.set_epoch(int(state.epoch or 0))
 
-    def on_step_end(self, args, state, control, **kwargs) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.trainer.trained = True

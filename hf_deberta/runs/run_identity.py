@@ -1,9 +1,9 @@
-"""Whether a folder holds this run or another: the settings that make a run another run are kept in its run.json.
+"""Refuse to resume in a folder that belongs to a different run. run.json records what identifies the run in a folder.
 
->>> same_run(arguments, {"batch": 32})  # a folder with nothing in it
+>>> check_same_run(arguments, {"batch": 32})  # an empty folder: a new run
 False
->>> same_run(arguments, {"batch": 64})
-ValueError: out holds a run with other settings: batch 32, now 64; take another --output_dir, or ...
+>>> check_same_run(arguments, {"batch": 64})
+InputError: out holds a run with other settings: batch 32, now 64; take another --output_dir, or ...
 """
 
 import hashlib
@@ -21,110 +21,139 @@ from transformers import TrainingArguments
 from transformers.utils import logging
 
 from hf_deberta.runs.checkpoints import atomic_write
+from hf_deberta.runs.errors import InputError
 
-WITHOUT_EFFECT = {  # on the model that a run gives
-    "output_dir", "do_train", "do_eval", "do_predict", "num_seeds", "recipe", "demo", "resume_from_checkpoint",
-    "test_file", "axb_file", "axg_file", "max_predict_samples", "overwrite_cache", "preprocessing_num_workers",
-    "cache_dir", "token", "report_to", "run_name", "project", "trackio_space_id", "disable_tqdm", "logging_dir",
-    "logging_first_step", "logging_steps", "logging_strategy", "log_level", "log_level_replica", "log_on_each_node",
-    "per_device_eval_batch_size", "eval_accumulation_steps", "save_total_limit", "save_on_each_node", "seed",
-    "dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers", "dataloader_prefetch_factor",
-    "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "ddp_timeout",
-}  # fmt: skip
-STARTS = ("model_name_or_path", "intermediate", "generator_name_or_path", "discriminator_name_or_path")
-BEFORE = "_before"  # push_to_hub leaves out what begins so
+STARTING_CHECKPOINTS = (
+    "model_name_or_path", "intermediate", "generator_name_or_path", "discriminator_name_or_path",
+)  # fmt: skip
+# A run with another value of one of these is another run. All other flags may change when a run resumes. The batch of
+# all devices, the seed, and hashes of starting weights and training rows are compared too, see `check_same_run`.
+IDENTIFYING_FLAGS = (
+    # the model
+    *STARTING_CHECKPOINTS, "model_revision", "from_scratch", "config_preset", "config_name", "config_overrides",
+    "emd_steps", "generator_layers", "embedding_sharing", "cls_dropout", "token_classifier", "attn_implementation",
+    # its tokenizer
+    "tokenizer_name", "train_tokenizer", "tokenizer_type",
+    # the data
+    "task_name", "dataset_name", "dataset_config_name", "train_file", "data_dir", "max_train_samples",
+    "validation_split_percentage", "text_column", "text_column_name", "text_column_names", "label_column_name",
+    "sample_by",
+    # how rows are made from it
+    "max_seq_length", "max_query_length", "doc_stride", "pack", "line_by_line", "pad_to_max_length",
+    "document_context", "label_all_tokens", "version_2_with_negative", "fill_blanks",
+    # the objective
+    "objective", "masking", "mlm_probability", "max_ngram", "mask_prob", "random_prob", "whole_word_mask",
+    "rtd_weight", "sampling_temperature", "decoupled", "do_regression", "label_smoothing_factor",
+    "sift", "sift_lambda", "sift_learning_rate", "sift_init_perturbation", "sift_loss", "sift_layer",
+    # optimizer, schedule and length
+    "optim", "optim_args", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps",
+    "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "num_train_epochs", "max_steps",
+    "data_seed", "train_sampling_strategy", "neftune_noise_alpha", "bf16", "fp16",
+    # which checkpoint is kept in the end
+    "load_best_model_at_end", "early_stopping_patience",
+)  # fmt: skip
+# These identify a run only with --load_best_model_at_end: they decide which checkpoint is the best one.
+BEST_MODEL_FLAGS = (
+    "validation_file", "max_eval_samples", "metric_for_best_model", "greater_is_better",
+    "eval_strategy", "eval_steps", "save_strategy", "save_steps",
+)  # fmt: skip
+ARCHIVE = "_before"  # push_to_hub ignores names that start with an underscore
 
 logger = logging.get_logger(__name__)
 
 
 @dataclass
 class RunArguments(TrainingArguments):
-    """Trainer's, and which of the flags make a run another run."""
+    """`TrainingArguments` that carry the flags which identify the run."""
 
     def __post_init__(self) -> None:
-        self.decisive: dict[str, Any] = {}  # see the function
+        self.identifying_flags: dict[str, Any] = {}  # see the function of this name
         super().__post_init__()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "hub_token": None}  # training_args.bin is pushed
+        return {**vars(self), "hub_token": None}  # training_args.bin is pushed to the Hub
 
     @property
     def total_batch(self) -> int:
-        """Rows of a step, of all processes."""
+        """Rows per optimizer step, over all processes."""
         return self.train_batch_size * self.world_size * self.gradient_accumulation_steps
 
 
-def decisive(flags: dict[str, Any], without_effect: Collection[str] = WITHOUT_EFFECT) -> dict[str, Any]:
-    """The flags that make a run another run."""
-    known = {name: value for name, value in flags.items() if name not in without_effect and "hub" not in name}
-    return json.loads(json.dumps(known, default=str))
+def identifying_flags(flags: dict[str, Any], exclude: Collection[str] = ()) -> dict[str, Any]:
+    """Select the flags that identify a run, without those of `exclude`, as JSON values."""
+    names = (*IDENTIFYING_FLAGS, *(BEST_MODEL_FLAGS if flags.get("load_best_model_at_end") else ()))
+    selected = {name: flags[name] for name in names if name in flags and name not in exclude}
+    return json.loads(json.dumps(selected, default=str))
 
 
 def check_same_run(args: RunArguments, settings: dict[str, Any], may_grow: Collection[str] = ()) -> bool:
-    """Whether `output_dir` holds this run, which is then gone on with. Another is refused, and a new one written down.
+    """Return whether `output_dir` holds this run already. Refuse another run, and record a new one in run.json.
 
-    With `--resume_from_checkpoint false` a run begins anew, and checkpoints of one before are set aside in _before.
+    With `--resume_from_checkpoint false` the run starts over, and the checkpoints of the previous one are moved to
+    `_before`.
 
     Args:
-        settings: that make a run another run, besides flags, the seed, and the weights it starts from.
-        may_grow: those of them that may be more than they were.
+        settings: what identifies the run besides its flags, the seed and the weights it starts from.
+        may_grow: names of settings that may be larger than before.
     """
-    folder, state = Path(args.output_dir), PartialState()
-    path, anew = folder / "run.json", str(args.resume_from_checkpoint).lower() == "false"
-    settings = {**args.decisive, **weights_of(args.decisive), "seed": args.seed, **settings}
-    found = path.exists() and not anew
-    if found:
+    folder, processes = Path(str(args.output_dir)), PartialState()
+    path, start_over = folder / "run.json", str(args.resume_from_checkpoint).lower() == "false"
+    settings = {**args.identifying_flags, **weight_hashes(args.identifying_flags), "seed": args.seed, **settings}
+    same_run = path.exists() and not start_over
+    if same_run:
         before = json.loads(path.read_text(encoding="utf-8"))
         changed = [name for name, value in settings.items() if before.get(name, value) != value]
         grown = [name for name in changed if name in may_grow and settings[name] > before[name]]
-        said = ", ".join(f"{name} {before[name]}, now {settings[name]}" for name in changed)
+        changes = ", ".join(f"{name} {before[name]}, now {settings[name]}" for name in changed)
         if changed != grown:
-            raise ValueError(
-                f"{folder} holds a run with other settings: {said}; take another --output_dir, or start anew with "
+            raise InputError(
+                f"{folder} holds a run with other settings: {changes}; take another --output_dir, or start over with "
                 "--resume_from_checkpoint false"
             )
         if grown:
             logger.warning(
-                f"the run in {folder} is to be longer than it was ({said}): it goes on, and its learning rate is that "
-                "of the longer schedule from here on"
+                f"the run in {folder} becomes longer ({changes}): it resumes, and its learning rate follows the longer "
+                "schedule from here on"
             )
-    state.wait_for_everyone()
+    processes.wait_for_everyone()
     if args.should_save:
         folder.mkdir(parents=True, exist_ok=True)
-        if anew:
+        if start_over:
             archive_checkpoints(folder)
         write_json(path, settings)
-    state.wait_for_everyone()
-    return found
+    processes.wait_for_everyone()
+    return same_run
 
 
 def archive_checkpoints(folder: Path) -> None:
-    """Checkpoints, so that a new run in their folder does not go on from them."""
+    """Move the checkpoints of a previous run to `_before`, so that a new run does not resume from them."""
     checkpoints = list(folder.glob("checkpoint-*"))
     if checkpoints:
-        shutil.rmtree(folder / BEFORE, ignore_errors=True)
-        (folder / BEFORE).mkdir()
+        shutil.rmtree(folder / ARCHIVE, ignore_errors=True)
+        (folder / ARCHIVE).mkdir()
     for checkpoint in checkpoints:
-        os.replace(checkpoint, folder / BEFORE / checkpoint.name)
+        os.replace(checkpoint, folder / ARCHIVE / checkpoint.name)
 
 
-def weights_of(flags: dict[str, Any]) -> dict[str, str]:
-    """What the checkpoints hold that a run starts from, of those that are folders."""
-    folders = {name: Path(flags[name]) for name in STARTS if flags.get(name) and Path(flags[name]).is_dir()}
-    found = {}
+def weight_hashes(flags: dict[str, Any]) -> dict[str, str]:
+    """Hash the weight files of the starting checkpoints that are local folders."""
+    folders = {name: Path(flags[name]) for name in STARTING_CHECKPOINTS if flags.get(name)}
+    hashes = {}
     for name, folder in folders.items():
+        if not folder.is_dir():  # a repository of the Hub, which its name and revision identify
+            continue
         digest = hashlib.sha256()
         for path in sorted((*folder.glob("*.safetensors"), *folder.glob("*.bin"))):
             if path.name != "training_args.bin":
                 with open(path, "rb") as file:
                     while part := file.read(2**24):
                         digest.update(part)
-        found[f"weights of {name}"] = digest.hexdigest()[:16]
-    return found
+        hashes[f"weights of {name}"] = digest.hexdigest()[:16]
+    return hashes
 
 
-def content_of(rows: Dataset) -> str:
-    """Of rows a hash, which does not depend on the file that they are kept in."""
+def content_hash(rows: Dataset) -> str:
+    """Hash the values of rows, independent of how they are stored."""
     digest = hashlib.sha256("".join(rows.column_names).encode())
     for table in rows.with_format("arrow").iter(1000):
         for batch in table.combine_chunks().to_batches():

@@ -1,39 +1,164 @@
-"""The recipe that a command line gets: for how many devices, for which head, and what is said of it."""
+"""The command line of a fine-tuning script: recipe, inferred actions, the metric of the best model, invalid flags."""
 
+import json
+import sys
 from argparse import Namespace
+from pathlib import Path
 
 import pytest
 import torch
 
 from hf_deberta import HfDebertaConfig
-from hf_deberta.fine_tuning.arguments import recipe_flags
+from hf_deberta.fine_tuning.arguments import FineTuningArguments, recipe_flags, run_script
+from hf_deberta.fine_tuning.sift import SiftArguments
+from hf_deberta.fine_tuning.splits import DataArguments
+from hf_deberta.fine_tuning.task_model import ModelArguments
+from hf_deberta.runs.errors import InputError
 
 
-def flags(folder, size: str, **given) -> Namespace:
+def arguments(folder, **fields) -> FineTuningArguments:
+    return FineTuningArguments(str(folder), **{"use_cpu": True, "report_to": "none", **fields})
+
+
+# Recipe
+
+
+def flags(folder, size: str, **fields) -> Namespace:
     HfDebertaConfig.from_preset(size).save_pretrained(folder)
     defaults = {"model_name_or_path": str(folder), "intermediate": None, "config_name": None, "cache_dir": None}
     defaults |= {"model_revision": "main", "token": None, "use_cpu": False, "gradient_accumulation_steps": 1}
     defaults |= dict.fromkeys(("per_device_train_batch_size", "learning_rate", "cls_dropout"))
-    return Namespace(**{**defaults, **given})
+    return Namespace(**{**defaults, **fields})
 
 
 @pytest.mark.parametrize(("use_cpu", "batch"), [(False, 4), (True, 32)])
-def test_devices_that_are_not_used_do_not_share_the_batch(tmp_path, monkeypatch, use_cpu, batch):
+def test_devices_in_use_share_the_batch(tmp_path, monkeypatch, use_cpu, batch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    chosen, _ = recipe_flags(flags(tmp_path, "v3-large", use_cpu=use_cpu), "cola")
-    assert chosen["per_device_train_batch_size"] == batch
+    recipe, _ = recipe_flags(flags(tmp_path, "v3-large", use_cpu=use_cpu), "cola")
+    assert recipe["per_device_train_batch_size"] == batch
 
 
 @pytest.mark.parametrize(
     ("size", "hinted"), [("v1-xlarge", True), ("v2-xlarge", True), ("v3-large", False), ("tiny", False)]
 )
-def test_which_sizes_start_from_mnli(tmp_path, caplog, size, hinted):
-    recipe_flags(flags(tmp_path, size), "rte")
-    assert ("starts this task from a checkpoint fine-tuned on MNLI" in caplog.text) == hinted
+def test_sizes_that_start_from_mnli(tmp_path, size, hinted):
+    _, source = recipe_flags(flags(tmp_path, size), "rte")
+    assert ("--intermediate" in source) == hinted
 
 
-@pytest.mark.parametrize(("task", "has_one"), [("squad_v2", False), ("conll2003", True)])
-def test_dropout_for_a_head_that_has_it(tmp_path, task, has_one):
-    chosen, _ = recipe_flags(flags(tmp_path, "v3-large"), task)
-    assert ("cls_dropout" in chosen) == has_one
+@pytest.mark.parametrize(("task", "has_dropout"), [("squad_v2", False), ("conll2003", True)])
+def test_dropout_is_for_heads_that_have_it(tmp_path, task, has_dropout):
+    recipe, _ = recipe_flags(flags(tmp_path, "v3-large"), task)
+    assert ("cls_dropout" in recipe) == has_dropout
+
+
+@pytest.fixture
+def parse(tmp_path, monkeypatch):
+    """Parses the command line of a script whose task is CoLA; returns its arguments without running anything."""
+    HfDebertaConfig.from_preset("tiny").save_pretrained(tmp_path / "model")
+
+    def run(*words: object, model: Path | None = tmp_path / "model") -> tuple:
+        classes, parsed = (ModelArguments, DataArguments, SiftArguments, FineTuningArguments), []
+        given = ["--model_name_or_path", model, "--output_dir", tmp_path / "out"] if model else []
+        monkeypatch.setattr(sys, "argv", ["run_x.py", *map(str, given), "--use_cpu", *map(str, words)])
+        if words and str(words[0]).endswith(".json"):
+            monkeypatch.setattr(sys, "argv", ["run_x.py", str(words[0])])
+        run_script(classes, lambda *instances: parsed.extend(instances), lambda flags: "cola", lambda folder: {})
+        return tuple(parsed)
+
+    return run
+
+
+def test_flags_override_the_recipe(parse, caplog):
+    model_args, data_args, _, args = parse("--learning_rate", "1e-4")
+    assert (args.learning_rate, args.per_device_train_batch_size, args.warmup_steps) == (1e-4, 32, 100)
+    assert (model_args.cls_dropout, data_args.max_seq_length, args.num_train_epochs) == (0.15, 64, 6)
+    assert "nothing published for cola" in caplog.text and "times 4 for hidden size 32" in caplog.text
+    recipe, _, overridden = caplog.text.partition("Overridden by you:")
+    assert "--warmup_steps 100" in recipe and "--learning_rate" not in recipe
+    assert overridden.startswith(" --learning_rate. Disable with --recipe none.")
+
+
+def test_a_json_file_overrides_the_recipe(parse, tmp_path):
+    flags = {"model_name_or_path": str(tmp_path / "model"), "output_dir": str(tmp_path / "out"), "use_cpu": True}
+    file = tmp_path / "flags.json"
+    file.write_text(json.dumps({**flags, "learning_rate": 1e-4}))
+    args = parse(file)[-1]
+    assert (args.learning_rate, args.num_train_epochs) == (1e-4, 6)
+    assert args.identifying_flags["learning_rate"] == 1e-4
+
+
+def test_no_recipe(parse, caplog):
+    args = parse("--recipe", "none")[-1]
+    assert (args.learning_rate, args.num_train_epochs) == (5e-5, 3) and not caplog.text
+
+
+def test_predictions_need_no_message_about_training(parse, caplog):
+    _, data_args, _, args = parse("--do_predict")
+    assert data_args.max_seq_length == 64 and not caplog.text
+    assert (args.do_train, args.do_eval, args.do_predict) == (False, False, True)
+
+
+# Actions and metrics
+
+
+def test_actions_are_inferred_from_the_splits(tmp_path):
+    args = arguments(tmp_path)
+    assert args.do_train and args.do_eval and args.do_predict
+    args.drop_missing_splits(["train", "test_matched"])
+    assert (args.do_train, args.do_eval, args.do_predict) == (True, False, True)
+    assert args.eval_strategy == "no" and not args.load_best_model_at_end
+    for flag, present in {"do_train": "validation", "do_eval": "train", "do_predict": "train"}.items():
+        with pytest.raises(InputError, match=rf"--{flag} needs .*found: {present}"):
+            arguments(tmp_path, **{flag: True}).drop_missing_splits([present])
+    with pytest.raises(InputError, match="--do_train needs train rows .*add --do_eval or --do_predict"):
+        arguments(tmp_path).drop_missing_splits(["validation"])
+
+
+@pytest.mark.parametrize(
+    ("chosen", "metric", "greater"),
+    [(None, "eval_f1", True), ("accuracy", "eval_accuracy", True), ("loss", "eval_loss", False),
+     ("eval_loss", "eval_loss", False)],
+)  # fmt: skip
+def test_the_metric_of_the_best_model(tmp_path, chosen, metric, greater):
+    args = arguments(tmp_path, metric_for_best_model=chosen)
+    args.set_best_metric(("f1", "accuracy"))
+    assert args.best_metric == metric and args.greater_is_better == greater and args.load_best_model_at_end
+    with pytest.raises(InputError, match="--metric_for_best_model must be one of f1, accuracy, loss .*not acuracy"):
+        arguments(tmp_path, metric_for_best_model="acuracy").set_best_metric(("f1", "accuracy"))
+
+
+def test_evaluation_every_few_steps_saves_as_often(tmp_path):
+    args = arguments(tmp_path, eval_strategy="steps", eval_steps=7)
+    assert (args.save_strategy, args.save_steps) == ("steps", 7)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--num_seeds", 0], "--num_seeds must be at least 1, not 0"),
+        (["--num_seeds", 2, "--push_to_hub"], "--push_to_hub pushes one model"),
+        (["--train_sampling_strategy", "sequential"], "random or group_by_length, not sequential"),
+        (["--early_stopping_patience", 1, "--do_train"], "--early_stopping_patience needs evaluations"),
+    ],
+)
+def test_invalid_flags_are_shown_in_one_line(parse, words, message):
+    with pytest.raises(SystemExit, match=f"run_x.py: .*{message}"):
+        parse(*words)
+
+
+def test_early_stopping_needs_validation_rows(tmp_path):
+    args = arguments(tmp_path, early_stopping_patience=1)
+    with pytest.raises(InputError, match="--early_stopping_patience needs validation rows"):
+        args.drop_missing_splits(["train"])
+
+
+def test_a_missing_checkpoint_is_shown_in_one_line(parse, tmp_path):
+    with pytest.raises(SystemExit, match=r"^run_x\.py: .*config\.json"):
+        parse(model=tmp_path)
+    with pytest.raises(SystemExit, match="--model_name_or_path"):
+        parse(model=None)
+    with pytest.raises(SystemExit) as raised:
+        parse("--recipe", "mine")
+    assert raised.value.code == 2  # argparse: invalid choice

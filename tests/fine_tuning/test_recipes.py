@@ -1,19 +1,26 @@
-"""The table of recipes: which is found, and by which rule."""
+"""Which recipe a task and a model size get."""
 
 import pytest
 
 from hf_deberta import PRESETS, HfDebertaConfig
-from hf_deberta.fine_tuning.recipes import OURS, RATE, RELEASED, SIZES, find_recipe, size_of
+from hf_deberta.fine_tuning.recipes import (
+    DEFAULTS,
+    LEARNING_RATE_FACTORS,
+    PUBLISHED,
+    SIZES,
+    find_recipe,
+    published_size,
+)
 
 
 @pytest.mark.parametrize("size", [name for name in PRESETS if name != "tiny"])
 def test_published_sizes_are_recognised(size):
-    assert size_of(HfDebertaConfig.from_preset(size)) == size
+    assert published_size(HfDebertaConfig.from_preset(size)) == size
 
 
-def test_other_sizes_are_not():
-    assert size_of(HfDebertaConfig.from_preset("tiny")) is None
-    assert size_of(HfDebertaConfig.from_preset("v3-base", num_hidden_layers=11)) is None
+def test_other_sizes_have_no_name():
+    assert published_size(HfDebertaConfig.from_preset("tiny")) is None
+    assert published_size(HfDebertaConfig.from_preset("v3-base", num_hidden_layers=11)) is None
 
 
 @pytest.mark.parametrize(
@@ -30,35 +37,36 @@ def test_other_sizes_are_not():
     ],
 )
 def test_published_recipes(task, size, expected):
-    recipe, origin = find_recipe(task, size)
-    found = (recipe.epochs, recipe.learning_rate, recipe.batch, recipe.warmup, recipe.dropout, recipe.length)
-    assert found == expected
-    assert origin == f"published for {task}, {size}"
+    recipe, source = find_recipe(task, size)
+    values = (recipe.epochs, recipe.learning_rate, recipe.batch, recipe.warmup, recipe.dropout, recipe.length)
+    assert values == expected
+    assert source == f"published settings for {task}, {size}"
 
 
-def test_what_was_not_published_says_so():
-    recipe, origin = find_recipe("squad", "v1-base")
-    assert recipe.learning_rate == 3e-5 and "none was published for squad" in origin
-    recipe, origin = find_recipe("copa", "v3-large")  # no released row: v1-base's, at the rate of large
-    assert recipe.learning_rate == pytest.approx(0.35e-5) and "times 0.35 for v3-large" in origin
-    recipe, origin = find_recipe("cola", None, width=256)
+def test_the_source_says_if_nothing_was_published():
+    recipe, source = find_recipe("squad", "v1-base")
+    assert recipe.learning_rate == 3e-5 and "nothing published for squad" in source
+    recipe, source = find_recipe("copa", "v3-large")  # no released row: v1-base's, at the rate of large
+    assert recipe.learning_rate == pytest.approx(0.35e-5) and "times 0.35 for v3-large" in source
+    recipe, source = find_recipe("cola", None, width=256)
     assert (
-        recipe.learning_rate == pytest.approx(6e-5) and "none was published for cola, this size; as v1-base" in origin
+        recipe.learning_rate == pytest.approx(6e-5)
+        and "published for cola, this model size; settings of v1-base" in source
     )
-    assert "a task of your own" in find_recipe("mine", "v3-base")[1]
+    assert "your own data" in find_recipe("mine", "v3-base")[1]
 
 
-def test_sift_has_its_own():
+def test_sift_has_its_own_recipes():
     recipe, _ = find_recipe("mnli", "v3-xsmall", sift=True)
     assert (recipe.epochs, recipe.learning_rate, recipe.sift_lambda) == (10, 5e-5, 3)
     assert "sift_lambda" not in find_recipe("mnli", "v3-xsmall")[0].flags()
 
 
-def test_every_row_can_be_read():
-    for size in (*SIZES, *RATE, None):
-        for task in (*RELEASED, *OURS):
-            recipe, origin = find_recipe(task, size)
-            assert 1e-7 < recipe.learning_rate < 1e-4 and recipe.batch and origin
+def test_every_row_parses():
+    for size in (*SIZES, *LEARNING_RATE_FACTORS, None):
+        for task in (*PUBLISHED, *DEFAULTS):
+            recipe, source = find_recipe(task, size)
+            assert 1e-7 < recipe.learning_rate < 1e-4 and recipe.batch and source
 
 
 def test_the_batch_is_shared_among_devices():

@@ -1,7 +1,6 @@
 """SiFT: the official tensors, every kind of head, other families, and what Trainer does to a loss."""
 
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -63,19 +62,19 @@ def noise_of_contents(self, x):
 
 @pytest.fixture
 def settled_noise(monkeypatch):
-    monkeypatch.setattr(PerturbedEmbeddings, "draw", noise_of_contents)
+    monkeypatch.setattr(PerturbedEmbeddings, "draw_noise", noise_of_contents)
 
 
 @pytest.fixture
 def steps(monkeypatch):
     """Collects (deltas, gradients, new deltas) of each ascent."""
-    found, ascended = [], sift.ascended
+    found, original = [], sift.ascend
 
     def ascend(deltas, gradients, rate):
-        found.append((deltas, gradients, ascended(deltas, gradients, rate)))
+        found.append((deltas, gradients, original(deltas, gradients, rate)))
         return found[-1][-1]
 
-    monkeypatch.setattr(sift, "ascended", ascend)
+    monkeypatch.setattr(sift, "ascend", ascend)
     return found
 
 
@@ -109,7 +108,7 @@ def test_official_tensors(case, tmp_path, monkeypatch, steps):
     given, expected = part(tensors, "in/"), part(tensors, "out/")
     model = golden_cases.load(HfDebertaForSequenceClassification, case, tmp_path, num_labels=3)
     numbers = (info["vat_lambda"], info["vat_learning_rate"], info["vat_init_perturbation"], info["loss_fn"])
-    monkeypatch.setattr(PerturbedEmbeddings, "draw", lambda self, x: expected["delta_initial"].clone())
+    monkeypatch.setattr(PerturbedEmbeddings, "draw_noise", lambda self, x: expected["delta_initial"].clone())
     seen = []
     model.deberta.embeddings.LayerNorm.register_forward_hook(lambda *called: seen.append(called[1][0]))
     outputs = passes(model)
@@ -282,7 +281,7 @@ def test_a_gradient_that_is_not_finite_is_not_followed():
     deltas, good = [torch.randn(2, 3, 4), torch.randn(2, 3, 4)], torch.randn(2, 3, 4)
     bad = good.clone()
     bad[1, 2, 3] = float("nan")
-    found = sift.ascended(deltas, [bad, good], 0.1)
+    found = sift.ascend(deltas, [bad, good], 0.1)
     assert torch.equal(found[0], deltas[0])
     torch.testing.assert_close((found[1] - deltas[1]).abs().amax(-1), torch.full((2, 3), 0.1), rtol=1e-4, atol=0)
 
@@ -291,7 +290,7 @@ def test_noise_is_cut_off_and_may_have_a_generator():
     model = tiny_model(Sequence)
     x = torch.zeros(50, 20, 32)
     one, same, other = (
-        PerturbedEmbeddings(model, generator=torch.Generator().manual_seed(seed)).draw(x) for seed in (1, 1, 2)
+        PerturbedEmbeddings(model, generator=torch.Generator().manual_seed(seed)).draw_noise(x) for seed in (1, 1, 2)
     )
     assert torch.equal(one, same) and not torch.equal(one, other)
     assert largest(one) == pytest.approx(0.02, rel=1e-6) and one.std().item() == pytest.approx(0.0096, rel=0.02)
@@ -392,11 +391,9 @@ def test_every_one_of_several_layer_norms_has_a_delta(steps):
 
 def test_no_layer_norm_to_perturb():
     model = GPT2ForSequenceClassification(GPT2Config(vocab_size=128, n_embd=32, n_layer=2, n_head=2))
-    with pytest.raises(
-        ValueError, match="no LayerNorm after its word embeddings.*give the end of its name as sift_layer"
-    ):
+    with pytest.raises(ValueError, match="no LayerNorm after its word embeddings.*sift_layer"):
         PerturbedEmbeddings(model)
-    with pytest.raises(ValueError, match="name that ends with 'norm0'; known: transformer.h.0.ln_1"):
+    with pytest.raises(ValueError, match="name that ends with 'norm0'; it has transformer.h.0.ln_1"):
         PerturbedEmbeddings(model, SiftArguments(sift_layer="norm0"))
 
 
@@ -411,9 +408,9 @@ def test_flags():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"sift_loss": "js"}, "sift_loss is one of symmetric-kl, kl, mse, not 'js'"),
-        ({"sift_lambda": -1.0}, "sift_lambda is 0 or more, not -1.0"),
-        ({"sift_learning_rate": 0.0}, "sift_learning_rate is more than 0, not 0.0"),
+        ({"sift_loss": "js"}, "sift_loss .* symmetric-kl, kl, mse, not 'js'"),
+        ({"sift_lambda": -1.0}, "sift_lambda .* not -1.0"),
+        ({"sift_learning_rate": 0.0}, "sift_learning_rate .* not 0.0"),
     ],
 )
 def test_bad_arguments(fields, message):
@@ -526,35 +523,6 @@ def test_label_smoothing_and_bfloat16(tmp_path, settled_noise):
 
 # ---- several processes -------------------------------------------------------------------------------------------
 
-SCRIPT = """
-import sys
-import test_sift
-from test_sift import PerturbedEmbeddings, noise_of_contents, trained
-
-PerturbedEmbeddings.draw = noise_of_contents
-sizes = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
-run, _ = trained(sys.argv[1], settings=test_sift.SWITCHED_ON, **sizes)
-assert run.accelerator.num_processes == 2
-run.save_model()
-"""
-
-
-def test_two_processes_train_as_one(tmp_path, settled_noise):
-    """By Trainer, which has DistributedDataParallel look for unused parameters; the loop below does not."""
-    expected, _ = trained(tmp_path / "one", settings=SWITCHED_ON)
-    (tmp_path / "train.py").write_text(SCRIPT)
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
-    launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
-    here = Path(__file__).parent
-    environment = {**os.environ, "PYTHONPATH": f"{here}:{here.parent}:{here.parents[1]}", "ACCELERATE_USE_CPU": "true"}
-    command = [*launch, str(tmp_path / "train.py"), str(tmp_path / "two")]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr[-2000:]
-    saved = load_file(tmp_path / "two" / "model.safetensors")
-    for name, value in weights(expected).items():
-        if name in saved:
-            torch.testing.assert_close(saved[name], value, atol=2e-6, rtol=1e-4)
-
 
 def own_loop(model, rows) -> list[float]:
     optimizer, found = torch.optim.SGD(model.parameters(), 0.1), []
@@ -573,8 +541,14 @@ def rows_of_loop() -> list[dict[str, torch.Tensor]]:
 
 
 def worker(rank: int, folder: str) -> None:
-    PerturbedEmbeddings.draw = noise_of_contents
+    PerturbedEmbeddings.draw_noise = noise_of_contents
+    environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "ACCELERATE_USE_CPU": True}
+    os.environ.update({name: str(value).lower() for name, value in environment.items()})  # as accelerate launch does
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    sizes = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
+    run, _ = trained(f"{folder}/trainer", settings=SWITCHED_ON, **sizes)
+    assert run.accelerator.num_processes == 2
+    run.save_model()
     rows = [{name: value[2 * rank : 2 * rank + 2] for name, value in batch.items()} for batch in rows_of_loop()]
     for kind in ("ddp", "fsdp"):
         model = tiny_model(Sequence, dtype=torch.float32)
@@ -590,12 +564,19 @@ def worker(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def test_own_loop_on_two_processes(settled_noise):
-    expected = own_loop(tiny_model(Sequence, dtype=torch.float32), rows_of_loop())
+def test_two_processes_train_as_one(settled_noise, tmp_path):
+    """By Trainer, which makes DistributedDataParallel search for unused parameters; by a loop without that; by FSDP."""
+    expected_weights = weights(trained(tmp_path, settings=SWITCHED_ON)[0])
+    expected_losses = own_loop(tiny_model(Sequence, dtype=torch.float32), rows_of_loop())
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(worker, (folder,), nprocs=2)
-        for kind in ("ddp", "fsdp"):
-            assert torch.load(f"{folder}/{kind}.pt").tolist() == pytest.approx(expected, rel=1e-4), kind
+        saved = load_file(f"{folder}/trainer/model.safetensors")
+        losses = {kind: torch.load(f"{folder}/{kind}.pt").tolist() for kind in ("ddp", "fsdp")}
+    assert saved.keys() <= expected_weights.keys() and "classifier.weight" in saved
+    for name, value in saved.items():
+        torch.testing.assert_close(value, expected_weights[name], atol=2e-6, rtol=1e-4)
+    for kind in losses:
+        assert losses[kind] == pytest.approx(expected_losses, rel=1e-4), kind
 
 
 # ---- documentation -----------------------------------------------------------------------------------------------

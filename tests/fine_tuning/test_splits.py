@@ -8,8 +8,9 @@ import logging
 import pytest
 from datasets import Dataset, DatasetDict
 
-from hf_deberta.fine_tuning.splits import DataArguments, one_of_each, read_splits
+from hf_deberta.fine_tuning.splits import DataArguments, read_splits, require_plain_splits
 from hf_deberta.runs.data_files import read_table, require_columns
+from hf_deberta.runs.errors import InputError
 
 ROWS = [{"sentence": "a b", "label": 0}, {"sentence": "c", "label": 1}, {"sentence": "d", "label": 1}]
 
@@ -69,9 +70,9 @@ def test_a_folder(tmp_path):
 def test_rows_to_train_on_are_one_file(tmp_path):
     for name in ("train_0.jsonl", "train_1.jsonl", "validation_a.jsonl", "test_b.jsonl"):
         write(tmp_path / name)
-    said = "holds train_0.jsonl, train_1.jsonl, and rows to train on come from one file, .* name one with --train_file"
+    message = "has train_0.jsonl, train_1.jsonl, .*--train_file"
     for _ in range(2):  # also beside a file of the right name
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             read_splits(DataArguments(data_dir=str(tmp_path)))
         write(tmp_path / "train.jsonl")
     found = read_splits(DataArguments(data_dir=str(tmp_path), train_file=str(tmp_path / "train_1.jsonl")))
@@ -82,7 +83,7 @@ def test_other_names_of_validation(tmp_path):
     write(tmp_path / "dev.jsonl")
     assert set(read_splits(DataArguments(data_dir=str(tmp_path)))) == {"validation"}
     write(tmp_path / "validation.jsonl")
-    with pytest.raises(ValueError, match="holds dev.jsonl, validation.jsonl, and the split 'validation' should be one"):
+    with pytest.raises(ValueError, match="has dev.jsonl, validation.jsonl for the split 'validation'"):
         read_splits(DataArguments(data_dir=str(tmp_path)))
     named = DataArguments(data_dir=str(tmp_path), validation_file=str(tmp_path / "dev.jsonl"))
     assert set(read_splits(named)) == {"validation"}
@@ -102,7 +103,7 @@ def test_shards_are_one_split(tmp_path):
     found = read_splits(DataArguments(data_dir=str(tmp_path)))
     assert list(found["train"]) == ROWS and set(found) == {"train", "validation_matched"}
     (tmp_path / "train-00001-of-00003.parquet").unlink()
-    with pytest.raises(ValueError, match="'train' should be one file, or all its shards once"):
+    with pytest.raises(ValueError, match="for the split 'train'; expected one file, or every shard"):
         read_splits(DataArguments(data_dir=str(tmp_path)))
 
 
@@ -121,7 +122,7 @@ def test_folders_of_parts_are_splits(tmp_path):
     found = read_splits(DataArguments(data_dir=str(tmp_path)))
     assert {split: list(rows) for split, rows in found.items()} == {"train": ROWS, "validation": ROWS[:2]}
     write(tmp_path / "train.jsonl")
-    with pytest.raises(ValueError, match="holds train, train.jsonl, and the split 'train' should be one file"):
+    with pytest.raises(ValueError, match="has train, train.jsonl for the split 'train'"):
         read_splits(DataArguments(data_dir=str(tmp_path)))
 
 
@@ -166,9 +167,9 @@ def test_further_splits_of_a_data_set_are_left_out(tmp_path, caplog, monkeypatch
 
     card(files)
     assert set(read_splits(DataArguments(dataset_name=folder))) == {"train", "test_a"}
-    assert "left out: train_2, unsupervised" in caplog.text
+    assert "Unused splits of" in caplog.text and "train_2, unsupervised" in caplog.text
     card([one for one in files if one["split"] in ("train_2", "unsupervised")])
-    with pytest.raises(ValueError, match="set has no split train, validation or test, but train_2, unsupervised"):
+    with pytest.raises(ValueError, match="set has no split train, validation or test, only train_2, unsupervised"):
         read_splits(DataArguments(dataset_name=folder))
 
 
@@ -179,10 +180,10 @@ def test_a_data_set_names_validation_as_files_do(monkeypatch, caplog):
     found = read_splits(DataArguments(dataset_name="me/mine", max_eval_samples=1))
     kept = {"train": ["train"] * 2, "validation": ["dev"], "validation_b": ["val_b"]}
     assert {split: rows["a"][:] for split, rows in found.items()} == kept
-    assert "left out: valid" in caplog.text
+    assert ": valid" in caplog.text
     there["validation"] = Dataset.from_list([{"a": "validation"}])
     assert read_splits(DataArguments(dataset_name="me/mine"))["validation"]["a"][:] == ["validation"]
-    assert "left out: dev, valid" in caplog.text
+    assert ": dev, valid" in caplog.text
 
 
 def test_limits(tmp_path):
@@ -198,7 +199,7 @@ def test_bad_input(tmp_path):
     (tmp_path / "header.csv").write_text("sentence,label\n")
     (tmp_path / "folder").mkdir()
     cases = [
-        ({}, "say which data"),
+        ({}, "no data given: use --train_file"),
         ({"train_file": str(tmp_path / "nowhere.jsonl")}, "there is no file"),
         ({"train_file": str(tmp_path / "empty.jsonl")}, "is empty"),
         ({"train_file": str(tmp_path / "header.csv")}, "has no rows"),
@@ -206,10 +207,10 @@ def test_bad_input(tmp_path):
         ({"train_file": path, "dataset_name": "x"}, "not both"),
         ({"train_file": path, "dataset_config_name": "x"}, "not both"),
         ({"data_dir": str(tmp_path / "nowhere")}, "not a folder"),
-        ({"data_dir": str(tmp_path / "folder")}, "holds no file"),
+        ({"data_dir": str(tmp_path / "folder")}, "has no file"),
     ]
-    for fields, said in cases:
-        with pytest.raises((ValueError, OSError), match=said):
+    for fields, message in cases:
+        with pytest.raises(InputError, match=message):
             read_splits(DataArguments(**fields))
 
 
@@ -218,8 +219,8 @@ def test_a_missing_column_is_named():
         require_columns(Dataset.from_list(ROWS), ["sentence", "question"], "train")
 
 
-def test_one_of_each():
+def test_scripts_for_plain_splits():
     rows = Dataset.from_dict({"a": [1]})
-    assert list(one_of_each({"train": rows, "test": rows})) == ["train", "test"]
-    with pytest.raises(ValueError, match="there is validation_a: name its file by --validation_file"):
-        one_of_each({"train": rows, "validation_a": rows})
+    assert list(require_plain_splits({"train": rows, "test": rows})) == ["train", "test"]
+    with pytest.raises(ValueError, match="not validation_a: .*--validation_file"):
+        require_plain_splits({"train": rows, "validation_a": rows})

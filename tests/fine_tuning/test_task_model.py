@@ -1,59 +1,156 @@
-"""The longest input of a model, and labels by name."""
+"""The model of a task: its maximum input length, its labels, and which weights of the head are new."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
+import torch
 from transformers import AutoModelForSequenceClassification, BertConfig, BertModel
 
 from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification, HfDebertaModel
-from hf_deberta.fine_tuning.task_model import ModelArguments, label_fields, labels_in_order, load_model, longest_input
+from hf_deberta.fine_tuning.task_model import (
+    ModelArguments,
+    checkpoint_labels,
+    label_fields,
+    labels_in_checkpoint_order,
+    load_model,
+    load_tokenizer,
+    max_input_length,
+)
+from hf_deberta.runs.errors import InputError
+
+CLASSES = (HfDebertaForSequenceClassification, AutoModelForSequenceClassification)
+BERT = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=100)
+REGRESSION = {"num_labels": 1, "problem_type": "regression"}
 
 
 @pytest.mark.parametrize(
-    ("config", "most"),
+    ("config", "limit"),
     [
         (BertConfig(max_position_embeddings=48), 48),
         (HfDebertaConfig.from_preset("tiny", max_position_embeddings=48), 200),
         (HfDebertaConfig.from_preset("tiny", max_position_embeddings=48, position_biased_input=True), 48),
     ],
 )
-def test_positions_that_end_are_the_longest_input(config, most, caplog):
-    tokenizer, asked = SimpleNamespace(model_max_length=10**9), SimpleNamespace(max_seq_length=200)
-    assert longest_input(asked, tokenizer, config) == most
-    assert ("is more than the model takes: 48" in caplog.text) == (most == 48)
-    assert longest_input(asked, SimpleNamespace(model_max_length=30), config) == 30
+def test_absolute_positions_limit_the_input_length(config, limit, caplog):
+    tokenizer = SimpleNamespace(model_max_length=10**30)  # that of a tokenizer without a limit
+    assert max_input_length(200, tokenizer, config) == limit
+    assert ("--max_seq_length 200 exceeds the maximum of the model; using 48" in caplog.text) == (limit == 48)
+    assert max_input_length(200, SimpleNamespace(model_max_length=30), config) == 30
+    assert max_input_length(None, tokenizer, config, default=40) == 40
 
 
-def test_labels_are_found_by_name(tmp_path, caplog):
+def test_labels_match_the_checkpoint_by_name(tmp_path, caplog):
     args = ModelArguments(str(tmp_path))
     HfDebertaConfig(**label_fields(["NO", "Yes"])).save_pretrained(tmp_path)
-    assert labels_in_order(("yes", "no"), args) == ("no", "yes") and not caplog.text
-    assert labels_in_order(("good", "bad"), args) == ("good", "bad")
-    assert "calls its labels NO, Yes; they are taken for good, bad" in caplog.text
+    assert labels_in_checkpoint_order(("yes", "no"), args) == ("no", "yes") and not caplog.text
+    assert labels_in_checkpoint_order(("good", "bad"), args) == ("good", "bad")
+    assert "are NO, Yes; they are read as good, bad" in caplog.text
 
 
-BOTH = (HfDebertaForSequenceClassification, AutoModelForSequenceClassification)
+@pytest.mark.parametrize(
+    ("fields", "labels"),
+    [
+        (label_fields(["a", "b", "c"]), ("a", "b", "c")),
+        ({"num_labels": 2}, ("LABEL_0", "LABEL_1")),  # the default, which config.json leaves out
+        (REGRESSION, None),
+    ],
+)
+def test_labels_of_a_checkpoint(tmp_path, fields, labels):
+    HfDebertaConfig(**fields).save_pretrained(tmp_path)
+    assert checkpoint_labels(ModelArguments(str(tmp_path))) == labels
 
 
-@pytest.mark.parametrize("family", ["ours", "bert"])
-def test_which_weights_of_the_head_are_new(tmp_path, family):
-    """Of a base those of the classifier, of a model of the task none; all of it after another task."""
-    bert = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=100)
-    base = HfDebertaModel(HfDebertaConfig.from_preset("tiny")) if family == "ours" else BertModel(bert)
+@pytest.fixture(params=["ours", "bert"])
+def checkpoints(request, tmp_path):
+    """A base model, and a classifier with the labels x and y."""
+    base = HfDebertaModel(HfDebertaConfig.from_preset("tiny")) if request.param == "ours" else BertModel(BERT)
     base.save_pretrained(tmp_path / "base")
-    model = load_model(ModelArguments(str(tmp_path / "base")), *BOTH, num_labels=3)
-    assert {"classifier.weight", "classifier.bias"} <= set(model.new_weights)
-    assert not [name for name in model.new_weights if name.startswith(("deberta.", "bert."))]
-    model.save_pretrained(tmp_path / "tuned")
-    assert load_model(ModelArguments(str(tmp_path / "tuned")), *BOTH, num_labels=3).new_weights == []
-    for labels in (["a", "b"], ["a", "b", "c"]):
-        args = ModelArguments(intermediate=str(tmp_path / "tuned"))
-        assert "classifier.weight" in load_model(args, *BOTH, **label_fields(labels)).new_weights
+    load_model(ModelArguments(str(tmp_path / "base")), *CLASSES, **label_fields(["x", "y"])).save_pretrained(
+        tmp_path / "tuned"
+    )
+    return tmp_path
 
 
-def test_another_configuration_is_for_a_deberta(tmp_path):
-    bert = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=100)
-    BertModel(bert).save_pretrained(tmp_path)
+def test_a_head_without_weights_must_be_trained(checkpoints):
+    base, tuned = (ModelArguments(str(checkpoints / name)) for name in ("base", "tuned"))
+    with pytest.raises(InputError, match=r"base has no weights for classifier\.bias, classifier\.weight.* --do_train"):
+        load_model(base, *CLASSES, do_train=False, num_labels=2)
+    load_model(base, *CLASSES, num_labels=2)
+    load_model(tuned, *CLASSES, do_train=False, num_labels=2)
+
+
+def test_a_classifier_of_another_size_is_an_error(checkpoints):
+    args = ModelArguments(str(checkpoints / "tuned"))
+    with pytest.raises(InputError, match="3 labels: use --intermediate .* --ignore_mismatched_sizes"):
+        load_model(args, *CLASSES, num_labels=3)
+    args.ignore_mismatched_sizes = True
+    assert load_model(args, *CLASSES, num_labels=3).classifier.weight.shape[0] == 3
+    with pytest.raises(InputError, match="no weights for classifier"):
+        load_model(args, *CLASSES, num_labels=3, do_train=False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept"),
+    [
+        (label_fields(["X", "y"]), True),
+        (label_fields(["good", "bad"]), False),
+        (label_fields(["x", "y", "z"]), False),
+        (REGRESSION, False),
+        ({**label_fields(["x", "z"]), "problem_type": "multi_label_classification"}, False),
+    ],
+    ids=["same labels", "other labels", "more labels", "regression", "multi-label"],
+)
+def test_an_intermediate_model_keeps_its_classifier_for_the_same_labels_only(checkpoints, fields, kept):
+    before = load_model(ModelArguments(str(checkpoints / "tuned")), *CLASSES, num_labels=2).state_dict()
+    torch.manual_seed(7)
+    args = ModelArguments(intermediate=str(checkpoints / "tuned"))
+    model = load_model(args, *CLASSES, **fields)
+    after = model.state_dict()
+    for name, value in before.items():
+        same = after[name].shape == value.shape and torch.equal(after[name], value)
+        assert same == (kept or (name != "classifier.weight" and (name != "classifier.bias" or same))), name
+    assert model.config.problem_type == fields.get("problem_type")
+    if not kept:
+        with pytest.raises(InputError, match=r"no weights for .*classifier\.weight"):
+            load_model(args, *CLASSES, do_train=False, **fields)
+
+
+def test_another_configuration_needs_a_deberta(tmp_path):
+    BertModel(BERT).save_pretrained(tmp_path)
     args = ModelArguments(str(tmp_path), config_name=str(tmp_path))
-    with pytest.raises(ValueError, match=r"--config_name .* is for a DeBERTa, which .* is not: leave it out"):
-        load_model(args, *BOTH)
+    with pytest.raises(InputError, match=r"--config_name .* DeBERTas: leave it out"):
+        load_model(args, *CLASSES)
+
+
+def test_a_configuration_of_another_size_is_an_error(tmp_path):
+    HfDebertaModel(HfDebertaConfig.from_preset("tiny")).save_pretrained(tmp_path)
+    HfDebertaConfig.from_preset("tiny", hidden_size=96).save_pretrained(tmp_path / "wide")
+    args = ModelArguments(str(tmp_path), config_name=str(tmp_path / "wide"))
+    with pytest.raises(InputError, match="other sizes than --config_name"):
+        load_model(args, *CLASSES)
+
+
+def test_a_head_that_transformers_lacks_needs_a_deberta(tmp_path):
+    BertModel(BERT).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="is not a DeBERTa"):
+        load_model(ModelArguments(str(tmp_path)), HfDebertaForSequenceClassification)
+
+
+def test_folders_without_a_model(tmp_path):
+    for content in (None, "{}"):
+        if content:
+            (tmp_path / "config.json").write_text(content)
+        with pytest.raises(InputError, match=r"config\.json"):
+            load_model(ModelArguments(str(tmp_path)), *CLASSES)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "hf_deberta", "hidden_size": 10}))
+    with pytest.raises(InputError, match="num_attention_heads must divide hidden_size"):
+        load_model(ModelArguments(str(tmp_path)), *CLASSES)
+
+
+def test_a_folder_without_a_tokenizer(tmp_path):
+    HfDebertaConfig.from_preset("tiny").save_pretrained(tmp_path)
+    with pytest.raises(InputError):
+        load_tokenizer(ModelArguments(str(tmp_path)))
+    with pytest.raises(InputError, match="use --model_name_or_path"):
+        ModelArguments()

@@ -1,4 +1,4 @@
-"""What the fine-tuning scripts share: the trainer of a finished run, several seeds, and what is refused."""
+"""The trainer of the fine-tuning scripts: finished runs, model cards, several seeds, and label smoothing."""
 
 import gc
 import weakref
@@ -16,77 +16,132 @@ from hf_deberta import (
     HfDebertaForSequenceClassification,
     HfDebertaForTokenClassification,
 )
-from hf_deberta.fine_tuning import trainer as fine_tuning
+from hf_deberta.fine_tuning import trainer as trainer_module
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
-from hf_deberta.fine_tuning.trainer import FineTuningTrainer, over_seeds, train_and_evaluate, write_card_and_push
+from hf_deberta.fine_tuning.trainer import (
+    FineTuningTrainer,
+    over_seeds,
+    train_and_evaluate,
+    validation_splits,
+    write_card_and_push,
+)
+from hf_deberta.runs.errors import InputError
 
 ROWS = Dataset.from_dict({"input_ids": [[1, n + 5, 2] for n in range(8)], "labels": [0, 1] * 4})
 
 
 def arguments(folder, **fields) -> FineTuningArguments:
-    given = {"do_train": True, "max_steps": 1, "use_cpu": True, "disable_tqdm": True, "report_to": "none", **fields}
-    return FineTuningArguments(str(folder), **given)
+    defaults = {"do_train": True, "max_steps": 1, "use_cpu": True, "disable_tqdm": True, "report_to": "none"}
+    return FineTuningArguments(str(folder), **{**defaults, **fields})
 
 
-def trainer(args: FineTuningArguments, kind=HfDebertaForSequenceClassification, **fields) -> FineTuningTrainer:
-    model = kind(HfDebertaConfig.from_preset("tiny", **fields))
+def make_trainer(
+    args: FineTuningArguments, model_class=HfDebertaForSequenceClassification, **fields
+) -> FineTuningTrainer:
+    model = model_class(HfDebertaConfig.from_preset("tiny", **fields))
     return FineTuningTrainer(model, args, default_data_collator, ROWS)
 
 
+@pytest.mark.parametrize(
+    ("splits", "expected"),
+    [
+        (["train", "test"], {}),
+        (["validation", "train"], {"": "validation"}),
+        (
+            ["validation_matched", "validation_mismatched"],
+            {"": "validation_matched", "_mismatched": "validation_mismatched"},
+        ),
+        (["validation_mismatched", "test"], {"": "validation_mismatched"}),
+        (["validation_a", "validation"], {"_a": "validation_a", "": "validation"}),
+    ],
+)
+def test_validation_splits_by_the_suffix_of_their_metrics(splits, expected):
+    assert validation_splits(splits) == expected
+
+
+def test_metrics_are_those_of_the_split(tmp_path):
+    """While training those of the main validation split, afterwards those of the split in question."""
+    scored = []
+
+    def metrics(split, prediction):
+        scored.append((split, len(prediction.label_ids)))
+        return {"rows": len(prediction.label_ids)}
+
+    splits = {"train": ROWS, "validation_mismatched": ROWS.select(range(3)), "validation_matched": ROWS.select([0])}
+    splits["test"] = ROWS.select(range(5))
+    model = HfDebertaForSequenceClassification(HfDebertaConfig.from_preset("tiny"))
+    args = arguments(tmp_path, do_eval=True, max_steps=-1, num_train_epochs=1)
+    trainer = FineTuningTrainer(model, args, default_data_collator, splits=splits, metrics=metrics)
+    found = train_and_evaluate(trainer)
+    assert (found["eval_rows"], found["eval_rows_mismatched"]) == (1, 3) and "eval_runtime_mismatched" not in found
+    assert trainer.predict_split("test", "predict").metrics["predict_rows"] == 5
+    assert "predict_rows" not in trainer.predict_split("test", "predict", without=["labels", "no such"]).metrics
+    main, other = ("validation_matched", 1), ("validation_mismatched", 3)
+    assert scored == [main, other, main, ("test", 5)]
+
+
+def test_rows_of_several_choices_are_grouped_by_their_longest(tmp_path):
+    rows = Dataset.from_dict({"input_ids": [[[1] * 3, [1] * n] for n in (2, 9, 4)], "labels": [0, 1, 0]})
+    args = arguments(tmp_path, train_sampling_strategy="group_by_length")
+    model = HfDebertaForMultipleChoice(HfDebertaConfig.from_preset("tiny"))
+    trainer = FineTuningTrainer(model, args, default_data_collator, rows)
+    assert list(trainer._get_train_sampler().lengths) == [3, 9, 4]
+
+
 def test_a_finished_run_is_loaded_without_the_files_of_a_checkpoint(tmp_path, monkeypatch):
-    """Which Trainer asks for under FSDP, and which a finished model has not."""
+    """Under FSDP, Trainer would need files that a finished model does not have."""
     torch.manual_seed(0)
-    first = trainer(arguments(tmp_path))
-    train_and_evaluate(first, {})
-    second = trainer(arguments(tmp_path))
-    monkeypatch.setattr(second, "_load_from_checkpoint", lambda *_: pytest.fail("asks for a checkpoint"))
-    train_and_evaluate(second, {})
+    first = make_trainer(arguments(tmp_path))
+    train_and_evaluate(first)
+    second = make_trainer(arguments(tmp_path))
+    monkeypatch.setattr(second, "_load_from_checkpoint", lambda *_: pytest.fail("loads a checkpoint"))
+    train_and_evaluate(second)
     assert not second.trained and second.state.global_step == 1
-    found = second.model.state_dict()
-    assert all(torch.equal(value, found[name]) for name, value in first.model.state_dict().items())
+    loaded = second.model.state_dict()
+    assert all(torch.equal(value, loaded[name]) for name, value in first.model.state_dict().items())
 
 
 def test_the_card_is_written_before_predictions(tmp_path, monkeypatch):
-    train_and_evaluate(trainer(arguments(tmp_path)), {})
+    train_and_evaluate(make_trainer(arguments(tmp_path)))
     card = tmp_path / "README.md"
     assert "## Training" in card.read_text()
-    stopped = trainer(arguments(tmp_path, seed=7, resume_from_checkpoint="false"))
+    stopped = make_trainer(arguments(tmp_path, seed=7, resume_from_checkpoint="false"))
     monkeypatch.setattr(stopped, "create_model_card", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        train_and_evaluate(stopped, {})
+        train_and_evaluate(stopped)
     assert "## Training" not in card.read_text()
-    train_and_evaluate(trainer(arguments(tmp_path, seed=7)), {})
+    train_and_evaluate(make_trainer(arguments(tmp_path, seed=7)))
     assert "## Training" in card.read_text() and "| seed | 7 |" in card.read_text()
     card.write_text(card.read_text() + "by hand")
-    train_and_evaluate(trainer(arguments(tmp_path, seed=7)), {})
+    train_and_evaluate(make_trainer(arguments(tmp_path, seed=7)))
     assert card.read_text().endswith("by hand")
 
 
-def test_scores_of_predictions_come_to_the_card_of_a_run_that_was_stopped(tmp_path):
-    train_and_evaluate(trainer(arguments(tmp_path)), {})  # killed while predicting
+def test_metrics_of_predictions_are_added_to_the_card_of_an_interrupted_run(tmp_path):
+    train_and_evaluate(make_trainer(arguments(tmp_path)))  # interrupted while predicting
     card = tmp_path / "README.md"
     card.write_text(before := card.read_text() + "by hand")
     for scores in ({}, {"predict_accuracy": 0.75, "predict_runtime": 3.5}):
-        again = trainer(arguments(tmp_path))
-        train_and_evaluate(again, {})
+        again = make_trainer(arguments(tmp_path))
+        train_and_evaluate(again)
         again.save_metrics("predict", scores)
-        assert card.read_text() == before  # until prediction is through
+        assert card.read_text() == before  # unchanged until the predictions are written
         write_card_and_push(again)
     heading = "| result | |\n|---|--:|\n"
     assert card.read_text() == before.replace(heading, heading + "| predict_accuracy | 0.75 |\n") != before
 
 
-def test_the_model_of_a_seed_goes_before_the_next_is_loaded(tmp_path, monkeypatch):
-    monkeypatch.setattr(fine_tuning, "destroy_process_group", lambda: None)
+def test_the_model_of_a_seed_is_freed_before_the_next_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer_module, "destroy_process_group", lambda: None)
     models = []
 
     def run(args: FineTuningArguments) -> dict[str, float]:
         assert not models or models[-1]() is None
-        one = trainer(args)
-        models.append(weakref.ref(one.model))
-        return train_and_evaluate(one, {})
+        trainer = make_trainer(args)
+        models.append(weakref.ref(trainer.model))
+        return train_and_evaluate(trainer)
 
-    gc.disable()  # it would come at a time of its own
+    gc.disable()  # it would run at a random time
     try:
         over_seeds(arguments(tmp_path, num_seeds=2), run)
     finally:
@@ -94,38 +149,38 @@ def test_the_model_of_a_seed_goes_before_the_next_is_loaded(tmp_path, monkeypatc
     assert len(models) == 2
 
 
-def test_labels_that_are_classes_are_smoothed(tmp_path):
+def test_label_smoothing_needs_classes(tmp_path):
     args = arguments(tmp_path, label_smoothing_factor=0.1)
-    said = r"--label_smoothing_factor 0\.1 is for labels that are classes, one each: of sequences, words or choices"
-    numbers = {"num_labels": 1, "problem_type": "regression"}
-    for kind, fields in [
-        (HfDebertaForSequenceClassification, numbers),
+    message = r"--label_smoothing_factor 0\.1 needs one class"
+    regression = {"num_labels": 1, "problem_type": "regression"}
+    for model_class, fields in [
+        (HfDebertaForSequenceClassification, regression),
         (HfDebertaForEntityChoice, {}),
         (HfDebertaForQuestionAnswering, {}),
     ]:
-        with pytest.raises(ValueError, match=said):
-            trainer(args, kind, **fields)
-        trainer(arguments(tmp_path), kind, **fields)
+        with pytest.raises(InputError, match=message):
+            make_trainer(args, model_class, **fields)
+        make_trainer(arguments(tmp_path), model_class, **fields)
     bert = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=100)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(InputError, match=message):
         FineTuningTrainer(BertForQuestionAnswering(bert), args, default_data_collator, ROWS)
 
 
 @pytest.mark.parametrize(
-    ("kind", "shape"),
+    ("model_class", "shape"),
     [
         (HfDebertaForSequenceClassification, (4,)),
         (HfDebertaForTokenClassification, (4, 3)),
         (HfDebertaForMultipleChoice, (4,)),
     ],
 )
-def test_smoothing_of_each_kind_of_class(tmp_path, kind, shape):
-    """(1 - e) of the loss of the labels and e of the mean over all classes; a batch cut in two gives the same."""
-    run = trainer(arguments(tmp_path, label_smoothing_factor=0.25), kind)
+def test_label_smoothing(tmp_path, model_class, shape):
+    """(1 - e) times the loss plus e times the mean over all classes; the same for a batch in two parts."""
+    run = make_trainer(arguments(tmp_path, label_smoothing_factor=0.25), model_class)
     run.model.eval()
-    choices = kind is HfDebertaForMultipleChoice
+    choices = model_class is HfDebertaForMultipleChoice
     inputs = {"input_ids": torch.randint(5, 90, (4, 2, 3) if choices else (4, 3)), "labels": torch.randint(0, 2, shape)}
-    if kind is HfDebertaForTokenClassification:
+    if model_class is HfDebertaForTokenClassification:
         inputs["labels"][1, 1:] = -100
     counted = inputs["labels"] >= 0
     logs = run.model(inputs["input_ids"]).logits.log_softmax(-1)[counted]

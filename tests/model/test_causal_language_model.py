@@ -1,4 +1,4 @@
-"""Left to right: no token sees the future, the loss is that of the next token, and generate() works as everywhere."""
+"""Causal language model: attention only to earlier tokens, loss of the next token, generation."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from numerics import (
 )
 from torch import nn
 
-from hf_deberta import HfDebertaForCausalLM, HfDebertaForMaskedLM, export_to_transformers
+from hf_deberta import HfDebertaForCausalLM, HfDebertaForMaskedLM
 
 CAUSAL = {"conv_kernel_size": 0, "num_hidden_layers": 3}
 VARIANTS = {
@@ -38,36 +38,36 @@ def left_padded(inputs):
     return {name: tensor.flip(1) for name, tensor in inputs.items()}
 
 
-def positions_of(mask):
+def positions_from_mask(mask):
     return (mask.cumsum(1) - 1).clamp(min=0)
 
 
-# ---- who sees whom -----------------------------------------------------------------------------------------------
+# ---- attention ---------------------------------------------------------------------------------------------------
 
 LAYOUTS = {
     "no padding": lambda: {"input_ids": tiny_inputs((9, 9))["input_ids"]},
     "right padding": lambda: INPUTS,
     "left padding": lambda: {
         **left_padded(INPUTS),
-        "position_ids": positions_of(left_padded(INPUTS)["attention_mask"]),
+        "position_ids": positions_from_mask(left_padded(INPUTS)["attention_mask"]),
     },
-    "restarting positions": lambda: {
+    "position_ids that restart": lambda: {
         "input_ids": tiny_inputs((9, 9))["input_ids"],
         "position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4], [0, 0, 1, 2, 3, 4, 0, 1, 2]]),
     },
-    "boundaries": lambda: {
+    "cu_seq_lens_q": lambda: {
         "input_ids": tiny_inputs((9,))["input_ids"],
         "cu_seq_lens_q": torch.tensor([0, 4, 5, 9], dtype=torch.int32),
     },
-    "mask of pairs": lambda: {
+    "3-D mask": lambda: {
         "input_ids": tiny_inputs((9, 9))["input_ids"],
         "attention_mask": torch.block_diag(torch.ones(4, 4), torch.ones(5, 5)).bool().expand(2, -1, -1),
     },
 }
 
 
-def documents_of(inputs):
-    """Number of the document that each token stands in, [B, N]; -1 at padding."""
+def document_numbers(inputs):
+    """Return the document number of each token [B, N], -1 at padding."""
     ids = inputs["input_ids"]
     numbers = torch.zeros_like(ids)
     mask = inputs.get("attention_mask")
@@ -86,27 +86,26 @@ def documents_of(inputs):
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @torch.no_grad()
-def test_a_token_changes_itself_and_what_follows_in_its_document(layout, variant, backend):
+def test_token_changes_only_itself_and_later_tokens_of_its_document(layout, variant, backend):
     model, inputs = causal_model(backend, **VARIANTS[variant]).eval(), LAYOUTS[layout]()
-    documents, logits = documents_of(inputs), model(**inputs).logits
+    documents, logits = document_numbers(inputs), model(**inputs).logits
     assert logits.isfinite().all()
     for token in range(9):
         changed = inputs["input_ids"].clone()
         changed[:, token] = changed[:, token] % 127 + 1
-        found = model(**{**inputs, "input_ids": changed}).logits
-        assert found.isfinite().all()
-        follows = torch.arange(9) >= token
-        sees = follows & (documents == documents[:, token, None]) & (documents >= 0)
-        differs = (found != logits).any(-1)
+        changed_logits = model(**{**inputs, "input_ids": changed}).logits
+        assert changed_logits.isfinite().all()
+        attends = (torch.arange(9) >= token) & (documents == documents[:, token, None]) & (documents >= 0)
+        differs = (changed_logits != logits).any(-1)
         real = documents >= 0
-        assert not differs[real & ~sees].any()  # not by a bit
-        assert differs[sees].all()
+        assert not differs[real & ~attends].any()  # bit-identical
+        assert differs[attends].all()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("variant", VARIANTS)
 @torch.no_grad()
-def test_logits_are_those_of_each_prefix_alone(variant, backend):
+def test_logits_equal_those_of_each_prefix_alone(variant, backend):
     model = causal_model(backend, **VARIANTS[variant]).eval()
     ids = INPUTS["input_ids"][:1]
     logits = model(ids).logits
@@ -130,12 +129,12 @@ def test_padding_changes_nothing(layout):
 
 
 @torch.no_grad()
-def test_packed_documents_are_as_alone():
+def test_packed_documents_equal_separate_ones():
     for variant in VARIANTS.values():
         model = causal_model(**variant).eval()
-        for layout in ("restarting positions", "boundaries"):
+        for layout in ("position_ids that restart", "cu_seq_lens_q"):
             inputs = LAYOUTS[layout]()
-            documents, logits = documents_of(inputs), model(**inputs).logits
+            documents, logits = document_numbers(inputs), model(**inputs).logits
             for row, numbers in enumerate(documents):
                 for number in numbers.unique():
                     alone = model(inputs["input_ids"][row, numbers == number][None]).logits[0]
@@ -144,8 +143,8 @@ def test_packed_documents_are_as_alone():
 
 @pytest.mark.parametrize("length", [300, 600])
 @torch.no_grad()
-def test_long_rows_keep_the_future_out(length):
-    """Far keys are joined in parts there (saturation + 256 queries)."""
+def test_long_rows_do_not_attend_to_later_tokens(length):
+    """Rows longer than saturation + 256 use the path of "sdpa" that joins far keys in parts."""
     model = causal_model(emd_steps=0, max_position_embeddings=64).eval()
     ids = torch.randint(1, 128, (1, length))
     logits = model(ids).logits
@@ -157,19 +156,19 @@ def test_long_rows_keep_the_future_out(length):
 
 @torch.no_grad()
 @pytest.mark.usefixtures("unpad_tiny_models")
-def test_without_causal_it_is_the_masked_language_model(tmp_path):
+def test_causal_false_equals_the_masked_language_model(tmp_path):
     masked = tiny_model(HfDebertaForMaskedLM).eval()
     masked.save_pretrained(tmp_path)
     model = HfDebertaForCausalLM.from_pretrained(tmp_path).double().eval()
     labels = INPUTS["input_ids"].masked_fill(INPUTS["input_ids"] % 3 > 0, -100)
-    found, expected = model(**INPUTS, labels=labels, causal=False), masked(**INPUTS, labels=labels)
-    assert torch.equal(found.logits, expected.logits) and found.loss == expected.loss
+    output, expected = model(**INPUTS, labels=labels, causal=False), masked(**INPUTS, labels=labels)
+    assert torch.equal(output.logits, expected.logits) and output.loss == expected.loss
     assert isinstance(model(**INPUTS, causal=False, return_dict=False), tuple)
 
 
-def test_the_convolution_looks_ahead():
+def test_convolution_is_an_error():
     model = tiny_model(HfDebertaForCausalLM)
-    with pytest.raises(ValueError, match=r"conv_kernel_size=3\) looks at the next token.*causal=False"):
+    with pytest.raises(ValueError, match=r"conv_kernel_size=3\).*causal=False"):
         model(**INPUTS)
     assert model(**INPUTS, causal=False).logits.shape == (4, 9, 128)
 
@@ -177,7 +176,8 @@ def test_the_convolution_looks_ahead():
 # ---- loss --------------------------------------------------------------------------------------------------------
 
 
-def trained(model, **inputs):
+def train_step(model, **inputs):
+    """Return the output, and the gradients by name."""
     model.zero_grad()
     output = model(**inputs)
     output.loss.backward()
@@ -185,44 +185,44 @@ def trained(model, **inputs):
 
 
 def next_tokens(layout):
-    """What each position predicts, -100 where nothing."""
+    """Return the token that each position predicts, -100 if none."""
     inputs = LAYOUTS[layout]()
-    documents, labels = documents_of(inputs), torch.full_like(inputs["input_ids"], -100)
-    together = (documents[:, 1:] == documents[:, :-1]) & (documents[:, 1:] >= 0)
-    labels[:, :-1] = inputs["input_ids"][:, 1:].masked_fill(~together, -100)
+    documents, labels = document_numbers(inputs), torch.full_like(inputs["input_ids"], -100)
+    same_document = (documents[:, 1:] == documents[:, :-1]) & (documents[:, 1:] >= 0)
+    labels[:, :-1] = inputs["input_ids"][:, 1:].masked_fill(~same_document, -100)
     return labels
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_loss_is_that_of_the_next_token(layout, variant):
+def test_loss_is_the_cross_entropy_of_next_tokens(layout, variant):
     inputs, expected_labels = LAYOUTS[layout](), next_tokens(layout)
     labels = inputs["input_ids"]
     results = []
     for sparse in (True, False):
         model = causal_model(**VARIANTS[variant], sparse_prediction=sparse)
-        results.append(trained(model, **inputs, labels=labels))
+        results.append(train_step(model, **inputs, labels=labels))
     (sparse, sparse_gradients), (dense, dense_gradients) = results
     assert sparse.logits is None and dense.logits.shape == (*labels.shape, 128)
-    each = nn.functional.cross_entropy(dense.logits.flatten(0, 1), expected_labels.flatten(), reduction="none")
-    counted = expected_labels.flatten() >= 0
-    assert_equal_but_for_rounding(dense.loss, each.sum() / counted.sum())
+    losses = nn.functional.cross_entropy(dense.logits.flatten(0, 1), expected_labels.flatten(), reduction="none")
+    labelled = expected_labels.flatten() >= 0
+    assert_equal_but_for_rounding(dense.loss, losses.sum() / labelled.sum())
     assert_equal_but_for_rounding(sparse.loss, dense.loss)
-    assert_equal_but_for_rounding(sparse.losses, each[counted])
-    assert torch.equal(sparse.predictions, dense.logits.flatten(0, 1)[counted].argmax(-1))
+    assert_equal_but_for_rounding(sparse.losses, losses[labelled])
+    assert torch.equal(sparse.predictions, dense.logits.flatten(0, 1)[labelled].argmax(-1))
     assert_same_by_name(sparse_gradients, dense_gradients)
 
 
-def test_few_labels_are_decoded_alone():
-    """An answer after a prompt: labels at the end."""
+def test_sparse_prediction_of_few_labels():
+    """Labels at the end of a row, as for an answer after a prompt."""
     labels = INPUTS["input_ids"].masked_fill(torch.arange(9) < 6, -100)
-    results = [trained(causal_model(sparse_prediction=sparse), **INPUTS, labels=labels) for sparse in (True, False)]
+    results = [train_step(causal_model(sparse_prediction=sparse), **INPUTS, labels=labels) for sparse in (True, False)]
     assert_equal_but_for_rounding(results[0][0].loss, results[1][0].loss)
     assert results[0][0].losses.shape == (3 + 1 + 3,)
     assert_same_by_name(results[0][1], results[1][1])
 
 
-def test_transformers_own_loss():
+def test_loss_equals_transformers_causal_loss():
     model = causal_model(dtype=torch.float32).eval()
     labels = INPUTS["input_ids"].masked_fill(~REAL, -100)
     output = model(**INPUTS, labels=labels)
@@ -231,8 +231,8 @@ def test_transformers_own_loss():
 
 
 @pytest.mark.parametrize("items", [None, torch.tensor(0)], ids=str)
-def test_nothing_to_predict_loses_nothing_and_learns_nothing(items):
-    output, gradients = trained(
+def test_without_labels_loss_and_gradients_are_zero(items):
+    output, gradients = train_step(
         causal_model(), **INPUTS, labels=torch.full_like(INPUTS["input_ids"], -100), num_items_in_batch=items
     )
     assert output.loss.item() == 0 and not any(gradient.any() for gradient in gradients.values())
@@ -243,15 +243,15 @@ def test_nothing_to_predict_loses_nothing_and_learns_nothing(items):
 @pytest.mark.parametrize("reentrant", [False, True], ids=["not reentrant", "reentrant"])
 def test_gradient_checkpointing_changes_nothing(reentrant):
     model = causal_model()
-    expected = trained(model, **INPUTS, labels=INPUTS["input_ids"])
+    expected = train_step(model, **INPUTS, labels=INPUTS["input_ids"])
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    found = trained(model, **INPUTS, labels=INPUTS["input_ids"])
-    assert_equal_but_for_rounding(found[0].loss, expected[0].loss)
-    assert_same_by_name(found[1], expected[1])
+    checkpointed = train_step(model, **INPUTS, labels=INPUTS["input_ids"])
+    assert_equal_but_for_rounding(checkpointed[0].loss, expected[0].loss)
+    assert_same_by_name(checkpointed[1], expected[1])
 
 
-def test_joint_training_learns_both_tasks():
-    """DeBERTa-MT: the sum of both losses, on the same weights."""
+def test_gradients_of_both_tasks_add_up():
+    """DeBERTa-MT: the sum of the causal and the masked loss, on the same weights."""
     model = causal_model()
     masked = INPUTS["input_ids"].masked_fill(INPUTS["input_ids"] % 4 == 0, 3)
     labels = INPUTS["input_ids"].masked_fill(INPUTS["input_ids"] % 4 > 0, -100)
@@ -259,7 +259,7 @@ def test_joint_training_learns_both_tasks():
         {"input_ids": INPUTS["input_ids"], "labels": INPUTS["input_ids"]},
         {"input_ids": masked, "labels": labels, "causal": False},
     ]
-    parts = [trained(model, attention_mask=INPUTS["attention_mask"], **task)[1] for task in tasks]
+    parts = [train_step(model, attention_mask=INPUTS["attention_mask"], **task)[1] for task in tasks]
     model.zero_grad()
     sum(model(attention_mask=INPUTS["attention_mask"], **task).loss for task in tasks).backward()
     joint = {name: parameter.grad for name, parameter in model.named_parameters()}
@@ -270,7 +270,7 @@ def test_joint_training_learns_both_tasks():
 def test_compiles_into_one_graph(labels):
     model = causal_model()
     labels = INPUTS["input_ids"] if labels == "next tokens" else INPUTS["input_ids"].masked_fill(~REAL, -100)
-    expected, expected_gradients = trained(model, **INPUTS, labels=labels)
+    expected, expected_gradients = train_step(model, **INPUTS, labels=labels)
     torch.compiler.reset()
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     model.zero_grad()
@@ -280,7 +280,8 @@ def test_compiles_into_one_graph(labels):
     assert_same_by_name({name: each.grad for name, each in model.named_parameters()}, expected_gradients)
 
 
-def steps(folder, batch_size, accumulation):
+def train_one_step(folder, batch_size, accumulation):
+    """Return Trainer's log entry and the weights after one step."""
     ids = tiny_inputs((9, 5, 7, 3, 9, 4, 2, 6))
     labels = ids["input_ids"].masked_fill(ids["attention_mask"] == 0, -100)
     data = [{"input_ids": a, "attention_mask": b, "labels": c} for a, b, c in zip(*ids.values(), labels, strict=True)]
@@ -305,29 +306,30 @@ def steps(folder, batch_size, accumulation):
     return trainer.state.log_history[0], {name: each.detach() for name, each in trainer.model.named_parameters()}
 
 
-def test_trainer_takes_the_same_step_with_and_without_accumulation(tmp_path):
-    (logged, weights), (in_pieces, weights_in_pieces) = steps(tmp_path, 8, 1), steps(tmp_path, 2, 4)
+def test_trainer_step_does_not_depend_on_accumulation(tmp_path):
+    logged, weights = train_one_step(tmp_path, 8, 1)
+    accumulated, accumulated_weights = train_one_step(tmp_path, 2, 4)
     for key in ("loss", "grad_norm"):
-        assert_equal_but_for_rounding(torch.tensor(in_pieces[key]), torch.tensor(logged[key]), torch.float32)
-    assert_same_by_name(weights_in_pieces, weights)
+        assert_equal_but_for_rounding(torch.tensor(accumulated[key]), torch.tensor(logged[key]), torch.float32)
+    assert_same_by_name(accumulated_weights, weights)
     inputs = tiny_inputs((9, 5, 7, 3, 9, 4, 2, 6))
-    alone = causal_model(dtype=torch.float32)(**inputs, labels=inputs["input_ids"]).loss
-    assert_equal_but_for_rounding(torch.tensor(logged["loss"]), alone.detach(), torch.float32)
+    expected = causal_model(dtype=torch.float32)(**inputs, labels=inputs["input_ids"]).loss
+    assert_equal_but_for_rounding(torch.tensor(logged["loss"]), expected.detach(), torch.float32)
 
 
 # ---- generation --------------------------------------------------------------------------------------------------
 
-WAYS = {
+MODES = {
     "greedy": {"do_sample": False},
     "sampling": {"do_sample": True, "top_k": 10},
     "beams": {"num_beams": 3, "do_sample": False},
     "sampled beams": {"num_beams": 2, "do_sample": True, "num_return_sequences": 2},
-    "cache asked for": {"use_cache": True, "do_sample": False},
+    "use_cache=True": {"use_cache": True, "do_sample": False},
 }
 
 
-def continued(model, ids, count):
-    """The most likely next token, so many times, by hand."""
+def continue_greedily(model, ids, count):
+    """Append the most likely next token `count` times, without `generate`."""
     for _ in range(count):
         ids = torch.cat([ids, model(ids).logits[:, -1].argmax(-1, keepdim=True)], 1)
     return ids
@@ -335,31 +337,36 @@ def continued(model, ids, count):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @torch.no_grad()
-def test_generate_continues_left_padded_rows_as_alone(variant):
+def test_generate_with_left_padding_equals_each_row_alone(variant):
     model, inputs = causal_model(**VARIANTS[variant]).eval(), left_padded(INPUTS)
-    found = model.generate(**inputs, max_new_tokens=6, do_sample=False)
+    generated = model.generate(**inputs, max_new_tokens=6, do_sample=False)
     for row, real in enumerate(inputs["attention_mask"].bool()):
         alone = inputs["input_ids"][row, real][None]
-        assert found[row, 9:].tolist() == continued(model, alone, 6)[0, real.sum() :].tolist()
+        assert generated[row, 9:].tolist() == continue_greedily(model, alone, 6)[0, real.sum() :].tolist()
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_generate(way):
+@pytest.mark.parametrize("mode", MODES)
+def test_generate(mode):
     model, inputs = causal_model().eval(), left_padded(INPUTS)
     torch.manual_seed(0)
     output = model.generate(
-        **inputs, max_new_tokens=5, min_new_tokens=5, return_dict_in_generate=True, output_logits=True, **WAYS[way]
+        **inputs,
+        max_new_tokens=5,
+        min_new_tokens=5,
+        return_dict_in_generate=True,
+        output_logits=True,
+        **MODES[mode],
     )
-    rows = 4 * WAYS[way].get("num_return_sequences", 1)
+    rows = 4 * MODES[mode].get("num_return_sequences", 1)
     assert output.sequences.shape == (rows, 14) and len(output.logits) == 5
     assert output.past_key_values is None
-    if way == "cache asked for":
+    if mode == "use_cache=True":
         expected = model.generate(**inputs, max_new_tokens=5, min_new_tokens=5, do_sample=False)
         assert torch.equal(output.sequences, expected)
 
 
 @torch.no_grad()
-def test_only_asked_logits_are_made():
+def test_logits_to_keep():
     for variant in VARIANTS.values():
         model = causal_model(**variant).eval()
         logits = model(**INPUTS).logits
@@ -367,8 +374,8 @@ def test_only_asked_logits_are_made():
             torch.testing.assert_close(model(**INPUTS, logits_to_keep=count).logits, logits[:, -count:])
 
 
-def test_a_text_is_continued(tmp_path):
-    """With a tokenizer, through the Auto class and the pipeline."""
+def test_text_generation_pipeline(tmp_path):
+    """With a tokenizer, a saved model and the Auto class."""
     from test_modeling_hf_deberta import tiny_tokenizer
 
     tokenizer = tiny_tokenizer()
@@ -377,24 +384,24 @@ def test_a_text_is_continued(tmp_path):
     tokenizer.save_pretrained(tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert type(model) is HfDebertaForCausalLM
-    found = model.generate(**tokenizer("the cat sat", return_tensors="pt"), max_new_tokens=5, do_sample=False)
+    generated = model.generate(**tokenizer("the cat sat", return_tensors="pt"), max_new_tokens=5, do_sample=False)
     prompt = tokenizer("the cat sat").input_ids
-    assert found[0, : len(prompt)].tolist() == prompt and found.shape[1] == len(prompt) + 5
+    assert generated[0, : len(prompt)].tolist() == prompt and generated.shape[1] == len(prompt) + 5
     generate = transformers.pipeline("text-generation", model=model, tokenizer=tokenizer)
     (text,) = generate("the cat", max_new_tokens=3, do_sample=False)
     assert text["generated_text"].startswith("the cat")
 
 
-def test_positions_run_out():
+def test_generating_past_the_absolute_positions_is_an_error():
     model, ids = causal_model().eval(), torch.randint(1, 128, (1, 60))
-    with pytest.raises(ValueError, match=r"max_position_embeddings = 64, and prompt and new tokens may reach 65"):
+    with pytest.raises(ValueError, match=r"max_position_embeddings = 64,.* may reach 65"):
         model.generate(ids, max_new_tokens=5)
     assert model.generate(ids, max_new_tokens=4, min_new_tokens=4).shape == (1, 64)
     relative = causal_model(emd_steps=0).eval()
     assert relative.generate(ids, max_new_tokens=8, min_new_tokens=8).shape == (1, 68)
 
 
-def test_what_needs_a_cache_is_refused():
+def test_generation_with_a_cache_or_inputs_embeds_is_an_error():
     model, ids = causal_model().eval(), INPUTS["input_ids"]
     with pytest.raises(ValueError, match="past_key_values"):
         model.generate(ids, max_new_tokens=2, past_key_values=transformers.DynamicCache())
@@ -402,17 +409,11 @@ def test_what_needs_a_cache_is_refused():
         model.generate(inputs_embeds=model.get_input_embeddings()(ids), max_new_tokens=2)
 
 
-# ---- company -----------------------------------------------------------------------------------------------------
+# ---- parameters ---------------------------------------------------------------------------------------------------
 
 
 def test_parameters_are_those_of_the_masked_language_model():
     for variant in VARIANTS.values():
         config = tiny_config(**CAUSAL, **{name: value for name, value in variant.items() if name not in CAUSAL})
-        found, expected = HfDebertaForCausalLM(config).state_dict(), HfDebertaForMaskedLM(config).state_dict()
-        assert {name: each.shape for name, each in found.items()} == {n: each.shape for n, each in expected.items()}
-
-
-def test_export_says_that_transformers_has_none(tmp_path):
-    with pytest.raises(ValueError, match="load it as HfDebertaForMaskedLM, and export that"):
-        export_to_transformers(causal_model(), tmp_path / "folder")
-    assert not (tmp_path / "folder").exists()
+        causal, masked = HfDebertaForCausalLM(config).state_dict(), HfDebertaForMaskedLM(config).state_dict()
+        assert {name: each.shape for name, each in causal.items()} == {n: each.shape for n, each in masked.items()}

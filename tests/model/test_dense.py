@@ -1,4 +1,4 @@
-"""oneDNN's product is the linear layer's, with its gradients, and is taken only where nothing could notice."""
+"""`dense` gives the output and the gradients of the layer, and calls the layer wherever oneDNN would hide something."""
 
 import pytest
 import torch
@@ -6,22 +6,23 @@ from torch import nn
 
 from hf_deberta.model import dense as module
 from hf_deberta.model.dense import OneDNNProduct, dense
+from hf_deberta.model.fast_path_guards import reference_mode
 
 if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
     pytest.skip("this torch has no oneDNN", allow_module_level=True)
 
 
 @pytest.fixture(autouse=True)
-def switched_on(monkeypatch):
+def onednn_preferred(monkeypatch):
     monkeypatch.setattr(module, "prefers_onednn", lambda: True)
 
 
 @pytest.fixture
 def products(monkeypatch):
-    """Counts the products that oneDNN made."""
-    made, multiply = [], module.multiply
-    monkeypatch.setattr(module, "multiply", lambda *given: made.append(1) or multiply(*given))
-    return made
+    """Return a list that grows with each product that oneDNN computes."""
+    products, multiply = [], module.multiply
+    monkeypatch.setattr(module, "multiply", lambda *matrices: products.append(1) or multiply(*matrices))
+    return products
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -30,21 +31,22 @@ def test_product_and_gradients(shape, bias, products):
     layer, states = nn.Linear(6, 3, bias=bias), torch.randn(*shape, 6, requires_grad=True)
     weight = torch.randn(*shape, 3)
     leaves = [states, *layer.parameters()]
-    found, expected = dense(layer, states), layer(states)
-    torch.testing.assert_close(found, expected)
-    gradients = [torch.autograd.grad((product * weight).sum(), leaves) for product in (found, expected)]
+    actual, expected = dense(layer, states), layer(states)
+    torch.testing.assert_close(actual, expected)
+    gradients = [torch.autograd.grad((product * weight).sum(), leaves) for product in (actual, expected)]
     torch.testing.assert_close(*gradients)
     assert len(products) == 3
     with torch.no_grad():
         torch.testing.assert_close(dense(layer, states), layer(states))
 
 
-def test_a_gradient_that_is_one_number_everywhere():
+def test_an_expanded_gradient():
+    """The gradient of a sum has strides of zero."""
     layer, states = nn.Linear(6, 3), torch.randn(2, 5, 6, requires_grad=True)
-    found, expected = (
+    actual, expected = (
         torch.autograd.grad(call(states).sum(), states)[0] for call in (lambda x: dense(layer, x), layer)
     )
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
 
 
 def test_second_derivatives():
@@ -56,13 +58,13 @@ def test_second_derivatives():
     torch.testing.assert_close(*results, atol=1e-3, rtol=1e-4)  # sums of sixth powers in float32
 
 
-def test_only_what_wants_a_gradient_gets_one(products):
+def test_only_required_gradients_are_computed(products):
     layer = nn.Linear(6, 3).requires_grad_(False)
     dense(layer, torch.randn(4, 6, requires_grad=True)).sum().backward()
     assert len(products) == 2
 
 
-class Loud(nn.Linear):
+class Subclass(nn.Linear):
     pass
 
 
@@ -79,7 +81,7 @@ def patched(layer):
 @pytest.mark.parametrize(
     "layer, states",
     [
-        (Loud(6, 3), torch.randn(4, 6)),
+        (Subclass(6, 3), torch.randn(4, 6)),
         (hooked(nn.Linear(6, 3)), torch.randn(4, 6)),
         (patched(nn.Linear(6, 3)), torch.randn(4, 6)),
         (nn.Linear(6, 3).double(), torch.randn(4, 6).double()),
@@ -87,15 +89,15 @@ def patched(layer):
         (nn.Linear(6, 3), torch.randn(0, 6)),
         (nn.Linear(6, 3, device="meta"), torch.randn(4, 6, device="meta")),
     ],
-    ids=["subclass", "hook", "patch", "float64", "bfloat16", "nothing", "meta"],
+    ids=["subclass", "hook", "patch", "float64", "bfloat16", "empty", "meta"],
 )
-def test_anything_unusual_is_called(layer, states, products):
+def test_unusual_layers_and_states_call_the_layer(layer, states, products):
     with torch.no_grad():
         assert dense(layer, states).shape == (states.shape[0], 3)
     assert not products
 
 
-def test_whoever_watches_sees_linear_layers(products):
+def test_the_layer_is_called_in_special_contexts(products):
     from torch.utils.flop_counter import FlopCounterMode
 
     layer, states = nn.Linear(6, 3), torch.randn(4, 6)
@@ -106,19 +108,26 @@ def test_whoever_watches_sees_linear_layers(products):
         assert dense(layer, states).dtype == torch.bfloat16
     per_row = torch.func.vmap(lambda row: dense(layer, row))(states)
     torch.testing.assert_close(per_row, layer(states))
-    torch.compile(lambda given: dense(layer, given), backend="eager", fullgraph=True)(states)
+    torch.compile(lambda x: dense(layer, x), backend="eager", fullgraph=True)(states)
     with torch.backends.mkldnn.flags(enabled=False):
+        dense(layer, states)
+    calls = []
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: calls.append(1))
+    dense(layer, states)
+    handle.remove()
+    assert calls
+    with reference_mode():
         dense(layer, states)
     assert not products
     dense(layer, states)
     assert len(products) == 1
 
 
-def test_frozen_layers_hold_no_activations():
-    held = []
+def test_frozen_layers_save_no_activations():
+    saved = []
     layer = nn.Linear(6, 3).requires_grad_(False)
     with torch.autograd.graph.saved_tensors_hooks(
-        lambda tensor: held.append(tuple(tensor.shape)) or tensor, lambda x: x
+        lambda tensor: saved.append(tuple(tensor.shape)) or tensor, lambda x: x
     ):
         dense(layer, torch.randn(4, 6, requires_grad=True))
-    assert held == [(3, 6)]
+    assert saved == [(3, 6)]

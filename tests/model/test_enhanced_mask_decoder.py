@@ -1,4 +1,4 @@
-"""EMD: sparse decoding equals dense, the ordinary last layer rests, absolute positions come in here and only here."""
+"""Enhanced mask decoder: sparse equals dense prediction, the last layer runs only for queries, absolute positions."""
 
 import pytest
 import torch
@@ -28,61 +28,62 @@ VARIANTS = {
 }
 
 
-def labels_where(chosen):
-    return (INPUTS["input_ids"] * 11 % 128).masked_fill(~chosen, -100)
+def labels_where(mask):
+    return (INPUTS["input_ids"] * 11 % 128).masked_fill(~mask, -100)
 
 
-def chosen_at_random():
+def random_mask():
     return (torch.rand(REAL.shape, generator=torch.Generator().manual_seed(0)) < 0.4) & REAL
 
 
-def without_some_rows():
-    return chosen_at_random() & torch.tensor([[True], [False], [True], [False]])
+def random_mask_of_some_rows():
+    return random_mask() & torch.tensor([[True], [False], [True], [False]])
 
 
-LABELLED = {
-    "at random": chosen_at_random,
-    "rows without labels": without_some_rows,
+LABEL_MASKS = {
+    "at random": random_mask,
+    "rows without labels": random_mask_of_some_rows,
     "one": lambda: torch.arange(36).view(4, 9) == 13,
     "all real tokens": lambda: REAL,
-    "padding too, which does not count": lambda: torch.ones_like(REAL),
+    "real tokens and padding": lambda: torch.ones_like(REAL),
     "none": lambda: torch.zeros_like(REAL),
 }
 
 
-def trained(model, **inputs):
+def train_step(model, **inputs):
+    """Return the output, and the gradients by name."""
     model.zero_grad()
     output = model(**inputs)
     output.loss.backward()
     return output, {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
-def assert_said_of(logits, labels, sparse):
-    """Losses and best words of labelled positions are those of their logits [M, vocabulary]."""
-    assert_equal_but_for_rounding(sparse.losses, nn.functional.cross_entropy(logits, labels, reduction="none"))
-    assert torch.equal(sparse.predictions, logits.argmax(-1))
-    assert not sparse.losses.requires_grad
+def assert_matches_logits(output, logits, labels):
+    """Check losses and predictions of labelled positions against their logits [M, vocabulary]."""
+    assert_equal_but_for_rounding(output.losses, nn.functional.cross_entropy(logits, labels, reduction="none"))
+    assert torch.equal(output.predictions, logits.argmax(-1))
+    assert not output.losses.requires_grad
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("labelled", LABELLED)
+@pytest.mark.parametrize("mask", LABEL_MASKS)
 @pytest.mark.parametrize("unpad", [True, False], ids=["unpadded", "padded"])
 @pytest.mark.usefixtures("unpad_tiny_models")
-def test_sparse_decoding_equals_dense(labelled, variant, unpad):
+def test_sparse_equals_dense_prediction(mask, variant, unpad):
     model = tiny_model(HfDebertaForMaskedLM, num_hidden_layers=3, unpad_inputs=unpad, **VARIANTS[variant])
-    labels = labels_where(LABELLED[labelled]())
-    sparse, sparse_gradients = trained(model, **INPUTS, labels=labels)
+    labels = labels_where(LABEL_MASKS[mask]())
+    sparse, sparse_gradients = train_step(model, **INPUTS, labels=labels)
     model.config.sparse_prediction = False
-    dense, dense_gradients = trained(model, **INPUTS, labels=labels)
-    predicted = (labels != -100) & REAL
+    dense, dense_gradients = train_step(model, **INPUTS, labels=labels)
+    labelled = (labels != -100) & REAL
     assert sparse.logits is None and dense.logits.shape == (4, 9, 128)
-    assert_said_of(dense.logits[predicted], labels[predicted], sparse)
+    assert_matches_logits(sparse, dense.logits[labelled], labels[labelled])
     assert_equal_but_for_rounding(sparse.loss, dense.loss)
-    assert (sparse.loss > 0) == (labelled != "none")
+    assert (sparse.loss > 0) == (mask != "none")
     assert_same_by_name(sparse_gradients, dense_gradients)
 
 
-def test_sparse_decoding_of_packed_documents():
+def test_sparse_equals_dense_prediction_of_packed_documents():
     model = tiny_model(HfDebertaForMaskedLM)
     ids = tiny_inputs((20,))["input_ids"]
     inputs = {
@@ -90,11 +91,11 @@ def test_sparse_decoding_of_packed_documents():
         "cu_seq_lens_q": torch.tensor([0, 3, 11, 20]),
         "labels": ids.masked_fill(ids % 2 == 0, -100),
     }
-    sparse, sparse_gradients = trained(model, **inputs)
+    sparse, sparse_gradients = train_step(model, **inputs)
     model.config.sparse_prediction = False
-    dense, dense_gradients = trained(model, **inputs)
+    dense, dense_gradients = train_step(model, **inputs)
     labelled = inputs["labels"] != -100
-    assert_said_of(dense.logits[labelled], inputs["labels"][labelled], sparse)
+    assert_matches_logits(sparse, dense.logits[labelled], inputs["labels"][labelled])
     assert_same_by_name(sparse_gradients, dense_gradients)
 
 
@@ -102,98 +103,98 @@ LM_HEAD = "lm_predictions.lm_head"
 
 
 class Scaled(nn.Linear):
-    """Stands for an adapter: another class with the same weights."""
+    """An adapter: another class with the same weights."""
 
 
-def replace_the_output_matrix(model):
+def replace_output_matrix(model):
     decoder = Scaled(32, 128, bias=False).double()
     decoder.weight = model.get_input_embeddings().weight
     model.lm_predictions.lm_head.decoder = decoder
 
 
-def patch_the_head(model):
+def patch_forward_of_head(model):
     head = model.lm_predictions.lm_head
     head.forward = lambda states: type(head).forward(head, states)
 
 
-SEEN = {
+MODIFICATIONS = {
     "hook on the head": lambda model: model.get_submodule(LM_HEAD).register_forward_hook(lambda *_: None),
-    "early hook on the head": lambda model: model.get_submodule(LM_HEAD).register_forward_pre_hook(lambda *_: None),
-    "late hook on the head": lambda model: model.get_submodule(LM_HEAD).register_full_backward_hook(lambda *_: None),
+    "pre-hook on the head": lambda model: model.get_submodule(LM_HEAD).register_forward_pre_hook(lambda *_: None),
+    "backward hook": lambda model: model.get_submodule(LM_HEAD).register_full_backward_hook(lambda *_: None),
     "hook on the matrix": lambda model: model.get_output_embeddings().register_forward_hook(lambda *_: None),
-    "patched head": patch_the_head,
-    "another matrix": replace_the_output_matrix,
-    "parametrised matrix": lambda model: nn.utils.parametrize.register_parametrization(
+    "patched forward": patch_forward_of_head,
+    "adapter": replace_output_matrix,
+    "parametrized matrix": lambda model: nn.utils.parametrize.register_parametrization(
         model.get_output_embeddings(), "weight", nn.Identity()
     ),
 }
 
 
-@pytest.mark.parametrize("how", SEEN)
+@pytest.mark.parametrize("modification", MODIFICATIONS)
 @pytest.mark.usefixtures("unpad_tiny_models")
-def test_who_looks_at_the_output_matrix_sees_logits(how):
-    """And gets the same numbers from them."""
-    labels = labels_where(chosen_at_random())
-    plain, plain_gradients = trained(tiny_model(HfDebertaForMaskedLM), **INPUTS, labels=labels)
+def test_hooked_or_modified_output_matrix_computes_logits(modification):
+    """Losses, predictions and gradients stay the same."""
+    labels = labels_where(random_mask())
+    plain, plain_gradients = train_step(tiny_model(HfDebertaForMaskedLM), **INPUTS, labels=labels)
     model = tiny_model(HfDebertaForMaskedLM)
-    SEEN[how](model)
+    MODIFICATIONS[modification](model)
     output = model(**INPUTS, labels=labels)
     output.loss.backward()
     assert plain.logits is None and output.logits.shape == (len(plain.losses), 128)
     assert_equal_but_for_rounding(output.loss, plain.loss)
-    assert_said_of(output.logits.detach(), labels[labels != -100], output)
+    assert_matches_logits(output, output.logits.detach(), labels[labels != -100])
     assert torch.equal(output.predictions, plain.predictions)
     name = "deberta.encoder.layer.0.output.dense.weight"
     assert_same_by_name({name: model.get_parameter(name).grad}, {name: plain_gradients[name]})
 
 
-def test_global_hooks_and_counters_see_logits():
+def test_global_hooks_and_dispatch_modes_change_no_output():
     from torch.utils.flop_counter import FlopCounterMode
 
-    model, labels = tiny_model(HfDebertaForMaskedLM), labels_where(chosen_at_random())
+    model, labels = tiny_model(HfDebertaForMaskedLM), labels_where(random_mask())
     with FlopCounterMode(display=False):
-        assert model(**INPUTS, labels=labels).logits is not None
+        assert model(**INPUTS, labels=labels).logits is None
     handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
-    assert model(**INPUTS, labels=labels).logits is not None
+    assert model(**INPUTS, labels=labels).logits is None
     handle.remove()
     assert model(**INPUTS, labels=labels).logits is None
 
 
-def test_sparse_prediction_on_request():
-    """The argument goes before the configuration, in evaluation as in training."""
-    model, labels = tiny_model(HfDebertaForMaskedLM), labels_where(chosen_at_random())
+def test_sparse_prediction_argument():
+    """The argument takes precedence over the configuration, in evaluation as in training."""
+    model, labels = tiny_model(HfDebertaForMaskedLM), labels_where(random_mask())
     for training in (True, False):
         model.train(training)
         sparse = model(**INPUTS, labels=labels, sparse_prediction=True)
         dense = model(**INPUTS, labels=labels, sparse_prediction=False)
         assert sparse.logits is None and dense.losses is None
-        assert_said_of(dense.logits[labels != -100], labels[labels != -100], sparse)
+        assert_matches_logits(sparse, dense.logits[labels != -100], labels[labels != -100])
         model.config.sparse_prediction = not training
         assert model(**INPUTS, labels=labels).logits is not None
         model.config.sparse_prediction = True
-    everything = model(**INPUTS, sparse_prediction=True)  # nothing to choose by
-    assert everything.logits.shape == (4, 9, 128) and everything.losses is None
+    unlabelled = model(**INPUTS, sparse_prediction=True)
+    assert unlabelled.logits.shape == (4, 9, 128) and unlabelled.losses is None
 
 
 @pytest.mark.parametrize("frozen", ["word_embeddings", "lm_head.bias", "lm_head.dense", ""], ids=str)
-def test_frozen_parts_of_the_head(frozen):
-    labels, results = labels_where(chosen_at_random()), []
+def test_frozen_parameters_of_the_head(frozen):
+    labels, results = labels_where(random_mask()), []
     for sparse in (True, False):
         model = tiny_model(HfDebertaForMaskedLM, sparse_prediction=sparse)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(frozen not in name or not frozen)
         loss = model(**INPUTS, labels=labels).loss
         loss.backward()
-        found = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
-        assert (len(found) < len(list(model.parameters()))) == bool(frozen)
-        results.append(found)
+        gradients = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+        assert (len(gradients) < len(list(model.parameters()))) == bool(frozen)
+        results.append(gradients)
     assert_same_by_name(*results)
 
 
 @pytest.mark.usefixtures("unpad_tiny_models")
-def test_an_untied_output_matrix_and_autocast():
-    """Products in bfloat16, within twice the error that whole logits have."""
-    labels, results = labels_where(chosen_at_random()), {}
+def test_untied_output_matrix_under_autocast():
+    """Products are bfloat16; the error stays within twice that of whole logits."""
+    labels, results = labels_where(random_mask()), {}
     for how in ("sparse", "dense", "exact"):
         dtype = torch.float64 if how == "exact" else torch.float32
         model = tiny_model(
@@ -205,13 +206,13 @@ def test_an_untied_output_matrix_and_autocast():
         results[how] = {name: parameter.grad for name, parameter in model.named_parameters()}
         assert how == "exact" or loss.dtype == torch.float32
     for name in ("decoder.weight", "bias", "dense.weight", "LayerNorm.bias"):
-        found = [results[how][f"{LM_HEAD}.{name}"] for how in ("sparse", "dense", "exact")]
-        assert found[0].dtype == torch.float32
-        assert_within_budget(found[0].bfloat16(), *found[1:], name)
+        sparse, dense, exact = (results[how][f"{LM_HEAD}.{name}"] for how in ("sparse", "dense", "exact"))
+        assert sparse.dtype == torch.float32
+        assert_within_budget(sparse.bfloat16(), dense, exact, name)
 
 
-def test_the_output_is_transformers_own_and_more():
-    labels = labels_where(chosen_at_random())
+def test_output_class_and_fields():
+    labels = labels_where(random_mask())
     model = tiny_model(HfDebertaForMaskedLM)
     output = model(**INPUTS, labels=labels)
     assert type(output) is HfDebertaMaskedLMOutput and isinstance(output, MaskedLMOutput)
@@ -220,25 +221,25 @@ def test_the_output_is_transformers_own_and_more():
     assert list(model.eval()(**INPUTS, labels=labels)) == ["loss", "logits"]
 
 
-def test_logits_of_all_positions_outside_training():
+def test_logits_of_all_positions_in_evaluation():
     model = tiny_model(HfDebertaForMaskedLM)
-    labels = labels_where(chosen_at_random())
-    assert model(**INPUTS).logits.shape == (4, 9, 128)  # in training, but nothing to choose by
-    trained_loss = model(**INPUTS, labels=labels).loss
+    labels = labels_where(random_mask())
+    assert model(**INPUTS).logits.shape == (4, 9, 128)  # in training without labels
+    training_loss = model(**INPUTS, labels=labels).loss
     output = model.eval()(**INPUTS, labels=labels)
     assert output.logits.shape == (4, 9, 128)
-    assert_equal_but_for_rounding(output.loss, trained_loss)
+    assert_equal_but_for_rounding(output.loss, training_loss)
 
 
-def test_without_steps_it_is_the_head_on_the_last_layer():
+def test_zero_steps_apply_the_head_to_the_last_layer():
     model = tiny_model(HfDebertaForMaskedLM, emd_steps=0).eval()
     assert not hasattr(model.deberta.embeddings, "position_embeddings")
     expected = model.lm_predictions.lm_head(model.deberta(**INPUTS).last_hidden_state)
     torch.testing.assert_close(model(**INPUTS).logits[REAL], expected[REAL])
 
 
-def test_head_by_hand():
-    """dense, gelu, LayerNorm, then the word embedding as output matrix and a bias per word."""
+def test_head_equals_its_formula():
+    """dense, gelu, LayerNorm, then the word embedding as output matrix and a bias per token."""
     model = tiny_model(HfDebertaForMaskedLM, emd_steps=0).eval()
     head, states = model.lm_predictions.lm_head, model.deberta(**INPUTS).last_hidden_state
     mixed = states @ head.dense.weight.T + head.dense.bias
@@ -250,7 +251,7 @@ def test_head_by_hand():
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
-def test_steps_apply_the_last_layer_to_queries_and_keep_keys_and_values(steps):
+def test_steps_apply_the_last_layer_with_the_same_keys_and_values(steps):
     model = tiny_model(HfDebertaForMaskedLM, num_hidden_layers=3, emd_steps=steps).eval()
     embeddings, context = model.deberta.embed(**INPUTS)
     encoder = model.deberta.encoder
@@ -261,8 +262,8 @@ def test_steps_apply_the_last_layer_to_queries_and_keep_keys_and_values(steps):
     torch.testing.assert_close(model(**INPUTS).logits[REAL], model.lm_predictions.lm_head(queries)[REAL])
 
 
-def projections(model):
-    """Record what the projections of the last layer's attention are asked for: {name: [shapes of states]}."""
+def record_projections(model):
+    """Return a dictionary that will collect the input shapes of the last layer's projections: {name: [shapes]}."""
     attention = model.deberta.encoder.layer[-1].attention.self
     calls = {name: [] for name in ("query_proj", "key_proj", "value_proj", "pos_key_proj", "pos_query_proj")}
     for name, shapes in calls.items():
@@ -274,11 +275,12 @@ def projections(model):
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-def test_the_ordinary_last_layer_never_runs(training, steps):
-    labels = labels_where(chosen_at_random() & (torch.arange(9) < 7))
+@pytest.mark.usefixtures("unpad_tiny_models")
+def test_last_layer_runs_only_for_queries(training, steps):
+    labels = labels_where(random_mask() & (torch.arange(9) < 7))
     for unpad in (True, False):
         model = tiny_model(HfDebertaForMaskedLM, emd_steps=steps, share_att_key=False, unpad_inputs=unpad)
-        calls = projections(model.train(training))
+        calls = record_projections(model.train(training))
         model(**INPUTS, labels=labels)
         keys = (1, int(REAL.sum())) if unpad else (4, 9)
         queries = (keys[0], int((labels != -100)[REAL if unpad else ...].view(keys).sum(1).max())) if training else keys
@@ -288,8 +290,8 @@ def test_the_ordinary_last_layer_never_runs(training, steps):
         assert calls["pos_key_proj"] == calls["pos_query_proj"] == [(17, 32)]
 
 
-def test_absolute_positions_matter_in_the_decoder_only():
-    other = torch.arange(9).flip(0)[None]  # with a mask, positions say nothing about documents
+def test_absolute_positions_change_the_decoder_only():
+    other = torch.arange(9).flip(0)[None]  # with a mask, positions do not mark documents
     for steps in (0, 2):
         model = tiny_model(HfDebertaForMaskedLM, emd_steps=steps).eval()
         plain, permuted = model(**INPUTS).logits, model(**INPUTS, position_ids=other).logits
@@ -300,34 +302,34 @@ def test_absolute_positions_matter_in_the_decoder_only():
             assert (plain - permuted)[REAL].abs().max() > 0.01
 
 
-def test_position_embeddings_learn_at_labelled_positions_only():
+def test_position_embeddings_have_gradients_at_labelled_positions_only():
     model = tiny_model(HfDebertaForMaskedLM)
-    _, gradients = trained(model, **INPUTS, labels=labels_where(torch.arange(36).view(4, 9) == 13))  # row 1, token 4
-    touched = gradients["deberta.embeddings.position_embeddings.weight"].any(-1)
-    assert touched.nonzero().flatten().tolist() == [4]
+    _, gradients = train_step(model, **INPUTS, labels=labels_where(torch.arange(36).view(4, 9) == 13))  # row 1, token 4
+    has_gradient = gradients["deberta.embeddings.position_embeddings.weight"].any(-1)
+    assert has_gradient.nonzero().flatten().tolist() == [4]
 
 
-def test_queries_do_not_see_one_another():
+def test_queries_do_not_attend_to_one_another():
     model = tiny_model(HfDebertaForMaskedLM)
-    chosen = chosen_at_random()
-    everything = model(**INPUTS, labels=labels_where(chosen)).losses
-    first = chosen & (chosen.cumsum(1) == 1)
-    torch.testing.assert_close(model(**INPUTS, labels=labels_where(first)).losses, everything[first[chosen]])
+    mask = random_mask()
+    losses = model(**INPUTS, labels=labels_where(mask)).losses
+    first = mask & (mask.cumsum(1) == 1)
+    torch.testing.assert_close(model(**INPUTS, labels=labels_where(first)).losses, losses[first[mask]])
 
 
 def test_labelled_positions():
     labels = torch.tensor([[-100, 5, -100, 0], [-100] * 4, [7, -100, -100, -100]])
-    found = labelled_positions(labels)
-    assert found.shape == (3, 2)
-    assert found[0].tolist() == [1, 3] and found[2, 0] == 0
-    assert labels.gather(1, found).tolist() == [[5, 0], [-100, -100], [7, -100]]
+    positions = labelled_positions(labels)
+    assert positions.shape == (3, 2)
+    assert positions[0].tolist() == [1, 3] and positions[2, 0] == 0
+    assert labels.gather(1, positions).tolist() == [[5, 0], [-100, -100], [7, -100]]
     assert labelled_positions(torch.full((2, 3), -100)).shape == (2, 1)
     assert labelled_positions(torch.tensor([[5, 6, 7, -100], [-100] * 4])).shape == (2, 3)
-    assert labelled_positions(torch.tensor([[5, 6, 7, 8], [-100] * 4])) is None  # nearly all: all
+    assert labelled_positions(torch.tensor([[5, 6, 7, 8], [-100] * 4])) is None  # nearly all
 
 
 def test_gather_positions():
     states = torch.arange(24.0).view(2, 3, 4)
     assert gather_positions(states, None) is states
-    found = gather_positions(states, torch.tensor([[2, 0], [1, 1]]))
-    assert torch.equal(found, torch.stack([states[0, [2, 0]], states[1, [1, 1]]]))
+    gathered = gather_positions(states, torch.tensor([[2, 0], [1, 1]]))
+    assert torch.equal(gathered, torch.stack([states[0, [2, 0]], states[1, [1, 1]]]))

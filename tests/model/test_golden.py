@@ -1,4 +1,4 @@
-"""The official implementation is the law: its tensors, with weights through `from_pretrained`."""
+"""Compare with tensors of the official implementation, with its weights loaded through `from_pretrained`."""
 
 import json
 from dataclasses import replace
@@ -18,7 +18,6 @@ from hf_deberta import (
     replaced_token_labels,
 )
 from hf_deberta.model.attention_mask import AttentionMask
-from hf_deberta.model.enhanced_mask_decoder import gather_positions
 from hf_deberta.model.relative_position import log_bucket
 
 STATES = {"atol": 2e-5, "rtol": 1e-4}
@@ -45,13 +44,14 @@ def input_sets(tensors):
     return sorted({key.split("/")[1] for key in tensors if key.startswith("in/") and key.count("/") == 2})
 
 
-def model_inputs(given):
+def model_inputs(batch):
+    """Return the inputs of a case that the encoder takes."""
     names = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
-    return {name: given[name] for name in names if name in given}
+    return {name: batch[name] for name in names if name in batch}
 
 
 def compare_encoder(output, expected, real):
-    """Hidden states at real tokens, and whole attention matrices: a padded query attends to nothing."""
+    """Compare hidden states at real tokens, and whole attention matrices: padded queries attend to nothing."""
     for key, value in expected.items():
         name, _, layer = key.partition(".")
         if name == "embeddings":
@@ -68,28 +68,28 @@ def test_encoder_and_masked_language_model(case, tmp_path):
     tensors = golden_cases.tensors(case)
     model = golden_cases.load(HfDebertaForMaskedLM, case, tmp_path)
     for name in input_sets(tensors):
-        given, expected = part(tensors, f"in/{name}/"), part(tensors, f"out/{name}/")
-        inputs, real = model_inputs(given), given["attention_mask"].bool()
+        batch, expected = part(tensors, f"in/{name}/"), part(tensors, f"out/{name}/")
+        inputs, real = model_inputs(batch), batch["attention_mask"].bool()
         with torch.no_grad():
             output = model(**inputs, output_hidden_states=True, output_attentions=True)
-            compare_encoder(output, expected, real)  # attention matrices come from "eager"
-            without_matrices = {key: value for key, value in expected.items() if "attentions" not in key}
-            compare_encoder(model(**inputs, output_hidden_states=True), without_matrices, real)  # from "sdpa"
+            compare_encoder(output, expected, real)  # computed by "eager"
+            expected_states = {key: value for key, value in expected.items() if "attentions" not in key}
+            compare_encoder(model(**inputs, output_hidden_states=True), expected_states, real)  # computed by "sdpa"
         if "lm_logits" not in expected:
             continue
-        labels = given["labels"].masked_fill(given["labels"] == 0, -100)
+        labels = batch["labels"].masked_fill(batch["labels"] == 0, -100)
         labelled = labels != -100
         torch.testing.assert_close(output.logits[labelled], expected["lm_logits"], **STATES)
         with torch.no_grad():
             torch.testing.assert_close(model(**inputs, labels=labels).loss, expected["lm_loss"].mean(), **STATES)
-            sparse = decode_sparsely(model, inputs, labels)
+            sparse = predict_sparsely(model, inputs, labels)
         torch.testing.assert_close(sparse.losses, expected["lm_loss"], **STATES)
         assert torch.equal(sparse.predictions, expected["lm_logits"].argmax(-1))
         torch.testing.assert_close(sparse.loss, expected["lm_loss"].mean(), **STATES)
 
 
-def decode_sparsely(model, inputs, labels):
-    """The training path, with dropout rates of zero."""
+def predict_sparsely(model, inputs, labels):
+    """Return the output of a training step without dropout."""
     model.train()
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
@@ -106,12 +106,12 @@ def decode_sparsely(model, inputs, labels):
 def test_decoder_states_after_each_step(case, steps, tmp_path):
     tensors = golden_cases.tensors(case)
     model = golden_cases.load(HfDebertaForMaskedLM, case, tmp_path, emd_steps=steps)
-    given, expected = part(tensors, "in/A/"), part(tensors, "out/A/")
+    batch, expected = part(tensors, "in/A/"), part(tensors, "out/A/")
     with torch.no_grad():
-        embeddings, context = model.deberta.embed(**model_inputs(given))
+        embeddings, context = model.deberta.embed(**model_inputs(batch))
         before_last = model.deberta.encoder(embeddings, context, skip_last=True).last_hidden_state
         states = model._decode(before_last, context, None)
-    torch.testing.assert_close(states[given["labels"] > 0], expected[f"emd_states.{steps - 1}"], **STATES)
+    torch.testing.assert_close(states[batch["labels"] > 0], expected[f"emd_states.{steps - 1}"], **STATES)
     torch.testing.assert_close(
         model.deberta.embeddings.positions(context.position_ids, True).expand_as(expected["position_embeddings"]),
         expected["position_embeddings"],
@@ -122,22 +122,22 @@ def test_replaced_token_detection(tmp_path):
     case = "case03b_v3_rtd_head"
     tensors = golden_cases.tensors(case)
     model = golden_cases.load(HfDebertaForPreTraining, case, tmp_path)
-    given, expected = part(tensors, "in/A/"), part(tensors, "out/A/")
-    real = given["attention_mask"].bool()
-    originals = torch.where(given["labels"] > 0, given["labels"], given["input_ids"])
-    labels = replaced_token_labels(given["input_ids"], originals, given["attention_mask"])
+    batch, expected = part(tensors, "in/A/"), part(tensors, "out/A/")
+    real = batch["attention_mask"].bool()
+    originals = torch.where(batch["labels"] > 0, batch["labels"], batch["input_ids"])
+    labels = replaced_token_labels(batch["input_ids"], originals, batch["attention_mask"])
     with torch.no_grad():
-        output = model(**model_inputs(given), labels=labels, output_hidden_states=True, output_attentions=True)
+        output = model(**model_inputs(batch), labels=labels, output_hidden_states=True, output_attentions=True)
     compare_encoder(output, expected, real)
     torch.testing.assert_close(output.logits[real], expected["rtd_logits"][real], **STATES)
     torch.testing.assert_close(labels[real].float(), expected["rtd_labels"])
     torch.testing.assert_close(output.loss, expected["rtd_loss"].mean(), **STATES)
 
 
-def encode_with_official_masks(model, given, mask3d):
-    """Embeddings under the 2-D mask and layers under the 3-D mask, convolution without document boundaries."""
+def encode_with_official_masks(model, batch, mask3d):
+    """Return the output with the 2-D mask for embeddings, the 3-D mask for layers and no document boundaries."""
     deberta = model.deberta
-    embeddings, context = deberta.embed(given["input_ids"], given["attention_mask_2d"])
+    embeddings, context = deberta.embed(batch["input_ids"], batch["attention_mask_2d"])
     context = replace(
         context, attention_mask=AttentionMask(mask3d.bool()), token_mask=mask3d.bool().any(1), documents=None
     )
@@ -148,15 +148,15 @@ def encode_with_official_masks(model, given, mask3d):
 @pytest.mark.parametrize("name", ["packed", "random"])
 def test_three_dimensional_masks(case, name, tmp_path):
     tensors = golden_cases.tensors(case)
-    given, expected = part(tensors, "in/"), part(tensors, f"out/{name}/")
+    batch, expected = part(tensors, "in/"), part(tensors, f"out/{name}/")
     model = golden_cases.load(HfDebertaForMaskedLM, case, tmp_path)
-    mask = given[f"{name}/mask3d"]
+    mask = batch[f"{name}/mask3d"]
     with torch.no_grad():
-        output, context = encode_with_official_masks(model, given, mask)
+        output, context = encode_with_official_masks(model, batch, mask)
         compare_encoder(output, expected, mask.sum(2) > 0)
         if name == "packed":
-            context = replace(context, position_ids=given["position_ids"])
-            labelled = given["labels"] > 0
+            context = replace(context, position_ids=batch["position_ids"])
+            labelled = batch["labels"] > 0
             states = model._decode(output.hidden_states[-2], context, None)[labelled]
             torch.testing.assert_close(states, expected["emd_states.1"], **STATES)
             logits = model.lm_predictions.lm_head(states)
@@ -166,39 +166,39 @@ def test_three_dimensional_masks(case, name, tmp_path):
 def test_packed_documents_without_convolution_through_the_public_call(tmp_path):
     case = "case07a_v3_mask3d"
     tensors = golden_cases.tensors(case)
-    given, expected = part(tensors, "in/"), part(tensors, "out/packed/")
+    batch, expected = part(tensors, "in/"), part(tensors, "out/packed/")
     model = golden_cases.load(HfDebertaForMaskedLM, case, tmp_path)
     with torch.no_grad():
-        output = model(given["input_ids"], attention_mask=given["packed/mask3d"], position_ids=given["position_ids"])
-    torch.testing.assert_close(output.logits[given["labels"] > 0], expected["lm_logits"], **STATES)
+        output = model(batch["input_ids"], attention_mask=batch["packed/mask3d"], position_ids=batch["position_ids"])
+    torch.testing.assert_close(output.logits[batch["labels"] > 0], expected["lm_logits"], **STATES)
 
 
 @pytest.mark.parametrize("case", ["case08a_seqcls_gelu", "case08b_seqcls_tanh", "case08c_regression"])
 @pytest.mark.usefixtures("unpadded_or_padded")
 def test_sequence_classification(case, tmp_path):
     tensors = golden_cases.tensors(case)
-    given, expected = part(tensors, "in/"), part(tensors, "out/")
+    batch, expected = part(tensors, "in/"), part(tensors, "out/")
     labels = golden_cases.info(case)["num_labels"]
     model = golden_cases.load(HfDebertaForSequenceClassification, case, tmp_path, num_labels=labels)
     with torch.no_grad():
-        output = model(**model_inputs(given))
+        output = model(**model_inputs(batch))
         torch.testing.assert_close(output.logits, expected["logits"], **STATES)
         for kind in ("class", "soft", "float"):
-            if f"labels_{kind}" in given:
-                loss = model(**model_inputs(given), labels=given[f"labels_{kind}"]).loss
+            if f"labels_{kind}" in batch:
+                loss = model(**model_inputs(batch), labels=batch[f"labels_{kind}"]).loss
                 torch.testing.assert_close(loss, expected[f"loss_labels_{kind}"], **STATES)
 
 
 @pytest.mark.usefixtures("unpadded_or_padded")
 def test_token_classification_with_projection(tmp_path):
     tensors = golden_cases.tensors("case08d_ner")
-    given, expected = part(tensors, "in/"), part(tensors, "out/")
+    batch, expected = part(tensors, "in/"), part(tensors, "out/")
     model = golden_cases.load(
         HfDebertaForTokenClassification, "case08d_ner", tmp_path, num_labels=5, token_classifier="projection"
     )
     with torch.no_grad():
-        output = model(**model_inputs(given), labels=given["labels"])
-    real = given["attention_mask"].bool()
+        output = model(**model_inputs(batch), labels=batch["labels"])
+    real = batch["attention_mask"].bool()
     torch.testing.assert_close(output.logits[real], expected["logits"][real], **STATES)
     torch.testing.assert_close(output.loss, expected["loss"], **STATES)
 
@@ -206,10 +206,10 @@ def test_token_classification_with_projection(tmp_path):
 @pytest.mark.usefixtures("unpadded_or_padded")
 def test_multiple_choice(tmp_path):
     tensors = golden_cases.tensors("case08e_multichoice")
-    given, expected = part(tensors, "in/"), part(tensors, "out/")
+    batch, expected = part(tensors, "in/"), part(tensors, "out/")
     model = golden_cases.load(HfDebertaForMultipleChoice, "case08e_multichoice", tmp_path)
     with torch.no_grad():
-        output = model(**model_inputs(given), labels=given["labels"])
+        output = model(**model_inputs(batch), labels=batch["labels"])
     torch.testing.assert_close(output.logits, expected["logits"], **STATES)
     torch.testing.assert_close(output.loss, expected["loss"], **STATES)
 
@@ -217,10 +217,10 @@ def test_multiple_choice(tmp_path):
 @pytest.mark.usefixtures("unpadded_or_padded")
 def test_entity_choice(tmp_path):
     tensors = golden_cases.tensors("case08f_record")
-    given, expected = part(tensors, "in/"), part(tensors, "out/")
+    batch, expected = part(tensors, "in/"), part(tensors, "out/")
     model = golden_cases.load(HfDebertaForEntityChoice, "case08f_record", tmp_path)
     with torch.no_grad():
-        output = model(**model_inputs(given), entity_indices=given["entity_indice"], labels=given["labels"])
+        output = model(**model_inputs(batch), entity_indices=batch["entity_indice"], labels=batch["labels"])
     torch.testing.assert_close(output.logits, expected["logits"], **STATES)
     torch.testing.assert_close(output.loss, expected["loss"], **STATES)
 
@@ -233,11 +233,5 @@ def log_bucket_tables():
 def test_log_buckets_are_exact(table):
     first = table["first_relative_position"] if "first_relative_position" in table else -table["max_position"]
     distance = torch.arange(len(table["values"])) + first
-    found = log_bucket(distance, table["bucket_size"], table["max_position"])
-    assert found.tolist() == table["values"]
-
-
-def test_gather_positions_picks_rows():
-    states = torch.arange(12.0).view(2, 3, 2)
-    picked = gather_positions(states, torch.tensor([[2], [0]]))
-    assert picked.tolist() == [[[4.0, 5.0]], [[6.0, 7.0]]]
+    buckets = log_bucket(distance, table["bucket_size"], table["max_position"])
+    assert buckets.tolist() == table["values"]

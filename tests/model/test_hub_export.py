@@ -1,98 +1,169 @@
-"""A saved folder loads in a fresh process where this package cannot be imported."""
+"""A saved folder loads in a process where this package cannot be imported."""
 
 import json
 import subprocess
 import sys
-import textwrap
+from fnmatch import fnmatch
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from datasets import Dataset
+from huggingface_hub import ModelCard
+from transformers import AutoConfig, AutoModelForMaskedLM, Trainer, TrainingArguments
 
 import hf_deberta
 from hf_deberta import HfDebertaConfig
-from hf_deberta.model import unpadding
+from hf_deberta.model import hub_export, unpadding
 from hf_deberta.model.hub_export import AUTO_MAP
 
-TINY = {"conv_kernel_size": 3}
 INPUT = {"input_ids": torch.tensor([[1, 5, 9, 7, 2, 0], [1, 8, 8, 4, 3, 2]])}
 INPUT["attention_mask"] = (INPUT["input_ids"] > 0).long()
+MODELS = [auto_class for auto_class in AUTO_MAP if auto_class != "AutoConfig"]
 
-FRESH = """
-import sys, json, torch, transformers
+# Loads each folder of cases.json in turn, and reports what happened.
+OTHER_PROCESS = """
+import json, sys, traceback, torch, transformers
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
 sys.modules["hf_deberta"] = None  # importing it is an error
-if {without_triton}:
-    sys.modules["triton"] = None
-folder, auto, out = sys.argv[1:]
-if hasattr(transformers, auto):
-    model = getattr(transformers, auto).from_pretrained(folder, trust_remote_code=True).eval()
-else:
-    from transformers.dynamic_module_utils import get_class_from_dynamic_module
-    reference = json.load(open(folder + "/config.json"))["auto_map"][auto]
-    model = get_class_from_dynamic_module(reference, folder).from_pretrained(folder).eval()
-inputs = torch.load(out + "/inputs.pt")
-with torch.no_grad():
-    output = model(**inputs)
-torch.save((type(model).__name__, type(model).__module__, output.to_tuple()), out + "/outputs.pt")
-model.save_pretrained(out + "/again")
+
+
+def load(folder, auto_class):
+    if hasattr(transformers, auto_class):
+        return getattr(transformers, auto_class).from_pretrained(folder, trust_remote_code=True).eval()
+    reference = json.load(open(folder + "/config.json"))["auto_map"][auto_class]
+    return get_class_from_dynamic_module(reference, folder).from_pretrained(folder).eval()
+
+
+def run(folder, auto_class, without_triton, saved_again):
+    if without_triton:
+        sys.modules["triton"] = None
+    model = load(folder, auto_class)
+    with torch.no_grad():
+        outputs = model(**inputs[auto_class]).to_tuple()
+    model.save_pretrained(saved_again)
+    if without_triton:
+        del sys.modules["triton"]
+    return type(model).__name__, type(model).__module__, outputs
+
+
+inputs, results = torch.load("inputs.pt"), {}
+for name, case in json.load(open("cases.json")).items():
+    try:
+        results[name] = run(**case)
+    except Exception:
+        results[name] = traceback.format_exc()
+try:
+    transformers.AutoModel.from_pretrained("AutoModel", trust_remote_code=False)
+except ValueError as error:
+    results["without trust"] = str(error)
+torch.save(results, "results.pt")
 """
 
 
-def inputs_for(auto):
-    if auto == "AutoModelForMultipleChoice":
+def model_class_of(auto_class):
+    return getattr(hf_deberta, AUTO_MAP[auto_class].partition(".")[2])
+
+
+def inputs_for(auto_class):
+    if auto_class == "AutoModelForMultipleChoice":
         return {name: torch.stack([value, value.flip(0)], 1) for name, value in INPUT.items()}
-    if auto == "HfDebertaForEntityChoice":
+    if auto_class == "HfDebertaForEntityChoice":
         return {**INPUT, "entity_indices": torch.tensor([[[1, 2], [3, 0]], [[4, 0], [0, 0]]])}
     return INPUT
 
 
-def load_elsewhere(folder, auto, tmp_path, without_triton=False):
-    tmp_path.mkdir(exist_ok=True)
-    torch.save(inputs_for(auto), tmp_path / "inputs.pt")
-    subprocess.run(
-        [sys.executable, "-c", FRESH.format(without_triton=without_triton), folder, auto, tmp_path],
-        cwd=tmp_path,
-        env={"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(tmp_path / "modules"), "PATH": ""},
-        check=True,
+def save_trainer_checkpoint(folder):
+    model = hf_deberta.HfDebertaForSequenceClassification(HfDebertaConfig.from_preset("tiny"))
+    data = Dataset.from_dict({"input_ids": [[1, 5, 6, 2]] * 4, "labels": [0, 1, 0, 1]})
+    arguments = TrainingArguments(folder, max_steps=1, save_steps=1, report_to="none", disable_tqdm=True)
+    Trainer(model, arguments, train_dataset=data).train()
+
+
+@pytest.fixture(scope="module")
+def other_process(tmp_path_factory):
+    """Folders of all models, and results of one process that loaded them, by name; a traceback where that failed."""
+    folder = tmp_path_factory.mktemp("export")
+    models = {}
+    for auto_class in MODELS:
+        fields = {"conv_kernel_size": 0 if auto_class == "AutoModelForCausalLM" else 3}  # it cannot be causal
+        models[auto_class] = model_class_of(auto_class)(HfDebertaConfig.from_preset("tiny", **fields)).eval()
+        models[auto_class].save_pretrained(folder / auto_class)
+    save_trainer_checkpoint(folder / "run")
+    cases = {name: (name, name) for name in MODELS}  # folder to load, Auto class
+    cases["another head"] = "AutoModel-again", "AutoModelForQuestionAnswering"
+    cases["trainer checkpoint"] = "run/checkpoint-1", "AutoModelForSequenceClassification"
+    fields = {
+        name: {
+            "folder": saved,
+            "auto_class": auto_class,
+            "without_triton": name == "AutoModel",
+            "saved_again": f"{name}-again",
+        }
+        for name, (saved, auto_class) in cases.items()
+    }
+    (folder / "cases.json").write_text(json.dumps(fields))
+    torch.save({auto_class: inputs_for(auto_class) for auto_class in MODELS}, folder / "inputs.pt")
+    process = subprocess.run(
+        [sys.executable, "-c", OTHER_PROCESS],
+        cwd=folder,
+        env={"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(folder / "modules"), "PATH": ""},
         capture_output=True,
         text=True,
     )
-    return torch.load(tmp_path / "outputs.pt")
+    assert process.returncode == 0, process.stderr
+    return SimpleNamespace(folder=folder, models=models, results=torch.load(folder / "results.pt"))
 
 
-@pytest.mark.parametrize("auto", [auto for auto in AUTO_MAP if auto != "AutoConfig"])
-def test_every_head_loads_without_the_package(auto, tmp_path, monkeypatch):
+@pytest.mark.parametrize("auto_class", MODELS)
+def test_every_head_loads_without_the_package(auto_class, other_process, monkeypatch):
     monkeypatch.setattr(unpadding, "COST_OF_EXTRA_CALLS", 1e8)  # as in the other process
-    model_class = getattr(hf_deberta, AUTO_MAP[auto].partition(".")[2])
-    fields = {"conv_kernel_size": 0} if auto == "AutoModelForCausalLM" else TINY  # the convolution looks ahead
-    model = model_class(HfDebertaConfig.from_preset("tiny", **fields)).eval()
-    model.save_pretrained(tmp_path / "saved")
-    name, module, outputs = load_elsewhere(
-        tmp_path / "saved", auto, tmp_path / "fresh", without_triton=auto == "AutoModel"
-    )
-    assert name == model_class.__name__ and module.startswith("transformers_modules.")
+    model, result = other_process.models[auto_class], other_process.results[auto_class]
+    assert not isinstance(result, str), result
+    name, module, outputs = result
+    assert name == type(model).__name__ and module.startswith("transformers_modules.")
     with torch.no_grad():
-        expected = model(**inputs_for(auto)).to_tuple()
-    for found, wanted in zip(outputs, expected, strict=True):
-        torch.testing.assert_close(found, wanted)
-    # saved again by that process: code, auto_map and weights are whole
-    again = tmp_path / "fresh" / "again"
-    assert {path.name for path in again.glob("*.py")} == {path.name for path in (tmp_path / "saved").glob("*.py")}
+        expected = model(**inputs_for(auto_class)).to_tuple()
+    for actual, tensor in zip(outputs, expected, strict=True):
+        torch.testing.assert_close(actual, tensor)
+
+
+@pytest.mark.parametrize("auto_class", MODELS)
+def test_the_other_process_saves_code_and_weights_too(auto_class, other_process):
+    model = other_process.models[auto_class]
+    saved, again = other_process.folder / auto_class, other_process.folder / f"{auto_class}-again"
+    assert {path.name for path in again.glob("*.py")} == {path.name for path in saved.glob("*.py")}
     assert json.loads((again / "config.json").read_text())["auto_map"] == AUTO_MAP
-    reloaded = model_class.from_pretrained(again).eval()
+    reloaded = type(model).from_pretrained(again)
     for key, tensor in model.state_dict().items():
         assert torch.equal(tensor, reloaded.state_dict()[key]), key
 
 
-def test_saved_again_elsewhere_still_loads_another_head(tmp_path):
-    hf_deberta.HfDebertaModel(HfDebertaConfig.from_preset("tiny")).save_pretrained(tmp_path / "saved")
-    load_elsewhere(tmp_path / "saved", "AutoModel", tmp_path / "first")
-    name, _, _ = load_elsewhere(tmp_path / "first" / "again", "AutoModelForQuestionAnswering", tmp_path / "second")
-    assert name == "HfDebertaForQuestionAnswering"
+@pytest.mark.parametrize(
+    "case, expected",
+    [
+        ("another head", "HfDebertaForQuestionAnswering"),  # of a folder that the other process saved
+        ("trainer checkpoint", "HfDebertaForSequenceClassification"),
+    ],
+)
+def test_other_folders_load_without_the_package(case, expected, other_process):
+    result = other_process.results[case]
+    assert not isinstance(result, str), result
+    assert result[0] == expected
+
+
+def test_the_error_without_trust_names_the_argument(other_process):
+    assert "trust_remote_code=True" in other_process.results["without trust"]
+
+
+def test_a_folder_holds_the_files_of_the_model(other_process):
+    model_files = {path.name for path in Path(hub_export.__file__).parent.glob("*.py")} - {"__init__.py"}
+    assert {path.name for path in (other_process.folder / "AutoModel").glob("*.py")} == model_files
 
 
 def test_registered_class_wins_with_and_without_trust(tmp_path):
-    from transformers import AutoConfig, AutoModelForMaskedLM
-
     hf_deberta.HfDebertaForMaskedLM(HfDebertaConfig.from_preset("tiny")).save_pretrained(tmp_path)
     for trust in (True, False, None):
         model = AutoModelForMaskedLM.from_pretrained(tmp_path, trust_remote_code=trust)
@@ -101,8 +172,6 @@ def test_registered_class_wins_with_and_without_trust(tmp_path):
 
 
 def test_model_card_says_how_to_load_and_is_not_overwritten(tmp_path):
-    from huggingface_hub import ModelCard
-
     model = hf_deberta.HfDebertaForQuestionAnswering(HfDebertaConfig.from_preset("tiny"))
     model.save_pretrained(tmp_path / "my-model")
     card = ModelCard.load(tmp_path / "my-model" / "README.md")
@@ -114,80 +183,57 @@ def test_model_card_says_how_to_load_and_is_not_overwritten(tmp_path):
 
 
 class FakeHub:
-    """Stands in for HfApi: keeps what would be uploaded."""
+    """Replaces HfApi and keeps what would be uploaded."""
 
-    def __init__(self, has_card):
-        self.has_card, self.uploads = has_card, []
+    def __init__(self, has_card, card=None):
+        self.has_card, self.card, self.uploads = has_card, card, []
 
     def __call__(self, token=None):
         return self
 
     def create_repo(self, repo_id, **kwargs):
-        return type("Repo", (), {"repo_id": f"me/{repo_id}"})
+        return SimpleNamespace(repo_id=f"me/{repo_id}")
 
     def file_exists(self, repo_id, name, revision=None):
         return self.has_card
 
-    def upload_folder(self, repo_id, folder_path, **kwargs):
-        from fnmatch import fnmatch
-        from pathlib import Path
+    def hf_hub_download(self, repo_id, name, revision=None):
+        return self.card
 
+    def upload_folder(self, repo_id, folder_path, **kwargs):
         ignored = kwargs.pop("ignore_patterns")
-        kept = [path for path in Path(folder_path).iterdir() if not any(fnmatch(path.name, p) for p in ignored)]
-        self.uploads.append((repo_id, {path.name: path.read_bytes() for path in kept if path.is_file()}, kwargs))
+        paths = [path for path in Path(folder_path).iterdir() if not any(fnmatch(path.name, p) for p in ignored)]
+        self.uploads.append((repo_id, {path.name: path.read_bytes() for path in paths if path.is_file()}, kwargs))
         return "url"
 
 
 @pytest.mark.parametrize("has_card", [False, True])
-@pytest.mark.parametrize("way", ["push_to_hub", "save_pretrained"])
-def test_push_uploads_weights_code_and_card(way, has_card, tmp_path, monkeypatch):
+@pytest.mark.parametrize("method", ["push_to_hub", "save_pretrained"])
+def test_push_uploads_weights_code_and_card(method, has_card, tmp_path, monkeypatch):
     hub = FakeHub(has_card)
     monkeypatch.setattr("hf_deberta.model.hub_export.HfApi", hub)
     model = hf_deberta.HfDebertaModel(HfDebertaConfig.from_preset("tiny"))
-    if way == "push_to_hub":
-        model.push_to_hub("mine", commit_message="first", tags=None if has_card else ["dutch"])
+    options = {"commit_message": "first", "tags": None if has_card else ["dutch"]}
+    if method == "push_to_hub":
+        model.push_to_hub("mine", **options)
     else:
-        options = {"commit_message": "first", "tags": None if has_card else ["dutch"], "max_shard_size": "30KB"}
-        model.save_pretrained(tmp_path / "mine", push_to_hub=True, **options)
+        model.save_pretrained(tmp_path / "mine", push_to_hub=True, max_shard_size="30KB", **options)
     ((repo, files, options),) = hub.uploads
     assert repo == "me/mine" and options["commit_message"] == "first"
     assert {"config.json", "modeling_hf_deberta.py", "hub_export.py"} <= files.keys()
-    weights = "model.safetensors" if way == "push_to_hub" else "model.safetensors.index.json"  # what was saved
+    weights = "model.safetensors" if method == "push_to_hub" else "model.safetensors.index.json"  # as it was saved
     assert weights in files
     assert ("README.md" in files) is not has_card
     if not has_card:
         assert b"dutch" in files["README.md"] and b"mine" in files["README.md"]
 
 
-def test_trainer_checkpoint_folder_loads_elsewhere(tmp_path):
-    from datasets import Dataset
-    from transformers import Trainer, TrainingArguments
-
-    model = hf_deberta.HfDebertaForSequenceClassification(HfDebertaConfig.from_preset("tiny"))
-    data = Dataset.from_dict({"input_ids": [[1, 5, 6, 2]] * 4, "labels": [0, 1, 0, 1]})
-    arguments = TrainingArguments(tmp_path / "run", max_steps=1, save_steps=1, report_to="none", disable_tqdm=True)
-    Trainer(model, arguments, train_dataset=data).train()
-    name, _, _ = load_elsewhere(
-        tmp_path / "run" / "checkpoint-1", "AutoModelForSequenceClassification", tmp_path / "fresh"
-    )
-    assert name == "HfDebertaForSequenceClassification"
-
-
-def test_the_way_named_in_the_error_works():
-    """Without the package and without trust, Transformers says what to do."""
-    code = textwrap.dedent("""
-        import sys
-        sys.modules["hf_deberta"] = None
-        import transformers
-        try:
-            transformers.AutoModel.from_pretrained(sys.argv[1], trust_remote_code=False)
-        except ValueError as error:
-            assert "trust_remote_code=True" in str(error), error
-        else:
-            raise SystemExit("loaded custom code without trust")
-    """)
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        hf_deberta.HfDebertaModel(HfDebertaConfig.from_preset("tiny")).save_pretrained(folder)
-        subprocess.run([sys.executable, "-c", code, folder], check=True, cwd=folder, env={"HF_HUB_OFFLINE": "1"})
+def test_push_adds_tags_to_the_card_of_the_repository(tmp_path, monkeypatch):
+    card = tmp_path / "README.md"
+    card.write_text("---\ntags: [old]\n---\nwritten by hand\n")
+    hub = FakeHub(True, card)
+    monkeypatch.setattr("hf_deberta.model.hub_export.HfApi", hub)
+    hf_deberta.HfDebertaModel(HfDebertaConfig.from_preset("tiny")).push_to_hub("mine", tags=["dutch"])
+    ((_, files, options),) = hub.uploads
+    assert options["commit_message"] == "Upload model"
+    assert all(text in files["README.md"] for text in (b"- old", b"- dutch", b"written by hand"))

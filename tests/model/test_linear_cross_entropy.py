@@ -1,4 +1,4 @@
-"""The loss of a large vocabulary by chunks: torch's own on the whole logits, with its gradients, without the logits."""
+"""Cross entropy in chunks of tokens: the loss and gradients of whole logits, which never exist."""
 
 import pytest
 import torch
@@ -11,103 +11,104 @@ from hf_deberta.model import linear_cross_entropy as module
 from hf_deberta.model.batch_loss import cross_entropy
 from hf_deberta.model.linear_cross_entropy import linear_cross_entropy
 
-SHAPES = [(1, 1, 1), (7, 5, 3), (6, 33, 4), (13, 97, 8)]  # tokens, words, width
+SHAPES = [(1, 1, 1), (7, 5, 3), (6, 33, 4), (13, 97, 8)]  # tokens, vocabulary, hidden size
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    """Three tokens and a few words at a time, but for the smallest vocabulary."""
-    monkeypatch.setattr(module, "LEAST_TOKENS", 3)
-    monkeypatch.setattr(module, "LOGITS_AT_ONCE", 1)
-    monkeypatch.setattr(module, "ADDED_AT_ONCE", 60)
+    """Use chunks of three tokens, and products of a few rows, except for the smallest vocabulary."""
+    monkeypatch.setattr(module, "MIN_CHUNK_TOKENS", 3)
+    monkeypatch.setattr(module, "MAX_CHUNK_LOGITS", 1)
+    monkeypatch.setattr(module, "MAX_PRODUCT_ELEMENTS", 60)
 
 
-def leaves(tokens, words, width, dtype=torch.float64, bias=True):
+def random_inputs(tokens, vocabulary, width, dtype=torch.float64, bias=True):
+    """Return states, weight and bias by name, all requiring gradients."""
     torch.manual_seed(tokens)
-    made = {"states": torch.randn(tokens, width), "weight": torch.randn(words, width)}
+    inputs = {"states": torch.randn(tokens, width), "weight": torch.randn(vocabulary, width)}
     if bias:
-        made["bias"] = torch.randn(words)
-    return {name: tensor.to(dtype).requires_grad_() for name, tensor in made.items()}
+        inputs["bias"] = torch.randn(vocabulary)
+    return {name: tensor.to(dtype).requires_grad_() for name, tensor in inputs.items()}
 
 
-def some_labels(tokens, words):
-    """About one in three is ignored, by several negative numbers."""
-    labels = torch.randint(0, words, (tokens,), generator=torch.Generator().manual_seed(words))
+def random_labels(tokens, vocabulary):
+    """Return labels of which about one in three is ignored, marked by different negative numbers."""
+    labels = torch.randint(0, vocabulary, (tokens,), generator=torch.Generator().manual_seed(vocabulary))
     return labels.masked_fill(torch.arange(tokens) % 3 == 1, -100).masked_fill(torch.arange(tokens) % 6 == 4, -1)
 
 
-def chunked(given, labels, items=None):
-    return linear_cross_entropy(given["states"], given["weight"], given.get("bias"), labels, items)
+def chunked_loss(inputs, labels, items=None):
+    return linear_cross_entropy(inputs["states"], inputs["weight"], inputs.get("bias"), labels, items)
 
 
-def whole(given, labels, items=None):
-    """In float32 at least, as batch_loss has it, but float64 stays float64."""
-    logits = functional.linear(given["states"], given["weight"], given.get("bias"))
-    known = labels.masked_fill(labels < 0, -100)
-    total = functional.cross_entropy(logits, known, ignore_index=-100, reduction="sum")
+def whole_loss(inputs, labels, items=None):
+    """Return the loss from whole logits, and the logits; unlike `batch_loss`, float64 stays float64."""
+    logits = functional.linear(inputs["states"], inputs["weight"], inputs.get("bias"))
+    ignored = labels.masked_fill(labels < 0, -100)
+    total = functional.cross_entropy(logits, ignored, ignore_index=-100, reduction="sum")
     return total / max(int((labels >= 0).sum()) if items is None else items, 1), logits
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("items", [None, 11, torch.tensor(11), torch.tensor(11.0)], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_loss_words_and_gradients_are_those_of_whole_logits(shape, items, bias):
-    given, labels = leaves(*shape, bias=bias), some_labels(*shape[:2])
-    loss, losses, words = chunked(given, labels, items)
-    expected, logits = whole(given, labels, None if items is None else int(items))
+def test_equals_the_loss_of_whole_logits(shape, items, bias):
+    inputs, labels = random_inputs(*shape, bias=bias), random_labels(*shape[:2])
+    loss, losses, predictions = chunked_loss(inputs, labels, items)
+    expected, logits = whole_loss(inputs, labels, None if items is None else int(items))
     assert loss.dtype == torch.float64 and loss.dim() == 0
     assert_equal_but_for_rounding(loss, expected)
-    assert_same_by_name(gradients(3 * loss, given), gradients(3 * expected, given), torch.float64)
+    assert_same_by_name(gradients(3 * loss, inputs), gradients(3 * expected, inputs), torch.float64)
     each = functional.cross_entropy(logits, labels.masked_fill(labels < 0, -100), reduction="none")
     torch.testing.assert_close(losses, each.detach())
-    assert torch.equal(words, logits.argmax(-1)) and words.dtype == torch.long
-    assert not losses.requires_grad and not words.requires_grad
+    assert torch.equal(predictions, logits.argmax(-1)) and predictions.dtype == torch.long
+    assert not losses.requires_grad and not predictions.requires_grad
     with torch.no_grad():
-        for found, trained in zip(chunked(given, labels, items), (loss, losses, words), strict=True):
-            assert torch.equal(found, trained)
+        for actual, trained in zip(chunked_loss(inputs, labels, items), (loss, losses, predictions), strict=True):
+            assert torch.equal(actual, trained)
 
 
-def test_it_is_the_loss_of_the_heads():
-    given, labels = leaves(13, 97, 8, torch.float32), some_labels(13, 97)
-    logits = functional.linear(*given.values())
+def test_equals_batch_loss():
+    inputs, labels = random_inputs(13, 97, 8, torch.float32), random_labels(13, 97)
+    logits = functional.linear(*inputs.values())
     for items in (None, 5, torch.tensor(20)):
-        found, expected = chunked(given, labels, items)[0], cross_entropy(logits, labels, items)
-        assert_equal_but_for_rounding(found, expected)
-        found, expected = (gradients(loss, given) for loss in (found, cross_entropy(logits.clone(), labels, items)))
-        assert_same_by_name(found, expected)
-        logits = functional.linear(*given.values())
+        actual, expected = chunked_loss(inputs, labels, items)[0], cross_entropy(logits, labels, items)
+        assert_equal_but_for_rounding(actual, expected)
+        actual, expected = (gradients(loss, inputs) for loss in (actual, cross_entropy(logits.clone(), labels, items)))
+        assert_same_by_name(actual, expected)
+        logits = functional.linear(*inputs.values())
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 7, 100])
-def test_chunks_of_any_size(size, monkeypatch):
-    given, labels = leaves(7, 9, 4), some_labels(7, 9)
-    expected = whole(given, labels)[0]
-    monkeypatch.setattr(module, "LEAST_TOKENS", 1)
-    monkeypatch.setattr(module, "LOGITS_AT_ONCE", size * 9)
-    loss, _, words = chunked(given, labels)
+def test_chunk_size_does_not_matter(size, monkeypatch):
+    inputs, labels = random_inputs(7, 9, 4), random_labels(7, 9)
+    expected = whole_loss(inputs, labels)[0]
+    monkeypatch.setattr(module, "MIN_CHUNK_TOKENS", 1)
+    monkeypatch.setattr(module, "MAX_CHUNK_LOGITS", size * 9)
+    loss, _, predictions = chunked_loss(inputs, labels)
     assert_equal_but_for_rounding(loss, expected)
-    assert_same_by_name(gradients(loss, given), gradients(expected, given), torch.float64)
-    assert torch.equal(words, functional.linear(*given.values()).argmax(-1))
+    assert_same_by_name(gradients(loss, inputs), gradients(expected, inputs), torch.float64)
+    assert torch.equal(predictions, functional.linear(*inputs.values()).argmax(-1))
 
 
 @pytest.mark.parametrize("shape", SHAPES[1:], ids=str)
 def test_gradcheck(shape):
-    given, labels = leaves(*shape), some_labels(*shape[:2])
-    assert torch.autograd.gradcheck(lambda *tensors: linear_cross_entropy(*tensors, labels)[0], tuple(given.values()))
+    inputs, labels = random_inputs(*shape), random_labels(*shape[:2])
+    assert torch.autograd.gradcheck(lambda *tensors: linear_cross_entropy(*tensors, labels)[0], tuple(inputs.values()))
 
 
 @pytest.mark.parametrize("tokens", [0, 4])
 @pytest.mark.parametrize("items", [None, 0, torch.tensor(0), 5], ids=str)
-def test_nothing_labelled_loses_nothing_and_learns_nothing(tokens, items):
-    given = leaves(tokens, 9, 4, torch.float32)
-    loss, losses, words = chunked(given, torch.full((tokens,), -100), items)
-    assert loss.item() == 0 and not losses.any() and losses.shape == words.shape == (tokens,)
+def test_without_labels_loss_and_gradients_are_zero(tokens, items):
+    inputs = random_inputs(tokens, 9, 4, torch.float32)
+    loss, losses, predictions = chunked_loss(inputs, torch.full((tokens,), -100), items)
+    assert loss.item() == 0 and not losses.any() and losses.shape == predictions.shape == (tokens,)
     loss.backward()
-    assert all(not tensor.grad.any() and tensor.grad.isfinite().all() for tensor in given.values())
+    assert all(not tensor.grad.any() and tensor.grad.isfinite().all() for tensor in inputs.values())
 
 
-class Sizes(TorchDispatchMode):
-    """How many numbers the largest new tensor holds."""
+class LargestTensor(TorchDispatchMode):
+    """Records the number of elements of the largest tensor that an operation returns."""
 
     def __init__(self):
         super().__init__()
@@ -121,125 +122,125 @@ class Sizes(TorchDispatchMode):
 
 
 def test_whole_logits_never_exist():
-    given, labels = leaves(64, 50, 4), some_labels(64, 50)
-    with Sizes() as sizes:
-        chunked(given, labels)[0].backward()
+    inputs, labels = random_inputs(64, 50, 4), random_labels(64, 50)
+    with LargestTensor() as sizes:
+        chunked_loss(inputs, labels)[0].backward()
     assert sizes.largest == 64 * 4  # the gradient of the states; that of the weight is 50 * 4, logits are 3 * 50
-    with Sizes() as sizes:
-        whole(given, labels)[0].backward()
+    with LargestTensor() as sizes:
+        whole_loss(inputs, labels)[0].backward()
     assert sizes.largest == 64 * 50
 
 
 @pytest.mark.parametrize("frozen", [("weight",), ("bias",), ("states",), ("weight", "bias"), ("states", "bias")])
-def test_what_is_frozen_costs_nothing(frozen, monkeypatch):
-    given, labels = leaves(7, 9, 4), some_labels(7, 9)
-    expected = gradients(whole(given, labels)[0], given)
+def test_frozen_inputs_get_no_gradient_and_no_products(frozen, monkeypatch):
+    inputs, labels = random_inputs(7, 9, 4), random_labels(7, 9)
+    expected = gradients(whole_loss(inputs, labels)[0], inputs)
     for name in frozen:
-        given[name].requires_grad_(False)
-    added, add_product = [], module.add_product
-    monkeypatch.setattr(module, "add_product", lambda *of: added.append(1) or add_product(*of))
-    loss, _, _ = chunked(given, labels)
-    learning = {name: tensor for name, tensor in given.items() if tensor.requires_grad}
-    assert_same_by_name(gradients(loss, learning), {name: expected[name] for name in learning}, torch.float64)
-    assert bool(added) == ("weight" in learning)
+        inputs[name].requires_grad_(False)
+    calls, add_product = [], module.add_product
+    monkeypatch.setattr(module, "add_product", lambda *arguments: calls.append(1) or add_product(*arguments))
+    loss, _, _ = chunked_loss(inputs, labels)
+    trainable = {name: tensor for name, tensor in inputs.items() if tensor.requires_grad}
+    assert_same_by_name(gradients(loss, trainable), {name: expected[name] for name in trainable}, torch.float64)
+    assert bool(calls) == ("weight" in trainable)
 
 
-def test_all_frozen_is_an_ordinary_number():
-    given, labels = leaves(7, 9, 4), some_labels(7, 9)
-    frozen = {name: tensor.detach() for name, tensor in given.items()}
-    loss = chunked(frozen, labels)[0]
+def test_loss_of_frozen_inputs_requires_no_grad():
+    inputs, labels = random_inputs(7, 9, 4), random_labels(7, 9)
+    frozen = {name: tensor.detach() for name, tensor in inputs.items()}
+    loss = chunked_loss(frozen, labels)[0]
     assert not loss.requires_grad
-    assert_equal_but_for_rounding(loss, whole(given, labels)[0])
+    assert_equal_but_for_rounding(loss, whole_loss(inputs, labels)[0])
 
 
-def test_a_weight_that_is_the_embedding_too_gets_both_gradients():
-    labels, ids = some_labels(7, 9), torch.tensor([3, 3, 0, 8, 1, 2, 3])
-    found, expected = nn.Parameter(leaves(7, 9, 4)["weight"].detach()), leaves(7, 9, 4)["weight"]
-    linear_cross_entropy(functional.embedding(ids, found).tanh(), found, None, labels)[0].backward()
-    whole({"states": functional.embedding(ids, expected).tanh(), "weight": expected}, labels)[0].backward()
-    torch.testing.assert_close(found.grad, expected.grad)
+def test_weight_tied_to_the_embedding_gets_both_gradients():
+    labels, ids = random_labels(7, 9), torch.tensor([3, 3, 0, 8, 1, 2, 3])
+    actual, expected = nn.Parameter(random_inputs(7, 9, 4)["weight"].detach()), random_inputs(7, 9, 4)["weight"]
+    linear_cross_entropy(functional.embedding(ids, actual).tanh(), actual, None, labels)[0].backward()
+    whole_loss({"states": functional.embedding(ids, expected).tanh(), "weight": expected}, labels)[0].backward()
+    torch.testing.assert_close(actual.grad, expected.grad)
 
 
-def test_gradients_can_be_asked_for_again():
-    """Only where they cannot is the weight's gradient multiplied in place."""
-    given, labels = leaves(7, 9, 4), some_labels(7, 9)
-    loss = 0.5 * chunked(given, labels)[0]
-    expected = gradients(0.5 * whole(given, labels)[0], given)
-    for kept in (True, True, False):
-        found = torch.autograd.grad(loss, list(given.values()), retain_graph=kept)
-        assert_same_by_name(dict(zip(given, found, strict=True)), expected, torch.float64)
+def test_backward_can_run_again_if_the_graph_is_retained():
+    """The saved gradients are scaled in place only in the last backward."""
+    inputs, labels = random_inputs(7, 9, 4), random_labels(7, 9)
+    loss = 0.5 * chunked_loss(inputs, labels)[0]
+    expected = gradients(0.5 * whole_loss(inputs, labels)[0], inputs)
+    for retain_graph in (True, True, False):
+        actual = torch.autograd.grad(loss, list(inputs.values()), retain_graph=retain_graph)
+        assert_same_by_name(dict(zip(inputs, actual, strict=True)), expected, torch.float64)
     with pytest.raises(RuntimeError, match="a second time"):
         loss.backward()
 
 
-def test_the_gradient_of_the_weight_is_made_once(monkeypatch):
-    made, walk = [], module.walk
+def test_gradients_are_allocated_once(monkeypatch):
+    pointers, compute_in_chunks = [], module.compute_in_chunks
 
-    def watched_walk(*of):
-        *found, gradients = walk(*of)
-        made.extend(gradient.data_ptr() for gradient in gradients)
-        return *found, gradients
+    def record_pointers(*arguments):
+        result = compute_in_chunks(*arguments)
+        pointers.extend(gradient.data_ptr() for gradient in result[2])
+        return result
 
-    monkeypatch.setattr(module, "walk", watched_walk)
-    given, labels = leaves(7, 9, 4, torch.float32), some_labels(7, 9)
-    chunked(given, labels)[0].backward()
-    assert [tensor.grad.data_ptr() for tensor in given.values()] == made
-
-
-def test_second_derivatives_are_refused():
-    given, labels = leaves(7, 9, 4), some_labels(7, 9)
-    with pytest.raises(RuntimeError, match=r"no second derivatives .* sparse_prediction=False"):
-        torch.autograd.grad(chunked(given, labels)[0], given["states"], create_graph=True)
+    monkeypatch.setattr(module, "compute_in_chunks", record_pointers)
+    inputs, labels = random_inputs(7, 9, 4, torch.float32), random_labels(7, 9)
+    chunked_loss(inputs, labels)[0].backward()
+    assert [tensor.grad.data_ptr() for tensor in inputs.values()] == pointers
 
 
-def test_labels_beyond_the_vocabulary_are_an_error():
-    given = leaves(7, 9, 4)
+def test_second_derivatives_are_an_error():
+    inputs, labels = random_inputs(7, 9, 4), random_labels(7, 9)
+    with pytest.raises(RuntimeError, match=r"second derivatives .*sparse_prediction=False"):
+        torch.autograd.grad(chunked_loss(inputs, labels)[0], inputs["states"], create_graph=True)
+
+
+def test_label_outside_the_vocabulary_is_an_error():
+    inputs = random_inputs(7, 9, 4)
     with pytest.raises(RuntimeError, match="index 9 is out of bounds"):
-        chunked(given, torch.tensor([0, 1, 2, 3, 9, 5, 6]))
+        chunked_loss(inputs, torch.tensor([0, 1, 2, 3, 9, 5, 6]))
 
 
 # ---- precision ---------------------------------------------------------------------------------------------------
 
 
-def in_precision(given, dtype, how, loss_of):
-    """Loss and gradients, by autocast or with everything in `dtype`."""
+def in_precision(inputs, dtype, how, loss_of):
+    """Return loss and gradients, under autocast or with all tensors in `dtype`."""
     if how == "autocast":
         with torch.autocast("cpu", dtype=dtype):
-            loss = loss_of(given)
+            loss = loss_of(inputs)
     else:
-        given = {name: tensor.detach().to(dtype).requires_grad_() for name, tensor in given.items()}
-        loss = loss_of(given)
-    return loss.detach(), {name: gradient.detach() for name, gradient in gradients(loss, given).items()}
+        inputs = {name: tensor.detach().to(dtype).requires_grad_() for name, tensor in inputs.items()}
+        loss = loss_of(inputs)
+    return loss.detach(), {name: gradient.detach() for name, gradient in gradients(loss, inputs).items()}
 
 
-@pytest.mark.parametrize("how", ["autocast", "all"])
+@pytest.mark.parametrize("how", ["autocast", "all tensors"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_low_precision_is_as_good_as_plain_low_precision(dtype, how):
-    given, labels = leaves(64, 97, 16, torch.float32), some_labels(64, 97)
-    found, found_gradients = in_precision(given, dtype, how, lambda tensors: chunked(tensors, labels)[0])
+def test_low_precision_stays_within_the_error_of_whole_logits(dtype, how):
+    inputs, labels = random_inputs(64, 97, 16, torch.float32), random_labels(64, 97)
+    actual, actual_gradients = in_precision(inputs, dtype, how, lambda tensors: chunked_loss(tensors, labels)[0])
     plain = lambda tensors: cross_entropy(functional.linear(*tensors.values()), labels)  # noqa: E731
-    low, low_gradients = in_precision(given, dtype, how, plain)
-    exact = {name: tensor.detach().double().requires_grad_() for name, tensor in given.items()}
-    loss = whole(exact, labels)[0]
-    assert found.dtype == torch.float32
-    # plain arithmetic may be lucky in a mean; one rounding of each logit is allowed in any case
+    low, low_gradients = in_precision(inputs, dtype, how, plain)
+    exact = {name: tensor.detach().double().requires_grad_() for name, tensor in inputs.items()}
+    loss = whole_loss(exact, labels)[0]
+    assert actual.dtype == torch.float32
+    # errors may cancel in the mean of the plain computation: always allow one rounding of each logit
     rounding = torch.finfo(dtype).eps * largest(functional.linear(*exact.values()))
-    assert largest(found - loss) <= 2 * largest(low - loss) + rounding
+    assert largest(actual - loss) <= 2 * largest(low - loss) + rounding
     for name, gradient in gradients(loss, exact).items():
-        assert found_gradients[name].dtype == (torch.float32 if how == "autocast" else dtype)
-        assert_within_budget(found_gradients[name].to(dtype), low_gradients[name], gradient, name)
+        assert actual_gradients[name].dtype == (torch.float32 if how == "autocast" else dtype)
+        assert_within_budget(actual_gradients[name].to(dtype), low_gradients[name], gradient, name)
 
 
 def test_float64_stays_float64_under_autocast():
-    given, labels = leaves(7, 9, 4), some_labels(7, 9)
+    inputs, labels = random_inputs(7, 9, 4), random_labels(7, 9)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = chunked(given, labels)[0]
-    assert_equal_but_for_rounding(loss, whole(given, labels)[0])
+        loss = chunked_loss(inputs, labels)[0]
+    assert_equal_but_for_rounding(loss, whole_loss(inputs, labels)[0])
 
 
-def test_the_weight_s_gradient_is_added_up_in_float32(monkeypatch):
-    """Thousands of small parts, which bfloat16 would lose."""
-    monkeypatch.setattr(module, "LEAST_TOKENS", 1)
+def test_gradient_of_the_weight_accumulates_in_float32(monkeypatch):
+    """bfloat16 would lose the thousands of small contributions."""
+    monkeypatch.setattr(module, "MIN_CHUNK_TOKENS", 1)
     states, weight = torch.ones(4096, 1).bfloat16(), torch.zeros(2, 1, requires_grad=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         linear_cross_entropy(states, weight, None, torch.zeros(4096, dtype=torch.long))[0].backward()
@@ -247,20 +248,20 @@ def test_the_weight_s_gradient_is_added_up_in_float32(monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this torch has no oneDNN")
-def test_products_are_onednn_s_where_dense_takes_it(monkeypatch):
-    monkeypatch.setattr(module, "prefers_onednn", lambda: True)
-    made, multiply = [], module.multiply
-    monkeypatch.setattr(module, "multiply", lambda *of: made.append(1) or multiply(*of))
-    given, labels = leaves(7, 33, 4, torch.float32), some_labels(7, 33)
-    loss, _, _ = chunked(given, labels)
-    assert len(made) == 3 * (2 + 3)  # three chunks: logits, the states' gradient, and the weight's in three parts
-    expected = whole(given, labels)[0]
+def test_uses_onednn_where_dense_does(monkeypatch):
+    monkeypatch.setattr("hf_deberta.model.dense.prefers_onednn", lambda: True)
+    calls, multiply = [], module.multiply
+    monkeypatch.setattr(module, "multiply", lambda *arguments: calls.append(1) or multiply(*arguments))
+    inputs, labels = random_inputs(7, 33, 4, torch.float32), random_labels(7, 33)
+    loss, _, _ = chunked_loss(inputs, labels)
+    assert len(calls) == 3 * (2 + 3)  # three chunks: logits, states, and the weight in three parts
+    expected = whole_loss(inputs, labels)[0]
     assert_equal_but_for_rounding(loss, expected)
-    assert_same_by_name(gradients(loss, given), gradients(expected, given))
-    made.clear()
+    assert_same_by_name(gradients(loss, inputs), gradients(expected, inputs))
+    calls.clear()
     with torch.backends.mkldnn.flags(enabled=False):
-        chunked(given, labels)
-    chunked(leaves(7, 33, 4), labels)
+        chunked_loss(inputs, labels)
+    chunked_loss(random_inputs(7, 33, 4), labels)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        chunked(given, labels)
-    assert not made
+        chunked_loss(inputs, labels)
+    assert not calls

@@ -1,4 +1,4 @@
-"""nGiE: the convolution by hand, and document boundaries and padding that nothing crosses."""
+"""nGiE: the convolution against its formula; nothing crosses document boundaries or padding."""
 
 import pytest
 import torch
@@ -8,18 +8,18 @@ from hf_deberta.model.ngram_input_encoding import NgramInputEncoding
 
 SHAPES = [(3, 1), (5, 1), (3, 4), (5, 2), (1, 1)]  # kernel, groups
 DOCUMENTS = {
-    "short ones": (1, 2, 1, 5),
-    "one": (9,),
-    "two": (4, 5),
+    "four documents": (1, 2, 1, 5),
+    "one document": (9,),
+    "two documents": (4, 5),
     "single tokens": (1,) * 9,
 }
 
 
-def ids(shape):
+def shape_id(shape):
     return f"kernel {shape[0]}, groups {shape[1]}"
 
 
-@pytest.fixture(params=SHAPES, ids=ids)
+@pytest.fixture(params=SHAPES, ids=shape_id)
 def encoding(request):
     torch.manual_seed(0)
     kernel, groups = request.param
@@ -34,8 +34,8 @@ def random_inputs(batch=2, length=9):
     return (torch.randn(batch, length, 32, dtype=torch.float64, requires_grad=True) for _ in range(2))
 
 
-def by_hand(encoding, embeddings, layer_output):
-    """LayerNorm(layer_1(x) + act(conv(x))), the convolution as a sum over neighbours, group by group."""
+def formula(encoding, embeddings, layer_output):
+    """Return LayerNorm(layer_1(x) + act(conv(x))), with the convolution as a sum over neighbours, group by group."""
     weight, bias, (kernel,) = encoding.conv.weight, encoding.conv.bias, encoding.conv.kernel_size
     per_group = 32 // encoding.conv.groups
     batch, length, _ = embeddings.shape
@@ -51,21 +51,22 @@ def by_hand(encoding, embeddings, layer_output):
     return encoding.LayerNorm(layer_output + encoding.activation(mixed))
 
 
-def leaves(encoding, embeddings, layer_output):
+def tensors_by_name(encoding, embeddings, layer_output):
     return {"embeddings": embeddings, "layer_output": layer_output, **dict(encoding.named_parameters())}
 
 
-def assert_same(encoding, inputs, found, expected):
-    torch.testing.assert_close(found, expected)
+def assert_same(encoding, inputs, output, expected):
+    """Compare two outputs and their gradients."""
+    torch.testing.assert_close(output, expected)
     weight = torch.linspace(-1, 2, 32, dtype=torch.float64)
-    found, expected = (gradients(output * weight, leaves(encoding, *inputs)) for output in (found, expected))
-    for name in found:
-        torch.testing.assert_close(found[name], expected[name], msg=lambda text, name=name: f"{name}: {text}")
+    actual, expected = (gradients(each * weight, tensors_by_name(encoding, *inputs)) for each in (output, expected))
+    for name in actual:
+        torch.testing.assert_close(actual[name], expected[name], msg=lambda text, name=name: f"{name}: {text}")
 
 
-def test_without_documents_it_is_the_plain_formula(encoding):
+def test_single_documents_equal_the_formula(encoding):
     inputs = tuple(random_inputs())
-    assert_same(encoding, inputs, encoding(*inputs, None, None), by_hand(encoding, *inputs))
+    assert_same(encoding, inputs, encoding(*inputs, None, None), formula(encoding, *inputs))
 
 
 @pytest.mark.parametrize("rows", [1, 2], ids=["numbers for all rows", "numbers per row"])
@@ -89,7 +90,7 @@ def test_each_row_has_its_own_documents(encoding):
 
 @pytest.mark.parametrize("packed", [False, True], ids=["", "packed"])
 def test_padding_stays_zero_and_does_not_leak(encoding, packed):
-    """The embeddings are zero at padding; the layer's output may hold anything there."""
+    """The embeddings are zero at padding; the output of the layer may have any value there."""
     embeddings, layer_output = random_inputs()
     token_mask = torch.arange(9) < torch.tensor([9, 6])[:, None]
     documents = torch.tensor([[0] * 4 + [1] * 5]) if packed else None
@@ -102,13 +103,13 @@ def test_padding_stays_zero_and_does_not_leak(encoding, packed):
     short = encoding(embeddings[1:, :6], layer_output[1:, :6], None, None if documents is None else documents[:, :6])
     torch.testing.assert_close(output[1:, :6], short)
     torch.testing.assert_close(output[:1], encoding(embeddings[:1], layer_output[:1], None, documents))
-    for name, gradient in gradients(output[1], leaves(encoding, embeddings, layer_output)).items():
+    for name, gradient in gradients(output[1], tensors_by_name(encoding, embeddings, layer_output)).items():
         assert gradient.isfinite().all(), name
         if name in ("embeddings", "layer_output"):
             assert not gradient[1, 6:].any() and not gradient[0].any(), name
 
 
-def test_dropout_falls_on_the_mixture_alone():
+def test_dropout_applies_to_the_convolution_only():
     torch.manual_seed(0)
     module = NgramInputEncoding(tiny_config(hidden_dropout_prob=0.5, conv_act="gelu")).double()
     embeddings, layer_output = random_inputs()

@@ -173,59 +173,6 @@ def test_there_and_back_is_bit_equal(shape, head, tmp_path):
     assert_same(outputs(theirs, inputs), outputs(back.eval(), inputs), inputs["attention_mask"], atol=1e-12)
 
 
-def test_exported_folder_loads_with_auto_classes(tmp_path):
-    model = hf_deberta.HfDebertaForSequenceClassification(
-        hf_deberta.HfDebertaConfig.from_preset("tiny", num_labels=3, problem_type="single_label_classification")
-    ).eval()
-    export_to_transformers(model, tmp_path / "exported", max_shard_size="20KB")
-    plain = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "exported").eval()
-    assert type(plain) is transformers.DebertaV2ForSequenceClassification
-    assert (tmp_path / "exported" / "model.safetensors.index.json").exists()  # sharded
-    assert plain.config.num_labels == 3 and plain.config.problem_type == "single_label_classification"
-    inputs = batch(lengths=(12, 5))
-    with torch.no_grad():
-        torch.testing.assert_close(model(**inputs).logits, plain(**inputs).logits, atol=1e-6, rtol=0)
-
-
-def test_export_of_a_decoder_warns_and_keeps_it(tmp_path):
-    model = hf_deberta.HfDebertaForMaskedLM(hf_deberta.HfDebertaConfig.from_preset("tiny")).eval()
-    with pytest.warns(UserWarning, match="no enhanced mask decoder"):
-        export_to_transformers(model, tmp_path)
-    again = ours("ForMaskedLM", tmp_path)
-    assert again.config.emd_steps == 2
-    inputs = batch(lengths=(12, 5))
-    assert torch.equal(again(**inputs).logits, model(**inputs).logits)
-    plain = transformers.AutoModel.from_pretrained(tmp_path).eval()
-    with torch.no_grad():
-        found, expected = plain(**inputs).last_hidden_state, model.deberta(**inputs).last_hidden_state
-    real = inputs["attention_mask"].bool()
-    torch.testing.assert_close(found[real], expected[real], atol=1e-5, rtol=0)
-
-
-def test_what_transformers_cannot_express_is_an_error(tmp_path):
-    tiny = hf_deberta.HfDebertaConfig.from_preset
-    with pytest.raises(ValueError, match="p2p"):
-        export_to_transformers(hf_deberta.HfDebertaModel(tiny("tiny", pos_att_type="c2p|p2p")), tmp_path / "x")
-    projected = hf_deberta.HfDebertaForTokenClassification(tiny("tiny", token_classifier="projection"))
-    with pytest.raises(ValueError, match="projection head"):
-        export_to_transformers(projected, tmp_path / "x")
-    assert not (tmp_path / "x").exists()
-
-
-def test_v1_with_key_biases_is_exported_as_v2(tmp_path):
-    fields = {"position_buckets": -1, "share_att_key": False, "norm_rel_ebd": "none"}
-    for bias in (True, False):
-        config = hf_deberta.HfDebertaConfig.from_preset("tiny", **fields, attention_key_bias=bias)
-        model = hf_deberta.HfDebertaModel(config).eval()
-        export_to_transformers(model, tmp_path / str(bias))
-        plain = transformers.AutoModel.from_pretrained(tmp_path / str(bias)).eval()
-        assert type(plain) is (transformers.DebertaV2Model if bias else transformers.DebertaModel)
-        inputs = batch(lengths=(12, 12))
-        with torch.no_grad():
-            found = plain(**inputs).last_hidden_state
-            torch.testing.assert_close(found, model(**inputs).last_hidden_state, atol=1e-5, rtol=0)
-
-
 # ---- released files -------------------------------------------------------------------------------------
 
 
@@ -235,11 +182,11 @@ def released(tmp_path, shape="v3", prefix="deberta.", binary=False, extra=None, 
     if shape == "v1":
         fields = hf_deberta.HfDebertaConfig.from_dict({"model_type": "deberta", **SMALL}).to_dict()
     model = hf_deberta.HfDebertaForMaskedLM(hf_deberta.HfDebertaConfig(**fields)).eval()
-    from hf_deberta.model.checkpoint_conversion import _to_v1
+    from hf_deberta.model.checkpoint_conversion import to_v1_layout
 
     weights = {name: value for name, value in model.state_dict().items() if ".decoder." not in name}
     if shape == "v1":
-        weights = _to_v1(weights, 4)
+        weights = to_v1_layout(weights, 4)
     weights = {name.replace("deberta.", prefix): value.clone() for name, value in weights.items()}
     weights.update(extra or {})
     written = {**SMALL, **SHAPES[shape][1], "pos_att_type": "p2c|c2p", "padding_idx": 0, **config}
@@ -328,17 +275,6 @@ def test_half_precision_files_load_in_the_dtype_asked_for(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "torch_dtype": "float16"}))
     assert load(folder).dtype == torch.float16
-
-
-def test_export_into_a_used_folder_leaves_no_old_weights(tmp_path):
-    tiny = hf_deberta.HfDebertaConfig.from_preset("tiny")
-    first, second = (hf_deberta.HfDebertaModel(tiny) for _ in range(2))
-    export_to_transformers(first, tmp_path)
-    export_to_transformers(second, tmp_path, max_shard_size="20KB")
-    plain = transformers.AutoModel.from_pretrained(tmp_path)
-    assert torch.equal(plain.embeddings.word_embeddings.weight, second.embeddings.word_embeddings.weight)
-    with pytest.raises(ValueError, match="takes a HfDeberta model, not DebertaV2Model"):
-        export_to_transformers(plain, tmp_path)
 
 
 def test_untied_in_tree_masked_lm_is_refused_rather_than_wrong(tmp_path):

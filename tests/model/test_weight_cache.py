@@ -1,4 +1,4 @@
-"""Projected tables are computed once while a model serves, and never outlive the weights they came from."""
+"""Projected tables are computed once in inference, and again as soon as a weight has changed."""
 
 import copy
 import pickle
@@ -7,37 +7,40 @@ import pytest
 import torch
 from numerics import V1_ATTENTION, tiny_inputs, tiny_model
 from torch import nn
+from torch.autograd import forward_ad
+from torch.utils.flop_counter import FlopCounterMode
 
 from hf_deberta import HfDebertaModel
+from hf_deberta.model.fast_path_guards import reference_mode
 from hf_deberta.model.weight_cache import WeightCache, can_cache
 
 INPUTS = tiny_inputs((9, 5, 7))
 
 
-def projected(model):
-    """Rows that the first layer's key projection was given, call by call."""
-    given = []
+def record_projected_rows(model):
+    """Return a list that grows with the number of rows in each call of the first layer's table projection."""
+    rows = []
     attention = model.encoder.layer[0].attention.self
-    attention.pos_dropout.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0].shape[0]))
-    return given
+    attention.pos_dropout.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape[0]))
+    return rows
 
 
-def serving(**fields):
+def eval_model(**fields):
     return tiny_model(HfDebertaModel, dtype=torch.float32, **fields).eval()
 
 
 @pytest.mark.parametrize("fields", [{}, V1_ATTENTION, {"pos_att_type": ["p2c"]}], ids=["v2", "v1", "p2c"])
-def test_once_for_any_length(fields):
-    model = serving(**fields)
-    calls = projected(model)
+def test_the_table_is_projected_once_for_all_lengths(fields):
+    model = eval_model(**fields)
+    rows = record_projected_rows(model)
     with torch.no_grad():
         model(**INPUTS)
         model(torch.randint(1, 128, (1, 40)))
         model(torch.randint(1, 128, (2, 3)))
-    assert calls == [2 * model.config.relative_span]
-    model(**INPUTS)  # with gradients: rows in use, anew
+    assert rows == [2 * model.config.relative_span]
+    model(**INPUTS)  # with gradients the rows in use are projected each time
     model.train()(**INPUTS)
-    assert calls[1:] == [17, 17]
+    assert rows[1:] == [17, 17]
 
 
 def state_dict_with(model, change):
@@ -45,49 +48,49 @@ def state_dict_with(model, change):
         return {name: change(tensor.clone()) for name, tensor in model.state_dict().items()}
 
 
-def in_place(model):
+def written_in_place(model):
     with torch.no_grad():
         model.encoder.layer[0].attention.self.key_proj.weight.add_(0.5)
 
 
-def past_autograd(model):
+def written_as_data(model):
     for parameter in model.parameters():
         parameter.data.copy_(parameter.data * 1.5)
 
 
-def partly_past_autograd(model):
-    """All but the first column, in which evenly spaced samples would all stand."""
+def all_but_the_first_column_written_as_data(model):
+    """Samples with an even spacing would all lie in the first column."""
     for layer in model.encoder.layer:
         layer.attention.self.key_proj.weight.data[:, 1:] *= 1.5
 
 
-def a_row_past_autograd(model):
+def row_written_as_data(model):
     model.encoder.rel_embeddings.weight.data[model.config.relative_span + 2] *= -3
 
 
-def a_column_past_autograd(model):
+def column_written_as_data(model):
     model.encoder.layer[0].attention.self.query_proj.weight.data[:, 5] += 1
 
 
-def replaced(model):
+def parameter_replaced(model):
     layer = model.encoder.layer[0].attention.self
     layer.key_proj.weight = nn.Parameter(layer.key_proj.weight.detach() * 2)
 
 
-def new_data(model):
+def data_replaced(model):
     layer = model.encoder.layer[0].attention.self
     layer.query_proj.weight.data = layer.query_proj.weight.data * 2
 
 
 CHANGES = {
     "load_state_dict": lambda model: model.load_state_dict(state_dict_with(model, lambda tensor: tensor * 1.5)),
-    "in place": in_place,
-    "past autograd": past_autograd,
-    "partly past autograd": partly_past_autograd,
-    "a row past autograd": a_row_past_autograd,
-    "a column past autograd": a_column_past_autograd,
-    "another parameter": replaced,
-    "other data": new_data,
+    "in place": written_in_place,
+    "all of .data": written_as_data,
+    "most of .data": all_but_the_first_column_written_as_data,
+    "a row of .data": row_written_as_data,
+    "a column of .data": column_written_as_data,
+    "another parameter": parameter_replaced,
+    "other data": data_replaced,
     "cast": lambda model: model.double(),
     "the table": lambda model: model.encoder.rel_embeddings.weight.data.mul_(2),
     "its norm": lambda model: nn.init.normal_(model.encoder.LayerNorm.weight),
@@ -95,24 +98,24 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_changed_weight_counts(change):
-    model = serving()
+def test_a_changed_weight_invalidates_the_cache(change):
+    model = eval_model()
     with torch.no_grad():
         before = model(**INPUTS).last_hidden_state
         CHANGES[change](model)
-        found = model(**INPUTS).last_hidden_state
-    expected = model(**INPUTS).last_hidden_state  # nothing remembered: gradients are on
-    torch.testing.assert_close(found, expected)
-    assert change == "cast" or not torch.allclose(before.to(found.dtype), found)
+        after = model(**INPUTS).last_hidden_state
+    expected = model(**INPUTS).last_hidden_state  # not cached, because gradients are enabled
+    torch.testing.assert_close(after, expected)
+    assert change == "cast" or not torch.allclose(before.to(after.dtype), after)
 
 
 def test_training_steps_between_evaluations():
-    model = serving()
+    model = eval_model()
     optimizer = torch.optim.AdamW(model.parameters(), 0.1)
     for _ in range(3):
         with torch.no_grad():
-            found = model.eval()(**INPUTS).last_hidden_state
-        torch.testing.assert_close(found, model(**INPUTS).last_hidden_state)
+            cached = model.eval()(**INPUTS).last_hidden_state
+        torch.testing.assert_close(cached, model(**INPUTS).last_hidden_state)
         model.train()(**INPUTS).last_hidden_state[..., 0].sum().backward()
         optimizer.step()
 
@@ -127,21 +130,21 @@ def adapted(model):
     inject_adapter_in_model(LoraConfig(target_modules=["key_proj"]), model)
 
 
-@pytest.mark.parametrize("touch", [hooked, adapted])
-def test_touched_modules_are_computed_each_time(touch):
-    if touch is adapted:
+@pytest.mark.parametrize("modify", [hooked, adapted])
+def test_results_of_modified_modules_are_not_cached(modify):
+    if modify is adapted:
         pytest.importorskip("peft")
-    model = serving()
-    touch(model.eval())
-    calls = projected(model.eval())
+    model = eval_model()
+    modify(model)
+    rows = record_projected_rows(model.eval())
     with torch.no_grad():
         model(**INPUTS)
         model(**INPUTS)
-    assert calls == [17, 17]
+    assert rows == [17, 17]
 
 
-def test_under_inference_mode_and_autocast():
-    model = serving()
+def test_inference_mode_and_autocast_do_not_leak():
+    model = eval_model()
     expected = model(**INPUTS).last_hidden_state
     with torch.inference_mode():
         model(**INPUTS)
@@ -152,37 +155,68 @@ def test_under_inference_mode_and_autocast():
         torch.testing.assert_close(model(**INPUTS).last_hidden_state, expected)
 
 
-def test_copies_and_pickles_start_empty_and_weights_alone_are_saved():
-    model = serving()
+def test_copies_pickles_and_state_dicts_contain_no_cache():
+    model = eval_model()
     with torch.no_grad():
         expected = model(**INPUTS).last_hidden_state
-    assert model.encoder.weight_cache._known is not None
+    assert model.encoder.weight_cache._entry is not None
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert twin.encoder.weight_cache._known is None
+        assert twin.encoder.weight_cache._entry is None
         with torch.no_grad():
             torch.testing.assert_close(twin(**INPUTS).last_hidden_state, expected)
     assert not [name for name in model.state_dict() if "weight_cache" in name]
 
 
-def test_others_are_compared_as_objects():
+def test_inputs_are_compared_by_identity():
     layer, calls = nn.Linear(2, 2), []
     weight_cache, table = WeightCache(), torch.zeros(3, 2)
     compute = lambda: calls.append(1) or len(calls)  # noqa: E731
-    assert [weight_cache.of((layer,), compute, table) for _ in range(2)] == [1, 1]
-    assert weight_cache.of((layer,), compute, table.clone()) == 2
+    assert [weight_cache.get_or_compute((layer,), compute, table) for _ in range(2)] == [1, 1]
+    assert weight_cache.get_or_compute((layer,), compute, table.clone()) == 2
 
 
-def test_when_nothing_may_be_remembered():
+def test_nothing_is_cached_in_training():
     layer = nn.Linear(2, 2).eval()
-    assert not can_cache((layer,))  # gradients are on
+    assert not can_cache((layer,))  # gradients are enabled
     with torch.no_grad():
         assert can_cache((layer,))
         assert not can_cache((layer.train(),))
 
 
-def test_dropout_of_the_table_alone_is_not_remembered():
-    """Monte Carlo dropout: the model serves, its Dropout modules do not."""
-    model = serving(hidden_dropout_prob=0.3)
+SPECIAL_CONTEXTS = {
+    "reference mode": reference_mode,
+    "FLOP counter": lambda: FlopCounterMode(display=False),
+    "forward-mode differentiation": forward_ad.dual_level,
+    "gradients": torch.enable_grad,
+}
+
+
+@pytest.mark.parametrize("context", SPECIAL_CONTEXTS)
+def test_nothing_is_cached_in_special_contexts(context):
+    layer = nn.Linear(2, 2).eval()
+    with torch.no_grad(), SPECIAL_CONTEXTS[context]():
+        assert not can_cache((layer,))
+
+
+@pytest.mark.parametrize("transform", [torch.func.vmap, lambda f: lambda x: torch.jit.trace(f, x, check_trace=False)])
+def test_nothing_is_cached_in_transforms_and_graphs(transform):
+    layer, results = nn.Linear(2, 2).eval(), []
+    with torch.no_grad():
+        transform(lambda x: results.append(can_cache((layer,))) or x * 2)(torch.ones(3))
+    assert results == [False]
+
+
+@pytest.mark.parametrize("device, inference", [("meta", False), ("cpu", True)])
+def test_nothing_is_cached_if_changes_cannot_be_detected(device, inference):
+    with torch.inference_mode(inference):
+        layer = nn.Linear(2, 2, device=device).eval()
+    with torch.no_grad():
+        assert not can_cache((layer,))
+
+
+def test_a_table_with_dropout_is_not_cached():
+    """As in Monte Carlo dropout: only the Dropout modules are in training mode."""
+    model = eval_model(hidden_dropout_prob=0.3)
     for layer in model.encoder.layer:
         layer.attention.self.pos_dropout.train()
     with torch.no_grad():
@@ -191,22 +225,22 @@ def test_dropout_of_the_table_alone_is_not_remembered():
 
 
 def test_dropout_follows_its_modules():
-    for which in ("attention", "none"):
-        model = serving(attention_probs_dropout_prob=0.3)
+    for active in ("attention", "none"):
+        model = eval_model(attention_probs_dropout_prob=0.3)
         for layer in model.encoder.layer:
-            layer.attention.self.dropout.train(which == "attention")
+            layer.attention.self.dropout.train(active == "attention")
         first, second = (model(**INPUTS).last_hidden_state for _ in range(2))
-        assert torch.allclose(first, second) == (which == "none")
-    model = serving(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3).train()
+        assert torch.allclose(first, second) == (active == "none")
+    model = eval_model(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3).train()
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     assert torch.equal(*(model(**INPUTS).last_hidden_state for _ in range(2)))
 
 
-def test_replicas_hold_no_parameters_and_remember_nothing():
-    """As those of DataParallel, whose weights are plain tensors."""
-    model = serving()
+def test_replicas_of_data_parallel_cache_nothing():
+    """Their weights are plain tensors, not parameters."""
+    model = eval_model()
     with torch.no_grad():
         expected = model(**INPUTS).last_hidden_state
         for module in list(model.modules()):
@@ -216,10 +250,10 @@ def test_replicas_hold_no_parameters_and_remember_nothing():
         torch.testing.assert_close(model(**INPUTS).last_hidden_state, expected)
 
 
-def test_a_training_pass_forgets():
-    model = serving()
+def test_a_training_pass_clears_the_cache():
+    model = eval_model()
     with torch.no_grad():
         model(**INPUTS)
     model.train()(**INPUTS)
     attention = model.encoder.layer[0].attention.self
-    assert model.encoder.weight_cache._known is None and attention.weight_cache._known is None
+    assert model.encoder.weight_cache._entry is None and attention.weight_cache._entry is None

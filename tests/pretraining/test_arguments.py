@@ -1,4 +1,4 @@
-"""What the flags of both pretraining scripts are made into."""
+"""What the pretraining scripts make of the flags they share."""
 
 import sys
 from types import SimpleNamespace
@@ -9,17 +9,18 @@ from hf_deberta import HfDebertaConfig
 from hf_deberta.pretraining.arguments import (
     NewModelArguments,
     PretrainingArguments,
-    check,
+    check_model_fits,
+    make_rows,
     parse_overrides,
-    rows_of,
     run_with_arguments,
 )
 from hf_deberta.pretraining.corpus import Corpus, CorpusArguments
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
+from hf_deberta.runs.errors import InputError
 
 LINES = ["the old man walked slowly down to a quiet harbour"] * 20
 TOKENIZER = train_tokenizer(LINES, 290, "bpe")
-WORDS = len(TOKENIZER)
+VOCAB_SIZE = len(TOKENIZER)
 
 
 def test_overrides():
@@ -33,13 +34,13 @@ def test_overrides():
     ("text", "message"),
     [
         ("hiden_size=3", r"unknown field hiden_size \(do you mean hidden_size or .*; HfDebertaConfig"),
-        ("zzz=3", "unknown field zzz; HfDebertaConfig documents all"),
-        ("emd_steps", "takes name=value,name=value and not 'emd_steps'"),
+        ("zzz=3", "unknown field zzz; HfDebertaConfig documents"),
+        ("emd_steps", "name=value,name=value, but has 'emd_steps'"),
     ],
 )
 def test_misspelt_overrides(text, message):
-    """Said as soon as the flags are read, whatever the model is made of."""
-    with pytest.raises(ValueError, match=message):
+    """Reported as soon as the flags are read."""
+    with pytest.raises(InputError, match=message):
         NewModelArguments(config_overrides=text)
 
 
@@ -48,21 +49,21 @@ def test_misspelt_overrides(text, message):
     [
         (
             {"label_smoothing_factor": 0.1},
-            "--label_smoothing_factor 0.1 is not supported: the losses here are those of",
+            "--label_smoothing_factor 0.1 is not supported",
         ),
-        ({"train_sampling_strategy": "sequential"}, "--train_sampling_strategy sequential is not supported: the order"),
+        ({"train_sampling_strategy": "sequential"}, "--train_sampling_strategy sequential is not supported"),
         ({"train_sampling_strategy": "group_by_length"}, "--train_sampling_strategy group_by_length is not supported"),
     ],
 )
-def test_what_of_trainer_is_refused(tmp_path, fields, message):
-    with pytest.raises(ValueError, match=message):
+def test_unsupported_flags_of_trainer(tmp_path, fields, message):
+    with pytest.raises(InputError, match=message):
         PretrainingArguments(str(tmp_path), **fields)
     assert PretrainingArguments(str(tmp_path), use_cpu=True).device.type == "cpu"
 
 
-def test_words_and_padding_are_the_tokenizers_unless_asked_for():
+def test_vocabulary_size_is_the_tokenizers_unless_overridden():
     plain, wider = NewModelArguments("tiny"), NewModelArguments("tiny", config_overrides="vocab_size=320")
-    assert plain.new_config(TOKENIZER, 16).vocab_size == WORDS
+    assert plain.new_config(TOKENIZER, 16).vocab_size == VOCAB_SIZE
     assert wider.new_config(TOKENIZER, 16).vocab_size == 320
 
 
@@ -71,47 +72,54 @@ def test_words_and_padding_are_the_tokenizers_unless_asked_for():
     [
         ({}, 65, False, "more than the 64 absolute positions"),
         ({"emd_steps": 0, "position_biased_input": True}, 65, False, "more than the 64 absolute positions"),
-        ({}, 9, False, "a row needs 10 tokens at least"),
-        ({"vocab_size": WORDS - 1}, 16, False, f"the tokenizer has {WORDS} tokens and the model knows {WORDS - 1}"),
-        ({"conv_kernel_size": 3}, 16, True, "add --config_overrides conv_kernel_size=0, or take --objective mlm"),
+        ({}, 9, False, "--max_seq_length must be at least 10, not 9"),
+        (
+            {"vocab_size": VOCAB_SIZE - 1},
+            16,
+            False,
+            f"the tokenizer has {VOCAB_SIZE} tokens, .* vocabulary has {VOCAB_SIZE - 1}",
+        ),
+        ({"conv_kernel_size": 3}, 16, True, "--config_overrides conv_kernel_size=0, or use --objective mlm"),
     ],
 )
-def test_what_does_not_go_together(fields, length, causal, message):
-    config = HfDebertaConfig.from_preset("tiny", **{"vocab_size": WORDS, **fields})
-    with pytest.raises(ValueError, match=message):
-        check(config, TOKENIZER, length, causal)
+def test_model_that_does_not_fit(fields, length, causal, message):
+    config = HfDebertaConfig.from_preset("tiny", **{"vocab_size": VOCAB_SIZE, **fields})
+    with pytest.raises(InputError, match=message):
+        check_model_fits(config, TOKENIZER, length, causal)
 
 
-def test_what_goes_together():
-    check(HfDebertaConfig.from_preset("tiny", vocab_size=WORDS, conv_kernel_size=3), TOKENIZER, 64)
-    relative = HfDebertaConfig.from_preset("tiny", vocab_size=WORDS, emd_steps=0)
-    check(relative, TOKENIZER, 1000, causal=True)  # knows no absolute positions
+def test_model_that_fits():
+    check_model_fits(HfDebertaConfig.from_preset("tiny", vocab_size=VOCAB_SIZE, conv_kernel_size=3), TOKENIZER, 64)
+    relative = HfDebertaConfig.from_preset("tiny", vocab_size=VOCAB_SIZE, emd_steps=0)
+    check_model_fits(relative, TOKENIZER, 1000, causal=True)  # it has no absolute positions
 
 
-def test_one_process_tokenises_again(tmp_path):
-    """Each of the others, which come together after it, reads what it wrote."""
+def test_overwrite_cache_tokenizes_in_one_process(tmp_path):
+    """The other processes read what it wrote."""
     (tmp_path / "corpus.txt").write_text("\n".join(LINES), encoding="utf-8")
     args = CorpusArguments(train_file=[str(tmp_path / "corpus.txt")], overwrite_cache=True, max_seq_length=16)
     corpus, about = Corpus(args, str(tmp_path / "cache")), tmp_path / "out" / "_tokens" / "train" / "about.json"
     written = []
     for writes in (True, False, True):
-        given = SimpleNamespace(should_save=writes, output_dir=str(tmp_path / "out"), seed=0)
-        assert len(rows_of(corpus, TOKENIZER, None, given)["train"])
+        training_args = SimpleNamespace(should_save=writes, output_dir=str(tmp_path / "out"), seed=0)
+        assert len(make_rows(corpus, TOKENIZER, None, training_args)["train"])
         written.append(about.stat().st_mtime_ns)
     assert written[0] == written[1] != written[2]
 
 
-def test_flags_of_evaluation_matter_where_the_best_model_is_kept(tmp_path, monkeypatch):
-    said = {"max_eval_samples": 5, "eval_strategy": "steps", "eval_steps": 4.0, "save_steps": 4.0}
+def test_evaluation_flags_identify_a_run_that_keeps_the_best_model(tmp_path, monkeypatch):
+    flags = {"max_eval_samples": 5, "eval_strategy": "steps", "eval_steps": 4.0, "save_steps": 4.0}
     words = ["script", "--train_file", "a", "--output_dir", str(tmp_path), "--learning_rate", "0.1", "--use_cpu"]
-    words += [str(word) for name, value in said.items() for word in (f"--{name}", value)]
+    words += [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
     for best in ("false", "true"):
         monkeypatch.setattr(sys, "argv", [*words, "--load_best_model_at_end", best])
-        found = run_with_arguments((CorpusArguments, PretrainingArguments), lambda corpus, training: training.decisive)
-        assert {name: value for name, value in found.items() if name in said} == (said if best == "true" else {})
+        found = run_with_arguments(
+            (CorpusArguments, PretrainingArguments), lambda corpus, training: training.identifying_flags
+        )
+        assert {name: value for name, value in found.items() if name in flags} == (flags if best == "true" else {})
         assert found["learning_rate"] == 0.1
 
 
-def test_which_checkpoint_is_said_in_the_help():
+def test_help_of_resume_from_checkpoint():
     help = PretrainingArguments.__dataclass_fields__["resume_from_checkpoint"].metadata["help"]
-    assert "each time the command is given" in help
+    assert "each time the command is run" in help

@@ -1,4 +1,4 @@
-"""Embedding sharing: which table each loss trains, one table in memory and files, and the way to an ordinary model."""
+"""Embedding sharing: which table each loss trains, one table in memory and files, conversion to an ordinary model."""
 
 import copy
 
@@ -12,7 +12,7 @@ from hf_deberta.pretraining.gradient_disentangled_embedding import (
     SHARINGS,
     GradientDisentangledEmbedding,
     SharedEmbedding,
-    folded,
+    fold,
     share_embeddings,
     shared_embeddings,
     unfold,
@@ -83,7 +83,7 @@ def test_padding_learns_nothing(sharing):
 def test_the_gradient_is_that_of_an_ordinary_table(sharing):
     models = pair(sharing)
     ordinary = tiny_model(HfDebertaForPreTraining, position_biased_input=True)
-    ordinary.load_state_dict(folded(models["discriminator"]))
+    ordinary.load_state_dict(fold(models["discriminator"]))
     labels = INPUTS["input_ids"] % 2
     for model in (models["discriminator"], ordinary):
         model(**INPUTS, labels=labels).loss.backward()
@@ -94,7 +94,7 @@ def test_the_gradient_is_that_of_an_ordinary_table(sharing):
 
 
 @pytest.mark.parametrize("sharing", ["gdes", "es"])
-def test_a_table_is_there_once(sharing):
+def test_a_shared_table_exists_once(sharing):
     models = pair(sharing)
     expected = [f"generator.deberta.embeddings.{name}.weight" for name in TABLES]
     if sharing == "gdes":
@@ -140,7 +140,7 @@ def test_starts_on_the_meta_device(sharing):
     assert not ours.weight.is_meta and not ours.table().is_meta
 
 
-def test_follows_the_generator_and_says_when_it_cannot():
+def test_resizing_the_generator():
     for sharing in ("es", "gdes"):
         models = pair(sharing)
         models["generator"].resize_token_embeddings(131)
@@ -149,7 +149,7 @@ def test_follows_the_generator_and_says_when_it_cannot():
             assert ours(torch.tensor([130])).shape == (1, 32)
         else:
             with pytest.raises(
-                ValueError, match=r"\(131, 32\) and the discriminator's delta is \(128, 32\).*from_pair"
+                ValueError, match=r"\(131, 32\), but the discriminator's delta is \(128, 32\).*from_pair"
             ):
                 ours(torch.tensor([3]))
         with pytest.raises(TypeError, match="SharedEmbedding|GradientDisentangledEmbedding"):
@@ -159,7 +159,7 @@ def test_follows_the_generator_and_says_when_it_cannot():
 @pytest.mark.parametrize("sharing", SHARINGS)
 def test_folded_and_back(sharing):
     models = pair(sharing)
-    state = folded(models["discriminator"])
+    state = fold(models["discriminator"])
     ordinary = HfDebertaForPreTraining(tiny_config(position_biased_input=True)).double().eval()
     ordinary.load_state_dict(state)
     expected = models["discriminator"].eval()(**INPUTS).logits

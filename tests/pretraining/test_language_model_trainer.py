@@ -1,4 +1,4 @@
-"""Trainers of pretraining: losses do not depend on how batches are cut, evaluation weighs tokens alike, sums agree."""
+"""The language-model trainer: losses do not depend on micro-batches, and evaluation averages over tokens."""
 
 import logging
 import math
@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from hf_deberta import HfDebertaConfig, HfDebertaForCausalLM, HfDebertaForMaskedLM
-from hf_deberta.pretraining.language_model_trainer import PASSES, LanguageModelTrainer, predicted_labels
+from hf_deberta.pretraining.arguments import PretrainingArguments
+from hf_deberta.pretraining.language_model_trainer import LOSSES, LanguageModelTrainer, predicted_labels
 from hf_deberta.pretraining.masking import Masking, Vocabulary
 from hf_deberta.pretraining.packing import RowCollator, Rows
 from hf_deberta.pretraining.token_file import TokenFile
@@ -32,7 +33,9 @@ def rows(objective: str, pack: bool) -> Rows:
     return Rows(tokens, Tokenizer, 16, None if objective == "causal" else MASKING, pack)
 
 
-def trainer(tmp_path, objective: str, pack: bool = True, **arguments) -> LanguageModelTrainer:
+def trainer(
+    tmp_path, objective: str, pack: bool = True, arguments_class: type = TrainingArguments, **arguments
+) -> LanguageModelTrainer:
     torch.manual_seed(0)
     fields = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     kind = HfDebertaForMaskedLM if objective == "mlm" else HfDebertaForCausalLM
@@ -40,12 +43,12 @@ def trainer(tmp_path, objective: str, pack: bool = True, **arguments) -> Languag
     data = rows(objective, pack)
     return LanguageModelTrainer(
         model=kind(HfDebertaConfig.from_preset("tiny", **fields)),
-        args=TrainingArguments(str(tmp_path), **{**defaults, **arguments}),
+        args=arguments_class(str(tmp_path), **{**defaults, **arguments}),
         data_collator=RowCollator(0),
         train_dataset=data,
         eval_dataset=data,
         objective=objective,
-        context=data.context(),
+        context_length=data.mean_context_length(),
     )
 
 
@@ -54,7 +57,7 @@ def logged(run: LanguageModelTrainer) -> list[dict]:
 
 
 @pytest.mark.parametrize("pack", [True, False], ids=["packed", "single"])
-@pytest.mark.parametrize("objective", PASSES)
+@pytest.mark.parametrize("objective", LOSSES)
 def test_accumulation_changes_nothing(tmp_path, objective, pack):
     whole = trainer(tmp_path, objective, pack, per_device_train_batch_size=6)
     whole.train()
@@ -62,20 +65,20 @@ def test_accumulation_changes_nothing(tmp_path, objective, pack):
     cut.train()
     for name in ("loss", "grad_norm"):
         assert [entry[name] for entry in logged(cut)] == pytest.approx([x[name] for x in logged(whole)], rel=1e-4)
-    accuracy = f"{PASSES[objective][0]}_accuracy"
+    accuracy = f"{LOSSES[objective][0]}_accuracy"
     assert [entry[accuracy] for entry in logged(cut)] == [entry[accuracy] for entry in logged(whole)]
     for one, other in zip(whole.model.parameters(), cut.model.parameters(), strict=True):
         assert torch.allclose(one, other, atol=1e-5)
 
 
-@pytest.mark.parametrize("objective", PASSES)
+@pytest.mark.parametrize("objective", LOSSES)
 def test_evaluation_is_the_mean_over_tokens(tmp_path, objective):
     run = trainer(tmp_path, objective, per_device_eval_batch_size=3)
     metrics = run.evaluate()
     model, data = run.model.eval(), run.eval_dataset
-    sums = {name: [0.0, 0, 0] for name in PASSES[objective]}
+    sums = {name: [0.0, 0, 0] for name in LOSSES[objective]}
     for i in range(len(data)):
-        for name, given in run.inputs_of_passes(RowCollator(0)([data[i]])).items():
+        for name, given in run.inputs_per_loss(RowCollator(0)([data[i]])).items():
             with torch.no_grad():
                 logits = model(**{k: v for k, v in given.items() if k != "labels"}).logits
             labels = predicted_labels(name, given)
@@ -90,10 +93,10 @@ def test_evaluation_is_the_mean_over_tokens(tmp_path, objective):
         assert metrics[f"eval_{prefix}perplexity"] == pytest.approx(math.exp(loss / number), rel=1e-4)
 
 
-def test_joint_is_the_sum_of_both(tmp_path):
+def test_joint_loss_is_the_sum_of_both(tmp_path):
     run = trainer(tmp_path, "joint")
     batch = RowCollator(0)([run.train_dataset[i] for i in range(4)])
-    passes = run.inputs_of_passes(batch)
+    passes = run.inputs_per_loss(batch)
     masked, causal = passes["masked"], passes["causal"]
     assert (causal["input_ids"] != 4).all() and (masked["input_ids"] == 4).any()
     assert (causal["labels"][causal["position_ids"] == 0] == -100).all()
@@ -106,7 +109,7 @@ def test_joint_is_the_sum_of_both(tmp_path):
 
 
 def test_every_row_once_an_epoch_with_new_masks(tmp_path):
-    """What the model is given, through Trainer's own loader: sampler, epochs and workers."""
+    """The model's inputs from Trainer's own loader: sampler, epochs and workers."""
     for workers in (0, 2):
         run = trainer(tmp_path, "mlm", max_steps=-1, num_train_epochs=2, dataloader_num_workers=workers)
         loader, data = run.get_train_dataloader(), run.train_dataset
@@ -121,6 +124,37 @@ def test_every_row_once_an_epoch_with_new_masks(tmp_path):
         assert not torch.equal(seen[0].sort(0).values, seen[1].sort(0).values)
 
 
+@pytest.mark.parametrize(
+    "length",
+    [{"num_train_epochs": 0.2}, {"num_train_epochs": 1, "per_device_train_batch_size": 64}],
+    ids=["part of an epoch", "epoch"],
+)
+def test_a_finished_run_is_not_trained_again(tmp_path, caplog, length):
+    fields = {"max_steps": -1, "save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant", **length}
+    fields = {"per_device_train_batch_size": 2, **fields}
+
+    def run() -> None:
+        trainer(tmp_path, "mlm", arguments_class=PretrainingArguments, **fields).train_and_evaluate()
+
+    run()
+    names = ["model.safetensors", "README.md", "train_results.json", "trainer_state.json"]
+    before = {name: (tmp_path / name).read_bytes() for name in names}
+    checkpoints = sorted(path.name for path in tmp_path.glob("checkpoint-*"))
+    message = "it is finished: nothing is trained"
+    assert checkpoints and message not in caplog.text
+    (tmp_path / "eval_results.json").unlink()
+    run()
+    assert caplog.text.count(message) == 1 and (tmp_path / "eval_results.json").exists()
+    assert before == {name: (tmp_path / name).read_bytes() for name in names}
+    for name in ("model.safetensors", "README.md", "trainer_state.json"):  # killed before they were written
+        (tmp_path / name).unlink()
+    run()
+    for name in ("model.safetensors", "train_results.json"):
+        assert (tmp_path / name).read_bytes() == before[name]
+    assert "## Training" in (tmp_path / "README.md").read_text() and (tmp_path / "trainer_state.json").exists()
+    assert checkpoints == sorted(path.name for path in tmp_path.glob("checkpoint-*"))
+
+
 @pytest.mark.parametrize(("reached", "epoch"), [(None, 0), (0.4, 0), (1.0, 1), (1.4, 1)])
 def test_a_resumed_epoch_has_its_own_order(tmp_path, reached, epoch):
     run = trainer(tmp_path, "mlm")
@@ -129,8 +163,8 @@ def test_a_resumed_epoch_has_its_own_order(tmp_path, reached, epoch):
     assert run.order.epoch == epoch
 
 
-def test_a_tied_weight_is_not_missed(tmp_path, caplog, monkeypatch):
-    """A checkpoint holds it once, under its other name; what is really missing is said."""
+def test_no_warning_for_a_tied_weight(tmp_path, caplog, monkeypatch):
+    """A checkpoint holds it once, under its other name. A weight that is really missing causes a warning."""
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     run, file = trainer(tmp_path, "mlm"), tmp_path / "model.safetensors"
     run.save_model()
@@ -140,8 +174,8 @@ def test_a_tied_weight_is_not_missed(tmp_path, caplog, monkeypatch):
     del weights["deberta.embeddings.word_embeddings.weight"]
     save_file(weights, file, {"format": "pt"})
     run._load_from_checkpoint(str(tmp_path))
-    said = caplog.text.partition("missing keys")[2]
-    assert "embeddings.word_embeddings.weight" in said and "lm_head.decoder.weight" in said
+    warning = caplog.text.partition("missing keys")[2]
+    assert "embeddings.word_embeddings.weight" in warning and "lm_head.decoder.weight" in warning
 
 
 def test_speed_counts_real_tokens(tmp_path):
@@ -160,33 +194,33 @@ def test_speed_counts_real_tokens(tmp_path):
     assert entry["tokens_per_second"] > 0 and 0 < entry["mfu"] < 1.5
 
 
-@pytest.mark.parametrize("objective", PASSES)
-def test_compiled_graphs_are_scored_alike(tmp_path, objective):
-    """They predict at all positions, and say neither losses nor best words of the labelled ones."""
-    found = []
+@pytest.mark.parametrize("objective", LOSSES)
+def test_compiled_graphs_give_the_same_metrics(tmp_path, objective):
+    """They return logits at all positions, but no losses and predictions of the labelled ones."""
+    results = []
     for backend in (None, "eager"):
         torch._dynamo.reset()
         run = trainer(
             tmp_path, objective, max_steps=1, torch_compile=backend is not None, torch_compile_backend=backend
         )
         run.train()
-        found.append({**logged(run)[0], **run.evaluate()})
-    names = [name for name in found[0] if name.endswith(("loss", "accuracy", "perplexity"))]
-    assert f"eval_{PASSES[objective][0]}_accuracy" in names and f"{PASSES[objective][0]}_accuracy" in names
-    assert [found[1][name] for name in names] == pytest.approx([found[0][name] for name in names], rel=1e-4)
+        results.append({**logged(run)[0], **run.evaluate()})
+    names = [name for name in results[0] if name.endswith(("loss", "accuracy", "perplexity"))]
+    assert f"eval_{LOSSES[objective][0]}_accuracy" in names and f"{LOSSES[objective][0]}_accuracy" in names
+    assert [results[1][name] for name in names] == pytest.approx([results[0][name] for name in names], rel=1e-4)
 
 
-def test_a_joint_step_is_two(tmp_path):
+def test_operations_of_a_joint_step(tmp_path):
     masked, joint = (trainer(tmp_path, objective) for objective in ("mlm", "joint"))
     assert joint.operations(100, 15) == masked.operations(100, 15) + masked.operations(100, 100)
 
 
-def test_both_objectives_on_several_gpus_of_one_process(tmp_path, monkeypatch):
+def test_joint_objective_needs_one_process_per_gpu(tmp_path, monkeypatch):
     monkeypatch.setattr(TrainingArguments, "n_gpu", 2)
-    with pytest.raises(ValueError, match="both objectives on 2 GPUs; start one for each with accelerate launch"):
+    with pytest.raises(ValueError, match="both objectives on 2 GPUs: .*accelerate launch"):
         trainer(tmp_path, "joint")
 
 
 def test_unknown_objective(tmp_path):
-    with pytest.raises(ValueError, match="objective is one of mlm, causal, joint, not 'clm'"):
+    with pytest.raises(ValueError, match="--objective must be one of mlm, causal, joint, not 'clm'"):
         LanguageModelTrainer(objective="clm")

@@ -1,4 +1,4 @@
-"""Rows of a token file: every token once, documents apart, the same in any order of asking."""
+"""Rows of a token file: every token once, documents separated, the same in any order of access."""
 
 import tracemalloc
 from types import SimpleNamespace
@@ -12,6 +12,7 @@ from hf_deberta.model.batch_loss import IGNORED
 from hf_deberta.pretraining.masking import Masking, Vocabulary
 from hf_deberta.pretraining.packing import RowCollator, Rows, packed_rows, single_rows
 from hf_deberta.pretraining.token_file import TokenFile
+from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.row_order import EpochSampler
 
 CLS, SEP, PAD, MASK = 1, 2, 0, 3
@@ -40,7 +41,7 @@ SIZES = {
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 @pytest.mark.parametrize("length", [10, 16, 64])
 @pytest.mark.parametrize("pack", [True, False], ids=["packed", "single"])
-def test_every_token_stands_in_one_row(sizes, length, pack):
+def test_every_token_is_in_one_row(sizes, length, pack):
     tokens = corpus(sizes)
     rows = Rows(tokens, TOKENIZER, length, None, pack)
     pieces = [rows.pieces(i) for i in range(len(rows))]
@@ -55,19 +56,19 @@ def test_every_token_stands_in_one_row(sizes, length, pack):
 
 
 @pytest.mark.parametrize("length", [10, 16, 64])
-def test_what_a_row_holds(length):
+def test_content_of_rows(length):
     rows = Rows(corpus(SIZES["many"]), TOKENIZER, length, None)
     for i in range(len(rows)):
         item = rows[i]
         assert all(len(value) == length for value in item.values())
-        ids, places = item["input_ids"], item["position_ids"]
+        ids, positions = item["input_ids"], item["position_ids"]
         expected = [part for piece in rows.pieces(i) for part in (CLS, *piece, SEP)]
         real = len(expected)
         assert ids.tolist() == expected + [PAD] * (length - real)
         labels, inside = item["labels"], np.arange(length) < real
-        assert (labels == np.where(inside & (places > 0), ids, IGNORED)).all()
-        assert (ids[:real][places[:real] == 0] == CLS).all() and (places[real:] == 0).all()
-        assert ((np.diff(places) == 1) | (places[1:] == 0)).all()
+        assert (labels == np.where(inside & (positions > 0), ids, IGNORED)).all()
+        assert (ids[:real][positions[:real] == 0] == CLS).all() and (positions[real:] == 0).all()
+        assert ((np.diff(positions) == 1) | (positions[1:] == 0)).all()
 
 
 def test_masks_depend_on_seed_epoch_and_row_alone():
@@ -127,7 +128,6 @@ def test_collator_pads_single_documents():
     )
     assert batch["attention_mask"].sum(1).tolist() == [7, 11]
     assert (batch["input_ids"][0, 7:] == PAD).all() and (batch["labels"][0, 7:] == IGNORED).all()
-    assert RowCollator(PAD, multiple_of=8)([rows[0], rows[1]])["input_ids"].shape == (2, 16)
 
 
 def test_long_documents_are_cut():
@@ -135,17 +135,17 @@ def test_long_documents_are_cut():
     assert packed_rows(np.array([10, 30, 31]), 12).tolist() == [[0, 0], [1, 0], [1, 10], [2, 0]]
 
 
-def test_average_context():
-    assert Rows(corpus([8, 8]), TOKENIZER, 10, None).context() == 10
-    assert Rows(corpus([3, 8]), TOKENIZER, 10, None).context() == pytest.approx((25 + 100) / 15)
+def test_mean_context_length():
+    assert Rows(corpus([8, 8]), TOKENIZER, 10, None).mean_context_length() == 10
+    assert Rows(corpus([3, 8]), TOKENIZER, 10, None).mean_context_length() == pytest.approx((25 + 100) / 15)
 
 
 def test_rows_need_special_tokens():
     tokenizer = SimpleNamespace(cls_token_id=None, sep_token_id=SEP, pad_token_id=None)
-    with pytest.raises(ValueError, match="a tokenizer with cls_token, pad_token"):
+    with pytest.raises(InputError, match="a tokenizer with cls_token, pad_token"):
         Rows(corpus([5]), tokenizer, 16, None)
 
 
-def test_rows_need_some_length():
-    with pytest.raises(ValueError, match="10 tokens at least, not 9"):
+def test_rows_need_a_minimum_length():
+    with pytest.raises(InputError, match="--max_seq_length must be at least 10, not 9"):
         Rows(corpus([5]), TOKENIZER, 9, None)

@@ -1,10 +1,4 @@
-"""Replaced token detection: official losses and gradients, what is drawn and counted, both ways to train, and files."""
-
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
+"""The pair of generator and discriminator: official losses and gradients, sampling, counting, and files."""
 
 import golden_cases
 import pytest
@@ -12,15 +6,12 @@ import torch
 from golden_cases import part
 from huggingface_hub.errors import StrictDataclassError
 from numerics import assert_same_by_name, tiny_config
-from torch.distributed.fsdp import fully_shard
+from tiny_pairs import DROPOUT, WORDS, batch_of, tiny_pair, tiny_rows, trained
 from transformers import (
     AutoModel,
     AutoModelForMaskedLM,
     AutoModelForPreTraining,
     DebertaV2Model,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
 )
 
 from hf_deberta import (
@@ -36,56 +27,10 @@ from hf_deberta.pretraining.rtd_pretraining import (
     MODELS,
     HfDebertaForRtdPretraining,
     HfDebertaRtdConfig,
-    RtdTrainer,
-    sample_words,
+    sample_tokens,
 )
 
-DROPOUT = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
 STATES = {"atol": 2e-5, "rtol": 1e-4}  # of tests/golden, as the official tensors' README derives them
-MASK = 4
-
-
-def tiny_pair(sharing="gdes", seed=0, temperature=0.0, dtype=torch.float32, **fields):
-    """Three and two layers. Temperature 0, so that the same words are drawn however a batch is cut."""
-    torch.manual_seed(seed)
-    discriminator = tiny_config(**{"num_hidden_layers": 3, **fields})
-    config = HfDebertaRtdConfig.from_discriminator(
-        discriminator, embedding_sharing=sharing, sampling_temperature=temperature
-    )
-    model = HfDebertaForRtdPretraining(config).to(dtype)
-    if sharing == "gdes":
-        torch.nn.init.normal_(model.discriminator.get_input_embeddings().delta, std=0.05)
-    return model.train()
-
-
-def tiny_rows(lengths=(12, 5, 9, 3, 11, 8, 4, 12), width=12):
-    """Masked rows, padded to one width, that have 0 to 5 labels."""
-    generator = torch.Generator().manual_seed(0)
-    rows = []
-    for number, length in enumerate(lengths):
-        mask = (torch.arange(width) < length).long()
-        original = torch.randint(5, 128, (width,), generator=generator) * mask
-        chosen = torch.randperm(length, generator=generator)[: number % 6]
-        labels = torch.full((width,), -100).scatter(0, chosen, original[chosen])
-        ids = original.scatter(0, chosen, MASK)
-        rows.append({"input_ids": ids, "attention_mask": mask, "labels": labels})
-    return rows
-
-
-def batch_of(rows):
-    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-
-
-def gradients_of(model):
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-def trained(model, **inputs):
-    model.zero_grad()
-    output = model(**inputs)
-    output.loss.backward()
-    return output, gradients_of(model)
-
 
 # ---- the official implementation ---------------------------------------------------------------------------------
 
@@ -123,13 +68,13 @@ def test_official_losses_and_gradients(sharing, training):
     torch.testing.assert_close(output.loss, expected["total_loss"], **STATES)
     real = given["input_mask"].bool()
     torch.testing.assert_close(output.logits[real], expected["rtd_logits"][real], **STATES)
-    found, wanted = output.statistics, expected["rtd_labels"]
+    statistics, rtd_labels = output.statistics, expected["rtd_labels"]
     positive = expected["rtd_logits"][real] > 0
-    assert found["masked"] == len(expected["lm_labels"])
-    assert found["masked_right"] == (expected["lm_logits"].argmax(-1) == expected["lm_labels"]).sum()
-    assert (found["replaced"], found["original"]) == ((wanted == 1).sum(), (wanted == 0).sum())
-    assert found["replaced_found"] == ((wanted == 1) & positive).sum()
-    assert found["original_kept"] == ((wanted == 0) & ~positive).sum()
+    assert statistics["masked"] == len(expected["lm_labels"])
+    assert statistics["masked_correct"] == (expected["lm_logits"].argmax(-1) == expected["lm_labels"]).sum()
+    assert (statistics["replaced"], statistics["original"]) == ((rtd_labels == 1).sum(), (rtd_labels == 0).sum())
+    assert statistics["replaced_found"] == ((rtd_labels == 1) & positive).sum()
+    assert statistics["original_kept"] == ((rtd_labels == 0) & ~positive).sum()
     for name, gradient in part(expected, "grad/").items():
         difference = (gradients[ours[name]] - gradient).abs().max()
         assert difference < 1e-4 * gradient.abs().max(), name
@@ -174,17 +119,17 @@ def test_attention_backends_are_kept():
     "fields, message",
     [
         ({"embedding_sharing": "half"}, "one of gdes, es, nes, not 'half'"),
-        ({"rtd_weight": -1}, "rtd_weight must be 0 or more, and finite, not -1"),
-        ({"sampling_temperature": float("inf")}, "sampling_temperature must be 0 or more, and finite, not inf"),
+        ({"rtd_weight": -1}, "rtd_weight must be 0 or more and finite, not -1"),
+        ({"sampling_temperature": float("inf")}, "sampling_temperature must be 0 or more and finite, not inf"),
         ({"sampling_temperature": float("nan")}, "not nan"),
-        ({"generator": tiny_config(vocab_size=130)}, "vocab_size must be the same: it is 130 in the gen.* 128 in the"),
-        ({"generator": tiny_config(vocab_size=130), "embedding_sharing": "nes"}, "read the same words"),
-        ({"generator": tiny_config(hidden_size=64)}, "embedding_size must be the same.*or use embedding_sharing='nes'"),
-        ({"generator": tiny_config(position_biased_input=True)}, "position_biased_input must be the same"),
+        ({"generator": tiny_config(vocab_size=130)}, "vocab_size must be equal: it is 130 in the gen.* 128 in the"),
+        ({"generator": tiny_config(vocab_size=130), "embedding_sharing": "nes"}, "have the same vocabulary"),
+        ({"generator": tiny_config(hidden_size=64)}, "embedding_size must be equal.*or use embedding_sharing='nes'"),
+        ({"generator": tiny_config(position_biased_input=True)}, "position_biased_input must be equal"),
         ({"generator_layers": 1}, "the enhanced mask decoder reads the layer before the last"),
     ],
 )
-def test_configurations_that_make_no_pair(fields, message):
+def test_bad_configurations(fields, message):
     with pytest.raises((ValueError, StrictDataclassError), match=message):
         if "generator_layers" in fields:
             HfDebertaRtdConfig.from_discriminator(tiny_config(), **fields)
@@ -199,28 +144,28 @@ def test_unequal_widths_need_no_sharing():
     assert HfDebertaForRtdPretraining(config)(**batch_of(tiny_rows())).loss > 0
 
 
-# ---- what is drawn -----------------------------------------------------------------------------------------------
+# ---- sampling ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("at_once", [1, 2**25], ids=["chunks", "at once"])
-def test_words_are_drawn_from_the_guesses(at_once, monkeypatch):
-    monkeypatch.setattr(rtd_pretraining, "LOGITS_AT_ONCE", at_once)
+def test_tokens_are_sampled_from_the_softmax(at_once, monkeypatch):
+    monkeypatch.setattr(rtd_pretraining, "MAX_CHUNK_LOGITS", at_once)
     logits = torch.tensor([0.0, 1.0, -1.0, 2.0, 0.5])
     many = logits.repeat(20000 if at_once > 1 else 2000, 1)
     torch.manual_seed(0)
     for temperature in (0.5, 1.0, 3.0):
-        found = sample_words(many, torch.nn.Identity(), temperature, 5).bincount(minlength=5) / len(many)
+        found = sample_tokens(many, torch.nn.Identity(), temperature, 5).bincount(minlength=5) / len(many)
         expected = (logits / temperature).softmax(-1)
         deviation = (expected * (1 - expected) / len(many)).sqrt()
         assert ((found - expected).abs() < 5 * deviation).all(), temperature
-    assert (sample_words(many, torch.nn.Identity(), 0, 5) == 3).all()
-    assert (sample_words(many, torch.nn.Identity(), 1e-4, 5) == 3).all()
-    uniform = sample_words(many, torch.nn.Identity(), 1e6, 5).bincount(minlength=5) / len(many)
+    assert (sample_tokens(many, torch.nn.Identity(), 0, 5) == 3).all()
+    assert (sample_tokens(many, torch.nn.Identity(), 1e-4, 5) == 3).all()
+    uniform = sample_tokens(many, torch.nn.Identity(), 1e6, 5).bincount(minlength=5) / len(many)
     assert (uniform - 0.2).abs().max() < 0.05
-    assert sample_words(many[:0], torch.nn.Identity(), 1.0, 5).shape == (0,)
+    assert sample_tokens(many[:0], torch.nn.Identity(), 1.0, 5).shape == (0,)
 
 
-def test_only_masked_tokens_are_replaced_and_by_the_generators_guesses():
+def test_only_masked_tokens_are_replaced_by_the_generators_predictions():
     model, batch = tiny_pair(), batch_of(tiny_rows())
     output = model(**batch)
     masked = batch["labels"] >= 0
@@ -232,8 +177,8 @@ def test_only_masked_tokens_are_replaced_and_by_the_generators_guesses():
 
 
 @pytest.mark.parametrize("variant", ["a hook at the head", "int32", "as if compiled", "config"])
-def test_words_come_the_same_other_ways(variant, monkeypatch):
-    """The head's logits are asked for, or those of all positions; ids may be short."""
+def test_other_paths_sample_the_same_tokens(variant, monkeypatch):
+    """Logits from the head with a hook, or at all positions; int32 ids."""
     batch = batch_of(tiny_rows())
     expected, gradients = trained(tiny_pair(), **batch)
     model = tiny_pair(sparse_prediction=variant != "config")
@@ -246,7 +191,7 @@ def test_words_come_the_same_other_ways(variant, monkeypatch):
     found, same = trained(model, **batch)
     torch.testing.assert_close(found.loss, expected.loss)
     assert torch.equal(found.replaced_ids, expected.replaced_ids)
-    assert found.statistics["masked_right"] == expected.statistics["masked_right"]
+    assert found.statistics["masked_correct"] == expected.statistics["masked_correct"]
     assert_same_by_name(same, gradients)
 
 
@@ -256,20 +201,20 @@ def test_outputs_as_a_tuple():
     assert logits.shape == (8, 12)
 
 
-def test_draws_come_from_the_global_generator_of_random_numbers():
+def test_sampling_uses_the_global_random_generator():
     model, batch = tiny_pair(temperature=1.0).eval(), batch_of(tiny_rows())
-    drawn = []
+    sampled = []
     for seed in (3, 3, 4):
         torch.manual_seed(seed)
-        drawn.append(model(**batch).replaced_ids)
-    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+        sampled.append(model(**batch).replaced_ids)
+    assert torch.equal(sampled[0], sampled[1]) and not torch.equal(sampled[0], sampled[2])
 
 
-# ---- what is counted ---------------------------------------------------------------------------------------------
+# ---- losses and counts -------------------------------------------------------------------------------------------
 
 
 def test_losses_by_hand():
-    """MLM over masked tokens; RTD over real ones, where a word that was guessed right is an original."""
+    """MLM over masked tokens; RTD over real tokens, where a correctly predicted token counts as original."""
     model, batch = tiny_pair(dtype=torch.float64).eval(), batch_of(tiny_rows())
     real, masked = batch["attention_mask"].bool(), batch["labels"] >= 0
     originals = torch.where(masked, batch["labels"], batch["input_ids"])
@@ -289,25 +234,25 @@ def test_losses_by_hand():
     )
 
 
-def test_padding_is_found_by_mask_or_by_id():
+def test_padding_by_mask_or_by_id():
     model, batch = tiny_pair(), batch_of(tiny_rows())
     with_mask, gradients = trained(model, **batch)
-    batch["labels"] = batch["labels"].masked_fill(batch["attention_mask"] == 0, 7)  # nobody's
+    batch["labels"] = batch["labels"].masked_fill(batch["attention_mask"] == 0, 7)  # labels at padding
     again, same = trained(model, **batch)
     torch.testing.assert_close(again.loss, with_mask.loss)
     assert_same_by_name(same, gradients)
     counts = {name: value for name, value in with_mask.statistics.items() if "loss" not in name}
     assert {name: again.statistics[name] for name in counts} == counts
-    masked, real = rtd_pretraining.counted_tokens(
+    masked, real = rtd_pretraining.masked_and_real_tokens(
         batch["input_ids"], tiny_labels := batch_of(tiny_rows())["labels"], None, 0
     )
     assert torch.equal(real, batch["attention_mask"].bool()) and torch.equal(masked, tiny_labels >= 0)
 
 
-def test_a_masked_token_may_read_as_padding():
-    """The official generator puts in any word at random, padding too."""
+def test_a_masked_token_may_be_replaced_by_padding():
+    """The official generator replaces by any token, [PAD] too."""
     ids, labels = torch.tensor([[1, 0, 5, 0]]), torch.tensor([[-100, 9, -100, -100]])
-    masked, real = rtd_pretraining.counted_tokens(ids, labels, None, 0)
+    masked, real = rtd_pretraining.masked_and_real_tokens(ids, labels, None, 0)
     assert masked.tolist() == [[False, True, False, False]] and real.tolist() == [[True, True, True, False]]
 
 
@@ -345,7 +290,7 @@ def test_no_masked_token_at_all():
     assert all(g.isfinite().all() for g in gradients.values())
 
 
-def test_items_of_the_whole_batch_divide():
+def test_losses_are_divided_by_the_items_of_the_whole_batch():
     model, batch = tiny_pair(), batch_of(tiny_rows())
     output = model(**batch)
     items = torch.tensor([100, 1000])
@@ -359,15 +304,15 @@ def test_items_of_the_whole_batch_divide():
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"labels": None}, "labels are needed"),
+        ({"labels": None}, "labels are missing"),
         ({"labels": torch.zeros(2, 3)}, r"labels must be \[B, N\] = \(8, 12\), not \(2, 3\)"),
         ({"replaced_ids": torch.zeros(2, 3)}, r"replaced_ids must be \[B, N\] = \(8, 12\)"),
         ({"attention_mask": torch.ones(8, 3)}, "attention_mask must be"),
-        ({"only": "both"}, "only is None, 'generator' or 'discriminator', not 'both'"),
-        ({"only": "discriminator"}, "give replaced_ids"),
+        ({"only": "both"}, "only must be None, 'generator' or 'discriminator', not 'both'"),
+        ({"only": "discriminator"}, "needs replaced_ids"),
         (
             {"num_items_in_batch": torch.tensor(5)},
-            "two numbers, masked tokens and real tokens, not 5; RtdTrainer counts",
+            "two numbers, masked tokens and real tokens, not 5: train with RtdTrainer",
         ),
         ({"num_items_in_batch": 5}, "two numbers"),
     ],
@@ -377,13 +322,11 @@ def test_bad_input(change, message):
         tiny_pair()(**{**batch_of(tiny_rows()), **change})
 
 
-# ---- which loss trains what --------------------------------------------------------------------------------------
-
-WORDS = "generator.deberta.embeddings.word_embeddings.weight"
+# ---- gradients ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sharing", SHARINGS)
-def test_the_tables_learn_from_their_losses(sharing):
+def test_each_table_is_trained_by_its_losses(sharing):
     model, batch = tiny_pair(sharing), batch_of(tiny_rows())
     _, joint = trained(model, **batch)
     generated, of_generator = trained(model, **batch, only="generator")
@@ -406,7 +349,7 @@ def test_the_tables_learn_from_their_losses(sharing):
 
 
 @pytest.mark.parametrize("sharing", SHARINGS)
-def test_the_state_of_training_round_trips(sharing, tmp_path):
+def test_training_state_round_trip(sharing, tmp_path):
     model, batch = tiny_pair(sharing, position_biased_input=sharing != "gdes"), batch_of(tiny_rows())
     model.save_pretrained(tmp_path)
     found, report = HfDebertaForRtdPretraining.from_pretrained(tmp_path, output_loading_info=True)
@@ -429,12 +372,12 @@ def test_a_checkpoint_without_deltas_starts_them_at_zero(tmp_path):
 
 
 @pytest.mark.parametrize("sharing", SHARINGS)
-def test_two_ordinary_checkpoints_and_back(sharing, tmp_path):
+def test_two_ordinary_checkpoints_round_trip(sharing, tmp_path):
     model, batch = tiny_pair(sharing).eval(), batch_of(tiny_rows())
     output = model(**batch)
     numbers = torch.get_rng_state()
     model.save_pair(tmp_path)
-    assert torch.equal(torch.get_rng_state(), numbers), "training goes on as if nothing had been saved"
+    assert torch.equal(torch.get_rng_state(), numbers), "training must continue as if nothing had been saved"
     inputs = {"attention_mask": batch["attention_mask"]}
     generator = AutoModelForMaskedLM.from_pretrained(tmp_path / "generator")
     discriminator = AutoModelForPreTraining.from_pretrained(tmp_path / "discriminator")
@@ -455,8 +398,8 @@ def test_two_ordinary_checkpoints_and_back(sharing, tmp_path):
 
 
 @pytest.mark.parametrize("together", [False, True], ids=["two folders", "one folder"])
-def test_going_on_from_released_checkpoints(together, tmp_path):
-    """The official release holds the discriminator's whole table, and may hold its delta beside."""
+def test_from_released_checkpoints(together, tmp_path):
+    """The official release has the discriminator's whole table, and may have its delta too."""
     case = "case03c_v3_rtd_gdes"
     tensors, official = golden_cases.tensors(case), golden_cases.official_config(case)
     given, expected = part(tensors, "in/A/"), part(tensors, "out/A/")
@@ -482,7 +425,7 @@ def test_going_on_from_released_checkpoints(together, tmp_path):
     torch.testing.assert_close(output.rtd_loss, expected["rtd_loss"].mean(), **STATES)
 
 
-def test_going_on_with_other_sharing(tmp_path):
+def test_from_checkpoints_with_other_sharing(tmp_path):
     model, batch = tiny_pair("nes").eval(), batch_of(tiny_rows())
     model.save_pair(tmp_path)
     folders = tmp_path / "generator", tmp_path / "discriminator"
@@ -497,7 +440,7 @@ def test_going_on_with_other_sharing(tmp_path):
     assert not torch.allclose(es(**batch).rtd_loss, expected)
 
 
-def test_the_discriminator_goes_to_plain_transformers(tmp_path):
+def test_export_the_discriminator_to_transformers(tmp_path):
     model, batch = tiny_pair(conv_kernel_size=0).eval(), batch_of(tiny_rows())
     export_to_transformers(model.folded_discriminator(), tmp_path)
     plain = DebertaV2Model.from_pretrained(tmp_path)
@@ -508,7 +451,7 @@ def test_the_discriminator_goes_to_plain_transformers(tmp_path):
     torch.testing.assert_close(found[real], expected[real], **STATES)
 
 
-def test_a_pair_is_not_resized():
+def test_a_pair_cannot_be_resized():
     model = tiny_pair()
     with pytest.raises(ValueError, match="save_pair, resize generator and discriminator"):
         model.resize_token_embeddings(130)
@@ -521,280 +464,3 @@ def test_gradient_checkpointing_changes_nothing():
     model.gradient_checkpointing_enable()
     _, found = trained(model, **batch)
     assert_same_by_name(found, expected)
-
-
-# ---- the trainer -------------------------------------------------------------------------------------------------
-
-
-NUMBERS = ("loss", "lm_loss", "rtd_loss", "masked_accuracy", "replaced_found", "original_kept")
-
-
-class ThroughEpochs(list):
-    """Rows whose numbers go on counting in the next epoch, as those of `packing.Rows`."""
-
-    def __getitem__(self, index):
-        return super().__getitem__(index % len(self))
-
-
-class Gradients(TrainerCallback):
-    """Those that the optimizer gets in each step."""
-
-    def __init__(self):
-        self.steps = []
-
-    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-        self.steps.append(gradients_of(model))
-
-
-def trainer_of(model, folder, decoupled=False, kind=RtdTrainer, callbacks=None, eval_dataset=None, **arguments):
-    """Two steps over all rows, by plain gradient descent, if nothing else is said."""
-    given = {
-        "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 2,
-        "max_steps": 2,
-        "learning_rate": 1e-2,
-        "lr_scheduler_type": "constant",
-        "optim": "sgd",
-        "max_grad_norm": 0,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-        "use_cpu": True,
-        "dataloader_pin_memory": False,
-    }
-    return kind(
-        model,
-        TrainingArguments(str(folder), **{**given, **arguments}),
-        train_dataset=ThroughEpochs(tiny_rows()),
-        eval_dataset=eval_dataset,
-        callbacks=callbacks,
-        **({"decoupled": decoupled} if kind is RtdTrainer else {}),
-    )
-
-
-def run(trainer):
-    trainer.train()
-    logs = [{name: entry[name] for name in NUMBERS} for entry in trainer.state.log_history if "loss" in entry]
-    return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}, logs
-
-
-def assert_same_runs(found, expected):
-    (parameters, logs), (others, other_logs) = found, expected
-    assert_same_by_name(parameters, others)
-    for ours, theirs in zip(logs, other_logs, strict=True):
-        assert ours == pytest.approx(theirs, rel=1e-5)
-
-
-@pytest.mark.parametrize("decoupled", [False, True], ids=["joint", "decoupled"])
-@pytest.mark.parametrize("sharing", SHARINGS)
-def test_accumulation_changes_nothing(sharing, decoupled, tmp_path):
-    """Rows have 0 to 5 labels and 3 to 12 tokens."""
-    found = []
-    for size, pieces in ((8, 1), (2, 4), (1, 8)):
-        gradients = Gradients()
-        trainer = trainer_of(
-            tiny_pair(sharing),
-            tmp_path,
-            decoupled,
-            callbacks=[gradients],
-            per_device_train_batch_size=size,
-            gradient_accumulation_steps=pieces,
-        )
-        found.append((*run(trainer), gradients.steps))
-    for parameters, logs, steps in found[1:]:
-        assert_same_runs((parameters, logs), found[0][:2])
-        for ours, theirs in zip(steps, found[0][2], strict=True):
-            assert_same_by_name(ours, theirs)
-
-
-def test_the_step_is_that_of_one_batch(tmp_path):
-    model, batch = tiny_pair(), batch_of(tiny_rows())
-    output, expected = trained(model, **batch)
-    gradients = Gradients()
-    _, logs = run(trainer_of(tiny_pair(), tmp_path, callbacks=[gradients], max_steps=1))
-    assert_same_by_name(gradients.steps[0], expected)
-    assert logs[0]["loss"] == pytest.approx(output.loss.item())
-    assert logs[0]["loss"] == pytest.approx(logs[0]["lm_loss"] + 50 * logs[0]["rtd_loss"])
-    assert logs[0]["masked_accuracy"] == output.statistics["masked_right"] / output.statistics["masked"]
-    assert logs[0]["original_kept"] == pytest.approx(
-        (output.statistics["original_kept"] / output.statistics["original"]).item()
-    )
-
-
-def test_trainer_counts_both_kinds_of_items(tmp_path):
-    trainer = trainer_of(tiny_pair(), tmp_path)
-    rows = tiny_rows()
-    batches = [batch_of(rows[:4]), batch_of(rows[4:])]
-    items = trainer._get_num_items_in_batch(batches, torch.device("cpu"))
-    labels, real = (batch_of(rows)[name] for name in ("labels", "attention_mask"))
-    assert items.tolist() == [(labels >= 0).sum(), real.sum()]
-    packed = [{name: batch[name] for name in ("input_ids", "labels")} for batch in batches]
-    assert trainer._get_num_items_in_batch(packed, torch.device("cpu")).tolist() == items.tolist()
-    assert trainer._get_num_items_in_batch([], torch.device("cpu")) is None
-
-
-def test_another_trainer_is_told_so(tmp_path):
-    with pytest.raises(ValueError, match="RtdTrainer counts both, Trainer does not"):
-        trainer_of(tiny_pair(), tmp_path, kind=Trainer).train()
-
-
-def test_logs_are_means_over_the_window_and_evaluation_has_its_own(tmp_path):
-    rows = tiny_rows()
-    arguments = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 3, "eval_dataset": rows[:7]}
-    each = trainer_of(tiny_pair(), tmp_path, **arguments)
-    _, logs = run(each)
-    both = run(trainer_of(tiny_pair(), tmp_path, logging_steps=2, **arguments))[1]
-    assert len(logs) == 2 and len(both) == 1
-    for name in ("lm_loss", "rtd_loss", "masked_accuracy", "original_kept"):  # the same rows, so as many tokens
-        if name != "original_kept":
-            assert both[0][name] == pytest.approx((logs[0][name] + logs[1][name]) / 2, rel=1e-5)
-    evaluated = [entry for entry in each.state.log_history if "eval_loss" in entry]
-    with torch.no_grad():
-        whole = each.model.eval()(**batch_of(rows[:7]))
-    assert evaluated[-1]["eval_lm_loss"] == pytest.approx(whole.lm_loss.item(), rel=1e-5)
-    assert evaluated[-1]["eval_rtd_loss"] == pytest.approx(whole.rtd_loss.item(), rel=1e-5)
-    assert each.evaluate()["eval_rtd_loss"] == pytest.approx(whole.rtd_loss.item(), rel=1e-5)
-
-
-def test_without_coupling_decoupled_is_joint(tmp_path):
-    """With tables of their own, and plain gradient descent, the order of the two steps does not matter."""
-    runs = [run(trainer_of(tiny_pair("nes"), tmp_path, decoupled)) for decoupled in (True, False)]
-    assert_same_runs(*runs)
-
-
-@pytest.mark.parametrize("sharing", ["gdes", "es"])
-def test_decoupled_by_hand(sharing, tmp_path):
-    """The generator steps; the discriminator reads the new table, but the words drawn before."""
-    model, batch = tiny_pair(sharing), batch_of(tiny_rows())
-    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
-    drawn = model(**batch, only="generator")
-    drawn.loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    model(**batch, only="discriminator", replaced_ids=drawn.replaced_ids).loss.backward()
-    optimizer.step()
-    expected = {name: p.detach() for name, p in model.named_parameters()}
-    assert_same_by_name(run(trainer_of(tiny_pair(sharing), tmp_path, True, max_steps=1))[0], expected)
-    joint = run(trainer_of(tiny_pair(sharing), tmp_path, max_steps=1))[0]
-    assert not torch.allclose(
-        joint[WORDS] if sharing == "es" else joint[DELTA], expected[WORDS if sharing == "es" else DELTA]
-    )
-
-
-DELTA = "discriminator.deberta.embeddings.word_embeddings.delta"
-
-
-@pytest.mark.parametrize("sharing", SHARINGS)
-def test_each_step_moves_one_model(sharing, tmp_path):
-    """Adam with weight decay and moments from the step before; gradients are clipped for each model."""
-    trainer = trainer_of(
-        tiny_pair(sharing), tmp_path, True, optim="adamw_torch", weight_decay=0.1, max_grad_norm=0.1, max_steps=3
-    )
-    moved, norms = [], []
-    create = trainer.create_optimizer
-
-    def create_and_watch(*args):
-        optimizer = create(*args)
-        step = optimizer.step
-
-        def has_global_hooks_or_modes(*args, **kwargs):
-            before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
-            norms.append(torch.cat([g.flatten() for g in gradients_of(trainer.model).values()]).norm().item())
-            step(*args, **kwargs)
-            moved.append({n for n, p in trainer.model.named_parameters() if not torch.equal(p, before[n])})
-
-        optimizer.step = has_global_hooks_or_modes
-        return optimizer
-
-    trainer.create_optimizer = create_and_watch
-    trainer.train()
-    assert len(moved) == 6
-    for first, second in zip(moved[::2], moved[1::2], strict=True):
-        assert {name.partition(".")[0] for name in first} == {"generator"}
-        assert {n for n in second if n.startswith("generator.")} == ({WORDS} if sharing == "es" else set())
-        assert WORDS in first and "discriminator.mask_predictions.dense.weight" in second
-    assert norms == pytest.approx([0.1] * 6, rel=1e-3)
-    steps = {name: trainer.optimizer.state[p]["step"].item() for name, p in trainer.model.named_parameters()}
-    assert {name for name, number in steps.items() if number != 3} == ({WORDS} if sharing == "es" else set())
-    assert trainer.lr_scheduler.last_epoch == 3
-
-
-@pytest.mark.parametrize("decoupled", [False, True], ids=["joint", "decoupled"])
-@pytest.mark.parametrize("sharing", ["gdes", "es"])
-def test_resumes_to_the_bit(sharing, decoupled, tmp_path):
-    """Dropout is on, words are drawn, and the checkpoint stands in the middle of an epoch."""
-    arguments = {"max_steps": 5, "optim": "adamw_torch", "lr_scheduler_type": "linear", "max_grad_norm": 1.0}
-    arguments |= {"per_device_train_batch_size": 2, "save_strategy": "steps", "save_steps": 3}
-
-    def fresh():
-        return trainer_of(tiny_pair(sharing, temperature=1.0, **DROPOUT), tmp_path, decoupled, **arguments)
-
-    whole, logs = run(fresh())
-    resumed = fresh()
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-    for name, parameter in resumed.model.named_parameters():
-        assert torch.equal(parameter, whole[name]), name
-    last = [entry for entry in resumed.state.log_history if "loss" in entry]
-    assert [entry["lm_loss"] for entry in last] == [entry["lm_loss"] for entry in logs]
-    loaded = HfDebertaForRtdPretraining.from_pretrained(tmp_path / "checkpoint-5")
-    for name, parameter in loaded.named_parameters():
-        assert torch.equal(parameter, whole[name]), name
-
-
-def test_arguments_that_decoupled_training_needs(tmp_path):
-    trainer = trainer_of(tiny_pair(), tmp_path, decoupled=True)
-    assert trainer.args.ddp_find_unused_parameters is True
-    trainer = trainer_of(tiny_pair(), tmp_path, decoupled=True, ddp_find_unused_parameters=False)
-    assert trainer.args.ddp_find_unused_parameters is False
-    assert trainer_of(tiny_pair(), tmp_path).args.ddp_find_unused_parameters is None
-
-
-def runs_of_both_kinds(folder, processes):
-    """What a run over all rows makes of a pair, with so many processes at work."""
-    size = 4 // processes
-    return {
-        (sharing, decoupled): run(trainer_of(tiny_pair(sharing), folder, decoupled, per_device_train_batch_size=size))
-        for sharing, decoupled in (("gdes", False), ("es", True))
-    }
-
-
-def sharded_gradients(rank):
-    """Of half the rows, by FSDP2: the discriminator looks into the generator's table inside the pair's forward."""
-    model, rows = tiny_pair(), tiny_rows()
-    for layer in (*model.generator.deberta.encoder.layer, *model.discriminator.deberta.encoder.layer):
-        fully_shard(layer)
-    fully_shard(model)
-    whole = batch_of(rows)
-    items = torch.stack([(whole["labels"] >= 0).sum(), whole["attention_mask"].sum()])
-    output = model(**batch_of(rows[4 * rank : 4 * rank + 4]), num_items_in_batch=items)
-    (2 * output.loss).backward()  # gradients are averaged
-    return {name: parameter.grad.full_tensor() for name, parameter in model.named_parameters()}
-
-
-def test_two_processes_train_as_one(tmp_path):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
-    done = subprocess.run(
-        [sys.executable, __file__, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    found, sharded = torch.load(tmp_path / "found.pt", weights_only=False)
-    assert_same_by_name(sharded, trained(tiny_pair(), **batch_of(tiny_rows()))[1])
-    for kind, expected in runs_of_both_kinds(tmp_path, 1).items():
-        assert_same_runs(found[kind], expected)
-
-
-def one_of_two(rank, folder, port):
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-    results = runs_of_both_kinds(folder, 2), sharded_gradients(rank)
-    if rank == 0:
-        torch.save(results, Path(folder) / "found.pt")
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.start_processes(one_of_two, (sys.argv[1], port), nprocs=2, start_method="fork")

@@ -1,18 +1,19 @@
-"""The count of operations against one made by PyTorch, and the peaks."""
+"""Operations compared with PyTorch's counter, peaks of devices, and the meter of tokens and time."""
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM
-from hf_deberta.pretraining.throughput import measured_peak, peak_operations, training_operations
+from hf_deberta.pretraining import throughput
+from hf_deberta.pretraining.throughput import ThroughputMeter, measured_peak, peak_operations, training_operations
 
 
 @pytest.mark.parametrize(
     "fields", [{}, {"emd_steps": 0}, {"pos_att_type": ["c2p"]}, {"relative_attention": False}], ids=str
 )
 def test_operations_of_a_forward_pass(fields):
-    """Without position terms the products are all there are; tables and bands are left out by definition."""
+    """Equal without position terms; their tables and gathers are not counted by definition."""
     config = HfDebertaConfig.from_preset("tiny", **{"vocab_size": 1000, **fields})
     model = HfDebertaForMaskedLM(config).eval()
     model.set_attn_implementation("eager")
@@ -20,7 +21,7 @@ def test_operations_of_a_forward_pass(fields):
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(ids)
     counted = counter.get_total_flops()
-    ours = training_operations(config, tokens=128, context=32, predicted=128) / 3
+    ours = training_operations(config, tokens=128, context_length=32, predicted=128) / 3
     if fields.get("relative_attention", True):
         assert 0.8 * counted < ours <= counted
     else:
@@ -46,7 +47,32 @@ def test_peaks_of_data_sheets(monkeypatch, name, peak):
     assert peak_operations(torch.device("cuda"), torch.bfloat16) == peak
 
 
-def test_a_peak_that_is_measured():
+def test_measured_peak():
     state = torch.random.get_rng_state()
     assert measured_peak(torch.device("cpu"), torch.float32, size=128) > 1e6
-    assert torch.equal(torch.random.get_rng_state(), state)  # or a run that is resumed would draw other numbers
+    assert torch.equal(torch.random.get_rng_state(), state)  # otherwise a resumed run would draw other numbers
+
+
+def test_meter_leaves_out_evaluating_and_saving(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(throughput.time, "perf_counter", lambda: now[0])
+    meter = ThroughputMeter(pad_token_id=0)
+
+    def after(seconds, event):
+        now[0] += seconds
+        return event()
+
+    after(5, meter.on_train_begin)
+    batch = {"input_ids": torch.tensor([[1, 7, 9, 0]]), "labels": torch.tensor([[-100, 3, -100, -100]])}
+    meter.add(batch)
+    meter.add(batch)
+    after(2, meter.on_step_end)
+    after(10, meter.on_evaluate)
+    after(20, meter.on_save)
+    after(1, meter.on_step_end)
+    seconds, counts = after(0.5, meter.read_and_reset)
+    assert (seconds, counts.tolist()) == (3.5, [6, 2])
+    after(10, meter.on_evaluate)  # right after a log
+    after(4, meter.on_step_end)
+    seconds, counts = meter.read_and_reset()
+    assert (seconds, counts.tolist()) == (4, [0, 0])

@@ -1,4 +1,4 @@
-"""Tokenizers learnt from a corpus: DeBERTa's special tokens, text that comes back, and too small a vocabulary."""
+"""Trained tokenizers: DeBERTa's special tokens, text round trips, sampling of a large corpus, and bad input."""
 
 import random
 
@@ -6,7 +6,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from hf_deberta.pretraining import tokenizer_training
-from hf_deberta.pretraining.tokenizer_training import drawn, train_tokenizer
+from hf_deberta.pretraining.tokenizer_training import subsample_lines, train_tokenizer
+from hf_deberta.runs.errors import InputError
 
 LINES = [
     "The old man walked slowly down to the harbour, where small boats were waiting.",
@@ -33,7 +34,7 @@ def test_special_tokens_and_text(kind, size, tmp_path):
     assert AutoTokenizer.from_pretrained(tmp_path)(LINES[1]) == tokenizer(LINES[1])
 
 
-def test_unigram_parts_letters_from_numbers_and_punctuation():
+def test_unigram_separates_letters_numbers_and_punctuation():
     tokenizer = train_tokenizer(LINES, 120, "unigram")
     for text in ("harbour, (or less)", "£5 2,000things", "it's — “slower”"):
         for piece in tokenizer.tokenize(text):
@@ -42,7 +43,7 @@ def test_unigram_parts_letters_from_numbers_and_punctuation():
     assert tokenizer.tokenize("harbour,")[-1] == ","
 
 
-def test_unigram_has_common_words_whole():
+def test_unigram_keeps_common_words_whole():
     draw = random.Random(0)
     words = ["said", "were", "harbour", "walked", "very", "old", "boats", "slowly", "been", "weather", "saw", "wood"]
     lines = [", ".join(" ".join(draw.choices(words, k=3)) for _ in range(3)) for _ in range(300)]
@@ -50,31 +51,31 @@ def test_unigram_has_common_words_whole():
     assert tokenizer.tokenize("weather said, very") == ["▁weather", "▁said", ",", "▁very"]
 
 
-def test_long_texts_of_many_lines_are_read_whole():
+def test_long_texts_are_read_completely():
     tokenizer = train_tokenizer(["\n".join(LINES[:3]) * 200 + " Ωmega " * 9 + "x" * 9000], 90, "unigram")
     assert tokenizer.tokenize("Ω") == ["▁", "Ω"]
 
 
-def test_a_large_corpus_is_drawn_from(monkeypatch, caplog):
+def test_a_large_corpus_is_sampled(monkeypatch, caplog):
     lines = [f"{i:04d}" for i in range(2000)]
-    assert list(drawn(lines, 8000)) == lines and not caplog.text
-    found = list(drawn(lines, 1000))
-    assert 100 < len(found) <= 250 and found == sorted(found) == list(drawn(iter(lines), 1000))
-    assert {line[0] for line in found} == {"0", "1"}  # of the whole of it
+    assert list(subsample_lines(lines, 8000)) == lines and not caplog.text
+    found = list(subsample_lines(lines, 1000))
+    assert 100 < len(found) <= 250 and found == sorted(found) == list(subsample_lines(iter(lines), 1000))
+    assert {line[0] for line in found} == {"0", "1"}  # from all parts
     assert min(sum(a <= int(x) < a + 500 for x in found) for a in range(0, 2000, 500)) > 15
-    monkeypatch.setattr(tokenizer_training, "LONGEST", 10)
-    assert len("".join(drawn(["".join(lines)], 1000))) in range(400, 1001)  # of one line as well
+    monkeypatch.setattr(tokenizer_training, "MAX_LINE_LENGTH", 10)
+    assert len("".join(subsample_lines(["".join(lines)], 1000))) in range(400, 1001)  # within one line too
     caplog.clear()
-    monkeypatch.setattr(tokenizer_training, "MOST_CHARACTERS", 300)
+    monkeypatch.setattr(tokenizer_training, "MAX_CHARACTERS", 300)
     train_tokenizer(["the old man\n" * 50] * 3, 20, "unigram")
-    assert caplog.text.count("of the corpus's 1,650 characters, drawn at random") == 1
+    assert caplog.text.count("of the corpus's 1,650 characters") == 1
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
 @pytest.mark.parametrize(
     "failure", [OSError(5, "the disk is gone"), ValueError("bad row"), UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no")]
 )
-def test_a_failure_of_the_texts_comes_out_as_it_is(kind, failure):
+def test_an_error_while_reading_is_raised_unchanged(kind, failure):
     def texts():
         yield from LINES
         raise failure from KeyError("why")
@@ -84,38 +85,38 @@ def test_a_failure_of_the_texts_comes_out_as_it_is(kind, failure):
     assert raised.value is failure and isinstance(failure.__cause__, KeyError)
 
 
-def test_advice_is_for_what_it_mends(monkeypatch):
+def test_no_advice_for_other_errors(monkeypatch):
     def stop(sentence_iterator, **_):
         assert list(sentence_iterator) == LINES
-        raise RuntimeError("INTERNAL: out of luck")
+        raise RuntimeError("INTERNAL: unexpected")
 
     monkeypatch.setattr(tokenizer_training.SentencePieceTrainer, "train", stop)
-    with pytest.raises(ValueError, match=r"could be learnt from 30 texts \(INTERNAL: out of luck\)$"):
+    with pytest.raises(ValueError, match=r"30 texts \(INTERNAL: unexpected\)$"):
         train_tokenizer(LINES, 300, "unigram")
 
 
-def test_bytes_know_no_unknown_character():
+def test_byte_bpe_has_no_unknown_characters():
     tokenizer = train_tokenizer(LINES, 300, "bpe")
     assert tokenizer.decode(tokenizer("日本 ü")["input_ids"], skip_special_tokens=True) == "日本 ü"
 
 
-def test_a_small_corpus_gives_fewer_words(caplog):
+def test_a_small_corpus_gives_fewer_tokens(caplog):
     with caplog.at_level("WARNING"):
         assert len(train_tokenizer(LINES, 4000, "unigram")) < 200
-    assert "of 4000 wanted" in caplog.text
+    assert "of 4000 tokens" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("texts", "size", "kind", "message"),
     [
-        (LINES, 260, "bpe", "a vocabulary of 260 is too small: bpe needs 261"),
-        (LINES, 5, "unigram", "a vocabulary of 5 is too small: unigram needs 6"),
-        (LINES, 20, "unigram", "must hold every character of the corpus, here 40"),
+        (LINES, 260, "bpe", "a vocabulary of 260 is too small: bpe needs at least 261"),
+        (LINES, 5, "unigram", "a vocabulary of 5 is too small: unigram needs at least 6"),
+        (LINES, 20, "unigram", "every character of the corpus, here 40: .*--tokenizer_type bpe"),
         ([], 300, "bpe", "the corpus is empty"),
         (["", "\n"], 300, "unigram", "the corpus is empty"),
-        (LINES, 300, "wordpiece", "one of unigram, bpe, not 'wordpiece'"),
+        (LINES, 300, "wordpiece", "unigram or bpe, not 'wordpiece'"),
     ],
 )
-def test_unusable_requests(texts, size, kind, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_input(texts, size, kind, message):
+    with pytest.raises(InputError, match=message):
         train_tokenizer(texts, size, kind)

@@ -1,4 +1,4 @@
-"""Checkpoints are whole or not there: kills and full disks in the middle of one, and what is kept."""
+"""Checkpoints are complete or absent: interruptions and full disks while saving, limits, and the best checkpoint."""
 
 import errno
 import json
@@ -13,17 +13,17 @@ from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
 from hf_deberta.runs.checkpoints import (
     AtomicCheckpointsMixin,
     atomic_write,
-    is_full_disk,
+    flush_to_disk,
+    has_space,
     last_checkpoint,
-    write_through,
 )
 
 
-class WholeTrainer(AtomicCheckpointsMixin, Trainer):
+class AtomicTrainer(AtomicCheckpointsMixin, Trainer):
     pass
 
 
-def trainer(folder, **arguments) -> WholeTrainer:
+def trainer(folder, **arguments) -> AtomicTrainer:
     torch.manual_seed(0)
     model = HfDebertaForSequenceClassification(HfDebertaConfig.from_preset("tiny"))
     ids = torch.randint(5, 100, (8, 6)).tolist()
@@ -35,7 +35,7 @@ def trainer(folder, **arguments) -> WholeTrainer:
         "disable_tqdm": True,
         "use_cpu": True,
     }
-    return WholeTrainer(
+    return AtomicTrainer(
         model, TrainingArguments(str(folder), **{**defaults, **arguments}), train_dataset=rows, eval_dataset=rows
     )
 
@@ -58,14 +58,14 @@ def test_limit_and_best(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["_save_rng_state", "_save_optimizer_and_scheduler"])
-def test_stopped_in_the_middle(tmp_path, monkeypatch, where):
+def test_interrupted_while_saving(tmp_path, monkeypatch, where):
     run = trainer(tmp_path)
-    whole = getattr(run, where)
+    save = getattr(run, where)
 
     def stop(folder):
         if run.state.global_step == 4:
             raise KeyboardInterrupt
-        whole(folder)
+        save(folder)
 
     monkeypatch.setattr(run, where, stop)
     with pytest.raises(KeyboardInterrupt):
@@ -82,30 +82,39 @@ def test_stopped_in_the_middle(tmp_path, monkeypatch, where):
     [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("PytorchStreamWriter failed: unexpected pos 64")],
 )
 def test_full_disk(tmp_path, monkeypatch, error):
+    """torch's error has no errno: writing to the disk again decides."""
     run = trainer(tmp_path, save_total_limit=1)
-    whole = run._save_optimizer_and_scheduler
+    save = run._save_optimizer_and_scheduler
 
     def full(folder):
         if run.state.global_step == 4:
+            if isinstance(error, RuntimeError):
+                monkeypatch.setattr(os, "fsync", no_space)
             raise error
-        whole(folder)
+        save(folder)
+
+    def no_space(handle):
+        raise OSError(errno.ENOSPC, "no space")
 
     monkeypatch.setattr(run, "_save_optimizer_and_scheduler", full)
-    with pytest.raises(OSError, match=r"disk of .* is full: checkpoint-4 could not be written; checkpoint-2 is whole"):
+    message = r"disk of .* is full: checkpoint-4 could not be written; checkpoint-2 is complete.*--save_total_limit"
+    with pytest.raises(OSError, match=message):
         run.train()
     assert names(tmp_path) == ["checkpoint-2"] and not (tmp_path / "_unfinished").exists()
 
 
-def test_other_errors_are_not_renamed(tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [OSError(errno.EACCES, "denied"), RuntimeError("shape mismatch")], ids=str)
+def test_other_errors_are_raised_unchanged(tmp_path, monkeypatch, error):
     run = trainer(tmp_path)
-    monkeypatch.setattr(run, "_save_rng_state", lambda folder: (_ for _ in ()).throw(OSError(errno.EACCES, "denied")))
-    with pytest.raises(PermissionError, match="denied"):
+    monkeypatch.setattr(run, "_save_rng_state", lambda folder: (_ for _ in ()).throw(error))
+    with pytest.raises(type(error)) as raised:
         run.train()
-    assert not is_full_disk(RuntimeError("shape mismatch"))
+    assert raised.value is error
+    assert has_space(tmp_path) and not list(tmp_path.glob("*probe*"))
 
 
 class FsdpPlugin:
-    """Stands in for accelerate's, which shards on accelerators only."""
+    """Stands in for accelerate's plugin, which works on accelerators only."""
 
     def __init__(self):
         self.state_dict_type, self.history = "SHARDED_STATE_DICT", []
@@ -115,22 +124,22 @@ class FsdpPlugin:
         self.history.append(kind)
 
 
-def test_the_final_model_of_shards_is_gathered(tmp_path, monkeypatch):
+def test_fsdp_shards_are_gathered_into_the_final_model(tmp_path, monkeypatch):
     run, plugin = trainer(tmp_path / "run"), FsdpPlugin()
     monkeypatch.setattr(run.accelerator.state, "fsdp_plugin", plugin, raising=False)
     run.is_fsdp_enabled = True
     run.save_model()
-    run.save_model(str(tmp_path / "pushed"), _internal_call=True)  # as push_to_hub
+    run.save_model(str(tmp_path / "pushed"), _internal_call=True)  # as push_to_hub does
     for folder in ("run", "pushed"):
         HfDebertaForSequenceClassification.from_pretrained(tmp_path / folder)
     assert plugin.history == ["FULL_STATE_DICT", "SHARDED_STATE_DICT"] * 2
-    run._writing = True  # a checkpoint, whose shards are saved elsewhere
+    run._writing_checkpoint = True  # its shards are saved elsewhere
     run.save_model(str(tmp_path / "checkpoint"), _internal_call=True)
     assert len(plugin.history) == 4 and not (tmp_path / "checkpoint").exists()
 
 
-def test_folders_that_cannot_be_opened(tmp_path, monkeypatch):
-    """As on Windows; a file that cannot is an error."""
+def test_flush_skips_folders_that_cannot_be_opened(tmp_path, monkeypatch):
+    """As on Windows. A file that cannot be opened is an error."""
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "file").touch()
     opens, opened = os.open, []
@@ -142,23 +151,23 @@ def test_folders_that_cannot_be_opened(tmp_path, monkeypatch):
         return opens(path, flags)
 
     monkeypatch.setattr(os, "open", windows)
-    write_through(tmp_path)
+    flush_to_disk(tmp_path)
     assert opened == ["file"]
     monkeypatch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(PermissionError(errno.EACCES, "denied")))
     with pytest.raises(PermissionError):
-        write_through(tmp_path)
+        flush_to_disk(tmp_path)
 
 
-def test_which_checkpoint_to_go_on_from(tmp_path):
-    def asked(value):
+def test_checkpoint_to_resume_from(tmp_path):
+    def resumed_from(value):
         return last_checkpoint(TrainingArguments(str(tmp_path / "run"), resume_from_checkpoint=value))
 
-    assert asked(None) is None
+    assert resumed_from(None) is None
     (tmp_path / "run" / "checkpoint-5").mkdir(parents=True)
     (tmp_path / "run" / "checkpoint-12").mkdir()
     (tmp_path / "run" / "_unfinished" / "checkpoint-20").mkdir(parents=True)
-    assert asked(None) == asked("true") == str(tmp_path / "run" / "checkpoint-12")
-    assert asked("false") is None and asked("elsewhere") == "elsewhere"
+    assert resumed_from(None) == resumed_from("true") == str(tmp_path / "run" / "checkpoint-12")
+    assert resumed_from("false") is None and resumed_from("elsewhere") == "elsewhere"
 
 
 def test_a_checkpoint_of_the_same_name_is_replaced(tmp_path):
@@ -170,7 +179,7 @@ def test_a_checkpoint_of_the_same_name_is_replaced(tmp_path):
     )
 
 
-def test_a_file_is_whole_or_as_it_was(tmp_path):
+def test_a_file_is_complete_or_unchanged(tmp_path):
     path = tmp_path / "seeds.json"
     path.write_text("old")
     with pytest.raises(OSError), atomic_write(path) as unfinished:

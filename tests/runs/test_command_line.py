@@ -1,44 +1,155 @@
-"""What is said of a command line or a file of flags that cannot be run, and whose an error is."""
+"""Flags from the command line or a JSON file, `--help`, and which errors are shown as one line."""
 
+import re
+import runpy
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from huggingface_hub.errors import StrictDataclassError
+from transformers.utils import logging
 
 from hf_deberta import HfDebertaConfig
-from hf_deberta.runs.command_line import errors_as_sentences, is_of_training, read_flags
+from hf_deberta.runs.command_line import (
+    ScriptParser,
+    as_input_error,
+    parse_into_dataclasses,
+    read_command_line,
+    read_flags,
+    show_input_errors_in_one_line,
+)
+from hf_deberta.runs.errors import InputError
 
 ROOT = Path(__file__).parents[2]
+SCRIPTS = ("glue", "squad", "race", "ner", "superglue", "mlm", "rtd")
 
 
-@pytest.mark.parametrize(("file", "expected"), [("/lib/transformers/trainer.py", True), ("run_glue.py", False)])
-def test_errors_of_training_are_known_by_where_they_come_from(file, expected):
-    code = compile("raise ValueError('of this file')", file, "exec")
-    with pytest.raises(ValueError) as caught:
-        exec(code)
-    assert is_of_training(caught.value) == expected
-    with pytest.raises(ValueError if expected else SystemExit, match="of this file"), errors_as_sentences("x.py"):
-        exec(code)
+@dataclass
+class BaseArguments:
+    path: str | None = field(default=None, metadata={"help": "A path."})
+    rate: float = field(default=5e-5, metadata={"help": "A rate."})
+    save: bool = field(default=True, metadata={"help": "Save it."})
 
 
-def test_of_a_configuration_the_sentence_is_ours():
-    with pytest.raises(SystemExit) as caught, errors_as_sentences("run_mlm.py"):
+@dataclass
+class MyTaskArguments(BaseArguments):
+    rate: float = 1e-3
+    quick: bool = field(default=False, metadata={"help": "Be quick."})
+
+    def __post_init__(self) -> None:
+        if self.rate < 0:
+            raise ValueError(f"--rate must not be negative, not {self.rate}")
+
+
+# Errors
+
+
+def test_input_errors_are_one_line_and_bugs_keep_their_traceback():
+    with pytest.raises(SystemExit, match=r"^x\.py: --rate must be"), show_input_errors_in_one_line("x.py"):
+        raise InputError("--rate must be positive")
+    for bug in (ValueError, OSError, TypeError):
+        with pytest.raises(bug), show_input_errors_in_one_line("x.py"):
+            raise bug("a bug")
+
+
+def test_debug_verbosity_shows_tracebacks_of_input_errors():
+    before = logging.get_verbosity()
+    logging.set_verbosity_debug()
+    try:
+        with pytest.raises(InputError), show_input_errors_in_one_line("x.py"):
+            raise InputError("wrong")
+    finally:
+        logging.set_verbosity(before)
+
+
+def test_errors_of_other_libraries_are_input_errors_where_input_is_read():
+    with pytest.raises(InputError, match="no such file"), as_input_error(OSError):
+        raise OSError("no such file")
+    with pytest.raises(ValueError, match="a bug") as raised, as_input_error(OSError):
+        raise ValueError("a bug")
+    assert not isinstance(raised.value, InputError)
+
+
+def test_an_invalid_configuration_is_shown_by_the_rule_that_it_breaks():
+    with pytest.raises(InputError) as raised, as_input_error(StrictDataclassError):
         HfDebertaConfig(hidden_size=10, num_attention_heads=3)
-    assert str(caught.value).startswith("run_mlm.py: num_attention_heads must divide hidden_size")
+    assert str(raised.value).startswith("num_attention_heads must divide hidden_size")
 
 
-@pytest.mark.parametrize(("content", "said"), [("{", "is not JSON"), ("[1]", "must hold flags by name")])
-def test_files_that_hold_no_flags(tmp_path, content, said):
+# Flags
+
+
+def test_flags_of_a_json_file_are_defaults(tmp_path, monkeypatch):
     file = tmp_path / "flags.json"
-    file.write_text(content)
-    with pytest.raises(ValueError, match=said):
+    file.write_text('{"rate": 0.5, "quick": true}')
+    monkeypatch.setattr(sys, "argv", ["x.py", str(file)])
+    parser = ScriptParser((MyTaskArguments,))
+    arguments, flags = read_command_line(parser)
+    assert arguments == [] and flags == {"rate": 0.5, "quick": True}
+    (parsed,) = parse_into_dataclasses(parser, arguments)
+    assert (parsed.rate, parsed.quick, parsed.save) == (0.5, True, True)
+    file.write_text('{"rates": 0.5}')
+    with pytest.raises(InputError, match=r"flags\.json has unknown flags: rates"):
+        read_command_line(ScriptParser((MyTaskArguments,)))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [("{", "not valid JSON"), ("[1]", "must be a JSON object"), (None, "cannot read .*No such")]
+)
+def test_unreadable_files_of_flags(tmp_path, content, message):
+    file = tmp_path / "flags.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(InputError, match=message) as raised:
         read_flags(file)
+    assert str(file) in str(raised.value)
+
+
+def test_values_that_a_dataclass_refuses_and_unknown_flags_are_input_errors():
+    with pytest.raises(InputError, match="--rate must not be negative"):
+        parse_into_dataclasses(ScriptParser((MyTaskArguments,)), ["--rate", "-1"])
+    with pytest.raises(InputError, match="--rates"):
+        parse_into_dataclasses(ScriptParser((MyTaskArguments,)), ["--rates", "1"])
+
+
+# Help
+
+
+def test_help_has_a_group_for_each_dataclass_and_the_default_in_use():
+    parser = ScriptParser((MyTaskArguments,), set_by_recipe=("path",))
+    text = parser.format_help()
+    groups = re.split(r"^(\S.*) flags:$", text, flags=re.MULTILINE)[1:]
+    assert groups[::2] == ["Base", "My task", "Recipe"]
+    base, task, recipe = groups[1::2]
+    assert "A rate. (default: 0.001)" in base  # the default of the subclass, the help of its base
+    assert "--save BOOL" in base and "(default: True)" in base and "no_save" not in text
+    assert "--quick  " in task
+    assert "--path VALUE" in recipe and "A path. (default: set by the recipe)" in recipe
+    assert parse_into_dataclasses(parser, ["--no_save"])[0].save is False
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_help_of_the_scripts(name, monkeypatch, capsys):
+    """The script's docstring first; each flag once; Trainer's flags last."""
+    script = str(ROOT / f"run_{name}.py")
+    monkeypatch.setattr(sys, "argv", [script, "--help"])
+    with pytest.raises(SystemExit):
+        runpy.run_path(script, run_name="__main__")
+    text = capsys.readouterr().out
+    assert text.index(f"python run_{name}.py") < text.index("\nModel flags:" if name != "rtd" else "\nPair flags:")
+    flags = re.findall(r"^  --(\w+)", text, flags=re.MULTILINE)
+    assert len(flags) == len(set(flags)) > 130
+    trainer = text.index("\nTransformers' Trainer flags:")
+    assert text.index("  --output_dir") < text.index("  --weight_decay") and trainer < text.index("  --weight_decay")
+    assert all(text.index(f"  --{flag} ") < trainer for flag in ("train_file", "max_seq_length", "tokenizer_name"))
 
 
 @pytest.mark.parametrize("script", ["run_mlm.py", "run_glue.py"])
-def test_scripts_say_which_file_is_wrong(tmp_path, script):
+def test_scripts_name_the_invalid_file_in_one_line(tmp_path, script):
     file = tmp_path / "flags.json"
     file.write_text("{")
-    found = subprocess.run([sys.executable, ROOT / script, file], capture_output=True, text=True)
-    assert found.returncode == 1 and f"{script}: {file} is not JSON" in found.stderr and "Traceback" not in found.stderr
+    run = subprocess.run([sys.executable, ROOT / script, file], capture_output=True, text=True)
+    assert run.returncode == 1 and "Traceback" not in run.stderr
+    assert run.stderr.splitlines()[-1].startswith(f"{script}: {file} is not valid JSON")

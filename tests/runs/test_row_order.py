@@ -1,4 +1,4 @@
-"""The order of rows: each once, by (seed, epoch), and of like length in a batch."""
+"""The order of rows: each row once, shuffled by (seed, epoch), optionally with similar lengths in a batch."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ def order_of(epoch: int, **options) -> list[int]:
     return list(order)
 
 
-def test_each_row_once_in_an_order_of_seed_and_epoch():
+def test_each_row_once_shuffled_by_seed_and_epoch():
     lengths = np.random.default_rng(0).integers(1, 90, 103).tolist()
     for options in ({"seed": 3}, {"seed": 3, "lengths": lengths, "batch": 8}):
         orders = [order_of(epoch, **options) for epoch in (0, 1)]
@@ -20,7 +20,7 @@ def test_each_row_once_in_an_order_of_seed_and_epoch():
         assert orders[0] != order_of(0, **{**options, "seed": 4})
 
 
-def test_rows_of_like_length_share_a_batch_and_batches_are_mixed():
+def test_rows_of_similar_length_share_a_batch_and_batches_are_shuffled():
     lengths = np.random.default_rng(0).integers(1, 90, 103)
     order = np.array(order_of(0, seed=3, lengths=lengths.tolist(), batch=8))
     batches = lengths[order[:96]].reshape(-1, 8)

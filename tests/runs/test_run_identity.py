@@ -1,56 +1,97 @@
-"""What makes a run another run, and what a folder that holds one says to it."""
+"""What identifies a run, and that another run is refused in its folder."""
+
+import dataclasses
+import runpy
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from datasets import Dataset
+from transformers import TrainingArguments
 
-from hf_deberta.runs.run_identity import RunArguments, check_same_run, content_of, decisive
+from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.run_identity import (
+    BEST_MODEL_FLAGS,
+    IDENTIFYING_FLAGS,
+    RunArguments,
+    check_same_run,
+    content_hash,
+    identifying_flags,
+)
+
+ROOT = Path(__file__).parents[2]
+# Flags of our own that may change when a run resumes.
+FREE_FLAGS = {
+    # where data and downloads are, and how fast they are read
+    "cache_dir", "token", "trust_remote_code", "preprocessing_num_workers", "overwrite_cache", "tokens_dir",
+    "streaming",
+    # what is predicted, and how scores are reported
+    "test_file", "axb_file", "axg_file", "max_predict_samples", "n_best_size", "max_answer_length",
+    "null_score_diff_threshold", "return_entity_level_metrics",
+    # flags that only choose values for others, or several runs
+    "recipe", "demo", "num_seeds", "ignore_mismatched_sizes",
+}  # fmt: skip
 
 
 def arguments(folder, **fields) -> RunArguments:
-    found = RunArguments(str(folder / "out"), use_cpu=True, **fields)
-    found.decisive = {"learning_rate": 1e-3, "model_name_or_path": str(folder / "model")}
-    return found
+    run = RunArguments(str(folder / "out"), use_cpu=True, **fields)
+    run.identifying_flags = {"learning_rate": 1e-3, "model_name_or_path": str(folder / "model")}
+    return run
 
 
-def test_flags_without_effect_do_not_decide():
-    flags = {"learning_rate": 1e-3, "max_seq_length": 128, "sift": True, "do_predict": True, "logging_steps": 5}
-    assert decisive({**flags, "token": "hf_secret", "hub_token": "hf_secret", "push_to_hub": True}) == {
-        "learning_rate": 1e-3,
-        "max_seq_length": 128,
-        "sift": True,
+def test_identifying_flags_are_selected():
+    flags = {"learning_rate": 1e-3, "max_seq_length": 128, "sift": True}
+    others = {"do_predict": True, "logging_steps": 5, "token": "hf_secret", "hub_token": "hf_secret"}
+    others |= {"push_to_hub": True, "eval_steps": 4, "unheard_of": 1}
+    assert identifying_flags({**flags, **others}) == flags
+    assert identifying_flags({**flags, **others}, exclude=("sift",)) == {"learning_rate": 1e-3, "max_seq_length": 128}
+    best = {**flags, **others, "load_best_model_at_end": True}
+    assert identifying_flags(best) == {**flags, "load_best_model_at_end": True, "eval_steps": 4}
+
+
+def test_every_flag_of_ours_is_identifying_or_free():
+    """A new flag of a script must be added to one of the lists, and a removed one taken out."""
+    scripts = [runpy.run_path(str(path)) for path in ROOT.glob("run_*.py")]
+    kinds = {
+        kind for names in scripts for kind in names.values() if getattr(kind, "__name__", "").endswith("Arguments")
     }
+    flags = {field.name for kind in kinds if dataclasses.is_dataclass(kind) for field in dataclasses.fields(kind)}
+    of_trainer = {field.name for field in dataclasses.fields(TrainingArguments)}
+    identifying = {*IDENTIFYING_FLAGS, *BEST_MODEL_FLAGS}
+    assert identifying <= flags | of_trainer
+    assert not identifying & FREE_FLAGS
+    assert flags - of_trainer - identifying == FREE_FLAGS
 
 
 def test_another_run_is_refused(tmp_path, caplog):
     assert not check_same_run(arguments(tmp_path), {"steps": 4})
     assert check_same_run(arguments(tmp_path), {"steps": 4})
     changed = arguments(tmp_path, seed=7)
-    changed.decisive["learning_rate"] = 0.5
-    said = r"out holds a run with other settings: learning_rate 0.001, now 0.5, seed 42, now 7; take another --output"
-    with pytest.raises(ValueError, match=said):
+    changed.identifying_flags["learning_rate"] = 0.5
+    message = r"out .* learning_rate 0.001, now 0.5, seed 42, now 7; .*--output_dir.*--resume_from_checkpoint false"
+    with pytest.raises(InputError, match=message):
         check_same_run(changed, {"steps": 4})
-    with pytest.raises(ValueError, match="steps 4, now 5"):
+    with pytest.raises(InputError, match="steps 4, now 5"):
         check_same_run(arguments(tmp_path), {"steps": 5})
     assert not caplog.text
     assert check_same_run(arguments(tmp_path), {"steps": 5}, may_grow=("steps",))
-    assert "is to be longer than it was (steps 4, now 5): it goes on" in caplog.text
-    with pytest.raises(ValueError, match="steps 5, now 4"):
+    assert "(steps 4, now 5)" in caplog.text
+    with pytest.raises(InputError, match="steps 5, now 4"):
         check_same_run(arguments(tmp_path), {"steps": 4}, may_grow=("steps",))
 
 
-def test_weights_that_changed(tmp_path):
+def test_changed_starting_weights_are_refused(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "model.safetensors").write_bytes(b"1")
     check_same_run(arguments(tmp_path), {})
     (tmp_path / "model" / "model.safetensors").touch()
     assert check_same_run(arguments(tmp_path), {})
     (tmp_path / "model" / "model.safetensors").write_bytes(b"2")
-    with pytest.raises(ValueError, match="settings: weights of model_name_or_path [0-9a-f]{16}, now "):
+    with pytest.raises(InputError, match="settings: weights of model_name_or_path [0-9a-f]{16}, now "):
         check_same_run(arguments(tmp_path), {})
 
 
-def test_a_run_that_begins_anew_leaves_no_checkpoint_of_the_last(tmp_path):
+def test_starting_over_archives_the_checkpoints(tmp_path):
     check_same_run(arguments(tmp_path), {})
     for number in (2, 3):
         (tmp_path / "out" / f"checkpoint-{number}").mkdir()
@@ -60,7 +101,7 @@ def test_a_run_that_begins_anew_leaves_no_checkpoint_of_the_last(tmp_path):
     assert check_same_run(arguments(tmp_path, seed=3), {})
 
 
-def test_the_content_of_rows_is_that_of_their_values(tmp_path):
+def test_content_hash_depends_on_values_alone(tmp_path):
     columns = {"input_ids": [[n, n + 1] * (n % 3 + 1) for n in range(40)], "labels": [n % 2 for n in range(40)]}
     rows = Dataset.from_dict(columns)
     rows.save_to_disk(tmp_path / "kept")
@@ -68,12 +109,12 @@ def test_the_content_of_rows_is_that_of_their_values(tmp_path):
     twice = Dataset.from_dict({name: values * 2 for name, values in columns.items()})
     same = [rows, Dataset.load_from_disk(tmp_path / "kept"), Dataset(parts), twice.select(range(40, 80))]
     same.append(rows.select([*range(39, -1, -1)]).select([*range(39, -1, -1)]))
-    assert len({content_of(found) for found in same}) == 1
+    assert len({content_hash(variant) for variant in same}) == 1
     others = [rows.select(range(39)), rows.rename_column("labels", "label"), rows.select([1, 0, *range(2, 40)])]
     others.append(Dataset.from_dict({**columns, "labels": [1 - label for label in columns["labels"]]}))
-    assert len({content_of(found) for found in [rows, *others]}) == 5
+    assert len({content_hash(variant) for variant in [rows, *others]}) == 5
 
 
-def test_the_batch_is_that_of_all(tmp_path):
+def test_total_batch(tmp_path):
     given = arguments(tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=3)
     assert given.total_batch == 12

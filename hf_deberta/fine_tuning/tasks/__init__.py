@@ -1,1 +1,1 @@
-"""One file a benchmark: columns, features, metrics, submission files."""
+"""One module per benchmark: columns, model inputs, metrics, prediction files."""

@@ -1,12 +1,27 @@
-"""GLUE, and any classification or regression of texts and pairs of texts: columns, labels, metrics, submission files.
+"""GLUE, and classification or regression of your own texts and text pairs.
 
-    python -m hf_deberta.fine_tuning.tasks.glue submission.zip runs/*
+Columns: one or two text columns, and `label`: a class number or name, a float (regression), or a list of class
+numbers or names (multi-label). `encode_texts` turns rows into `input_ids`, `attention_mask` and `labels`.
 
-makes the zip that gluebenchmark.com takes from the files that `run_glue.py --do_predict` has written.
+Metrics: those of each GLUE task; for your own rows accuracy and F1 (classes), Pearson and Spearman correlation
+(regression), or micro F1, macro F1 and accuracy (multi-label).
+
+Files, for each test split:
+
+    predict_results_NAME.txt    index and prediction, as in Transformers' run_glue.py
+    predictions_NAME.jsonl      prediction and probabilities
+    CoLA.tsv, MNLI-m.tsv, ...   the file of a GLUE submission
+
+    >>> rows = Dataset.from_dict({"text": ["good", "bad", "fine"], "label": ["pos", "neg", "pos"]})
+    >>> task = infer_task({"train": rows})
+    >>> task.columns, task.labels, task.metrics
+    (('text',), ('neg', 'pos'), ('accuracy', 'f1'))
+    >>> glue_scores(task.metrics, predictions=np.array([1, 0, 0, 0]), labels=np.array([1, 0, 1, 0]))
+    {'accuracy': 0.75, 'f1': 0.6666666666666666}
+
+`python -m hf_deberta.fine_tuning.tasks.glue submission.zip runs/*` zips those files for gluebenchmark.com.
 """
 
-import json
-import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,55 +30,67 @@ from typing import Any
 
 import numpy as np
 from datasets import ClassLabel, Dataset, Value
-from scipy.special import expit
+from scipy.special import expit, softmax
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import f1_score, matthews_corrcoef
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from hf_deberta.fine_tuning.tasks.submission import command, numbered, write_lines
+from hf_deberta.fine_tuning.tasks.submission import submission_command, write_json_lines, write_prediction_table
 from hf_deberta.runs.data_files import require_columns
+from hf_deberta.runs.errors import InputError
 
-ENTAILMENT = ("entailment", "neutral", "contradiction")
-PAIR = ("entailment", "not_entailment")
-SEVERAL = ("f1_micro", "f1_macro", "accuracy")  # metrics where a row has a list of labels
+TWO_WAY_ENTAILMENT = ("entailment", "not_entailment")
+THREE_WAY_ENTAILMENT = ("entailment", "neutral", "contradiction")
+SENTENCE_COLUMNS, QUESTION_COLUMNS = ("sentence1", "sentence2"), ("question1", "question2")
+NLI_COLUMNS, QNLI_COLUMNS = ("premise", "hypothesis"), ("question", "sentence")
+MNLI_FILES = {"test": "MNLI-m.tsv", "test_matched": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"}
+MULTI_LABEL_METRICS = ("f1_micro", "f1_macro", "accuracy")
 
 logger = logging.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Task:
-    """A task of sentences or pairs; `labels` are None for a regression."""
+class GlueTask:
+    """A classification or regression of texts or text pairs.
+
+    Args:
+        columns: the text columns.
+        labels: label names; None for regression, empty if the rows have no labels.
+        metrics: the first selects the best checkpoint.
+        submission_files: the file name in a GLUE submission, by test split.
+        submits_names: a submission holds label names, not numbers.
+        multi_label: each row has a list of labels, which may be empty.
+    """
 
     columns: tuple[str, ...]
     labels: tuple[str, ...] | None
-    metrics: tuple[str, ...]  # the first decides which model is best
-    files: dict[str, str] = field(default_factory=dict)  # of a submission, by split
-    named: bool = False  # whether a submission names labels, not numbers them
-    several: bool = False  # whether a row has a list of labels, which may be empty
+    metrics: tuple[str, ...]
+    submission_files: dict[str, str] = field(default_factory=dict)
+    submits_names: bool = False
+    multi_label: bool = False
 
 
 TASKS = {
-    "cola": Task(("sentence",), ("unacceptable", "acceptable"), ("matthews_correlation",), {"test": "CoLA.tsv"}),
-    "sst2": Task(("sentence",), ("negative", "positive"), ("accuracy",), {"test": "SST-2.tsv"}),
-    "mrpc": Task(
-        ("sentence1", "sentence2"), ("not_equivalent", "equivalent"), ("accuracy", "f1"), {"test": "MRPC.tsv"}
+    "cola": GlueTask(("sentence",), ("unacceptable", "acceptable"), ("matthews_correlation",), {"test": "CoLA.tsv"}),
+    "sst2": GlueTask(("sentence",), ("negative", "positive"), ("accuracy",), {"test": "SST-2.tsv"}),
+    "mrpc": GlueTask(SENTENCE_COLUMNS, ("not_equivalent", "equivalent"), ("accuracy", "f1"), {"test": "MRPC.tsv"}),
+    "stsb": GlueTask(SENTENCE_COLUMNS, None, ("pearson", "spearmanr"), {"test": "STS-B.tsv"}),
+    "qqp": GlueTask(QUESTION_COLUMNS, ("not_duplicate", "duplicate"), ("accuracy", "f1"), {"test": "QQP.tsv"}),
+    "mnli": GlueTask(NLI_COLUMNS, THREE_WAY_ENTAILMENT, ("accuracy",), MNLI_FILES, submits_names=True),
+    "qnli": GlueTask(QNLI_COLUMNS, TWO_WAY_ENTAILMENT, ("accuracy",), {"test": "QNLI.tsv"}, submits_names=True),
+    "rte": GlueTask(SENTENCE_COLUMNS, TWO_WAY_ENTAILMENT, ("accuracy",), {"test": "RTE.tsv"}, submits_names=True),
+    "wnli": GlueTask(SENTENCE_COLUMNS, ("not_entailment", "entailment"), ("accuracy",), {"test": "WNLI.tsv"}),
+    "ax": GlueTask(
+        NLI_COLUMNS, THREE_WAY_ENTAILMENT, ("matthews_correlation",), {"test": "AX.tsv"}, submits_names=True
     ),
-    "stsb": Task(("sentence1", "sentence2"), None, ("pearson", "spearmanr"), {"test": "STS-B.tsv"}),
-    "qqp": Task(("question1", "question2"), ("not_duplicate", "duplicate"), ("accuracy", "f1"), {"test": "QQP.tsv"}),
-    "mnli": Task(
-        ("premise", "hypothesis"),
-        ENTAILMENT,
-        ("accuracy",),
-        {"test": "MNLI-m.tsv", "test_matched": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"},
-        named=True,
-    ),
-    "qnli": Task(("question", "sentence"), PAIR, ("accuracy",), {"test": "QNLI.tsv"}, named=True),
-    "rte": Task(("sentence1", "sentence2"), PAIR, ("accuracy",), {"test": "RTE.tsv"}, named=True),
-    "wnli": Task(("sentence1", "sentence2"), ("not_entailment", "entailment"), ("accuracy",), {"test": "WNLI.tsv"}),
-    "ax": Task(("premise", "hypothesis"), ENTAILMENT, ("matthews_correlation",), {"test": "AX.tsv"}, named=True),
 }
-SUBMISSION = [file for task in TASKS.values() for split, file in task.files.items() if split != "test_matched"]
+SUBMISSION_FILES = [
+    file for task in TASKS.values() for split, file in task.submission_files.items() if split != "test_matched"
+]
+
+
+# 1. The task of your own rows
 
 
 def infer_task(
@@ -71,272 +98,270 @@ def infer_task(
     label_column: str = "label",
     regression: bool | None = None,
     columns: list[str] | None = None,
-) -> Task:
-    """The task of somebody's own rows: one or two columns of text, and labels as they are found, if there are any.
+) -> GlueTask:
+    """Return the task of the user's own rows, inferred from the columns and labels of the train split.
 
     Args:
-        columns: of text; by default sentence1 and sentence2, or the first two that hold text.
-        regression: whether labels are numbers to come near to; by default, whether they are floats.
+        regression: treat labels as regression targets; by default, if they are floats.
+        columns: text columns; by default sentence1 and sentence2, or the first two that hold text.
     """
-    rows = splits.get("train", next(iter(splits.values())))
-    texts = columns or [name for name, kind in rows.features.items() if name != label_column and _is_text(kind)]
-    texts = [name for name in ("sentence1", "sentence2") if name in texts and columns is None] or texts[:2]
-    if not texts:
-        raise ValueError(f"there is no column of text among {', '.join(rows.column_names)}")
+    split = "train" if "train" in splits else next(iter(splits))
+    rows = splits[split]
+    if not columns:
+        texts = [name for name, feature in rows.features.items() if name != label_column and _is_text(feature)]
+        columns = [name for name in SENTENCE_COLUMNS if name in texts] or texts
+    if not columns:
+        raise InputError(f"the {split} rows have no column of text; they have {', '.join(rows.column_names)}")
+    task = partial(GlueTask, tuple(columns[:2]))
     if label_column not in rows.column_names:
-        return Task(tuple(texts), (), ("accuracy",))
-    split, kind = "train" if "train" in splits else next(iter(splits)), rows.features[label_column]
-    if _is_list(kind) and not regression:
-        return Task(tuple(texts), _names(kind.feature, _listed(rows, label_column, split)), SEVERAL, several=True)
-    require_one_label(rows, label_column, split)
-    if regression or (regression is None and getattr(kind, "dtype", "").startswith("float")):
-        return Task(tuple(texts), None, ("pearson", "spearmanr"))
-    return Task(tuple(texts), _names(kind, rows[label_column]), ("accuracy", "f1"))
+        return task((), ("accuracy",))
+    feature = rows.features[label_column]
+    if _is_label_list(feature) and not regression:
+        labels = _label_names(feature.feature, _flatten_label_lists(rows, label_column, split))
+        return task(labels, MULTI_LABEL_METRICS, multi_label=True)
+    require_label_format(rows, label_column, split, multi_label=False)
+    if regression or (regression is None and getattr(feature, "dtype", "").startswith("float")):
+        return task(None, ("pearson", "spearmanr"))
+    return task(_label_names(feature, rows[label_column]), ("accuracy", "f1"))
 
 
-def _names(kind: Any, values: Iterable) -> tuple[str, ...]:
-    """Of the labels, in order; numbers from 0 on are called LABEL_0 and so on."""
-    if hasattr(kind, "names"):
-        return tuple(kind.names)
-    found = sorted(value for value in set(values) if value is not None)
-    from_zero = all(type(value) is not float for value in found) and found == list(range(len(found)))  # or false, true
-    return tuple(f"LABEL_{value:d}" if from_zero else str(value) for value in found)
+def _label_names(feature: Any, values: Iterable) -> tuple[str, ...]:
+    """Return the sorted label names; numbers that count from 0 become LABEL_0, LABEL_1, ..."""
+    if hasattr(feature, "names"):
+        return tuple(feature.names)
+    labels = sorted(value for value in set(values) if value is not None)
+    # False and True count from 0 too.
+    counts_from_zero = all(type(label) is not float for label in labels) and labels == list(range(len(labels)))
+    return tuple(f"LABEL_{label:d}" if counts_from_zero else str(label) for label in labels)
 
 
-def _is_list(kind: Any) -> bool:
-    """Whether a row has a list of names or whole numbers."""
-    of = getattr(kind, "feature", None)
-    return isinstance(of, Value | ClassLabel) and not of.dtype.startswith(("float", "bool"))
-
-
-def _listed(rows: Dataset, column: str, split: str) -> list:
+def _flatten_label_lists(rows: Dataset, column: str, split: str) -> list:
+    """Return the labels of all rows. Lists such as [0, 1, 0] look like multi-hot vectors and are an error."""
     lists = [row for row in rows[column] if row]
-    found = [value for row in lists for value in row]
-    if set(found) == {0, 1} and (twice := [row for row in lists if len(set(row)) < len(row)]):
-        raise ValueError(
-            f"the {split} rows have {twice[0]!r} in the column {column!r}, a 0 or 1 for each label as it seems: put "
-            "there the names or numbers of the labels that a row has"
+    labels = [label for row in lists for label in row]
+    if set(labels) == {0, 1} and (repeated := [row for row in lists if len(set(row)) < len(row)]):
+        raise InputError(
+            f"the {split} rows have {repeated[0]!r} in the column {column!r}, which looks like a 0 or 1 for each "
+            "label: put the names or numbers of the row's labels there"
         )
-    return found
+    return labels
 
 
-def _is_text(kind: Any) -> bool:
-    return getattr(kind, "dtype", None) in ("string", "large_string")
+def _is_label_list(feature: Any) -> bool:
+    element = getattr(feature, "feature", None)
+    return isinstance(element, Value | ClassLabel) and not element.dtype.startswith(("float", "bool"))
 
 
-def require_one_label(rows: Dataset, column: str, split: str) -> None:
-    if not isinstance(rows.features[column], Value | ClassLabel):
-        raise ValueError(
-            f"a row has one label, a number or a name, and the {split} rows have {rows[0][column]!r} in the column "
-            f"{column!r}: several are a list of names or whole numbers, in rows of your own (run_glue.py without "
-            "--task_name and --do_regression)"
-        )
+def _is_text(feature: Any) -> bool:
+    return getattr(feature, "dtype", None) in ("string", "large_string")
 
 
-def require_list_of_labels(rows: Dataset, column: str, split: str) -> None:
-    kind = rows.features[column]
-    if not _is_list(kind) and getattr(kind, "dtype", None) != "null":
-        raise ValueError(
-            f"a row has a list of labels in this task, and the {split} rows have {rows[0][column]!r} in the column "
-            f"{column!r}: write a list there, also of one label or none"
-        )
-
-
-def require_labels(missing: list[bool], split: str) -> None:
-    """Only test rows may have none."""
-    if any(missing) and not split.startswith("test"):
-        raise ValueError(f"{sum(missing)} of {len(missing)} {split} rows have no label")
+# 2. Requirements on columns
 
 
 def require_texts(rows: Dataset, columns: Iterable[str], split: str) -> None:
-    """Numbers will do: a csv column of numbers alone is read as numbers."""
+    """Require that the columns hold texts, or numbers: a csv column of digits is read as numbers."""
     require_columns(rows, list(columns), split)
     for name in columns:
         if not isinstance(rows.features[name], Value | ClassLabel):
-            raise ValueError(f"the {split} rows hold {rows[0][name]!r} in the column {name!r}, where a text should be")
+            raise InputError(f"the {split} rows have {rows[0][name]!r} in the column {name!r}, which must hold text")
 
 
-def numbered_labels(
-    rows: Dataset, labels: tuple[str, ...], split: str, column: str = "label", several: bool = False
-) -> Callable:
-    """From a label as it stands in the rows, a number or a name, to its number. Only test rows may have none (-1)."""
-    (require_list_of_labels if several else require_one_label)(rows, column, split)
-    kind, values = rows.features[column], rows[column]
-    kind = getattr(kind, "feature", kind)
-    by_number = hasattr(kind, "names") or not any(label.lstrip("-").isdigit() for label in labels)
-    numbers = {label: number for number, label in enumerate(labels)}
-    names = kind.names if hasattr(kind, "names") and set(kind.names) == set(labels) else None
-
-    def number(value: Any) -> int | None:
-        if names is not None and isinstance(value, int) and 0 <= value < len(names):
-            return numbers[names[value]]
-        if by_number and isinstance(value, int):  # true and false are 1 and 0
-            return int(value) if 0 <= value < len(labels) else None
-        return numbers.get(str(value))
-
-    missing = [value is None or (value == -1 and "-1" not in numbers) for value in values]
-    require_labels(missing, split)
-    given = [value for value, none in zip(values, missing, strict=True) if not none]
-    given = [value for row in given for value in row] if several else given
-    unknown = {value for value in given if number(value) is None}
-    if unknown:
-        raise ValueError(
-            f"the {split} rows have labels that are not known: {', '.join(map(repr, sorted(unknown, key=str)))}; "
-            f"known are {', '.join(labels)}" + (f", or 0 to {len(labels) - 1}" if by_number else "")
+def require_label_format(rows: Dataset, column: str, split: str, multi_label: bool) -> None:
+    """Require one label in each row, or a list of labels in a multi-label task."""
+    feature = rows.features[column]
+    if multi_label and not _is_label_list(feature) and getattr(feature, "dtype", None) != "null":
+        raise InputError(
+            f"each row needs a list of labels in a multi-label task; the {split} rows have {rows[0][column]!r} in the "
+            f"column {column!r}. Write a list even for one label or none"
         )
-    return lambda value: -1 if value is None or number(value) is None else number(value)
+    if not multi_label and not isinstance(feature, Value | ClassLabel):
+        raise InputError(
+            f"each row needs one label, a number or a name; the {split} rows have {rows[0][column]!r} in the column "
+            f"{column!r}. For multi-label classification, use lists of names or integers, without --task_name and "
+            "--do_regression"
+        )
 
 
-def targets(
-    rows: Dataset, split: str, task: Task, labels: tuple[str, ...] | None, column: str
+def require_no_missing_labels(is_missing: list[bool], split: str) -> None:
+    """Require a label in every row, except in test splits."""
+    if any(is_missing) and not split.startswith("test"):
+        raise InputError(f"{sum(is_missing)} of {len(is_missing)} {split} rows have no label")
+
+
+# 3. Model inputs
+
+
+def make_label_encoder(
+    rows: Dataset, labels: tuple[str, ...], split: str, column: str = "label", multi_label: bool = False
+) -> Callable[[Any], int]:
+    """Return a function from a label in `rows`, a number or a name, to its index in `labels`; -1 if it is missing."""
+    require_label_format(rows, column, split, multi_label)
+    feature, values = rows.features[column], rows[column]
+    feature = getattr(feature, "feature", feature)
+    accepts_numbers = hasattr(feature, "names") or not any(label.lstrip("-").isdigit() for label in labels)
+    indices = {label: index for index, label in enumerate(labels)}
+    names = feature.names if hasattr(feature, "names") and set(feature.names) == set(labels) else None
+
+    def index_of(value: Any) -> int | None:
+        if names is not None and isinstance(value, int) and 0 <= value < len(names):
+            return indices[names[value]]
+        if accepts_numbers and isinstance(value, int):  # True and False are 1 and 0
+            return int(value) if 0 <= value < len(labels) else None
+        return indices.get(str(value))
+
+    def encode_label(value: Any) -> int:
+        index = None if value is None else index_of(value)
+        return -1 if index is None else index
+
+    is_missing = [value is None or (value == -1 and "-1" not in indices) for value in values]
+    require_no_missing_labels(is_missing, split)
+    present = [value for value, missing in zip(values, is_missing, strict=True) if not missing]
+    present = [value for row in present for value in row] if multi_label else present
+    unknown = {value for value in present if index_of(value) is None}
+    if unknown:
+        raise InputError(
+            f"the {split} rows have unknown labels: {', '.join(map(repr, sorted(unknown, key=str)))}; "
+            f"known are {', '.join(labels)}" + (f", or 0 to {len(labels) - 1}" if accepts_numbers else "")
+        )
+    return encode_label
+
+
+def make_target_encoder(
+    rows: Dataset, split: str, task: GlueTask, labels: tuple[str, ...] | None, column: str
 ) -> Callable[[Any], int | float | list[float]] | None:
-    """From a row's label to what the model is to say: a number, or 0 or 1 for each label; None if it is not told."""
+    """Return a function from a row's label to its training target; None if the rows have no labels.
+
+    The target is the label's index in `labels`, a float (regression), or 0.0 or 1.0 for each label (multi-label).
+    """
     if column not in rows.column_names or task.labels == ():
         return None
-    missing = [value is None for value in rows[column]]
-    if task.labels is None:
-        require_one_label(rows, column, split)
-        require_labels(missing, split)
-        return None if any(missing) else float
-    number = numbered_labels(rows, task.labels, split, column, task.several)
-    order = [*map(labels.index, task.labels), -1]  # where -1 is -1
-    if not task.several:
-        return lambda value: order[number(value)]
-    if any(missing):
+    is_missing = [value is None for value in rows[column]]
+    if task.labels is None or labels is None:
+        require_label_format(rows, column, split, multi_label=False)
+        require_no_missing_labels(is_missing, split)
+        return None if any(is_missing) else float
+    encode_label = make_label_encoder(rows, task.labels, split, column, task.multi_label)
+    model_index = [*map(labels.index, task.labels), -1]  # -1, a missing label, stays -1
+    if not task.multi_label:
+        return lambda value: model_index[encode_label(value)]
+    if any(is_missing):
         return None
 
-    def each(values: list) -> list[float]:
-        found = {order[number(value)] for value in values}
-        return [float(place in found) for place in range(len(labels))]
+    def encode_label_list(values: list) -> list[float]:
+        present = {model_index[encode_label(value)] for value in values}
+        return [float(index in present) for index in range(len(labels))]
 
-    return each
+    return encode_label_list
 
 
-def encode(
+def encode_texts(
     rows: Dataset,
     split: str,
-    task: Task,
+    task: GlueTask,
     tokenizer: PreTrainedTokenizerBase,
-    length: int,
+    max_length: int,
     labels: tuple[str, ...] | None,
     label_column: str = "label",
-    mapping: dict[str, Any] | None = None,
-    padding: bool = False,
+    map_options: dict[str, Any] | None = None,
 ) -> Dataset:
-    """Rows as inputs of the model: `input_ids`, `attention_mask`, and `labels`.
+    """Return model inputs for the rows of a split: `input_ids`, `attention_mask`, and `labels` if there are any.
 
     Args:
-        labels: in the model's order.
-        mapping: options of `Dataset.map`.
+        labels: label names in the model's order; None for regression.
+        map_options: options of `Dataset.map`.
     """
     require_texts(rows, task.columns, split)
-    target = targets(rows, split, task, labels, label_column)
+    encode_target = make_target_encoder(rows, split, task, labels, label_column)
 
-    def encoded(batch: dict[str, list]) -> dict[str, list]:
+    def encode_batch(batch: dict[str, list]) -> dict[str, list]:
         texts = [["" if text is None else str(text) for text in batch[name]] for name in task.columns]
-        found = dict(tokenizer(*texts, truncation=True, max_length=length, padding="max_length" if padding else False))
-        if target is not None:
-            found["labels"] = [target(value) for value in batch[label_column]]
-        return found
+        inputs = dict(tokenizer(*texts, truncation=True, max_length=max_length))
+        if encode_target is not None:
+            inputs["labels"] = [encode_target(value) for value in batch[label_column]]
+        return inputs
 
-    found = rows.map(encoded, remove_columns=rows.column_names, **mapping or {"batched": True})
-    warn_of_cut_inputs(found, split, length)
-    return found
+    inputs = rows.map(encode_batch, remove_columns=rows.column_names, **map_options or {"batched": True})
+    warn_of_truncation(inputs, split, max_length)
+    return inputs
 
 
-def warn_of_cut_inputs(rows: Dataset, split: str, length: int) -> None:
-    """Rows of just the greatest length were cut, or all but."""
-    if "attention_mask" in rows.column_names:
-        full = sum(sum(mask) >= length for mask in rows["attention_mask"])
-    else:
-        full = sum(len(ids) >= length for ids in rows["input_ids"])
+def warn_of_truncation(inputs: Dataset, split: str, max_length: int) -> None:
+    """Warn if inputs have the maximum length, because all or nearly all of those were truncated."""
+    full = sum(len(ids) >= max_length for ids in inputs["input_ids"])
     if full:
-        logger.warning(f"{split}: {full:,} of {len(rows):,} inputs fill --max_seq_length {length}, the longer were cut")
+        logger.warning(
+            f"{split}: {full:,} of {len(inputs):,} inputs fill --max_seq_length {max_length}; longer ones are truncated"
+        )
 
 
-def scores(names: Iterable[str], predictions: np.ndarray, labels: np.ndarray, classes: int = 2) -> dict[str, float]:
-    """Of GLUE's metrics those asked for.
+# 4. Metrics and prediction files
+
+
+def glue_scores(
+    names: Iterable[str], predictions: np.ndarray, labels: np.ndarray, num_labels: int = 2
+) -> dict[str, float]:
+    """Return the metrics `names`.
 
     Args:
-        predictions: class numbers, values of a regression, or [rows, labels] of 0 and 1, like the labels then.
-        classes: how many there are; of two, F1 is that of the second, of more the mean over all.
+        predictions: class numbers, regression values, or [rows, labels] of 0 and 1 (multi-label); `labels` likewise.
+        num_labels: with two classes F1 is that of class 1; with more, the mean over the classes.
     """
-    average, f1 = "binary" if classes == 2 else "macro", partial(f1_score, zero_division=0)
-    known = {
+    f1 = partial(f1_score, zero_division=0)
+    metrics: dict[str, Callable[[], float]] = {
         "accuracy": lambda: (predictions == labels).reshape(len(labels), -1).all(-1).mean(),
-        "f1": lambda: f1(labels, predictions, average=average),
+        "f1": lambda: f1(labels, predictions, average="binary" if num_labels == 2 else "macro"),
         "f1_micro": lambda: f1(labels.ravel(), predictions.ravel()),
         "f1_macro": lambda: np.mean([*map(f1, labels.T, predictions.T)]),
         "matthews_correlation": lambda: matthews_corrcoef(labels, predictions),
         "pearson": lambda: _correlation(pearsonr, predictions, labels),
         "spearmanr": lambda: _correlation(spearmanr, predictions, labels),
     }
-    return {name: float(known[name]()) for name in names}
+    return {name: float(metrics[name]()) for name in names}
 
 
-def _correlation(kind: Callable, predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Zero where either side is constant, for which none is defined."""
+def _correlation(correlation: Callable, predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Return a correlation coefficient; 0 where it is undefined because either side is constant."""
     if len(labels) < 2 or np.ptp(predictions) == 0 or np.ptp(labels) == 0:
         return 0.0
-    return kind(predictions, labels).statistic
+    return correlation(predictions, labels).statistic
 
 
-def probabilities(logits: np.ndarray) -> np.ndarray:
-    """[rows, labels]"""
-    shifted = np.exp(logits - logits.max(-1, keepdims=True))
-    return shifted / shifted.sum(-1, keepdims=True)
-
-
-def write_predictions(
-    folder: Path, task: Task, name: str, split: str, logits: np.ndarray, labels: tuple[str, ...] | None
+def write_glue_predictions(
+    folder: Path, task: GlueTask, name: str, split: str, logits: np.ndarray, labels: tuple[str, ...] | None
 ) -> None:
-    """What the model says of each row, in the order of the rows.
-
-    `predict_results_NAME.txt` as Transformers' example writes it, `predictions_NAME.jsonl` with probabilities, and the
-    file of a GLUE submission.
+    """Write the prediction files of a test split, in the order of its rows.
 
     Args:
-        labels: in the model's order.
+        logits: [rows, labels], or [rows] for regression.
+        labels: label names in the model's order; None for regression.
     """
+    rows: list[dict[str, Any]]
+    if labels is None or task.labels is None:
+        printed = [f"{value:.3f}" for value in logits]
+        submitted = [f"{min(5.0, max(0.0, value)):.3f}" for value in logits]
+        rows = [{"index": i, "prediction": float(value)} for i, value in enumerate(logits)]
+    else:
+        predicted: list[Any]
+        if task.multi_label:
+            probabilities = expit(logits.astype(np.float64))
+            predicted = [[label for label, p in zip(labels, row, strict=True) if p > 0.5] for row in probabilities]
+            submitted = printed = [", ".join(names) for names in predicted]
+        else:
+            probabilities = softmax(logits.astype(np.float64), axis=-1)
+            predicted = printed = [labels[index] for index in logits.argmax(-1)]
+            submitted = printed if task.submits_names else [str(task.labels.index(label)) for label in printed]
+        rows = [
+            {"index": i, "prediction": prediction, "probabilities": dict(zip(labels, map(float, row), strict=True))}
+            for i, (prediction, row) in enumerate(zip(predicted, probabilities, strict=True))
+        ]
     suffix = split.removeprefix("test").removeprefix("_")
     name = f"{name}_{suffix}" if suffix else name
-    if task.labels is None:
-        said = [f"{value:.3f}" for value in logits]
-        rows = [{"index": i, "prediction": float(value)} for i, value in enumerate(logits)]
-        submitted = [f"{min(5.0, max(0.0, value)):.3f}" for value in logits]
-    else:
-        shares = (expit if task.several else probabilities)(logits.astype(np.float64))
-        if task.several:
-            predicted = [[label for label, share in zip(labels, row, strict=True) if share > 0.5] for row in shares]
-            submitted = said = [", ".join(words) for words in predicted]
-        else:
-            predicted = said = [labels[number] for number in logits.argmax(-1)]
-            submitted = said if task.named else [str(task.labels.index(word)) for word in said]
-        rows = [
-            {"index": i, "prediction": found, "probabilities": dict(zip(labels, map(float, share), strict=True))}
-            for i, (found, share) in enumerate(zip(predicted, shares, strict=True))
-        ]
-    write_lines(folder / f"predict_results_{name}.txt", ["index\tprediction", *numbered(said)])
-    write_lines(folder / f"predictions_{name}.jsonl", [json.dumps(row, ensure_ascii=False) for row in rows])
-    if split in task.files:
-        write_lines(folder / task.files[split], ["index\tprediction", *numbered(submitted)])
-
-
-def made_up_rows(number: int, seed: int) -> list[dict[str, Any]]:
-    """Verdicts of a made-up critic for a demonstration: positive if most of what he says is."""
-    rng, rows = random.Random(seed), []
-    good = ["lovely", "brilliant", "warm", "witty", "moving", "fresh", "gentle", "clever", "honest", "charming"]
-    bad = ["dull", "clumsy", "loud", "empty", "bitter", "stale", "hollow", "tired", "awkward", "cheap"]
-    things = ["film", "story", "plot", "cast", "music", "script", "ending", "picture", "scene", "voice"]
-    for _ in range(number):
-        label = rng.randrange(2)
-        words = rng.choices((bad, good)[label], k=2) + rng.choices((good, bad)[label], k=1)
-        rng.shuffle(words)
-        first, second, third = rng.sample(things, 3)
-        text = f"the {first} is {words[0]} , the {second} {words[1]} and its {third} rather {words[2]}"
-        rows.append({"sentence": text, "label": label})
-    return rows
+    write_prediction_table(folder / f"predict_results_{name}.txt", printed)
+    write_json_lines(folder / f"predictions_{name}.jsonl", rows)
+    if split in task.submission_files:
+        write_prediction_table(folder / task.submission_files[split], submitted)
 
 
 if __name__ == "__main__":
-    command("glue", SUBMISSION)
+    submission_command("glue", SUBMISSION_FILES)

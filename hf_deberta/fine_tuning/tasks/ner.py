@@ -1,28 +1,38 @@
-"""Named entities: sentences of CoNLL files or tables, labels of word pieces, predictions per word, entity F1.
+"""Token classification: named entities in CoNLL files or tables.
 
-A sentence is a list of words with a tag each. Tags of IOB1 (the original CoNLL-2003), IOBES and BILOU become IOB2.
-What the model sees of a sentence:
+Input: CoNLL files (a word per line, its label in the last column), or tables with a list of words (`tokens`) and a list
+of labels (`ner_tags`). Labels in IOB1 (the original CoNLL-2003), IOBES and BILOU are converted to IOB2.
 
-`none`    the sentence alone (default, as the Transformers example)
-`merged`  as many sentences of one document as fit, all of them labelled: the authors' recipe for CoNLL-2003
-`around`  the sentence with the words of its document on both sides, up to the limit; the sentence alone is labelled
+What an input holds (`--document_context`):
 
-A sentence beyond the limit is cut into windows that overlap. In each case every word is labelled in one window and
-gets one prediction.
+    none      one sentence (default, as in Transformers' run_ner.py)
+    merged    as many sentences of a document as fit, all with labels: the official recipe for CoNLL-2003
+    around    one sentence with labels, and words of its document on both sides without
 
-    >>> sentences = {"train": in_iob2(read_columns("train.txt"))}
-    >>> labels = labels_of(sentences["train"])
-    >>> rows = Dataset.from_list(list(rows_of(sentences["train"])))
-    >>> options = {"batched": True, "remove_columns": rows.column_names}
-    >>> features = rows.map(lambda batch: encode(batch, tokenizer, labels, 128), **options)
+A sentence that is too long is split into overlapping windows. Each word has a label in exactly one window, at its first
+token.
+
+Metrics: precision, recall and F1 of whole entities as conlleval and seqeval count them, and accuracy of words. Files:
+predictions_SPLIT.txt, CoNLL columns with word, label and prediction.
+
+    >>> sentences = [Sentence(["Ann", "met", "Bob"], ["I-PER", "O", "I-PER"])]
+    >>> convert_to_iob2(sentences)[0].tags
+    ['B-PER', 'O', 'B-PER']
+    >>> label_names(convert_to_iob2(sentences))
+    ['O', 'B-PER', 'I-PER']
+
+With a tokenizer:
+
+    rows = Dataset.from_list(list(group_sentences(sentences)))
+    features = rows.map(lambda batch: encode_sentences(batch, tokenizer, labels, 128), batched=True,
+                        remove_columns=rows.column_names)
 """
 
 import gzip
-import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,222 +41,230 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_deberta.fine_tuning.tasks.submission import write_lines
 from hf_deberta.model.batch_loss import IGNORED
+from hf_deberta.runs.errors import InputError
 
 CONTEXTS = ("none", "merged", "around")
 DOCUMENT_START = "-DOCSTART-"
 DOCUMENT_COLUMNS = ("document_id", "doc_id", "document")
-SYLLABLES = ("ba", "dor", "fel", "gan", "ki", "lum", "mor", "nes", "pra", "rit", "sol", "tav", "ven", "zu")
-RATIOS = ("precision", "recall", "f1")
-PREFIXED = re.compile(r"[BIESLU](-.+)?")
+ENTITY_METRICS = ("precision", "recall", "f1")
+PREFIXED_LABEL = re.compile(r"[BIESLU](-.+)?")
 
 
 @dataclass(frozen=True)
 class Sentence:
+    """Words with a tag each; `tags` is None if unlabelled, `document` is None if documents are not marked."""
+
     words: list[str]
-    tags: list[str] | None = None  # None: to be predicted
-    document: int | None = None  # None: the data does not tell documents apart
+    tags: list[str] | None = None
+    document: int | None = None
 
 
 @dataclass(frozen=True)
-class Window:
-    """Words [start, end) are seen, [own_start, own_end) are labelled; `cut`: they are a part of a sentence."""
+class WordWindow:
+    """An input with the words [start, end), of which [label_start, label_end) have labels.
+
+    Args:
+        is_partial: the labelled words are a part of a sentence.
+    """
 
     start: int
     end: int
-    own_start: int
-    own_end: int
-    cut: bool
+    label_start: int
+    label_end: int
+    is_partial: bool
 
 
 # 1. Sentences
 
 
-def read_columns(path: str | Path) -> list[Sentence]:
-    """Sentences of a CoNLL file: a word per line, its tag in the last column, a blank line between sentences.
+def read_conll(path: str | Path) -> list[Sentence]:
+    """Return the sentences of a CoNLL file: a word per line, its tag in the last column, blank lines in between.
 
-    Columns are parted by a tab or by spaces and may be any number; a file with one column has no tags. Lines
-    that begin with -DOCSTART- part documents. It may be gzipped.
+    Columns are separated by a tab or by spaces; a file with one column has no tags. Lines that begin with -DOCSTART-
+    separate documents. The file may be gzipped.
     """
-    sentences, words, tags = [], [], []
-    columns, document, has_documents = 0, 0, False
-
-    def end_sentence() -> None:
-        if words:
-            sentences.append(Sentence(words.copy(), tags.copy() if columns > 1 else None, document))
-            words.clear()
-            tags.clear()
-
-    for number, line in enumerate(_lines(path), 1):
-        fields = _fields(line)
-        if not fields:
-            end_sentence()
-        elif fields[0] == DOCUMENT_START:
-            end_sentence()
-            has_documents = True
-            document += 1
-        else:
-            columns = columns or len(fields)
-            if len(fields) != columns:
-                raise ValueError(
-                    f"{path}, line {number} has {len(fields)} column(s), those before it {columns}: {line!r}"
+    sentences: list[Sentence] = []
+    words: list[str] = []
+    tags: list[str] = []
+    num_columns = documents = 0
+    for number, line in enumerate(chain(_read_lines(path), [""]), 1):
+        fields = _split_fields(line)
+        starts_document = fields[:1] == [DOCUMENT_START]
+        if words and (not fields or starts_document):
+            sentences.append(Sentence(words, tags if num_columns > 1 else None, documents))
+            words, tags = [], []
+        if starts_document:
+            documents += 1
+        elif fields:
+            num_columns = num_columns or len(fields)
+            if len(fields) != num_columns:
+                raise InputError(
+                    f"{path}, line {number} has {len(fields)} column(s), the lines before it {num_columns}: {line!r}"
                 )
             words.append(fields[0])
             tags.append(fields[-1])
-    end_sentence()
     if not sentences:
-        raise ValueError(f"{path} has no sentence: a line should hold a word and its label, 'EU NNP I-NP B-ORG'")
-    return sentences if has_documents else [replace(sentence, document=None) for sentence in sentences]
+        raise InputError(f"{path} has no sentence: each line needs a word and its label, as in 'EU NNP I-NP B-ORG'")
+    return sentences if documents else _without_documents(sentences)
 
 
-def _lines(path: str | Path) -> Iterator[str]:
+def _read_lines(path: str | Path) -> Iterator[str]:
     try:
         with (gzip.open if Path(path).suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
             for line in file:
                 yield line.rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text ({error}); convert it, with iconv -f latin1 -t utf-8") from error
+        raise InputError(f"{path} is not UTF-8 text ({error}); convert it, e.g. iconv -f latin1 -t utf-8") from error
 
 
-def _fields(line: str) -> list[str]:
+def _split_fields(line: str) -> list[str]:
     if not line.strip():
         return []
-    # not str.split(), which parts words at a no-break space
+    # str.split() would split a word at a no-break space.
     return [field for field in line.strip(" \t").split("\t" if "\t" in line else " ") if field]
 
 
-def from_table(
+def _without_documents(sentences: list[Sentence]) -> list[Sentence]:
+    return [replace(sentence, document=None) for sentence in sentences]
+
+
+def sentences_from_table(
     rows: Iterable[dict[str, Any]],
     tokens_column: str = "tokens",
     tags_column: str | None = "ner_tags",
     names: Sequence[str] | None = None,
 ) -> list[Sentence]:
-    """Sentences of a table or a data set of the Hub: a list of words and a list of tags in each row.
+    """Return the sentences of a table or a Hub dataset with a list of words and a list of tags in each row.
 
-    Integer tags are numbers of `names`, those of a ClassLabel. A column document_id or doc_id, or rows of one word
-    -DOCSTART-, part documents. Without `tags_column` the tags are to be predicted.
+    A column document_id, doc_id or document, or rows with the one word -DOCSTART-, separate documents.
+
+    Args:
+        tags_column: None for unlabelled rows.
+        names: the label names of integer tags, as in a ClassLabel.
     """
-    sentences, documents, has_documents = [], {}, False
+    sentences = []
+    documents: dict[Any, int] = {}
+    document_starts = 0
     for number, row in enumerate(rows):
         for column in (tokens_column, tags_column):
             if column is not None and column not in row:
-                raise ValueError(f"row {number} has no column {column!r} but {', '.join(row)}")
+                raise InputError(f"row {number} has no column {column!r} but {', '.join(row)}")
         words, tags = row[tokens_column], None if tags_column is None else row[tags_column]
         if isinstance(words, str) or words is None:
-            raise ValueError(f"column {tokens_column!r} must hold lists of words; in row {number} it holds {words!r}")
+            raise InputError(f"column {tokens_column!r} must hold lists of words; in row {number} it holds {words!r}")
         if list(words[:1]) == [DOCUMENT_START]:
-            has_documents = True
-            documents[None, number] = len(documents)
+            document_starts += 1
             continue
         if tags is not None and len(tags) != len(words):
-            raise ValueError(f"row {number} has {len(words)} words and {len(tags)} labels: each word needs one")
-        column = next((name for name in DOCUMENT_COLUMNS if row.get(name) is not None), None)
-        if column is not None:
-            has_documents = True
-            documents.setdefault(row[column], len(documents))
-        document = documents[row[column]] if column is not None else len(documents)
-        named = None if tags is None else [_name(tag, names, number) for tag in tags]
-        sentences.append(Sentence([str(word) for word in words], named, document))
-    return sentences if has_documents else [replace(sentence, document=None) for sentence in sentences]
+            raise InputError(f"row {number} has {len(words)} words and {len(tags)} labels; each word needs one")
+        document = next(((name, row[name]) for name in DOCUMENT_COLUMNS if row.get(name) is not None), document_starts)
+        tags = None if tags is None else [_tag_name(tag, names, number) for tag in tags]
+        words = [str(word) for word in words]
+        sentences.append(Sentence(words, tags, documents.setdefault(document, len(documents))))
+    return sentences if document_starts or documents.keys() - {0} else _without_documents(sentences)
 
 
-def _name(tag: str | int, names: Sequence[str] | None, row: int) -> str:
-    if isinstance(tag, str):
-        return tag
-    if names is None:
+def _tag_name(tag: str | int, names: Sequence[str] | None, row: int) -> str:
+    if isinstance(tag, str) or names is None:
         return str(tag)
     if not 0 <= tag < len(names):
-        raise ValueError(f"row {row} has the label {tag}, and labels are 0 to {len(names) - 1}: {', '.join(names)}")
+        raise InputError(f"row {row} has the label {tag}; labels are 0 to {len(names) - 1}: {', '.join(names)}")
     return names[tag]
 
 
 # 2. Labels
 
 
-def in_iob2(sentences: Sequence[Sentence]) -> list[Sentence]:
-    """The sentences with tags in IOB2. Tags without prefixes (parts of speech; PER, LOC) stay."""
+def convert_to_iob2(sentences: Sequence[Sentence]) -> list[Sentence]:
+    """Return the sentences with tags in IOB2. Tags without prefixes (parts of speech; PER, LOC) do not change."""
     if not has_prefixes({tag for sentence in sentences for tag in sentence.tags or ()}):
         return list(sentences)
-    return [s if s.tags is None else replace(s, tags=to_iob2(s.tags)) for s in sentences]
+    return [s if s.tags is None else replace(s, tags=tags_to_iob2(s.tags)) for s in sentences]
 
 
 def has_prefixes(labels: Iterable[str]) -> bool:
-    """Whether the labels say where entities begin: B-PER, I-PER. Some that do beside some that do not are an error."""
-    inside = sorted(set(labels) - {"O"})
-    with_prefix = [label for label in inside if PREFIXED.fullmatch(label)]
-    without = [label for label in inside if label not in with_prefix]
-    hyphened = [label for label in with_prefix if "-" in label]
-    if hyphened and without:
-        raise ValueError(
-            f"labels begin with B- or I- ({', '.join(hyphened[:3])}) or none does, and here {without[0]!r} does not; "
-            "is the last column the label?"
+    """Return whether the labels mark where entities begin (B-PER, I-PER). A mixture of both kinds is an error."""
+    entity_labels = sorted(set(labels) - {"O"})
+    prefixed = [label for label in entity_labels if PREFIXED_LABEL.fullmatch(label)]
+    plain = [label for label in entity_labels if label not in prefixed]
+    hyphenated = [label for label in prefixed if "-" in label]
+    if hyphenated and plain:
+        raise InputError(
+            f"either all labels or none begin with B- or I-; {', '.join(hyphenated[:3])} do, and {plain[0]!r} does "
+            "not. Is the last column the label?"
         )
-    return bool(with_prefix) and not without
+    return bool(prefixed) and not plain
 
 
-def to_iob2(tags: Sequence[str]) -> list[str]:
-    """IOB1, IOBES or BILOU to IOB2: every entity begins with B-, and B- and I- are all there is.
+def tags_to_iob2(tags: Sequence[str]) -> list[str]:
+    """Convert IOB1, IOBES or BILOU to IOB2, where every entity begins with B- and goes on with I-.
 
-    >>> to_iob2(["I-PER", "I-PER", "B-PER", "I-LOC", "O", "S-LOC"])
+    >>> tags_to_iob2(["I-PER", "I-PER", "B-PER", "I-LOC", "O", "S-LOC"])
     ['B-PER', 'I-PER', 'B-PER', 'B-LOC', 'O', 'B-LOC']
     """
-    found, prefix_before, kind_before = [], "O", ""
+    converted, last_prefix, last_type = [], "O", ""
     for tag in tags:
-        prefix, _, kind = tag.partition("-")
+        prefix, _, entity_type = tag.partition("-")
         if prefix != "O":
-            begins = prefix in "BSU" or prefix_before in "OESLU" or kind != kind_before
-            found.append(("B" if begins else "I") + tag[1:])
-        else:
-            found.append(tag)
-        prefix_before, kind_before = prefix, kind
-    return found
+            begins = prefix in "BSU" or last_prefix in "OESLU" or entity_type != last_type
+            tag = ("B" if begins else "I") + tag[1:]
+        converted.append(tag)
+        last_prefix, last_type = prefix, entity_type
+    return converted
 
 
-def labels_of(sentences: Iterable[Sentence]) -> list[str]:
-    """The labels of training: O, then those of each type. A type that was seen has both B- and I-."""
-    seen = {tag for sentence in sentences for tag in sentence.tags or ()}
-    if not seen:
-        raise ValueError("the training sentences have no labels: give files with a word and its label in each line")
-    inside = seen - {"O"}
-    if has_prefixes(seen):
-        inside = {prefix + tag[1:] for tag in inside for prefix in "BI"}
-    return ["O"] * ("O" in seen or has_prefixes(seen)) + sorted(inside, key=lambda tag: (tag.partition("-")[2], tag))
+def label_names(sentences: Iterable[Sentence]) -> list[str]:
+    """Return the labels of a model for these sentences: O, then those of each type, with both B- and I-."""
+    tags = {tag for sentence in sentences for tag in sentence.tags or ()}
+    if not tags:
+        raise InputError("the training sentences have no labels: each line needs a word and its label")
+    entity_labels = tags - {"O"}
+    if has_prefixes(tags):
+        entity_labels = {prefix + tag[1:] for tag in entity_labels for prefix in "BI"}
+    outside = ["O"] if "O" in tags or has_prefixes(tags) else []
+    return outside + sorted(entity_labels, key=lambda label: (label.partition("-")[2], label))
 
 
-def check_labels(sentences: Iterable[Sentence], labels: Sequence[str], split: str) -> None:
-    """Every label must be one of training's."""
-    unseen = sorted({tag for sentence in sentences for tag in sentence.tags or ()} - set(labels))
-    if unseen:
-        raise ValueError(
-            f"the {split} sentences have labels that training has not: {', '.join(unseen)}; training has "
+def require_known_labels(sentences: Iterable[Sentence], labels: Sequence[str], split: str) -> None:
+    unknown = sorted({tag for sentence in sentences for tag in sentence.tags or ()} - set(labels))
+    if unknown:
+        raise InputError(
+            f"the {split} sentences have labels that the training data does not have: {', '.join(unknown)}; it has "
             f"{', '.join(labels)}"
         )
 
 
-# 3. What the model sees
+# 3. Model inputs
 
 
-def rows_of(sentences: Sequence[Sentence], context: str = "none") -> Iterator[dict[str, Any]]:
-    """Rows to encode: a sentence each, or a document each where sentences see their neighbours."""
+def group_sentences(sentences: Sequence[Sentence], context: str = "none") -> Iterator[dict[str, Any]]:
+    """Yield the rows for `encode_sentences`: one sentence each, or one document each if the context needs it."""
     if context not in CONTEXTS:
-        raise ValueError(f"document context is one of {', '.join(CONTEXTS)}, not {context!r}")
+        raise InputError(f"document context is one of {', '.join(CONTEXTS)}, not {context!r}")
     if context != "none" and any(sentence.document is None for sentence in sentences):
-        raise ValueError(
-            f"document context {context!r} needs to know the documents, and there are neither -DOCSTART- lines nor a "
-            "column document_id"
+        raise InputError(
+            f"document context {context!r} needs documents, and the data has neither -DOCSTART- lines nor a column "
+            "document_id"
         )
-    row, before = None, None
-    for first_word, sentence in zip(_offsets(sentences), sentences, strict=True):
-        if row is None or context == "none" or sentence.document != before:
-            if row is not None:
+    row: dict[str, Any] = {}
+    last_document = None
+    for first_word, sentence in zip(_first_words(sentences), sentences, strict=True):
+        if not row or context == "none" or sentence.document != last_document:
+            if row:
                 yield row
-            row, before = {"sentences": [], "tags": [], "first_word": first_word}, sentence.document
+            row, last_document = {"sentences": [], "tags": [], "first_word": first_word}, sentence.document
         row["sentences"].append(sentence.words)
         row["tags"].append(sentence.tags)
-    if row is not None:
+    if row:
         yield row
 
 
-def encode(
+def _first_words(sentences: Sequence[Sentence]) -> list[int]:
+    """Return the index of each sentence's first word among the words of the split."""
+    return list(accumulate((len(sentence.words) for sentence in sentences), initial=0))[:-1]
+
+
+def encode_sentences(
     rows: dict[str, list],
     tokenizer: PreTrainedTokenizerBase,
     labels: Sequence[str],
@@ -254,98 +272,105 @@ def encode(
     context: str = "none",
     label_all_tokens: bool = False,
 ) -> dict[str, list]:
-    """Windows of a batch of `rows_of`, for `Dataset.map(batched=True)`.
+    """Return the windows of a batch of `group_sentences`, for `Dataset.map(batched=True)`.
 
-    Beside the inputs of the model: `words`, the number in the split of each labelled word, and `places`, where its
-    first piece is, which is the one that is labelled (`label_all_tokens`: its other pieces too); `cut`, whether the
-    window is a part of a sentence. Without tags there is no `labels`.
+    Besides the model inputs, each window has `word_indices` (the labelled words, numbered in the split),
+    `word_positions` (the first token of each) and `is_partial`. `labels` is left out for unlabelled rows.
+
+    Args:
+        label_all_tokens: label all tokens of a word, not only the first.
     """
-    before, after = _special_tokens(tokenizer)
-    limit = max_length - len(before) - len(after)
+    prefix, suffix = _special_tokens(tokenizer)
+    limit = max_length - len(prefix) - len(suffix)
     if limit < 1:
-        raise ValueError(
-            f"max_seq_length {max_length} leaves no room for words beside {len(before + after)} special tokens"
+        raise InputError(
+            f"max_seq_length {max_length} leaves no room for words beside {len(prefix + suffix)} special tokens"
         )
-    with_types = "token_type_ids" in tokenizer.model_input_names
-    ids = {label: number for number, label in enumerate(labels)}
-    pieces = iter(_pieces(tokenizer, [words for sentences in rows["sentences"] for words in sentences], limit))
-    with_labels = any(tags[0] is not None for tags in rows["tags"])
-    names = ["input_ids", "attention_mask", *["token_type_ids"] * with_types, *["labels"] * with_labels]
-    features = {name: [] for name in (*names, "words", "places", "cut")}
+    label_ids = {label: index for index, label in enumerate(labels)}
+    # The label of a word's other tokens, by that of its first.
+    continued = {
+        index: label_ids.get("I" + label[1:], index) if label[:1] == "B" else index
+        for label, index in label_ids.items()
+        if label_all_tokens
+    }
+    has_labels = any(tags[0] is not None for tags in rows["tags"])
+    has_token_types = "token_type_ids" in tokenizer.model_input_names
+    tokenized = iter(_tokenize_words(tokenizer, [s for sentences in rows["sentences"] for s in sentences], limit))
+    windows: list[dict[str, Any]] = []
     for sentences, tags, first_word in zip(rows["sentences"], rows["tags"], rows["first_word"], strict=True):
-        words = [word for _ in sentences for word in next(pieces)]
-        targets = [ids[tag] if tag is not None else IGNORED for tag in _flat(sentences, tags)]
-        bounds = list(accumulate((len(sentence) for sentence in sentences), initial=0))
-        inner = {ids[tag]: ids.get("I" + tag[1:], ids[tag]) if tag[:1] == "B" else ids[tag] for tag in labels}
-        for window in plan([len(word) for word in words], bounds, limit, context):
-            row_ids, row_labels, places = list(before), [IGNORED] * len(before), []
-            for number in range(window.start, window.end):
-                own = window.own_start <= number < window.own_end
-                target = targets[number] if own else IGNORED
-                if own:
-                    places.append(len(row_ids))
-                rest = inner[target] if label_all_tokens and target != IGNORED else IGNORED
-                row_ids += words[number]
-                row_labels += [target] + [rest] * (len(words[number]) - 1)
-            row_ids += after
-            features["input_ids"].append(row_ids)
-            features["attention_mask"].append([1] * len(row_ids))
-            if with_types:
-                features["token_type_ids"].append([0] * len(row_ids))
-            if with_labels:
-                features["labels"].append(row_labels + [IGNORED] * len(after))
-            features["words"].append(list(range(first_word + window.own_start, first_word + window.own_end)))
-            features["places"].append(places)
-            features["cut"].append(window.cut)
-    return features
-
-
-def _flat(sentences: list[list[str]], tags: list[list[str] | None]) -> Iterator[str | None]:
-    for words, of_sentence in zip(sentences, tags, strict=True):
-        yield from of_sentence if of_sentence is not None else [None] * len(words)
+        words = [ids for _ in sentences for ids in next(tokenized)]
+        word_labels = [
+            IGNORED if sentence_tags is None else label_ids[sentence_tags[index]]
+            for sentence, sentence_tags in zip(sentences, tags, strict=True)
+            for index in range(len(sentence))
+        ]
+        bounds = list(accumulate(map(len, sentences), initial=0))
+        for window in plan_windows(list(map(len, words)), bounds, limit, context):
+            ids, token_labels, positions = list(prefix), [IGNORED] * len(prefix), []
+            for index in range(window.start, window.end):
+                label = IGNORED
+                if window.label_start <= index < window.label_end:
+                    label = word_labels[index]
+                    positions.append(len(ids))
+                ids += words[index]
+                token_labels += [label] + [continued.get(label, IGNORED)] * (len(words[index]) - 1)
+            ids += suffix
+            token_labels += [IGNORED] * len(suffix)
+            features = {"input_ids": ids, "attention_mask": [1] * len(ids), "token_type_ids": [0] * len(ids)}
+            labelled = list(range(first_word + window.label_start, first_word + window.label_end))
+            features |= {"labels": token_labels, "word_indices": labelled, "word_positions": positions}
+            windows.append({**features, "is_partial": window.is_partial})
+    columns = ["input_ids", "attention_mask", *["token_type_ids"] * has_token_types, *["labels"] * has_labels]
+    columns += ["word_indices", "word_positions", "is_partial"]
+    return {column: [features[column] for features in windows] for column in columns}
 
 
 def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """What the tokenizer puts before and after a text: [CLS] and [SEP]."""
-    found = tokenizer("a", return_special_tokens_mask=True)
-    mask = found["special_tokens_mask"]
-    first, last = mask.index(0), len(mask) - mask[::-1].index(0)
-    return found["input_ids"][:first], found["input_ids"][last:]
+    """Return the ids that the tokenizer puts before and after a text: [CLS] and [SEP]."""
+    encoded = tokenizer("a", return_special_tokens_mask=True)
+    mask = encoded["special_tokens_mask"]
+    start, end = mask.index(0), len(mask) - mask[::-1].index(0)
+    return encoded["input_ids"][:start], encoded["input_ids"][end:]
 
 
-def _pieces(tokenizer: PreTrainedTokenizerBase, sentences: list[list[str]], limit: int) -> Iterator[list[list[int]]]:
-    """Ids of each word of each sentence, at least one (unknown) and at most so many that it fits."""
+def _tokenize_words(
+    tokenizer: PreTrainedTokenizerBase, sentences: list[list[str]], limit: int
+) -> Iterator[list[list[int]]]:
+    """Yield the token ids of each word of a sentence: at least one (unknown) and at most `limit`."""
     if not tokenizer.is_fast:
-        raise ValueError(f"{type(tokenizer).__name__} does not say which word a piece belongs to: use a fast tokenizer")
-    options = {"is_split_into_words": True, "add_special_tokens": False, "truncation": False, "verbose": False}
-    encoded = tokenizer(sentences, **options)
-    for number, (words, ids) in enumerate(zip(sentences, encoded["input_ids"], strict=True)):
-        found = [[] for _ in words]
-        for word, piece in zip(encoded.word_ids(number), ids, strict=True):
-            if len(found[word]) < limit:
-                found[word].append(piece)
-        yield [pieces or [tokenizer.unk_token_id] for pieces in found]
+        raise InputError(f"{type(tokenizer).__name__} does not return the words of its tokens: use a fast tokenizer")
+    encoded = tokenizer(sentences, is_split_into_words=True, add_special_tokens=False, truncation=False, verbose=False)
+    for index, (words, ids) in enumerate(zip(sentences, encoded["input_ids"], strict=True)):
+        word_ids: list[list[int]] = [[] for _ in words]
+        for word, token_id in zip(encoded.word_ids(index), ids, strict=True):
+            if len(word_ids[word]) < limit:
+                word_ids[word].append(token_id)
+        yield [ids_of_word or [tokenizer.unk_token_id] for ids_of_word in word_ids]
 
 
-def plan(lengths: Sequence[int], bounds: Sequence[int], limit: int, context: str) -> Iterator[Window]:
-    """Windows over words of `lengths` pieces, at most `limit` pieces each, that label every word once.
+def plan_windows(lengths: Sequence[int], bounds: Sequence[int], limit: int, context: str) -> Iterator[WordWindow]:
+    """Yield windows of at most `limit` tokens that label each word once.
 
-    `bounds` are the first words of the sentences, and the end. A sentence that does not fit is cut into pieces
-    of half the limit or less, each of which sees as much to its left as to its right.
+    A sentence that is too long is split into parts of at most half the limit, with as much context to the left as to
+    the right.
 
-    >>> list(plan([1, 1, 1], [0, 2, 3], 4, "merged"))
-    [Window(start=0, end=3, own_start=0, own_end=3, cut=False)]
+    Args:
+        lengths: tokens of each word.
+        bounds: the first word of each sentence, and the number of words.
+
+    >>> list(plan_windows([1, 1, 1], [0, 2, 3], 4, "merged"))
+    [WordWindow(start=0, end=3, label_start=0, label_end=3, is_partial=False)]
     """
     sentences = [(start, end) for start, end in pairwise(bounds) if end > start]
-    for start, end in _merged(lengths, sentences, limit) if context == "merged" else sentences:
+    for start, end in _merge_sentences(lengths, sentences, limit) if context == "merged" else sentences:
         lower, upper = (0, len(lengths)) if context == "around" else (start, end)
-        cut = sum(lengths[start:end]) > limit
-        for own in _filled(lengths, start, end, limit // 2) if cut else [(start, end)]:
-            yield Window(*_grown(lengths, own, lower, upper, limit), *own, cut)
+        is_partial = sum(lengths[start:end]) > limit
+        for part in _split_words(lengths, start, end, limit // 2) if is_partial else [(start, end)]:
+            yield WordWindow(*_add_context(lengths, part, lower, upper, limit), *part, is_partial)
 
 
-def _merged(lengths: Sequence[int], sentences: list[tuple[int, int]], limit: int) -> Iterator[tuple[int, int]]:
-    """Neighbouring sentences, as many as fit."""
+def _merge_sentences(lengths: Sequence[int], sentences: list[tuple[int, int]], limit: int) -> Iterator[tuple[int, int]]:
+    """Yield the words [start, end) of as many neighbouring sentences as fit."""
     first = None
     for start, end in sentences:
         if first is not None and sum(lengths[first:end]) > limit:
@@ -356,20 +381,20 @@ def _merged(lengths: Sequence[int], sentences: list[tuple[int, int]], limit: int
         yield first, sentences[-1][1]
 
 
-def _filled(lengths: Sequence[int], start: int, end: int, limit: int) -> Iterator[tuple[int, int]]:
-    """Neighbouring words, as many as fit and at least one."""
+def _split_words(lengths: Sequence[int], start: int, end: int, limit: int) -> Iterator[tuple[int, int]]:
+    """Yield parts [start, end) of as many words as fit, and at least one."""
     first, size = start, 0
-    for number in range(start, end):
-        if number > first and size + lengths[number] > limit:
-            yield first, number
-            first, size = number, 0
-        size += lengths[number]
+    for index in range(start, end):
+        if index > first and size + lengths[index] > limit:
+            yield first, index
+            first, size = index, 0
+        size += lengths[index]
     yield first, end
 
 
-def _grown(lengths: Sequence[int], own: tuple[int, int], lower: int, upper: int, limit: int) -> tuple[int, int]:
-    """The words around `own`, within [lower, upper), taken from both sides in turn while they fit."""
-    start, end = own
+def _add_context(lengths: Sequence[int], part: tuple[int, int], lower: int, upper: int, limit: int) -> tuple[int, int]:
+    """Return `part`, extended within [lower, upper) by words from both sides in turn while they fit."""
+    start, end = part
     room = limit - sum(lengths[start:end])
     left, right = start > lower, end < upper
     while left or right:
@@ -392,123 +417,101 @@ def _grown(lengths: Sequence[int], own: tuple[int, int], lower: int, upper: int,
 
 
 def predicted_tags(
-    predictions: np.ndarray,  # [windows, tokens] label numbers, or [windows, tokens, labels] logits
-    features: Any,  # columns `words` and `places` of these windows
-    sentences: Sequence[Sentence],
-    labels: Sequence[str],
+    predictions: np.ndarray, features: Any, sentences: Sequence[Sentence], labels: Sequence[str]
 ) -> list[list[str]]:
-    """The tag of each word of each sentence, in the order of the sentences."""
+    """Return the predicted tag of each word of each sentence.
+
+    Args:
+        predictions: label indices [windows, tokens], or logits [windows, tokens, labels].
+        features: the columns `word_indices` and `word_positions` of these windows.
+    """
     if predictions.ndim == 3:
         predictions = predictions.argmax(-1)
     by_word = np.full(sum(len(sentence.words) for sentence in sentences), IGNORED)
-    for row, words, places in zip(predictions, features["words"], features["places"], strict=True):
-        by_word[words] = row[places]
-    if (by_word == IGNORED).any():
-        number = (by_word == IGNORED).sum()
-        raise ValueError(f"{number} words have no prediction: the windows are not those of these sentences")
-    found = [labels[number] for number in by_word]
-    return [found[start : start + len(s.words)] for start, s in zip(_offsets(sentences), sentences, strict=True)]
+    for row, words, positions in zip(predictions, features["word_indices"], features["word_positions"], strict=True):
+        by_word[words] = row[positions]
+    missing = (by_word == IGNORED).sum()
+    if missing:
+        raise ValueError(f"{missing} words have no prediction: the windows are not those of these sentences")
+    tags = [labels[index] for index in by_word]
+    return [tags[start : start + len(s.words)] for start, s in zip(_first_words(sentences), sentences, strict=True)]
 
 
-def _offsets(sentences: Sequence[Sentence]) -> list[int]:
-    """The number in the split of the first word of each sentence."""
-    return list(accumulate((len(sentence.words) for sentence in sentences), initial=0))[:-1]
-
-
-def write_predictions(path: str | Path, sentences: Sequence[Sentence], predicted: Sequence[Sequence[str]]) -> None:
-    """CoNLL columns, word, label, prediction, as `conlleval` reads them; the file appears when it is whole."""
-    path, before, lines = Path(path), None, []
+def write_conll_predictions(
+    path: str | Path, sentences: Sequence[Sentence], predicted: Sequence[Sequence[str]]
+) -> None:
+    """Write CoNLL columns with word, label (if there is one) and prediction, as `conlleval` reads them."""
+    last_document, lines = None, []
     for sentence, tags in zip(sentences, predicted, strict=True):
-        if sentence.document != before:
-            columns = 2 if sentence.tags is None else 3
-            lines += [" ".join([DOCUMENT_START] + ["O"] * (columns - 1)), ""]
-            before = sentence.document
         columns = [sentence.words, tags] if sentence.tags is None else [sentence.words, sentence.tags, tags]
+        if sentence.document != last_document:
+            lines += [" ".join([DOCUMENT_START] + ["O"] * (len(columns) - 1)), ""]
+            last_document = sentence.document
         for word, *fields in zip(*columns, strict=True):
             lines.append(" ".join([re.sub(r"[ \t\r\n]+", "_", word) or "_", *fields]))
         lines.append("")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_lines(path, lines)
+    write_lines(Path(path), lines)
 
 
-# 5. Scores
+# 5. Metrics
 
 
-def scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Precision, recall and F1 of whole entities, as `conlleval` and `seqeval` count, and accuracy of words.
+def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """Return precision, recall and F1 of whole entities, as `conlleval` and `seqeval` count, and accuracy of words.
 
-    An entity is right if its words and its type are. `types` holds the same of each type. Labels without prefixes
-    are taken as entities where neighbours have the same; with no O among them (parts of speech), accuracy is all.
+    A predicted entity is correct if its words and its type are. `types` has the metrics of each type. Of labels without
+    prefixes, neighbours with the same label are an entity; if there is no O (parts of speech), only accuracy is
+    returned.
 
-    >>> scores([["B-PER", "I-PER", "O"]], [["B-PER", "I-PER", "B-LOC"]])["precision"]
+    >>> entity_scores([["B-PER", "I-PER", "O"]], [["B-PER", "I-PER", "B-LOC"]])["precision"]
     0.5
     """
-    right_words = sum(g == p for gs, ps in zip(gold, predicted, strict=True) for g, p in zip(gs, ps, strict=True))
-    accuracy = {"accuracy": right_words / max(1, sum(map(len, gold)))}
-    seen = {tag for tags in (*gold, *predicted) for tag in tags}
-    if "O" not in seen and not has_prefixes(seen):
+    correct = sum(g == p for gs, ps in zip(gold, predicted, strict=True) for g, p in zip(gs, ps, strict=True))
+    accuracy = {"accuracy": correct / max(1, sum(map(len, gold)))}
+    labels = {tag for tags in (*gold, *predicted) for tag in tags}
+    prefixed = has_prefixes(labels)
+    if "O" not in labels and not prefixed:
         return accuracy
-    expected, found = _entities_of_all(gold, has_prefixes(seen)), _entities_of_all(predicted, has_prefixes(seen))
+    gold_entities, predicted_entities = _all_entities(gold, prefixed), _all_entities(predicted, prefixed)
     types = {}
-    for kind in sorted({entity[0] for entity in expected | found}):
-        of_kind = [{entity for entity in entities if entity[0] == kind} for entities in (expected, found)]
-        types[kind] = {**_ratios(*of_kind), "number": len(of_kind[0])}
-    return {**_ratios(expected, found), **accuracy, "types": types}
+    for kind in sorted({entity[0] for entity in gold_entities | predicted_entities}):
+        gold_of_type = {entity for entity in gold_entities if entity[0] == kind}
+        predicted_of_type = {entity for entity in predicted_entities if entity[0] == kind}
+        types[kind] = {**_precision_recall_f1(gold_of_type, predicted_of_type), "number": len(gold_of_type)}
+    return {**_precision_recall_f1(gold_entities, predicted_entities), **accuracy, "types": types}
 
 
-def metrics_of(labels: Sequence[str], by_type: bool = False) -> tuple[str, ...]:
-    """The names of the scores for these labels, the decisive one first."""
+def metric_names(labels: Sequence[str], by_type: bool = False) -> tuple[str, ...]:
+    """Return the names of the metrics for these labels; the first selects the best checkpoint."""
     if "O" not in labels and not has_prefixes(labels):
         return ("accuracy",)
     kinds = sorted({label.partition("-")[2] or label for label in labels if label != "O"}) if by_type else []
-    return ("f1", "precision", "recall", "accuracy", *(f"{kind}_{name}" for kind in kinds for name in RATIOS))
+    return ("f1", "precision", "recall", "accuracy", *(f"{kind}_{name}" for kind in kinds for name in ENTITY_METRICS))
 
 
-def _ratios(expected: set, found: set) -> dict[str, float]:
-    right = len(expected & found)
-    precision, recall = right / max(1, len(found)), right / max(1, len(expected))
-    ratios = (precision, recall, 2 * right / max(1, len(expected) + len(found)))
-    return dict(zip(RATIOS, ratios, strict=True))
+def _precision_recall_f1(gold: set, predicted: set) -> dict[str, float]:
+    correct = len(gold & predicted)
+    precision, recall = correct / max(1, len(predicted)), correct / max(1, len(gold))
+    values = (precision, recall, 2 * correct / max(1, len(gold) + len(predicted)))
+    return dict(zip(ENTITY_METRICS, values, strict=True))
 
 
-def _entities_of_all(sentences: Sequence[Sequence[str]], prefixed: bool) -> set[tuple]:
-    return {(*entity, n) for n, tags in enumerate(sentences) for entity in entities(tags, prefixed)}
+def _all_entities(sentences: Sequence[Sequence[str]], prefixed: bool) -> set[tuple]:
+    return {(*entity, index) for index, tags in enumerate(sentences) for entity in find_entities(tags, prefixed)}
 
 
-def entities(tags: Sequence[str], prefixed: bool = True) -> set[tuple[str, int, int]]:
-    """(type, first word, end) of each entity. An I- that follows nothing of its type begins one.
+def find_entities(tags: Sequence[str], prefixed: bool = True) -> set[tuple[str, int, int]]:
+    """Return (type, start, end) of each entity. An I- that does not continue an entity of its type begins one.
 
-    >>> sorted(entities(["B-PER", "I-PER", "O", "I-LOC", "B-LOC"]))
+    >>> sorted(find_entities(["B-PER", "I-PER", "O", "I-LOC", "B-LOC"]))
     [('LOC', 3, 4), ('LOC', 4, 5), ('PER', 0, 2)]
     """
-    found, begun = set(), None
-    tags = to_iob2(tags) if prefixed else to_iob2([tag if tag == "O" else f"I-{tag}" for tag in tags])
-    for number, tag in enumerate([*tags, "O"]):
-        if begun is not None and not tag.startswith("I"):
-            found.add((tags[begun].partition("-")[2] or "_", begun, number))
-            begun = None
+    entities, start = set(), None
+    tags = tags_to_iob2(tags if prefixed else [tag if tag == "O" else f"I-{tag}" for tag in tags])
+    for index, tag in enumerate([*tags, "O"]):
+        if start is not None and not tag.startswith("I"):
+            entities.add((tags[start].partition("-")[2] or "_", start, index))
+            start = None
         if tag.startswith("B"):
-            begun = number
-    return found
-
-
-# 6. A demonstration
-
-
-def made_up_file(sentences: int, seed: int) -> str:
-    """A CoNLL file with names of people, places and companies; only the words beside a name tell what it is."""
-    rng = random.Random(seed)
-    patterns = {"PER": "Mr {} said", "LOC": "in {} today", "ORG": "of {} shares"}
-    lines = []
-    for number in range(sentences):
-        if number % 5 == 0:
-            lines += [f"{DOCUMENT_START} O", ""]
-        for kind in rng.sample(sorted(patterns), 2):
-            name = ["".join(rng.choices(SYLLABLES, k=2)).title() for _ in range(rng.choice((1, 1, 2)))]
-            before, after = patterns[kind].split("{}")
-            tags = [f"B-{kind}", f"I-{kind}"][: len(name)]
-            lines += [f"{word} O" for word in before.split()]
-            lines += [f"{word} {tag}" for word, tag in zip(name, tags, strict=True)]
-            lines += [f"{word} O" for word in after.split()]
-        lines += [". O", ""]
-    return "\n".join(lines) + "\n"
+            start = index
+    return entities

@@ -1,17 +1,29 @@
-"""Extractive question answering as in SQuAD 1.1 and 2.0: rows, windows, answers and their files.
+"""Extractive question answering: SQuAD 1.1, SQuAD 2.0, and your own questions.
 
-A long context is cut into windows that overlap, `[CLS] question [SEP] part of the context [SEP]`. An answer is a span
-of one window, and its text a piece of the context, character by character. [CLS] stands for "no answer here".
+Columns: id, context, question, and answers (text and answer_start, both lists; empty if there is no answer). Official
+SQuAD files and tables of such rows can be read.
 
-    >>> rows = squad_rows(read_squad("dev-v2.0.json"), "validation")
-    >>> features = Windows(tokenizer).evaluation(rows)
-    >>> answers = find_answers(rows, features, start_logits, end_logits, version_2=True)
-    >>> answers.write("output")
+A context is split into overlapping windows, each an input `[CLS] question [SEP] part of the context [SEP]`. A predicted
+answer is a span of one window; its text is copied from the context. [CLS] stands for "no answer in this window".
+
+Metrics: see squad_scores.py. Files: predictions.json, nbest_predictions.json and, for SQuAD 2.0, null_odds.json, in the
+format of the official scripts.
+
+    >>> answers = {"text": ["Rome"], "answer_start": [0]}
+    >>> row = {"id": "1", "context": "Rome is old.", "question": "What is?", "answers": answers}
+    >>> rows = squad_rows(Dataset.from_list([row]), "validation")
+    >>> gold_answers(rows)
+    {'1': ['Rome']}
+
+With a tokenizer, and logits [windows, N] of a model:
+
+    features = SquadEncoder(tokenizer).evaluation_features(rows)
+    predicted = find_answers(rows, features, start_logits, end_logits, version_2=True)
+    predicted.write("output")
 """
 
 import gzip
 import json
-import random
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -23,53 +35,56 @@ from typing import Any, NamedTuple
 import datasets
 import numpy as np
 from datasets import Dataset
+from scipy.special import softmax
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from hf_deberta.fine_tuning.tasks.submission import write_lines
 from hf_deberta.runs.data_files import read_table
+from hf_deberta.runs.errors import InputError
 
-ANSWERS = {"text": datasets.List(datasets.Value("string")), "answer_start": datasets.List(datasets.Value("int32"))}
-COLUMNS = {name: datasets.Value("string") for name in ("id", "context", "question")}
-CLS = 0  # the token that stands for "no answer"
-NO_SPAN = 1e6  # the null odds of a context in which there is nothing to point at
+TEXT_FEATURES = {name: datasets.Value("string") for name in ("id", "context", "question")}
+ANSWER_FEATURES = {
+    "answers": {"text": datasets.List(datasets.Value("string")), "answer_start": datasets.List(datasets.Value("int32"))}
+}
+CLS_POSITION = 0
+NO_SPAN_NULL_ODDS = 1e6  # the null odds of a context without any candidate span
 
 logger = logging.get_logger(__name__)
 
 
-# Rows
+# 1. Rows
 
 
 def read_squad(file: str | Path) -> Dataset:
-    """Questions from an official SQuAD file (nested JSON), or from a table, one row each: json, jsonl, parquet.
+    """Return the questions of an official SQuAD file (nested JSON) or of a table (json, jsonl, parquet).
 
-    Each may be gzipped.
+    Files may be gzipped.
     """
     path = Path(file)
     document = None
     if path.name.removesuffix(".gz").endswith(".json") and path.is_file():
-        with suppress(json.JSONDecodeError):  # a row per line, or what read_table will complain of
+        with suppress(json.JSONDecodeError):  # one row per line, or an invalid file, which read_table reports
             document = json.loads(_read_text(path))
     data = document.get("data") if isinstance(document, dict) else None
     if isinstance(data, list) and (not data or "paragraphs" in data[0]):
-        return _from_articles(path, data)
+        return _read_articles(path, data)
     return read_table(path, ("json", "jsonl", "parquet"), rows_field=None if data is None else "data")
 
 
-def _from_articles(path: Path, articles: list[dict]) -> Dataset:
+def _read_articles(path: Path, articles: list[dict]) -> Dataset:
     try:
         questions = [qa for article in articles for paragraph in article["paragraphs"] for qa in paragraph["qas"]]
     except KeyError as error:
-        raise ValueError(f"{path} is not laid out as an official SQuAD file: {error} is missing in it") from error
+        raise InputError(f"{path} is not in the format of an official SQuAD file: {error} is missing") from error
     if not questions:
-        raise ValueError(f"there is no question in {path}")
-    answered = any("answers" in qa for qa in questions)
+        raise InputError(f"there is no question in {path}")
+    with_answers = any("answers" in qa for qa in questions)
     stat = path.stat()
-    return Dataset.from_generator(
-        _questions,
-        features=datasets.Features(COLUMNS | ({"answers": ANSWERS} if answered else {})),
-        gen_kwargs={"path": str(path), "answered": answered, "changed": (stat.st_size, stat.st_mtime_ns)},
-    )
+    # The size and modification time are part of the key under which datasets caches the rows.
+    arguments = {"path": str(path), "with_answers": with_answers, "version": (stat.st_size, stat.st_mtime_ns)}
+    features = datasets.Features(TEXT_FEATURES | (ANSWER_FEATURES if with_answers else {}))
+    return Dataset.from_generator(_questions_of_articles, features=features, gen_kwargs=arguments)
 
 
 def _read_text(path: Path) -> str:
@@ -77,84 +92,85 @@ def _read_text(path: Path) -> str:
         return file.read()
 
 
-def _questions(path: str, answered: bool, changed: tuple[int, int]) -> Iterator[dict]:
-    """Each question of an official file; `changed` tells a cache that the file did."""
+def _questions_of_articles(path: str, with_answers: bool, version: tuple[int, int]) -> Iterator[dict]:
     for article in json.loads(_read_text(Path(path)))["data"]:
         for paragraph in article["paragraphs"]:
             for qa in paragraph["qas"]:
                 row = {"id": qa["id"], "context": paragraph["context"], "question": qa["question"]}
-                if answered:
-                    row["answers"] = _by_column([] if qa.get("is_impossible") else qa.get("answers"), qa["id"])
+                if with_answers:
+                    row["answers"] = _answers_by_column([] if qa.get("is_impossible") else qa.get("answers"), qa["id"])
                 yield row
 
 
-def squad_rows(rows: Dataset, name: str, with_answers: bool = True) -> Dataset:
-    """The columns id, context, question and answers, checked; `name` is that of the split, for messages."""
-    needed = [*COLUMNS, *(["answers"] if with_answers else [])]
-    missing = [column for column in needed if column not in rows.column_names]
+def squad_rows(rows: Dataset, split: str, with_answers: bool = True) -> Dataset:
+    """Return the columns id, context, question and answers, after checking them.
+
+    Args:
+        with_answers: require answers; otherwise the column may be missing.
+    """
+    required = [*TEXT_FEATURES, *["answers"] * with_answers]
+    missing = [column for column in required if column not in rows.column_names]
     if missing:
-        raise ValueError(
-            f"the {name} rows have no column {', '.join(missing)} but {', '.join(rows.column_names)}: rename yours to "
-            "id, context, question and answers, which holds text and answer_start"
+        raise InputError(
+            f"the {split} rows have no column {', '.join(missing)}; they have {', '.join(rows.column_names)}. Rename "
+            "yours to id, context, question and answers, which holds text and answer_start"
         )
     if not len(rows):
-        raise ValueError(f"the {name} split is empty: there is no question in it")
-    kept = [*COLUMNS, *(["answers"] if "answers" in rows.column_names else [])]
-    features = datasets.Features(COLUMNS | ({"answers": ANSWERS} if "answers" in kept else {}))
-    rows = rows.select_columns(kept).map(
-        _checked, batched=True, features=features, fn_kwargs={"name": name}, desc=f"checking {name}"
+        raise InputError(f"the {split} split is empty")
+    features = datasets.Features(TEXT_FEATURES | (ANSWER_FEATURES if "answers" in rows.column_names else {}))
+    rows = rows.select_columns(list(features)).map(
+        _check_rows, batched=True, features=features, fn_kwargs={"split": split}, desc=f"checking {split}"
     )
-    ((most, times),) = Counter(rows["id"][:]).most_common(1)
-    if times > 1 and name != "train":
-        raise ValueError(
-            f"the id {most!r} stands at {times} {name} rows; answers are filed by id, so give each its own"
-        )
+    ((most_common, count),) = Counter(rows["id"][:]).most_common(1)
+    if count > 1 and split != "train":
+        raise InputError(f"{count} {split} rows have the id {most_common!r}; predictions need a different id for each")
     return rows
 
 
-def _checked(batch: dict[str, list], name: str) -> dict[str, list]:
+def _check_rows(batch: dict[str, list], split: str) -> dict[str, list]:
     batch = {column: list(values) for column, values in batch.items()}
-    batch["id"] = [str(identifier) for identifier in batch["id"]]
+    batch["id"] = [str(row_id) for row_id in batch["id"]]
     for column in ("context", "question"):
-        for identifier, text in zip(batch["id"], batch[column], strict=True):
+        for row_id, text in zip(batch["id"], batch[column], strict=True):
             if not isinstance(text, str):
-                raise ValueError(f"the {column} of {name} row {identifier!r} must be text, not {text!r}")
+                raise InputError(f"the {column} of {split} row {row_id!r} must be text, not {text!r}")
     if "answers" in batch:
-        batch["answers"] = list(map(_by_column, batch["answers"], batch["id"]))
+        batch["answers"] = list(map(_answers_by_column, batch["answers"], batch["id"]))
     return batch
 
 
-def _by_column(answers: dict | list[dict] | None, row_id: str) -> dict[str, list]:
-    """Answers as {text: [...], answer_start: [...]}, from that or from [{text, answer_start}, ...]; no empty ones."""
+def _answers_by_column(answers: dict | list[dict] | None, row_id: str) -> dict[str, list]:
+    """Return {text: [...], answer_start: [...]}, also from [{text, answer_start}, ...]; empty texts are dropped."""
     try:
         if isinstance(answers, dict):
             pairs = list(zip(answers["text"], answers["answer_start"], strict=True))
         else:
             pairs = [(answer["text"], answer["answer_start"]) for answer in answers or []]
     except (KeyError, TypeError, ValueError):
-        rule = "as many text as answer_start"
-        raise ValueError(f"the answers of row {row_id!r} must hold {rule}, and are {answers!r}") from None
+        raise InputError(
+            f"the answers of row {row_id!r} must hold as many text as answer_start, not {answers!r}"
+        ) from None
     pairs = [(text, start) for text, start in pairs if text]
     return {"text": [text for text, _ in pairs], "answer_start": [start for _, start in pairs]}
 
 
 def gold_answers(rows: Dataset) -> dict[str, list[str]]:
-    """The answers of each question, by its id; none where there is none."""
+    """Return the texts of the gold answers by question id."""
     return {row_id: answers["text"] for row_id, answers in zip(rows["id"], rows["answers"], strict=True)}
 
 
-# Windows
+# 2. Model inputs
 
 
 @dataclass(frozen=True)
-class Windows:
-    """How questions and contexts become inputs; the fields are flags of Transformers' `run_qa.py`.
+class SquadEncoder:
+    """Turns questions and contexts into model inputs. The fields are flags of Transformers' `run_qa.py`.
 
     Args:
-        max_seq_length: tokens of an input, special ones included.
-        doc_stride: tokens of the context that two neighbouring windows share.
-        max_query_length: cut longer questions to so many tokens. As in `run_qa.py` they are not cut by default;
-            one that leaves no room for the context is an error.
+        max_seq_length: tokens of an input, including special tokens.
+        doc_stride: tokens of the context that neighbouring windows share.
+        max_query_length: truncate questions to this number of tokens. By default, as in `run_qa.py`, they are not
+            truncated, and a question that leaves no room for the context is an error.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -164,51 +180,54 @@ class Windows:
 
     def __post_init__(self) -> None:
         if not self.tokenizer.is_fast:
-            raise ValueError(
-                f"{type(self.tokenizer).__name__} does not tell which characters its tokens come from, which answers "
-                "need: use a tokenizer with offsets, such as HfDebertaTokenizer"
+            raise InputError(
+                f"{type(self.tokenizer).__name__} does not return the characters of a token: use a fast tokenizer, "
+                "such as HfDebertaTokenizer"
             )
         if self.max_query_length is not None and self.max_query_length < 1:
-            raise ValueError(f"max_query_length must be 1 or more, not {self.max_query_length}")
+            raise InputError(f"max_query_length must be at least 1, not {self.max_query_length}")
         if not 0 <= self.doc_stride < self.max_seq_length:
-            raise ValueError(
-                f"doc_stride must lie in [0, max_seq_length), and {self.doc_stride} does not for {self.max_seq_length}"
+            raise InputError(
+                f"doc_stride must be in [0, max_seq_length), that is [0, {self.max_seq_length}), not {self.doc_stride}"
             )
 
-    def training(self, rows: Dataset, mapping: dict[str, Any] | None = None) -> Dataset:
-        """Inputs with start_positions and end_positions, those of [CLS] where a window does not hold the answer.
+    def training_features(self, rows: Dataset, map_options: dict[str, Any] | None = None) -> Dataset:
+        """Return inputs with start_positions and end_positions; [CLS] if a window does not hold the whole answer.
 
         Args:
-            mapping: options of `Dataset.map`.
+            map_options: options of `Dataset.map`.
         """
-        rows = _with_answers_in_place(rows)
-        features = self._mapped(rows, mapping, keep_characters=False)
+        rows = _drop_misplaced_answers(rows)
+        features = self._encode(rows, map_options, with_characters=False)
         ends = zip(features["row"][:], features["end_positions"][:], strict=True)
-        found = {row for row, end in ends if end != CLS}
-        lost = sum(bool(answers["text"]) for answers in rows["answers"]) - len(found)
+        answered = {row for row, end in ends if end != CLS_POSITION}
+        lost = sum(bool(answers["text"]) for answers in rows["answers"]) - len(answered)
         if lost:
             logger.warning(
                 f"{lost} of {len(rows)} questions have an answer that no window of {self.max_seq_length} tokens holds "
-                "whole, and are trained as unanswerable; a longer doc_stride lets windows share more"
+                "completely, and are trained as unanswerable; a larger doc_stride lets windows share more tokens"
             )
         return features.remove_columns("row")
 
-    def evaluation(self, rows: Dataset, mapping: dict[str, Any] | None = None) -> Dataset:
-        """Inputs with what `find_answers` needs: `row`, the `first` token of the context, and where its tokens stand in
-        it, from `starts` to `ends`. The positions of answers, if there are any, are for the loss.
-        """
-        return self._mapped(rows, mapping, keep_characters=True)
+    def evaluation_features(self, rows: Dataset, map_options: dict[str, Any] | None = None) -> Dataset:
+        """Return inputs with the columns that `find_answers` needs.
 
-    def _mapped(self, rows: Dataset, mapping: dict[str, Any] | None, keep_characters: bool) -> Dataset:
-        # as the tokenizer was before any other use: its state is part of the name under which features are kept
+        These are `row`, `first` (the position of the first context token), and `starts` and `ends` (the characters of
+        each context token). If the rows have answers, start_positions and end_positions are there for the loss.
+        """
+        return self._encode(rows, map_options, with_characters=True)
+
+    def _encode(self, rows: Dataset, map_options: dict[str, Any] | None, with_characters: bool) -> Dataset:
+        # datasets hashes the tokenizer to find cached inputs; truncation and padding left by earlier calls would
+        # change the hash.
         self.tokenizer.backend_tokenizer.no_truncation()
         self.tokenizer.backend_tokenizer.no_padding()
-        options = {**(mapping or {}), "batched": True, "with_indices": True, "remove_columns": rows.column_names}
-        return rows.map(self._windows, fn_kwargs={"keep_characters": keep_characters}, **options)
+        options = {**(map_options or {}), "batched": True, "with_indices": True, "remove_columns": rows.column_names}
+        return rows.map(self._encode_batch, fn_kwargs={"with_characters": with_characters}, **options)
 
-    def _windows(self, batch: dict[str, list], indices: list[int], keep_characters: bool) -> dict[str, list]:
+    def _encode_batch(self, batch: dict[str, list], indices: list[int], with_characters: bool) -> dict[str, list]:
         encoded = self.tokenizer(
-            self._questions_that_fit(batch),
+            self._truncate_questions(batch),
             batch["context"],
             truncation="only_second",
             max_length=self.max_seq_length,
@@ -217,54 +236,57 @@ class Windows:
             return_offsets_mapping=True,
         )
         rows, offsets = encoded.pop("overflow_to_sample_mapping"), encoded.pop("offset_mapping")
-        answers = list(map(first_answer, batch["answers"])) if "answers" in batch else None
-        windows = {name: encoded[name] for name in encoded} | {"row": [indices[row] for row in rows]}
-        added = ("first", "starts", "ends") if keep_characters else ()
-        windows |= {name: [] for name in (*added, *(("start_positions", "end_positions") if answers else ()))}
+        answers = list(map(first_answer_span, batch["answers"])) if "answers" in batch else None
+        features: dict[str, list] = {**encoded, "row": [indices[row] for row in rows]}
+        if with_characters:
+            features |= {"first": [], "starts": [], "ends": []}
+        if answers is not None:
+            features |= {"start_positions": [], "end_positions": []}
         for window, row in enumerate(rows):
             tokens = [token for token, sequence in enumerate(encoded.sequence_ids(window)) if sequence == 1]
-            first, last = (tokens[0], tokens[-1] + 1) if tokens else (0, 0)
-            pieces = encoded.tokens(window)[first:last]
-            characters = token_characters(pieces, offsets[window][first:last], batch["context"][row])
-            starts, ends = np.array(characters, np.int32)
-            found = {"first": first, "starts": starts, "ends": ends}
-            if answers:
-                span = answer_tokens(answers[row], first, starts, ends) or (CLS, CLS)
-                found |= {"start_positions": span[0], "end_positions": span[1]}
-            for name, value in found.items():
-                if name in windows:
-                    windows[name].append(value)
-        return windows
+            first, end = (tokens[0], tokens[-1] + 1) if tokens else (0, 0)
+            pieces = encoded.tokens(window)[first:end]
+            spans = token_character_spans(pieces, offsets[window][first:end], batch["context"][row])
+            starts, ends = np.array(spans, np.int32)
+            if with_characters:
+                features["first"].append(first)
+                features["starts"].append(starts)
+                features["ends"].append(ends)
+            if answers is not None:
+                span = answer_token_span(answers[row], first, starts, ends) or (CLS_POSITION, CLS_POSITION)
+                features["start_positions"].append(span[0])
+                features["end_positions"].append(span[1])
+        return features
 
-    def _questions_that_fit(self, batch: dict[str, list]) -> list[str]:
-        """Stripped questions, cut if so asked, that leave room for more of the context than two windows share."""
+    def _truncate_questions(self, batch: dict[str, list]) -> list[str]:
+        """Return the questions, truncated to max_query_length; each must leave room for doc_stride tokens and more."""
         questions = [question.strip() for question in batch["question"]]
-        plain = {"add_special_tokens": False, "verbose": False}
-        if (most := self.max_query_length) is not None:
-            offsets = self.tokenizer(questions, return_offsets_mapping=True, **plain)["offset_mapping"]
-            ends = [tokens[most - 1][1] if len(tokens) > most else None for tokens in offsets]
+        options = {"add_special_tokens": False, "verbose": False}
+        if (limit := self.max_query_length) is not None:
+            offsets = self.tokenizer(questions, return_offsets_mapping=True, **options)["offset_mapping"]
+            ends = [tokens[limit - 1][1] if len(tokens) > limit else None for tokens in offsets]
             questions = [question[:end] for question, end in zip(questions, ends, strict=True)]
-        lengths = [len(ids) for ids in self.tokenizer(questions, **plain)["input_ids"]]
+        lengths = [len(ids) for ids in self.tokenizer(questions, **options)["input_ids"]]
         room = self.max_seq_length - self.doc_stride - self.tokenizer.num_special_tokens_to_add(pair=True) - 1
         longest = int(np.argmax(lengths))
         if lengths[longest] > room:
-            raise ValueError(
+            raise InputError(
                 f"the question of {batch['id'][longest]!r} has {lengths[longest]} tokens, and a max_seq_length of "
                 f"{self.max_seq_length} with a doc_stride of {self.doc_stride} leaves room for {max(room, 0)}: raise "
-                "the first, lower the second, or cut questions with max_query_length"
+                "the first, lower the second, or truncate questions with max_query_length"
             )
         return questions
 
 
-def token_characters(
+def token_character_spans(
     pieces: Sequence[str], offsets: Sequence[tuple[int, int]], context: str
 ) -> tuple[list[int], list[int]]:
-    """From which to which character of the context each token stands, growing from token to token.
+    """Return the first character of each token in the context, and the one after its last; both never decrease.
 
-    Tokenizers count the space before a word to its token, and SentencePiece rules that put spaces in count the
-    character before, too. Here a token begins where its own text does; one that is only a space is empty.
+    The offsets of a tokenizer include the space before a word, and those of SentencePiece may include the character
+    before it. Here a token starts with its own text, and a token that is only a space is empty.
 
-    >>> token_characters(["▁the", "▁", "東"], [(0, 3), (3, 4), (4, 5)], "the 東")
+    >>> token_character_spans(["▁the", "▁", "東"], [(0, 3), (3, 4), (4, 5)], "the 東")
     ([0, 4, 4], [3, 4, 5])
     """
     starts, ends = [], []
@@ -276,7 +298,7 @@ def token_characters(
             end -= 1
         if not piece.strip("▁"):
             start = end = max(start, last_end)
-        elif start < last_end:  # begins inside of the token before, or is a part of the same character
+        elif start < last_end:  # overlaps the token before, or is a part of the same character
             start = last_end if last_end < end else max(start, last_start)
         while may_combine and start < end < len(context) and unicodedata.combining(context[end]):
             end += 1
@@ -286,8 +308,8 @@ def token_characters(
     return starts, ends
 
 
-def first_answer(answers: dict[str, list]) -> tuple[int, int] | None:
-    """From which to which character the first answer stands, spaces around it aside."""
+def first_answer_span(answers: dict[str, list]) -> tuple[int, int] | None:
+    """Return the characters [start, end) of the first answer, without surrounding spaces."""
     if not answers["text"]:
         return None
     text, start = answers["text"][0], answers["answer_start"][0]
@@ -295,46 +317,47 @@ def first_answer(answers: dict[str, list]) -> tuple[int, int] | None:
     return begin, begin + len(text.strip())
 
 
-def answer_tokens(
+def answer_token_span(
     answer: tuple[int, int] | None, first: int, starts: np.ndarray, ends: np.ndarray
 ) -> tuple[int, int] | None:
-    """The first and last token of an answer given in characters; None if the window does not hold it whole."""
+    """Return the first and last token of an answer given in characters; None if it is not all in the window."""
     if answer is None or not len(starts) or answer[0] < starts[0] or answer[1] > ends[-1]:
         return None
     begin, end = np.searchsorted(ends, answer[0], "right"), np.searchsorted(starts, answer[1], "left") - 1
     return (first + int(begin), first + int(end)) if begin <= end else None
 
 
-def _with_answers_in_place(rows: Dataset) -> Dataset:
-    """Without the rows whose answer is not where `answer_start` says."""
+def _drop_misplaced_answers(rows: Dataset) -> Dataset:
+    """Return the rows whose answer is where `answer_start` says, with a warning about the others."""
     kept, example = [], None
     for index, (context, answers) in enumerate(zip(rows["context"], rows["answers"], strict=True)):
         text, start = (answers["text"][0], answers["answer_start"][0]) if answers["text"] else ("", 0)
-        found = context[max(start, 0) :][: len(text)]
-        if start >= 0 and found == text:
+        actual = context[max(start, 0) :][: len(text)]
+        if start >= 0 and actual == text:
             kept.append(index)
         elif example is None:
-            example = f"{rows[index]['id']!r} has the answer {text!r} at {start}, where {found!r} stands"
+            example = f"row {rows[index]['id']!r} has the answer {text!r} at {start}, where the context has {actual!r}"
     rule = "it counts characters of the context from 0"
     if not kept:
-        raise ValueError(f"no answer stands where its answer_start says ({rule}): {example}")
-    if example is not None:
-        left_out = f"{len(rows) - len(kept)} of {len(rows)} training rows are left out"
-        logger.warning(f"{left_out}, since their answer_start is wrong ({rule}): {example}")
-    return rows if example is None else rows.select(kept)
+        raise InputError(f"no answer is where its answer_start says ({rule}): {example}")
+    if example is None:
+        return rows
+    dropped = f"{len(rows) - len(kept)} of {len(rows)} training rows"
+    logger.warning(f"{dropped} are dropped, because their answer_start is wrong ({rule}): {example}")
+    return rows.select(kept)
 
 
-# Answers
+# 3. Predicted answers and their files
 
 
-class Answers(NamedTuple):
-    """What a model answers, by question id.
+class PredictedAnswers(NamedTuple):
+    """Predictions by question id.
 
     Args:
-        predictions: the text of the answer; empty if there is none, by the null odds.
+        predictions: the text of the answer; empty if the null odds exceed the threshold.
         nbest: the best spans with their probability among themselves, best first.
-        null_odds: score of "no answer" minus that of the best span; empty for SQuAD 1.1.
-        texts: the best text whatever the null odds, from which a threshold is searched.
+        null_odds: the score of "no answer" minus that of the best span; empty for SQuAD 1.1.
+        texts: the text of the best span, whatever the null odds; for the search of the best threshold.
     """
 
     predictions: dict[str, str]
@@ -343,7 +366,7 @@ class Answers(NamedTuple):
     texts: dict[str, str]
 
     def write(self, folder: str | Path, prefix: str = "") -> None:
-        """predictions.json, nbest_predictions.json and, for 2.0, null_odds.json, as the official tools read them."""
+        """Write predictions.json, nbest_predictions.json and, for SQuAD 2.0, null_odds.json."""
         files = {"predictions": self.predictions, "nbest_predictions": self.nbest}
         if self.null_odds:
             files["null_odds"] = self.null_odds
@@ -351,8 +374,8 @@ class Answers(NamedTuple):
             write_lines(Path(folder) / f"{prefix}{name}.json", [json.dumps(content, indent=4)])
 
 
-class Span(NamedTuple):
-    """A candidate: its characters in the context, and the logits of its first and last token."""
+class AnswerSpan(NamedTuple):
+    """A candidate: its characters [start, end) in the context, and the logits of its first and last token."""
 
     start: int
     end: int
@@ -367,106 +390,89 @@ class Span(NamedTuple):
 def find_answers(
     rows: Dataset,
     features: Dataset,
-    start_logits: np.ndarray,  # [windows, N]
+    start_logits: np.ndarray,
     end_logits: np.ndarray,
     n_best_size: int = 20,
     max_answer_length: int = 30,
     version_2: bool = False,
     null_score_diff_threshold: float = 0.0,
-) -> Answers:
-    """Answers of the questions `rows`, from the logits of their windows `features`.
+) -> PredictedAnswers:
+    """Return the predicted answers to the questions `rows`.
 
-    A span has at most `max_answer_length` tokens. All of them compete, not only those of the best starts and ends.
-    With `version_2`, "no answer" wins where the null odds exceed `null_score_diff_threshold`.
+    All spans of at most `max_answer_length` tokens compete, not only those of the best start and end tokens.
+
+    Args:
+        features: of `SquadEncoder.evaluation_features`.
+        start_logits: [windows, N], like `end_logits`.
+        version_2: predict "no answer" where the null odds exceed `null_score_diff_threshold`.
     """
     if not len(features) == len(start_logits) == len(end_logits):
         raise ValueError(f"{len(features)} windows have {len(start_logits)} start and {len(end_logits)} end logits")
     for name, value in {"n_best_size": n_best_size, "max_answer_length": max_answer_length}.items():
         if value < 1:
-            raise ValueError(f"{name} must be 1 or more, not {value}")
-    spans: list[dict[tuple[int, int], Span]] = [{} for _ in range(len(rows))]
-    nulls: list[Span | None] = [None] * len(rows)
+            raise InputError(f"{name} must be at least 1, not {value}")
+    spans: list[dict[tuple[int, int], AnswerSpan]] = [{} for _ in range(len(rows))]
+    nulls: dict[int, AnswerSpan] = {}
     columns = (features[name] for name in ("row", "first", "starts", "ends"))
     for window, (row, first, starts, ends) in enumerate(zip(*columns, strict=True)):
-        logits = start_logits[window], end_logits[window]
-        null = Span(0, 0, *(float(values[CLS]) for values in logits))
-        if nulls[row] is None or null.score < nulls[row].score:
+        logits = np.stack([start_logits[window], end_logits[window]])
+        null = AnswerSpan(0, 0, *map(float, logits[:, CLS_POSITION]))
+        if row not in nulls or null.score < nulls[row].score:
             nulls[row] = null
-        inside = (values[first : first + len(starts)] for values in logits)
-        for span in best_spans(*inside, np.array(starts), np.array(ends), n_best_size, max_answer_length):
-            known = spans[row].get(span[:2])
-            if known is None or span.score > known.score:
-                spans[row][span[:2]] = span
+        context_logits = logits[:, first : first + len(starts)]
+        for span in best_spans(context_logits, np.array(starts), np.array(ends), n_best_size, max_answer_length):
+            characters = (span.start, span.end)
+            if characters not in spans[row] or span.score > spans[row][characters].score:
+                spans[row][characters] = span
 
-    answers = Answers({}, {}, {}, {})
-    for row_id, context, found, null in zip(rows["id"], rows["context"], spans, nulls, strict=True):
-        ranked = sorted(found.values(), key=lambda span: span.score, reverse=True)[:n_best_size]
+    answers = PredictedAnswers({}, {}, {}, {})
+    for row, (row_id, context) in enumerate(zip(rows["id"], rows["context"], strict=True)):
+        ranked = sorted(spans[row].values(), key=lambda span: span.score, reverse=True)[:n_best_size]
         best = text = context[ranked[0].start : ranked[0].end] if ranked else ""
         if version_2:
-            odds = null.score - ranked[0].score if ranked else NO_SPAN
-            answers.null_odds[row_id] = odds
-            text = "" if odds > null_score_diff_threshold else best
-            ranked = sorted([*ranked, null], key=lambda span: span.score, reverse=True)
+            null_odds = nulls[row].score - ranked[0].score if ranked else NO_SPAN_NULL_ODDS
+            answers.null_odds[row_id] = null_odds
+            text = "" if null_odds > null_score_diff_threshold else best
+            ranked = sorted([*ranked, nulls[row]], key=lambda span: span.score, reverse=True)
         answers.texts[row_id], answers.predictions[row_id] = best, text
-        answers.nbest[row_id] = _with_probabilities(ranked, context)
+        answers.nbest[row_id] = _nbest_entries(ranked, context)
     return answers
 
 
 def best_spans(
-    start_logits: np.ndarray,  # [tokens of the context]
-    end_logits: np.ndarray,
-    starts: np.ndarray,
-    ends: np.ndarray,
-    number: int,
-    max_tokens: int,
-) -> list[Span]:
-    """The `number` best spans of at most `max_tokens` tokens, from a token with a text to another, in no order."""
+    logits: np.ndarray, starts: np.ndarray, ends: np.ndarray, count: int, max_tokens: int
+) -> list[AnswerSpan]:
+    """Return the best `count` spans of at most `max_tokens` tokens, in no order.
+
+    Args:
+        logits: [2, T], start and end logits of the T context tokens.
+        starts: [T], the characters of each token, as `ends`. Empty tokens neither start nor end a span.
+    """
     if not len(starts):
         return []
     width = min(max_tokens, len(starts))
-    begin, end = (np.where(starts < ends, logits.astype(np.float64), -np.inf) for logits in (start_logits, end_logits))
-    end = np.concatenate([end, np.full(width - 1, -np.inf)])
-    scores = begin[:, None] + np.lib.stride_tricks.sliding_window_view(end, width)  # [tokens, width]: from i, j more
-    best = np.argpartition(scores, -number, axis=None)[-number:] if number < scores.size else np.arange(scores.size)
-    found = []
-    for first, more in zip(*np.unravel_index(best, scores.shape), strict=True):
-        if np.isfinite(scores[first, more]):
-            logits = float(start_logits[first]), float(end_logits[first + more])
-            found.append(Span(int(starts[first]), int(ends[first + more]), *logits))
-    return found
+    start_logits, end_logits = np.where(starts < ends, logits.astype(np.float64), -np.inf)
+    end_logits = np.concatenate([end_logits, np.full(width - 1, -np.inf)])
+    # [T, width]: the score of the span from token i to token i + j
+    scores = start_logits[:, None] + np.lib.stride_tricks.sliding_window_view(end_logits, width)
+    best = np.argpartition(scores, -count, axis=None)[-count:] if count < scores.size else np.arange(scores.size)
+    spans = []
+    for first, offset in zip(*np.unravel_index(best, scores.shape), strict=True):
+        last = first + offset
+        if np.isfinite(scores[first, offset]):
+            span_logits = float(logits[0, first]), float(logits[1, last])
+            spans.append(AnswerSpan(int(starts[first]), int(ends[last]), *span_logits))
+    return spans
 
 
-def _with_probabilities(ranked: list[Span], context: str) -> list[dict[str, Any]]:
-    scores = np.array([span.score for span in ranked])
-    weights = np.exp(scores - scores.max(initial=-np.inf))
+def _nbest_entries(ranked: list[AnswerSpan], context: str) -> list[dict[str, Any]]:
+    probabilities = softmax([span.score for span in ranked]) if ranked else []
     return [
         {
             "text": context[span.start : span.end],
-            "probability": float(weight / weights.sum()),
+            "probability": float(probability),
             "start_logit": span.start_logit,
             "end_logit": span.end_logit,
         }
-        for span, weight in zip(ranked, weights, strict=True)
+        for span, probability in zip(ranked, probabilities, strict=True)
     ]
-
-
-# A demonstration
-
-MADE_UP = {  # question: what a notice says, and of what
-    "where ?": ("it is in {} .", ("rome", "paris", "old london", "new york", "oslo", "lima")),
-    "which colour ?": ("walls are {} .", ("red", "dark green", "blue", "white", "light grey", "yellow")),
-    "who ?": ("home of {} .", ("a baker", "an old sailor", "a teacher", "nobody", "a tall painter")),
-}
-
-
-def made_up_rows(number: int, seed: int) -> list[dict[str, Any]]:
-    """Notices of houses that say two of three things, and a question after one of the three."""
-    rng, rows = random.Random(seed), []
-    for index in range(number):
-        said, question = rng.sample(list(MADE_UP), 2), rng.choice(list(MADE_UP))
-        found = {x: rng.choice(MADE_UP[x][1]) for x in said}
-        context = " ".join(MADE_UP[x][0].format(found[x]) for x in said)
-        texts = [found[question]] if question in found else []
-        answers = {"text": texts, "answer_start": [context.index(f" {text} ") + 1 for text in texts]}
-        rows.append({"id": f"{seed}-{index}", "context": context, "question": question, "answers": answers})
-    return rows

@@ -1,29 +1,34 @@
-"""SuperGLUE: rows, inputs, metrics and submission files of its eight tasks and two diagnostics.
+"""SuperGLUE: its eight tasks and two diagnostics.
 
-Rows are read in the official form (ReCoRD and MultiRC nested) or in the Hub's, and become the Hub's: one row for each
-thing to be said. What the model sees:
+Columns: those of the Hub dataset. The official files, where MultiRC, ReCoRD and WSC are nested, are flattened to them.
 
-BoolQ          passage, question
-CB, RTE, AX    premise, hypothesis
-COPA           twice a cause and an effect: (choice, premise) if a cause is asked for, else (premise, choice)
-MultiRC        paragraph, question with one answer
-ReCoRD         passage, query with [MASK] for @placeholder; an entity of the passage is chosen by its mentions
-WiC            "word: sentence", sentence; the word stands between stars, "we need to * wash * it"
-WSC            text, noun; the noun stands between stars, the pronoun between hashes, "because # they # feared violence"
+| task         | input                                                                                              |
+|--------------|----------------------------------------------------------------------------------------------------|
+| BoolQ        | passage, question                                                                                  |
+| CB, RTE, AX  | premise, hypothesis                                                                                |
+| COPA         | one input per choice, cause first: (choice, premise) or (premise, choice)                          |
+| MultiRC      | paragraph, question and one answer                                                                 |
+| ReCoRD       | passage, query with [MASK] for @placeholder; the model scores the mentions of entities             |
+| WiC          | "word: sentence", sentence; the word is marked, "we need to * wash * it"                           |
+| WSC          | text, noun; the noun and the pronoun are marked, "* the men * fled because # they # feared it"     |
 
-COPA and ReCoRD are laid out as in the released code, WiC and WSC have no released recipe.
+COPA and ReCoRD are encoded as in the official DeBERTa code, which has no recipe for WiC and WSC.
 
-    python -m hf_deberta.fine_tuning.tasks.superglue submission.zip runs/*
+Metrics: those of the SuperGLUE paper, between 0 and 1. Files: predictions_TASK.jsonl with probabilities (ReCoRD: the
+best entities), and the file of a SuperGLUE submission, such as BoolQ.jsonl.
 
-makes the zip that super.gluebenchmark.com takes from the files that `run_superglue.py --do_predict` has written.
+    >>> target = {"span1_text": "the men", "span1_index": 0, "span2_text": "they", "span2_index": 4}
+    >>> row = {"text": "the men fled because they feared it", "target": target, "idx": 0, "label": True}
+    >>> flatten_split(Dataset.from_list([row]), "train", "wsc")[0]["span2_text"]
+    'they'
+
+`python -m hf_deberta.fine_tuning.tasks.superglue submission.zip runs/*` zips those files for super.gluebenchmark.com.
 """
 
-import itertools
-import json
-import random
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,537 +36,549 @@ import datasets
 import numpy as np
 import torch
 from datasets import Dataset
+from scipy.special import softmax
 from sklearn.metrics import f1_score, matthews_corrcoef
-from transformers import PreTrainedTokenizerBase
+from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
 
-from hf_deberta.fine_tuning.tasks.glue import numbered_labels, probabilities, warn_of_cut_inputs
-from hf_deberta.fine_tuning.tasks.squad_scores import exact_match, f1
-from hf_deberta.fine_tuning.tasks.submission import command, write_lines
+from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows
+from hf_deberta.fine_tuning.tasks.glue import (
+    NLI_COLUMNS,
+    SENTENCE_COLUMNS,
+    TWO_WAY_ENTAILMENT,
+    make_label_encoder,
+    warn_of_truncation,
+)
+from hf_deberta.fine_tuning.tasks.squad_scores import compute_exact, compute_f1
+from hf_deberta.fine_tuning.tasks.submission import submission_command, write_json_lines
 from hf_deberta.model.batch_loss import IGNORED
+from hf_deberta.runs.errors import InputError
 
-PAIR = ("entailment", "not_entailment")
-TRUTH = ("False", "True")
-STRIDE = 256  # pieces that neighbouring windows of a ReCoRD passage share, as released
+FALSE_TRUE = ("False", "True")
+COPA_COLUMNS = ("premise", "choice1", "choice2", "question")
+MULTIRC_COLUMNS = ("paragraph", "question", "answer")
+WIC_COLUMNS = ("word", "sentence1", "sentence2", "start1", "end1", "start2", "end2")
+WSC_COLUMNS = ("text", "span1_text", "span1_index", "span2_text", "span2_index")
+DEFAULT_STRIDE = 256  # tokens that neighbouring windows of a ReCoRD passage share in the official code
 PLACEHOLDER = "@placeholder"
-SYLLABLES = ("ba", "dor", "fel", "gan", "ki", "lum", "mor", "nes")
-GENDERED = re.compile(r"\b(he|she|his|her|hers|him|himself|herself)\b", re.IGNORECASE)
+GENDERED_WORDS = re.compile(r"\b(he|she|his|her|hers|him|himself|herself)\b", re.IGNORECASE)
+
+RankedEntities = list[list[tuple[str, float]]]  # (text, log probability) of the entities of each row, best first
 
 
 @dataclass(frozen=True)
-class Task:
-    """A task; `labels` are in the order of the Hub's numbers, `written` as a submission has them."""
+class SuperGlueTask:
+    """A task of SuperGLUE.
 
-    file: str
+    Args:
+        submission_name: the name of its file in a submission, without .jsonl.
+        labels: label names in the order of the Hub's numbers.
+        metrics: the first selects the best checkpoint.
+        submission_labels: the labels as a submission has them, if not by name.
+        head: sequence, choice or entity.
+    """
+
+    submission_name: str
     columns: tuple[str, ...]
     labels: tuple[str, ...]
-    metrics: tuple[str, ...]  # the first decides which model is best
-    written: tuple[str | int, ...] = ()
-    head: str = "sequence"  # or choice, or entity
+    metrics: tuple[str, ...]
+    submission_labels: tuple[str | int, ...] = ()
+    head: str = "sequence"
 
 
 TASKS = {
-    "boolq": Task("BoolQ", ("question", "passage"), TRUTH, ("accuracy",), ("false", "true")),
-    "cb": Task("CB", ("premise", "hypothesis"), ("entailment", "contradiction", "neutral"), ("f1", "accuracy")),
-    "copa": Task(
-        "COPA", ("premise", "choice1", "choice2", "question"), ("choice1", "choice2"), ("accuracy",), (0, 1), "choice"
-    ),
-    "multirc": Task("MultiRC", ("paragraph", "question", "answer"), TRUTH, ("f1_a", "exact_match"), (0, 1)),
-    "record": Task("ReCoRD", ("passage", "query", "entity_spans"), (), ("f1", "exact_match"), head="entity"),
-    "rte": Task("RTE", ("premise", "hypothesis"), PAIR, ("accuracy",)),
-    "wic": Task(
-        "WiC",
-        ("word", "sentence1", "sentence2", "start1", "end1", "start2", "end2"),
-        TRUTH,
-        ("accuracy",),
-        ("false", "true"),
-    ),
-    "wsc": Task("WSC", ("text", "span1_text", "span1_index", "span2_text", "span2_index"), TRUTH, ("accuracy",), TRUTH),
-    "axb": Task("AX-b", ("sentence1", "sentence2"), PAIR, ("matthews_correlation",)),
-    "axg": Task("AX-g", ("premise", "hypothesis"), PAIR, ("accuracy", "gender_parity")),
+    "boolq": SuperGlueTask("BoolQ", ("question", "passage"), FALSE_TRUE, ("accuracy",), ("false", "true")),
+    "cb": SuperGlueTask("CB", NLI_COLUMNS, ("entailment", "contradiction", "neutral"), ("f1", "accuracy")),
+    "copa": SuperGlueTask("COPA", COPA_COLUMNS, ("choice1", "choice2"), ("accuracy",), (0, 1), head="choice"),
+    "multirc": SuperGlueTask("MultiRC", MULTIRC_COLUMNS, FALSE_TRUE, ("f1_a", "exact_match"), (0, 1)),
+    "record": SuperGlueTask("ReCoRD", ("passage", "query", "entity_spans"), (), ("f1", "exact_match"), head="entity"),
+    "rte": SuperGlueTask("RTE", NLI_COLUMNS, TWO_WAY_ENTAILMENT, ("accuracy",)),
+    "wic": SuperGlueTask("WiC", WIC_COLUMNS, FALSE_TRUE, ("accuracy",), ("false", "true")),
+    "wsc": SuperGlueTask("WSC", WSC_COLUMNS, FALSE_TRUE, ("accuracy",)),
+    "axb": SuperGlueTask("AX-b", SENTENCE_COLUMNS, TWO_WAY_ENTAILMENT, ("matthews_correlation",)),
+    "axg": SuperGlueTask("AX-g", NLI_COLUMNS, TWO_WAY_ENTAILMENT, ("accuracy", "gender_parity")),
 }
-SUBMISSION = [f"{task.file}.jsonl" for task in TASKS.values()]
+SUBMISSION_FILES = [f"{task.submission_name}.jsonl" for task in TASKS.values()]
+# Given to datasets, which would infer another type from a test split, where `answers` is empty.
+RECORD_FEATURES = {
+    "passage": datasets.Value("string"),
+    "query": datasets.Value("string"),
+    "entity_spans": {
+        "text": datasets.List(datasets.Value("string")),
+        "start": datasets.List(datasets.Value("int64")),
+        "end": datasets.List(datasets.Value("int64")),
+    },
+    "idx": {"passage": datasets.Value("int64"), "query": datasets.Value("int64")},
+    "answers": datasets.List(datasets.Value("string")),
+}
 
 
 # 1. Rows
 
 
-def flat_rows(rows: Dataset, split: str, name: str, mapping: dict[str, Any] | None = None) -> Dataset:
-    """Rows in the Hub's form: a row for each question, answer or sentence, with `idx` and, if it is known, `label`.
+def flatten_split(rows: Dataset, split: str, name: str, map_options: dict[str, Any] | None = None) -> Dataset:
+    """Return a split in the format of the Hub: a row per question, answer or sentence, with `idx` and `label`.
 
     Args:
-        mapping: options of `Dataset.map`.
+        map_options: options of `Dataset.map`.
     """
-    nested = {"multirc": ("passage", _multirc), "record": ("qas", _record), "wsc": ("target", _wsc)}
     if len(rows) == 0:
-        raise ValueError(f"the {split} split of {name} is empty")
-    if name in nested and nested[name][0] in rows.column_names:
-        features = _nested_features(name)
-        flatten, options = nested[name][1], {"remove_columns": rows.column_names, "features": features}
+        raise InputError(f"the {split} split of {name} is empty")
+    nested_column, flatten = NESTED_FORMATS.get(name, (None, None))
+    if flatten is not None and nested_column in rows.column_names:
+        columns = [*TASKS[name].columns, "idx", "answers" if name == "record" else "label"]
+        features = datasets.Features(RECORD_FEATURES) if name == "record" else None
         try:
-            rows = rows.map(flatten, **{**(mapping or {}), "batched": True}, **options)
+            rows = expand_rows(rows, flatten, columns, **{**(map_options or {}), "features": features})
         except (KeyError, TypeError) as error:
-            raise ValueError(f"the {split} rows are not those of the official {TASKS[name].file}: {error}") from error
+            official = TASKS[name].submission_name
+            raise InputError(f"the {split} rows are not in the official format of {official}: {error}") from error
     missing = [column for column in TASKS[name].columns if column not in rows.column_names]
     if missing:
-        official = f" (nor {nested[name][0]!r}, as in the official file)" if name in nested else ""
-        raise ValueError(
+        official = f" (nor {nested_column!r}, as in the official file)" if nested_column else ""
+        raise InputError(
             f"the {split} rows of {name} have no column {', '.join(map(repr, missing))}{official}; they have "
             f"{', '.join(rows.column_names)}"
         )
     return rows
 
 
-def _nested_features(name: str) -> datasets.Features:
-    text, number, truth = datasets.Value("string"), datasets.Value("int64"), datasets.ClassLabel(names=list(TRUTH))
-    if name == "multirc":
-        idx = {"paragraph": number, "question": number, "answer": number}
-        return datasets.Features({"paragraph": text, "question": text, "answer": text, "idx": idx, "label": truth})
-    if name == "record":
-        spans = {"text": datasets.List(text), "start": datasets.List(number), "end": datasets.List(number)}
-        given = {"passage": text, "query": text, "entity_spans": spans, "answers": datasets.List(text)}
-        return datasets.Features({**given, "idx": {"passage": number, "query": number}})
-    spans = {"span1_text": text, "span1_index": number, "span2_text": text, "span2_index": number}
-    return datasets.Features({"text": text, **spans, "idx": number, "label": truth})
+def _flatten_multirc(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    passage = row["passage"]
+    for question in passage["questions"]:
+        for answer in question["answers"]:
+            label = answer.get("label")
+            yield {
+                "paragraph": passage["text"],
+                "question": question["question"],
+                "answer": answer["text"],
+                "idx": {"paragraph": row["idx"], "question": question["idx"], "answer": answer["idx"]},
+                "label": -1 if label is None else label,
+            }
 
 
-def _multirc(batch: dict[str, list]) -> dict[str, list]:
-    found = {column: [] for column in ("paragraph", "question", "answer", "idx", "label")}
-    for number, passage in zip(batch["idx"], batch["passage"], strict=True):
-        for question in passage["questions"]:
-            for answer in question["answers"]:
-                label = answer.get("label")
-                idx = {"paragraph": number, "question": question["idx"], "answer": answer["idx"]}
-                values = (passage["text"], question["question"], answer["text"], idx, -1 if label is None else label)
-                for column, value in zip(found, values, strict=True):
-                    found[column].append(value)
-    return found
+def _flatten_record(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    passage = row["passage"]
+    # In the official files `end` is the last character, on the Hub the one after it.
+    spans = sorted({(entity["start"], entity["end"] + 1) for entity in passage["entities"]})
+    texts = [passage["text"][start:end] for start, end in spans]
+    entities = {"text": texts, "start": [start for start, _ in spans], "end": [end for _, end in spans]}
+    for question in row["qas"]:
+        yield {
+            "passage": passage["text"],
+            "query": question["query"],
+            "entity_spans": entities,
+            "answers": sorted({answer["text"] for answer in question.get("answers") or ()}),
+            "idx": {"passage": row["idx"], "query": question["idx"]},
+        }
 
 
-def _record(batch: dict[str, list]) -> dict[str, list]:
-    """The official ends are the last characters; here, as the Hub has it, those behind them."""
-    found = {column: [] for column in ("passage", "query", "entity_spans", "answers", "idx")}
-    for number, passage, questions in zip(batch["idx"], batch["passage"], batch["qas"], strict=True):
-        spans = sorted({(entity["start"], entity["end"] + 1) for entity in passage["entities"]})
-        texts = [passage["text"][start:end] for start, end in spans]
-        entities = {"text": texts, "start": [start for start, _ in spans], "end": [end for _, end in spans]}
-        for question in questions:
-            answers = sorted({answer["text"] for answer in question.get("answers") or ()})
-            idx = {"passage": number, "query": question["idx"]}
-            for column, value in zip(found, (passage["text"], question["query"], entities, answers, idx), strict=True):
-                found[column].append(value)
-    return found
+def _flatten_wsc(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield {"text": row["text"], **row["target"], "idx": row["idx"], "label": row.get("label")}
 
 
-def _wsc(batch: dict[str, list]) -> dict[str, list]:
-    spans = {column: [target[column] for target in batch["target"]] for column in batch["target"][0]}
-    labels = [-1 if label is None else int(label) for label in batch.get("label", [None] * len(batch["text"]))]
-    return {"text": batch["text"], **spans, "idx": batch["idx"], "label": labels}
+# The column that only the official format has, and the function that flattens its rows.
+NESTED_FORMATS = {
+    "multirc": ("passage", _flatten_multirc),
+    "record": ("qas", _flatten_record),
+    "wsc": ("target", _flatten_wsc),
+}
 
 
-def labels_of(rows: Dataset, split: str, name: str) -> np.ndarray | None:
-    """Numbers of the labels of a flat split, -1 where there is none; None if there are none at all."""
+def label_numbers(rows: Dataset, split: str, name: str) -> np.ndarray | None:
+    """Return the label numbers of a flat split, -1 for missing ones; None if all are missing."""
     if TASKS[name].head == "entity" or "label" not in rows.column_names:
         return None
-    number = numbered_labels(rows, TASKS[name].labels, split)
-    found = np.array([number(value) for value in rows["label"]])
-    return found if (found >= 0).any() else None
+    encode_label = make_label_encoder(rows, TASKS[name].labels, split)
+    numbers = np.array([encode_label(value) for value in rows["label"]])
+    return numbers if (numbers >= 0).any() else None
 
 
-def is_labelled(rows: Dataset, split: str, name: str) -> bool:
+def has_labels(rows: Dataset, split: str, name: str) -> bool:
     if TASKS[name].head == "entity":
         return "answers" in rows.column_names and any(rows["answers"])
-    return labels_of(rows, split, name) is not None
+    return label_numbers(rows, split, name) is not None
 
 
-# 2. Inputs
+# 2. Model inputs
 
 
-def encode(
+def encode_split(
     rows: Dataset,
     split: str,
     name: str,
     tokenizer: PreTrainedTokenizerBase,
-    length: int,
+    max_length: int,
     labels: Sequence[str] | None = None,
-    stride: int = STRIDE,
-    mapping: dict[str, Any] | None = None,
+    stride: int = DEFAULT_STRIDE,
+    map_options: dict[str, Any] | None = None,
 ) -> Dataset:
-    """Flat rows as inputs of the model: of a sequence classifier, of multiple choice (COPA), of entity choice (ReCoRD).
+    """Return the inputs of a sequence classifier, of a multiple choice model (COPA) or of entity choice (ReCoRD).
 
     Args:
-        labels: in the model's order, if that is another.
-        stride: pieces that windows of a ReCoRD passage share; each feature knows its `row` and its `entities`.
-        mapping: options of `Dataset.map`.
+        rows: of `flatten_split`.
+        labels: label names in the model's order; by default the task's.
+        stride: tokens that neighbouring windows of a ReCoRD passage share.
+        map_options: options of `Dataset.map`.
     """
-    task, mapping = TASKS[name], {**(mapping or {}), "batched": True, "remove_columns": rows.column_names}
+    task, map_options = TASKS[name], {**(map_options or {}), "batched": True, "remove_columns": rows.column_names}
     if task.head == "entity":
-        passages = Passages(tokenizer, length, stride, is_labelled(rows, split, name)).fitted(rows, split)
-        found = rows.map(passages, with_indices=True, **mapping)
-        if len(found) == 0:
-            raise ValueError(f"none of the {split} passages has an entity to choose")
-        return found
-    known = labels_of(rows, split, name)
-    order = np.array([(labels or task.labels).index(label) for label in task.labels])
-    known = None if known is None else np.where(known >= 0, order[known], IGNORED)
+        return _encode_record(rows, split, tokenizer, max_length, stride, map_options)
+    numbers = label_numbers(rows, split, name)
+    if numbers is not None:
+        model_index = np.array([(labels or task.labels).index(label) for label in task.labels])
+        numbers = np.where(numbers >= 0, model_index[numbers], IGNORED)
 
-    def encoded(batch: dict[str, list], indices: list[int]) -> dict[str, list]:
-        options = {"truncation": True, "max_length": length}
+    def encode_batch(batch: dict[str, list], indices: list[int]) -> dict[str, list]:
+        columns = zip(*(batch[column] for column in task.columns), strict=True)
+        pairs = [pair for values in columns for pair in text_pairs(name, *values)]
+        texts = [first for first, _ in pairs], [second for _, second in pairs]
+        inputs = dict(tokenizer(*texts, truncation=True, max_length=max_length))
         if task.head == "choice":
-            found = tokenizer(*_choices(batch), **options)
-            found = {column: list(zip(values[::2], values[1::2], strict=True)) for column, values in found.items()}
-        else:
-            found = dict(tokenizer(*LAYOUTS.get(name, _pair)(batch, task.columns), **options))
-        if known is not None:
-            found["labels"] = known[indices].tolist()
-        return found
+            inputs = {key: list(zip(values[::2], values[1::2], strict=True)) for key, values in inputs.items()}
+        if numbers is not None:
+            inputs["labels"] = numbers[indices].tolist()
+        return inputs
 
-    found = rows.map(encoded, with_indices=True, **mapping)
+    inputs = rows.map(encode_batch, with_indices=True, **map_options)
     if task.head == "sequence":
-        warn_of_cut_inputs(found, split, length)
-    return found
+        warn_of_truncation(inputs, split, max_length)
+    return inputs
 
 
-def _pair(batch: dict[str, list], columns: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    first, second = columns
-    return batch[first], batch[second]
+def text_pairs(name: str, *values: Any) -> list[tuple[str, str]]:
+    """Return the texts of each input of a row: two inputs for COPA, otherwise one.
+
+    Args:
+        values: of the task's columns.
+    """
+    match name:
+        case "boolq":
+            question, passage = values
+            return [(passage, question)]
+        case "copa":
+            premise, *choices, question = values
+            if question not in ("cause", "effect"):
+                raise InputError(f"the question of COPA is 'cause' or 'effect', not {question!r}")
+            return [(choice, premise) if question == "cause" else (premise, choice) for choice in choices]
+        case "multirc":
+            paragraph, question, answer = values
+            return [(paragraph, f"{question} {answer}")]
+        case "wic":
+            word, first, second, start1, end1, start2, end2 = values
+            return [(f"{word}: {mark_span(first, start1, end1, '*')}", mark_span(second, start2, end2, "*"))]
+        case "wsc":
+            text, noun, noun_index, pronoun, pronoun_index = values
+            marks = [(*find_span(text, noun, noun_index), "*"), (*find_span(text, pronoun, pronoun_index), "#")]
+            for start, end, mark in sorted(marks, reverse=True):  # from right to left, so that positions stay valid
+                text = mark_span(text, start, end, mark)
+            return [(text, noun)]
+    first, second = values
+    return [(first, second)]
 
 
-def _boolq(batch: dict[str, list], columns: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    return batch["passage"], batch["question"]
+def mark_span(text: str, start: int, end: int, mark: str) -> str:
+    """Return the text with marks around [start, end).
 
-
-def _multirc_pair(batch: dict[str, list], columns: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    asked = zip(batch["question"], batch["answer"], strict=True)
-    return batch["paragraph"], [f"{question} {answer}" for question, answer in asked]
-
-
-def _wic(batch: dict[str, list], columns: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    marked = [
-        [marked_span(text, start, end, "*") for text, start, end in zip(*(batch[c] for c in of), strict=True)]
-        for of in (("sentence1", "start1", "end1"), ("sentence2", "start2", "end2"))
-    ]
-    return [f"{word}: {text}" for word, text in zip(batch["word"], marked[0], strict=True)], marked[1]
-
-
-def _wsc_pair(batch: dict[str, list], columns: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    texts = []
-    for text, noun, noun_word, pronoun, pronoun_word in zip(*(batch[column] for column in columns), strict=True):
-        spans = [(*find_span(text, noun, noun_word), "*"), (*find_span(text, pronoun, pronoun_word), "#")]
-        for start, end, mark in sorted(spans, reverse=True):  # from the right, so that the places stay
-            text = marked_span(text, start, end, mark)
-        texts.append(text)
-    return texts, batch["span1_text"]
-
-
-LAYOUTS = {"boolq": _boolq, "multirc": _multirc_pair, "wic": _wic, "wsc": _wsc_pair}
-
-
-def marked_span(text: str, start: int, end: int, mark: str) -> str:
-    """The text with marks around [start, end).
-
-    >>> marked_span("we need to wash it.", 11, 15, "*")
+    >>> mark_span("we need to wash it.", 11, 15, "*")
     'we need to * wash * it.'
     """
     return f"{text[:start]}{mark} {text[start:end]} {mark}{text[end:]}"
 
 
 def find_span(text: str, span: str, word: int) -> tuple[int, int]:
-    """Where a span of WSC stands, that should begin with the `word`-th word of the text.
+    """Return the characters [start, end) of a span of WSC that should begin with the `word`-th word of the text.
 
-    Some spans of the official files are written otherwise than in the text ("The demonstrators", "them."), and some
-    do not begin at their word: the nearest place that has the span counts, whatever its case, or else the word.
+    In the official files some spans differ from the text ("The demonstrators", "them."), and some do not begin at their
+    word. Returns the nearest occurrence of the span in any case, or else the word.
     """
-    words = [found.span() for found in re.finditer(r"\S+", text)]
+    words = [match.span() for match in re.finditer(r"\S+", text)]
     start, end = words[min(max(word, 0), len(words) - 1)]
-    wanted = r"\s+".join(map(re.escape, span.rstrip(".,;:!?").split()))
-    places = [found.span() for found in re.finditer(wanted, text, re.IGNORECASE)] if wanted else []
-    return min(places, key=lambda place: abs(place[0] - start), default=(start, end))
+    pattern = r"\s+".join(map(re.escape, span.rstrip(".,;:!?").split()))
+    occurrences = [match.span() for match in re.finditer(pattern, text, re.IGNORECASE)] if pattern else []
+    return min(occurrences, key=lambda occurrence: abs(occurrence[0] - start), default=(start, end))
 
 
-def _choices(batch: dict[str, list]) -> tuple[list[str], list[str]]:
-    """Two pairs for each row, what happened first in front."""
-    firsts, seconds = [], []
-    for premise, *choices, question in zip(*(batch[column] for column in TASKS["copa"].columns), strict=True):
-        if question not in ("cause", "effect"):
-            raise ValueError(f"the question of COPA is 'cause' or 'effect', not {question!r}")
-        for choice in choices:
-            first, second = (choice, premise) if question == "cause" else (premise, choice)
-            firsts.append(first)
-            seconds.append(second)
-    return firsts, seconds
+def _encode_record(
+    rows: Dataset,
+    split: str,
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    stride: int,
+    map_options: dict[str, Any],
+) -> Dataset:
+    """Return windows `[CLS] part of the passage [SEP] query [SEP]` that hold E mentions of entities.
 
-
-@dataclass(frozen=True)
-class Passages:
-    """From ReCoRD's rows to windows `[CLS] part of the passage [SEP] query [SEP]` with the places of its entities.
-
-    `entity_indices` [E, S] are the tokens of each mention that lies within the window, `entities` [E] the numbers of
-    these mentions among the row's, `labels` [E] whether they are answers. Windows without a mention are left out.
+    Besides the model inputs, a window has `entity_indices` [E, S], the tokens of each mention; `entities` [E], the
+    numbers of the mentions in the row; `row`; and `labels` [E], 1 for answers. Windows without a mention are left out.
     """
-
-    tokenizer: PreTrainedTokenizerBase
-    length: int
-    stride: int = STRIDE
-    labelled: bool = True
-
-    def fitted(self, rows: Dataset, split: str) -> "Passages":
-        """With a stride that leaves room beside the longest query."""
-        if not self.tokenizer.is_fast:
-            kind = type(self.tokenizer).__name__
-            raise ValueError(f"{kind} does not say where in a text a token stands: use a fast tokenizer")
-        longest = 0
-        for batch in rows.select_columns(["query"]).iter(1000):
-            sizes = [len(ids) for ids in self.tokenizer(self._queries(batch), add_special_tokens=False)["input_ids"]]
-            longest = max(longest, *sizes)
-        room = self.length - self.tokenizer.num_special_tokens_to_add(pair=True) - longest
-        if room < 2:
-            raise ValueError(
-                f"the longest query of {split} has {longest} pieces, which leaves no room for the passage in "
-                f"max_seq_length {self.length}: make it larger"
-            )
-        return replace(self, stride=min(self.stride, room // 2))
-
-    def _queries(self, batch: dict[str, list]) -> list[str]:
-        mask = self.tokenizer.mask_token or PLACEHOLDER
-        return [query.replace(PLACEHOLDER, mask) for query in batch["query"]]
-
-    def __call__(self, batch: dict[str, list], indices: list[int]) -> dict[str, list]:
-        encoded = self.tokenizer(
-            batch["passage"],
-            self._queries(batch),
-            truncation="only_first",
-            max_length=self.length,
-            stride=self.stride,
-            return_overflowing_tokens=True,
-            return_offsets_mapping=True,
+    if not tokenizer.is_fast:
+        raise InputError(f"{type(tokenizer).__name__} does not return the characters of a token: use a fast tokenizer")
+    queries = _queries_with_mask(rows.select_columns(["query"])[:], tokenizer)
+    longest = max(map(len, tokenizer(queries, add_special_tokens=False)["input_ids"]))
+    room = max_length - tokenizer.num_special_tokens_to_add(pair=True) - longest
+    if room < 2:
+        raise InputError(
+            f"the longest query of {split} has {longest} tokens, which leaves no room for the passage in "
+            f"max_seq_length {max_length}: raise it"
         )
-        owners, offsets = encoded.pop("overflow_to_sample_mapping"), encoded.pop("offset_mapping")
-        spans = [_spans(entities) for entities in batch["entity_spans"]]
-        labels = self._labels(batch) if self.labelled else None
-        names = [*encoded, "entity_indices", *["labels"] * self.labelled, "entities", "row"]
-        found = {column: [] for column in names}
-        for window, owner in enumerate(owners):
-            first = window == 0 or owners[window - 1] != owner
-            last = window + 1 == len(owners) or owners[window + 1] != owner
-            places = _places(encoded.sequence_ids(window), offsets[window], spans[owner], first, last)
-            if not places:
-                continue
-            for column in encoded:
-                found[column].append(encoded[column][window])
-            found["entity_indices"].append(list(places.values()))
-            found["entities"].append(list(places))
-            found["row"].append(indices[owner])
-            if labels is not None:
-                found["labels"].append([labels[owner][entity] for entity in places])
-        return found
-
-    def _labels(self, batch: dict[str, list]) -> list[list[int]]:
-        """1 for a mention whose text is an answer's, of each row."""
-        rows = zip(batch["passage"], batch["entity_spans"], batch["answers"], strict=True)
-        return [[int(text[start:end] in answers) for start, end in _spans(of)] for text, of, answers in rows]
+    arguments = {
+        "tokenizer": tokenizer,
+        "max_length": max_length,
+        "stride": min(stride, room // 2),
+        "labelled": has_labels(rows, split, "record"),
+    }
+    inputs = rows.map(_encode_record_batch, with_indices=True, fn_kwargs=arguments, **map_options)
+    if len(inputs) == 0:
+        raise InputError(f"none of the {split} passages has an entity to choose")
+    return inputs
 
 
-def _spans(entities: dict[str, list] | list[dict]) -> list[tuple[int, int]]:
-    """[start, end) of each mention; the Hub has a list of them, or lists of their fields."""
+def _queries_with_mask(batch: dict[str, list], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    return [query.replace(PLACEHOLDER, tokenizer.mask_token or PLACEHOLDER) for query in batch["query"]]
+
+
+def _encode_record_batch(
+    batch: dict[str, list],
+    indices: list[int],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    stride: int,
+    labelled: bool,
+) -> dict[str, list]:
+    encoded = tokenizer(
+        batch["passage"],
+        _queries_with_mask(batch, tokenizer),
+        truncation="only_first",
+        max_length=max_length,
+        stride=stride,
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+    )
+    row_of_window, offsets = encoded.pop("overflow_to_sample_mapping"), encoded.pop("offset_mapping")
+    mentions = [_mention_spans(entities) for entities in batch["entity_spans"]]
+    names = [*encoded, "entity_indices", *["labels"] * labelled, "entities", "row"]
+    inputs: dict[str, list] = {name: [] for name in names}
+    for window, row in enumerate(row_of_window):
+        is_first = window == 0 or row_of_window[window - 1] != row
+        is_last = window + 1 == len(row_of_window) or row_of_window[window + 1] != row
+        tokens = _mention_tokens(encoded.sequence_ids(window), offsets[window], mentions[row], is_first, is_last)
+        if not tokens:
+            continue
+        for name in encoded:
+            inputs[name].append(encoded[name][window])
+        inputs["entity_indices"].append(list(tokens.values()))
+        inputs["entities"].append(list(tokens))
+        inputs["row"].append(indices[row])
+        if labelled:
+            passage, answers = batch["passage"][row], batch["answers"][row]
+            texts = [passage[slice(*mentions[row][entity])] for entity in tokens]
+            inputs["labels"].append([int(text in answers) for text in texts])
+    return inputs
+
+
+def _mention_spans(entities: dict[str, list] | list[dict]) -> list[tuple[int, int]]:
+    """Return the characters [start, end) of each mention, from a list of them or from lists of their fields."""
     if isinstance(entities, dict):
         return list(zip(entities["start"], entities["end"], strict=True))
     return [(entity["start"], entity["end"]) for entity in entities]
 
 
-def _places(
+def _mention_tokens(
     sequence_ids: list[int | None],
     offsets: list[tuple[int, int]],
-    spans: list[tuple[int, int]],
-    first: bool,
-    last: bool,
+    mentions: list[tuple[int, int]],
+    is_first: bool,
+    is_last: bool,
 ) -> dict[int, list[int]]:
-    """The tokens of each mention that lies within the window, by its number."""
-    tokens = [token for token, sequence in enumerate(sequence_ids) if sequence == 0]
-    if not tokens:
+    """Return the tokens of each mention that is all in the window, by its number.
+
+    Args:
+        is_first: the window is the first of its passage; `is_last` likewise.
+    """
+    tokens = np.array([token for token, sequence in enumerate(sequence_ids) if sequence == 0], dtype=int)
+    if not len(tokens):
         return {}
-    starts = np.array([offsets[token][0] for token in tokens])
-    ends = np.array([offsets[token][1] for token in tokens])
-    from_, to = 0 if first else starts[0], np.inf if last else ends[-1]
-    found = {}
-    for number, (start, end) in enumerate(spans):
-        if start >= from_ and end <= to:
-            of = np.flatnonzero((starts < end) & (ends > start))
-            if len(of):
-                found[number] = [tokens[place] for place in of]
-    return found
+    starts, ends = np.array([offsets[token] for token in tokens]).T
+    window_start, window_end = 0 if is_first else starts[0], np.inf if is_last else ends[-1]
+    mention_tokens = {}
+    for number, (start, end) in enumerate(mentions):
+        if start >= window_start and end <= window_end:
+            in_mention = tokens[(starts < end) & (ends > start)]
+            if len(in_mention):
+                mention_tokens[number] = in_mention.tolist()
+    return mention_tokens
 
 
-@dataclass(frozen=True)
-class EntityCollator:
-    """Pads mentions [B, E, S] with 0, their labels [B, E] with -100; texts to the longest of the batch, or `length`."""
+class EntityCollator(DataCollatorWithPadding):
+    """DataCollatorWithPadding that also pads `entity_indices` [B, E, S] with 0 and `labels` [B, E] with -100."""
 
-    tokenizer: PreTrainedTokenizerBase
-    length: int | None = None
-    pad_to_multiple_of: int | None = None
-
-    def __call__(self, features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-        texts = [{key: f[key] for key in self.tokenizer.model_input_names if key in f} for f in features]
-        padding = {"padding": "max_length" if self.length else "longest", "max_length": self.length}
-        padding |= {"pad_to_multiple_of": self.pad_to_multiple_of, "return_tensors": "pt"}
-        batch = dict(self.tokenizer.pad(texts, **padding))
+    def __call__(self, features: list[dict[str, Any]]) -> dict[str, Any]:
+        names = self.tokenizer.model_input_names
+        batch = super().__call__([{key: f[key] for key in names if key in f} for f in features])
         mentions = [feature["entity_indices"] for feature in features]
-        entities, width = max(map(len, mentions)), max(len(tokens) for of in mentions for tokens in of)
-        indices = torch.zeros(len(features), entities, width, dtype=torch.long)
-        for row, of in zip(indices, mentions, strict=True):
-            for place, tokens in zip(row, of, strict=False):
-                place[: len(tokens)] = torch.tensor(tokens)
-        batch["entity_indices"] = indices
+        most_mentions = max(map(len, mentions))
+        most_tokens = max(len(tokens) for row in mentions for tokens in row)
+        batch["entity_indices"] = torch.zeros(len(features), most_mentions, most_tokens, dtype=torch.long)
+        for i, row in enumerate(mentions):
+            for j, tokens in enumerate(row):
+                batch["entity_indices"][i, j, : len(tokens)] = torch.tensor(tokens)
         if "labels" in features[0]:
-            labels = torch.full((len(features), entities), IGNORED)
-            for row, feature in zip(labels, features, strict=True):
-                row[: len(feature["labels"])] = torch.tensor(feature["labels"])
-            batch["labels"] = labels
+            batch["labels"] = torch.full((len(features), most_mentions), IGNORED)
+            for i, feature in enumerate(features):
+                batch["labels"][i, : len(feature["labels"])] = torch.tensor(feature["labels"])
         return batch
 
 
-# 3. Predictions and scores
+# 3. Predictions and metrics
 
 
-def ranked_entities(logits: np.ndarray, features: Dataset, rows: Dataset) -> list[list[tuple[str, float]]]:
-    """(text, score) of the entities of each ReCoRD row, best first.
+def rank_entities(logits: np.ndarray, features: Dataset, rows: Dataset) -> RankedEntities:
+    """Return (text, score) of the entities of each ReCoRD row, best first.
 
-    A mention's score is the mean log probability over its windows, an entity's that of its best mention.
+    The score of a mention is its mean log probability over the windows, that of an entity the best of its mentions.
 
     Args:
         logits: [windows, E]
     """
     log_probabilities = -np.logaddexp(0, -logits.astype(np.float64))
-    found: list[dict[int, list[float]]] = [{} for _ in range(len(rows))]
+    scores: list[dict[int, list[float]]] = [{} for _ in range(len(rows))]
     for values, entities, row in zip(log_probabilities, features["entities"], features["row"], strict=True):
-        for entity, value in zip(entities, values, strict=False):
-            found[row].setdefault(entity, []).append(value)
+        for entity, value in zip(entities, values, strict=False):  # the rest is padding
+            scores[row].setdefault(entity, []).append(value)
     ranked = []
-    for passage, entities, of in zip(rows["passage"], rows["entity_spans"], found, strict=True):
-        texts = [passage[start:end] for start, end in _spans(entities)]
-        means = {entity: float(np.mean(values)) for entity, values in of.items()}
+    for passage, entities, by_mention in zip(rows["passage"], rows["entity_spans"], scores, strict=True):
+        spans = _mention_spans(entities)
+        means = {mention: float(np.mean(values)) for mention, values in by_mention.items()}
         by_text: dict[str, float] = {}
-        for entity in sorted(means, key=means.get, reverse=True):
-            by_text.setdefault(texts[entity], means[entity])
+        for mention, score in sorted(means.items(), key=lambda item: item[1], reverse=True):
+            by_text.setdefault(passage[slice(*spans[mention])], score)
         ranked.append(list(by_text.items()))
     return ranked
 
 
-def best_entities(ranked: list[list[tuple[str, float]]], rows: Dataset) -> list[str]:
-    """The answer to each ReCoRD row; a guess where no mention was found among the tokens."""
-    return [of[0][0] if of else _any_entity(row) for of, row in zip(ranked, rows, strict=True)]
+def best_entities(ranked: RankedEntities, rows: Dataset) -> list[str]:
+    """Return the answer to each ReCoRD row: its best entity, or the first if no window holds a mention."""
+    answers = []
+    for entities, row in zip(ranked, rows, strict=True):
+        spans = _mention_spans(row["entity_spans"])
+        first = row["passage"][slice(*spans[0])] if spans else ""
+        answers.append(entities[0][0] if entities else first)
+    return answers
 
 
-def _any_entity(row: dict[str, Any]) -> str:
-    return next((row["passage"][start:end] for start, end in _spans(row["entity_spans"])), "")
-
-
-def scores(
+def superglue_scores(
     name: str, rows: Dataset, predictions: np.ndarray | list[str], split: str = "validation"
 ) -> dict[str, float]:
-    """The task's metrics on a labelled flat split, as its paper defines them, between 0 and 1.
+    """Return the metrics of a task on a flat split with labels, as its paper defines them, between 0 and 1.
 
     Args:
-        predictions: numbers of labels; the chosen texts for ReCoRD.
+        predictions: label numbers; for ReCoRD, the texts of the predicted entities.
     """
     if name == "record":
-        return _record_scores(rows["answers"], predictions)
-    labels = labels_of(rows, split, name)
-    if labels is None:
-        raise ValueError(f"the {split} rows of {name} have no labels to score against")
-    known = np.flatnonzero(labels >= 0)
-    rows, labels, predictions = rows.select(known), labels[known], np.asarray(predictions)[known]
-    found = {
-        "accuracy": lambda: (predictions == labels).mean(),
-        "f1": lambda: f1_score(labels, predictions, average="macro", zero_division=0),
-        "f1_a": lambda: f1_score(labels, predictions, zero_division=0),
-        "exact_match": lambda: _all_right(rows["idx"], predictions == labels),
-        "matthews_correlation": lambda: matthews_corrcoef(labels, predictions),
-        "gender_parity": lambda: gender_parity(rows, predictions),
+        return _record_scores(rows["answers"], list(predictions))
+    numbers = label_numbers(rows, split, name)
+    if numbers is None:
+        raise InputError(f"the {split} rows of {name} have no labels")
+    labelled = np.flatnonzero(numbers >= 0)
+    rows, labels, predicted = rows.select(labelled), numbers[labelled], np.asarray(predictions)[labelled]
+    metrics = {
+        "accuracy": lambda: (predicted == labels).mean(),
+        "f1": lambda: f1_score(labels, predicted, average="macro", zero_division=0),
+        "f1_a": lambda: f1_score(labels, predicted, zero_division=0),
+        "exact_match": lambda: _multirc_exact_match(rows["idx"], predicted == labels),
+        "matthews_correlation": lambda: matthews_corrcoef(labels, predicted),
+        "gender_parity": lambda: gender_parity(rows, predicted),
     }
-    return {metric: float(found[metric]()) for metric in TASKS[name].metrics}
+    return {metric: float(metrics[metric]()) for metric in TASKS[name].metrics}
 
 
-def _record_scores(golds: list[list[str]], predictions: list[str]) -> dict[str, float]:
-    """The best over the answers, with SQuAD's normalisation, averaged over the queries."""
-    pairs = list(zip(predictions, golds, strict=True))
-    kinds = {"f1": f1, "exact_match": exact_match}
-    found = {
-        n: [max((kind(p, gold) for gold in answers), default=0.0) for p, answers in pairs] for n, kind in kinds.items()
+def _record_scores(golds: Sequence[list[str]], predictions: list[str]) -> dict[str, float]:
+    """Return the best score over the answers, with the normalization of SQuAD, averaged over the queries."""
+    return {
+        metric: float(
+            np.mean(
+                [
+                    max(map(partial(score, prediction), answers), default=0.0)
+                    for prediction, answers in zip(predictions, golds, strict=True)
+                ]
+            )
+        )
+        for metric, score in {"f1": compute_f1, "exact_match": compute_exact}.items()
     }
-    return {metric: float(np.mean(values)) for metric, values in found.items()}
 
 
-def _all_right(idx: list[dict[str, int]], right: np.ndarray) -> float:
-    """The share of MultiRC's questions whose answers are all told right."""
+def _multirc_exact_match(idx: Sequence[dict[str, int]], correct: np.ndarray) -> float:
+    """Return the share of questions with a correct prediction for every answer."""
     questions: dict[tuple, bool] = {}
-    for number, is_right in zip(idx, right, strict=True):
-        key = number["paragraph"], number["question"]
-        questions[key] = questions.get(key, True) and bool(is_right)
+    for numbers, is_correct in zip(idx, correct, strict=True):
+        key = numbers["paragraph"], numbers["question"]
+        questions[key] = questions.get(key, True) and bool(is_correct)
     return float(np.mean(list(questions.values())))
 
 
 def gender_parity(rows: Dataset, predictions: np.ndarray) -> float:
-    """The share of AX-g's pairs, which differ in the gender of a pronoun, that are told the same of."""
+    """Return the share of pairs, which differ only in the gender of a pronoun, with the same prediction for both."""
+    keys: Any
     if "pair_id" in rows.column_names:
         keys = rows["pair_id"]
     else:
         texts = zip(rows["premise"], rows["hypothesis"], strict=True)
-        keys = [tuple(GENDERED.sub("_", text).lower() for text in pair) for pair in texts]
-    said: dict[Any, list[int]] = {}
+        keys = [tuple(GENDERED_WORDS.sub("_", text).lower() for text in pair) for pair in texts]
+    by_pair: dict[Any, list[int]] = {}
     for key, prediction in zip(keys, predictions, strict=True):
-        said.setdefault(key, []).append(int(prediction))
-    pairs = [of for of in said.values() if len(of) > 1]
-    return float(np.mean([len(set(of)) == 1 for of in pairs])) if pairs else 1.0
+        by_pair.setdefault(key, []).append(int(prediction))
+    same = [len(set(pair)) == 1 for pair in by_pair.values() if len(pair) > 1]
+    return float(np.mean(same)) if same else 1.0
 
 
-# 4. Files
+# 4. Prediction files
 
 
-def write_predictions(
+def write_superglue_predictions(
     folder: Path,
     name: str,
     rows: Dataset,
     logits: np.ndarray | None = None,
-    ranked: list[list[tuple[str, float]]] | None = None,
+    ranked: RankedEntities | None = None,
     labels: Sequence[str] | None = None,
 ) -> None:
-    """The file of a submission, and `predictions_NAME.jsonl` with the probabilities of labels or the ranked entities.
+    """Write predictions_NAME.jsonl and the file of a submission.
 
     Args:
-        logits: [rows, labels]
-        ranked: of ReCoRD, see `ranked_entities`.
-        labels: in the model's order, if that is another.
+        logits: [rows, labels]; of all tasks but ReCoRD.
+        ranked: of `rank_entities`; of ReCoRD.
+        labels: label names in the model's order; by default the task's.
     """
-    idx = rows["idx"] if "idx" in rows.column_names else list(range(len(rows)))
-    if name == "record":
-        said = best_entities(ranked, rows)
-        submitted = [{"idx": _query(number), "label": text} for number, text in zip(idx, said, strict=True)]
-        answers = [[{"text": text, "log_probability": score} for text, score in of[:5]] for of in ranked]
-        told = [{"idx": _query(number), "answers": of} for number, of in zip(idx, answers, strict=True)]
-    else:
-        task, names = TASKS[name], labels or TASKS[name].labels
-        shares = probabilities(logits.astype(np.float64))
-        said = [names[number] for number in logits.argmax(-1)]
-        written = dict(zip(task.labels, task.written or task.labels, strict=True))
-        submitted = [{"idx": number, "label": written[label]} for number, label in zip(idx, said, strict=True)]
-        if name == "multirc":
-            submitted = list(_nested_answers(submitted))
-        told = [
-            {"idx": number, "prediction": label, "probabilities": dict(zip(names, map(float, share), strict=True))}
-            for number, label, share in zip(idx, said, shares, strict=True)
+    idx = list(rows["idx"]) if "idx" in rows.column_names else list(range(len(rows)))
+    task = TASKS[name]
+    if ranked is not None:
+        idx = [number["query"] if isinstance(number, dict) else number for number in idx]
+        best = [[{"text": text, "log_probability": score} for text, score in entities[:5]] for entities in ranked]
+        predictions = [{"idx": number, "answers": answers} for number, answers in zip(idx, best, strict=True)]
+        answers = best_entities(ranked, rows)
+        submission = [{"idx": number, "label": text} for number, text in zip(idx, answers, strict=True)]
+    elif logits is not None:
+        names = labels or task.labels
+        predicted = [names[index] for index in logits.argmax(-1)]
+        probabilities = [dict(zip(names, row.tolist(), strict=True)) for row in softmax(logits.astype(np.float64), -1)]
+        predictions = [
+            {"idx": number, "prediction": label, "probabilities": row}
+            for number, label, row in zip(idx, predicted, probabilities, strict=True)
         ]
-    folder.mkdir(parents=True, exist_ok=True)
-    for file, lines in ((f"predictions_{name}.jsonl", told), (f"{TASKS[name].file}.jsonl", submitted)):
-        write_lines(folder / file, [json.dumps(line, ensure_ascii=False) for line in lines])
+        submitted = dict(zip(task.labels, task.submission_labels or task.labels, strict=True))
+        submission = [{"idx": number, "label": submitted[label]} for number, label in zip(idx, predicted, strict=True)]
+        if name == "multirc":
+            submission = list(_nest_multirc_answers(submission))
+    else:
+        raise TypeError("give the logits, or the ranked entities of ReCoRD")
+    write_json_lines(folder / f"predictions_{name}.jsonl", predictions)
+    write_json_lines(folder / f"{task.submission_name}.jsonl", submission)
 
 
-def _query(idx: dict[str, int] | int) -> int:
-    return idx["query"] if isinstance(idx, dict) else idx
-
-
-def _nested_answers(submitted: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _nest_multirc_answers(submission: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the predictions by paragraph and question, as a submission has them."""
     paragraphs: dict[int, dict[int, list]] = {}
-    for line in submitted:
+    for line in submission:
         idx = line["idx"]
         answers = paragraphs.setdefault(idx["paragraph"], {}).setdefault(idx["question"], [])
         answers.append({"idx": idx["answer"], "label": line["label"]})
@@ -570,21 +587,5 @@ def _nested_answers(submitted: list[dict[str, Any]]) -> Iterator[dict[str, Any]]
         yield {"idx": paragraph, "passage": {"questions": nested}}
 
 
-def made_up_rows(number: int, seed: int) -> list[dict[str, Any]]:
-    """Official rows of ReCoRD about made-up matches: who won, or who lost?"""
-    rng, rows = random.Random(seed), []
-    for idx in range(number):
-        winner, loser = rng.sample(["".join(pair).title() for pair in itertools.permutations(SYLLABLES, 2)], 2)
-        sentences = [f"{winner} beat {loser} .", f"it rained in {rng.choice(('spring', 'autumn'))} ."]
-        text = " ".join(rng.sample(sentences, 2))
-        places = {
-            name: {"start": text.index(name), "end": text.index(name) + len(name) - 1} for name in (winner, loser)
-        }
-        asked, answer = rng.choice((("won", winner), ("lost", loser)))
-        question = {"query": f"{PLACEHOLDER} {asked} .", "idx": idx, "answers": [{**places[answer], "text": answer}]}
-        rows.append({"idx": idx, "passage": {"text": text, "entities": list(places.values())}, "qas": [question]})
-    return rows
-
-
 if __name__ == "__main__":
-    command("superglue", SUBMISSION)
+    submission_command("superglue", SUBMISSION_FILES)

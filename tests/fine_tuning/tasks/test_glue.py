@@ -1,4 +1,4 @@
-"""GLUE: labels, inputs, metrics by hand and by the libraries, submission files."""
+"""GLUE: labels, inputs, metrics against hand-computed values and libraries, submission files."""
 
 import json
 import math
@@ -10,6 +10,7 @@ from sklearn.metrics import accuracy_score, f1_score
 
 from hf_deberta.fine_tuning.tasks import glue
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
+from hf_deberta.runs.errors import InputError
 
 WORDS = "the cat sat on a mat while many old birds sang in some tall trees"
 
@@ -26,66 +27,57 @@ def rows(**columns) -> Dataset:
 def test_pairs_are_encoded_as_pairs(tokenizer):
     task = glue.TASKS["rte"]
     data = rows(sentence1=["the cat"], sentence2=["a mat"], label=[1])
-    found = glue.encode(data, "train", task, tokenizer, 32, task.labels)
-    assert found[0]["input_ids"] == tokenizer("the cat", "a mat")["input_ids"]
-    assert found[0]["labels"] == 1
-    assert "sentence1" not in found.column_names
+    inputs = glue.encode_texts(data, "train", task, tokenizer, 32, task.labels)
+    assert inputs[0]["input_ids"] == tokenizer("the cat", "a mat")["input_ids"]
+    assert inputs[0]["labels"] == 1
+    assert "sentence1" not in inputs.column_names
 
 
-def test_inputs_are_cut_and_said_to_be(tokenizer, caplog):
+def test_inputs_are_truncated_with_a_warning(tokenizer, caplog):
     task = glue.TASKS["cola"]
     data = rows(sentence=[WORDS * 3, "the cat"], label=[1, 0])
-    found = glue.encode(data, "train", task, tokenizer, 12, task.labels)
-    assert "train: 1 of 2 inputs fill --max_seq_length 12" in caplog.text
-    assert len(found[0]["input_ids"]) == 12 < len(tokenizer(WORDS * 3)["input_ids"])
-    padded = glue.encode(data, "train", task, tokenizer, 12, task.labels, padding=True)
-    assert [len(row["input_ids"]) for row in padded] == [12, 12]
+    inputs = glue.encode_texts(data, "train", task, tokenizer, 12, task.labels)
+    assert "1 of 2 inputs fill --max_seq_length 12" in caplog.text
+    assert len(inputs[0]["input_ids"]) == 12 < len(tokenizer(WORDS * 3)["input_ids"])
 
 
 def test_labels_by_number_and_by_name(tokenizer):
     task = glue.TASKS["mnli"]
     texts = {"premise": ["a"] * 4, "hypothesis": ["b"] * 4}
-    by_number = glue.encode(rows(**texts, label=[2, 0, 1, -1]), "test", task, tokenizer, 16, task.labels)
+    by_number = glue.encode_texts(rows(**texts, label=[2, 0, 1, -1]), "test", task, tokenizer, 16, task.labels)
     assert by_number["labels"] == [2, 0, 1, -1]
     names = ["contradiction", "entailment", "neutral", "neutral"]
-    by_name = glue.encode(rows(**texts, label=names), "train", task, tokenizer, 16, task.labels)
+    by_name = glue.encode_texts(rows(**texts, label=names), "train", task, tokenizer, 16, task.labels)
     assert by_name["labels"] == [2, 0, 1, 1]
     model = ("contradiction", "entailment", "neutral")  # the order of a checkpoint
-    assert glue.encode(rows(**texts, label=names), "train", task, tokenizer, 16, model)["labels"] == [0, 1, 2, 2]
-    assert glue.encode(rows(**texts, label=[2, 0, 1, -1]), "test", task, tokenizer, 16, model)["labels"] == [
-        0,
-        1,
-        2,
-        -1,
-    ]
+    assert glue.encode_texts(rows(**texts, label=names), "train", task, tokenizer, 16, model)["labels"] == [0, 1, 2, 2]
+    numbers = rows(**texts, label=[2, 0, 1, -1])
+    assert glue.encode_texts(numbers, "test", task, tokenizer, 16, model)["labels"] == [0, 1, 2, -1]
 
 
-def test_labels_that_are_not_known(tokenizer):
+def test_unknown_labels(tokenizer):
     task = glue.TASKS["rte"]
     data = rows(sentence1=["a"], sentence2=["b"], label=["maybe"])
-    with pytest.raises(ValueError, match="validation rows have labels that are not known: 'maybe'; known are ent"):
-        glue.encode(data, "validation", task, tokenizer, 16, task.labels)
-    with pytest.raises(ValueError, match="not known: 2"):
-        glue.encode(rows(sentence1=["a"], sentence2=["b"], label=[2]), "train", task, tokenizer, 16, task.labels)
+    with pytest.raises(InputError, match="validation rows .*: 'maybe'; .* entailment, not_entailment"):
+        glue.encode_texts(data, "validation", task, tokenizer, 16, task.labels)
+    with pytest.raises(InputError, match="train rows .*: 2; .* 0 to 1"):
+        glue.encode_texts(rows(sentence1=["a"], sentence2=["b"], label=[2]), "train", task, tokenizer, 16, task.labels)
 
 
 def test_a_missing_column(tokenizer):
     task = glue.TASKS["mrpc"]
-    with pytest.raises(ValueError, match="the train rows have no column 'sentence2'; they have sentence1, label"):
-        glue.encode(rows(sentence1=["a"], label=[1]), "train", task, tokenizer, 16, task.labels)
+    with pytest.raises(InputError, match="train rows .* 'sentence2'.* sentence1, label"):
+        glue.encode_texts(rows(sentence1=["a"], label=[1]), "train", task, tokenizer, 16, task.labels)
 
 
-def test_tasks_of_ones_own():
+def test_infer_task():
     task = glue.infer_task({"train": rows(text=["a", "b"], label=["yes", "no"], number=[1, 2])})
     assert (task.columns, task.labels) == (("text",), ("no", "yes"))
     flags = glue.infer_task({"train": rows(guid=["x", "y"], text=["a", "b"], label=[True, False])}, columns=["text"])
     assert (flags.columns, flags.labels) == (("text",), ("LABEL_0", "LABEL_1"))
     assert glue.infer_task({"train": rows(text=["a", "b"], label=[0.5, 2.0])}).labels is None
-    assert glue.infer_task({"train": rows(a=["a"] * 3, b=["b"] * 3, label=[0, 1, 2])}).labels == (
-        "LABEL_0",
-        "LABEL_1",
-        "LABEL_2",
-    )
+    three = glue.infer_task({"train": rows(a=["a"] * 3, b=["b"] * 3, label=[0, 1, 2])})
+    assert three.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
     assert glue.infer_task({"train": rows(text=["a", "b"], label=[1, 5])}).labels == ("1", "5")
     assert glue.infer_task({"train": rows(text=["a", "b"], label=[1, 5])}, regression=True).labels is None
     features = Features({"text": Value("string"), "label": ClassLabel(names=["bad", "good"])})
@@ -93,20 +85,20 @@ def test_tasks_of_ones_own():
     assert glue.infer_task({"train": named}).labels == ("bad", "good")
     pair = {"id": ["x"], "sentence2": ["b"], "sentence1": ["a"], "label": ["c"]}
     assert glue.infer_task({"train": rows(**pair)}).columns == ("sentence1", "sentence2")
-    with pytest.raises(ValueError, match="no column of text among label, x"):
+    with pytest.raises(InputError, match="column of text.* label, x"):
         glue.infer_task({"train": rows(label=[0], x=[1])})
 
 
-@pytest.mark.parametrize("task", [glue.TASKS["cola"], glue.Task(("sentence",), None, ("pearson",))])
-def test_several_labels_where_a_row_has_one(tokenizer, task):
-    data, said = rows(sentence=["a", "b"], label=[[0, 1], [1]]), r"the train rows have \[0, 1\] in the column 'label'"
-    with pytest.raises(ValueError, match=said):
+@pytest.mark.parametrize("task", [glue.TASKS["cola"], glue.GlueTask(("sentence",), None, ("pearson",))])
+def test_lists_of_labels_in_a_task_with_one_label(tokenizer, task):
+    data, message = rows(sentence=["a", "b"], label=[[0, 1], [1]]), r"train rows have \[0, 1\] in the column 'label'"
+    with pytest.raises(InputError, match=message):
         glue.infer_task({"train": data}, regression=True)
-    with pytest.raises(ValueError, match=said):
-        glue.encode(data, "train", task, tokenizer, 16, task.labels)
+    with pytest.raises(InputError, match=message):
+        glue.encode_texts(data, "train", task, tokenizer, 16, task.labels)
 
 
-def listed(labels: list, kind=None) -> Dataset:
+def rows_with_label_lists(labels: list, kind=None) -> Dataset:
     features = kind and Features({"text": Value("string"), "label": List(kind)})
     return Dataset.from_dict({"text": ["a"] * len(labels), "label": labels}, features)
 
@@ -114,65 +106,67 @@ def listed(labels: list, kind=None) -> Dataset:
 @pytest.mark.parametrize(
     ("train", "names"),
     [
-        (listed([["red", "big"], [], ["old"]]), ("big", "old", "red")),
-        (listed([[2, 1], [], [0]]), ("LABEL_0", "LABEL_1", "LABEL_2")),
-        (listed([[7, 3], [], [5]]), ("3", "5", "7")),
-        (listed([[2, 0], [], [1]], ClassLabel(names=["x", "y", "z"])), ("x", "y", "z")),
+        (rows_with_label_lists([["red", "big"], [], ["old"]]), ("big", "old", "red")),
+        (rows_with_label_lists([[2, 1], [], [0]]), ("LABEL_0", "LABEL_1", "LABEL_2")),
+        (rows_with_label_lists([[7, 3], [], [5]]), ("3", "5", "7")),
+        (rows_with_label_lists([[2, 0], [], [1]], ClassLabel(names=["x", "y", "z"])), ("x", "y", "z")),
     ],
-    ids=["names", "numbers", "numbers from elsewhere", "ClassLabel"],
+    ids=["names", "numbers", "numbers not from zero", "ClassLabel"],
 )
 def test_lists_of_labels(tokenizer, train, names):
-    """As 0 or 1 for each label, in the order of the model."""
+    """They become a 0 or 1 for each label, in the model's order."""
     task = glue.infer_task({"train": train})
-    assert (task.labels, task.several, task.metrics[0]) == (names, True, "f1_micro")
+    assert (task.labels, task.multi_label, task.metrics[0]) == (names, True, "f1_micro")
     backwards = names[::-1]
-    found = glue.encode(train, "train", task, tokenizer, 16, backwards)
-    number = {value: place for place, value in enumerate(sorted({v for row in train["label"] for v in row}))}
+    inputs = glue.encode_texts(train, "train", task, tokenizer, 16, backwards)
+    number = {value: index for index, value in enumerate(sorted({v for row in train["label"] for v in row}))}
     by_hand = [[float(2 - c in {number[value] for value in row}) for c in range(3)] for row in train["label"]]
-    assert found["labels"][:] == by_hand and found.features["labels"].feature.dtype == "float64"
+    assert inputs["labels"][:] == by_hand and inputs.features["labels"].feature.dtype == "float64"
 
 
-def test_lists_of_labels_that_do_not_fit(tokenizer):
-    task = glue.infer_task({"train": listed([["red"], ["big", "old"], []])})
+def test_invalid_lists_of_labels(tokenizer):
+    task = glue.infer_task({"train": rows_with_label_lists([["red"], ["big", "old"], []])})
     cases = [
-        (listed([["red"], ["blue"]]), "validation rows have labels that are not known: 'blue'; known are big, old, re"),
-        (listed([["red"], None]), "1 of 2 validation rows have no label"),
+        (rows_with_label_lists([["red"], ["blue"]]), "validation rows .*: 'blue'; .* big, old, red"),
+        (rows_with_label_lists([["red"], None]), "1 of 2 validation rows"),
         (
             rows(text=["a"], label=["red"]),
-            "a row has a list of labels in this task, and the validation rows have 'red'",
+            "list of labels .* validation rows have 'red'",
         ),
     ]
-    for data, said in cases:
-        with pytest.raises(ValueError, match=said):
-            glue.encode(data, "validation", task, tokenizer, 16, task.labels)
-    for untold in (listed([["red"], None]), rows(text=["a"], label=[None]), rows(text=["a"])):
-        assert "labels" not in glue.encode(untold, "test", task, tokenizer, 16, task.labels).column_names
-    assert glue.infer_task({"train": listed([[], []])}).labels == ()
-    with pytest.raises(ValueError, match=r"the train rows have \[0, 1, 0\] .* a 0 or 1 for each label as it seems"):
-        glue.infer_task({"train": listed([[1], [0, 1, 0]])})
-    for switches in (listed([[0.0, 1.0]]), listed([[False, True]])):
-        with pytest.raises(ValueError, match="several are a list of names or whole numbers"):
-            glue.infer_task({"train": switches})
+    for data, message in cases:
+        with pytest.raises(InputError, match=message):
+            glue.encode_texts(data, "validation", task, tokenizer, 16, task.labels)
+    for unlabelled in (rows_with_label_lists([["red"], None]), rows(text=["a"], label=[None]), rows(text=["a"])):
+        assert "labels" not in glue.encode_texts(unlabelled, "test", task, tokenizer, 16, task.labels).column_names
+    assert glue.infer_task({"train": rows_with_label_lists([[], []])}).labels == ()
+    with pytest.raises(InputError, match=r"train rows have \[0, 1, 0\] .* 0 or 1 for each label"):
+        glue.infer_task({"train": rows_with_label_lists([[1], [0, 1, 0]])})
+    for flags in (rows_with_label_lists([[0.0, 1.0]]), rows_with_label_lists([[False, True]])):
+        with pytest.raises(InputError, match="lists of names or integers"):
+            glue.infer_task({"train": flags})
 
 
-def test_scores_of_lists_of_labels():
+def test_multi_label_metrics():
     rng = np.random.default_rng(0)
     predictions, labels = rng.random((50, 4)) > 0.4, rng.random((50, 4)) > 0.5
-    assert glue.scores(glue.SEVERAL, predictions, labels) == {
+    assert glue.glue_scores(glue.MULTI_LABEL_METRICS, predictions, labels) == {
         "f1_micro": pytest.approx(f1_score(labels, predictions, average="micro")),
         "f1_macro": pytest.approx(f1_score(labels, predictions, average="macro")),
         "accuracy": pytest.approx(accuracy_score(labels, predictions)),
     }
-    one = glue.scores(glue.SEVERAL, np.array([[1], [1], [0], [0]]) > 0, np.array([[1], [0], [0], [0]]) > 0)
+    one = glue.glue_scores(
+        glue.MULTI_LABEL_METRICS, np.array([[1], [1], [0], [0]]) > 0, np.array([[1], [0], [0], [0]]) > 0
+    )
     assert one == {"f1_micro": pytest.approx(2 / 3), "f1_macro": pytest.approx(2 / 3), "accuracy": 0.75}
 
 
-def test_predicted_lists_of_labels(tmp_path):
-    task = glue.Task(("text",), ("big", "old", "red"), glue.SEVERAL, several=True)
+def test_multi_label_predictions(tmp_path):
+    task = glue.GlueTask(("text",), ("big", "old", "red"), glue.MULTI_LABEL_METRICS, multi_label=True)
     logits = np.array([[2.0, -1.0, 0.1], [-1.0, -2.0, -900.0]], dtype=np.float32)
-    glue.write_predictions(tmp_path, task, "own", "test", logits, ("red", "big", "old"))
-    said = (tmp_path / "predict_results_own.txt").read_text()
-    assert said == "index\tprediction\n0\tred, old\n1\t\n"
+    glue.write_glue_predictions(tmp_path, task, "own", "test", logits, ("red", "big", "old"))
+    table = (tmp_path / "predict_results_own.txt").read_text()
+    assert table == "index\tprediction\n0\tred, old\n1\t\n"
     first, second = map(json.loads, (tmp_path / "predictions_own.jsonl").read_text().splitlines())
     assert (first["prediction"], second["prediction"]) == (["red", "old"], [])
     assert first["probabilities"]["big"] == pytest.approx(1 / (1 + math.e))
@@ -181,87 +175,89 @@ def test_predicted_lists_of_labels(tmp_path):
 def test_a_column_of_numbers_is_text(tokenizer):
     data = rows(title=["the cat", None], year=[1999, 0], label=[0, 1])
     task = glue.infer_task({"train": data}, columns=["title", "year"])
-    found = glue.encode(data, "train", task, tokenizer, 16, task.labels)
-    assert found["input_ids"][:] == [tokenizer("the cat", "1999")["input_ids"], tokenizer("", "0")["input_ids"]]
+    inputs = glue.encode_texts(data, "train", task, tokenizer, 16, task.labels)
+    assert inputs["input_ids"][:] == [tokenizer("the cat", "1999")["input_ids"], tokenizer("", "0")["input_ids"]]
     lists = rows(title=[["the", "cat"]], label=[0])
-    with pytest.raises(ValueError, match=r"the train rows hold \['the', 'cat'\] in the column 'title', where a text"):
-        glue.encode(lists, "train", glue.Task(("title",), ("0", "1"), ()), tokenizer, 16, ("0", "1"))
+    with pytest.raises(InputError, match=r"train rows have \['the', 'cat'\] in the column 'title'"):
+        glue.encode_texts(lists, "train", glue.GlueTask(("title",), ("0", "1"), ()), tokenizer, 16, ("0", "1"))
 
 
-def test_labels_that_are_numbers_but_not_from_zero(tokenizer):
+def test_numeric_labels_not_from_zero(tokenizer):
     data = rows(text=["a", "b"], label=[1, 5])
     task = glue.infer_task({"train": data})
-    assert glue.encode(data, "train", task, tokenizer, 16, task.labels)["labels"] == [0, 1]
+    assert glue.encode_texts(data, "train", task, tokenizer, 16, task.labels)["labels"] == [0, 1]
 
 
-def test_matthews_by_hand():
+def test_classification_metrics_by_hand():
     predictions, labels = np.array([1, 1, 1, 0, 0, 1]), np.array([1, 1, 0, 0, 1, 1])
     tp, tn, fp, fn = 3, 1, 1, 1
     by_hand = (tp * tn - fp * fn) / math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
-    assert glue.scores(["matthews_correlation"], predictions, labels) == {
+    assert glue.glue_scores(["matthews_correlation"], predictions, labels) == {
         "matthews_correlation": pytest.approx(by_hand)
     }
-    found = glue.scores(["accuracy", "f1"], predictions, labels)
-    assert found == {"accuracy": pytest.approx(4 / 6), "f1": pytest.approx(2 * 3 / (2 * 3 + 1 + 1))}
-    macro = glue.scores(["f1"], predictions, labels, classes=3)  # also where the third was not seen
+    metrics = glue.glue_scores(["accuracy", "f1"], predictions, labels)
+    assert metrics == {"accuracy": pytest.approx(4 / 6), "f1": pytest.approx(2 * 3 / (2 * 3 + 1 + 1))}
+    macro = glue.glue_scores(["f1"], predictions, labels, num_labels=3)  # the third does not occur
     assert macro == {"f1": pytest.approx((2 * 3 / (2 * 3 + 1 + 1) + 2 * 1 / (2 * 1 + 1 + 1)) / 2)}
 
 
 def test_correlations_by_hand():
     values, labels = np.array([0.1, 0.4, 0.35, 0.8]), np.array([1.0, 2.0, 3.0, 4.0])
     x, y = values - values.mean(), labels - labels.mean()
-    found = glue.scores(["pearson", "spearmanr"], values, labels)
-    assert found["pearson"] == pytest.approx((x * y).sum() / math.sqrt((x**2).sum() * (y**2).sum()))
-    assert found["spearmanr"] == pytest.approx(1 - 6 * 2 / (4 * 15))  # ranks 1 3 2 4
-    assert glue.scores(["pearson"], np.zeros(4), labels) == {"pearson": 0.0}
+    metrics = glue.glue_scores(["pearson", "spearmanr"], values, labels)
+    assert metrics["pearson"] == pytest.approx((x * y).sum() / math.sqrt((x**2).sum() * (y**2).sum()))
+    assert metrics["spearmanr"] == pytest.approx(1 - 6 * 2 / (4 * 15))  # ranks 1 3 2 4
+    assert glue.glue_scores(["pearson"], np.zeros(4), labels) == {"pearson": 0.0}
 
 
-def test_predictions_are_files_in_the_order_of_the_rows(tmp_path):
+def test_prediction_files(tmp_path):
     logits = np.array([[0.0, 2.0, 0.0], [3.0, 0.0, 0.0]])
     model = ("contradiction", "entailment", "neutral")
-    glue.write_predictions(tmp_path, glue.TASKS["mnli"], "mnli", "test_mismatched", logits, model)
+    glue.write_glue_predictions(tmp_path, glue.TASKS["mnli"], "mnli", "test_mismatched", logits, model)
     assert (tmp_path / "MNLI-mm.tsv").read_text() == "index\tprediction\n0\tentailment\n1\tcontradiction\n"
     assert (tmp_path / "predict_results_mnli_mismatched.txt").read_text().splitlines()[1] == "0\tentailment"
     lines = (tmp_path / "predictions_mnli_mismatched.jsonl").read_text().splitlines()
     row = json.loads(lines[0])
     assert row["prediction"] == "entailment" and sum(row["probabilities"].values()) == pytest.approx(1)
-    glue.write_predictions(tmp_path, glue.TASKS["sst2"], "sst2", "test", logits[:, :2], ("positive", "negative"))
+    glue.write_glue_predictions(tmp_path, glue.TASKS["sst2"], "sst2", "test", logits[:, :2], ("positive", "negative"))
     assert (tmp_path / "SST-2.tsv").read_text() == "index\tprediction\n0\t0\n1\t1\n"
-    glue.write_predictions(tmp_path, glue.TASKS["stsb"], "stsb", "test", np.array([5.4, -0.2, 2.5]), None)
+    glue.write_glue_predictions(tmp_path, glue.TASKS["stsb"], "stsb", "test", np.array([5.4, -0.2, 2.5]), None)
     assert (tmp_path / "STS-B.tsv").read_text() == "index\tprediction\n0\t5.000\n1\t0.000\n2\t2.500\n"
 
 
 def test_labels_of_any_type(tokenizer):
     data = rows(text=["a", "b"], label=[True, False])
     task = glue.infer_task({"train": data})
-    found = glue.encode(data, "train", task, tokenizer, 16, task.labels)
-    assert found["labels"] == [1, 0] and found.features["labels"].dtype == "int64"
+    inputs = glue.encode_texts(data, "train", task, tokenizer, 16, task.labels)
+    assert inputs["labels"] == [1, 0] and inputs.features["labels"].dtype == "int64"
     numbers = glue.infer_task({"train": rows(text=["a"], label=[2])}, regression=True)
-    assert glue.encode(rows(text=["a"], label=[2]), "train", numbers, tokenizer, 16, None)["labels"] == [2.0]
+    assert glue.encode_texts(rows(text=["a"], label=[2]), "train", numbers, tokenizer, 16, None)["labels"] == [2.0]
 
 
 def test_labels_that_look_like_numbers(tokenizer):
-    """They are names, of which -1 may be one; a ClassLabel counts from 0, whatever its names are."""
+    """They are names, and -1 may be one; a ClassLabel counts from 0, whatever its names are."""
     task = glue.infer_task({"train": rows(text=["a", "b"], label=[-1, 1])})
-    assert glue.encode(rows(text=["a", "b"], label=[1, -1]), "train", task, tokenizer, 16, task.labels)["labels"] == [
+    assert glue.encode_texts(rows(text=["a", "b"], label=[1, -1]), "train", task, tokenizer, 16, task.labels)[
+        "labels"
+    ] == [
         1,
         0,
     ]
-    with pytest.raises(ValueError, match="not known: 0; known are -1, 1$"):
-        glue.encode(rows(text=["a"], label=[0]), "validation", task, tokenizer, 16, task.labels)
+    with pytest.raises(InputError, match="validation rows .*: 0; .* -1, 1$"):
+        glue.encode_texts(rows(text=["a"], label=[0]), "validation", task, tokenizer, 16, task.labels)
     features = Features({"text": Value("string"), "label": ClassLabel(names=["1", "2", "3"])})
     stars = Dataset.from_dict({"text": ["a", "b", "c"], "label": [0, 1, 2]}, features)
     task = glue.infer_task({"train": stars})
-    assert glue.encode(stars, "train", task, tokenizer, 16, task.labels)["labels"] == [0, 1, 2]
+    assert glue.encode_texts(stars, "train", task, tokenizer, 16, task.labels)["labels"] == [0, 1, 2]
 
 
 def test_rows_without_labels(tokenizer):
     for task, label in ((glue.TASKS["sst2"], [1, None]), (glue.TASKS["stsb"], [0.5, None])):
         data = rows(sentence=["a", "b"], sentence1=["a", "b"], sentence2=["a", "b"], label=label)
-        with pytest.raises(ValueError, match="1 of 2 train rows have no label"):
-            glue.encode(data, "train", task, tokenizer, 16, task.labels)
-        assert len(glue.encode(data, "test", task, tokenizer, 16, task.labels)) == 2
+        with pytest.raises(InputError, match="1 of 2 train rows"):
+            glue.encode_texts(data, "train", task, tokenizer, 16, task.labels)
+        assert len(glue.encode_texts(data, "test", task, tokenizer, 16, task.labels)) == 2
 
 
 def test_submission_has_every_task():
-    assert len(glue.SUBMISSION) == 11
+    assert len(glue.SUBMISSION_FILES) == 11

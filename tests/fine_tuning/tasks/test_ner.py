@@ -1,4 +1,4 @@
-"""Named entities: files as people have them, each word labelled once whatever the windows, scores equal to seqeval."""
+"""Named entities: file formats, one label per word in any windows, metrics equal to those of seqeval."""
 
 import gzip
 import random
@@ -14,6 +14,7 @@ from hf_deberta import HfDebertaTokenizer
 from hf_deberta.fine_tuning.tasks import ner
 from hf_deberta.fine_tuning.tasks.ner import Sentence
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
+from hf_deberta.runs.errors import InputError
 
 CONLL = """-DOCSTART- -X- O O
 
@@ -36,10 +37,10 @@ TEXTS = ["EU rejects German call", "Peter Blackburn went to Rome and Paris", "un
 
 @pytest.fixture(scope="module", params=["unigram", "bpe"])
 def tokenizer(request, tmp_path_factory):
-    """Of v2 and v3, and of v1, which wants a space before the first word too."""
-    learnt = train_tokenizer(TEXTS, 300 if request.param == "bpe" else 60, request.param)
+    """Tokenizers as in v2 and v3, and in v1, which needs a space before the first word."""
+    trained = train_tokenizer(TEXTS, 300 if request.param == "bpe" else 60, request.param)
     folder = tmp_path_factory.mktemp(request.param)
-    learnt.save_pretrained(folder)
+    trained.save_pretrained(folder)
     return HfDebertaTokenizer.from_pretrained(folder, add_prefix_space=True)
 
 
@@ -50,21 +51,21 @@ def write(folder, text, name="train.txt", encoding="utf-8"):
 
 
 def encoded(sentences, tokenizer, length, context="none", batch=3, labels=LABELS, **options):
-    """Features in batches, as `Dataset.map` makes them."""
-    rows, found = list(ner.rows_of(sentences, context)), {}
+    """Encode in batches, as `Dataset.map` does."""
+    rows, features = list(ner.group_sentences(sentences, context)), {}
     for start in range(0, len(rows), batch):
         part = rows[start : start + batch]
         columns = {name: [row[name] for row in part] for name in part[0]}
-        for name, values in ner.encode(columns, tokenizer, labels, length, context, **options).items():
-            found.setdefault(name, []).extend(values)
-    return found
+        for name, values in ner.encode_sentences(columns, tokenizer, labels, length, context, **options).items():
+            features.setdefault(name, []).extend(values)
+    return features
 
 
 # 1. Sentences
 
 
 def test_conll_file(tmp_path):
-    sentences = ner.read_columns(write(tmp_path, CONLL))
+    sentences = ner.read_conll(write(tmp_path, CONLL))
     assert [sentence.words for sentence in sentences] == [
         ["EU", "rejects", "German", "call"],
         ["Peter", "Blackburn"],
@@ -72,59 +73,59 @@ def test_conll_file(tmp_path):
     ]
     assert [sentence.document for sentence in sentences] == [1, 1, 2]
     assert sentences[2].tags == ["I-LOC", "B-LOC"]
-    assert ner.in_iob2(sentences)[2].tags == ["B-LOC", "B-LOC"]
-    assert ner.labels_of(ner.in_iob2(sentences)) == LABELS
+    assert ner.convert_to_iob2(sentences)[2].tags == ["B-LOC", "B-LOC"]
+    assert ner.label_names(ner.convert_to_iob2(sentences)) == LABELS
 
 
 @pytest.mark.parametrize(
     ("text", "encoding"),
     [
         ("a\tB-X\nb\tO\n\nc\tO\n", "utf-8"),  # WNUT
-        ("\n\na B-X\nb O\n\n\n\nc O", "utf-8"),  # blank lines more than enough, no end of line
+        ("\n\na B-X\nb O\n\n\n\nc O", "utf-8"),  # extra blank lines, no newline at the end
         ("a B-X\r\nb O\r\n\r\nc O\r\n", "utf-8-sig"),  # Windows
         ("a  _  B-X\nb  _  O\n \t\nc  _  O\n", "utf-8"),  # several spaces, a line of spaces
     ],
 )
-def test_files_of_other_shapes(tmp_path, text, encoding):
-    sentences = ner.read_columns(write(tmp_path, text, encoding=encoding))
+def test_variants_of_the_format(tmp_path, text, encoding):
+    sentences = ner.read_conll(write(tmp_path, text, encoding=encoding))
     assert sentences == [Sentence(["a", "b"], ["B-X", "O"]), Sentence(["c"], ["O"])]
 
 
-def test_words_are_parted_at_spaces_and_tabs_alone(tmp_path):
+def test_only_spaces_and_tabs_separate_columns(tmp_path):
     text = "10\u00a0000 O\n\u2028 O\n"
-    assert ner.read_columns(write(tmp_path, text))[0].words == ["10\u00a0000", "\u2028"]
-    assert ner.read_columns(write(tmp_path, "New York\tB-LOC\n"))[0].words == ["New York"]
+    assert ner.read_conll(write(tmp_path, text))[0].words == ["10\u00a0000", "\u2028"]
+    assert ner.read_conll(write(tmp_path, "New York\tB-LOC\n"))[0].words == ["New York"]
 
 
 def test_a_gzipped_file(tmp_path):
     (tmp_path / "train.txt.gz").write_bytes(gzip.compress(CONLL.encode()))
-    assert ner.read_columns(tmp_path / "train.txt.gz") == ner.read_columns(write(tmp_path, CONLL))
+    assert ner.read_conll(tmp_path / "train.txt.gz") == ner.read_conll(write(tmp_path, CONLL))
 
 
 def test_a_file_without_labels(tmp_path):
-    assert ner.read_columns(write(tmp_path, "a\nb\n\nc\n")) == [Sentence(["a", "b"]), Sentence(["c"])]
+    assert ner.read_conll(write(tmp_path, "a\nb\n\nc\n")) == [Sentence(["a", "b"]), Sentence(["c"])]
 
 
 @pytest.mark.parametrize(
     ("text", "encoding", "message"),
     [
-        ("a O\nb\n", "utf-8", "line 2 has 1 column.s., those before it 2: 'b'"),
+        ("a O\nb\n", "utf-8", "line 2 has 1 column.* 2: 'b'"),
         ("\n\n", "utf-8", "has no sentence"),
         ("é O\n", "latin1", "is not UTF-8 text"),
     ],
 )
-def test_unusable_files(tmp_path, text, encoding, message):
-    with pytest.raises(ValueError, match=message):
-        ner.read_columns(write(tmp_path, text, encoding=encoding))
+def test_invalid_files(tmp_path, text, encoding, message):
+    with pytest.raises(InputError, match=message):
+        ner.read_conll(write(tmp_path, text, encoding=encoding))
 
 
-def test_rows_of_the_hub():
+def test_table_with_class_labels():
     names = datasets.List(datasets.ClassLabel(names=["O", "B-X", "I-X"]))
     features = datasets.Features({"tokens": datasets.List(datasets.Value("string")), "ner_tags": names})
     rows = Dataset.from_dict({"tokens": [["a", "b"], []], "ner_tags": [[1, 2], []]}, features=features)
-    sentences = ner.from_table(rows, names=features["ner_tags"].feature.names)
+    sentences = ner.sentences_from_table(rows, names=features["ner_tags"].feature.names)
     assert sentences == [Sentence(["a", "b"], ["B-X", "I-X"]), Sentence([], [])]
-    assert ner.from_table([{"words": ["a"]}], "words", None) == [Sentence(["a"])]
+    assert ner.sentences_from_table([{"words": ["a"]}], "words", None) == [Sentence(["a"])]
 
 
 @pytest.mark.parametrize(
@@ -134,23 +135,23 @@ def test_rows_of_the_hub():
         [{"tokens": [w], "ner_tags": ["O"]} for w in ("a", "b", "-DOCSTART-", "c")],
     ],
 )
-def test_documents_of_tables(rows):
-    first, second, third = ner.from_table(rows)
+def test_documents_in_tables(rows):
+    first, second, third = ner.sentences_from_table(rows)
     assert first.document == second.document != third.document
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"words": ["a"]}, "row 0 has no column 'tokens' but words"),
-        ({"tokens": "a b", "ner_tags": ["O"]}, "must hold lists of words; in row 0 it holds 'a b'"),
+        ({"words": ["a"]}, "row 0 .* 'tokens' .* words"),
+        ({"tokens": "a b", "ner_tags": ["O"]}, "'tokens' must hold lists .* row 0 .* 'a b'"),
         ({"tokens": ["a", "b"], "ner_tags": ["O"]}, "row 0 has 2 words and 1 labels"),
-        ({"tokens": ["a"], "ner_tags": [7]}, "row 0 has the label 7, and labels are 0 to 1: O, B-X"),
+        ({"tokens": ["a"], "ner_tags": [7]}, "row 0 has the label 7; .* 0 to 1: O, B-X"),
     ],
 )
-def test_unusable_rows(row, message):
-    with pytest.raises(ValueError, match=message):
-        ner.from_table([row], names=["O", "B-X"])
+def test_invalid_rows(row, message):
+    with pytest.raises(InputError, match=message):
+        ner.sentences_from_table([row], names=["O", "B-X"])
 
 
 # 2. Labels
@@ -161,33 +162,31 @@ def test_unusable_rows(row, message):
     [
         ("I-P I-P B-P O I-P", "B-P I-P B-P O B-P"),  # IOB1
         ("I-P I-L I-P", "B-P B-L B-P"),
-        ("B-P I-P O B-L", "B-P I-P O B-L"),  # IOB2 stays
+        ("B-P I-P O B-L", "B-P I-P O B-L"),  # IOB2 does not change
         ("B-P I-P E-P S-P S-L O", "B-P I-P I-P B-P B-L O"),  # IOBES
         ("B-P L-P U-P B-L I-L L-L", "B-P I-P B-P B-L I-L I-L"),  # BILOU
-        ("I I O B", "B I O B"),  # one kind of entity, without a name
+        ("I I O B", "B I O B"),  # one entity type, without a name
         ("", ""),
     ],
 )
-def test_to_iob2(tags, expected):
-    assert ner.to_iob2(tags.split()) == expected.split()
-    assert ner.to_iob2(expected.split()) == expected.split()
+def test_tags_to_iob2(tags, expected):
+    assert ner.tags_to_iob2(tags.split()) == expected.split()
+    assert ner.tags_to_iob2(expected.split()) == expected.split()
 
 
-def test_labels_of_training():
-    assert ner.labels_of([Sentence(["a"], ["B-X"])]) == ["O", "B-X", "I-X"]
-    assert ner.labels_of([Sentence(["a", "b"], ["VB", "NN"])]) == ["NN", "VB"]
-    assert ner.labels_of([Sentence(["a", "b"], ["person-actor", "O"])]) == ["O", "person-actor"]
-    with pytest.raises(ValueError, match="have no labels"):
-        ner.labels_of([Sentence(["a"])])
-    with pytest.raises(ValueError, match="begin with B- or I- .B-X. or none does, and here 'BX' does not"):
-        ner.in_iob2([Sentence(["a", "b"], ["B-X", "BX"])])
-    with pytest.raises(
-        ValueError, match="the test sentences have labels that training has not: B-Y; training has O, B-X"
-    ):
-        ner.check_labels([Sentence(["a"], ["B-Y"])], ["O", "B-X"], "test")
+def test_label_names():
+    assert ner.label_names([Sentence(["a"], ["B-X"])]) == ["O", "B-X", "I-X"]
+    assert ner.label_names([Sentence(["a", "b"], ["VB", "NN"])]) == ["NN", "VB"]
+    assert ner.label_names([Sentence(["a", "b"], ["person-actor", "O"])]) == ["O", "person-actor"]
+    with pytest.raises(InputError, match="have no labels"):
+        ner.label_names([Sentence(["a"])])
+    with pytest.raises(InputError, match="begin with B- or I-.* B-X .* 'BX'"):
+        ner.convert_to_iob2([Sentence(["a", "b"], ["B-X", "BX"])])
+    with pytest.raises(InputError, match="test sentences .*: B-Y; .* O, B-X"):
+        ner.require_known_labels([Sentence(["a"], ["B-Y"])], ["O", "B-X"], "test")
 
 
-# 3. What the model sees
+# 3. Model inputs
 
 
 @pytest.mark.parametrize("context", ner.CONTEXTS)
@@ -197,57 +196,61 @@ def test_windows_label_each_word_once(context, limit):
     lengths = [rng.randint(1, min(5, limit)) for _ in range(200)]
     bounds = sorted({0, 200, *rng.sample(range(200), 12)})
     bounds.insert(3, bounds[3])  # an empty sentence
-    windows = list(ner.plan(lengths, bounds, limit, context))
-    owned = [word for window in windows for word in range(window.own_start, window.own_end)]
-    assert owned == list(range(200))
+    windows = list(ner.plan_windows(lengths, bounds, limit, context))
+    labelled = [word for window in windows for word in range(window.label_start, window.label_end)]
+    assert labelled == list(range(200))
     for window in windows:
-        assert 0 <= window.start <= window.own_start < window.own_end <= window.end <= 200
+        assert 0 <= window.start <= window.label_start < window.label_end <= window.end <= 200
         assert sum(lengths[window.start : window.end]) <= limit
-        assert window.cut == any(
-            start < window.own_start < end or start < window.own_end < end for start, end in pairwise(bounds)
+        assert window.is_partial == any(
+            start < window.label_start < end or start < window.label_end < end for start, end in pairwise(bounds)
         )
         if context != "around":
-            assert any(b == window.start for b in bounds) or window.cut
-        elif window.start > 0:  # full on the side that has more
+            assert any(b == window.start for b in bounds) or window.is_partial
+        elif window.start > 0:  # no room for another word on the left
             room = limit - sum(lengths[window.start : window.end])
             assert lengths[window.start - 1] > room
 
 
-def test_merged_fills_rows_with_sentences():
-    found = list(ner.plan([1] * 10, [0, 3, 6, 9, 10], 6, "merged"))
-    assert [(w.own_start, w.own_end) for w in found] == [(0, 6), (6, 10)]
+def test_merged_windows_hold_as_many_sentences_as_fit():
+    windows = list(ner.plan_windows([1] * 10, [0, 3, 6, 9, 10], 6, "merged"))
+    assert [(w.label_start, w.label_end) for w in windows] == [(0, 6), (6, 10)]
 
 
-def test_a_long_sentence_sees_both_sides():
-    first, *inner, last = ner.plan([1] * 40, [0, 40], 10, "none")
-    assert (first.start, first.own_start, first.own_end, first.end) == (0, 0, 5, 10)
-    assert [(w.own_start - w.start, w.end - w.own_end) for w in inner] == [(3, 2)] * 6
-    assert last.end == last.own_end == 40 and last.start == 30
+def test_parts_of_a_long_sentence_have_context_on_both_sides():
+    first, *inner, last = ner.plan_windows([1] * 40, [0, 40], 10, "none")
+    assert (first.start, first.label_start, first.label_end, first.end) == (0, 0, 5, 10)
+    assert [(w.label_start - w.start, w.end - w.label_end) for w in inner] == [(3, 2)] * 6
+    assert last.end == last.label_end == 40 and last.start == 30
 
 
-def test_first_pieces_are_labelled(tokenizer):
+def test_first_tokens_are_labelled(tokenizer):
     sentence = Sentence(["Peter", "unfathomable", "Rome"], ["B-PER", "I-PER", "B-LOC"])
-    found = encoded([sentence], tokenizer, 64)
-    (ids,), (labels,), (places,) = found["input_ids"], found["labels"], found["places"]
+    features = encoded([sentence], tokenizer, 64)
+    (ids,), (labels,), (positions,) = features["input_ids"], features["labels"], features["word_positions"]
     assert ids[0] == tokenizer.cls_token_id and ids[-1] == tokenizer.sep_token_id
-    assert [labels[place] for place in places] == [LABELS.index(tag) for tag in sentence.tags]
+    assert [labels[position] for position in positions] == [LABELS.index(tag) for tag in sentence.tags]
     assert sum(label >= 0 for label in labels) == 3 < len(ids) - 2
-    pieces = [tokenizer.decode(ids[a:b]).strip() for a, b in pairwise([*places, len(ids) - 1])]
+    pieces = [tokenizer.decode(ids[a:b]).strip() for a, b in pairwise([*positions, len(ids) - 1])]
     assert pieces == sentence.words
-    assert found["attention_mask"] == [[1] * len(ids)] and found["words"] == [[0, 1, 2]] and found["cut"] == [False]
+    assert (
+        features["attention_mask"] == [[1] * len(ids)]
+        and features["word_indices"] == [[0, 1, 2]]
+        and features["is_partial"] == [False]
+    )
     every = encoded([sentence], tokenizer, 64, label_all_tokens=True)["labels"][0]
     assert every[0] == every[-1] == -100 and all(label >= 0 for label in every[1:-1])
-    assert every[places[0]] == LABELS.index("B-PER")
-    assert set(every[places[2] + 1 : -1]) <= {LABELS.index("I-LOC")}
-    assert set(every[places[1] : places[2]]) == {LABELS.index("I-PER")}
+    assert every[positions[0]] == LABELS.index("B-PER")
+    assert set(every[positions[2] + 1 : -1]) <= {LABELS.index("I-LOC")}
+    assert set(every[positions[1] : positions[2]]) == {LABELS.index("I-PER")}
 
 
 SENTENCES = [
     Sentence(["EU", "rejects", "German", "call"], ["B-ORG", "O", "B-MISC", "O"], 0),
     Sentence([], [], 0),
-    Sentence(["Peter", "\u200b", "", "Blackburn"], ["B-PER", "I-PER", "O", "B-PER"], 0),  # words without a piece
+    Sentence(["Peter", "\u200b", "", "Blackburn"], ["B-PER", "I-PER", "O", "B-PER"], 0),  # words without a token
     Sentence(["unfathomable"] * 9, ["B-LOC", *["I-LOC"] * 8], 0),
-    Sentence(["extraordinarily" * 9, "Rome"], ["B-MISC", "O"], 1),  # a word beyond the limit
+    Sentence(["extraordinarily" * 9, "Rome"], ["B-MISC", "O"], 1),  # a word longer than the limit
     Sentence(["Paris"], ["B-LOC"], 2),
 ]
 
@@ -255,59 +258,59 @@ SENTENCES = [
 @pytest.mark.parametrize("context", ner.CONTEXTS)
 @pytest.mark.parametrize("length", [12, 40, 200])
 def test_every_word_is_predicted(tokenizer, context, length):
-    """Labels given back as predictions, padded as Trainer pads, are the tags, as are logits."""
-    found = encoded(SENTENCES, tokenizer, length, context)
-    assert max(map(len, found["input_ids"])) <= length
-    assert any(found["cut"]) == (length < 200)
-    width = max(map(len, found["labels"]))
-    predictions = np.array([labels + [-100] * (width - len(labels)) for labels in found["labels"]])
+    """Labels as predictions, padded as Trainer pads them, give the tags; so do logits."""
+    features = encoded(SENTENCES, tokenizer, length, context)
+    assert max(map(len, features["input_ids"])) <= length
+    assert any(features["is_partial"]) == (length < 200)
+    width = max(map(len, features["labels"]))
+    predictions = np.array([labels + [-100] * (width - len(labels)) for labels in features["labels"]])
     tags = [sentence.tags for sentence in SENTENCES]
-    assert ner.predicted_tags(predictions, found, SENTENCES, LABELS) == tags
+    assert ner.predicted_tags(predictions, features, SENTENCES, LABELS) == tags
     logits = np.eye(len(LABELS))[predictions.clip(0)]
-    assert ner.predicted_tags(logits, found, SENTENCES, LABELS) == tags
+    assert ner.predicted_tags(logits, features, SENTENCES, LABELS) == tags
 
 
-def test_context_changes_what_is_seen_and_not_what_is_labelled(tokenizer):
+def test_context_changes_the_input_and_not_the_labelled_words(tokenizer):
     sentences = [SENTENCES[0], SENTENCES[0]]
     alone, merged, around = (encoded(sentences, tokenizer, 200, context) for context in ner.CONTEXTS)
     assert len(merged["input_ids"]) == 1 and len(alone["input_ids"]) == len(around["input_ids"]) == 2
     assert merged["input_ids"][0] == around["input_ids"][0] == around["input_ids"][1] != alone["input_ids"][0]
-    assert [len(words) for words in around["words"]] == [4, 4] and merged["words"] == [list(range(8))]
+    assert [len(words) for words in around["word_indices"]] == [4, 4] and merged["word_indices"] == [list(range(8))]
     assert sum(label >= 0 for label in around["labels"][0]) == 4
 
 
-def test_documents_are_kept_apart(tokenizer):
+def test_context_stays_within_the_document(tokenizer):
     sentences = [Sentence(["Rome"], ["O"], document) for document in (1, 1, 2)]
     for context, lengths in (("merged", [2, 1]), ("around", [2, 2, 1])):
         rows = encoded(sentences, tokenizer, 64, context)
-        one = len(rows["input_ids"][-1]) - 2  # pieces of a word
+        one = len(rows["input_ids"][-1]) - 2  # tokens of a word
         assert [(len(ids) - 2) // one for ids in rows["input_ids"]] == lengths
 
 
-def test_no_labels_and_unknown_documents(tokenizer):
-    found = encoded([Sentence(["Rome"])], tokenizer, 64)
-    assert "labels" not in found and found["words"] == [[0]]
-    with pytest.raises(ValueError, match="needs to know the documents"):
-        list(ner.rows_of([Sentence(["Rome"])], "merged"))
-    with pytest.raises(ValueError, match="one of none, merged, around, not 'all'"):
-        list(ner.rows_of([Sentence(["Rome"])], "all"))
-    with pytest.raises(ValueError, match="max_seq_length 2 leaves no room"):
+def test_no_labels_no_documents_no_room(tokenizer):
+    features = encoded([Sentence(["Rome"])], tokenizer, 64)
+    assert "labels" not in features and features["word_indices"] == [[0]]
+    with pytest.raises(InputError, match="'merged' needs documents"):
+        list(ner.group_sentences([Sentence(["Rome"])], "merged"))
+    with pytest.raises(InputError, match="one of none, merged, around, not 'all'"):
+        list(ner.group_sentences([Sentence(["Rome"])], "all"))
+    with pytest.raises(InputError, match="max_seq_length 2 "):
         encoded([Sentence(["Rome"])], tokenizer, 2)
     with pytest.raises(ValueError, match="1 words have no prediction"):
-        ner.predicted_tags(np.zeros((1, 5), int), found, [Sentence(["Rome", "Paris"])], LABELS)
+        ner.predicted_tags(np.zeros((1, 5), int), features, [Sentence(["Rome", "Paris"])], LABELS)
 
 
-def test_a_tokenizer_that_wants_a_space(tmp_path):
+def test_a_tokenizer_that_needs_a_space():
     tokenizer = train_tokenizer(TEXTS, 300, "bpe")
     with pytest.raises(ValueError, match="add_prefix_space=True"):
         encoded([Sentence(["Rome"])], tokenizer, 64)
 
 
 def test_map_and_collator(tokenizer):
-    rows = Dataset.from_list(list(ner.rows_of(SENTENCES, "merged")))
+    rows = Dataset.from_list(list(ner.group_sentences(SENTENCES, "merged")))
     options = {"batched": True, "batch_size": 2, "remove_columns": rows.column_names}
-    features = rows.map(lambda batch: ner.encode(batch, tokenizer, LABELS, 40, "merged"), **options)
-    inputs = features.remove_columns(["words", "places", "cut"])
+    features = rows.map(lambda batch: ner.encode_sentences(batch, tokenizer, LABELS, 40, "merged"), **options)
+    inputs = features.remove_columns(["word_indices", "word_positions", "is_partial"])
     batch = DataCollatorForTokenClassification(tokenizer)([inputs[number] for number in range(len(inputs))])
     predictions = batch["labels"].numpy()
     assert predictions.shape == batch["input_ids"].shape and batch["attention_mask"].sum() < predictions.size
@@ -318,59 +321,59 @@ def test_map_and_collator(tokenizer):
 
 
 def test_predictions_as_columns(tmp_path):
-    sentences = [*ner.read_columns(write(tmp_path, CONLL)), Sentence(["New York", ""], ["B-LOC", "O"], 3)]
+    sentences = [*ner.read_conll(write(tmp_path, CONLL)), Sentence(["New York", ""], ["B-LOC", "O"], 3)]
     path = tmp_path / "out" / "predictions.txt"
-    ner.write_predictions(path, sentences, [["O"] * len(sentence.words) for sentence in sentences])
+    ner.write_conll_predictions(path, sentences, [["O"] * len(sentence.words) for sentence in sentences])
     lines = path.read_text().splitlines()
     assert lines[:4] == ["-DOCSTART- O O", "", "EU I-ORG O", "rejects O O"]
     assert lines[-3:] == ["New_York B-LOC O", "_ O O", ""]
-    again = ner.read_columns(path)
+    again = ner.read_conll(path)
     assert [(s.words, s.document) for s in again[:3]] == [(s.words, s.document) for s in sentences[:3]]
-    ner.write_predictions(path, [Sentence(["a"])], [["B-X"]])
+    ner.write_conll_predictions(path, [Sentence(["a"])], [["B-X"]])
     assert path.read_text() == "a B-X\n\n" and not path.with_name("predictions.txt.unfinished").exists()
 
 
-# 5. Scores
+# 5. Metrics
 
 
-def some_tags(rng, sentences, kinds):
+def random_tags(rng, sentences, kinds):
     return [[rng.choice(kinds) for _ in range(rng.randrange(9))] for _ in range(sentences)]
 
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("kinds", [("O", "B-P", "I-P", "B-L-x", "I-L-x"), ("O", "B", "I"), ("O", "O", "I-P", "I-L")])
-def test_scores_are_those_of_seqeval(seed, kinds):
-    metrics = pytest.importorskip("seqeval.metrics")
+def test_metrics_equal_those_of_seqeval(seed, kinds):
+    seqeval = pytest.importorskip("seqeval.metrics")
     rng = random.Random(seed)
-    gold = some_tags(rng, 12, kinds)
+    gold = random_tags(rng, 12, kinds)
     predicted = [[tag if rng.random() < 0.6 else rng.choice(kinds) for tag in tags] for tags in gold]
-    report = metrics.classification_report(gold, predicted, output_dict=True, zero_division=0)
-    found = ner.scores(gold, predicted)
-    assert found["f1"] == pytest.approx(metrics.f1_score(gold, predicted, zero_division=0))
-    assert found["precision"] == pytest.approx(report["micro avg"]["precision"])
-    assert found["recall"] == pytest.approx(report["micro avg"]["recall"])
-    assert found["accuracy"] == pytest.approx(metrics.accuracy_score(gold, predicted))
-    assert found["types"].keys() == report.keys() - {"micro avg", "macro avg", "weighted avg"}
-    for kind, of in found["types"].items():
+    report = seqeval.classification_report(gold, predicted, output_dict=True, zero_division=0)
+    metrics = ner.entity_scores(gold, predicted)
+    assert metrics["f1"] == pytest.approx(seqeval.f1_score(gold, predicted, zero_division=0))
+    assert metrics["precision"] == pytest.approx(report["micro avg"]["precision"])
+    assert metrics["recall"] == pytest.approx(report["micro avg"]["recall"])
+    assert metrics["accuracy"] == pytest.approx(seqeval.accuracy_score(gold, predicted))
+    assert metrics["types"].keys() == report.keys() - {"micro avg", "macro avg", "weighted avg"}
+    for kind, values in metrics["types"].items():
         expected = (
             report[kind]["precision"],
             report[kind]["recall"],
             report[kind]["f1-score"],
             report[kind]["support"],
         )
-        assert (of["precision"], of["recall"], of["f1"], of["number"]) == pytest.approx(expected)
+        assert (values["precision"], values["recall"], values["f1"], values["number"]) == pytest.approx(expected)
 
 
-def test_scores_by_hand():
+def test_metrics_by_hand():
     gold = [["B-PER", "I-PER", "O", "B-LOC"], ["B-LOC", "B-LOC"]]
     predicted = [["B-PER", "O", "O", "B-LOC"], ["B-LOC", "I-LOC"]]
-    found = ner.scores(gold, predicted)
-    assert (found["precision"], found["recall"]) == (1 / 3, 1 / 4) and found["f1"] == pytest.approx(2 / 7)
-    assert found["accuracy"] == 4 / 6 and found["types"]["PER"]["number"] == 1
-    assert ner.scores([["O"]], [["O"]])["f1"] == 0 and ner.scores([], [])["accuracy"] == 0
+    metrics = ner.entity_scores(gold, predicted)
+    assert (metrics["precision"], metrics["recall"]) == (1 / 3, 1 / 4) and metrics["f1"] == pytest.approx(2 / 7)
+    assert metrics["accuracy"] == 4 / 6 and metrics["types"]["PER"]["number"] == 1
+    assert ner.entity_scores([["O"]], [["O"]])["f1"] == 0 and ner.entity_scores([], [])["accuracy"] == 0
 
 
 def test_labels_without_prefixes():
-    found = ner.scores([["PER", "PER", "O", "LOC"]], [["PER", "PER", "O", "PER"]])
-    assert (found["precision"], found["recall"]) == (0.5, 0.5)
-    assert ner.scores([["NN", "VB"]], [["NN", "NN"]]) == {"accuracy": 0.5}
+    metrics = ner.entity_scores([["PER", "PER", "O", "LOC"]], [["PER", "PER", "O", "PER"]])
+    assert (metrics["precision"], metrics["recall"]) == (0.5, 0.5)
+    assert ner.entity_scores([["NN", "VB"]], [["NN", "NN"]]) == {"accuracy": 0.5}

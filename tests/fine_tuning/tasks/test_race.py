@@ -1,4 +1,4 @@
-"""Multiple choice: files of RACE and SWAG, the text of a choice, inputs, collator, scores, predictions, bad input."""
+"""Multiple choice: RACE and SWAG files, the text of a choice, inputs, collator, metrics, predictions, invalid input."""
 
 import json
 import logging
@@ -10,15 +10,16 @@ from datasets import Dataset
 
 from hf_deberta.fine_tuning.tasks.race import (
     ChoiceCollator,
-    choice_features,
+    answer_index,
     choice_rows,
     choice_scores,
-    label_of,
+    encode_choices,
+    join_question_and_option,
     read_choices,
-    with_option,
-    write_predictions,
+    write_choice_predictions,
 )
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
+from hf_deberta.runs.errors import InputError
 
 ARTICLE = "One morning  Ann\nwent to the harbour.\n\nShe met a very old sailor there."
 QUESTIONS = ["Who was old?", "Ann went _ ."]
@@ -57,16 +58,16 @@ def tokenizer():
 # Rows
 
 
-def written(rows: Dataset, path) -> None:
+def write_rows(rows: Dataset, path) -> None:
     kind = path.suffix.removeprefix(".")
     method = {"jsonl": "to_json", "tsv": "to_csv"}.get(kind, f"to_{kind}")
     getattr(rows, method)(path, **({"sep": "\t"} if kind == "tsv" else {}))
 
 
-@pytest.mark.parametrize("kind", ["tree", "released.jsonl", "flat.jsonl", "flat.json", "flat.parquet"])
-def test_race_in_every_form(tmp_path, kind):
+@pytest.mark.parametrize("kind", ["folder", "released.jsonl", "flat.jsonl", "flat.json", "flat.parquet"])
+def test_race_formats(tmp_path, kind):
     path = tmp_path / kind
-    if kind == "tree":
+    if kind == "folder":
         (path / "high").mkdir(parents=True)
         (path / "high" / "1.txt").write_text(json.dumps(RELEASED), encoding="utf-8")
     elif kind == "released.jsonl":
@@ -78,7 +79,7 @@ def test_race_in_every_form(tmp_path, kind):
     assert list(choice_rows(read_choices(path), "train")) == EXPECTED
 
 
-def test_a_tree_of_both_levels(tmp_path):
+def test_a_folder_with_both_levels(tmp_path):
     for level, names in {"middle": ["1", "7"], "high": ["2"]}.items():
         (tmp_path / level).mkdir()
         for name in names:
@@ -92,7 +93,7 @@ def test_a_tree_of_both_levels(tmp_path):
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "tsv", "parquet"])
 def test_swag(tmp_path, kind):
     path = tmp_path / f"swag.{kind}"
-    written(Dataset.from_list(SWAG), path)
+    write_rows(Dataset.from_list(SWAG), path)
     assert list(choice_rows(read_choices(path), "train")) == [
         {"id": "s1", "context": "Ann sits down.", "choices": ["She eats.", "She flies."], "label": 0},
         {"id": "s2", "context": "Why is it dark?", "choices": ["Sun.", "Night."], "label": 1},
@@ -100,16 +101,16 @@ def test_swag(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["csv", "tsv"])
-def test_words_that_look_like_nothing(tmp_path, kind):
+def test_words_that_look_like_missing_values(tmp_path, kind):
     path = tmp_path / f"swag.{kind}"
-    written(Dataset.from_list([{**SWAG[0], "sent1": "NA"}, {**SWAG[1], "ending0": "None", "ending1": "NA"}]), path)
-    found = choice_rows(read_choices(path), "train")
-    assert found["context"][0] == "NA" and found["choices"][1] == ["None", "NA"]
+    write_rows(Dataset.from_list([{**SWAG[0], "sent1": "NA"}, {**SWAG[1], "ending0": "None", "ending1": "NA"}]), path)
+    rows = choice_rows(read_choices(path), "train")
+    assert rows["context"][0] == "NA" and rows["choices"][1] == ["None", "NA"]
 
 
 def test_a_csv_column_of_numbers_is_text(tmp_path):
     path = tmp_path / "swag.csv"
-    written(Dataset.from_list([{**row, "ending0": "4", "ending1": "5"} for row in SWAG]), path)
+    write_rows(Dataset.from_list([{**row, "ending0": "4", "ending1": "5"} for row in SWAG]), path)
     assert choice_rows(read_choices(path), "train")["choices"][0] == ["She 4", "She 5"]
 
 
@@ -125,60 +126,54 @@ def test_endings_are_in_the_order_of_their_numbers():
 
 
 def test_blanks():
-    assert with_option("The ___ is \\1 _ .", "old \\1 man", True) == "The old \\1 man is \\1 old \\1 man ."
-    assert with_option("Ann went _ .", "home") == "Ann went _ . home"
-    assert with_option("_ went home.", "Ann") == "went home. Ann"  # by the released code no blank stands at an end
-    assert with_option("Who?", "") == with_option("Who?", "", True) == "Who?"
+    assert join_question_and_option("The ___ is \\1 _ .", "old \\1 man", True) == "The old \\1 man is \\1 old \\1 man ."
+    assert join_question_and_option("Ann went _ .", "home") == "Ann went _ . home"
+    assert join_question_and_option("_ went home.", "Ann") == "went home. Ann"  # as in the official code
+    assert join_question_and_option("Who?", "") == join_question_and_option("Who?", "", True) == "Who?"
     rows = choice_rows(Dataset.from_list(FLAT), "train", fill_blanks=True)
     assert rows[1]["choices"][0] == "Ann went home ."
 
 
 @pytest.mark.parametrize(("answer", "expected"), [("A", 0), (" C ", 2), (2, 2), ("1", 1)])
-def test_answers(answer, expected):
-    assert label_of(answer, 3, "row") == expected
+def test_answer_index(answer, expected):
+    assert answer_index(answer, 3, "row") == expected
 
 
 @pytest.mark.parametrize("answer", ["D", "AB", "", None, -1, 3, "the first", "5", 1.5])
-def test_bad_answers(answer):
-    with pytest.raises(
-        ValueError, match=r"the answer of train row 'high1.txt' must be a letter from A to C or a number"
-    ):
-        label_of(answer, 3, "train row 'high1.txt'")
+def test_invalid_answers(answer):
+    with pytest.raises(InputError, match=r"train row 'high1.txt' must be a letter from A to C or a number"):
+        answer_index(answer, 3, "train row 'high1.txt'")
 
 
 def test_rows_without_answers():
-    """Left out, or none in the hidden test set of SWAG."""
+    """The column is missing, or -1 as in the test split of SWAG."""
     without = Dataset.from_list(FLAT).remove_columns("answer")
     hidden = Dataset.from_list([{**row, "label": -1} for row in SWAG])
     for rows in (without, hidden):
         assert choice_rows(rows, "test", with_labels=False).column_names == ["id", "context", "choices"]
     assert choice_rows(Dataset.from_list(FLAT), "test", with_labels=False)["label"][:] == [1, 1]
-    with pytest.raises(ValueError, match="the validation rows have no column answer but example_id, article"):
+    with pytest.raises(InputError, match="validation rows .* answer; .* example_id, article"):
         choice_rows(without, "validation")
-    with pytest.raises(ValueError, match=r"the answer of train row 's1' must be .* not -1"):
+    with pytest.raises(InputError, match=r"train row 's1' .* not -1"):
         choice_rows(hidden, "train")
 
 
-def test_rows_of_other_columns():
-    with pytest.raises(
-        ValueError, match=r"no column sent1, sent2, ending0, ending1, label but text: multiple choice takes"
-    ):
+def test_missing_columns_and_options():
+    with pytest.raises(InputError, match=r"train rows .* sent1, sent2, ending0, ending1, label; .* text\."):
         choice_rows(Dataset.from_list([{"text": "x"}]), "train")
-    with pytest.raises(ValueError, match="the train split is empty"):
+    with pytest.raises(InputError, match="train split is empty"):
         choice_rows(Dataset.from_list(SWAG).select([]), "train")
-    with pytest.raises(ValueError, match=r"the options of train row '0' must be a list of texts, not 'a, b'"):
+    with pytest.raises(InputError, match=r"options of train row '0' .* 'a, b'"):
         choice_rows(Dataset.from_list([{"article": "a", "question": "q", "options": "a, b", "answer": "A"}]), "train")
 
 
-def test_other_numbers_of_choices():
+def test_invalid_numbers_of_choices():
     fewer = [FLAT[0], {**FLAT[1], "example_id": "x", "options": ["one", "two"]}]
-    with pytest.raises(
-        ValueError, match=r"the same number of choices, .* they have 2 \(row 'x'\), 3 \(row 'high1.txt'\)"
-    ):
+    with pytest.raises(InputError, match=r"train rows .* same number .* 2 \(row 'x'\), 3 \(row 'high1.txt'\)"):
         choice_rows(Dataset.from_list(fewer), "train")
-    with pytest.raises(ValueError, match=r"two or more, and they have 1 \(row 'high1.txt'\)"):
+    with pytest.raises(InputError, match=r"at least two.* 1 \(row 'high1.txt'\)"):
         choice_rows(Dataset.from_list([{**FLAT[0], "options": ["one"], "answer": "A"}]), "train")
-    with pytest.raises(ValueError, match=r"they have 2 \(row 's2'\), 3 \(row 's1'\)"):
+    with pytest.raises(InputError, match=r"2 \(row 's2'\), 3 \(row 's1'\)"):
         choice_rows(Dataset.from_list([{**SWAG[0], "ending2": "x"}, {**SWAG[1], "ending2": None}]), "train")
 
 
@@ -190,66 +185,69 @@ def test_other_numbers_of_choices():
         ("x.jsonl", "hello", "x.jsonl is no table of rows: "),
         ("high/1.txt", "hello", "1.txt is not an article of RACE .JSONDecodeError"),
         ("high/2.txt", '{"article": "a"}', "2.txt is not an article of RACE .KeyError: 'id'"),
-        ("high/1.doc", "", "there is no article of RACE, as high/1.txt, in the folder"),
+        ("high/1.doc", "", "no article of RACE.* high/1.txt"),
     ],
 )
-def test_bad_files(tmp_path, name, content, message):
+def test_invalid_files(tmp_path, name, content, message):
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(content)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(InputError, match=message):
         read_choices(path.parent if "high" in name else path)
-    with pytest.raises(FileNotFoundError, match="there is no file or folder"):
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(InputError, match="there is no file or folder .*nowhere"):
         read_choices(tmp_path / "nowhere")
 
 
-# Features
+# Inputs
 
 
 def test_inputs_are_article_question_and_choice(tokenizer):
     rows = choice_rows(Dataset.from_list(FLAT), "train")
-    features = choice_features(rows, tokenizer, 128)
+    features = encode_choices(rows, tokenizer, 128)
     assert set(features.column_names) == {*tokenizer.model_input_names, "labels"}
     for row, inputs in zip(rows, features, strict=True):
         assert inputs["labels"] == row["label"]
         for number, choice in enumerate(row["choices"]):
             expected = tokenizer(row["context"], choice)
             assert {name: inputs[name][number] for name in expected} == dict(expected)
-    assert "labels" not in choice_features(rows.remove_columns("label"), tokenizer, 128).column_names
+    assert "labels" not in encode_choices(rows.remove_columns("label"), tokenizer, 128).column_names
 
 
-def test_the_article_is_cut_and_the_choice_is_not(tokenizer, caplog, monkeypatch):
+def test_articles_are_truncated_and_choices_are_not(tokenizer, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     rows = choice_rows(Dataset.from_list([*FLAT, {**FLAT[0], "article": "Ann"}]), "train")
-    features = choice_features(rows, tokenizer, 40)
-    assert "2 of 3 articles are cut to fit into 40 tokens with their choices" in caplog.text
-    whole = choice_features(rows, tokenizer, 128)
-    assert caplog.text.count("are cut") == 1
-    for cut, full, row in zip(features, whole, rows, strict=True):
+    features = encode_choices(rows, tokenizer, 40)
+    assert "2 of 3 articles were truncated to fit into 40 tokens" in caplog.text
+    complete = encode_choices(rows, tokenizer, 128)
+    assert caplog.text.count("were truncated") == 1
+    for cut, full, row in zip(features, complete, rows, strict=True):
         for ids, all_ids, choice in zip(cut["input_ids"], full["input_ids"], row["choices"], strict=True):
             kept = len(tokenizer(choice, add_special_tokens=False)["input_ids"]) + 2
             assert len(ids) == min(40, len(all_ids))
             assert ids[-kept:] == all_ids[-kept:] and ids[:-kept] == all_ids[: len(ids) - kept]
 
 
-def test_just_as_many_tokens_as_fit_are_not_cut(tokenizer, caplog, monkeypatch):
+def test_inputs_of_exactly_the_maximum_length_are_not_truncated(tokenizer, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     rows = choice_rows(Dataset.from_list(FLAT[:1]), "train")
-    longest = max(map(len, choice_features(rows, tokenizer, 128)["input_ids"][0]))
-    choice_features(rows, tokenizer, longest)
-    assert "are cut" not in caplog.text
-    choice_features(rows, tokenizer, longest - 1)
-    assert "1 of 1 articles are cut" in caplog.text
+    longest = max(map(len, encode_choices(rows, tokenizer, 128)["input_ids"][0]))
+    encode_choices(rows, tokenizer, longest)
+    assert "were truncated" not in caplog.text
+    encode_choices(rows, tokenizer, longest - 1)
+    assert "1 of 1 articles were truncated" in caplog.text
 
 
 def test_a_choice_longer_than_the_input(tokenizer):
     rows = choice_rows(Dataset.from_list([FLAT[0], {**FLAT[1], "options": ["a sailor " * 30] * 3}]), "train")
-    with pytest.raises(ValueError, match=r"a choice of 'high1.txt' has \d+ tokens with its question, .* room for 28"):
-        choice_features(rows, tokenizer, 32)
+    with pytest.raises(InputError, match=r"choice of 'high1.txt' has \d+ tokens .* 32 leaves room for 28"):
+        encode_choices(rows, tokenizer, 32)
 
 
 def test_the_collator_pads_to_the_longest_of_the_batch(tokenizer):
-    rows = list(choice_features(choice_rows(Dataset.from_list(FLAT), "train"), tokenizer, 128))
+    rows = list(encode_choices(choice_rows(Dataset.from_list(FLAT), "train"), tokenizer, 128))
     batch = ChoiceCollator(tokenizer)(rows)
     longest = max(len(ids) for row in rows for ids in row["input_ids"])
     assert batch["input_ids"].shape == batch["attention_mask"].shape == (2, 3, longest)
@@ -260,17 +258,17 @@ def test_the_collator_pads_to_the_longest_of_the_batch(tokenizer):
             assert batch["attention_mask"][i, j].sum() == len(ids)
             assert (batch["input_ids"][i, j, len(ids) :] == tokenizer.pad_token_id).all()
     assert ChoiceCollator(tokenizer, pad_to_multiple_of=8)(rows)["input_ids"].shape[-1] % 8 == 0
-    assert ChoiceCollator(tokenizer, length=100)(rows)["input_ids"].shape[-1] == 100
+    assert ChoiceCollator(tokenizer, padding="max_length", max_length=100)(rows)["input_ids"].shape[-1] == 100
     without = [{name: value for name, value in row.items() if name != "labels"} for row in rows]
     assert "labels" not in ChoiceCollator(tokenizer)(without)
 
 
-# Scores and predictions
+# Metrics and predictions
 
 LOGITS = np.array([[0.0, 2.0], [3.0, 1.0], [0.0, 1.0], [2.0, 0.0]])
 
 
-def test_accuracy_and_that_of_each_level():
+def test_accuracy_overall_and_by_level():
     labels = np.array([1, 0, 0, 0])
     ids = ["middle1.txt", "high2.txt", "high2.txt", "high3.txt"]
     assert choice_scores(LOGITS, labels, ids) == pytest.approx(
@@ -281,7 +279,7 @@ def test_accuracy_and_that_of_each_level():
 
 def test_predictions(tmp_path):
     rows = Dataset.from_dict({"id": ["a", "b", "c", "d"]})
-    write_predictions(tmp_path, rows, LOGITS)
+    write_choice_predictions(tmp_path, rows, LOGITS)
     assert (tmp_path / "predict_results.txt").read_text() == "index\tprediction\n0\tB\n1\tA\n2\tB\n3\tA\n"
     lines = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
     assert [(line["id"], line["prediction"], line["label"]) for line in lines][:2] == [("a", "B", 1), ("b", "A", 0)]

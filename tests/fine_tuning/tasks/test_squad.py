@@ -1,4 +1,4 @@
-"""SQuAD rows, windows and answers: what is read, which tokens are labelled, which text comes back, and bad input."""
+"""SQuAD: file formats, the labelled tokens, the text of predicted answers, and invalid input."""
 
 import gzip
 import json
@@ -12,17 +12,18 @@ from datasets import Dataset
 from transformers import BertTokenizerLegacy
 
 from hf_deberta.fine_tuning.tasks.squad import (
-    CLS,
-    Windows,
+    CLS_POSITION,
+    SquadEncoder,
     best_spans,
     find_answers,
-    first_answer,
+    first_answer_span,
     gold_answers,
     read_squad,
     squad_rows,
-    token_characters,
+    token_character_spans,
 )
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
+from hf_deberta.runs.errors import InputError
 
 CONTEXT = (
     "  The “Zoë” museum, in Paris,\u00a0opened in 1999 and cost 6½ million – about 東京 prices 😀 – "  # noqa: RUF001
@@ -75,7 +76,7 @@ def rows_of(answers, context: str = CONTEXT) -> Dataset:
 
 
 def logits_for(features: Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Of a model that knows where each window's answer is."""
+    """Logits of a model that finds the answer of each window."""
     longest = max(map(len, features["input_ids"]))
     logits = np.zeros((2, len(features), longest), np.float32)
     for kind, column in enumerate(("start_positions", "end_positions")):
@@ -122,7 +123,7 @@ FLAT = [
 ]
 
 
-def written(tmp_path, kind: str):
+def write_rows(tmp_path, kind: str):
     path = tmp_path / f"rows.{kind.rpartition('-')[2]}"
     if kind == "official-json":
         path.write_text(json.dumps(ARTICLES), encoding="utf-8")
@@ -143,21 +144,21 @@ KINDS = ["official-json", "official-json.gz", "data-json", "list-json", "lines-j
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_kinds_of_file(tmp_path, kind):
-    rows = squad_rows(read_squad(written(tmp_path, kind)), "validation")
+def test_file_formats(tmp_path, kind):
+    rows = squad_rows(read_squad(write_rows(tmp_path, kind)), "validation")
     assert list(rows) == FLAT
     assert gold_answers(rows) == {"a": ["Paris", "Paris"], "b": [], "c": []}
 
 
 def test_a_changed_file_is_read_again(tmp_path):
-    path = written(tmp_path, "official-json")
+    path = write_rows(tmp_path, "official-json")
     assert len(read_squad(path)) == 3
     path.write_text(json.dumps({"data": ARTICLES["data"][:1]}), encoding="utf-8")
     assert len(read_squad(path)) == 2
 
 
-def test_lists_of_answers_and_none(tmp_path):
-    """As some data sets of the Hub have them; an empty text is no answer."""
+def test_answers_as_lists_of_dicts(tmp_path):
+    """Some datasets of the Hub have them; an empty text is no answer."""
     rows = Dataset.from_list(
         [
             {"id": 1, "context": "Rome", "question": "?", "answers": [{"text": "Rome", "answer_start": 0}]},
@@ -174,7 +175,7 @@ def test_a_test_file_needs_no_answers(tmp_path):
     path.write_text(json.dumps({"data": ARTICLES["data"][1:]}), encoding="utf-8")
     rows = squad_rows(read_squad(path), "test", with_answers=False)
     assert rows.column_names == ["id", "context", "question"]
-    with pytest.raises(ValueError, match="the validation rows have no column answers but id, context, question"):
+    with pytest.raises(InputError, match="validation rows .* answers; .* id, context, question"):
         squad_rows(read_squad(path), "validation")
 
 
@@ -185,27 +186,30 @@ def test_a_test_file_needs_no_answers(tmp_path):
         ("x.json", "", "x.json is empty"),
         ("x.jsonl", "hello", "x.jsonl is no table of rows: "),
         ("x.json", '{"data": []}', "there is no question in .*x.json"),
-        ("x.json", '{"data": [{"paragraphs": [{"context": "c"}]}]}', "not laid out as an official SQuAD file: 'qas'"),
+        ("x.json", '{"data": [{"paragraphs": [{"context": "c"}]}]}', "x.json .* official SQuAD file: 'qas'"),
     ],
 )
-def test_bad_files(tmp_path, name, content, message):
+def test_invalid_files(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(InputError, match=message):
         read_squad(tmp_path / name)
-    with pytest.raises(FileNotFoundError, match="there is no file"):
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(InputError, match="nowhere.json"):
         read_squad(tmp_path / "nowhere.json")
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"id": "b"}, "the id 'b' stands at 2 validation rows"),
-        ({"context": None}, "the context of validation row 'a' must be text, not None"),
-        ({"answers": {"text": ["x"], "answer_start": []}}, "answers of row 'a' must hold as many text as answer_start"),
+        ({"id": "b"}, "2 validation rows have the id 'b'"),
+        ({"context": None}, "context of validation row 'a' .* not None"),
+        ({"answers": {"text": ["x"], "answer_start": []}}, "answers of row 'a' .* as many text as answer_start"),
     ],
 )
-def test_bad_rows(change, message):
-    with pytest.raises(ValueError, match=message):
+def test_invalid_rows(change, message):
+    with pytest.raises(InputError, match=message):
         squad_rows(Dataset.from_list([{**FLAT[0], **change}, *FLAT[1:]]), "validation")
 
 
@@ -214,56 +218,58 @@ def test_training_rows_may_share_an_id():
 
 
 def test_an_empty_split():
-    with pytest.raises(ValueError, match="the train split is empty"):
+    with pytest.raises(InputError, match="train split is empty"):
         squad_rows(Dataset.from_list(FLAT).select([]), "train")
 
 
-# Windows
+# Inputs
 
 
 @pytest.mark.parametrize(("length", "stride"), [(384, 128), (64, 20), (48, 0)])
-def test_answers_come_back_as_they_stand_in_the_context(tokenizer, length, stride):
-    """Every answer is labelled in some window, and read back from its labels, character by character."""
+def test_labelled_tokens_give_the_answers_exactly(tokenizer, length, stride):
+    """Every answer is labelled in some window, and its tokens give its text character by character."""
     rows = rows_of(ANSWERS)
-    features = Windows(tokenizer, length, stride).evaluation(rows)
+    features = SquadEncoder(tokenizer, length, stride).evaluation_features(rows)
     assert max(map(len, features["input_ids"])) <= length
     if stride:
-        found = {row for row, end in zip(features["row"], features["end_positions"], strict=True) if end != CLS}
-        assert found == set(range(len(ANSWERS)))
+        predicted = {
+            row for row, end in zip(features["row"], features["end_positions"], strict=True) if end != CLS_POSITION
+        }
+        assert predicted == set(range(len(ANSWERS)))
     for window in features:
-        if window["end_positions"] == CLS:
-            assert window["start_positions"] == CLS
+        if window["end_positions"] == CLS_POSITION:
+            assert window["start_positions"] == CLS_POSITION
             continue
         begin, end = window["start_positions"] - window["first"], window["end_positions"] - window["first"]
         assert CONTEXT[window["starts"][begin] : window["ends"][end]] == ANSWERS[window["row"]]
-    found = find_answers(rows, features, *logits_for(features), max_answer_length=60)
+    predicted = find_answers(rows, features, *logits_for(features), max_answer_length=60)
     if stride:
-        assert list(found.predictions.values()) == ANSWERS
+        assert list(predicted.predictions.values()) == ANSWERS
 
 
 def test_windows_cover_the_context_and_share_the_stride(tokenizer):
     rows = rows_of(["Paris"])
-    whole = Windows(tokenizer, 400, 0).evaluation(rows)[0]
+    whole = SquadEncoder(tokenizer, 400, 0).evaluation_features(rows)[0]
     context = whole["input_ids"][whole["first"] : -1]
-    features = Windows(tokenizer, 40, 11).evaluation(rows)
+    features = SquadEncoder(tokenizer, 40, 11).evaluation_features(rows)
     parts = [window["input_ids"][window["first"] : -1] for window in features]
     assert len(parts) > 2 and all(x[-11:] == y[:11] for x, y in pairwise(parts))
     assert parts[0] + [token for part in parts[1:] for token in part[11:]] == context
     assert all(window["input_ids"][0] == tokenizer.cls_token_id for window in features)
 
 
-def test_training_windows_are_inputs_alone(tokenizer):
+def test_training_features_have_no_other_columns(tokenizer):
     rows = rows_of([*ANSWERS[:3], []])
-    features = Windows(tokenizer, 48, 16).training(rows)
+    features = SquadEncoder(tokenizer, 48, 16).training_features(rows)
     assert set(features.column_names) == {*tokenizer.model_input_names, "start_positions", "end_positions"}
-    with_characters = Windows(tokenizer, 48, 16).evaluation(rows)
+    with_characters = SquadEncoder(tokenizer, 48, 16).evaluation_features(rows)
     for column in features.column_names:
         assert features[column][:] == with_characters[column][:]
 
 
-def test_a_surrounded_answer_and_several():
-    assert first_answer({"text": [" Paris  ", "x"], "answer_start": [5, 0]}) == (6, 11)
-    assert first_answer({"text": [], "answer_start": []}) is None
+def test_first_answer_span():
+    assert first_answer_span({"text": [" Paris  ", "x"], "answer_start": [5, 0]}) == (6, 11)
+    assert first_answer_span({"text": [], "answer_start": []}) is None
 
 
 @pytest.mark.parametrize(
@@ -271,48 +277,48 @@ def test_a_surrounded_answer_and_several():
     [
         ("The fox", ["▁The", "▁fox"], [(0, 3), (3, 7)], ["The", "fox"]),
         ("a  b", ["▁a", "▁", "▁b"], [(0, 1), (1, 2), (2, 4)], ["a", "", "b"]),
-        # with spaces around punctuation, the character before is counted in
+        # with spaces around punctuation, offsets include the character before
         ("“ok”", ["▁", "“", "▁ok", "▁", "”"], [(0, 1), (0, 1), (0, 3), (2, 3), (3, 4)], ["", "“", "ok", "", "”"]),
-        # pieces of one character have it each
+        # several tokens of one character
         ("6½ x", ["▁6", "1", "⁄", "2", "▁x"], [(0, 1), (1, 2), (1, 2), (1, 2), (2, 4)], ["6", "½", "½", "½", "x"]),  # noqa: RUF001
         ("é\u0301 x", ["Ãī", "Ġx"], [(0, 1), (2, 4)], ["é\u0301", "x"]),
         ("\u00a0x\u200b.", ["▁x", "▁", "."], [(0, 2), (2, 3), (3, 4)], ["x", "", "."]),
     ],
 )
-def test_token_characters(context, pieces, offsets, texts):
-    starts, ends = token_characters(pieces, offsets, context)
+def test_token_character_spans(context, pieces, offsets, texts):
+    starts, ends = token_character_spans(pieces, offsets, context)
     assert [context[start:end] for start, end in zip(starts, ends, strict=True)] == texts
     assert starts == sorted(starts) and ends == sorted(ends)
 
 
-def test_an_answer_that_no_window_holds(tokenizer, caplog, monkeypatch):
+def test_an_answer_longer_than_the_windows(tokenizer, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     rows = rows_of([CONTEXT.strip(), "Paris"])
-    features = Windows(tokenizer, 48, 8).training(rows)
-    assert "1 of 2 questions have an answer that no window of 48 tokens holds whole" in caplog.text
-    assert sum(end != CLS for end in features["end_positions"]) >= 1
+    features = SquadEncoder(tokenizer, 48, 8).training_features(rows)
+    assert "1 of 2 questions have an answer that no window of 48 tokens" in caplog.text
+    assert sum(end != CLS_POSITION for end in features["end_positions"]) >= 1
 
 
-def test_answers_that_are_elsewhere_are_left_out(tokenizer, caplog, monkeypatch):
+def test_misplaced_answers_are_dropped(tokenizer, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     rows = rows_of(["Paris", "1999"])
     moved = rows.map(
         lambda row: {"answers": {**row["answers"], "answer_start": [row["answers"]["answer_start"][0] + 1]}}
     )
-    features = Windows(tokenizer, 128, 8).training(datasets.concatenate_datasets([rows, moved]))
-    assert len(features) == len(Windows(tokenizer, 128, 8).training(rows))
-    assert "2 of 4 training rows are left out, since their answer_start is wrong" in caplog.text
-    assert "'q0' has the answer 'Paris' at 24, where 'aris,' stands" in caplog.text
-    with pytest.raises(ValueError, match="no answer stands where its answer_start says"):
-        Windows(tokenizer).training(moved)
+    features = SquadEncoder(tokenizer, 128, 8).training_features(datasets.concatenate_datasets([rows, moved]))
+    assert len(features) == len(SquadEncoder(tokenizer, 128, 8).training_features(rows))
+    assert "2 of 4 training rows are dropped, because their answer_start is wrong" in caplog.text
+    assert "'q0' has the answer 'Paris' at 24, where the context has 'aris,'" in caplog.text
+    with pytest.raises(InputError, match="no answer is where its answer_start says"):
+        SquadEncoder(tokenizer).training_features(moved)
 
 
-def test_a_question_longer_than_the_window(tokenizer):
+def test_a_question_that_leaves_no_room(tokenizer):
     rows = rows_of(["Paris"]).map(lambda row: {"question": "What is asked here, and where? " * 20})
-    with pytest.raises(ValueError, match=r"the question of 'q0' has \d+ tokens, .* leaves room for 44"):
-        Windows(tokenizer, 64, 16).evaluation(rows)
-    features = Windows(tokenizer, 64, 16, max_query_length=10).evaluation(rows)
-    assert set(features["first"]) <= {12, 13} and features["end_positions"][0] != CLS  # a piece may be cut in two
+    with pytest.raises(InputError, match=r"question of 'q0' has \d+ tokens, .* 64 .* 16 leaves room for 44"):
+        SquadEncoder(tokenizer, 64, 16).evaluation_features(rows)
+    features = SquadEncoder(tokenizer, 64, 16, max_query_length=10).evaluation_features(rows)
+    assert set(features["first"]) <= {12, 13} and features["end_positions"][0] != CLS_POSITION  # a token may be split
     cut = tokenizer.decode(features[0]["input_ids"][1 : features["first"][0] - 1])
     assert cut.strip() and rows["question"][0].startswith(cut.strip())
 
@@ -320,111 +326,113 @@ def test_a_question_longer_than_the_window(tokenizer):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"doc_stride": 384}, r"doc_stride must lie in \[0, max_seq_length\), and 384 does not for 384"),
-        ({"doc_stride": -1}, "and -1 does not"),
-        ({"max_query_length": 0}, "max_query_length must be 1 or more, not 0"),
+        ({"doc_stride": 384}, r"doc_stride must be in \[0, max_seq_length\), .* 384\), not 384"),
+        ({"doc_stride": -1}, "doc_stride .* not -1"),
+        ({"max_query_length": 0}, "max_query_length .* not 0"),
     ],
 )
-def test_bad_settings(tokenizer, fields, message):
-    with pytest.raises(ValueError, match=message):
-        Windows(tokenizer, **fields)
+def test_invalid_settings(tokenizer, fields, message):
+    with pytest.raises(InputError, match=message):
+        SquadEncoder(tokenizer, **fields)
 
 
 def test_a_tokenizer_without_offsets(tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]))
-    with pytest.raises(ValueError, match="BertTokenizerLegacy does not tell which characters"):
-        Windows(BertTokenizerLegacy(str(tmp_path / "vocab.txt")))
+    with pytest.raises(InputError, match="BertTokenizerLegacy .* fast tokenizer"):
+        SquadEncoder(BertTokenizerLegacy(str(tmp_path / "vocab.txt")))
 
 
 # Answers
 
 
 def all_spans(start_logits, end_logits, starts, ends, most):
-    """By brute force: every span from a token with a text to another, best first."""
+    """All spans from a token with text to another, best first."""
     texts = [i for i in range(len(starts)) if ends[i] > starts[i]]
     spans = [(i, j) for i in texts for j in texts if i <= j < i + most]
     return sorted(spans, key=lambda span: start_logits[span[0]] + end_logits[span[1]], reverse=True)
 
 
 @pytest.mark.parametrize(("tokens", "number", "most"), [(1, 3, 5), (7, 4, 3), (30, 20, 8), (30, 1, 100), (5, 99, 5)])
-def test_best_spans_are_those_of_a_search_over_all(tokens, number, most):
+def test_best_spans_against_exhaustive_search(tokens, number, most):
     rng = np.random.default_rng(tokens)
     lengths = rng.integers(0, 3, tokens)
     ends = lengths.cumsum()
     starts = ends - lengths
     logits = rng.normal(size=(2, tokens))
     expected = all_spans(*logits, starts, ends, most)[:number]
-    found = sorted(best_spans(*logits, starts, ends, number, most), key=lambda span: -span.score)
-    assert [(x.start, x.end) for x in found] == [(starts[i], ends[j]) for i, j in expected]
-    assert [x.score for x in found] == pytest.approx([logits[0, i] + logits[1, j] for i, j in expected])
+    spans = sorted(best_spans(logits, starts, ends, number, most), key=lambda span: -span.score)
+    assert [(x.start, x.end) for x in spans] == [(starts[i], ends[j]) for i, j in expected]
+    assert [x.score for x in spans] == pytest.approx([logits[0, i] + logits[1, j] for i, j in expected])
 
 
 def features_of(*windows) -> Dataset:
-    """(row, first token, starts, ends) of each window."""
+    """Features with the given (row, first, starts, ends) of each window."""
     return Dataset.from_list([dict(zip(("row", "first", "starts", "ends"), window, strict=True)) for window in windows])
 
 
 ROWS = rows_of(["one"], "one two three")
-WINDOWS = features_of((0, 2, [0, 4], [3, 7]), (0, 2, [4, 8], [7, 13]))  # "one two", "two three"; 2 tokens before
+WINDOWS = features_of((0, 2, [0, 4], [3, 7]), (0, 2, [4, 8], [7, 13]))  # "one two", "two three", after 2 other tokens
 
 
-def test_windows_compete_and_count_a_span_once():
+def test_best_span_over_windows():
     start, end = np.zeros((2, 2, 5))
-    start[:, :] = [[1, 99, 0, 2, 99], [0, 99, 3, 0, 99]]  # question and [SEP] are no answer, however high
+    start[:, :] = [[1, 99, 0, 2, 99], [0, 99, 3, 0, 99]]  # question and [SEP] cannot be the answer
     end[:, :] = [[1, 99, 0, 2, 99], [0, 99, 1, 5, 99]]
-    found = find_answers(ROWS, WINDOWS, start, end, n_best_size=10)
-    assert found.predictions == found.texts == {"q0": "two three"} and not found.null_odds
-    texts = [entry["text"] for entry in found.nbest["q0"]]
+    predicted = find_answers(ROWS, WINDOWS, start, end, n_best_size=10)
+    assert predicted.predictions == predicted.texts == {"q0": "two three"} and not predicted.null_odds
+    texts = [entry["text"] for entry in predicted.nbest["q0"]]
     assert texts == ["two three", "three", "two", "one two", "one"]
-    assert found.nbest["q0"][2]["start_logit"] == 2 and found.nbest["q0"][2]["end_logit"] == 2  # the better window
+    assert (
+        predicted.nbest["q0"][2]["start_logit"] == 2 and predicted.nbest["q0"][2]["end_logit"] == 2
+    )  # of the better window
     scores = np.array([8, 5, 4, 2, 0])
     expected = np.exp(scores) / np.exp(scores).sum()
-    assert [entry["probability"] for entry in found.nbest["q0"]] == pytest.approx(expected)
+    assert [entry["probability"] for entry in predicted.nbest["q0"]] == pytest.approx(expected)
     assert find_answers(ROWS, WINDOWS, start, end, max_answer_length=1).predictions == {"q0": "three"}
     assert len(find_answers(ROWS, WINDOWS, start, end, n_best_size=2).nbest["q0"]) == 2
 
 
 @pytest.mark.parametrize(("threshold", "prediction"), [(-9.0, ""), (-6.5, ""), (-6.0, "two three"), (0.0, "two three")])
 def test_null_odds(threshold, prediction):
-    """No answer scores as the window where it scores least: here 2, and the best span 8."""
+    """The score of no answer is its lowest over the windows, here 2; that of the best span is 8."""
     start, end = np.zeros((2, 2, 5))
     start[:, :] = [[1, 0, 0, 2, 0], [5, 0, 3, 0, 0]]
     end[:, :] = [[1, 0, 0, 2, 0], [5, 0, 1, 5, 0]]
-    found = find_answers(ROWS, WINDOWS, start, end, version_2=True, null_score_diff_threshold=threshold)
-    assert found.null_odds == {"q0": -6.0} and found.predictions == {"q0": prediction}
-    assert found.texts == {"q0": "two three"}
-    nothing = next(entry for entry in found.nbest["q0"] if entry["text"] == "")
-    assert (nothing["start_logit"], nothing["end_logit"]) == (1, 1)
-    assert sum(entry["probability"] for entry in found.nbest["q0"]) == pytest.approx(1)
+    predicted = find_answers(ROWS, WINDOWS, start, end, version_2=True, null_score_diff_threshold=threshold)
+    assert predicted.null_odds == {"q0": -6.0} and predicted.predictions == {"q0": prediction}
+    assert predicted.texts == {"q0": "two three"}
+    no_answer = next(entry for entry in predicted.nbest["q0"] if entry["text"] == "")
+    assert (no_answer["start_logit"], no_answer["end_logit"]) == (1, 1)
+    assert sum(entry["probability"] for entry in predicted.nbest["q0"]) == pytest.approx(1)
 
 
 def test_an_empty_context(tokenizer):
     rows = squad_rows(Dataset.from_list([{**FLAT[1], "context": "  "}, FLAT[0]]), "validation")
-    features = Windows(tokenizer, 64, 8).evaluation(rows)
+    features = SquadEncoder(tokenizer, 64, 8).evaluation_features(rows)
     for version_2 in (False, True):
-        found = find_answers(rows, features, *logits_for(features), version_2=version_2)
-        assert found.predictions == {"b": "", "a": "Paris"}
-    assert found.null_odds["b"] > 1000 and found.null_odds["a"] < 0
+        predicted = find_answers(rows, features, *logits_for(features), version_2=version_2)
+        assert predicted.predictions == {"b": "", "a": "Paris"}
+    assert predicted.null_odds["b"] > 1000 and predicted.null_odds["a"] < 0
 
 
-def test_files(tmp_path, tokenizer):
+def test_prediction_files(tmp_path, tokenizer):
     rows = rows_of(["東京", []], "one two 東京 three four five six")
-    features = Windows(tokenizer).evaluation(rows)
-    found = find_answers(rows, features, *logits_for(features), version_2=True)
-    found.write(tmp_path, "eval_")
+    features = SquadEncoder(tokenizer).evaluation_features(rows)
+    predicted = find_answers(rows, features, *logits_for(features), version_2=True)
+    predicted.write(tmp_path, "eval_")
     read = {path.name: json.loads(path.read_text()) for path in tmp_path.iterdir()}
     assert read["eval_predictions.json"] == {"q0": "東京", "q1": ""}
     assert set(read["eval_null_odds.json"]) == {"q0", "q1"}
-    assert len(read["eval_nbest_predictions.json"]["q0"]) == 21  # twenty, and none
+    assert len(read["eval_nbest_predictions.json"]["q0"]) == 21  # 20 and no answer
     assert set(read["eval_nbest_predictions.json"]["q0"][0]) == {"text", "probability", "start_logit", "end_logit"}
     find_answers(rows, features, *logits_for(features)).write(tmp_path / "..", "x_")
     assert not (tmp_path / "../x_null_odds.json").exists()
 
 
-def test_bad_calls():
+def test_invalid_arguments():
     logits = np.zeros((2, 5))
     with pytest.raises(ValueError, match="2 windows have 1 start and 2 end logits"):
         find_answers(ROWS, WINDOWS, logits[:1], logits)
     for name in ("n_best_size", "max_answer_length"):
-        with pytest.raises(ValueError, match=f"{name} must be 1 or more, not 0"):
+        with pytest.raises(InputError, match=f"{name} .* not 0"):
             find_answers(ROWS, WINDOWS, logits, logits, **{name: 0})

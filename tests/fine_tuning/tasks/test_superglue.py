@@ -1,4 +1,4 @@
-"""SuperGLUE: both forms of the data, what the model sees, metrics as the papers define them, submission files."""
+"""SuperGLUE: both formats of the data, model inputs, metrics as the papers define them, submission files."""
 
 import json
 
@@ -12,6 +12,7 @@ from hf_deberta import HfDebertaForEntityChoice, HfDebertaForMultipleChoice
 from hf_deberta.fine_tuning.tasks import superglue
 from hf_deberta.fine_tuning.tasks.race import ChoiceCollator
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
+from hf_deberta.runs.errors import InputError
 
 PASSAGE = "Ann Lee met Bob in Rome. Bob's dog stayed in Paris, said Ann Lee.\n@highlight\nRome is old"
 MENTIONS = ["Ann Lee", "Bob", "Rome", "Bob", "Paris", "Ann Lee", "Rome"]
@@ -69,18 +70,18 @@ ROWS = {
 
 
 def mentions():
-    found, start = [], 0
+    spans, start = [], 0
     for text in MENTIONS:
         start = PASSAGE.index(text, start)
-        found.append({"start": start, "end": start + len(text) - 1})  # the last character, as official
+        spans.append({"start": start, "end": start + len(text) - 1})  # the last character, as in the official files
         start += len(text)
-    return found
+    return spans
 
 
 def record_row(number=3, answers=("Bob",)):
-    told = [{**place, "text": text} for place, text in zip(mentions(), MENTIONS, strict=True) if text in answers]
+    gold = [{**span, "text": text} for span, text in zip(mentions(), MENTIONS, strict=True) if text in answers]
     questions = [
-        {"query": "The owner of the dog is @placeholder.", "idx": 50, "answers": told},
+        {"query": "The owner of the dog is @placeholder.", "idx": 50, "answers": gold},
         {"query": "The dog did not see @placeholder", "idx": 51, "answers": []},
     ]
     return {"source": "x", "passage": {"text": PASSAGE, "entities": mentions()}, "qas": questions, "idx": number}
@@ -90,7 +91,7 @@ ROWS["record"] = record_row()
 
 
 def flat(name, rows=None, split="train"):
-    return superglue.flat_rows(Dataset.from_list(rows or [ROWS[name]]), split, name)
+    return superglue.flatten_split(Dataset.from_list(rows or [ROWS[name]]), split, name)
 
 
 @pytest.fixture(scope="module", params=["unigram", "bpe"])
@@ -102,7 +103,7 @@ def tokenizer(request):
 # 1. Rows
 
 
-def test_official_rows_become_the_hubs():
+def test_official_format_is_flattened():
     rows = flat("multirc")
     assert rows["idx"] == [{"paragraph": 4, "question": q, "answer": a} for q, a in ((9, 30), (9, 31), (10, 32))]
     assert rows["answer"] == ["Rome", "Paris", "Paris"] and rows["label"] == [1, 0, 1]
@@ -116,8 +117,8 @@ def test_official_rows_become_the_hubs():
 
 
 @pytest.mark.parametrize("name", ["multirc", "record", "wsc"])
-def test_rows_of_a_test_split(name):
-    """No labels, no answers; nothing else is different."""
+def test_flattened_test_splits(name):
+    """They have no labels and no answers, and the same rows otherwise."""
     row = json.loads(json.dumps(ROWS[name]))
     if name == "multirc":
         for question in row["passage"]["questions"]:
@@ -129,25 +130,25 @@ def test_rows_of_a_test_split(name):
     else:
         del row["label"]
     rows = flat(name, [row], "test")
-    assert len(rows) == len(flat(name)) and not superglue.is_labelled(rows, "test", name)
-    assert superglue.is_labelled(flat(name), "train", name)
+    assert len(rows) == len(flat(name)) and not superglue.has_labels(rows, "test", name)
+    assert superglue.has_labels(flat(name), "train", name)
 
 
-def test_rows_of_the_hub_stay():
+def test_hub_format_does_not_change():
     rows = flat("record")
-    assert superglue.flat_rows(rows, "train", "record") is rows
+    assert superglue.flatten_split(rows, "train", "record") is rows
 
 
 @pytest.mark.parametrize("name", [name for name in superglue.TASKS if name != "record"])
-def test_labels_as_names_numbers_and_truths(name):
+def test_labels_as_names_and_numbers(name):
     rows = flat(name)
-    numbers = superglue.labels_of(rows, "train", name)
+    numbers = superglue.label_numbers(rows, "train", name)
     names = superglue.TASKS[name].labels
     for values in (numbers.tolist(), [names[number] for number in numbers]):
         again = rows.remove_columns("label").add_column("label", values)
-        assert (superglue.labels_of(again, "train", name) == numbers).all()
+        assert (superglue.label_numbers(again, "train", name) == numbers).all()
     unknown = rows.remove_columns("label").add_column("label", [-1] * len(rows))
-    assert superglue.labels_of(unknown, "test", name) is None
+    assert superglue.label_numbers(unknown, "test", name) is None
 
 
 @pytest.mark.parametrize(
@@ -156,31 +157,31 @@ def test_labels_as_names_numbers_and_truths(name):
         (
             "boolq",
             {"question": "?", "label": 1},
-            "the train rows of boolq have no column 'passage'; they have question",
+            "train rows of boolq .* 'passage'; .* question",
         ),
         ("record", {"passage": "text", "query": "?"}, "no column 'entity_spans'"),
-        ("multirc", {"passage": {"text": "a"}, "idx": 1}, "not those of the official MultiRC: 'questions'"),
-        ("record", {"passage": {"text": "a"}, "qas": [], "idx": 1}, "not those of the official ReCoRD: 'entities'"),
+        ("multirc", {"passage": {"text": "a"}, "idx": 1}, "official format of MultiRC: 'questions'"),
+        ("record", {"passage": {"text": "a"}, "qas": [], "idx": 1}, "official format of ReCoRD: 'entities'"),
     ],
 )
-def test_unusable_rows(name, row, message):
-    with pytest.raises(ValueError, match=message):
+def test_invalid_rows(name, row, message):
+    with pytest.raises(InputError, match=message):
         flat(name, [row])
 
 
 def test_unknown_labels_and_empty_splits():
     rows = flat("cb", [{**ROWS["cb"], "label": "contradicts"}])
-    with pytest.raises(ValueError, match="labels that are not known: 'contradicts'; known are entailment, contradict"):
-        superglue.labels_of(rows, "train", "cb")
-    with pytest.raises(ValueError, match="the dev split of cb is empty"):
-        superglue.flat_rows(Dataset.from_list([ROWS["cb"]]).select([]), "dev", "cb")
+    with pytest.raises(InputError, match="train rows .*: 'contradicts'; .* entailment, contradiction"):
+        superglue.label_numbers(rows, "train", "cb")
+    with pytest.raises(InputError, match="dev split of cb is empty"):
+        superglue.flatten_split(Dataset.from_list([ROWS["cb"]]).select([]), "dev", "cb")
 
 
 # 2. Inputs
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "pair"),
     [
         ("boolq", ("Rome is old.", "is rome old")),
         ("cb", ("Rome is old.", "Rome is new")),
@@ -190,37 +191,37 @@ def test_unknown_labels_and_empty_splits():
         ("wsc", ("* The dog * feared the cat because # it # barked.", "The dog")),
     ],
 )
-def test_what_a_classifier_sees(tokenizer, name, said):
+def test_inputs_of_a_classifier(tokenizer, name, pair):
     rows = flat(name)
-    features = superglue.encode(rows, "train", name, tokenizer, 128)
+    features = superglue.encode_split(rows, "train", name, tokenizer, 128)
     assert len(features) == len(rows)
-    assert features[0]["input_ids"] == tokenizer(*said)["input_ids"]
-    assert (np.array(features["labels"]) == superglue.labels_of(rows, "train", name)).all()
+    assert features[0]["input_ids"] == tokenizer(*pair)["input_ids"]
+    assert (np.array(features["labels"]) == superglue.label_numbers(rows, "train", name)).all()
     assert features.features["labels"].dtype == "int64"
 
 
 def test_labels_in_the_models_order(tokenizer):
     order = ("neutral", "contradiction", "entailment")
     rows = flat("cb", [{**ROWS["cb"], "label": label} for label in ("entailment", "contradiction", "neutral")])
-    assert superglue.encode(rows, "train", "cb", tokenizer, 64, order)["labels"] == [2, 1, 0]
+    assert superglue.encode_split(rows, "train", "cb", tokenizer, 64, order)["labels"] == [2, 1, 0]
 
 
-def test_choices_are_told_in_the_order_of_events(tokenizer):
+def test_choices_are_in_the_order_of_events(tokenizer):
     rows = [ROWS["copa"], {**ROWS["copa"], "question": "effect"}]
-    features = superglue.encode(flat("copa", rows), "train", "copa", tokenizer, 128)
+    features = superglue.encode_split(flat("copa", rows), "train", "copa", tokenizer, 128)
     for number, pair in ((0, ("Clouds came.", "It rained.")), (1, ("It rained.", "Clouds came."))):
         assert features[number]["input_ids"][1] == tokenizer(*pair)["input_ids"]
     batch = ChoiceCollator(tokenizer)([features[0], features[1]])
     assert batch["input_ids"].shape[:2] == (2, 2) and batch["labels"].tolist() == [1, 1]
     model = tiny_model(HfDebertaForMultipleChoice, vocab_size=len(tokenizer))
     assert model(**batch).logits.shape == (2, 2)
-    with pytest.raises(ValueError, match="'cause' or 'effect', not 'why'"):
-        superglue.encode(flat("copa", [{**ROWS["copa"], "question": "why"}]), "train", "copa", tokenizer, 64)
+    with pytest.raises(InputError, match="'cause' or 'effect', not 'why'"):
+        superglue.encode_split(flat("copa", [{**ROWS["copa"], "question": "why"}]), "train", "copa", tokenizer, 64)
 
 
-def test_inputs_that_are_cut(tokenizer, caplog):
+def test_truncated_inputs(tokenizer, caplog):
     caplog.set_level("WARNING")
-    features = superglue.encode(flat("boolq"), "train", "boolq", tokenizer, 12)
+    features = superglue.encode_split(flat("boolq"), "train", "boolq", tokenizer, 12)
     assert len(features[0]["input_ids"]) == 12 and "1 of 1 inputs fill --max_seq_length 12" in caplog.text
 
 
@@ -228,15 +229,15 @@ def test_inputs_that_are_cut(tokenizer, caplog):
     ("text", "span", "word", "expected"),
     [
         ("The dog saw the dog", "the dog", 3, "the dog"),
-        ("The dog saw the dog", "The dog", 3, "the dog"),  # as the files write it
+        ("The dog saw the dog", "The dog", 3, "the dog"),  # with the case of the official files
         ("Ann saw them.", "them.", 2, "them"),
         ("Ann told her that\n she ran", "that she", 1, "that\n she"),
-        ("Ann ran", "Bob", 1, "ran"),  # is not there: the word it should begin with
+        ("Ann ran", "Bob", 1, "ran"),  # not in the text: the word that it should begin with
         ("Ann ran", "ran", 99, "ran"),
         ("Ann (Lee) ran", "(Lee)", 1, "(Lee)"),
     ],
 )
-def test_spans_of_wsc(text, span, word, expected):
+def test_find_span(text, span, word, expected):
     start, end = superglue.find_span(text, span, word)
     assert text[start:end] == expected
     if span == "The dog":
@@ -245,10 +246,10 @@ def test_spans_of_wsc(text, span, word, expected):
 
 @pytest.mark.parametrize("hub", [False, True])
 @pytest.mark.parametrize("share", [0.7, 0.9, 1])
-def test_places_of_entities(tokenizer, share, hub):
-    """Every mention is in a window; its tokens are its text; its label says whether it is an answer."""
+def test_tokens_of_mentions(tokenizer, share, hub):
+    """Every mention is in a window, its tokens give its text, and its label is 1 for an answer."""
     rows = flat("record")
-    if hub:  # a list of spans, as newer files of the Hub have it
+    if hub:  # a list of mentions, as in newer files of the Hub
         spans = [
             [dict(zip(s, values, strict=True)) for values in zip(*s.values(), strict=True)]
             for s in rows["entity_spans"]
@@ -256,7 +257,7 @@ def test_places_of_entities(tokenizer, share, hub):
         rows = rows.remove_columns("entity_spans").add_column("entity_spans", spans)
     queries = [query.replace("@placeholder", "[MASK]") for query in rows["query"]]
     length = int(share * max(len(tokenizer(PASSAGE, query)["input_ids"]) for query in queries))
-    features = superglue.encode(rows, "train", "record", tokenizer, length)
+    features = superglue.encode_split(rows, "train", "record", tokenizer, length)
     assert (len(features) == 2) == (share == 1)
     seen = set()
     for feature in features:
@@ -273,29 +274,26 @@ def test_places_of_entities(tokenizer, share, hub):
 
 
 def test_a_query_that_leaves_no_room(tokenizer):
-    with pytest.raises(
-        ValueError, match="the longest query of train has .* leaves no room for the passage in max_seq_length 12"
-    ):
-        superglue.encode(flat("record"), "train", "record", tokenizer, 12)
+    with pytest.raises(InputError, match="longest query of train .* max_seq_length 12"):
+        superglue.encode_split(flat("record"), "train", "record", tokenizer, 12)
 
 
-def test_labels_of_a_split_are_there_in_each_batch(tokenizer):
-    """Whether a split has answers is not asked of a batch."""
+def test_labels_depend_on_the_split_and_not_on_the_batch(tokenizer):
     rows = flat("record")  # the second has none
-    features = superglue.encode(rows, "train", "record", tokenizer, 200, mapping={"batch_size": 1})
+    features = superglue.encode_split(rows, "train", "record", tokenizer, 200, map_options={"batch_size": 1})
     assert [sum(labels) for labels in features["labels"]] == [2, 0]
-    features = superglue.encode(rows.select([1]), "test", "record", tokenizer, 200)
+    features = superglue.encode_split(rows.select([1]), "test", "record", tokenizer, 200)
     assert "labels" not in features.column_names
     bare = rows.remove_columns("entity_spans").add_column("entity_spans", [{"start": [], "end": []}] * 2)
-    with pytest.raises(ValueError, match="none of the train passages has an entity"):
-        superglue.encode(bare, "train", "record", tokenizer, 200)
+    with pytest.raises(InputError, match="none of the train passages"):
+        superglue.encode_split(bare, "train", "record", tokenizer, 200)
 
 
-def test_entity_choice_learns(tokenizer):
+def test_entity_choice_model_learns(tokenizer):
     rows = flat("record", [record_row(0), record_row(1, ("Rome",))])
     rows = rows.select([0, 2])
     rows = rows.remove_columns("query").add_column("query", ["Whose dog? @placeholder", "Where? @placeholder"])
-    features = superglue.encode(rows, "train", "record", tokenizer, 200)
+    features = superglue.encode_split(rows, "train", "record", tokenizer, 200)
     batch = superglue.EntityCollator(tokenizer, pad_to_multiple_of=8)([features[0], features[1]])
     assert batch["entity_indices"].shape[:2] == batch["labels"].shape == (2, 7)
     assert batch["input_ids"].shape[1] % 8 == 0
@@ -310,12 +308,12 @@ def test_entity_choice_learns(tokenizer):
     model.eval()
     with torch.no_grad():
         logits = model(**batch).logits.numpy()
-    best = [of[0][0] for of in superglue.ranked_entities(logits, features, rows)]
+    best = [entities[0][0] for entities in superglue.rank_entities(logits, features, rows)]
     assert best == ["Bob", "Rome"]
-    assert superglue.scores("record", rows, best) == {"f1": 1.0, "exact_match": 1.0}
+    assert superglue.superglue_scores("record", rows, best) == {"f1": 1.0, "exact_match": 1.0}
 
 
-def test_collator_pads_mentions(tokenizer):
+def test_entity_collator(tokenizer):
     features = [
         {"input_ids": [1, 5, 2], "attention_mask": [1] * 3, "entity_indices": [[1]], "labels": [1], "row": 0},
         {
@@ -330,21 +328,21 @@ def test_collator_pads_mentions(tokenizer):
     assert batch["entity_indices"].tolist() == [[[1, 0], [0, 0]], [[1, 2], [2, 0]]]
     assert batch["labels"].tolist() == [[1, -100], [0, 1]] and batch["labels"].dtype == torch.long
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
-    assert superglue.EntityCollator(tokenizer, 9)(features)["input_ids"].shape == (2, 9)
+    assert superglue.EntityCollator(tokenizer, "max_length", 9)(features)["input_ids"].shape == (2, 9)
     for feature in features:
         del feature["labels"]
     assert "labels" not in superglue.EntityCollator(tokenizer)(features)
 
 
-# 3. Predictions and scores
+# 3. Predictions and metrics
 
 
-def test_entities_are_ranked_over_windows():
-    """The mean of the log probabilities; what a row does not have, padding say, is not looked at."""
+def test_rank_entities_over_windows():
+    """Log probabilities are averaged over windows, and padding is ignored."""
     rows = flat("record")
     features = Dataset.from_dict({"entities": [[0, 1], [1, 2, 3], [4]], "row": [0, 0, 1]})
     logits = np.array([[1.0, 3.0, 99], [-2.0, 0.5, -9.0], [-9.0, 99.0, 99.0]])  # mention 3 is Bob again
-    ranked = superglue.ranked_entities(logits, features, rows)
+    ranked = superglue.rank_entities(logits, features, rows)
     assert [text for text, _ in ranked[0]] == ["Ann Lee", "Rome", "Bob"] and [t for t, _ in ranked[1]] == ["Paris"]
     assert ranked[0][2][1] == pytest.approx(-np.mean([np.log1p(np.exp(-3.0)), np.log1p(np.exp(2.0))]))
 
@@ -359,14 +357,14 @@ def test_entities_are_ranked_over_windows():
         ("", ["Rome"], 0, 0),
     ],
 )
-def test_record_scores(prediction, answers, exact, f1):
+def test_record_metrics(prediction, answers, exact, f1):
     rows = Dataset.from_list([{"answers": answers}, {"answers": ["x"]}])
-    found = superglue.scores("record", rows, [prediction, "x"])
-    assert found == pytest.approx({"f1": (f1 + 1) / 2, "exact_match": (exact + 1) / 2})
+    metrics = superglue.superglue_scores("record", rows, [prediction, "x"])
+    assert metrics == pytest.approx({"f1": (f1 + 1) / 2, "exact_match": (exact + 1) / 2})
 
 
-def test_multirc_scores():
-    """F1 over all answers; a question is right if all its answers are. Question numbers may repeat."""
+def test_multirc_metrics():
+    """F1 over all answers; exact match over questions, whose numbers may repeat in other paragraphs."""
     idx = [(0, 0), (0, 0), (0, 1), (1, 0), (1, 0)]
     rows = Dataset.from_list(
         [
@@ -374,22 +372,22 @@ def test_multirc_scores():
             for a, ((p, q), label) in enumerate(zip(idx, [1, 0, 1, 1, 1], strict=True))
         ]
     )
-    found = superglue.scores("multirc", rows, np.array([1, 0, 0, 1, 1]))
-    assert found == pytest.approx({"f1_a": 2 * 3 / (3 + 4), "exact_match": 2 / 3})
-    assert superglue.scores("multirc", rows, np.zeros(5, int))["f1_a"] == 0
+    metrics = superglue.superglue_scores("multirc", rows, np.array([1, 0, 0, 1, 1]))
+    assert metrics == pytest.approx({"f1_a": 2 * 3 / (3 + 4), "exact_match": 2 / 3})
+    assert superglue.superglue_scores("multirc", rows, np.zeros(5, int))["f1_a"] == 0
 
 
-def test_cb_averages_over_classes():
+def test_cb_f1_is_the_mean_over_classes():
     rows = Dataset.from_dict({"label": [0, 0, 1, 2]})
-    found = superglue.scores("cb", rows, np.array([0, 0, 1, 1]))
-    assert found == pytest.approx({"f1": (1 + 2 / 3 + 0) / 3, "accuracy": 0.75})
+    metrics = superglue.superglue_scores("cb", rows, np.array([0, 0, 1, 1]))
+    assert metrics == pytest.approx({"f1": (1 + 2 / 3 + 0) / 3, "accuracy": 0.75})
 
 
-def test_matthews_of_the_diagnostics():
+def test_matthews_correlation_of_axb():
     rows = Dataset.from_dict({"label": [0, 1, 1, 0]})
-    assert superglue.scores("axb", rows, np.array([1, 0, 0, 1])) == {"matthews_correlation": -1.0}
-    with pytest.raises(ValueError, match="the test rows of axb have no labels"):
-        superglue.scores("axb", Dataset.from_dict({"label": [-1]}), np.array([1]), "test")
+    assert superglue.superglue_scores("axb", rows, np.array([1, 0, 0, 1])) == {"matthews_correlation": -1.0}
+    with pytest.raises(InputError, match="test rows of axb have no labels"):
+        superglue.superglue_scores("axb", Dataset.from_dict({"label": [-1]}), np.array([1]), "test")
 
 
 @pytest.mark.parametrize("with_pairs", [False, True])
@@ -398,11 +396,11 @@ def test_gender_parity(with_pairs):
     pronouns = (("his", "her"), ("he", "she"))
     rows = [
         {"premise": premise.format(of[n]), "hypothesis": hypothesis, "label": 0, "pair_id": str(i)}
-        for n in range(2)  # the two of a pair need not be neighbours
+        for n in range(2)  # the rows of a pair need not be neighbours
         for i, ((premise, hypothesis), of) in enumerate(zip(pairs, pronouns, strict=True))
     ]
     rows = Dataset.from_list(rows if with_pairs else [{k: row[k] for k in row if k != "pair_id"} for row in rows])
-    assert superglue.scores("axg", rows, np.array([0, 0, 0, 1])) == {"accuracy": 0.75, "gender_parity": 0.5}
+    assert superglue.superglue_scores("axg", rows, np.array([0, 0, 0, 1])) == {"accuracy": 0.75, "gender_parity": 0.5}
 
 
 # 4. Files
@@ -429,23 +427,25 @@ def test_submission_files(tmp_path, name, file, first, second):
     rows = Dataset.from_dict({"idx": [5, 6]})
     logits = np.full((2, len(superglue.TASKS[name].labels)), -9.0)
     logits[0, 0] = logits[1, 1] = 9.0
-    superglue.write_predictions(tmp_path, name, rows, logits)
+    superglue.write_superglue_predictions(tmp_path, name, rows, logits)
     assert lines_of(tmp_path / f"{file}.jsonl") == [{"idx": 5, "label": first}, {"idx": 6, "label": second}]
-    told = lines_of(tmp_path / f"predictions_{name}.jsonl")[1]
-    assert told["prediction"] == superglue.TASKS[name].labels[1] and sum(
-        told["probabilities"].values()
+    second_line = lines_of(tmp_path / f"predictions_{name}.jsonl")[1]
+    assert second_line["prediction"] == superglue.TASKS[name].labels[1] and sum(
+        second_line["probabilities"].values()
     ) == pytest.approx(1)
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".jsonl", ".jsonl"]
 
 
 def test_submission_in_the_models_order(tmp_path):
     order = ("not_entailment", "entailment")
-    superglue.write_predictions(tmp_path, "rte", Dataset.from_dict({"idx": [0]}), np.array([[3.0, 1.0]]), labels=order)
+    superglue.write_superglue_predictions(
+        tmp_path, "rte", Dataset.from_dict({"idx": [0]}), np.array([[3.0, 1.0]]), labels=order
+    )
     assert lines_of(tmp_path / "RTE.jsonl") == [{"idx": 0, "label": "not_entailment"}]
 
 
-def test_nested_submission_of_multirc(tmp_path):
-    superglue.write_predictions(tmp_path, "multirc", flat("multirc"), np.array([[0.0, 1], [1, 0], [1, 0]]))
+def test_submission_of_multirc(tmp_path):
+    superglue.write_superglue_predictions(tmp_path, "multirc", flat("multirc"), np.array([[0.0, 1], [1, 0], [1, 0]]))
     assert lines_of(tmp_path / "MultiRC.jsonl") == [
         {
             "idx": 4,
@@ -460,12 +460,12 @@ def test_nested_submission_of_multirc(tmp_path):
 
 
 def test_submission_of_record(tmp_path):
-    """Each query gets an answer, be it a guess."""
+    """Each query has an answer, even if no mention was scored."""
     rows = flat("record")
-    superglue.write_predictions(tmp_path, "record", rows, ranked=[[("Bob", -0.1), ("Rome", -2.0)], []])
+    superglue.write_superglue_predictions(tmp_path, "record", rows, ranked=[[("Bob", -0.1), ("Rome", -2.0)], []])
     assert lines_of(tmp_path / "ReCoRD.jsonl") == [{"idx": 50, "label": "Bob"}, {"idx": 51, "label": "Ann Lee"}]
     assert [a["text"] for a in lines_of(tmp_path / "predictions_record.jsonl")[0]["answers"]] == ["Bob", "Rome"]
 
 
 def test_submission_has_every_task():
-    assert len(superglue.SUBMISSION) == 10
+    assert len(superglue.SUBMISSION_FILES) == 10

@@ -1,4 +1,4 @@
-"""What `--demo` runs on: a tiny untrained model and made-up rows, as files beside the output."""
+"""Write a tiny untrained model, its tokenizer and files of rows for a demonstration."""
 
 import json
 from pathlib import Path
@@ -10,8 +10,11 @@ from hf_deberta import HfDebertaConfig, HfDebertaModel
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 
 
-def write_made_up(folder: Path, texts: list[str], files: dict[str, list[dict]]) -> dict[str, Any]:
-    """A tiny untrained model with a tokenizer of these texts, and rows as files; the flags that use them."""
+def write_model_and_rows(folder: Path, texts: list[str], splits: dict[str, list[dict]]) -> dict[str, Any]:
+    """Write a tiny model, a tokenizer trained on `texts`, and a JSON Lines file per split.
+
+    Returns the flags that make a fine-tuning script use them.
+    """
     model = folder / "model"
     tokenizer = train_tokenizer(texts, 400, "bpe")
     config = HfDebertaConfig.from_preset(
@@ -21,7 +24,7 @@ def write_made_up(folder: Path, texts: list[str], files: dict[str, list[dict]]) 
     tokenizer.save_pretrained(model)
     HfDebertaModel(config).save_pretrained(model)
     flags = {"model_name_or_path": str(model)}
-    for split, rows in files.items():
+    for split, rows in splits.items():
         path = folder / f"{split}.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         flags[f"{split}_file"] = str(path)

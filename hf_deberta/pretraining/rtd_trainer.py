@@ -1,0 +1,152 @@
+"""`Trainer` for replaced token detection."""
+
+import shutil
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainingArguments
+
+from hf_deberta.model.batch_loss import IGNORED
+from hf_deberta.pretraining.rtd_pretraining import (
+    MODELS,
+    HfDebertaForRtdPretraining,
+    masked_and_real_tokens,
+    mean_statistics,
+)
+from hf_deberta.pretraining.throughput import training_operations
+from hf_deberta.pretraining.trainer import PretrainingTrainer
+from hf_deberta.runs.checkpoints import UNFINISHED, replace_folder
+from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.model_card import write_training_card
+
+
+class RtdTrainer(PretrainingTrainer):
+    """`PretrainingTrainer` for a `HfDebertaForRtdPretraining`; `save_model` writes two ordinary checkpoints.
+
+    Each loss is divided by the number of its tokens in the whole optimization batch. Logs, in addition to `loss`:
+    lm_loss, rtd_loss, masked_accuracy (of the generator's most likely tokens), and replaced_found and original_kept,
+    the shares of replaced and of original tokens that the discriminator classifies correctly. These are means over the
+    tokens since the last log. Evaluation logs the same as eval_...
+
+    Args:
+        decoupled: as in the released script, step the generator first, then train the discriminator on the updated
+            table with the tokens sampled before. One optimizer steps twice, once per model; a table shared by "es" is
+            stepped twice, with one set of Adam moments. The logged grad_norm is the discriminator's. DDP needs
+            find_unused_parameters, which is switched on unless the arguments set it.
+    """
+
+    def __init__(
+        self,
+        model: HfDebertaForRtdPretraining | None = None,
+        args: TrainingArguments | None = None,
+        *arguments: Any,
+        decoupled: bool = False,
+        **kwargs: Any,
+    ):
+        if decoupled and args is not None and args.ddp_find_unused_parameters is None:
+            args.ddp_find_unused_parameters = True
+        super().__init__(model, args, *arguments, **kwargs)
+        if self.args.n_gpu > 1:
+            raise InputError(
+                f"one process cannot train a pair on {self.args.n_gpu} GPUs: start one process per GPU with accelerate "
+                "launch or torchrun, or select one GPU with CUDA_VISIBLE_DEVICES"
+            )
+        if decoupled and self.is_deepspeed_enabled:
+            raise InputError("--decoupled steps the optimizer twice, which DeepSpeed's engine cannot: leave it out")
+        self.decoupled = decoupled
+        self.discriminator_inputs: list[dict[str, Any]] = []  # of this step, if decoupled
+        self.sums: dict[bool, dict[str, Any]] = {True: {}, False: {}}  # statistics of training and of evaluation
+
+    def _get_num_items_in_batch(self, batch_samples: list, device: torch.device) -> torch.Tensor | None:
+        """Count masked tokens and real tokens [2] of all micro-batches and processes."""
+        self.discriminator_inputs = []  # a step that ran out of memory may have left some
+        if not batch_samples or "labels" not in batch_samples[0]:
+            return None
+        pad_token_id = self.model.config.pad_token_id
+        masks = [
+            masked_and_real_tokens(batch["input_ids"], batch["labels"], batch.get("attention_mask"), pad_token_id)
+            for batch in batch_samples
+        ]
+        items: list[Any] = []
+        for masks_of_loss in zip(*masks, strict=True):
+            # Trainer counts labels
+            labels = [torch.zeros_like(mask, dtype=torch.long).masked_fill(~mask, IGNORED) for mask in masks_of_loss]
+            items.append(super()._get_num_items_in_batch([{"labels": label} for label in labels], device))
+        return torch.stack(items)
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        sums = self.sums[model.training]
+        for name, value in outputs.statistics.items():
+            sums[name] = sums.get(name, 0) + value
+        if inputs.get("only") == "generator":
+            generated = {"only": "discriminator", "replaced_ids": outputs.replaced_ids}
+            self.discriminator_inputs.append({**inputs, **generated})
+        return (loss, outputs) if return_outputs else loss
+
+    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
+        if not self.decoupled:
+            return super().training_step(model, inputs, num_items_in_batch)
+        loss = super().training_step(model, {**inputs, "only": "generator"}, num_items_in_batch)
+        if not self.accelerator.sync_gradients:
+            return loss
+        if self.args.max_grad_norm > 0:
+            self._clip_grad_norm(model)
+        optimizer: Any = self.optimizer
+        optimizer.step()
+        # None instead of zeros: the optimizer skips the generator when it steps the discriminator.
+        optimizer.zero_grad(set_to_none=True)
+        micro_batches, self.discriminator_inputs = self.discriminator_inputs, []
+        for number, micro_batch in enumerate(micro_batches, 1):
+            with nullcontext() if number == len(micro_batches) else self.accelerator.no_sync(model):
+                loss = loss + super().training_step(model, micro_batch, num_items_in_batch)
+        return loss
+
+    def operations(self, tokens: float, predicted: float) -> float:
+        generator, discriminator = self.model.config.generator, self.model.config.discriminator
+        head = 3 * 2 * tokens * discriminator.hidden_size**2
+        generation = training_operations(generator, tokens, self.context_length, predicted)
+        return generation + training_operations(discriminator, tokens, self.context_length, 0, vocab_size=0) + head
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write generator and discriminator, each with the tokenizer. Checkpoints hold the training state instead."""
+        if _internal_call:
+            return super().save_model(output_dir, _internal_call=True)
+        folder = Path(output_dir or str(self.args.output_dir))
+        state, pair = folder / UNFINISHED / "state", folder / UNFINISHED / "pair"
+        super().save_model(str(state), _internal_call=True)  # complete, also if the model is sharded
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            HfDebertaForRtdPretraining.from_pretrained(state).save_pair(pair)
+            for name in MODELS:
+                if self.processing_class is not None:
+                    self.processing_class.save_pretrained(pair / name)
+                replace_folder(pair / name, folder / name)
+            shutil.rmtree(folder / UNFINISHED)
+        self.accelerator.wait_for_everyone()
+        if self.args.push_to_hub:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        for name in MODELS:
+            folder = Path(str(self.args.output_dir)) / name
+            if folder.exists():
+                write_training_card(self, **self.about, folder=folder)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        losses = [name for name in logs if name.endswith("loss") and name != "train_loss"]
+        for prefix in (name.removesuffix("loss") for name in losses):
+            logs |= {prefix + name: value for name, value in self._mean_statistics(training=prefix == "").items()}
+        super().log(logs, start_time)
+
+    def _mean_statistics(self, training: bool) -> dict[str, float]:
+        """Return means over the tokens of all processes since the last call."""
+        sums, self.sums[training] = self.sums[training], {}
+        if not sums:
+            return {}
+        values = torch.stack([value.float() for value in sums.values()])
+        return mean_statistics(dict(zip(sums, self.accelerator.reduce(values, "sum").tolist(), strict=True)))

@@ -1,0 +1,96 @@
+"""Export to Transformers' own classes: what the folder contains, and models that cannot be exported."""
+
+import pytest
+import torch
+import transformers
+from test_parity_with_transformers import batch, ours
+
+import hf_deberta
+from hf_deberta import export_to_transformers
+from hf_deberta.model.checkpoint_conversion import fuse_heads, split_heads
+
+
+def test_exported_folder_loads_with_auto_classes(tmp_path):
+    model = hf_deberta.HfDebertaForSequenceClassification(
+        hf_deberta.HfDebertaConfig.from_preset("tiny", num_labels=3, problem_type="single_label_classification")
+    ).eval()
+    export_to_transformers(model, tmp_path / "exported", max_shard_size="20KB")
+    plain = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "exported").eval()
+    assert type(plain) is transformers.DebertaV2ForSequenceClassification
+    assert (tmp_path / "exported" / "model.safetensors.index.json").exists()  # sharded
+    assert plain.config.num_labels == 3 and plain.config.problem_type == "single_label_classification"
+    inputs = batch(lengths=(12, 5))
+    with torch.no_grad():
+        torch.testing.assert_close(model(**inputs).logits, plain(**inputs).logits, atol=1e-6, rtol=0)
+
+
+def test_export_of_a_mask_decoder_warns_and_keeps_its_weights(tmp_path):
+    model = hf_deberta.HfDebertaForMaskedLM(hf_deberta.HfDebertaConfig.from_preset("tiny")).eval()
+    with pytest.warns(UserWarning, match="no enhanced mask decoder"):
+        export_to_transformers(model, tmp_path)
+    again = ours("ForMaskedLM", tmp_path)
+    assert again.config.emd_steps == 2
+    inputs = batch(lengths=(12, 5))
+    assert torch.equal(again(**inputs).logits, model(**inputs).logits)
+    plain = transformers.AutoModel.from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        states, expected = plain(**inputs).last_hidden_state, model.deberta(**inputs).last_hidden_state
+    real = inputs["attention_mask"].bool()
+    torch.testing.assert_close(states[real], expected[real], atol=1e-5, rtol=0)
+
+
+NOT_EXPORTABLE = {
+    "p2p term": ("HfDebertaModel", {"pos_att_type": "c2p|p2p"}, "p2p"),
+    "projection head": ("HfDebertaForTokenClassification", {"token_classifier": "projection"}, "projection head"),
+    "causal attention": ("HfDebertaForCausalLM", {}, "HfDebertaForMaskedLM"),
+}
+
+
+@pytest.mark.parametrize("case", NOT_EXPORTABLE)
+def test_model_that_transformers_cannot_express_is_an_error(case, tmp_path):
+    name, fields, message = NOT_EXPORTABLE[case]
+    model = getattr(hf_deberta, name)(hf_deberta.HfDebertaConfig.from_preset("tiny", **fields))
+    with pytest.raises(ValueError, match=message):
+        export_to_transformers(model, tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
+
+
+def test_model_of_another_class_is_an_error(tmp_path):
+    plain = transformers.DebertaV2Model(
+        transformers.DebertaV2Config(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
+    )
+    with pytest.raises(ValueError, match="DebertaV2Model"):
+        export_to_transformers(plain, tmp_path / "folder")
+
+
+def test_v1_with_key_biases_is_exported_as_v2(tmp_path):
+    fields = {"position_buckets": -1, "share_att_key": False, "norm_rel_ebd": "none"}
+    for bias in (True, False):
+        config = hf_deberta.HfDebertaConfig.from_preset("tiny", **fields, attention_key_bias=bias)
+        model = hf_deberta.HfDebertaModel(config).eval()
+        export_to_transformers(model, tmp_path / str(bias))
+        plain = transformers.AutoModel.from_pretrained(tmp_path / str(bias)).eval()
+        assert type(plain) is (transformers.DebertaV2Model if bias else transformers.DebertaModel)
+        inputs = batch(lengths=(12, 12))
+        with torch.no_grad():
+            states = plain(**inputs).last_hidden_state
+            torch.testing.assert_close(states, model(**inputs).last_hidden_state, atol=1e-5, rtol=0)
+
+
+def test_export_into_a_used_folder_removes_old_weights(tmp_path):
+    tiny = hf_deberta.HfDebertaConfig.from_preset("tiny")
+    first, second = (hf_deberta.HfDebertaModel(tiny) for _ in range(2))
+    export_to_transformers(first, tmp_path)
+    export_to_transformers(second, tmp_path, max_shard_size="20KB")
+    plain = transformers.AutoModel.from_pretrained(tmp_path)
+    assert torch.equal(plain.embeddings.word_embeddings.weight, second.embeddings.word_embeddings.weight)
+
+
+def test_fuse_heads_is_the_inverse_of_split_heads():
+    """In `in_proj` of v1, each head has its query rows, then its key rows, then its value rows."""
+    fused = torch.arange(12.0)[:, None].expand(12, 4)  # 2 heads of 2 rows each
+    query, key, value = split_heads(fused, heads=2)
+    assert query[:, 0].tolist() == [0, 1, 6, 7]
+    assert key[:, 0].tolist() == [2, 3, 8, 9]
+    assert value[:, 0].tolist() == [4, 5, 10, 11]
+    assert torch.equal(fuse_heads([query, key, value], heads=2), fused)

@@ -1,0 +1,398 @@
+"""Fast paths are skipped where they would be wrong, input checks never are; `reference_mode` skips all fast paths."""
+
+import copy
+import os
+import subprocess
+import sys
+from contextlib import contextmanager, nullcontext
+
+import pytest
+import torch
+from numerics import at_real_tokens, tiny_inputs, tiny_model
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.utils import parametrizations
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import DebertaV2Config, DebertaV2Model
+
+import hf_deberta
+from hf_deberta import HfDebertaForMaskedLM, HfDebertaModel
+from hf_deberta.model import attention, dense, unpadding
+from hf_deberta.model.fast_path_guards import (
+    can_read_values,
+    has_global_hooks_or_modes,
+    in_functorch_transform,
+    in_reference_mode,
+    is_tracing_or_compiling,
+    is_unmodified_module,
+    reference_mode,
+)
+from hf_deberta.model.private_apis import has_onednn_linear
+
+INPUTS = tiny_inputs((9, 5, 7))
+
+
+class PassThroughMode(TorchDispatchMode):
+    """Sees every operation and changes none, like a logger."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def global_hook(hook=lambda *_: None):
+    handle = register_module_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+OBSERVERS = {
+    "nothing": nullcontext,
+    "global hook": global_hook,
+    "dispatch mode": PassThroughMode,
+    "FLOP counter": lambda: FlopCounterMode(display=False),
+}
+
+
+@pytest.fixture(autouse=True)
+def unpad_tiny_models(monkeypatch):
+    """Unpad batches of tiny models too: these are too narrow for unpadding to save time."""
+    monkeypatch.setattr(unpadding, "COST_OF_EXTRA_CALLS", 0)
+
+
+@pytest.fixture
+def onednn(monkeypatch):
+    """Let `dense` prefer oneDNN on any processor; return a list that grows with each product of oneDNN."""
+    products, multiply = [], dense.multiply
+    monkeypatch.setattr(dense, "prefers_onednn", has_onednn_linear)
+    monkeypatch.setattr(dense, "multiply", lambda *matrices: products.append(1) or multiply(*matrices))
+    return products
+
+
+def row_shapes(model):
+    """Return a list that grows with the shape [B, N] of the states in each call of the first layer."""
+    shapes = []
+    model.encoder.layer[0].register_forward_pre_hook(lambda module, args: shapes.append(tuple(args[0].shape[:2])))
+    return shapes
+
+
+# ---- input checks and unpadding depend on no observer
+
+INVALID = {
+    "id outside the vocabulary": ({"input_ids": torch.tensor([[1, 128, 2]])}, "128"),
+    "negative id": ({"input_ids": torch.tensor([[1, -1, 2]])}, "-1"),
+    "token type": ({"input_ids": torch.tensor([[1, 2]]), "token_type_ids": torch.tensor([[0, 9]])}, "token_type_ids"),
+    "additive mask": ({"input_ids": torch.tensor([[1, 2]]), "attention_mask": torch.tensor([[0.0, -1e4]])}, "-10000"),
+    "position": ({"input_ids": torch.tensor([[1, 2]]), "position_ids": torch.tensor([[98, 99]])}, "100"),
+}
+
+
+@pytest.mark.parametrize("observer", OBSERVERS)
+@pytest.mark.parametrize("case", INVALID)
+def test_invalid_inputs_raise_the_same_error_under_observers(case, observer):
+    inputs, message = INVALID[case]
+    model = tiny_model(HfDebertaModel, position_biased_input=True, type_vocab_size=2).eval()
+    with OBSERVERS[observer](), pytest.raises(ValueError, match=message):
+        model(**inputs)
+
+
+@pytest.mark.parametrize("observer", OBSERVERS)
+@pytest.mark.parametrize("with_gradients", [True, False])
+def test_outputs_and_unpadding_are_the_same_under_observers(observer, with_gradients, onednn):
+    model = tiny_model(HfDebertaModel, dtype=torch.float32).eval()
+    shapes = row_shapes(model)
+    with torch.set_grad_enabled(with_gradients):
+        expected = model(**INPUTS).last_hidden_state
+        with OBSERVERS[observer]():
+            actual = model(**INPUTS).last_hidden_state
+    torch.testing.assert_close(actual, expected)
+    assert shapes == [(1, 21), (1, 21)]
+
+
+@pytest.mark.parametrize("observer", OBSERVERS)
+def test_masked_lm_output_is_the_same_under_observers(observer, onednn):
+    model = tiny_model(HfDebertaForMaskedLM, dtype=torch.float32)
+    labels = INPUTS["input_ids"].where(INPUTS["attention_mask"].bool(), -100)
+    expected = model(**INPUTS, labels=labels)
+    with OBSERVERS[observer]():
+        actual = model(**INPUTS, labels=labels)
+    assert actual.keys() == expected.keys() and actual.logits is None
+    for name in expected:
+        torch.testing.assert_close(actual[name], expected[name], msg=name)
+
+
+# ---- one test for each guard
+
+
+def trace(function, tensor):
+    torch.jit.trace(function, tensor, check_trace=False)
+
+
+def compile_eager(function, tensor):
+    torch.compile(function, backend="eager", fullgraph=True)(tensor)
+
+
+def in_fake_mode(function, tensor):
+    with FakeTensorMode() as mode:
+        function(mode.from_tensor(tensor))
+
+
+def on_fake_tensor(function, tensor):
+    function(FakeTensorMode().from_tensor(tensor))
+
+
+def in_dual_level(function, tensor):
+    with forward_ad.dual_level():
+        function(tensor)
+
+
+def in_observer(name):
+    def call(function, tensor):
+        with OBSERVERS[name]():
+            function(tensor)
+
+    return call
+
+
+# how a function is called: the guards that are true inside
+SITUATIONS = {
+    "plain": (lambda function, tensor: function(tensor), {"can_read_values"}),
+    "meta device": (lambda function, tensor: function(tensor.to("meta")), set()),
+    "jit.trace": (trace, {"is_tracing_or_compiling"}),
+    "compile": (compile_eager, {"is_tracing_or_compiling"}),
+    "make_fx": (lambda function, tensor: make_fx(function)(tensor), {"has_global_hooks_or_modes"}),
+    "fake mode": (in_fake_mode, {"has_global_hooks_or_modes"}),
+    "fake tensor": (on_fake_tensor, set()),
+    "vmap": (lambda function, tensor: torch.func.vmap(function)(tensor), {"in_functorch_transform"}),
+    "func.grad": (
+        lambda function, tensor: torch.func.grad(lambda x: function(x).sum())(tensor),
+        {"in_functorch_transform"},
+    ),
+    "dual level": (in_dual_level, {"in_functorch_transform", "can_read_values"}),
+    "global hook": (in_observer("global hook"), {"has_global_hooks_or_modes", "can_read_values"}),
+    "dispatch mode": (in_observer("dispatch mode"), {"has_global_hooks_or_modes", "can_read_values"}),
+}
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_guards(situation):
+    call, expected = SITUATIONS[situation]
+    results = {}
+
+    def function(tensor):
+        results["can_read_values"] = can_read_values(tensor)
+        results["is_tracing_or_compiling"] = is_tracing_or_compiling()
+        if not is_tracing_or_compiling():  # which is tested first everywhere: compilers cannot follow the others
+            results["in_functorch_transform"] = in_functorch_transform()
+            results["has_global_hooks_or_modes"] = has_global_hooks_or_modes()
+        return tensor * 2
+
+    call(function, torch.ones(3))
+    assert {name for name, is_true in results.items() if is_true} == expected
+
+
+def hooked(register):
+    def modify(layer):
+        getattr(layer, register)(lambda *_: None)
+        return layer
+
+    return modify
+
+
+def patched(layer):
+    layer.forward = lambda states: nn.Linear.forward(layer, states)
+    return layer
+
+
+def replica(layer):
+    """As DataParallel makes them: weights are attributes."""
+    weight = layer._parameters.pop("weight")
+    layer.weight = weight.detach()
+    return layer
+
+
+def with_fake_weight(layer):
+    layer.weight = nn.Parameter(FakeTensorMode().from_tensor(layer.weight.detach()))
+    return layer
+
+
+MODIFICATIONS = {
+    **{
+        name: hooked(name)
+        for name in (
+            "register_forward_hook",
+            "register_forward_pre_hook",
+            "register_full_backward_hook",
+            "register_full_backward_pre_hook",
+        )
+    },
+    "patched forward": patched,
+    "subclass": lambda layer: type("Adapter", (nn.Linear,), {})(6, 3),
+    "parametrization": parametrizations.weight_norm,
+    "replica": replica,
+    "tensor subclass": with_fake_weight,
+}
+
+
+@pytest.mark.parametrize("modification", MODIFICATIONS)
+def test_modified_modules_are_recognised(modification):
+    assert is_unmodified_module(nn.Linear(6, 3))
+    assert not is_unmodified_module(MODIFICATIONS[modification](nn.Linear(6, 3)))
+
+
+def test_unmodified_modules_are_recognised():
+    for module in (nn.Linear(6, 3, bias=False), nn.Embedding(4, 3), nn.LayerNorm(3)):
+        assert is_unmodified_module(module)
+    assert not is_unmodified_module(nn.GELU())
+
+
+@pytest.mark.parametrize("is_cached_before", [True, False])
+def test_results_of_a_global_hook_are_not_cached(is_cached_before):
+    model = tiny_model(HfDebertaModel, dtype=torch.float32).eval()
+    projection = model.encoder.layer[0].attention.self.key_proj
+    with torch.no_grad():
+        expected = copy.deepcopy(model)(**INPUTS).last_hidden_state
+        if is_cached_before:
+            model(**INPUTS)
+        with global_hook(lambda module, args, output: output * 2 if module is projection else None):
+            changed = model(**INPUTS).last_hidden_state
+        restored = model(**INPUTS).last_hidden_state
+    assert not torch.allclose(changed, expected)
+    torch.testing.assert_close(restored, expected)
+
+
+def test_torch_func_gives_the_gradients_of_autograd(onednn):
+    """Also of the masked-LM loss, although transforms cannot enter our autograd functions."""
+    model = tiny_model(HfDebertaForMaskedLM, dtype=torch.float32)
+    labels = INPUTS["input_ids"].where(INPUTS["attention_mask"].bool(), -100)
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    loss = lambda values: torch.func.functional_call(model, values, kwargs={**INPUTS, "labels": labels}).loss  # noqa: E731
+    actual = torch.func.grad(loss)(parameters)
+    model(**INPUTS, labels=labels).loss.backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(actual[name], parameter.grad, msg=name)
+
+
+# ---- reference mode
+
+
+def small_in_tree_model():
+    torch.manual_seed(0)
+    config = DebertaV2Config(
+        vocab_size=128,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        position_buckets=8,
+        relative_attention=True,
+        pos_att_type=["c2p", "p2c"],
+        share_att_key=True,
+        norm_rel_ebd="layer_norm",
+    )
+    return DebertaV2Model(config).eval()
+
+
+@pytest.fixture
+def no_fast_path(monkeypatch):
+    """Return a function that makes every fast path but eager attention an error."""
+
+    def forbid(*args, **kwargs):
+        raise AssertionError("a fast path was used")
+
+    def apply():
+        monkeypatch.delitem(attention.BACKENDS, "sdpa")
+        monkeypatch.setattr(dense, "multiply", forbid)
+        monkeypatch.setattr("hf_deberta.model.weight_cache.CacheEntry", forbid)
+        monkeypatch.setattr("hf_deberta.model.attention_context.AttentionContext.unpadded", forbid)
+
+    return apply
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("with_gradients", [True, False])
+def test_reference_mode_gives_the_same_output(with_gradients, packed, no_fast_path, onednn):
+    model = tiny_model(HfDebertaModel, dtype=torch.float32).eval()
+    inputs = INPUTS
+    if packed:
+        positions = torch.cat([torch.arange(n) for n in (4, 3, 2)])[None].expand(3, -1)
+        inputs = {"input_ids": INPUTS["input_ids"].clamp(min=1), "position_ids": positions}
+    with torch.set_grad_enabled(with_gradients):
+        expected = model(**inputs).last_hidden_state
+        model.encoder.weight_cache.clear()
+        assert onednn
+        no_fast_path()
+        with reference_mode():
+            actual = model(**inputs).last_hidden_state
+    if not packed:  # states of padding are zeros only without padding
+        actual, expected = (at_real_tokens(states, INPUTS["attention_mask"]) for states in (actual, expected))
+    torch.testing.assert_close(actual, expected)
+
+
+def test_reference_mode_holds_for_enabled_models(no_fast_path, onednn):
+    model = small_in_tree_model()
+    with torch.no_grad():
+        in_tree = model(**INPUTS).last_hidden_state
+        no_fast_path()
+        with hf_deberta.enable(), hf_deberta.reference_mode():
+            actual = model(**INPUTS).last_hidden_state
+    is_real = INPUTS["attention_mask"].bool()
+    torch.testing.assert_close(actual[is_real], in_tree[is_real])
+
+
+def test_reference_mode_ends_with_its_last_block():
+    assert not in_reference_mode()
+    with reference_mode():
+        with pytest.raises(KeyError), reference_mode():
+            raise KeyError
+        assert in_reference_mode()
+    assert not in_reference_mode()
+
+
+ENVIRONMENT_TEST = """
+import sys, torch, transformers
+from transformers import AutoModel, DebertaV2Model
+
+inputs = torch.load("inputs.pt")
+sys.modules["hf_deberta"] = None  # importing it is an error
+remote = AutoModel.from_pretrained("saved", trust_remote_code=True).eval()
+sys.modules[type(remote).__module__.rpartition(".")[0] + ".attention"].BACKENDS.pop("sdpa")
+del sys.modules["hf_deberta"]
+
+import hf_deberta
+from hf_deberta.model import attention
+
+attention.BACKENDS.pop("sdpa")
+hf_deberta.enable()
+models = [remote, hf_deberta.HfDebertaModel.from_pretrained("saved"), DebertaV2Model.from_pretrained("in_tree")]
+with torch.no_grad():
+    torch.save([model(**inputs).last_hidden_state for model in models], "outputs.pt")
+"""
+
+
+def test_environment_variable_turns_on_reference_mode(tmp_path):
+    """For models of the package, of a folder that carries its code, and of Transformers' classes when enabled."""
+    model, in_tree = tiny_model(HfDebertaModel, dtype=torch.float32).eval(), small_in_tree_model()
+    model.save_pretrained(tmp_path / "saved")
+    in_tree.save_pretrained(tmp_path / "in_tree")
+    torch.save(INPUTS, tmp_path / "inputs.pt")
+    environment = {
+        "HF_DEBERTA_REFERENCE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "HF_MODULES_CACHE": str(tmp_path / "modules"),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "PATH": "",
+    }
+    subprocess.run([sys.executable, "-c", ENVIRONMENT_TEST], cwd=tmp_path, env=environment, check=True)
+    is_real = INPUTS["attention_mask"].bool()
+    with torch.no_grad():
+        expected = model(**INPUTS).last_hidden_state, model(**INPUTS).last_hidden_state, in_tree(**INPUTS)[0]
+    for actual, tensor in zip(torch.load(tmp_path / "outputs.pt"), expected, strict=True):
+        torch.testing.assert_close(actual[is_real], tensor[is_real])

@@ -1,0 +1,227 @@
+"""Heads: losses and gradients do not depend on how a batch is split, in the model and through Trainer."""
+
+import pytest
+import torch
+import transformers
+from numerics import assert_equal_but_for_rounding, assert_same_by_name, tiny_inputs, tiny_model
+
+import hf_deberta
+
+SPLITS = [(6,), (3, 3), (1, 5), (2, 1, 3), (1,) * 6]
+LENGTHS = (9, 5, 7, 3, 9, 4)
+
+
+def token_labels(classes, keep=2):
+    """Return labels for about one in `keep` real tokens, and none in the fourth row."""
+    ids, mask = tiny_inputs(LENGTHS).values()
+    labels = (ids * 7 % classes).masked_fill((ids % keep != 0) | (mask == 0), -100)
+    labels[3] = -100
+    return labels
+
+
+def entities():
+    indices = torch.zeros(6, 3, 2, dtype=torch.long)
+    indices[:, 0], indices[:, 1, 0] = torch.tensor([1, 2]), 2
+    indices[1::2, 2, 1] = 1  # every other row has a third entity
+    labels = torch.tensor([[1, 0, 0], [0, 1, 1]] * 3).masked_fill(~(indices > 0).any(-1), -100)
+    return {"entity_indices": indices, "labels": labels}
+
+
+def heads():
+    """Return {name: (class, config fields, inputs besides ids and mask)}."""
+    sequence, mask = hf_deberta.HfDebertaForSequenceClassification, tiny_inputs(LENGTHS)["attention_mask"]
+    masked, words = hf_deberta.HfDebertaForMaskedLM, {"labels": token_labels(128, keep=3)}
+    positions = {"start_positions": torch.tensor([1, 0, 3, 2, 8, 1]), "end_positions": torch.tensor([4, 0, 3, 2, 8, 3])}
+    return {
+        "regression": (sequence, {"num_labels": 1}, {"labels": torch.linspace(-1, 3, 6)}),
+        "regression of two numbers": (
+            sequence,
+            {"num_labels": 2, "problem_type": "regression"},
+            {"labels": torch.linspace(-1, 3, 12).view(6, 2)},
+        ),
+        "single label": (sequence, {"num_labels": 4}, {"labels": torch.tensor([0, 3, -100, 2, 2, 1])}),
+        "single label in a column": (
+            sequence,
+            {"num_labels": 4},
+            {"labels": torch.tensor([[0], [3], [1], [2], [2], [1]])},
+        ),
+        "multi-label": (
+            sequence,
+            {"num_labels": 3, "problem_type": "multi_label_classification"},
+            {"labels": torch.tensor([[0.0, 1, 1], [1, 0, 0], [0, 0, 0]] * 2)},
+        ),
+        "soft labels": (
+            sequence,
+            {"num_labels": 4},
+            {"labels": torch.rand(6, 4, generator=torch.Generator().manual_seed(1)).softmax(-1)},
+        ),
+        "tokens": (hf_deberta.HfDebertaForTokenClassification, {"num_labels": 5}, {"labels": token_labels(5)}),
+        "question answering": (hf_deberta.HfDebertaForQuestionAnswering, {}, positions),
+        "multiple choice": (hf_deberta.HfDebertaForMultipleChoice, {}, {"labels": torch.tensor([0, 1, 1, 0, -100, 1])}),
+        "entities": (hf_deberta.HfDebertaForEntityChoice, {}, entities()),
+        "replaced token detection": (
+            hf_deberta.HfDebertaForPreTraining,
+            {},
+            {"labels": token_labels(2, keep=1).clamp(min=-100).masked_fill(mask == 0, -100)},
+        ),
+        "masked LM, sparse": (masked, {"sparse_prediction": True}, words),
+        "masked LM, dense": (masked, {"sparse_prediction": False}, words),
+        "masked LM, no decoder": (masked, {"emd_steps": 0}, words),
+        "causal LM": (hf_deberta.HfDebertaForCausalLM, {"conv_kernel_size": 0}, words),
+    }
+
+
+HEADS = heads()
+
+
+def build(name):
+    """Return the model and its inputs."""
+    model_class, fields, labels = HEADS[name]
+    inputs = {**tiny_inputs(LENGTHS), **labels}
+    if name == "multiple choice":
+        for key in ("input_ids", "attention_mask"):
+            inputs[key] = torch.stack([inputs[key], inputs[key].roll(1, 0)], 1)
+    return tiny_model(model_class, **fields), inputs
+
+
+def count_items(name, inputs):
+    """Return the number of labelled items as Trainer counts it: causal labels are shifted first."""
+    labels = inputs["labels"] if "labels" in inputs else inputs["start_positions"]
+    return int(((labels[:, 1:] if name == "causal LM" else labels) != -100).sum())
+
+
+def loss_and_gradients(model, batches, items):
+    model.zero_grad()
+    total = 0.0
+    for batch in batches:
+        loss = model(**batch, num_items_in_batch=items).loss
+        loss.backward()
+        total = total + loss.detach()
+    return total, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("count", [int, torch.tensor], ids=["int", "tensor"])
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.usefixtures("unpad_tiny_models")
+def test_split_batch_has_the_same_loss_and_gradients(name, count):
+    model, inputs = build(name)
+    expected, expected_gradients = loss_and_gradients(model, [inputs], None)
+    assert expected > 0
+    items = count(count_items(name, inputs))
+    for split in SPLITS:
+        pieces = zip(*(tensor.split(split) for tensor in inputs.values()), strict=True)
+        batches = [dict(zip(inputs, piece, strict=True)) for piece in pieces]
+        actual, actual_gradients = loss_and_gradients(model, batches, items)
+        assert_equal_but_for_rounding(actual, expected, message=str(split))
+        assert_same_by_name(actual_gradients, expected_gradients)
+
+
+HEADS_THAT_IGNORE_LABELS = [name for name in HEADS if "regression" not in name and name != "soft labels"]
+
+
+@pytest.mark.parametrize("items", [None, torch.tensor(0), 5], ids=str)
+@pytest.mark.parametrize("name", HEADS_THAT_IGNORE_LABELS)
+@pytest.mark.usefixtures("unpad_tiny_models")
+def test_without_labels_loss_and_gradients_are_zero(name, items):
+    model, inputs = build(name)
+    for key in HEADS[name][2].keys() - {"entity_indices"}:
+        inputs[key] = torch.full_like(inputs[key], -100)
+    loss, gradients = loss_and_gradients(model, [inputs], items)
+    assert loss.item() == 0
+    assert gradients.keys() == {key for key, _ in model.named_parameters()}  # zero, not None: DDP waits for all
+    assert not [key for key, gradient in gradients.items() if gradient.any() or not gradient.isfinite().all()]
+
+
+@pytest.mark.usefixtures("unpad_tiny_models")
+def test_answers_outside_the_window_are_ignored():
+    model, inputs = build("question answering")
+    inside = slice(0, 3)
+    inputs["start_positions"][3:], inputs["end_positions"][3:] = 9, 50
+    expected = model(**{key: tensor[inside] for key, tensor in inputs.items()}).loss
+    assert_equal_but_for_rounding(model(**inputs).loss, expected)
+
+
+@pytest.mark.usefixtures("unpad_tiny_models")
+def test_answers_at_padding_are_ignored():
+    """Like labels at padding; the logits at padding do not count either, so the loss stays small."""
+    model, inputs = build("question answering")
+    inputs["attention_mask"][0, 5:] = 0
+    inputs["start_positions"][:3], inputs["end_positions"][:3] = torch.tensor([1, 0, 1]), torch.tensor([6, 1, 1])
+    loss = model(**inputs).loss
+    inputs["end_positions"][0] = -100
+    assert loss < 20
+    assert_equal_but_for_rounding(loss, model(**inputs).loss)
+
+
+# ---- Trainer ------------------------------------------------------------------------------------------------------
+
+TRAINED = {
+    "single label": {"labels": torch.tensor([0, 3, 1, 2, 2, 1, 0, 3])},
+    "tokens": None,
+    "masked LM, sparse": None,
+    "question answering": {
+        "start_positions": torch.tensor([1, 0, 3, 2, 8, 1, 0, 1]),
+        "end_positions": torch.tensor([4, 0, 3, 2, 8, 3, 1, 1]),
+    },
+}
+SOME_WEIGHT = "deberta.encoder.layer.0.output.dense.weight"
+
+
+def make_samples(name):
+    """Return eight samples with very different numbers of labels."""
+    inputs = tiny_inputs((9, 5, 7, 3, 9, 4, 2, 6))
+    ids, mask = inputs.values()
+    labels = TRAINED[name]
+    if labels is None:
+        classes, keep = (5, 1) if name == "tokens" else (128, 2)
+        labels = {"labels": (ids * 7 % classes).masked_fill((ids % keep != 0) | (mask == 0), -100)}
+    columns = {**inputs, **labels}
+    return [{key: column[i] for key, column in columns.items()} for i in range(8)]
+
+
+def build_float32(name):
+    model_class, fields, _ = HEADS[name]
+    return tiny_model(model_class, dtype=torch.float32, **fields)
+
+
+def train_one_step(name, dataset, folder, batch_size, accumulation):
+    """Return Trainer's log entry and the weights after one step."""
+    model = build_float32(name)
+    arguments = transformers.TrainingArguments(
+        output_dir=folder,
+        per_device_train_batch_size=batch_size,
+        gradient_accumulation_steps=accumulation,
+        max_steps=1,
+        logging_steps=1,
+        optim="sgd",
+        learning_rate=0.1,
+        lr_scheduler_type="constant",
+        use_cpu=True,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
+    trainer = transformers.Trainer(model, arguments, train_dataset=dataset)
+    trainer.train()
+    return trainer.state.log_history[0], {key: p.detach() for key, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_trainer_step_does_not_depend_on_accumulation(name, tmp_path):
+    logged, weights = train_one_step(name, make_samples(name), tmp_path, 8, 1)
+    accumulated, accumulated_weights = train_one_step(name, make_samples(name), tmp_path, 2, 4)
+    for key in ("loss", "grad_norm"):
+        assert logged[key] > 0
+        assert_equal_but_for_rounding(*(torch.tensor(log[key]).float() for log in (accumulated, logged)))
+    assert_same_by_name(accumulated_weights, weights)
+    assert not torch.equal(weights[SOME_WEIGHT], dict(build_float32(name).named_parameters())[SOME_WEIGHT])
+
+
+def test_trainer_step_without_labels_changes_nothing(tmp_path):
+    name = "masked LM, sparse"
+    unlabelled = [{**sample, "labels": torch.full_like(sample["labels"], -100)} for sample in make_samples(name)]
+    logged, weights = train_one_step(name, unlabelled, tmp_path, 4, 2)
+    assert logged["grad_norm"] == 0
+    for key, weight in build_float32(name).named_parameters():
+        assert torch.equal(weights[key], weight), key

@@ -1,0 +1,194 @@
+"""The trainer of generator and discriminator: counting, accumulation, logs, decoupled steps, and exact resume."""
+
+import pytest
+import torch
+from numerics import assert_same_by_name
+from tiny_pairs import (
+    DROPOUT,
+    WORDS,
+    assert_same_runs,
+    batch_of,
+    gradients_of,
+    run,
+    tiny_pair,
+    tiny_rows,
+    trained,
+    trainer_of,
+)
+from transformers import Trainer, TrainerCallback
+
+from hf_deberta.pretraining.gradient_disentangled_embedding import SHARINGS
+from hf_deberta.pretraining.rtd_pretraining import HfDebertaForRtdPretraining
+
+DELTA = "discriminator.deberta.embeddings.word_embeddings.delta"
+
+
+class Gradients(TrainerCallback):
+    """Records the gradients of each optimizer step."""
+
+    def __init__(self):
+        self.steps = []
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        self.steps.append(gradients_of(model))
+
+
+@pytest.mark.parametrize("decoupled", [False, True], ids=["joint", "decoupled"])
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_accumulation_changes_nothing(sharing, decoupled, tmp_path):
+    """Rows have 0 to 5 labels and 3 to 12 tokens."""
+    results = []
+    for size, pieces in ((8, 1), (1, 8)):
+        gradients = Gradients()
+        trainer = trainer_of(
+            tiny_pair(sharing),
+            tmp_path,
+            decoupled,
+            callbacks=[gradients],
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=pieces,
+        )
+        results.append((*run(trainer), gradients.steps))
+    for parameters, logs, steps in results[1:]:
+        assert_same_runs((parameters, logs), results[0][:2])
+        for ours, theirs in zip(steps, results[0][2], strict=True):
+            assert_same_by_name(ours, theirs)
+
+
+def test_the_step_is_that_of_one_batch(tmp_path):
+    model, batch = tiny_pair(), batch_of(tiny_rows())
+    output, expected = trained(model, **batch)
+    gradients = Gradients()
+    _, logs = run(trainer_of(tiny_pair(), tmp_path, callbacks=[gradients], max_steps=1))
+    assert_same_by_name(gradients.steps[0], expected)
+    assert logs[0]["loss"] == pytest.approx(output.loss.item())
+    assert logs[0]["loss"] == pytest.approx(logs[0]["lm_loss"] + 50 * logs[0]["rtd_loss"])
+    assert logs[0]["masked_accuracy"] == output.statistics["masked_correct"] / output.statistics["masked"]
+    assert logs[0]["original_kept"] == pytest.approx(
+        (output.statistics["original_kept"] / output.statistics["original"]).item()
+    )
+
+
+def test_trainer_counts_both_kinds_of_items(tmp_path):
+    trainer = trainer_of(tiny_pair(), tmp_path)
+    rows = tiny_rows()
+    batches = [batch_of(rows[:4]), batch_of(rows[4:])]
+    items = trainer._get_num_items_in_batch(batches, torch.device("cpu"))
+    labels, real = (batch_of(rows)[name] for name in ("labels", "attention_mask"))
+    assert items.tolist() == [(labels >= 0).sum(), real.sum()]
+    packed = [{name: batch[name] for name in ("input_ids", "labels")} for batch in batches]
+    assert trainer._get_num_items_in_batch(packed, torch.device("cpu")).tolist() == items.tolist()
+    assert trainer._get_num_items_in_batch([], torch.device("cpu")) is None
+
+
+def test_another_trainer_raises_an_error(tmp_path):
+    with pytest.raises(ValueError, match="train with RtdTrainer"):
+        trainer_of(tiny_pair(), tmp_path, kind=Trainer).train()
+
+
+def test_logs_are_means_since_the_last_log(tmp_path):
+    rows = tiny_rows()
+    arguments = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 3, "eval_dataset": rows[:7]}
+    each = trainer_of(tiny_pair(), tmp_path, **arguments)
+    _, logs = run(each)
+    both = run(trainer_of(tiny_pair(), tmp_path, logging_steps=2, **arguments))[1]
+    assert len(logs) == 2 and len(both) == 1
+    for name in ("lm_loss", "rtd_loss", "masked_accuracy", "original_kept"):  # the same rows, so as many tokens
+        if name != "original_kept":
+            assert both[0][name] == pytest.approx((logs[0][name] + logs[1][name]) / 2, rel=1e-5)
+    evaluated = [entry for entry in each.state.log_history if "eval_loss" in entry]
+    with torch.no_grad():
+        whole = each.model.eval()(**batch_of(rows[:7]))
+    assert evaluated[-1]["eval_lm_loss"] == pytest.approx(whole.lm_loss.item(), rel=1e-5)
+    assert evaluated[-1]["eval_rtd_loss"] == pytest.approx(whole.rtd_loss.item(), rel=1e-5)
+    assert each.evaluate()["eval_rtd_loss"] == pytest.approx(whole.rtd_loss.item(), rel=1e-5)
+
+
+def test_without_coupling_decoupled_is_joint(tmp_path):
+    """With separate tables and plain gradient descent the order of the two steps does not matter."""
+    runs = [run(trainer_of(tiny_pair("nes"), tmp_path, decoupled)) for decoupled in (True, False)]
+    assert_same_runs(*runs)
+
+
+@pytest.mark.parametrize("sharing", ["gdes", "es"])
+def test_decoupled_by_hand(sharing, tmp_path):
+    """The generator steps first; the discriminator uses the new table and the tokens sampled before."""
+    model, batch = tiny_pair(sharing), batch_of(tiny_rows())
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    generated = model(**batch, only="generator")
+    generated.loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    model(**batch, only="discriminator", replaced_ids=generated.replaced_ids).loss.backward()
+    optimizer.step()
+    expected = {name: p.detach() for name, p in model.named_parameters()}
+    assert_same_by_name(run(trainer_of(tiny_pair(sharing), tmp_path, True, max_steps=1))[0], expected)
+    joint = run(trainer_of(tiny_pair(sharing), tmp_path, max_steps=1))[0]
+    assert not torch.allclose(
+        joint[WORDS] if sharing == "es" else joint[DELTA], expected[WORDS if sharing == "es" else DELTA]
+    )
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_each_step_moves_one_model(sharing, tmp_path):
+    """Adam with weight decay and moments; the gradients of each model are clipped."""
+    trainer = trainer_of(
+        tiny_pair(sharing), tmp_path, True, optim="adamw_torch", weight_decay=0.1, max_grad_norm=0.1, max_steps=3
+    )
+    moved, norms = [], []
+    create = trainer.create_optimizer
+
+    def create_and_watch(*args):
+        optimizer = create(*args)
+        step = optimizer.step
+
+        def recorded_step(*args, **kwargs):
+            before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+            norms.append(torch.cat([g.flatten() for g in gradients_of(trainer.model).values()]).norm().item())
+            step(*args, **kwargs)
+            moved.append({n for n, p in trainer.model.named_parameters() if not torch.equal(p, before[n])})
+
+        optimizer.step = recorded_step
+        return optimizer
+
+    trainer.create_optimizer = create_and_watch
+    trainer.train()
+    assert len(moved) == 6
+    for first, second in zip(moved[::2], moved[1::2], strict=True):
+        assert {name.partition(".")[0] for name in first} == {"generator"}
+        assert {n for n in second if n.startswith("generator.")} == ({WORDS} if sharing == "es" else set())
+        assert WORDS in first and "discriminator.mask_predictions.dense.weight" in second
+    assert norms == pytest.approx([0.1] * 6, rel=1e-3)
+    steps = {name: trainer.optimizer.state[p]["step"].item() for name, p in trainer.model.named_parameters()}
+    assert {name for name, number in steps.items() if number != 3} == ({WORDS} if sharing == "es" else set())
+    assert trainer.lr_scheduler.last_epoch == 3
+
+
+@pytest.mark.parametrize("decoupled", [False, True], ids=["joint", "decoupled"])
+@pytest.mark.parametrize("sharing", ["gdes", "es"])
+def test_resumes_to_the_bit(sharing, decoupled, tmp_path):
+    """With dropout and sampling, from a checkpoint in the middle of an epoch."""
+    arguments = {"max_steps": 5, "optim": "adamw_torch", "lr_scheduler_type": "linear", "max_grad_norm": 1.0}
+    arguments |= {"per_device_train_batch_size": 2, "save_strategy": "steps", "save_steps": 3}
+
+    def fresh():
+        return trainer_of(tiny_pair(sharing, temperature=1.0, **DROPOUT), tmp_path, decoupled, **arguments)
+
+    whole, logs = run(fresh())
+    resumed = fresh()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    for name, parameter in resumed.model.named_parameters():
+        assert torch.equal(parameter, whole[name]), name
+    last = [entry for entry in resumed.state.log_history if "loss" in entry]
+    assert [entry["lm_loss"] for entry in last] == [entry["lm_loss"] for entry in logs]
+    loaded = HfDebertaForRtdPretraining.from_pretrained(tmp_path / "checkpoint-5")
+    for name, parameter in loaded.named_parameters():
+        assert torch.equal(parameter, whole[name]), name
+
+
+def test_arguments_that_decoupled_training_needs(tmp_path):
+    trainer = trainer_of(tiny_pair(), tmp_path, decoupled=True)
+    assert trainer.args.ddp_find_unused_parameters is True
+    trainer = trainer_of(tiny_pair(), tmp_path, decoupled=True, ddp_find_unused_parameters=False)
+    assert trainer.args.ddp_find_unused_parameters is False
+    assert trainer_of(tiny_pair(), tmp_path).args.ddp_find_unused_parameters is None

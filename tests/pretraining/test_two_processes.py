@@ -1,0 +1,146 @@
+"""Two processes train as one: the trainer of pairs with DDP, and models sharded by FSDP2, saved and exported."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from numerics import assert_same_by_name
+from tiny_pairs import assert_same_runs, batch_of, run, tiny_pair, tiny_rows, trained, trainer_of
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.fsdp import fully_shard
+
+from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaForPreTraining, export_to_transformers
+
+TESTS = Path(__file__).parents[1]
+STEPS = 3
+CHECKPOINTING = {HfDebertaForMaskedLM: True, HfDebertaForPreTraining: False}
+
+
+def make(kind: type) -> torch.nn.Module:
+    torch.manual_seed(0)
+    config = HfDebertaConfig.from_preset("tiny", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    return kind(config).train()
+
+
+def batches(kind: type) -> list[dict[str, torch.Tensor]]:
+    """Two rows of two documents per step, with the same number of labels in both rows."""
+    generator = torch.Generator().manual_seed(1)
+    result = []
+    for _ in range(STEPS):
+        ids = torch.randint(5, 128, (2, 12), generator=generator)
+        labels = torch.full_like(ids, -100)
+        labels[:, 1:4] = ids[:, 1:4] if kind is HfDebertaForMaskedLM else 1
+        labels[:, 8:] = ids[:, 8:] if kind is HfDebertaForMaskedLM else 0
+        positions = torch.cat([torch.arange(7), torch.arange(5)]).expand(2, -1)
+        result.append({"input_ids": ids, "labels": labels, "position_ids": positions})
+    return result
+
+
+def train(model: torch.nn.Module, rows: list[dict[str, torch.Tensor]]) -> list[float]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for row in rows:
+        loss = model(**row).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def train_sharded(rank: int, kind: type, folder: Path) -> list[float]:
+    """Train on half of the rows, save the model, and return the mean losses."""
+    model = make(kind)
+    if CHECKPOINTING[kind]:
+        model.gradient_checkpointing_enable()
+    for layer in model.deberta.encoder.layer:
+        fully_shard(layer)
+    fully_shard(model)
+    rows = [{name: value[rank : rank + 1] for name, value in batch.items()} for batch in batches(kind)]
+    losses = torch.tensor(train(model, rows))
+    dist.all_reduce(losses)
+    state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    if rank == 0:
+        make(kind).save_pretrained(folder / kind.__name__, state_dict=state)
+    return (losses / 2).tolist()
+
+
+def runs_of_pairs(folder: Path, processes: int) -> dict[tuple[str, bool], Any]:
+    """Train pairs over all rows, jointly and decoupled."""
+    size = 4 // processes
+    return {
+        (sharing, decoupled): run(trainer_of(tiny_pair(sharing), folder, decoupled, per_device_train_batch_size=size))
+        for sharing, decoupled in (("gdes", False), ("es", True))
+    }
+
+
+def sharded_gradients(rank: int) -> dict[str, torch.Tensor]:
+    """Gradients of half the rows with FSDP2: the discriminator reads the generator's table in the pair's forward."""
+    model, rows = tiny_pair(), tiny_rows()
+    for layer in (*model.generator.deberta.encoder.layer, *model.discriminator.deberta.encoder.layer):
+        fully_shard(layer)
+    fully_shard(model)
+    whole = batch_of(rows)
+    items = torch.stack([(whole["labels"] >= 0).sum(), whole["attention_mask"].sum()])
+    output = model(**batch_of(rows[4 * rank : 4 * rank + 4]), num_items_in_batch=items)
+    (2 * output.loss).backward()  # gradients are averaged
+    return {name: parameter.grad.full_tensor() for name, parameter in model.named_parameters()}
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory) -> tuple[Path, dict[str, Any]]:
+    """Run this file: it forks two processes after importing everything once."""
+    folder = tmp_path_factory.mktemp("two")
+    path = os.pathsep.join(map(str, (TESTS.parent, TESTS)))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    done = subprocess.run(
+        [sys.executable, __file__, str(folder)], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return folder, torch.load(folder / "results.pt", weights_only=False)
+
+
+def test_pairs_train_as_in_one_process(two_processes, tmp_path):
+    for kind, expected in runs_of_pairs(tmp_path, 1).items():
+        assert_same_runs(two_processes[1]["pairs"][kind], expected)
+
+
+def test_sharded_pair_has_the_gradients_of_one_process(two_processes):
+    assert_same_by_name(two_processes[1]["gradients"], trained(tiny_pair(), **batch_of(tiny_rows()))[1])
+
+
+@pytest.mark.parametrize("kind", CHECKPOINTING)
+def test_sharded_models_train_save_and_export(two_processes, kind, tmp_path):
+    folder, results = two_processes
+    alone = make(kind)
+    expected = train(alone, batches(kind))
+    assert results[kind.__name__] == pytest.approx(expected, rel=1e-5)
+    loaded = kind.from_pretrained(folder / kind.__name__)
+    for (name, value), other in zip(alone.state_dict().items(), loaded.state_dict().values(), strict=True):
+        assert torch.allclose(value, other, atol=1e-5), name
+    export_to_transformers(loaded, tmp_path / "exported")
+    assert (tmp_path / "exported" / "model.safetensors").exists()
+
+
+def one_of_two(rank: int, folder: Path, port: int) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    results = {"pairs": runs_of_pairs(folder, 2), "gradients": sharded_gradients(rank)}
+    results |= {kind.__name__: train_sharded(rank, kind, folder) for kind in CHECKPOINTING}
+    if rank == 0:
+        torch.save(results, folder / "results.pt")
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.start_processes(one_of_two, (Path(sys.argv[1]), port), nprocs=2, start_method="fork")
