@@ -65,6 +65,10 @@ class FineTuningArguments(RunArguments):
             "resume from that checkpoint."
         },
     )
+    metric_for_best_model: str | None = field(
+        default=None,
+        metadata={"help": "Metric that selects the checkpoint to keep; by default the first metric of the task."},
+    )
     early_stopping_patience: int | None = field(
         default=None, metadata={"help": "Stop after this many evaluations without improvement."}
     )

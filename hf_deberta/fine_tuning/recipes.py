@@ -153,8 +153,9 @@ def find_recipe(task: str, size: str | None, width: int = BASE_WIDTH, sift: bool
         row = row_of_size["v1-base"]
         source = f"nothing published for {task}, {size or 'this model size'}; settings of v1-base"
     else:
-        length, row = DEFAULTS.get(task, DEFAULTS["own"])
-        source = f"nothing published for {task if task in DEFAULTS else 'your own data'}; our defaults"
+        task = task if task in DEFAULTS else "own"
+        length, row = DEFAULTS[task]
+        source = f"nothing published for {'your own data' if task == 'own' else task}; our defaults"
     base = Recipe.from_row(row, length)
     if size in LEARNING_RATE_FACTORS:
         factor, reason = LEARNING_RATE_FACTORS[size], size

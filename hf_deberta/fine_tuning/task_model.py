@@ -142,6 +142,7 @@ def load_model(
                 config_fields["cls_dropout"] = args.cls_dropout
             for name, value in config_fields.items():
                 setattr(config, name, value)
+            config.validate()
             options["config"] = config
         model, info = model_class.from_pretrained(
             args.checkpoint, **options, ignore_mismatched_sizes=True, output_loading_info=True

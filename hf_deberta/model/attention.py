@@ -137,7 +137,7 @@ def registered_attention_function(name: str) -> Callable[..., torch.Tensor]:
 def _select_backend(
     name: str, tensors: Tensors, positions: RelativePositions | None, mask: AttentionMask, dropout_p: float
 ) -> Backend:
-    """The backend of this name, or its fallback."""
+    """The backend of this name, or its fallback; always "eager" in reference mode."""
     if in_reference_mode():
         return BACKENDS["eager"]
     if name not in BACKENDS:

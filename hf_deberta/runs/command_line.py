@@ -91,6 +91,8 @@ class ScriptParser(HfArgumentParser):
                 action.help += " (default: set by the recipe)"
             title = RECIPE if action.dest in (RECIPE, *set_by_recipe) else _group_title(owner)
             self.groups.setdefault(title, []).append(action)
+        if RECIPE in self.groups:
+            self.groups[RECIPE].sort(key=lambda action: action.dest != RECIPE)  # --recipe first
 
     def format_help(self) -> str:
         formatter = self._get_formatter()

@@ -100,6 +100,7 @@ def trained(model, **inputs):
 
 @pytest.mark.parametrize("reentrant", [False, True], ids=["not reentrant", "reentrant"])
 @pytest.mark.parametrize("model_class", HEADS, ids=name_of)
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_gradient_checkpointing_changes_nothing(model_class, reentrant):
     model = tiny_model(model_class, num_hidden_layers=3, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
     inputs, calls = with_labels(model_class, tiny_inputs()), []
@@ -122,6 +123,7 @@ def test_gradient_checkpointing_changes_nothing(model_class, reentrant):
 
 @pytest.mark.parametrize("model_class", HEADS, ids=name_of)
 @pytest.mark.parametrize("where", ["arguments", "configuration"])
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_all_states_and_attentions_on_request(model_class, where):
     model = tiny_model(model_class, num_hidden_layers=3).eval()
     inputs = tiny_inputs()
@@ -149,6 +151,7 @@ def test_all_states_and_attentions_on_request(model_class, where):
 
 
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_states_on_request_leave_the_decoder_alone_in_training(sparse):
     model = tiny_model(HfDebertaForMaskedLM, sparse_prediction=sparse)
     inputs = with_labels(HfDebertaForMaskedLM, tiny_inputs())
@@ -199,6 +202,7 @@ HEADS_AND_VARIANTS = [(head, "everything") for head in HEADS] + [
 @pytest.mark.parametrize(
     "model_class, variant", HEADS_AND_VARIANTS, ids=lambda v: v if isinstance(v, str) else name_of(v)
 )
+@pytest.mark.usefixtures("unpadded_or_padded")
 def test_padding_changes_nothing(model_class, variant):
     model = tiny_model(model_class, **VARIANTS[variant]).eval()
     inputs = tiny_inputs((40, 5, 17, 1))
@@ -210,6 +214,7 @@ def test_padding_changes_nothing(model_class, variant):
 
 
 @pytest.mark.parametrize("buckets", [2, 16, 32, 64, 120])
+@pytest.mark.usefixtures("unpadded_or_padded")
 def test_padding_changes_nothing_whatever_the_buckets(buckets):
     """With many buckets for few positions a bucket's number exceeds its distance: the rows in use must hold it too."""
     model = tiny_model(HfDebertaModel, position_buckets=buckets).eval()
@@ -233,6 +238,7 @@ MASKS = {
 
 @pytest.mark.parametrize("form", MASKS)
 @pytest.mark.parametrize("model_class", [HfDebertaModel, HfDebertaForMaskedLM], ids=name_of)
+@pytest.mark.usefixtures("unpadded_or_padded")
 def test_masks_of_every_form_agree(model_class, form):
     model = tiny_model(model_class).eval()
     inputs = tiny_inputs()
@@ -254,6 +260,7 @@ def test_a_causal_mask_hides_what_follows():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("model_class", HEADS, ids=name_of)
+@pytest.mark.usefixtures("unpadded_or_padded")
 def test_a_fully_padded_row_is_finite_and_leaves_the_others_alone(model_class, dtype):
     model = tiny_model(model_class, dtype=dtype)
     inputs = with_labels(model_class, tiny_inputs((9, 9, 9)))
