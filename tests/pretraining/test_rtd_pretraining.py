@@ -37,6 +37,7 @@ STATES = {"atol": 2e-5, "rtol": 1e-4}  # of tests/golden, as the official tensor
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 @pytest.mark.parametrize("sharing", ["es", "gdes"])
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_official_losses_and_gradients(sharing, training):
     case = f"case03c_v3_rtd_{sharing}"
     tensors, official = golden_cases.tensors(case), golden_cases.official_config(case)
@@ -177,6 +178,7 @@ def test_only_masked_tokens_are_replaced_by_the_generators_predictions():
 
 
 @pytest.mark.parametrize("variant", ["a hook at the head", "int32", "as if compiled", "config"])
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_other_paths_sample_the_same_tokens(variant, monkeypatch):
     """Logits from the head with a hook, or at all positions; int32 ids."""
     batch = batch_of(tiny_rows())
@@ -213,6 +215,7 @@ def test_sampling_uses_the_global_random_generator():
 # ---- losses and counts -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_losses_by_hand():
     """MLM over masked tokens; RTD over real tokens, where a correctly predicted token counts as original."""
     model, batch = tiny_pair(dtype=torch.float64).eval(), batch_of(tiny_rows())
