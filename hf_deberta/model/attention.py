@@ -50,7 +50,7 @@ class Backend:
 def _triton_attention(*call) -> Result:
     from .attention_triton import triton_attention  # imported late: it reads what is installed
 
-    return triton_attention(*call), None
+    return triton_attention(*call)
 
 
 def _triton_unsupported_reason(*call) -> str | None:

@@ -1,16 +1,19 @@
 """disentangled_attention: query subsets, packing, padding, windows of the table, lengths, backends and errors."""
 
+import doctest
+import logging
 import math
 from itertools import pairwise
 
 import pytest
 import torch
+import transformers
 from numerics import TERMS, gradients, tiny_inputs, tiny_model
 from numerics import attend as attend_with
 from transformers import AttentionInterface
 
 from hf_deberta import HfDebertaForMaskedLM
-from hf_deberta.model.attention import disentangled_attention
+from hf_deberta.model.attention import BACKENDS, Backend, attention_scale, disentangled_attention
 from hf_deberta.model.attention_mask import AttentionMask, document_numbers
 from hf_deberta.model.relative_position import rows_in_use, rows_of_distances
 
@@ -286,6 +289,36 @@ def test_visible_by_hand(shape, packed, positions):
                     sees = sees and bool(mask[b, i, j])
                 assert bool(found[b, 0, q, j]) == sees, (b, i, j)
     assert found.dtype == torch.bool and found.shape == (batch, 1, asked.shape[1], keys)
+
+
+# ---- backends ----------------------------------------------------------------------------------------------------
+
+
+def test_a_new_backend_is_one_entry_and_falls_back_with_one_warning(monkeypatch, caplog):
+    def unsupported_reason(query, key, value, positions, mask, dropout_p):
+        return "it supports no dropout" if dropout_p > 0 else None
+
+    doubled = Backend(lambda query, key, value, *rest: (2 * value, None), unsupported_reason, fallback="eager")
+    monkeypatch.setitem(BACKENDS, "doubled", doubled)
+    inputs = random_inputs(5)
+    assert torch.equal(attend(inputs, backend="doubled")[0], 2 * inputs["value"])
+    transformers.utils.logging.enable_propagation()
+    logging.Logger.warning_once.cache_clear()
+    with caplog.at_level("WARNING"):
+        for _ in range(2):
+            torch.manual_seed(0)
+            found = attend(inputs, backend="doubled", dropout_p=0.5)
+            torch.manual_seed(0)
+            torch.testing.assert_close(found, attend(inputs, dropout_p=0.5))
+    (record,) = caplog.records
+    assert "'doubled'" in record.message and "it supports no dropout" in record.message
+
+
+@pytest.mark.parametrize("function", [disentangled_attention, attention_scale], ids=lambda f: f.__name__)
+def test_examples_of_docstrings(function):
+    names = {"torch": torch, function.__name__: function}
+    (example,) = doctest.DocTestFinder(recurse=False).find(function, function.__name__, globs=names)
+    assert example.examples and doctest.DocTestRunner().run(example).failed == 0
 
 
 # ---- functions registered with Transformers ----------------------------------------------------------------------
