@@ -1,4 +1,4 @@
-"""Pretrain a DeBERTa on text: masked language modelling with the enhanced mask decoder, or an autoregressive model.
+r"""Pretrain a DeBERTa on text: masked language modelling with the enhanced mask decoder, or an autoregressive model.
 
 Train a new model and its tokenizer on one file:
 

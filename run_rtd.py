@@ -1,4 +1,4 @@
-"""Pretrain a DeBERTaV3: replaced token detection with gradient-disentangled embedding sharing.
+r"""Pretrain a DeBERTaV3: replaced token detection with gradient-disentangled embedding sharing.
 
 Train a new pair of generator and discriminator, and its tokenizer, on one file:
 

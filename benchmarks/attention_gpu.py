@@ -65,24 +65,24 @@ class Contest(NamedTuple):
     leaves: list[torch.Tensor]
 
 
-def leaves_of(batch: int, length: int, given: argparse.Namespace) -> list[torch.Tensor]:
+def make_leaves(batch: int, length: int, args: argparse.Namespace) -> list[torch.Tensor]:
     """Return query, key and value in the layout of the projections, and two position tables."""
     torch.manual_seed(0)
-    like = {"device": given.device, "dtype": getattr(torch, given.dtype)}
-    shape = (batch, length, given.heads, given.head_size)
+    like = {"device": args.device, "dtype": getattr(torch, args.dtype)}
+    shape = (batch, length, args.heads, args.head_size)
     states = [torch.randn(shape, **like).transpose(1, 2) for _ in range(3)]
-    tables = [torch.randn(given.heads, 2 * TABLE[1], given.head_size, **like) for _ in range(2)]
+    tables = [torch.randn(args.heads, 2 * TABLE[1], args.head_size, **like) for _ in range(2)]
     return [tensor.requires_grad_() for tensor in (*states, *tables)]
 
 
-def of_torch(batch: int, length: int, given: argparse.Namespace) -> Contest:
+def torch_contest(batch: int, length: int, args: argparse.Namespace) -> Contest:
     """Return the peers that need only PyTorch and Triton."""
-    calls = {"flash": flash, "ours": ours("triton", given.device)}
+    calls = {"flash": flash, "ours": ours("triton", args.device)}
     if length <= MAX_LENGTH_OF_SCORES:
-        calls |= {"ours sdpa": ours("sdpa", given.device), "gathered": gathered(length, given.device)}
-    if given.device == "cuda":
-        calls["flex"] = flex(given.head_size)
-    return Contest(calls, ours("eager", given.device), leaves_of(batch, length, given))
+        calls |= {"ours sdpa": ours("sdpa", args.device), "gathered": gathered(length, args.device)}
+    if args.device == "cuda":
+        calls["flex"] = flex(args.head_size)
+    return Contest(calls, ours("eager", args.device), make_leaves(batch, length, args))
 
 
 def ours(backend: str, device: str) -> Call:
@@ -136,7 +136,7 @@ def flex(size: int) -> Call:
     return attention
 
 
-def flashdeberta(batch: int, length: int, given: argparse.Namespace) -> Contest:
+def flashdeberta_contest(batch: int, length: int, args: argparse.Namespace) -> Contest:
     if find_spec("flashdeberta.ops.position") is None:
         raise ImportError("this flashdeberta has no flashdeberta.ops.position: its tables have another layout")
     from flashdeberta.ops.flash_attention import flash_attention_with_disentangled
@@ -147,17 +147,17 @@ def flashdeberta(batch: int, length: int, given: argparse.Namespace) -> Contest:
         tables = position_key[None], position_query[None]
         return flash_attention_with_disentangled(query, key, value, None, *tables, **options)
 
-    calls = {"flash": flash, "ours": ours("triton", given.device), "flashdeberta": attention}
-    return Contest(calls, ours("eager", given.device), leaves_of(batch, length, given))
+    calls = {"flash": flash, "ours": ours("triton", args.device), "flashdeberta": attention}
+    return Contest(calls, ours("eager", args.device), make_leaves(batch, length, args))
 
 
-def disentangled_flash(batch: int, length: int, given: argparse.Namespace) -> Contest:
+def disentangled_flash_contest(batch: int, length: int, args: argparse.Namespace) -> Contest:
     """Return peers that project hidden states and position table themselves, with the same weights."""
     from disentangled_flash import TritonTrainingDisentangledSelfAttention
     from transformers import DebertaV2Config
 
-    width, like = given.heads * given.head_size, {"device": given.device, "dtype": getattr(torch, given.dtype)}
-    fields: dict[str, Any] = {"hidden_size": width, "num_attention_heads": given.heads, "relative_attention": True}
+    width, like = args.heads * args.head_size, {"device": args.device, "dtype": getattr(torch, args.dtype)}
+    fields: dict[str, Any] = {"hidden_size": width, "num_attention_heads": args.heads, "relative_attention": True}
     fields |= {"position_buckets": TABLE[1], "max_position_embeddings": TABLE[0], "max_relative_positions": TABLE[0]}
     fields |= {"share_att_key": True, "pos_att_type": ["c2p", "p2c"]}
     fields |= {"attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0}
@@ -166,12 +166,12 @@ def disentangled_flash(batch: int, length: int, given: argparse.Namespace) -> Co
     module = TritonTrainingDisentangledSelfAttention(config, assume_unpadded=True).to(**like)
     states = torch.randn(batch, length, width, **like, requires_grad=True)
     table = torch.randn(2 * TABLE[1], width, **like, requires_grad=True)
-    mask = torch.ones(batch, length, dtype=torch.bool, device=given.device)
+    mask = torch.ones(batch, length, dtype=torch.bool, device=args.device)
     weight = dict(module.named_parameters())
 
     def projected(name: str, tensor: torch.Tensor) -> torch.Tensor:
         out = linear(tensor, weight[f"{name}.weight"].to(tensor), weight[f"{name}.bias"].to(tensor))
-        return out.unflatten(-1, (given.heads, given.head_size)).transpose(-3, -2)
+        return out.unflatten(-1, (args.heads, args.head_size)).transpose(-3, -2)
 
     def attended(call: Call, states: torch.Tensor, *tables: torch.Tensor) -> torch.Tensor:
         own = (projected(name, states) for name in ("query_proj", "key_proj", "value_proj"))
@@ -184,17 +184,17 @@ def disentangled_flash(batch: int, length: int, given: argparse.Namespace) -> Co
 
     calls = {
         "flash, projections": lambda states, _: attended(flash, states),
-        "ours, projections": with_tables(ours("triton", given.device)),
+        "ours, projections": with_tables(ours("triton", args.device)),
         "disentangled-flash": lambda states, table: module(states, mask, rel_embeddings=table)[0],
     }
-    return Contest(calls, with_tables(ours("eager", given.device)), [states, table])
+    return Contest(calls, with_tables(ours("eager", args.device)), [states, table])
 
 
-OPTIONAL_PEERS = {"flashdeberta": flashdeberta, "disentangled_flash": disentangled_flash}
+OPTIONAL_PEERS = {"flashdeberta": flashdeberta_contest, "disentangled_flash": disentangled_flash_contest}
 
 
 @contextmanager
-def may_fail(name: str, ours: bool) -> Iterator[None]:
+def report_failure(name: str, ours: bool) -> Iterator[None]:
     """Report any error of a peer or of Triton's compiler and continue; for ours, print the traceback as well."""
     try:
         yield
@@ -208,27 +208,29 @@ def first_line(reason: Exception) -> str:
     return str(reason).partition("\n")[0]
 
 
-def results(call: Call, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+def output_and_gradients(call: Call, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
     """Return the output, and the gradients of a weighted sum of it; every dtype represents the weights exactly."""
     output = call(*leaves)
     weight = torch.randn(output.shape, generator=torch.Generator().manual_seed(1)).bfloat16().to(output)
     return [output.detach(), *torch.autograd.grad(output, leaves, weight)]
 
 
-def errors(contest: Contest) -> dict[str, float]:
+def relative_errors(contest: Contest) -> dict[str, float]:
     """Return each call's largest relative error against float64 (or NaN), and that of the reference as "eager"."""
-    exact = results(contest.reference, [leaf.detach().double().requires_grad_() for leaf in contest.leaves])
+    exact = output_and_gradients(
+        contest.reference, [leaf.detach().double().requires_grad_() for leaf in contest.leaves]
+    )
 
     def error(call: Call) -> float:
-        pairs = zip(results(call, contest.leaves), exact, strict=True)
+        pairs = zip(output_and_gradients(call, contest.leaves), exact, strict=True)
         return torch.stack([(x.double() - y).norm() / y.norm() for x, y in pairs]).max().item()
 
-    found = {"eager": error(contest.reference)}
+    result = {"eager": error(contest.reference)}
     for name, call in contest.calls.items():
         if name not in LOWER_BOUNDS:
-            with may_fail(name, name in OURS):
-                found[name] = error(call)
-    return found
+            with report_failure(name, name in OURS):
+                result[name] = error(call)
+    return result
 
 
 def is_right(name: str, error: dict[str, float], dtype: torch.dtype) -> bool:
@@ -314,70 +316,72 @@ def peak_megabytes(mode: Mode) -> float:
     return (torch.cuda.max_memory_allocated() - held) / 2**20
 
 
-def measure(length: int, contest_of: Callable[..., Contest], given: argparse.Namespace) -> bool:
+def measure(length: int, make_contest: Callable[..., Contest], args: argparse.Namespace) -> bool:
     """Check, time and write one length; return whether all of ours were timed."""
     torch.compiler.reset()  # all lengths share one cache of eight shapes
-    batch = max(given.tokens // length, 1)
-    error = errors(contest_of(1, min(length, MAX_CHECKED_TOKENS), given))
-    contest = contest_of(batch, length, given)
+    batch = max(args.tokens // length, 1)
+    error = relative_errors(make_contest(1, min(length, MAX_CHECKED_TOKENS), args))
+    contest = make_contest(batch, length, args)
     ready: dict[str, dict[str, Mode]] = {}
     for name, call in contest.calls.items():
         if is_right(name, error, contest.leaves[0].dtype):
-            with may_fail(name, name in OURS):
-                ready[name] = warmed(modes(call, contest.leaves), given.device)
-    if given.dry_run:
+            with report_failure(name, name in OURS):
+                ready[name] = warm_up(modes(call, contest.leaves), args.device)
+    if args.dry_run:
         print(f"  run: {', '.join(ready)}", flush=True)
     else:
-        write_times(ready, error, f"{batch}x{length}", given)
+        write_times(ready, error, f"{batch}x{length}", args)
     return all(name in ready for name in contest.calls if name in OURS)
 
 
-def warmed(found: dict[str, Mode], device: str) -> dict[str, Mode]:
+def warm_up(mode_calls: dict[str, Mode], device: str) -> dict[str, Mode]:
     """Run each mode once, so that it is compiled; return the modes."""
-    for before, call in found.values():
+    for before, call in mode_calls.values():
         call(before())
         synchronize(device)
-    return found
+    return mode_calls
 
 
-def write_times(ready: dict[str, dict[str, Mode]], error: dict[str, float], case: str, given) -> None:
-    about = {"case": case, "heads": f"{given.heads}x{given.head_size}", "dtype": given.dtype}
-    about |= {"repeats": given.repeats, **environment("cuda"), "triton": triton_version()}
+def write_times(ready: dict[str, dict[str, Mode]], error: dict[str, float], case: str, args) -> None:
+    setting = {"case": case, "heads": f"{args.heads}x{args.head_size}", "dtype": args.dtype}
+    setting |= {"repeats": args.repeats, **environment("cuda"), "triton": triton_version()}
     for mode in ("forward", "backward", "both"):
-        found = milliseconds({name: kinds[mode] for name, kinds in ready.items()}, given.repeats)
-        floor = next((found[name][0] for name in LOWER_BOUNDS if name in found), None)  # flash has no float32 kernel
+        times = milliseconds({name: kinds[mode] for name, kinds in ready.items()}, args.repeats)
+        flash_time = next(
+            (times[name][0] for name in LOWER_BOUNDS if name in times), None
+        )  # flash has no float32 kernel
         rows = []
-        for name, (gpu, call) in found.items():
+        for name, (gpu, call) in times.items():
             row = {"peer": name, "mode": mode, "gpu_milliseconds": f"{gpu:.3f}", "call_milliseconds": f"{call:.3f}"}
-            row |= {"over_flash": f"{gpu / floor:.2f}" if floor else ""}
+            row |= {"over_flash": f"{gpu / flash_time:.2f}" if flash_time else ""}
             row |= {"peak_megabytes": f"{peak_megabytes(ready[name][mode]):.0f}"}
             row |= {"error": f"{error[name]:.1e}" if name in error else "", "eager_error": f"{error['eager']:.1e}"}
-            rows.append({**row, **about})
-        times = ", ".join(f"{name} {gpu:.3f} ({call:.3f})" for name, (gpu, call) in found.items())
-        print(f"  {mode}, ms of GPU (of the call): {times}", flush=True)
+            rows.append({**row, **setting})
+        text = ", ".join(f"{name} {gpu:.3f} ({call:.3f})" for name, (gpu, call) in times.items())
+        print(f"  {mode}, ms of GPU (of the call): {text}", flush=True)
         if rows:
             write_rows(RESULTS / "attention_gpu.csv", rows, ("peer", "mode", "case", "heads", "dtype", "machine"))
 
 
-def sweep(length: int, given: argparse.Namespace) -> None:
+def sweep(length: int, args: argparse.Namespace) -> None:
     """Print the microseconds of each kernel for each tile size, number of warps and number of stages."""
-    contest = of_torch(max(given.tokens // length, 1), length, given)
-    for tile, warps, stages in itertools.product(given.tiles, (4, 8), (1, 2, 3)):
+    contest = torch_contest(max(args.tokens // length, 1), length, args)
+    for tile, warps, stages in itertools.product(args.tiles, (4, 8), (1, 2, 3)):
         launch = (tile, ((warps, stages),) * 3)
         attention_triton.LAUNCHES.update(dict.fromkeys(attention_triton.LAUNCHES, launch))
         try:
             before, both = modes(contest.calls["ours"], contest.leaves)["both"]
             both(before())
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-                for _ in range(given.repeats):
+                for _ in range(args.repeats):
                     both(before())
                 torch.cuda.synchronize()
         except Exception as reason:  # more shared memory than there is, in one of several classes
             print(f"  tile {tile}, {warps} warps, {stages} stages: {first_line(reason)}", flush=True)
             continue
-        found = {event.key: event.self_device_time_total / given.repeats for event in profile.key_averages()}
-        times = ", ".join(f"{name} {time:.0f}" for name, time in found.items() if name.endswith("_kernel"))
-        print(f"  tile {tile}, {warps} warps, {stages} stages: {times}", flush=True)
+        times = {event.key: event.self_device_time_total / args.repeats for event in profile.key_averages()}
+        text = ", ".join(f"{name} {time:.0f}" for name, time in times.items() if name.endswith("_kernel"))
+        print(f"  tile {tile}, {warps} warps, {stages} stages: {text}", flush=True)
 
 
 def triton_version() -> str:
@@ -386,10 +390,10 @@ def triton_version() -> str:
     return triton.__version__
 
 
-def contests(given: argparse.Namespace) -> list[Callable[..., Contest]]:
+def contests(args: argparse.Namespace) -> list[Callable[..., Contest]]:
     """Return what to measure, other packages last: their illegal memory access would make this process unusable."""
     installed = [contest for name, contest in OPTIONAL_PEERS.items() if find_spec(name)]
-    return [of_torch] if given.dry_run or given.sweep else [of_torch, *installed]
+    return [torch_contest] if args.dry_run or args.sweep else [torch_contest, *installed]
 
 
 def main() -> None:
@@ -403,23 +407,23 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true", help="time our kernels with other tiles, warps and stages")
     parser.add_argument("--tiles", type=int, nargs="+", default=(32, 64), help="of --sweep; 128 takes long to compile")
     parser.add_argument("--dry_run", action="store_true", help="run tiny calls on the CPU; needs TRITON_INTERPRET=1")
-    given = parser.parse_args()
-    given.device = "cpu" if given.dry_run else "cuda"
-    if given.dry_run:
-        given.lengths, given.tokens, given.heads, given.head_size, given.dtype = [20], 20, 1, 16, "float32"
+    args = parser.parse_args()
+    args.device = "cpu" if args.dry_run else "cuda"
+    if args.dry_run:
+        args.lengths, args.tokens, args.heads, args.head_size, args.dtype = [20], 20, 1, 16, "float32"
     elif not torch.cuda.is_available():
         raise SystemExit("this benchmark needs a CUDA device; use TRITON_INTERPRET=1 and --dry_run to try it without")
     failed = []
-    for contest in contests(given):
-        for length in given.lengths:
-            print(f"{max(given.tokens // length, 1)} x {length}", flush=True)
-            if given.sweep:
-                sweep(length, given)
+    for contest in contests(args):
+        for length in args.lengths:
+            print(f"{max(args.tokens // length, 1)} x {length}", flush=True)
+            if args.sweep:
+                sweep(length, args)
                 continue
-            whole = False
-            with may_fail(f"{contest.__name__} at {length}", contest is of_torch):
-                whole = measure(length, contest, given)
-            if contest is of_torch and not whole:
+            succeeded = False
+            with report_failure(f"{contest.__name__} at {length}", contest is torch_contest):
+                succeeded = measure(length, contest, args)
+            if contest is torch_contest and not succeeded:
                 failed.append(str(length))
     if failed:
         raise SystemExit(f"a peer of ours failed or was wrong at {', '.join(failed)} tokens, see above")

@@ -46,7 +46,7 @@ def type_of(argument: str, dtype: str) -> str:
     return kinds.get(argument, f"*{dtype}")
 
 
-def compiled(kernel: triton.JITFunction, arch: int, dtype: str, constants: dict, warps: int, stages: int):
+def compile_kernel(kernel: triton.JITFunction, arch: int, dtype: str, constants: dict, warps: int, stages: int):
     """Compile a kernel for pointers and sizes that are multiples of 16, as in a usual launch."""
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     signature = {name: "constexpr" if name in constants else type_of(name, dtype) for name in kernel.arg_names}
@@ -57,10 +57,10 @@ def compiled(kernel: triton.JITFunction, arch: int, dtype: str, constants: dict,
     return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
 
-def figures(found) -> dict[str, object]:
+def statistics(binary) -> dict[str, object]:
     """Return registers and stack of a thread, shared memory of a program, costs of a tile, instructions by kind."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(found.asm["cubin"])
+        file.write(binary.asm["cubin"])
         file.flush()
         usage, code = (
             subprocess.run([CUOBJDUMP, flag, file.name], capture_output=True, text=True, check=True).stdout
@@ -72,10 +72,10 @@ def figures(found) -> dict[str, object]:
     return {
         "registers": int(registers),
         "stack_bytes": int(stack),
-        "shared_bytes": found.metadata.shared,
+        "shared_bytes": binary.metadata.shared,
         "instructions": len(lines),
-        **costs_of_tiles(lines, found.metadata.num_warps),
-        "times_computed": times_computed(found.asm["ttgir"]),
+        **costs_of_tiles(lines, binary.metadata.num_warps),
+        "times_computed": times_computed(binary.asm["ttgir"]),
         **{name: counts[name] for name in INSTRUCTIONS},
     }
 
@@ -86,16 +86,16 @@ def costs_of_tiles(lines: list[tuple[str, str, str]], warps: int) -> dict[str, i
     With three loops, the first computes far tiles and the last near tiles; a single loop computes near tiles. A loop
     that contains other loops computes no tile.
     """
-    place = {int(address, 16): index for index, (address, *_) in enumerate(lines)}
-    found = []
+    index_of = {int(address, 16): index for index, (address, *_) in enumerate(lines)}
+    loops = []
     for end, (_, condition, line) in enumerate(lines):
         if line == "EXIT" and not condition:
             break  # the code after it waits and jumps back
         target = re.match(r"BRA.*?0x([0-9a-f]+)", line)
-        begin = place[int(target[1], 16)] if target else end
+        begin = index_of[int(target[1], 16)] if target else end
         if any("MMA" in line for *_, line in lines[begin:end]):
-            found.append((begin, end + 1))
-    inner = [loop for loop in found if not any(loop[0] <= other[0] < other[1] < loop[1] for other in found)]
+            loops.append((begin, end + 1))
+    inner = [loop for loop in loops if not any(loop[0] <= other[0] < other[1] < loop[1] for other in loops)]
     costs = {}
     for name, loop in (("far", inner[0] if len(inner) == 3 else None), ("near", inner[-1] if inner else None)):
         body = [line for *_, line in lines[slice(*loop)]] if loop else []
@@ -143,24 +143,24 @@ def main() -> None:
     parser.add_argument("--mask", default="none", choices=("none", "tokens", "pairs"))
     for flag in ("--dropout", "--packed", "--causal"):
         parser.add_argument(flag, action="store_true")
-    given = parser.parse_args()
-    constants = {"C2P": True, "P2C": True, "FAR": True, "MASK": given.mask, "CAUSAL": given.causal}
-    constants |= {"PACKED": given.packed, "DROPOUT": given.dropout, "PRECISION": given.precision}
-    for arch in given.arch:
-        chip = "float32" if given.dtype == "fp32" else CHIPS.get(arch // 10, "others")
+    args = parser.parse_args()
+    constants = {"C2P": True, "P2C": True, "FAR": True, "MASK": args.mask, "CAUSAL": args.causal}
+    constants |= {"PACKED": args.packed, "DROPOUT": args.dropout, "PRECISION": args.precision}
+    for arch in args.arch:
+        chip = "float32" if args.dtype == "fp32" else CHIPS.get(arch // 10, "others")
         tile, launches = LAUNCHES[chip]
-        sizes = {"T": given.tile or tile, "D": 1 << (given.head_size - 1).bit_length()}
-        for name, kernel, values, place in kernels({**constants, **sizes}):
-            if given.kernels and not name.startswith(tuple(given.kernels)):
+        sizes = {"T": args.tile or tile, "D": 1 << (args.head_size - 1).bit_length()}
+        for name, kernel, values, column in kernels({**constants, **sizes}):
+            if args.kernels and not name.startswith(tuple(args.kernels)):
                 continue
-            warps, stages = given.launch or launches[place if sizes["D"] <= 64 else -1]
-            case = {"kernel": name, "arch": f"sm_{arch}", "dtype": given.dtype, "head_size": given.head_size}
-            case |= {"precision": given.precision, "mask": given.mask, "causal": given.causal, "packed": given.packed}
-            case |= {"dropout": given.dropout, "tile": sizes["T"], "warps": warps, "stages": stages}
-            found = figures(compiled(kernel, arch, given.dtype, values, warps, stages))
-            about = {"triton": triton.__version__, "date": datetime.date.today().isoformat()}
-            print(f"{name}, sm_{arch}, {warps} warps, {stages} stages: {found}", flush=True)
-            write_rows(RESULTS / "attention_triton_aot.csv", [{**case, **found, **about}], (*case, "triton"))
+            warps, stages = args.launch or launches[column if sizes["D"] <= 64 else -1]
+            case = {"kernel": name, "arch": f"sm_{arch}", "dtype": args.dtype, "head_size": args.head_size}
+            case |= {"precision": args.precision, "mask": args.mask, "causal": args.causal, "packed": args.packed}
+            case |= {"dropout": args.dropout, "tile": sizes["T"], "warps": warps, "stages": stages}
+            result = statistics(compile_kernel(kernel, arch, args.dtype, values, warps, stages))
+            versions = {"triton": triton.__version__, "date": datetime.date.today().isoformat()}
+            print(f"{name}, sm_{arch}, {warps} warps, {stages} stages: {result}", flush=True)
+            write_rows(RESULTS / "attention_triton_aot.csv", [{**case, **result, **versions}], (*case, "triton"))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,8 @@ KEY = ("checkpoint", "task", "who", "seed", "setting")
 IN_TREE = """
 import runpy, sys
 from hf_deberta.fine_tuning import task_model
-task_model.deberta_config = lambda *_: None
+assert hasattr(task_model, "load_deberta_config")
+task_model.load_deberta_config = lambda *_: None
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

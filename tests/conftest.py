@@ -9,7 +9,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 torch.set_num_threads(1)  # tiny tensors, and the tests already run in several processes
 
 
-@pytest.fixture(autouse=True)
-def unpad_tiny_models_too(monkeypatch):
-    """Models of tests are too narrow for unpadding to pay, and it is to be tested."""
+@pytest.fixture
+def unpad_tiny_models(monkeypatch):
+    """Unpad batches of tiny models too: these are too narrow for unpadding to save time."""
     monkeypatch.setattr(unpadding, "COST_OF_EXTRA_CALLS", 0)
+
+
+@pytest.fixture(params=[True, False], ids=["unpadded", "padded"])
+def unpadded_or_padded(request, monkeypatch):
+    """Run a test of tiny models with unpadding and without."""
+    if request.param:
+        monkeypatch.setattr(unpadding, "COST_OF_EXTRA_CALLS", 0)

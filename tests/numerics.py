@@ -1,4 +1,4 @@
-"""What tests compare with: rounding budgets instead of tolerances, gradients by name, tiny models with all on."""
+"""Helpers of tests: rounding budgets instead of tolerances, gradients by name, tiny models with every mechanism on."""
 
 import torch
 
@@ -16,7 +16,7 @@ TERMS = {
     "none": (),
 }
 
-# every mechanism is on; a test that wants one off says so
+# every mechanism is on; tests switch off what they do not want
 EVERYTHING_ON = {
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
@@ -64,7 +64,7 @@ def tiny_inputs(lengths=(9, 5, 7), vocab=128, seed=1):
 
 
 def at_real_tokens(tensor, attention_mask):
-    """[B, N, ...] with zeros at padding, whose states mean nothing; anything else as it is."""
+    """[B, N, ...] with zeros at padding, whose states have no meaning; other tensors unchanged."""
     if tensor.shape[:2] != attention_mask.shape[:2]:
         return tensor
     return tensor * attention_mask.reshape(*attention_mask.shape, *[1] * (tensor.dim() - 2)).to(tensor.dtype)
@@ -84,7 +84,7 @@ def largest(tensor):
 
 
 def assert_equal_but_for_rounding(found, expected, dtype=None, message=""):
-    """Equal but for the order of some additions in `dtype`, the coarser of the two if not given."""
+    """Assert equality up to the order of some additions in `dtype`, by default the coarser of the two."""
     assert found.shape == expected.shape, (message, found.shape, expected.shape)
     if dtype is None:
         dtype = max(found.dtype, expected.dtype, key=lambda t: torch.finfo(t).eps)
@@ -94,7 +94,7 @@ def assert_equal_but_for_rounding(found, expected, dtype=None, message=""):
 
 
 def assert_same_by_name(found, expected, dtype=torch.float32):
-    """Gradients, or weights, of a loss in `dtype`. One that cancels to zero is held to the largest of them all."""
+    """Assert equal gradients or weights of a loss in `dtype`; one that cancels to zero is compared to the largest."""
     assert found.keys() == expected.keys()
     eps = torch.finfo(dtype).eps
     overall = max(map(largest, expected.values()))
@@ -104,7 +104,7 @@ def assert_same_by_name(found, expected, dtype=torch.float32):
 
 
 def assert_within_budget(found, low_precision, exact, message=""):
-    """At most twice the error of plain arithmetic in the same precision, plus one rounding of the result."""
+    """Assert at most twice the error of plain arithmetic in the same precision, plus one rounding of the result."""
     error, budget = (largest(tensor.double() - exact) for tensor in (found, low_precision))
     allowed = 2 * budget + torch.finfo(found.dtype).eps * largest(exact)
     assert error <= allowed, (

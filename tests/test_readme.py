@@ -88,7 +88,7 @@ def test_usage_snippets_run(checkpoint, tmp_path, monkeypatch):
 
 def test_readme_is_short_and_narrow():
     lines = README.splitlines()
-    assert len(lines) <= 150
+    assert len(lines) < 150
     assert not [line for line in lines if len(line) > 120]
 
 
@@ -148,6 +148,8 @@ def test_commands_have_the_flags_of_their_scripts():
     commands = re.findall(r"(?:^|`)python (run_\w+\.py) ([^`\n]*)", text, flags=re.MULTILINE)
     assert {script for script, _ in commands} == {path.name for path in ROOT.glob("run_*.py")}
     for script, flags in commands:
+        if flags == "--demo":
+            continue
         main = runpy.run_path(str(ROOT / script))
         if script in ("run_mlm.py", "run_rtd.py"):
             kinds = (main.get("ModelArguments") or main["PairArguments"], CorpusArguments, MaskingArguments)

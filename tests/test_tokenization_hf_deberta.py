@@ -15,14 +15,14 @@ from transformers import AutoTokenizer
 
 from hf_deberta import HfDebertaTokenizer
 
-# ruff: noqa: RUF001 (the look-alikes are what is tested)
+# ruff: noqa: RUF001 (similar characters are tested)
 
 try:
     import sentencepiece
 except ImportError:
     sentencepiece = None
 
-needs_sentencepiece = pytest.mark.skipif(sentencepiece is None, reason="the oracle needs `pip install sentencepiece`")
+needs_sentencepiece = pytest.mark.skipif(sentencepiece is None, reason="needs `pip install sentencepiece`")
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, and the dog doesn't mind.",
@@ -31,7 +31,7 @@ CORPUS = [
     "naïve façade déjà vu Zürich Ångström, find the difficult file in the office",
     "word words wording worded reword, play plays playing played replay [in brackets]",
 ]
-NASTY = {
+UNUSUAL = {
     "empty": "",
     "spaces only": "   ",
     "newline only": "\n",
@@ -69,13 +69,13 @@ NASTY = {
     "unknown letters": "ж日本",
 }
 PLAIN = {"english": CORPUS[0], "pieces across words": " ".join(CORPUS), "numbers": "In 1998, 42%"}
-TEXTS = {**PLAIN, **NASTY}
+TEXTS = {**PLAIN, **UNUSUAL}
 BATCH = [*TEXTS.values(), "the [MASK] eats", "the[MASK].", "[UNK] fox", "Don't PLAY, ok?"]
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> Path:
-    """Folders laid out as the released ones: `v1`, and `v3` with its `spm.model` alone."""
+    """Return a folder with checkpoints like the released ones: `v1`, and `v3` with an `spm.model` only."""
     root = tmp_path_factory.mktemp("released")
     write_v1(root / "v1")
     if sentencepiece is not None:
@@ -119,7 +119,7 @@ def write_json(path: Path, content: dict) -> None:
 
 
 def encode(tokenizer) -> list:
-    """Everything that two tokenizers must agree on, as plain JSON."""
+    """Return, as JSON, everything in which two tokenizers must agree."""
     options = {"return_offsets_mapping": True, "return_special_tokens_mask": True}
     single = tokenizer(BATCH, **options)
     pairs = tokenizer(BATCH, BATCH[::-1], padding=True, truncation=True, max_length=24, **options)
@@ -176,7 +176,7 @@ class TestAgainstSentencePiece:
         ],
         ids=str,
     )
-    def test_other_spm_settings_are_obeyed(self, tmp_path, options):
+    def test_other_spm_settings_are_followed(self, tmp_path, options):
         folder = write_spm(tmp_path / "other", **options)
         tokenizer, spm = cached(folder), oracle(folder)
         for text in [*PLAIN.values(), "ﬁnd  (over) THE fox", "cafe\u0301", " the\u00a0end "]:
@@ -228,7 +228,7 @@ class TestVersion1:
         assert tokenizer.convert_tokens_to_ids(tokens) == [vocabulary[token] for token in tokens]
         assert len(tokenizer) == len(vocabulary)
 
-    def test_mask_takes_the_space_before_it(self, folders):
+    def test_mask_includes_the_space_before_it(self, folders):
         encoding = cached(folders / "v1")("a [MASK] fox", return_offsets_mapping=True)
         assert encoding.tokens() == ["[CLS]", "a", " [MASK]", "Ġfox", "[SEP]"]
         assert encoding["offset_mapping"][1:-1] == [(0, 1), (1, 8), (8, 12)]
@@ -245,7 +245,7 @@ class TestVersion1:
         encoding = tokenizer(["the", "fox", "doesn't"], is_split_into_words=True)
         assert encoding.tokens()[1:3] == ["Ġthe", "Ġfox"]
         assert list(dict.fromkeys(encoding.word_ids())) == [None, 0, 1, 2]
-        # A tokenizer.json that was saved without it takes it on request, through AutoTokenizer as well.
+        # It also applies to a tokenizer.json that was saved without it, and through AutoTokenizer.
         cached(folders / "v1").save_pretrained(tmp_path)
         again = AutoTokenizer.from_pretrained(tmp_path, add_prefix_space=True)
         assert again(["the", "fox"], is_split_into_words=True).tokens()[1:3] == ["Ġthe", "Ġfox"]
@@ -253,7 +253,7 @@ class TestVersion1:
 
 def released(folders: Path, name: str) -> HfDebertaTokenizer:
     if name != "v1" and sentencepiece is None:
-        pytest.skip("making an spm.model needs `pip install sentencepiece`")
+        pytest.skip("needs `pip install sentencepiece`")
     return cached(folders / name)
 
 
@@ -310,7 +310,7 @@ class TestEveryVersion:
         wrapped.add_tokens(["<only here>"])
         assert "<only here>" not in tokenizer.get_vocab()
 
-    def test_trained_anew_it_keeps_its_rules(self, folders, tmp_path, name):
+    def test_train_new_from_iterator_keeps_the_rules(self, folders, tmp_path, name):
         trained = released(folders, name).train_new_from_iterator([CORPUS] * 20, 300, show_progress=False)
         assert isinstance(trained, HfDebertaTokenizer)
         encoding = trained("Oﬃce", "the dog")
@@ -327,7 +327,7 @@ def test_a_bare_tokenizer_object_gets_the_pair_template():
     assert tokenizer("a", "aa").tokens() == ["[CLS]", "▁", "a", "[SEP]", "▁", "a", "a", "[SEP]"]
 
 
-def test_tokenizer_json_is_obeyed_even_beside_the_original_files(folders, tmp_path):
+def test_tokenizer_json_takes_precedence_over_the_original_files(folders, tmp_path):
     folder = copy_folder(folders / "v1", tmp_path / "both", {"add_bos_token": False, "add_eos_token": False})
     other = copy.deepcopy(cached(folders / "v1").backend_tokenizer)
     other.add_tokens(["the fox"])
@@ -341,7 +341,7 @@ def test_tokenizer_json_is_obeyed_even_beside_the_original_files(folders, tmp_pa
 
 
 @needs_sentencepiece
-def test_tokenizer_json_can_be_left_aside(folders, tmp_path):
+def test_tokenizer_json_can_be_ignored(folders, tmp_path):
     folder = copy_folder(folders / "v3", tmp_path / "both", {})
     cached(folders / "v1").backend_tokenizer.save(str(folder / "tokenizer.json"))
     assert "Ġfox" in HfDebertaTokenizer.from_pretrained(folder)("the fox").tokens()
@@ -350,7 +350,7 @@ def test_tokenizer_json_can_be_left_aside(folders, tmp_path):
 
 
 def test_saved_folders_load_in_plain_transformers(folders, tmp_path):
-    """One fresh process, in which the plugin cannot be imported, for every kind of config.json."""
+    """Load all folders in one process that cannot import the plugin, with every kind of config.json."""
     cases = {}
     for name, options, native in [
         ("v1", {}, "deberta"),
@@ -375,10 +375,10 @@ def test_saved_folders_load_in_plain_transformers(folders, tmp_path):
             "import json, sys",
             "sys.modules['hf_deberta'] = None",
             inspect.getsource(encode),
-            "given = json.load(open('batch.json', encoding='utf-8'))",
-            "BATCH = given['BATCH']",
+            "inputs = json.load(open('batch.json', encoding='utf-8'))",
+            "BATCH = inputs['BATCH']",
             "from transformers import AutoTokenizer",
-            "got = {folder: encode(AutoTokenizer.from_pretrained(folder)) for folder in given['folders']}",
+            "got = {folder: encode(AutoTokenizer.from_pretrained(folder)) for folder in inputs['folders']}",
             "json.dump(got, open('got.json', 'w'))",
         ]
     )
@@ -396,7 +396,7 @@ class TestBadInput:
             HfDebertaTokenizer()
 
     @pytest.mark.parametrize("missing, existing", [("merges.txt", "vocab.json"), ("vocab.json", "merges.txt")])
-    def test_half_of_version_1(self, folders, tmp_path, missing, existing):
+    def test_incomplete_version_1(self, folders, tmp_path, missing, existing):
         folder = copy_folder(folders / "v1", tmp_path / "half", {})
         (folder / missing).unlink()
         with pytest.raises(ValueError, match=f"needs {missing} .*{existing}"):

@@ -1,38 +1,38 @@
-"""`hf_deberta.enable()`: code written for Transformers' own DeBERTa computes with this package, unchanged.
+"""`hf_deberta.enable()`: Transformers' own DeBERTa classes compute with this package, without changes to user code.
 
     >>> import hf_deberta
     >>> hf_deberta.enable()                                    # until hf_deberta.disable()
     >>> classify = pipeline("zero-shot-classification", model="MoritzLaurer/deberta-v3-base-zeroshot-v2.0")
-    >>> with hf_deberta.enable():                              # or only here
+    >>> with hf_deberta.enable():                              # or for one block
     ...     scores = CrossEncoder("cross-encoder/nli-deberta-v3-base").predict(pairs)
 
-Transformers' classes stay: their names, configurations, parameters and files. What changes, in place, is what they
-compute. So it holds for the Auto classes and pipelines, for libraries that import `DebertaV2Model` themselves, no
-matter when (GLiNER), for subclasses, adapters, and models that are in memory already; and whatever is saved is as
-it always was. While enabled:
+The classes keep their names, configurations, parameters and files; methods that compute are replaced in place. This
+covers the Auto classes, pipelines, libraries that import `DebertaV2Model` themselves, before or after (GLiNER),
+subclasses, adapters, and models that are in memory already. Saved files do not change. While enabled:
 
-- the encoders of model types "deberta" and "deberta-v2" use `disentangled_attention`: the same numbers at real
-  tokens, also with masks [B, N, N]. Past the largest relative distance they follow the official code, which
-  Transformers does not;
-- `...ForMaskedLM.from_pretrained` gives an official release the head and the enhanced mask decoder it was trained
-  with, where Transformers starts a random head. A masked-LM checkpoint of Transformers' own stays without decoder.
-  Saved, such a model keeps its official names; plain Transformers then reads the head, but has no decoder;
-- `DebertaTokenizer.from_pretrained` and `DebertaV2Tokenizer.from_pretrained`, and AutoTokenizer through them, give
-  a `HfDebertaTokenizer`: the original tokenization, or the folder's tokenizer.json as it is;
-- v1 tokenizers want `add_prefix_space=True` for lists of words, as they did before Transformers 5;
-- `Trainer` divides a loss by the steps it accumulates; without, in-tree DeBERTa multiplies loss and gradients.
+- Encoders of model types "deberta" and "deberta-v2" use `disentangled_attention`, with the same numbers at real
+  tokens, and with masks [B, N, N] too. Beyond the largest relative distance they follow the official code;
+  Transformers does not.
+- `...ForMaskedLM.from_pretrained` loads the trained head and the enhanced mask decoder of official releases, where
+  Transformers starts with a random head. Masked-LM checkpoints of Transformers stay without a decoder. A saved model
+  keeps the official names; Transformers alone then reads the head but has no decoder.
+- `DebertaTokenizer.from_pretrained`, `DebertaV2Tokenizer.from_pretrained`, and AutoTokenizer through them, return a
+  `HfDebertaTokenizer`: the original tokenization, or the folder's tokenizer.json unchanged.
+- v1 tokenizers need `add_prefix_space=True` for lists of words, as before Transformers 5.
+- `Trainer` divides the loss by the accumulation steps; otherwise in-tree DeBERTa multiplies loss and gradients by
+  them.
 
-Not reached: graphs compiled before, exported graphs (torch.export, ONNX, TorchScript keep in-tree operations), copies
-of the classes that other code brings along (`trust_remote_code`, FlashDeBERTa), the v1 option `talking_head`,
-tokenizers in memory, other processes. v1 has no multiple-choice head here either: use `HfDebertaForMultipleChoice`.
+Not covered: graphs that were compiled before, exported graphs (torch.export, ONNX, TorchScript keep in-tree
+operations), copies of the classes in other code (`trust_remote_code`, FlashDeBERTa), the v1 option `talking_head`,
+tokenizers in memory, other processes. v1 has no multiple-choice head: use `HfDebertaForMultipleChoice`.
 
-It holds for the whole process: where several threads compute, enable once, before they start; a block that ends takes
-the classes back from a forward pass that another thread is in.
+The change affects the whole process. With several threads, enable once before they start: when a block ends, the
+classes change back for forward passes of all threads.
 
-Padding is left out where that pays, so states of padding are zeros. What reads them gives other numbers than before:
-the question-answering loss, whose in-tree softmax runs over padding, token labels at padding that are not -100, means
-over states without the mask. Hooks on layers see an `AttentionContext` for the mask, and real tokens in one row; for
-the gradients of hidden states, which are then copies, disable.
+Batches with much padding are computed without it, and states of padding are then zero. Code that reads them gets other
+numbers than before: the question-answering loss (the in-tree softmax includes padding), token labels at padding that
+are not -100, means over states without the mask. Hooks on layers get an `AttentionContext` as the mask, and real
+tokens in one row. Gradients of hidden states need `disable()`, because hidden states are then copies.
 """
 
 from collections.abc import Callable
@@ -57,25 +57,25 @@ from .encoder import (
 from .masked_lm import REPLACEMENTS
 
 _lock = RLock()
-_changes = ExitStack()  # how to take back what is in place
-_holders: set[object] = set()  # calls of enable() that have not ended; nothing is in place without one
+_changes = ExitStack()  # undoes the changes that are in place
+_holders: set[object] = set()  # calls of enable() that have not ended; without any, no change is in place
 
 
 def enable() -> AbstractContextManager:
-    """Let Transformers' DeBERTa classes compute with this package; see the module for what that means.
+    """Let Transformers' DeBERTa classes compute with this package; the module's docstring has the details.
 
     >>> hf_deberta.enable()
     >>> model = AutoModelForSequenceClassification.from_pretrained("microsoft/deberta-v3-base")
     >>> hf_deberta.disable()
 
-    As a context manager it ends with the block; what several blocks or calls have asked for, with the last of them.
+    As a context manager it ends with the block. If there are several blocks or calls, the changes end with the last.
     """
     global _changes
     holder, ending = object(), ExitStack()
     with _lock:
         if not _holders:
             with ExitStack() as changes:
-                _change_everything(changes)
+                _apply_changes(changes)
                 _changes = changes.pop_all()
         _holders.add(holder)
     ending.callback(_release, holder)
@@ -83,7 +83,7 @@ def enable() -> AbstractContextManager:
 
 
 def disable() -> None:
-    """Take everything back: Transformers' classes are as they were, and so are models made meanwhile."""
+    """Undo all changes of Transformers' classes, which affects existing models too."""
     with _lock:
         _holders.clear()
         _changes.close()
@@ -97,7 +97,7 @@ def _release(holder: object) -> None:
                 _changes.close()
 
 
-def _change_everything(changes: ExitStack) -> None:
+def _apply_changes(changes: ExitStack) -> None:
     def change(owner: type, name: str, new: Any) -> None:
         old = vars(owner).get(name)
         setattr(owner, name, new)
@@ -123,7 +123,7 @@ def _change_everything(changes: ExitStack) -> None:
 
 def _tokenizer_from_pretrained(owner: type, in_tree: Callable) -> classmethod:
     def from_pretrained(cls, *args, **kwargs):
-        if cls is not owner:  # a subclass has its own ideas
+        if cls is not owner:  # a subclass keeps its own tokenization
             return in_tree.__func__(cls, *args, **kwargs)
         return HfDebertaTokenizer.from_pretrained(*args, **kwargs)
 

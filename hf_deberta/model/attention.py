@@ -12,9 +12,9 @@ import each other; a new one is a file with such a function, and a line in `BACK
 
 From outside the package, register a function with the same parameters that returns the context alone:
 
-    >>> from transformers import AttentionInterface
-    >>> AttentionInterface.register("my_attention", my_attention)
-    >>> model.set_attn_implementation("my_attention")
+    from transformers import AttentionInterface
+    AttentionInterface.register("my_attention", my_attention)
+    model.set_attn_implementation("my_attention")
 """
 
 from collections.abc import Callable
@@ -50,7 +50,7 @@ class Backend:
 def _triton_attention(*call) -> Result:
     from .attention_triton import triton_attention  # imported late: it reads what is installed
 
-    return triton_attention(*call), None
+    return triton_attention(*call)
 
 
 def _triton_unsupported_reason(*call) -> str | None:
@@ -137,7 +137,7 @@ def registered_attention_function(name: str) -> Callable[..., torch.Tensor]:
 def _select_backend(
     name: str, tensors: Tensors, positions: RelativePositions | None, mask: AttentionMask, dropout_p: float
 ) -> Backend:
-    """The backend of this name, or its fallback."""
+    """The backend of this name, or its fallback; always "eager" in reference mode."""
     if in_reference_mode():
         return BACKENDS["eager"]
     if name not in BACKENDS:

@@ -30,7 +30,7 @@ class AttentionMask:
 
     @property
     def is_padding_only(self) -> bool:
-        """True if keys are visible or hidden for all queries alike."""
+        """True if the mask only separates real tokens from padding."""
         return self.mask is not None and self.mask.dim() == 2 and self.cu_seqlens is None
 
     def visible(self, keys: int) -> torch.Tensor | None:

@@ -211,7 +211,7 @@ def attend_part(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, visible: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Context over some of the keys, and the logarithm of the sum of exp(score) [B, H, Q]."""
-    return cpu_attention_with_log_sum(query, key, value, masked(bias, visible, query), 1.0)
+    return cpu_attention_with_log_sum(query, key, value, masked(bias, visible, query))
 
 
 def joined(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:

@@ -8,6 +8,7 @@ docs/attention_triton.md. This file has the operator that PyTorch calls, its lau
 
 import os
 import re
+from dataclasses import dataclass
 from importlib.util import find_spec
 
 import torch
@@ -94,8 +95,8 @@ def triton_attention(
     mask: AttentionMask,
     dropout_p: float = 0.0,
     causal: bool = False,
-) -> torch.Tensor:
-    """Context [B, H, N, d], zeros for queries that see nothing. `causal`: no token sees those after it."""
+) -> tuple[torch.Tensor, None]:
+    """Context [B, H, N, d]; there are no probabilities. `causal`: no token sees those after it."""
     tile = launches(query.dtype, query.device)[0]
     tokens, lengths = query.shape[2], mask.lengths
     position_key = position_query = rows = bounds = None
@@ -111,9 +112,10 @@ def triton_attention(
         ends = torch.nn.functional.pad(mask.cu_seqlens[1:].to(torch.int32).clamp(max=tokens), (0, 1), value=tokens)
         bounds = torch.nn.functional.pad(ends, (1, 0))
     tables = (None if table is None else table.to(query.dtype) for table in (position_key, position_query))
-    return attention_in_tiles(
+    context, _ = attention_in_tiles(
         query, key, value, *tables, rows, mask.mask, bounds, seed, dropout_p, causal, near, furthest
-    )[0]  # fmt: skip
+    )  # fmt: skip
+    return context, None
 
 
 def rows_by_distance(rows_of_distance: torch.Tensor, reach: int) -> torch.Tensor:
@@ -306,26 +308,40 @@ def tokens_first(states: torch.Tensor) -> torch.Tensor:
     return states.transpose(1, 2).contiguous()
 
 
+@dataclass
 class Call:
-    """The arguments that both passes give to their kernels."""
+    """One call of the operator, and what its two passes give to the kernels."""
 
-    def __init__(
-        self, query, key, value, position_key, position_query, rows, mask, bounds, seed, dropout_p, causal, near,
-        furthest,
-    ):  # fmt: skip
-        self.batch, self.heads, self.tokens, self.size = query.shape
-        self.query, self.key, self.value = map(tokens_first, (query, key, value))
-        self.c2p, self.p2c = position_key is not None, position_query is not None
-        self.by_distance = [t if t is None else t.index_select(1, rows) for t in (position_key, position_query)]
-        self.mask, self.bounds, self.near, self.causal, self.dropout_p = mask, bounds, near, causal, dropout_p
-        self.tile, self.launches = launches(query.dtype, query.device)
+    query: torch.Tensor  # [B, H, N, d], then [B, N, H, d] like key and value
+    key: torch.Tensor
+    value: torch.Tensor
+    position_key: torch.Tensor | None  # [H, R, d]
+    position_query: torch.Tensor | None
+    rows: torch.Tensor | None  # [(2 * near + 2) * T], the row of each distance
+    mask: torch.Tensor | None  # [B, N] or [B, N, N]
+    bounds: torch.Tensor | None  # [documents + 1]
+    dropout_seed: torch.Tensor | None  # [1], with dropout
+    dropout_p: float
+    causal: bool
+    near: int  # tiles that are further apart share a row
+    furthest: int  # tiles of one document are at most this far apart
+
+    def __post_init__(self) -> None:
+        self.batch, self.heads, self.tokens, self.size = self.query.shape
+        self.query, self.key, self.value = map(tokens_first, (self.query, self.key, self.value))
+        self.c2p, self.p2c = self.position_key is not None, self.position_query is not None
+        self.by_distance = [
+            None if table is None or self.rows is None else table.index_select(1, self.rows)
+            for table in (self.position_key, self.position_query)
+        ]
+        self.tile, self.launches = launches(self.query.dtype, self.query.device)
         self.blocks = -(-self.tokens // self.tile)
         self.programs = self.batch * self.blocks
-        if bounds is not None:
-            self.programs = self.tokens // self.tile + bounds.shape[0] - 1  # as many as there may be
-        self.far = furthest > near and (self.c2p or self.p2c)
-        self.nothing = query.new_empty(1)
-        self.seed = self.nothing if seed is None else seed
+        if self.bounds is not None:
+            self.programs = self.tokens // self.tile + self.bounds.shape[0] - 1  # as many as there may be
+        self.far = self.furthest > self.near and (self.c2p or self.p2c)
+        self.nothing = self.query.new_empty(1)
+        self.seed = self.nothing if self.dropout_seed is None else self.dropout_seed
         self.channels = max(16, 1 << (self.size - 1).bit_length())
 
     def tables(self) -> list[torch.Tensor]:

@@ -1,15 +1,15 @@
 """The backward pass of attention_triton_forward.py: gradients of queries, keys and values, and of the two tables.
 
-Every tile is scored again, three times in all, and every number has one writer, so that the result does not depend on
-who comes first: a kernel per tile of own tokens, run once with queries as own (dq) and once with keys (dk, dv), and a
-kernel per distance (the tables). With dS the gradient of the scores, R its rotation by rows, * far keys:
+Every tile is scored again, three times in all, and each number is written by one program, so that the result does not
+depend on their order: a kernel per tile of own tokens, run once with queries as own tokens (dq) and once with keys (dk,
+dv), and a kernel per distance (the tables). With dS the gradient of the scores, R its rotation by rows, * far keys:
 
     dq_i = sum_j dS_ij (k_j + Kr[i - j])    near: dS @ K + G_t @ block_t, G_t[a, r] = R[a, r] of tile t where r <= a, of
                                             tile t + 1 elsewhere;  far: dS @ K, and Kr* times the sum of dS
-    dk_j = sum_i dS_ij (q_i + Qr[i - j])    the same, queries and keys in each other's place and distances negated
+    dk_j = sum_i dS_ij (q_i + Qr[i - j])    the same with queries and keys exchanged and distances negated
     dKr_t = sum over tiles of R^T @ Q       dQr_t likewise;  far: the sum over i of q_i times the sum of its far dS
 
-and a row of a table has the sum of its distances.
+and the gradient of a row is the sum over its distances.
 """
 
 try:
@@ -20,17 +20,17 @@ except ImportError as error:
 
 from .attention_triton_forward import (
     LOG2E,
-    block_of,
+    block_ranges,
+    dropout_mask,
     far_scores,
     far_shift,
-    kept,
+    load_block,
+    load_tokens,
+    locate_block,
     near_scores,
-    place,
     product,
     rotated,
-    seen,
-    spans,
-    tokens_of,
+    visible_pairs,
 )
 
 
@@ -65,7 +65,7 @@ def own_gradients_kernel(
     T: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """dq of one tile of queries of one head; with KEYS, dk and dv of one tile of keys."""
-    row, start, length, block = place(documents, first_block, bounds, blocks, tokens, PACKED)
+    row, start, length, block = locate_block(documents, first_block, bounds, blocks, tokens, PACKED)
     head, stride = tl.program_id(1), heads * head_size
     base = ((row * tokens + start).to(tl.int64) * heads + head) * head_size
     own_states, other_states = own_states + base, other_states + base
@@ -87,8 +87,8 @@ def own_gradients_kernel(
     if DROPOUT:
         draw = tl.load(seed) + row * heads + head
 
-    own = tokens_of(own_states, block * T, length, stride, head_size, T, D)
-    own_weight = tokens_of(own_weights, block * T, length, stride, head_size, T, D)
+    own = load_tokens(own_states, block * T, length, stride, head_size, T, D)
+    own_weight = load_tokens(own_weights, block * T, length, stride, head_size, T, D)
     a, b = block * T + tl.arange(0, T)[:, None], tl.arange(0, T)[None, :]
     r = tl.arange(0, T)[None, :]
     channel = tl.arange(0, D)
@@ -97,28 +97,28 @@ def own_gradients_kernel(
     keep = tl.full([T, T], True, tl.int1)
     if not KEYS:
         log_sums = tl.load(log_sum + a, mask=a < length, other=float("inf"))
-        weighted = own_weight.to(tl.float32) * tokens_of(context + base, block * T, length, stride, head_size, T, D)
+        weighted = own_weight.to(tl.float32) * load_tokens(context + base, block * T, length, stride, head_size, T, D)
         deltas = tl.sum(weighted, 1)[:, None]
         tl.store(delta + a, deltas, mask=a < length)
-    begin, near, far, end = spans(block, real, NEAR, CAUSAL, KEYS, T)
+    begin, near, far, end = block_ranges(block, real, NEAR, CAUSAL, KEYS, T)
 
     for side in tl.static_range(2 if FAR else 0):
-        at_end = 1 - side if KEYS else side  # what is left of a query is right of a key
+        at_end = 1 - side if KEYS else side  # left of a query is right of a key
         at = at_end * side_size
         shift = far_shift(far_own + at, a, length, OWN)
         total = tl.zeros([T], tl.float32)
         for tile in range(far if side else begin, end if side else near):
             other_token = tile * T + b
-            other = tokens_of(other_states, tile * T, length, stride, head_size, T, D)
-            other_weight = tokens_of(other_weights, tile * T, length, stride, head_size, T, D)
+            other = load_tokens(other_states, tile * T, length, stride, head_size, T, D)
+            other_weight = load_tokens(other_weights, tile * T, length, stride, head_size, T, D)
             scores = far_scores(own, other, far_other + at, other_token, length, OTHER, PRECISION)
             i, j = (other_token, a) if KEYS else (a, other_token)
-            pairs = seen(mask, i, j, length, tokens, MASK, CAUSAL)
+            pairs = visible_pairs(mask, i, j, length, tokens, MASK, CAUSAL)
             if KEYS:
                 log_sums = tl.load(log_sum + i, mask=i < length, other=float("inf"))
                 deltas = tl.load(delta + i, mask=i < length, other=0.0)
             if DROPOUT:
-                keep = kept(draw, start + i, start + j, tokens, dropout_p)
+                keep = dropout_mask(draw, start + i, start + j, tokens, dropout_p)
             probability, for_scores = score_gradients(
                 scores, own_weight, other_weight, log_sums - shift, deltas, pairs, keep, dropout_p, DROPOUT,
                 PRECISION,
@@ -140,21 +140,21 @@ def own_gradients_kernel(
     turned = tl.zeros([T, T], own.dtype)
     for tile in range(near, far):
         other_token = tile * T + b
-        other = tokens_of(other_states, tile * T, length, stride, head_size, T, D)
-        other_weight = tokens_of(other_weights, tile * T, length, stride, head_size, T, D)
+        other = load_tokens(other_states, tile * T, length, stride, head_size, T, D)
+        other_weight = load_tokens(other_weights, tile * T, length, stride, head_size, T, D)
         before = tl.zeros([T, T], tl.float32)
         if OWN:  # not kept from the tile before, as in forward_kernel: registers are scarcer than products here
-            before = product(own, block_of(own_table, block - tile, NEAR, head_size, KEYS, T, D), PRECISION)
+            before = product(own, load_block(own_table, block - tile, NEAR, head_size, KEYS, T, D), PRECISION)
         scores, _ = near_scores(
             own, other, before, own_table, other_table, block - tile, NEAR, head_size, OWN, OTHER, KEYS, PRECISION, T, D
         )
         i, j = (other_token, a) if KEYS else (a, other_token)
-        pairs = seen(mask, i, j, length, tokens, MASK, CAUSAL)
+        pairs = visible_pairs(mask, i, j, length, tokens, MASK, CAUSAL)
         if KEYS:
             log_sums = tl.load(log_sum + i, mask=i < length, other=float("inf"))
             deltas = tl.load(delta + i, mask=i < length, other=0.0)
         if DROPOUT:
-            keep = kept(draw, start + i, start + j, tokens, dropout_p)
+            keep = dropout_mask(draw, start + i, start + j, tokens, dropout_p)
         probability, for_scores = score_gradients(
             scores, own_weight, other_weight, log_sums, deltas, pairs, keep, dropout_p, DROPOUT, PRECISION
         )
@@ -165,12 +165,12 @@ def own_gradients_kernel(
         if OWN:
             here = rotated(for_scores, "rows", T).to(own.dtype)
             of_block = tl.where(r <= tl.arange(0, T)[:, None], here, turned)
-            rows = block_of(own_table, block - tile, NEAR, head_size, KEYS, T, D)
+            rows = load_block(own_table, block - tile, NEAR, head_size, KEYS, T, D)
             gradient = tl.dot(of_block, rows, gradient, input_precision=PRECISION)
             turned = here
     if OWN and near < far:
         of_block = tl.where(r <= tl.arange(0, T)[:, None], 0.0, turned).to(own.dtype)
-        rows = block_of(own_table, block - far, NEAR, head_size, KEYS, T, D)
+        rows = load_block(own_table, block - far, NEAR, head_size, KEYS, T, D)
         gradient = tl.dot(of_block, rows, gradient, input_precision=PRECISION)
 
     inside = (a < length) & (channel[None, :] < head_size)
@@ -191,9 +191,9 @@ def table_gradients_kernel(
     C2P: tl.constexpr, P2C: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, PACKED: tl.constexpr,
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr, T: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """What the tiles t off the diagonal give to blocks t and t - 1.
+    """Contributions of the tiles at distance t from the diagonal to the gradients of blocks t and t - 1.
 
-    Programs share the work: each takes every `row_step`-th row, or document, and there every n-th tile.
+    Programs share the work: each processes every `row_step`-th row, or document, and there every n-th tile.
     """
     t, head, part = tl.program_id(0) - NEAR, tl.program_id(1), tl.program_id(2)
     tile_step = tl.num_programs(2) // row_step
@@ -213,11 +213,11 @@ def table_gradients_kernel(
             length = tl.load(bounds + row + 1) - start
         base = ((batch_row * tokens + start).to(tl.int64) * heads + head) * head_size
         by_token = (batch_row * heads + head).to(tl.int64) * tokens + start
-        seen_by = mask
+        row_mask = mask
         if MASK == "tokens":
-            seen_by = mask + batch_row.to(tl.int64) * tokens + start
+            row_mask = mask + batch_row.to(tl.int64) * tokens + start
         if MASK == "pairs":
-            seen_by = mask + (batch_row.to(tl.int64) * tokens + start) * tokens + start
+            row_mask = mask + (batch_row.to(tl.int64) * tokens + start) * tokens + start
         draw = 0
         if DROPOUT:
             draw = tl.load(seed) + batch_row * heads + head
@@ -227,19 +227,19 @@ def table_gradients_kernel(
         first = tl.maximum(t, 0) + part // row_step
         for block in range(first, tl.minimum(blocks, blocks + t), tile_step):
             i, j = block * T + a, (block - t) * T + b
-            queries = tokens_of(query + base, block * T, length, stride, head_size, T, D)
-            keys = tokens_of(key + base, (block - t) * T, length, stride, head_size, T, D)
-            values = tokens_of(value + base, (block - t) * T, length, stride, head_size, T, D)
-            above = tokens_of(context_gradient + base, block * T, length, stride, head_size, T, D)
+            queries = load_tokens(query + base, block * T, length, stride, head_size, T, D)
+            keys = load_tokens(key + base, (block - t) * T, length, stride, head_size, T, D)
+            values = load_tokens(value + base, (block - t) * T, length, stride, head_size, T, D)
+            above = load_tokens(context_gradient + base, block * T, length, stride, head_size, T, D)
             before = tl.zeros([T, T], tl.float32)
             if C2P:
-                before = product(queries, block_of(key_table, t, NEAR, head_size, False, T, D), PRECISION)
+                before = product(queries, load_block(key_table, t, NEAR, head_size, False, T, D), PRECISION)
             scores, _ = near_scores(
                 queries, keys, before, key_table, query_table, t, NEAR, head_size, C2P, P2C, False, PRECISION, T, D
             )
-            pairs = seen(seen_by, i, j, length, tokens, MASK, CAUSAL)
+            pairs = visible_pairs(row_mask, i, j, length, tokens, MASK, CAUSAL)
             if DROPOUT:
-                keep = kept(draw, start + i, start + j, tokens, dropout_p)
+                keep = dropout_mask(draw, start + i, start + j, tokens, dropout_p)
             log_sums = tl.load(log_sum + by_token + i, mask=i < length, other=float("inf"))
             deltas = tl.load(delta + by_token + i, mask=i < length, other=0.0)
             _, for_scores = score_gradients(
@@ -277,26 +277,26 @@ def row_gradients_kernel(
     gradient,  # [H, R, d]
     parts, heads, count, head_size, NEAR, ROWS: tl.constexpr, T: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of the gradient of one head's table: each the sum over its distances."""
+    """Some rows of the gradient of one head's table, each the sum over its distances."""
     head, tiles = tl.program_id(1), 2 * NEAR + 1
     row, x, channel = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None], tl.arange(0, T), tl.arange(0, D)[None, :]
     inside = channel < head_size
-    found = tl.zeros([ROWS, D], tl.float32)
+    total = tl.zeros([ROWS, D], tl.float32)
     for block in range(0, tiles + 1):
         at = block * T + x
         chosen = (tl.load(rows + at)[None, :] == row).to(tl.float32)
         if tl.max(chosen) > 0:
-            given = tl.zeros([T, D], tl.float32)
+            of_block = tl.zeros([T, D], tl.float32)
             for part in range(0, parts):
                 pair = (part * tiles + block).to(tl.int64) * 2  # "here" of the tile before, "below" of this one
                 here = (((pair - 2) * heads + head) * T + x[:, None]) * head_size + channel
                 below = (((pair + 1) * heads + head) * T + x[:, None]) * head_size + channel
-                given += tl.load(near + here, mask=inside & (at >= T)[:, None], other=0.0)
-                given += tl.load(near + below, mask=inside & (at < tiles * T)[:, None], other=0.0)
-            found = tl.dot(chosen, given, found, input_precision="ieee")
+                of_block += tl.load(near + here, mask=inside & (at >= T)[:, None], other=0.0)
+                of_block += tl.load(near + below, mask=inside & (at < tiles * T)[:, None], other=0.0)
+            total = tl.dot(chosen, of_block, total, input_precision="ieee")
     for side in tl.static_range(2):
         end = tl.load(rows + (0 if side else (tiles + 1) * T - 1))
         shared = tl.load(far + (side * heads + head) * head_size + channel, mask=inside, other=0.0)
-        found += tl.where(row == end, shared, 0.0)
+        total += tl.where(row == end, shared, 0.0)
     target = (head * count + row) * head_size + channel
-    tl.store(gradient + target, found.to(gradient.dtype.element_ty), mask=inside & (row < count))
+    tl.store(gradient + target, total.to(gradient.dtype.element_ty), mask=inside & (row < count))

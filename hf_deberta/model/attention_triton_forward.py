@@ -28,8 +28,8 @@ def rotated(x, WAY: tl.constexpr, T: tl.constexpr):
     """x[a, (a - b) mod T] by "rows", x[(a - b) mod T, b] by "columns", x[(a + b) mod T, b] "back" from these.
 
     Each number is written to shared memory once and read once. Lanes of a warp hold rows c % 8 and pairs of columns
-    c % 8 // 2 of a product; these make the lowest bits of an address, so that no two lanes meet in a memory bank. The
-    eights of the rotated index are the highest, so that an address modulo T * T is that index modulo T.
+    c % 8 // 2 of a product; these are the lowest bits of an address, so that no two lanes use the same memory bank. The
+    eights of the rotated index are the highest bits, so that an address modulo T * T is that index modulo T.
     """
     a, b = tl.arange(0, T)[:, None], tl.arange(0, T)[None, :]
     sign: tl.constexpr = 1 if WAY == "back" else -1
@@ -43,7 +43,7 @@ def rotated(x, WAY: tl.constexpr, T: tl.constexpr):
         laid_out = tl.permute(pieces, [0, 2, 4, 1, 3])
         word += b // 8 * 64 + (b & 1) * 32 + (low & 7) * 4 + b % 8 // 2
     turned = tl.gather(tl.reshape(laid_out, [T * T]), tl.reshape(word & (T * T - 1), [T * T]), 0)
-    # always so, and gone in machine code; without it Triton would read gradients row by row, and store them once more
+    # always true, and absent in machine code; without it Triton reads gradients row by row, and stores them twice
     like_x = (x.to(tl.int32, bitcast=True) & 1) < 2
     return tl.where(like_x, tl.reshape(turned, [T, T]), 0.0)
 
@@ -55,14 +55,14 @@ def product(x, y, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def tokens_of(states, first, length, stride, head_size, T: tl.constexpr, D: tl.constexpr):
+def load_tokens(states, first, length, stride, head_size, T: tl.constexpr, D: tl.constexpr):
     """States [T, D] of the tokens from `first` on; zeros from `length` on."""
     token, channel = first + tl.arange(0, T)[:, None], tl.arange(0, D)[None, :]
     return tl.load(states + token * stride + channel, mask=(token < length) & (channel < head_size), other=0.0)
 
 
 @triton.jit
-def block_of(table, t, NEAR, head_size, KEYS: tl.constexpr, T: tl.constexpr, D: tl.constexpr):
+def load_block(table, t, NEAR, head_size, KEYS: tl.constexpr, T: tl.constexpr, D: tl.constexpr):
     """Block t of a head's table, whose rows are distances from -(NEAR + 1) * T on, query minus key; KEYS: from -x."""
     x, channel = t * T + tl.arange(0, T), tl.arange(0, D)[None, :]
     row = (NEAR + 1) * T + x
@@ -77,26 +77,26 @@ def near_scores(
     OWN: tl.constexpr, OTHER: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
     T: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Scores of a tile, and own @ block_{t-1}^T, which the next tile, at t - 1, takes as `before`.
+    """Scores of a tile, and own @ block_{t-1}^T, the argument `before` of the next tile, at t - 1.
 
-    b <= a and a + b < T are written such that a lane's part stands on one side, and what is constant on the other.
+    b <= a and a + b < T are written with the part that depends on the lane on one side, and constants on the other.
     """
     a, b = tl.arange(0, T)[:, None], tl.arange(0, T)[None, :]
     scores = product(own, other, PRECISION)
     if OWN:
-        after = product(own, block_of(own_table, t - 1, NEAR, head_size, KEYS, T, D), PRECISION)
+        after = product(own, load_block(own_table, t - 1, NEAR, head_size, KEYS, T, D), PRECISION)
         scores += rotated(tl.where(b // 8 * 8 <= a - b % 8, before, after), "rows", T)
         before = after
     if OTHER:
-        here = product(block_of(other_table, t, NEAR, head_size, KEYS, T, D), other, PRECISION)
-        below = product(block_of(other_table, t - 1, NEAR, head_size, KEYS, T, D), other, PRECISION)
+        here = product(load_block(other_table, t, NEAR, head_size, KEYS, T, D), other, PRECISION)
+        below = product(load_block(other_table, t - 1, NEAR, head_size, KEYS, T, D), other, PRECISION)
         scores += rotated(tl.where(b // 8 * 8 < T - a - b % 8, here, below), "columns", T)
     return scores, before
 
 
 @triton.jit
 def far_scores(own, other, far_other, other_tokens, length, OTHER: tl.constexpr, PRECISION: tl.constexpr):
-    """Scores of a tile whose keys all share one row, without what is the same for all of a token's others.
+    """Scores of a tile whose keys all share one row, without the part that is equal for all other tokens of a token.
 
     `far_other` are products of `far_products_kernel`; those of own tokens are `far_shift`.
     """
@@ -115,14 +115,14 @@ def far_shift(far_own, own_tokens, length, OWN: tl.constexpr):
     return shift
 
 
-# sizes that differ from batch to batch make no variants of a kernel
+# no variants of a kernel for sizes that differ from batch to batch
 @triton.jit(do_not_specialize=("heads", "rows"))
 def far_products_kernel(states, table, out, tokens, heads, rows, head_size, T: tl.constexpr, D: tl.constexpr):
     """Products [2, B, H, N] in float32 of states with the rows of far left keys, the last, and far right, the first."""
     first, head, batch = tl.program_id(0) * T, tl.program_id(1), tl.program_id(2)
     states += (batch.to(tl.int64) * tokens * heads + head) * head_size
     table += head * rows * head_size
-    x = tokens_of(states, first, tokens, heads * head_size, head_size, T, D).to(tl.float32)
+    x = load_tokens(states, first, tokens, heads * head_size, head_size, T, D).to(tl.float32)
     channel, token = tl.arange(0, D), first + tl.arange(0, T)
     for side in tl.static_range(2):
         last = 0 if side else rows - 1
@@ -132,7 +132,7 @@ def far_products_kernel(states, table, out, tokens, heads, rows, head_size, T: t
 
 
 @triton.jit
-def seen(mask, queries, keys, length, tokens, MASK: tl.constexpr, CAUSAL: tl.constexpr):
+def visible_pairs(mask, queries, keys, length, tokens, MASK: tl.constexpr, CAUSAL: tl.constexpr):
     """Which queries see which keys; one of the two is a column. A mask is one of tokens, or of pairs."""
     pairs = (queries < length) & (keys < length)
     if MASK == "tokens":
@@ -146,13 +146,13 @@ def seen(mask, queries, keys, length, tokens, MASK: tl.constexpr, CAUSAL: tl.con
 
 
 @triton.jit
-def kept(seed, queries, keys, tokens, dropout_p):
-    """Which probabilities dropout keeps: counted by query and key, so that the backward pass draws the same."""
+def dropout_mask(seed, queries, keys, tokens, dropout_p):
+    """True for probabilities that dropout keeps; counted by query and key, so that the backward pass draws the same."""
     return tl.rand(seed, queries * tokens + keys, n_rounds=7) >= dropout_p
 
 
 @triton.jit
-def place(documents, first_block, bounds, blocks, tokens, PACKED: tl.constexpr):
+def locate_block(documents, first_block, bounds, blocks, tokens, PACKED: tl.constexpr):
     """Row of the batch, first token, number of tokens and number of the block: of a document, or of the whole row."""
     program = tl.program_id(0)
     if PACKED:
@@ -164,10 +164,10 @@ def place(documents, first_block, bounds, blocks, tokens, PACKED: tl.constexpr):
 
 
 @triton.jit
-def spans(block, real, NEAR, CAUSAL: tl.constexpr, KEYS: tl.constexpr, T: tl.constexpr):
+def block_ranges(block, real, NEAR, CAUSAL: tl.constexpr, KEYS: tl.constexpr, T: tl.constexpr):
     """Blocks of others: [begin, near) are far on the left, [near, far) near, [far, end) far on the right."""
     begin, end = 0, tl.cdiv(real, T)
-    end = tl.where(block < end, end, 0)  # a block of padding sees nothing
+    end = tl.where(block < end, end, 0)  # a block of padding sees no keys
     if CAUSAL and KEYS:
         begin = tl.minimum(block, end)
     if CAUSAL and not KEYS:
@@ -178,13 +178,13 @@ def spans(block, real, NEAR, CAUSAL: tl.constexpr, KEYS: tl.constexpr, T: tl.con
 
 
 @triton.jit
-def attended(
+def accumulate(
     scores, pairs, keep, value, sums, top, total, DROPOUT: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     """Contexts [T, D] and totals [T] of exp2(score log2(e) - top) with one more tile; `top` is the largest so far."""
     scores = tl.where(pairs, scores, float("-inf"))
     higher = tl.maximum(top, tl.max(scores, 1) * LOG2E)
-    base = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet
+    base = tl.where(higher == float("-inf"), 0.0, higher)  # no visible key yet
     probability = tl.exp2(scores * LOG2E - base[:, None])
     shrink = tl.exp2(top - base)
     total = total * shrink + tl.sum(probability, 1)
@@ -208,7 +208,7 @@ def forward_kernel(
     PACKED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, T: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """Contexts and log-sums of one tile of queries of one head."""
-    row, start, length, block = place(documents, first_block, bounds, blocks, tokens, PACKED)
+    row, start, length, block = locate_block(documents, first_block, bounds, blocks, tokens, PACKED)
     head, stride = tl.program_id(1), heads * head_size
     base = ((row * tokens + start).to(tl.int64) * heads + head) * head_size
     query, key, value, context = query + base, key + base, value + base, context + base
@@ -228,14 +228,14 @@ def forward_kernel(
     if DROPOUT:
         draw = tl.load(seed) + row * heads + head
 
-    own = tokens_of(query, block * T, length, stride, head_size, T, D)
+    own = load_tokens(query, block * T, length, stride, head_size, T, D)
     token = block * T + tl.arange(0, T)
     i, b = token[:, None], tl.arange(0, T)[None, :]
     sums = tl.zeros([T, D], tl.float32)
     top = tl.full([T], float("-inf"), tl.float32)
     total = tl.zeros([T], tl.float32)
     keep = tl.full([T, T], True, tl.int1)
-    begin, near, far, end = spans(block, real, NEAR, CAUSAL, False, T)
+    begin, near, far, end = block_ranges(block, real, NEAR, CAUSAL, False, T)
 
     for side in tl.static_range(2 if FAR else 0):
         at = side * side_size
@@ -243,33 +243,33 @@ def forward_kernel(
         top -= shift
         for other in range(far if side else begin, end if side else near):
             j = other * T + b
-            keys = tokens_of(key, other * T, length, stride, head_size, T, D)
+            keys = load_tokens(key, other * T, length, stride, head_size, T, D)
             scores = far_scores(own, keys, far_key + at, j, length, P2C, PRECISION)
-            pairs = seen(mask, i, j, length, tokens, MASK, CAUSAL)
+            pairs = visible_pairs(mask, i, j, length, tokens, MASK, CAUSAL)
             if DROPOUT:
-                keep = kept(draw, start + i, start + j, tokens, dropout_p)
-            values = tokens_of(value, other * T, length, stride, head_size, T, D)
-            sums, top, total = attended(scores, pairs, keep, values, sums, top, total, DROPOUT, PRECISION)
+                keep = dropout_mask(draw, start + i, start + j, tokens, dropout_p)
+            values = load_tokens(value, other * T, length, stride, head_size, T, D)
+            sums, top, total = accumulate(scores, pairs, keep, values, sums, top, total, DROPOUT, PRECISION)
         top += shift
 
     before = tl.zeros([T, T], tl.float32)
     if C2P and near < far:
-        before = product(own, block_of(key_table, block - near, NEAR, head_size, False, T, D), PRECISION)
+        before = product(own, load_block(key_table, block - near, NEAR, head_size, False, T, D), PRECISION)
     for other in range(near, far):
         j = other * T + b
-        keys = tokens_of(key, other * T, length, stride, head_size, T, D)
+        keys = load_tokens(key, other * T, length, stride, head_size, T, D)
         scores, before = near_scores(
             own, keys, before, key_table, query_table, block - other, NEAR, head_size, C2P, P2C, False, PRECISION, T, D
         )
-        pairs = seen(mask, i, j, length, tokens, MASK, CAUSAL)
+        pairs = visible_pairs(mask, i, j, length, tokens, MASK, CAUSAL)
         if DROPOUT:
-            keep = kept(draw, start + i, start + j, tokens, dropout_p)
-        values = tokens_of(value, other * T, length, stride, head_size, T, D)
-        sums, top, total = attended(scores, pairs, keep, values, sums, top, total, DROPOUT, PRECISION)
+            keep = dropout_mask(draw, start + i, start + j, tokens, dropout_p)
+        values = load_tokens(value, other * T, length, stride, head_size, T, D)
+        sums, top, total = accumulate(scores, pairs, keep, values, sums, top, total, DROPOUT, PRECISION)
 
-    blind = total == 0.0
-    sums = sums / tl.where(blind, 1.0, total * (1.0 - dropout_p))[:, None]
+    fully_masked = total == 0.0
+    sums = sums / tl.where(fully_masked, 1.0, total * (1.0 - dropout_p))[:, None]
     channel = tl.arange(0, D)[None, :]
     inside = (i < length) & (channel < head_size)
     tl.store(context + i * stride + channel, sums.to(context.dtype.element_ty), mask=inside)
-    tl.store(log_sum + token, tl.where(blind, float("inf"), top + tl.log2(total)), mask=token < length)
+    tl.store(log_sum + token, tl.where(fully_masked, float("inf"), top + tl.log2(total)), mask=token < length)

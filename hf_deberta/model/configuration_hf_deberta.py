@@ -217,6 +217,11 @@ class HfDebertaConfig(PreTrainedConfig):
     # ---- derived values --------------------------------------------------------------------------
 
     @property
+    def attention_terms(self) -> int:
+        """Number m of terms in the attention score, content to content included, for the scale 1/sqrt(m d)."""
+        return 1 + len(self.pos_att_type or ())
+
+    @property
     def max_distance(self) -> int:
         """Largest relative distance k; larger ones are treated as k."""
         k = self.max_relative_positions
@@ -326,7 +331,7 @@ class HfDebertaConfig(PreTrainedConfig):
             return
         _require(
             self.num_hidden_layers > 1,
-            f"the enhanced mask decoder needs the layer before the last, but num_hidden_layers is "
+            f"the enhanced mask decoder reads the layer before the last, but num_hidden_layers is "
             f"{self.num_hidden_layers}; set emd_steps=0 or use at least two layers",
         )
         _require(

@@ -43,7 +43,7 @@ logger = logging.get_logger(__name__)
 
 
 class HfDebertaLMHead(nn.Module):
-    """Return logits: dense, activation, LayerNorm, then the word embedding as output matrix and a bias per token."""
+    """Compute logits: dense, activation, LayerNorm, then the word embedding as output matrix and a bias per token."""
 
     def __init__(self, config: HfDebertaConfig):
         super().__init__()

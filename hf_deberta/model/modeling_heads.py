@@ -52,7 +52,7 @@ class HfDebertaForSequenceClassification(HfDebertaPreTrainedModel):
 
     `config.problem_type` selects the loss: "regression", "single_label_classification" or "multi_label_classification".
     If it is None, the labels decide, as in the official code: regression if `num_labels` is 1; cross entropy for class
-    numbers [B] or [B, 1] (a negative one is ignored); cross entropy against distributions for floats [B, num_labels].
+    indices [B] or [B, 1] (a negative one is ignored); cross entropy against distributions for floats [B, num_labels].
     For a packed row (`cu_seq_lens_q`) the logits are [documents, num_labels].
 
     >>> import torch
@@ -102,10 +102,7 @@ class HfDebertaForSequenceClassification(HfDebertaPreTrainedModel):
         logits = self.classifier(self.dropout(pooled))
         loss = None if labels is None else self._compute_loss(logits, labels, num_items_in_batch)
         return SequenceClassifierOutput(
-            loss=loss,
-            logits=logits,
-            hidden_states=encoded.hidden_states,
-            attentions=encoded.attentions,
+            loss=loss, logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions
         )
 
     def _compute_loss(
@@ -185,10 +182,7 @@ class HfDebertaForTokenClassification(HfDebertaPreTrainedModel):
                 labels = labels.masked_fill(~real_tokens(attention_mask, *labels.shape), IGNORED)
             loss = cross_entropy(logits, labels, num_items_in_batch)
         return TokenClassifierOutput(
-            loss=loss,
-            logits=logits,
-            hidden_states=encoded.hidden_states,
-            attentions=encoded.attentions,
+            loss=loss, logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions
         )
 
 
@@ -301,10 +295,7 @@ class HfDebertaForMultipleChoice(HfDebertaPreTrainedModel):
         logits = self.classifier(self.dropout(pooled)).view(-1, num_choices)
         loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
         return MultipleChoiceModelOutput(
-            loss=loss,
-            logits=logits,
-            hidden_states=encoded.hidden_states,
-            attentions=encoded.attentions,
+            loss=loss, logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions
         )
 
 
@@ -367,10 +358,7 @@ class HfDebertaForEntityChoice(HfDebertaPreTrainedModel):
             labels = labels.masked_fill(~present, IGNORED)
             loss = binary_cross_entropy(logits, labels, num_items_in_batch)
         return SequenceClassifierOutput(
-            loss=loss,
-            logits=logits,
-            hidden_states=encoded.hidden_states,
-            attentions=encoded.attentions,
+            loss=loss, logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions
         )
 
 

@@ -33,7 +33,7 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     accepts_loss_kwargs = True  # every loss of this package divides by num_items_in_batch
     _no_split_modules = ["HfDebertaLayer"]  # not the embeddings: the decoder and the masked-LM head use them too
-    # parts of a checkpoint that another head of the family uses
+    # parts of a checkpoint that belong to another head
     _keys_to_ignore_on_load_unexpected: set[str] | list[str] | None = [
         r"lm_predictions\.",
         r"mask_predictions\.",

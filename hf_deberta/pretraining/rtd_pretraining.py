@@ -398,10 +398,10 @@ def sample_tokens(
     >>> sample_tokens(states, model.lm_predictions.lm_head, temperature=1.0, vocab_size=model.config.vocab_size)
     """
     size = max(MIN_CHUNK_TOKENS, MAX_CHUNK_LOGITS // vocab_size)
-    return torch.cat([sample(head(chunk), temperature) for chunk in states.split(size)])
+    return torch.cat([sample_from_logits(head(chunk), temperature) for chunk in states.split(size)])
 
 
-def sample(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+def sample_from_logits(logits: torch.Tensor, temperature: float) -> torch.Tensor:
     """Sample a token [M] for each row of logits [M, vocab_size]."""
     if temperature == 0:
         return logits.argmax(-1)

@@ -25,10 +25,16 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import get_last_checkpoint, rotate_checkpoints
 from transformers.utils import logging
 
+from hf_deberta.runs.errors import InputError
+
 UNFINISHED = "_unfinished"  # push_to_hub ignores names that start with an underscore
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 logger = logging.get_logger(__name__)
+
+
+class DiskFullError(OSError, InputError):
+    """A checkpoint could not be written because the disk is full."""
 
 
 class AtomicCheckpointsMixin(Trainer):
@@ -70,7 +76,7 @@ class AtomicCheckpointsMixin(Trainer):
                 raise
             shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
             last = get_last_checkpoint(str(folder))
-            raise OSError(
+            raise DiskFullError(
                 errno.ENOSPC,
                 f"the disk of {folder} is full: {name} could not be written; "
                 + (f"{Path(last).name} is complete" if last else "there is no earlier checkpoint")
@@ -152,6 +158,8 @@ def last_checkpoint(arguments: TrainingArguments) -> str | None:
     """
     requested = arguments.resume_from_checkpoint
     if requested and str(requested).lower() not in ("true", "false"):
+        if not Path(requested).is_dir():
+            raise InputError(f"--resume_from_checkpoint {requested} is not a folder")
         return str(requested)
     folder = Path(str(arguments.output_dir))
     if str(requested).lower() == "false" or not folder.is_dir():

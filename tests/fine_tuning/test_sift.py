@@ -103,6 +103,7 @@ def total_gradients(model, inputs, settings=LARGE_STEPS):
 
 
 @pytest.mark.parametrize("case", ["case09a_sift_symkl", "case09b_sift_kl", "case09c_sift_mse"])
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_official_tensors(case, tmp_path, monkeypatch, steps):
     tensors, info = golden_cases.tensors(case), golden_cases.info(case)
     given, expected = part(tensors, "in/"), part(tensors, "out/")
@@ -218,6 +219,7 @@ HEADS = {
 
 @pytest.mark.parametrize("loss", sift.LOSSES)
 @pytest.mark.parametrize("head", HEADS)
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_heads(head, loss, steps):
     model_class, fields, labels, expected = HEADS[head]
     model = tiny_model(model_class, dtype=torch.float32, **fields)
@@ -239,6 +241,7 @@ def test_heads(head, loss, steps):
     assert all(torch.isfinite(weight.grad).all() for weight in model.parameters() if weight.grad is not None)
 
 
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_multiple_choice(steps):
     model = tiny_model(HfDebertaForMultipleChoice, dtype=torch.float32)
     inputs = {name: value.view(2, 2, -1) for name, value in tiny_inputs((9, 5, 7, 8)).items()}
@@ -249,6 +252,7 @@ def test_multiple_choice(steps):
 
 
 @pytest.mark.parametrize("head", ["classes", "tokens", "spans", "a number"])
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_padding_changes_nothing(head, deterministic_noise):
     """Neither the amount of padding nor unpadding changes the loss."""
     model_class, fields, labels, _ = HEADS[head]

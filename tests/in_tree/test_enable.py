@@ -1,4 +1,4 @@
-"""`hf_deberta.enable()`: in-tree classes keep their names, files and numbers; after `disable()` nothing is left."""
+"""`hf_deberta.enable()`: in-tree classes keep their names, files and numbers; `disable()` undoes every change."""
 
 import gc
 import json
@@ -30,14 +30,14 @@ TEXTS = ["Paris is the capital of France.", "a good store", "Ann Lee works in Ro
 
 
 @pytest.fixture(autouse=True)
-def off_before_and_after():
+def disabled_before_and_after():
     disable()
     yield
     disable()
 
 
 def changed_by_enable():
-    """Everything of Transformers that could be changed: classes of the in-tree modules, Auto mappings."""
+    """All state of Transformers that `enable()` may change: classes of the in-tree modules, Auto mappings."""
     modules = [modeling_deberta, modeling_deberta_v2, transformers.models.deberta.tokenization_deberta]
     modules += [transformers.models.deberta_v2.tokenization_deberta_v2, transformers.models.auto.tokenization_auto]
     state = {module.__name__: dict(vars(module)) for module in modules}
@@ -55,14 +55,14 @@ def changed_by_enable():
 
 @contextmanager
 def enabled():
-    """`enable()`, with in-tree attention out of order: nobody may get there."""
+    """`enable()`, with in-tree attention made to fail, which must not be called."""
 
-    def out_of_order(*arguments):
+    def fail(*arguments):
         raise AssertionError("in-tree attention ran")
 
     with enable(), pytest.MonkeyPatch.context() as patch:
         for module in (modeling_deberta, modeling_deberta_v2):
-            patch.setattr(module, "scaled_size_sqrt", out_of_order)
+            patch.setattr(module, "scaled_size_sqrt", fail)
         yield
 
 
@@ -87,6 +87,7 @@ def folder_of(model, folder):
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_same_outputs_of_a_model_in_memory(shape, head):
     model = in_tree(shape, head)
     longest = 40 if "narrow" in shape else 129
@@ -103,6 +104,7 @@ def test_same_outputs_of_a_model_in_memory(shape, head):
 
 @pytest.mark.parametrize("reentrant", [None, False, True], ids=["plain", "not reentrant", "reentrant"])
 @pytest.mark.parametrize("shape", RELEASES)
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_same_gradients(shape, reentrant):
     dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model = in_tree(shape, "ForSequenceClassification", **dropout).train()
@@ -121,7 +123,7 @@ def test_same_gradients(shape, reentrant):
 
 
 @pytest.mark.parametrize("shape", RELEASES)
-def test_dropout_is_at_work(shape):
+def test_dropout_is_applied(shape):
     model = in_tree(shape, "Model", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.5).train()
     inputs = batch()  # which sets the seed
     with enable():
@@ -130,8 +132,9 @@ def test_dropout_is_at_work(shape):
 
 
 @pytest.mark.parametrize("shape", RELEASES)
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_autocast(shape):
-    """In-tree v1 cannot."""
+    """In-tree v1 fails under autocast."""
     model, inputs = in_tree(shape, "ForSequenceClassification"), batch()
     expected = model(**inputs).logits
     with enabled(), torch.autocast("cpu", torch.bfloat16):
@@ -139,7 +142,7 @@ def test_autocast(shape):
 
 
 @pytest.mark.parametrize("shape", RELEASES)
-def test_attentions_are_the_same_and_no_warning_comes(shape, caplog):
+def test_attentions_are_the_same_without_a_warning(shape, caplog):
     model, inputs = in_tree(shape, "Model"), batch(lengths=(9, 9))
     expected = model(**inputs, output_attentions=True).attentions
     with enabled(), caplog.at_level(logging.WARNING):
@@ -149,7 +152,8 @@ def test_attentions_are_the_same_and_no_warning_comes(shape, caplog):
 
 
 @pytest.mark.parametrize("shape", ["v1", "v3"])
-def test_other_masks_of_tokens(shape, caplog):
+@pytest.mark.usefixtures("unpad_tiny_models")
+def test_other_token_masks(shape, caplog):
     model, (ids, mask) = in_tree(shape, "ForSequenceClassification"), batch(lengths=(9, 4, 7)).values()
     expected = model(ids, mask).logits
     logging.Logger.warning_once.cache_clear()
@@ -163,7 +167,7 @@ def test_other_masks_of_tokens(shape, caplog):
 @pytest.mark.parametrize("shape", ["v1", "v3"])
 @pytest.mark.parametrize("dims", [3, 4])
 def test_pair_masks_through_the_encoder(shape, dims):
-    """As GLiNER packs: embeddings and encoder are called apart, with a mask of who sees whom."""
+    """As GLiNER does: embeddings and encoder are called separately, with a mask of pairs."""
     model, document = in_tree(shape, "Model"), torch.tensor([[0] * 5 + [1] * 4 + [2] * 3])
     mask = document[:, :, None] == document[:, None, :]
     ids = torch.randint(1, 99, document.shape)
@@ -177,7 +181,7 @@ def test_pair_masks_through_the_encoder(shape, dims):
 
 
 @pytest.mark.parametrize("shape", RELEASES)
-def test_past_the_largest_distance_it_is_the_official_rule(shape, tmp_path):
+def test_beyond_the_largest_distance_rows_follow_the_official_code(shape, tmp_path):
     model, inputs = in_tree(shape, "Model", initializer_range=0.05), batch(lengths=(700,))
     model.save_pretrained(tmp_path)
     official = HfDebertaModel.from_pretrained(tmp_path).eval()
@@ -186,7 +190,8 @@ def test_past_the_largest_distance_it_is_the_official_rule(shape, tmp_path):
 
 
 @pytest.mark.parametrize("option", ["talking_head", "narrow", "query_states"])
-def test_what_is_not_covered_stays_in_tree(option):
+@pytest.mark.usefixtures("unpad_tiny_models")
+def test_unsupported_calls_stay_in_tree(option):
     fields = {"talking_head": True} if option == "talking_head" else {}
     if option == "narrow":  # more buckets than distances
         fields = {"max_relative_positions": 16, "position_buckets": 64}
@@ -201,7 +206,7 @@ def test_what_is_not_covered_stays_in_tree(option):
 
     expected = states()
     with enable():
-        assert torch.equal(states(), expected) or option == "talking_head"  # whose LayerNorm rounds otherwise
+        assert torch.equal(states(), expected) or option == "talking_head"  # its LayerNorm rounds differently
         assert (states() - expected).abs().max() < 1e-5
 
 
@@ -246,6 +251,7 @@ def test_auto_classes_load_and_save_in_tree_files(shape, head, tmp_path):
     assert saved[0].keys() == saved[1].keys() and all(torch.equal(saved[0][name], saved[1][name]) for name in saved[0])
 
 
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_multiple_choice(tmp_path):
     theirs = in_tree("v3", "ForMultipleChoice")
     theirs.save_pretrained(tmp_path)
@@ -256,7 +262,7 @@ def test_multiple_choice(tmp_path):
     assert (found - theirs(**inputs).logits).abs().max() < 1e-5
 
 
-def test_another_process_without_the_package_reads_what_was_saved(tmp_path):
+def test_saved_models_load_in_a_process_without_the_package(tmp_path):
     theirs = in_tree("v1", "ForTokenClassification")
     theirs.save_pretrained(tmp_path / "before")
     with enable():
@@ -344,8 +350,8 @@ def test_gradient_accumulation_does_not_multiply_the_loss(tmp_path):
 
 
 def released(shape, folder):
-    """A folder as the authors released them: lm_predictions and position_embeddings, no `architectures`."""
-    with enable():  # without, Transformers 5.17 cannot make it
+    """A folder like the official releases: lm_predictions and position_embeddings, no `architectures`."""
+    with enable():  # Transformers 5.17 cannot create it otherwise
         theirs = in_tree(shape, "ForMaskedLM", legacy=False)
     weights = {name: tensor.clone() for name, tensor in theirs.state_dict().items()}
     positions = torch.randn(theirs.config.max_position_embeddings, theirs.config.hidden_size)
@@ -358,6 +364,7 @@ def released(shape, folder):
 
 
 @pytest.mark.parametrize("shape", RELEASES)
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_an_official_release_gets_its_decoder(shape, tmp_path):
     folder, weights = released(shape, tmp_path / "released")
     ours = HfDebertaForMaskedLM.from_pretrained(folder).eval()
@@ -382,7 +389,7 @@ def test_an_official_release_gets_its_decoder(shape, tmp_path):
     try:
         plain, report = AUTO["ForMaskedLM"].from_pretrained(tmp_path / "saved", output_loading_info=True)
     except AttributeError as error:
-        assert "LMPredictionHead" in str(error)  # Transformers 5.17 does not know its own head
+        assert "LMPredictionHead" in str(error)  # Transformers 5.17 fails on its own head
         return
     assert not report["missing_keys"] and plain.config.legacy is False  # the trained head, without decoder
 
@@ -393,7 +400,7 @@ def test_from_config_and_in_tree_checkpoints_stay_without_decoder(tmp_path):
         assert model.legacy and model.deberta.embeddings.position_embeddings is None
         model.save_pretrained(tmp_path)
         assert AUTO["ForMaskedLM"].from_pretrained(tmp_path).legacy
-        config = AutoConfig.from_pretrained(tmp_path, architectures=None)  # as if official, but without that head
+        config = AutoConfig.from_pretrained(tmp_path, architectures=None)  # like an official release, without its head
         again = AUTO["ForMaskedLM"].from_pretrained(tmp_path, config=config)
         assert (
             again.legacy
@@ -402,7 +409,7 @@ def test_from_config_and_in_tree_checkpoints_stay_without_decoder(tmp_path):
         )
 
 
-def test_positions_that_a_decoder_does_not_know(tmp_path):
+def test_more_positions_than_the_decoder_has_are_refused(tmp_path):
     folder, _ = released("v3", tmp_path / "released")
     with enable():
         model = AUTO["ForMaskedLM"].from_pretrained(folder)
@@ -411,7 +418,7 @@ def test_positions_that_a_decoder_does_not_know(tmp_path):
 
 
 @pytest.mark.parametrize("shape", ["v1", "v3"])
-def test_new_words(shape, tmp_path):
+def test_new_tokens(shape, tmp_path):
     folder, _ = released(shape, tmp_path / "released")
     inputs = batch()
     with enable():
@@ -428,7 +435,7 @@ def test_new_words(shape, tmp_path):
 # ---- tokenizers --------------------------------------------------------------------------------------------------
 
 
-def test_v1_pairs_are_the_original_ones(tmp_path):
+def test_v1_pairs_are_tokenized_as_in_the_original(tmp_path):
     words = Tokenizer(models.BPE())
     words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -451,7 +458,7 @@ def test_v1_pairs_are_the_original_ones(tmp_path):
     assert type(AutoTokenizer.from_pretrained(tmp_path)) is in_tree_class
 
 
-def test_v3_normalizer_is_that_of_its_file(tmp_path):
+def test_v3_uses_the_normalizer_of_its_file(tmp_path):
     sentencepiece = pytest.importorskip("sentencepiece")
     pytest.importorskip("google.protobuf", reason="Transformers reads spm.model with it")
     numbered = enumerate({"pad": "[PAD]", "bos": "[CLS]", "eos": "[SEP]", "unk": "[UNK]"}.items())
@@ -472,9 +479,9 @@ def test_v3_normalizer_is_that_of_its_file(tmp_path):
 # ---- on and off --------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_left():
+def test_disable_undoes_every_change():
     before = changed_by_enable()
-    assert "hf_deberta" not in modeling_deberta.DebertaEncoder.forward.__module__  # nor has an earlier test left any
+    assert "hf_deberta" not in modeling_deberta.DebertaEncoder.forward.__module__  # no earlier test left a change
     enable()
     assert changed_by_enable() != before
     disable()
@@ -482,15 +489,15 @@ def test_nothing_is_left():
     assert before.keys() == after.keys()
     for name in before:
         assert before[name] == after[name], name
-    disable()  # once more does no harm
+    disable()  # a second call has no effect
 
 
-def test_twice_nested_and_dropped():
+def test_repeated_nested_and_unused_calls():
     in_tree_forward = modeling_deberta_v2.DebertaV2Encoder.forward
     is_on = lambda: modeling_deberta_v2.DebertaV2Encoder.forward is not in_tree_forward  # noqa: E731
     enable()
     once = modeling_deberta_v2.DebertaV2Encoder.forward
-    gc.collect()  # what enable() returned is gone
+    gc.collect()  # frees the return value of enable()
     enable()
     assert is_on() and modeling_deberta_v2.DebertaV2Encoder.forward is once
     with enable():
@@ -513,7 +520,7 @@ def test_blocks_that_overlap():
     is_on = lambda: modeling_deberta_v2.DebertaV2Encoder.forward is not in_tree_forward  # noqa: E731
     first, second = enable(), enable()
     first.close()
-    first.close()  # twice is once
+    first.close()  # has no effect
     assert is_on()
     second.close()
     assert not is_on()

@@ -1,16 +1,18 @@
-"""disentangled_attention: query subsets, packing, padding, windows of the table, lengths, and every error."""
+"""disentangled_attention: query subsets, packing, padding, windows of the table, lengths, backends and errors."""
 
+import logging
 import math
 from itertools import pairwise
 
 import pytest
 import torch
+import transformers
 from numerics import TERMS, gradients, tiny_inputs, tiny_model
 from numerics import attend as attend_with
 from transformers import AttentionInterface
 
 from hf_deberta import HfDebertaForMaskedLM
-from hf_deberta.model.attention import disentangled_attention
+from hf_deberta.model.attention import BACKENDS, Backend, disentangled_attention
 from hf_deberta.model.attention_mask import AttentionMask, document_numbers
 from hf_deberta.model.relative_position import rows_in_use, rows_of_distances
 
@@ -23,7 +25,7 @@ def span(table):
 
 
 def random_inputs(length, batch=2, table="buckets", seed=0):
-    """Leaves: query, key and value of every position, and the whole relative tables."""
+    """Query, key and value of every position, and the whole relative tables, all with gradients."""
     torch.manual_seed(seed)
     states = {name: torch.randn(batch, HEADS, length, SIZE) for name in ("query", "key", "value")}
     rows = {name: torch.randn(HEADS, 2 * span(table), SIZE) for name in ("position_key", "position_query")}
@@ -35,19 +37,19 @@ def attend(inputs, table="buckets", **options):
 
 
 def windowed(inputs, table="buckets"):
-    """The same call with only the rows that the length uses."""
+    """The same inputs with only the rows that the length uses, and the first of these rows."""
     first, last = rows_in_use(inputs["query"].shape[2], span(table))
     window = {name: inputs[name][:, first:last] for name in ("position_key", "position_query")}
     return {**inputs, **window}, first
 
 
-def cut(inputs, rows=slice(None), positions=slice(None)):
-    """Some batch rows and some positions, whole tables."""
+def select(inputs, rows=slice(None), positions=slice(None)):
+    """Some batch rows and some positions, with whole tables."""
     return {name: t if name.startswith("position") else t[rows, :, positions] for name, t in inputs.items()}
 
 
-def upstream(context):
-    """A gradient from above, of its own for each channel."""
+def weighted(context):
+    """The context with different weights for its channels, so that their gradients differ."""
     return context * torch.arange(1, context.shape[-1] + 1, dtype=context.dtype)
 
 
@@ -59,20 +61,20 @@ def ragged(batch, length):
     return torch.arange(length) < torch.tensor([length, length - 4])[:batch, None]
 
 
-SIGHT = {
-    "everything": (2, lambda length: {}),
+MASKS = {
+    "full": (2, lambda length: {}),
     "padding": (2, lambda length: {"mask": ragged(2, length)}),
-    "who sees whom": (2, lambda length: {"mask": lower_triangle(2, length) & ragged(2, length)[:, None]}),
+    "pairs": (2, lambda length: {"mask": lower_triangle(2, length) & ragged(2, length)[:, None]}),
     "packed": (1, lambda length: {"cu_seqlens": torch.tensor([0, 3, 4, length], dtype=torch.int32)}),
     "packed and padded": (1, lambda length: {"cu_seqlens": torch.tensor([0, 5, length]), "mask": ragged(1, length)}),
 }
 
 
 @pytest.mark.parametrize("terms", TERMS)
-@pytest.mark.parametrize("sight", SIGHT)
-def test_a_subset_of_queries_gives_those_rows_of_the_full_result(sight, terms):
+@pytest.mark.parametrize("mask", MASKS)
+def test_a_subset_of_queries_gives_those_rows_of_the_full_result(mask, terms):
     length = 11
-    batch, options = SIGHT[sight][0], SIGHT[sight][1](length)
+    batch, options = MASKS[mask][0], MASKS[mask][1](length)
     inputs = random_inputs(length, batch)
     chosen = torch.tensor([[10, 0, 4, 4], [2, 9, 8, 0]])[:batch]
     index = chosen[:, None, :, None].expand(-1, HEADS, -1, -1)
@@ -85,10 +87,10 @@ def test_a_subset_of_queries_gives_those_rows_of_the_full_result(sight, terms):
     )
     expected = [tensor.gather(2, index.expand(-1, -1, -1, tensor.shape[-1])) for tensor in full]
     torch.testing.assert_close(list(some), expected)
-    assert sight == "everything" or not full[1].all()
-    found, wanted = (gradients(upstream(context), inputs) for context in (some[0], expected[0]))
+    assert mask == "full" or not full[1].all()
+    found, full_gradients = (gradients(weighted(context), inputs) for context in (some[0], expected[0]))
     for name in inputs:
-        torch.testing.assert_close(found[name], wanted[name], msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(found[name], full_gradients[name], msg=lambda text, name=name: f"{name}: {text}")
 
 
 @pytest.mark.parametrize("terms", TERMS)
@@ -101,13 +103,13 @@ def test_packed_documents_equal_separate_documents(lengths, table, terms):
     bounds = boundaries.tolist()
     separate = []
     for start, end in pairwise(bounds):
-        document, first = windowed(cut(inputs, positions=slice(start, end)), table)
+        document, first = windowed(select(inputs, positions=slice(start, end)), table)
         separate.append(attend(document, table, terms=TERMS[terms], first_row=first)[0])
     separate = torch.cat(separate, 2)
     torch.testing.assert_close(packed, separate)
-    found, wanted = gradients(upstream(packed), inputs), gradients(upstream(separate), inputs)
+    found, expected = gradients(weighted(packed), inputs), gradients(weighted(separate), inputs)
     for name in inputs:
-        torch.testing.assert_close(found[name], wanted[name], msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(found[name], expected[name], msg=lambda text, name=name: f"{name}: {text}")
 
 
 @pytest.mark.parametrize("terms", TERMS)
@@ -120,13 +122,13 @@ def test_padding_equals_a_shorter_sequence(shape, terms):
         mask = mask[:, None] & mask[:, :, None]
     padded, probabilities = attend(inputs, terms=TERMS[terms], mask=mask)
     assert not padded[1, :, 5:].any() and not probabilities[1, :, :, 5:].any()
-    loss = upstream(padded).sum()
-    alone = [attend(cut(inputs, [b], slice(n)), terms=TERMS[terms])[0] for b, n in enumerate(real)]
+    loss = weighted(padded).sum()
+    alone = [attend(select(inputs, [b], slice(n)), terms=TERMS[terms])[0] for b, n in enumerate(real)]
     for b, n in enumerate(real):
         torch.testing.assert_close(padded[b : b + 1, :, :n], alone[b])
-    found, wanted = gradients(loss, inputs), gradients(sum(upstream(c).sum() for c in alone), inputs)
+    found, expected = gradients(loss, inputs), gradients(sum(weighted(c).sum() for c in alone), inputs)
     for name in inputs:
-        torch.testing.assert_close(found[name], wanted[name], msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(found[name], expected[name], msg=lambda text, name=name: f"{name}: {text}")
 
 
 @pytest.mark.parametrize("length", [1, 2, 7, 16, 17, 40, 150])
@@ -137,15 +139,15 @@ def test_rows_in_use_equal_the_whole_table(table, length):
     assert first > 0 or length >= span(table)
     whole, part = attend(inputs, table), attend(window, table, first_row=first)
     torch.testing.assert_close(part, whole)
-    found, wanted = gradients(upstream(part[0]), inputs), gradients(upstream(whole[0]), inputs)
+    found, expected = gradients(weighted(part[0]), inputs), gradients(weighted(whole[0]), inputs)
     for name in inputs:
-        torch.testing.assert_close(found[name], wanted[name], msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(found[name], expected[name], msg=lambda text, name=name: f"{name}: {text}")
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 13, 37])
 @pytest.mark.parametrize("terms", TERMS)
 def test_scores_of_any_length_by_hand(terms, length):
-    """Also where most distances (k = 6) are past the largest: the row, the scale and the softmax, spelt out."""
+    """The row, the scale and the softmax written out, also for lengths with most distances beyond the largest (6)."""
     inputs = random_inputs(length, batch=1, table="clipped")
     context, probabilities = attend(inputs, "clipped", terms=TERMS[terms])
     query, key, value, position_key, position_query = inputs.values()
@@ -175,7 +177,7 @@ def test_rows_depend_on_the_direction():
     assert (attend(inputs)[0] - attend(mirrored)[0]).abs().max() > 0.01
 
 
-def test_terms_are_those_whose_table_is_given():
+def test_terms_default_to_those_with_a_table():
     inputs = random_inputs(5)
     for dropped, terms in (((), "both"), (("position_query",), "c2p"), (("position_key",), "p2c")):
         given = {name: tensor for name, tensor in inputs.items() if name not in dropped}
@@ -239,7 +241,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_input_is_one_clear_error(case):
+def test_wrong_input_raises_a_clear_error(case):
     inputs = random_inputs(5)
     arguments = {**inputs, "rows_of_distance": rows_of_distances(*TABLES["buckets"])}
     attend_with(**arguments)
@@ -256,7 +258,7 @@ def test_document_numbers(dtype):
     assert document_numbers(torch.tensor([0, 2], dtype=dtype), 4).tolist() == [0, 0, 1, 1]  # the rest is one more
 
 
-def test_visibility_of_nothing_special_is_none():
+def test_visible_is_none_if_every_query_sees_every_key():
     assert AttentionMask().visible(4) is None
     assert AttentionMask(query_positions=torch.tensor([[1, 2]])).visible(4) is None
 
@@ -264,7 +266,7 @@ def test_visibility_of_nothing_special_is_none():
 @pytest.mark.parametrize("positions", [None, torch.tensor([[5, 0], [3, 3]])], ids=["all queries", "some queries"])
 @pytest.mark.parametrize("packed", [False, True], ids=["", "packed"])
 @pytest.mark.parametrize("shape", [None, "[B, K]", "[B, K, K]"], ids=str)
-def test_visibility_by_hand(shape, packed, positions):
+def test_visible_by_hand(shape, packed, positions):
     torch.manual_seed(0)
     keys, batch = 6, 1 if packed else 2
     positions = None if positions is None else positions[:batch]
@@ -288,45 +290,68 @@ def test_visibility_by_hand(shape, packed, positions):
     assert found.dtype == torch.bool and found.shape == (batch, 1, asked.shape[1], keys)
 
 
-# ---- engines from outside ----------------------------------------------------------------------------------------
+# ---- backends ----------------------------------------------------------------------------------------------------
+
+
+def test_a_new_backend_is_one_entry_and_falls_back_with_one_warning(monkeypatch, caplog):
+    def unsupported_reason(query, key, value, positions, mask, dropout_p):
+        return "it supports no dropout" if dropout_p > 0 else None
+
+    doubled = Backend(lambda query, key, value, *rest: (2 * value, None), unsupported_reason, fallback="eager")
+    monkeypatch.setitem(BACKENDS, "doubled", doubled)
+    inputs = random_inputs(5)
+    assert torch.equal(attend(inputs, backend="doubled")[0], 2 * inputs["value"])
+    transformers.utils.logging.enable_propagation()
+    logging.Logger.warning_once.cache_clear()
+    with caplog.at_level("WARNING"):
+        for _ in range(2):
+            torch.manual_seed(0)
+            found = attend(inputs, backend="doubled", dropout_p=0.5)
+            torch.manual_seed(0)
+            torch.testing.assert_close(found, attend(inputs, dropout_p=0.5))
+    (record,) = caplog.records
+    assert "'doubled'" in record.message and "it supports no dropout" in record.message
+
+
+# ---- functions registered with Transformers ----------------------------------------------------------------------
 
 
 @pytest.fixture
-def engine():
-    """An engine under the name "loud", which counts its calls and hands on to the reference."""
+def recorded():
+    """Calls of an attention function that is registered as "recording" and calls the reference."""
     calls = []
 
-    def loud(query, key, value, positions, mask, dropout_p):
+    def recording(query, key, value, positions, mask, dropout_p):
         calls.append((positions, mask))
         return disentangled_attention(query, key, value, positions, mask, scale=1.0, dropout_p=dropout_p)[0]
 
-    AttentionInterface.register("loud", loud)
+    AttentionInterface.register("recording", recording)
     yield calls
-    AttentionInterface._global_mapping.pop("loud")
+    AttentionInterface._global_mapping.pop("recording")
 
 
-def test_an_engine_registered_with_transformers(engine):
+def test_a_function_registered_with_transformers(recorded):
     model = tiny_model(HfDebertaForMaskedLM).eval()
     inputs = tiny_inputs()
     expected = model(**inputs).logits
-    model.set_attn_implementation("loud")
+    model.set_attn_implementation("recording")
     real = inputs["attention_mask"].bool()
     torch.testing.assert_close(model(**inputs).logits[real], expected[real])
-    assert len(engine) == 3  # a layer, and two steps of the decoder
-    positions, mask = engine[0]
+    assert len(recorded) == 3  # a layer, and two steps of the decoder
+    positions, mask = recorded[0]
     assert positions.terms == ("c2p", "p2c") and mask.mask.shape == (3, 9)
     model(**inputs, output_attentions=True)
-    assert len(engine) == 5  # probabilities come from eager; the decoder has none
+    assert len(recorded) == 5  # probabilities come from eager; the decoder has none
 
 
 @pytest.mark.parametrize("name", ["flash_attention_2", "flex_attention", "nothing"])
-def test_engines_that_do_not_know_position_terms(name):
+def test_attention_functions_of_transformers_are_refused(name):
     states = torch.zeros(1, 1, 2, 4)
     with pytest.raises(ValueError, match="choose one of eager, sdpa, triton, or register"):
         disentangled_attention(states, states, states, backend=name)
 
 
-def test_an_engine_must_return_the_context_alone():
+def test_a_registered_function_must_return_the_context_alone():
     AttentionInterface.register("pair", lambda query, *rest: (query, None))
     try:
         states = torch.zeros(1, 1, 2, 4)

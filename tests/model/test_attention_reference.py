@@ -1,4 +1,4 @@
-"""The oracle against a triple loop written from equation 4, against finite differences, and in half precision."""
+"""The reference against a triple loop of equation 4, against finite differences, and in half precision."""
 
 import math
 
@@ -13,11 +13,11 @@ from hf_deberta.model.relative_position import RelativePositions, rows_of_distan
 VISIBLE = {
     "all seen": lambda queries, keys: None,
     "causal": lambda queries, keys: torch.ones(1, 1, queries, keys, dtype=torch.bool).tril(),
-    "one query blind": lambda queries, keys: blind(queries, keys),
+    "one query fully masked": lambda queries, keys: fully_masked_query(queries, keys),
 }
 
 
-def blind(queries, keys):
+def fully_masked_query(queries, keys):
     """In the second batch row, the first query sees nothing; in both, the last key is hidden from the others."""
     visible = torch.ones(2, 1, queries, keys, dtype=torch.bool)
     visible[:, :, :-1, -1] = False
@@ -53,7 +53,7 @@ def relative_positions(position_key, position_query, terms):
 
 
 def by_hand(query, key, value, position_key, position_query, row, visible, scale, terms):
-    """Equation 4 as the paper writes it, in Python numbers."""
+    """Equation 4 of the paper in Python numbers."""
     batch, heads, queries, size = query.shape
     keys = key.shape[2]
     context = torch.zeros(batch, heads, queries, size, dtype=torch.float64)
@@ -93,7 +93,7 @@ def test_equals_equation_four_by_hand(queries, keys, terms, visible):
     torch.testing.assert_close(found, expected)
 
 
-def test_one_row_table_serves_the_whole_batch():
+def test_rows_of_pairs_are_shared_by_the_batch():
     tensors, row = random_inputs(3, 4)
     one = reference_attention(**tensors, row=row[:1], visible=None, scale=0.5)
     both = reference_attention(**tensors, row=row[:1].expand(2, -1, -1), visible=None, scale=0.5)
@@ -176,14 +176,14 @@ def test_half_precision_is_no_worse_than_plain_half_arithmetic(dtype, terms, vis
     exact = {name: tensor.detach().double().requires_grad_() for name, tensor in tensors.items()}
     weight = torch.randn(2, 3, 33, 16)  # an upstream gradient
 
-    def plainly(query, key, value, position_key, position_query):
+    def plain_attention(query, key, value, position_key, position_query):
         parts = score_terms(query, key, relative_positions(position_key, position_query, terms), row)
         return visible_softmax(sum(parts.values()) * scale, visible) @ value
 
     contexts = (
         reference_attention(**tensors, row=row, visible=visible, scale=scale, terms=terms)[0],
-        plainly(**tensors),
-        plainly(**exact),
+        plain_attention(**tensors),
+        plain_attention(**exact),
     )
     assert_within_budget(*contexts, "context")
     found, plain, exactly = (
@@ -219,7 +219,7 @@ def test_dropout_keeps_the_expectation_and_the_seed():
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_autocast_does_not_undo_the_care(dtype, backend):
+def test_autocast_does_not_lower_the_precision_of_scores(dtype, backend):
     """Raw products beyond float16's range, under autocast as with `fp16=True`: finite, and near float64."""
     torch.manual_seed(0)
     tensors = [60 * torch.randn(1, 1, 20, 64) for _ in range(2)] + [torch.randn(1, 1, 20, 64)]

@@ -26,8 +26,8 @@ def leaf(*shape):
     return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
 
-def who_sees_whom(kind, batch, length, queries):
-    """Arguments of `disentangled_attention` for one way of restricting who sees whom."""
+def mask_arguments(kind, batch, length, queries):
+    """Fields of an `AttentionMask`."""
     arguments = {}
     if "padding" in kind:
         arguments["mask"] = torch.arange(length) < torch.tensor([[length], [length // 2]])
@@ -45,7 +45,7 @@ KINDS = ["all", "padding", "any mask", "some queries, padding", "some queries, a
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("table", TABLES)
-def test_output_and_gradients_are_the_reference_s(table, kind, sizes):
+def test_output_and_gradients_equal_the_reference(table, kind, sizes):
     k, buckets = TABLES[table]
     rows, span = rows_of_distances(k, buckets), buckets or k
     torch.manual_seed(0)
@@ -61,7 +61,7 @@ def test_output_and_gradients_are_the_reference_s(table, kind, sizes):
                 "position_key": leaf(HEADS, last - first, WIDTH),
                 "position_query": leaf(HEADS, last - first, WIDTH),
             }
-            arguments = who_sees_whom(kind, batch, length, queries)
+            arguments = mask_arguments(kind, batch, length, queries)
             arguments |= {"terms": terms, "rows_of_distance": rows, "first_row": first}
             weight = torch.randn_like(leaves["query"])
             results = {}
@@ -84,7 +84,7 @@ def test_output_and_gradients_are_the_reference_s(table, kind, sizes):
 
 
 def test_far_keys_are_joined_by_log_sums(monkeypatch):
-    """Blocks with keys so far on the left, on the right, on both sides; the joined parts hold every key once."""
+    """Blocks have far keys on the left, on the right or on both sides; the joined parts hold every key once."""
     monkeypatch.setattr(attention_sdpa, "QUERY_BLOCK", 16)
     parts, joined = [], attention_sdpa.joined
     monkeypatch.setattr(attention_sdpa, "joined", lambda found: parts.append(len(found)) or joined(found))
@@ -97,6 +97,23 @@ def test_far_keys_are_joined_by_log_sums(monkeypatch):
     expected, _ = attend(*tensors, rows_of_distance=rows)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
     assert parts == [2, 3, 3, 3, 2, 2]  # the last two blocks, of 16 and 10 queries, see the end
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.3])
+def test_any_scale_gives_the_reference_past_the_saturation_distance(scale):
+    """With a scale of zero all scores are zero."""
+    torch.manual_seed(0)
+    rows, length = rows_of_distances(512, 256), 800
+    assert length > saturation_of(rows) + attention_sdpa.QUERY_BLOCK
+    tensors = [torch.randn(1, 1, length, WIDTH, dtype=torch.float64) for _ in range(3)]
+    tensors += [torch.randn(1, 512, WIDTH, dtype=torch.float64) for _ in range(2)]
+    options = {"rows_of_distance": rows, "terms": ("c2p", "p2c", "p2p"), "scale": scale}
+    with torch.no_grad():
+        found, _ = attend(*tensors, **options, backend="sdpa")
+    expected, _ = attend(*tensors, **options)
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+    if scale == 0:
+        torch.testing.assert_close(found, tensors[2].mean(2, keepdim=True).expand_as(found))
 
 
 def test_saturation():
@@ -116,6 +133,7 @@ def models(model_class, **fields):
 
 
 @pytest.mark.parametrize("model_class", [HfDebertaModel, HfDebertaForMaskedLM])
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_models_agree_and_sdpa_is_the_default(model_class):
     model = models(model_class)
     assert model.config._attn_implementation == "sdpa"
@@ -145,7 +163,7 @@ def test_attentions_come_from_eager_with_one_warning(caplog):
     assert len([r for r in caplog.records if "'sdpa' has no attention probabilities" in r.message]) == 1
 
 
-def test_dropout_falls_on_probabilities():
+def test_dropout_applies_to_probabilities():
     torch.manual_seed(0)
     states = torch.randn(1, 2, 30, 4)
     table = torch.randn(2, 60, 4, requires_grad=True)
@@ -162,7 +180,7 @@ def test_dropout_falls_on_probabilities():
 @pytest.mark.parametrize("length", [50, 300])
 @torch.no_grad()
 def test_half_precision_stays_near_float64(length, dtype, monkeypatch):
-    """At 300 tokens in blocks of 64 there are keys so far that they are plain attention."""
+    """At 300 tokens, in blocks of 64, far keys are plain attention."""
     monkeypatch.setattr(attention_sdpa, "QUERY_BLOCK", 64)
     torch.manual_seed(0)
     rows = rows_of_distances(64, 16)
@@ -177,17 +195,17 @@ def test_half_precision_stays_near_float64(length, dtype, monkeypatch):
     assert errors["sdpa"] <= 2 * errors["eager"] + 2 * scores
 
 
-def test_second_derivatives_are_the_reference_s():
+def test_second_derivatives_equal_the_reference():
     torch.manual_seed(0)
     rows = rows_of_distances(12)
     leaves = [leaf(1, 1, 5, 2) for _ in range(3)] + [leaf(1, 9, 2) for _ in range(2)]
 
     def loss(backend):
-        def of(*tensors):
+        def cubed(*tensors):
             context, _ = attend(*tensors, rows_of_distance=rows, first_row=8, backend=backend)
             return context.pow(3).sum()
 
-        return of
+        return cubed
 
     found, expected = (torch.autograd.functional.hessian(loss(backend), tuple(leaves)) for backend in ("sdpa", "eager"))
     torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
@@ -208,7 +226,7 @@ def test_function_transforms_past_one_block(monkeypatch):
 
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
-def test_empty_documents_ask_nothing(backend):
+def test_empty_documents_have_no_queries(backend):
     rows = rows_of_distances(12)
     tensors = [leaf(1, HEADS, n, WIDTH).detach() for n in (2, 9, 9)] + [
         leaf(HEADS, 24, WIDTH).detach() for _ in range(2)

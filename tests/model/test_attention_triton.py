@@ -1,7 +1,7 @@
 """The Triton backend against the reference: output and every gradient, in Triton's interpreter or on a GPU.
 
-The interpreter must be asked for before Triton is first imported, so `test_in_the_interpreter` runs this file in a
-process of its own, where tiles have 16 tokens and everything is tiny: the interpreter is slow.
+The interpreter must be enabled before Triton is imported, so `test_in_the_interpreter` runs this file in a process of
+its own. Tiles have 16 tokens there, and inputs are tiny, because the interpreter is slow.
 """
 
 import logging
@@ -55,14 +55,14 @@ def test_in_the_interpreter():
 
 @pytest.fixture(autouse=True)
 def poison():
-    """Whatever is allocated holds NaN until it is written."""
+    """Fill new memory with NaN, so that numbers that were never written show up."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
 
 
 def inputs_of(table, length, batch=1, heads=1, size=20, dtype=torch.float32, device="cpu", pruned=False, spread=1.0):
-    """Leaves by name, the rows of distances, and the first row in use."""
+    """Inputs with gradients by name, the rows of distances, and the first row in use."""
     torch.manual_seed(0)
     rows, span = rows_of_distances(*table), table[1] or table[0]
     first, last = rows_in_use(length, span, pruned and may_be_pruned(rows, span))
@@ -76,12 +76,12 @@ def results(call, leaves):
     """The context, and gradients by name of a weighted sum of it."""
     context = call(**leaves)
     weight = torch.randn(context.shape, generator=torch.Generator().manual_seed(1)).to(context)
-    wanted = {name: leaf for name, leaf in leaves.items() if leaf is not None}
-    found = torch.autograd.grad((context * weight).sum(), list(wanted.values()))
-    return {"context": context.detach()} | dict(zip(wanted, found, strict=True))
+    tensors = {name: leaf for name, leaf in leaves.items() if leaf is not None}
+    found = torch.autograd.grad((context * weight).sum(), list(tensors.values()))
+    return {"context": context.detach()} | dict(zip(tensors, found, strict=True))
 
 
-def in_both(leaves, rows, first, terms, causal=False, dtype=torch.float64, **who):
+def in_both(leaves, rows, first, terms, causal=False, dtype=torch.float64, **mask):
     """Results of this backend, and of the reference in `dtype`."""
     size, length = leaves["query"].shape[-1], leaves["query"].shape[2]
     given = {"position_key": "c2p" in terms, "position_query": "p2c" in terms}
@@ -91,14 +91,14 @@ def in_both(leaves, rows, first, terms, causal=False, dtype=torch.float64, **who
         scale = attention_scale(1 + len(terms), size)
         positions = RelativePositions.from_tables(position_key, position_query, rows, terms, first)
         positions = positions.with_scaled_queries(scale, query.dtype) if terms else None
-        return triton_attention(query * scale, key, value, positions, AttentionMask(**who), causal=causal)
+        return triton_attention(query * scale, key, value, positions, AttentionMask(**mask), causal=causal)[0]
 
     def reference(**tensors):
-        arguments = {"rows_of_distance": rows, "first_row": first, "terms": terms, **who}
+        arguments = {"rows_of_distance": rows, "first_row": first, "terms": terms, **mask}
         if causal:
             arguments["mask"] = torch.ones(1, length, length, dtype=torch.bool, device=rows.device).tril()
-            if who.get("mask") is not None:
-                arguments["mask"] = arguments["mask"] & who["mask"][:, None] & who["mask"][:, :, None]
+            if mask.get("mask") is not None:
+                arguments["mask"] = arguments["mask"] & mask["mask"][:, None] & mask["mask"][:, :, None]
         return attend(**tensors, **arguments)[0]
 
     exact = {name: None if leaf is None else leaf.detach().to(dtype).requires_grad_() for name, leaf in leaves.items()}
@@ -121,8 +121,8 @@ def with_holes(length):
     return torch.rand(1, length) < 0.7
 
 
-BOUNDS = torch.tensor([0, 3, 3, 19])  # what is left is one more document
-# name: (table, terms, arguments of inputs_of, who sees whom)
+BOUNDS = torch.tensor([0, 3, 3, 19])  # the remaining tokens are one more document
+# name: (table, terms, arguments of inputs_of, fields of AttentionMask, and causal)
 # fmt: off
 CASES = {
     "far on both sides": (CLIPPED, BOTH, {"length": 40}, {}),
@@ -134,7 +134,7 @@ CASES = {
     "no terms, padding": (CLIPPED, (), {"length": 20, "batch": 2}, {"mask": ragged(20, 3)}),
     "padding": (CLIPPED, BOTH, {"length": 33, "batch": 2}, {"mask": ragged(33, 9)}),
     "packed": (CLIPPED, BOTH, {"length": 56}, {"cu_seqlens": BOUNDS}),
-    "packed, known to be short": (
+    "packed, with lengths": (
         CLIPPED, BOTH, {"length": 56}, {"cu_seqlens": torch.tensor([0, 9, 25, 40]), "lengths": (9, 16, 15)},
     ),
     "packed, beyond the row": (CLIPPED, BOTH, {"length": 40}, {"cu_seqlens": torch.tensor([5, 20, 90])}),
@@ -145,9 +145,9 @@ CASES = {
 
 @interpreted
 @pytest.mark.parametrize("case", CASES)
-def test_output_and_gradients_are_the_reference_s(case):
-    table, terms, shape, who = CASES[case]
-    found, expected = in_both(*inputs_of(table, **shape), terms, **who)
+def test_output_and_gradients_equal_the_reference(case):
+    table, terms, shape, mask = CASES[case]
+    found, expected = in_both(*inputs_of(table, **shape), terms, **mask)
     assert_same_by_name(found, expected)
     if "pairs" in case:
         assert not found["context"][:, :, 5].any() and not found["query"][:, :, 5].any()
@@ -168,7 +168,7 @@ def test_half_precision_is_no_worse_than_the_reference_in_it():
     "device",
     [pytest.param("cpu", marks=interpreted), pytest.param("cuda", marks=[on_gpu, pytest.mark.gpu])],
 )
-def test_dropout_falls_on_probabilities_and_the_backward_pass_draws_it_again(device):
+def test_dropout_applies_to_probabilities_and_is_repeated_in_the_backward_pass(device):
     """With unit vectors as values, the context is the probabilities."""
     length, rate = (128 if device == "cuda" else 40), 0.4  # with tiles of 16 some are far
     leaves, rows, _ = inputs_of(CLIPPED, length, size=length, device=device)
@@ -178,7 +178,7 @@ def test_dropout_falls_on_probabilities_and_the_backward_pass_draws_it_again(dev
         scale = attention_scale(3, length)
         positions = RelativePositions.from_tables(position_key, position_query, rows)
         positions = positions.with_scaled_queries(scale, query.dtype)
-        return triton_attention(query * scale, key, value, positions, AttentionMask(), rate)
+        return triton_attention(query * scale, key, value, positions, AttentionMask(), rate)[0]
 
     unit = torch.eye(length, device=device)[None, None]
     with torch.no_grad():
@@ -211,8 +211,8 @@ def test_compiles_to_one_graph():
 
 
 @interpreted
-def test_the_operators_are_what_tracing_takes_them_for():
-    """Shapes, strides and gradients of the shape rules against those of the kernels, with tables trained and not."""
+def test_the_operators_agree_with_their_shape_rules():
+    """Shapes, strides and gradients, with and without gradients of the tables."""
     leaves, rows, _ = inputs_of(CLIPPED, 18)
     near = furthest = 1
     tables = attention_triton.rows_by_distance(rows, (near + 1) * 16)
@@ -225,8 +225,8 @@ def test_the_operators_are_what_tracing_takes_them_for():
 
 
 @interpreted
-def test_products_are_as_exact_as_pytorch_s(monkeypatch):
-    """However that was asked for: mixing PyTorch's two ways makes one of its own questions an error."""
+def test_products_have_the_precision_that_is_set_in_pytorch(monkeypatch):
+    """Whichever of PyTorch's two settings was used: after mixing them, one of its getters raises an error."""
     call = attention_triton.Call(
         *inputs_of(CLIPPED, 5)[0].values(), torch.zeros(32, dtype=torch.long), *[None] * 3, 0.0, False, 0, 0
     )
@@ -236,7 +236,7 @@ def test_products_are_as_exact_as_pytorch_s(monkeypatch):
 
 
 @interpreted
-def test_a_model_computes_with_it():
+def test_a_model_uses_the_kernels():
     model = tiny_model(HfDebertaForSequenceClassification, dtype=torch.float32, num_hidden_layers=3).eval()
     inputs = tiny_inputs((9, 5))
     calls = []
@@ -247,7 +247,7 @@ def test_a_model_computes_with_it():
         patch.setattr(attention_triton, "attention_in_tiles", lambda *args: calls.append(args) or original(*args))
         found = model(**inputs).logits
     torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-5)
-    assert len(calls) == 2  # the last layer asks for one position per sequence, which is sdpa's
+    assert len(calls) == 2  # the last layer has one query per sequence, which sdpa computes
 
 
 @pytest.fixture
@@ -267,7 +267,7 @@ LIMITS = {
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-def test_what_it_cannot_do_is_sdpa_s_with_one_warning(limit, warnings_of, monkeypatch):
+def test_unsupported_calls_fall_back_to_sdpa_with_one_warning(limit, warnings_of, monkeypatch):
     monkeypatch.setattr(attention_triton, "INTERPRETING", True)
     monkeypatch.setattr(attention_triton, "IS_INSTALLED", True)
     shape, arguments, message = LIMITS[limit]
@@ -280,7 +280,7 @@ def test_what_it_cannot_do_is_sdpa_s_with_one_warning(limit, warnings_of, monkey
     assert message in warning
 
 
-def test_without_triton_it_is_sdpa(warnings_of, monkeypatch):
+def test_without_triton_sdpa_is_used(warnings_of, monkeypatch):
     monkeypatch.setattr(attention_triton, "INTERPRETING", True)
     monkeypatch.setattr(attention_triton, "IS_INSTALLED", False)
     leaves, rows, _ = inputs_of(BUCKETS, 7)
@@ -289,25 +289,25 @@ def test_without_triton_it_is_sdpa(warnings_of, monkeypatch):
     assert ["triton is not installed" in warning for warning in warnings_of()] == [True]
 
 
-def test_few_queries_are_sdpa_s_without_a_word(warnings_of):
+def test_query_subsets_are_computed_by_sdpa_without_a_warning(warnings_of):
     leaves, rows, _ = inputs_of(BUCKETS, 7)
-    asked = {**leaves, "query": leaves["query"][:, :, :2]}
+    subset = {**leaves, "query": leaves["query"][:, :, :2]}
     positions = torch.tensor([[3, 1]])
-    found = attend(**asked, rows_of_distance=rows, query_positions=positions, backend="triton")[0]
-    expected = attend(**asked, rows_of_distance=rows, query_positions=positions, backend="sdpa")[0]
+    found = attend(**subset, rows_of_distance=rows, query_positions=positions, backend="triton")[0]
+    expected = attend(**subset, rows_of_distance=rows, query_positions=positions, backend="sdpa")[0]
     assert torch.equal(found, expected)
     assert not warnings_of()
 
 
 @pytest.mark.skipif(INTERPRETING, reason="the interpreter runs on the CPU")
-def test_on_a_cpu_it_is_sdpa(warnings_of):
+def test_on_a_cpu_sdpa_is_used(warnings_of):
     leaves, rows, _ = inputs_of(BUCKETS, 7)
     found, expected = (attend(**leaves, rows_of_distance=rows, backend=backend)[0] for backend in ("triton", "sdpa"))
     assert torch.equal(found, expected)
     assert ["runs on GPUs, not on cpu" in warning for warning in warnings_of()] == [True]
 
 
-def test_models_take_it_if_asked():
+def test_models_accept_the_name_triton():
     assert tiny_model(HfDebertaForSequenceClassification).config._attn_implementation == "sdpa"
     model = tiny_model(HfDebertaForSequenceClassification, attn_implementation="triton")
     assert model.config._attn_implementation == "triton"
@@ -339,13 +339,13 @@ REAL = {
 @pytest.mark.parametrize("case", REAL)
 @pytest.mark.parametrize("chip", ["its own", "others"])
 def test_real_sizes(case, dtype, chip, monkeypatch):
-    if chip == "others":  # as GPUs of other kinds are given tiles, warps and stages
+    if chip == "others":  # tiles, warps and stages of other GPUs
         monkeypatch.setattr(attention_triton, "LAUNCHES", {**LAUNCHES, **dict.fromkeys(CHIPS.values(), LAUNCHES[chip])})
-    terms, shape, who = REAL[case]
-    who = {name: value.cuda() if torch.is_tensor(value) else value for name, value in who.items()}
+    terms, shape, mask = REAL[case]
+    mask = {name: value.cuda() if torch.is_tensor(value) else value for name, value in mask.items()}
     leaves, rows, first = inputs_of(V3, **{"size": 64, **shape}, dtype=dtype, device="cuda")
-    found, exact = in_both(leaves, rows, first, terms, **who)
-    again, plain = in_both(leaves, rows, first, terms, dtype=dtype, **who)
+    found, exact = in_both(leaves, rows, first, terms, **mask)
+    again, plain = in_both(leaves, rows, first, terms, dtype=dtype, **mask)
     for name, tensor in found.items():
         assert_within_budget(tensor, plain[name], exact[name], name)
         assert torch.equal(tensor, again[name]), f"{name} differs from one run to the next"

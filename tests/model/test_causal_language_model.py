@@ -155,6 +155,7 @@ def test_long_rows_do_not_attend_to_later_tokens(length):
 
 
 @torch.no_grad()
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_causal_false_equals_the_masked_language_model(tmp_path):
     masked = tiny_model(HfDebertaForMaskedLM).eval()
     masked.save_pretrained(tmp_path)

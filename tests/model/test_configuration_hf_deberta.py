@@ -63,7 +63,7 @@ def test_preset_fields(name):
     assert config.norm_rel_ebd == ("none" if v1 else "layer_norm")
     assert config.relative_span == (512 if v1 else 16 if name == "tiny" else 256)
     assert config.conv_kernel_size == (3 if v2 else 0)
-    assert config.pos_att_type == ["c2p", "p2c"] and config.emd_steps == 2 and config.uses_mask_decoder
+    assert config.attention_terms == 3 and config.emd_steps == 2 and config.uses_mask_decoder
     assert HfDebertaConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()
     if name == "tiny":
         assert HfDebertaForMaskedLM(config)(torch.tensor([[1, 5, 2]])).logits.shape == (1, 3, 128)
@@ -180,7 +180,8 @@ def test_valid_fields_build_a_model_that_runs(fields):
     ids=repr,
 )
 def test_forms_of_pos_att_type(pos_att_type, terms):
-    assert HfDebertaConfig(pos_att_type=pos_att_type).pos_att_type == terms
+    config = HfDebertaConfig(pos_att_type=pos_att_type)
+    assert config.pos_att_type == terms and config.attention_terms == 1 + len(terms)
 
 
 def test_derived_values():

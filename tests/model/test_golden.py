@@ -63,6 +63,7 @@ def compare_encoder(output, expected, real):
 
 
 @pytest.mark.parametrize("case", MLM_CASES)
+@pytest.mark.usefixtures("unpadded_or_padded")
 def test_encoder_and_masked_language_model(case, tmp_path):
     tensors = golden_cases.tensors(case)
     model = golden_cases.load(HfDebertaForMaskedLM, case, tmp_path)
@@ -173,6 +174,7 @@ def test_packed_documents_without_convolution_through_the_public_call(tmp_path):
 
 
 @pytest.mark.parametrize("case", ["case08a_seqcls_gelu", "case08b_seqcls_tanh", "case08c_regression"])
+@pytest.mark.usefixtures("unpadded_or_padded")
 def test_sequence_classification(case, tmp_path):
     tensors = golden_cases.tensors(case)
     batch, expected = part(tensors, "in/"), part(tensors, "out/")
@@ -187,6 +189,7 @@ def test_sequence_classification(case, tmp_path):
                 torch.testing.assert_close(loss, expected[f"loss_labels_{kind}"], **STATES)
 
 
+@pytest.mark.usefixtures("unpadded_or_padded")
 def test_token_classification_with_projection(tmp_path):
     tensors = golden_cases.tensors("case08d_ner")
     batch, expected = part(tensors, "in/"), part(tensors, "out/")
@@ -200,6 +203,7 @@ def test_token_classification_with_projection(tmp_path):
     torch.testing.assert_close(output.loss, expected["loss"], **STATES)
 
 
+@pytest.mark.usefixtures("unpadded_or_padded")
 def test_multiple_choice(tmp_path):
     tensors = golden_cases.tensors("case08e_multichoice")
     batch, expected = part(tensors, "in/"), part(tensors, "out/")
@@ -210,6 +214,7 @@ def test_multiple_choice(tmp_path):
     torch.testing.assert_close(output.loss, expected["loss"], **STATES)
 
 
+@pytest.mark.usefixtures("unpadded_or_padded")
 def test_entity_choice(tmp_path):
     tensors = golden_cases.tensors("case08f_record")
     batch, expected = part(tensors, "in/"), part(tensors, "out/")

@@ -102,6 +102,7 @@ def loss_and_gradients(model, batches, items):
 
 @pytest.mark.parametrize("count", [int, torch.tensor], ids=["int", "tensor"])
 @pytest.mark.parametrize("name", HEADS)
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_split_batch_has_the_same_loss_and_gradients(name, count):
     model, inputs = build(name)
     expected, expected_gradients = loss_and_gradients(model, [inputs], None)
@@ -120,6 +121,7 @@ HEADS_THAT_IGNORE_LABELS = [name for name in HEADS if "regression" not in name a
 
 @pytest.mark.parametrize("items", [None, torch.tensor(0), 5], ids=str)
 @pytest.mark.parametrize("name", HEADS_THAT_IGNORE_LABELS)
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_without_labels_loss_and_gradients_are_zero(name, items):
     model, inputs = build(name)
     for key in HEADS[name][2].keys() - {"entity_indices"}:
@@ -130,6 +132,7 @@ def test_without_labels_loss_and_gradients_are_zero(name, items):
     assert not [key for key, gradient in gradients.items() if gradient.any() or not gradient.isfinite().all()]
 
 
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_answers_outside_the_window_are_ignored():
     model, inputs = build("question answering")
     inside = slice(0, 3)
@@ -138,6 +141,7 @@ def test_answers_outside_the_window_are_ignored():
     assert_equal_but_for_rounding(model(**inputs).loss, expected)
 
 
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_answers_at_padding_are_ignored():
     """Like labels at padding; the logits at padding do not count either, so the loss stays small."""
     model, inputs = build("question answering")

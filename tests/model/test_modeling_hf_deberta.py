@@ -1,4 +1,4 @@
-"""The model as a user calls it: outputs, masks, packing, padding, bad input, resizing, pipelines, compiling."""
+"""The public interface of the models: outputs, masks, packing, padding, bad input, resizing, pipelines, compiling."""
 
 import pytest
 import torch
@@ -72,7 +72,7 @@ def with_labels(model_class, inputs):
 
 
 def first_tensor(output):
-    """What the head is for: logits, or the last state, or what stands for logits where there are none."""
+    """The main output of a head: logits, the last hidden state, or losses if there are no logits."""
     for name in ("logits", "start_logits", "last_hidden_state", "losses"):
         if name in output:
             return output[name]
@@ -80,7 +80,7 @@ def first_tensor(output):
 
 
 def loss_of(output, inputs):
-    """The loss, or for a model without one a sum over what it is for, padding left out."""
+    """The loss, or a sum over the main output without padding if the model has no loss."""
     if "loss" in output:
         return output.loss
     states = first_tensor(output)
@@ -100,6 +100,7 @@ def trained(model, **inputs):
 
 @pytest.mark.parametrize("reentrant", [False, True], ids=["not reentrant", "reentrant"])
 @pytest.mark.parametrize("model_class", HEADS, ids=name_of)
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_gradient_checkpointing_changes_nothing(model_class, reentrant):
     model = tiny_model(model_class, num_hidden_layers=3, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
     inputs, calls = with_labels(model_class, tiny_inputs()), []
@@ -122,16 +123,17 @@ def test_gradient_checkpointing_changes_nothing(model_class, reentrant):
 
 @pytest.mark.parametrize("model_class", HEADS, ids=name_of)
 @pytest.mark.parametrize("where", ["arguments", "configuration"])
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_all_states_and_attentions_on_request(model_class, where):
     model = tiny_model(model_class, num_hidden_layers=3).eval()
     inputs = tiny_inputs()
     plain = model(**inputs)
     assert plain.hidden_states is None and plain.attentions is None
-    asked_for = {"output_hidden_states": True, "output_attentions": True}
+    flags = {"output_hidden_states": True, "output_attentions": True}
     if where == "configuration":
         model.config.output_hidden_states = model.config.output_attentions = True
-        asked_for = {}
-    output = model(**inputs, **asked_for)
+        flags = {}
+    output = model(**inputs, **flags)
     assert [tuple(state.shape) for state in output.hidden_states] == [(3, 9, 32)] * 4
     assert [tuple(attention.shape) for attention in output.attentions] == [(3, 4, 9, 9)] * 3
     real = inputs["attention_mask"].double()
@@ -149,15 +151,16 @@ def test_all_states_and_attentions_on_request(model_class, where):
 
 
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
-def test_states_on_request_leave_the_decoder_alone_in_training(sparse):
+@pytest.mark.usefixtures("unpad_tiny_models")
+def test_requested_states_do_not_change_the_decoder_in_training(sparse):
     model = tiny_model(HfDebertaForMaskedLM, sparse_prediction=sparse)
     inputs = with_labels(HfDebertaForMaskedLM, tiny_inputs())
-    plain, asked = model(**inputs), model(**inputs, output_hidden_states=True, output_attentions=True)
+    plain, with_states = model(**inputs), model(**inputs, output_hidden_states=True, output_attentions=True)
     real = inputs["attention_mask"]
-    found, expected = (at_real_tokens(first_tensor(output), real) for output in (asked, plain))
-    torch.testing.assert_close((found, asked.loss), (expected, plain.loss))
+    found, expected = (at_real_tokens(first_tensor(output), real) for output in (with_states, plain))
+    torch.testing.assert_close((found, with_states.loss), (expected, plain.loss))
     assert ("losses" in plain) == sparse
-    assert len(asked.hidden_states) == 3 and len(asked.attentions) == 2
+    assert len(with_states.hidden_states) == 3 and len(with_states.attentions) == 2
 
 
 @pytest.mark.parametrize("model_class", HEADS, ids=name_of)
@@ -178,7 +181,7 @@ def test_embeddings_in_place_of_ids(model_class):
     assert torch.equal(first_tensor(model(**inputs)), first_tensor(expected))
 
 
-def test_a_loss_of_a_seed_is_that_loss():
+def test_the_loss_depends_on_the_seed_only():
     def loss(seed, dropout_seed):
         model = tiny_model(HfDebertaForMaskedLM, seed, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
         torch.manual_seed(dropout_seed)
@@ -199,6 +202,7 @@ HEADS_AND_VARIANTS = [(head, "everything") for head in HEADS] + [
 @pytest.mark.parametrize(
     "model_class, variant", HEADS_AND_VARIANTS, ids=lambda v: v if isinstance(v, str) else name_of(v)
 )
+@pytest.mark.usefixtures("unpadded_or_padded")
 def test_padding_changes_nothing(model_class, variant):
     model = tiny_model(model_class, **VARIANTS[variant]).eval()
     inputs = tiny_inputs((40, 5, 17, 1))
@@ -210,8 +214,9 @@ def test_padding_changes_nothing(model_class, variant):
 
 
 @pytest.mark.parametrize("buckets", [2, 16, 32, 64, 120])
-def test_padding_changes_nothing_whatever_the_buckets(buckets):
-    """With many buckets for few positions a bucket's number exceeds its distance: the rows in use must hold it too."""
+@pytest.mark.usefixtures("unpadded_or_padded")
+def test_padding_changes_nothing_with_any_number_of_buckets(buckets):
+    """With many buckets for few positions, buckets exceed their distance, and the rows in use must include them."""
     model = tiny_model(HfDebertaModel, position_buckets=buckets).eval()
     inputs = tiny_inputs((64, 62, 45, 34))
     padded = model(**inputs).last_hidden_state
@@ -233,6 +238,7 @@ MASKS = {
 
 @pytest.mark.parametrize("form", MASKS)
 @pytest.mark.parametrize("model_class", [HfDebertaModel, HfDebertaForMaskedLM], ids=name_of)
+@pytest.mark.usefixtures("unpadded_or_padded")
 def test_masks_of_every_form_agree(model_class, form):
     model = tiny_model(model_class).eval()
     inputs = tiny_inputs()
@@ -243,7 +249,7 @@ def test_masks_of_every_form_agree(model_class, form):
     torch.testing.assert_close(found[real], expected[real])
 
 
-def test_a_causal_mask_hides_what_follows():
+def test_a_causal_mask_hides_later_tokens():
     model = tiny_model(HfDebertaModel, conv_kernel_size=0).eval()
     ids = tiny_inputs((9,))["input_ids"]
     mask = torch.ones(1, 9, 9, dtype=torch.bool).tril()
@@ -254,6 +260,7 @@ def test_a_causal_mask_hides_what_follows():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("model_class", HEADS, ids=name_of)
+@pytest.mark.usefixtures("unpadded_or_padded")
 def test_a_fully_padded_row_is_finite_and_leaves_the_others_alone(model_class, dtype):
     model = tiny_model(model_class, dtype=dtype)
     inputs = with_labels(model_class, tiny_inputs((9, 9, 9)))
@@ -344,7 +351,7 @@ def test_packed_documents_train_like_separate_ones(model_class, how):
     assert_same_by_name(found, {name: parameter.grad for name, parameter in model.named_parameters()})
 
 
-def test_rows_of_a_batch_may_restart_in_different_places():
+def test_rows_of_a_batch_may_restart_at_different_positions():
     model = tiny_model(HfDebertaForMaskedLM).eval()
     ids = tiny_inputs((9, 9))["input_ids"]
     positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4], [0, 1, 0, 1, 2, 3, 4, 5, 6]])
@@ -396,7 +403,7 @@ BAD = {
 }
 
 
-def assert_fails_without_a_trace(model, message, **inputs):
+def assert_fails_and_changes_nothing(model, message, **inputs):
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     with pytest.raises(ValueError, match=message):
         model(**inputs)
@@ -407,16 +414,16 @@ def assert_fails_without_a_trace(model, message, **inputs):
 
 @pytest.mark.parametrize("case", BAD)
 @pytest.mark.parametrize("model_class", [HfDebertaModel, HfDebertaForMaskedLM], ids=name_of)
-def test_bad_input_is_one_clear_error(model_class, case):
+def test_bad_input_raises_a_clear_error(model_class, case):
     change, message = BAD[case]
-    assert_fails_without_a_trace(tiny_model(model_class), message, **{"input_ids": IDS, **change})
+    assert_fails_and_changes_nothing(tiny_model(model_class), message, **{"input_ids": IDS, **change})
 
 
 def test_token_types_out_of_range():
     model = tiny_model(HfDebertaModel, type_vocab_size=2)
     types = torch.full_like(IDS, 2)
     message = r"token_type_ids must lie in \[0, 2\), .* up to 2"
-    assert_fails_without_a_trace(model, message, input_ids=IDS, token_type_ids=types)
+    assert_fails_and_changes_nothing(model, message, input_ids=IDS, token_type_ids=types)
 
 
 @pytest.mark.parametrize("how", ["length", "position_ids"])
@@ -429,18 +436,18 @@ def test_token_types_out_of_range():
     ],
     ids=["decoder", "masked LM with absolute input", "encoder with absolute input"],
 )
-def test_absolute_positions_end_somewhere(model_class, fields, how):
+def test_more_positions_than_embeddings_are_refused(model_class, fields, how):
     model = tiny_model(model_class, **fields)
     inputs = {"input_ids": tiny_inputs((65,))["input_ids"]}
     if how == "position_ids":
         inputs = {"input_ids": IDS[:1], "position_ids": torch.arange(56, 65)[None]}
     message = "65 positions, and max_position_embeddings is 64; shorten"
-    assert_fails_without_a_trace(model, message, **inputs)
+    assert_fails_and_changes_nothing(model, message, **inputs)
     fitting = {name: tensor[:, :-1] for name, tensor in inputs.items()}
     assert first_tensor(model(**fitting)).isfinite().all()
 
 
-def test_relative_positions_do_not_end():
+def test_relative_positions_have_no_limit():
     ids = tiny_inputs((150,))["input_ids"]
     assert tiny_model(HfDebertaModel)(ids).last_hidden_state.isfinite().all()
     assert tiny_model(HfDebertaForMaskedLM, emd_steps=0)(ids).logits.isfinite().all()
@@ -491,7 +498,7 @@ def test_labels_of_a_wrong_shape_are_an_error(case):
         assert str(caught.value) == f"labels must be [B, N] = (3, 9), not {given}"
 
 
-def test_heads_say_what_they_take():
+def test_heads_describe_the_inputs_that_they_need():
     with pytest.raises(ValueError, match=r"multiple choice takes input_ids \[B, choices, N\], not \(3, 9\)"):
         tiny_model(HfDebertaForMultipleChoice)(IDS)
     with pytest.raises(ValueError, match=r"entity choice needs entity_indices \[B, entities, tokens\]"):
@@ -520,7 +527,7 @@ def saved_and_loaded(model, folder):
 
 @pytest.mark.parametrize("size", [100, 160], ids=["smaller", "larger"])
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-def test_resizing_keeps_the_words_that_stay(size, tied, tmp_path):
+def test_resizing_keeps_the_remaining_words(size, tied, tmp_path):
     model = tiny_model(HfDebertaForMaskedLM, tie_word_embeddings=tied).eval()
     ids = tiny_inputs(vocab=100)["input_ids"]
     with torch.no_grad():  # Transformers resizes parameters in place, which a live graph would not survive
@@ -554,19 +561,19 @@ def test_input_and_output_embeddings_can_be_replaced():
     model.set_output_embeddings(replaced)
     head = model.lm_predictions.lm_head
     assert model.get_output_embeddings() is replaced and head.bias is bias and replaced.bias is None
-    assert torch.equal(model(IDS).logits, trace_logits(model, IDS, replaced))
+    assert torch.equal(model(IDS).logits, logits_by_hand(model, IDS, replaced))
 
 
-def trace_logits(model, ids, decoder):
-    """The output matrix applied by hand to what went into it."""
-    seen = []
-    handle = model.lm_predictions.lm_head.LayerNorm.register_forward_hook(lambda *arguments: seen.append(arguments[2]))
+def logits_by_hand(model, ids, decoder):
+    """Logits computed from the input of the output matrix."""
+    inputs, head = [], model.lm_predictions.lm_head
+    handle = head.LayerNorm.register_forward_hook(lambda module, args, output: inputs.append(output))
     model(ids)
     handle.remove()
-    return torch.nn.functional.linear(seen[0], decoder.weight) + model.lm_predictions.lm_head.bias
+    return torch.nn.functional.linear(inputs[0], decoder.weight) + head.bias
 
 
-def test_untied_embeddings_are_saved_apart(tmp_path):
+def test_untied_embeddings_are_saved_separately(tmp_path):
     model = tiny_model(HfDebertaForMaskedLM, tie_word_embeddings=False).eval()
     head = model.lm_predictions.lm_head
     assert head.decoder.weight is not model.get_input_embeddings().weight
@@ -580,7 +587,7 @@ def test_untied_embeddings_are_saved_apart(tmp_path):
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("model_class", HEADS, ids=name_of)
 def test_every_parameter_learns(model_class, tied):
-    """Also with untied embeddings there is one output bias; a dead one would hold up distributed training."""
+    """There is one output bias, also with untied embeddings: an unused one would stop distributed training."""
     model = tiny_model(model_class, tie_word_embeddings=tied)
     _, gradients = trained(model, **with_labels(model_class, tiny_inputs()))
     assert gradients.keys() == dict(model.named_parameters()).keys()
@@ -599,7 +606,7 @@ def test_tied_weights_are_written_once(tmp_path):
     assert not [name for name in names if ".decoder." in name]
 
 
-# ---- company -----------------------------------------------------------------------------------------------------
+# ---- pipelines, in-tree names, compiling, exporting --------------------------------------------------------------
 
 
 def tiny_tokenizer():
@@ -621,9 +628,9 @@ def test_fill_mask_pipeline(emd_steps):
     sentences = ["the [MASK] sat on a mat", "a [MASK] ran"]
     for sentence, answers in zip(sentences, fill(sentences, batch_size=2, top_k=3), strict=True):
         encoded = tokenizer(sentence, return_tensors="pt")
-        place = (encoded["input_ids"] == tokenizer.mask_token_id)[0]
+        masked = (encoded["input_ids"] == tokenizer.mask_token_id)[0]
         with torch.no_grad():
-            probabilities = model(**encoded).logits[0, place].softmax(-1)[0]
+            probabilities = model(**encoded).logits[0, masked].softmax(-1)[0]
         expected = probabilities.topk(3)
         assert [answer["token"] for answer in answers] == expected.indices.tolist()
         torch.testing.assert_close(torch.tensor([answer["score"] for answer in answers]), expected.values)
@@ -679,7 +686,7 @@ def test_compiles_into_one_graph(case, masked):
 
 
 def lengths_with_labels(model_class, lengths):
-    """Padded batches of three rows, of so many tokens each."""
+    """A padded batch of three rows for each length."""
     for length in lengths:
         yield with_labels(model_class, tiny_inputs((length, max(length // 2, 1), length)))
 
@@ -691,7 +698,7 @@ def lengths_with_labels(model_class, lengths):
     ids=name_of,
 )
 def test_one_graph_for_all_lengths(model_class, training):
-    """`problem_type` is unset, labels are given; lengths lie on both sides of the table's span."""
+    """With labels and without `problem_type`; lengths lie on both sides of the table's span."""
     model = tiny_model(model_class, dtype=torch.float32).train(training)
     graphs = []
 
@@ -723,7 +730,7 @@ def test_exports_for_any_length(fields):
 
 
 def test_context_follows_a_model_to_another_device():
-    """Accelerate sends a layer's arguments to the layer's device; it moves what has a `to`."""
+    """Accelerate moves a layer's arguments to the layer's device if they have a method `to`."""
     from accelerate.utils import send_to_device
 
     _, context = tiny_model(HfDebertaModel).embed(IDS, torch.ones_like(IDS))

@@ -103,6 +103,7 @@ def assert_same(theirs, mine, mask, atol=1e-5):
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.usefixtures("unpadded_or_padded")
 def test_in_tree_checkpoint_gives_in_tree_numbers(shape, head, tmp_path):
     if "narrow" in shape and head == "ForQuestionAnswering":
         pytest.skip("one head less is enough here")
@@ -121,6 +122,7 @@ def test_every_length_up_to_512(shape, lengths, tmp_path):
     assert_same(outputs(theirs, inputs), outputs(mine, inputs), inputs["attention_mask"])
 
 
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_past_the_largest_distance_in_tree_reads_an_untrained_row(tmp_path):
     theirs = in_tree("v3", "Model", max_position_embeddings=64, position_buckets=16)
     inputs = batch(lengths=(150, 90))
@@ -135,6 +137,7 @@ def test_past_the_largest_distance_in_tree_reads_an_untrained_row(tmp_path):
     assert_same(outputs(theirs, inputs), outputs(mine, inputs), inputs["attention_mask"])
 
 
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_past_the_largest_distance_v1(tmp_path):
     theirs = in_tree("v1", "Model", max_position_embeddings=64)
     inputs = batch(lengths=(150, 90))
@@ -142,6 +145,7 @@ def test_past_the_largest_distance_v1(tmp_path):
     assert_same(outputs(theirs, inputs), outputs(mine, inputs), inputs["attention_mask"])
 
 
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_multiple_choice_v2(tmp_path):
     theirs = in_tree("v2", "ForMultipleChoice")
     inputs = {name: torch.stack([value, value.flip(0)], 1) for name, value in batch(lengths=(9, 9, 6)).items()}
@@ -199,6 +203,7 @@ def released(tmp_path, shape="v3", prefix="deberta.", binary=False, extra=None, 
 @pytest.mark.parametrize("binary", [False, True], ids=["safetensors", "bin"])
 @pytest.mark.parametrize("prefix", ["deberta.", "bert."])
 @pytest.mark.parametrize("shape", ["v1", "v2", "v3"])
+@pytest.mark.usefixtures("unpadded_or_padded")
 def test_released_masked_lm(shape, prefix, binary, tmp_path):
     expected, folder = released(tmp_path, shape, prefix, binary)
     found = ours("ForMaskedLM", folder)

@@ -86,8 +86,8 @@ def test_rows_between_looks_up_every_pair(case, clamp):
 
 
 @pytest.mark.parametrize("case", BUCKETED + STEEP, ids=ids)
-def test_which_buckets_exceed_their_distance(case):
-    """Of these, `rows_in_use` of a length alone cannot know the rows; test_modeling holds the model to them."""
+def test_buckets_that_exceed_their_distance(case):
+    """For these tables `rows_in_use` must not prune, see test_modeling_hf_deberta."""
     bucket = log_bucket(torch.arange(case[0]), case[1], case[0])
     assert bool((bucket > torch.arange(case[0])).any()) == (case in STEEP)
 

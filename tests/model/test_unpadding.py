@@ -1,4 +1,4 @@
-"""Without padding: the same numbers at real tokens, zeros elsewhere, documents that do not see one another."""
+"""Unpadding: the same numbers at real tokens, zeros at padding, documents that do not see one another."""
 
 import pytest
 import torch
@@ -18,22 +18,25 @@ from hf_deberta.model.unpadding import unpadding_of_documents, unpadding_of_mask
 
 VARIANTS = {"v2": {}, "v1": V1_ATTENTION, "no relative": {"relative_attention": False, "position_biased_input": True}}
 BACKENDS = ("sdpa", "eager")
+REAL_COST = unpadding.COST_OF_EXTRA_CALLS
+
+pytestmark = pytest.mark.usefixtures("unpad_tiny_models")
 
 
 def lengths_mask(*lengths):
     return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
 
 
-def test_real_tokens_shortest_first():
+def test_real_tokens_in_a_row_shortest_document_first():
     found = unpadding_of_mask(lengths_mask(4, 2, 3, 2), 768)
     assert found.lengths == (2, 2, 3, 4) and found.shape == (4, 4)
     assert found.index.tolist() == [4, 5, 12, 13, 8, 9, 10, 0, 1, 2, 3]
     assert found.cu_seqlens().tolist() == [0, 2, 4, 7, 11]
-    places, rows = found.first_tokens()
-    assert places.tolist() == [0, 2, 4, 7] and rows.tolist() == [1, 3, 2, 0]
+    positions, rows = found.first_tokens()
+    assert positions.tolist() == [0, 2, 4, 7] and rows.tolist() == [1, 3, 2, 0]
 
 
-def test_there_and_back():
+def test_scatter_reverses_gather():
     mask = lengths_mask(5, 1, 3)
     states = torch.randn(3, 5, 2)
     found = unpadding_of_mask(mask, 768)
@@ -45,20 +48,26 @@ def test_there_and_back():
 @pytest.mark.parametrize(
     "mask",
     [
-        torch.ones(3, 9, dtype=torch.bool),  # nothing to leave out
-        torch.zeros(3, 9, dtype=torch.bool),  # nothing else
+        torch.ones(3, 9, dtype=torch.bool),  # no padding
+        torch.zeros(3, 9, dtype=torch.bool),  # only padding
         lengths_mask(9, 3).flip(1),  # padding on the left
         lengths_mask(9, 3) & (torch.arange(9) != 1),  # a hole
         lengths_mask(*[64] * 9, 40),  # too little
     ],
     ids=["none", "all", "left", "hole", "little"],
 )
-def test_what_is_not_unpadded(mask):
+def test_masks_that_are_not_unpadded(mask):
     assert unpadding_of_mask(mask, 768) is None
 
 
-def test_narrow_models_save_less_than_the_calls_cost(monkeypatch):
-    monkeypatch.setattr(unpadding, "COST_OF_EXTRA_CALLS", 1e8)
+@pytest.fixture
+def real_policy(unpad_tiny_models, monkeypatch):
+    """The threshold of users, after the fixture of this file."""
+    monkeypatch.setattr(unpadding, "COST_OF_EXTRA_CALLS", REAL_COST)
+
+
+@pytest.mark.usefixtures("real_policy")
+def test_narrow_models_save_less_than_the_calls_cost():
     mask = lengths_mask(12, 9, 7, 5)
     assert unpadding_of_mask(mask, 64) is None and unpadding_of_mask(mask, 2048) is not None
     assert unpadding_of_mask(lengths_mask(*range(12, 1, -1)), 256) is None  # eleven lengths
@@ -73,7 +82,7 @@ def test_rows_of_documents():
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("model_class", HEADS, ids=name_of)
-def test_output_and_gradients_are_those_of_the_padded_batch(model_class, variant):
+def test_output_and_gradients_equal_those_of_the_padded_batch(model_class, variant):
     inputs = with_labels(model_class, tiny_inputs((9, 4, 7, 4, 1)))
     real = inputs["attention_mask"].bool()
     results = []
@@ -103,6 +112,16 @@ def rows_seen(model, **inputs):
     return shapes
 
 
+@pytest.mark.usefixtures("real_policy")
+@pytest.mark.parametrize("width, unpadded", [(64, False), (768, True)])
+def test_wide_models_are_unpadded(width, unpadded):
+    """One layer of 24 * 768^2 operations per token: 48 tokens of padding cost more than an attention call."""
+    fields = {"hidden_size": width, "embedding_size": width, "pooler_hidden_size": width, "intermediate_size": 8}
+    model = tiny_model(HfDebertaForSequenceClassification, dtype=torch.float32, num_attention_heads=2, **fields)
+    inputs = tiny_inputs((50, 50, 34, 34, 34))
+    assert rows_seen(model, **inputs)[0] == ((1, 202) if unpadded else (5, 50))
+
+
 def test_when_layers_see_real_tokens_only():
     inputs = tiny_inputs((9, 4, 7))
     make = lambda **fields: tiny_model(HfDebertaForSequenceClassification, **fields)  # noqa: E731
@@ -124,7 +143,7 @@ def test_a_fully_padded_row_is_zeros():
     assert logits.isfinite().all()
 
 
-def test_what_is_said_of_labelled_tokens_comes_in_the_batch_s_order():
+def test_losses_and_predictions_of_labels_are_in_the_order_of_the_batch():
     inputs = with_labels(HfDebertaForMaskedLM, tiny_inputs((9, 4, 7)))
     found, expected = (tiny_model(HfDebertaForMaskedLM, unpad_inputs=unpad)(**inputs) for unpad in (True, False))
     torch.testing.assert_close(found.losses, expected.losses)
@@ -135,7 +154,7 @@ def test_what_is_said_of_labelled_tokens_comes_in_the_batch_s_order():
 
 
 def packed(lengths, vocab=128):
-    """One row of documents in three ways of telling them apart, and the documents by themselves."""
+    """One row of documents, three ways to separate them, and the documents by themselves."""
     ids = torch.randint(1, vocab, (1, sum(lengths)))
     bounds = torch.tensor([0, *lengths]).cumsum(0).int()
     positions = torch.cat([torch.arange(length) for length in lengths])[None]
@@ -203,7 +222,7 @@ def test_classifiers_of_packed_rows(backend):
     assert model(ids, position_ids=torch.arange(19)[None]).logits.shape == (1, 2)  # one document
 
 
-def test_no_mask_over_pairs_is_made_for_a_long_packed_row():
+def test_a_long_packed_row_needs_no_mask_of_pairs():
     ids, ways, _ = packed([5, 9, 5])
     context = AttentionContext.from_inputs(None, ways["position_ids"]["position_ids"], None, (1, 19), ids.device)
     assert context.attention_mask.mask is None and context.unpadded(32).attention_mask.mask is None
@@ -256,7 +275,7 @@ def test_the_last_layer_of_a_classifier_sees_one_query_per_sequence(model_class)
     assert queries == [(3, 1)]
 
 
-# ---- where a copy would be noticed -------------------------------------------------------------------------------
+# ---- where unpadding must not be visible -------------------------------------------------------------------------
 
 
 def test_gradients_of_hidden_states():
@@ -268,7 +287,7 @@ def test_gradients_of_hidden_states():
     assert all(state.grad is not None for state in output.hidden_states[:-1])
 
 
-def test_without_numbers_to_read():
+def test_on_the_meta_device():
     inputs = {name: tensor.to("meta") for name, tensor in tiny_inputs((9, 4, 7)).items()}
     with torch.device("meta"):
         model = HfDebertaModel(tiny_config())

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from hf_deberta import HfDebertaConfig, HfDebertaForCausalLM, HfDebertaForMaskedLM
+from hf_deberta.pretraining.arguments import PretrainingArguments
 from hf_deberta.pretraining.language_model_trainer import LOSSES, LanguageModelTrainer, predicted_labels
 from hf_deberta.pretraining.masking import Masking, Vocabulary
 from hf_deberta.pretraining.packing import RowCollator, Rows
@@ -32,7 +33,9 @@ def rows(objective: str, pack: bool) -> Rows:
     return Rows(tokens, Tokenizer, 16, None if objective == "causal" else MASKING, pack)
 
 
-def trainer(tmp_path, objective: str, pack: bool = True, **arguments) -> LanguageModelTrainer:
+def trainer(
+    tmp_path, objective: str, pack: bool = True, arguments_class: type = TrainingArguments, **arguments
+) -> LanguageModelTrainer:
     torch.manual_seed(0)
     fields = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     kind = HfDebertaForMaskedLM if objective == "mlm" else HfDebertaForCausalLM
@@ -40,7 +43,7 @@ def trainer(tmp_path, objective: str, pack: bool = True, **arguments) -> Languag
     data = rows(objective, pack)
     return LanguageModelTrainer(
         model=kind(HfDebertaConfig.from_preset("tiny", **fields)),
-        args=TrainingArguments(str(tmp_path), **{**defaults, **arguments}),
+        args=arguments_class(str(tmp_path), **{**defaults, **arguments}),
         data_collator=RowCollator(0),
         train_dataset=data,
         eval_dataset=data,
@@ -119,6 +122,37 @@ def test_every_row_once_an_epoch_with_new_masks(tmp_path):
             expected = torch.tensor(np.stack([data[i]["input_ids"] for i in sampler]))
             assert torch.equal(seen[-1], expected)
         assert not torch.equal(seen[0].sort(0).values, seen[1].sort(0).values)
+
+
+@pytest.mark.parametrize(
+    "length",
+    [{"num_train_epochs": 0.2}, {"num_train_epochs": 1, "per_device_train_batch_size": 64}],
+    ids=["part of an epoch", "epoch"],
+)
+def test_a_finished_run_is_not_trained_again(tmp_path, caplog, length):
+    fields = {"max_steps": -1, "save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant", **length}
+    fields = {"per_device_train_batch_size": 2, **fields}
+
+    def run() -> None:
+        trainer(tmp_path, "mlm", arguments_class=PretrainingArguments, **fields).train_and_evaluate()
+
+    run()
+    names = ["model.safetensors", "README.md", "train_results.json", "trainer_state.json"]
+    before = {name: (tmp_path / name).read_bytes() for name in names}
+    checkpoints = sorted(path.name for path in tmp_path.glob("checkpoint-*"))
+    message = "it is finished: nothing is trained"
+    assert checkpoints and message not in caplog.text
+    (tmp_path / "eval_results.json").unlink()
+    run()
+    assert caplog.text.count(message) == 1 and (tmp_path / "eval_results.json").exists()
+    assert before == {name: (tmp_path / name).read_bytes() for name in names}
+    for name in ("model.safetensors", "README.md", "trainer_state.json"):  # killed before they were written
+        (tmp_path / name).unlink()
+    run()
+    for name in ("model.safetensors", "train_results.json"):
+        assert (tmp_path / name).read_bytes() == before[name]
+    assert "## Training" in (tmp_path / "README.md").read_text() and (tmp_path / "trainer_state.json").exists()
+    assert checkpoints == sorted(path.name for path in tmp_path.glob("checkpoint-*"))
 
 
 @pytest.mark.parametrize(("reached", "epoch"), [(None, 0), (0.4, 0), (1.0, 1), (1.4, 1)])

@@ -74,23 +74,23 @@ def test_official_statistics(name):
 
 
 @pytest.mark.parametrize("max_ngram", [1, 3])
-def test_unbiased_masks_every_place_alike(max_ngram):
+def test_unbiased_masks_every_position_equally(max_ngram):
     masking, rng, samples = Masking(STUB, max_ngram=max_ngram), random.Random(1), 4000
-    by_place, by_pieces = np.zeros(128), {1: [0, 0], 2: [0, 0], 3: [0, 0]}
+    by_position, by_pieces = np.zeros(128), {1: [0, 0], 2: [0, 0], 3: [0, 0]}
     for i in range(samples):
         ids = text(128, rng)
         masked, labels = masking(ids, (7, 0, i))
         chosen = labels != IGNORED
-        by_place += chosen
+        by_position += chosen
         assert (labels[chosen] == ids[chosen]).all() and (masked[~chosen] == ids[~chosen]).all()
-        places, word = number_words(ids, STUB, whole_words=True)
+        positions, word = number_words(ids, STUB, whole_words=True)
         for w in range(word[-1] + 1):
-            of_word = chosen[places[word == w]]
+            of_word = chosen[positions[word == w]]
             assert of_word.all() or not of_word.any()
             by_pieces[len(of_word)][0] += of_word[0]
             by_pieces[len(of_word)][1] += 1
-    assert by_place[0] == by_place[-1] == 0
-    rate = by_place[1:-1] / samples
+    assert by_position[0] == by_position[-1] == 0
+    rate = by_position[1:-1] / samples
     # five standard deviations of a share of 15 % over so many rows
     assert np.abs(rate - 0.15).max() < 5 * (0.15 * 0.85 / samples) ** 0.5
     for hits, words in by_pieces.values():
@@ -155,10 +155,12 @@ def tokenizer(pieces: list[str], **special) -> PreTrainedTokenizerFast:
 
 def test_vocabulary_of_a_tokenizer():
     special = {"unk_token": "[UNK]", "mask_token": "[MASK]", "pad_token": "[PAD]"}
-    of = Vocabulary.from_tokenizer(tokenizer(["[PAD]", "[UNK]", "Ġa", "b", "▁c", ",", "—", "...", "[MASK]"], **special))
-    assert of.begins_word.tolist() == [True, True, True, False, True, True, True, False, True]
-    assert of.special.tolist() == [True, True, *[False] * 6, True]
-    assert of.replacements.tolist() == list(range(2, 8)) and of.mask_token_id == 8
+    vocabulary = Vocabulary.from_tokenizer(
+        tokenizer(["[PAD]", "[UNK]", "Ġa", "b", "▁c", ",", "—", "...", "[MASK]"], **special)
+    )
+    assert vocabulary.begins_word.tolist() == [True, True, True, False, True, True, True, False, True]
+    assert vocabulary.special.tolist() == [True, True, *[False] * 6, True]
+    assert vocabulary.replacements.tolist() == list(range(2, 8)) and vocabulary.mask_token_id == 8
     assert Vocabulary.from_tokenizer(tokenizer(["[PAD]", "[UNK]", "a", "b", "[MASK]"], **special)).begins_word.all()
 
 
@@ -166,14 +168,14 @@ def test_letters_that_stand_for_bytes():
     """Punctuation is what a piece means: "¡" and "»" are halves of letters, "âĢĶ" is a dash, "Ċ" ends a line."""
     from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 
-    learnt = train_tokenizer(["cafábc — un café\n\u2014 no"] * 30, 290, "bpe")
-    of = Vocabulary.from_tokenizer(learnt)
+    trained = train_tokenizer(["cafábc — un café\n\u2014 no"] * 30, 290, "bpe")
+    vocabulary = Vocabulary.from_tokenizer(trained)
     for text, words in {"cafábc": 1, " cafá cafû": 2, "caf—abc": 2, "caf,abc\nb": 3, "日本": 1}.items():
-        ids = np.array(learnt(text, add_special_tokens=False)["input_ids"])
-        assert number_words(ids, of, whole_words=True)[1].max() + 1 == words, text
+        ids = np.array(trained(text, add_special_tokens=False)["input_ids"])
+        assert number_words(ids, vocabulary, whole_words=True)[1].max() + 1 == words, text
     pieces = ["[UNK]", "Ġa", "¡", "âĢĶ", "Ċ", "âĢĶâĢĶ", "[MASK]"]
-    of = Vocabulary.from_tokenizer(tokenizer(pieces, unk_token="[UNK]", mask_token="[MASK]"))
-    assert of.begins_word.tolist() == [True, True, False, True, True, False, True]
+    vocabulary = Vocabulary.from_tokenizer(tokenizer(pieces, unk_token="[UNK]", mask_token="[MASK]"))
+    assert vocabulary.begins_word.tolist() == [True, True, False, True, True, False, True]
     letters = Vocabulary.from_tokenizer(
         tokenizer(["[UNK]", "▁a", "¡", "Ġ", "[MASK]"], unk_token="[UNK]", mask_token="[MASK]")
     )

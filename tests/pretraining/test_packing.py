@@ -61,14 +61,14 @@ def test_content_of_rows(length):
     for i in range(len(rows)):
         item = rows[i]
         assert all(len(value) == length for value in item.values())
-        ids, places = item["input_ids"], item["position_ids"]
+        ids, positions = item["input_ids"], item["position_ids"]
         expected = [part for piece in rows.pieces(i) for part in (CLS, *piece, SEP)]
         real = len(expected)
         assert ids.tolist() == expected + [PAD] * (length - real)
         labels, inside = item["labels"], np.arange(length) < real
-        assert (labels == np.where(inside & (places > 0), ids, IGNORED)).all()
-        assert (ids[:real][places[:real] == 0] == CLS).all() and (places[real:] == 0).all()
-        assert ((np.diff(places) == 1) | (places[1:] == 0)).all()
+        assert (labels == np.where(inside & (positions > 0), ids, IGNORED)).all()
+        assert (ids[:real][positions[:real] == 0] == CLS).all() and (positions[real:] == 0).all()
+        assert ((np.diff(positions) == 1) | (positions[1:] == 0)).all()
 
 
 def test_masks_depend_on_seed_epoch_and_row_alone():

@@ -12,11 +12,13 @@ from transformers import Trainer, TrainingArguments
 from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
 from hf_deberta.runs.checkpoints import (
     AtomicCheckpointsMixin,
+    DiskFullError,
     atomic_write,
     flush_to_disk,
     has_space,
     last_checkpoint,
 )
+from hf_deberta.runs.errors import InputError
 
 
 class AtomicTrainer(AtomicCheckpointsMixin, Trainer):
@@ -98,7 +100,7 @@ def test_full_disk(tmp_path, monkeypatch, error):
 
     monkeypatch.setattr(run, "_save_optimizer_and_scheduler", full)
     message = r"disk of .* is full: checkpoint-4 could not be written; checkpoint-2 is complete.*--save_total_limit"
-    with pytest.raises(OSError, match=message):
+    with pytest.raises(DiskFullError, match=message):
         run.train()
     assert names(tmp_path) == ["checkpoint-2"] and not (tmp_path / "_unfinished").exists()
 
@@ -167,7 +169,10 @@ def test_checkpoint_to_resume_from(tmp_path):
     (tmp_path / "run" / "checkpoint-12").mkdir()
     (tmp_path / "run" / "_unfinished" / "checkpoint-20").mkdir(parents=True)
     assert resumed_from(None) == resumed_from("true") == str(tmp_path / "run" / "checkpoint-12")
-    assert resumed_from("false") is None and resumed_from("elsewhere") == "elsewhere"
+    assert resumed_from("false") is None
+    assert resumed_from(str(tmp_path / "run" / "checkpoint-5")) == str(tmp_path / "run" / "checkpoint-5")
+    with pytest.raises(InputError, match="--resume_from_checkpoint elsewhere is not a folder"):
+        resumed_from("elsewhere")
 
 
 def test_a_checkpoint_of_the_same_name_is_replaced(tmp_path):

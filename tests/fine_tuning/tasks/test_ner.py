@@ -182,7 +182,7 @@ def test_label_names():
         ner.label_names([Sentence(["a"])])
     with pytest.raises(InputError, match="begin with B- or I-.* B-X .* 'BX'"):
         ner.convert_to_iob2([Sentence(["a", "b"], ["B-X", "BX"])])
-    with pytest.raises(ValueError, match="test sentences .*: B-Y; .* O, B-X"):
+    with pytest.raises(InputError, match="test sentences .*: B-Y; .* O, B-X"):
         ner.require_known_labels([Sentence(["a"], ["B-Y"])], ["O", "B-X"], "test")
 
 

@@ -1,0 +1,19 @@
+"""Methods of Transformers' `Trainer` that start with an underscore and that our trainers override or call.
+
+Transformers may change them in any release. `tests/runs/test_private_trainer_apis.py` names those that are missing from
+the installed version, and finds uses that are not listed here. Where a callback or a public method does the job, it is
+used instead.
+"""
+
+PRIVATE_TRAINER_METHODS = {
+    "_get_output_dir": "AtomicCheckpointsMixin writes a checkpoint to another folder until it is complete",
+    "_save_checkpoint": "AtomicCheckpointsMixin renames the folder when the checkpoint is complete",
+    "_push_from_checkpoint": "AtomicCheckpointsMixin pushes complete checkpoints only, with the model's source files",
+    "_get_train_sampler": "both trainers shuffle rows by seed and epoch alone, so that a run resumes exactly",
+    "_get_eval_sampler": "FineTuningTrainer predicts in the order of the rows, also if training groups by length",
+    "_run_epoch": "PretrainingTrainer makes no further step when it resumes a finished run",
+    "_issue_warnings_after_load": "PretrainingTrainer does not warn of tied weights when it resumes",
+    "_get_num_items_in_batch": "LanguageModelTrainer and RtdTrainer count the items of two losses",
+    "_clip_grad_norm": "RtdTrainer clips the gradients of generator and discriminator separately",
+    "_prepare_inputs": "LanguageModelTrainer moves inputs to the device in its own prediction_step",
+}
