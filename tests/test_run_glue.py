@@ -125,12 +125,13 @@ def test_sift_adds_to_the_loss(data, tmp_path):
     assert results(tmp_path / "sift")["train_loss"] > results(tmp_path / "plain")["train_loss"]
 
 
-def test_a_regression_from_a_json_file_of_flags(data, tmp_path):
+def test_a_regression_from_a_json_file_of_flags(data, tmp_path, caplog):
     out, file = tmp_path / "out", tmp_path / "flags.json"
     flags = {"model_name_or_path": str(data / "ours"), "task_name": "stsb", "data_dir": str(data / "stsb")}
     flags |= {"output_dir": str(out), "max_steps": 2, "use_cpu": True, "disable_tqdm": True}
     file.write_text(json.dumps(flags))
     run_glue(file)
+    assert "nothing published for stsb" in caplog.text
     assert {"eval_pearson", "eval_spearmanr"} <= set(results(out))
     assert [line["index"] for line in read_json_lines(out / "predictions_stsb.jsonl")] == list(range(16))
     assert not any(name.startswith("predict_pearson") for name in results(out))  # labels are -1: hidden
@@ -288,6 +289,24 @@ def test_a_checkpoint_with_the_labels_in_another_order(data, mnli, tmp_path, spe
     )
     assert len(before) == 16 and max(before[0].values()) - min(before[0].values()) > 1e-3
     assert all(row == pytest.approx(expected, abs=1e-5) for row, expected in zip(after, before, strict=True))
+
+
+def test_f1_is_that_of_the_class_of_the_task(data, tmp_path):
+    """Not that of the second label of the checkpoint."""
+    labels = ["not_equivalent", "equivalent"]
+    fields = {"id2label": dict(enumerate(labels)), "label2id": {label: n for n, label in enumerate(labels)}}
+    folders = [save_classifier(data, tmp_path / name, **fields) for name in ("model", "reordered")]
+    model = HfDebertaForSequenceClassification.from_pretrained(folders[0])
+    torch.nn.init.constant_(model.classifier.bias[1:], 9)  # every row is predicted to be equivalent
+    for folder in folders:
+        model.save_pretrained(folder)
+    reorder_labels(folders[1], AutoModelForSequenceClassification, [1, 0], labels[::-1])
+    rows = [{"sentence1": f"film {i}", "sentence2": "", "label": int(i % 3 > 0)} for i in range(6)]
+    file = write_json_lines(tmp_path / "rows.jsonl", rows)
+    for folder in folders:
+        run_glue("--model_name_or_path", folder, "--task_name", "mrpc", "--validation_file", file, *RUN, "--do_eval",
+                 "--output_dir", tmp_path / "out")  # fmt: skip
+        assert results(tmp_path / "out")["eval_f1"] == pytest.approx(0.8)  # 4 of 6 right, none missed
 
 
 def test_names_of_class_labels_win_over_their_numbers(data, tmp_path):

@@ -69,10 +69,11 @@ def test_the_demonstration_runs(tmp_path):
 
 
 @pytest.mark.parametrize("model", ["ours", "in_tree", "bert"])
-def test_any_model(data, tmp_path, model):
+def test_any_model(data, tmp_path, model, caplog):
     out = tmp_path / "out"
     run_race("--model_name_or_path", data / model, "--task_name", "race", "--data_dir", data / "RACE",
              "--output_dir", out, *RUN, "--max_steps", 3)  # fmt: skip
+    assert "for race, this model size" in caplog.text
     metrics = results(out)
     saved = AutoModelForMultipleChoice.from_pretrained(out)
     assert type(saved).__name__ == ("BertForMultipleChoice" if model == "bert" else "HfDebertaForMultipleChoice")

@@ -57,13 +57,14 @@ def test_the_demonstration_runs(tmp_path):
 
 
 @pytest.mark.parametrize(("model", "version"), [("ours", "v2"), ("in_tree", "v1"), ("bert", "v2")])
-def test_any_model(data, tmp_path, model, version):
+def test_any_model(data, tmp_path, model, version, caplog):
     """The metrics agree with the files, and the predicted texts are parts of the contexts."""
     out, folder = tmp_path / "out", data / version
     run_squad("--model_name_or_path", data / model, "--data_dir", folder, *SHORT, "--output_dir", out, *RUN,
               "--max_steps", 3)  # fmt: skip
     saved = AutoModelForQuestionAnswering.from_pretrained(out)
     assert type(saved).__name__ == ("BertForQuestionAnswering" if model == "bert" else "HfDebertaForQuestionAnswering")
+    assert "nothing published for squad" in caplog.text
     results = read(out / "all_results.json")
     for split, prefix in {"validation": "eval", "test": "predict"}.items():
         rows = squad.squad_rows(squad.read_squad(folder / f"{split}.json"), split)

@@ -47,6 +47,9 @@ def test_killed_and_resumed(runs, script, models):
     after_kill = (runs / script / "after_kill.txt").read_text().split()
     assert "checkpoint-6" in after_kill
     assert not {"checkpoint-11", "model.safetensors", "generator", "discriminator"} & set(after_kill)
+    before_the_kill = (runs / script / "after_kill.txt").stat().st_mtime_ns
+    for name in ("checkpoint-3", "checkpoint-6"):  # otherwise the second run started over
+        assert (runs / script / "killed" / name / "trainer_state.json").stat().st_mtime_ns < before_the_kill
     for model in models:
         whole, resumed = (load_file(runs / script / run / model / "model.safetensors") for run in ("whole", "killed"))
         assert whole.keys() == resumed.keys()
