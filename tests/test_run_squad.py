@@ -56,6 +56,7 @@ def test_the_demonstration_runs(tmp_path):
     assert len(read(out / "predict_predictions.json")) == 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "version"), [("ours", "v2"), ("in_tree", "v1"), ("bert", "v2")])
 def test_any_model(data, tmp_path, model, version, caplog):
     """The metrics agree with the files, and the predicted texts are parts of the contexts."""
@@ -84,6 +85,7 @@ def test_any_model(data, tmp_path, model, version, caplog):
     assert results["eval_loss"] > 0 and (out / "README.md").exists()
 
 
+@pytest.mark.slow
 def test_sift_several_seeds_and_a_threshold(data, tmp_path):
     out = tmp_path / "out"
     run_squad("--model_name_or_path", data / "ours", "--data_dir", data / "v2", *SHORT, "--output_dir", out, *RUN,
@@ -93,6 +95,7 @@ def test_sift_several_seeds_and_a_threshold(data, tmp_path):
     assert read(out / "all_results.json")["eval_NoAns_exact"] == 100
 
 
+@pytest.mark.slow
 def test_version_2_may_be_switched_on_and_off(data, tmp_path):
     """Alone, as in `run_qa.py`, or with a value. test_any_model infers it from the rows."""
     command = ["--model_name_or_path", data / "ours", "--data_dir", data / "v1", *SHORT, *RUN, "--max_steps", 1]
@@ -103,6 +106,7 @@ def test_version_2_may_be_switched_on_and_off(data, tmp_path):
     assert "eval_exact_match" in read(tmp_path / "off" / "all_results.json")
 
 
+@pytest.mark.slow
 def test_evaluation_and_prediction_without_training(data, tmp_path):
     """Padding does not change answers; rows without answers have no metrics."""
     rows = [{x: row[x] for x in ("id", "context", "question")} for row in house_rows(9, 5)]

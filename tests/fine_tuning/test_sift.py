@@ -564,6 +564,7 @@ def worker(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(settled_noise, tmp_path):
     """By Trainer, which makes DistributedDataParallel search for unused parameters; by a loop without that; by FSDP."""
     expected_weights = weights(trained(tmp_path, settings=SWITCHED_ON)[0])

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 ROOT = Path(__file__).parents[2]
 WORDS = "the old man walked slowly down to a quiet harbour where small boats wait for wind and his friends"
+pytestmark = pytest.mark.slow
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TRANSFORMERS_VERBOSITY": "error"}
 FLAGS = ["--config_preset", "tiny", "--train_tokenizer", 300, "--tokenizer_type", "bpe", "--max_seq_length", 32]
 FLAGS += ["--use_cpu", "--disable_tqdm", "true", "--per_device_train_batch_size", 4, "--learning_rate", 1e-3]
