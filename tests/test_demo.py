@@ -47,6 +47,7 @@ def test_made_up_language(run_demo, tmp_path, capsys):
     check_output(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_own_text(run_demo, my_text, tmp_path, capsys):
     run_demo("--text", my_text, "--steps", 2, "--seed", 1, "--output_dir", tmp_path / "out")
     output = capsys.readouterr().out

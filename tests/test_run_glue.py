@@ -89,12 +89,14 @@ def save_classifier(data: Path, folder: Path, **fields) -> Path:
 # Training
 
 
+@pytest.mark.slow
 def test_the_demonstration_learns(tmp_path):
     run_glue("--demo", *CPU, "--output_dir", tmp_path / "out", "--num_train_epochs", 1, "--max_eval_samples", 200)
     assert results(tmp_path / "out")["eval_accuracy"] > 0.9
     assert len((tmp_path / "out" / "SST-2.tsv").read_text().splitlines()) == 51
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["ours", "in_tree", "bert"])
 def test_any_model(data, tmp_path, model):
     """The model, its card (ours, or Trainer's for other models), its metrics and predictions."""
@@ -117,6 +119,7 @@ def test_any_model(data, tmp_path, model):
         assert evaluations == ["step", "--:", "5", "10"]
 
 
+@pytest.mark.slow
 def test_sift_adds_to_the_loss(data, tmp_path):
     rows = write_json_lines(tmp_path / "rows.jsonl", LISTS)
     command = ["--model_name_or_path", data / "ours", "--train_file", rows, *RUN, "--max_steps", 2]
@@ -125,17 +128,19 @@ def test_sift_adds_to_the_loss(data, tmp_path):
     assert results(tmp_path / "sift")["train_loss"] > results(tmp_path / "plain")["train_loss"]
 
 
-def test_a_regression_from_a_json_file_of_flags(data, tmp_path):
+def test_a_regression_from_a_json_file_of_flags(data, tmp_path, caplog):
     out, file = tmp_path / "out", tmp_path / "flags.json"
     flags = {"model_name_or_path": str(data / "ours"), "task_name": "stsb", "data_dir": str(data / "stsb")}
     flags |= {"output_dir": str(out), "max_steps": 2, "use_cpu": True, "disable_tqdm": True}
     file.write_text(json.dumps(flags))
     run_glue(file)
+    assert "nothing published for stsb" in caplog.text
     assert {"eval_pearson", "eval_spearmanr"} <= set(results(out))
     assert [line["index"] for line in read_json_lines(out / "predictions_stsb.jsonl")] == list(range(16))
     assert not any(name.startswith("predict_pearson") for name in results(out))  # labels are -1: hidden
 
 
+@pytest.mark.slow
 def test_a_run_resumes_exactly(data, tmp_path):
     """In the middle of an epoch, with inputs grouped by length and dropout on."""
     command = ["--model_name_or_path", data / "ours", "--task_name", "sst2", "--data_dir", data / "sst2", *RUN]
@@ -154,6 +159,7 @@ def test_a_run_resumes_exactly(data, tmp_path):
     assert predictions[0] == predictions[1]
 
 
+@pytest.mark.slow
 def test_the_best_model_is_kept(data, tmp_path):
     """By the metric of the task, which is not the loss."""
     rows = [{"text": text, "label": label} for label, text in enumerate(("a lovely film", "a dull film")) for _ in "ab"]
@@ -167,6 +173,7 @@ def test_the_best_model_is_kept(data, tmp_path):
     assert results(tmp_path / "out")["eval_accuracy"] == max(accuracies)
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_not_trained_again_and_a_different_one_is_refused(data, tmp_path):
     out, rows = tmp_path / "out", shutil.copytree(data / "sst2", tmp_path / "sst2")
     command = ["--model_name_or_path", data / "ours", "--task_name", "sst2", "--data_dir", rows, *RUN]
@@ -198,6 +205,7 @@ def test_a_finished_run_is_not_trained_again_and_a_different_one_is_refused(data
     assert results(out)["eval_loss"] != before["eval_loss"]
 
 
+@pytest.mark.slow
 def test_several_seeds(data, tmp_path, capsys):
     """The best seed is that of --metric_for_best_model; finished seeds are skipped."""
     out = tmp_path / "out"
@@ -224,6 +232,7 @@ def test_several_seeds(data, tmp_path, capsys):
     assert "median" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_multi_label_classification_learns(data, tmp_path):
     """And the checkpoint knows its labels when it evaluates and predicts."""
     rows, trained = write_json_lines(tmp_path / "rows.jsonl", LISTS), tmp_path / "trained"
@@ -248,6 +257,7 @@ def test_multi_label_classification_learns(data, tmp_path):
     assert (tmp_path / "again" / "predict_results_own.txt").read_text() == table
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["ours", "bert"])
 def test_a_single_label_that_a_row_may_have(data, tmp_path, model):
     rows = write_json_lines(tmp_path / "rows.jsonl", [{"text": "film", "label": ["film"]}, {"text": "a", "label": []}])
@@ -260,6 +270,7 @@ def test_a_single_label_that_a_row_may_have(data, tmp_path, model):
 # Evaluation and predictions with a trained model
 
 
+@pytest.mark.slow
 def test_validation_splits(data, mnli, tmp_path):
     """Both of MNLI; the main one is validation_matched, or the only one there is."""
     metrics = results(mnli)
@@ -274,6 +285,7 @@ def test_validation_splits(data, mnli, tmp_path):
         assert not (tmp_path / name / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spelling", [str.lower, str.upper])  # the released MNLI checkpoints have capitals
 def test_a_checkpoint_with_the_labels_in_another_order(data, mnli, tmp_path, spelling):
     trained, evaluated = shutil.copytree(mnli, tmp_path / "trained"), tmp_path / "evaluated"
@@ -290,6 +302,26 @@ def test_a_checkpoint_with_the_labels_in_another_order(data, mnli, tmp_path, spe
     assert all(row == pytest.approx(expected, abs=1e-5) for row, expected in zip(after, before, strict=True))
 
 
+@pytest.mark.slow
+def test_f1_is_that_of_the_class_of_the_task(data, tmp_path):
+    """Not that of the second label of the checkpoint."""
+    labels = ["not_equivalent", "equivalent"]
+    fields = {"id2label": dict(enumerate(labels)), "label2id": {label: n for n, label in enumerate(labels)}}
+    folders = [save_classifier(data, tmp_path / name, **fields) for name in ("model", "reordered")]
+    model = HfDebertaForSequenceClassification.from_pretrained(folders[0])
+    torch.nn.init.constant_(model.classifier.bias[1:], 9)  # every row is predicted to be equivalent
+    for folder in folders:
+        model.save_pretrained(folder)
+    reorder_labels(folders[1], AutoModelForSequenceClassification, [1, 0], labels[::-1])
+    rows = [{"sentence1": f"film {i}", "sentence2": "", "label": int(i % 3 > 0)} for i in range(6)]
+    file = write_json_lines(tmp_path / "rows.jsonl", rows)
+    for folder in folders:
+        run_glue("--model_name_or_path", folder, "--task_name", "mrpc", "--validation_file", file, *RUN, "--do_eval",
+                 "--output_dir", tmp_path / "out")  # fmt: skip
+        assert results(tmp_path / "out")["eval_f1"] == pytest.approx(0.8)  # 4 of 6 right, none missed
+
+
+@pytest.mark.slow
 def test_names_of_class_labels_win_over_their_numbers(data, tmp_path):
     """The rows number neg, pos; the checkpoint pos, neg."""
     model = save_classifier(data, tmp_path / "model", id2label={0: "pos", 1: "neg"}, label2id={"pos": 0, "neg": 1})
@@ -308,6 +340,7 @@ def test_names_of_class_labels_win_over_their_numbers(data, tmp_path):
     assert accuracies[0] == accuracies[1]
 
 
+@pytest.mark.slow
 def test_labels_come_from_the_checkpoint(data, tmp_path):
     """Rows that have some of its labels, no labels, or numbers."""
     three = save_classifier(data, tmp_path / "three", num_labels=3, id2label={0: "1", 1: "2", 2: "3"})
@@ -326,6 +359,7 @@ def test_labels_come_from_the_checkpoint(data, tmp_path):
     float((tmp_path / "c" / "predict_results_own.txt").read_text().split()[-1])
 
 
+@pytest.mark.slow
 def test_inputs_longer_than_the_positions_of_the_model(data, tmp_path, caplog):
     """The tokenizer has no limit, but BERT has positions for 512 tokens only."""
     folder = shutil.copytree(data / "bert", tmp_path / "bert")

@@ -80,6 +80,7 @@ def test_from_text_to_a_model(run_mlm, text, tmp_path):
         assert part in card
 
 
+@pytest.mark.slow
 def test_continue_from_a_transformers_checkpoint(run_mlm, text, tmp_path):
     """With --from_scratch its configuration and tokenizer are used, but not its weights."""
     from transformers import DebertaV2Config, DebertaV2ForMaskedLM
@@ -102,6 +103,7 @@ def test_continue_from_a_transformers_checkpoint(run_mlm, text, tmp_path):
         assert torch.allclose(trained, weight, atol=1e-4) == (name == "continued")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["causal", "joint"])
 def test_autoregressive_objectives(run_mlm, text, tmp_path, objective):
     arguments = ["--objective", objective, "--max_steps", 4, "--logging_steps", 2]
@@ -114,6 +116,7 @@ def test_autoregressive_objectives(run_mlm, text, tmp_path, objective):
     assert json.loads((tmp_path / "all_results.json").read_text())["eval_loss"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pack", [["--no_pack"], []], ids=["single", "packed"])
 def test_ablations_by_flags(run_mlm, text, tmp_path, pack):
     overrides = "pos_att_type=c2p,position_biased_input=true,hidden_dropout_prob=0"
@@ -123,6 +126,7 @@ def test_ablations_by_flags(run_mlm, text, tmp_path, pack):
     assert (config.pos_att_type, config.emd_steps, config.position_biased_input) == (["c2p"], 0, True)
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_not_trained_again(run_mlm, text, tmp_path, caplog):
     """A longer run resumes. `test_language_model_trainer` has runs that end within and at the end of an epoch."""
     length = ["--max_steps", 3]
@@ -150,6 +154,7 @@ def test_a_finished_run_is_not_trained_again(run_mlm, text, tmp_path, caplog):
     assert (tmp_path / "model.safetensors").read_bytes() != before["model.safetensors"]
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_losses_of_one(run_mlm, text, tmp_path):
     overrides = "hidden_dropout_prob=0,attention_probs_dropout_prob=0"
     arguments = [*TINY, "--config_overrides", overrides, "--use_cpu", "--train_file", text, "--max_steps", 6]
@@ -180,6 +185,7 @@ class Hub(FakeHub):
         return SimpleNamespace(done=lambda: True)
 
 
+@pytest.mark.slow
 def test_pushed_files(run_mlm, text, tmp_path, monkeypatch):
     hub = Hub()
     monkeypatch.setattr("transformers.trainer.hf_api", hub)
@@ -284,6 +290,7 @@ def test_bad_input_is_reported_in_one_line(run_mlm, text, tmp_path, arguments, m
     assert not (tmp_path / "out" / "_tokens").exists()  # reported before the corpus is tokenized
 
 
+@pytest.mark.slow
 def test_another_run_is_refused(run_mlm, text, tmp_path, caplog):
     """A finished or interrupted run is neither evaluated nor resumed as another run, and its files stay unchanged."""
     command = [*TINY, *RUN, "--train_file", text, "--output_dir", tmp_path, "--tokens_dir", tmp_path / "tokens"]
@@ -318,6 +325,7 @@ def test_another_run_is_refused(run_mlm, text, tmp_path, caplog):
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]
 
 
+@pytest.mark.slow
 def test_a_json_file_of_flags(run_mlm, text, tmp_path):
     flags = {"config_preset": "tiny", "train_tokenizer": 300, "tokenizer_type": "bpe", "max_seq_length": 32}
     flags |= {"train_file": [str(text)], "output_dir": str(tmp_path / "out"), "max_steps": 1, "use_cpu": True}

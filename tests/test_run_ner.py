@@ -54,6 +54,7 @@ def test_the_demonstration_runs(tmp_path):
     assert {"eval_f1", "predict_f1"} <= set(results(out)) and (out / "predictions_test.txt").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["ours", "in_tree", "bert"])
 def test_any_model(data, tmp_path, model):
     """The metrics agree with seqeval's on the file of predictions."""
@@ -74,6 +75,7 @@ def test_any_model(data, tmp_path, model):
     assert {"eval_f1", "eval_PER_recall", "eval_LOC_number"} <= results(out).keys() and (out / "README.md").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ner.CONTEXTS)
 def test_context_and_windows(data, tmp_path, context, caplog):
     """Every word has a prediction, even where inputs are shorter than sentences."""
@@ -88,6 +90,7 @@ def test_context_and_windows(data, tmp_path, context, caplog):
     assert "were split into" in caplog.text and f"Document context: {context}" in caplog.text
 
 
+@pytest.mark.slow
 def test_the_recipe_and_the_context_of_conll2003(data, tmp_path, caplog):
     out = tmp_path / "out"
     run_ner("--model_name_or_path", data / "ours", "--task_name", "CoNLL-2003", "--data_dir", data / "conll",
@@ -97,6 +100,7 @@ def test_the_recipe_and_the_context_of_conll2003(data, tmp_path, caplog):
     assert (arguments.per_device_train_batch_size, arguments.num_train_epochs) == (16, 15)
 
 
+@pytest.mark.slow
 def test_a_table_of_parts_of_speech(data, tmp_path):
     """Labels that are no entities have an accuracy only; the test split has no labels."""
     out = tmp_path / "out"
@@ -109,6 +113,7 @@ def test_a_table_of_parts_of_speech(data, tmp_path):
     assert len(first) == 2 and first[1] in ("NN", "XY")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_with_the_labels_in_another_order(data, tmp_path):
     """It gives the same metrics, and needs no training rows. Of several seeds, the best model is kept."""
     trained, evaluated = tmp_path / "trained", tmp_path / "evaluated"

@@ -68,11 +68,13 @@ def test_the_demonstration_runs(tmp_path):
     assert len((out / "predict_results.txt").read_text().splitlines()) == 51
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["ours", "in_tree", "bert"])
-def test_any_model(data, tmp_path, model):
+def test_any_model(data, tmp_path, model, caplog):
     out = tmp_path / "out"
     run_race("--model_name_or_path", data / model, "--task_name", "race", "--data_dir", data / "RACE",
              "--output_dir", out, *RUN, "--max_steps", 3)  # fmt: skip
+    assert "for race, this model size" in caplog.text
     metrics = results(out)
     saved = AutoModelForMultipleChoice.from_pretrained(out)
     assert type(saved).__name__ == ("BertForMultipleChoice" if model == "bert" else "HfDebertaForMultipleChoice")
@@ -88,6 +90,7 @@ def test_any_model(data, tmp_path, model):
     assert (out / "README.md").exists()
 
 
+@pytest.mark.slow
 def test_one_level_of_the_release(data, tmp_path):
     run_race("--model_name_or_path", data / "ours", "--task_name", "race-middle", "--data_dir", data / "RACE",
              "--output_dir", tmp_path, *RUN, "--max_steps", 1)  # fmt: skip
@@ -95,6 +98,7 @@ def test_one_level_of_the_release(data, tmp_path):
     assert "eval_accuracy_high" not in results(tmp_path)
 
 
+@pytest.mark.slow
 def test_swag_from_mnli_with_sift_and_seeds(data, tmp_path):
     """Hidden labels of the test split are not scored."""
     run_race("--intermediate", data / "mnli", "--data_dir", data / "swag", "--sift", "--num_seeds", 2,
@@ -105,6 +109,7 @@ def test_swag_from_mnli_with_sift_and_seeds(data, tmp_path):
     assert load_file(tmp_path / "model.safetensors")["classifier.weight"].shape[0] == 1
 
 
+@pytest.mark.slow
 def test_padding_and_evaluation_without_training(data, tmp_path):
     command = ["--data_dir", data / "swag", *RUN]
     run_race(*command, "--model_name_or_path", data / "ours", "--output_dir", tmp_path / "trained", "--max_steps", 2)

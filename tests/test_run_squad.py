@@ -56,14 +56,16 @@ def test_the_demonstration_runs(tmp_path):
     assert len(read(out / "predict_predictions.json")) == 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "version"), [("ours", "v2"), ("in_tree", "v1"), ("bert", "v2")])
-def test_any_model(data, tmp_path, model, version):
+def test_any_model(data, tmp_path, model, version, caplog):
     """The metrics agree with the files, and the predicted texts are parts of the contexts."""
     out, folder = tmp_path / "out", data / version
     run_squad("--model_name_or_path", data / model, "--data_dir", folder, *SHORT, "--output_dir", out, *RUN,
               "--max_steps", 3)  # fmt: skip
     saved = AutoModelForQuestionAnswering.from_pretrained(out)
     assert type(saved).__name__ == ("BertForQuestionAnswering" if model == "bert" else "HfDebertaForQuestionAnswering")
+    assert "nothing published for squad" in caplog.text
     results = read(out / "all_results.json")
     for split, prefix in {"validation": "eval", "test": "predict"}.items():
         rows = squad.squad_rows(squad.read_squad(folder / f"{split}.json"), split)
@@ -83,6 +85,7 @@ def test_any_model(data, tmp_path, model, version):
     assert results["eval_loss"] > 0 and (out / "README.md").exists()
 
 
+@pytest.mark.slow
 def test_sift_several_seeds_and_a_threshold(data, tmp_path):
     out = tmp_path / "out"
     run_squad("--model_name_or_path", data / "ours", "--data_dir", data / "v2", *SHORT, "--output_dir", out, *RUN,
@@ -92,6 +95,7 @@ def test_sift_several_seeds_and_a_threshold(data, tmp_path):
     assert read(out / "all_results.json")["eval_NoAns_exact"] == 100
 
 
+@pytest.mark.slow
 def test_version_2_may_be_switched_on_and_off(data, tmp_path):
     """Alone, as in `run_qa.py`, or with a value. test_any_model infers it from the rows."""
     command = ["--model_name_or_path", data / "ours", "--data_dir", data / "v1", *SHORT, *RUN, "--max_steps", 1]
@@ -102,6 +106,7 @@ def test_version_2_may_be_switched_on_and_off(data, tmp_path):
     assert "eval_exact_match" in read(tmp_path / "off" / "all_results.json")
 
 
+@pytest.mark.slow
 def test_evaluation_and_prediction_without_training(data, tmp_path):
     """Padding does not change answers; rows without answers have no metrics."""
     rows = [{x: row[x] for x in ("id", "context", "question")} for row in house_rows(9, 5)]

@@ -79,6 +79,7 @@ def test_the_demonstration_runs(tmp_path):
     assert len(read_json_lines(out / "ReCoRD.jsonl")) == 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["boolq", "cb", "copa", "multirc", "record", "rte", "wic", "wsc"])
 def test_every_task(data, tmp_path, name):
     """With SiFT, from official files: metrics, the file of a submission with the official ids, and the model card."""
@@ -103,6 +104,7 @@ def test_every_task(data, tmp_path, name):
     assert f"SuperGLUE {task.submission_name}" in (out / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_windows_of_a_passage(data, tmp_path):
     out, rows = tmp_path / "out", rows_of("record", 8)
     for row in rows:  # no input holds all entities
@@ -121,6 +123,7 @@ def test_windows_of_a_passage(data, tmp_path):
     assert HfDebertaForEntityChoice.from_pretrained(out).config.architectures == ["HfDebertaForEntityChoice"]
 
 
+@pytest.mark.slow
 def test_the_diagnostics(data, tmp_path):
     out = tmp_path / "out"
     run_superglue("--model_name_or_path", data / "ours", "--task_name", "rte", "--data_dir", data / "rte",
@@ -136,6 +139,7 @@ def test_the_diagnostics(data, tmp_path):
     assert results(alone)["predict_gender_parity"] == results(out)["axg_gender_parity"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["in_tree", "bert"])
 @pytest.mark.parametrize("name", ["cb", "copa"])
 def test_other_models(data, tmp_path, model, name):
@@ -145,6 +149,7 @@ def test_other_models(data, tmp_path, model, name):
     assert 0 <= results(out)["eval_accuracy"] <= 1 and len(read_json_lines(out / f"{name.upper()}.jsonl")) == 5
 
 
+@pytest.mark.slow
 def test_a_checkpoint_with_the_labels_in_another_order(data, tmp_path):
     trained, evaluated = tmp_path / "trained", tmp_path / "evaluated"
     command = ["--task_name", "cb", "--data_dir", data / "cb", *RUN]

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from fine_tuning_models import CPU, results, run_script
 from transformers import AutoConfig, AutoTokenizer
 
 from hf_deberta.demos.glue import review_rows, write_glue_demo
@@ -52,3 +53,20 @@ def test_demo_files(write_demo, tmp_path):
         assert lines and (
             flags[f"{split}_file"].endswith(".txt") or all(isinstance(json.loads(x), dict) for x in lines)
         )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "minima"),
+    [
+        ("run_ner.py", {"eval_f1": 0.9, "predict_f1": 0.9}),
+        ("run_race.py", {"eval_accuracy": 0.9, "predict_accuracy_high": 0.9}),
+        ("run_squad.py", {"eval_exact": 80}),
+        ("run_superglue.py", {"eval_exact_match": 0.9}),
+    ],
+)
+def test_models_learn_the_demonstrations(script, minima, tmp_path):
+    """`test_run_glue` has that of run_glue.py."""
+    run_script(script, "--demo", *CPU, "--output_dir", tmp_path / "out")
+    metrics = results(tmp_path / "out")
+    assert all(metrics[name] > minimum for name, minimum in minima.items()), metrics

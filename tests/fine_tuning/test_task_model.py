@@ -80,6 +80,15 @@ def test_a_head_without_weights_must_be_trained(checkpoints):
     load_model(tuned, *CLASSES, do_train=False, num_labels=2)
 
 
+def test_dropout_before_the_classifier(checkpoints, caplog):
+    """Of a DeBERTa; other models have no such field."""
+    args = ModelArguments(str(checkpoints / "tuned"), cls_dropout=0.25)
+    config = load_model(args, *CLASSES, num_labels=2).config
+    is_deberta = isinstance(config, HfDebertaConfig)
+    assert getattr(config, "cls_dropout", None) == (0.25 if is_deberta else None)
+    assert ("--cls_dropout is ignored" in caplog.text) == (not is_deberta)
+
+
 def test_a_classifier_of_another_size_is_an_error(checkpoints):
     args = ModelArguments(str(checkpoints / "tuned"))
     with pytest.raises(InputError, match="3 labels: use --intermediate .* --ignore_mismatched_sizes"):

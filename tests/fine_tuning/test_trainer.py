@@ -1,6 +1,7 @@
 """The trainer of the fine-tuning scripts: finished runs, model cards, several seeds, and label smoothing."""
 
 import gc
+import shutil
 import weakref
 
 import pytest
@@ -86,6 +87,53 @@ def test_rows_of_several_choices_are_grouped_by_their_longest(tmp_path):
     model = HfDebertaForMultipleChoice(HfDebertaConfig.from_preset("tiny"))
     trainer = FineTuningTrainer(model, args, default_data_collator, rows)
     assert list(trainer._get_train_sampler().lengths) == [3, 9, 4]
+
+
+def collate_padded(rows: list[dict]) -> dict[str, torch.Tensor]:
+    batch = {name: torch.tensor([row[name] for row in rows]) for name in rows[0] if name != "input_ids"}
+    if isinstance(rows[0]["input_ids"][0], list):
+        ids = [torch.tensor(choice) for row in rows for choice in row["input_ids"]]
+        padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).unflatten(0, (len(rows), -1))
+    else:
+        padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(row["input_ids"]) for row in rows], batch_first=True)
+    return {**batch, "input_ids": padded, "attention_mask": (padded != 0).long()}
+
+
+@pytest.mark.parametrize("model_class", [HfDebertaForMultipleChoice, HfDebertaForQuestionAnswering])
+def test_a_run_resumes_exactly(tmp_path, model_class):
+    """In the middle of an epoch, with dropout and inputs grouped by length, for other models than those of run_glue."""
+    ids = [[1, *range(5, 6 + n % 7)] for n in range(16)]
+    if model_class is HfDebertaForMultipleChoice:
+        columns = {"input_ids": [[row, [1, 9, 2]] for row in ids], "labels": [0, 1] * 8}
+    else:
+        columns = {"input_ids": ids, "start_positions": [0, 1] * 8, "end_positions": [1] * 16}
+
+    def run(seed: int) -> dict[str, torch.Tensor]:
+        fields = {"max_steps": -1, "num_train_epochs": 3, "per_device_train_batch_size": 4, "save_strategy": "steps"}
+        fields |= {"save_steps": 3, "save_total_limit": 9, "train_sampling_strategy": "group_by_length"}
+        torch.manual_seed(seed)
+        model = model_class(HfDebertaConfig.from_preset("tiny"))
+        args = arguments(tmp_path, learning_rate=1e-2, **fields)
+        trainer = FineTuningTrainer(model, args, collate_padded, Dataset.from_dict(columns))
+        train_and_evaluate(trainer)
+        return {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
+
+    whole = run(0)
+    for path in tmp_path.iterdir():
+        if path.name not in ("checkpoint-6", "run.json"):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    resumed = run(1)
+    assert not (tmp_path / "checkpoint-3").exists() and (tmp_path / "checkpoint-9").exists()
+    assert all(torch.equal(resumed[name], value) for name, value in whole.items())
+
+
+def test_a_warm_up_that_is_longer_than_the_run(tmp_path, caplog):
+    trainer = make_trainer(arguments(tmp_path, warmup_steps=100))
+    trainer.create_scheduler(101, torch.optim.SGD(trainer.model.parameters()))
+    assert not caplog.text
+    trainer.lr_scheduler = None
+    trainer.create_scheduler(100, torch.optim.SGD(trainer.model.parameters()))
+    assert "--warmup_steps 100 is not less than the 100 steps of this run" in caplog.text
 
 
 def test_a_finished_run_is_loaded_without_the_files_of_a_checkpoint(tmp_path, monkeypatch):

@@ -210,6 +210,7 @@ def test_unsupported_calls_stay_in_tree(option):
         assert (states() - expected).abs().max() < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", RELEASES)
 def test_compiles_without_a_break_and_exports(shape):
     model, inputs, other = in_tree(shape, "Model"), batch(), batch(lengths=(20, 4, 3))
@@ -262,6 +263,7 @@ def test_multiple_choice(tmp_path):
     assert (found - theirs(**inputs).logits).abs().max() < 1e-5
 
 
+@pytest.mark.slow
 def test_saved_models_load_in_a_process_without_the_package(tmp_path):
     theirs = in_tree("v1", "ForTokenClassification")
     theirs.save_pretrained(tmp_path / "before")

@@ -42,6 +42,7 @@ interpreted = pytest.mark.skipif(not INTERPRETING, reason="runs in the process o
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available() or INTERPRETING, reason="needs a CUDA device")
 
 
+@pytest.mark.slow
 @installed
 @loops
 @pytest.mark.skipif(INTERPRETING, reason="is this process")

@@ -266,6 +266,7 @@ def test_gradients_of_both_tasks_add_up():
     assert_same_by_name(joint, {name: parts[0][name] + parts[1][name] for name in joint})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("labels", ["next tokens", "answers"])
 def test_compiles_into_one_graph(labels):
     model = causal_model()

@@ -377,6 +377,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.slow
 def test_environment_variable_turns_on_reference_mode(tmp_path):
     """For models of the package, of a folder that carries its code, and of Transformers' classes when enabled."""
     model, in_tree = tiny_model(HfDebertaModel, dtype=torch.float32).eval(), small_in_tree_model()

@@ -117,6 +117,7 @@ def other_process(tmp_path_factory):
     return SimpleNamespace(folder=folder, models=models, results=torch.load(folder / "results.pt"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("auto_class", MODELS)
 def test_every_head_loads_without_the_package(auto_class, other_process, monkeypatch):
     monkeypatch.setattr(unpadding, "COST_OF_EXTRA_CALLS", 1e8)  # as in the other process
@@ -130,6 +131,7 @@ def test_every_head_loads_without_the_package(auto_class, other_process, monkeyp
         torch.testing.assert_close(actual, tensor)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("auto_class", MODELS)
 def test_the_other_process_saves_code_and_weights_too(auto_class, other_process):
     model = other_process.models[auto_class]
@@ -141,6 +143,7 @@ def test_the_other_process_saves_code_and_weights_too(auto_class, other_process)
         assert torch.equal(tensor, reloaded.state_dict()[key]), key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case, expected",
     [
@@ -154,10 +157,12 @@ def test_other_folders_load_without_the_package(case, expected, other_process):
     assert result[0] == expected
 
 
+@pytest.mark.slow
 def test_the_error_without_trust_names_the_argument(other_process):
     assert "trust_remote_code=True" in other_process.results["without trust"]
 
 
+@pytest.mark.slow
 def test_a_folder_holds_the_files_of_the_model(other_process):
     model_files = {path.name for path in Path(hub_export.__file__).parent.glob("*.py")} - {"__init__.py"}
     assert {path.name for path in (other_process.folder / "AutoModel").glob("*.py")} == model_files

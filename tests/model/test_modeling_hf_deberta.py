@@ -665,7 +665,9 @@ COMPILED = {
 }
 
 
-@pytest.mark.parametrize("masked", [True, False], ids=["masked", "no mask"])
+@pytest.mark.parametrize(
+    "masked", [pytest.param(True, id="masked"), pytest.param(False, id="no mask", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("case", COMPILED)
 def test_compiles_into_one_graph(case, masked):
     model_class, fields = COMPILED[case]
@@ -691,6 +693,7 @@ def lengths_with_labels(model_class, lengths):
         yield with_labels(model_class, tiny_inputs((length, max(length // 2, 1), length)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False], ids=["training", "serving"])
 @pytest.mark.parametrize(
     "model_class",

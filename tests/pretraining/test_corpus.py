@@ -171,6 +171,7 @@ def test_files_are_not_read_again_for_an_existing_token_file(text_file, tokenize
     Corpus(args, str(tmp_path / "cache")).token_file("train", tokenizer, tmp_path / "tokens")
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_same_ids(tokenizer):
     """They read only a few batches ahead: otherwise ids that wait to be written would fill the memory."""
     read = []

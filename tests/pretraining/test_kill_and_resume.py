@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 ROOT = Path(__file__).parents[2]
 WORDS = "the old man walked slowly down to a quiet harbour where small boats wait for wind and his friends"
+pytestmark = pytest.mark.slow
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TRANSFORMERS_VERBOSITY": "error"}
 FLAGS = ["--config_preset", "tiny", "--train_tokenizer", 300, "--tokenizer_type", "bpe", "--max_seq_length", 32]
 FLAGS += ["--use_cpu", "--disable_tqdm", "true", "--per_device_train_batch_size", 4, "--learning_rate", 1e-3]
@@ -47,6 +48,9 @@ def test_killed_and_resumed(runs, script, models):
     after_kill = (runs / script / "after_kill.txt").read_text().split()
     assert "checkpoint-6" in after_kill
     assert not {"checkpoint-11", "model.safetensors", "generator", "discriminator"} & set(after_kill)
+    before_the_kill = (runs / script / "after_kill.txt").stat().st_mtime_ns
+    for name in ("checkpoint-3", "checkpoint-6"):  # otherwise the second run started over
+        assert (runs / script / "killed" / name / "trainer_state.json").stat().st_mtime_ns < before_the_kill
     for model in models:
         whole, resumed = (load_file(runs / script / run / model / "model.safetensors") for run in ("whole", "killed"))
         assert whole.keys() == resumed.keys()

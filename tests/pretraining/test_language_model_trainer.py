@@ -194,6 +194,7 @@ def test_speed_counts_real_tokens(tmp_path):
     assert entry["tokens_per_second"] > 0 and 0 < entry["mfu"] < 1.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", LOSSES)
 def test_compiled_graphs_give_the_same_metrics(tmp_path, objective):
     """They return logits at all positions, but no losses and predictions of the labelled ones."""

@@ -127,7 +127,7 @@ def test_attention_backends_are_kept():
         ({"generator": tiny_config(vocab_size=130), "embedding_sharing": "nes"}, "have the same vocabulary"),
         ({"generator": tiny_config(hidden_size=64)}, "embedding_size must be equal.*or use embedding_sharing='nes'"),
         ({"generator": tiny_config(position_biased_input=True)}, "position_biased_input must be equal"),
-        ({"generator_layers": 1}, "the enhanced mask decoder needs the layer before the last"),
+        ({"generator_layers": 1}, "num_hidden_layers"),
     ],
 )
 def test_bad_configurations(fields, message):

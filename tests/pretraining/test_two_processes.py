@@ -17,6 +17,7 @@ from torch.distributed.fsdp import fully_shard
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaForPreTraining, export_to_transformers
 
+pytestmark = pytest.mark.slow
 TESTS = Path(__file__).parents[1]
 STEPS = 3
 CHECKPOINTING = {HfDebertaForMaskedLM: True, HfDebertaForPreTraining: False}

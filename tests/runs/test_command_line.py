@@ -146,6 +146,7 @@ def test_help_of_the_scripts(name, monkeypatch, capsys):
     assert all(text.index(f"  --{flag} ") < trainer for flag in ("train_file", "max_seq_length", "tokenizer_name"))
 
 
+@pytest.mark.slow
 def test_scripts_name_an_invalid_file_in_one_line(tmp_path, monkeypatch):
     file = tmp_path / "flags.json"
     file.write_text("{")
