@@ -568,12 +568,8 @@ def worker(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-<<<<<<< HEAD
-def test_two_processes_train_as_one(deterministic_noise, tmp_path):
-=======
 @pytest.mark.slow
-def test_two_processes_train_as_one(settled_noise, tmp_path):
->>>>>>> tests-audit
+def test_two_processes_train_as_one(deterministic_noise, tmp_path):
     """By Trainer, which makes DistributedDataParallel search for unused parameters; by a loop without that; by FSDP."""
     expected_weights = weights(train(tmp_path, settings=SWITCHED_ON)[0])
     expected_losses = train_in_loop(tiny_model(Sequence, dtype=torch.float32), batches())
