@@ -45,12 +45,12 @@ def write_training_card(
         config = HfDebertaConfig.from_pretrained(path.parent)
         write_model_card(path.parent, (config.architectures or [""])[0], config, name)
         loading = ModelCard.load(path)
-        fields |= {"tags": loading.data.tags, "tasks": loading.data.pipeline_tag}
+        fields |= {"tags": loading.data.get("tags"), "tasks": loading.data.get("pipeline_tag")}
     summary = TrainingSummary.from_trainer(trainer, dataset=data, dataset_tags=dataset, **fields)
     # Trainer takes these two from the configuration and the last evaluation; an empty name would count as a checkpoint
     summary.finetuned_from, summary.eval_results = fields["finetuned_from"], read_results(output)
     card = ModelCard(summary.to_model_card())
-    card.data["pipeline_tag"] = loading.data.pipeline_tag
+    card.data["pipeline_tag"] = loading.data.get("pipeline_tag")
     card.text += loading.text.replace(f"# {name}", "\n## How to load the model", 1)
     if base and not summary.finetuned_from:
         card.text += f"\nTraining started from {base}.\n"
