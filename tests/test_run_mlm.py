@@ -251,7 +251,7 @@ def test_main_process_tokenizes_first(monkeypatch, text, tmp_path, script, each)
         ([*TINY, "--objective", "joint", "--config_overrides", "conv_kernel_size=3"], "looks at the next token"),
         (
             ["--model_name_or_path", "TRAINED", "--config_overrides", "hiden_size=3"],
-            "unknown field hiden_size (do you mean hidden_size",
+            "unknown field hiden_size;",
         ),
         ([*TINY, "--do_train", "false"], "--do_train false evaluates a trained model"),
         ([*TINY, "--dtype", "float32"], "--dtype"),
