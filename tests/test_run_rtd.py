@@ -131,7 +131,7 @@ def test_a_finished_run_is_not_trained_again(run_rtd, text, tmp_path, caplog, de
             ["--generator_name_or_path", "g", "--discriminator_name_or_path", "d", "--generator_layers", 2],
             "--generator_layers is for a new generator, but g has its layers",
         ),
-        ([*TINY, "--generator_layers", 1], "the enhanced mask decoder needs the layer before the last"),
+        ([*TINY, "--generator_layers", 1], "the layer before the last"),
         ([*TINY[:2], "--max_ngram", 0, "--tokenizer_name", "/nowhere"], "/nowhere"),
     ],
 )

@@ -66,8 +66,8 @@ class RowOrder(EpochSampler):
 class SetEpochCallback(TrainerCallback):
     """Sets the epoch of `trainer.order`: with several processes, accelerate does not when a run resumes.
 
-    Also sets `trainer.trained` after the first step: a finished run that is started again makes none. `trainer.order` is
-    an EpochSampler once there is a training dataloader.
+    Also sets `trainer.trained` after the first step: a finished run that is started again makes none. `trainer.order`
+    is an EpochSampler once there is a training dataloader.
     """
 
     def __init__(self, trainer: Any):
