@@ -175,8 +175,6 @@ def train_and_evaluate(trainer: FineTuningTrainer) -> dict[str, float]:
                     metrics[f"{name}{suffix}"] = value
         trainer.log_metrics("eval", metrics)
         trainer.save_metrics("eval", metrics)
-    if args.do_train and (trainer.trained or not has_training_card(args.output_folder)):
-        trainer.create_model_card()  # before predictions, which may take long or be interrupted
     return metrics
 
 
@@ -196,7 +194,7 @@ def write_card_and_push(trainer: FineTuningTrainer) -> None:
     folder = trainer.args.output_folder
     if trainer.args.push_to_hub:
         trainer.push_to_hub()
-    elif trainer.trained:
+    elif trainer.args.do_train and (trainer.trained or not has_training_card(folder)):
         trainer.create_model_card()
     if trainer.is_world_process_zero() and folder.is_dir():
         files = sorted(path.name for path in folder.iterdir() if path.is_file() and path.suffix != ".py")
