@@ -151,8 +151,8 @@ def load_model(
     if mismatched and args.intermediate is None and not args.ignore_mismatched_sizes:
         raise InputError(
             f"the checkpoint {args.checkpoint} has other sizes than this model with {model.config.num_labels} labels "
-            f"for {', '.join(sorted(mismatched))}: for another task use --intermediate instead of --model_name_or_path, "
-            "or add --ignore_mismatched_sizes; leave out a --config_name of another size"
+            f"for {', '.join(sorted(mismatched))}: for another task use --intermediate instead of "
+            "--model_name_or_path, or add --ignore_mismatched_sizes; leave out a --config_name of another size"
         )
     new = {name for name in info["missing_keys"] | mismatched if not name.startswith(f"{model.base_model_prefix}.")}
     if args.intermediate is not None:
