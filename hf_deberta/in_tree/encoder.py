@@ -110,12 +110,12 @@ def attention_forward(in_tree: Callable) -> Callable:
         context = attention_mask
         query, key, value = _project(self, hidden_states, query_states)
         states, probabilities = disentangled_attention(
-            query * _scale(self),
+            query,
             key,
             value,
             _relative_positions(self, rel_embeddings, context),
             context.attention_mask,
-            scale=1.0,  # queries and position queries are scaled already
+            scale=_scale(self),
             dropout_p=self.dropout.p if self.dropout.training else 0.0,
             backend="eager" if output_attentions else "sdpa",
         )
@@ -170,7 +170,6 @@ def _table_projection(attention: InTree) -> TableProjection:
         query=getattr(attention, names[1]) if "p2c" in terms else None,
         dropout=attention.pos_dropout,
         heads=attention.num_attention_heads,
-        scale=_scale(attention),
     )
 
 

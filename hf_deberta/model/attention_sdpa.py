@@ -64,9 +64,10 @@ def sdpa_attention(
     tables = tables_for(positions, mask, longest, can_join_parts(query, dropout_p))
     if lengths:
         return attend_documents(query, key, value, tables, mask.query_positions, lengths, dropout_p), None
-    visible = mask.visible(key.shape[2])
     if mask.mask is not None and mask.is_padding_only:
-        visible = mask.mask[:, None, None]
+        visible: torch.Tensor | None = mask.mask[:, None, None]
+    else:
+        visible = mask.visible(key.shape[2])
     context = attend_rows(query, key, value, tables, mask.query_positions, visible, dropout_p)
     return zero_fully_masked_queries(context, mask, visible), None
 

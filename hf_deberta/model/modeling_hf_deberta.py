@@ -140,7 +140,7 @@ class HfDebertaSelfAttention(nn.Module):
         """States [B, Q, hidden], probabilities if requested, and the memory for another call."""
         if memory is None:
             memory = self.project_memory(hidden_states, relative_table, context)
-        query = dense(self.query_proj, hidden_states if query_states is None else query_states) * self.scale
+        query = dense(self.query_proj, hidden_states if query_states is None else query_states)
         mask = context.attention_mask
         if query_positions is not None:
             mask = replace(mask, query_positions=query_positions)
@@ -150,7 +150,7 @@ class HfDebertaSelfAttention(nn.Module):
             memory.value,
             memory.positions,
             mask,
-            scale=1.0,  # queries and position queries are scaled already
+            scale=self.scale,
             dropout_p=self.dropout.p if self.dropout.training else 0.0,
             backend=self.backend(output_attentions),
         )
@@ -185,7 +185,6 @@ class HfDebertaSelfAttention(nn.Module):
             query=query if {"p2c", "p2p"} & terms else None,
             dropout=self.pos_dropout,
             heads=self.config.num_attention_heads,
-            scale=self.scale,
         )
 
 

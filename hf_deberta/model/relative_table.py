@@ -38,7 +38,6 @@ class TableProjection:
     query: nn.Module | None  # hidden to H d, for p2c and p2p
     dropout: nn.Module  # on the table
     heads: int
-    scale: float  # of position queries, the scale of the attention scores
 
     def modules(self) -> tuple[nn.Module, ...]:
         return tuple(module for module in (self.key, self.query) if module is not None)
@@ -47,10 +46,10 @@ class TableProjection:
         return not self.dropout.training and can_cache(self.modules())
 
     def project(self, table: torch.Tensor) -> Tables:
-        """Position keys, and scaled position queries, of a table [R, hidden]."""
+        """Position keys and position queries of a table [R, hidden]."""
         table = self.dropout(table)
         key = None if self.key is None else split_heads(dense(self.key, table), self.heads)
-        query = None if self.query is None else split_heads(dense(self.query, table), self.heads) * self.scale
+        query = None if self.query is None else split_heads(dense(self.query, table), self.heads)
         return key, query
 
 
@@ -92,7 +91,7 @@ def relative_table(modules: tuple[nn.Module, ...], rows: RowsInUse, cache: Weigh
 
 
 def position_tables(projection: TableProjection, table: torch.Tensor, cache: WeightCache | None) -> Tables:
-    """Position keys and scaled position queries of a layer, [H, R, d]; cached for inference."""
+    """Position keys and position queries of a layer, [H, R, d]; cached for inference."""
     if not projection.modules():
         return None, None
     if cache is not None and projection.can_cache():
