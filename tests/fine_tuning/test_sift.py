@@ -46,6 +46,8 @@ from hf_deberta.fine_tuning.sift import (
     sift_loss,
 )
 
+pytestmark = pytest.mark.usefixtures("unpad_tiny_models")
+
 TENSORS = {"atol": 2e-5, "rtol": 1e-4}  # of tests/golden, as the official tensors' README derives them
 GRADIENT = 1e-4  # of the largest component
 REACHING = SiftArguments(sift_learning_rate=0.05)  # steps larger than the noise
