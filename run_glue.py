@@ -178,7 +178,7 @@ def run(
         metrics=lambda split, prediction: compute_metrics(task, labels, prediction),
         processing_class=tokenizer,
         data_collator=DataCollatorWithPadding(tokenizer, **data_args.padding_options(length, args)),
-        card_fields={"data": data_args.description(model_args.demo), "base": model_args.checkpoint},
+        card_fields=data_args.card_fields(model_args.checkpoint, model_args.demo),
     )
     metrics = train_and_evaluate(trainer)
 

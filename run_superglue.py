@@ -91,8 +91,9 @@ class SuperGlueArguments(DataArguments):
         if (self.axb_file or self.axg_file) and self.task_name != "rte":
             raise InputError(f"--axb_file and --axg_file need --task_name rte, not {self.task_name}")
 
-    def description(self, demo: bool = False) -> str:
-        return super().description(demo) if demo else f"SuperGLUE {superglue.TASKS[self.task_name].submission_name}"
+    def card_fields(self, checkpoint: str, demo: bool = False) -> dict[str, str | None]:
+        data = {} if demo else {"data": f"SuperGLUE {superglue.TASKS[self.task_name].submission_name}"}
+        return super().card_fields(checkpoint, demo) | data
 
 
 def normalized_name(task_name: str) -> str:
@@ -194,7 +195,7 @@ def run(
         metrics=compute_metrics,
         processing_class=tokenizer,
         data_collator=collator_class(tokenizer, **data_args.padding_options(length, args)),
-        card_fields={"data": data_args.description(model_args.demo), "base": model_args.checkpoint},
+        card_fields=data_args.card_fields(model_args.checkpoint, model_args.demo),
     )
     metrics = train_and_evaluate(trainer)
 

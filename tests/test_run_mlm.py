@@ -72,10 +72,11 @@ def test_from_text_to_a_model(run_mlm, text, tmp_path):
     assert pipeline("fill-mask", model=model, tokenizer=tokenizer)("the old [MASK]")[0]["score"] > 0
     card = (out / "README.md").read_text()
     for part in (
-        "from scratch on corpus.txt, 8 steps",
-        "eval_loss",
+        "from scratch on the corpus.txt",
+        "training_steps: 8",
+        "- loss: ",
         "learning_rate",
-        "run_mlm.py --config_preset tiny",
+        "from_pretrained(",
     ):
         assert part in card
 
@@ -200,7 +201,7 @@ def test_pushed_files(run_mlm, text, tmp_path, monkeypatch):
     for names in hub.names:
         assert needed | code <= names
         assert not [name for name in names if name.startswith(("_", "checkpoint-"))]
-    assert "README.md" in hub.names[-1] and "eval_loss" in (out / "README.md").read_text()
+    assert "README.md" in hub.names[-1] and "- loss: " in (out / "README.md").read_text()
     assert not [name for name in hub.names[-1] if b"hf_secret" in (out / name).read_bytes()]
 
 

@@ -36,20 +36,20 @@ def one_row(name: str, n: int, labelled: bool) -> dict:
         return {"premise": TEXT, "hypothesis": "Rome is old", "idx": n, **({"label": names[n % 3]} if labelled else {})}
     if name in ("rte", "axg", "axb"):
         first, second = ("sentence1", "sentence2") if name == "axb" else ("premise", "hypothesis")
-        told = {"label": PAIR[n % 2]} if labelled else {}
-        return {first: ("he", "she")[n % 2] + f" met {n // 2} dogs", second: "Rome is old", "idx": n, **told}
+        pair_label = {"label": PAIR[n % 2]} if labelled else {}
+        return {first: ("he", "she")[n % 2] + f" met {n // 2} dogs", second: "Rome is old", "idx": n, **pair_label}
     if name == "copa":
-        told = {"label": n % 2} if labelled else {}
-        asked = ("cause", "effect")[n % 2]
-        return {"premise": "it rained", "choice1": "dog wet", "choice2": TEXT, "question": asked, "idx": n, **told}
+        question = ("cause", "effect")[n % 2]
+        choice = {"label": n % 2} if labelled else {}
+        return {"premise": "it rained", "choice1": "dog wet", "choice2": TEXT, "question": question, "idx": n, **choice}
     if name == "wic":
         spans = {"start1": 0, "end1": 3, "start2": 4, "end2": 7}
         return {"word": "dog", "sentence1": "dog was wet", "sentence2": "the dog", "idx": n, **spans, **label}
     if name == "wsc":
         spans = {"span1_text": "Ann", "span1_index": 0, "span2_text": "it", "span2_index": 7}
         return {"text": TEXT, "target": spans, "idx": n, **label}
-    told = [{"label": 1}, {"label": 0}] if labelled else [{}, {}]
-    answers = [{"text": text, "idx": 2 * n + i, **told[i]} for i, text in enumerate(("Rome", "Bob"))]
+    answer_labels = [{"label": 1}, {"label": 0}] if labelled else [{}, {}]
+    answers = [{"text": text, "idx": 2 * n + i, **answer_labels[i]} for i, text in enumerate(("Rome", "Bob"))]
     return {"idx": n, "passage": {"text": TEXT, "questions": [{"question": "who", "idx": n, "answers": answers}]}}
 
 
@@ -117,8 +117,8 @@ def test_windows_of_a_passage(data, tmp_path):
     run_superglue("--model_name_or_path", data / "ours", "--task_name", "record", "--train_file", file,
                   "--validation_file", file, "--test_file", file, "--output_dir", out, *RUN, "--max_steps", 2,
                   "--max_seq_length", 32, "--doc_stride", 8, "--pad_to_max_length")  # fmt: skip
-    told = read_json_lines(out / "predictions_record.jsonl")
-    assert len(told) == 8 and all(len({a["text"] for a in line["answers"]}) == 3 for line in told)
+    predictions = read_json_lines(out / "predictions_record.jsonl")
+    assert len(predictions) == 8 and all(len({a["text"] for a in line["answers"]}) == 3 for line in predictions)
     assert results(out)["predict_f1"] == results(out)["eval_f1"]
     assert HfDebertaForEntityChoice.from_pretrained(out).config.architectures == ["HfDebertaForEntityChoice"]
 

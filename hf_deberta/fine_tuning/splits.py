@@ -62,10 +62,11 @@ class DataArguments:
     overwrite_cache: bool = field(default=False, metadata={"help": "Tokenize again instead of using cached inputs."})
     preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Number of tokenizing processes."})
 
-    def description(self, demo: bool = False) -> str:
-        """Name of the training data, for the model card."""
-        names = (getattr(self, "task_name", None), self.train_file, self.dataset_name, self.data_dir)
-        return "made-up rows" if demo else next((name for name in names if name), "custom data")
+    def card_fields(self, checkpoint: str, demo: bool = False) -> dict[str, str | None]:
+        """Return the arguments of `model_card.write_training_card`."""
+        dataset = None if demo else getattr(self, "task_name", None) or self.dataset_name
+        data = "made-up rows" if demo else dataset or self.train_file or self.data_dir or "custom data"
+        return {"data": data, "dataset": dataset, "base": checkpoint}
 
     def map_options(self, description: str) -> dict[str, Any]:
         """Keyword arguments of `Dataset.map`."""

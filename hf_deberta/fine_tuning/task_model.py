@@ -60,7 +60,7 @@ class ModelArguments:
     demo: bool = field(default=False, metadata={"help": "Offline demonstration: a tiny model on made-up rows."})
 
     def __post_init__(self) -> None:
-        if not self.checkpoint:
+        if not self.checkpoint and not self.demo:
             raise InputError("no checkpoint given: use --model_name_or_path, or try --demo")
 
     @property

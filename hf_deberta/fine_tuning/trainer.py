@@ -6,7 +6,6 @@ rows, and ends with `write_card_and_push`. `over_seeds` does this once or with s
 
 import copy
 import gc
-import os
 import shutil
 import statistics
 from collections.abc import Callable, Iterable
@@ -21,12 +20,12 @@ from transformers import EarlyStoppingCallback, EvalPrediction, PreTrainedModel,
 from transformers.trainer_utils import PredictionOutput
 from transformers.utils import logging
 
-from hf_deberta import HfDebertaConfig, HfDebertaForEntityChoice
+from hf_deberta import HfDebertaForEntityChoice
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
 from hf_deberta.fine_tuning.sift import SiftTrainer
 from hf_deberta.runs.checkpoints import TRAINER_STATE_NAME, AtomicCheckpointsMixin, atomic_write, last_checkpoint
 from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.model_card import update_results, write_training_card
+from hf_deberta.runs.model_card import write_training_card
 from hf_deberta.runs.row_order import RowOrder, SetEpochCallback
 from hf_deberta.runs.run_identity import check_same_run, content_hash, write_json
 
@@ -127,11 +126,7 @@ class FineTuningTrainer(SiftTrainer, AtomicCheckpointsMixin):
         return False
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        if self.model.config.model_type == HfDebertaConfig.model_type:
-            return write_training_card(self, **self.card_fields)
-        base = self.card_fields.get("base")
-        hub_base = None if base and os.path.exists(base) else base
-        super().create_model_card(*args, **{"dataset": self.card_fields["data"], "finetuned_from": hub_base, **kwargs})
+        write_training_card(self, **self.card_fields)
 
 
 def check_label_smoothing(trainer: FineTuningTrainer) -> None:
@@ -204,8 +199,6 @@ def write_card_and_push(trainer: FineTuningTrainer) -> None:
         trainer.push_to_hub()
     elif trainer.trained:
         trainer.create_model_card()
-    elif trainer.args.do_train and trainer.is_world_process_zero():
-        update_results(folder)  # the run was interrupted while predicting: its card lacks the metrics of predictions
     if trainer.is_world_process_zero() and folder.is_dir():
         files = sorted(path.name for path in folder.iterdir() if path.is_file() and path.suffix != ".py")
         logger.warning(f"Files in {folder}: {', '.join(files)}")

@@ -12,9 +12,9 @@ import each other; a new one is a file with such a function, and a line in `BACK
 
 From outside the package, register a function with the same parameters that returns the context alone:
 
-    >>> from transformers import AttentionInterface
-    >>> AttentionInterface.register("my_attention", my_attention)
-    >>> model.set_attn_implementation("my_attention")
+    from transformers import AttentionInterface
+    AttentionInterface.register("my_attention", my_attention)
+    model.set_attn_implementation("my_attention")
 """
 
 from collections.abc import Callable

@@ -7,14 +7,11 @@ parquet file or of a data set.
 import glob
 import hashlib
 import json
-import multiprocessing
 import shutil
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-from multiprocessing.pool import AsyncResult
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +29,6 @@ from hf_deberta.tokenization_hf_deberta import HfDebertaTokenizer
 
 FILE_TYPES = {name: name for name in ("txt", "json", "csv", "tsv", "parquet")} | {"jsonl": "json"}
 DOCUMENTS_PER_BATCH = 1000  # tokenized together
-MAX_QUEUED_BATCHES = 4  # per process: tokenized batches that wait to be written
 MAX_TOKENIZER_DOCUMENTS = 1_000_000  # a tokenizer is trained on at most so many
 TOKENIZER_FLAGS = "trained_with.json"  # beside a trained tokenizer: the flags it was trained with
 
@@ -65,7 +61,7 @@ class CorpusArguments:
     max_train_samples: int | None = field(default=None, metadata={"help": "Use at most so many training documents."})
     max_eval_samples: int | None = field(default=None, metadata={"help": "Evaluate on at most so many documents."})
     preprocessing_num_workers: int | None = field(
-        default=None, metadata={"help": "Processes that tokenize; by default one, which uses all cores by threads."}
+        default=None, metadata={"help": "No effect: one process tokenizes, with threads on all cores."}
     )
     tokens_dir: str | None = field(
         default=None, metadata={"help": "The folder of the tokenized corpus; by default OUTPUT_DIR/_tokens."}
@@ -195,8 +191,8 @@ class Corpus:
             return existing
         if (folder / "about.json").exists():
             logger.warning(f"{folder} was made from another text or tokenizer: tokenizing again")
-        documents = tokenize(self.batches(split), tokenizer, self.arguments.preprocessing_num_workers)
-        with name_file_that_is_not_utf8(self.files(split)):
+        documents = (ids for batch in self.batches(split) for ids in encode(tokenizer, batch))
+        with explain_encoding(self.files(split)):
             return write_token_file(folder, documents, len(tokenizer), fingerprint)
 
     def train_tokenizer(self, folder: str | Path, model_max_length: int) -> HfDebertaTokenizer:
@@ -210,7 +206,7 @@ class Corpus:
             chosen = np.linspace(0, len(documents) - 1, MAX_TOKENIZER_DOCUMENTS, dtype=np.int64)
             documents = documents.select(chosen)
         texts = (row[args.text_column] or "" for row in islice(documents, MAX_TOKENIZER_DOCUMENTS))
-        with name_file_that_is_not_utf8(self.files("train")):
+        with explain_encoding(self.files("train")):
             tokenizer = train_tokenizer(texts, args.train_tokenizer or 0, args.tokenizer_type, model_max_length)
         with temporary_folder_beside(folder) as unfinished:
             tokenizer.save_pretrained(unfinished)
@@ -270,66 +266,25 @@ def read_files(patterns: list[str], sample_by: str, options: dict[str, Any]) -> 
     builder = {"txt": "text", "tsv": "csv"}.get(str(file_type), file_type)
     by_type: dict[str, dict[str, Any]] = {"txt": {"sample_by": sample_by}, "tsv": TSV}
     options = {**options, **by_type.get(str(file_type), {})}
-    with as_input_error(ValueError), name_file_that_is_not_utf8(files):
+    with as_input_error(ValueError), explain_encoding(files):
         return datasets.load_dataset(builder, data_files=files, split="train", **options)
 
 
 @contextmanager
-def name_file_that_is_not_utf8(files: Sequence[str]) -> Iterator[None]:
-    """If reading fails with a UnicodeDecodeError, raise an InputError that names the file and the line."""
+def explain_encoding(files: Sequence[str]) -> Iterator[None]:
+    """Raise an InputError if reading the files fails with a UnicodeDecodeError."""
     try:
         yield
-    except (ValueError, datasets.exceptions.DatasetGenerationError) as error:
-        if isinstance(error, UnicodeDecodeError) or isinstance(error.__cause__, UnicodeDecodeError):
-            for file in files:
-                if not file.endswith((".gz", ".parquet")):
-                    check_utf8(file)
-        raise
-
-
-def check_utf8(path: str) -> None:
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                line.decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise InputError(
-                    f"{path} is not UTF-8 text: byte {line[error.start]:#04x} in line {number}; convert it, for "
-                    "instance with iconv -f latin1 -t utf-8"
-                ) from None
-
-
-def tokenize(
-    batches: Iterable[list[str]], tokenizer: PreTrainedTokenizerBase, processes: int | None = None
-) -> Iterator[Sequence[int] | np.ndarray]:
-    """Yield the ids of each document, without special tokens."""
-    if not processes or processes == 1:
-        for batch in batches:
-            yield from encode(tokenizer, batch)
-        return
-    # Spawned, not forked: the tokenizer's threads do not survive a fork.
-    with multiprocessing.get_context("spawn").Pool(processes, _set_tokenizer, (tokenizer,)) as pool:
-        queue: deque[AsyncResult] = deque()  # Pool.imap would read on and hold the whole corpus in memory
-        for batch in batches:
-            queue.append(pool.apply_async(_encode_in_worker, (batch,)))
-            if len(queue) == MAX_QUEUED_BATCHES * processes:
-                yield from queue.popleft().get()
-        while queue:
-            yield from queue.popleft().get()
+    except (UnicodeDecodeError, datasets.exceptions.DatasetGenerationError) as error:
+        cause = error if isinstance(error, UnicodeDecodeError) else error.__cause__
+        if not isinstance(cause, UnicodeDecodeError):
+            raise
+        raise InputError(
+            f"{', '.join(files[:5])} is not UTF-8 text ({cause}); convert it, e.g. iconv -f latin1 -t utf-8"
+        ) from error
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
+    """Return the ids of each text, without special tokens."""
     options = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
     return tokenizer(texts, add_special_tokens=False, truncation=False, **options)["input_ids"]
-
-
-_tokenizer: PreTrainedTokenizerBase  # of a worker
-
-
-def _set_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
-    global _tokenizer
-    _tokenizer = tokenizer
-
-
-def _encode_in_worker(texts: list[str]) -> list[np.ndarray]:
-    return [np.asarray(ids, dtype=np.uint32) for ids in encode(_tokenizer, texts)]

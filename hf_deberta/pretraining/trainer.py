@@ -92,12 +92,6 @@ class PretrainingTrainer(AtomicCheckpointsMixin):
         else:  # Trainer would make one more step before it stops
             self.control.should_training_stop = True
 
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Do not warn of a tied weight that is missing in a checkpoint: it is loaded with the weight it is tied to."""
-        missing, tied = load_result.missing_keys, self.model.all_tied_weights_keys
-        missing = [name for name in missing if name not in tied or tied[name] in missing]
-        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
-
     def _get_train_sampler(self, train_dataset: Any = None) -> EpochSampler:
         dataset = self.train_dataset if train_dataset is None else train_dataset
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed

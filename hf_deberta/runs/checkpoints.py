@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from safetensors import SafetensorError
 from torch import nn
 from transformers import Trainer, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
@@ -28,13 +27,8 @@ from transformers.utils import logging
 from hf_deberta.runs.errors import InputError
 
 UNFINISHED = "_unfinished"  # push_to_hub ignores names that start with an underscore
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 logger = logging.get_logger(__name__)
-
-
-class DiskFullError(OSError, InputError):
-    """A checkpoint could not be written because the disk is full."""
 
 
 class AtomicCheckpointsMixin(Trainer):
@@ -71,17 +65,9 @@ class AtomicCheckpointsMixin(Trainer):
                     best_model_checkpoint=self.state.best_model_checkpoint,
                     use_mtime=True,  # as Trainer does: a run may have resumed from an older checkpoint
                 )
-        except (OSError, SafetensorError, RuntimeError) as error:
-            if getattr(error, "errno", None) not in NO_SPACE and has_space(folder):
-                raise
+        except Exception:  # such as a full disk
             shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
-            last = get_last_checkpoint(str(folder))
-            raise DiskFullError(
-                errno.ENOSPC,
-                f"the disk of {folder} is full: {name} could not be written; "
-                + (f"{Path(last).name} is complete" if last else "there is no earlier checkpoint")
-                + ". Free some space (--save_total_limit keeps fewer checkpoints) and repeat the command to resume",
-            ) from error
+            raise
         finally:
             self._writing_checkpoint = False
         self.accelerator.wait_for_everyone()
@@ -214,21 +200,3 @@ def flush_to_disk(folder: Path) -> None:
                 raise
         finally:
             os.close(handle)
-
-
-def has_space(folder: Path, size: int = 2**20) -> bool:
-    """Return whether `size` bytes can be written to the folder, by writing them.
-
-    safetensors and torch report a full disk as errors without an errno, so their type does not tell.
-    """
-    probe = folder / f"{UNFINISHED}-probe"
-    try:
-        with open(probe, "wb") as file:
-            file.write(bytes(size))
-            file.flush()
-            os.fsync(file.fileno())
-        return True
-    except OSError as error:
-        return error.errno not in NO_SPACE
-    finally:
-        probe.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""SiFT: the official tensors, every kind of head, other families, and what Trainer does to a loss."""
+"""SiFT: official tensors, all kinds of heads, other model families, training with Trainer and on two processes."""
 
 import os
 import sys
@@ -48,28 +48,28 @@ from hf_deberta.fine_tuning.sift import (
 
 pytestmark = pytest.mark.usefixtures("unpad_tiny_models")
 
-TENSORS = {"atol": 2e-5, "rtol": 1e-4}  # of tests/golden, as the official tensors' README derives them
-GRADIENT = 1e-4  # of the largest component
-REACHING = SiftArguments(sift_learning_rate=0.05)  # steps larger than the noise
+TENSOR_TOLERANCE = {"atol": 2e-5, "rtol": 1e-4}  # of tests/golden, as the official tensors' README derives them
+GRADIENT_TOLERANCE = 1e-4  # of the largest component
+LARGE_STEPS = SiftArguments(sift_learning_rate=0.05)  # steps larger than the noise
 
 
-class Trained(SiftTrainer, Trainer):
+class MyTrainer(SiftTrainer, Trainer):
     pass
 
 
-def noise_of_contents(self, x):
-    """In place of noise: the same for a token wherever it stands."""
+def noise_from_embeddings(self, x):
+    """Replaces the noise by a function of the embeddings, so that it does not depend on the position in a batch."""
     return self.settings.sift_init_perturbation * torch.sin(50 * x.detach())
 
 
 @pytest.fixture
-def settled_noise(monkeypatch):
-    monkeypatch.setattr(PerturbedEmbeddings, "draw_noise", noise_of_contents)
+def deterministic_noise(monkeypatch):
+    monkeypatch.setattr(PerturbedEmbeddings, "draw_noise", noise_from_embeddings)
 
 
 @pytest.fixture
 def steps(monkeypatch):
-    """Collects (deltas, gradients, new deltas) of each ascent."""
+    """Records (deltas, gradients, new deltas) of each ascent."""
     found, original = [], sift.ascend
 
     def ascend(deltas, gradients, rate):
@@ -80,22 +80,22 @@ def steps(monkeypatch):
     return found
 
 
-def passes(model):
-    """Outputs of all forward passes from now on."""
+def record_outputs(model):
+    """A list that receives the outputs of all later forward passes."""
     found = []
     model.register_forward_hook(lambda *called: found.append(called[-1]))
     return found
 
 
-def losses_of(model, inputs, settings=REACHING, **given):
-    """The task's loss and the adversarial one."""
+def both_losses(model, inputs, settings=LARGE_STEPS, **given):
+    """The loss of the task and the adversarial loss."""
     with PerturbedEmbeddings(model, settings) as embeddings:
         outputs = model(**inputs)
         return outputs.loss, sift_loss(model, inputs, outputs, embeddings, **given)
 
 
-def gradients_of(model, inputs, settings=REACHING):
-    task, adversarial = losses_of(model, inputs, settings)
+def total_gradients(model, inputs, settings=LARGE_STEPS):
+    task, adversarial = both_losses(model, inputs, settings)
     model.zero_grad()
     (task + settings.sift_lambda * adversarial).backward()
     return {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
@@ -105,6 +105,7 @@ def gradients_of(model, inputs, settings=REACHING):
 
 
 @pytest.mark.parametrize("case", ["case09a_sift_symkl", "case09b_sift_kl", "case09c_sift_mse"])
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_official_tensors(case, tmp_path, monkeypatch, steps):
     tensors, info = golden_cases.tensors(case), golden_cases.info(case)
     given, expected = part(tensors, "in/"), part(tensors, "out/")
@@ -113,43 +114,43 @@ def test_official_tensors(case, tmp_path, monkeypatch, steps):
     monkeypatch.setattr(PerturbedEmbeddings, "draw_noise", lambda self, x: expected["delta_initial"].clone())
     seen = []
     model.deberta.embeddings.LayerNorm.register_forward_hook(lambda *called: seen.append(called[1][0]))
-    outputs = passes(model)
-    task, adversarial = losses_of(model, given, SiftArguments(True, *numbers))
+    outputs = record_outputs(model)
+    task, adversarial = both_losses(model, given, SiftArguments(True, *numbers))
     total = task + info["vat_lambda"] * adversarial
     total.backward()
 
-    torch.testing.assert_close(seen[0], expected["perturbation_input"], **TENSORS)
+    torch.testing.assert_close(seen[0], expected["perturbation_input"], **TENSOR_TOLERANCE)
     for output, name in zip(
         outputs, ("clean_logits", "perturbed_logits_first", "perturbed_logits_second"), strict=True
     ):
-        torch.testing.assert_close(output.logits, expected[name], **TENSORS)
+        torch.testing.assert_close(output.logits, expected[name], **TENSOR_TOLERANCE)
     for found, name in zip((task, adversarial, total), ("task_loss", "adv_loss", "total_loss"), strict=True):
-        torch.testing.assert_close(found, expected[name], **TENSORS)
+        torch.testing.assert_close(found, expected[name], **TENSOR_TOLERANCE)
     [([_], [gradient], [updated])] = steps
     # the gradient is that of a difference between two probabilities, each rounded
-    apart = largest(expected["perturbed_logits_first"].softmax(-1) - expected["clean_logits"].softmax(-1))
-    rounding = max(GRADIENT, 8 * torch.finfo(torch.float32).eps / apart)
+    divergence = largest(expected["perturbed_logits_first"].softmax(-1) - expected["clean_logits"].softmax(-1))
+    rounding = max(GRADIENT_TOLERANCE, 8 * torch.finfo(torch.float32).eps / divergence)
     assert largest(gradient - expected["delta_grad"]) <= rounding * largest(expected["delta_grad"])
     step = info["vat_learning_rate"] * 2 * rounding  # of a quotient of two such numbers
     torch.testing.assert_close(updated, expected["delta_updated"], atol=1e-6 + step, rtol=0)
     found = dict(model.named_parameters())
     for name, value in part(expected, "grad/").items():
-        assert largest(found[name].grad - value) <= GRADIENT * largest(value), name
+        assert largest(found[name].grad - value) <= GRADIENT_TOLERANCE * largest(value), name
     with torch.no_grad():
-        torch.testing.assert_close(model(**given).logits, expected["logits_without_hook"], **TENSORS)
+        torch.testing.assert_close(model(**given).logits, expected["logits_without_hook"], **TENSOR_TOLERANCE)
 
 
 # ---- kinds of heads ----------------------------------------------------------------------------------------------
 
 
-def apart(one, other, entropy):
-    """Divergences both ways, from PyTorch's distributions; with the entropies they are cross entropies."""
+def divergence(one, other, entropy):
+    """Divergences in both directions by torch.distributions; with the entropies added, cross entropies."""
     both = kl_divergence(one, other) + kl_divergence(other, one)
     return both + one.entropy() + other.entropy() if entropy else both
 
 
-def classes_apart(clean, perturbed, entropy):
-    return apart(Categorical(logits=clean), Categorical(logits=perturbed), entropy)
+def class_divergence(clean, perturbed, entropy):
+    return divergence(Categorical(logits=clean), Categorical(logits=perturbed), entropy)
 
 
 LENGTHS = (9, 5, 7)
@@ -158,15 +159,15 @@ LABELS = (torch.arange(9) % 3).repeat(3, 1).index_fill(1, torch.tensor([0, 2]), 
 
 
 def mean_of_classes(clean, perturbed, entropy=True):
-    return classes_apart(clean["logits"], perturbed["logits"], entropy).mean()
+    return class_divergence(clean["logits"], perturbed["logits"], entropy).mean()
 
 
 def mean_of_labelled_rows(clean, perturbed, entropy=True):
-    return classes_apart(clean["logits"], perturbed["logits"], entropy)[[0, 2]].mean()
+    return class_divergence(clean["logits"], perturbed["logits"], entropy)[[0, 2]].mean()
 
 
 def mean_of_labels(clean, perturbed, entropy=True):
-    return apart(Bernoulli(logits=clean["logits"]), Bernoulli(logits=perturbed["logits"]), entropy).mean()
+    return divergence(Bernoulli(logits=clean["logits"]), Bernoulli(logits=perturbed["logits"]), entropy).mean()
 
 
 def mean_square(clean, perturbed, entropy=True):
@@ -174,7 +175,7 @@ def mean_square(clean, perturbed, entropy=True):
 
 
 def mean_of_labelled_tokens(clean, perturbed, entropy=True):
-    return classes_apart(clean["logits"], perturbed["logits"], entropy)[REAL & (LABELS != -100)].mean()
+    return class_divergence(clean["logits"], perturbed["logits"], entropy)[REAL & (LABELS != -100)].mean()
 
 
 def mean_of_spans(clean, perturbed, entropy=True):
@@ -182,13 +183,13 @@ def mean_of_spans(clean, perturbed, entropy=True):
     found = []
     for name in ("start_logits", "end_logits"):
         for row, length in enumerate(LENGTHS):
-            found.append(classes_apart(clean[name][row, :length], perturbed[name][row, :length], entropy))
+            found.append(class_divergence(clean[name][row, :length], perturbed[name][row, :length], entropy))
     return torch.stack(found).mean()
 
 
 def mean_of_entities(clean, perturbed, entropy=True):
     one, other = (Bernoulli(logits=output["logits"]) for output in (clean, perturbed))
-    return apart(one, other, entropy)[torch.tensor([[1, 1], [1, 0], [1, 1]]).bool()].mean()
+    return divergence(one, other, entropy)[torch.tensor([[1, 1], [1, 0], [1, 1]]).bool()].mean()
 
 
 Sequence = HfDebertaForSequenceClassification
@@ -220,12 +221,13 @@ HEADS = {
 
 @pytest.mark.parametrize("loss", sift.LOSSES)
 @pytest.mark.parametrize("head", HEADS)
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_heads(head, loss, steps):
     model_class, fields, labels, expected = HEADS[head]
     model = tiny_model(model_class, dtype=torch.float32, **fields)
     inputs, settings = {**tiny_inputs(LENGTHS), **labels}, SiftArguments(sift_loss=loss, sift_learning_rate=0.1)
-    outputs = passes(model)
-    _, adversarial = losses_of(model, inputs, settings)
+    outputs = record_outputs(model)
+    _, adversarial = both_losses(model, inputs, settings)
     clean, noisy, perturbed = outputs
     torch.testing.assert_close(adversarial, expected(clean, perturbed))
     assert noisy.loss is None and perturbed.loss is None
@@ -241,45 +243,47 @@ def test_heads(head, loss, steps):
     assert all(torch.isfinite(weight.grad).all() for weight in model.parameters() if weight.grad is not None)
 
 
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_multiple_choice(steps):
     model = tiny_model(HfDebertaForMultipleChoice, dtype=torch.float32)
     inputs = {name: value.view(2, 2, -1) for name, value in tiny_inputs((9, 5, 7, 8)).items()}
-    outputs = passes(model)
-    _, adversarial = losses_of(model, {**inputs, "labels": torch.tensor([0, 1])})
+    outputs = record_outputs(model)
+    _, adversarial = both_losses(model, {**inputs, "labels": torch.tensor([0, 1])})
     torch.testing.assert_close(adversarial, mean_of_classes(outputs[0], outputs[2]))
     assert steps[0][0][0].shape == (4, 9, 32)
 
 
 @pytest.mark.parametrize("head", ["classes", "tokens", "spans", "a number"])
-def test_padding_changes_nothing(head, settled_noise):
-    """Neither how far a batch is padded, nor whether padding is left out of the layers."""
+@pytest.mark.usefixtures("unpad_tiny_models")
+def test_padding_changes_nothing(head, deterministic_noise):
+    """Neither the amount of padding nor unpadding changes the loss."""
     model_class, fields, labels, _ = HEADS[head]
     model = tiny_model(model_class, **fields)
     inputs = {**tiny_inputs(LENGTHS), **labels}
-    expected = losses_of(model, inputs)[1]
+    expected = both_losses(model, inputs)[1]
     assert model.config.unpad_inputs
     model.config.unpad_inputs = False
-    torch.testing.assert_close(losses_of(model, inputs)[1], expected)
+    torch.testing.assert_close(both_losses(model, inputs)[1], expected)
     wider = {name: torch.nn.functional.pad(value, (0, 3)) for name, value in tiny_inputs(LENGTHS).items()}
     if head == "tokens":
         labels = {"labels": torch.nn.functional.pad(LABELS, (0, 3), value=1)}
-    torch.testing.assert_close(losses_of(model, {**wider, **labels})[1], expected)
+    torch.testing.assert_close(both_losses(model, {**wider, **labels})[1], expected)
     model.config.unpad_inputs = True
-    torch.testing.assert_close(losses_of(model, {**wider, **labels})[1], expected)
+    torch.testing.assert_close(both_losses(model, {**wider, **labels})[1], expected)
 
 
-def test_rows_do_not_depend_on_one_another(settled_noise):
+def test_rows_are_independent(deterministic_noise):
     model = tiny_model(Sequence, num_labels=3)
     inputs = {**tiny_inputs((6, 6, 6, 6)), "labels": torch.tensor([0, 1, 2, 0])}
     pieces = [{name: value[rows] for name, value in inputs.items()} for rows in ([0], [1, 2, 3])]
-    shares = [losses_of(model, piece, num_items_in_batch=4)[1] for piece in pieces]
-    torch.testing.assert_close(sum(shares), losses_of(model, inputs)[1])
+    shares = [both_losses(model, piece, num_items_in_batch=4)[1] for piece in pieces]
+    torch.testing.assert_close(sum(shares), both_losses(model, inputs)[1])
 
 
 # ---- the step ----------------------------------------------------------------------------------------------------
 
 
-def test_a_gradient_that_is_not_finite_is_not_followed():
+def test_steps_ignore_gradients_that_are_not_finite():
     deltas, good = [torch.randn(2, 3, 4), torch.randn(2, 3, 4)], torch.randn(2, 3, 4)
     bad = good.clone()
     bad[1, 2, 3] = float("nan")
@@ -288,7 +292,7 @@ def test_a_gradient_that_is_not_finite_is_not_followed():
     torch.testing.assert_close((found[1] - deltas[1]).abs().amax(-1), torch.full((2, 3), 0.1), rtol=1e-4, atol=0)
 
 
-def test_noise_is_cut_off_and_may_have_a_generator():
+def test_noise_is_clamped_and_may_have_a_generator():
     model = tiny_model(Sequence)
     x = torch.zeros(50, 20, 32)
     one, same, other = (
@@ -298,30 +302,30 @@ def test_noise_is_cut_off_and_may_have_a_generator():
     assert largest(one) == pytest.approx(0.02, rel=1e-6) and one.std().item() == pytest.approx(0.0096, rel=0.02)
 
 
-def test_what_was_frozen_stays_so_and_nothing_is_left_behind(monkeypatch):
+def test_frozen_parameters_stay_frozen_and_hooks_are_removed(monkeypatch):
     model = tiny_model(Sequence, dtype=torch.float32)
     model.deberta.embeddings.requires_grad_(False)
     before = [weight.requires_grad for weight in model.parameters()]
     inputs = {**tiny_inputs(), "labels": torch.tensor([0, 1, 0])}
-    trained = []
-    model.register_forward_hook(lambda *_: trained.append(any(weight.requires_grad for weight in model.parameters())))
-    losses_of(model, inputs)
-    assert trained == [True, False, True]
+    train = []
+    model.register_forward_hook(lambda *_: train.append(any(weight.requires_grad for weight in model.parameters())))
+    both_losses(model, inputs)
+    assert train == [True, False, True]
     assert [weight.requires_grad for weight in model.parameters()] == before
     monkeypatch.setattr(torch.autograd, "grad", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        losses_of(model, inputs)
+        both_losses(model, inputs)
     assert [weight.requires_grad for weight in model.parameters()] == before
     assert not model.deberta.embeddings.LayerNorm._forward_pre_hooks
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_autocast(dtype, settled_noise, steps):
+def test_autocast(dtype, deterministic_noise, steps):
     model = tiny_model(Sequence, dtype=torch.float32, num_labels=3)
     inputs = {**tiny_inputs(), "labels": torch.tensor([0, 1, 2])}
-    expected = losses_of(model, inputs)[1]
+    expected = both_losses(model, inputs)[1]
     with torch.autocast("cpu", dtype):
-        _, adversarial = losses_of(model, inputs)
+        _, adversarial = both_losses(model, inputs)
     adversarial.backward()
     assert adversarial.dtype == torch.float32
     assert adversarial.item() == pytest.approx(expected.item(), rel=0.05)
@@ -334,7 +338,7 @@ def test_gradient_checkpointing_with_dropout():
     inputs, found = {**tiny_inputs(), "labels": torch.tensor([0, 1, 0])}, []
     for _ in range(2):
         torch.manual_seed(3)
-        found.append({name: gradient.clone() for name, gradient in gradients_of(model, inputs).items()})
+        found.append({name: gradient.clone() for name, gradient in total_gradients(model, inputs).items()})
         model.gradient_checkpointing_enable()
     assert_same_by_name(*found)
 
@@ -369,7 +373,7 @@ def test_families(family, steps):
     paths = [path for path, module in model.named_modules() if module is layer_norm]
     assert paths[0].endswith(f"embeddings.{name}")
     inputs = {**tiny_inputs(), "labels": torch.tensor([0, 1, 2])}
-    found = gradients_of(model, inputs)
+    found = total_gradients(model, inputs)
     [([noise], [gradient], [delta])] = steps
     assert noise.shape == (3, 9, fields.get("embedding_size", 32)) and gradient[REAL].any(-1).all()
     assert largest(delta - noise) == pytest.approx(0.05, rel=0.01)
@@ -377,7 +381,7 @@ def test_families(family, steps):
     assert embedding_layer_norms(model, f"embeddings.{name}") == [layer_norm]
 
 
-def test_every_one_of_several_layer_norms_has_a_delta(steps):
+def test_each_of_several_layer_norms_has_a_delta(steps):
     sizes = {f"{part}_{name}": 2 for part in ("encoder", "decoder") for name in ("layers", "attention_heads")}
     config = BartConfig(vocab_size=128, d_model=32, encoder_ffn_dim=48, decoder_ffn_dim=48, num_labels=3, **sizes)
     model = BartForSequenceClassification(config).train()
@@ -386,12 +390,12 @@ def test_every_one_of_several_layer_norms_has_a_delta(steps):
     ids = torch.randint(3, 128, (3, 9))
     ids[:, -1] = config.eos_token_id
     settings = SiftArguments(sift_layer="layernorm_embedding", sift_learning_rate=0.05)
-    losses_of(model, {"input_ids": ids, "labels": torch.tensor([0, 1, 2])}, settings)
+    both_losses(model, {"input_ids": ids, "labels": torch.tensor([0, 1, 2])}, settings)
     [(noise, gradients, _)] = steps
     assert len(noise) == 2 and not torch.equal(*noise) and all(map(largest, gradients))
 
 
-def test_no_layer_norm_to_perturb():
+def test_models_without_a_layer_norm_to_perturb():
     model = GPT2ForSequenceClassification(GPT2Config(vocab_size=128, n_embd=32, n_layer=2, n_head=2))
     with pytest.raises(ValueError, match="no LayerNorm after its word embeddings.*sift_layer"):
         PerturbedEmbeddings(model)
@@ -415,7 +419,7 @@ def test_flags():
         ({"sift_learning_rate": 0.0}, "sift_learning_rate .* not 0.0"),
     ],
 )
-def test_bad_arguments(fields, message):
+def test_invalid_arguments(fields, message):
     with pytest.raises(ValueError, match=message):
         SiftArguments(**fields)
 
@@ -423,8 +427,8 @@ def test_bad_arguments(fields, message):
 # ---- Trainer -----------------------------------------------------------------------------------------------------
 
 
-def token_rows() -> Dataset:
-    """Of different lengths and numbers of labels."""
+def make_rows() -> Dataset:
+    """Rows with different lengths and numbers of labels."""
     torch.manual_seed(5)
     ids, labels = torch.randint(5, 128, (16, 8)), torch.randint(0, 3, (16, 8))
     real = torch.arange(8) < torch.randint(3, 9, (16, 1))
@@ -433,8 +437,8 @@ def token_rows() -> Dataset:
     return Dataset.from_dict({name: value.tolist() for name, value in columns.items()})
 
 
-def trained(folder, trainer=Trained, dropout=0.0, resume=None, settings=None, **arguments):
-    """The trainer after a few steps, and how often its model was called."""
+def train(folder, trainer=MyTrainer, dropout=0.0, resume=None, settings=None, **arguments):
+    """The trainer after a few steps, and the number of forward passes."""
     torch.manual_seed(0)
     config = HfDebertaConfig.from_preset(
         "tiny", num_labels=3, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout, initializer_range=0.15
@@ -444,9 +448,9 @@ def trained(folder, trainer=Trained, dropout=0.0, resume=None, settings=None, **
     defaults |= {"use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "report_to": "none", "logging_steps": 1}
     given = {} if trainer is Trainer else {"sift": settings}
     run = trainer(
-        model, TrainingArguments(str(folder), **{**defaults, **arguments}), train_dataset=token_rows(), **given
+        model, TrainingArguments(str(folder), **{**defaults, **arguments}), train_dataset=make_rows(), **given
     )
-    outputs = passes(model)
+    outputs = record_outputs(model)
     run.train(resume_from_checkpoint=resume)
     return run, len(outputs)
 
@@ -464,61 +468,61 @@ def assert_equal(one, other):
 SWITCHED_ON = SiftArguments(sift=True, sift_learning_rate=0.05)
 
 
-def test_off_changes_nothing(tmp_path):
-    expected, calls = trained(tmp_path, Trainer, dropout=0.1)
+def test_without_sift_nothing_changes(tmp_path):
+    expected, calls = train(tmp_path, Trainer, dropout=0.1)
     for settings in (None, SiftArguments()):
-        found, as_many = trained(tmp_path, dropout=0.1, settings=settings)
+        found, as_many = train(tmp_path, dropout=0.1, settings=settings)
         assert_equal(weights(found), weights(expected))
         assert as_many == calls == 4
 
 
-def test_on_is_three_passes_and_another_model(tmp_path):
-    plain, _ = trained(tmp_path)
-    found, calls = trained(tmp_path, settings=SWITCHED_ON)
+def test_sift_runs_three_passes_and_changes_the_model(tmp_path):
+    plain, _ = train(tmp_path)
+    found, calls = train(tmp_path, settings=SWITCHED_ON)
     assert calls == 12
     assert not torch.equal(found.model.classifier.weight, plain.model.classifier.weight)
-    assert found.evaluate(token_rows())["eval_loss"] > 0
+    assert found.evaluate(make_rows())["eval_loss"] > 0
     assert not found.model.deberta.embeddings.LayerNorm._forward_pre_hooks
 
 
-def test_the_loss_is_that_of_the_function(tmp_path, settled_noise):
-    run, _ = trained(tmp_path, settings=SWITCHED_ON)
-    inputs = {name: torch.tensor(value) for name, value in token_rows()[:4].items()}
+def test_the_trainer_adds_the_loss_of_the_function(tmp_path, deterministic_noise):
+    run, _ = train(tmp_path, settings=SWITCHED_ON)
+    inputs = {name: torch.tensor(value) for name, value in make_rows()[:4].items()}
     run.model.train()
-    task, adversarial = losses_of(run.model, inputs, SWITCHED_ON)
+    task, adversarial = both_losses(run.model, inputs, SWITCHED_ON)
     torch.testing.assert_close(run.compute_loss(run.model, inputs), task + 5 * adversarial)
     loss, outputs = run.compute_loss(run.model, dict(inputs), return_outputs=True)
     assert loss > outputs.loss and "labels" in inputs
 
 
-def test_accumulation_changes_nothing(tmp_path, settled_noise):
-    expected, _ = trained(tmp_path, settings=SWITCHED_ON)
+def test_accumulation_changes_nothing(tmp_path, deterministic_noise):
+    expected, _ = train(tmp_path, settings=SWITCHED_ON)
     pieces = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
-    found, _ = trained(tmp_path, settings=SWITCHED_ON, **pieces)
+    found, _ = train(tmp_path, settings=SWITCHED_ON, **pieces)
     for name, value in weights(expected).items():
         torch.testing.assert_close(weights(found)[name], value, atol=2e-6, rtol=1e-4)
     losses = [[entry["loss"] for entry in run.state.log_history if "loss" in entry] for run in (expected, found)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-def test_seeded_and_resumed_to_the_last_bit(tmp_path):
+def test_repeated_and_resumed_runs_are_bit_identical(tmp_path):
     saving = {"save_strategy": "steps", "save_steps": 2, "dropout": 0.1, "settings": SWITCHED_ON}
-    whole, _ = trained(tmp_path / "whole", **saving)
-    again, _ = trained(tmp_path / "again", **saving)
+    whole, _ = train(tmp_path / "whole", **saving)
+    again, _ = train(tmp_path / "again", **saving)
     assert_equal(weights(again), weights(whole))
-    resumed, calls = trained(tmp_path / "resumed", **saving, resume=str(tmp_path / "whole" / "checkpoint-2"))
+    resumed, calls = train(tmp_path / "resumed", **saving, resume=str(tmp_path / "whole" / "checkpoint-2"))
     assert calls == 6
     assert_equal(weights(resumed), weights(whole))
-    other, _ = trained(tmp_path / "other", **saving, seed=8)
+    other, _ = train(tmp_path / "other", **saving, seed=8)
     assert not torch.equal(other.model.classifier.weight, whole.model.classifier.weight)
 
 
-def test_label_smoothing_and_bfloat16(tmp_path, settled_noise):
-    run, calls = trained(tmp_path, settings=SWITCHED_ON, label_smoothing_factor=0.1, bf16=True)
+def test_label_smoothing_and_bfloat16(tmp_path, deterministic_noise):
+    run, calls = train(tmp_path, settings=SWITCHED_ON, label_smoothing_factor=0.1, bf16=True)
     assert calls == 12 and all(torch.isfinite(value).all() for value in weights(run).values())
-    inputs = {name: torch.tensor(value) for name, value in token_rows()[:4].items()}
+    inputs = {name: torch.tensor(value) for name, value in make_rows()[:4].items()}
     run.model.train()
-    _, adversarial = losses_of(run.model, inputs, SWITCHED_ON)
+    _, adversarial = both_losses(run.model, inputs, SWITCHED_ON)
     task = Trainer.compute_loss(run, run.model, dict(inputs))  # takes the labels out of its inputs
     torch.testing.assert_close(run.compute_loss(run.model, inputs), task + 5 * adversarial, rtol=1e-3, atol=0)
 
@@ -526,10 +530,10 @@ def test_label_smoothing_and_bfloat16(tmp_path, settled_noise):
 # ---- several processes -------------------------------------------------------------------------------------------
 
 
-def own_loop(model, rows) -> list[float]:
+def train_in_loop(model, rows) -> list[float]:
     optimizer, found = torch.optim.SGD(model.parameters(), 0.1), []
     for row in rows:
-        task, adversarial = losses_of(model, row)
+        task, adversarial = both_losses(model, row)
         loss = task + adversarial
         loss.backward()
         optimizer.step()
@@ -538,20 +542,20 @@ def own_loop(model, rows) -> list[float]:
     return found
 
 
-def rows_of_loop() -> list[dict[str, torch.Tensor]]:
+def batches() -> list[dict[str, torch.Tensor]]:
     return [{**tiny_inputs((6, 6, 6, 6), seed=seed), "labels": torch.tensor([0, 1, 1, 0])} for seed in range(3)]
 
 
 def worker(rank: int, folder: str) -> None:
-    PerturbedEmbeddings.draw_noise = noise_of_contents
+    PerturbedEmbeddings.draw_noise = noise_from_embeddings
     environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "ACCELERATE_USE_CPU": True}
     os.environ.update({name: str(value).lower() for name, value in environment.items()})  # as accelerate launch does
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     sizes = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
-    run, _ = trained(f"{folder}/trainer", settings=SWITCHED_ON, **sizes)
+    run, _ = train(f"{folder}/trainer", settings=SWITCHED_ON, **sizes)
     assert run.accelerator.num_processes == 2
     run.save_model()
-    rows = [{name: value[2 * rank : 2 * rank + 2] for name, value in batch.items()} for batch in rows_of_loop()]
+    rows = [{name: value[2 * rank : 2 * rank + 2] for name, value in batch.items()} for batch in batches()]
     for kind in ("ddp", "fsdp"):
         model = tiny_model(Sequence, dtype=torch.float32)
         model.gradient_checkpointing_enable()
@@ -559,7 +563,7 @@ def worker(rank: int, folder: str) -> None:
             for layer in model.deberta.encoder.layer:
                 fully_shard(layer)
             fully_shard(model)
-        losses = torch.tensor(own_loop(DistributedDataParallel(model) if kind == "ddp" else model, rows))
+        losses = torch.tensor(train_in_loop(DistributedDataParallel(model) if kind == "ddp" else model, rows))
         dist.all_reduce(losses)
         torch.save(losses / 2, f"{folder}/{kind}.pt")
     dist.barrier()
@@ -567,10 +571,10 @@ def worker(rank: int, folder: str) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one(settled_noise, tmp_path):
+def test_two_processes_train_as_one(deterministic_noise, tmp_path):
     """By Trainer, which makes DistributedDataParallel search for unused parameters; by a loop without that; by FSDP."""
-    expected_weights = weights(trained(tmp_path, settings=SWITCHED_ON)[0])
-    expected_losses = own_loop(tiny_model(Sequence, dtype=torch.float32), rows_of_loop())
+    expected_weights = weights(train(tmp_path, settings=SWITCHED_ON)[0])
+    expected_losses = train_in_loop(tiny_model(Sequence, dtype=torch.float32), batches())
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(worker, (folder,), nprocs=2)
         saved = load_file(f"{folder}/trainer/model.safetensors")

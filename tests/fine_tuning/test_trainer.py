@@ -24,7 +24,6 @@ from hf_deberta.fine_tuning.trainer import (
     over_seeds,
     train_and_evaluate,
     validation_splits,
-    write_card_and_push,
 )
 from hf_deberta.runs.errors import InputError
 
@@ -159,24 +158,10 @@ def test_the_card_is_written_before_predictions(tmp_path, monkeypatch):
         train_and_evaluate(stopped)
     assert "## Training" not in card.read_text()
     train_and_evaluate(make_trainer(arguments(tmp_path, seed=7)))
-    assert "## Training" in card.read_text() and "| seed | 7 |" in card.read_text()
+    assert "## Training" in card.read_text() and "- seed: 7" in card.read_text()
     card.write_text(card.read_text() + "by hand")
     train_and_evaluate(make_trainer(arguments(tmp_path, seed=7)))
     assert card.read_text().endswith("by hand")
-
-
-def test_metrics_of_predictions_are_added_to_the_card_of_an_interrupted_run(tmp_path):
-    train_and_evaluate(make_trainer(arguments(tmp_path)))  # interrupted while predicting
-    card = tmp_path / "README.md"
-    card.write_text(before := card.read_text() + "by hand")
-    for scores in ({}, {"predict_accuracy": 0.75, "predict_runtime": 3.5}):
-        again = make_trainer(arguments(tmp_path))
-        train_and_evaluate(again)
-        again.save_metrics("predict", scores)
-        assert card.read_text() == before  # unchanged until the predictions are written
-        write_card_and_push(again)
-    heading = "| result | |\n|---|--:|\n"
-    assert card.read_text() == before.replace(heading, heading + "| predict_accuracy | 0.75 |\n") != before
 
 
 def test_the_model_of_a_seed_is_freed_before_the_next_is_loaded(tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 """disentangled_attention: query subsets, packing, padding, windows of the table, lengths, backends and errors."""
 
-import doctest
 import logging
 import math
 from itertools import pairwise
@@ -13,7 +12,7 @@ from numerics import attend as attend_with
 from transformers import AttentionInterface
 
 from hf_deberta import HfDebertaForMaskedLM
-from hf_deberta.model.attention import BACKENDS, Backend, attention_scale, disentangled_attention
+from hf_deberta.model.attention import BACKENDS, Backend, disentangled_attention
 from hf_deberta.model.attention_mask import AttentionMask, document_numbers
 from hf_deberta.model.relative_position import rows_in_use, rows_of_distances
 
@@ -312,13 +311,6 @@ def test_a_new_backend_is_one_entry_and_falls_back_with_one_warning(monkeypatch,
             torch.testing.assert_close(found, attend(inputs, dropout_p=0.5))
     (record,) = caplog.records
     assert "'doubled'" in record.message and "it supports no dropout" in record.message
-
-
-@pytest.mark.parametrize("function", [disentangled_attention, attention_scale], ids=lambda f: f.__name__)
-def test_examples_of_docstrings(function):
-    names = {"torch": torch, function.__name__: function}
-    (example,) = doctest.DocTestFinder(recurse=False).find(function, function.__name__, globs=names)
-    assert example.examples and doctest.DocTestRunner().run(example).failed == 0
 
 
 # ---- functions registered with Transformers ----------------------------------------------------------------------

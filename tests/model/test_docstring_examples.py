@@ -6,11 +6,14 @@ import importlib
 import pytest
 
 MODULES = [
+    "attention",
     "causal_language_model",
     "configuration_hf_deberta",
     "enhanced_mask_decoder",
     "linear_cross_entropy",
     "modeling_heads",
+    "modeling_hf_deberta",
+    "relative_position",
     "replaced_token_detection",
 ]
 

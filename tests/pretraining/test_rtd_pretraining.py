@@ -39,6 +39,7 @@ STATES = {"atol": 2e-5, "rtol": 1e-4}  # of tests/golden, as the official tensor
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 @pytest.mark.parametrize("sharing", ["es", "gdes"])
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_official_losses_and_gradients(sharing, training):
     case = f"case03c_v3_rtd_{sharing}"
     tensors, official = golden_cases.tensors(case), golden_cases.official_config(case)
@@ -128,7 +129,7 @@ def test_attention_backends_are_kept():
         ({"generator": tiny_config(vocab_size=130), "embedding_sharing": "nes"}, "have the same vocabulary"),
         ({"generator": tiny_config(hidden_size=64)}, "embedding_size must be equal.*or use embedding_sharing='nes'"),
         ({"generator": tiny_config(position_biased_input=True)}, "position_biased_input must be equal"),
-        ({"generator_layers": 1}, "the enhanced mask decoder needs the layer before the last"),
+        ({"generator_layers": 1}, "num_hidden_layers"),
     ],
 )
 def test_bad_configurations(fields, message):
@@ -179,6 +180,7 @@ def test_only_masked_tokens_are_replaced_by_the_generators_predictions():
 
 
 @pytest.mark.parametrize("variant", ["a hook at the head", "int32", "as if compiled", "config"])
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_other_paths_sample_the_same_tokens(variant, monkeypatch):
     """Logits from the head with a hook, or at all positions; int32 ids."""
     batch = batch_of(tiny_rows())
@@ -215,6 +217,7 @@ def test_sampling_uses_the_global_random_generator():
 # ---- losses and counts -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_losses_by_hand():
     """MLM over masked tokens; RTD over real tokens, where a correctly predicted token counts as original."""
     model, batch = tiny_pair(dtype=torch.float64).eval(), batch_of(tiny_rows())

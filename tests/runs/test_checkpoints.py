@@ -12,10 +12,8 @@ from transformers import Trainer, TrainingArguments
 from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
 from hf_deberta.runs.checkpoints import (
     AtomicCheckpointsMixin,
-    DiskFullError,
     atomic_write,
     flush_to_disk,
-    has_space,
     last_checkpoint,
 )
 from hf_deberta.runs.errors import InputError
@@ -79,40 +77,22 @@ def test_interrupted_while_saving(tmp_path, monkeypatch, where):
     assert names(tmp_path) == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
 
 
-@pytest.mark.parametrize(
-    "error",
-    [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("PytorchStreamWriter failed: unexpected pos 64")],
-)
-def test_full_disk(tmp_path, monkeypatch, error):
-    """torch's error has no errno: writing to the disk again decides."""
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("shape")], ids=str)
+def test_errors_while_saving_are_raised_unchanged(tmp_path, monkeypatch, error):
+    """They leave the earlier checkpoint, and free the space of the unfinished one."""
     run = trainer(tmp_path, save_total_limit=1)
     save = run._save_optimizer_and_scheduler
 
     def full(folder):
         if run.state.global_step == 4:
-            if isinstance(error, RuntimeError):
-                monkeypatch.setattr(os, "fsync", no_space)
             raise error
         save(folder)
 
-    def no_space(handle):
-        raise OSError(errno.ENOSPC, "no space")
-
     monkeypatch.setattr(run, "_save_optimizer_and_scheduler", full)
-    message = r"disk of .* is full: checkpoint-4 could not be written; checkpoint-2 is complete.*--save_total_limit"
-    with pytest.raises(DiskFullError, match=message):
-        run.train()
-    assert names(tmp_path) == ["checkpoint-2"] and not (tmp_path / "_unfinished").exists()
-
-
-@pytest.mark.parametrize("error", [OSError(errno.EACCES, "denied"), RuntimeError("shape mismatch")], ids=str)
-def test_other_errors_are_raised_unchanged(tmp_path, monkeypatch, error):
-    run = trainer(tmp_path)
-    monkeypatch.setattr(run, "_save_rng_state", lambda folder: (_ for _ in ()).throw(error))
     with pytest.raises(type(error)) as raised:
         run.train()
     assert raised.value is error
-    assert has_space(tmp_path) and not list(tmp_path.glob("*probe*"))
+    assert names(tmp_path) == ["checkpoint-2"] and not (tmp_path / "_unfinished").exists()
 
 
 class FsdpPlugin:
