@@ -46,6 +46,8 @@ from hf_deberta.fine_tuning.sift import (
     sift_loss,
 )
 
+pytestmark = pytest.mark.usefixtures("unpad_tiny_models")
+
 TENSOR_TOLERANCE = {"atol": 2e-5, "rtol": 1e-4}  # of tests/golden, as the official tensors' README derives them
 GRADIENT_TOLERANCE = 1e-4  # of the largest component
 LARGE_STEPS = SiftArguments(sift_learning_rate=0.05)  # steps larger than the noise

@@ -123,6 +123,7 @@ def test_same_gradients(shape, reentrant):
 
 
 @pytest.mark.parametrize("shape", RELEASES)
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_dropout_is_applied(shape):
     model = in_tree(shape, "Model", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.5).train()
     inputs = batch()  # which sets the seed

@@ -237,6 +237,7 @@ def test_products_have_the_precision_that_is_set_in_pytorch(monkeypatch):
 
 
 @interpreted
+@pytest.mark.usefixtures("unpadded_or_padded")
 def test_a_model_uses_the_kernels():
     model = tiny_model(HfDebertaForSequenceClassification, dtype=torch.float32, num_hidden_layers=3).eval()
     inputs = tiny_inputs((9, 5))

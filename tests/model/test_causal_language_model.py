@@ -250,6 +250,7 @@ def test_gradient_checkpointing_changes_nothing(reentrant):
     assert_same_by_name(checkpointed[1], expected[1])
 
 
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_gradients_of_both_tasks_add_up():
     """DeBERTa-MT: the sum of the causal and the masked loss, on the same weights."""
     model = causal_model()

@@ -16,6 +16,8 @@ from transformers.modeling_outputs import MaskedLMOutput
 from hf_deberta import HfDebertaForMaskedLM
 from hf_deberta.model.enhanced_mask_decoder import HfDebertaMaskedLMOutput, gather_positions, labelled_positions
 
+pytestmark = pytest.mark.usefixtures("unpad_tiny_models")
+
 INPUTS = tiny_inputs((9, 5, 7, 9))
 REAL = INPUTS["attention_mask"].bool()
 VARIANTS = {
@@ -68,7 +70,6 @@ def assert_matches_logits(output, logits, labels):
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("mask", LABEL_MASKS)
 @pytest.mark.parametrize("unpad", [True, False], ids=["unpadded", "padded"])
-@pytest.mark.usefixtures("unpad_tiny_models")
 def test_sparse_equals_dense_prediction(mask, variant, unpad):
     model = tiny_model(HfDebertaForMaskedLM, num_hidden_layers=3, unpad_inputs=unpad, **VARIANTS[variant])
     labels = labels_where(LABEL_MASKS[mask]())
@@ -131,7 +132,6 @@ MODIFICATIONS = {
 
 
 @pytest.mark.parametrize("modification", MODIFICATIONS)
-@pytest.mark.usefixtures("unpad_tiny_models")
 def test_hooked_or_modified_output_matrix_computes_logits(modification):
     """Losses, predictions and gradients stay the same."""
     labels = labels_where(random_mask())
@@ -191,7 +191,6 @@ def test_frozen_parameters_of_the_head(frozen):
     assert_same_by_name(*results)
 
 
-@pytest.mark.usefixtures("unpad_tiny_models")
 def test_untied_output_matrix_under_autocast():
     """Products are bfloat16; the error stays within twice that of whole logits."""
     labels, results = labels_where(random_mask()), {}
@@ -275,7 +274,6 @@ def record_projections(model):
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-@pytest.mark.usefixtures("unpad_tiny_models")
 def test_last_layer_runs_only_for_queries(training, steps):
     labels = labels_where(random_mask() & (torch.arange(9) < 7))
     for unpad in (True, False):

@@ -173,6 +173,7 @@ def test_tuples(model_class):
 
 
 @pytest.mark.parametrize("model_class", HEADS, ids=name_of)
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_embeddings_in_place_of_ids(model_class):
     model = tiny_model(model_class)
     inputs = with_labels(model_class, tiny_inputs())
@@ -586,6 +587,7 @@ def test_untied_embeddings_are_saved_separately(tmp_path):
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("model_class", HEADS, ids=name_of)
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_every_parameter_learns(model_class, tied):
     """There is one output bias, also with untied embeddings: an unused one would stop distributed training."""
     model = tiny_model(model_class, tie_word_embeddings=tied)

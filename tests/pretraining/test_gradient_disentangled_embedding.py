@@ -18,6 +18,8 @@ from hf_deberta.pretraining.gradient_disentangled_embedding import (
     unfold,
 )
 
+pytestmark = pytest.mark.usefixtures("unpad_tiny_models")
+
 INPUTS = tiny_inputs((9, 5, 7))
 KINDS = {"gdes": GradientDisentangledEmbedding, "es": SharedEmbedding, "nes": torch.nn.Embedding}
 TABLES = ("word_embeddings", "position_embeddings")

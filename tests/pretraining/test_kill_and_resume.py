@@ -18,6 +18,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "T
 FLAGS = ["--config_preset", "tiny", "--train_tokenizer", 300, "--tokenizer_type", "bpe", "--max_seq_length", 32]
 FLAGS += ["--use_cpu", "--disable_tqdm", "true", "--per_device_train_batch_size", 4, "--learning_rate", 1e-3]
 FLAGS += ["--max_steps", 11, "--save_steps", 3, "--gradient_accumulation_steps", 2, "--do_eval", "false"]
+FLAGS += ["--save_total_limit", 9]
 
 
 SCRIPTS = {"run_mlm.py": [], "run_rtd.py": ["--decoupled"]}

@@ -30,6 +30,8 @@ from hf_deberta.pretraining.rtd_pretraining import (
     sample_tokens,
 )
 
+pytestmark = pytest.mark.usefixtures("unpad_tiny_models")
+
 STATES = {"atol": 2e-5, "rtol": 1e-4}  # of tests/golden, as the official tensors' README derives them
 
 # ---- the official implementation ---------------------------------------------------------------------------------

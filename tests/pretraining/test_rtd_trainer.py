@@ -20,6 +20,8 @@ from transformers import Trainer, TrainerCallback
 from hf_deberta.pretraining.gradient_disentangled_embedding import SHARINGS
 from hf_deberta.pretraining.rtd_pretraining import HfDebertaForRtdPretraining
 
+pytestmark = pytest.mark.usefixtures("unpad_tiny_models")
+
 DELTA = "discriminator.deberta.embeddings.word_embeddings.delta"
 
 
