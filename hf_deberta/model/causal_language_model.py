@@ -59,7 +59,12 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
         logits_to_keep: int = 0,
         **kwargs,
     ) -> HfDebertaMaskedLMOutput:
-        """Return the output. `logits_to_keep` limits logits without labels to that many last positions; 0 is all."""
+        """Return logits, and the loss if there are labels.
+
+        The summed loss is divided by `num_items_in_batch`, by default the number of labels in this call after the
+        shift. `cu_seq_lens_q` are the document boundaries of a packed row. Without labels,
+        `logits_to_keep` limits logits to that many last positions; 0 is all.
+        """
         if not causal:
             return super().forward(
                 input_ids,
