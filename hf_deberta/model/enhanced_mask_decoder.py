@@ -55,6 +55,7 @@ class HfDebertaLMHead(nn.Module):
         self.decoder = nn.Linear(width, config.vocab_size, bias=False)  # tied to the word embedding
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Return logits [..., vocabulary] from states [..., hidden]."""
         return dense(self.decoder, self.transform(states)) + self.bias
 
     def transform(self, states: torch.Tensor) -> torch.Tensor:
