@@ -1,4 +1,4 @@
-"""Print the tables of times in README.md and docs/benchmarks.md from results/encoder.csv.
+"""Print the tables in README.md and docs/benchmarks.md from results/encoder.csv and results/memory.csv.
 
     python benchmarks/table.py
 
@@ -9,6 +9,7 @@ import csv
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results" / "encoder.csv"
+MEMORY = RESULTS.with_name("memory.csv")
 AMD, INTEL = "AMD EPYC", "Intel(R) Xeon(R)"
 PEERS = {  # name in the csv -> heading of the column
     "in-tree": "Transformers' DeBERTa",
@@ -33,9 +34,11 @@ README_CASES = {  # (machine, mode, case) -> label of the row
     (AMD, "forward", "8x128"): "8 rows of 128 tokens, no padding",
     (AMD, "forward", "mnli"): "32 sentence pairs (MNLI), padded to the longest",
     (AMD, "training", "mnli"): "one training step on these pairs",
-    (INTEL, "forward", "8x128"): "8 rows of 128 tokens, no padding, on an Intel Xeon",
-    (INTEL, "forward", "mnli"): "32 sentence pairs (MNLI), padded, on an Intel Xeon",
+    (INTEL, "forward", "8x128"): "8 rows of 128 tokens, no padding",
+    (INTEL, "forward", "mnli"): "32 sentence pairs (MNLI), padded to the longest",
 }
+README_PROCESSORS = {AMD: "AMD", INTEL: "Intel"}
+README_TOKENS = 2048  # of the row with memory
 
 
 def read_times(machine: str) -> dict[tuple[str, str, str], float]:
@@ -64,13 +67,26 @@ def full_table() -> str:
 
 
 def readme_table() -> str:
-    """A few cases, Transformers' DeBERTa against hf_deberta."""
-    lines = ["| base size, float32, 2 CPU cores | Transformers' DeBERTa | hf_deberta | speed-up |", "|---|--:|--:|--:|"]
+    """A few times and one row of memory, Transformers' DeBERTa against hf_deberta."""
+    lines = [
+        "| base size, float32, 2 cores | processor | Transformers' DeBERTa | hf_deberta | ratio |",
+        "|---|---|--:|--:|--:|",
+    ]
     for (machine, mode, case), label in README_CASES.items():
         times = read_times(machine)
         theirs, ours = (times[mode, case, peer] for peer in ("in-tree", "ours sdpa"))
-        lines.append(f"| {label} | {theirs:,.0f} ms | {ours:,.0f} ms | {theirs / ours:.1f} |")
+        lines.append(readme_row(label, machine, theirs, ours, "ms"))
+    with MEMORY.open() as file:
+        rows = [row for row in csv.DictReader(file) if (row["device"], row["dtype"]) == ("cpu", "float32")]
+    extra = {(row["peer"], int(row["tokens"])): float(row["extra_mib"]) for row in rows if AMD in row["machine"]}
+    theirs, ours = (extra[peer, README_TOKENS] for peer in ("in-tree", "ours sdpa"))
+    lines.append(readme_row(f"memory of 1 row of {README_TOKENS} tokens", AMD, theirs, ours, "MiB"))
     return "\n".join(lines)
+
+
+def readme_row(label: str, machine: str, theirs: float, ours: float, unit: str) -> str:
+    processor = README_PROCESSORS[machine]
+    return f"| {label} | {processor} | {theirs:,.0f} {unit} | {ours:,.0f} {unit} | {theirs / ours:.1f} |"
 
 
 if __name__ == "__main__":

@@ -6,21 +6,24 @@
     >>> with hf_deberta.enable():                              # or for one block
     ...     scores = CrossEncoder("cross-encoder/nli-deberta-v3-base").predict(pairs)
 
-The classes keep their names, configurations, parameters and files; methods that compute are replaced in place. This
-covers the Auto classes, pipelines, libraries that import `DebertaV2Model` themselves, before or after (GLiNER),
-subclasses, adapters, and models that are in memory already. Saved files do not change. While enabled:
+Model classes keep their names, configurations, parameters and saved files; methods that compute are replaced in
+place. This covers the Auto classes, pipelines, libraries that import `DebertaV2Model` themselves, before or after
+(sentence-transformers 6.2.0 was tried; GLiNER 0.2.29 requires an older Transformers than this package), subclasses,
+adapters, and models that are in memory already. `disable()` changes them all back. While enabled:
 
 - Encoders of model types "deberta" and "deberta-v2" use `disentangled_attention`, with the same numbers at real
   tokens, and with masks [B, N, N] too. Beyond the largest relative distance they follow the official code;
   Transformers does not.
 - `...ForMaskedLM.from_pretrained` loads the trained head and the enhanced mask decoder of official releases, where
-  Transformers starts with a random head. Masked-LM checkpoints of Transformers stay without a decoder. A saved model
-  keeps the official names; Transformers alone then reads the head but has no decoder.
+  Transformers starts with a random head. Masked-LM checkpoints of Transformers stay without a decoder. Such a model is
+  saved under the official parameter names; Transformers alone then reads the head but has no decoder.
 - `DebertaTokenizer.from_pretrained`, `DebertaV2Tokenizer.from_pretrained`, and AutoTokenizer through them, return a
-  `HfDebertaTokenizer`: the original tokenization, or the folder's tokenizer.json unchanged.
+  `HfDebertaTokenizer`: the original tokenization, or the folder's tokenizer.json unchanged. It saves its own name as
+  the tokenizer's class; AutoTokenizer reads that folder with and without this package.
 - v1 tokenizers need `add_prefix_space=True` for lists of words, as before Transformers 5.
-- `Trainer` divides the loss by the accumulation steps; otherwise in-tree DeBERTa multiplies loss and gradients by
-  them.
+- `Trainer` divides the loss by the number of accumulation steps. With Transformers' DeBERTa alone it does not, so loss
+  and gradients are multiplied by that number.
+- Batches with much padding are computed without it (CPU), and final states at padding are then zeros, see below.
 
 Not covered: graphs that were compiled before, exported graphs (torch.export, ONNX, TorchScript keep in-tree
 operations), copies of the classes in other code (`trust_remote_code`, FlashDeBERTa), the v1 option `talking_head`,
@@ -29,10 +32,10 @@ tokenizers in memory, other processes. v1 has no multiple-choice head: use `HfDe
 The change affects the whole process. With several threads, enable once before they start: when a block ends, the
 classes change back for forward passes of all threads.
 
-Batches with much padding are computed without it, and states of padding are then zero. Code that reads them gets other
-numbers than before: the question-answering loss (the in-tree softmax includes padding), token labels at padding that
-are not -100, means over states without the mask. Hooks on layers get an `AttentionContext` as the mask, and real
-tokens in one row. Gradients of hidden states need `disable()`, because hidden states are then copies.
+Code that reads states at padding gets other numbers than before: the question-answering loss (the in-tree softmax
+includes padding), token labels at padding that are not -100, means over states without the mask. Hooks on layers get
+an `AttentionContext` as the mask, and real tokens in one row. Gradients with respect to hidden states need `disable()`,
+because hidden states are then copies.
 """
 
 from collections.abc import Callable
@@ -61,6 +64,11 @@ _changes = ExitStack()  # undoes the changes that are in place
 _holders: set[object] = set()  # calls of enable() that have not ended; without any, no change is in place
 
 
+class _Enabled(ExitStack):
+    def __repr__(self) -> str:
+        return "hf_deberta enabled"  # what a notebook prints after `hf_deberta.enable()`
+
+
 def enable() -> AbstractContextManager:
     """Let Transformers' DeBERTa classes compute with this package; the module's docstring has the details.
 
@@ -71,7 +79,7 @@ def enable() -> AbstractContextManager:
     As a context manager it ends with the block. If there are several blocks or calls, the changes end with the last.
     """
     global _changes
-    holder, ending = object(), ExitStack()
+    holder, ending = object(), _Enabled()
     with _lock:
         if not _holders:
             with ExitStack() as changes:
@@ -83,7 +91,7 @@ def enable() -> AbstractContextManager:
 
 
 def disable() -> None:
-    """Undo all changes of Transformers' classes, which affects existing models too."""
+    """Change Transformers' classes back; models in memory compute with Transformers' own code again."""
     with _lock:
         _holders.clear()
         _changes.close()

@@ -1,6 +1,6 @@
 """Disentangled attention with interchangeable backends.
 
-Legend: B batch, H heads, Q queries, K keys, d head size, m terms of the score in use.
+Legend: B batch, H heads, Q queries, K keys, d head size, m number of terms of the score.
 
 `RelativePositions` holds the position terms, `AttentionMask` what each query may see. All backends have one signature:
 
@@ -115,7 +115,7 @@ def disentangled_attention(
 def attention_scale(terms: int, head_size: int) -> float:
     """1 / sqrt(m d), the factor of all scores; m counts content to content and the position terms.
 
-    Queries and position queries are multiplied by it: one of the two is in every term.
+    Queries and position queries are multiplied by it: each term contains a query or a position query.
 
     >>> attention_scale(4, 64)
     0.0625

@@ -31,7 +31,7 @@ class AttentionContext:
     unpadding: Unpadding | None = None  # if a batch was unpadded to one row
 
     def to(self, device: torch.device | str, **kwargs) -> "AttentionContext":
-        """The same on another device, for models that are spread over several."""
+        """This context with its tensors on another device, for models that are spread over several."""
         rows = self.relative_rows
         return replace(
             _moved(self, device),
@@ -74,7 +74,7 @@ class AttentionContext:
         return cls(AttentionMask(mask, cu_seq_lens_q, lengths), token_mask, documents, position_ids, in_order)
 
     def unpadded(self, width: int) -> "AttentionContext":
-        """The same for one row of documents without padding; unchanged if that saves no time at this model width."""
+        """The context of the batch as one unpadded row; this context if unpadding saves no time at this model width."""
         mask = self.attention_mask.mask
         if self.attention_mask.cu_seqlens is not None or (mask is not None and mask.dim() == 3):
             return self
@@ -96,7 +96,7 @@ class AttentionContext:
         )
 
     def with_mask_of_documents(self) -> "AttentionContext":
-        """The same with a mask [B, N, N] if documents are separated by their numbers only."""
+        """This context with a mask [B, N, N] that separates documents, if it has document numbers and no mask yet."""
         mask = self.attention_mask
         if self.documents is None or mask.mask is not None or mask.cu_seqlens is not None:
             return self
@@ -133,7 +133,7 @@ def _moved(data, device: torch.device | str):
 
 
 def boolean_mask(attention_mask: torch.Tensor, batch: int, length: int) -> torch.Tensor:
-    """[B, N] or [B, N, N] of bool from 0/1 of any type; also from [B, 1, 1, N] and [B, 1, N, N]."""
+    """The mask as bool, [B, N] or [B, N, N], from 0/1 of any type; also from [B, 1, 1, N] and [B, 1, N, N]."""
     mask = attention_mask.squeeze(1) if attention_mask.dim() == 4 and attention_mask.shape[1] == 1 else attention_mask
     mask = mask.squeeze(1) if attention_mask.dim() == 4 and mask.shape[1] == 1 else mask
     if tuple(mask.shape) not in ((batch, length), (batch, length, length)):
@@ -154,7 +154,7 @@ def boolean_mask(attention_mask: torch.Tensor, batch: int, length: int) -> torch
 def causal_mask(
     mask: torch.Tensor | None, documents: torch.Tensor | None, batch: int, length: int, device: torch.device
 ) -> torch.Tensor:
-    """[B, N, N] of bool: each token sees itself and the tokens before it in its document."""
+    """A mask [B, N, N] of bool in which each token sees itself and the tokens before it in its document."""
     visible = torch.ones(length, length, dtype=torch.bool, device=device).tril().expand(batch, -1, -1)
     if mask is not None and mask.dim() == 3:
         return visible & mask  # which separates documents already
@@ -166,7 +166,7 @@ def causal_mask(
 
 
 def real_tokens(attention_mask: torch.Tensor, batch: int, length: int) -> torch.Tensor:
-    """[B, N] of bool: tokens that are not padding; with a mask [B, N, N], those that any token sees."""
+    """True for tokens that are not padding, [B, N]; with a mask [B, N, N], for tokens that at least one token sees."""
     mask = boolean_mask(attention_mask, batch, length)
     return mask if mask.dim() == 2 else mask.any(1)
 
@@ -198,5 +198,5 @@ def number_from_boundaries(boundary: torch.Tensor) -> torch.Tensor:
 
 
 def any_outside(ids: torch.Tensor, size: int) -> bool:
-    """True if an id is not in [0, size)."""
+    """True if at least one id is outside [0, size). False if the ids cannot be read without waiting for a device."""
     return can_read_values(ids) and (bool((ids < 0).any()) or bool((ids >= size).any()))

@@ -1,13 +1,13 @@
 """Disentangled attention, equation 4 of the paper, in plain torch: the reference for all backends.
 
-Legend: B batch, H heads, Q queries, K keys, d head size, R rows of the relative table, m terms in use.
+Legend: B batch, H heads, Q queries, K keys, d head size, R rows of the relative table, m number of terms.
 
     S[i, j] = ( q_i . k_j  +  q_i . Kr[r]  +  k_j . Qr[r]  +  Qr[r] . Kr[r] ) / sqrt(m d),   r = delta(i, j)
                 content       c2p            p2c            p2p (ablation)
 
     P = softmax over visible keys;  context_i = sum_j P[i, j] v_j
 
-Backends do not scale: q and Qr come multiplied by 1 / sqrt(m d), one of which is in every term.
+Backends do not scale: they receive q and Qr multiplied by 1 / sqrt(m d), and each term contains q or Qr.
 """
 
 import torch

@@ -1,14 +1,17 @@
 """Disentangled attention on `scaled_dot_product_attention`: exact, on any machine, without an [N, N] table.
 
-Legend: B batch, H heads, Q queries, K keys, d head size, n and m queries and keys of a block, r reach of the tables.
+Legend: B batch, H heads, Q queries, K keys, d head size, n queries and m keys of a block (elsewhere m is the number of
+terms), r reach: the largest distance in the tables. docs/architecture.md has a glossary.
 
-The position terms become a bias of the scores. Four facts make it cheap (docs/disentangled_attention.md):
+The position terms become a bias of the scores. Four methods keep it cheap (docs/disentangled_attention.md):
 
-- With the table laid out by distance instead of by row, c2p of a tile is a product and a *skew*: entry (i, j) is
-  entry (i, n - 1 - i + j) of query @ table^T, a view that costs nothing. p2c is the same product of keys, transposed.
-- Queries are processed in blocks, so that the bias of all queries never exists at once (query subsets are one block).
-- Past the last distance with a row of its own, all keys of a side share a row, and attention there is plain:
-  (q + Qr).(k + Kr) up to a constant. The near part and the far parts are joined by their log sums.
+- Skew. The table is laid out by distance instead of by row. Then c2p of a tile is the product query @ table^T, of which
+  entry (i, n - 1 - i + j) is the term of query i and key j: a view that costs nothing. p2c is the same with keys and
+  queries exchanged, transposed.
+- Query blocks. The bias exists for one block of queries at a time (a subset of queries is one block).
+- Far keys. From the saturation distance on, all keys on one side of a query share one row. These keys are *far*, the
+  others *near*. Over far keys attention needs no bias: the score is (q + Qr).(k + Kr) minus a constant. Each part, near
+  or far, gives a context and its log sum, log(sum of exp(score)); a softmax over the log sums weights the contexts.
 - Documents of a packed row are processed one by one; neighbours of equal length form a batch.
 """
 
@@ -35,7 +38,7 @@ class DistanceTables(NamedTuple):
     falling: torch.Tensor | None  # Kr [H, 2r + 1, d], the largest distance first
     rising: torch.Tensor | None  # Qr [H, 2r + 1, d], the smallest distance first
     constant: torch.Tensor | None  # p2p [H, 2r + 1], the smallest distance first
-    saturation: int | None  # None if far keys are treated as near ones
+    saturation: int | None  # None if all keys are treated as near
 
 
 class RowTables(NamedTuple):
@@ -98,7 +101,7 @@ def attend_documents(
     lengths: tuple[int, ...],
     dropout_p: float,
 ) -> torch.Tensor:
-    """Each document of a packed row by itself; neighbours with equal numbers of queries and keys form a batch."""
+    """Context of a packed row, document by document; neighbours with equal numbers of queries and keys form a batch."""
     counts = lengths if query_positions is None else queries_per_document(query_positions, lengths)
     runs = [(n, count, len(list(run))) for (n, count), run in groupby(zip(lengths, counts, strict=True))]
     keys, values = ([part[0] for part in tensor.split([n * d for n, _, d in runs], 2)] for tensor in (key, value))
@@ -134,7 +137,10 @@ def attend_rows(
     visible: torch.Tensor | None,  # [B or 1, 1, 1 or Q, K] of bool
     dropout_p: float,
 ) -> torch.Tensor:
-    """Context of rows that are one sequence each; that of a query that sees nothing is finite and has no meaning."""
+    """Context of a batch in which each row is one sequence.
+
+    If a query sees no key, its context is finite but meaningless: `zero_fully_masked_queries` zeroes it later.
+    """
     if tables is None:
         return attend(query, key, value, None, visible, dropout_p)
     if isinstance(tables, RowTables):
@@ -190,7 +196,7 @@ def attend_far(
     distance: int,  # index into tables from the smallest distance to the largest
     visible: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Context over keys that all have one row of the table, and the log sum of their exp(score)."""
+    """Context over far keys, which share one row of the table, and log(sum of exp(score))."""
     shift: float | torch.Tensor = 0.0
     if tables.rising is not None:
         position_query = tables.rising[:, distance, None]
@@ -211,19 +217,19 @@ def attend_far(
 def attend_part(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, visible: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Context over some of the keys, and the logarithm of the sum of exp(score) [B, H, Q]."""
+    """Context over a part of the keys, and log(sum of exp(score)) [B, H, Q]."""
     return cpu_attention_with_log_sum(query, key, value, masked(bias, visible, query))
 
 
 def joined(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    """The context over all keys from the contexts and log sums of their parts."""
+    """Context over all keys, from the contexts and log sums over parts of the keys."""
     weights = torch.stack([log_sum for _, log_sum in parts]).softmax(0)[..., None].to(parts[0][0].dtype)
     products = [context * weight for (context, _), weight in zip(parts, weights, strict=True)]
     return sum(products[1:], start=products[0])
 
 
 def can_join_parts(query: torch.Tensor, dropout_p: float) -> bool:
-    """True if attention over parts of the keys is available with its log sums."""
+    """True if attention over a part of the keys can return its log sum, which joining needs."""
     return (
         query.device.type == "cpu"
         and dropout_p == 0

@@ -1,8 +1,11 @@
 """The backward pass of attention_triton_forward.py: gradients of queries, keys and values, and of the two tables.
 
-Every tile is scored again, three times in all, and each number is written by one program, so that the result does not
-depend on their order: a kernel per tile of own tokens, run once with queries as own tokens (dq) and once with keys (dk,
-dv), and a kernel per distance (the tables). With dS the gradient of the scores, R its rotation by rows, * far keys:
+Legend: T tokens of a tile; a tile's *own* tokens are its rows, the *other* tokens its columns (see the forward file).
+
+The scores of every tile are computed again, three times in all. Each output is written by exactly one program, so
+results do not depend on the order in which programs run. One kernel handles a tile of own tokens; it runs once with
+queries as own tokens (dq) and once with keys as own tokens (dk, dv). Another handles one distance (the tables). With dS
+the gradient of the scores, R its rotation by rows, and * marking the row of far keys:
 
     dq_i = sum_j dS_ij (k_j + Kr[i - j])    near: dS @ K + G_t @ block_t, G_t[a, r] = R[a, r] of tile t where r <= a, of
                                             tile t + 1 elsewhere;  far: dS @ K, and Kr* times the sum of dS

@@ -25,11 +25,18 @@ LOG2E = tl.constexpr(1.4426950408889634)  # the hardware has 2^x, so exp(score) 
 
 @triton.jit
 def rotated(x, WAY: tl.constexpr, T: tl.constexpr):
-    """x[a, (a - b) mod T] by "rows", x[(a - b) mod T, b] by "columns", x[(a + b) mod T, b] "back" from these.
+    """Rotate the tile x [T, T]: the result [a, b] is, for each WAY,
 
-    Each number is written to shared memory once and read once. Lanes of a warp hold rows c % 8 and pairs of columns
-    c % 8 // 2 of a product; these are the lowest bits of an address, so that no two lanes use the same memory bank. The
-    eights of the rotated index are the highest bits, so that an address modulo T * T is that index modulo T.
+        "rows"       x[a, (a - b) mod T]
+        "columns"    x[(a - b) mod T, b]
+        "back"       x[(a + b) mod T, b]
+
+    For gradients: "rows" undoes itself, and "back" undoes "columns".
+
+    Each number is written to shared memory once and read once. Write an index as c = 8 * (c // 8) + c % 8. Lanes of a
+    warp hold rows c % 8 and pairs of columns c % 8 // 2 of a product; these are the lowest bits of an address, so that
+    no two lanes use the same memory bank. The part c // 8 of the rotated index is the highest bits of the address, so
+    taking the address modulo T * T takes that index modulo T.
     """
     a, b = tl.arange(0, T)[:, None], tl.arange(0, T)[None, :]
     sign: tl.constexpr = 1 if WAY == "back" else -1
@@ -79,7 +86,8 @@ def near_scores(
 ):  # fmt: skip
     """Scores of a tile, and own @ block_{t-1}^T, the argument `before` of the next tile, at t - 1.
 
-    b <= a and a + b < T are written with the part that depends on the lane on one side, and constants on the other.
+    The conditions b <= a and a + b < T are written with constants on one side and what depends on the lane on the
+    other.
     """
     a, b = tl.arange(0, T)[:, None], tl.arange(0, T)[None, :]
     scores = product(own, other, PRECISION)
@@ -96,9 +104,10 @@ def near_scores(
 
 @triton.jit
 def far_scores(own, other, far_other, other_tokens, length, OTHER: tl.constexpr, PRECISION: tl.constexpr):
-    """Scores of a tile whose keys all share one row, without the part that is equal for all other tokens of a token.
+    """Scores of a far tile, in which all distances share one row of the table, except for the term of own tokens.
 
-    `far_other` are products of `far_products_kernel`; those of own tokens are `far_shift`.
+    That term is one number per own token, equal for all its other tokens; `far_shift` returns it. `far_other` are
+    products of `far_products_kernel`.
     """
     scores = product(own, other, PRECISION)
     if OTHER:
@@ -108,7 +117,7 @@ def far_scores(own, other, far_other, other_tokens, length, OTHER: tl.constexpr,
 
 @triton.jit
 def far_shift(far_own, own_tokens, length, OWN: tl.constexpr):
-    """The number by which all scores of an own token with its far others are higher, times log2(e)."""
+    """The term that `far_scores` leaves out: one number per own token, times log2(e)."""
     shift = own_tokens * 0.0
     if OWN:
         shift = tl.load(far_own + own_tokens, mask=own_tokens < length, other=0.0) * LOG2E

@@ -23,7 +23,7 @@ from .enhanced_mask_decoder import HfDebertaForMaskedLM, HfDebertaMaskedLMOutput
 class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
     """Left-to-right language model; with `causal=False` in the call, a masked-language model.
 
-    Labels are the input ids, -100 at tokens that shall not be predicted; the model shifts them. It never predicts
+    Labels are the input ids, with -100 at tokens to ignore; the model shifts them. It never predicts
     padding or the first token of a document. In packed rows, give the first token of each document the label -100, so
     that Trainer does not count it. The output is that of `HfDebertaForMaskedLM`: in training with labels it has
     `losses` and `predictions` instead of `logits`.
@@ -59,7 +59,12 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
         logits_to_keep: int = 0,
         **kwargs,
     ) -> HfDebertaMaskedLMOutput:
-        """Return the output. `logits_to_keep` limits logits without labels to that many last positions; 0 is all."""
+        """Return logits, and the loss if there are labels.
+
+        The summed loss is divided by `num_items_in_batch`, by default the number of labels in this call after the
+        shift. `cu_seq_lens_q` are the document boundaries of a packed row. Without labels,
+        `logits_to_keep` limits logits to that many last positions; 0 is all.
+        """
         if not causal:
             return super().forward(
                 input_ids,
@@ -102,7 +107,10 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
     # ---- generation: mypy cannot match the protocol that Transformers declares for `self` ------------------------
 
     def prepare_inputs_for_generation(self, input_ids, **kwargs):
-        """Prepare inputs as Transformers does. Transformers refuses `inputs_embeds` because they are not named here."""
+        """Prepare inputs as Transformers does.
+
+        `inputs_embeds` is not in this signature, so Transformers' `generate` rejects it with an error.
+        """
         return super().prepare_inputs_for_generation(input_ids, **kwargs)  # type: ignore[misc]
 
     def _prepare_cache_for_generation(self, generation_config: GenerationConfig, *args, **kwargs) -> bool:

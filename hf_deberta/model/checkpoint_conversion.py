@@ -77,7 +77,7 @@ RENAMINGS = [
 def register_conversions() -> None:
     """Register the conversions with Transformers' checkpoint loader.
 
-    Later imports overwrite earlier ones, because code from the Hub may be imported more than once.
+    Safe to call repeatedly: code from the Hub may be imported more than once, and a later call replaces an earlier one.
     """
     attention = "attention.self."
     fused = WeightConverter(
@@ -104,10 +104,11 @@ FIELDS_WITHOUT_IN_TREE_EQUIVALENT = (
 
 
 def export_to_transformers(model: PreTrainedModel, folder: str | Path, max_shard_size: int | str = "5GB") -> None:
-    """Write a folder that Transformers loads with its own classes, without custom code and with the same logits.
+    """Write the model to a folder that Transformers loads with its own classes, without custom code.
 
     v1 models get the model type "deberta", all others "deberta-v2". Raise ValueError for a model that these classes
-    cannot express. Two differences remain:
+    cannot express. The tokenizer is not written: call `tokenizer.save_pretrained(folder)`. Hidden states and logits are
+    the same, with two exceptions:
 
     - Transformers has no enhanced mask decoder, so masked-LM logits differ, and a warning is issued. The file contains
       the decoder's weights in the official layout, so `HfDebertaForMaskedLM` can load them again.

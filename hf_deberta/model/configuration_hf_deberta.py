@@ -120,7 +120,8 @@ class HfDebertaConfig(PreTrainedConfig):
         max_position_embeddings (`int`, 512): number of absolute positions.
         position_biased_input (`bool`, False): add absolute positions to the input (BERT) instead of in the decoder.
         type_vocab_size (`int`, 0): number of token types at the input; 0 in released models.
-        emd_steps (`int`, 2): how many times the decoder applies the last layer; 0 for no decoder (P1's "-EMD").
+        emd_steps (`int`, 2): how many times the decoder applies the last layer; 0 for no decoder (P1's "-EMD"). Masked
+            and causal language models use it, including the generator of v3, but not its discriminator.
         sparse_prediction (`bool`, True): in training, predict labelled positions only. The loss is the same; the output
             then has `losses` and `predictions` instead of `logits`, see `HfDebertaMaskedLMOutput`.
 

@@ -55,6 +55,7 @@ class HfDebertaLMHead(nn.Module):
         self.decoder = nn.Linear(width, config.vocab_size, bias=False)  # tied to the word embedding
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """Return logits [..., vocabulary] from states [..., hidden]."""
         return dense(self.decoder, self.transform(states)) + self.bias
 
     def transform(self, states: torch.Tensor) -> torch.Tensor:
@@ -202,6 +203,12 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         sparse_prediction: bool | None = None,
         **kwargs,
     ) -> HfDebertaMaskedLMOutput:
+        """Return logits, and the loss if there are labels; with sparse prediction see the class.
+
+        The summed loss is divided by `num_items_in_batch`, by default the number of labelled positions in this call.
+        `cu_seq_lens_q` are the document boundaries of a packed row, with B = 1; absolute positions then restart in
+        each document.
+        """
         output_flags = self.deberta.output_flags(output_attentions, output_hidden_states)
         embeddings, context = self.deberta.embed(
             input_ids,

@@ -1,8 +1,9 @@
 """When a fast path is safe, and the switch that turns all fast paths off.
 
-A fast path computes the same numbers without calling a module, or with another operation (docs/debugging.md). It is
-skipped where that would change results or hide them: in graphs, in transforms of torch.func, for modules that were
-hooked, patched or replaced, and under global hooks and dispatch modes. Input checks do not depend on hooks or modes.
+A fast path computes the same numbers without calling a module, or with another operation (docs/debugging.md). Fast
+paths are not used where they would be wrong or would bypass user code: in captured graphs (torch.compile, torch.export,
+torch.jit.trace), in transforms of torch.func, for modules that were hooked, patched or replaced, and under global hooks
+and dispatch modes. Input checks do not depend on hooks or modes.
 """
 
 import os
@@ -30,7 +31,7 @@ _reference_requests = int(os.environ.get("HF_DEBERTA_REFERENCE", "0") not in (""
 
 @contextmanager
 def reference_mode() -> Iterator[None]:
-    """Compute everything in the plainest way, in the whole process: eager attention, nn.Linear, no cache, no unpadding.
+    """Switch all fast paths off in the whole process: eager attention, nn.Linear, no cache, no unpadding.
 
     >>> with hf_deberta.reference_mode():
     ...     output = model(**inputs)

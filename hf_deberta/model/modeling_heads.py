@@ -86,6 +86,12 @@ class HfDebertaForSequenceClassification(HfDebertaPreTrainedModel):
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
     ) -> SequenceClassifierOutput:
+        """Return logits [B, num_labels], and the loss if there are labels.
+
+        The summed loss is divided by `num_items_in_batch`, by default the number of labelled items in this call.
+        `cu_seq_lens_q` are the document boundaries [documents + 1] of a packed row, whose logits and labels are one
+        per document.
+        """
         encoded = self.deberta(
             input_ids,
             attention_mask,
@@ -161,6 +167,11 @@ class HfDebertaForTokenClassification(HfDebertaPreTrainedModel):
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
     ) -> TokenClassifierOutput:
+        """Return logits [B, N, num_labels], and the loss if there are labels.
+
+        The summed loss is divided by `num_items_in_batch`, by default the number of labelled tokens in this call.
+        `cu_seq_lens_q` are the document boundaries of a packed row.
+        """
         encoded = self.deberta(
             input_ids,
             attention_mask,
@@ -222,6 +233,11 @@ class HfDebertaForQuestionAnswering(HfDebertaPreTrainedModel):
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
     ) -> QuestionAnsweringModelOutput:
+        """Return start and end logits [B, N], and the loss if both positions are passed.
+
+        Both summed losses are divided by `num_items_in_batch`, by default the number of answers in this call.
+        `cu_seq_lens_q` are the document boundaries of a packed row; the loss still treats the row as one input.
+        """
         encoded = self.deberta(
             input_ids,
             attention_mask,
@@ -279,6 +295,11 @@ class HfDebertaForMultipleChoice(HfDebertaPreTrainedModel):
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
     ) -> MultipleChoiceModelOutput:
+        """Return logits [B, choices], and the loss if there are labels.
+
+        The summed loss is divided by `num_items_in_batch`, by default the number of labels in this call. Packed rows
+        are not supported.
+        """
         num_choices = _count_choices(input_ids, inputs_embeds)
         encoded = self.deberta(
             _flatten_choices(input_ids),
@@ -337,6 +358,11 @@ class HfDebertaForEntityChoice(HfDebertaPreTrainedModel):
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
     ) -> SequenceClassifierOutput:
+        """Return logits [B, E], and the loss if there are labels.
+
+        The summed loss is divided by `num_items_in_batch`, by default the number of labelled entities in this call.
+        Packed rows are not supported.
+        """
         if entity_indices is None:
             raise ValueError("entity choice needs entity_indices [B, entities, tokens], 0 for padding")
         encoded = self.deberta(

@@ -397,9 +397,11 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         first_token_only: bool = False,
         **kwargs,
     ) -> BaseModelOutput:
-        """`first_token_only`: return the last state of each row's first real token only, [B, 1, hidden].
+        """Return the last hidden states [B, N, hidden].
 
-        This is for classifiers. With `cu_seq_lens_q` it is the first token of each document, [1, documents, hidden].
+        `cu_seq_lens_q` are the document boundaries [documents + 1] of a packed row, with B = 1. With
+        `first_token_only`, for classifiers, return only the state of each row's first real token, [B, 1, hidden], or
+        of each document's first token, [1, documents, hidden].
         """
         flags = self.output_flags(output_attentions, output_hidden_states)
         embeddings, context = self.embed(

@@ -19,9 +19,10 @@ TERMS = ("c2p", "p2c", "p2p")  # content to position, position to content, posit
 
 @dataclass(frozen=True)
 class RelativePositions:
-    """The position side of one attention call: projected tables, and the row of each distance.
+    """The position terms of one attention call: projected tables, and the row of each distance.
 
-    `from_tables` fills in what follows from the tables.
+    `from_tables` computes `rows_of_distance` (counted from the first row of the tables), `saturation` and the default
+    `terms`.
     """
 
     position_key: torch.Tensor | None  # [H, R, d], for c2p and p2p
@@ -67,12 +68,12 @@ class RelativePositions:
                 )
 
     def to(self, dtype: torch.dtype) -> "RelativePositions":
-        """The same with tables of this type."""
+        """These relative positions with both tables cast to `dtype`."""
         key, query = (None if table is None else table.to(dtype) for table in (self.position_key, self.position_query))
         return replace(self, position_key=key, position_query=query)
 
     def with_scaled_queries(self, scale: float, dtype: torch.dtype) -> "RelativePositions":
-        """The same with position queries multiplied by `scale` in `dtype`, which scales p2c and p2p."""
+        """These relative positions with position queries multiplied by `scale` in `dtype`, which scales p2c and p2p."""
         if self.position_query is None:
             return self
         return replace(self, position_query=self.position_query.to(dtype) * scale)
@@ -102,7 +103,7 @@ def log_bucket(distance: torch.Tensor, buckets: int, max_distance: int) -> torch
 
 
 def float32_log(x: torch.Tensor) -> torch.Tensor:
-    """ln x, with the same bits on every processor, unlike torch.log.
+    """ln x, bit-identical on every processor, unlike torch.log.
 
     With x = 2^e m and 1 <= m < 2 it is e ln 2 + ln m, each rounded to float32. This gives all official tables, also the
     two for which torch.log on Intel processors rounds the farthest distance the other way (docs/log.md).

@@ -22,7 +22,7 @@ Tables = tuple[torch.Tensor | None, torch.Tensor | None]  # position keys and po
 
 
 class DistanceRows(NamedTuple):
-    """The row of each distance in the whole table, and facts that follow from it."""
+    """The row of each distance in the whole table, with `span`, `can_be_pruned` and `saturation` of that mapping."""
 
     of_distance: torch.Tensor  # [2k + 1]
     span: int  # s

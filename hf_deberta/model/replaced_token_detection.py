@@ -83,6 +83,12 @@ class HfDebertaForPreTraining(HfDebertaPreTrainedModel):
         num_items_in_batch: torch.Tensor | int | None = None,
         **kwargs,
     ) -> TokenClassifierOutput:
+        """Return logits [B, N], and the loss if there are labels.
+
+        The summed loss is divided by `num_items_in_batch`, by default the number of labelled tokens in this call.
+        `cu_seq_lens_q` are the document boundaries of a packed row; the head then adds to each token the state of its
+        document's first token.
+        """
         output_flags = self.deberta.output_flags(output_attentions, output_hidden_states)
         embeddings, context = self.deberta.embed(
             input_ids,

@@ -24,11 +24,11 @@ class Unpadding:
     shape: tuple[int, int]  # B, N
 
     def gather(self, states: torch.Tensor) -> torch.Tensor:
-        """[B, N, ...] to [1, total, ...]."""
+        """Return the real tokens of states [B, N, ...] as one row [1, total, ...]."""
         return states.flatten(0, 1).index_select(0, self.index.to(states.device))[None]
 
     def scatter(self, states: torch.Tensor) -> torch.Tensor:
-        """[1, total, ...] to [B, N, ...], zeros at padding."""
+        """Return the states of a row [1, total, ...] as a batch [B, N, ...], with zeros at padding."""
         batch, tokens = self.shape
         empty = states.new_zeros(batch * tokens, *states.shape[2:])
         return empty.index_copy(0, self.index.to(states.device), states[0]).unflatten(0, self.shape)
@@ -45,7 +45,10 @@ class Unpadding:
 
 
 def unpadding_of_mask(token_mask: torch.Tensor, width: int) -> Unpadding | None:
-    """Unpadding of right-padded rows [B, N]; None for other padding, or if it saves no time at this model width."""
+    """Return the `Unpadding` of right-padded rows from their mask [B, N].
+
+    None for other padding, or if unpadding saves no time at this model width.
+    """
     batch, tokens = token_mask.shape
     lengths = token_mask.sum(1)
     real = int(lengths.sum())
@@ -64,7 +67,7 @@ def unpadding_of_mask(token_mask: torch.Tensor, width: int) -> Unpadding | None:
 
 
 def unpadding_of_documents(documents: torch.Tensor) -> Unpadding:
-    """Unpadding of rows of packed documents from the document number of each token, [B, N]."""
+    """Return the `Unpadding` of rows of packed documents from the document number of each token, [B, N]."""
     batch, tokens = documents.shape
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
@@ -74,7 +77,7 @@ def unpadding_of_documents(documents: torch.Tensor) -> Unpadding:
 
 
 def side_by_side(starts: torch.Tensor, lengths: torch.Tensor, shape: tuple[int, int]) -> Unpadding:
-    """Unpadding of documents that begin at `starts` of the flattened batch, shortest first."""
+    """Return the `Unpadding` that puts documents into one row, shortest first; they begin at `starts` of [B * N]."""
     order = lengths.argsort(stable=True)
     starts, lengths = starts[order], lengths[order]
     before = lengths.cumsum(0) - lengths

@@ -1,12 +1,14 @@
 """Inference cache for tensors that depend only on weights: the projected position tables.
 
+WARNING: in inference on the CPU, do not write single values of a weight through `weight.data`: the cache may miss such
+a write and return the old result. Write `with torch.no_grad(): weight[3, 5] = 0`, which autograd counts.
+
 Projecting these tables is a large part of the work for a short sentence. A result is cached only in eval mode, without
 gradients, on the CPU, and for modules that `is_unmodified_module` accepts; otherwise it is computed each time.
 
-The cache is invalidated when a weight is replaced, moved, cast or written in place. Writes that autograd does not
-count (`weight.data.copy_`, optimizers with flat buffers, a row set to zero) are detected by comparing one value of
-each row and column. A write to a single value is not: use `with torch.no_grad(): weight[3, 5] = 0`, which autograd
-counts. On a GPU this comparison would have to wait for the device, so nothing is cached there.
+The cache is invalidated when a weight is replaced, moved, cast or written in place. Writes that autograd does not count
+(`weight.data.copy_`, optimizers with flat buffers, `weight.data[row] = 0`) are detected by comparing at least one value
+of each row and column. On a GPU this comparison would have to wait for the device, so nothing is cached there.
 """
 
 import math
@@ -71,7 +73,7 @@ class WeightCache:
 
 
 def can_cache(modules: Iterable[nn.Module]) -> bool:
-    """True if what `modules` compute depends on their weights alone, and every change of these is detected."""
+    """True if results of `modules` depend only on their weights, and changes of these weights are detected."""
     if (
         torch.is_grad_enabled()
         or in_reference_mode()
@@ -86,13 +88,16 @@ def can_cache(modules: Iterable[nn.Module]) -> bool:
 
 
 def has_detectable_changes(module: nn.Module) -> bool:
-    """True for weights on the CPU that were made outside `torch.inference_mode`, which does not count writes."""
+    """True for weights on the CPU created outside `torch.inference_mode`, in which autograd counts no writes."""
     weights = module.parameters(recurse=False)
     return all(weight.device.type == "cpu" and not weight.is_inference() for weight in weights)
 
 
 def weight_state(weights: list[torch.Tensor]) -> tuple[Any, ...]:
-    """Return what tells whether autograd or the user has changed a weight or the type of products."""
+    """Return a fingerprint of the weights: addresses, autograd's version counters, types, devices, autocast's type.
+
+    It changes with every write that autograd counts, but not with writes through `weight.data`.
+    """
     device = weights[0].device.type
     autocast_dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     return autocast_dtype, *((weight.data_ptr(), version(weight), weight.dtype, weight.device) for weight in weights)

@@ -485,7 +485,7 @@ def test_v3_uses_the_normalizer_of_its_file(tmp_path):
 def test_disable_undoes_every_change():
     before = changed_by_enable()
     assert "hf_deberta" not in modeling_deberta.DebertaEncoder.forward.__module__  # no earlier test left a change
-    enable()
+    assert repr(enable()) == "hf_deberta enabled"  # what a notebook prints
     assert changed_by_enable() != before
     disable()
     after = changed_by_enable()
