@@ -2,9 +2,8 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from hf_deberta.pretraining.packing import Rows, check_rows
 from hf_deberta.runs.command_line import (
     ScriptParser,
     as_input_error,
+    parse_into_dataclasses,
     read_command_line,
     show_input_errors_in_one_line,
 )
@@ -27,14 +27,6 @@ from hf_deberta.tokenization_hf_deberta import load_tokenizer
 
 # Compared as a number of steps, which may grow: see `PretrainingTrainer.identifying_settings`.
 LENGTH_FLAGS = ("max_steps", "num_train_epochs")
-# Flags of Transformers' run_mlm.py that the scripts do not have, and what to use instead.
-UNSUPPORTED_FLAGS = {
-    "--model_type": "--config_preset or --config_name chooses a new model",
-    "--pad_to_max_length": "rows are packed to full length, or with --no_pack padded to the longest of a batch",
-    "--dtype": "weights are trained in float32; --bf16 computes in bfloat16",
-    "--use_fast_tokenizer": "the fast tokenizer is used wherever there is one",
-    "--trust_remote_code": "code of a checkpoint is never run",
-}
 # What Transformers raises when a configuration, tokenizer or checkpoint named by the user is missing or invalid.
 LOADING_ERRORS = (OSError, ValueError, StrictDataclassError)
 
@@ -183,17 +175,9 @@ def run_with_arguments(argument_classes: tuple[type, ...], run: Callable[..., An
     parser = ScriptParser(argument_classes)
     with show_input_errors_in_one_line(Path(sys.argv[0]).name):
         words, _ = read_command_line(parser)
-        with as_input_error(ValueError):
-            *arguments, unknown = parser.parse_args_into_dataclasses(words, return_remaining_strings=True)
-        refuse_unknown_flags(unknown)
+        arguments = parse_into_dataclasses(parser, words)
         arguments[-1].identifying_flags = identifying_flags(vars(parser.parse_args(words)), exclude=LENGTH_FLAGS)
         return run(*arguments)
-
-
-def refuse_unknown_flags(unknown: list[str]) -> None:
-    if unknown:
-        hints = [UNSUPPORTED_FLAGS[flag] for word in unknown if (flag := word.partition("=")[0]) in UNSUPPORTED_FLAGS]
-        raise InputError("; ".join([f"there is no flag {' '.join(unknown)}", *hints, "--help lists all"]))
 
 
 def require_trained_model(training_args: TrainingArguments, new_model: bool, flags: str) -> None:
@@ -253,15 +237,8 @@ def parse_overrides(text: str | None) -> dict[str, Any]:
             fields[name.strip()] = json.loads(value)
         except json.JSONDecodeError:
             fields[name.strip()] = value
-    check_config_fields(fields)
+    if unknown := fields.keys() - {*HfDebertaConfig.__dataclass_fields__, "attn_implementation"}:
+        raise InputError(
+            f"--config_overrides: unknown field {', '.join(sorted(unknown))}; HfDebertaConfig documents the fields"
+        )
     return fields
-
-
-def check_config_fields(names: Iterable[str]) -> None:
-    """Raise an InputError for a name that is not a field of `HfDebertaConfig`."""
-    known = {*HfDebertaConfig.__dataclass_fields__, "attn_implementation"}
-    for name in names:
-        if name not in known:
-            close = " or ".join(get_close_matches(name, sorted(known), n=2))
-            hint = f" (do you mean {close}?)" if close else ""
-            raise InputError(f"--config_overrides: unknown field {name}{hint}; HfDebertaConfig documents the fields")

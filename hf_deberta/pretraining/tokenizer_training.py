@@ -63,25 +63,18 @@ def train_tokenizer(
     except Exception as error:  # tokenizers raises a bare Exception if reading the texts fails
         if counted.failure is not None:
             raise counted.failure from counted.failure.__cause__
-        if not isinstance(error, RuntimeError):
+        if counted.texts and not isinstance(error, RuntimeError):
             raise
-        if counted.texts == 0:
-            raise InputError("there is no text to train a tokenizer on: the corpus is empty") from None
-        advice = ""
-        if kind == "unigram" and vocab_size <= len(counted.characters) + len(FIRST_TOKENS):
-            advice = (
-                f"; a unigram vocabulary must contain every character of the corpus, here {len(counted.characters)}: "
-                "use a larger --train_tokenizer, or --tokenizer_type bpe"
-            )
-        raise InputError(
-            f"no {kind} vocabulary of {vocab_size} could be trained on {counted.texts} texts ({error}){advice}"
-        ) from error
+        if counted.texts:
+            raise InputError(
+                f"no {kind} vocabulary of {vocab_size} could be trained on {counted.texts} texts ({error})"
+            ) from error
     if counted.texts == 0:
         raise InputError("there is no text to train a tokenizer on: the corpus is empty")
     if tokenizer.get_vocab_size() > vocab_size - 1:
         raise InputError(
-            f"a vocabulary of {vocab_size} is too small for this corpus: its {len(counted.characters)} characters and "
-            f"the special tokens alone are {tokenizer.get_vocab_size() + 1}"
+            f"a vocabulary of {vocab_size} is too small for this corpus: its characters and the special tokens alone "
+            f"are {tokenizer.get_vocab_size() + 1}"
         )
     if tokenizer.get_vocab_size() < vocab_size - 1:
         logger.warning(f"the corpus gives only {tokenizer.get_vocab_size() + 1} of {vocab_size} tokens")
@@ -148,11 +141,10 @@ def _train_byte_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 class _CountedTexts:
-    """Iterates over texts, and counts them and their distinct characters."""
+    """Iterates over the texts that are not empty, and counts them."""
 
     def __init__(self, texts: Iterable[str]):
         self.source, self.texts = texts, 0
-        self.characters: set[str] = set()
         self.failure: Exception | None = None  # while reading; trainers would hide it in an exception of their own
 
     def __iter__(self) -> Iterator[str]:
@@ -160,7 +152,6 @@ class _CountedTexts:
             for text in self.source:
                 if text := text.strip("\r\n"):
                     self.texts += 1
-                    self.characters.update(text)
                     yield text
         except Exception as error:
             self.failure = error

@@ -5,7 +5,7 @@ first epoch of the next one, and it yields no epoch number, from which `packing.
 """
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -63,20 +63,14 @@ class RowOrder(EpochSampler):
         return np.concatenate([batches.reshape(-1), order[in_full_batches:]])
 
 
-class TrainerWithRowOrder(Protocol):
-    """The attributes of a trainer that `SetEpochCallback` uses."""
-
-    order: Any  # an EpochSampler, once there is a training dataloader
-    trained: bool
-
-
 class SetEpochCallback(TrainerCallback):
     """Sets the epoch of `trainer.order`: with several processes, accelerate does not when a run resumes.
 
-    Also sets `trainer.trained` after the first step: a finished run that is started again makes none.
+    Also sets `trainer.trained` after the first step: a finished run that is started again makes none. `trainer.order`
+    is an EpochSampler once there is a training dataloader.
     """
 
-    def __init__(self, trainer: TrainerWithRowOrder):
+    def __init__(self, trainer: Any):
         self.trainer = trainer
 
     def on_epoch_begin(

@@ -33,7 +33,7 @@ def test_overrides():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("hiden_size=3", r"unknown field hiden_size \(do you mean hidden_size or .*; HfDebertaConfig"),
+        ("hiden_size=3", "unknown field hiden_size; HfDebertaConfig documents"),
         ("zzz=3", "unknown field zzz; HfDebertaConfig documents"),
         ("emd_steps", "name=value,name=value, but has 'emd_steps'"),
     ],

@@ -1,12 +1,10 @@
 """The language-model trainer: losses do not depend on micro-batches, and evaluation averages over tokens."""
 
-import logging
 import math
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from hf_deberta import HfDebertaConfig, HfDebertaForCausalLM, HfDebertaForMaskedLM
@@ -161,21 +159,6 @@ def test_a_resumed_epoch_has_its_own_order(tmp_path, reached, epoch):
     run.get_train_dataloader()
     run.callback_handler.on_epoch_begin(run.args, TrainerState(epoch=reached), TrainerControl())
     assert run.order.epoch == epoch
-
-
-def test_no_warning_for_a_tied_weight(tmp_path, caplog, monkeypatch):
-    """A checkpoint holds it once, under its other name. A weight that is really missing causes a warning."""
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    run, file = trainer(tmp_path, "mlm"), tmp_path / "model.safetensors"
-    run.save_model()
-    run._load_from_checkpoint(str(tmp_path))
-    assert "missing keys" not in caplog.text
-    weights = load_file(file)
-    del weights["deberta.embeddings.word_embeddings.weight"]
-    save_file(weights, file, {"format": "pt"})
-    run._load_from_checkpoint(str(tmp_path))
-    warning = caplog.text.partition("missing keys")[2]
-    assert "embeddings.word_embeddings.weight" in warning and "lm_head.decoder.weight" in warning
 
 
 def test_speed_counts_real_tokens(tmp_path):

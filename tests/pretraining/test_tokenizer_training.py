@@ -111,7 +111,7 @@ def test_a_small_corpus_gives_fewer_tokens(caplog):
     [
         (LINES, 260, "bpe", "a vocabulary of 260 is too small: bpe needs at least 261"),
         (LINES, 5, "unigram", "a vocabulary of 5 is too small: unigram needs at least 6"),
-        (LINES, 20, "unigram", "every character of the corpus, here 40: .*--tokenizer_type bpe"),
+        (LINES, 20, "unigram", "no unigram vocabulary of 20 .*19 vs 4"),
         ([], 300, "bpe", "the corpus is empty"),
         (["", "\n"], 300, "unigram", "the corpus is empty"),
         (LINES, 300, "wordpiece", "unigram or bpe, not 'wordpiece'"),
