@@ -6,7 +6,8 @@
 Without make: `pip install -e '.[demo]'`, then `python demo.py [--text my.txt]`.
 
 Two tiny models are pretrained on the same sentences, with the same masks, steps and seed: one with EMD and one without.
-Everything except the model is plain Transformers. Loss curves and the trained model are written to `demo_output/`.
+Everything except the model is plain Transformers. Loss curves and the trained model are written to
+`demo_output/mask_decoder/`.
 
 Why the made-up language needs absolute positions. The paper explains EMD with the sentence "a new store opened beside
 the new mall". If both nouns are masked, relative attention sees "new" before each of them; only their positions in the
@@ -350,7 +351,9 @@ def plot_losses(trainers: dict[str, Trainer], masked: str, path: Path) -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--text", type=Path, help="your own text: UTF-8, one sentence or paragraph per line")
-    parser.add_argument("--output_dir", type=Path, default=Path("demo_output"), help="default: demo_output")
+    parser.add_argument(
+        "--output_dir", type=Path, default=Path("demo_output/mask_decoder"), help="default: %(default)s"
+    )
     parser.add_argument("--steps", type=int, help="training steps of each model; default: 600, with --text 550")
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
     args = parser.parse_args()

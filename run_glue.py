@@ -13,7 +13,8 @@ A demonstration on made-up rows, offline:
 
     python run_glue.py --demo
 
-The same command resumes an interrupted run. The flags are those of Transformers' run_glue.py, and ours.
+Repeat the command to resume an interrupted run; --demo starts over. The flags are those of Transformers'
+run_glue.py, and the groups below.
 """
 
 from argparse import Namespace
@@ -63,10 +64,17 @@ class GlueArguments(DataArguments):
         default=None, metadata={"help": f"One of {', '.join(glue.TASKS)}. Leave it out for your own rows."}
     )
     label_column_name: str = field(
-        default="label", metadata={"help": "Column of labels, or of lists of labels (multi-label classification)."}
+        default="label",
+        metadata={
+            "help": "Column of labels, or of lists of labels (multi-label classification). Of two class names, the "
+            "second in alphabetical order is the positive class of f1."
+        },
     )
     text_column_names: list[str] | None = field(
-        default=None, metadata={"help": "One or two text columns; by default the first two that hold text."}
+        default=None,
+        metadata={
+            "help": "One or two text columns; by default the first two that hold text, without id, idx, guid and *_id."
+        },
     )
     do_regression: bool | None = field(
         default=None,
@@ -107,6 +115,8 @@ def fine_tune(
     task = glue.TASKS.get(data_args.name) or infer_task(model_args, data_args, args, rows)
     args.set_best_metric(task.metrics)
     labels = "regression targets" if task.labels is None else ", ".join(task.labels)
+    if task.labels and len(task.labels) == 2 and "f1" in task.metrics:
+        labels += f" (f1 of class {task.labels[1]!r})"
     logger.warning(f"Text columns: {', '.join(task.columns)}. Labels: {labels}.")
 
     # 2. Training, evaluation and predictions, once per seed

@@ -9,7 +9,7 @@ Continue pretraining from a released checkpoint, on several GPUs:
     accelerate launch run_mlm.py --model_name_or_path microsoft/deberta-v3-base --train_file 'notes/*.txt' --bf16 \
         --output_dir my-domain-deberta
 
-Train an autoregressive model on a data set of the Hub:
+Train an autoregressive model on a dataset of the Hub:
 
     python run_mlm.py --objective causal --config_preset v3-small --dataset_name Salesforce/wikitext \
         --dataset_config_name wikitext-103-raw-v1 --train_tokenizer 32000 --output_dir my-causal-deberta

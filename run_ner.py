@@ -14,7 +14,8 @@ A demonstration on made-up rows, offline:
 
     python run_ner.py --demo
 
-The same command resumes an interrupted run. The flags are those of Transformers' run_ner.py, and ours.
+Repeat the command to resume an interrupted run; --demo starts over. The flags are those of Transformers'
+run_ner.py, and the groups below.
 """
 
 from argparse import Namespace

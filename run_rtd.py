@@ -53,11 +53,9 @@ logger = logging.get_logger("run_rtd")
 class PairArguments(NewModelArguments):
     """Generator and discriminator, and how they are trained together."""
 
-    discriminator_name_or_path: str | None = field(
-        default=None, metadata={"help": "Continue from this discriminator ..."}
-    )
+    discriminator_name_or_path: str | None = field(default=None, metadata={"help": "Continue from this discriminator."})
     generator_name_or_path: str | None = field(
-        default=None, metadata={"help": "... and this generator; by default the one beside the discriminator."}
+        default=None, metadata={"help": "Continue from this generator; by default the one beside the discriminator."}
     )
     generator_layers: int | None = field(
         default=None, metadata={"help": "Layers of a new generator; by default half of the discriminator's."}

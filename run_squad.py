@@ -14,7 +14,8 @@ A demonstration on made-up rows, offline:
 
     python run_squad.py --demo
 
-The same command resumes an interrupted run. The flags are those of Transformers' run_qa.py, and ours.
+Repeat the command to resume an interrupted run; --demo starts over. The flags are those of Transformers'
+run_qa.py, and the groups below.
 """
 
 from argparse import Namespace
@@ -46,6 +47,13 @@ HUB_NAMES = {"squad": "rajpurkar/squad", "squad_v2": "rajpurkar/squad_v2"}
 ANSWER_COLUMNS = ("start_positions", "end_positions")
 
 logger = logging.get_logger("run_squad")
+
+
+@dataclass
+class SquadModelArguments(ModelArguments):
+    """Without --cls_dropout: the head has no dropout."""
+
+    cls_dropout: float | None = field(default=None, init=False)
 
 
 @dataclass
@@ -85,16 +93,13 @@ def recipe_task(flags: Namespace) -> str:
 
 
 def main() -> None:
-    argument_classes = (ModelArguments, SquadArguments, SiftArguments, FineTuningArguments)
+    argument_classes = (SquadModelArguments, SquadArguments, SiftArguments, FineTuningArguments)
     run_script(argument_classes, fine_tune, recipe_task, write_squad_demo)
 
 
 def fine_tune(
     model_args: ModelArguments, data_args: SquadArguments, sift_args: SiftArguments, args: FineTuningArguments
 ) -> None:
-    if model_args.cls_dropout is not None:
-        raise InputError(f"--cls_dropout {model_args.cls_dropout:g}: this head has no dropout, leave it out")
-
     # 1. Questions
     hub = (HUB_NAMES[data_args.task_name], None) if data_args.task_name else None
     splits = read_splits(data_args, hub, squad.read_squad, model_args.download_options())

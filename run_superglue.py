@@ -16,7 +16,8 @@ A demonstration on made-up rows, offline:
 A model fine-tuned on RTE predicts the diagnostics AX-b and AX-g too. To zip the files of a submission:
 python -m hf_deberta.fine_tuning.tasks.superglue.
 
-The same command resumes an interrupted run. The flags are those of Transformers' run_glue.py, and ours.
+Repeat the command to resume an interrupted run; --demo starts over. The flags are those of Transformers'
+run_glue.py, and the groups below.
 """
 
 from argparse import Namespace

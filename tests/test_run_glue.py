@@ -133,7 +133,7 @@ def test_a_regression_from_a_json_file_of_flags(data, tmp_path, caplog):
     flags |= {"output_dir": str(out), "max_steps": 2, "use_cpu": True, "disable_tqdm": True}
     file.write_text(json.dumps(flags))
     run_glue(file)
-    assert "nothing published for stsb" in caplog.text
+    assert "no published settings for stsb" in caplog.text
     assert {"eval_pearson", "eval_spearmanr"} <= set(results(out))
     assert [line["index"] for line in read_json_lines(out / "predictions_stsb.jsonl")] == list(range(16))
     assert not any(name.startswith("predict_pearson") for name in results(out))  # labels are -1: hidden
@@ -159,13 +159,15 @@ def test_a_run_resumes_exactly(data, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_best_model_is_kept(data, tmp_path):
-    """By the metric of the task, which is not the loss."""
-    rows = [{"text": text, "label": label} for label, text in enumerate(("a lovely film", "a dull film")) for _ in "ab"]
+def test_the_best_model_is_kept(data, tmp_path, caplog):
+    """By the metric of the task, which is not the loss. The log names the text column and the positive class."""
+    texts = enumerate(("a lovely film", "a dull film"))
+    rows = [{"id": f"row {i}", "text": text, "label": label} for label, text in texts for i in range(2)]
     file = write_json_lines(tmp_path / "rows.jsonl", rows)
     run_glue("--model_name_or_path", data / "ours", "--train_file", file, "--validation_file", file, *RUN,
              "--num_train_epochs", 8, "--warmup_steps", 0, "--learning_rate", 1e-2, "--cls_dropout", 0,
              "--output_dir", tmp_path / "out")  # fmt: skip
+    assert "Text columns: text. Labels: LABEL_0, LABEL_1 (f1 of class 'LABEL_1')" in caplog.text
     log = json.loads((tmp_path / "out" / "trainer_state.json").read_text())["log_history"]
     accuracies = [entry["eval_accuracy"] for entry in log if "eval_accuracy" in entry]
     assert len(set(accuracies)) > 1  # or the test proves nothing

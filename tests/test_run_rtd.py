@@ -127,13 +127,13 @@ def test_a_finished_run_is_not_trained_again(run_rtd, text, tmp_path, caplog, de
         ([*TINY, "--push_to_hub"], "--push_to_hub uploads one model, but this script writes two"),
         ([*TINY, "--rtd_weight", -1], "rtd_weight must be 0 or more and finite, not -1"),
         ([*TINY, "--config_overrides", "max_position_embeddings=20"], "more than the 20 absolute positions of"),
-        ([*TINY, "--config_overrides", "emd_step=1"], "unknown field emd_step;"),
+        ([*TINY, "--config_overrides", "emd_step=1"], "unknown field emd_step (do you mean emd_steps"),
         ([*TINY, "--do_train", "false"], "random weights: give --discriminator_name_or_path"),
         (
             ["--generator_name_or_path", "g", "--discriminator_name_or_path", "d", "--generator_layers", 2],
             "--generator_layers is for a new generator, but g has its layers",
         ),
-        ([*TINY, "--generator_layers", 1], "the layer before the last"),
+        ([*TINY, "--generator_layers", 1], "num_hidden_layers"),
         ([*TINY[:2], "--max_ngram", 0, "--tokenizer_name", "/nowhere"], "/nowhere"),
     ],
 )

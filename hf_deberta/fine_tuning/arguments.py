@@ -1,6 +1,6 @@
 """The command line of a fine-tuning script: Trainer's flags with our defaults, and the recipe of checkpoint and task.
 
-Flags override a JSON file of flags, which overrides the recipe, which overrides the defaults.
+A flag overrides the recipe, which overrides the defaults. A JSON file of flags must be the only argument.
 """
 
 import os
@@ -47,7 +47,10 @@ class FineTuningArguments(RunArguments):
     load_best_model_at_end: bool = True
     output_dir: str | None = field(
         default=None,
-        metadata={"help": "Folder for the model, its card, metrics and predictions. The same command resumes there."},
+        metadata={
+            "help": "Folder for the model, its card, metrics and predictions. Repeat the command to resume there. "
+            "(default: trainer_output; with --demo: demo_output/<task>)"
+        },
     )
     do_train: bool = field(
         default=False,
@@ -67,7 +70,10 @@ class FineTuningArguments(RunArguments):
     )
     metric_for_best_model: str | None = field(
         default=None,
-        metadata={"help": "Metric that selects the checkpoint to keep; by default the first metric of the task."},
+        metadata={
+            "help": "Metric that selects the checkpoint to keep: a metric of the task, by default its first. A wrong "
+            "name lists them."
+        },
     )
     early_stopping_patience: int | None = field(
         default=None, metadata={"help": "Stop after this many evaluations without improvement."}
@@ -179,8 +185,9 @@ def run_script(
 
 
 def demo_flags(output_dir: str | None, demo: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    """Write the files of a demonstration; its flags."""
-    folder = Path(output_dir or "demo_output") / "made_up"
+    """Write the model and the rows of a demonstration to OUTPUT_DIR/inputs; return its flags."""
+    task = Path(sys.argv[0]).stem.removeprefix("run_")
+    folder = Path(output_dir or f"demo_output/{task}") / "inputs"
     folder.mkdir(parents=True, exist_ok=True)
     flags = {
         "output_dir": str(folder.parent),
@@ -208,7 +215,7 @@ def recipe_flags(flags: Namespace, task: str) -> tuple[dict[str, Any], str]:
     if config is None or task.startswith("squad"):  # heads without dropout
         del recipe_as_flags["cls_dropout"]
     if task in STARTED_FROM_MNLI and flags.intermediate is None and size and size.startswith(("v1", "v2")):
-        source += ", for which the paper starts from an MNLI model (--intermediate CHECKPOINT)"
+        source += "; the paper starts this task from an MNLI model (--intermediate CHECKPOINT)"
     return {name: value for name, value in recipe_as_flags.items() if hasattr(flags, name)}, source
 
 
@@ -217,9 +224,11 @@ def log_recipe(recipe: dict[str, Any], source: str, flags: Namespace) -> None:
     predicts_only = (flags.do_eval or flags.do_predict) and not flags.do_train
     if predicts_only or int(os.environ.get("RANK", 0)) > 0:
         return
+    if flags.max_steps > 0:  # epochs are not used then
+        recipe = {name: value for name, value in recipe.items() if name != "num_train_epochs"}
     used = [f"--{name} {value:g}" for name, value in recipe.items() if getattr(flags, name) == value]
     overridden = [f"--{name}" for name, value in recipe.items() if getattr(flags, name) != value]
-    message = f"Recipe: {source}: {', '.join(used) or 'none used'}."
+    message = f"Recipe: {source}. Used: {', '.join(used) or 'nothing'}."
     if overridden:
         message += f" Overridden by you: {', '.join(overridden)}."
     logger.warning(f"{message} Disable with --recipe none.")

@@ -132,7 +132,7 @@ def published_size(config: HfDebertaConfig) -> str | None:
 
 
 def find_recipe(task: str, size: str | None, width: int = BASE_WIDTH, sift: bool = False) -> tuple[Recipe, str]:
-    """The recipe of a task and model size, and a sentence part that says where it comes from.
+    """The recipe of a task and model size, and a description of where it comes from.
 
     Args:
         task: a key of the tables; any other name is a task of the user's own.
@@ -151,16 +151,16 @@ def find_recipe(task: str, size: str | None, width: int = BASE_WIDTH, sift: bool
         if size is not None and (published := row_of_size.get(size)):
             return Recipe.from_row(published, length), f"published settings for {task}, {size}"
         row = row_of_size["v1-base"]
-        source = f"nothing published for {task}, {size or 'this model size'}; settings of v1-base"
+        source = f"no published settings for {task}, {size or 'this model size'}: settings of v1-base"
     else:
         task = task if task in DEFAULTS else "own"
         length, row = DEFAULTS[task]
-        source = f"nothing published for {'your own data' if task == 'own' else task}; our defaults"
+        source = f"no published settings for {'your own data' if task == 'own' else task}: defaults"
     base = Recipe.from_row(row, length)
     if size in LEARNING_RATE_FACTORS:
-        factor, reason = LEARNING_RATE_FACTORS[size], size
+        factor, reason = LEARNING_RATE_FACTORS[size], f"for {size}"
     else:
-        factor, reason = min(4.0, max(1.0, BASE_WIDTH / width)), f"hidden size {width}"
+        factor, reason = min(4.0, max(1.0, BASE_WIDTH / width)), f"because hidden size {width} is small"
     if factor != 1:
-        source += f" with the learning rate times {factor:g} for {reason}"
+        source += f", learning rate x {factor:g} {reason}"
     return replace(base, learning_rate=float(f"{base.learning_rate * factor:.3g}")), source

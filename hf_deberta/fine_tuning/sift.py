@@ -39,16 +39,16 @@ class SiftArguments:
         metadata={"help": "Scale-invariant fine-tuning: a more robust model for three forward passes per step."},
     )
     sift_lambda: float = field(
-        default=5.0, metadata={"help": "Weight of the adversarial loss. The recipe of MNLI sets 3 for v3-xsmall."}
+        default=5.0, metadata={"help": "Weight of the adversarial loss (default: 5; 3 for v3-xsmall on MNLI)."}
     )
     sift_learning_rate: float = field(
-        default=1e-4, metadata={"help": "Step of the perturbation, in its largest component."}
+        default=1e-4, metadata={"help": "Size of the step that changes the perturbation (its largest entry)."}
     )
     sift_init_perturbation: float = field(
         default=1e-2, metadata={"help": "Standard deviation of the noise that the perturbation starts from."}
     )
     sift_loss: Literal["symmetric-kl", "kl", "mse"] = field(
-        default="symmetric-kl", metadata={"help": "Distance of predictions that the perturbation increases."}
+        default="symmetric-kl", metadata={"help": "Loss between the predictions with and without the perturbation."}
     )
     sift_layer: str | None = field(
         default=None,

@@ -34,7 +34,8 @@ class DataArguments:
     """Which rows to use, and how to tokenize them."""
 
     dataset_name: str | None = field(
-        default=None, metadata={"help": "Dataset of the Hub, or a local folder with one, instead of the task's own."}
+        default=None,
+        metadata={"help": "Dataset of the Hub, or a local folder with one, instead of the task's dataset."},
     )
     dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of the dataset."})
     data_dir: str | None = field(

@@ -43,8 +43,8 @@ class ModelArguments:
         },
     )
     cls_dropout: float | None = field(default=None, metadata={"help": "Dropout before the classifier."})
-    config_name: str | None = field(default=None, metadata={"help": "Configuration, if not the checkpoint's own."})
-    tokenizer_name: str | None = field(default=None, metadata={"help": "Tokenizer, if not the checkpoint's own."})
+    config_name: str | None = field(default=None, metadata={"help": "Name or folder (default: the checkpoint's)."})
+    tokenizer_name: str | None = field(default=None, metadata={"help": "Name or folder (default: the checkpoint's)."})
     cache_dir: str | None = field(default=None, metadata={"help": "Folder for downloaded files."})
     model_revision: str = field(default="main", metadata={"help": "Branch, tag or commit of the checkpoint."})
     token: str | None = field(default=None, metadata={"help": "Hub token for private repositories."})
@@ -55,9 +55,15 @@ class ModelArguments:
         default=False, metadata={"help": "Replace a classifier whose size does not match the task's labels."}
     )
     attn_implementation: str | None = field(
-        default=None, metadata={"help": "Attention backend: eager, sdpa, ...; by default the model chooses."}
+        default=None, metadata={"help": "Attention backend: eager, sdpa or triton (default: sdpa)."}
     )
-    demo: bool = field(default=False, metadata={"help": "Offline demonstration: a tiny model on made-up rows."})
+    demo: bool = field(
+        default=False,
+        metadata={
+            "help": "Offline demonstration: train a tiny model on made-up rows; writes to demo_output/<task>. "
+            "Repeating it starts over."
+        },
+    )
 
     def __post_init__(self) -> None:
         if not self.checkpoint and not self.demo:

@@ -26,7 +26,7 @@ from hf_deberta.runs.checkpoints import TRAINER_STATE_NAME, AtomicCheckpointsMix
 from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.model_card import write_training_card
 from hf_deberta.runs.row_order import RowOrder, SetEpochCallback
-from hf_deberta.runs.run_identity import check_same_run, content_hash, write_json
+from hf_deberta.runs.run_identity import check_same_run, compare_with_recorded_run, content_hash, write_json
 
 WEIGHT_FILES = "model*.safetensors"
 TIMINGS = ("runtime", "per_second", "preparation_time")  # parts of the names of metrics that measure time
@@ -111,12 +111,11 @@ class FineTuningTrainer(SiftTrainer, AtomicCheckpointsMixin):
         folder, rows = self.args.output_folder, cast(Dataset, self.train_dataset)
         settings = {"batch": self.args.total_batch, "rows": len(rows), "content of rows": content_hash(rows)}
         state, same_run = folder / TRAINER_STATE_NAME, check_same_run(self.args, settings)
-        if same_run and self.args.resume_from_checkpoint is None and state.exists() and any(folder.glob(WEIGHT_FILES)):
+        if same_run and holds_finished_run(self.args):
             self.state = TrainerState.load_from_json(str(state))
             # not Trainer._load_from_checkpoint, which under FSDP needs files that a finished model does not have
             finished = type(self.model).from_pretrained(folder, config=self.model.config, dtype=self.model.dtype)
             self.model.load_state_dict(finished.state_dict())
-            logger.warning(f"Training of this run has finished in {folder}: using its model.")
             return True
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
@@ -126,6 +125,25 @@ class FineTuningTrainer(SiftTrainer, AtomicCheckpointsMixin):
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         write_training_card(self, **self.card_fields)
+
+
+def holds_finished_run(args: FineTuningArguments) -> bool:
+    folder = args.output_folder
+    is_finished = (folder / TRAINER_STATE_NAME).exists() and any(folder.glob(WEIGHT_FILES))
+    return is_finished and args.resume_from_checkpoint is None
+
+
+def check_recorded_flags(args: FineTuningArguments) -> None:
+    """Before a model is loaded: refuse other flags than those of the run in `output_dir`, and log if it has finished.
+
+    `FineTuningTrainer.load_finished_run` compares the training rows and the starting weights too.
+    """
+    flags = {**args.identifying_flags, "seed": args.seed}
+    if args.do_train and compare_with_recorded_run(args, flags) and holds_finished_run(args):
+        logger.warning(
+            f"{args.output_folder} holds the finished run; its model is loaded, not trained again, if the training "
+            "rows and the starting weights are the same"
+        )
 
 
 def check_label_smoothing(trainer: FineTuningTrainer) -> None:
@@ -190,7 +208,7 @@ def save_prediction_metrics(trainer: FineTuningTrainer, name: str, metrics: dict
 
 
 def write_card_and_push(trainer: FineTuningTrainer) -> None:
-    """Write the final model card, push to the Hub on request, and list the files of `output_dir`."""
+    """Write the final model card, push to the Hub on request, and list the results in `output_dir`."""
     folder = trainer.args.output_folder
     if trainer.args.push_to_hub:
         trainer.push_to_hub()
@@ -198,7 +216,7 @@ def write_card_and_push(trainer: FineTuningTrainer) -> None:
         trainer.create_model_card()
     if trainer.is_world_process_zero() and folder.is_dir():
         files = sorted(path.name for path in folder.iterdir() if path.is_file() and path.suffix != ".py")
-        logger.warning(f"Files in {folder}: {', '.join(files)}")
+        logger.warning(f"Results in {folder}: {', '.join(files)}; also the model's source files (*.py) and checkpoints")
 
 
 # Several seeds
@@ -210,12 +228,14 @@ def over_seeds(args: FineTuningArguments, run: Callable[[FineTuningArguments], d
     The best model is copied to --output_dir, next to `seeds.json`.
     """
     if args.num_seeds == 1:
+        check_recorded_flags(args)
         run(args)
         return destroy_process_group()
     metrics = {}
     for seed in range(args.seed, args.seed + args.num_seeds):
         seed_args = copy.copy(args)
         seed_args.seed, seed_args.output_dir = seed, str(args.output_folder / f"seed-{seed}")
+        check_recorded_flags(seed_args)
         metrics[seed] = run(seed_args)
         clear_device_cache(garbage_collection=True)  # a Trainer is part of a reference cycle, and holds its model
     if args.should_save and args.do_eval:

@@ -55,11 +55,12 @@ pipeline_tag: {pipeline_tag}
 
 # {name}
 
-A DeBERTa model: `{architecture}` with {layers} layers, hidden size {hidden_size} and {vocab_size} tokens.
+A DeBERTa model: `{architecture}` with {layers} layers, hidden size {hidden_size} and a
+vocabulary of {vocab_size} tokens.
 
 ```python
 {load}
-tokenizer = AutoTokenizer.from_pretrained("{name}", trust_remote_code=False)  # needs no custom code
+tokenizer = AutoTokenizer.from_pretrained("{name}", trust_remote_code=False)  # the tokenizer needs no custom code
 ```
 
 With the `hf_deberta` package installed, `import hf_deberta` replaces `trust_remote_code=True`. The package can

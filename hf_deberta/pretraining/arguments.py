@@ -48,10 +48,10 @@ class NewModelArguments:
     emd_steps: int | None = field(
         default=None, metadata={"help": "Steps of the enhanced mask decoder; 0 trains without it."}
     )
-    tokenizer_name: str | None = field(default=None, metadata={"help": "The tokenizer; by default the model's."})
-    cache_dir: str | None = field(default=None, metadata={"help": "The folder for downloads."})
+    tokenizer_name: str | None = field(default=None, metadata={"help": "Name or folder (default: the checkpoint's)."})
+    cache_dir: str | None = field(default=None, metadata={"help": "Folder for downloaded files."})
     model_revision: str = field(default="main", metadata={"help": "Branch, tag or commit of the checkpoint."})
-    token: str | None = field(default=None, metadata={"help": "Token for private repositories of the Hub."})
+    token: str | None = field(default=None, metadata={"help": "Hub token for private repositories."})
 
     def __post_init__(self) -> None:
         self.config_fields()  # report misspelt fields at once
@@ -107,7 +107,7 @@ class MaskingArguments:
 
     masking: str = field(
         default="unbiased",
-        metadata={"help": "unbiased, or official (the released generator): see hf_deberta/pretraining/masking.py."},
+        metadata={"help": "unbiased, or official: as the released code masks."},
     )
     mlm_probability: float = field(default=0.15, metadata={"help": "Share of the tokens to predict."})
     max_ngram: int = field(default=3, metadata={"help": "Largest number of words in a masked span."})
@@ -148,6 +148,13 @@ class PretrainingArguments(RunArguments):
     save_total_limit: int | None = 2
     do_train: bool = True
     do_eval: bool = True
+    output_dir: str | None = field(
+        default=None,
+        metadata={
+            "help": "Folder for the model, its card, checkpoints and metrics. Repeat the command to resume there. "
+            "(default: trainer_output)"
+        },
+    )
     resume_from_checkpoint: str | None = field(
         default=None,
         metadata={

@@ -1,7 +1,7 @@
-"""From text files, or any data set of the Hub, to the tokenizer and the token files of a pretraining run.
+"""From text files, or any dataset of the Hub, to the tokenizer and the token files of a pretraining run.
 
 A document is a line of a text file (or a paragraph, or the whole file: `--sample_by`), or a row of a jsonl, csv or
-parquet file or of a data set.
+parquet file or of a dataset.
 """
 
 import glob
@@ -29,7 +29,7 @@ from hf_deberta.tokenization_hf_deberta import HfDebertaTokenizer
 
 FILE_TYPES = {name: name for name in ("txt", "json", "csv", "tsv", "parquet")} | {"jsonl": "json"}
 DOCUMENTS_PER_BATCH = 1000  # tokenized together
-MAX_TOKENIZER_DOCUMENTS = 1_000_000  # a tokenizer is trained on at most so many
+MAX_TOKENIZER_DOCUMENTS = 1_000_000  # the most documents that a tokenizer is trained on
 TOKENIZER_FLAGS = "trained_with.json"  # beside a trained tokenizer: the flags it was trained with
 
 logger = logging.get_logger(__name__)
@@ -41,8 +41,8 @@ Documents = Any  # a datasets.Dataset or IterableDataset; their common methods h
 class CorpusArguments:
     """The text to train on, and how rows are made from it."""
 
-    dataset_name: str | None = field(default=None, metadata={"help": "A data set of the Hub, or a folder of one."})
-    dataset_config_name: str | None = field(default=None, metadata={"help": "The configuration of the data set."})
+    dataset_name: str | None = field(default=None, metadata={"help": "Dataset of the Hub, or a local folder with one."})
+    dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of the dataset."})
     train_file: list[str] | None = field(
         default=None,
         metadata={"help": "Text files (txt) or tables (jsonl, csv, tsv, parquet), or patterns of them."},
@@ -51,22 +51,24 @@ class CorpusArguments:
         default=None, metadata={"help": "Files to evaluate on, of the same types as --train_file."}
     )
     validation_split_percentage: float = field(
-        default=5, metadata={"help": "Share of the training documents to evaluate on, if there are no others."}
+        default=5, metadata={"help": "Percentage of the training documents to evaluate on, if there are no others."}
     )
-    text_column: str = field(default="text", metadata={"help": "The column of a table that holds the text."})
+    text_column: str = field(default="text", metadata={"help": "Column of a table that holds the text."})
     sample_by: str = field(
         default="line", metadata={"help": "What a document of a text file is: line, paragraph or document (the file)."}
     )
-    streaming: bool = field(default=False, metadata={"help": "Read a data set without a copy on disk."})
-    max_train_samples: int | None = field(default=None, metadata={"help": "Use at most so many training documents."})
-    max_eval_samples: int | None = field(default=None, metadata={"help": "Evaluate on at most so many documents."})
+    streaming: bool = field(default=False, metadata={"help": "Read the dataset without a copy on disk."})
+    max_train_samples: int | None = field(default=None, metadata={"help": "Use at most N training documents."})
+    max_eval_samples: int | None = field(default=None, metadata={"help": "Evaluate on at most N documents."})
     preprocessing_num_workers: int | None = field(
         default=None, metadata={"help": "No effect: one process tokenizes, with threads on all cores."}
     )
     tokens_dir: str | None = field(
-        default=None, metadata={"help": "The folder of the tokenized corpus; by default OUTPUT_DIR/_tokens."}
+        default=None, metadata={"help": "Folder of the tokenized corpus (default: OUTPUT_DIR/_tokens)."}
     )
-    overwrite_cache: bool = field(default=False, metadata={"help": "Tokenize again."})
+    overwrite_cache: bool = field(
+        default=False, metadata={"help": "Tokenize again instead of using the files in --tokens_dir."}
+    )
     max_seq_length: int = field(default=512, metadata={"help": "Tokens per row, [CLS] and [SEP] included."})
     pack: bool = field(
         default=True,
@@ -89,6 +91,10 @@ class CorpusArguments:
             raise InputError(f"--sample_by must be line, paragraph or document, not {self.sample_by!r}")
         if self.tokenizer_type not in KINDS:
             raise InputError(f"--tokenizer_type must be {' or '.join(KINDS)}, not {self.tokenizer_type!r}")
+        if self.preprocessing_num_workers is not None:
+            logger.warning(
+                "--preprocessing_num_workers has no effect: one process tokenizes, with threads on all cores"
+            )
         self.pack = self.pack and not self.line_by_line
         share = self.validation_split_percentage
         if not 0 <= share < 100:
@@ -111,7 +117,7 @@ class Corpus:
 
     arguments: CorpusArguments
     cache_dir: str | None = None
-    token: str | None = None  # for private data sets of the Hub
+    token: str | None = None  # for private datasets of the Hub
 
     def __post_init__(self) -> None:
         self.splits = self._load()

@@ -77,7 +77,10 @@ def train_tokenizer(
             f"are {tokenizer.get_vocab_size() + 1}"
         )
     if tokenizer.get_vocab_size() < vocab_size - 1:
-        logger.warning(f"the corpus gives only {tokenizer.get_vocab_size() + 1} of {vocab_size} tokens")
+        logger.warning(
+            f"The tokenizer has {tokenizer.get_vocab_size() + 1} tokens instead of {vocab_size}: the text has no more "
+            "pieces."
+        )
     # In byte BPE the space belongs to the word, and [MASK] replaces both.
     mask = AddedToken("[MASK]", lstrip=kind == "bpe", normalized=kind == "bpe", special=True)
     return HfDebertaTokenizer(tokenizer_object=tokenizer, mask_token=mask, model_max_length=model_max_length)

@@ -7,7 +7,6 @@
 """
 
 import json
-import re
 import sys
 from argparse import SUPPRESS, Action, ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
 from collections.abc import Collection, Iterator, Sequence
@@ -19,14 +18,42 @@ from pathlib import Path
 from typing import Any, cast
 
 from huggingface_hub.errors import StrictDataclassError
-from transformers import HfArgumentParser, TrainingArguments
+from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 from transformers.utils import logging
 
 from hf_deberta.runs.errors import InputError
 
-RECIPE = "recipe"
-TRAINER = "Transformers' Trainer"
+# Titles of the groups in --help, by dataclass; an unlisted dataclass is named by its class.
+RECIPE, DOWNLOAD, TRAINER = LAST_GROUPS = ("Recipe", "Download", "Transformers' Trainer")
+GROUP_TITLES = {
+    "ModelArguments": "Start from a checkpoint",
+    "NewModelArguments": "Start from scratch",
+    "PairArguments": "Generator and discriminator",
+    "GlueArguments": "GLUE",
+    "SquadArguments": "SQuAD",
+    "ChoiceArguments": "Multiple choice",
+    "NerArguments": "Named entities",
+    "SuperGlueArguments": "SuperGLUE",
+    "DataArguments": "Data",
+    "CorpusArguments": "Corpus",
+    "MaskingArguments": "Objective and masking",
+    "SiftArguments": "SiFT",
+    "FineTuningArguments": "Training",
+    "PretrainingArguments": "Training",
+    "TrainingArguments": TRAINER,
+}
+# Flags in another group than the rest of their dataclass.
+GROUP_OF_FLAG = {
+    "recipe": RECIPE,
+    "demo": "Demonstration",
+    "objective": "Objective and masking",
+    "discriminator_name_or_path": "Start from a checkpoint",
+    "generator_name_or_path": "Start from a checkpoint",
+    "train_tokenizer": "Start from scratch",
+    "tokenizer_type": "Start from scratch",
+    **dict.fromkeys(("cache_dir", "model_revision", "token", "trust_remote_code"), DOWNLOAD),
+}
 METAVARS = {int: "N", float: "X", string_to_bool: "BOOL"}
 
 
@@ -64,7 +91,7 @@ def as_input_error(*kinds: type[Exception]) -> Iterator[None]:
 class ScriptParser(HfArgumentParser):
     """HfArgumentParser whose --help shows the script's docstring, our flags by group, then Trainer's.
 
-    A group holds the flags of one dataclass and is named after it.
+    A group holds the flags of one dataclass, see `GROUP_TITLES`.
 
     Args:
         set_by_recipe: flags whose default comes from the recipe; they are shown in a group of their own.
@@ -75,7 +102,7 @@ class ScriptParser(HfArgumentParser):
         super().__init__(
             cast(Any, argument_classes),  # Transformers annotates it with a NewType
             description=sys.modules["__main__"].__doc__,
-            usage="%(prog)s --FLAG VALUE ...   or   %(prog)s FLAGS.json",
+            usage='%(prog)s --FLAG VALUE ...   or   %(prog)s FLAGS.json, which holds {"learning_rate": 1e-5, ...}',
             formatter_class=partial(_HelpFormatter, max_help_position=30, width=120),
         )
         described = {name: _described_field(cls, name) for cls in argument_classes for name in _field_names(cls)}
@@ -89,19 +116,20 @@ class ScriptParser(HfArgumentParser):
             action.help = field.metadata.get("help", "")
             if action.dest in set_by_recipe:
                 action.help += " (default: set by the recipe)"
-            title = RECIPE if action.dest in (RECIPE, *set_by_recipe) else _group_title(owner)
+            title = RECIPE if action.dest in set_by_recipe else GROUP_OF_FLAG.get(action.dest)
+            title = title or GROUP_TITLES.get(owner.__name__, owner.__name__)
             self.groups.setdefault(title, []).append(action)
         if RECIPE in self.groups:
-            self.groups[RECIPE].sort(key=lambda action: action.dest != RECIPE)  # --recipe first
+            self.groups[RECIPE].sort(key=lambda action: action.dest != "recipe")  # --recipe first
 
     def format_help(self) -> str:
         formatter = self._get_formatter()
         formatter.add_usage(self.usage, [], [])
         formatter.add_text(cleandoc(self.description or ""))
-        ours = [title for title in self.groups if title not in (RECIPE, TRAINER)]
-        for title in (*ours, RECIPE, TRAINER):
+        first_groups = [title for title in self.groups if title not in LAST_GROUPS]
+        for title in (*first_groups, *LAST_GROUPS):
             if title in self.groups:
-                formatter.start_section(f"{title[0].upper()}{title[1:]} flags")
+                formatter.start_section(title)
                 formatter.add_arguments(self.groups[title])
                 formatter.end_section()
         return formatter.format_help()
@@ -139,14 +167,6 @@ def _described_field(argument_class: type, name: str) -> tuple[type, Field]:
     by_class = {cls: field for cls in classes for field in fields(cls) if field.name == name}
     field = next((field for field in by_class.values() if "help" in field.metadata), by_class[argument_class])
     return next(cls for cls in reversed(classes) if by_class.get(cls) is field), field
-
-
-def _group_title(argument_class: type) -> str:
-    """SquadArguments -> squad; NewModelArguments -> new model."""
-    if argument_class is TrainingArguments:
-        return TRAINER
-    words = re.findall("[A-Z][a-z]+", argument_class.__name__.removesuffix("Arguments"))
-    return " ".join(words).lower()
 
 
 def read_command_line(parser: HfArgumentParser) -> tuple[list[str], dict[str, Any]]:

@@ -17,7 +17,7 @@ BATCHES_SORTED_TOGETHER = 50  # rows are sorted by length within so many batches
 class EpochSampler(torch.utils.data.Sampler):
     """Yields `epoch * rows + row` for each row once, shuffled by (seed, epoch). `packing.Rows` takes such indices.
 
-    Shuffles with NumPy's PCG64DXSM, since PyTorch's default sampler is biased on very large data sets (ModernBERT,
+    Shuffles with NumPy's PCG64DXSM, since PyTorch's default sampler is biased on very large datasets (ModernBERT,
     appendix C).
     """
 

@@ -97,9 +97,27 @@ def check_same_run(args: RunArguments, settings: dict[str, Any], may_grow: Colle
         may_grow: names of settings that may be larger than before.
     """
     folder, processes = Path(str(args.output_dir)), PartialState()
-    path, start_over = folder / "run.json", str(args.resume_from_checkpoint).lower() == "false"
     settings = {**args.identifying_flags, **weight_hashes(args.identifying_flags), "seed": args.seed, **settings}
-    same_run = path.exists() and not start_over
+    same_run = compare_with_recorded_run(args, settings, may_grow)
+    processes.wait_for_everyone()
+    if args.should_save:
+        folder.mkdir(parents=True, exist_ok=True)
+        if starts_over(args):
+            archive_checkpoints(folder)
+        write_json(folder / "run.json", settings)
+    processes.wait_for_everyone()
+    return same_run
+
+
+def starts_over(args: RunArguments) -> bool:
+    return str(args.resume_from_checkpoint).lower() == "false"
+
+
+def compare_with_recorded_run(args: RunArguments, settings: dict[str, Any], may_grow: Collection[str] = ()) -> bool:
+    """Return whether `output_dir` records a run that is continued; refuse one with other settings. Writes nothing."""
+    folder = Path(str(args.output_dir))
+    path = folder / "run.json"
+    same_run = path.exists() and not starts_over(args)
     if same_run:
         before = json.loads(path.read_text(encoding="utf-8"))
         changed = [name for name, value in settings.items() if before.get(name, value) != value]
@@ -115,13 +133,6 @@ def check_same_run(args: RunArguments, settings: dict[str, Any], may_grow: Colle
                 f"the run in {folder} becomes longer ({changes}): it resumes, and its learning rate follows the longer "
                 "schedule from here on"
             )
-    processes.wait_for_everyone()
-    if args.should_save:
-        folder.mkdir(parents=True, exist_ok=True)
-        if start_over:
-            archive_checkpoints(folder)
-        write_json(path, settings)
-    processes.wait_for_everyone()
     return same_run
 
 

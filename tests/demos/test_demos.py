@@ -44,8 +44,9 @@ def test_conll_text_has_documents_of_five_sentences(tmp_path):
 @pytest.mark.parametrize(
     "write_demo", [write_glue_demo, write_squad_demo, write_race_demo, write_ner_demo, write_superglue_demo]
 )
-def test_demo_files(write_demo, tmp_path):
+def test_demo_files(write_demo, tmp_path, caplog):
     flags = write_demo(tmp_path)
+    assert not caplog.text  # the tokenizer has the size that was requested
     config = AutoConfig.from_pretrained(flags["model_name_or_path"])
     assert len(AutoTokenizer.from_pretrained(flags["model_name_or_path"])) == config.vocab_size
     for split in ("train", "validation", "test"):

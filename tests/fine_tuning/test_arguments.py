@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hf_deberta import HfDebertaConfig
-from hf_deberta.fine_tuning.arguments import FineTuningArguments, recipe_flags, run_script
+from hf_deberta.fine_tuning.arguments import FineTuningArguments, demo_flags, recipe_flags, run_script
 from hf_deberta.fine_tuning.sift import SiftArguments
 from hf_deberta.fine_tuning.splits import DataArguments
 from hf_deberta.fine_tuning.task_model import ModelArguments
@@ -74,10 +74,15 @@ def test_flags_override_the_recipe(parse, caplog):
     model_args, data_args, _, args = parse("--learning_rate", "1e-4")
     assert (args.learning_rate, args.per_device_train_batch_size, args.warmup_steps) == (1e-4, 32, 100)
     assert (model_args.cls_dropout, data_args.max_seq_length, args.num_train_epochs) == (0.15, 64, 6)
-    assert "nothing published for cola" in caplog.text and "times 4 for hidden size 32" in caplog.text
+    assert "no published settings for cola" in caplog.text and "x 4 because hidden size 32" in caplog.text
     recipe, _, overridden = caplog.text.partition("Overridden by you:")
     assert "--warmup_steps 100" in recipe and "--learning_rate" not in recipe
     assert overridden.startswith(" --learning_rate. Disable with --recipe none.")
+
+
+def test_the_recipe_leaves_out_epochs_if_steps_are_given(parse, caplog):
+    parse("--max_steps", 5)
+    assert "--learning_rate" in caplog.text and "--num_train_epochs" not in caplog.text
 
 
 def test_a_json_file_overrides_the_recipe(parse, tmp_path):
@@ -98,6 +103,14 @@ def test_predictions_need_no_message_about_training(parse, caplog):
     _, data_args, _, args = parse("--do_predict")
     assert data_args.max_seq_length == 64 and not caplog.text
     assert (args.do_train, args.do_eval, args.do_predict) == (False, False, True)
+
+
+def test_each_demo_has_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for task in ("glue", "ner"):
+        monkeypatch.setattr(sys, "argv", [f"run_{task}.py"])
+        assert demo_flags(None, lambda folder: {})["output_dir"] == str(Path("demo_output", task))
+    assert demo_flags("mine", lambda folder: {"folder": folder})["folder"] == Path("mine/inputs")
 
 
 # Actions and metrics

@@ -45,13 +45,13 @@ def test_published_recipes(task, size, expected):
 
 def test_the_source_says_if_nothing_was_published():
     recipe, source = find_recipe("squad", "v1-base")
-    assert recipe.learning_rate == 3e-5 and "nothing published for squad" in source
+    assert recipe.learning_rate == 3e-5 and "no published settings for squad" in source
     recipe, source = find_recipe("copa", "v3-large")  # no released row: v1-base's, at the rate of large
-    assert recipe.learning_rate == pytest.approx(0.35e-5) and "times 0.35 for v3-large" in source
+    assert recipe.learning_rate == pytest.approx(0.35e-5) and "x 0.35 for v3-large" in source
     recipe, source = find_recipe("cola", None, width=256)
     assert (
         recipe.learning_rate == pytest.approx(6e-5)
-        and "published for cola, this model size; settings of v1-base" in source
+        and "settings for cola, this model size: settings of v1-base" in source
     )
     assert "your own data" in find_recipe("mine", "v3-base")[1]
 

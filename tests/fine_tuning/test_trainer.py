@@ -149,6 +149,21 @@ def test_a_finished_run_is_loaded_without_the_files_of_a_checkpoint(tmp_path, mo
     assert all(torch.equal(value, loaded[name]) for name, value in first.model.state_dict().items())
 
 
+def test_recorded_flags_are_compared_before_a_model_is_loaded(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(trainer_module, "destroy_process_group", lambda: None)
+
+    def flags(optim: str) -> FineTuningArguments:
+        args = arguments(tmp_path)
+        args.identifying_flags = {"optim": optim}
+        return args
+
+    over_seeds(flags("adamw"), lambda args: train_and_evaluate(make_trainer(args)))
+    assert "finished run" not in caplog.text
+    over_seeds(flags("adamw"), lambda args: caplog.text.index(f"{tmp_path} holds the finished run"))
+    with pytest.raises(InputError, match="optim adamw, now sgd"):
+        over_seeds(flags("sgd"), lambda args: pytest.fail("the run begins"))
+
+
 def test_the_card_of_an_interrupted_run_is_written_when_it_is_repeated(tmp_path):
     """Its own settings and metrics, not those of an earlier run; a card that is complete is not written again."""
     card = tmp_path / "README.md"

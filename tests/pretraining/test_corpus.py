@@ -51,6 +51,13 @@ def write(tmp_path, kind: str) -> str:
     return str(path)
 
 
+def test_the_number_of_workers_has_no_effect(text_file, caplog):
+    CorpusArguments(train_file=[text_file])
+    assert not caplog.text
+    CorpusArguments(train_file=[text_file], preprocessing_num_workers=4)
+    assert "--preprocessing_num_workers has no effect" in caplog.text
+
+
 @pytest.mark.parametrize("streaming", [False, True], ids=["mapped", "streamed"])
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "tsv", "parquet", "txt.gz"])
 def test_file_types(tmp_path, kind, streaming):

@@ -103,15 +103,19 @@ def infer_task(
 
     Args:
         regression: treat labels as regression targets; by default, if they are floats.
-        columns: text columns; by default sentence1 and sentence2, or the first two that hold text.
+        columns: text columns; by default sentence1 and sentence2, or the first two that hold text and no identifiers.
     """
     split = "train" if "train" in splits else next(iter(splits))
     rows = splits[split]
     if not columns:
         texts = [name for name, feature in rows.features.items() if name != label_column and _is_text(feature)]
+        texts = [name for name in texts if not _is_identifier(name)]
         columns = [name for name in SENTENCE_COLUMNS if name in texts] or texts
     if not columns:
-        raise InputError(f"the {split} rows have no column of text; they have {', '.join(rows.column_names)}")
+        raise InputError(
+            f"the {split} rows have no column of text; they have {', '.join(rows.column_names)}: name one with "
+            "--text_column_names"
+        )
     task = partial(GlueTask, tuple(columns[:2]))
     if label_column not in rows.column_names:
         return task((), ("accuracy",))
@@ -154,6 +158,11 @@ def _is_label_list(feature: Any) -> bool:
 
 def _is_text(feature: Any) -> bool:
     return getattr(feature, "dtype", None) in ("string", "large_string")
+
+
+def _is_identifier(column: str) -> bool:
+    """True for id, idx, guid and names such as example_id: such a column identifies a row."""
+    return column.lower() in ("id", "idx", "guid") or column.lower().endswith("_id")
 
 
 # 2. Requirements on columns

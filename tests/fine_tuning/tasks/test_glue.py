@@ -89,6 +89,13 @@ def test_infer_task():
         glue.infer_task({"train": rows(label=[0], x=[1])})
 
 
+@pytest.mark.parametrize("name", ["id", "idx", "guid", "ID", "example_id"])
+def test_columns_of_identifiers_are_no_texts(name):
+    assert glue.infer_task({"train": rows(**{name: ["x", "y"]}, text=["a", "b"], label=[0, 1])}).columns == ("text",)
+    named = glue.infer_task({"train": rows(**{name: ["x", "y"]}, text=["a", "b"], label=[0, 1])}, columns=[name])
+    assert named.columns == (name,)
+
+
 @pytest.mark.parametrize("task", [glue.TASKS["cola"], glue.GlueTask(("sentence",), None, ("pearson",))])
 def test_lists_of_labels_in_a_task_with_one_label(tokenizer, task):
     data, message = rows(sentence=["a", "b"], label=[[0, 1], [1]]), r"train rows have \[0, 1\] in the column 'label'"
