@@ -97,8 +97,6 @@ def make_trainer(
         masking = None if model_args.objective == "causal" else masking_args.make_masking(tokenizer)
         rows = make_rows(corpus, tokenizer, masking, training_args)
     model = make_model(model_args, config)
-    for split, split_rows in rows.items():
-        logger.warning(f"{split}: {split_rows.tokens.about['tokens']:,} tokens in {len(split_rows):,} rows")
     logger.warning(f"{model.num_parameters():,} parameters")
     return LanguageModelTrainer(
         model=model,

@@ -139,8 +139,6 @@ def make_trainer(
         check_model_fits(config.models()[0], tokenizer, corpus_args.max_seq_length)
         rows = make_rows(corpus, tokenizer, masking_args.make_masking(tokenizer), training_args)
     pair = make_pair(pair_args, config)
-    for split, split_rows in rows.items():
-        logger.warning(f"{split}: {split_rows.tokens.about['tokens']:,} tokens in {len(split_rows):,} rows")
     logger.warning(
         f"parameters: generator {pair.generator.num_parameters():,}, "
         f"discriminator {pair.discriminator.num_parameters():,}"

@@ -444,7 +444,7 @@ def test_invalid_input(data, tmp_path):
         ([*model, "--task_name", "sst2", "--validation_file", sst2 / "validation.jsonl"], "--do_train needs train"),
         (["--model_name_or_path", tmp_path, "--task_name", "sst2", "--data_dir", sst2], r"config\.json"),
         (["--model_name_or_path", three, "--output_dir", tmp_path / "out", "--task_name", "sst2", "--data_dir", sst2],
-         "2 labels: use --intermediate"),
+         "2 labels .*use --intermediate"),
         ([*model, "--train_file", tmp_path / "no.jsonl"], "--label_column_name"),
         ([*model, "--train_file", tmp_path / "bad.jsonl"], r"bad\.jsonl"),
         ([*model, "--train_file", tmp_path / "none.csv"], "1 of 2 train rows have no label"),

@@ -65,7 +65,7 @@ def test_from_text_to_a_model(run_mlm, text, tmp_path):
     logged = [entry for entry in log_of(out) if "loss" in entry]
     assert len(logged) == 2
     for entry in logged:
-        assert entry["tokens_per_second"] > 0 and entry["mfu"] > 0 and entry["perplexity"] > 1
+        assert entry["tokens_per_second"] > 0 and "mfu" not in entry and entry["perplexity"] > 1
         assert 0 <= entry["masked_accuracy"] <= 1
     model, tokenizer = AutoModelForMaskedLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
     assert model.config.emd_steps == 2 and model.config.vocab_size == len(tokenizer)

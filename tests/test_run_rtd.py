@@ -57,7 +57,7 @@ def test_from_text_to_two_checkpoints_and_continue(run_rtd, text, tmp_path, shar
     for name in ("lm_loss", "rtd_loss", "masked_accuracy", "replaced_found", "original_kept"):
         assert results[f"eval_{name}"] >= 0
     logged = [x for x in json.loads((first / "trainer_state.json").read_text())["log_history"] if "loss" in x]
-    assert len(logged) == 2 and all(x["tokens_per_second"] > 0 and x["mfu"] > 0 and x["rtd_loss"] > 0 for x in logged)
+    assert len(logged) == 2 and all(x["tokens_per_second"] > 0 and x["rtd_loss"] > 0 for x in logged)
 
     generator = AutoModelForMaskedLM.from_pretrained(first / "generator")
     discriminator = AutoModelForPreTraining.from_pretrained(first / "discriminator")

@@ -155,7 +155,11 @@ def load_model(
         )
     mismatched = {name for name, *_ in info["mismatched_keys"]}
     if mismatched and args.intermediate is None and not args.ignore_mismatched_sizes:
-        refuse_mismatched_sizes(args, model.config.num_labels)
+        raise InputError(
+            f"the checkpoint {args.checkpoint} has other sizes than this model with {model.config.num_labels} labels "
+            f"for {', '.join(sorted(mismatched))}: for another task use --intermediate instead of "
+            "--model_name_or_path, or add --ignore_mismatched_sizes; leave out a --config_name of another size"
+        )
     new = {name for name in info["missing_keys"] | mismatched if not name.startswith(f"{model.base_model_prefix}.")}
     if args.intermediate is not None:
         new |= replace_classifier(model, args)
@@ -165,17 +169,6 @@ def load_model(
             "random: give a checkpoint fine-tuned on the task, or add --do_train"
         )
     return model
-
-
-def refuse_mismatched_sizes(args: ModelArguments, num_labels: int) -> None:
-    if args.config_name is not None:
-        raise InputError(
-            f"the weights of {args.checkpoint} have other sizes than --config_name {args.config_name}: leave it out"
-        )
-    raise InputError(
-        f"the classifier of {args.checkpoint} has another size than this task with {num_labels} labels: use "
-        "--intermediate instead of --model_name_or_path, or add --ignore_mismatched_sizes"
-    )
 
 
 def replace_classifier(model: PreTrainedModel, args: ModelArguments) -> set[str]:

@@ -7,7 +7,6 @@ rows, and ends with `write_card_and_push`. `over_seeds` does this once or with s
 import copy
 import gc
 import shutil
-import statistics
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
@@ -194,8 +193,6 @@ def train_and_evaluate(trainer: FineTuningTrainer) -> dict[str, float]:
                     metrics[f"{name}{suffix}"] = value
         trainer.log_metrics("eval", metrics)
         trainer.save_metrics("eval", metrics)
-    if args.do_train and (trainer.trained or not has_training_card(args.output_folder)):
-        trainer.create_model_card()  # before predictions, which may take long or be interrupted
     return metrics
 
 
@@ -215,7 +212,7 @@ def write_card_and_push(trainer: FineTuningTrainer) -> None:
     folder = trainer.args.output_folder
     if trainer.args.push_to_hub:
         trainer.push_to_hub()
-    elif trainer.trained:
+    elif trainer.args.do_train and (trainer.trained or not has_training_card(folder)):
         trainer.create_model_card()
     if trainer.is_world_process_zero() and folder.is_dir():
         files = sorted(path.name for path in folder.iterdir() if path.is_file() and path.suffix != ".py")
@@ -256,22 +253,12 @@ def destroy_process_group() -> None:
 
 def keep_best_seed(folder: Path, metrics: dict[int, dict[str, float]], metric: str, greater_is_better: bool) -> None:
     """Print the statistics over seeds, write seeds.json, and copy the files of the best model to `folder`."""
-    first = metrics[min(metrics)]
-    names = [name for name in first if name.startswith("eval_") and not any(part in name for part in TIMINGS)]
-    summary: dict[str, Any] = {"seeds": metrics}
-    print(f"\n{len(metrics)} seeds{'':22} median     mean      std      min      max")
-    for name in names:
-        values = [of_seed[name] for of_seed in metrics.values()]
-        summary[name] = {
-            "median": statistics.median(values),
-            "mean": statistics.mean(values),
-            "std": statistics.stdev(values),
-            "min": min(values),
-            "max": max(values),
-        }
-        print(f"{name:28}" + "".join(f" {value:8.4f}" for value in summary[name].values()))
+    frame: Any = Dataset.from_list(list(metrics.values())).to_pandas()
+    summary = frame.filter(regex="^eval_(?!.*({}))".format("|".join(TIMINGS))).agg(
+        ["median", "mean", "std", "min", "max"]
+    )
+    print(f"\n{len(metrics)} seeds", summary.T.to_string(float_format="%.4f"), sep="\n")
     best = (max if greater_is_better else min)(metrics, key=lambda seed: metrics[seed][metric])
-    summary["best_seed"] = best
     for path in sorted((folder / f"seed-{best}").iterdir()):
         if path.is_file():
             with atomic_write(folder / path.name) as unfinished:
@@ -279,5 +266,5 @@ def keep_best_seed(folder: Path, metrics: dict[int, dict[str, float]], metric: s
                 if path.name == "README.md":  # the card names its folder
                     text = unfinished.read_text(encoding="utf-8").replace(f"seed-{best}", folder.resolve().name)
                     unfinished.write_text(text, encoding="utf-8")
-    write_json(folder / "seeds.json", summary)
+    write_json(folder / "seeds.json", {"seeds": metrics, **summary.to_dict(), "best_seed": best})
     print(f"{folder} holds the model of the best seed, {best}.")

@@ -9,6 +9,7 @@ from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedTokenizerBase, TrainingArguments
+from transformers.utils import logging
 
 from hf_deberta import PRESETS, HfDebertaConfig
 from hf_deberta.pretraining.corpus import Corpus
@@ -24,6 +25,8 @@ from hf_deberta.runs.command_line import (
 from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.run_identity import RunArguments, identifying_flags
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
+
+logger = logging.get_logger(__name__)
 
 # Compared as a number of steps, which may grow: see `PretrainingTrainer.identifying_settings`.
 LENGTH_FLAGS = ("max_steps", "num_train_epochs")
@@ -230,6 +233,7 @@ def make_rows(
     for split in corpus.splits:
         tokens = corpus.token_file(split, tokenizer, tokens_dir, overwrite)
         rows[split] = Rows(tokens, tokenizer, args.max_seq_length, masking, args.pack, training_args.seed)
+        logger.warning(f"{split}: {tokens.about['tokens']:,} tokens in {len(rows[split]):,} rows")
     return rows
 
 

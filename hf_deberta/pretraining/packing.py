@@ -95,11 +95,13 @@ class Rows(torch.utils.data.Dataset):
             masked, labels = self.masking(ids, (self.seed, epoch, row))
         else:  # the first token of a document is not predicted
             masked, labels = ids, np.where(positions == 0, IGNORED, ids)
-        item = {"input_ids": masked, "labels": labels}
-        if self.pack:
-            item["position_ids"] = positions
-            item = {name: self._fill(name, value) for name, value in item.items()}
-        return item
+        if not self.pack:
+            return {"input_ids": masked, "labels": labels}
+        return {
+            "input_ids": pad(masked, self.length, self.pad_token_id),
+            "labels": pad(labels, self.length, IGNORED),
+            "position_ids": pad(positions, self.length, 0),  # each padding token is a document of its own
+        }
 
     def pieces(self, row: int) -> list[np.ndarray]:
         """Return the documents of a row, or their parts that are in the row."""
@@ -120,11 +122,6 @@ class Rows(torch.utils.data.Dataset):
         squares = (whole * self.length**2 + np.where(rest > 0, rest + 2, 0) ** 2).sum()
         return float(squares / (whole * self.length + np.where(rest > 0, rest + 2, 0)).sum())
 
-    def _fill(self, name: str, value: np.ndarray) -> np.ndarray:
-        """Pad to full length. Each padding token has position 0, so it is a document of its own, attended by none."""
-        fill = {"input_ids": self.pad_token_id, "labels": IGNORED, "position_ids": 0}[name]
-        return np.concatenate([value, np.full(self.length - len(value), fill, dtype=np.int64)])
-
 
 class RowCollator:
     """Stacks rows into tensors [B, N]; rows of different length are padded to the longest and get an attention mask."""
@@ -138,8 +135,10 @@ class RowCollator:
         rows = [{**row, "attention_mask": np.ones_like(row["input_ids"])} for row in rows]
         length = max(len(row["input_ids"]) for row in rows)
         return {
-            name: torch.from_numpy(np.stack([self._pad(name, row[name], length) for row in rows])) for name in rows[0]
+            name: torch.from_numpy(np.stack([pad(row[name], length, self.fill[name]) for row in rows]))
+            for name in rows[0]
         }
 
-    def _pad(self, name: str, value: np.ndarray, length: int) -> np.ndarray:
-        return np.concatenate([value, np.full(length - len(value), self.fill[name], dtype=np.int64)])
+
+def pad(value: np.ndarray, length: int, fill: int) -> np.ndarray:
+    return np.concatenate([value, np.full(length - len(value), fill, dtype=np.int64)])

@@ -12,7 +12,6 @@ from transformers import TrainerCallback
 
 from hf_deberta.model.batch_loss import IGNORED
 from hf_deberta.model.configuration_hf_deberta import HfDebertaConfig
-from hf_deberta.model.dense import dense
 
 # Dense peaks in operations per second, from the makers' data sheets. The first name that a device's name contains wins.
 BF16_PEAKS = {
@@ -69,33 +68,10 @@ def training_operations(
     return 3 * (encoder + decoder + head)
 
 
-def peak_operations(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the device's peak in operations per second: from the data sheet, or else measured."""
-    if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
-        name = torch.cuda.get_device_name(device)
-        for device_name, peak in BF16_PEAKS.items():
-            if device_name in name:
-                return peak
-    return measured_peak(device, dtype)
-
-
-def measured_peak(device: torch.device, dtype: torch.dtype, size: int = 1024) -> float:
-    """Measure the fastest of a few large matrix products, as a layer of the models does them.
-
-    Draws no random numbers, since that would change the training run.
-    """
-    layer = torch.nn.utils.skip_init(torch.nn.Linear, size, size, bias=False, device=device, dtype=dtype)
-    torch.nn.init.ones_(layer.weight)
-    states = torch.ones(size, size, device=device, dtype=dtype)
-    best = float("inf")
-    with torch.no_grad():
-        for _ in range(5):
-            started = time.perf_counter()
-            dense(layer, states)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            best = min(best, time.perf_counter() - started)
-    return 2 * size**3 / best
+def peak_operations(device: torch.device) -> float | None:
+    """Return the device's bfloat16 peak in operations per second if its data sheet is known."""
+    device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return next((peak for name, peak in BF16_PEAKS.items() if name in device_name), None)
 
 
 class ThroughputMeter(TrainerCallback):

@@ -4,7 +4,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import TrainerState
 from transformers.utils import logging
 
@@ -21,8 +20,8 @@ logger = logging.get_logger(__name__)
 class PretrainingTrainer(AtomicCheckpointsMixin):
     """Trains on `packing.Rows`, in an order that depends on seed and epoch alone.
 
-    Logs, in addition to `Trainer`: tokens_per_second, the real tokens of all processes, and mfu, the share of the
-    devices' peak that they amount to. Evaluating and saving do not count as time.
+    Logs, in addition to `Trainer`: tokens_per_second, the real tokens of all processes, and, with bf16 or fp16 on a GPU
+    whose peak is known, mfu, the share of that peak that they amount to. Evaluating and saving do not count as time.
 
     Args:
         context_length: mean length of a token's document, for mfu: `Rows.mean_context_length`.
@@ -38,7 +37,6 @@ class PretrainingTrainer(AtomicCheckpointsMixin):
         self.context_length, self.about = context_length, about or {"data": "text"}
         self.order: EpochSampler | None = None
         self.meter = ThroughputMeter(self.model.config.pad_token_id)
-        self.peak: float | None = None
         self.trained = False  # set by SetEpochCallback
         self.add_callback(SetEpochCallback(self))
         self.add_callback(self.meter)
@@ -112,22 +110,18 @@ class PretrainingTrainer(AtomicCheckpointsMixin):
         super().log(logs, start_time)
 
     def throughput(self) -> dict[str, float]:
-        """Return tokens_per_second and mfu since the last call."""
-        if self.peak is None:
-            self.peak = peak_operations(self.args.device, self.compute_dtype())
+        """Return tokens_per_second and mfu since the last call; no mfu without a known peak, or in float32."""
         seconds, counts = self.meter.read_and_reset()
         tokens, predicted = self.accelerator.reduce(counts.to(self.args.device), "sum").tolist()
-        mfu = self.operations(tokens, predicted) / seconds / (self.peak * self.args.world_size)
-        return {"tokens_per_second": round(tokens / seconds, 1), "mfu": round(mfu, 4)}
+        speed = {"tokens_per_second": round(tokens / seconds, 1)}
+        peak = peak_operations(self.args.device) if self.args.bf16 or self.args.fp16 else None
+        if peak is not None:
+            speed["mfu"] = round(self.operations(tokens, predicted) / seconds / (peak * self.args.world_size), 4)
+        return speed
 
     def operations(self, tokens: float, predicted: float) -> float:
         """Return the operations of training on so many tokens, so many of them predicted."""
         return training_operations(self.model.config, tokens, self.context_length, predicted)
-
-    def compute_dtype(self) -> torch.dtype:
-        if self.args.bf16:
-            return torch.bfloat16
-        return torch.float16 if self.args.fp16 else self.model.dtype
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write our card, which contains what `Trainer` passes here."""

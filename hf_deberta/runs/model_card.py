@@ -39,7 +39,7 @@ def write_training_card(
     path = (folder or output) / "README.md"
     name = trainer.args.hub_model_id or path.parent.resolve().name
     fields = {"model_name": name, "finetuned_from": base if base and not os.path.exists(base) else None}
-    loading = ModelCard("")
+    loading = None
     if json.loads((path.parent / "config.json").read_text())["model_type"] == HfDebertaConfig.model_type:
         path.unlink(missing_ok=True)
         config = HfDebertaConfig.from_pretrained(path.parent)
@@ -50,10 +50,11 @@ def write_training_card(
     # Trainer takes these two from the configuration and the last evaluation; an empty name would count as a checkpoint
     summary.finetuned_from, summary.eval_results = fields["finetuned_from"], read_results(output)
     card = ModelCard(summary.to_model_card())
-    card.data["pipeline_tag"] = loading.data.get("pipeline_tag")
-    card.text += loading.text.replace(f"# {name}", "\n## How to load the model", 1)
+    if loading is not None:
+        card.data["pipeline_tag"] = loading.data.get("pipeline_tag")
+        card.text += loading.text.replace(f"# {name}", "\n## How to load the model", 1)
     if base and not summary.finetuned_from:
-        card.text += f"\nTraining started from {base}.\n"
+        card.text = card.text.replace("trained from scratch", f"trained from {base}", 1)
     with atomic_write(path) as unfinished:
         card.save(unfinished)
 

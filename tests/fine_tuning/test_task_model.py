@@ -91,7 +91,7 @@ def test_dropout_before_the_classifier(checkpoints, caplog):
 
 def test_a_classifier_of_another_size_is_an_error(checkpoints):
     args = ModelArguments(str(checkpoints / "tuned"))
-    with pytest.raises(InputError, match="3 labels: use --intermediate .* --ignore_mismatched_sizes"):
+    with pytest.raises(InputError, match="3 labels .*use --intermediate .* --ignore_mismatched_sizes"):
         load_model(args, *CLASSES, num_labels=3)
     args.ignore_mismatched_sizes = True
     assert load_model(args, *CLASSES, num_labels=3).classifier.weight.shape[0] == 3
@@ -136,7 +136,7 @@ def test_a_configuration_of_another_size_is_an_error(tmp_path):
     HfDebertaModel(HfDebertaConfig.from_preset("tiny")).save_pretrained(tmp_path)
     HfDebertaConfig.from_preset("tiny", hidden_size=96).save_pretrained(tmp_path / "wide")
     args = ModelArguments(str(tmp_path), config_name=str(tmp_path / "wide"))
-    with pytest.raises(InputError, match="other sizes than --config_name"):
+    with pytest.raises(InputError, match="other sizes than .*--config_name"):
         load_model(args, *CLASSES)
 
 

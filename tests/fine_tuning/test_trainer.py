@@ -24,6 +24,7 @@ from hf_deberta.fine_tuning.trainer import (
     over_seeds,
     train_and_evaluate,
     validation_splits,
+    write_card_and_push,
 )
 from hf_deberta.runs.errors import InputError
 
@@ -163,19 +164,26 @@ def test_recorded_flags_are_compared_before_a_model_is_loaded(tmp_path, monkeypa
         over_seeds(flags("sgd"), lambda args: pytest.fail("the run begins"))
 
 
-def test_the_card_is_written_before_predictions(tmp_path, monkeypatch):
-    train_and_evaluate(make_trainer(arguments(tmp_path)))
+def test_the_card_of_an_interrupted_run_is_written_when_it_is_repeated(tmp_path):
+    """Its own settings and metrics, not those of an earlier run; a card that is complete is not written again."""
     card = tmp_path / "README.md"
+    first = make_trainer(arguments(tmp_path))
+    train_and_evaluate(first)
+    write_card_and_push(first)
     assert "## Training" in card.read_text()
-    stopped = make_trainer(arguments(tmp_path, seed=7, resume_from_checkpoint="false"))
-    monkeypatch.setattr(stopped, "create_model_card", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        train_and_evaluate(stopped)
+    train_and_evaluate(make_trainer(arguments(tmp_path, seed=7, resume_from_checkpoint="false")))  # interrupted then
     assert "## Training" not in card.read_text()
-    train_and_evaluate(make_trainer(arguments(tmp_path, seed=7)))
-    assert "## Training" in card.read_text() and "- seed: 7" in card.read_text()
+    again = make_trainer(arguments(tmp_path, seed=7))
+    train_and_evaluate(again)
+    again.save_metrics("predict", {"predict_accuracy": 0.75, "predict_runtime": 3.5})
+    write_card_and_push(again)
+    text = card.read_text()
+    assert "## Training" in text and "- seed: 7" in text and "predict_accuracy: 0.75" in text
+    assert "predict_runtime" not in text
     card.write_text(card.read_text() + "by hand")
-    train_and_evaluate(make_trainer(arguments(tmp_path, seed=7)))
+    finished = make_trainer(arguments(tmp_path, seed=7))
+    train_and_evaluate(finished)
+    write_card_and_push(finished)
     assert card.read_text().endswith("by hand")
 
 

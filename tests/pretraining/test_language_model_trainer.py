@@ -8,6 +8,7 @@ import torch
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from hf_deberta import HfDebertaConfig, HfDebertaForCausalLM, HfDebertaForMaskedLM
+from hf_deberta.pretraining import trainer as trainer_module
 from hf_deberta.pretraining.arguments import PretrainingArguments
 from hf_deberta.pretraining.language_model_trainer import LOSSES, LanguageModelTrainer, predicted_labels
 from hf_deberta.pretraining.masking import Masking, Vocabulary
@@ -161,8 +162,9 @@ def test_a_resumed_epoch_has_its_own_order(tmp_path, reached, epoch):
     assert run.order.epoch == epoch
 
 
-def test_speed_counts_real_tokens(tmp_path):
-    run = trainer(tmp_path, "mlm", pack=False, per_device_train_batch_size=4, logging_steps=3)
+def test_speed_counts_real_tokens(tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer_module, "peak_operations", lambda device: 1e10)
+    run = trainer(tmp_path, "mlm", pack=False, per_device_train_batch_size=4, logging_steps=3, bf16=True)
     counted = []
     operations = run.operations
     run.operations = lambda tokens, predicted: counted.append((tokens, predicted)) or operations(tokens, predicted)
