@@ -16,7 +16,7 @@ def write_glue_demo(folder: Path) -> dict[str, Any]:
     splits = {"train": review_rows(3000, 0), "validation": review_rows(300, 1)}
     splits["test"] = [{"sentence": row["sentence"]} for row in review_rows(50, 2)]
     texts = [row["sentence"] for row in splits["train"]]
-    return {"task_name": "sst2", "max_seq_length": 48, **write_model_and_rows(folder, texts, splits)}
+    return {"task_name": "sst2", "max_seq_length": 48, **write_model_and_rows(folder, texts, splits, vocab_size=396)}
 
 
 def review_rows(count: int, seed: int) -> list[dict[str, Any]]:

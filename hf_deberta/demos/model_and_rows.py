@@ -9,16 +9,16 @@ from transformers import set_seed
 from hf_deberta import HfDebertaConfig, HfDebertaModel
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 
-VOCAB_SIZE = 350  # the texts of every demonstration have this many pieces
 
-
-def write_model_and_rows(folder: Path, texts: list[str], splits: dict[str, list[dict]]) -> dict[str, Any]:
+def write_model_and_rows(
+    folder: Path, texts: list[str], splits: dict[str, list[dict]], vocab_size: int = 400
+) -> dict[str, Any]:
     """Write a tiny model, a tokenizer trained on `texts`, and a JSON Lines file per split.
 
-    Returns the flags that make a fine-tuning script use them.
+    Returns the flags that make a fine-tuning script use them. The texts must have pieces for `vocab_size` tokens.
     """
     model = folder / "model"
-    tokenizer = train_tokenizer(texts, VOCAB_SIZE, "bpe")
+    tokenizer = train_tokenizer(texts, vocab_size, "bpe")
     config = HfDebertaConfig.from_preset(
         "tiny", vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, hidden_size=64, intermediate_size=256
     )

@@ -19,7 +19,7 @@ def write_race_demo(folder: Path) -> dict[str, Any]:
     splits = {"train": location_rows(2000, 0), "validation": location_rows(200, 1), "test": location_rows(50, 2)}
     texts = [text for row in splits["train"] for text in (row["article"], row["question"], *row["options"])]
     flags = {"max_seq_length": 64, "learning_rate": 3e-3, "num_train_epochs": 4.0}
-    return flags | write_model_and_rows(folder, texts, splits)
+    return flags | write_model_and_rows(folder, texts, splits, vocab_size=358)
 
 
 def location_rows(count: int, seed: int) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ def write_squad_demo(folder: Path) -> dict[str, Any]:
     splits = {"train": house_rows(2000, 0), "validation": house_rows(200, 1), "test": house_rows(50, 2)}
     texts = [text for row in splits["train"] for text in (row["context"], row["question"])]
     flags = {"max_seq_length": 64, "doc_stride": 16, "learning_rate": 3e-3, "num_train_epochs": 4.0}
-    return flags | write_model_and_rows(folder, texts, splits)
+    return flags | write_model_and_rows(folder, texts, splits, vocab_size=371)
 
 
 def house_rows(count: int, seed: int) -> list[dict[str, Any]]:
