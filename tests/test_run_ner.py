@@ -95,7 +95,7 @@ def test_the_recipe_and_the_context_of_conll2003(data, tmp_path, caplog):
     out = tmp_path / "out"
     run_ner("--model_name_or_path", data / "ours", "--task_name", "CoNLL-2003", "--data_dir", data / "conll",
             "--output_dir", out, *CPU, "--max_steps", 1)  # fmt: skip
-    assert "published for conll2003" in caplog.text and "Document context: merged" in caplog.text
+    assert "published settings for conll2003" in caplog.text and "Document context: merged" in caplog.text
     arguments = torch.load(out / "training_args.bin", weights_only=False)
     assert (arguments.per_device_train_batch_size, arguments.num_train_epochs) == (16, 15)
 
