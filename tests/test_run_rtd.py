@@ -127,7 +127,7 @@ def test_a_finished_run_is_not_trained_again(run_rtd, text, tmp_path, caplog, de
         ([*TINY, "--push_to_hub"], "--push_to_hub uploads one model, but this script writes two"),
         ([*TINY, "--rtd_weight", -1], "rtd_weight must be 0 or more and finite, not -1"),
         ([*TINY, "--config_overrides", "max_position_embeddings=20"], "more than the 20 absolute positions of"),
-        ([*TINY, "--config_overrides", "emd_step=1"], "unknown field emd_step (do you mean emd_steps"),
+        ([*TINY, "--config_overrides", "emd_step=1"], "unknown field emd_step;"),
         ([*TINY, "--do_train", "false"], "random weights: give --discriminator_name_or_path"),
         (
             ["--generator_name_or_path", "g", "--discriminator_name_or_path", "d", "--generator_layers", 2],
