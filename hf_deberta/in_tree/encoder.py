@@ -170,6 +170,7 @@ def _table_projection(attention: InTree) -> TableProjection:
         query=getattr(attention, names[1]) if "p2c" in terms else None,
         dropout=attention.pos_dropout,
         heads=attention.num_attention_heads,
+        scale=_scale(attention),
     )
 
 
@@ -181,7 +182,7 @@ def _relative_positions(
     if table is None or rows is None or not terms:
         return None
     tables = position_tables(_table_projection(attention), table, _weight_cache(attention))
-    return RelativePositions(*tables, rows.of_distance, rows.saturation, terms)
+    return RelativePositions(tables.key, tables.query, rows.of_distance, rows.saturation, terms, tables.query_scale)
 
 
 def _weight_cache(module: nn.Module) -> WeightCache | None:

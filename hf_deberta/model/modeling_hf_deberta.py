@@ -170,7 +170,9 @@ class HfDebertaSelfAttention(nn.Module):
         positions, rows = None, context.relative_rows
         if self.terms and relative_table is not None and rows is not None:
             tables = position_tables(self.table_projection(), relative_table, self.weight_cache)
-            positions = RelativePositions(*tables, rows.of_distance, rows.saturation, self.terms)
+            positions = RelativePositions(
+                tables.key, tables.query, rows.of_distance, rows.saturation, self.terms, tables.query_scale
+            )
         key, value = dense(self.key_proj, hidden_states), dense(self.value_proj, hidden_states)
         heads = self.config.num_attention_heads
         return AttentionMemory(split_heads(key, heads), split_heads(value, heads), positions)
@@ -185,6 +187,7 @@ class HfDebertaSelfAttention(nn.Module):
             query=query if {"p2c", "p2p"} & terms else None,
             dropout=self.pos_dropout,
             heads=self.config.num_attention_heads,
+            scale=self.scale,
         )
 
 

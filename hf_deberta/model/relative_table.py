@@ -18,7 +18,13 @@ from .fast_path_guards import is_tracing_or_compiling
 from .relative_position import RowsInUse, rows_in_use, rows_in_window
 from .weight_cache import WeightCache, can_cache
 
-Tables = tuple[torch.Tensor | None, torch.Tensor | None]  # position keys and position queries, each [H, R, d]
+
+class Tables(NamedTuple):
+    """The projected relative table."""
+
+    key: torch.Tensor | None  # [H, R, d], position keys
+    query: torch.Tensor | None  # [H, R, d], position queries
+    query_scale: float = 1.0  # factor that `query` has been multiplied by
 
 
 class DistanceRows(NamedTuple):
@@ -38,6 +44,7 @@ class TableProjection:
     query: nn.Module | None  # hidden to H d, for p2c and p2p
     dropout: nn.Module  # on the table
     heads: int
+    scale: float  # of the attention scores
 
     def modules(self) -> tuple[nn.Module, ...]:
         return tuple(module for module in (self.key, self.query) if module is not None)
@@ -46,11 +53,17 @@ class TableProjection:
         return not self.dropout.training and can_cache(self.modules())
 
     def project(self, table: torch.Tensor) -> Tables:
-        """Position keys and position queries of a table [R, hidden]."""
+        """Project a table [R, hidden].
+
+        Position queries are scaled here, once for the cache, except in half precision, which the reference backend
+        scales in float32.
+        """
         table = self.dropout(table)
         key = None if self.key is None else split_heads(dense(self.key, table), self.heads)
         query = None if self.query is None else split_heads(dense(self.query, table), self.heads)
-        return key, query
+        if query is None or query.dtype not in (torch.float32, torch.float64):
+            return Tables(key, query)
+        return Tables(key, query * self.scale, self.scale)
 
 
 def find_rows_in_use(
@@ -93,7 +106,7 @@ def relative_table(modules: tuple[nn.Module, ...], rows: RowsInUse, cache: Weigh
 def position_tables(projection: TableProjection, table: torch.Tensor, cache: WeightCache | None) -> Tables:
     """Position keys and position queries of a layer, [H, R, d]; cached for inference."""
     if not projection.modules():
-        return None, None
+        return Tables(None, None)
     if cache is not None and projection.can_cache():
         return cache.get_or_compute(projection.modules(), lambda: projection.project(table), table)
     if cache is not None:
