@@ -120,7 +120,7 @@ def main() -> None:
         print(f"{against:9} {shape:52} {tokens!s:>5}  {difference:.1e}")
         row = {"against": against, "shape": shape, "tokens": tokens or "", "max_abs_difference": f"{difference:.2e}"}
         rows.append({**row, **environment()})
-    write_rows(RESULTS / "exactness.csv", rows, ("against", "shape", "tokens"))
+    write_rows(RESULTS / "exactness.csv", rows, ("against", "shape", "tokens", "machine"))
 
 
 if __name__ == "__main__":
