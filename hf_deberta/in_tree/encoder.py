@@ -27,7 +27,7 @@ from hf_deberta.model.relative_table import (
     DistanceRows,
     TableProjection,
     find_rows_in_use,
-    position_tables,
+    relative_positions,
     relative_table,
     split_heads,
     table_modules,
@@ -171,6 +171,7 @@ def _table_projection(attention: InTree) -> TableProjection:
         dropout=attention.pos_dropout,
         heads=attention.num_attention_heads,
         scale=_scale(attention),
+        terms=terms,
     )
 
 
@@ -178,11 +179,9 @@ def _relative_positions(
     attention: InTree, table: torch.Tensor | None, context: AttentionContext
 ) -> RelativePositions | None:
     """The position terms of a layer; None if it has none."""
-    rows, terms = context.relative_rows, _position_terms(attention)
-    if table is None or rows is None or not terms:
+    if table is None:  # without relative attention, a layer lacks what a projection consists of
         return None
-    tables = position_tables(_table_projection(attention), table, _weight_cache(attention))
-    return RelativePositions(tables.key, tables.query, rows.of_distance, rows.saturation, terms, tables.query_scale)
+    return relative_positions(_table_projection(attention), table, context.relative_rows, _weight_cache(attention))
 
 
 def _weight_cache(module: nn.Module) -> WeightCache | None:

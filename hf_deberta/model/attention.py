@@ -105,11 +105,10 @@ def disentangled_attention(
     if scale is None:
         scale = attention_scale(1 + (0 if positions is None else len(positions.terms)), query.shape[-1])
     selected = _select_backend(backend, (query, key, value), positions, mask, dropout_p)
-    if scale != 1:
-        dtype = torch.promote_types(query.dtype, torch.float32) if selected.scores_in_float32 else query.dtype
-        query = query.to(dtype) * scale
-        positions = None if positions is None else positions.with_scaled_queries(scale, dtype)
-    return selected.attend(query, key, value, positions, mask, dropout_p)
+    dtype = torch.promote_types(query.dtype, torch.float32) if selected.scores_in_float32 else query.dtype
+    if positions is not None:
+        positions = positions.with_scaled_queries(scale, dtype)
+    return selected.attend(query.to(dtype) * scale, key, value, positions, mask, dropout_p)
 
 
 def attention_scale(terms: int, head_size: int) -> float:

@@ -29,7 +29,7 @@ from .relative_table import (
     DistanceRows,
     TableProjection,
     find_rows_in_use,
-    position_tables,
+    relative_positions,
     relative_table,
     split_heads,
     table_modules,
@@ -114,7 +114,7 @@ class HfDebertaSelfAttention(nn.Module):
         self.config = config
         width, key_bias = config.hidden_size, config.attention_key_bias
         self.terms = tuple(config.pos_att_type or ()) if config.relative_attention else ()
-        self.scale = attention_scale(1 + len(config.pos_att_type or ()), width // config.num_attention_heads)
+        self.scale = attention_scale(config.attention_terms, width // config.num_attention_heads)
         self.query_proj = nn.Linear(width, width)
         self.key_proj = nn.Linear(width, width, bias=key_bias)
         self.value_proj = nn.Linear(width, width)
@@ -167,12 +167,9 @@ class HfDebertaSelfAttention(nn.Module):
     def project_memory(
         self, hidden_states: torch.Tensor, relative_table: torch.Tensor | None, context: AttentionContext
     ) -> AttentionMemory:
-        positions, rows = None, context.relative_rows
-        if self.terms and relative_table is not None and rows is not None:
-            tables = position_tables(self.table_projection(), relative_table, self.weight_cache)
-            positions = RelativePositions(
-                tables.key, tables.query, rows.of_distance, rows.saturation, self.terms, tables.query_scale
-            )
+        positions = relative_positions(
+            self.table_projection(), relative_table, context.relative_rows, self.weight_cache
+        )
         key, value = dense(self.key_proj, hidden_states), dense(self.value_proj, hidden_states)
         heads = self.config.num_attention_heads
         return AttentionMemory(split_heads(key, heads), split_heads(value, heads), positions)
@@ -188,6 +185,7 @@ class HfDebertaSelfAttention(nn.Module):
             dropout=self.pos_dropout,
             heads=self.config.num_attention_heads,
             scale=self.scale,
+            terms=self.terms,
         )
 
 

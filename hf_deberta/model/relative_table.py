@@ -15,7 +15,7 @@ from torch import nn
 
 from .dense import dense
 from .fast_path_guards import is_tracing_or_compiling
-from .relative_position import RowsInUse, rows_in_use, rows_in_window
+from .relative_position import RelativePositions, RowsInUse, rows_in_use, rows_in_window
 from .weight_cache import WeightCache, can_cache
 
 
@@ -45,6 +45,7 @@ class TableProjection:
     dropout: nn.Module  # on the table
     heads: int
     scale: float  # of the attention scores
+    terms: tuple[str, ...]  # the position terms of the layer
 
     def modules(self) -> tuple[nn.Module, ...]:
         return tuple(module for module in (self.key, self.query) if module is not None)
@@ -103,15 +104,21 @@ def relative_table(modules: tuple[nn.Module, ...], rows: RowsInUse, cache: Weigh
     return compute()
 
 
-def position_tables(projection: TableProjection, table: torch.Tensor, cache: WeightCache | None) -> Tables:
-    """Position keys and position queries of a layer, [H, R, d]; cached for inference."""
-    if not projection.modules():
-        return Tables(None, None)
+def relative_positions(
+    projection: TableProjection, table: torch.Tensor | None, rows: RowsInUse | None, cache: WeightCache | None
+) -> RelativePositions | None:
+    """The position terms of a layer, whose tables are cached for inference; None if the layer has no terms."""
+    if table is None or rows is None or not projection.terms:
+        return None
     if cache is not None and projection.can_cache():
-        return cache.get_or_compute(projection.modules(), lambda: projection.project(table), table)
-    if cache is not None:
-        cache.clear()
-    return projection.project(table)
+        tables = cache.get_or_compute(projection.modules(), lambda: projection.project(table), table)
+    else:
+        if cache is not None:
+            cache.clear()
+        tables = projection.project(table)
+    return RelativePositions(
+        tables.key, tables.query, rows.of_distance, rows.saturation, projection.terms, tables.query_scale
+    )
 
 
 def split_heads(states: torch.Tensor, heads: int) -> torch.Tensor:
