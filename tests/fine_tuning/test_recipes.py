@@ -74,3 +74,10 @@ def test_the_batch_is_shared_among_devices():
     assert recipe.flags()["per_device_train_batch_size"] == 64
     assert recipe.flags(devices=8, accumulation=2)["per_device_train_batch_size"] == 4
     assert isinstance(recipe.flags()["warmup_steps"], int)
+
+
+def test_the_help_lists_the_flags_of_recipes():
+    from hf_deberta.fine_tuning.arguments import RECIPE_FLAGS
+
+    recipe, _ = find_recipe("mnli", "v3-base")
+    assert set(recipe.flags()) == set(RECIPE_FLAGS)
