@@ -38,6 +38,12 @@ quick: check ## check, and all tests that are not marked slow
 test: check ## check, and all tests
 	$(RUN) -m pytest -n 2
 
+faults: export FAULTS := full
+faults: export FAULTS_SEED ?= $(shell date +%s)
+faults: export FAULTS_CSV ?= benchmarks/results/faults.csv
+faults: $(READY) ## attack with random faults, bad files and kills, for about an hour (repeat a run: FAULTS_SEED=N)
+	$(RUN) -m pytest -n 2 tests/faults
+
 format: $(READY) ## apply lint fixes and format
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
@@ -78,5 +84,5 @@ gpu-training: $(READY) ## on a GPU: a whole encoder against its peers, training 
 clean: ## remove .venv and the output of demo, package and tests
 	rm -rf $(VENV) demo_output build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
 
-.PHONY: help setup demo check quick test format package test-common bench bench-gpu
+.PHONY: help setup demo check quick test faults format package test-common bench bench-gpu
 .PHONY: gpu-tests gpu-attention gpu-encoder gpu-training clean

@@ -1,0 +1,78 @@
+"""What all attacks share: hypothesis settings, and a table of what was tried, refused by design, and failed."""
+
+import csv
+import os
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from fault_cases import FULL, SEED
+from hypothesis import HealthCheck, settings
+
+TALLY = "attack"  # name of the user property that carries a test's counts to the summary
+COLUMNS = ("attack", "tried", "held", "refused by design", "failed")
+
+settings.register_profile(
+    "faults",
+    deadline=None,
+    database=None,
+    derandomize=not FULL,
+    print_blob=True,
+    suppress_health_check=list(HealthCheck),
+)
+settings.load_profile("faults")
+
+
+class Tally:
+    """Counts the cases of a test by attack: held (the promise was kept) or refused (an error by design)."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    def held(self, attack: str, cases: int = 1) -> None:
+        self.counts[f"{attack}|held"] += cases
+
+    def refused(self, attack: str, cases: int = 1) -> None:
+        self.counts[f"{attack}|refused by design"] += cases
+
+
+@pytest.fixture
+def tally(request: pytest.FixtureRequest) -> Iterator[Tally]:
+    result = Tally()
+    request.node.user_properties.append((TALLY, result.counts))
+    yield result
+
+
+def pytest_report_header() -> str:
+    return f"attacks: {'all' if FULL else 'a sample'}, FAULTS_SEED={SEED}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the table of attacks, and write it to the file FAULTS_CSV."""
+    table: dict[str, Counter[str]] = {}
+    for outcome in ("passed", "failed"):
+        for report in terminalreporter.getreports(outcome):
+            if report.when != "call" or "faults" not in report.nodeid:
+                continue
+            counts = next((value for name, value in report.user_properties if name == TALLY), {})
+            attacks = {name.partition("|")[0] for name in counts} or {report.nodeid.partition("[")[0]}
+            for name, number in counts.items():
+                attack, _, result = name.partition("|")
+                table.setdefault(attack, Counter())[result] += number
+            if outcome == "failed":
+                for attack in attacks:
+                    table.setdefault(attack, Counter())["failed"] += 1
+    if not table or not FULL:
+        return
+    rows = [
+        {"attack": attack, "tried": sum(counts.values()), **{name: counts[name] for name in COLUMNS[2:]}}
+        for attack, counts in sorted(table.items())
+    ]
+    terminalreporter.section(f"attacks, FAULTS_SEED={SEED}")
+    for row in rows:
+        terminalreporter.write_line(", ".join(f"{name} {value}" for name, value in row.items()))
+    if path := os.environ.get("FAULTS_CSV"):
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(rows)
