@@ -42,7 +42,7 @@ faults: export FAULTS := full
 faults: export FAULTS_SEED ?= $(shell date +%s)
 faults: export FAULTS_CSV ?= benchmarks/results/faults.csv
 faults: $(READY) ## attack with random faults, bad files and kills, for about an hour (repeat a run: FAULTS_SEED=N)
-	$(RUN) -m pytest -n 2 tests/faults
+	$(RUN) -m pytest -n 2 --hypothesis-seed=$(FAULTS_SEED) tests/faults
 
 format: $(READY) ## apply lint fixes and format
 	$(RUN) -m ruff check --fix .

@@ -27,13 +27,16 @@ class Tally:
     """Counts the cases of a test by attack: held (the promise was kept) or refused (an error by design)."""
 
     def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
+        self.counts: dict[str, int] = {}  # pytest-xdist sends plain dicts only
 
     def held(self, attack: str, cases: int = 1) -> None:
-        self.counts[f"{attack}|held"] += cases
+        self._add(f"{attack}|held", cases)
 
     def refused(self, attack: str, cases: int = 1) -> None:
-        self.counts[f"{attack}|refused by design"] += cases
+        self._add(f"{attack}|refused by design", cases)
+
+    def _add(self, name: str, cases: int) -> None:
+        self.counts[name] = self.counts.get(name, 0) + cases
 
 
 @pytest.fixture
