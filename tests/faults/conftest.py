@@ -39,9 +39,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     table: dict[str, Counter[str]] = {}
     for outcome in ("passed", "failed"):
         for report in terminalreporter.getreports(outcome):
-            if report.when != "call" or "faults" not in report.nodeid:
+            counts = next((value for name, value in report.user_properties if name == TALLY), None)
+            if report.when != "call" or counts is None:
                 continue
-            counts = next((value for name, value in report.user_properties if name == TALLY), {})
             attacks = {name.partition("|")[0] for name in counts} or {report.nodeid.partition("[")[0]}
             for name, number in counts.items():
                 attack, _, result = name.partition("|")
