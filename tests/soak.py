@@ -144,7 +144,7 @@ def soak(minutes: float, threads: int, samples: int) -> tuple[list[dict[str, flo
     for worker in workers:
         worker.start()
     begin, runs = time.monotonic(), 0
-    while (now := time.monotonic() - begin) < minutes * 60 and not changed:
+    while ((now := time.monotonic() - begin) < minutes * 60 or len(rows) < 4) and not changed:
         with tempfile.TemporaryDirectory() as folder:
             losses.add(train(folder))
         runs += 1

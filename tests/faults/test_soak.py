@@ -9,7 +9,7 @@ from transformers.utils import logging
 def test_results_and_files_stay_as_they_were(tally):
     logging.disable_progress_bar()
     try:
-        rows, changed = soak(minutes=0.1, threads=2, samples=8)
+        rows, changed = soak(minutes=0.05, threads=2, samples=4)
     finally:
         logging.enable_progress_bar()
     problems = [line for line in changed if not line.startswith("resident_mb")]  # memory settles after a minute
