@@ -34,6 +34,7 @@ from hf_deberta.runs.json_files import atomic_write, write_json
 from hf_deberta.runs.model_card import write_training_card
 from hf_deberta.runs.row_order import RowOrder, SetEpochCallback
 from hf_deberta.runs.run_identity import check_same_run, compare_with_recorded_run, content_hash
+from hf_deberta.runs.run_lock import lock_folder
 
 WEIGHT_FILES = "model*.safetensors"
 TIMINGS = ("runtime", "per_second", "preparation_time")  # parts of the names of metrics that measure time
@@ -260,8 +261,9 @@ def over_seeds(args: FineTuningArguments, run: Callable[[FineTuningArguments], d
     for seed in range(args.seed, args.seed + args.num_seeds):
         seed_args = copy.copy(args)
         seed_args.seed, seed_args.output_dir = seed, str(args.output_folder / f"seed-{seed}")
-        check_recorded_flags(seed_args)
-        metrics[seed] = run(seed_args)
+        with lock_folder(seed_args.output_folder):
+            check_recorded_flags(seed_args)
+            metrics[seed] = run(seed_args)
         clear_device_cache(garbage_collection=True)  # a Trainer is part of a reference cycle, and holds its model
     if args.should_save and args.do_eval:
         keep_best_seed(args.output_folder, metrics, args.best_metric, bool(args.greater_is_better))
