@@ -24,6 +24,7 @@ from hf_deberta.runs.command_line import (
 )
 from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.run_identity import RunArguments, identifying_flags
+from hf_deberta.runs.run_lock import lock_folder
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
 
 logger = logging.get_logger(__name__)
@@ -187,7 +188,8 @@ def run_with_arguments(argument_classes: tuple[type, ...], run: Callable[..., An
         words, _ = read_command_line(parser)
         arguments = parse_into_dataclasses(parser, words)
         arguments[-1].identifying_flags = identifying_flags(vars(parser.parse_args(words)), exclude=LENGTH_FLAGS)
-        return run(*arguments)
+        with lock_folder(Path(str(arguments[-1].output_dir))):
+            return run(*arguments)
 
 
 def require_trained_model(training_args: TrainingArguments, new_model: bool, flags: str) -> None:
