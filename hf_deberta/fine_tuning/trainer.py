@@ -24,6 +24,7 @@ from hf_deberta.fine_tuning.arguments import FineTuningArguments
 from hf_deberta.fine_tuning.sift import SiftTrainer
 from hf_deberta.runs.checkpoints import TRAINER_STATE_NAME, AtomicCheckpointsMixin, atomic_write, last_checkpoint
 from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.finite_values import FiniteValuesMixin
 from hf_deberta.runs.model_card import write_training_card
 from hf_deberta.runs.row_order import RowOrder, SetEpochCallback
 from hf_deberta.runs.run_identity import check_same_run, compare_with_recorded_run, content_hash, write_json
@@ -34,7 +35,7 @@ TIMINGS = ("runtime", "per_second", "preparation_time")  # parts of the names of
 logger = logging.get_logger(__name__)
 
 
-class FineTuningTrainer(SiftTrainer, AtomicCheckpointsMixin):
+class FineTuningTrainer(FiniteValuesMixin, SiftTrainer, AtomicCheckpointsMixin):
     """`Trainer` with SiFT, atomic checkpoints, metrics per split, a model card, and an exactly resumable row order.
 
     With `train_sampling_strategy="group_by_length"`, inputs of similar length share a batch. Predictions stay in the
