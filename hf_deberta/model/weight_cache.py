@@ -110,8 +110,8 @@ def checksums(weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
     The bits of the weight are read as integers of 64 bits, and every `NUMBER_OF_SUMS`th of them is added to the same
     sum, modulo 2^64; the integers that are left over are returned as they are. The number is prime, so the values of a
-    row go to different sums, and so do those of a column: any change of one row or one column changes a sum. A change of
-    more is missed only if the differences of its bits cancel to exactly 0 in every sum.
+    row go to different sums, and so do those of a column: any change of one row or one column changes a sum. A change
+    of more is missed only if the differences of its bits cancel to exactly 0 in every sum.
     """
     integers = as_integers(weight)
     left_over = integers.numel() % NUMBER_OF_SUMS

@@ -148,9 +148,8 @@ def test_checksums_change_with_every_write(shape, dtype):
     def exchange(block):
         block.copy_(block.flip(0, 1).clone())
 
-    rows, columns = shape
     blocks = [(slice(3, 4), slice(5, 6)), (slice(7, 8), slice(None)), (slice(None), slice(8, 9))]
-    blocks += [(slice(100, rows - 60), slice(0, 60)), (slice(None), slice(None)), (slice(40, 42), slice(70, 72))]
+    blocks += [(slice(100, shape[0] - 60), slice(0, 60)), (slice(None), slice(None)), (slice(40, 42), slice(70, 72))]
     for block in blocks:
         for write in (zero, negate, exchange):
             before, old = sums(), weight.clone()
