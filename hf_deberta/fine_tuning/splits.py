@@ -18,7 +18,7 @@ from transformers import TrainingArguments
 from transformers.utils import logging
 
 from hf_deberta.runs.command_line import as_input_error
-from hf_deberta.runs.data_files import is_in_order, read_table, set_source, source_files
+from hf_deberta.runs.data_files import explain_bad_files, is_in_order, read_table, set_source, source_files
 from hf_deberta.runs.errors import InputError
 
 SPLITS = ("train", "validation", "test")
@@ -114,7 +114,7 @@ def read_splits(
         name, config = (args.dataset_name, None) if args.dataset_name else (hub or (None, None))
         if name is None:
             raise InputError("no data given: use --train_file and --validation_file, --data_dir, or --dataset_name")
-        with as_input_error(OSError, ValueError):  # a name, a configuration or a connection that does not exist
+        with explain_bad_files([name]):  # also a name, a configuration or a connection that does not exist
             dataset = datasets.load_dataset(name, args.dataset_config_name or config, **download_options or {})
         splits = {split: set_source(rows, [name]) for split, rows in known_splits(dataset, name).items()}
     limits = {"train": args.max_train_samples, "validation": args.max_eval_samples, "test": args.max_predict_samples}

@@ -71,7 +71,7 @@ def read_table(file: str | Path, kinds: Sequence[str] = TABLES, rows_field: str 
     if kind not in kinds and not Path(file).is_dir():
         raise InputError(f"{file} is none of {', '.join(kinds)}")
     require_file(file)
-    field = {} if rows_field is None else {"field": rows_field, "encoding": "utf-8-sig"}
+    field: dict[str, Any] = {} if rows_field is None else {"field": rows_field, "encoding": "utf-8-sig"}
     rows = load_files(kind, [str(file)], **field)
     if not len(rows):
         raise InputError(f"{file} has no rows")
@@ -92,7 +92,7 @@ def load_files(
     """
     options = {"cache_dir": cache_dir, **OPTIONS.get(kind, {}), **options}
     options["data_files"] = [glob.escape(file) for file in files]  # `datasets` takes names for patterns
-    with explain_bad_files(files):
+    with explain_bad_files(files), _quiet_datasets():
         if streaming:
             return datasets.load_dataset(BUILDERS[kind], split="train", streaming=True, **options)
         builder = datasets.load_dataset_builder(BUILDERS[kind], **options)
@@ -101,7 +101,7 @@ def load_files(
                 check_file(file)
         builder.download_and_prepare()
         if builder.info.splits is None or not builder.info.splits["train"].num_examples:
-            raise InputError(f"{_list_files(files)} has no rows")
+            raise InputError(f"{list_files(files)} has no rows")
         rows = builder.as_dataset(split="train")
         names = rows.column_names
         if kind in ("csv", "tsv") and (IMPLICIT_INDEX in names or any(re.search(r"\.\d+$", name) for name in names)):
@@ -117,8 +117,6 @@ def explain_bad_files(files: Sequence[str | Path]) -> Iterator[None]:
 
     `datasets`, pyarrow, pandas and gzip raise exceptions of many types for a damaged file.
     """
-    level = datasets.utils.logging.get_verbosity()
-    datasets.utils.logging.set_verbosity(datasets.utils.logging.CRITICAL)  # it logs the exceptions that it raises
     try:
         yield
     except (InputError, MemoryError):
@@ -130,12 +128,22 @@ def explain_bad_files(files: Sequence[str | Path]) -> Iterator[None]:
         for file in files:
             if (fault := explain_failure(file)) is not None:
                 raise fault from error
-        raise InputError(f"cannot read {_list_files(files)} as rows: {one_line(cause)}") from error
+        raise InputError(f"cannot read {list_files(files)}: {one_line(cause)}") from error
+
+
+@contextmanager
+def _quiet_datasets() -> Iterator[None]:
+    """Silence the logger of `datasets`, which logs the exceptions that it raises."""
+    level = datasets.utils.logging.get_verbosity()
+    datasets.utils.logging.set_verbosity(datasets.utils.logging.CRITICAL)
+    try:
+        yield
     finally:
         datasets.utils.logging.set_verbosity(level)
 
 
-def _list_files(files: Sequence[str | Path]) -> str:
+def list_files(files: Sequence[str | Path]) -> str:
+    """Return the names of the first files, for messages."""
     shown = ", ".join(map(str, files[:MAX_FILES_IN_MESSAGE]))
     return shown if len(files) <= MAX_FILES_IN_MESSAGE else f"{shown} and {len(files) - MAX_FILES_IN_MESSAGE} more"
 
@@ -168,11 +176,11 @@ def place_of_row(rows: Dataset, row: int, split: str) -> str:
     """Return the file and line of a row, as far as they are known."""
     files = source_files(rows)
     if not is_in_order(rows) or not all(Path(file).is_file() for file in files):
-        return f"{_list_files(files)}, {split} row {row + 1}".removeprefix(", ")
+        return f"{list_files(files)}, {split} row {row + 1}".removeprefix(", ")
     for file in files[:-1]:
         count = count_rows(file)
         if count is None:
-            return _list_files(files)
+            return list_files(files)
         if row < count:
             return f"{file}, {line_of_row(file, row)}"
         row -= count
@@ -190,7 +198,7 @@ def locate_errors(rows: Dataset, split: str) -> Iterator[None]:
         files = source_files(rows)
         if not files or any(file in str(error) for file in files):
             raise
-        raise InputError(f"{_list_files(files)}: {error}") from error
+        raise InputError(f"{list_files(files)}: {error}") from error
 
 
 # 3. Requirements on rows
@@ -201,7 +209,7 @@ def require_columns(rows: Dataset, columns: list[str], split: str) -> None:
     missing = [column for column in columns if column not in rows.column_names]
     if missing:
         files = source_files(rows)
-        source = f" ({_list_files(files)})" if files else ""
+        source = f" ({list_files(files)})" if files else ""
         raise InputError(
             f"the {split} rows{source} have no column {', '.join(map(repr, missing))}; they have "
             f"{', '.join(rows.column_names)}"

@@ -94,7 +94,7 @@ def count_rows(file: str | Path) -> int | None:
 
 def explain_failure(file: str | Path) -> InputError | None:
     """Return what is wrong with a file that could not be read as a table, or None if the fault is not in its text."""
-    if Path(file).is_dir():
+    if not Path(file).is_file():
         return None
     try:
         check_file(file)
@@ -128,7 +128,7 @@ def _binary_lines(file: str | Path) -> Iterator[tuple[int, bytes]]:
     number = 0
     try:
         with _open(file) as opened:
-            for number, line in enumerate(opened, 1):  # noqa: B007
+            for number, line in enumerate(opened, 1):
                 yield number, line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
     except DAMAGED as error:
         raise InputError(
@@ -231,7 +231,8 @@ def _check_json_rows(file: str | Path) -> None:
     for place, row in _json_rows(file):
         if not isinstance(row, dict):
             raise InputError(
-                f'{file}, {place} holds {type_name(row)}, {shorten(row)}, and must be an object: {{"field": value, ...}}'
+                f"{file}, {place} holds {type_name(row)}, {shorten(row)}, and must be an object: "
+                '{"field": value, ...}'
             )
         for path, value in _leaves(row, ""):
             if isinstance(value, str) and not _is_encodable(value):

@@ -38,7 +38,7 @@ def expand_rows(
     try:
         flat_rows = rows.map(expand_batch, **options)
     except (pyarrow.ArrowException, OverflowError) as error:
-        raise InputError(f"a field has values of different types, or a number out of range: {one_line(error)}") from error
+        raise InputError(f"a field has values of different types, or a too large number: {one_line(error)}") from error
     if len(flat_rows) == 0:
         raise InputError(f"the rows hold no {columns[0]}, only empty lists")
     return set_source(flat_rows, source_files(rows), in_order=False) if source_files(rows) else flat_rows

@@ -157,7 +157,9 @@ def _choice_rows(rows: Dataset, split: str, with_labels: bool, fill_blanks: bool
     )
     counts = {len(choices): row_id for row_id, choices in zip(rows["id"], rows["choices"], strict=True)}
     if max(counts) > len(LETTERS):
-        raise InputError(f"{split} row {counts[max(counts)]!r} has {max(counts)} choices, and {len(LETTERS)} is the limit")
+        raise InputError(
+            f"{split} row {counts[max(counts)]!r} has {max(counts)} choices, and {len(LETTERS)} is the limit"
+        )
     if len(counts) > 1 or min(counts) < 2:
         examples = ", ".join(f"{count} (row {row_id!r})" for count, row_id in sorted(counts.items()))
         raise InputError(f"all {split} rows must have the same number of choices, at least two; they have {examples}")

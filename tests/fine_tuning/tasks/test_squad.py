@@ -186,7 +186,11 @@ def test_a_test_file_needs_no_answers(tmp_path):
         ("x.json", "", "x.json is empty"),
         ("x.jsonl", "hello", "x.jsonl, line 1, column 1: not valid JSON"),
         ("x.json", '{"data": []}', "there is no question in .*x.json"),
-        ("x.json", '{"data": [{"paragraphs": [{"context": "c"}]}]}', r"x.json .* official SQuAD file: data\[0\].paragraphs\[0\].qas is missing"),
+        (
+            "x.json",
+            '{"data": [{"paragraphs": [{"context": "c"}]}]}',
+            r"x.json .* official SQuAD file: data\[0\].paragraphs\[0\].qas is missing",
+        ),
     ],
 )
 def test_invalid_files(tmp_path, name, content, message):
