@@ -63,7 +63,9 @@ logger = logging.get_logger(__name__)
 
 @dataclass
 class RunArguments(TrainingArguments):
-    """`TrainingArguments` that carry the flags which identify the run."""
+    """`TrainingArguments` that carry the flags which identify the run, and log losses as they are."""
+
+    logging_nan_inf_filter: bool = False
 
     def __post_init__(self) -> None:
         self.identifying_flags: dict[str, Any] = {}  # see the function of this name
