@@ -359,9 +359,13 @@ class HfDebertaTokenizer(TokenizersBackend):
         return super()._encode_plus(*args, **kwargs)
 
 
-def load_tokenizer(name: str, **loading: Any) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a checkpoint, with `HfDebertaTokenizer` in place of Transformers' DeBERTa tokenizers."""
-    tokenizer = AutoTokenizer.from_pretrained(name, **loading)
+def load_tokenizer(name: str, trust_remote_code: bool = False, **loading: Any) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a checkpoint, with `HfDebertaTokenizer` in place of Transformers' DeBERTa tokenizers.
+
+    Args:
+        trust_remote_code: allow code beside the tokenizer to run. False refuses it, where AutoTokenizer would ask.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, **loading)
     if isinstance(tokenizer, DebertaTokenizer | DebertaV2Tokenizer):
-        return HfDebertaTokenizer.from_pretrained(name, **loading)
+        return HfDebertaTokenizer.from_pretrained(name, trust_remote_code=False, **loading)
     return tokenizer
