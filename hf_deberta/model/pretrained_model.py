@@ -58,7 +58,13 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
         """Return the attention implementation to use; accepts "triton", which Transformers does not list."""
         if requested_attention == "triton":
             return "triton"
-        return super().get_correct_attn_implementation(requested_attention, is_init_check)
+        try:
+            return super().get_correct_attn_implementation(requested_attention, is_init_check)
+        except ValueError as error:
+            raise ValueError(
+                f"there is no attention backend {requested_attention!r}: choose eager, sdpa or triton, or a function "
+                "registered with Transformers' AttentionInterface"
+            ) from error
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any = None, *args: Any, **kwargs: Any) -> Any:
