@@ -243,11 +243,11 @@ def naming_damaged_files(name: Any) -> Iterator[None]:
         if not is_from_content and not is_damage:
             raise
         reason, folder = f"{type(error).__name__}: {error}", Path(name)
-        if type(error) is Exception and (folder / "tokenizer.json").is_file():
-            read_tokenizer_json(str(folder / "tokenizer.json"))
         for file in TOKENIZER_FILES:
             if (path := folder / file).is_file() and not is_json_object(path):
                 raise ValueError(f"{path} is not valid ({reason}): save the tokenizer again") from error
+        if (folder / "tokenizer.json").is_file():
+            read_tokenizer_json(str(folder / "tokenizer.json"))
         raise ValueError(
             f"the tokenizer files of {name} ({', '.join(TOKENIZER_FILES)}) cannot be read ({reason}): save the "
             "tokenizer again"
@@ -406,10 +406,14 @@ class HfDebertaTokenizer(TokenizersBackend):
         return super()._encode_plus(*args, **kwargs)
 
 
-def load_tokenizer(name: str, **loading: Any) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a checkpoint, with `HfDebertaTokenizer` in place of Transformers' DeBERTa tokenizers."""
+def load_tokenizer(name: str, trust_remote_code: bool = False, **loading: Any) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a checkpoint, with `HfDebertaTokenizer` in place of Transformers' DeBERTa tokenizers.
+
+    Args:
+        trust_remote_code: allow code beside the tokenizer to run. False refuses it, where AutoTokenizer would ask.
+    """
     with naming_damaged_files(name):
-        tokenizer = AutoTokenizer.from_pretrained(name, **loading)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, **loading)
     if isinstance(tokenizer, DebertaTokenizer | DebertaV2Tokenizer):
-        return HfDebertaTokenizer.from_pretrained(name, **loading)
+        return HfDebertaTokenizer.from_pretrained(name, trust_remote_code=False, **loading)
     return tokenizer
