@@ -9,6 +9,7 @@ Our classes load DeBERTa checkpoints of every format; Transformers' Auto classes
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -94,10 +95,12 @@ def load_deberta_config(args: Namespace | ModelArguments) -> HfDebertaConfig | N
         "revision": args.model_revision,
         "token": args.token,
     }
-    with as_input_error(OSError, StrictDataclassError):
+    with as_input_error(OSError, ValueError, StrictDataclassError):
         fields, _ = PretrainedConfig.get_config_dict(name, **options)
         if not fields:
             raise InputError(f"{name} has no config.json: it is neither a model folder nor a model on the Hub")
+        if not isinstance(fields, dict):
+            raise InputError(f"the config.json of {name} must contain a JSON object, {{...}}")
         if fields.get("model_type", "deberta-v2") not in DEBERTA_TYPES:
             return None
         return HfDebertaConfig.from_pretrained(name, **options)
@@ -121,7 +124,7 @@ def load_model(
     """Load a DeBERTa with `deberta_class`, any other model with `auto_class`.
 
     Args:
-        do_train: if False, a head that the checkpoint does not have is an error: its weights would stay random.
+        do_train: if False, tensors that the checkpoint does not have are an error: they would stay random.
         config_fields: fields of the configuration to set, such as the labels of the task.
     """
     with as_input_error(OSError, StrictDataclassError):
@@ -160,13 +163,13 @@ def load_model(
             f"for {', '.join(sorted(mismatched))}: for another task use --intermediate instead of "
             "--model_name_or_path, or add --ignore_mismatched_sizes; leave out a --config_name of another size"
         )
-    new = {name for name in info["missing_keys"] | mismatched if not name.startswith(f"{model.base_model_prefix}.")}
+    new = info["missing_keys"] | mismatched
     if args.intermediate is not None:
         new |= replace_classifier(model, args)
     if new and not do_train:
         raise InputError(
-            f"{args.checkpoint} has no weights for {', '.join(sorted(new))}, and without --do_train they would stay "
-            "random: give a checkpoint fine-tuned on the task, or add --do_train"
+            f"{args.checkpoint} has no weights for {shorten(', '.join(sorted(new)), 300)}, and without --do_train "
+            "they would stay random: give a checkpoint fine-tuned on the task, or add --do_train"
         )
     return model
 
