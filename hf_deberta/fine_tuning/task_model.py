@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -97,16 +98,18 @@ def load_deberta_config(args: Namespace | ModelArguments) -> HfDebertaConfig | N
     fields = read_config(name, args)
     if fields.get("model_type", "deberta-v2") not in DEBERTA_TYPES:
         return None
-    with as_input_error(OSError, StrictDataclassError):
+    with as_input_error(OSError, ValueError, StrictDataclassError):
         return HfDebertaConfig.from_pretrained(name, **config_options(args))
 
 
 def read_config(name: str, args: Namespace | ModelArguments) -> dict[str, Any]:
     """The fields of a config.json, in a folder or on the Hub."""
-    with missing_folder_as_input_error(name):
+    with missing_folder_as_input_error(name, ValueError):
         fields, _ = PretrainedConfig.get_config_dict(name, **config_options(args))
     if not fields:
         raise InputError(f"{name} has no config.json: it is neither a model folder nor a model on the Hub")
+    if not isinstance(fields, dict):
+        raise InputError(f"the config.json of {name} must contain a JSON object, {{...}}")
     return fields
 
 
@@ -151,7 +154,7 @@ def load_model(
     """Load a DeBERTa with `deberta_class`, any other model with `auto_class`.
 
     Args:
-        do_train: if False, a head that the checkpoint does not have is an error: its weights would stay random.
+        do_train: if False, tensors that the checkpoint does not have are an error: they would stay random.
         config_fields: fields of the configuration to set, such as the labels of the task.
     """
     config = load_deberta_config(args)
@@ -193,13 +196,13 @@ def load_model(
             f"for {', '.join(sorted(mismatched))}: for another task use --intermediate instead of "
             "--model_name_or_path, or add --ignore_mismatched_sizes; leave out a --config_name of another size"
         )
-    new = {name for name in info["missing_keys"] | mismatched if not name.startswith(f"{model.base_model_prefix}.")}
+    new = info["missing_keys"] | mismatched
     if args.intermediate is not None:
         new |= replace_classifier(model, args)
     if new and not do_train:
         raise InputError(
-            f"{args.checkpoint} has no weights for {', '.join(sorted(new))}, and without --do_train they would stay "
-            "random: give a checkpoint fine-tuned on the task, or add --do_train"
+            f"{args.checkpoint} has no weights for {shorten(', '.join(sorted(new)), 300)}, and without --do_train "
+            "they would stay random: give a checkpoint fine-tuned on the task, or add --do_train"
         )
     return model
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, BertConfig, BertModel
 
 from hf_deberta import (
@@ -85,6 +86,19 @@ def test_a_head_without_weights_must_be_trained(checkpoints):
         load_model(base, *CLASSES, do_train=False, num_labels=2)
     load_model(base, *CLASSES, num_labels=2)
     load_model(tuned, *CLASSES, do_train=False, num_labels=2)
+
+
+def test_an_encoder_without_weights_must_be_trained(tmp_path):
+    model = HfDebertaForSequenceClassification(HfDebertaConfig.from_preset("tiny"))
+    model.save_pretrained(tmp_path)
+    args = ModelArguments(str(tmp_path))
+    assert load_model(args, HfDebertaForSequenceClassification, do_train=False)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["deberta.encoder.layer.1.attention.self.key_proj.weight"]
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match=r"no weights for deberta\.encoder\.layer\.1\.attention\.self\.key_proj"):
+        load_model(args, HfDebertaForSequenceClassification, do_train=False)
+    assert load_model(args, HfDebertaForSequenceClassification)
 
 
 def test_dropout_before_the_classifier(checkpoints, caplog):
