@@ -25,6 +25,7 @@ from hf_deberta.runs.command_line import (
 )
 from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.run_identity import RunArguments, identifying_flags
+from hf_deberta.runs.run_lock import lock_folder
 
 OPTIONAL_SWITCH = {"nargs": "?", "const": True}  # add_argument options of a flag that is true, false or None
 RECIPE_FLAGS = (
@@ -181,7 +182,8 @@ def run_script(
             log_recipe(recipe, source, parser.parse_args(arguments))
         instances = parse_into_dataclasses(parser, arguments)
         instances[-1].identifying_flags = identifying_flags(vars(parser.parse_args(arguments)))
-        run(*instances)
+        with lock_folder(instances[-1].output_folder):
+            run(*instances)
 
 
 def demo_flags(output_dir: str | None, demo: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:

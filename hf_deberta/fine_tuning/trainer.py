@@ -22,11 +22,20 @@ from transformers.utils import logging
 from hf_deberta import HfDebertaForEntityChoice
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
 from hf_deberta.fine_tuning.sift import SiftTrainer
-from hf_deberta.runs.checkpoints import TRAINER_STATE_NAME, AtomicCheckpointsMixin, atomic_write, last_checkpoint
+from hf_deberta.runs.checkpoints import (
+    TRAINER_STATE_NAME,
+    AtomicCheckpointsMixin,
+    checkpoints_by_step,
+    find_damage_of_finished_run,
+    last_checkpoint,
+)
 from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.finite_values import FiniteValuesMixin
+from hf_deberta.runs.json_files import atomic_write, write_json
 from hf_deberta.runs.model_card import write_training_card
 from hf_deberta.runs.row_order import RowOrder, SetEpochCallback
-from hf_deberta.runs.run_identity import check_same_run, compare_with_recorded_run, content_hash, write_json
+from hf_deberta.runs.run_identity import check_same_run, compare_with_recorded_run, content_hash
+from hf_deberta.runs.run_lock import lock_folder
 
 WEIGHT_FILES = "model*.safetensors"
 TIMINGS = ("runtime", "per_second", "preparation_time")  # parts of the names of metrics that measure time
@@ -34,7 +43,7 @@ TIMINGS = ("runtime", "per_second", "preparation_time")  # parts of the names of
 logger = logging.get_logger(__name__)
 
 
-class FineTuningTrainer(SiftTrainer, AtomicCheckpointsMixin):
+class FineTuningTrainer(FiniteValuesMixin, SiftTrainer, AtomicCheckpointsMixin):
     """`Trainer` with SiFT, atomic checkpoints, metrics per split, a model card, and an exactly resumable row order.
 
     With `train_sampling_strategy="group_by_length"`, inputs of similar length share a batch. Predictions stay in the
@@ -111,12 +120,16 @@ class FineTuningTrainer(SiftTrainer, AtomicCheckpointsMixin):
         folder, rows = self.args.output_folder, cast(Dataset, self.train_dataset)
         settings = {"batch": self.args.total_batch, "rows": len(rows), "content of rows": content_hash(rows)}
         state, same_run = folder / TRAINER_STATE_NAME, check_same_run(self.args, settings)
-        if same_run and holds_finished_run(self.args):
+        finished = same_run and holds_finished_run(self.args)
+        damage = find_damage_of_finished_run(folder) if finished else []
+        if finished and not damage:
             self.state = TrainerState.load_from_json(str(state))
             # not Trainer._load_from_checkpoint, which under FSDP needs files that a finished model does not have
-            finished = type(self.model).from_pretrained(folder, config=self.model.config, dtype=self.model.dtype)
-            self.model.load_state_dict(finished.state_dict())
+            trained = type(self.model).from_pretrained(folder, config=self.model.config, dtype=self.model.dtype)
+            self.model.load_state_dict(trained.state_dict())
             return True
+        if damage:
+            require_checkpoint(folder, damage)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             for path in (state, folder / "README.md"):  # of an earlier run
@@ -125,6 +138,16 @@ class FineTuningTrainer(SiftTrainer, AtomicCheckpointsMixin):
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         write_training_card(self, **self.card_fields)
+
+
+def require_checkpoint(folder: Path, damage: list[str]) -> None:
+    """Warn that a damaged finished run is finished again from its last checkpoint; an InputError if there is none."""
+    message = f"{folder} holds a finished run that is damaged ({', '.join(damage)})"
+    if not checkpoints_by_step(folder):
+        raise InputError(
+            f"{message}, and no checkpoint: restore its files, or start over with --resume_from_checkpoint false"
+        )
+    logger.warning(f"{message}: it is finished again from its last checkpoint")
 
 
 def holds_finished_run(args: FineTuningArguments) -> bool:
@@ -215,8 +238,12 @@ def write_card_and_push(trainer: FineTuningTrainer) -> None:
     elif trainer.args.do_train and (trainer.trained or not has_training_card(folder)):
         trainer.create_model_card()
     if trainer.is_world_process_zero() and folder.is_dir():
-        files = sorted(path.name for path in folder.iterdir() if path.is_file() and path.suffix != ".py")
+        files = sorted(path.name for path in folder.iterdir() if is_result(path))
         logger.warning(f"Results in {folder}: {', '.join(files)}; also the model's source files (*.py) and checkpoints")
+
+
+def is_result(path: Path) -> bool:
+    return path.is_file() and path.suffix != ".py" and not path.name.startswith("_")
 
 
 # Several seeds
@@ -235,8 +262,9 @@ def over_seeds(args: FineTuningArguments, run: Callable[[FineTuningArguments], d
     for seed in range(args.seed, args.seed + args.num_seeds):
         seed_args = copy.copy(args)
         seed_args.seed, seed_args.output_dir = seed, str(args.output_folder / f"seed-{seed}")
-        check_recorded_flags(seed_args)
-        metrics[seed] = run(seed_args)
+        with lock_folder(seed_args.output_folder):
+            check_recorded_flags(seed_args)
+            metrics[seed] = run(seed_args)
         clear_device_cache(garbage_collection=True)  # a Trainer is part of a reference cycle, and holds its model
     if args.should_save and args.do_eval:
         keep_best_seed(args.output_folder, metrics, args.best_metric, bool(args.greater_is_better))
@@ -260,7 +288,7 @@ def keep_best_seed(folder: Path, metrics: dict[int, dict[str, float]], metric: s
     print(f"\n{len(metrics)} seeds", summary.T.to_string(float_format="%.4f"), sep="\n")
     best = (max if greater_is_better else min)(metrics, key=lambda seed: metrics[seed][metric])
     for path in sorted((folder / f"seed-{best}").iterdir()):
-        if path.is_file():
+        if path.is_file() and not path.name.startswith("_"):
             with atomic_write(folder / path.name) as unfinished:
                 shutil.copyfile(path, unfinished)
                 if path.name == "README.md":  # the card names its folder

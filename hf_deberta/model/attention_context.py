@@ -14,6 +14,7 @@ from torch import nn
 
 from .attention_mask import AttentionMask, document_numbers
 from .fast_path_guards import can_read_values, is_tracing_or_compiling
+from .input_checks import check_tensors
 from .relative_position import RowsInUse
 from .unpadding import Unpadding, unpadding_of_documents, unpadding_of_mask
 
@@ -25,7 +26,7 @@ class AttentionContext:
     attention_mask: AttentionMask  # with a mask [B, N] or [B, N, N]
     token_mask: torch.Tensor | None  # bool, [B, N], False for padding
     documents: torch.Tensor | None  # [B, N], the number of each token's document
-    position_ids: torch.Tensor  # [B or 1, N], absolute, within a document
+    position_ids: torch.Tensor  # [B or 1, N], as given, or counted from the start of the row or document
     in_order: bool  # True if position_ids are 0, 1, ... along each row
     relative_rows: RowsInUse | None = None  # None without relative positions
     unpadding: Unpadding | None = None  # if a batch was unpadded to one row
@@ -51,6 +52,7 @@ class AttentionContext:
     ) -> "AttentionContext":
         """Metadata from a model's inputs, which are checked; `causal`: no token sees those after it."""
         batch, length = shape
+        check_tensors(attention_mask=attention_mask, position_ids=position_ids, cu_seq_lens_q=cu_seq_lens_q)
         check_positions(position_ids, batch, length)
         mask = token_mask = documents = lengths = None
         if attention_mask is not None:
@@ -103,11 +105,41 @@ class AttentionContext:
         same_document = self.documents[:, :, None] == self.documents[:, None, :]
         return replace(self, attention_mask=replace(mask, mask=same_document))
 
+    def absolute_positions(self) -> torch.Tensor:
+        """Positions [B or 1, N] for absolute position embeddings: as given, or counted from the first real token.
+
+        So a row that is padded on the left has the positions that it has alone. Padding between real tokens is counted,
+        as relative positions count it. Documents that a mask [B, N, N] separates are counted as one row.
+        """
+        mask = self.token_mask
+        if mask is None or not self.in_order or (can_read_values(mask) and bool(mask[:, 0].all())):
+            return self.position_ids
+        return (self.position_ids - first_real_tokens(mask)).clamp(min=0)
+
     def first_tokens(self) -> torch.Tensor:
-        """Position of each row's first real token, [B or 1, 1]; not 0 with padding on the left."""
-        if self.token_mask is None:
-            return torch.zeros_like(self.position_ids[:1, :1])
-        return self.token_mask.int().argmax(-1, keepdim=True)
+        """Position of the first real token of each row, [B or 1, 1], or of each token's document, [B, N]."""
+        if self.documents is None:
+            if self.token_mask is None:
+                return torch.zeros_like(self.position_ids[:1, :1])
+            return first_real_tokens(self.token_mask)
+        documents = self.documents.contiguous()
+        starts = torch.searchsorted(documents, documents)  # document numbers never decrease
+        return starts if self.token_mask is None else next_real_tokens(self.token_mask).gather(1, starts)
+
+    def pooled_tokens(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Positions [B or 1, S] of the first real token of each row (S = 1), or of each document of a packed row.
+
+        Also which of them exist, [B or 1, S]: a row of padding only has none. None if all exist.
+        """
+        bounds, mask = self.attention_mask.cu_seqlens, self.token_mask
+        if bounds is None:
+            positions = self.first_tokens()[:, :1]
+            return positions, None if mask is None else mask.gather(1, positions)
+        starts = bounds[None, :-1].long()
+        if mask is None:
+            return starts, None
+        positions = next_real_tokens(mask).gather(1, starts)
+        return positions, mask.gather(1, positions) & (positions < bounds[1:])
 
     def gather(self, states: torch.Tensor) -> torch.Tensor:
         """Inputs [B, N, ...] in the layout of the layers, without padding if the batch was unpadded."""
@@ -171,6 +203,18 @@ def real_tokens(attention_mask: torch.Tensor, batch: int, length: int) -> torch.
     return mask if mask.dim() == 2 else mask.any(1)
 
 
+def first_real_tokens(token_mask: torch.Tensor) -> torch.Tensor:
+    """Position of each row's first real token, [B, 1]; 0 if there is none."""
+    return token_mask.int().argmax(-1, keepdim=True)
+
+
+def next_real_tokens(token_mask: torch.Tensor) -> torch.Tensor:
+    """Position of the first real token at or after each position, [B, N]; the last position if there is none."""
+    last = token_mask.shape[1] - 1
+    positions = torch.arange(last + 1, device=token_mask.device).expand_as(token_mask)
+    return positions.masked_fill(~token_mask, last).flip(-1).cummin(-1).values.flip(-1)
+
+
 def check_positions(position_ids: torch.Tensor | None, batch: int, length: int) -> None:
     if position_ids is not None and tuple(position_ids.shape) not in ((batch, length), (1, length)):
         raise ValueError(f"position_ids must be [B, N] = {(batch, length)}, not {tuple(position_ids.shape)}")
@@ -195,8 +239,3 @@ def lengths_between(bounds: list[int], length: int) -> tuple[int, ...]:
 def number_from_boundaries(boundary: torch.Tensor) -> torch.Tensor:
     """Document numbers [B, N] from [B, N - 1] flags between neighbours."""
     return nn.functional.pad(boundary.long().cumsum(-1), (1, 0))
-
-
-def any_outside(ids: torch.Tensor, size: int) -> bool:
-    """True if at least one id is outside [0, size). False if the ids cannot be read without waiting for a device."""
-    return can_read_values(ids) and (bool((ids < 0).any()) or bool((ids >= size).any()))

@@ -17,7 +17,7 @@ from transformers.utils.generic import can_return_tuple
 
 from .attention_context import AttentionContext
 from .batch_loss import IGNORED
-from .enhanced_mask_decoder import HfDebertaForMaskedLM, HfDebertaMaskedLMOutput, ignore_padding
+from .enhanced_mask_decoder import HfDebertaForMaskedLM, HfDebertaMaskedLMOutput
 
 
 class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
@@ -89,7 +89,7 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
         embeddings, context = self.deberta.embed(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, cu_seq_lens_q, causal=True
         )
-        labels = ignore_padding(labels, attention_mask, input_ids, inputs_embeds)
+        labels = self._check_labels(labels, attention_mask, input_ids, inputs_embeds)
         last_positions = None
         if logits_to_keep > 0:
             batch, length = embeddings.shape[:2]

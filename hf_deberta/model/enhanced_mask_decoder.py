@@ -32,6 +32,7 @@ from .fast_path_guards import (
     is_tracing_or_compiling,
     is_unmodified_module,
 )
+from .input_checks import class_labels
 from .linear_cross_entropy import linear_cross_entropy
 from .modeling_hf_deberta import HfDebertaModel, OutputFlags, gather_positions, kept_states
 from .pretrained_model import HfDebertaPreTrainedModel
@@ -223,7 +224,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
             embeddings,
             context,
             output_flags=output_flags,
-            labels=ignore_padding(labels, attention_mask, input_ids, inputs_embeds),
+            labels=self._check_labels(labels, attention_mask, input_ids, inputs_embeds),
             num_items_in_batch=num_items_in_batch,
             sparse=self._uses_sparse_prediction(sparse_prediction),
         )
@@ -265,6 +266,21 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
             attentions=encoded.attentions,
         )
 
+    def _check_labels(
+        self,
+        labels: torch.Tensor | None,
+        attention_mask: torch.Tensor | None,
+        input_ids: torch.Tensor | None,
+        inputs_embeds: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        """Return the labels [B, N] with -100 at padding."""
+        tokens = input_ids if inputs_embeds is None else inputs_embeds
+        if labels is None or tokens is None:
+            return labels
+        shape = tokens.shape[:2]
+        real = None if attention_mask is None else real_tokens(attention_mask, *shape)
+        return class_labels(labels, shape, self.lm_predictions.lm_head.bias.shape[0], real)
+
     def _uses_sparse_prediction(self, sparse_prediction: bool | None) -> bool:
         if sparse_prediction is None:
             sparse_prediction = self.training and self.config.sparse_prediction
@@ -279,7 +295,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         `states` [B, N, hidden] are those of the layer before the last.
         """
         encoder = self.deberta.encoder
-        positions = self.deberta.embeddings.positions(context.position_ids, context.in_order)
+        positions = self.deberta.embeddings.positions(context)
         query_states = gather_positions(states + positions, query_positions)
         table = encoder.relative_table(context)
         steps = self.config.emd_steps
@@ -325,24 +341,6 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
             loss = mean_over_items(losses, labels >= 0, num_items_in_batch)
             fields |= {"logits": logits, "losses": losses.detach(), "predictions": logits.argmax(-1)}
         return {"loss": loss, **{name: in_batch_order(field, labelled, context) for name, field in fields.items()}}
-
-
-def ignore_padding(
-    labels: torch.Tensor | None,
-    attention_mask: torch.Tensor | None,
-    input_ids: torch.Tensor | None,
-    inputs_embeds: torch.Tensor | None,
-) -> torch.Tensor | None:
-    """Return the labels [B, N] with -100 at padding."""
-    tokens = input_ids if inputs_embeds is None else inputs_embeds
-    if labels is None or tokens is None:
-        return labels
-    shape = tokens.shape[:2]
-    if labels.shape != shape:
-        raise ValueError(f"labels must be [B, N] = {tuple(shape)}, not {tuple(labels.shape)}")
-    if attention_mask is None:
-        return labels
-    return labels.masked_fill(~real_tokens(attention_mask, *shape), IGNORED)
 
 
 def labelled_positions(labels: torch.Tensor) -> torch.Tensor | None:

@@ -19,10 +19,19 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils.generic import can_return_tuple
 
-from .attention_context import real_tokens
+from .attention_context import check_one_document, first_real_tokens, real_tokens
 from .batch_loss import IGNORED, binary_cross_entropy, cross_entropy, mean_squared_error, soft_cross_entropy
 from .configuration_hf_deberta import HfDebertaConfig
-from .modeling_hf_deberta import HfDebertaModel
+from .input_checks import (
+    binary_labels,
+    check_indices,
+    check_tensors,
+    class_labels,
+    distributions,
+    multi_labels,
+    regression_targets,
+)
+from .modeling_hf_deberta import HfDebertaModel, gather_positions
 from .pretrained_model import HfDebertaPreTrainedModel
 
 PADDED_ENTITY_LOGIT = -10000.0
@@ -114,19 +123,21 @@ class HfDebertaForSequenceClassification(HfDebertaPreTrainedModel):
     def _compute_loss(
         self, logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None
     ) -> torch.Tensor:
+        check_tensors(labels=labels)
         problem_type = self.config.problem_type
         if problem_type is None:
             if self.num_labels == 1:
                 problem_type = "regression"
-            elif labels.dim() == 1 or labels.shape[-1] == 1:
+            elif labels.dim() < 2 or labels.shape[-1] == 1:
                 problem_type = "single_label_classification"
         if problem_type == "regression":
-            return mean_squared_error(logits, labels, num_items_in_batch)
+            return mean_squared_error(logits, regression_targets(labels, logits.shape), num_items_in_batch)
         if problem_type == "single_label_classification":
-            return cross_entropy(logits, labels.long(), num_items_in_batch)
+            labels = class_labels(labels, logits.shape[:1], self.num_labels)
+            return cross_entropy(logits, labels, num_items_in_batch)
         if problem_type == "multi_label_classification":
-            return binary_cross_entropy(logits, labels, num_items_in_batch)
-        return soft_cross_entropy(logits, labels, num_items_in_batch)
+            return binary_cross_entropy(logits, multi_labels(labels, logits.shape), num_items_in_batch)
+        return soft_cross_entropy(logits, distributions(labels, logits.shape), num_items_in_batch)
 
 
 class HfDebertaForTokenClassification(HfDebertaPreTrainedModel):
@@ -189,8 +200,8 @@ class HfDebertaForTokenClassification(HfDebertaPreTrainedModel):
         logits = self.classifier(self.dropout(states))
         loss = None
         if labels is not None:
-            if attention_mask is not None:
-                labels = labels.masked_fill(~real_tokens(attention_mask, *labels.shape), IGNORED)
+            real = None if attention_mask is None else real_tokens(attention_mask, *logits.shape[:2])
+            labels = class_labels(labels, logits.shape[:2], self.num_labels, real)
             loss = cross_entropy(logits, labels, num_items_in_batch)
         return TokenClassifierOutput(
             loss=loss, logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions
@@ -251,7 +262,12 @@ class HfDebertaForQuestionAnswering(HfDebertaPreTrainedModel):
         )
         start_logits, end_logits = self.qa_outputs(encoded.last_hidden_state).unbind(-1)
         loss = None
+        if (start_positions is None) != (end_positions is None):
+            raise ValueError("pass both start_positions and end_positions for a loss, or neither")
         if start_positions is not None and end_positions is not None:
+            batch = start_logits.shape[:1]
+            start_positions = class_labels(start_positions, batch, name="start_positions")
+            end_positions = class_labels(end_positions, batch, name="end_positions")
             start_loss = _answer_loss(start_logits, start_positions, attention_mask, num_items_in_batch)
             loss = 0.5 * (start_loss + _answer_loss(end_logits, end_positions, attention_mask, num_items_in_batch))
         return QuestionAnsweringModelOutput(
@@ -300,7 +316,9 @@ class HfDebertaForMultipleChoice(HfDebertaPreTrainedModel):
         The summed loss is divided by `num_items_in_batch`, by default the number of labels in this call. Packed rows
         are not supported.
         """
+        _refuse_packed_rows(kwargs)
         num_choices = _count_choices(input_ids, inputs_embeds)
+        check_tensors(attention_mask=attention_mask, token_type_ids=token_type_ids, position_ids=position_ids)
         encoded = self.deberta(
             _flatten_choices(input_ids),
             _flatten_choices(attention_mask),
@@ -314,7 +332,10 @@ class HfDebertaForMultipleChoice(HfDebertaPreTrainedModel):
         )
         pooled = self.pooler(encoded.last_hidden_state)
         logits = self.classifier(self.dropout(pooled)).view(-1, num_choices)
-        loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
+        loss = None
+        if labels is not None:
+            labels = class_labels(labels, logits.shape[:1], num_choices)
+            loss = cross_entropy(logits, labels, num_items_in_batch)
         return MultipleChoiceModelOutput(
             loss=loss, logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions
         )
@@ -363,6 +384,7 @@ class HfDebertaForEntityChoice(HfDebertaPreTrainedModel):
         The summed loss is divided by `num_items_in_batch`, by default the number of labelled entities in this call.
         Packed rows are not supported.
         """
+        _refuse_packed_rows(kwargs)
         if entity_indices is None:
             raise ValueError("entity choice needs entity_indices [B, entities, tokens], 0 for padding")
         encoded = self.deberta(
@@ -375,31 +397,59 @@ class HfDebertaForEntityChoice(HfDebertaPreTrainedModel):
             output_hidden_states=output_hidden_states,
             return_dict=True,
         )
-        present = (entity_indices > 0).any(-1)  # [B, E]
-        mentions = pool_mentions(encoded.last_hidden_state, entity_indices)
+        states = encoded.last_hidden_state
+        real = None if attention_mask is None else real_tokens(attention_mask, *states.shape[:2])
+        mention_mask = mask_of_mentions(entity_indices, states, real)
+        if attention_mask is None:
+            check_one_document(position_ids)
+        present = mention_mask.any(-1)  # [B, E]
+        first = states[:, :1] if real is None else gather_positions(states, first_real_tokens(real).to(states.device))
+        mentions = pool_mentions(states, entity_indices, mention_mask, first)
         mentions = self.dropout(nn.functional.gelu(self.proj(mentions)))
         logits = self.classifier(mentions).squeeze(-1).masked_fill(~present, PADDED_ENTITY_LOGIT)
         loss = None
         if labels is not None:
-            labels = labels.masked_fill(~present, IGNORED)
+            labels = binary_labels(labels, logits.shape, present)
             loss = binary_cross_entropy(logits, labels, num_items_in_batch)
         return SequenceClassifierOutput(
             loss=loss, logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions
         )
 
 
-def pool_mentions(states: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Return mention states [B, E, hidden]: states [B, N, hidden] at indices [B, E, S], averaged by similarity.
+def mask_of_mentions(
+    indices: torch.Tensor,  # [B, E, S]
+    states: torch.Tensor,  # [B, N, hidden]
+    real: torch.Tensor | None,  # [B, N] of bool
+) -> torch.Tensor:
+    """Return which of the indices belong to a mention, [B, E, S]: not 0, and not the position of padding."""
+    check_tensors(entity_indices=indices)
+    batch, length = states.shape[:2]
+    if indices.dim() != 3 or indices.shape[0] != batch:
+        raise ValueError(f"entity_indices must be [B, entities, tokens] with B = {batch}, not {tuple(indices.shape)}")
+    check_indices("entity_indices", indices, length)
+    mention_mask = indices > 0
+    if real is not None:
+        index = indices.flatten(1).long()
+        mention_mask &= real.to(index.device).gather(1, index).view_as(indices)
+    return mention_mask
 
-    The weights are the softmax over a mention of the scaled products with the state of the first token.
+
+def pool_mentions(
+    states: torch.Tensor,  # [B, N, hidden]
+    indices: torch.Tensor,  # [B, E, S]
+    mention_mask: torch.Tensor,  # [B, E, S] of bool
+    first: torch.Tensor,  # [B, 1, hidden]
+) -> torch.Tensor:
+    """Return mention states [B, E, hidden]: the states at indices in the mask, averaged by similarity.
+
+    The weights are the softmax over a mention of the scaled products with the state of the first real token.
     """
     batch, entities, span = indices.shape
     width = states.shape[-1]
     index = indices.reshape(batch, entities * span, 1).expand(-1, -1, width)
-    tokens = states.gather(1, index).view(batch, entities, span, width)
-    scores = (tokens @ states[:, 0, :, None].unsqueeze(1)).squeeze(-1) / math.sqrt(width)  # [B, E, S]
-    real = indices > 0
-    weights = scores.masked_fill(~real, torch.finfo(scores.dtype).min).softmax(-1) * real
+    tokens = states.gather(1, index.long()).view(batch, entities, span, width)
+    scores = (tokens @ first.mT.unsqueeze(1)).squeeze(-1) / math.sqrt(width)  # [B, E, S]
+    weights = scores.masked_fill(~mention_mask, torch.finfo(scores.dtype).min).softmax(-1) * mention_mask
     return (weights[..., None] * tokens).sum(2)
 
 
@@ -420,7 +470,13 @@ def _answer_loss(
     return cross_entropy(logits, positions.masked_fill(ignored, IGNORED), num_items_in_batch)
 
 
+def _refuse_packed_rows(kwargs: dict) -> None:
+    if kwargs.get("cu_seq_lens_q") is not None:
+        raise ValueError("this head does not support packed rows; pass padded rows without cu_seq_lens_q")
+
+
 def _count_choices(input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> int:
+    check_tensors(input_ids=input_ids, inputs_embeds=inputs_embeds)
     tensor, rank = (inputs_embeds, 4) if input_ids is None else (input_ids, 3)
     if tensor is None:
         raise ValueError("give either input_ids or inputs_embeds, not neither")

@@ -18,10 +18,11 @@ from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
 from .attention import attention_scale, disentangled_attention
-from .attention_context import AttentionContext, any_outside, check_one_document
+from .attention_context import AttentionContext, check_one_document
 from .configuration_hf_deberta import HfDebertaConfig
 from .dense import dense
 from .fast_path_guards import can_read_values, in_reference_mode
+from .input_checks import any_outside, check_integers, check_tensors
 from .ngram_input_encoding import NgramInputEncoding
 from .pretrained_model import HfDebertaPreTrainedModel
 from .relative_position import RelativePositions, RowsInUse, may_be_pruned, rows_of_distances, saturation_of
@@ -67,14 +68,12 @@ class HfDebertaEmbeddings(nn.Module):
         self,
         input_ids: torch.Tensor | None,  # [B, N]
         token_type_ids: torch.Tensor | None,
-        position_ids: torch.Tensor,  # [B or 1, N]
-        in_order: bool,
-        token_mask: torch.Tensor | None,
+        context: AttentionContext,
         inputs_embeds: torch.Tensor | None,  # [B, N, embedding]
     ) -> torch.Tensor:
         embeddings = self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
         if self.config.position_biased_input:
-            embeddings = embeddings + self.positions(position_ids, in_order)
+            embeddings = embeddings + self.positions(context)
         if self.config.type_vocab_size > 0:
             if token_type_ids is None:
                 token_type_ids = embeddings.new_zeros(embeddings.shape[:2], dtype=torch.long)
@@ -82,15 +81,16 @@ class HfDebertaEmbeddings(nn.Module):
         if self.config.embedding_size != self.config.hidden_size:
             embeddings = dense(self.embed_proj, embeddings)
         embeddings = self.LayerNorm(embeddings)
-        if token_mask is not None:
-            embeddings = embeddings * token_mask[..., None]
+        if context.token_mask is not None:
+            embeddings = embeddings * context.token_mask[..., None]
         return self.dropout(embeddings)
 
-    def positions(self, position_ids: torch.Tensor, in_order: bool) -> torch.Tensor:
-        """Absolute position embeddings [..., embedding]; `in_order`: positions are 0, 1, ... along each row."""
-        limit = self.config.max_position_embeddings
-        if (in_order and position_ids.shape[-1] > limit) or any_outside(position_ids, limit):
-            longest = int(position_ids.max()) + 1
+    def positions(self, context: AttentionContext) -> torch.Tensor:
+        """Absolute position embeddings [B or 1, N, embedding]."""
+        position_ids, limit = context.absolute_positions(), self.config.max_position_embeddings
+        too_long = context.in_order and position_ids.shape[-1] > limit
+        if too_long or any_outside(position_ids, limit):
+            longest = position_ids.shape[-1] if too_long else int(position_ids.max()) + 1
             raise ValueError(
                 f"this input has {longest} positions, and max_position_embeddings is {limit}; shorten the input, or "
                 "train with a larger max_position_embeddings"
@@ -402,7 +402,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
 
         `cu_seq_lens_q` are the document boundaries [documents + 1] of a packed row, with B = 1. With
         `first_token_only`, for classifiers, return only the state of each row's first real token, [B, 1, hidden], or
-        of each document's first token, [1, documents, hidden].
+        of each document's, [1, documents, hidden]: zero, without a gradient, for a row of padding only.
         """
         flags = self.output_flags(output_attentions, output_hidden_states)
         embeddings, context = self.embed(
@@ -426,9 +426,12 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
             empty = first.new_zeros(context.unpadding.shape[0], 1, first.shape[-1])
             encoded.last_hidden_state = empty.index_copy(0, rows.to(first.device), first[0][:, None])
         else:
-            positions = context.first_tokens() if cu_seq_lens_q is None else cu_seq_lens_q[None, :-1].long()
+            positions, exist = context.pooled_tokens()
             positions = positions.expand(embeddings.shape[0], -1)
             encoded = self.encoder(embeddings, context, *flags, query_positions=positions)
+            if exist is not None:
+                first = encoded.last_hidden_state
+                encoded.last_hidden_state = first.masked_fill(~exist[..., None].to(first.device), 0)
         encoded.hidden_states = context.scatter_each(encoded.hidden_states)
         return encoded
 
@@ -477,9 +480,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         embeddings = self.embeddings(
             input_ids,
             token_type_ids,
-            context.position_ids,
-            context.in_order,
-            context.token_mask,
+            context,
             inputs_embeds,
         )
         context = (context.unpadded(self.config.hidden_size) if unpad else context).with_mask_of_documents()
@@ -492,7 +493,8 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         token_type_ids: torch.Tensor | None,
         inputs_embeds: torch.Tensor | None,
     ) -> tuple[int, int, torch.device]:
-        """Batch size, length and device; raises a ValueError for wrong shapes and ids."""
+        """Batch size, length and device; raises a ValueError for wrong types, shapes and ids."""
+        check_tensors(input_ids=input_ids, token_type_ids=token_type_ids, inputs_embeds=inputs_embeds)
         if input_ids is not None and inputs_embeds is None:
             tensor, name, shape = input_ids, "input_ids", "[B, N]"
         elif inputs_embeds is not None and input_ids is None:
@@ -502,7 +504,11 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
             raise ValueError(f"pass either input_ids or inputs_embeds, not {given}")
         if tensor.dim() != shape.count(",") + 1 or tensor.numel() == 0:
             raise ValueError(f"{name} must be {shape} with at least one row and one token, not {tuple(tensor.shape)}")
-        words = self.embeddings.word_embeddings.num_embeddings
+        words, width = self.embeddings.word_embeddings.num_embeddings, self.config.embedding_size
+        if inputs_embeds is not None and inputs_embeds.shape[-1] != width:
+            raise ValueError(f"inputs_embeds must be [B, N, {width}], the embedding size, not {tuple(tensor.shape)}")
+        if input_ids is not None:
+            check_integers("input_ids", input_ids)
         if input_ids is not None and any_outside(input_ids, words):
             raise ValueError(
                 f"input_ids must lie in [0, {words}), the vocabulary of this model, and range from "
@@ -510,6 +516,14 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
                 "resize_token_embeddings"
             )
         types = self.config.type_vocab_size
-        if token_type_ids is not None and types > 0 and any_outside(token_type_ids, types):
-            raise ValueError(f"token_type_ids must lie in [0, {types}), and range up to {int(token_type_ids.max())}")
-        return tensor.shape[0], tensor.shape[1], tensor.device
+        batch, length = tensor.shape[:2]
+        if token_type_ids is not None and types > 0:
+            check_integers("token_type_ids", token_type_ids)
+            if tuple(token_type_ids.shape) not in ((batch, length), (1, length)):
+                raise ValueError(
+                    f"token_type_ids must be [B, N] = {(batch, length)}, not {tuple(token_type_ids.shape)}"
+                )
+            if any_outside(token_type_ids, types):
+                largest = int(token_type_ids.max())
+                raise ValueError(f"token_type_ids must lie in [0, {types}), and range up to {largest}")
+        return batch, length, tensor.device

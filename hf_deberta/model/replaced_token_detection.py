@@ -16,7 +16,8 @@ from .attention_context import real_tokens
 from .batch_loss import IGNORED, binary_cross_entropy
 from .configuration_hf_deberta import HfDebertaConfig
 from .dense import dense
-from .modeling_hf_deberta import HfDebertaModel
+from .input_checks import binary_labels
+from .modeling_hf_deberta import HfDebertaModel, gather_positions
 from .pretrained_model import HfDebertaPreTrainedModel
 
 
@@ -101,12 +102,13 @@ class HfDebertaForPreTraining(HfDebertaPreTrainedModel):
         )
         encoded = self.deberta.encoder(embeddings, context, *output_flags)
         states = encoded.last_hidden_state
-        logits = self.mask_predictions(states, first_token_states(states, context.documents))
+        first_tokens = context.first_tokens().expand(len(states), -1).to(states.device)
+        logits = self.mask_predictions(states, gather_positions(states, first_tokens))
         logits = context.scatter(logits)
         loss = None
         if labels is not None:
-            if attention_mask is not None:
-                labels = labels.masked_fill(~real_tokens(attention_mask, *logits.shape), IGNORED)
+            real = None if attention_mask is None else real_tokens(attention_mask, *logits.shape)
+            labels = binary_labels(labels, logits.shape, real)
             loss = binary_cross_entropy(logits, labels, num_items_in_batch)
         return TokenClassifierOutput(
             loss=loss,
@@ -114,14 +116,6 @@ class HfDebertaForPreTraining(HfDebertaPreTrainedModel):
             hidden_states=context.scatter_each(encoded.hidden_states),
             attentions=encoded.attentions,
         )
-
-
-def first_token_states(states: torch.Tensor, documents: torch.Tensor | None) -> torch.Tensor:
-    """Return the state of each row's first token [B, 1, hidden], or of each token's document [B, N, hidden]."""
-    if documents is None:
-        return states[:, :1]
-    first = torch.searchsorted(documents.contiguous(), documents.contiguous())  # document numbers never decrease
-    return states.gather(1, first[..., None].expand_as(states))
 
 
 def replaced_token_labels(

@@ -25,6 +25,7 @@ from hf_deberta.runs.command_line import (
 )
 from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.run_identity import RunArguments, identifying_flags
+from hf_deberta.runs.run_lock import lock_folder
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
 
 logger = logging.get_logger(__name__)
@@ -195,7 +196,8 @@ def run_with_arguments(argument_classes: tuple[type, ...], run: Callable[..., An
         if parser.parse_args(words).output_dir is None:
             logger.warning(f"No --output_dir was given: results go to the folder {arguments[-1].output_dir}")
         arguments[-1].identifying_flags = identifying_flags(vars(parser.parse_args(words)), exclude=LENGTH_FLAGS)
-        return run(*arguments)
+        with lock_folder(Path(str(arguments[-1].output_dir))):
+            return run(*arguments)
 
 
 def require_trained_model(training_args: TrainingArguments, new_model: bool, flags: str) -> None:

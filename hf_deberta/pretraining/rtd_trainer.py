@@ -19,6 +19,7 @@ from hf_deberta.pretraining.throughput import training_operations
 from hf_deberta.pretraining.trainer import PretrainingTrainer
 from hf_deberta.runs.checkpoints import UNFINISHED, replace_folder
 from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.integrity import MANIFEST
 from hf_deberta.runs.model_card import write_training_card
 
 
@@ -36,6 +37,8 @@ class RtdTrainer(PretrainingTrainer):
             stepped twice, with one set of Adam moments. The logged grad_norm is the discriminator's. DDP needs
             find_unused_parameters, which is switched on unless the arguments set it.
     """
+
+    final_models = MODELS
 
     def __init__(
         self,
@@ -98,6 +101,7 @@ class RtdTrainer(PretrainingTrainer):
             self._clip_grad_norm(model)
         optimizer: Any = self.optimizer
         optimizer.step()
+        self.count_skipped_step()
         # None instead of zeros: the optimizer skips the generator when it steps the discriminator.
         optimizer.zero_grad(set_to_none=True)
         micro_batches, self.discriminator_inputs = self.discriminator_inputs, []
@@ -121,6 +125,7 @@ class RtdTrainer(PretrainingTrainer):
         super().save_model(str(state), _internal_call=True)  # complete, also if the model is sharded
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
+            (folder / MANIFEST).unlink(missing_ok=True)  # of another pair
             HfDebertaForRtdPretraining.from_pretrained(state).save_pair(pair)
             for name in MODELS:
                 if self.processing_class is not None:

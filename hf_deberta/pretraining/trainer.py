@@ -9,7 +9,13 @@ from transformers.utils import logging
 
 from hf_deberta.pretraining.packing import Rows
 from hf_deberta.pretraining.throughput import ThroughputMeter, peak_operations, training_operations
-from hf_deberta.runs.checkpoints import TRAINER_STATE_NAME, AtomicCheckpointsMixin, last_checkpoint
+from hf_deberta.runs.checkpoints import (
+    TRAINER_STATE_NAME,
+    AtomicCheckpointsMixin,
+    find_damage_of_finished_run,
+    last_checkpoint,
+)
+from hf_deberta.runs.finite_values import FiniteValuesMixin
 from hf_deberta.runs.model_card import write_training_card
 from hf_deberta.runs.row_order import EpochSampler, SetEpochCallback
 from hf_deberta.runs.run_identity import RunArguments, check_same_run
@@ -17,7 +23,7 @@ from hf_deberta.runs.run_identity import RunArguments, check_same_run
 logger = logging.get_logger(__name__)
 
 
-class PretrainingTrainer(AtomicCheckpointsMixin):
+class PretrainingTrainer(FiniteValuesMixin, AtomicCheckpointsMixin):
     """Trains on `packing.Rows`, in an order that depends on seed and epoch alone.
 
     Logs, in addition to `Trainer`: tokens_per_second, the real tokens of all processes, and, with bf16 or fp16 on a GPU
@@ -62,13 +68,17 @@ class PretrainingTrainer(AtomicCheckpointsMixin):
         """
         check_same_run(self.args, self.identifying_settings(), may_grow=("steps",))
         self.trained, checkpoint = False, last_checkpoint(self.args)
-        state = Path(str(self.args.output_dir)) / TRAINER_STATE_NAME  # the last file that a run writes
+        folder = Path(str(self.args.output_dir))
+        state = folder / TRAINER_STATE_NAME  # a finished run has it
         if checkpoint is None:
             state.unlink(missing_ok=True)
         result = self.train(resume_from_checkpoint=checkpoint)
         if not self.trained:
-            logger.warning(f"{self.args.output_dir} holds this run, and it is finished: nothing is trained")
-            if state.exists() and TrainerState.load_from_json(str(state)).global_step == self.state.global_step:
+            logger.warning(f"{folder} holds this run, and it is finished: nothing is trained")
+            damage = find_damage_of_finished_run(folder) if state.exists() else []
+            if damage:
+                logger.warning(f"its model is damaged ({', '.join(damage)}) and written again from {checkpoint}")
+            elif state.exists() and TrainerState.load_from_json(str(state)).global_step == self.state.global_step:
                 return False
         self.save_model()
         if self.trained:

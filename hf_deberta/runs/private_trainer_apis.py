@@ -14,5 +14,6 @@ PRIVATE_TRAINER_METHODS = {
     "_run_epoch": "PretrainingTrainer makes no further step when it resumes a finished run",
     "_get_num_items_in_batch": "LanguageModelTrainer and RtdTrainer count the items of two losses",
     "_clip_grad_norm": "RtdTrainer clips the gradients of generator and discriminator separately",
+    "_get_grad_norm": "FiniteValuesMixin notes gradient norms that are not finite, also without clipping",
     "_prepare_inputs": "LanguageModelTrainer moves inputs to the device in its own prediction_step",
 }

@@ -7,6 +7,8 @@ import weakref
 import pytest
 import torch
 from datasets import Dataset
+from tiny_trainers import CLASS_ROWS as ROWS
+from tiny_trainers import fine_tuning_arguments as arguments
 from transformers import BertConfig, BertForQuestionAnswering, default_data_collator
 
 from hf_deberta import (
@@ -27,13 +29,6 @@ from hf_deberta.fine_tuning.trainer import (
     write_card_and_push,
 )
 from hf_deberta.runs.errors import InputError
-
-ROWS = Dataset.from_dict({"input_ids": [[1, n + 5, 2] for n in range(8)], "labels": [0, 1] * 4})
-
-
-def arguments(folder, **fields) -> FineTuningArguments:
-    defaults = {"do_train": True, "max_steps": 1, "use_cpu": True, "disable_tqdm": True, "report_to": "none"}
-    return FineTuningArguments(str(folder), **{**defaults, **fields})
 
 
 def make_trainer(

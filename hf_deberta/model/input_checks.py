@@ -1,0 +1,118 @@
+"""Checks of inputs and labels: each raises a ValueError that names the rule, the value and the way out.
+
+Shapes and types are always checked. Values are checked where reading them costs nothing: on the CPU, outside of
+captured graphs and transforms (`can_read_values`). On a GPU the check would have to wait for the device.
+"""
+
+import torch
+
+from .batch_loss import IGNORED
+from .fast_path_guards import can_read_values
+
+SUM_TOLERANCE = 0.01  # a distribution over thousands of classes in half precision sums to 1 within this
+
+
+def check_tensors(**inputs: object) -> None:
+    """Raise a ValueError for an input that is neither a tensor nor None, such as a list or a NumPy array."""
+    for name, value in inputs.items():
+        if value is not None and not torch.is_tensor(value):
+            raise ValueError(f"{name} must be a tensor, not {type(value).__name__}; pass torch.tensor({name})")
+
+
+def any_outside(ids: torch.Tensor, size: int) -> bool:
+    """True if at least one id is outside [0, size). False if the ids cannot be read without waiting for a device."""
+    return can_read_values(ids) and (bool((ids < 0).any()) or bool((ids >= size).any()))
+
+
+def check_indices(name: str, indices: torch.Tensor, size: int) -> None:
+    """Raise a ValueError unless `indices` are integers in [0, size)."""
+    check_integers(name, indices)
+    if any_outside(indices, size):
+        wrong = indices[(indices < 0) | (indices >= size)]
+        _refuse(wrong, f"{name} must be positions of tokens, in [0, {size})")
+
+
+def check_integers(name: str, ids: torch.Tensor) -> None:
+    """Raise a ValueError unless `ids` may index an embedding."""
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"{name} must be of type int64 or int32, not {ids.dtype}; pass {name}.long()")
+
+
+# ---- labels: each function returns them, with -100 where `real` [B, N] is False ----------------------------------
+
+
+def class_labels(
+    labels: torch.Tensor,
+    shape: torch.Size,
+    classes: int | None = None,
+    real: torch.Tensor | None = None,
+    name: str = "labels",
+) -> torch.Tensor:
+    """Return class numbers as int64: below `classes`, or negative to be ignored. For shape [B], [B, 1] is accepted."""
+    check_tensors(**{name: labels})
+    if len(shape) == 1 and labels.shape[1:] == (1,):
+        labels = labels.squeeze(1)
+    _check_shape(name, labels, shape)
+    if labels.is_floating_point() and can_read_values(labels):
+        _refuse(labels[labels != labels.round()], f"{name} must be whole numbers, the classes")
+    labels = _ignore_padding(labels.long(), real)
+    if classes is not None and can_read_values(labels):
+        rule = f"{name} must be below {classes}, the number of classes, or negative to be ignored"
+        _refuse(labels[labels >= classes], rule)
+    return labels
+
+
+def binary_labels(labels: torch.Tensor, shape: torch.Size, real: torch.Tensor | None = None) -> torch.Tensor:
+    """Return labels that must be 0, 1, or -100 to be ignored."""
+    _check_shape("labels", labels, shape)
+    labels = _ignore_padding(labels.long() if labels.dtype in (torch.bool, torch.uint8) else labels, real)
+    if can_read_values(labels):
+        wrong = labels[(labels != 0) & (labels != 1) & (labels != IGNORED)]
+        _refuse(wrong, f"labels must be 0 or 1, or {IGNORED} to be ignored")
+    return labels
+
+
+def multi_labels(labels: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Return labels that must be probabilities, or -100 to be ignored."""
+    _check_shape("labels", labels, shape)
+    if can_read_values(labels):
+        wrong = labels[~((labels >= 0) & (labels <= 1)) & (labels != IGNORED)]
+        _refuse(wrong, f"labels of a multi-label classification must lie in [0, 1], or be {IGNORED} to be ignored")
+    return labels
+
+
+def distributions(labels: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Return labels that must be one distribution over the classes per row."""
+    _check_shape("labels", labels, shape)
+    if can_read_values(labels):
+        rule = f"labels {tuple(shape)} are distributions over the classes, which must"
+        way_out = "; pass class numbers [B], or set config.problem_type to the loss that you want"
+        _refuse(labels[~(labels >= 0)], f"{rule} not be negative", way_out)
+        sums = labels.float().sum(-1)
+        _refuse(sums[~((sums - 1).abs() <= SUM_TOLERANCE)], f"{rule} sum to 1", way_out)
+    return labels
+
+
+def regression_targets(labels: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Return finite numbers in the shape of the predictions; [B] will do for [B, 1]."""
+    check_tensors(labels=labels)
+    _check_shape("labels", labels, shape[:1] if shape[1] == 1 and labels.dim() == 1 else shape)
+    if can_read_values(labels):
+        _refuse(labels[~labels.isfinite()], "labels of a regression must be finite", "; drop rows without a label")
+    return labels
+
+
+def _ignore_padding(labels: torch.Tensor, real: torch.Tensor | None) -> torch.Tensor:
+    return labels if real is None else labels.masked_fill(~real.to(labels.device), IGNORED)
+
+
+def _check_shape(name: str, tensor: torch.Tensor, shape: torch.Size) -> None:
+    check_tensors(**{name: tensor})
+    if tensor.shape != shape:
+        raise ValueError(f"{name} must be of shape {tuple(shape)}, not {tuple(tensor.shape)}")
+
+
+def _refuse(wrong: torch.Tensor, rule: str, way_out: str = "") -> None:
+    """Raise a ValueError with the rule and the first value that breaks it, if there is one."""
+    if wrong.numel() > 0:
+        raise ValueError(f"{rule}, not {wrong[0].item():g}{way_out}")
