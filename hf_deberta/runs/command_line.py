@@ -100,7 +100,7 @@ def as_input_error(*kinds: type[Exception]) -> Iterator[None]:
             raise InputError(
                 f"there is no such folder, nor a model on the Hub: {' '.join(str(error).split())}"
             ) from error
-        raise InputError(str(cause or error)) from error
+        raise InputError(" ".join(str(cause or error).split())) from error
 
 
 def _quoted_name(message: str) -> str:
