@@ -187,10 +187,14 @@ def _decode(line: bytes, file: str | Path, number: int) -> str:
 def _check_parquet(file: str | Path) -> None:
     try:
         with _open(file) as opened:
-            for batch in pyarrow.parquet.ParquetFile(opened).iter_batches():
+            table = pyarrow.parquet.ParquetFile(opened)
+            for batch in table.iter_batches():
                 batch.validate(full=True)
+            is_empty = table.metadata.num_rows == 0
     except (pyarrow.ArrowException, OSError, *DAMAGED) as error:
         raise InputError(f"{file} is damaged, or is no parquet file: {one_line(error)}") from error
+    if is_empty:
+        raise InputError(f"{file} has no rows")
 
 
 # JSON
