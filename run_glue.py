@@ -126,7 +126,7 @@ def fine_tune(
     args.drop_missing_splits(rows)
     task = glue.TASKS.get(data_args.name) or infer_task(model_args, data_args, args, rows)
     args.set_best_metric(task.metrics)
-    labels = "regression targets" if task.labels is None else ", ".join(task.labels)
+    labels = "regression targets" if task.labels is None else glue.listed(task.labels)
     if task.labels and len(task.labels) == 2 and "f1" in task.metrics:
         labels += f" (f1 of class {task.labels[1]!r})"
     logger.warning(f"Text columns: {', '.join(task.columns)}. Labels: {labels}.")
