@@ -217,5 +217,6 @@ def test_full_disk(runner, seed, tmp_path, tally):
     assert done["status"] in (0, 1), done["output"]
     if done["status"]:
         assert_nothing_half_written(out, whole)
+        assert "could not be written (" in done["output"] and "Traceback" not in done["output"], done["output"]
         tally.held("full disk and resume")
     check_end(runner, script, out)
