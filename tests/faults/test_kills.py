@@ -11,12 +11,13 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_cases import FULL, seeds
+from fault_cases import FULL, SEED, seeds
 from safetensors.torch import load_file
 
 from hf_deberta.demos.glue import write_glue_demo
@@ -64,11 +65,12 @@ class Runner:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TRANSFORMERS_VERBOSITY": "error"}
-        environment |= {"HF_DATASETS_CACHE": str(folder / "cache"), "PYTHONWARNINGS": "ignore"}
+        settings = {"OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}
+        settings |= {"PYTHONPATH": str(ROOT), "HF_DATASETS_CACHE": str(folder / "cache")}
+        self.environment = {**os.environ, **settings}
         command = [sys.executable, ROOT / "tests" / "kill_and_resume.py", *(ROOT / script for script in SCRIPTS)]
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True)
+        self.process = subprocess.Popen(command, env=self.environment, stdin=pipe, stdout=pipe, text=True)
         assert self.process.stdout is not None and self.process.stdout.readline() == "ready\n"
 
     def run(self, script: str, out: Path, **order: Any) -> dict[str, Any]:
@@ -220,3 +222,48 @@ def test_full_disk(runner, seed, tmp_path, tally):
         assert "could not be written (" in done["output"] and "Traceback" not in done["output"], done["output"]
         tally.held("full disk and resume")
     check_end(runner, script, out)
+
+
+LAUNCH = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1")
+LAUNCH += ("--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0")
+
+
+def start_two(runner: Runner, script: str, out: Path, steps: int) -> subprocess.Popen:
+    """Start two processes, in a process group of their own."""
+    flags = [*runner.flags(script), "--max_steps", str(steps), "--output_dir", str(out)]
+    command = [sys.executable, *LAUNCH, str(ROOT / script), *flags]
+    with open(log_of(out), "w") as log:
+        return subprocess.Popen(command, env=runner.environment, stderr=log, start_new_session=True)
+
+
+def log_of(out: Path) -> Path:
+    return out.with_suffix(".log")
+
+
+def processes_of(launcher: int) -> list[int]:
+    """Return the processes that a launcher has started, by rank."""
+    return [int(word) for word in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()]
+
+
+@pytest.mark.skipif(not FULL, reason="needs a minute: make faults")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_of_two_dies(runner, rank, tmp_path, tally):
+    """The other one ends too, and the next start ends as an uninterrupted run."""
+    script = ("run_mlm.py", "run_glue.py")[(rank + SEED) % 2]
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    uninterrupted, killed = start_two(runner, script, whole, 24), start_two(runner, script, out, 24)
+    deadline = time.monotonic() + 240
+    while not (out / "checkpoint-4").exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    children = processes_of(killed.pid)
+    os.kill(children[rank], signal.SIGKILL)
+    assert len(children) == 2 and killed.wait(120) != 0
+    assert not [process for process in children if Path(f"/proc/{process}").exists()]
+    assert uninterrupted.wait(240) == 0, log_of(whole).read_text()[-3000:]
+    assert_nothing_half_written(out, whole)
+    assert not (out / "checkpoint-24").exists()
+    resumed = start_two(runner, script, out, 24)
+    assert resumed.wait(240) == 0, log_of(out).read_text()[-3000:]
+    assert_same_result(out, whole)
+    tally.held("a process of two dies")
