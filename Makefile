@@ -44,6 +44,9 @@ faults: export FAULTS_CSV ?= benchmarks/results/faults.csv
 faults: $(READY) ## attack with random faults, bad files and kills, for about an hour (repeat a run: FAULTS_SEED=N)
 	$(RUN) -m pytest -n 2 --hypothesis-seed=$(FAULTS_SEED) tests/faults
 
+soak: $(READY) ## infer in threads and train for an hour; memory, open files and results must not change
+	$(RUN) tests/soak.py --csv benchmarks/results/soak.csv
+
 format: $(READY) ## apply lint fixes and format
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
@@ -84,5 +87,5 @@ gpu-training: $(READY) ## on a GPU: a whole encoder against its peers, training 
 clean: ## remove .venv and the output of demo, package and tests
 	rm -rf $(VENV) demo_output build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
 
-.PHONY: help setup demo check quick test faults format package test-common bench bench-gpu
+.PHONY: help setup demo check quick test faults soak format package test-common bench bench-gpu
 .PHONY: gpu-tests gpu-attention gpu-encoder gpu-training clean

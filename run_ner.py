@@ -58,7 +58,7 @@ from hf_deberta.fine_tuning.trainer import (
     train_and_evaluate,
     write_card_and_push,
 )
-from hf_deberta.runs.data_files import read_table, require_columns
+from hf_deberta.runs.data_files import locate_errors, read_table, require_columns
 from hf_deberta.runs.errors import InputError
 
 TABLE_SUFFIXES = (".json", ".jsonl", ".parquet", ".csv")
@@ -131,7 +131,8 @@ def fine_tune(
         raise InputError(f"{model_args.checkpoint} is a regression model, it has no labels")
     labels = labels_in_checkpoint_order(tuple(labels), model_args)
     for split, split_sentences in sentences.items():
-        ner.require_known_labels(split_sentences, labels, split)
+        with locate_errors(splits[split], split):
+            ner.require_known_labels(split_sentences, labels, split)
         words = sum(len(sentence.words) for sentence in split_sentences)
         logger.warning(f"{split}: {len(split_sentences):,} sentences, {words:,} words")
     if data_args.document_context is None:
@@ -149,8 +150,6 @@ def read_file(file: str) -> Dataset:
     path = Path(file)
     if Path(path.name.removesuffix(".gz")).suffix.lower() in TABLE_SUFFIXES:
         return read_table(file)
-    if not path.is_file():
-        raise InputError(f"there is no file {file}")
     sentences = ner.read_conll(path)
     columns: dict[str, list] = {
         "tokens": [sentence.words for sentence in sentences],
@@ -163,16 +162,16 @@ def read_file(file: str) -> Dataset:
 
 def read_sentences(rows: Dataset, split: str, data_args: NerArguments) -> list[Sentence]:
     """Sentences with IOB2 tags; test sentences may have none."""
-    words, tags = data_args.text_column_name, data_args.label_column_name
+    words, tags, is_test = data_args.text_column_name, data_args.label_column_name, split.startswith("test")
     labelled = tags in rows.column_names
-    if not labelled and not split.startswith("test") and rows.column_names == ["tokens", "document_id"]:  # a CoNLL file
-        raise InputError(f"the {split} file has no labels: each line needs a word and its label, as in 'EU B-ORG'")
-    require_columns(rows, [words] if split.startswith("test") else [words, tags], split)
-    names = getattr(getattr(rows.features[tags], "feature", None), "names", None) if labelled else None
-    try:
+    with locate_errors(rows, split):
+        if not labelled and not is_test and rows.column_names == ["tokens", "document_id"]:  # a CoNLL file
+            raise InputError(f"the {split} file has no labels: each line needs a word and its label, as in 'EU B-ORG'")
+        require_columns(rows, [words] if is_test else [words, tags], split)
+        if labelled and is_test and all(row_tags is None for row_tags in rows[tags]):
+            labelled = False
+        names = getattr(getattr(rows.features[tags], "feature", None), "names", None) if labelled else None
         return ner.convert_to_iob2(ner.sentences_from_table(rows, words, tags if labelled else None, names))
-    except InputError as error:
-        raise InputError(f"the {split} split: {error}") from error
 
 
 def run(

@@ -58,8 +58,7 @@ from hf_deberta.fine_tuning.trainer import (
     train_and_evaluate,
     write_card_and_push,
 )
-from hf_deberta.runs.command_line import as_input_error
-from hf_deberta.runs.data_files import read_table
+from hf_deberta.runs.data_files import explain_bad_files, read_table
 from hf_deberta.runs.errors import InputError
 
 HUB_NAME = "aps/super_glue"
@@ -124,8 +123,8 @@ def fine_tune(
         name, split = task_and_split(key, data_args)
         rows[key] = superglue.flatten_split(raw, split, name, data_args.map_options(f"reading {key}"))
         logger.warning(f"{superglue.TASKS[name].submission_name} {split}: {len(rows[key]):,} rows")
-        if not split.startswith("test") and not superglue.has_labels(rows[key], split, name):
-            raise InputError(f"the {split} rows of {name} have no labels")
+        if not split.startswith("test"):
+            superglue.require_labels(rows[key], split, name)
     args.set_best_metric(superglue.TASKS[data_args.task_name].metrics)
 
     # 2. Training, evaluation and predictions, once per seed
@@ -139,7 +138,7 @@ def read_diagnostics(data_args: SuperGlueArguments, download_options: dict[str, 
     local = (data_args.data_dir, data_args.train_file, data_args.validation_file, data_args.test_file)
     if rows or any(local) or data_args.dataset_name:
         return rows
-    with as_input_error(OSError):
+    with explain_bad_files([HUB_NAME]):
         return {name: load_dataset(HUB_NAME, name, split="test", **download_options) for name in DIAGNOSTICS}
 
 

@@ -1,4 +1,4 @@
-"""How many cases the attacks in tests/faults try, and from which seed.
+"""How many cases the attacks in tests/faults try, from which seed, and the count of what happened.
 
 `make test` tries a sample that takes about a minute, always the same one. `make faults` sets FAULTS=full and a new
 FAULTS_SEED, which it prints; the same FAULTS_SEED repeats a run.
@@ -22,3 +22,19 @@ def number_of_cases(sample: int, full: int) -> int:
 def seeds(sample: int, full: int) -> list[int]:
     """Return one seed per case."""
     return [SEED + case for case in range(number_of_cases(sample, full))]
+
+
+class Tally:
+    """Counts the cases of a test by attack: held (the promise was kept) or refused (an error by design)."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}  # pytest-xdist sends plain dicts only
+
+    def held(self, attack: str, cases: int = 1) -> None:
+        self._add(f"{attack}|held", cases)
+
+    def refused(self, attack: str, cases: int = 1) -> None:
+        self._add(f"{attack}|refused by design", cases)
+
+    def _add(self, name: str, cases: int) -> None:
+        self.counts[name] = self.counts.get(name, 0) + cases

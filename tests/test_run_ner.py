@@ -161,7 +161,7 @@ def test_invalid_input(data, tmp_path):
     untagged = data / "table" / "train.jsonl"
     cases = [
         ([*train, "--validation_file", tmp_path / "other.txt"], "training data does not have: B-CITY"),
-        ([*model, "--train_file", tmp_path / "empty.txt"], "has no sentence"),
+        ([*model, "--train_file", tmp_path / "empty.txt"], "is empty"),
         ([*model, "--train_file", tmp_path / "words.txt"], "the train file has no labels"),
         (
             [*train, "--metric_for_best_model", "f_1"],
@@ -170,10 +170,10 @@ def test_invalid_input(data, tmp_path):
         ([*model, "--train_file", tmp_path / "ragged.txt"], "line 2 has 1 column"),
         (
             [*model, "--train_file", tmp_path / "mixed.txt"],
-            "the train split: either all labels or none begin with B- or I-",
+            "either all labels or none begin with B- or I-",
         ),
-        ([*model, "--train_file", tmp_path / "text.jsonl"], "must hold lists of words"),
-        ([*model, "--train_file", tmp_path / "short.jsonl"], "row 0 has 2 words and 1 labels"),
+        ([*model, "--train_file", tmp_path / "text.jsonl"], "must hold a list of words"),
+        ([*model, "--train_file", tmp_path / "short.jsonl"], "short.jsonl, line 1: there are 2 words and 1 labels"),
         ([*model, "--train_file", tmp_path / "none.txt"], "there is no file"),
         ([*model, "--train_file", untagged], "have no column 'ner_tags'; they have tokens, pos_tags"),
         ([*model, "--validation_file", conll / "valid.txt"], "--do_train needs train rows"),

@@ -18,7 +18,7 @@ from transformers import TrainingArguments
 from transformers.utils import logging
 
 from hf_deberta.runs.command_line import as_input_error
-from hf_deberta.runs.data_files import read_table
+from hf_deberta.runs.data_files import explain_bad_files, is_in_order, read_table, set_source, source_files
 from hf_deberta.runs.errors import InputError
 
 SPLITS = ("train", "validation", "test")
@@ -109,26 +109,30 @@ def read_splits(
             "give a dataset (--dataset_name, --dataset_config_name) or files (--train_file, --data_dir), not both"
         )
     if files:
-        splits = {
-            split: datasets.concatenate_datasets([read_file(str(path)) for path in paths])
-            for split, paths in files.items()
-        }
-        sources = {split: ", ".join(map(str, paths)) for split, paths in files.items()}
+        splits = {split: read_files(paths, read_file) for split, paths in files.items()}
     else:
         name, config = (args.dataset_name, None) if args.dataset_name else (hub or (None, None))
         if name is None:
             raise InputError("no data given: use --train_file and --validation_file, --data_dir, or --dataset_name")
-        with as_input_error(OSError, ValueError):  # a name, a configuration or a connection that does not exist
+        with explain_bad_files([name]):  # also a name, a configuration or a connection that does not exist
             dataset = datasets.load_dataset(name, args.dataset_config_name or config, **download_options or {})
-        splits = known_splits(dataset, name)
-        sources = dict.fromkeys(splits, name)
+        splits = {split: set_source(rows, [name]) for split, rows in known_splits(dataset, name).items()}
     limits = {"train": args.max_train_samples, "validation": args.max_eval_samples, "test": args.max_predict_samples}
     for split, rows in splits.items():
         if len(rows) == 0:
-            raise InputError(f"the split {split!r} is empty ({sources[split]})")
+            raise InputError(f"the split {split!r} is empty ({', '.join(source_files(rows))})")
         limit = limits[split.partition("_")[0]]
         splits[split] = rows if limit is None else rows.select(range(min(limit, len(rows))))
     return splits
+
+
+def read_files(paths: list[Path], read_file: Callable[[str], Dataset]) -> Dataset:
+    """Return the rows of all files of a split."""
+    tables = [read_file(str(path)) for path in paths]
+    in_order = all(is_in_order(table) for table in tables)
+    with as_input_error(ValueError):  # files whose columns have different types
+        rows = datasets.concatenate_datasets(tables)
+    return set_source(rows, paths, in_order)
 
 
 def known_splits(dataset: DatasetDict, name: str) -> dict[str, Dataset]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from accelerate import PartialState
 from accelerate.utils.memory import clear_device_cache
 from datasets import Dataset
@@ -21,12 +22,22 @@ from transformers.utils import logging
 
 from hf_deberta import HfDebertaForEntityChoice
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
-from hf_deberta.fine_tuning.sift import SiftTrainer
-from hf_deberta.runs.checkpoints import TRAINER_STATE_NAME, AtomicCheckpointsMixin, atomic_write, last_checkpoint
+from hf_deberta.fine_tuning.sift import SiftTrainer, answer_labels
+from hf_deberta.runs.checkpoints import (
+    TRAINER_STATE_NAME,
+    AtomicCheckpointsMixin,
+    checkpoints_by_step,
+    find_damage_of_finished_run,
+    last_checkpoint,
+)
 from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.finite_values import FiniteValuesMixin
+from hf_deberta.runs.json_files import atomic_write, write_json
 from hf_deberta.runs.model_card import write_training_card
 from hf_deberta.runs.row_order import RowOrder, SetEpochCallback
-from hf_deberta.runs.run_identity import check_same_run, compare_with_recorded_run, content_hash, write_json
+from hf_deberta.runs.run_identity import check_same_run, compare_with_recorded_run, content_hash
+from hf_deberta.runs.run_lock import lock_folder
+from hf_deberta.runs.uneven_batches import UnevenBatchesMixin
 
 WEIGHT_FILES = "model*.safetensors"
 TIMINGS = ("runtime", "per_second", "preparation_time")  # parts of the names of metrics that measure time
@@ -34,7 +45,7 @@ TIMINGS = ("runtime", "per_second", "preparation_time")  # parts of the names of
 logger = logging.get_logger(__name__)
 
 
-class FineTuningTrainer(SiftTrainer, AtomicCheckpointsMixin):
+class FineTuningTrainer(FiniteValuesMixin, UnevenBatchesMixin, SiftTrainer, AtomicCheckpointsMixin):
     """`Trainer` with SiFT, atomic checkpoints, metrics per split, a model card, and an exactly resumable row order.
 
     With `train_sampling_strategy="group_by_length"`, inputs of similar length share a batch. Predictions stay in the
@@ -93,6 +104,14 @@ class FineTuningTrainer(SiftTrainer, AtomicCheckpointsMixin):
         self.order = RowOrder(len(rows), seed, lengths, self.args.total_batch)
         return self.order
 
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
+        """Count labels, or the answers to questions, for which Trainer would average the losses of micro-batches."""
+        if not batch_samples or "start_positions" not in batch_samples[0]:
+            return super()._get_num_items_in_batch(batch_samples, device)
+        positions = [{"labels": answer_labels(batch)} for batch in batch_samples]
+        items = super()._get_num_items_in_batch(positions, device)
+        return items if items is None else items / 2
+
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler | None:
         """Keep the order of the rows; Trainer would group evaluation rows by length too."""
         return SequentialSampler(eval_dataset) if self.args.world_size <= 1 else None
@@ -111,12 +130,16 @@ class FineTuningTrainer(SiftTrainer, AtomicCheckpointsMixin):
         folder, rows = self.args.output_folder, cast(Dataset, self.train_dataset)
         settings = {"batch": self.args.total_batch, "rows": len(rows), "content of rows": content_hash(rows)}
         state, same_run = folder / TRAINER_STATE_NAME, check_same_run(self.args, settings)
-        if same_run and holds_finished_run(self.args):
+        finished = same_run and holds_finished_run(self.args)
+        damage = find_damage_of_finished_run(folder) if finished else []
+        if finished and not damage:
             self.state = TrainerState.load_from_json(str(state))
             # not Trainer._load_from_checkpoint, which under FSDP needs files that a finished model does not have
-            finished = type(self.model).from_pretrained(folder, config=self.model.config, dtype=self.model.dtype)
-            self.model.load_state_dict(finished.state_dict())
+            trained = type(self.model).from_pretrained(folder, config=self.model.config, dtype=self.model.dtype)
+            self.model.load_state_dict(trained.state_dict())
             return True
+        if damage:
+            require_checkpoint(folder, damage)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             for path in (state, folder / "README.md"):  # of an earlier run
@@ -125,6 +148,16 @@ class FineTuningTrainer(SiftTrainer, AtomicCheckpointsMixin):
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         write_training_card(self, **self.card_fields)
+
+
+def require_checkpoint(folder: Path, damage: list[str]) -> None:
+    """Warn that a damaged finished run is finished again from its last checkpoint; an InputError if there is none."""
+    message = f"{folder} holds a finished run that is damaged ({', '.join(damage)})"
+    if not checkpoints_by_step(folder):
+        raise InputError(
+            f"{message}, and no checkpoint: restore its files, or start over with --resume_from_checkpoint false"
+        )
+    logger.warning(f"{message}: it is finished again from its last checkpoint")
 
 
 def holds_finished_run(args: FineTuningArguments) -> bool:
@@ -183,8 +216,9 @@ def train_and_evaluate(trainer: FineTuningTrainer) -> dict[str, float]:
     if args.do_train and not trainer.load_finished_run():
         result = trainer.train(resume_from_checkpoint=last_checkpoint(args))
         trainer.save_model()
-        trainer.log_metrics("train", result.metrics)
-        trainer.save_metrics("train", result.metrics)
+        if trainer.trained:  # otherwise means over no step
+            trainer.log_metrics("train", result.metrics)
+            trainer.save_metrics("train", result.metrics)
         trainer.save_state()
     if args.do_eval:
         for suffix, split in trainer.validation_splits.items():
@@ -215,8 +249,12 @@ def write_card_and_push(trainer: FineTuningTrainer) -> None:
     elif trainer.args.do_train and (trainer.trained or not has_training_card(folder)):
         trainer.create_model_card()
     if trainer.is_world_process_zero() and folder.is_dir():
-        files = sorted(path.name for path in folder.iterdir() if path.is_file() and path.suffix != ".py")
+        files = sorted(path.name for path in folder.iterdir() if is_result(path))
         logger.warning(f"Results in {folder}: {', '.join(files)}; also the model's source files (*.py) and checkpoints")
+
+
+def is_result(path: Path) -> bool:
+    return path.is_file() and path.suffix != ".py" and not path.name.startswith("_")
 
 
 # Several seeds
@@ -235,8 +273,9 @@ def over_seeds(args: FineTuningArguments, run: Callable[[FineTuningArguments], d
     for seed in range(args.seed, args.seed + args.num_seeds):
         seed_args = copy.copy(args)
         seed_args.seed, seed_args.output_dir = seed, str(args.output_folder / f"seed-{seed}")
-        check_recorded_flags(seed_args)
-        metrics[seed] = run(seed_args)
+        with lock_folder(seed_args.output_folder):
+            check_recorded_flags(seed_args)
+            metrics[seed] = run(seed_args)
         clear_device_cache(garbage_collection=True)  # a Trainer is part of a reference cycle, and holds its model
     if args.should_save and args.do_eval:
         keep_best_seed(args.output_folder, metrics, args.best_metric, bool(args.greater_is_better))
@@ -260,7 +299,7 @@ def keep_best_seed(folder: Path, metrics: dict[int, dict[str, float]], metric: s
     print(f"\n{len(metrics)} seeds", summary.T.to_string(float_format="%.4f"), sep="\n")
     best = (max if greater_is_better else min)(metrics, key=lambda seed: metrics[seed][metric])
     for path in sorted((folder / f"seed-{best}").iterdir()):
-        if path.is_file():
+        if path.is_file() and not path.name.startswith("_"):
             with atomic_write(folder / path.name) as unfinished:
                 shutil.copyfile(path, unfinished)
                 if path.name == "README.md":  # the card names its folder

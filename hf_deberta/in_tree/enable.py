@@ -29,8 +29,10 @@ Not covered: graphs that were compiled before, exported graphs (torch.export, ON
 operations), copies of the classes in other code (`trust_remote_code`, FlashDeBERTa), the v1 option `talking_head`,
 tokenizers in memory, other processes. v1 has no multiple-choice head: use `HfDebertaForMultipleChoice`.
 
-The change affects the whole process. With several threads, enable once before they start: when a block ends, the
-classes change back for forward passes of all threads.
+The change affects the whole process: when a block ends, the classes change back for all threads. A forward pass that
+has begun ends with the attention that it began with. Two things need a state that lasts: load models while no other
+thread calls `enable()` or `disable()`, and with gradient checkpointing end a block after the backward pass, which
+computes the layers again.
 
 Code that reads states at padding gets other numbers than before: the question-answering loss (the in-tree softmax
 includes padding), token labels at padding that are not -100, means over states without the mask. Hooks on layers get
@@ -62,6 +64,7 @@ from .masked_lm import REPLACEMENTS
 _lock = RLock()
 _changes = ExitStack()  # undoes the changes that are in place
 _holders: set[object] = set()  # calls of enable() that have not ended; without any, no change is in place
+_attention_forwards: set[Callable] = set()  # forward functions of attention classes that accept an AttentionContext
 
 
 class _Enabled(ExitStack):
@@ -82,6 +85,7 @@ def enable() -> AbstractContextManager:
     holder, ending = object(), _Enabled()
     with _lock:
         if not _holders:
+            _let_attention_accept_contexts()
             with ExitStack() as changes:
                 _apply_changes(changes)
                 _changes = changes.pop_all()
@@ -105,6 +109,19 @@ def _release(holder: object) -> None:
                 _changes.close()
 
 
+def _let_attention_accept_contexts() -> None:
+    """Let the in-tree attention compute with this package if its mask is an `AttentionContext`.
+
+    `disable()` does not undo this change, which no other call notices: in other threads, encoders that began while
+    enabled have still to call their layers.
+    """
+    for attention in (v1.DisentangledSelfAttention, v2.DisentangledSelfAttention):
+        if attention.forward not in _attention_forwards:
+            forward = attention_forward(attention.forward)
+            _attention_forwards.add(forward)
+            attention.forward = forward  # type: ignore[method-assign]
+
+
 def _apply_changes(changes: ExitStack) -> None:
     def change(owner: type, name: str, new: Any) -> None:
         old = vars(owner).get(name)
@@ -112,10 +129,9 @@ def _apply_changes(changes: ExitStack) -> None:
         changes.callback(*((delattr, owner, name) if old is None else (setattr, owner, name, old)))
 
     for module, prefix in ((v1, "Deberta"), (v2, "DebertaV2")):
-        encoder, attention = getattr(module, prefix + "Encoder"), module.DisentangledSelfAttention
+        encoder = getattr(module, prefix + "Encoder")
         change(encoder, "__init__", encoder_init(encoder.__init__))
         change(encoder, "forward", encoder_forward(encoder.forward))
-        change(attention, "forward", attention_forward(attention.forward))
         change(getattr(module, prefix + "Intermediate"), "forward", intermediate_forward)
         for name in ("SelfOutput", "Output"):
             change(getattr(module, prefix + name), "forward", output_forward)

@@ -9,6 +9,7 @@ relative table and caches are those of `hf_deberta.model.relative_table`.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import wraps
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -94,6 +95,7 @@ def encoder_forward(in_tree: Callable) -> Callable:
 
 
 def attention_forward(in_tree: Callable) -> Callable:
+    @wraps(in_tree)
     def forward(
         self,
         hidden_states: torch.Tensor,  # [B, N, hidden]

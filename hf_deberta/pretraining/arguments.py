@@ -20,10 +20,12 @@ from hf_deberta.runs.command_line import (
     as_input_error,
     parse_into_dataclasses,
     read_command_line,
+    require_attention_name,
     show_input_errors_in_one_line,
 )
 from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.run_identity import RunArguments, identifying_flags
+from hf_deberta.runs.run_lock import lock_folder
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
 
 logger = logging.get_logger(__name__)
@@ -58,7 +60,12 @@ class NewModelArguments:
 
     def hub_options(self) -> dict[str, Any]:
         """Keyword arguments of `from_pretrained`."""
-        return {"cache_dir": self.cache_dir, "revision": self.model_revision, "token": self.token}
+        return {
+            "cache_dir": self.cache_dir,
+            "revision": self.model_revision,
+            "token": self.token,
+            "trust_remote_code": False,  # code beside a checkpoint is never run
+        }
 
     def config_fields(self) -> dict[str, Any]:
         """Fields of the configuration that flags change."""
@@ -186,8 +193,11 @@ def run_with_arguments(argument_classes: tuple[type, ...], run: Callable[..., An
     with show_input_errors_in_one_line(Path(sys.argv[0]).name):
         words, _ = read_command_line(parser)
         arguments = parse_into_dataclasses(parser, words)
+        if parser.parse_args(words).output_dir is None:
+            logger.warning(f"No --output_dir was given: results go to the folder {arguments[-1].output_dir}")
         arguments[-1].identifying_flags = identifying_flags(vars(parser.parse_args(words)), exclude=LENGTH_FLAGS)
-        return run(*arguments)
+        with lock_folder(Path(str(arguments[-1].output_dir))):
+            return run(*arguments)
 
 
 def require_trained_model(training_args: TrainingArguments, new_model: bool, flags: str) -> None:
@@ -248,6 +258,7 @@ def parse_overrides(text: str | None) -> dict[str, Any]:
             fields[name.strip()] = json.loads(value)
         except json.JSONDecodeError:
             fields[name.strip()] = value
+    require_attention_name(fields.get("attn_implementation"))
     if unknown := fields.keys() - {*HfDebertaConfig.__dataclass_fields__, "attn_implementation"}:
         raise InputError(
             f"--config_overrides: unknown field {', '.join(sorted(unknown))}; HfDebertaConfig documents the fields"

@@ -8,8 +8,8 @@ import glob
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -22,8 +22,7 @@ from transformers.utils import logging
 
 from hf_deberta.pretraining.token_file import TokenFile, rename_unless_taken, temporary_folder_beside, write_token_file
 from hf_deberta.pretraining.tokenizer_training import KINDS, train_tokenizer
-from hf_deberta.runs.command_line import as_input_error
-from hf_deberta.runs.data_files import TSV
+from hf_deberta.runs.data_files import describe, explain_bad_files, list_files, load_files
 from hf_deberta.runs.errors import InputError
 from hf_deberta.tokenization_hf_deberta import HfDebertaTokenizer
 
@@ -128,7 +127,8 @@ class Corpus:
         splits: dict[str, Documents]
         if args.dataset_name is not None:
             name = (args.dataset_name, args.dataset_config_name)
-            with as_input_error(OSError, ValueError):
+            with explain_bad_files([args.dataset_name]):
+                # datasets never runs code from a repository; it has no option trust_remote_code
                 splits = dict(datasets.load_dataset(*name, token=self.token, **options))
             if "train" not in splits:
                 raise InputError(f"{args.dataset_name} has no split 'train'; it has {', '.join(splits)}")
@@ -142,8 +142,8 @@ class Corpus:
             columns = documents.column_names
             if columns is not None and args.text_column not in columns:
                 raise InputError(
-                    f"the {split} documents have no column {args.text_column!r}, only {', '.join(columns)}: name the "
-                    "column of the text with --text_column"
+                    f"the {split} documents ({self.source(split)}) have no column {args.text_column!r}, only "
+                    f"{', '.join(columns)}: name the column of the text with --text_column"
                 )
         limits = {"train": args.max_train_samples, "validation": args.max_eval_samples}
         return {split: first_documents(splits[split], limits[split]) for split in splits if split in limits}
@@ -155,16 +155,36 @@ class Corpus:
         number = len(train)
         if number < 2:
             raise InputError(
-                f"the corpus has {number} document(s), too few to split some off for validation; is it empty? "
-                "--sample_by says what a document is, --validation_split_percentage 0 splits none off"
+                f"the corpus ({self.source('train')}) has {number} document(s), too few to split some off for "
+                "validation; is it empty? --sample_by says what a document is, --validation_split_percentage 0 splits "
+                "none off"
             )
         last = min(round(number * (1 - self.arguments.validation_split_percentage / 100)), number - 1)
         return {"train": train.select(range(last)), "validation": train.select(range(last, number))}
 
     def batches(self, split: str) -> Iterator[list[str]]:
-        """Yield the texts of the documents in batches."""
-        for batch in self.splits[split].iter(DOCUMENTS_PER_BATCH):
-            yield [text or "" for text in batch[self.arguments.text_column]]
+        """Yield the texts of the documents in batches; a missing text, null, is an empty one."""
+        yield from self._batches_of(self.splits[split], split)
+
+    def _batches_of(self, documents: Documents, split: str) -> Iterator[list[str]]:
+        column, empty = self.arguments.text_column, True
+        with explain_bad_files(self.files(split)):
+            for number, batch in enumerate(documents.iter(DOCUMENTS_PER_BATCH)):
+                for index, text in enumerate(batch[column]):
+                    if not isinstance(text, str | None):
+                        raise InputError(
+                            f"{self.source(split)}: {column!r} must be text, but document "
+                            f"{number * DOCUMENTS_PER_BATCH + index + 1} has {describe(text)}; --text_column names "
+                            "another column"
+                        )
+                    empty = empty and not (text and text.strip())
+                yield [text or "" for text in batch[column]]
+        if empty:
+            raise InputError(f"there is no text in {self.source(split)}: every document is empty")
+
+    def source(self, split: str) -> str:
+        """Return the files or the dataset of a split, for messages."""
+        return list_files(self.files(split)) or str(self.arguments.dataset_name)
 
     def fingerprint(self, split: str, tokenizer: PreTrainedTokenizerBase) -> str:
         """Return a hash that changes with the text or the tokenizer."""
@@ -198,8 +218,14 @@ class Corpus:
         if (folder / "about.json").exists():
             logger.warning(f"{folder} was made from another text or tokenizer: tokenizing again")
         documents = (ids for batch in self.batches(split) for ids in encode(tokenizer, batch))
-        with explain_encoding(self.files(split)):
+        new_folders = [path for path in (folder.parent, *folder.parent.parents) if not path.exists()]
+        try:
             return write_token_file(folder, documents, len(tokenizer), fingerprint)
+        except InputError:
+            with suppress(OSError):
+                for path in new_folders:
+                    path.rmdir()
+            raise
 
     def train_tokenizer(self, folder: str | Path, model_max_length: int) -> HfDebertaTokenizer:
         """Return the tokenizer in the folder; train it on the training documents if there is none."""
@@ -211,19 +237,21 @@ class Corpus:
         if not args.streaming and len(documents) > MAX_TOKENIZER_DOCUMENTS:
             chosen = np.linspace(0, len(documents) - 1, MAX_TOKENIZER_DOCUMENTS, dtype=np.int64)
             documents = documents.select(chosen)
-        texts = (row[args.text_column] or "" for row in islice(documents, MAX_TOKENIZER_DOCUMENTS))
-        with explain_encoding(self.files("train")):
-            tokenizer = train_tokenizer(texts, args.train_tokenizer or 0, args.tokenizer_type, model_max_length)
+        texts = islice(
+            (text for batch in self._batches_of(documents, "train") for text in batch), MAX_TOKENIZER_DOCUMENTS
+        )
+        tokenizer = train_tokenizer(texts, args.train_tokenizer or 0, args.tokenizer_type, model_max_length)
         with temporary_folder_beside(folder) as unfinished:
             tokenizer.save_pretrained(unfinished)
             (unfinished / TOKENIZER_FLAGS).write_text(json.dumps(flags), encoding="utf-8")
             rename_unless_taken(unfinished, folder)
-        return HfDebertaTokenizer.from_pretrained(folder)
+        return HfDebertaTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 def load_trained_tokenizer(folder: Path, flags: dict[str, Any]) -> HfDebertaTokenizer:
     """Load a tokenizer that was trained before; raise an InputError if it was trained with other flags."""
-    tokenizer, path = HfDebertaTokenizer.from_pretrained(folder), folder / TOKENIZER_FLAGS
+    tokenizer = HfDebertaTokenizer.from_pretrained(folder, trust_remote_code=False)
+    path = folder / TOKENIZER_FLAGS
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"train_tokenizer": len(tokenizer)}
     if differing := [f"--{name} {value}" for name, value in before.items() if flags[name] != value]:
         raise InputError(
@@ -253,7 +281,10 @@ def expand_patterns(patterns: Iterable[str]) -> list[str]:
     """Return the files that the patterns match. Each pattern must match at least one."""
     files = []
     for pattern in patterns:
-        matches = sorted(glob.glob(pattern, recursive=True))
+        matches = [pattern] if Path(pattern).exists() else sorted(glob.glob(pattern, recursive=True))
+        if matches == [pattern] and Path(pattern).is_dir():
+            raise InputError(f"{pattern} is a folder: name its files, e.g. '{Path(pattern) / '*.txt'}'")
+        matches = [match for match in matches if not Path(match).is_dir()]
         if not matches:
             raise InputError(f"no file matches {pattern}")
         files += matches
@@ -269,25 +300,9 @@ def read_files(patterns: list[str], sample_by: str, options: dict[str, Any]) -> 
     (file_type,) = types
     if not any(Path(file).stat().st_size for file in files):
         raise InputError(f"there is no text to train on: {', '.join(files[:5])} is empty")
-    builder = {"txt": "text", "tsv": "csv"}.get(str(file_type), file_type)
-    by_type: dict[str, dict[str, Any]] = {"txt": {"sample_by": sample_by}, "tsv": TSV}
-    options = {**options, **by_type.get(str(file_type), {})}
-    with as_input_error(ValueError), explain_encoding(files):
-        return datasets.load_dataset(builder, data_files=files, split="train", **options)
-
-
-@contextmanager
-def explain_encoding(files: Sequence[str]) -> Iterator[None]:
-    """Raise an InputError if reading the files fails with a UnicodeDecodeError."""
-    try:
-        yield
-    except (UnicodeDecodeError, datasets.exceptions.DatasetGenerationError) as error:
-        cause = error if isinstance(error, UnicodeDecodeError) else error.__cause__
-        if not isinstance(cause, UnicodeDecodeError):
-            raise
-        raise InputError(
-            f"{', '.join(files[:5])} is not UTF-8 text ({cause}); convert it, e.g. iconv -f latin1 -t utf-8"
-        ) from error
+    if file_type == "txt":
+        options = {**options, "sample_by": sample_by}
+    return load_files(str(file_type), files, **options)
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:

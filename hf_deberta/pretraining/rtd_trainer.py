@@ -19,7 +19,9 @@ from hf_deberta.pretraining.throughput import training_operations
 from hf_deberta.pretraining.trainer import PretrainingTrainer
 from hf_deberta.runs.checkpoints import UNFINISHED, replace_folder
 from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.integrity import MANIFEST
 from hf_deberta.runs.model_card import write_training_card
+from hf_deberta.runs.uneven_batches import STAND_IN
 
 
 class RtdTrainer(PretrainingTrainer):
@@ -36,6 +38,8 @@ class RtdTrainer(PretrainingTrainer):
             stepped twice, with one set of Adam moments. The logged grad_norm is the discriminator's. DDP needs
             find_unused_parameters, which is switched on unless the arguments set it.
     """
+
+    final_models = MODELS
 
     def __init__(
         self,
@@ -82,7 +86,7 @@ class RtdTrainer(PretrainingTrainer):
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         sums = self.sums[model.training]
         for name, value in outputs.statistics.items():
-            sums[name] = sums.get(name, 0) + value
+            sums[name] = sums.get(name, 0) + (0 * value if STAND_IN in inputs else value)
         if inputs.get("only") == "generator":
             generated = {"only": "discriminator", "replaced_ids": outputs.replaced_ids}
             self.discriminator_inputs.append({**inputs, **generated})
@@ -98,6 +102,7 @@ class RtdTrainer(PretrainingTrainer):
             self._clip_grad_norm(model)
         optimizer: Any = self.optimizer
         optimizer.step()
+        self.count_skipped_step()
         # None instead of zeros: the optimizer skips the generator when it steps the discriminator.
         optimizer.zero_grad(set_to_none=True)
         micro_batches, self.discriminator_inputs = self.discriminator_inputs, []
@@ -121,6 +126,7 @@ class RtdTrainer(PretrainingTrainer):
         super().save_model(str(state), _internal_call=True)  # complete, also if the model is sharded
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
+            (folder / MANIFEST).unlink(missing_ok=True)  # of another pair
             HfDebertaForRtdPretraining.from_pretrained(state).save_pair(pair)
             for name in MODELS:
                 if self.processing_class is not None:

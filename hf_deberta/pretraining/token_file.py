@@ -21,6 +21,10 @@ from typing import Any
 import numpy as np
 
 from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.json_files import DamagedFileError, read_json_object
+
+ID_BYTES = {"uint16": 2, "uint32": 4}
+WAY_OUT = "tokenize again with --overwrite_cache"
 
 
 @dataclass(frozen=True)
@@ -40,26 +44,31 @@ class TokenFile:
     @classmethod
     def read(cls, folder: str | Path) -> "TokenFile":
         folder = Path(folder)
+        about, tokens, ends = folder / "about.json", folder / "tokens.bin", folder / "ends.bin"
+        if not about.exists():
+            raise InputError(f"{folder} has no complete token file: about.json is missing")
+        content = read_about(about)
         try:
-            about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise InputError(f"{folder} has no complete token file: about.json is missing") from None
-        tokens, ends = folder / "tokens.bin", folder / "ends.bin"
-        sizes = about["tokens"] * np.dtype(about["dtype"]).itemsize, about["documents"] * 8
-        if (tokens.stat().st_size, ends.stat().st_size) != sizes:
-            raise InputError(
-                f"{folder} is damaged: tokens.bin and ends.bin must have {sizes} bytes; tokenize again with "
-                "--overwrite_cache"
-            )
-        return cls(np.memmap(tokens, about["dtype"], "r"), np.memmap(ends, np.int64, "r"), about, folder)
+            sizes = {tokens: content["tokens"] * ID_BYTES[content["dtype"]], ends: content["documents"] * 8}
+        except (KeyError, TypeError) as error:
+            raise InputError(f"{about} is damaged: it has no valid dtype, tokens and documents; {WAY_OUT}") from error
+        for path, size in sizes.items():
+            if not path.is_file():
+                raise InputError(f"{path} is missing; {WAY_OUT}")
+            if path.stat().st_size != size or size == 0:
+                raise InputError(f"{path} is damaged: it has {path.stat().st_size} bytes instead of {size}; {WAY_OUT}")
+        return cls(np.memmap(tokens, content["dtype"], "r"), np.memmap(ends, np.int64, "r"), content, folder)
 
     @classmethod
     def read_if_same(cls, folder: str | Path, fingerprint: str) -> "TokenFile | None":
         """Read the token file in a folder if there is one with this fingerprint."""
         about = Path(folder) / "about.json"
-        if not about.exists() or json.loads(about.read_text(encoding="utf-8")).get("fingerprint") != fingerprint:
+        if not about.exists() or read_about(about).get("fingerprint") != fingerprint:
             return None
-        return cls.read(folder)
+        token_file = cls.read(folder)
+        if token_file.ends[-1] != len(token_file.tokens) or (np.diff(token_file.ends, prepend=0) <= 0).any():
+            raise InputError(f"{Path(folder) / 'ends.bin'} is damaged: documents end at wrong places; {WAY_OUT}")
+        return token_file
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the folder's name: workers map the files themselves, instead of copying the whole corpus."""
@@ -72,6 +81,13 @@ class TokenFile:
 
     def __len__(self) -> int:
         return len(self.ends)
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    try:
+        return read_json_object(path)
+    except DamagedFileError as error:
+        raise InputError(f"{error}; {WAY_OUT}") from error
 
 
 def write_token_file(

@@ -9,15 +9,22 @@ from transformers.utils import logging
 
 from hf_deberta.pretraining.packing import Rows
 from hf_deberta.pretraining.throughput import ThroughputMeter, peak_operations, training_operations
-from hf_deberta.runs.checkpoints import TRAINER_STATE_NAME, AtomicCheckpointsMixin, last_checkpoint
+from hf_deberta.runs.checkpoints import (
+    TRAINER_STATE_NAME,
+    AtomicCheckpointsMixin,
+    find_damage_of_finished_run,
+    last_checkpoint,
+)
+from hf_deberta.runs.finite_values import FiniteValuesMixin
 from hf_deberta.runs.model_card import write_training_card
 from hf_deberta.runs.row_order import EpochSampler, SetEpochCallback
 from hf_deberta.runs.run_identity import RunArguments, check_same_run
+from hf_deberta.runs.uneven_batches import UnevenBatchesMixin
 
 logger = logging.get_logger(__name__)
 
 
-class PretrainingTrainer(AtomicCheckpointsMixin):
+class PretrainingTrainer(FiniteValuesMixin, UnevenBatchesMixin, AtomicCheckpointsMixin):
     """Trains on `packing.Rows`, in an order that depends on seed and epoch alone.
 
     Logs, in addition to `Trainer`: tokens_per_second, the real tokens of all processes, and, with bf16 or fp16 on a GPU
@@ -62,13 +69,17 @@ class PretrainingTrainer(AtomicCheckpointsMixin):
         """
         check_same_run(self.args, self.identifying_settings(), may_grow=("steps",))
         self.trained, checkpoint = False, last_checkpoint(self.args)
-        state = Path(str(self.args.output_dir)) / TRAINER_STATE_NAME  # the last file that a run writes
+        folder = Path(str(self.args.output_dir))
+        state = folder / TRAINER_STATE_NAME  # a finished run has it
         if checkpoint is None:
             state.unlink(missing_ok=True)
         result = self.train(resume_from_checkpoint=checkpoint)
         if not self.trained:
-            logger.warning(f"{self.args.output_dir} holds this run, and it is finished: nothing is trained")
-            if state.exists() and TrainerState.load_from_json(str(state)).global_step == self.state.global_step:
+            logger.warning(f"{folder} holds this run, and it is finished: nothing is trained")
+            damage = find_damage_of_finished_run(folder) if state.exists() else []
+            if damage:
+                logger.warning(f"its model is damaged ({', '.join(damage)}) and written again from {checkpoint}")
+            elif state.exists() and TrainerState.load_from_json(str(state)).global_step == self.state.global_step:
                 return False
         self.save_model()
         if self.trained:
@@ -83,12 +94,6 @@ class PretrainingTrainer(AtomicCheckpointsMixin):
         steps_of_epochs = math.ceil(self.args.num_train_epochs * len(rows) / batch)
         steps = self.args.max_steps if self.args.max_steps > 0 else steps_of_epochs
         return {"text": rows.tokens.about.get("fingerprint"), "batch": batch, "steps": steps}
-
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        if self.state.global_step < self.state.max_steps:
-            super()._run_epoch(*args, **kwargs)
-        else:  # Trainer would make one more step before it stops
-            self.control.should_training_stop = True
 
     def _get_train_sampler(self, train_dataset: Any = None) -> EpochSampler:
         dataset = self.train_dataset if train_dataset is None else train_dataset

@@ -3,6 +3,7 @@
 `Trainer` writes the files of `checkpoint-N` one by one, so a killed run or a full disk can leave a folder that looks
 like a checkpoint but cannot be loaded. `AtomicCheckpointsMixin` writes to `_unfinished/checkpoint-N`, renames the
 folder once everything is on disk, and deletes older checkpoints only then. So the last checkpoint is always complete.
+A manifest in each shows later damage, see `integrity`. No decision depends on the clock.
 
     >>> class MyTrainer(AtomicCheckpointsMixin, Trainer): ...
     >>> trainer = MyTrainer(model, arguments, ...)
@@ -12,21 +13,33 @@ folder once everything is on disk, and deletes older checkpoints only then. So t
 import errno
 import gc
 import os
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
 from torch import nn
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import get_last_checkpoint, rotate_checkpoints
 from transformers.utils import logging
 
 from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.integrity import (
+    MANIFEST,
+    WEIGHT_FILES,
+    find_damage,
+    find_damaged_files,
+    write_manifest,
+)
+from hf_deberta.runs.json_files import DamagedFileError, atomic_write, read_json_object, write_json
+from hf_deberta.runs.processes import in_main_process
 
-UNFINISHED = "_unfinished"  # push_to_hub ignores names that start with an underscore
+# push_to_hub ignores names that start with an underscore
+UNFINISHED = "_unfinished"
+ARCHIVE = "_before"
+FINAL_WEIGHTS = ("model*.safetensors", "model.safetensors.index.json")
 
 logger = logging.get_logger(__name__)
 
@@ -37,6 +50,7 @@ class AtomicCheckpointsMixin(Trainer):
     Put it before the other `Trainer` classes.
     """
 
+    final_models: tuple[str, ...] = (".",)  # folders in `output_dir` that hold the weights of a finished run
     _writing_checkpoint = False
 
     def _get_output_dir(self, trial: Any) -> str:
@@ -57,14 +71,12 @@ class AtomicCheckpointsMixin(Trainer):
             self._update_best_checkpoint(folder)  # in every process: each loads the best model at the end
             if self.args.should_save:
                 self.state.save_to_json(str(unfinished / TRAINER_STATE_NAME))
+                write_manifest(unfinished)
                 flush_to_disk(unfinished)
+                self._archive_later_checkpoints(folder)
                 replace_folder(unfinished, complete)
-                rotate_checkpoints(
-                    output_dir=str(folder),
-                    save_total_limit=self.args.save_total_limit,
-                    best_model_checkpoint=self.state.best_model_checkpoint,
-                    use_mtime=True,  # as Trainer does: a run may have resumed from an older checkpoint
-                )
+                keep = {name, Path(self.state.best_model_checkpoint or name).name}
+                delete_old_checkpoints(folder, self.args.save_total_limit, keep)
         except Exception:  # such as a full disk
             shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
             raise
@@ -73,6 +85,17 @@ class AtomicCheckpointsMixin(Trainer):
         self.accelerator.wait_for_everyone()
         if self.args.push_to_hub:
             self._push_from_checkpoint(str(complete))
+
+    def _archive_later_checkpoints(self, folder: Path) -> None:
+        """Move checkpoints past this step away: this run resumed from an earlier one, or started anew."""
+        checkpoints = checkpoints_by_step(folder)
+        later = [checkpoints[step] for step in checkpoints if step > self.state.global_step]
+        if later:
+            logger.warning(
+                f"{', '.join(path.name for path in later)} in {folder} moved to {ARCHIVE}: this run has reached step "
+                f"{self.state.global_step} only, and does not continue from there"
+            )
+            archive_checkpoints(later)
 
     def _update_best_checkpoint(self, folder: Path) -> None:
         """Make `state.best_model_checkpoint` the final path of the best checkpoint, not its path while unfinished."""
@@ -89,6 +112,12 @@ class AtomicCheckpointsMixin(Trainer):
                 shutil.copy(source_file, str(self.args.output_dir))
         super()._push_from_checkpoint(checkpoint_folder)
 
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        if self.state.global_step < self.state.max_steps:
+            super()._run_epoch(*args, **kwargs)
+        else:  # resumed from the last step: Trainer would make one more before it stops
+            self.control.should_training_stop = True
+
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model as `Trainer` does; each file of the final model appears once it is complete.
 
@@ -102,6 +131,8 @@ class AtomicCheckpointsMixin(Trainer):
                 return super().save_model(output_dir, _internal_call=True)
         folder = Path(output_dir or str(self.args.output_dir))
         unfinished = folder / UNFINISHED / "model"
+        if self.args.should_save:
+            (folder / MANIFEST).unlink(missing_ok=True)  # of another model
         with self._full_state_dict():
             super().save_model(str(unfinished), _internal_call=True)
         self.accelerator.wait_for_everyone()
@@ -112,6 +143,29 @@ class AtomicCheckpointsMixin(Trainer):
         self.accelerator.wait_for_everyone()
         if self.args.push_to_hub:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def save_state(self) -> None:
+        """Write the state as `Trainer` does, and a manifest of it and the final model: the run has finished."""
+        folder = Path(str(self.args.output_dir))
+        if self.is_world_process_zero():
+            with atomic_write(folder / TRAINER_STATE_NAME) as unfinished:
+                self.state.save_to_json(str(unfinished))
+            write_manifest(folder, finished_files(folder, self.final_models))
+
+    def save_metrics(self, split: str, metrics: dict[str, float], combined: bool = True) -> None:
+        """Write the metrics as `Trainer` does, each file complete or not at all."""
+        if not self.is_world_process_zero():
+            return
+        folder = Path(str(self.args.output_dir))
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / f"{split}_results.json", dict(sorted(metrics.items())))
+        if combined:
+            path = folder / "all_results.json"
+            try:
+                metrics = {**read_json_object(path), **metrics} if path.exists() else metrics
+            except DamagedFileError as error:
+                logger.warning(f"{error}; it is written anew, without the metrics of earlier commands")
+            write_json(path, dict(sorted(metrics.items())))
 
     @contextmanager
     def _full_state_dict(self) -> Iterator[None]:
@@ -138,39 +192,130 @@ class AtomicCheckpointsMixin(Trainer):
 
 
 def last_checkpoint(arguments: TrainingArguments) -> str | None:
-    """Return the checkpoint to resume from: `resume_from_checkpoint`, or the last complete one in `output_dir`.
+    """Return the checkpoint to resume from: `resume_from_checkpoint`, or the last whole one in `output_dir`.
 
-    `--resume_from_checkpoint false` gives None.
+    `--resume_from_checkpoint false` gives None. A damaged checkpoint is named in a warning and passed over; if no whole
+    one is left, or if it was requested by its path, that is an InputError. The main process decides for all.
     """
-    requested = arguments.resume_from_checkpoint
+    checkpoint = in_main_process(lambda: choose_checkpoint(arguments))
+    return None if checkpoint is None else str(checkpoint)
+
+
+def choose_checkpoint(arguments: TrainingArguments) -> Path | None:
+    requested, folder = arguments.resume_from_checkpoint, Path(str(arguments.output_dir))
     if requested and str(requested).lower() not in ("true", "false"):
-        if not Path(requested).is_dir():
-            raise InputError(f"--resume_from_checkpoint {requested} is not a folder")
-        return str(requested)
-    folder = Path(str(arguments.output_dir))
-    if str(requested).lower() == "false" or not folder.is_dir():
+        return check_requested_checkpoint(Path(requested), arguments)
+    if str(requested).lower() == "false":
         return None
-    checkpoint = get_last_checkpoint(str(folder))
-    if checkpoint is not None:
-        logger.warning_once(
-            f"resuming from {checkpoint}; to start over, use another --output_dir or --resume_from_checkpoint false"
+    damaged = {}
+    for checkpoint in reversed(checkpoints_by_step(folder).values()):
+        damage = find_damage(checkpoint, arguments) or find_damage_of_best(checkpoint, arguments)
+        if not damage:
+            warn_if_unsure(checkpoint, arguments)
+            logger.warning_once(
+                f"resuming from {checkpoint}; to start over, use another --output_dir or --resume_from_checkpoint false"
+            )
+            return checkpoint
+        damaged[checkpoint] = ", ".join(damage)
+        logger.warning(f"{checkpoint} is not used, because it is damaged: {damaged[checkpoint]}")
+    if damaged:
+        details = "; ".join(f"{checkpoint.name}: {damage}" for checkpoint, damage in damaged.items())
+        raise InputError(
+            f"{folder} has no whole checkpoint to resume from ({details}): restore the files, or start over with "
+            "--resume_from_checkpoint false"
         )
+    return None
+
+
+def check_requested_checkpoint(checkpoint: Path, arguments: TrainingArguments) -> Path:
+    """Return the checkpoint that the user named if it is whole; otherwise raise an InputError."""
+    if not checkpoint.is_dir():
+        raise InputError(f"--resume_from_checkpoint {checkpoint} is not a folder")
+    if not (checkpoint / MANIFEST).exists() and not (checkpoint / TRAINER_STATE_NAME).exists():
+        inside = checkpoints_by_step(checkpoint).values()
+        hint = f"; it holds {', '.join(path.name for path in inside)}: give one of these" if inside else ""
+        raise InputError(
+            f"--resume_from_checkpoint {checkpoint} is not a checkpoint: it has no {TRAINER_STATE_NAME}{hint}"
+        )
+    damage = find_damage(checkpoint, arguments) or find_damage_of_best(checkpoint, arguments)
+    if damage:
+        raise InputError(
+            f"--resume_from_checkpoint {checkpoint} is damaged ({', '.join(damage)}): restore its files, or give "
+            "another checkpoint"
+        )
+    warn_if_unsure(checkpoint, arguments)
     return checkpoint
 
 
-@contextmanager
-def atomic_write(path: Path) -> Iterator[Path]:
-    """Give a temporary path to write to; it is renamed to `path` when the block ends without an error.
+def warn_if_unsure(checkpoint: Path, arguments: TrainingArguments) -> None:
+    """Warn if a checkpoint could not be checked, or cannot be resumed exactly."""
+    if not (checkpoint / MANIFEST).exists():
+        logger.warning(
+            f"{checkpoint} has no {MANIFEST}, as checkpoints of earlier versions: all its parts are there and can be "
+            "read, but changed values would not be noticed"
+        )
+    if arguments.save_only_model and not any(checkpoint.glob("optimizer*")):
+        logger.warning(
+            f"{checkpoint} holds the model only (--save_only_model): the optimizer and the learning rate start anew"
+        )
 
-    >>> with atomic_write(Path("seeds.json")) as unfinished:
-    ...     unfinished.write_text("{}")
+
+def find_damage_of_best(checkpoint: Path, arguments: TrainingArguments) -> list[str]:
+    """Describe damage in the best model so far, which the run loads in the end."""
+    if not arguments.load_best_model_at_end:
+        return []
+    state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+    best = checkpoint.with_name(f"checkpoint-{state.best_global_step}")
+    if best == checkpoint or not best.is_dir():  # Trainer warns if it is gone
+        return []
+    return [
+        f"the best model so far, {best.name}, is damaged ({damage}); remove that folder to go on without it"
+        for damage in find_damaged_files(best, WEIGHT_FILES)[:1]
+    ]
+
+
+def finished_files(folder: Path, models: Iterable[str] = (".",)) -> list[Path]:
+    """Return the state and the weights of a finished run; other files of a model may be edited later."""
+    weights = (path for model in models for pattern in FINAL_WEIGHTS for path in (folder / model).glob(pattern))
+    return [folder / TRAINER_STATE_NAME, *sorted(weights)]
+
+
+def find_damage_of_finished_run(folder: Path) -> list[str]:
+    """Describe damage in the state and the final model of a finished run."""
+    return in_main_process(lambda: find_damaged_files(folder, (TRAINER_STATE_NAME, *FINAL_WEIGHTS)))
+
+
+def checkpoints_by_step(folder: Path) -> dict[int, Path]:
+    """Return the checkpoints in a folder by their steps, the lowest first."""
+    names = (re.fullmatch(r"checkpoint-(\d+)", path.name) for path in folder.glob("checkpoint-*") if path.is_dir())
+    steps = sorted((int(name[1]), name[0]) for name in names if name)
+    return {step: folder / name for step, name in steps}
+
+
+def archive_checkpoints(checkpoints: Iterable[Path]) -> None:
+    """Move checkpoints that are not of this run to `_before` beside them, so that no run resumes from them."""
+    for checkpoint in checkpoints:
+        archived = checkpoint.parent / ARCHIVE / checkpoint.name
+        archived.parent.mkdir(exist_ok=True)
+        shutil.rmtree(archived, ignore_errors=True)
+        os.replace(checkpoint, archived)
+
+
+def delete_old_checkpoints(folder: Path, limit: int | None, keep: Collection[str]) -> None:
+    """Delete checkpoints, the lowest steps first, until `limit` are left; never those of the names in `keep`.
+
+    Steps give the order in which they were written: a run archives the checkpoints past its own step. Modification
+    times would not, because a clock may be set back.
     """
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    try:
-        yield unfinished
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    checkpoints = checkpoints_by_step(folder).values()
+    others = [checkpoint for checkpoint in checkpoints if checkpoint.name not in keep]
+    if limit is not None and limit > 0:
+        excess = len(checkpoints) - limit
+        for checkpoint in others[: max(0, excess)]:
+            unfinished = folder / UNFINISHED / f"{checkpoint.name}.old"  # half deleted, it must not look whole
+            unfinished.parent.mkdir(exist_ok=True)
+            os.replace(checkpoint, unfinished)
+            shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def replace_folder(source: Path, target: Path) -> None:

@@ -7,6 +7,7 @@
 """
 
 import json
+import re
 import sys
 from argparse import SUPPRESS, Action, ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
 from collections.abc import Collection, Iterator, Sequence
@@ -17,11 +18,13 @@ from inspect import cleandoc
 from pathlib import Path
 from typing import Any, cast
 
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub.errors import HFValidationError, StrictDataclassError
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
+from hf_deberta.model.attention import BACKENDS
 from hf_deberta.runs.errors import InputError
 
 # Titles of the groups in --help, by dataclass; an unlisted dataclass is named by its class.
@@ -85,7 +88,23 @@ def as_input_error(*kinds: type[Exception]) -> Iterator[None]:
     except kinds as error:
         # an invalid configuration: the cause is the message of the rule that it breaks
         cause = error.__cause__ if isinstance(error, StrictDataclassError) else None
+        if isinstance(error.__cause__, HFValidationError):  # the Hub's rules for names say nothing of folders
+            name = _quoted_name(str(error))
+            raise InputError(f"there is no folder {name}, and it is no name on the Hub, such as user/model") from error
         raise InputError(str(cause or error)) from error
+
+
+def _quoted_name(message: str) -> str:
+    """Return the last word in quotation marks: 'Repo id must be ... : 'my/model'.'"""
+    names = re.findall(r"'([^']*/[^']*)'", message)
+    return next((name for name in reversed(names) if name != "namespace/repo_name"), "of this name")
+
+
+def require_attention_name(name: str | None) -> None:
+    """Raise an InputError if no attention backend has this name."""
+    registered = ALL_ATTENTION_FUNCTIONS.valid_keys()
+    if name is not None and name not in (*BACKENDS, *registered) and "/" not in name:  # with "/": a kernel of the Hub
+        raise InputError(f"there is no attention backend {name!r}: choose {', '.join(BACKENDS)}")
 
 
 class ScriptParser(HfArgumentParser):

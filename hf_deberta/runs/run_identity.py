@@ -8,7 +8,6 @@ InputError: out holds a run with other settings: batch 32, now 64; take another 
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -20,8 +19,9 @@ from datasets import Dataset
 from transformers import TrainingArguments
 from transformers.utils import logging
 
-from hf_deberta.runs.checkpoints import atomic_write
+from hf_deberta.runs.checkpoints import ARCHIVE, archive_checkpoints, checkpoints_by_step
 from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.json_files import DamagedFileError, read_json_object, write_json
 
 STARTING_CHECKPOINTS = (
     "model_name_or_path", "intermediate", "generator_name_or_path", "discriminator_name_or_path",
@@ -57,14 +57,15 @@ BEST_MODEL_FLAGS = (
     "validation_file", "max_eval_samples", "metric_for_best_model", "greater_is_better",
     "eval_strategy", "eval_steps", "save_strategy", "save_steps",
 )  # fmt: skip
-ARCHIVE = "_before"  # push_to_hub ignores names that start with an underscore
 
 logger = logging.get_logger(__name__)
 
 
 @dataclass
 class RunArguments(TrainingArguments):
-    """`TrainingArguments` that carry the flags which identify the run."""
+    """`TrainingArguments` that carry the flags which identify the run, and log losses as they are."""
+
+    logging_nan_inf_filter: bool = False
 
     def __post_init__(self) -> None:
         self.identifying_flags: dict[str, Any] = {}  # see the function of this name
@@ -102,8 +103,9 @@ def check_same_run(args: RunArguments, settings: dict[str, Any], may_grow: Colle
     processes.wait_for_everyone()
     if args.should_save:
         folder.mkdir(parents=True, exist_ok=True)
-        if starts_over(args):
-            archive_checkpoints(folder)
+        if starts_over(args) and (checkpoints := checkpoints_by_step(folder).values()):
+            shutil.rmtree(folder / ARCHIVE, ignore_errors=True)
+            archive_checkpoints(checkpoints)
         write_json(folder / "run.json", settings)
     processes.wait_for_everyone()
     return same_run
@@ -119,9 +121,13 @@ def compare_with_recorded_run(args: RunArguments, settings: dict[str, Any], may_
     path = folder / "run.json"
     same_run = path.exists() and not starts_over(args)
     if same_run:
-        before = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            before = read_json_object(path)
+        except DamagedFileError as error:
+            raise InputError(f"{error}; restore it, or start over with --resume_from_checkpoint false") from error
         changed = [name for name, value in settings.items() if before.get(name, value) != value]
-        grown = [name for name in changed if name in may_grow and settings[name] > before[name]]
+        may_have_grown = (name for name in changed if name in may_grow and isinstance(before[name], int))
+        grown = [name for name in may_have_grown if settings[name] > before[name]]
         changes = ", ".join(f"{name} {before[name]}, now {settings[name]}" for name in changed)
         if changed != grown:
             raise InputError(
@@ -134,16 +140,6 @@ def compare_with_recorded_run(args: RunArguments, settings: dict[str, Any], may_
                 "schedule from here on"
             )
     return same_run
-
-
-def archive_checkpoints(folder: Path) -> None:
-    """Move the checkpoints of a previous run to `_before`, so that a new run does not resume from them."""
-    checkpoints = list(folder.glob("checkpoint-*"))
-    if checkpoints:
-        shutil.rmtree(folder / ARCHIVE, ignore_errors=True)
-        (folder / ARCHIVE).mkdir()
-    for checkpoint in checkpoints:
-        os.replace(checkpoint, folder / ARCHIVE / checkpoint.name)
 
 
 def weight_hashes(flags: dict[str, Any]) -> dict[str, str]:
@@ -170,8 +166,3 @@ def content_hash(rows: Dataset) -> str:
         for batch in table.combine_chunks().to_batches():
             digest.update(batch.serialize())
     return digest.hexdigest()[:16]
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    with atomic_write(path) as unfinished:
-        unfinished.write_text(json.dumps(content, indent=2), encoding="utf-8")

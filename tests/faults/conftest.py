@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from fault_cases import FULL, SEED
+from fault_cases import FULL, SEED, Tally
 from hypothesis import HealthCheck, settings
 
 TALLY = "attack"  # name of the user property that carries a test's counts to the summary
@@ -21,22 +21,6 @@ settings.register_profile(
     suppress_health_check=list(HealthCheck),
 )
 settings.load_profile("faults")
-
-
-class Tally:
-    """Counts the cases of a test by attack: held (the promise was kept) or refused (an error by design)."""
-
-    def __init__(self) -> None:
-        self.counts: dict[str, int] = {}  # pytest-xdist sends plain dicts only
-
-    def held(self, attack: str, cases: int = 1) -> None:
-        self._add(f"{attack}|held", cases)
-
-    def refused(self, attack: str, cases: int = 1) -> None:
-        self._add(f"{attack}|refused by design", cases)
-
-    def _add(self, name: str, cases: int) -> None:
-        self.counts[name] = self.counts.get(name, 0) + cases
 
 
 @pytest.fixture
@@ -55,9 +39,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     table: dict[str, Counter[str]] = {}
     for outcome in ("passed", "failed"):
         for report in terminalreporter.getreports(outcome):
-            if report.when != "call" or "faults" not in report.nodeid:
+            counts = next((value for name, value in report.user_properties if name == TALLY), None)
+            if report.when != "call" or counts is None:
                 continue
-            counts = next((value for name, value in report.user_properties if name == TALLY), {})
             attacks = {name.partition("|")[0] for name in counts} or {report.nodeid.partition("[")[0]}
             for name, number in counts.items():
                 attack, _, result = name.partition("|")

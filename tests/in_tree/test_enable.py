@@ -1,6 +1,7 @@
 """`hf_deberta.enable()`: in-tree classes keep their names, files and numbers; `disable()` undoes every change."""
 
 import gc
+import inspect
 import json
 import logging
 import pickle
@@ -37,7 +38,10 @@ def disabled_before_and_after():
 
 
 def changed_by_enable():
-    """All state of Transformers that `enable()` may change: classes of the in-tree modules, Auto mappings."""
+    """All state of Transformers that `enable()` may change: classes of the in-tree modules, Auto mappings.
+
+    The forward function of attention may be in-tree's or the one that also accepts an `AttentionContext`.
+    """
     modules = [modeling_deberta, modeling_deberta_v2, transformers.models.deberta.tokenization_deberta]
     modules += [transformers.models.deberta_v2.tokenization_deberta_v2, transformers.models.auto.tokenization_auto]
     state = {module.__name__: dict(vars(module)) for module in modules}
@@ -45,6 +49,8 @@ def changed_by_enable():
         for name, value in vars(module).items():
             if isinstance(value, type):
                 state[f"{module.__name__}.{name}"] = dict(vars(value))
+        if attention := state.get(f"{module.__name__}.DisentangledSelfAttention"):
+            attention["forward"] = inspect.unwrap(attention["forward"])
     for name in dir(transformers.models.auto.modeling_auto):
         mapping = getattr(transformers.models.auto.modeling_auto, name)
         if hasattr(mapping, "_extra_content"):
@@ -534,6 +540,21 @@ def test_blocks_that_overlap():
     assert is_on()
     later.close()
     assert not is_on()
+
+
+@pytest.mark.parametrize("shape", RELEASES)
+@pytest.mark.parametrize("turn_off", [disable, enable])
+@pytest.mark.usefixtures("unpad_tiny_models")
+def test_a_forward_pass_ends_as_it_began(shape, turn_off):
+    """It is changed in its first layer: enabled before and disabled then, or the reverse."""
+    model, inputs = in_tree(shape, "ForMaskedLM"), batch()
+    expected = outputs(model, inputs)
+    if turn_off is disable:
+        enable()
+    hook = model.deberta.encoder.layer[0].register_forward_pre_hook(lambda *_: turn_off() and None)
+    found = outputs(model, inputs)
+    hook.remove()
+    assert_same(expected, found, inputs["attention_mask"])
 
 
 def test_blocks_of_many_threads():

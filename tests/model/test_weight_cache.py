@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hf_deberta import HfDebertaModel
 from hf_deberta.model.fast_path_guards import reference_mode
-from hf_deberta.model.weight_cache import WeightCache, can_cache
+from hf_deberta.model.weight_cache import WeightCache, can_cache, checksums
 
 INPUTS = tiny_inputs((9, 5, 7))
 
@@ -72,6 +72,23 @@ def column_written_as_data(model):
     model.encoder.layer[0].attention.self.query_proj.weight.data[:, 5] += 1
 
 
+def block_written_as_data(model):
+    model.encoder.rel_embeddings.weight.data[3:9, 0:6] = 0
+
+
+def value_written_as_data(model):
+    model.encoder.layer[1].attention.self.key_proj.weight.data[5, 7] += 0.5
+
+
+def row_negated_as_data(model):
+    model.encoder.layer[1].attention.self.query_proj.weight.data[9].neg_()
+
+
+def rows_exchanged_as_data(model):
+    weight = model.encoder.layer[0].attention.self.key_proj.weight
+    weight.data[:] = weight.data.flip(0).clone()
+
+
 def parameter_replaced(model):
     layer = model.encoder.layer[0].attention.self
     layer.key_proj.weight = nn.Parameter(layer.key_proj.weight.detach() * 2)
@@ -89,6 +106,10 @@ CHANGES = {
     "most of .data": all_but_the_first_column_written_as_data,
     "a row of .data": row_written_as_data,
     "a column of .data": column_written_as_data,
+    "a block of .data": block_written_as_data,
+    "a value of .data": value_written_as_data,
+    "a row of .data negated": row_negated_as_data,
+    "rows of .data exchanged": rows_exchanged_as_data,
     "another parameter": parameter_replaced,
     "other data": data_replaced,
     "cast": lambda model: model.double(),
@@ -107,6 +128,48 @@ def test_a_changed_weight_invalidates_the_cache(change):
     expected = model(**INPUTS).last_hidden_state  # not cached, because gradients are enabled
     torch.testing.assert_close(after, expected)
     assert change == "cast" or not torch.allclose(before.to(after.dtype), after)
+
+
+@pytest.mark.parametrize("shape", [(768, 768), (512, 1024), (301, 257)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_checksums_change_with_every_write(shape, dtype):
+    torch.manual_seed(0)
+    weight = torch.randn(shape).to(dtype)
+
+    def sums():
+        return [part.clone() for part in checksums(weight)]
+
+    def zero(block):
+        block.zero_()
+
+    def negate(block):
+        block.neg_()
+
+    def exchange(block):
+        block.copy_(block.flip(0, 1).clone())
+
+    blocks = [(slice(3, 4), slice(5, 6)), (slice(7, 8), slice(None)), (slice(None), slice(8, 9))]
+    blocks += [(slice(100, shape[0] - 60), slice(0, 60)), (slice(None), slice(None)), (slice(40, 42), slice(70, 72))]
+    for block in blocks:
+        for write in (zero, negate, exchange):
+            before, old = sums(), weight.clone()
+            write(weight[block])
+            assert torch.equal(weight, old) == all(map(torch.equal, before, sums()))
+            weight.copy_(old)
+            assert all(map(torch.equal, before, sums()))
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (1,), (16411,), (2, 16411), (7, 0)])
+def test_checksums_of_small_and_odd_sizes(shape):
+    storage = torch.zeros(torch.Size(shape).numel() + 1)
+    weight = storage[1:].view(shape)  # not aligned to 8 bytes
+    before = [part.clone() for part in checksums(weight)]
+    for index in (0, weight.numel() // 2, weight.numel() - 1):
+        if weight.numel():
+            weight.view(-1)[index] = 1
+            assert not all(map(torch.equal, before, checksums(weight)))
+            weight.zero_()
+    assert all(map(torch.equal, before, checksums(weight)))
 
 
 def test_training_steps_between_evaluations():

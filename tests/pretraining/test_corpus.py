@@ -240,8 +240,8 @@ def test_line_by_line_is_one_document_per_row():
     [
         (b"", "no text to train on: .*corpus.txt is empty"),
         (b"\n\n  \n", "every document is empty"),
-        (b"good\nStra\xdfe\n", "corpus.txt is not UTF-8 text .*0xdf"),
-        ("good\nü".encode()[:-1], "corpus.txt is not UTF-8 text .*0xc3"),
+        (b"good\nStra\xdfe\n", "corpus.txt, line 2, column 5: the byte 0xdf is not UTF-8 text"),
+        ("good\nü".encode()[:-1], "corpus.txt, line 2, column 1: the byte 0xc3 is not UTF-8 text"),
     ],
     ids=["empty", "blank", "latin-1", "cut"],
 )
@@ -268,7 +268,7 @@ def test_file_that_is_not_utf8_is_named(tmp_path, tokenizer, kind, streaming, tr
         train_tokenizer=300,
         tokenizer_type="bpe",
     )
-    with pytest.raises(InputError, match=rf"corpus\.{kind} is not UTF-8 text .*0xdf"):
+    with pytest.raises(InputError, match=rf"corpus\.{kind}, line \d, column \d+: the byte 0xdf is not UTF-8 text"):
         corpus = Corpus(args, str(tmp_path / "cache"))
         if trains_tokenizer:
             corpus.train_tokenizer(tmp_path / "tokenizer", 64)
@@ -285,7 +285,7 @@ def test_bad_files(tmp_path, text_file):
         Corpus(CorpusArguments(train_file=[__file__]))
     with pytest.raises(InputError, match="the same type"):  # their columns are separated differently
         Corpus(CorpusArguments(train_file=[write(tmp_path, "csv"), write(tmp_path, "tsv")], text_column="content"))
-    with pytest.raises(InputError, match="no column 'text', only content, id: .*--text_column"):
+    with pytest.raises(InputError, match="corpus.jsonl. have no column 'text', only content, id: .*--text_column"):
         Corpus(CorpusArguments(train_file=[write(tmp_path, "jsonl")]), str(tmp_path / "cache"))
     with pytest.raises(InputError, match="a stream cannot be split"):
         Corpus(CorpusArguments(train_file=[text_file], streaming=True), str(tmp_path / "cache"))

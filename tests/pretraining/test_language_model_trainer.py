@@ -5,50 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
+from tiny_trainers import language_model_trainer as trainer
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from hf_deberta import HfDebertaConfig, HfDebertaForCausalLM, HfDebertaForMaskedLM
 from hf_deberta.pretraining import trainer as trainer_module
 from hf_deberta.pretraining.arguments import PretrainingArguments
 from hf_deberta.pretraining.language_model_trainer import LOSSES, LanguageModelTrainer, predicted_labels
-from hf_deberta.pretraining.masking import Masking, Vocabulary
-from hf_deberta.pretraining.packing import RowCollator, Rows
-from hf_deberta.pretraining.token_file import TokenFile
+from hf_deberta.pretraining.packing import RowCollator
 from hf_deberta.runs.row_order import EpochSampler
-
-
-class Tokenizer:
-    cls_token_id, sep_token_id, pad_token_id = 1, 2, 0
-
-
-SPECIAL = np.arange(128) < 5
-MASKING = Masking(Vocabulary(4, SPECIAL, np.ones(128, dtype=bool), np.arange(5, 128)), max_ngram=1)
-
-
-def rows(objective: str, pack: bool) -> Rows:
-    rng = np.random.default_rng(0)
-    sizes = rng.integers(1, 25, 40)
-    tokens = TokenFile(rng.integers(5, 128, sizes.sum()).astype(np.uint16), sizes.cumsum(), {})
-    return Rows(tokens, Tokenizer, 16, None if objective == "causal" else MASKING, pack)
-
-
-def trainer(
-    tmp_path, objective: str, pack: bool = True, arguments_class: type = TrainingArguments, **arguments
-) -> LanguageModelTrainer:
-    torch.manual_seed(0)
-    fields = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    kind = HfDebertaForMaskedLM if objective == "mlm" else HfDebertaForCausalLM
-    defaults = {"max_steps": 3, "logging_steps": 1, "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
-    data = rows(objective, pack)
-    return LanguageModelTrainer(
-        model=kind(HfDebertaConfig.from_preset("tiny", **fields)),
-        args=arguments_class(str(tmp_path), **{**defaults, **arguments}),
-        data_collator=RowCollator(0),
-        train_dataset=data,
-        eval_dataset=data,
-        objective=objective,
-        context_length=data.mean_context_length(),
-    )
 
 
 def logged(run: LanguageModelTrainer) -> list[dict]:
@@ -152,6 +116,10 @@ def test_a_finished_run_is_not_trained_again(tmp_path, caplog, length):
         assert (tmp_path / name).read_bytes() == before[name]
     assert "## Training" in (tmp_path / "README.md").read_text() and (tmp_path / "trainer_state.json").exists()
     assert checkpoints == sorted(path.name for path in tmp_path.glob("checkpoint-*"))
+    (tmp_path / "model.safetensors").write_bytes(before["model.safetensors"][:-1] + b"x")
+    run()
+    assert "its model is damaged (model.safetensors has another checksum than when it was written)" in caplog.text
+    assert (tmp_path / "model.safetensors").read_bytes() == before["model.safetensors"]
 
 
 @pytest.mark.parametrize(("reached", "epoch"), [(None, 0), (0.4, 0), (1.0, 1), (1.4, 1)])

@@ -113,3 +113,31 @@ def test_bad_folders(tmp_path):
     (tmp_path / "tokens" / "tokens.bin").write_bytes(b"12")
     with pytest.raises(InputError, match="damaged"):
         TokenFile.read(tmp_path / "tokens")
+
+
+def damage(path, content: bytes | None) -> None:
+    path.unlink() if content is None else path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["about.json", "tokens.bin", "ends.bin"])
+@pytest.mark.parametrize("content", [None, b"", b"{", b"[]", b"\xff" * 8, b"{}", b'{"fingerprint": "x", "dtype": 3}'])
+def test_a_damaged_file_is_named(tmp_path, name, content):
+    write_token_file(tmp_path / "tokens", [[1, 2, 3]], 10, "x")
+    path = tmp_path / "tokens" / name
+    damage(path, content)
+    if name == "about.json" and content is None:
+        assert TokenFile.read_if_same(tmp_path / "tokens", "x") is None
+        return
+    if content == b"{}":  # of another fingerprint
+        damage(path, b'{"fingerprint": "x"}')
+    with pytest.raises(InputError) as raised:
+        TokenFile.read_if_same(tmp_path / "tokens", "x")
+    assert str(path) in str(raised.value) and "tokenize again with --overwrite_cache" in str(raised.value)
+
+
+def test_changed_ends_are_noticed(tmp_path):
+    write_token_file(tmp_path / "tokens", [[1, 2, 3], [4], [5]], 10, "x")
+    for ends in ([3, 4, 6], [4, 3, 5], [-3, 4, 5], [0, 4, 5]):
+        np.array(ends, np.int64).tofile(tmp_path / "tokens" / "ends.bin")
+        with pytest.raises(InputError, match="ends.bin is damaged"):
+            TokenFile.read_if_same(tmp_path / "tokens", "x")

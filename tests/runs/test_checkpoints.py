@@ -1,8 +1,10 @@
-"""Checkpoints are complete or absent: interruptions and full disks while saving, limits, and the best checkpoint."""
+"""Checkpoints are complete or absent: interruptions while saving, damage, limits, clocks, and the best checkpoint."""
 
 import errno
 import json
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,11 +14,13 @@ from transformers import Trainer, TrainingArguments
 from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
 from hf_deberta.runs.checkpoints import (
     AtomicCheckpointsMixin,
-    atomic_write,
+    delete_old_checkpoints,
+    find_damage_of_finished_run,
     flush_to_disk,
     last_checkpoint,
 )
 from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.integrity import write_manifest
 
 
 class AtomicTrainer(AtomicCheckpointsMixin, Trainer):
@@ -140,19 +144,191 @@ def test_flush_skips_folders_that_cannot_be_opened(tmp_path, monkeypatch):
         flush_to_disk(tmp_path)
 
 
-def test_checkpoint_to_resume_from(tmp_path):
-    def resumed_from(value):
-        return last_checkpoint(TrainingArguments(str(tmp_path / "run"), resume_from_checkpoint=value))
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    """A folder with checkpoints 2, 4 and 6 of a whole run."""
+    folder = tmp_path_factory.mktemp("saved")
+    trainer(folder).train()
+    return folder
 
-    assert resumed_from(None) is None
-    (tmp_path / "run" / "checkpoint-5").mkdir(parents=True)
-    (tmp_path / "run" / "checkpoint-12").mkdir()
-    (tmp_path / "run" / "_unfinished" / "checkpoint-20").mkdir(parents=True)
-    assert resumed_from(None) == resumed_from("true") == str(tmp_path / "run" / "checkpoint-12")
-    assert resumed_from("false") is None
-    assert resumed_from(str(tmp_path / "run" / "checkpoint-5")) == str(tmp_path / "run" / "checkpoint-5")
+
+@pytest.fixture
+def run_folder(saved, tmp_path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "run"))
+
+
+def resumed_from(folder, value=None, **fields) -> str | None:
+    arguments = TrainingArguments(str(folder), resume_from_checkpoint=value, use_cpu=True, **fields)
+    chosen = last_checkpoint(arguments)
+    return None if chosen is None else os.path.relpath(chosen, folder)
+
+
+def flip_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_checkpoint_to_resume_from(run_folder, tmp_path):
+    assert resumed_from(tmp_path / "empty") is None
+    shutil.copytree(run_folder / "checkpoint-6", run_folder / "_unfinished" / "checkpoint-8")
+    shutil.copytree(run_folder / "checkpoint-6", run_folder / "checkpoint-6-copy")
+    os.utime(run_folder / "checkpoint-2", (2**33, 2**33))
+    assert resumed_from(run_folder) == resumed_from(run_folder, "true") == "checkpoint-6"
+    assert resumed_from(run_folder, "false") is None
+    assert resumed_from(run_folder, str(run_folder / "checkpoint-4")) == "checkpoint-4"
+
+
+def test_steps_are_compared_as_numbers(tmp_path):
+    trainer(tmp_path, max_steps=10, save_steps=1, save_total_limit=2).train()
+    assert names(tmp_path) == ["checkpoint-10", "checkpoint-9"]
+    assert resumed_from(tmp_path) == "checkpoint-10"
+
+
+def test_a_damaged_checkpoint_is_passed_over(run_folder, caplog):
+    flip_a_byte(run_folder / "checkpoint-6" / "model.safetensors")
+    (run_folder / "checkpoint-4" / "scheduler.pt").unlink()
+    assert resumed_from(run_folder) == "checkpoint-2"
+    assert "checkpoint-6 is not used, because it is damaged: model.safetensors has another checksum" in caplog.text
+    assert "checkpoint-4 is not used, because it is damaged: scheduler.pt is missing" in caplog.text
+    os.truncate(run_folder / "checkpoint-2" / "optimizer.pt", 100)
+    message = (
+        r"run has no whole checkpoint to resume from \(checkpoint-6: model.*checkpoint-4: scheduler.*checkpoint-2: "
+        r"optimizer.pt has 100 bytes instead of \d+\): restore .* --resume_from_checkpoint false"
+    )
+    with pytest.raises(InputError, match=message):
+        resumed_from(run_folder)
+    assert resumed_from(run_folder, "false") is None
+
+
+def test_a_requested_checkpoint_is_not_replaced_by_another(run_folder):
+    flip_a_byte(run_folder / "checkpoint-6" / "optimizer.pt")
+    with pytest.raises(InputError, match=r"checkpoint-6 is damaged \(optimizer.pt has another checksum"):
+        resumed_from(run_folder, str(run_folder / "checkpoint-6"))
     with pytest.raises(InputError, match="--resume_from_checkpoint elsewhere is not a folder"):
-        resumed_from("elsewhere")
+        resumed_from(run_folder, "elsewhere")
+    with pytest.raises(
+        InputError, match="run is not a checkpoint: .* it holds checkpoint-2, checkpoint-4, checkpoint-6"
+    ):
+        resumed_from(run_folder, str(run_folder))
+    (run_folder / "notes").mkdir()
+    with pytest.raises(InputError, match="notes is not a checkpoint: it has no trainer_state.json$"):
+        resumed_from(run_folder, str(run_folder / "notes"))
+
+
+def test_checkpoints_without_manifest(run_folder, caplog):
+    """Those of other trainers are accepted, and their damage is noticed as far as their files tell."""
+    for manifest in run_folder.glob("*/manifest.json"):
+        manifest.unlink()
+    (run_folder / "checkpoint-6" / "rng_state.pth").unlink()
+    os.truncate(run_folder / "checkpoint-4" / "model.safetensors", 3000)
+    assert resumed_from(run_folder) == "checkpoint-2"
+    assert "checkpoint-6 is not used, because it is damaged: no rng_state.pth" in caplog.text
+    assert "checkpoint-4 is not used, because it is damaged: model.safetensors cannot be read (" in caplog.text
+    assert "checkpoint-2 has no manifest.json" in caplog.text
+    (run_folder / "checkpoint-2" / "trainer_state.json").write_text("{}")
+    with pytest.raises(InputError, match=r"checkpoint-2: trainer_state.json is damaged \(it is of step 0\)"):
+        resumed_from(run_folder)
+
+
+def test_checkpoints_without_optimizer(tmp_path, caplog):
+    trainer(tmp_path, max_steps=2, save_only_model=True).train()
+    assert resumed_from(tmp_path, save_only_model=True) == "checkpoint-2"
+    assert "holds the model only (--save_only_model): the optimizer and the learning rate start anew" in caplog.text
+    with pytest.raises(InputError, match="checkpoint-2: no optimizer.pt, no scheduler.pt, no rng_state.pth"):
+        resumed_from(tmp_path)
+
+
+def test_the_best_model_must_be_whole(run_folder, caplog):
+    """The run loads it in the end. If it is gone, Trainer warns, and the run goes on without it."""
+    for step in (4, 6):
+        state = run_folder / f"checkpoint-{step}" / "trainer_state.json"
+        state.write_text(json.dumps({**json.loads(state.read_text()), "best_global_step": 2}))
+        write_manifest(state.parent)
+    fields = {"load_best_model_at_end": True, "save_strategy": "steps", "eval_strategy": "steps"}
+    fields |= {"eval_steps": 2, "save_steps": 2}
+    flip_a_byte(run_folder / "checkpoint-2" / "optimizer.pt")  # nothing that is loaded
+    assert resumed_from(run_folder, **fields) == "checkpoint-6"
+    flip_a_byte(run_folder / "checkpoint-2" / "model.safetensors")
+    assert resumed_from(run_folder) == "checkpoint-6"
+    message = "the best model so far, checkpoint-2, is damaged .*; remove that folder to go on without it"
+    with pytest.raises(InputError, match=f"checkpoint-6: {message}"):
+        resumed_from(run_folder, **fields)
+    with pytest.raises(InputError, match=message):
+        resumed_from(run_folder, str(run_folder / "checkpoint-6"), **fields)
+    shutil.rmtree(run_folder / "checkpoint-2")
+    assert resumed_from(run_folder, **fields) == "checkpoint-6"
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_the_clock_decides_nothing(tmp_path, monkeypatch, limit):
+    """Checkpoints from the future do not push out new ones."""
+    run, kept = trainer(tmp_path, save_steps=1, save_total_limit=limit), []
+    save = run._save_checkpoint
+
+    def save_with_clock_set_back(*args):
+        for path in tmp_path.rglob("*"):
+            os.utime(path, (2**33 - 10 * run.state.global_step,) * 2)
+        save(*args)
+        kept.append(names(tmp_path))
+
+    monkeypatch.setattr(run, "_save_checkpoint", save_with_clock_set_back)
+    run.train()
+    assert kept == [[f"checkpoint-{n}" for n in range(max(1, step + 1 - limit), step + 1)] for step in range(1, 7)]
+
+
+@pytest.mark.parametrize("limit", [None, 1, 2])
+@pytest.mark.parametrize("first", [None, "checkpoint-2"], ids=["anew", "resumed"])
+def test_checkpoints_past_the_step_of_the_run_are_archived(run_folder, caplog, limit, first):
+    """Of a run that resumes from an earlier checkpoint, or starts anew: the next command continues this run."""
+    last = json.loads((run_folder / "checkpoint-6" / "trainer_state.json").read_text())
+    run = trainer(run_folder, save_steps=3, max_steps=3, save_total_limit=limit)
+    run.train(resume_from_checkpoint=first and str(run_folder / first))
+    assert names(run_folder) == ["checkpoint-2", "checkpoint-3"][-(limit or 2) :]
+    assert sorted(path.name for path in (run_folder / "_before").iterdir()) == ["checkpoint-4", "checkpoint-6"]
+    assert json.loads((run_folder / "_before" / "checkpoint-6" / "trainer_state.json").read_text()) == last
+    assert "checkpoint-4, checkpoint-6 in" in caplog.text and "moved to _before" in caplog.text
+    assert resumed_from(run_folder) == "checkpoint-3"
+
+
+def test_an_interrupted_deletion_leaves_no_half_checkpoint(run_folder, monkeypatch):
+    def stop(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", stop)
+    with pytest.raises(KeyboardInterrupt):
+        delete_old_checkpoints(run_folder, 1, {"checkpoint-6"})
+    assert names(run_folder) == ["checkpoint-4", "checkpoint-6"]
+
+
+def test_a_finished_run_has_a_manifest_of_its_weights_and_state(tmp_path):
+    run = trainer(tmp_path, max_steps=1, save_strategy="no")
+    run.train()
+    run.save_model()
+    run.save_state()
+    assert find_damage_of_finished_run(tmp_path) == []
+    (tmp_path / "config.json").write_text("{}")  # may be edited
+    assert find_damage_of_finished_run(tmp_path) == []
+    flip_a_byte(tmp_path / "model.safetensors")
+    (tmp_path / "trainer_state.json").write_text("")
+    damage = find_damage_of_finished_run(tmp_path)
+    assert [problem.split()[0] for problem in damage] == ["model.safetensors", "trainer_state.json"]
+    run.save_model()
+    assert not (tmp_path / "manifest.json").exists()
+    run.save_state()
+    assert find_damage_of_finished_run(tmp_path) == []
+
+
+def test_metrics_are_combined(tmp_path, caplog):
+    run = trainer(tmp_path / "out")
+    run.save_metrics("train", {"train_loss": 1.0})
+    run.save_metrics("eval", {"eval_loss": 2.0})
+    assert json.loads((tmp_path / "out" / "all_results.json").read_text()) == {"eval_loss": 2.0, "train_loss": 1.0}
+    assert json.loads((tmp_path / "out" / "eval_results.json").read_text()) == {"eval_loss": 2.0}
+    (tmp_path / "out" / "all_results.json").write_text('{"train')
+    run.save_metrics("eval", {"eval_loss": 3.0})
+    assert json.loads((tmp_path / "out" / "all_results.json").read_text()) == {"eval_loss": 3.0}
+    assert "all_results.json is damaged" in caplog.text
 
 
 def test_a_checkpoint_of_the_same_name_is_replaced(tmp_path):
@@ -162,16 +338,3 @@ def test_a_checkpoint_of_the_same_name_is_replaced(tmp_path):
     assert (
         not (tmp_path / "checkpoint-2" / "old").exists() and (tmp_path / "checkpoint-2" / "trainer_state.json").exists()
     )
-
-
-def test_a_file_is_complete_or_unchanged(tmp_path):
-    path = tmp_path / "seeds.json"
-    path.write_text("old")
-    with pytest.raises(OSError), atomic_write(path) as unfinished:
-        unfinished.write_text("half")
-        assert path.read_text() == "old"
-        raise OSError(errno.ENOSPC, "no space left")
-    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
-    with atomic_write(path) as unfinished:
-        unfinished.write_text("new")
-    assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]

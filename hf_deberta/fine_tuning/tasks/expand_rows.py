@@ -3,7 +3,12 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import pyarrow
 from datasets import Dataset
+
+from hf_deberta.runs.data_files import RowError, describe, set_source, source_files
+from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.file_faults import TYPE_NAMES, one_line
 
 
 def expand_rows(
@@ -12,6 +17,7 @@ def expand_rows(
     """Return the rows that `expand` makes of each row; they have the keys `columns`.
 
     Args:
+        expand: raises an InputError, as `require_field` does, if the row is not in the expected format.
         options: of `Dataset.map`.
 
     >>> articles = Dataset.from_dict({"text": ["Rome is old."], "questions": [["What is?", "Is it?"]]})
@@ -19,9 +25,47 @@ def expand_rows(
     {'question': 'Is it?'}
     """
 
-    def expand_batch(batch: dict[str, list]) -> dict[str, list]:
-        nested = (dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True))
-        flat = [row for nested_row in nested for row in expand(nested_row)]
+    def expand_batch(batch: dict[str, list], indices: list[int]) -> dict[str, list]:
+        flat: list[dict[str, Any]] = []
+        for index, *values in zip(indices, *batch.values(), strict=True):
+            try:
+                flat += expand(dict(zip(batch, values, strict=True)))
+            except InputError as error:
+                raise RowError(index, str(error)) from error
         return {column: [row[column] for row in flat] for column in columns}
 
-    return rows.map(expand_batch, **{**options, "batched": True, "remove_columns": rows.column_names})
+    options |= {"batched": True, "with_indices": True, "remove_columns": rows.column_names}
+    try:
+        flat_rows = rows.map(expand_batch, **options)
+    except (pyarrow.ArrowException, OverflowError) as error:
+        raise InputError(f"a field has values of different types, or a too large number: {one_line(error)}") from error
+    if len(flat_rows) == 0:
+        raise InputError(f"the rows hold no {columns[0]}, only empty lists")
+    return set_source(flat_rows, source_files(rows), in_order=False) if source_files(rows) else flat_rows
+
+
+def require_field(record: Any, name: str, *kinds: type, place: str = "") -> Any:
+    """Return a field of an object, after checking that it is there and has one of these types.
+
+    Args:
+        place: where the object stands, such as "passage.questions[2]"; empty for a whole row.
+    """
+    if not isinstance(record, dict):
+        raise InputError(f"{place or 'the row'} must be an object with {name!r}, not {describe(record)}")
+    path = f"{place}.{name}" if place else name
+    value = record.get(name)
+    expected = " or ".join(dict.fromkeys(TYPE_NAMES[kind] for kind in kinds))
+    if name not in record or value is None:
+        raise InputError(f"{path} is missing; it must be {expected}")
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        raise InputError(f"{path} must be {expected}, not {describe(value)}")
+    if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+        raise InputError(f"{path} has half of a surrogate pair, which no text has: {describe(value)}")
+    return value
+
+
+def require_items(record: Any, name: str, *kinds: type, place: str = "") -> list:
+    """Return a field that is a list, after checking the type of its items."""
+    items = require_field(record, name, list, place=place)
+    path = f"{place}.{name}" if place else name
+    return [require_field({f"{path}[{index}]": item}, f"{path}[{index}]", *kinds) for index, item in enumerate(items)]

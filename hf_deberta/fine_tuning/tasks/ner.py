@@ -28,7 +28,6 @@ With a tokenizer:
                         remove_columns=rows.column_names)
 """
 
-import gzip
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -41,7 +40,9 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_deberta.fine_tuning.tasks.submission import write_lines
 from hf_deberta.model.batch_loss import IGNORED
+from hf_deberta.runs.data_files import RowError, describe
 from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.file_faults import read_lines, shorten
 
 CONTEXTS = ("none", "merged", "around")
 DOCUMENT_START = "-DOCSTART-"
@@ -87,7 +88,7 @@ def read_conll(path: str | Path) -> list[Sentence]:
     words: list[str] = []
     tags: list[str] = []
     num_columns = documents = 0
-    for number, line in enumerate(chain(_read_lines(path), [""]), 1):
+    for number, line in enumerate(chain(read_lines(path), [""]), 1):
         fields = _split_fields(line)
         starts_document = fields[:1] == [DOCUMENT_START]
         if words and (not fields or starts_document):
@@ -106,15 +107,6 @@ def read_conll(path: str | Path) -> list[Sentence]:
     if not sentences:
         raise InputError(f"{path} has no sentence: each line needs a word and its label, as in 'EU NNP I-NP B-ORG'")
     return sentences if documents else _without_documents(sentences)
-
-
-def _read_lines(path: str | Path) -> Iterator[str]:
-    try:
-        with (gzip.open if Path(path).suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
-            for line in file:
-                yield line.rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text ({error}); convert it, e.g. iconv -f latin1 -t utf-8") from error
 
 
 def _split_fields(line: str) -> list[str]:
@@ -148,28 +140,38 @@ def sentences_from_table(
     for number, row in enumerate(rows):
         for column in (tokens_column, tags_column):
             if column is not None and column not in row:
-                raise InputError(f"row {number} has no column {column!r} but {', '.join(row)}")
-        words, tags = row[tokens_column], None if tags_column is None else row[tags_column]
-        if isinstance(words, str) or words is None:
-            raise InputError(f"column {tokens_column!r} must hold lists of words; in row {number} it holds {words!r}")
-        if list(words[:1]) == [DOCUMENT_START]:
+                raise RowError(number, f"there is no column {column!r} but {', '.join(row)}")
+        words = row[tokens_column]
+        if not isinstance(words, list):
+            raise RowError(number, f"the column {tokens_column!r} must hold a list of words, not {describe(words)}")
+        for word in words:
+            if not isinstance(word, str):
+                raise RowError(number, f"a word in the column {tokens_column!r} must be text, not {describe(word)}")
+        if words[:1] == [DOCUMENT_START]:
             document_starts += 1
             continue
-        if tags is not None and len(tags) != len(words):
-            raise InputError(f"row {number} has {len(words)} words and {len(tags)} labels; each word needs one")
+        tags = None if tags_column is None else _tag_names(row[tags_column], words, names, number)
         document = next(((name, row[name]) for name in DOCUMENT_COLUMNS if row.get(name) is not None), document_starts)
-        tags = None if tags is None else [_tag_name(tag, names, number) for tag in tags]
-        words = [str(word) for word in words]
+        if isinstance(document, tuple) and isinstance(document[1], list | dict):
+            raise RowError(number, f"{document[0]} must be text or a number, not {describe(document[1])}")
         sentences.append(Sentence(words, tags, documents.setdefault(document, len(documents))))
+    if not any(sentence.words for sentence in sentences):
+        raise InputError("the rows have no words")
     return sentences if document_starts or documents.keys() - {0} else _without_documents(sentences)
 
 
-def _tag_name(tag: str | int, names: Sequence[str] | None, row: int) -> str:
-    if isinstance(tag, str) or names is None:
-        return str(tag)
-    if not 0 <= tag < len(names):
-        raise InputError(f"row {row} has the label {tag}; labels are 0 to {len(names) - 1}: {', '.join(names)}")
-    return names[tag]
+def _tag_names(tags: Any, words: list[str], names: Sequence[str] | None, row: int) -> list[str]:
+    """Return the names of the tags of a row, after checking that each word has one."""
+    if not isinstance(tags, list):
+        raise RowError(row, f"the labels must be a list with one for each word, not {describe(tags)}")
+    if len(tags) != len(words):
+        raise RowError(row, f"there are {len(words)} words and {len(tags)} labels; each word needs one")
+    for tag in tags:
+        if type(tag) not in (str, int) or tag == "":
+            raise RowError(row, f"a label must be a name or a whole number, not {describe(tag)}")
+        if names is not None and isinstance(tag, int) and not 0 <= tag < len(names):
+            raise RowError(row, f"there is a label {tag}; labels are 0 to {len(names) - 1}: {', '.join(names)}")
+    return [tag if isinstance(tag, str) else str(tag) if names is None else names[tag] for tag in tags]
 
 
 # 2. Labels
@@ -226,11 +228,16 @@ def label_names(sentences: Iterable[Sentence]) -> list[str]:
 
 
 def require_known_labels(sentences: Iterable[Sentence], labels: Sequence[str], split: str) -> None:
-    unknown = sorted({tag for sentence in sentences for tag in sentence.tags or ()} - set(labels))
-    if unknown:
+    known = set(labels)
+    first: dict[str, str] = {}  # the first sentence with an unknown label
+    for sentence in sentences:
+        for tag in sentence.tags or ():
+            if tag not in known:
+                first.setdefault(tag, " ".join(sentence.words))
+    if first:
         raise InputError(
-            f"the {split} sentences have labels that the training data does not have: {', '.join(unknown)}; it has "
-            f"{', '.join(labels)}"
+            f"the {split} sentences have labels that the training data does not have: {', '.join(sorted(first))}; it "
+            f"has {', '.join(labels)}. {min(first)} is in {shorten(first[min(first)])}"
         )
 
 

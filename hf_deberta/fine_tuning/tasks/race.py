@@ -14,7 +14,6 @@ letter) and predictions.jsonl (with probabilities).
     {'id': '0', 'context': 'It rained.', 'choices': ['What got _ ? Ann', 'What got _ ? wet'], 'label': 0}
 """
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,15 +23,23 @@ import datasets
 import numpy as np
 import torch
 from datasets import Dataset
-from datasets.exceptions import DatasetGenerationError
 from scipy.special import softmax
 from transformers import DataCollatorForMultipleChoice, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows
+from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows, require_field, require_items
 from hf_deberta.fine_tuning.tasks.submission import write_json_lines, write_prediction_table
-from hf_deberta.runs.data_files import read_table
+from hf_deberta.runs.data_files import (
+    RowError,
+    describe,
+    explain_bad_files,
+    locate_errors,
+    read_table,
+    require_texts,
+    set_source,
+)
 from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.file_faults import read_json
 
 TEXT, TEXTS = datasets.Value("string"), datasets.List(datasets.Value("string"))
 ROW_FEATURES = {"id": TEXT, "context": TEXT, "choices": TEXTS}
@@ -43,9 +50,11 @@ ARTICLE_FEATURES = {
     "options": datasets.List(TEXTS),
     "answers": TEXTS,
 }
+ARTICLE_COLUMNS = ("article", "questions", "options", "answers")
+FLAT_FEATURES = {"id": TEXT, "article": TEXT, "question": TEXT, "options": TEXTS, "answer": TEXT}
+FLAT_COLUMNS = tuple(FLAT_FEATURES)
 RACE_COLUMNS = ("article", "question", "options")
 SWAG_COLUMNS = ("sent1", "sent2", "ending0", "ending1")
-MISSING_ANSWERS = {None, "", -1}
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 LEVELS = ("middle", "high")  # the ids of RACE begin with the level
 
@@ -61,9 +70,10 @@ def read_choices(file: str | Path) -> Dataset:
     if not path.exists():
         raise InputError(f"there is no file or folder {path}")
     rows = _read_articles(path) if path.is_dir() else read_table(path)
-    if not set(ARTICLE_FEATURES) - {"id"} <= set(rows.column_names):
+    if not set(ARTICLE_COLUMNS) <= set(rows.column_names):
         return rows
-    return expand_rows(rows, _questions_of_article, ("id", "article", "question", "options", "answer"))
+    with locate_errors(rows, "article"):
+        return expand_rows(rows, _questions_of_article, FLAT_COLUMNS, features=datasets.Features(FLAT_FEATURES))
 
 
 def _read_articles(folder: Path) -> Dataset:
@@ -73,25 +83,33 @@ def _read_articles(folder: Path) -> Dataset:
         raise InputError(f"there is no article of RACE, such as high/1.txt, in the folder {folder}")
     # The modification times are part of the key under which datasets caches the rows.
     files = {"paths": [str(path) for path in paths], "modified": sum(path.stat().st_mtime_ns for path in paths)}
-    try:
-        return Dataset.from_generator(_articles, features=datasets.Features(ARTICLE_FEATURES), gen_kwargs=files)
-    except DatasetGenerationError as error:
-        raise error.__cause__ or error from None
+    with explain_bad_files([folder]):
+        rows = Dataset.from_generator(_articles, features=datasets.Features(ARTICLE_FEATURES), gen_kwargs=files)
+    return set_source(rows, [folder], in_order=False)
 
 
 def _articles(paths: list[str], modified: int) -> Iterator[dict[str, Any]]:
     for path in paths:
+        article = read_json(path)
         try:
-            article = json.loads(Path(path).read_text(encoding="utf-8"))
-            yield {column: article[column] for column in ARTICLE_FEATURES}
-        except (json.JSONDecodeError, KeyError) as error:
-            raise InputError(f"{path} is not an article of RACE ({type(error).__name__}: {error})") from error
+            list(_questions_of_article(article))
+            yield {"id": require_field(article, "id", str), **{name: article[name] for name in ARTICLE_COLUMNS}}
+        except InputError as error:
+            raise InputError(f"{path} is not an article of RACE: {error}") from error
 
 
 def _questions_of_article(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    shared = {"id": row.get("id"), "article": row["article"]}
-    for question, options, answer in zip(row["questions"], row["options"], row["answers"], strict=True):
-        yield {**shared, "question": question, "options": options, "answer": answer}
+    article, questions = require_field(row, "article", str), require_items(row, "questions", str)
+    options, answers = require_items(row, "options", list), require_items(row, "answers", str)
+    if not len(questions) == len(options) == len(answers):
+        raise InputError(
+            f"there are {len(questions)} questions, {len(options)} lists of options and {len(answers)} answers, and "
+            "each question needs one of both"
+        )
+    row_id = None if row.get("id") is None else str(row["id"])
+    for index, (question, answer) in enumerate(zip(questions, answers, strict=True)):
+        texts = require_items({f"options[{index}]": options[index]}, f"options[{index}]", str)
+        yield {"id": row_id, "article": article, "question": question, "options": texts, "answer": answer}
 
 
 def choice_rows(rows: Dataset, split: str, with_labels: bool = True, fill_blanks: bool = False) -> Dataset:
@@ -102,6 +120,11 @@ def choice_rows(rows: Dataset, split: str, with_labels: bool = True, fill_blanks
         fill_blanks: put an option into the blank (_) of its question; by default it follows the question, as in the
             official DeBERTa code.
     """
+    with locate_errors(rows, split):
+        return _choice_rows(rows, split, with_labels, fill_blanks)
+
+
+def _choice_rows(rows: Dataset, split: str, with_labels: bool, fill_blanks: bool) -> Dataset:
     if not len(rows):
         raise InputError(f"the {split} split is empty")
     columns = rows.column_names
@@ -114,21 +137,29 @@ def choice_rows(rows: Dataset, split: str, with_labels: bool = True, fill_blanks
             f"the {split} rows have no column {', '.join(missing)}; they have {', '.join(columns)}. Multiple choice "
             "needs article, question, options, answer (as RACE) or sent1, sent2, ending0, ending1, ..., label (as SWAG)"
         )
-    labelled = with_labels or (answer_column in columns and not MISSING_ANSWERS & set(rows[answer_column]))
+    labelled = with_labels or (answer_column in columns and not any(map(_is_missing, rows[answer_column][:])))
+    require_texts(rows, ["article", "question"] if is_race else ["sent1"], split)
 
     def make_choice_row(row: dict[str, Any], index: int) -> dict[str, Any]:
         row_id = row["id"] if "id" in columns else row.get("example_id")
         row_id = str(index if row_id is None else row_id)
         name = f"{split} row {row_id!r}"
-        choices = _race_choices(row, name, fill_blanks) if is_race else _swag_choices(row)
-        choice_row = {"id": row_id, "context": _one_line(row["article" if is_race else "sent1"]), "choices": choices}
-        return choice_row | ({"label": answer_index(row[answer_column], len(choices), name)} if labelled else {})
+        try:
+            choices = _race_choices(row, name, fill_blanks) if is_race else _swag_choices(row, name)
+            label = {"label": answer_index(row[answer_column], len(choices), name)} if labelled else {}
+        except InputError as error:
+            raise RowError(index, str(error)) from error
+        return {"id": row_id, "context": _one_line(row["article" if is_race else "sent1"]), "choices": choices, **label}
 
     features = datasets.Features(ROW_FEATURES | ({"label": datasets.Value("int64")} if labelled else {}))
     rows = rows.map(
         make_choice_row, with_indices=True, remove_columns=columns, features=features, desc=f"checking {split}"
     )
     counts = {len(choices): row_id for row_id, choices in zip(rows["id"], rows["choices"], strict=True)}
+    if max(counts) > len(LETTERS):
+        raise InputError(
+            f"{split} row {counts[max(counts)]!r} has {max(counts)} choices, and {len(LETTERS)} is the limit"
+        )
     if len(counts) > 1 or min(counts) < 2:
         examples = ", ".join(f"{count} (row {row_id!r})" for count, row_id in sorted(counts.items()))
         raise InputError(f"all {split} rows must have the same number of choices, at least two; they have {examples}")
@@ -142,9 +173,16 @@ def _race_choices(row: dict[str, Any], name: str, fill_blanks: bool) -> list[str
     return [join_question_and_option(question, _one_line(option), fill_blanks) for option in options]
 
 
-def _swag_choices(row: dict[str, Any]) -> list[str]:
+def _swag_choices(row: dict[str, Any], name: str) -> list[str]:
     endings = sorted((x for x in row if re.fullmatch(r"ending\d+", x)), key=lambda x: int(x.removeprefix("ending")))
+    for column in ("sent2", *endings):
+        if isinstance(row[column], list | dict):
+            raise InputError(f"the {column} of {name} must be text, not {describe(row[column])}")
     return [f"{_one_line(row['sent2'])} {_one_line(row[x])}".strip() for x in endings if row[x] is not None]
+
+
+def _is_missing(answer: Any) -> bool:
+    return answer is None or answer in ("", -1)
 
 
 def _one_line(text: str | float | None) -> str:
@@ -171,9 +209,9 @@ def answer_index(answer: str | int | None, num_choices: int, name: str) -> int:
     if isinstance(answer, str):
         letter = answer.strip()
         index = int(letter) if letter.isdecimal() else LETTERS.find(letter) if len(letter) == 1 else -1
-    if not isinstance(index, int) or not 0 <= index < num_choices:
+    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < num_choices:
         raise InputError(
-            f"the answer of {name} must be a letter from A to {LETTERS[num_choices - 1]} or a number from 0 to "
+            f"the answer of {name} must be a letter from A to {LETTERS[:num_choices][-1:]} or a number from 0 to "
             f"{num_choices - 1}, not {answer!r}"
         )
     return index

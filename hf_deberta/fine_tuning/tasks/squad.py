@@ -22,7 +22,6 @@ With a tokenizer, and logits [windows, N] of a model:
     predicted.write("output")
 """
 
-import gzip
 import json
 import unicodedata
 from collections import Counter
@@ -39,15 +38,26 @@ from scipy.special import softmax
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from hf_deberta.fine_tuning.tasks.expand_rows import require_field
 from hf_deberta.fine_tuning.tasks.submission import write_lines
-from hf_deberta.runs.data_files import read_table
+from hf_deberta.runs.data_files import (
+    RowError,
+    describe,
+    explain_bad_files,
+    locate_errors,
+    read_table,
+    require_texts,
+    set_source,
+)
 from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.file_faults import file_kind, read_json, shorten
 
 TEXT_FEATURES = {name: datasets.Value("string") for name in ("id", "context", "question")}
 ANSWER_FEATURES = {
     "answers": {"text": datasets.List(datasets.Value("string")), "answer_start": datasets.List(datasets.Value("int32"))}
 }
 CLS_POSITION = 0
+MAX_ANSWER_START = 2**31  # of int32
 NO_SPAN_NULL_ODDS = 1e6  # the null odds of a context without any candidate span
 
 logger = logging.get_logger(__name__)
@@ -63,43 +73,60 @@ def read_squad(file: str | Path) -> Dataset:
     """
     path = Path(file)
     document = None
-    if path.name.removesuffix(".gz").endswith(".json") and path.is_file():
-        with suppress(json.JSONDecodeError):  # one row per line, or an invalid file, which read_table reports
-            document = json.loads(_read_text(path))
+    if file_kind(path) == "json" and path.is_file():
+        with suppress(InputError):  # one row per line, or an invalid file, which read_table reports
+            document = read_json(path)
     data = document.get("data") if isinstance(document, dict) else None
-    if isinstance(data, list) and (not data or "paragraphs" in data[0]):
+    if isinstance(data, list) and (not data or (isinstance(data[0], dict) and "paragraphs" in data[0])):
         return _read_articles(path, data)
     return read_table(path, ("json", "jsonl", "parquet"), rows_field=None if data is None else "data")
 
 
-def _read_articles(path: Path, articles: list[dict]) -> Dataset:
+def _read_articles(path: Path, articles: list) -> Dataset:
     try:
-        questions = [qa for article in articles for paragraph in article["paragraphs"] for qa in paragraph["qas"]]
-    except KeyError as error:
-        raise InputError(f"{path} is not in the format of an official SQuAD file: {error} is missing") from error
-    if not questions:
+        with_answers = _have_answers(articles)
+        number = sum(1 for _ in _questions_of_articles(articles, with_answers))
+    except InputError as error:
+        raise InputError(f"{path} is not in the format of an official SQuAD file: {error}") from error
+    if not number:
         raise InputError(f"there is no question in {path}")
-    with_answers = any("answers" in qa for qa in questions)
     stat = path.stat()
     # The size and modification time are part of the key under which datasets caches the rows.
     arguments = {"path": str(path), "with_answers": with_answers, "version": (stat.st_size, stat.st_mtime_ns)}
     features = datasets.Features(TEXT_FEATURES | (ANSWER_FEATURES if with_answers else {}))
-    return Dataset.from_generator(_questions_of_articles, features=features, gen_kwargs=arguments)
+    with explain_bad_files([path]):
+        rows = Dataset.from_generator(_questions_of_file, features=features, gen_kwargs=arguments)
+    return set_source(rows, [path], in_order=False)
 
 
-def _read_text(path: Path) -> str:
-    with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
-        return file.read()
+def _questions_of_file(path: str, with_answers: bool, version: tuple[int, int]) -> Iterator[dict]:
+    yield from _questions_of_articles(read_json(path)["data"], with_answers)
 
 
-def _questions_of_articles(path: str, with_answers: bool, version: tuple[int, int]) -> Iterator[dict]:
-    for article in json.loads(_read_text(Path(path)))["data"]:
-        for paragraph in article["paragraphs"]:
-            for qa in paragraph["qas"]:
-                row = {"id": qa["id"], "context": paragraph["context"], "question": qa["question"]}
-                if with_answers:
-                    row["answers"] = _answers_by_column([] if qa.get("is_impossible") else qa.get("answers"), qa["id"])
-                yield row
+def _have_answers(articles: list) -> bool:
+    """Return whether any question has answers."""
+    return any("answers" in qa for _, _, qa in _nested_questions(articles))
+
+
+def _questions_of_articles(articles: list, with_answers: bool) -> Iterator[dict]:
+    for place, context, qa in _nested_questions(articles):
+        row_id = str(require_field(qa, "id", str, int, place=place))
+        row = {"id": row_id, "context": context, "question": require_field(qa, "question", str, place=place)}
+        if with_answers:
+            row["answers"] = _answers_by_column([] if qa.get("is_impossible") else qa.get("answers"), row_id)
+        yield row
+
+
+def _nested_questions(articles: list) -> Iterator[tuple[str, str, dict]]:
+    """Yield the place, the context and the object of each question."""
+    for i, article in enumerate(articles):
+        for j, paragraph in enumerate(require_field(article, "paragraphs", list, place=f"data[{i}]")):
+            place = f"data[{i}].paragraphs[{j}]"
+            context = require_field(paragraph, "context", str, place=place)
+            for k, qa in enumerate(require_field(paragraph, "qas", list, place=place)):
+                if not isinstance(qa, dict):
+                    raise InputError(f"{place}.qas[{k}] must be an object, not {describe(qa)}")
+                yield f"{place}.qas[{k}]", context, qa
 
 
 def squad_rows(rows: Dataset, split: str, with_answers: bool = True) -> Dataset:
@@ -108,6 +135,11 @@ def squad_rows(rows: Dataset, split: str, with_answers: bool = True) -> Dataset:
     Args:
         with_answers: require answers; otherwise the column may be missing.
     """
+    with locate_errors(rows, split):
+        return _checked_rows(rows, split, with_answers)
+
+
+def _checked_rows(rows: Dataset, split: str, with_answers: bool) -> Dataset:
     required = [*TEXT_FEATURES, *["answers"] * with_answers]
     missing = [column for column in required if column not in rows.column_names]
     if missing:
@@ -117,9 +149,10 @@ def squad_rows(rows: Dataset, split: str, with_answers: bool = True) -> Dataset:
         )
     if not len(rows):
         raise InputError(f"the {split} split is empty")
+    require_texts(rows, ["context", "question"], split)
     features = datasets.Features(TEXT_FEATURES | (ANSWER_FEATURES if "answers" in rows.column_names else {}))
     rows = rows.select_columns(list(features)).map(
-        _check_rows, batched=True, features=features, fn_kwargs={"split": split}, desc=f"checking {split}"
+        _check_row, with_indices=True, features=features, desc=f"checking {split}", fn_kwargs={"labelled": with_answers}
     )
     ((most_common, count),) = Counter(rows["id"][:]).most_common(1)
     if count > 1 and split != "train":
@@ -127,19 +160,23 @@ def squad_rows(rows: Dataset, split: str, with_answers: bool = True) -> Dataset:
     return rows
 
 
-def _check_rows(batch: dict[str, list], split: str) -> dict[str, list]:
-    batch = {column: list(values) for column, values in batch.items()}
-    batch["id"] = [str(row_id) for row_id in batch["id"]]
-    for column in ("context", "question"):
-        for row_id, text in zip(batch["id"], batch[column], strict=True):
-            if not isinstance(text, str):
-                raise InputError(f"the {column} of {split} row {row_id!r} must be text, not {text!r}")
-    if "answers" in batch:
-        batch["answers"] = list(map(_answers_by_column, batch["answers"], batch["id"]))
-    return batch
+def _check_row(row: dict[str, Any], index: int, labelled: bool) -> dict[str, Any]:
+    row_id = row["id"]
+    if isinstance(row_id, bool) or not isinstance(row_id, str | int):
+        raise RowError(index, f"the id must be text or a number, not {describe(row_id)}")
+    row = {**row, "id": str(row_id)}
+    if "answers" not in row:
+        return row
+    if labelled and row["answers"] is None:
+        raise RowError(index, f"row {row['id']!r} has no answers; of a question without an answer they are empty lists")
+    try:
+        row["answers"] = _answers_by_column(row["answers"], row["id"])
+    except InputError as error:
+        raise RowError(index, str(error)) from error
+    return row
 
 
-def _answers_by_column(answers: dict | list[dict] | None, row_id: str) -> dict[str, list]:
+def _answers_by_column(answers: Any, row_id: str) -> dict[str, list]:
     """Return {text: [...], answer_start: [...]}, also from [{text, answer_start}, ...]; empty texts are dropped."""
     try:
         if isinstance(answers, dict):
@@ -148,9 +185,16 @@ def _answers_by_column(answers: dict | list[dict] | None, row_id: str) -> dict[s
             pairs = [(answer["text"], answer["answer_start"]) for answer in answers or []]
     except (KeyError, TypeError, ValueError):
         raise InputError(
-            f"the answers of row {row_id!r} must hold as many text as answer_start, not {answers!r}"
+            f"the answers of row {row_id!r} must hold as many text as answer_start, not {shorten(answers)}"
         ) from None
-    pairs = [(text, start) for text, start in pairs if text]
+    pairs = [(text, start) for text, start in pairs if text or not isinstance(text, str | None)]
+    for text, start in pairs:
+        if not isinstance(text, str):
+            raise InputError(f"an answer of row {row_id!r} must be text, not {describe(text)}")
+        if type(start) is not int or not -1 <= start < MAX_ANSWER_START:
+            raise InputError(
+                f"the answer_start of row {row_id!r} must be the number of a character, not {describe(start)}"
+            )
     return {"text": [text for text, _ in pairs], "answer_start": [start for _, start in pairs]}
 
 

@@ -26,7 +26,7 @@ best entities), and the file of a SuperGLUE submission, such as BoolQ.jsonl.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,7 @@ from scipy.special import softmax
 from sklearn.metrics import f1_score, matthews_corrcoef
 from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
 
-from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows
+from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows, require_field
 from hf_deberta.fine_tuning.tasks.glue import (
     NLI_COLUMNS,
     SENTENCE_COLUMNS,
@@ -51,7 +51,9 @@ from hf_deberta.fine_tuning.tasks.glue import (
 from hf_deberta.fine_tuning.tasks.squad_scores import compute_exact, compute_f1
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_json_lines
 from hf_deberta.model.batch_loss import IGNORED
+from hf_deberta.runs.data_files import RowError, csv_text, describe, locate_errors, require_texts
 from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.file_faults import shorten
 
 FALSE_TRUE = ("False", "True")
 COPA_COLUMNS = ("premise", "choice1", "choice2", "question")
@@ -97,6 +99,10 @@ TASKS = {
     "axb": SuperGlueTask("AX-b", SENTENCE_COLUMNS, TWO_WAY_ENTAILMENT, ("matthews_correlation",)),
     "axg": SuperGlueTask("AX-g", NLI_COLUMNS, TWO_WAY_ENTAILMENT, ("accuracy", "gender_parity")),
 }
+TEXT_COLUMNS = {
+    *("question", "passage", "premise", "hypothesis", "choice1", "choice2", "paragraph", "answer", "query", "word"),
+    *("sentence1", "sentence2", "text", "span1_text", "span2_text"),
+}
 SUBMISSION_FILES = [f"{task.submission_name}.jsonl" for task in TASKS.values()]
 # Given to datasets, which would infer another type from a test split, where `answers` is empty.
 RECORD_FEATURES = {
@@ -121,59 +127,169 @@ def flatten_split(rows: Dataset, split: str, name: str, map_options: dict[str, A
     Args:
         map_options: options of `Dataset.map`.
     """
-    if len(rows) == 0:
-        raise InputError(f"the {split} split of {name} is empty")
-    nested_column, flatten = NESTED_FORMATS.get(name, (None, None))
-    if flatten is not None and nested_column in rows.column_names:
-        columns = [*TASKS[name].columns, "idx", "answers" if name == "record" else "label"]
-        features = datasets.Features(RECORD_FEATURES) if name == "record" else None
-        try:
+    with locate_errors(rows, split):
+        if len(rows) == 0:
+            raise InputError(f"the {split} split of {name} is empty")
+        nested_column, flatten = NESTED_FORMATS.get(name, (None, None))
+        if flatten is not None and nested_column in rows.column_names:
+            columns = [*TASKS[name].columns, "idx", "answers" if name == "record" else "label"]
+            features = datasets.Features(RECORD_FEATURES) if name == "record" else None
             rows = expand_rows(rows, flatten, columns, **{**(map_options or {}), "features": features})
-        except (KeyError, TypeError) as error:
-            official = TASKS[name].submission_name
-            raise InputError(f"the {split} rows are not in the official format of {official}: {error}") from error
-    missing = [column for column in TASKS[name].columns if column not in rows.column_names]
-    if missing:
-        official = f" (nor {nested_column!r}, as in the official file)" if nested_column else ""
-        raise InputError(
-            f"the {split} rows of {name} have no column {', '.join(map(repr, missing))}{official}; they have "
-            f"{', '.join(rows.column_names)}"
-        )
+        missing = [column for column in TASKS[name].columns if column not in rows.column_names]
+        if missing:
+            official = f" (nor {nested_column!r}, as in the official file)" if nested_column else ""
+            raise InputError(
+                f"the {split} rows of {name} have no column {', '.join(map(repr, missing))}{official}; they have "
+                f"{', '.join(rows.column_names)}"
+            )
+        check_rows(rows, split, name)
     return rows
 
 
+def check_rows(rows: Dataset, split: str, name: str) -> None:
+    """Require texts, positions in them, labels and, to evaluate and predict, the `idx` that some tasks need."""
+    texts = [column for column in TASKS[name].columns if column in TEXT_COLUMNS]
+    require_texts(rows, texts, split)
+    needs_idx = name == "multirc" and split != "train"
+    if needs_idx and "idx" not in rows.column_names:
+        raise InputError(f"the {split} rows of {name} have no column 'idx' with the paragraph, question and answer")
+    needs_label = name != "record" and not split.startswith("test") and "label" in rows.column_names
+    columns = [*["idx"] * needs_idx, *["label"] * needs_label]
+    if name in ROW_CHECKS:
+        columns += [column for column in (*TASKS[name].columns, "answers") if column in rows.column_names]
+    if not columns:
+        return
+    for index, values in enumerate(zip(*(rows[column][:] for column in columns), strict=True)):
+        row = dict(zip(columns, values, strict=True))
+        try:
+            if needs_idx:
+                for key in ("paragraph", "question", "answer"):
+                    require_field(row["idx"], key, int, place="idx")
+            if needs_label and (row["label"] is None or row["label"] == -1):
+                raise InputError("the row has no label")
+            if name in ROW_CHECKS:
+                ROW_CHECKS[name](row)
+        except InputError as error:
+            raise RowError(index, str(error)) from error
+
+
+def _check_copa(row: dict[str, Any]) -> None:
+    if row["question"] not in ("cause", "effect"):
+        raise InputError(f"the question of COPA is 'cause' or 'effect', not {row['question']!r}")
+
+
+def _check_wic(row: dict[str, Any]) -> None:
+    for number in ("1", "2"):
+        start, end = (require_field(row, f"{name}{number}", int) for name in ("start", "end"))
+        _require_span(start, end, csv_text(row[f"sentence{number}"]), f"sentence{number}")
+
+
+def _check_wsc(row: dict[str, Any]) -> None:
+    for name in ("span1_index", "span2_index"):
+        require_field(row, name, int)
+    if not csv_text(row["text"]).strip():
+        raise InputError("the text is empty")
+
+
+def _check_record(row: dict[str, Any]) -> None:
+    try:
+        spans = _mention_spans(row["entity_spans"])
+    except (KeyError, TypeError, ValueError):
+        raise InputError(f"entity_spans must hold as many start as end, not {shorten(row['entity_spans'])}") from None
+    for start, end in spans:
+        if type(start) is not int or type(end) is not int:
+            raise InputError(f"start and end of an entity must be numbers of characters, not {start!r} and {end!r}")
+        _require_span(start, end, row["passage"], "passage")
+    answers = row.get("answers")
+    if answers is not None and not (isinstance(answers, list) and all(isinstance(text, str) for text in answers)):
+        raise InputError(f"answers must be a list of texts, not {describe(answers)}")
+
+
+def _require_span(start: int, end: int, text: str, name: str) -> None:
+    if not 0 <= start < end <= len(text):
+        raise InputError(f"the characters {start} to {end} are not in the {name}, which has {len(text)}")
+
+
+# What the rows of a task need besides texts and a label.
+ROW_CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
+    "copa": _check_copa,
+    "wic": _check_wic,
+    "wsc": _check_wsc,
+    "record": _check_record,
+}
+
+
+def require_labels(rows: Dataset, split: str, name: str) -> None:
+    """Require labels, in ReCoRD answers, in each row of a split to train or evaluate on."""
+    with locate_errors(rows, split):
+        if not has_labels(rows, split, name):
+            raise InputError(f"the {split} rows of {name} have no labels")
+        if name == "record":
+            for index, answers in enumerate(rows["answers"][:]):
+                if not answers:
+                    raise RowError(index, "the row has no answers")
+
+
 def _flatten_multirc(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    passage = row["passage"]
-    for question in passage["questions"]:
-        for answer in question["answers"]:
+    passage = require_field(row, "passage", dict)
+    paragraph, number = require_field(passage, "text", str, place="passage"), require_field(row, "idx", int)
+    for i, question in enumerate(require_field(passage, "questions", list, place="passage")):
+        place = f"passage.questions[{i}]"
+        text, question_number = require_field(question, "question", str, place=place), _number(question, place)
+        for j, answer in enumerate(require_field(question, "answers", list, place=place)):
+            answer_place = f"{place}.answers[{j}]"
+            answer_text = require_field(answer, "text", str, place=answer_place)
             label = answer.get("label")
+            if not isinstance(label, int | str | None):
+                raise InputError(f"{answer_place}.label must be a label, not {describe(label)}")
             yield {
-                "paragraph": passage["text"],
-                "question": question["question"],
-                "answer": answer["text"],
-                "idx": {"paragraph": row["idx"], "question": question["idx"], "answer": answer["idx"]},
+                "paragraph": paragraph,
+                "question": text,
+                "answer": answer_text,
+                "idx": {"paragraph": number, "question": question_number, "answer": _number(answer, answer_place)},
                 "label": -1 if label is None else label,
             }
 
 
+def _number(record: dict[str, Any], place: str) -> int:
+    return require_field(record, "idx", int, place=place)
+
+
 def _flatten_record(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    passage = row["passage"]
-    # In the official files `end` is the last character, on the Hub the one after it.
-    spans = sorted({(entity["start"], entity["end"] + 1) for entity in passage["entities"]})
-    texts = [passage["text"][start:end] for start, end in spans]
-    entities = {"text": texts, "start": [start for start, _ in spans], "end": [end for _, end in spans]}
-    for question in row["qas"]:
+    passage, number = require_field(row, "passage", dict), require_field(row, "idx", int)
+    text = require_field(passage, "text", str, place="passage")
+    spans = set()
+    for i, entity in enumerate(require_field(passage, "entities", list, place="passage")):
+        place = f"passage.entities[{i}]"
+        start, end = (require_field(entity, name, int, place=place) for name in ("start", "end"))
+        # In the official files `end` is the last character, on the Hub the one after it.
+        _require_span(start, end + 1, text, "passage")
+        spans.add((start, end + 1))
+    ordered = sorted(spans)
+    texts = [text[start:end] for start, end in ordered]
+    entities = {"text": texts, "start": [start for start, _ in ordered], "end": [end for _, end in ordered]}
+    for i, question in enumerate(require_field(row, "qas", list)):
+        place = f"qas[{i}]"
+        query, query_number = require_field(question, "query", str, place=place), _number(question, place)
+        answers = [] if question.get("answers") is None else require_field(question, "answers", list, place=place)
+        answer_texts = {
+            require_field(answer, "text", str, place=f"{place}.answers[{j}]") for j, answer in enumerate(answers)
+        }
         yield {
-            "passage": passage["text"],
-            "query": question["query"],
+            "passage": text,
+            "query": query,
             "entity_spans": entities,
-            "answers": sorted({answer["text"] for answer in question.get("answers") or ()}),
-            "idx": {"passage": row["idx"], "query": question["idx"]},
+            "answers": sorted(answer_texts),
+            "idx": {"passage": number, "query": query_number},
         }
 
 
 def _flatten_wsc(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield {"text": row["text"], **row["target"], "idx": row["idx"], "label": row.get("label")}
+    target = require_field(row, "target", dict)
+    texts = {name: require_field(target, name, str, place="target") for name in ("span1_text", "span2_text")}
+    numbers = {name: require_field(target, name, int, place="target") for name in ("span1_index", "span2_index")}
+    text = require_field(row, "text", str)
+    yield {"text": text, **texts, **numbers, "idx": row.get("idx"), "label": row.get("label")}
 
 
 # The column that only the official format has, and the function that flattens its rows.
@@ -188,7 +304,8 @@ def label_numbers(rows: Dataset, split: str, name: str) -> np.ndarray | None:
     """Return the label numbers of a flat split, -1 for missing ones; None if all are missing."""
     if TASKS[name].head == "entity" or "label" not in rows.column_names:
         return None
-    encode_label = make_label_encoder(rows, TASKS[name].labels, split)
+    with locate_errors(rows, split):
+        encode_label = make_label_encoder(rows, TASKS[name].labels, split)
     numbers = np.array([encode_label(value) for value in rows["label"]])
     return numbers if (numbers >= 0).any() else None
 
@@ -229,7 +346,7 @@ def encode_split(
         numbers = np.where(numbers >= 0, model_index[numbers], IGNORED)
 
     def encode_batch(batch: dict[str, list], indices: list[int]) -> dict[str, list]:
-        columns = zip(*(batch[column] for column in task.columns), strict=True)
+        columns = zip(*(_texts(batch, column) for column in task.columns), strict=True)
         pairs = [pair for values in columns for pair in text_pairs(name, *values)]
         texts = [first for first, _ in pairs], [second for _, second in pairs]
         inputs = dict(tokenizer(*texts, truncation=True, max_length=max_length))
@@ -243,6 +360,10 @@ def encode_split(
     if task.head == "sequence":
         warn_of_truncation(inputs, split, max_length)
     return inputs
+
+
+def _texts(batch: dict[str, list], column: str) -> list:
+    return [csv_text(value) for value in batch[column]] if column in TEXT_COLUMNS else batch[column]
 
 
 def text_pairs(name: str, *values: Any) -> list[tuple[str, str]]:

@@ -143,10 +143,10 @@ def test_documents_in_tables(rows):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"words": ["a"]}, "row 0 .* 'tokens' .* words"),
-        ({"tokens": "a b", "ner_tags": ["O"]}, "'tokens' must hold lists .* row 0 .* 'a b'"),
-        ({"tokens": ["a", "b"], "ner_tags": ["O"]}, "row 0 has 2 words and 1 labels"),
-        ({"tokens": ["a"], "ner_tags": [7]}, "row 0 has the label 7; .* 0 to 1: O, B-X"),
+        ({"words": ["a"]}, "row 1: .* 'tokens' .* words"),
+        ({"tokens": "a b", "ner_tags": ["O"]}, "row 1: .* 'tokens' must hold a list .* 'a b'"),
+        ({"tokens": ["a", "b"], "ner_tags": ["O"]}, "row 1: there are 2 words and 1 labels"),
+        ({"tokens": ["a"], "ner_tags": [7]}, "row 1: .* label 7; .* 0 to 1: O, B-X"),
     ],
 )
 def test_invalid_rows(row, message):

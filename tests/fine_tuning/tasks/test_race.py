@@ -182,9 +182,9 @@ def test_invalid_numbers_of_choices():
     [
         ("x.txt", "{}", "x.txt is none of jsonl, json, csv, tsv, parquet"),
         ("x.csv", "", "x.csv is empty"),
-        ("x.jsonl", "hello", "x.jsonl is no table of rows: "),
-        ("high/1.txt", "hello", "1.txt is not an article of RACE .JSONDecodeError"),
-        ("high/2.txt", '{"article": "a"}', "2.txt is not an article of RACE .KeyError: 'id'"),
+        ("x.jsonl", "hello", "x.jsonl, line 1, column 1: not valid JSON"),
+        ("high/1.txt", "hello", "high/1.txt, line 1, column 1: not valid JSON"),
+        ("high/2.txt", '{"article": "a"}', "2.txt is not an article of RACE: questions is missing; it must be a list"),
         ("high/1.doc", "", "no article of RACE.* high/1.txt"),
     ],
 )

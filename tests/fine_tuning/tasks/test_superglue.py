@@ -160,8 +160,12 @@ def test_labels_as_names_and_numbers(name):
             "train rows of boolq .* 'passage'; .* question",
         ),
         ("record", {"passage": "text", "query": "?"}, "no column 'entity_spans'"),
-        ("multirc", {"passage": {"text": "a"}, "idx": 1}, "official format of MultiRC: 'questions'"),
-        ("record", {"passage": {"text": "a"}, "qas": [], "idx": 1}, "official format of ReCoRD: 'entities'"),
+        (
+            "multirc",
+            {"passage": {"text": "a"}, "idx": 1},
+            "row 1: passage.text is missing|row 1: passage.questions is missing",
+        ),
+        ("record", {"passage": {"text": "a"}, "qas": [], "idx": 1}, "row 1: passage.entities is missing"),
     ],
 )
 def test_invalid_rows(name, row, message):

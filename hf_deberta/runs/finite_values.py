@@ -1,0 +1,204 @@
+"""Stop a diverging run, and keep its last finite checkpoint.
+
+    >>> class MyTrainer(FiniteValuesMixin, AtomicCheckpointsMixin): ...
+    >>> MyTrainer(model, arguments, ...).train()
+    InputError: the loss is not finite at step 3 (learning rate 1e+30), so the run stops: lower --learning_rate, ...
+
+Every step notes on the device whether its loss and its gradient norm are finite. The note is read where `Trainer`
+waits for the device anyway: when it logs, evaluates or saves. All processes stop together.
+"""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import EvalPrediction, Trainer, TrainerCallback
+from transformers.trainer_utils import EvalLoopOutput, get_last_checkpoint
+
+from hf_deberta.runs.errors import InputError
+
+VALUES = ("loss", "gradient norm")
+MAX_SKIPPED_STEPS = 30  # in a row, under fp16: GradScaler starts at 2**16 and halves its scale at each of them
+MIN_GRADIENT_SCALE = 1e-4
+ADVICE = "lower --learning_rate, set --max_grad_norm 1, or look for damaged rows in the data"
+EVALUATION_ADVICE = "weights of the model or numbers in the rows are not finite, so there is no result to report"
+
+
+class FiniteValuesMixin(Trainer):
+    """Mixin for a `Trainer` that stops with an InputError when a loss, a gradient norm or a weight is not finite.
+
+    A model with such weights is not saved. With fp16, steps that overflow are skipped by the gradient scaler, and only
+    a long row of them stops the run. Evaluation and prediction stop if a loss or a prediction is not finite.
+
+    Put it before the other `Trainer` classes.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.scales_gradients = self.args.fp16
+        if self.scales_gradients:  # the loss of a skipped step would make the logged mean NaN
+            self.args.logging_nan_inf_filter = True
+        if self.compute_metrics is not None:
+            self.compute_metrics = with_finite_predictions(self.compute_metrics)
+        self.add_callback(_TrainingEvents(self))
+        self.reset_failures()
+
+    def reset_failures(self) -> None:
+        self.failure = torch.zeros(3, device=self.args.device)  # step, learning rate, index in VALUES; 0 if none
+        self.learning_rate = 0.0  # of the last step
+        self.skipped_steps = 0
+
+    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        self._note_failure("loss", loss)
+        return loss
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        grad_norm = super()._get_grad_norm(model, grad_norm)
+        self._note_failure("gradient norm", grad_norm)
+        return grad_norm
+
+    @torch.no_grad()
+    def _note_failure(self, name: str, value: Any) -> None:
+        """Note step and learning rate of the first value that is not finite, without waiting for the device."""
+        if self.optimizer is not None:
+            self.learning_rate = self.optimizer.param_groups[0]["lr"]
+        if self.scales_gradients or not torch.is_tensor(value):  # DeepSpeed's norm is a number or None
+            return
+        value = value.full_tensor() if isinstance(value, DTensor) else value
+        first = ~value.to(self.failure.device).isfinite() & (self.failure[0] == 0)
+        for field, noted in enumerate((self.state.global_step + 1, self.learning_rate, VALUES.index(name))):
+            self.failure[field].masked_fill_(first, noted)
+
+    def count_skipped_step(self) -> None:
+        """Call after each optimizer step: a long row of steps that overflow in fp16 stops the run."""
+        if not self.scales_gradients:
+            return
+        self.skipped_steps = self.skipped_steps + 1 if self.accelerator.optimizer_step_was_skipped else 0
+        if self.skipped_steps >= MAX_SKIPPED_STEPS:
+            self._stop_overflow()
+
+    def _stop_overflow(self) -> None:
+        raise InputError(
+            f"gradients overflow in fp16 at step {self.state.global_step + 1} (learning rate {self.learning_rate:g}), "
+            f"however small their scale, so the run stops: {ADVICE}, or train with --bf16; {self.way_to_continue()}"
+        )
+
+    def check_steps(self) -> None:
+        """Stop if a step since the start of training had a loss or gradient norm that is not finite."""
+        scaler = self.accelerator.scaler if self.scales_gradients else None
+        if scaler is not None and scaler.get_scale() < MIN_GRADIENT_SCALE:
+            self._stop_overflow()  # a fused optimizer skips steps by itself, unknown to accelerate
+        failures = self.accelerator.gather(self.failure[None])
+        if not failures.any().item():
+            return
+        step, rate, value = min(failure for failure in failures.tolist() if failure[0])
+        raise InputError(
+            f"the {VALUES[int(value)]} is not finite at step {int(step)} (learning rate {rate:g}), so the run stops: "
+            f"{ADVICE}; {self.way_to_continue()}"
+        )
+
+    def check_weights(self) -> None:
+        """Stop if a weight is not finite."""
+        finite = has_finite_weights(cast(nn.Module, self.model)).to(self.args.device)
+        if not self.accelerator.gather(finite[None]).all().item():
+            raise InputError(
+                f"a weight is not finite after step {self.state.global_step} (learning rate {self.learning_rate:g}), "
+                f"so the model is not saved: {ADVICE}; {self.way_to_continue()}"
+            )
+
+    def way_to_continue(self) -> str:
+        """Return from which checkpoint the run can continue with other settings."""
+        try:
+            checkpoint = get_last_checkpoint(str(self.args.output_dir))
+        except OSError:  # no folder yet
+            checkpoint = None
+        if checkpoint is None:
+            return "no checkpoint was written, so start over with --resume_from_checkpoint false"
+        return f"{checkpoint} is finite: --resume_from_checkpoint continues from it in a new --output_dir"
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs or "train_loss" in logs:
+            self.check_steps()
+        super().log(logs, start_time)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        self.check_steps()
+        self.check_weights()
+        super().save_model(output_dir, _internal_call)
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        if self.is_in_train:
+            self.check_steps()
+        log_filter, self.args.logging_nan_inf_filter = self.args.logging_nan_inf_filter, False  # it would hide NaN
+        try:
+            output = super().evaluation_loop(*args, **kwargs)
+        finally:
+            self.args.logging_nan_inf_filter = log_filter
+        check_predictions(output.predictions)
+        for name, value in (output.metrics or {}).items():
+            if name.endswith("_loss") and not np.isfinite(value):
+                raise InputError(f"{name} is {value}: {EVALUATION_ADVICE}")
+        return output
+
+
+def check_predictions(predictions: Any) -> None:
+    """Raise an InputError for predictions, an array or nested arrays, that are not finite."""
+    if isinstance(predictions, list | tuple):
+        for part in predictions:
+            check_predictions(part)
+    elif predictions is not None and np.issubdtype(np.asarray(predictions).dtype, np.floating):
+        number = np.size(predictions) - np.isfinite(predictions).sum()
+        if number:
+            raise InputError(f"{number:,} of {np.size(predictions):,} predictions are not finite: {EVALUATION_ADVICE}")
+
+
+def with_finite_predictions(
+    compute_metrics: Callable[[EvalPrediction], dict[str, Any]],
+) -> Callable[[EvalPrediction], dict[str, Any]]:
+    """Return a function that checks predictions before it computes metrics, which may fail on NaN with a traceback."""
+
+    def checked(prediction: EvalPrediction, **kwargs: Any) -> dict[str, Any]:
+        check_predictions(prediction.predictions)
+        return compute_metrics(prediction, **kwargs)
+
+    return checked
+
+
+@torch.no_grad()
+def has_finite_weights(model: nn.Module) -> torch.Tensor:
+    """Return whether all weights of this process are finite, a bool tensor: one reduction over all of them."""
+    weights = [parameter.detach() for parameter in model.parameters() if parameter.is_floating_point()]
+    local = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in weights]
+    # the largest absolute value; unlike a sum of squares it does not overflow
+    return nn.utils.get_total_norm([weight for weight in local if weight.numel()], float("inf")).isfinite()
+
+
+class _TrainingEvents(TrainerCallback):
+    """Calls `FiniteValuesMixin` at the events of training."""
+
+    def __init__(self, trainer: FiniteValuesMixin) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(
+        self, args: Any, *_: Any, optimizer: Any = None, lr_scheduler: Any = None, **kwargs: Any
+    ) -> None:
+        self.trainer.reset_failures()
+        use_learning_rate(optimizer, lr_scheduler, args.learning_rate)
+
+    def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        self.trainer.count_skipped_step()
+
+
+def use_learning_rate(optimizer: Any, scheduler: Any, rate: float) -> None:
+    """Follow the schedule with this learning rate: a checkpoint that is resumed contains the rate of its run."""
+    if not isinstance(scheduler, LambdaLR) or set(scheduler.base_lrs) == {rate} or len(set(scheduler.base_lrs)) > 1:
+        return
+    rates = [rate * factor(scheduler.last_epoch) for factor in scheduler.lr_lambdas]
+    for group, current in zip(optimizer.param_groups, rates, strict=True):
+        group["initial_lr"], group["lr"] = rate, current
+    scheduler.load_state_dict({**scheduler.state_dict(), "base_lrs": [rate] * len(rates), "_last_lr": rates})

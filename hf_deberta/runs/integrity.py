@@ -1,0 +1,146 @@
+"""Whether a checkpoint is whole: a manifest with the size and checksum of each file, and the parts that a run needs.
+
+    checkpoint-500/manifest.json    {"files": {"model.safetensors": {"size": 1738, "crc32": 3405691582}, ...}}
+
+The manifest is written last. CRC-32 notices missing, truncated, overwritten and flipped bytes in half the time of
+SHA-256. It does not stop someone who changes the files and the manifest on purpose.
+
+A checkpoint without a manifest comes from an earlier version or from another `Trainer`. Of such a checkpoint only what
+its files themselves record is checked: JSON can be parsed, safetensors have their full length, and the checksums that
+`torch.save` writes into its zip files are right. Nothing is unpickled.
+"""
+
+import re
+import zipfile
+import zlib
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from safetensors import safe_open
+from transformers import TrainerState, TrainingArguments
+from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
+
+from hf_deberta.runs.json_files import DamagedFileError, read_json_object, write_json
+
+MANIFEST = "manifest.json"
+BLOCK = 2**20  # bytes read at once
+RNG_STATES = "rng_state*.pth"
+ALL_STATES = "global_step*"  # folder in which DeepSpeed keeps weights, optimizer and schedule
+# Patterns of the files that `Trainer` looks for: without one of them it finds no weights.
+WEIGHTS = (
+    "model.safetensors", "model.safetensors.index.json", "pytorch_model*", "adapter_model*", "*/adapter_model*",
+    ALL_STATES,
+)  # fmt: skip
+# Weight files, in whatever number, of a model that is complete.
+WEIGHT_FILES = (*WEIGHTS, "model-*.safetensors", "pytorch_model_fsdp*/*", f"{ALL_STATES}/*")
+
+
+def write_manifest(folder: Path, files: Iterable[Path] | None = None) -> None:
+    """Write the size and checksum of files in `folder`, by default of all, to its manifest."""
+    if files is None:
+        files = (path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
+    paths = sorted(files)
+    with ThreadPoolExecutor() as pool:  # zlib does not hold Python's lock
+        checksums = list(pool.map(checksum, paths))
+    entries = {
+        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "crc32": value}
+        for path, value in zip(paths, checksums, strict=True)
+    }
+    write_json(folder / MANIFEST, {"files": entries})
+
+
+def checksum(path: Path) -> int:
+    """Return the CRC-32 of a file."""
+    value, block = 0, memoryview(bytearray(BLOCK))
+    with open(path, "rb", buffering=0) as file:
+        while size := file.readinto(block):
+            value = zlib.crc32(block[:size], value)
+    return value
+
+
+def find_damage(checkpoint: Path, arguments: TrainingArguments) -> list[str]:
+    """Describe what is damaged or missing in a checkpoint: ["optimizer.pt is missing"]. Empty if it is whole."""
+    damage = find_damaged_files(checkpoint, ("*", "*/*")) or find_missing_parts(checkpoint, arguments)
+    return damage or find_state_error(checkpoint)
+
+
+def find_damaged_files(folder: Path, patterns: tuple[str, ...]) -> list[str]:
+    """Describe each damaged file of a folder that matches one of the patterns."""
+    if (folder / MANIFEST).exists():
+        return compare_with_manifest(folder, patterns)
+    files = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    errors = {path.relative_to(folder): find_format_error(path) for path in sorted(files)}
+    return [f"{name} {error}" for name, error in errors.items() if error]
+
+
+def compare_with_manifest(folder: Path, patterns: tuple[str, ...]) -> list[str]:
+    try:
+        files = read_json_object(folder / MANIFEST)["files"]
+        expected = {name: (entry["size"], entry["crc32"]) for name, entry in files.items()}
+    except (DamagedFileError, KeyError, TypeError, AttributeError):
+        return [f"{MANIFEST} is damaged"]
+    names = [name for name in expected if any(Path(name).match(pattern) for pattern in patterns)]
+    with ThreadPoolExecutor() as pool:
+        differences = pool.map(lambda name: find_difference(folder / name, *expected[name]), names)
+    return [f"{name} {difference}" for name, difference in zip(names, differences, strict=True) if difference]
+
+
+def find_difference(path: Path, size: int, crc32: int) -> str | None:
+    """Say how a file differs from its entry in the manifest; None if it does not."""
+    try:
+        if not path.is_file():
+            return "is missing"
+        if path.stat().st_size != size:
+            return f"has {path.stat().st_size} bytes instead of {size}"
+        return None if checksum(path) == crc32 else "has another checksum than when it was written"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+
+
+def find_format_error(path: Path) -> str | None:
+    """Say why a file is no complete file of its format; None if it is one, or has another format than these."""
+    try:
+        if path.suffix == ".json":
+            shards = read_json_object(path).get("weight_map", {}).values() if path.name.endswith(".index.json") else ()
+            missing = [shard for shard in shards if not (path.parent / shard).is_file()]
+            return f"lists {missing[0]}, which is missing" if missing else None
+        if path.suffix == ".safetensors":
+            with safe_open(path, "pt"):
+                return None
+        if path.suffix in (".pt", ".pth", ".bin"):
+            with zipfile.ZipFile(path) as archive:
+                return None if archive.testzip() is None else "has a wrong checksum"
+    except Exception as error:  # of many types: the readers trust the lengths and names that they read
+        return f"cannot be read ({error})"
+    return None
+
+
+def find_missing_parts(checkpoint: Path, arguments: TrainingArguments) -> list[str]:
+    """Name what training needs to resume from a checkpoint and is not there."""
+    parts: dict[str, tuple[str, ...]] = {"model weights": WEIGHTS, TRAINER_STATE_NAME: (TRAINER_STATE_NAME,)}
+    if not arguments.save_only_model:
+        parts[OPTIMIZER_NAME] = ("optimizer*", f"rank*-{OPTIMIZER_NAME}", ALL_STATES)
+        parts[SCHEDULER_NAME] = (SCHEDULER_NAME, ALL_STATES)
+        if (checkpoint / MANIFEST).exists() or arguments.world_size == 1:
+            parts["rng_state.pth"] = (RNG_STATES,)
+        else:
+            by_rank = (f"rng_state_{rank}.pth" for rank in range(arguments.world_size))
+            parts |= {name: ("rng_state.pth", name) for name in by_rank}
+    return [
+        f"no {part}"
+        for part, patterns in parts.items()
+        if not any(any(checkpoint.glob(pattern)) for pattern in patterns)
+    ]
+
+
+def find_state_error(checkpoint: Path) -> list[str]:
+    """Say why the state of a checkpoint is not that of its step."""
+    name, message = re.fullmatch(r"checkpoint-(\d+)", checkpoint.name), f"{TRAINER_STATE_NAME} is damaged"
+    try:
+        step = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME)).global_step
+    except (ValueError, TypeError) as error:
+        return [f"{message} ({error})"]
+    if name is not None and step != int(name[1]):
+        return [f"{message} (it is of step {step})"]
+    return []

@@ -1,0 +1,50 @@
+"""Read and write small JSON files; a damaged one is named.
+
+>>> write_json(Path("run.json"), {"seed": 42})
+>>> read_json_object(Path("run.json"))
+{'seed': 42}
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+class DamagedFileError(ValueError):
+    """A file that cannot be read or does not hold what it should. The message names the file and the reason."""
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object; raise a DamagedFileError if the file cannot be read or holds something else."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DamagedFileError(f"{path} cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise DamagedFileError(f"{path} is damaged: it is not valid JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise DamagedFileError(f"{path} is damaged: it is no JSON object")
+    return content
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    with atomic_write(path) as unfinished:
+        unfinished.write_text(json.dumps(content, indent=2), encoding="utf-8")
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Give a temporary path to write to; it is renamed to `path` when the block ends without an error.
+
+    >>> with atomic_write(Path("seeds.json")) as unfinished:
+    ...     unfinished.write_text("{}")
+    """
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    try:
+        yield unfinished
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -1,0 +1,31 @@
+"""Decide something once for all processes of a run.
+
+>>> checkpoint = in_main_process(lambda: choose_checkpoint(arguments))
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
+
+from hf_deberta.runs.errors import InputError
+
+Result = TypeVar("Result")
+
+
+def in_main_process(compute: Callable[[], Result]) -> Result:
+    """Call `compute` in the main process, and return its result, or raise its InputError, in every process."""
+    state = PartialState()
+    if state.num_processes == 1:
+        return compute()
+    result_and_error: list[Any] = [None, None]
+    if state.is_main_process:
+        try:
+            result_and_error[0] = compute()
+        except InputError as error:
+            result_and_error[1] = str(error)
+    result, message = broadcast_object_list(result_and_error)
+    if message is not None:
+        raise InputError(message)
+    return result

@@ -1,0 +1,176 @@
+"""A manifest shows every damage to the files of a checkpoint; without one, their formats show most."""
+
+import json
+import os
+import zipfile
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import TrainingArguments
+
+from hf_deberta.runs.integrity import (
+    checksum,
+    find_damage,
+    find_damaged_files,
+    find_format_error,
+    find_missing_parts,
+    write_manifest,
+)
+
+ALL = ("*",)
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    (tmp_path / "out" / "inner").mkdir(parents=True)
+    (tmp_path / "out" / "inner" / "a").write_bytes(b"abc")
+    (tmp_path / "out" / "b.bin").write_bytes(bytes(5_000_000))
+    (tmp_path / "out" / "empty").touch()
+    write_manifest(tmp_path / "out")
+    return tmp_path / "out"
+
+
+def test_manifest_lists_all_files(folder):
+    files = json.loads((folder / "manifest.json").read_text())["files"]
+    assert files["inner/a"] == {"size": 3, "crc32": 891568578}  # of RFC 1952
+    assert sorted(files) == ["b.bin", "empty", "inner/a"] and find_damaged_files(folder, ALL) == []
+    write_manifest(folder, [folder / "b.bin"])
+    assert list(json.loads((folder / "manifest.json").read_text())["files"]) == ["b.bin"]
+
+
+def test_each_kind_of_damage_is_named(folder):
+    (folder / "notes.txt").write_text("files of others are no damage")
+    content = bytearray(5_000_000)
+    content[-1] = 1
+    (folder / "b.bin").write_bytes(content)
+    os.truncate(folder / "inner" / "a", 2)
+    (folder / "empty").unlink()
+    assert find_damaged_files(folder, ALL) == [
+        "b.bin has another checksum than when it was written",
+        "empty is missing",
+        "inner/a has 2 bytes instead of 3",
+    ]
+    assert find_damaged_files(folder, ("b*", "*.json")) == ["b.bin has another checksum than when it was written"]
+    (folder / "empty").mkdir()
+    assert "empty is missing" in find_damaged_files(folder, ALL)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{}", b'{"files": 3}', b'{"files": {"a": 1}}', b'{"files": {"a": {"size": 1}}}', b"\xff"]
+)
+def test_a_damaged_manifest_is_damage(folder, content):
+    (folder / "manifest.json").write_bytes(content)
+    assert find_damaged_files(folder, ALL) == ["manifest.json is damaged"]
+
+
+def test_a_disk_that_cannot_be_read_is_damage(folder, monkeypatch):
+    def fail(path):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("hf_deberta.runs.integrity.checksum", fail)
+    assert find_damaged_files(folder, ("a",)) == ["inner/a cannot be read (Input/output error)"]
+
+
+def test_nothing_endless_is_read(folder):
+    """A manifest may come from others."""
+    (folder / "link").symlink_to("/dev/zero")
+    entry = {"size": 0, "crc32": 0}
+    (folder / "manifest.json").write_text(json.dumps({"files": {"link": entry, "../../dev/zero": entry}}))
+    assert find_damaged_files(folder, ALL) == ["link is missing", "../../dev/zero is missing"]
+
+
+def save(path: Path) -> Path:
+    tensors = {"a": torch.arange(100.0)}
+    if path.suffix == ".safetensors":
+        save_file(tensors, path)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))
+        save(path.parent / "model-1.safetensors")
+    else:
+        torch.save(tensors, path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.safetensors", "model.safetensors.index.json", "a.pt", "a.pth", "a.bin"])
+def test_formats_show_truncation(tmp_path, name):
+    path = save(tmp_path / name)
+    assert find_format_error(path) is None
+    for size in (path.stat().st_size - 1, 30, 3, 0):
+        os.truncate(path, size)
+        assert str(find_format_error(path)).startswith("cannot be read (")
+
+
+def test_zip_files_show_a_changed_value(tmp_path):
+    path = save(tmp_path / "a.pt")
+    with zipfile.ZipFile(path) as archive:
+        start = next(entry.header_offset for entry in archive.infolist() if entry.filename.endswith("data/0"))
+    content = bytearray(path.read_bytes())
+    content[start + 200] ^= 1
+    path.write_bytes(content)
+    assert find_format_error(path) == "has a wrong checksum"
+
+
+def test_a_missing_shard_is_named(tmp_path):
+    index = save(tmp_path / "model.safetensors.index.json")
+    (tmp_path / "model-1.safetensors").unlink()
+    assert find_format_error(index) == "lists model-1.safetensors, which is missing"
+
+
+def write_parts(folder: Path, names: str) -> None:
+    for name in names.split():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".json":
+            path.write_text('{"global_step": 5}')
+        else:
+            save(path)
+
+
+@pytest.mark.parametrize(
+    ("names", "missing"),
+    [
+        ("model.safetensors optimizer.pt scheduler.pt rng_state.pth", []),
+        ("pytorch_model.bin optimizer.pt scheduler.pt rng_state.pth", []),
+        ("model.safetensors.index.json optimizer.pt scheduler.pt rng_state.pth", []),
+        ("model-00001-of-00002.safetensors optimizer.pt scheduler.pt rng_state.pth", ["no model weights"]),
+        ("pytorch_model_fsdp_0/__0_0.distcp optimizer_0/__0_0.distcp scheduler.pt rng_state.pth", []),
+        ("global_step5/mp_rank_00_model_states.pt rng_state.pth", []),
+        ("adapter_model.safetensors optimizer.pt scheduler.pt", ["no rng_state.pth"]),
+        ("model.safetensors scheduler.pt rng_state.pth", ["no optimizer.pt"]),
+        ("model.safetensors optimizer.pt rng_state.pth", ["no scheduler.pt"]),
+    ],
+)
+def test_parts_of_a_checkpoint(tmp_path, names, missing):
+    write_parts(tmp_path, f"{names} trainer_state.json")
+    assert find_damage(tmp_path, TrainingArguments(str(tmp_path), use_cpu=True)) == missing
+
+
+def test_random_states_of_all_processes(tmp_path, monkeypatch):
+    write_parts(tmp_path, "model.safetensors optimizer.pt scheduler.pt rng_state_0.pth trainer_state.json")
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True)
+    monkeypatch.setattr(TrainingArguments, "world_size", 2)
+    assert find_missing_parts(tmp_path, arguments) == ["no rng_state_1.pth"]
+    write_manifest(tmp_path)  # lists what was written, by any number of processes
+    assert find_missing_parts(tmp_path, arguments) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [('{"global_step": 4}', "it is of step 4"), ('{"step": 5}', "unexpected keyword"), ("{", "")],
+)
+def test_the_state_must_be_of_the_step(tmp_path, state, message):
+    folder = tmp_path / "checkpoint-5"
+    write_parts(folder, "model.safetensors optimizer.pt scheduler.pt rng_state.pth trainer_state.json")
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True)
+    assert find_damage(folder, arguments) == []
+    (folder / "trainer_state.json").write_text(state)
+    (damage,) = find_damage(folder, arguments)
+    assert damage.startswith("trainer_state.json ") and message in damage
+
+
+def test_checksum_reads_in_blocks(tmp_path):
+    (tmp_path / "large").write_bytes(bytes(range(256)) * 10_000)
+    assert checksum(tmp_path / "large") == zlib.crc32(bytes(range(256)) * 10_000)

@@ -1,0 +1,40 @@
+"""Small JSON files are complete or unchanged, and a damaged one is named."""
+
+import errno
+
+import pytest
+
+from hf_deberta.runs.json_files import DamagedFileError, atomic_write, read_json_object, write_json
+
+
+def test_content_comes_back(tmp_path):
+    write_json(tmp_path / "run.json", {"seed": 42, "name": "ä"})
+    assert read_json_object(tmp_path / "run.json") == {"seed": 42, "name": "ä"}
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"null", b'{"a": 1', b"\xff\xfe", b"[" * 100_000, b"\0" * 9])
+def test_a_damaged_file_is_named(tmp_path, content):
+    (tmp_path / "run.json").write_bytes(content)
+    with pytest.raises(DamagedFileError, match="run.json is damaged: it is "):
+        read_json_object(tmp_path / "run.json")
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(DamagedFileError, match=r"run.json cannot be read \(No such file"):
+        read_json_object(tmp_path / "run.json")
+    (tmp_path / "run.json").mkdir()
+    with pytest.raises(DamagedFileError, match="run.json cannot be read"):
+        read_json_object(tmp_path / "run.json")
+
+
+def test_a_file_is_complete_or_unchanged(tmp_path):
+    path = tmp_path / "seeds.json"
+    path.write_text("old")
+    with pytest.raises(OSError), atomic_write(path) as unfinished:
+        unfinished.write_text("half")
+        assert path.read_text() == "old"
+        raise OSError(errno.ENOSPC, "no space left")
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+    with atomic_write(path) as unfinished:
+        unfinished.write_text("new")
+    assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
