@@ -52,7 +52,7 @@ class AttentionContext:
     ) -> "AttentionContext":
         """Metadata from a model's inputs, which are checked; `causal`: no token sees those after it."""
         batch, length = shape
-        check_tensors(attention_mask=attention_mask, position_ids=position_ids, cu_seq_lens_q=cu_seq_lens_q)
+        check_tensors(position_ids=position_ids, cu_seq_lens_q=cu_seq_lens_q)
         check_positions(position_ids, batch, length)
         mask = token_mask = documents = lengths = None
         if attention_mask is not None:
@@ -169,6 +169,7 @@ def _moved(data, device: torch.device | str):
 
 def boolean_mask(attention_mask: torch.Tensor, batch: int, length: int) -> torch.Tensor:
     """The mask as bool, [B, N] or [B, N, N], from 0/1 of any type; also from [B, 1, 1, N] and [B, 1, N, N]."""
+    check_tensors(attention_mask=attention_mask)
     mask = attention_mask.squeeze(1) if attention_mask.dim() == 4 and attention_mask.shape[1] == 1 else attention_mask
     mask = mask.squeeze(1) if attention_mask.dim() == 4 and mask.shape[1] == 1 else mask
     if tuple(mask.shape) not in ((batch, length), (batch, length, length)):

@@ -32,6 +32,7 @@ from transformers.utils.generic import ModelOutput, can_return_tuple
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaForPreTraining, replaced_token_labels
 from hf_deberta.model.attention_context import real_tokens
 from hf_deberta.model.batch_loss import IGNORED, loss_divisor
+from hf_deberta.model.input_checks import check_tensors
 from hf_deberta.model.linear_cross_entropy import MAX_CHUNK_LOGITS, MIN_CHUNK_TOKENS
 from hf_deberta.pretraining.gradient_disentangled_embedding import (
     SHARINGS,
@@ -292,6 +293,7 @@ class HfDebertaForRtdPretraining(PreTrainedModel):
             raise ValueError("labels are missing: the original ids of masked tokens, and -100 elsewhere")
         if only == "discriminator" and replaced_ids is None:
             raise ValueError("only='discriminator' needs replaced_ids, which the generator's pass returns")
+        check_tensors(input_ids=input_ids, labels=labels, replaced_ids=replaced_ids)
         for name, ids in (("labels", labels), ("replaced_ids", replaced_ids)):
             if ids is not None and ids.shape != input_ids.shape:
                 raise ValueError(f"{name} must be [B, N] = {tuple(input_ids.shape)}, not {tuple(ids.shape)}")
