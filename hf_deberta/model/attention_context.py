@@ -71,8 +71,11 @@ class AttentionContext:
         in_order = position_ids is None and cu_seq_lens_q is None
         if position_ids is None:
             position_ids = torch.arange(length, device=device)[None]
-            if cu_seq_lens_q is not None:
-                position_ids = position_ids - cu_seq_lens_q[documents]
+            if cu_seq_lens_q is not None and documents is not None:
+                first = cu_seq_lens_q[documents].long()
+                if token_mask is not None:
+                    first = next_real_tokens(token_mask).gather(1, first)
+                position_ids = (position_ids - first).clamp(min=0)
         return cls(AttentionMask(mask, cu_seq_lens_q, lengths), token_mask, documents, position_ids, in_order)
 
     def unpadded(self, width: int) -> "AttentionContext":

@@ -460,14 +460,22 @@ def _answer_loss(
     num_items_in_batch: torch.Tensor | int | None,
 ) -> torch.Tensor:
     """Return the cross entropy of answer positions over real tokens, so that the amount of padding changes nothing."""
-    batch, length = logits.shape
+    labels = label_answers(positions, attention_mask, *logits.shape)
+    if attention_mask is not None:
+        logits = logits.masked_fill(~real_tokens(attention_mask, *logits.shape), torch.finfo(logits.dtype).min)
+    return cross_entropy(logits, labels, num_items_in_batch)
+
+
+def label_answers(
+    positions: torch.Tensor, attention_mask: torch.Tensor | None, batch: int, length: int
+) -> torch.Tensor:
+    """Return answer positions [B] with -100 for those outside the window or at padding."""
     positions = positions.reshape(-1)
     ignored = (positions < 0) | (positions >= length)
     if attention_mask is not None:
         real = real_tokens(attention_mask, batch, length)
-        logits = logits.masked_fill(~real, torch.finfo(logits.dtype).min)
         ignored |= ~real.to(positions.device).gather(1, positions.clamp(0, length - 1)[:, None])[:, 0]
-    return cross_entropy(logits, positions.masked_fill(ignored, IGNORED), num_items_in_batch)
+    return positions.masked_fill(ignored, IGNORED)
 
 
 def _refuse_packed_rows(kwargs: dict) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, cast
 
 import torch
@@ -343,8 +344,8 @@ class HfDebertaForRtdPretraining(PreTrainedModel):
         if generator is None:
             masked_lm = load_released_generator(discriminator, **options)
         else:
-            masked_lm = HfDebertaForMaskedLM.from_pretrained(generator, **options)
-        detector = HfDebertaForPreTraining.from_pretrained(discriminator, **options)
+            masked_lm = _load_with_encoder(HfDebertaForMaskedLM, generator, options)
+        detector = _load_with_encoder(HfDebertaForPreTraining, discriminator, options)
         pair = cls(HfDebertaRtdConfig(generator=masked_lm.config, discriminator=detector.config, **fields))
         pair.generator.load_state_dict(masked_lm.state_dict())
         unfold(pair.discriminator, detector.state_dict())
@@ -354,6 +355,17 @@ class HfDebertaForRtdPretraining(PreTrainedModel):
         """Save as Transformers does, always with our parameter names."""
         kwargs.setdefault("save_original_format", False)
         super().save_pretrained(save_directory, *args, **kwargs)
+
+
+def _load_with_encoder(model_class: Any, name: str | Path, options: dict[str, Any]) -> Any:
+    """Load a model; raise ValueError if the checkpoint lacks tensors of the encoder."""
+    model, info = model_class.from_pretrained(name, output_loading_info=True, **options)
+    missing = sorted(key for key in info["missing_keys"] if key.startswith(f"{model.base_model_prefix}."))
+    if missing:
+        raise ValueError(
+            f"{name} has no weights for {shorten(', '.join(missing), 300)}: a part of the encoder would be random"
+        )
+    return model
 
 
 def split_items(num_items_in_batch: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:

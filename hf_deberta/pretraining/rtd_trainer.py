@@ -21,6 +21,7 @@ from hf_deberta.runs.checkpoints import UNFINISHED, replace_folder
 from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.integrity import MANIFEST
 from hf_deberta.runs.model_card import write_training_card
+from hf_deberta.runs.uneven_batches import STAND_IN
 
 
 class RtdTrainer(PretrainingTrainer):
@@ -85,7 +86,7 @@ class RtdTrainer(PretrainingTrainer):
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         sums = self.sums[model.training]
         for name, value in outputs.statistics.items():
-            sums[name] = sums.get(name, 0) + value
+            sums[name] = sums.get(name, 0) + (0 * value if STAND_IN in inputs else value)
         if inputs.get("only") == "generator":
             generated = {"only": "discriminator", "replaced_ids": outputs.replaced_ids}
             self.discriminator_inputs.append({**inputs, **generated})

@@ -19,11 +19,12 @@ from hf_deberta.runs.finite_values import FiniteValuesMixin
 from hf_deberta.runs.model_card import write_training_card
 from hf_deberta.runs.row_order import EpochSampler, SetEpochCallback
 from hf_deberta.runs.run_identity import RunArguments, check_same_run
+from hf_deberta.runs.uneven_batches import UnevenBatchesMixin
 
 logger = logging.get_logger(__name__)
 
 
-class PretrainingTrainer(FiniteValuesMixin, AtomicCheckpointsMixin):
+class PretrainingTrainer(FiniteValuesMixin, UnevenBatchesMixin, AtomicCheckpointsMixin):
     """Trains on `packing.Rows`, in an order that depends on seed and epoch alone.
 
     Logs, in addition to `Trainer`: tokens_per_second, the real tokens of all processes, and, with bf16 or fp16 on a GPU

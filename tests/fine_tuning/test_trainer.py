@@ -8,6 +8,7 @@ import pytest
 import torch
 from datasets import Dataset
 from tiny_trainers import CLASS_ROWS as ROWS
+from tiny_trainers import collate_padded
 from tiny_trainers import fine_tuning_arguments as arguments
 from transformers import BertConfig, BertForQuestionAnswering, default_data_collator
 
@@ -83,16 +84,6 @@ def test_rows_of_several_choices_are_grouped_by_their_longest(tmp_path):
     model = HfDebertaForMultipleChoice(HfDebertaConfig.from_preset("tiny"))
     trainer = FineTuningTrainer(model, args, default_data_collator, rows)
     assert list(trainer._get_train_sampler().lengths) == [3, 9, 4]
-
-
-def collate_padded(rows: list[dict]) -> dict[str, torch.Tensor]:
-    batch = {name: torch.tensor([row[name] for row in rows]) for name in rows[0] if name != "input_ids"}
-    if isinstance(rows[0]["input_ids"][0], list):
-        ids = [torch.tensor(choice) for row in rows for choice in row["input_ids"]]
-        padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).unflatten(0, (len(rows), -1))
-    else:
-        padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(row["input_ids"]) for row in rows], batch_first=True)
-    return {**batch, "input_ids": padded, "attention_mask": (padded != 0).long()}
 
 
 @pytest.mark.parametrize("model_class", [HfDebertaForMultipleChoice, HfDebertaForQuestionAnswering])
