@@ -39,7 +39,6 @@ from hf_deberta.runs.run_identity import check_same_run, compare_with_recorded_r
 from hf_deberta.runs.run_lock import lock_folder
 from hf_deberta.runs.uneven_batches import UnevenBatchesMixin
 
-WEIGHT_FILES = "model*.safetensors"
 TIMINGS = ("runtime", "per_second", "preparation_time")  # parts of the names of metrics that measure time
 
 logger = logging.get_logger(__name__)
@@ -132,9 +131,8 @@ class FineTuningTrainer(FiniteValuesMixin, UnevenBatchesMixin, SiftTrainer, Atom
         folder, rows = self.args.output_folder, cast(Dataset, self.train_dataset)
         settings = {"batch": self.args.total_batch, "rows": len(rows), "content of rows": content_hash(rows)}
         state, same_run = folder / TRAINER_STATE_NAME, check_same_run(self.args, settings)
-        finished = same_run and holds_finished_run(self.args)
-        damage = find_damage_of_finished_run(folder) if finished else []
-        if finished and not damage:
+        damage = find_damage_of_finished_run(folder) if same_run and self.args.resume_from_checkpoint is None else None
+        if damage == []:
             self.state = TrainerState.load_from_json(str(state))
             # not Trainer._load_from_checkpoint, which under FSDP needs files that a finished model does not have
             trained = type(self.model).from_pretrained(folder, config=self.model.config, dtype=self.model.dtype)
@@ -164,8 +162,7 @@ def require_checkpoint(folder: Path, damage: list[str]) -> None:
 
 def holds_finished_run(args: FineTuningArguments) -> bool:
     folder = args.output_folder
-    is_finished = (folder / TRAINER_STATE_NAME).exists() and any(folder.glob(WEIGHT_FILES))
-    return is_finished and args.resume_from_checkpoint is None
+    return (folder / TRAINER_STATE_NAME).exists() and args.resume_from_checkpoint is None
 
 
 def check_recorded_flags(args: FineTuningArguments) -> None:

@@ -76,10 +76,10 @@ class PretrainingTrainer(FiniteValuesMixin, UnevenBatchesMixin, AtomicCheckpoint
         result = self.train(resume_from_checkpoint=checkpoint)
         if not self.trained:
             logger.warning(f"{folder} holds this run, and it is finished: nothing is trained")
-            damage = find_damage_of_finished_run(folder) if state.exists() else []
+            damage = find_damage_of_finished_run(folder, self.final_models)
             if damage:
                 logger.warning(f"its model is damaged ({', '.join(damage)}) and written again from {checkpoint}")
-            elif state.exists() and TrainerState.load_from_json(str(state)).global_step == self.state.global_step:
+            elif damage == [] and TrainerState.load_from_json(str(state)).global_step == self.state.global_step:
                 return False
         self.save_model()
         if self.trained:

@@ -150,7 +150,7 @@ class AtomicCheckpointsMixin(Trainer):
         if self.is_world_process_zero():
             with atomic_write(folder / TRAINER_STATE_NAME) as unfinished:
                 self.state.save_to_json(str(unfinished))
-            write_manifest(folder, finished_files(folder, self.final_models))
+            write_manifest(folder, [folder / TRAINER_STATE_NAME, *final_weights(folder, self.final_models)])
 
     def save_metrics(self, split: str, metrics: dict[str, float], combined: bool = True) -> None:
         """Write the metrics as `Trainer` does, each file complete or not at all."""
@@ -274,15 +274,22 @@ def find_damage_of_best(checkpoint: Path, arguments: TrainingArguments) -> list[
     ]
 
 
-def finished_files(folder: Path, models: Iterable[str] = (".",)) -> list[Path]:
-    """Return the state and the weights of a finished run; other files of a model may be edited later."""
-    weights = (path for model in models for pattern in FINAL_WEIGHTS for path in (folder / model).glob(pattern))
-    return [folder / TRAINER_STATE_NAME, *sorted(weights)]
+def final_weights(folder: Path, models: Iterable[str]) -> list[Path]:
+    """Return the weight files of a finished run; other files of a model may be edited later."""
+    return sorted(path for model in models for pattern in FINAL_WEIGHTS for path in (folder / model).glob(pattern))
 
 
-def find_damage_of_finished_run(folder: Path) -> list[str]:
-    """Describe damage in the state and the final model of a finished run."""
-    return in_main_process(lambda: find_damaged_files(folder, (TRAINER_STATE_NAME, *FINAL_WEIGHTS)))
+def find_damage_of_finished_run(folder: Path, models: Iterable[str] = (".",)) -> list[str] | None:
+    """Describe damage in the state and the final models of a finished run; None if no run has finished there."""
+
+    def find() -> list[str] | None:
+        if not (folder / TRAINER_STATE_NAME).exists():
+            return None
+        if not final_weights(folder, models):
+            return ["no model weights"]
+        return find_damaged_files(folder, (TRAINER_STATE_NAME, *FINAL_WEIGHTS))
+
+    return in_main_process(find)
 
 
 def checkpoints_by_step(folder: Path) -> dict[int, Path]:

@@ -305,6 +305,7 @@ def test_a_finished_run_has_a_manifest_of_its_weights_and_state(tmp_path):
     run = trainer(tmp_path, max_steps=1, save_strategy="no")
     run.train()
     run.save_model()
+    assert find_damage_of_finished_run(tmp_path) is None
     run.save_state()
     assert find_damage_of_finished_run(tmp_path) == []
     (tmp_path / "config.json").write_text("{}")  # may be edited
@@ -312,7 +313,9 @@ def test_a_finished_run_has_a_manifest_of_its_weights_and_state(tmp_path):
     flip_a_byte(tmp_path / "model.safetensors")
     (tmp_path / "trainer_state.json").write_text("")
     damage = find_damage_of_finished_run(tmp_path)
-    assert [problem.split()[0] for problem in damage] == ["model.safetensors", "trainer_state.json"]
+    assert sorted(problem.split()[0] for problem in damage) == ["model.safetensors", "trainer_state.json"]
+    (tmp_path / "model.safetensors").unlink()
+    assert find_damage_of_finished_run(tmp_path) == ["no model weights"]
     run.save_model()
     assert not (tmp_path / "manifest.json").exists()
     run.save_state()
