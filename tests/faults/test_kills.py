@@ -251,7 +251,9 @@ def processes_of(launcher: int) -> list[int]:
 def test_a_process_of_two_dies(runner, rank, tmp_path, tally):
     """The other one ends too, and the next start ends as an uninterrupted run."""
     script = ("run_mlm.py", "run_glue.py")[(rank + SEED) % 2]
-    whole, out = tmp_path / "whole", tmp_path / "out"
+    whole, out = tmp_path / "whole" / "out", tmp_path / "killed" / "out"  # a model card names the folder
+    for folder in (whole, out):
+        folder.parent.mkdir()
     uninterrupted, killed = start_two(runner, script, whole, 16), start_two(runner, script, out, 16)
     deadline = time.monotonic() + 240
     while not (out / "checkpoint-4").exists() and time.monotonic() < deadline:
