@@ -20,6 +20,7 @@ Repeat the command to resume an interrupted run. Flags are named as in Transform
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import shorten
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
@@ -96,7 +97,7 @@ def make_trainer(
         check_model_fits(config, tokenizer, corpus_args.max_seq_length, causal=model_args.objective != "mlm")
         masking = None if model_args.objective == "causal" else masking_args.make_masking(tokenizer)
         rows = make_rows(corpus, tokenizer, masking, training_args)
-    model = make_model(model_args, config)
+    model = make_model(model_args, config, training_args.do_train)
     logger.warning(f"{model.num_parameters():,} parameters")
     return LanguageModelTrainer(
         model=model,
@@ -117,15 +118,30 @@ def make_config(args: ModelArguments, tokenizer: PreTrainedTokenizerBase, length
     return args.load_config(str(args.model_name_or_path))
 
 
-def make_model(args: ModelArguments, config: HfDebertaConfig) -> HfDebertaForMaskedLM | HfDebertaForCausalLM:
-    """Load the checkpoint, or make a new model."""
+def make_model(
+    args: ModelArguments, config: HfDebertaConfig, do_train: bool = True
+) -> HfDebertaForMaskedLM | HfDebertaForCausalLM:
+    """Load the checkpoint, or make a new model. Say so if the head is new; without training that is an error."""
     model_class = HfDebertaForMaskedLM if args.objective == "mlm" else HfDebertaForCausalLM
     if args.new_model:
         return model_class(config)
     with as_input_error(OSError):
-        return model_class.from_pretrained(
-            args.model_name_or_path, config=config, dtype="float32", **args.hub_options()
+        model, info = model_class.from_pretrained(
+            args.model_name_or_path, config=config, dtype="float32", output_loading_info=True, **args.hub_options()
         )
+    missing = sorted(info["missing_keys"])
+    if missing and not do_train:
+        names = shorten(", ".join(missing), 300)
+        raise InputError(
+            f"{args.model_name_or_path} has no weights for {names}, and with --do_train false they would stay random: "
+            "name another checkpoint"
+        )
+    if new := [name for name in missing if not name.startswith(f"{model.base_model_prefix}.")]:
+        logger.warning(
+            f"{args.model_name_or_path} has no head for language modelling ({', '.join(new)}): the head starts at "
+            "random, and is trained with the rest"
+        )
+    return model
 
 
 if __name__ == "__main__":

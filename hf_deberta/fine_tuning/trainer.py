@@ -218,8 +218,9 @@ def train_and_evaluate(trainer: FineTuningTrainer) -> dict[str, float]:
     if args.do_train and not trainer.load_finished_run():
         result = trainer.train(resume_from_checkpoint=last_checkpoint(args))
         trainer.save_model()
-        trainer.log_metrics("train", result.metrics)
-        trainer.save_metrics("train", result.metrics)
+        if trainer.trained:  # otherwise means over no step
+            trainer.log_metrics("train", result.metrics)
+            trainer.save_metrics("train", result.metrics)
         trainer.save_state()
     if args.do_eval:
         for suffix, split in trainer.validation_splits.items():

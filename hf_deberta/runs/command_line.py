@@ -20,7 +20,12 @@ from inspect import cleandoc
 from pathlib import Path
 from typing import Any, cast
 
-from huggingface_hub.errors import HFValidationError, StrictDataclassError
+from huggingface_hub.errors import (
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    StrictDataclassError,
+)
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -108,7 +113,7 @@ def as_input_error(*kinds: type[Exception]) -> Iterator[None]:
     """Raise exceptions of these types as InputError: for calls that fail when flags, files or names are wrong.
 
     >>> with as_input_error(OSError):
-    ...     tokenizer = AutoTokenizer.from_pretrained(name)
+    ...     tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     """
     try:
         yield
@@ -120,7 +125,11 @@ def as_input_error(*kinds: type[Exception]) -> Iterator[None]:
         if isinstance(error.__cause__, HFValidationError):  # the Hub's rules for names say nothing of folders
             name = _quoted_name(str(error))
             raise InputError(f"there is no folder {name}, and it is no name on the Hub, such as user/model") from error
-        raise InputError(str(cause or error)) from error
+        if isinstance(error.__cause__, LocalEntryNotFoundError | RepositoryNotFoundError):
+            raise InputError(
+                f"there is no such folder, nor a model on the Hub: {' '.join(str(error).split())}"
+            ) from error
+        raise InputError(" ".join(str(cause or error).split())) from error
 
 
 def _quoted_name(message: str) -> str:
