@@ -251,8 +251,10 @@ def processes_of(launcher: int) -> list[int]:
 def test_a_process_of_two_dies(runner, rank, tmp_path, tally):
     """The other one ends too, and the next start ends as an uninterrupted run."""
     script = ("run_mlm.py", "run_glue.py")[(rank + SEED) % 2]
-    whole, out = tmp_path / "whole", tmp_path / "out"
-    uninterrupted, killed = start_two(runner, script, whole, 24), start_two(runner, script, out, 24)
+    whole, out = tmp_path / "whole" / "out", tmp_path / "killed" / "out"  # a model card names the folder
+    for folder in (whole, out):
+        folder.parent.mkdir()
+    uninterrupted, killed = start_two(runner, script, whole, 16), start_two(runner, script, out, 16)
     deadline = time.monotonic() + 240
     while not (out / "checkpoint-4").exists() and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -262,8 +264,8 @@ def test_a_process_of_two_dies(runner, rank, tmp_path, tally):
     assert not [process for process in children if Path(f"/proc/{process}").exists()]
     assert uninterrupted.wait(240) == 0, log_of(whole).read_text()[-3000:]
     assert_nothing_half_written(out, whole)
-    assert not (out / "checkpoint-24").exists()
-    resumed = start_two(runner, script, out, 24)
+    assert not (out / "checkpoint-16").exists()
+    resumed = start_two(runner, script, out, 16)
     assert resumed.wait(240) == 0, log_of(out).read_text()[-3000:]
     assert_same_result(out, whole)
     tally.held("a process of two dies")
