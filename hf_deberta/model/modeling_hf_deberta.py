@@ -368,7 +368,8 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
 
     `attention_mask` may be [B, N], or [B, N, N], where entry [b, i, j] lets token i see token j. A row may hold several
     documents, which do not see one another: pass `cu_seq_lens_q`, or `position_ids` that restart and no mask. Batches
-    with much padding are computed without it (`config.unpad_inputs`); states of padding are then zero.
+    with much padding are computed without it (`config.unpad_inputs`); states of padding are then zero. Absolute
+    positions count from the first real token of a row, unless `position_ids` are passed.
     """
 
     def __init__(self, config: HfDebertaConfig, decoder_positions: bool = False):
