@@ -478,12 +478,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
         shape = (batch, length)
         context = AttentionContext.from_inputs(attention_mask, position_ids, cu_seq_lens_q, shape, device, causal)
-        embeddings = self.embeddings(
-            input_ids,
-            token_type_ids,
-            context,
-            inputs_embeds,
-        )
+        embeddings = self.embeddings(input_ids, token_type_ids, context, inputs_embeds)
         context = (context.unpadded(self.config.hidden_size) if unpad else context).with_mask_of_documents()
         context = replace(context, relative_rows=self.encoder.rows_in_use(context.longest(length)))
         return context.gather(embeddings), context
