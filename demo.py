@@ -416,7 +416,8 @@ def main() -> None:
     plot_losses(trainers, experiment.masked, picture)
     variants["with EMD"].save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    loaded, loaded_tokenizer = AutoModelForMaskedLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    loaded = AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=False)
+    loaded_tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     is_same = fill_masks(loaded, loaded_tokenizer, prompts) == answers["with EMD"]
     print(f"Loss curves: {picture}")
     print(f"The model with EMD: {folder}, loaded back with AutoModelForMaskedLM and AutoTokenizer, gives ", end="")

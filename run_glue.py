@@ -9,6 +9,10 @@ Your own rows (one or two text columns, and `label`, which may hold lists of lab
     accelerate launch run_glue.py --model_name_or_path microsoft/deberta-v3-large --train_file train.csv \
         --validation_file dev.csv --test_file test.csv --bf16 --sift --output_dir mine
 
+Predictions of the trained model for a new file; its columns, labels and input length are those of the training:
+
+    python run_glue.py --model_name_or_path mine --do_predict --test_file new.csv --output_dir predictions
+
 A demonstration on made-up rows, offline:
 
     python run_glue.py --demo
@@ -126,7 +130,7 @@ def fine_tune(
     args.drop_missing_splits(rows)
     task = glue.TASKS.get(data_args.name) or infer_task(model_args, data_args, args, rows)
     args.set_best_metric(task.metrics)
-    labels = "regression targets" if task.labels is None else ", ".join(task.labels)
+    labels = "regression targets" if task.labels is None else glue.listed(task.labels)
     if task.labels and len(task.labels) == 2 and "f1" in task.metrics:
         labels += f" (f1 of class {task.labels[1]!r})"
     logger.warning(f"Text columns: {', '.join(task.columns)}. Labels: {labels}.")

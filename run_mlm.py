@@ -121,7 +121,7 @@ def make_config(args: ModelArguments, tokenizer: PreTrainedTokenizerBase, length
 def make_model(
     args: ModelArguments, config: HfDebertaConfig, do_train: bool = True
 ) -> HfDebertaForMaskedLM | HfDebertaForCausalLM:
-    """Load the checkpoint, or make a new model; without training, a checkpoint that lacks tensors is an error."""
+    """Load the checkpoint, or make a new model. Say so if the head is new; without training that is an error."""
     model_class = HfDebertaForMaskedLM if args.objective == "mlm" else HfDebertaForCausalLM
     if args.new_model:
         return model_class(config)
@@ -129,10 +129,17 @@ def make_model(
         model, info = model_class.from_pretrained(
             args.model_name_or_path, config=config, dtype="float32", output_loading_info=True, **args.hub_options()
         )
-    if info["missing_keys"] and not do_train:
-        missing = shorten(", ".join(sorted(info["missing_keys"])), 300)
+    missing = sorted(info["missing_keys"])
+    if missing and not do_train:
+        names = shorten(", ".join(missing), 300)
         raise InputError(
-            f"{args.model_name_or_path} has no weights for {missing}: with --do_train false they would stay random"
+            f"{args.model_name_or_path} has no weights for {names}, and with --do_train false they would stay random: "
+            "name another checkpoint"
+        )
+    if new := [name for name in missing if not name.startswith(f"{model.base_model_prefix}.")]:
+        logger.warning(
+            f"{args.model_name_or_path} has no head for language modelling ({', '.join(new)}): the head starts at "
+            "random, and is trained with the rest"
         )
     return model
 

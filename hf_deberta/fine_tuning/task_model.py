@@ -119,16 +119,19 @@ def config_options(args: Namespace | ModelArguments) -> dict[str, Any]:
 
 @contextmanager
 def missing_folder_as_input_error(name: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Raise an OSError, or exceptions of `kinds`, as InputError; say so if `name` is a path without a folder."""
+    """Raise an OSError, or exceptions of `kinds`, as InputError; say so if there is no folder `name`."""
     with as_input_error(OSError, *kinds):
         try:
             yield
-        except Exception as error:
-            if isinstance(error, (OSError, *kinds)) and Path(name).is_file():
+        except OSError as error:
+            if Path(name).is_file():
                 raise InputError(f"{name} is a file: give the folder that holds the model") from error
-            if isinstance(error, (OSError, *kinds)) and is_path(name) and not Path(name).exists():
+            if Path(name).is_dir():
+                raise
+            if is_path(name):
                 raise InputError(f"there is no model folder {name}") from error
-            raise
+            reason = str(error).partition("\n")[0]
+            raise InputError(f"there is no folder {name}, and on the Hub it cannot be read: {reason}") from error
 
 
 def is_path(name: str) -> bool:

@@ -77,6 +77,8 @@ class FineTuningTrainer(FiniteValuesMixin, UnevenBatchesMixin, SiftTrainer, Atom
             kwargs["compute_metrics"] = lambda prediction: metrics(self.scored_split, prediction)
         super().__init__(*args, **kwargs)
         check_label_smoothing(self)
+        if (fast := getattr(self.processing_class, "backend_tokenizer", None)) is not None:
+            fast.no_truncation()  # which the rows have left in it, unless they came from a cache: it would be saved
         self.card_fields = card_fields or {"data": "task data"}
         self.order: RowOrder | None = None
         self.trained = False  # set by SetEpochCallback

@@ -180,7 +180,7 @@ class Corpus:
                     empty = empty and not (text and text.strip())
                 yield [text or "" for text in batch[column]]
         if empty:
-            raise InputError(f"there is no text in {self.source(split)}: every document is empty")
+            raise InputError(f"there is no text in {self.source(split)}: every {split} document is empty")
 
     def source(self, split: str) -> str:
         """Return the files or the dataset of a split, for messages."""

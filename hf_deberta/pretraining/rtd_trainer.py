@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from transformers import TrainingArguments
+from transformers.trainer_utils import EvalLoopOutput
 
 from hf_deberta.model.batch_loss import IGNORED
 from hf_deberta.pretraining.rtd_pretraining import (
@@ -110,6 +111,14 @@ class RtdTrainer(PretrainingTrainer):
             with nullcontext() if number == len(micro_batches) else self.accelerator.no_sync(model):
                 loss = loss + super().training_step(model, micro_batch, num_items_in_batch)
         return loss
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        """Sample the same tokens in each evaluation, and leave the random numbers of training as they are."""
+        device = self.args.device
+        devices, kind = ([], "cuda") if device.type == "cpu" else ([device], device.type)
+        with torch.random.fork_rng(devices, device_type=kind):
+            torch.manual_seed(self.args.seed + self.args.process_index)
+            return super().evaluation_loop(*args, **kwargs)
 
     def operations(self, tokens: float, predicted: float) -> float:
         generator, discriminator = self.model.config.generator, self.model.config.discriminator

@@ -108,8 +108,10 @@ class PretrainingTrainer(FiniteValuesMixin, UnevenBatchesMixin, AtomicCheckpoint
         return batches, items
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if "train_runtime" in logs and not self.trained:
-            return  # means over no step
+        if "train_runtime" in logs and not self.trained:  # means over no step
+            if not any("train_runtime" in entry for entry in self.state.log_history):  # the model card looks for it
+                self.state.log_history.append({"train_runtime": 0.0, "step": self.state.global_step})
+            return
         if "loss" in logs:
             logs |= self.throughput()
         super().log(logs, start_time)

@@ -57,10 +57,20 @@ def check_file(file: str | Path) -> None:
         _check_parquet(file)
         return
     is_json = file_kind(file) in ("json", "jsonl")
+    first = b""
     for number, line in _binary_lines(file):
         _decode(line, file, number)
-        if is_json and line.count(b"[") + line.count(b"{") > MAX_UNCHECKED_BRACKETS:
-            _parse_json(line, file, number)
+        if is_json:
+            first = first or line.strip()
+            if line.count(b"[") + line.count(b"{") > MAX_UNCHECKED_BRACKETS or _is_null_row(line, first):
+                _require_object(_parse_json(line, file, number), file, f"line {number}")
+    if first.startswith(b"["):
+        _check_json_rows(file, types=False)
+
+
+def _is_null_row(line: bytes, first: bytes) -> bool:
+    """True if a line of JSON lines holds null, on which pyarrow's parser may crash."""
+    return line.strip() == b"null" and first[:1] not in b"["
 
 
 def read_lines(file: str | Path) -> Iterator[str]:
@@ -177,10 +187,14 @@ def _decode(line: bytes, file: str | Path, number: int) -> str:
 def _check_parquet(file: str | Path) -> None:
     try:
         with _open(file) as opened:
-            for batch in pyarrow.parquet.ParquetFile(opened).iter_batches():
+            table = pyarrow.parquet.ParquetFile(opened)
+            for batch in table.iter_batches():
                 batch.validate(full=True)
+            is_empty = table.metadata.num_rows == 0
     except (pyarrow.ArrowException, OSError, *DAMAGED) as error:
         raise InputError(f"{file} is damaged, or is no parquet file: {one_line(error)}") from error
+    if is_empty:
+        raise InputError(f"{file} has no rows")
 
 
 # JSON
@@ -225,16 +239,18 @@ def is_json_lines(file: str | Path) -> bool:
         return file_kind(file) == "jsonl"
 
 
-def _check_json_rows(file: str | Path) -> None:
-    """Raise an InputError if a row is not an object, or if a field has different types."""
+def _require_object(row: Any, file: str | Path, place: str) -> None:
+    if not isinstance(row, dict):
+        value = "null" if row is None else f"{type_name(row)}, {shorten(row)},"
+        raise InputError(f'{file}, {place} holds {value} and must be an object: {{"field": value, ...}}')
+
+
+def _check_json_rows(file: str | Path, types: bool = True) -> None:
+    """Raise an InputError if a row is not an object or, unless `types` is False, if a field has different types."""
     first_types: dict[str, tuple[str, str]] = {}
     for place, row in _json_rows(file):
-        if not isinstance(row, dict):
-            raise InputError(
-                f"{file}, {place} holds {type_name(row)}, {shorten(row)}, and must be an object: "
-                '{"field": value, ...}'
-            )
-        for path, value in _leaves(row, ""):
+        _require_object(row, file, place)
+        for path, value in _leaves(row, "") if types else ():
             if isinstance(value, str) and not _is_encodable(value):
                 raise InputError(f"{file}, {place}: {path} has half of a surrogate pair, which no text has")
             kind = type_name(value)
@@ -252,7 +268,10 @@ def _json_rows(file: str | Path) -> Iterator[tuple[str, Any]]:
                 yield f"line {number}", _parse_json(line, file, number)
     else:
         document = read_json(file)
-        for index, row in enumerate(document if isinstance(document, list) else [document]):
+        rows = document if isinstance(document, list) else [document]
+        if rows and all(isinstance(row, str) for row in rows):
+            return  # a list of texts, which `datasets` reads as the column "text"
+        for index, row in enumerate(rows):
             yield f"row {index + 1}", row
 
 

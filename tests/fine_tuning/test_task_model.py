@@ -4,6 +4,7 @@ import json
 import re
 from types import SimpleNamespace
 
+import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -197,7 +198,11 @@ def test_a_folder_that_does_not_exist(tmp_path, monkeypatch, name):
         load_model(ModelArguments("here/model.safetensors"), *CLASSES)
 
 
-def test_a_name_on_the_hub_is_no_path():
+def test_a_name_on_the_hub_is_no_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(InputError, match=r"^there is no folder nowhere, and on the Hub it cannot be read: [^\n]+$"):
+        load_model(ModelArguments("nowhere"), *CLASSES)
     assert not any(map(is_path, ("bert-base-uncased", "microsoft/deberta-v3-base")))
 
 

@@ -239,7 +239,7 @@ def test_line_by_line_is_one_document_per_row():
     ("content", "message"),
     [
         (b"", "no text to train on: .*corpus.txt is empty"),
-        (b"\n\n  \n", "every document is empty"),
+        (b"\n\n  \n", "every train document is empty"),
         (b"good\nStra\xdfe\n", "corpus.txt, line 2, column 5: the byte 0xdf is not UTF-8 text"),
         ("good\nü".encode()[:-1], "corpus.txt, line 2, column 1: the byte 0xc3 is not UTF-8 text"),
     ],

@@ -22,6 +22,7 @@ Files, for each test split:
 `python -m hf_deberta.fine_tuning.tasks.glue submission.zip runs/*` zips those files for gluebenchmark.com.
 """
 
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -50,6 +51,7 @@ CLASS_METRICS, REGRESSION_METRICS = ("accuracy", "f1"), ("pearson", "spearmanr")
 MULTI_LABEL_METRICS = ("f1_micro", "f1_macro", "accuracy")
 CODES = "values without spaces, most with digits: identifiers"
 MANY_LABELS = 50  # from here on a warning asks whether the column holds labels
+NUMBER = re.compile(r"-?\d+(\.\d+)?")
 NAMES_SHOWN = 10  # in messages that list columns or labels
 
 logger = logging.get_logger(__name__)
@@ -140,31 +142,27 @@ def choose_text_columns(rows: Dataset, split: str, label_column: str) -> tuple[s
     others = [name for name in rows.column_names if name != label_column]
     reasons = {name: reason for name in others if (reason := _reason_against_text(rows, name))}
     texts = [name for name in others if name not in reasons]
-    codes = [name for name in others if reasons.get(name) == CODES]
-    if set(SENTENCE_COLUMNS) <= {*texts, *codes}:
+    if set(SENTENCE_COLUMNS) <= set(texts):
         texts = list(SENTENCE_COLUMNS)
-    elif not texts and len(codes) == 1:
-        texts = codes
     if not texts:
+        unread = [f"{name} ({reasons[name]})" for name in others]
         raise InputError(
-            f"the {split} rows have no column of text; they have {_names(rows.column_names)}: name one or two with "
-            "--text_column_names"
+            f"the {split} rows have no column of text besides {label_column}; they have "
+            f"{listed(unread) or 'no other'}: name one or two with --text_column_names"
         )
     distinct_words = [name for name in texts if _has_distinct_words(rows[name])]
     if len(texts) > 2:
         raise InputError(
-            f"the {split} rows have {len(texts)} columns of text: {_names(texts)}; name the one or two to read with "
+            f"the {split} rows have {len(texts)} columns of text: {listed(texts)}; name the one or two to read with "
             "--text_column_names"
         )
     if len(texts) == 2 and distinct_words and texts != list(SENTENCE_COLUMNS):
         raise InputError(
             f"the {split} rows have distinct single words in the column {distinct_words[0]!r}, which may be texts or "
-            f"identifiers: name the columns to read, of {_names(texts)}, with --text_column_names"
+            f"identifiers: name the columns to read, of {listed(texts)}, with --text_column_names"
         )
-    unread = {name: reasons.get(name, "sentence1 and sentence2 are") for name in others if name not in texts}
-    if unread:
-        reasons_in_words = ", ".join(f"{name} ({reason})" for name, reason in unread.items())
-        logger.warning(f"Columns that are not read: {reasons_in_words}. --text_column_names selects other columns.")
+    if unread := [f"{name} ({reasons.get(name, 'not sentence1 or 2')})" for name in others if name not in texts]:
+        logger.warning(f"Columns that are not read: {', '.join(unread)}. --text_column_names selects other columns.")
     return tuple(texts)
 
 
@@ -217,6 +215,12 @@ def _label_names(feature: Any, values: Iterable) -> tuple[str, ...]:
 def _flatten_label_lists(rows: Dataset, column: str, split: str) -> list:
     """Return the labels of all rows. Lists such as [0, 1, 0] look like multi-hot vectors and are an error."""
     lists = [row for row in rows[column] if row]
+    for row, values in enumerate(rows[column], start=1):
+        if any(map(_is_missing, values or ())):
+            raise InputError(
+                f"the {split} rows have {_shortened(values)} in row {row} of the column {column!r}: remove the empty "
+                "labels; an empty list means no label"
+            )
     labels = [label for row in lists for label in row]
     if set(labels) == {0, 1} and (repeated := [row for row in lists if len(set(row)) < len(row)]):
         raise InputError(
@@ -244,17 +248,17 @@ def _check_labels(labels: tuple[str, ...], rows: int, column: str, minimum: int)
         by_spelling.setdefault(" ".join(unicodedata.normalize("NFKC", label).casefold().split()), []).append(label)
     if alike := [label for group in by_spelling.values() if len(group) > 1 for label in group]:
         logger.warning(
-            f"The labels {_names(alike, repr)} in the column {column!r} differ only in case or spaces. They are "
+            f"The labels {listed(alike, repr)} in the column {column!r} differ only in case or spaces. They are "
             "different classes; if they should not be, correct the file."
         )
     if len(labels) > min(MANY_LABELS, max(5, rows // 2)):
         logger.warning(
-            f"The column {column!r} has {len(labels):,} different labels in {rows:,} rows: {_names(labels)}. Check "
+            f"The column {column!r} has {len(labels):,} different labels in {rows:,} rows: {listed(labels)}. Check "
             "that it is the column of labels (--label_column_name); for numbers to predict, add --do_regression."
         )
 
 
-def _names(names: Sequence[str], form: Callable[[str], str] = str) -> str:
+def listed(names: Sequence[str], form: Callable[[str], str] = str) -> str:
     """Return the first names, separated by commas, and how many more there are."""
     more = len(names) - NAMES_SHOWN
     return ", ".join(map(form, names[:NAMES_SHOWN])) + (f" and {more:,} more" if more > 0 else "")
@@ -273,7 +277,7 @@ def require_texts(rows: Dataset, columns: Sequence[str], split: str) -> None:
     """Require that the columns hold texts, or numbers: a csv column of digits is read as numbers."""
     if missing := [name for name in columns if name not in rows.column_names]:
         raise InputError(
-            f"the {split} rows have no column {_names(missing, repr)}; they have {_names(rows.column_names)}: rename "
+            f"the {split} rows have no column {listed(missing, repr)}; they have {listed(rows.column_names)}: rename "
             "columns of the file, or name the text columns of your own rows with --text_column_names"
         )
     for name in columns:
@@ -295,7 +299,7 @@ def require_label_column(rows: Dataset, column: str, split: str) -> None:
     """Require a column of labels."""
     if column not in rows.column_names:
         raise InputError(
-            f"the {split} rows have no column {column!r} of labels; they have {_names(rows.column_names)}: name one "
+            f"the {split} rows have no column {column!r} of labels; they have {listed(rows.column_names)}: name one "
             "with --label_column_name"
         )
 
@@ -381,7 +385,7 @@ def make_label_encoder(
         first = min(unknown.values())
         raise InputError(
             f"the {split} rows have unknown labels in the column {column!r}, the first in row {first}: "
-            f"{_names(sorted(unknown))}; known are {_names(labels)}"
+            f"{listed(sorted(unknown))}; known are {listed(labels)}"
             + (f", or 0 to {len(labels) - 1}" if accepts_numbers else "")
             + ("; to predict without these labels, name another --label_column_name" if split[:4] == "test" else "")
         )
@@ -409,6 +413,9 @@ def make_target_encoder(
         return float
     encode_label = make_label_encoder(rows, task.labels, split, column, task.multi_label)
     model_index = [*map(labels.index, task.labels), -1]  # -1, a missing label, stays -1
+    if task not in TASKS.values() and _are_numbers_of_names(rows.features[column], task.labels):
+        numbered = [f"{number} {label}" for number, label in enumerate(task.labels)]
+        logger.warning(f"The labels of the {split} rows are numbers, and are read as {listed(numbered)}.")
     if not task.multi_label:
         return lambda value: model_index[encode_label(value)]
     if any(value is None for value in rows[column]):
@@ -419,6 +426,13 @@ def make_target_encoder(
         return [float(index in present) for index in range(len(labels))]
 
     return encode_label_list
+
+
+def _are_numbers_of_names(feature: Any, labels: tuple[str, ...]) -> bool:
+    """True if rows have numbers or truth values, and the labels are names such as no and yes."""
+    is_number = getattr(feature, "dtype", "").startswith(("int", "uint", "float", "bool"))
+    has_names = any(not label.startswith("LABEL_") and not NUMBER.fullmatch(label) for label in labels)
+    return is_number and has_names and not isinstance(feature, ClassLabel)
 
 
 def require_numbers(rows: Dataset, column: str, split: str) -> None:

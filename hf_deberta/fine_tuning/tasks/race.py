@@ -109,6 +109,8 @@ def _questions_of_article(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     row_id = None if row.get("id") is None else str(row["id"])
     for index, (question, answer) in enumerate(zip(questions, answers, strict=True)):
         texts = require_items({f"options[{index}]": options[index]}, f"options[{index}]", str)
+        if not _is_missing(answer):
+            answer_index(answer, len(texts), f"question {index + 1}")
         yield {"id": row_id, "article": article, "question": question, "options": texts, "answer": answer}
 
 

@@ -1,0 +1,408 @@
+"""Damaged data files: each gives rows that are well formed, or one sentence that names the file and the line.
+
+A case takes good rows of a task, damages a field or the bytes of the file, and calls what the task's script calls
+before it trains. Repeat a case: FAULTS_SEED=N pytest tests/faults/test_bad_data.py -k TASK
+"""
+
+import copy
+import csv
+import gzip
+import importlib.util
+import io
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+from datasets import Dataset
+from fault_cases import SEED, number_of_cases
+
+from hf_deberta.demos.glue import review_rows
+from hf_deberta.demos.ner import conll_text
+from hf_deberta.demos.race import location_rows
+from hf_deberta.demos.squad import house_rows
+from hf_deberta.demos.superglue import match_rows
+from hf_deberta.fine_tuning.splits import DataArguments, read_splits
+from hf_deberta.fine_tuning.tasks import race, squad, superglue
+from hf_deberta.pretraining.corpus import Corpus, CorpusArguments
+from hf_deberta.pretraining.tokenizer_training import train_tokenizer
+from hf_deberta.runs.data_files import locate_errors, require_columns, require_texts
+from hf_deberta.runs.errors import InputError
+
+ROOT = Path(__file__).parents[2]
+NUMBER_OF_ROWS = 6
+VALUES: list[Any] = [
+    None, "", " ", 5, -1, 2.5, True, float("nan"), 2**70, -(2**40), [], ["a", "b"], [["a"]], [1, None], {}, {"a": 1},
+    {"text": ["a"]}, "x" * 3000, "Straße", "\u0000", "\u2028", "\ufeff", "None", "NaN", "2020-01-01", "D", "0",
+    [{"text": "a"}], "a\nb", 'quote " and, comma', "\r", "tab\there",
+]  # fmt: skip
+WORDS = [
+    "the",
+    "old",
+    "man",
+    "walked",
+    "slowly",
+    "down",
+    "to",
+    "a",
+    "quiet",
+    "harbour",
+    "where",
+    "small",
+    "boats",
+    "wait",
+    "for",
+    "wind",
+    "and",
+    "friends",
+]
+
+
+# 1. Good rows
+
+
+def sentences(rng: random.Random) -> str:
+    return " ".join(rng.choices(WORDS, k=rng.randrange(3, 9))).capitalize() + " ."
+
+
+def squad_articles(rng: random.Random) -> list[dict]:
+    paragraphs = []
+    for row in house_rows(NUMBER_OF_ROWS, rng.randrange(99)):
+        texts, starts = row["answers"].values()
+        answers = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
+        question = {"id": row["id"], "question": row["question"], "answers": answers, "is_impossible": not answers}
+        paragraphs.append({"context": row["context"], "qas": [question]})
+    return [{"title": "houses", "paragraphs": paragraphs}]
+
+
+def race_articles(rng: random.Random) -> list[dict]:
+    fields = {"questions": ["Where ?", "Who ?"], "options": [["a", "b"], ["c", "d"]], "answers": ["A", "B"]}
+    return [{"id": f"high{i}.txt", "article": sentences(rng), **copy.deepcopy(fields)} for i in range(NUMBER_OF_ROWS)]
+
+
+def swag_rows(rng: random.Random) -> list[dict]:
+    return [
+        {
+            "id": f"s{i}",
+            "sent1": sentences(rng),
+            "sent2": "Then",
+            "ending0": "it rains",
+            "ending1": "it snows",
+            "label": i % 2,
+        }
+        for i in range(NUMBER_OF_ROWS)
+    ]
+
+
+def ner_rows(rng: random.Random) -> list[dict]:
+    return [{"tokens": ["Ann", "met", "Bob"], "ner_tags": ["B-PER", "O", "B-PER"]} for _ in range(NUMBER_OF_ROWS)]
+
+
+def superglue_rows(name: str) -> Callable[[random.Random], list[dict]]:
+    def row(rng: random.Random, i: int) -> dict:
+        text = sentences(rng)
+        match name:
+            case "boolq":
+                return {"question": "is it old", "passage": text, "idx": i, "label": bool(i % 2)}
+            case "cb":
+                return {
+                    "premise": text,
+                    "hypothesis": sentences(rng),
+                    "idx": i,
+                    "label": ("entailment", "neutral")[i % 2],
+                }
+            case "copa":
+                choices = {"choice1": "It rained.", "choice2": "It snowed.", "question": ("cause", "effect")[i % 2]}
+                return {"premise": text, **choices, "idx": i, "label": i % 2}
+            case "multirc":
+                answers = [{"text": word, "idx": 10 * i + j, "label": j} for j, word in enumerate(("Rome", "Oslo"))]
+                questions = [{"question": "What is old?", "idx": i, "answers": answers}]
+                return {"idx": i, "passage": {"text": text, "questions": questions}}
+            case "wic":
+                spans = {"start1": 0, "end1": 3, "start2": 0, "end2": 3}
+                return {"word": "the", "sentence1": text, "sentence2": sentences(rng), **spans, "idx": i, "label": True}
+            case "wsc":
+                spans = {
+                    "span1_text": text.split()[0],
+                    "span1_index": 0,
+                    "span2_text": text.split()[1],
+                    "span2_index": 1,
+                }
+                return {"text": text, "target": spans, "idx": i, "label": i % 2 == 0}
+        raise KeyError(name)
+
+    return lambda rng: [row(rng, i) for i in range(NUMBER_OF_ROWS)]
+
+
+# 2. What the scripts do before they train
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    before = datasets.config.HF_DATASETS_CACHE
+    datasets.config.HF_DATASETS_CACHE = tmp_path_factory.mktemp("cache")
+    datasets.disable_progress_bars()
+    yield
+    datasets.enable_progress_bars()
+    datasets.config.HF_DATASETS_CACHE = before
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer([sentences(random.Random(i)) for i in range(50)], 300, "bpe")
+
+
+@pytest.fixture(scope="module")
+def run_ner():
+    spec = importlib.util.spec_from_file_location("run_ner_of_bad_data", ROOT / "run_ner.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def read_one(path: Path, read_file: Callable | None = None) -> Dataset:
+    options = {} if read_file is None else {"read_file": read_file}
+    return read_splits(DataArguments(train_file=str(path)), **options)["train"]
+
+
+def use_squad(path: Path, tokenizer: Any, run_ner: Any) -> Dataset:
+    rows = squad.squad_rows(read_one(path, squad.read_squad), "train")
+    assert all(isinstance(text, str) for column in ("id", "context", "question") for text in rows[column])
+    features = squad.SquadEncoder(tokenizer, 2048, 16, max_query_length=512).training_features(rows)
+    assert len(features["start_positions"]) == len(features)
+    return features
+
+
+def use_race(path: Path, tokenizer: Any, run_ner: Any) -> Dataset:
+    rows = race.choice_rows(read_one(path, race.read_choices), "train")
+    assert all(isinstance(text, str) and "['" not in text for choices in rows["choices"] for text in choices)
+    return race.encode_choices(rows, tokenizer, 8192)
+
+
+def use_ner(path: Path, tokenizer: Any, run_ner: Any) -> Dataset:
+    args = run_ner.NerArguments()
+    parsed = run_ner.read_sentences(read_one(path, run_ner.read_file), "train", args)
+    assert all(len(sentence.words) == len(sentence.tags) for sentence in parsed)
+    labels = run_ner.ner.label_names(parsed)
+    run_ner.ner.require_known_labels(parsed, labels, "train")
+    loaded = copy.deepcopy(tokenizer)
+    loaded.add_prefix_space = True
+    return run_ner.encode_windows(parsed, "train", loaded, labels, 64, args)
+
+
+def use_superglue(name: str) -> Callable:
+    def use(path: Path, tokenizer: Any, run_ner: Any) -> Dataset:
+        rows = superglue.flatten_split(read_one(path), "train", name)
+        superglue.require_labels(rows, "train", name)
+        return superglue.encode_split(rows, "train", name, tokenizer, 8192)
+
+    return use
+
+
+def use_table(path: Path, tokenizer: Any, run_ner: Any) -> Dataset:
+    rows = read_one(path)
+    with locate_errors(rows, "train"):
+        require_columns(rows, ["sentence", "label"], "train")
+        require_texts(rows, ["sentence"], "train")
+    return rows.map(lambda row: {"input_ids": [1], "text": str(row["sentence"] or "")})
+
+
+def use_corpus(path: Path, tokenizer: Any, run_ner: Any) -> Dataset:
+    arguments = CorpusArguments(train_file=[str(path)], text_column="sentence" if path.suffix != ".txt" else "text")
+    corpus = Corpus(arguments, str(datasets.config.HF_DATASETS_CACHE))
+    folder = path.parent / "out" / "_tokens"
+    try:
+        files = [corpus.token_file(split, tokenizer, folder) for split in corpus.splits]
+    except InputError:
+        assert (
+            not (path.parent / "out" / "_tokens" / "train" / "tokens.bin").exists()
+            or (folder / "train/about.json").exists()
+        )
+        raise
+    return Dataset.from_dict({"input_ids": [file.document(i).tolist() for file in files for i in range(len(file))]})
+
+
+TABLES = ("jsonl", "json", "csv", "tsv", "parquet")
+NESTED = ("jsonl", "json", "parquet")
+TASKS: dict[str, tuple[Callable, tuple[str, ...], Callable]] = {
+    "squad": (lambda rng: house_rows(NUMBER_OF_ROWS, rng.randrange(99)), NESTED, use_squad),
+    "squad articles": (squad_articles, ("data",), use_squad),
+    "race": (lambda rng: location_rows(NUMBER_OF_ROWS, rng.randrange(99)), NESTED, use_race),
+    "race articles": (race_articles, NESTED, use_race),
+    "swag": (swag_rows, TABLES, use_race),
+    "ner": (ner_rows, NESTED, use_ner),
+    "conll": (lambda rng: conll_text(NUMBER_OF_ROWS, rng.randrange(99)), ("txt",), use_ner),
+    "table": (lambda rng: review_rows(NUMBER_OF_ROWS, rng.randrange(99)), TABLES, use_table),
+    "corpus table": (lambda rng: review_rows(NUMBER_OF_ROWS, rng.randrange(99)), TABLES, use_corpus),
+    "corpus": (lambda rng: "".join(sentences(rng) + "\n" for _ in range(9)), ("txt",), use_corpus),
+    "record": (lambda rng: match_rows(NUMBER_OF_ROWS, rng.randrange(99)), NESTED, use_superglue("record")),
+    **{name: (superglue_rows(name), TABLES, use_superglue(name)) for name in ("boolq", "cb", "copa", "wic")},
+    **{name: (superglue_rows(name), NESTED, use_superglue(name)) for name in ("multirc", "wsc")},
+}
+
+
+ARTICLES = ("race articles", "record", "multirc", "wsc")  # several questions in each row
+
+
+# 3. Damage
+
+
+def nodes(value: Any, path: tuple = ()) -> list[tuple]:
+    """The paths of all values inside a value."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(found for key, item in items for found in nodes(item, (*path, key)))]
+
+
+def damage_rows(rows: list, rng: random.Random) -> tuple[list, int | None]:
+    """Rows with one thing wrong, and the number of the row, if it is one."""
+    rows = copy.deepcopy(rows)
+    index = rng.randrange(len(rows))
+    action = rng.choice(
+        ("value", "value", "value", "value", "delete", "delete", "drop", "rename", "swap", "wrap", "repeat")
+    )
+    match action:
+        case "value" | "delete":
+            path = rng.choice([path for path in nodes(rows[index]) if path])
+            parent = rows[index]
+            for key in path[:-1]:
+                parent = parent[key]
+            if action == "delete":
+                del parent[path[-1]]
+            else:
+                parent[path[-1]] = copy.deepcopy(rng.choice(VALUES))
+            return rows, index
+        case "drop" | "rename":
+            column = rng.choice(list(rows[0]))
+            for row in rows:
+                value = row.pop(column)
+                if action == "rename":
+                    row[column + rng.choice(("s", " ", "1", "\ufeff"))] = value
+        case "swap":
+            first, second = rng.choices(list(rows[0]), k=2)
+            for row in rows:
+                row[first], row[second] = row[second], row[first]
+        case "wrap":
+            rows[index] = rng.choice(([rows[index]], [], 5, "text", None, {"row": rows[index]}))
+        case "repeat":
+            rows.append(rows[index])
+    return rows, None
+
+
+def serialize(rows: Any, kind: str, folder: Path) -> bytes:
+    if kind == "txt":
+        return rows.encode()
+    if kind == "data":
+        return json.dumps({"version": "2", "data": rows}).encode()
+    if kind == "json":
+        return json.dumps(rows, indent=random.Random(len(str(rows))).choice((None, 1))).encode()
+    if kind == "jsonl":
+        return "".join(json.dumps(row) + "\n" for row in rows).encode()
+    if kind == "parquet":
+        Dataset.from_list(rows).to_parquet(folder / "good.parquet")
+        return (folder / "good.parquet").read_bytes()
+    text = io.StringIO()
+    writer = csv.writer(text, delimiter="\t" if kind == "tsv" else ",", lineterminator="\n",
+                        quoting=csv.QUOTE_NONE if kind == "tsv" else csv.QUOTE_MINIMAL, escapechar="\\")  # fmt: skip
+    writer.writerow(columns := list(rows[0]))
+    writer.writerows([row.get(column, "") for column in columns] for row in rows)
+    return text.getvalue().encode()
+
+
+OTHER_JSON = (
+    *(b"[]", b"{}", b"null", b"null\nnull", b"[null]", b"5", b'"text"', b"[1, 2]", b"[[]]", b'{"data": []}'),
+    *(b'{"data": [1]}', b'{"data": null}', b'{"data": {"paragraphs": []}}'),
+    b'{"data": [{"paragraphs": [{"qas": [5]}]}]}',
+)
+
+
+def damage_bytes(content: bytes, rng: random.Random) -> tuple[bytes, str]:
+    """Damaged bytes, and the ending to add to the file's name."""
+    place = rng.randrange(len(content))
+    lines = content.splitlines(keepends=True)
+    line = rng.randrange(len(lines))
+    actions: dict[str, Callable[[], bytes]] = {
+        "flip": lambda: content[:place] + bytes([content[place] ^ (1 << rng.randrange(8))]) + content[place + 1 :],
+        "flips": lambda: bytes(byte ^ (rng.random() < 0.02) * rng.randrange(256) for byte in content),
+        "cut": lambda: content[:place],
+        "insert": lambda: content[:place] + rng.randbytes(rng.randrange(1, 9)) + content[place:],
+        "delete": lambda: content[:place] + content[place + rng.randrange(1, 9) :],
+        "latin-1": lambda: content[:place] + "ß".encode("latin-1") + content[place:],
+        "utf-16": lambda: content.decode("utf-8", "replace").encode("utf-16"),
+        "bom": lambda: b"\xef\xbb\xbf" + content,
+        "crlf": lambda: content.replace(b"\n", b"\r\n"),
+        "cr": lambda: content.replace(b"\n", b"\r"),
+        "nul": lambda: content[:place] + b"\0" + content[place:],
+        "quote": lambda: content[:place] + b'"' + content[place:],
+        "delimiter": lambda: content[:place] + rng.choice((b",", b"\t", b"\n", b"\n\n", b" ")) + content[place:],
+        "blank lines": lambda: b"\n \n\n" + content,
+        "empty": lambda: b"",
+        "spaces": lambda: b"\n\n \n",
+        "first line": lambda: lines[0],
+        "two first lines": lambda: lines[0] + content,
+        "lines shuffled": lambda: b"".join(rng.sample(lines, len(lines))),
+        "line missing": lambda: b"".join(lines[:line] + lines[line + 1 :]),
+        "nested": lambda: content[:place] + b"[" * 30000 + content[place:],
+        "nested object": lambda: b'{"a":' * 20000 + b"1" + b"}" * 20000 + b"\n" + content,
+        "garbage": lambda: rng.randbytes(200),
+        "array": lambda: b"[" + content + b"]",
+        "other json": lambda: rng.choice(OTHER_JSON),
+        "twice": lambda: content + content,
+        "gzip": lambda: gzip.compress(content),
+        "cut gzip": lambda: gzip.compress(content)[: -rng.randrange(1, 40)],
+        "damaged gzip": lambda: gzip.compress(content)[:20] + rng.randbytes(20) + gzip.compress(content)[40:],
+        "no gzip": lambda: content,
+    }  # fmt: skip
+    action = rng.choice(list(actions))
+    return actions[action](), ".gz" if "gzip" in action else ""
+
+
+def attack(task: str, seed: int, folder: Path, tokenizer: Any, run_ner: Any) -> bool:
+    """Return whether a damaged file was accepted; False if it was refused by an InputError that names it."""
+    rng = random.Random(f"{task} {seed}")
+    make_rows, kinds, use = TASKS[task]
+    kind, rows, damaged_row, suffix = rng.choice(kinds), make_rows(rng), None, ""
+    if kind == "txt" or rng.random() < 0.4:
+        content = serialize(rows, kind, folder)
+        content, suffix = damage_bytes(content, rng)
+    else:
+        rows, damaged_row = damage_rows(rows, rng)
+        try:
+            content = serialize(rows, kind, folder)
+        except Exception:  # rows that have no common type, or are no objects, cannot be written to this type of file
+            kind = "jsonl" if kind != "data" else kind
+            content = serialize(rows, kind, folder)
+    path = folder / f"train{seed}.{'json' if kind == 'data' else kind}{suffix}"
+    path.write_bytes(content)
+    try:
+        features = use(path, tokenizer, run_ner)
+    except InputError as error:
+        message = str(error)
+        assert path.name in message, f"the file is not named: {message}"
+        assert "\n" not in message, f"more than a line: {message}"
+        if damaged_row is not None and kind == "jsonl":
+            # an error of a question that was taken out of its row names the file and the number of the question
+            named = f"line {damaged_row + 1}" in message or (task in ARTICLES and ", train row " in message)
+            named = named or "every validation document is empty" in message  # the last row alone
+            assert named or damaged_row == 0, f"not line {damaged_row + 1}: {message}"
+        return False
+    assert len(features) and all(len(ids) for ids in features["input_ids"]), "inputs are empty"
+    return True
+
+
+CASES = number_of_cases(6, 300)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_damaged_file(task, tmp_path, tokenizer, run_ner, tally):
+    failures = []
+    for seed in range(SEED, SEED + CASES):
+        try:
+            accepted = attack(task, seed, tmp_path, tokenizer, run_ner)
+        except Exception as error:
+            failures.append(f"{task!r}, seed {seed}: {type(error).__name__}: {str(error)[:300]}")
+            continue
+        (tally.held if accepted else tally.refused)(f"damaged data of {task}")
+    assert not failures, "\n".join(failures)
