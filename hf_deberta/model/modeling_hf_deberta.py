@@ -368,7 +368,8 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
 
     `attention_mask` may be [B, N], or [B, N, N], where entry [b, i, j] lets token i see token j. A row may hold several
     documents, which do not see one another: pass `cu_seq_lens_q`, or `position_ids` that restart and no mask. Batches
-    with much padding are computed without it (`config.unpad_inputs`); states of padding are then zero.
+    with much padding are computed without it (`config.unpad_inputs`); states of padding are then zero. Absolute
+    positions count from the first real token of a row, unless `position_ids` are passed.
     """
 
     def __init__(self, config: HfDebertaConfig, decoder_positions: bool = False):
@@ -477,12 +478,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
         shape = (batch, length)
         context = AttentionContext.from_inputs(attention_mask, position_ids, cu_seq_lens_q, shape, device, causal)
-        embeddings = self.embeddings(
-            input_ids,
-            token_type_ids,
-            context,
-            inputs_embeds,
-        )
+        embeddings = self.embeddings(input_ids, token_type_ids, context, inputs_embeds)
         context = (context.unpadded(self.config.hidden_size) if unpad else context).with_mask_of_documents()
         context = replace(context, relative_rows=self.encoder.rows_in_use(context.longest(length)))
         return context.gather(embeddings), context
