@@ -96,7 +96,10 @@ def load_deberta_config(args: Namespace | ModelArguments) -> HfDebertaConfig | N
         "token": args.token,
     }
     with as_input_error(OSError, ValueError, StrictDataclassError):
-        fields, _ = PretrainedConfig.get_config_dict(name, **options)
+        try:
+            fields, _ = PretrainedConfig.get_config_dict(name, **options)
+        except RecursionError as error:
+            raise InputError(f"the config.json of {name} is nested too deeply") from error
         if not fields:
             raise InputError(f"{name} has no config.json: it is neither a model folder nor a model on the Hub")
         if not isinstance(fields, dict):
