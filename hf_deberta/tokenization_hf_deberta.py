@@ -57,6 +57,7 @@ TOKENIZER_FILES = (
     "vocab.json",
     "config.json",
 )
+MAX_LABELS = 10**6  # as in HfDebertaConfig
 # values of enumerations in an spm.model
 UNIGRAM = 1  # type of model
 NORMAL, UNKNOWN, USER_DEFINED = 1, 2, 4  # types of pieces
@@ -254,6 +255,14 @@ def naming_damaged_files(name: Any) -> Iterator[None]:
         ) from error
 
 
+def check_number_of_labels(config_file: Path) -> None:
+    """Raise a ValueError for an absurd number of labels, which AutoTokenizer would list one by one."""
+    if config_file.is_file() and is_json_object(config_file):
+        labels = json.loads(config_file.read_text(encoding="utf-8")).get("num_labels")
+        if isinstance(labels, int) and labels > MAX_LABELS:
+            raise ValueError(f"{config_file} has num_labels {labels}, and the largest accepted is {MAX_LABELS}")
+
+
 def is_json_object(path: Path) -> bool:
     try:
         return isinstance(json.loads(path.read_text(encoding="utf-8")), dict)
@@ -412,6 +421,7 @@ def load_tokenizer(name: str, trust_remote_code: bool = False, **loading: Any) -
     Args:
         trust_remote_code: allow code beside the tokenizer to run. False refuses it, where AutoTokenizer would ask.
     """
+    check_number_of_labels(Path(name) / "config.json")
     with naming_damaged_files(name):
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, **loading)
     if isinstance(tokenizer, DebertaTokenizer | DebertaV2Tokenizer):

@@ -105,7 +105,10 @@ def load_deberta_config(args: Namespace | ModelArguments) -> HfDebertaConfig | N
 def read_config(name: str, args: Namespace | ModelArguments) -> dict[str, Any]:
     """The fields of a config.json, in a folder or on the Hub."""
     with missing_folder_as_input_error(name, ValueError):
-        fields, _ = PretrainedConfig.get_config_dict(name, **config_options(args))
+        try:
+            fields, _ = PretrainedConfig.get_config_dict(name, **config_options(args))
+        except RecursionError as error:
+            raise InputError(f"the config.json of {name} is nested too deeply") from error
     if not fields:
         raise InputError(f"{name} has no config.json: it is neither a model folder nor a model on the Hub")
     if not isinstance(fields, dict):

@@ -4,6 +4,7 @@ Papers: P1 = DeBERTa (arXiv 2006.03654), P3 = DeBERTaV3 (arXiv 2111.09543).
 """
 
 from decimal import Decimal
+from inspect import getattr_static
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from transformers.activations import ACT2FN
 # The largest released model has 48 layers and 1.5 billion parameters.
 MAX_PARAMETERS = 10**11
 MAX_LAYERS = 10_000
-MAX_LABELS = 10**7
+MAX_LABELS = 10**6
 MAX_DISTANCE = 10**7
 MAX_EMD_STEPS = 1000
 
@@ -227,7 +228,7 @@ class HfDebertaConfig(PreTrainedConfig):
             self.embedding_size = self.hidden_size
         if self.pooler_hidden_size is None:
             self.pooler_hidden_size = self.hidden_size
-        self._check_before_conversion()
+        self._check_before_conversion(kwargs)
         super().__post_init__(**kwargs)
 
     # ---- derived values --------------------------------------------------------------------------
@@ -330,10 +331,28 @@ class HfDebertaConfig(PreTrainedConfig):
 
     # ---- checks ----------------------------------------------------------------------------------
 
-    def _check_before_conversion(self) -> None:
-        """Check what Transformers converts before it validates."""
+    def _check_before_conversion(self, others: dict[str, Any]) -> None:
+        """Check what Transformers converts before it validates; `others` are the fields that this class does not have.
+
+        An attention backend with a slash would be downloaded from the Hub and run.
+        """
+        for name in ("attn_implementation", "_attn_implementation", "_attn_implementation_internal"):
+            backend = others.get(name)
+            _require(
+                backend is None or (isinstance(backend, str) and "/" not in backend),
+                f"{name} must be the name of a backend, such as 'sdpa', not {backend!r:.100}",
+            )
+        for name in others:
+            attribute = getattr_static(type(self), name, None)
+            is_method = callable(attribute) or isinstance(attribute, classmethod | staticmethod)
+            is_read_only = isinstance(attribute, property) and attribute.fset is None
+            _require(
+                not is_method and not is_read_only and name != "per_layer_config",
+                f"{name} is not a field of a configuration: leave it out",
+            )
+        dtype = getattr(torch, self.dtype, None) if isinstance(self.dtype, str) else self.dtype
         _require(
-            not isinstance(self.dtype, str) or isinstance(getattr(torch, self.dtype, None), torch.dtype),
+            self.dtype is None or isinstance(dtype, torch.dtype),
             f"dtype must be a type of torch, such as 'float32', not {self.dtype!r}",
         )
         labels = self.id2label

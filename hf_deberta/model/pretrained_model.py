@@ -1,6 +1,7 @@
 """`HfDebertaPreTrainedModel`: how every `HfDeberta` class is initialized, loaded and saved."""
 
 import errno
+import json
 from pathlib import Path
 from pickle import UnpicklingError
 from tempfile import TemporaryDirectory
@@ -18,6 +19,11 @@ from .configuration_hf_deberta import HfDebertaConfig
 from .hub_export import AUTO_MAP, upload, write_code, write_model_card
 
 HUB_ARGUMENTS = ("repo_id", "commit_message", "commit_description", "private", "token", "revision", "create_pr", "tags")
+
+# a checkpoint whose weights are smaller than this is not the model that its configuration describes
+LARGE_MODEL = 10**8  # parameters; below, the mismatch is reported tensor by tensor
+MIN_BYTES_PER_PARAMETER = 0.1  # weights of 1 bit have 0.125
+WEIGHT_FILES = ("*.safetensors", "*.bin")
 
 
 class HfDebertaPreTrainedModel(PreTrainedModel):
@@ -65,7 +71,15 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """As in Transformers; raises OSError for a weights file that is truncated or holds more than tensors."""
+        """As in Transformers; raises OSError for a file that is truncated, or that holds more than tensors.
+
+        No code of the checkpoint runs, and no weights are read outside of its folder, except through symbolic links,
+        of which the Hub's cache consists.
+        """
+        folder = Path(str(pretrained_model_name_or_path), kwargs.get("subfolder") or "")
+        if folder.is_dir():
+            check_json_files(folder)
+            check_declared_size(folder, kwargs.get("config"))
         try:
             return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
         except SafetensorError as error:
@@ -128,6 +142,40 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
             write_model_card(folder, type(self).__name__, self.config, name=repo_id)
             self.save_pretrained(folder, max_shard_size=max_shard_size)
             return upload(folder, repo_id, **hub_arguments)
+
+
+def check_json_files(folder: Path) -> None:
+    """Raise OSError for an index of weights or a generation configuration that is damaged or names other folders."""
+    for path in sorted({*folder.glob("*.index*.json"), *folder.glob("generation_config.json")}):
+        try:
+            fields = json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise OSError(f"{path} is not valid JSON ({error}); save the model again") from error
+        if not isinstance(fields, dict):
+            raise OSError(f"{path} must contain a JSON object, {{...}}, not {type(fields).__name__}")
+        if path.name == "generation_config.json":
+            continue
+        shards = fields.get("weight_map")
+        if not isinstance(shards, dict) or not shards or not isinstance(fields.get("metadata"), dict):
+            raise OSError(f"{path} must have the objects metadata and weight_map, which names the file of each tensor")
+        for shard in shards.values():
+            if not isinstance(shard, str) or Path(shard).is_absolute() or ".." in Path(shard).parts:
+                raise OSError(f"{path} must name files in its own folder, not {shard!r:.200}")
+
+
+def check_declared_size(folder: Path, config: Any) -> None:
+    """Raise OSError if a large model is declared and the weights hold a small part of it, before memory is taken."""
+    if not isinstance(config, HfDebertaConfig):
+        if not (folder / "config.json").is_file():
+            return
+        config = HfDebertaConfig.from_pretrained(folder)
+    declared = config.approximate_parameters()
+    size = sum(path.stat().st_size for pattern in WEIGHT_FILES for path in folder.glob(pattern))
+    if declared > LARGE_MODEL and 0 < size < declared * MIN_BYTES_PER_PARAMETER:
+        raise OSError(
+            f"the configuration of {folder} describes a model of {declared:,} parameters, and its weights are a file "
+            f"of {size:,} bytes: one of the two is damaged"
+        )
 
 
 def _was_raised_in(error: Exception, module: str) -> bool:

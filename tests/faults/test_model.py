@@ -48,6 +48,7 @@ HEADS = (
 )
 MASKS = ("none", "right", "left", "mixed", "holes", "empty row", "pairs", "[B, 1, 1, N]", "packed", "restarts")
 ROUND_TRIPS = ("save", "pickle", "copy", "state_dict")
+LOSS_TOLERANCE = 1e-6  # losses are computed in float32
 TRITON_VARIABLE = "HF_DEBERTA_FUZZ_TRITON"  # set in the process that interprets the triton backend
 
 
@@ -264,7 +265,9 @@ def assert_same(found, expected, tolerance=1e-10):
     for name, tensor in expected.items():
         assert tensor.isfinite().all(), f"{name} is not finite"
         error = largest(found[name] - tensor)
-        assert error <= tolerance * scale, f"{name} is off by {error:.2e}"
+        rounded = name.startswith("loss") or ("gradient" in name and "loss 0" in expected)
+        allowed = max(tolerance, LOSS_TOLERANCE if rounded else 0) * scale
+        assert error <= allowed, f"{name} is off by {error:.2e}"
 
 
 @pytest.fixture(autouse=True)

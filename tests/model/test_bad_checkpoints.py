@@ -61,6 +61,50 @@ def test_pickle_with_code_is_refused(folder):
         HfDebertaModel.from_pretrained(folder)
 
 
+@pytest.mark.parametrize(
+    "shard", ["../other/model.safetensors", "/other/model.safetensors", "a/../../x.safetensors", 5]
+)
+def test_an_index_cannot_name_files_of_another_folder(folder, shard):
+    (folder / "model.safetensors").unlink()
+    index = {"metadata": {}, "weight_map": {"deberta.embeddings.word_embeddings.weight": shard}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(OSError, match=r"index\.json must name files in its own folder, not "):
+        HfDebertaModel.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"weight_map": 5}', '{"metadata": {}, "weight_map": {}}'])
+def test_damaged_index(folder, text):
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(OSError, match=r"model\.safetensors\.index\.json (is not valid JSON|must )"):
+        HfDebertaModel.from_pretrained(folder)
+
+
+def test_sharded_weights_load(folder, tmp_path):
+    model = HfDebertaModel.from_pretrained(folder)
+    model.save_pretrained(tmp_path / "sharded", max_shard_size="50KB")
+    assert (tmp_path / "sharded" / "model.safetensors.index.json").exists()
+    found = HfDebertaModel.from_pretrained(tmp_path / "sharded").state_dict()
+    assert all(torch.equal(tensor, found[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_declared_size_that_the_weights_do_not_have(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 10**9}))
+    with pytest.raises(
+        OSError, match=r"a model of 32,\d+,\d+,\d+ parameters, and its weights are a file of \d+,\d+ bytes"
+    ):
+        HfDebertaModel.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("field", ["attn_implementation", "_attn_implementation", "_attn_implementation_internal"])
+def test_an_attention_backend_from_the_hub_is_refused(folder, field):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, field: "evil/kernel"}))
+    with pytest.raises(ValueError, match=f"{field} must be the name of a backend, .*not 'evil/kernel'"):
+        HfDebertaModel.from_pretrained(folder)
+
+
 def test_failed_export_writes_nothing(folder, tmp_path, monkeypatch):
     model = HfDebertaModel.from_pretrained(folder)
 

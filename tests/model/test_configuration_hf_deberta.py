@@ -163,7 +163,7 @@ INVALID = [
     ({"vocab_size": 3.5}, "'vocab_size' expected int, got float"),
 ]
 INVALID_BEFORE_CONVERSION = [
-    ({"num_labels": 0}, r"num_labels must be an integer in \[1, 10000000\], not 0"),
+    ({"num_labels": 0}, r"num_labels must be an integer in \[1, 1000000\], not 0"),
     ({"num_labels": 10**12}, "num_labels .*not 1000000000000"),
     ({"num_labels": 2.5}, "num_labels .*not 2.5"),
     ({"num_labels": True}, "num_labels .*not True"),
