@@ -9,6 +9,10 @@ Your own rows (one or two text columns, and `label`, which may hold lists of lab
     accelerate launch run_glue.py --model_name_or_path microsoft/deberta-v3-large --train_file train.csv \
         --validation_file dev.csv --test_file test.csv --bf16 --sift --output_dir mine
 
+Predictions of the trained model for a new file; its columns, labels and input length are those of the training:
+
+    python run_glue.py --model_name_or_path mine --do_predict --test_file new.csv --output_dir predictions
+
 A demonstration on made-up rows, offline:
 
     python run_glue.py --demo
@@ -18,7 +22,7 @@ run_glue.py, and the groups below.
 """
 
 from argparse import Namespace
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -73,7 +77,8 @@ class GlueArguments(DataArguments):
     text_column_names: list[str] | None = field(
         default=None,
         metadata={
-            "help": "One or two text columns; by default the first two that hold text, without id, idx, guid and *_id."
+            "help": "One or two text columns. By default those of the checkpoint, if it is not trained; in training, "
+            "sentence1 and sentence2, or the columns of text without identifiers, of which there may be two."
         },
     )
     do_regression: bool | None = field(
@@ -85,6 +90,17 @@ class GlueArguments(DataArguments):
         self.task_name = normalized_name(self.task_name)
         if self.task_name is not None and self.task_name not in glue.TASKS:
             raise InputError(f"--task_name must be one of {', '.join(glue.TASKS)}, not {self.task_name!r}")
+        columns = self.text_column_names
+        if columns and self.task_name and tuple(columns) != glue.TASKS[self.task_name].columns:
+            raise InputError(
+                f"--task_name {self.task_name} reads {', '.join(glue.TASKS[self.task_name].columns)}, not "
+                f"{', '.join(columns)}: leave out --text_column_names, or for your own rows --task_name"
+            )
+        if columns and (len(columns) > 2 or len(set(columns)) < len(columns) or self.label_column_name in columns):
+            raise InputError(
+                f"--text_column_names takes one column or two, without the column of labels "
+                f"({self.label_column_name}), not {' '.join(columns)}"
+            )
 
     @property
     def name(self) -> str:
@@ -114,10 +130,11 @@ def fine_tune(
     args.drop_missing_splits(rows)
     task = glue.TASKS.get(data_args.name) or infer_task(model_args, data_args, args, rows)
     args.set_best_metric(task.metrics)
-    labels = "regression targets" if task.labels is None else ", ".join(task.labels)
+    labels = "regression targets" if task.labels is None else glue.listed(task.labels)
     if task.labels and len(task.labels) == 2 and "f1" in task.metrics:
         labels += f" (f1 of class {task.labels[1]!r})"
     logger.warning(f"Text columns: {', '.join(task.columns)}. Labels: {labels}.")
+    model_args.input_flags["text_column_names"] = list(task.columns)
 
     # 2. Training, evaluation and predictions, once per seed
     over_seeds(args, lambda seed_args: run(model_args, data_args, sift_args, seed_args, task, rows))
@@ -127,19 +144,15 @@ def infer_task(
     model_args: ModelArguments, data_args: GlueArguments, args: FineTuningArguments, rows: dict[str, Dataset]
 ) -> glue.GlueTask:
     """The task of the user's own rows; without training, the labels are the checkpoint's."""
-    column = data_args.label_column_name
-    task = glue.infer_task(rows, column, data_args.do_regression, data_args.text_column_names)
+    label_column = data_args.label_column_name
     if args.do_train:
-        if task.labels == ():
-            raise InputError(f"the train rows have no labels in a column {column!r}: --label_column_name")
-        return task
+        return glue.infer_task(rows, label_column, data_args.do_regression, data_args.text_column_names)
+    split = next(split for split in rows if split != "train")
+    columns = tuple(data_args.text_column_names or glue.choose_text_columns(rows[split], split, label_column))
     labels = checkpoint_labels(model_args)
-    multi_label = checkpoint_fields(model_args).get("problem_type") == "multi_label_classification"
-    if multi_label:
-        metrics: tuple[str, ...] = glue.MULTI_LABEL_METRICS
-    else:
-        metrics = task.metrics if labels else ("pearson", "spearmanr")
-    return replace(task, labels=labels, metrics=metrics, multi_label=multi_label)
+    if checkpoint_fields(model_args).get("problem_type") == "multi_label_classification":
+        return glue.GlueTask(columns, labels, glue.MULTI_LABEL_METRICS, multi_label=True)
+    return glue.GlueTask(columns, labels, glue.CLASS_METRICS if labels else glue.REGRESSION_METRICS)
 
 
 def run(

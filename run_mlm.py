@@ -20,6 +20,7 @@ Repeat the command to resume an interrupted run. Flags are named as in Transform
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import shorten
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
@@ -128,12 +129,18 @@ def make_model(
         model, info = model_class.from_pretrained(
             args.model_name_or_path, config=config, dtype="float32", output_loading_info=True, **args.hub_options()
         )
-    new = sorted(name for name in info["missing_keys"] if not name.startswith(f"{model.base_model_prefix}."))
-    if new:
-        problem = f"{args.model_name_or_path} has no head for language modelling ({', '.join(new)})"
-        if not do_train:
-            raise InputError(f"{problem}, and --do_train false would evaluate a random one: name another checkpoint")
-        logger.warning(f"{problem}: the head starts at random, and is trained with the rest")
+    missing = sorted(info["missing_keys"])
+    if missing and not do_train:
+        names = shorten(", ".join(missing), 300)
+        raise InputError(
+            f"{args.model_name_or_path} has no weights for {names}, and with --do_train false they would stay random: "
+            "name another checkpoint"
+        )
+    if new := [name for name in missing if not name.startswith(f"{model.base_model_prefix}.")]:
+        logger.warning(
+            f"{args.model_name_or_path} has no head for language modelling ({', '.join(new)}): the head starts at "
+            "random, and is trained with the rest"
+        )
     return model
 
 

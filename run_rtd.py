@@ -176,7 +176,7 @@ def make_pair(args: PairArguments, config: HfDebertaRtdConfig) -> HfDebertaForRt
         return HfDebertaForRtdPretraining(config)
     options = {"dtype": "float32", **args.config_fields(), **args.hub_options()}
     names = (args.generator_name_or_path, args.discriminator_name_or_path)
-    with as_input_error(OSError):
+    with as_input_error(OSError, ValueError):
         return HfDebertaForRtdPretraining.from_pair(*names, options=options, **args.pair_fields())
 
 

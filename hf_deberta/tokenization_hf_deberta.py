@@ -11,8 +11,11 @@ It is built from the first of these files that exists:
 """
 
 import copy
+import json
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from tokenizers import (
@@ -46,6 +49,14 @@ SPECIAL_TOKENS = {
     "cls_token": "[CLS]",
     "mask_token": "[MASK]",
 }
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "config.json",
+)
 # values of enumerations in an spm.model
 UNIGRAM = 1  # type of model
 NORMAL, UNKNOWN, USER_DEFINED = 1, 2, 4  # types of pieces
@@ -220,6 +231,36 @@ def read_tokenizer_json(path: str) -> Tokenizer:
         raise ValueError(f"{path} is not a valid tokenizer.json ({error}); save it again") from error
 
 
+@contextmanager
+def naming_damaged_files(name: Any) -> Iterator[None]:
+    """Raise a ValueError that names the damaged file if the tokenizer files of a folder cannot be read."""
+    try:
+        yield
+    except Exception as error:
+        # tokenizers raises bare Exception, and Transformers whatever a file of wrong structure leads to
+        is_from_content = isinstance(error, AttributeError | KeyError | RecursionError | TypeError)
+        is_damage = isinstance(error, json.JSONDecodeError | UnicodeDecodeError) or type(error) is Exception
+        if not is_from_content and not is_damage:
+            raise
+        reason, folder = f"{type(error).__name__}: {error}", Path(name)
+        for file in TOKENIZER_FILES:
+            if (path := folder / file).is_file() and not is_json_object(path):
+                raise ValueError(f"{path} is not valid ({reason}): save the tokenizer again") from error
+        if (folder / "tokenizer.json").is_file():
+            read_tokenizer_json(str(folder / "tokenizer.json"))
+        raise ValueError(
+            f"the tokenizer files of {name} ({', '.join(TOKENIZER_FILES)}) cannot be read ({reason}): save the "
+            "tokenizer again"
+        ) from error
+
+
+def is_json_object(path: Path) -> bool:
+    try:
+        return isinstance(json.loads(path.read_text(encoding="utf-8")), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
 def find_byte_level(tokenizer: Tokenizer) -> pre_tokenizers.ByteLevel | None:
     """Return the pre-tokenizer that splits words in v1, or None for v2 and v3."""
     pre_tokenizer = tokenizer.pre_tokenizer
@@ -312,6 +353,12 @@ class HfDebertaTokenizer(TokenizersBackend):
             self._set_pair_template()
 
     @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """As in Transformers; raises a ValueError that names a damaged file."""
+        with naming_damaged_files(pretrained_model_name_or_path):
+            return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+
+    @classmethod
     def convert_to_native_format(cls, trust_remote_code: bool = False, **kwargs: Any) -> dict[str, Any]:
         """Return the arguments unchanged; Transformers would reduce the files to their vocabulary."""
         return kwargs
@@ -365,7 +412,8 @@ def load_tokenizer(name: str, trust_remote_code: bool = False, **loading: Any) -
     Args:
         trust_remote_code: allow code beside the tokenizer to run. False refuses it, where AutoTokenizer would ask.
     """
-    tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, **loading)
+    with naming_damaged_files(name):
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, **loading)
     if isinstance(tokenizer, DebertaTokenizer | DebertaV2Tokenizer):
         return HfDebertaTokenizer.from_pretrained(name, trust_remote_code=False, **loading)
     return tokenizer

@@ -1,66 +1,80 @@
-"""Run scripts to their end, and again with a kill at a checkpoint and a second start. Run as a program of its own.
+"""Run scripts that are killed, interrupted or out of disk space. Imports everything once; each run is a fork.
 
-    python tests/kill_and_resume.py checkpoint-6 RUNS.json
+    python tests/kill_and_resume.py SCRIPT ...
 
-RUNS.json holds a list of objects: script, folder, flags. The output directories are folder/whole and folder/killed, and
-folder/after_kill.txt lists the content of the latter after the kill. Each run is a fork of this process, so that
-everything is imported once.
+Reads one run per line from standard input, a JSON object: script, flags, and perhaps `delay` (seconds until it gets the
+signal `signal`), `checkpoint` (a folder: the signal comes as soon as it exists) and `limit` (size of the largest file
+that may be written). Answers with an object per line: status (negative: killed by this signal), seconds, and output.
 """
 
+import contextlib
 import json
 import os
+import resource
 import runpy
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from hf_deberta.pretraining import arguments, language_model_trainer, rtd_trainer  # noqa: F401
 
-
-def fork(script: str, flags: list[str], output_dir: Path) -> int:
+def fork(run: dict[str, Any], output: int) -> int:
     """Start the script in another process, and return its id."""
     process = os.fork()
     if process:
         return process
     status = 1
     try:
-        sys.argv = [script, *flags, "--output_dir", str(output_dir)]
-        runpy.run_path(script, run_name="__main__")
+        for stream in (1, 2):
+            os.dup2(output, stream)
+        if "limit" in run:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (run["limit"], run["limit"]))
+        sys.argv = [run["script"], *run["flags"]]
+        runpy.run_path(run["script"], run_name="__main__")
         status = 0
+    except SystemExit as stop:
+        print(stop.code, file=sys.stderr)
+    except KeyboardInterrupt:
+        status = 128 + signal.SIGINT
+    except BaseException:
+        traceback.print_exc()
     finally:
-        sys.stderr.flush()
+        with contextlib.suppress(Exception):
+            sys.stderr.flush()
         os._exit(status)
 
 
-def run_to_the_end(script: str, flags: list[str], output_dir: Path) -> None:
-    _, status = os.waitpid(fork(script, flags, output_dir), 0)
-    if status:
-        raise SystemExit(f"{script} failed in {output_dir}")
-
-
-def run_until(checkpoint: Path, script: str, flags: list[str], output_dir: Path) -> None:
-    """Kill the script as soon as the checkpoint exists."""
-    process, deadline = fork(script, flags, output_dir), time.monotonic() + 120
-    while not checkpoint.exists():
-        if time.monotonic() > deadline:
-            raise SystemExit(f"{checkpoint} was not written in time")
+def run(order: dict[str, Any]) -> dict[str, Any]:
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    begin, output = time.monotonic(), b""
+    process = fork(order, writer)
+    os.close(writer)
+    checkpoint = Path(order["checkpoint"]) if "checkpoint" in order else None
+    number, deadline = order.get("signal"), begin + order.get("delay", 300)
+    ended = 0
+    while not ended:
+        ended, status = os.waitpid(process, os.WNOHANG)
+        with contextlib.suppress(BlockingIOError):
+            output = (output + os.read(reader, 2**16))[-4000:]
+        if time.monotonic() > deadline or (checkpoint is not None and checkpoint.exists()):
+            os.kill(process, number or signal.SIGKILL)
+            # a run that ignores the signal fails the test by its other status
+            number, deadline, checkpoint = signal.SIGKILL, time.monotonic() + 20, None
         time.sleep(0.001)
-    os.kill(process, signal.SIGKILL)
-    _, status = os.waitpid(process, 0)
-    if os.WTERMSIG(status) != signal.SIGKILL:
-        raise SystemExit(f"{script} ended before it was killed")
+    os.close(reader)
+    status = os.waitstatus_to_exitcode(status)
+    return {"status": status, "seconds": time.monotonic() - begin, "output": output.decode(errors="replace")}
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    checkpoint, runs = sys.argv[1:]
-    for run in json.loads(Path(runs).read_text(encoding="utf-8")):
-        script, flags, folder = run["script"], run["flags"], Path(run["folder"])
-        run_to_the_end(script, flags, folder / "whole")
-        run_until(folder / "killed" / checkpoint, script, flags, folder / "killed")
-        names = sorted(path.name for path in (folder / "killed").iterdir())
-        (folder / "after_kill.txt").write_text("\n".join(names), encoding="utf-8")
-        run_to_the_end(script, flags, folder / "killed")
+    for script in sys.argv[1:]:
+        runpy.run_path(script, run_name="imported")
+    print("ready", flush=True)
+    for line in sys.stdin:
+        print(json.dumps(run(json.loads(line))), flush=True)

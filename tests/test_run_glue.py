@@ -361,6 +361,36 @@ def test_labels_come_from_the_checkpoint(data, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("model", ["ours", "bert"])
+def test_a_trained_model_knows_its_columns_labels_and_length(data, tmp_path, model, caplog):
+    """A new file may have other columns first. One without the columns of the training is refused."""
+    rows = [
+        {"key": f"row{i}", "premise": row["sentence"], "hypothesis": "a film", "verdict": ("no", "yes")[row["label"]]}
+        for i, row in enumerate(review_rows(40, 5))
+    ]
+    train = write_json_lines(tmp_path / "train.jsonl", rows)
+    trained, command = tmp_path / "trained", [*RUN, "--do_eval", "--do_predict"]
+    run_glue("--model_name_or_path", data / model, "--train_file", train, "--validation_file", train,
+             "--label_column_name", "verdict", "--max_seq_length", 6, "--recipe", "none", *RUN, "--learning_rate", 2e-2,
+             "--max_steps", 8, "--output_dir", trained)  # fmt: skip
+    assert "not read: key (values without spaces" in caplog.text
+    new = [{"comment": "of no use", "verdict": row.pop("verdict"), **dict(reversed(row.items()))} for row in rows]
+    Dataset.from_list(new).to_csv(tmp_path / "new.csv")
+    file = ["--validation_file", tmp_path / "new.csv", "--test_file", tmp_path / "new.csv"]
+    run_glue("--model_name_or_path", trained, *file, *command, "--output_dir", tmp_path / "again")
+    assert results(tmp_path / "again")["eval_loss"] == pytest.approx(results(trained)["eval_loss"])
+    assert results(tmp_path / "again")["predict_loss"] == pytest.approx(results(trained)["eval_loss"])
+    run_glue("--model_name_or_path", trained, *file, *command, "--output_dir", tmp_path / "longer",
+             "--max_seq_length", 60, "--text_column_names", "comment")  # fmt: skip
+    assert results(tmp_path / "longer")["eval_loss"] != pytest.approx(results(trained)["eval_loss"])
+    assert "Not as the checkpoint was trained: --text_column_names comment, --max_seq_length 60." in caplog.text
+    with pytest.raises(SystemExit, match="test rows have no column 'premise', 'hypothesis'; they have sentence, label"):
+        run_glue("--model_name_or_path", trained, "--test_file", data / "sst2" / "test.jsonl", *RUN, "--do_predict",
+                 "--output_dir", tmp_path / "refused")  # fmt: skip
+    assert not (tmp_path / "refused").exists()
+
+
+@pytest.mark.slow
 def test_inputs_longer_than_the_positions_of_the_model(data, tmp_path, caplog):
     """The tokenizer has no limit, but BERT has positions for 512 tokens only."""
     folder = shutil.copytree(data / "bert", tmp_path / "bert")
@@ -435,6 +465,7 @@ def test_invalid_input(data, tmp_path):
     (tmp_path / "no.jsonl").write_text('{"text": "a"}\n')
     (tmp_path / "bad.jsonl").write_text('{"text": "a"\n')
     (tmp_path / "none.csv").write_text("text,label\na,good\nb,\n")
+    (tmp_path / "one.csv").write_text("text,label\na,good\nb,good\n")
     lists = write_json_lines(tmp_path / "lists.jsonl", LISTS)
     three = save_classifier(data, tmp_path / "three", num_labels=3)
     cases = [
@@ -447,7 +478,13 @@ def test_invalid_input(data, tmp_path):
          "2 labels .*use --intermediate"),
         ([*model, "--train_file", tmp_path / "no.jsonl"], "--label_column_name"),
         ([*model, "--train_file", tmp_path / "bad.jsonl"], r"bad\.jsonl"),
-        ([*model, "--train_file", tmp_path / "none.csv"], "1 of 2 train rows have no label"),
+        ([*model, "--train_file", tmp_path / "none.csv"], "1 of 2 train rows have no label .* first is row 2"),
+        ([*model, "--train_file", tmp_path / "one.csv"], "2 train rows have only the label 'good'"),
+        ([*model, "--train_file", sst2 / "train.jsonl", "--validation_file", tmp_path / "no.jsonl"],
+         "validation rows have no column 'sentence'; they have text"),
+        ([*model, "--train_file", sst2 / "train.jsonl", "--text_column_names", "a", "b", "c"], "one column or two"),
+        ([*model, "--train_file", sst2 / "train.jsonl", "--text_column_names", "label"], "without the column"),
+        ([*model, "--task_name", "rte", "--data_dir", sst2, "--text_column_names", "a"], "reads sentence1, sentence2"),
         ([*model, "--train_file", lists, "--label_smoothing_factor", 0.1], "--label_smoothing_factor 0.1"),
         ([*model, "--train_file", lists, "--do_regression"], "label"),
         ([*model, "--train_file", lists, "--validation_file", tmp_path / "none.csv"], "list of labels"),

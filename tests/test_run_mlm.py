@@ -356,3 +356,17 @@ def test_a_json_file_of_flags(run_mlm, text, tmp_path):
     path.write_text(json.dumps({**flags, "mlm_probability": 0.3}))
     with pytest.raises(SystemExit, match="other settings: mlm_probability 0.15, now 0.3"):
         run_mlm(path)
+
+
+def test_a_checkpoint_that_lacks_tensors_is_not_evaluated(tmp_path):
+    model = HfDebertaForMaskedLM(HfDebertaConfig.from_preset("tiny"))
+    model.deberta.save_pretrained(tmp_path)  # without the head
+    make_model, args = (
+        runpy.run_path("run_mlm.py")["make_model"],
+        SimpleNamespace(objective="mlm", new_model=False, model_name_or_path=str(tmp_path), hub_options=dict),
+    )
+    config = HfDebertaConfig.from_pretrained(tmp_path)
+    assert make_model(args, config)
+    with pytest.raises(Exception, match=r"has no weights for .*lm_predictions.* --do_train false") as error:
+        make_model(args, config, do_train=False)
+    assert type(error.value) is InputError

@@ -114,6 +114,11 @@ def test_a_finished_run_is_not_trained_again(run_rtd, text, tmp_path, caplog, de
     assert "it is finished: nothing is trained" in caplog.text
     assert before == {name: (tmp_path / name).read_bytes() for name in names}
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"]
+    for name in names[:1] + names[2:3]:
+        (tmp_path / name).write_bytes(before[name][:-1] + b"x")
+    run_rtd(*arguments, "--output_dir", tmp_path)
+    assert "its model is damaged (discriminator/model.safetensors has another checksum" in caplog.text
+    assert all((tmp_path / name).read_bytes() == before[name] for name in names if name.endswith(".safetensors"))
     with pytest.raises(SystemExit, match=r"run_rtd.py: .* other settings: rtd_weight 50.0, now 10.0; .*--output_dir"):
         run_rtd(*arguments, "--output_dir", tmp_path, "--rtd_weight", 10)
 

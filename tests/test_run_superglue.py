@@ -180,7 +180,10 @@ def test_invalid_input(data, tmp_path):
             [*ours, "--task_name", "record", "--train_file", flat],
             "no column 'entity_spans' .nor 'qas', as in the official",
         ),
-        ([*train, "--validation_file", other], "unknown labels: 'perhaps'; known are entailment"),
+        (
+            [*train, "--validation_file", other],
+            "unknown labels in the column 'label', the first in row 1: 'perhaps'; known are entailment",
+        ),
         ([*train, "--validation_file", bare], "the validation rows of cb have no labels"),
         ([*train, "--validation_file", tmp_path / "empty.jsonl"], "empty.jsonl is empty"),
         ([*ours, "--task_name", "cb", "--validation_file", cb / "val.jsonl"], "--do_train needs train rows"),

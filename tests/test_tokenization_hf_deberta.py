@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
 from hf_deberta import HfDebertaTokenizer
+from hf_deberta.tokenization_hf_deberta import load_tokenizer
 
 # ruff: noqa: RUF001 (similar characters are tested)
 
@@ -445,3 +446,25 @@ class TestBadInput:
         monkeypatch.setattr(logging.getLogger("hf_deberta"), "propagate", True)
         HfDebertaTokenizer.from_pretrained(tmp_path, do_lower_case=True)
         assert "do_lower_case=True has no effect" in caplog.text
+
+
+@pytest.mark.parametrize("load", [HfDebertaTokenizer.from_pretrained, load_tokenizer])
+@pytest.mark.parametrize(
+    "file, text, message",
+    [
+        ("tokenizer.json", "", "tokenizer.json is not valid"),
+        ("tokenizer.json", '{"version": "1.0", "model": {', "tokenizer.json is not valid"),
+        ("tokenizer.json", "[]", "tokenizer.json is not valid"),
+        ("tokenizer.json", '{"version": "1.0", "model": {"type": "Nope"}}', "tokenizer.json is not (a )?valid"),
+        ("tokenizer_config.json", "{", "tokenizer_config.json is not valid"),
+        ("tokenizer_config.json", "[1]", "tokenizer_config.json is not valid"),
+        ("tokenizer_config.json", '{"mask_token": 5}', r"mask_token|tokenizer files of .* cannot be read"),
+    ],
+)
+def test_a_damaged_file_is_named(file, text, message, load, tmp_path):
+    vocabulary = Tokenizer(models.WordLevel({"[UNK]": 0, "[PAD]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}, "[UNK]"))
+    HfDebertaTokenizer(tokenizer_object=vocabulary).save_pretrained(tmp_path)
+    HfDebertaTokenizer.from_pretrained(tmp_path)
+    (tmp_path / file).write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load(str(tmp_path))

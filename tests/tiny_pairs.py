@@ -65,7 +65,9 @@ class ThroughEpochs(list):
         return super().__getitem__(index % len(self))
 
 
-def trainer_of(model, folder, decoupled=False, kind=RtdTrainer, callbacks=None, eval_dataset=None, **arguments):
+def trainer_of(
+    model, folder, decoupled=False, kind=RtdTrainer, callbacks=None, eval_dataset=None, train_dataset=None, **arguments
+):
     """By default two steps over all rows with plain gradient descent."""
     defaults = {
         "per_device_train_batch_size": 4,
@@ -85,7 +87,7 @@ def trainer_of(model, folder, decoupled=False, kind=RtdTrainer, callbacks=None, 
     return kind(
         model,
         TrainingArguments(str(folder), **{**defaults, **arguments}),
-        train_dataset=ThroughEpochs(tiny_rows()),
+        train_dataset=ThroughEpochs(train_dataset or tiny_rows()),
         eval_dataset=eval_dataset,
         callbacks=callbacks,
         **({"decoupled": decoupled} if kind is RtdTrainer else {}),

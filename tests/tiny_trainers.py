@@ -27,21 +27,27 @@ SPECIAL = np.arange(128) < 5
 MASKING = Masking(Vocabulary(4, SPECIAL, np.ones(128, dtype=bool), np.arange(5, 128)), max_ngram=1)
 
 
-def language_model_rows(objective: str, pack: bool) -> Rows:
+def language_model_rows(objective: str, pack: bool, rows: int | None = None) -> Rows:
+    """Return rows of 16 tokens: so many, or those of 40 documents."""
     rng = np.random.default_rng(0)
-    sizes = rng.integers(1, 25, 40)
+    sizes = rng.integers(1, 25, 40) if rows is None else np.full(rows, 14)
     tokens = TokenFile(rng.integers(5, 128, sizes.sum()).astype(np.uint16), sizes.cumsum(), {})
     return Rows(tokens, Tokenizer, 16, None if objective == "causal" else MASKING, pack)
 
 
 def language_model_trainer(
-    folder, objective: str, pack: bool = True, arguments_class: type = TrainingArguments, **arguments
+    folder,
+    objective: str,
+    pack: bool = True,
+    arguments_class: type = TrainingArguments,
+    rows: int | None = None,
+    **arguments,
 ) -> LanguageModelTrainer:
     torch.manual_seed(0)
     fields = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     kind = HfDebertaForMaskedLM if objective == "mlm" else HfDebertaForCausalLM
     defaults = {"max_steps": 3, "logging_steps": 1, "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
-    data = language_model_rows(objective, pack)
+    data = language_model_rows(objective, pack, rows)
     return LanguageModelTrainer(
         model=kind(HfDebertaConfig.from_preset("tiny", **fields)),
         args=arguments_class(str(folder), **{**defaults, **arguments}),
@@ -68,3 +74,20 @@ def classifier(folder: Path, sift: bool = False, metrics=None, **fields) -> Fine
         sift=SiftArguments(sift=sift),
         metrics=metrics,
     )
+
+
+def collate_padded(rows: list[dict]) -> dict[str, torch.Tensor]:
+    """Pad inputs, and labels of tokens, to the longest of the batch."""
+    batch = {name: [torch.tensor(row[name]) for row in rows] for name in rows[0] if name != "input_ids"}
+    if isinstance(rows[0]["input_ids"][0], list):
+        ids = [torch.tensor(choice) for row in rows for choice in row["input_ids"]]
+        padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).unflatten(0, (len(rows), -1))
+    else:
+        padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(row["input_ids"]) for row in rows], batch_first=True)
+    others = {
+        name: torch.nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=-100)
+        if values[0].dim() == 1
+        else torch.stack(values)
+        for name, values in batch.items()
+    }
+    return {**others, "input_ids": padded, "attention_mask": (padded != 0).long()}

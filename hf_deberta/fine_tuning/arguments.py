@@ -16,7 +16,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from transformers.utils import logging
 
 from hf_deberta.fine_tuning.recipes import BASE_WIDTH, STARTED_FROM_MNLI, find_recipe, published_size
-from hf_deberta.fine_tuning.task_model import load_deberta_config
+from hf_deberta.fine_tuning.task_model import load_deberta_config, read_config
 from hf_deberta.runs.command_line import (
     ScriptParser,
     parse_into_dataclasses,
@@ -31,6 +31,11 @@ OPTIONAL_SWITCH = {"nargs": "?", "const": True}  # add_argument options of a fla
 RECIPE_FLAGS = (
     "num_train_epochs", "learning_rate", "per_device_train_batch_size", "warmup_steps", "cls_dropout", "max_seq_length",
 )  # fmt: skip
+# Flags that say what the model reads, with their types. A trained model keeps them in its config.json.
+INPUT_FLAGS: dict[str, type] = {
+    "task_name": str, "text_column_names": list, "text_column_name": str, "label_column_name": str,
+    "max_seq_length": int, "fill_blanks": bool, "document_context": str,
+}  # fmt: skip
 
 logger = logging.get_logger(__name__)
 
@@ -176,14 +181,71 @@ def run_script(
         flags = parser.parse_args(arguments)
         if flags.demo:
             parser.set_defaults(**{**demo_flags(flags.output_dir, demo), **file_flags})
-        elif flags.recipe == "auto" and (flags.intermediate or flags.model_name_or_path):
-            recipe, source = recipe_flags(flags, recipe_task(flags))
-            parser.set_defaults(**{**recipe, **file_flags})
-            log_recipe(recipe, source, parser.parse_args(arguments))
+        elif flags.intermediate or flags.model_name_or_path:
+            if flags.recipe == "auto":
+                recipe, source = recipe_flags(flags, recipe_task(flags))
+                parser.set_defaults(**{**recipe, **file_flags})
+                log_recipe(recipe, source, parser.parse_args(arguments))
+            if is_without_training(flags):
+                trained = flags_of_training(flags)
+                parser.set_defaults(**{**trained, **file_flags})
+                log_flags_of_training(trained, parser.parse_args(arguments))
         instances = parse_into_dataclasses(parser, arguments)
-        instances[-1].identifying_flags = identifying_flags(vars(parser.parse_args(arguments)))
+        flags = parser.parse_args(arguments)
+        if flags.output_dir is None and is_main_process():
+            logger.warning(f"No --output_dir is given: everything is written to {instances[-1].output_folder}.")
+        instances[-1].identifying_flags = identifying_flags(vars(flags))
+        instances[0].input_flags = {name: getattr(flags, name) for name in INPUT_FLAGS if hasattr(flags, name)}
         with lock_folder(instances[-1].output_folder):
             run(*instances)
+
+
+def is_without_training(flags: Namespace) -> bool:
+    return (flags.do_eval or flags.do_predict) and not flags.do_train
+
+
+def is_main_process() -> bool:
+    return int(os.environ.get("RANK", 0)) == 0
+
+
+def flags_of_training(flags: Namespace) -> dict[str, Any]:
+    """What the checkpoint read when it was trained, as flags; none if --task_name is another task than then."""
+    name = flags.intermediate or flags.model_name_or_path
+    trained = read_config(name, flags).get("fine_tuning_flags") or {}
+    if not isinstance(trained, dict):
+        raise InputError(f"fine_tuning_flags must be flags by name in the config.json of {name}, not {trained!r}")
+    for flag, kind in INPUT_FLAGS.items():
+        value = trained.get(flag)
+        items = value if isinstance(value, list) else []
+        if value is not None and not (isinstance(value, kind) and all(isinstance(item, str) for item in items)):
+            raise InputError(
+                f"{flag} must be of type {kind.__name__} in the fine_tuning_flags of {name}/config.json, not {value!r}"
+            )
+    task_name = getattr(flags, "task_name", None)
+    if task_name and _spelling(task_name) != _spelling(trained.get("task_name")):
+        return {}
+    return {flag: trained[flag] for flag in INPUT_FLAGS if flag in trained and flag != "task_name" and flag in flags}
+
+
+def _spelling(task_name: str | None) -> str:
+    return (task_name or "").lower().replace("-", "").replace("_", "")
+
+
+def log_flags_of_training(trained: dict[str, Any], flags: Namespace) -> None:
+    """Log the flags that are as in training, and those that the user changed."""
+    if not is_main_process():
+        return
+    used = {name: value for name, value in trained.items() if value not in (None, False)}
+    same = [f"--{name} {_words(value)}" for name, value in used.items() if getattr(flags, name) == value]
+    changed = [f"--{name} {_words(getattr(flags, name))}" for name in trained if getattr(flags, name) != trained[name]]
+    if same:
+        logger.warning(f"As the checkpoint was trained: {', '.join(same)}.")
+    if changed:
+        logger.warning(f"Not as the checkpoint was trained: {', '.join(changed)}.")
+
+
+def _words(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def demo_flags(output_dir: str | None, demo: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
@@ -223,8 +285,7 @@ def recipe_flags(flags: Namespace, task: str) -> tuple[dict[str, Any], str]:
 
 def log_recipe(recipe: dict[str, Any], source: str, flags: Namespace) -> None:
     """Log the settings of the recipe and the flags that override them, if the script trains."""
-    predicts_only = (flags.do_eval or flags.do_predict) and not flags.do_train
-    if predicts_only or int(os.environ.get("RANK", 0)) > 0:
+    if is_without_training(flags) or not is_main_process():
         return
     if flags.max_steps > 0:  # epochs are not used then
         recipe = {name: value for name, value in recipe.items() if name != "num_train_epochs"}

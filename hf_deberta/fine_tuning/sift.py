@@ -21,6 +21,7 @@ from transformers import PreTrainedModel, Trainer
 
 from hf_deberta.model.attention_context import real_tokens
 from hf_deberta.model.batch_loss import IGNORED, mean_over_items
+from hf_deberta.model.modeling_heads import label_answers
 from hf_deberta.runs.errors import InputError
 
 LABELS = ("labels", "label_ids", "start_positions", "end_positions")
@@ -175,7 +176,7 @@ def sift_loss(
     with embeddings.with_deltas(deltas):
         perturbed = predictions.logits(model(**without_labels))
     # 4. Compare with the clean predictions
-    return predictions.mean_divergence(perturbed, clean) * share_of_batch(inputs.get("labels"), num_items_in_batch)
+    return predictions.mean_divergence(perturbed, clean) * share_of_batch(inputs, num_items_in_batch)
 
 
 def ascend(deltas: list[torch.Tensor], gradients: list[torch.Tensor], rate: float) -> list[torch.Tensor]:
@@ -207,7 +208,10 @@ class Predictions:
         if "start_logits" in outputs:
             starts = outputs["start_logits"]
             real = None if mask is None else real_tokens(mask, *starts.shape).to(starts.device)
-            return cls("spans", starts.new_ones(2 * len(starts), dtype=torch.bool), real)
+            counted = starts.new_ones(2 * len(starts), dtype=torch.bool)
+            if "start_positions" in inputs:
+                counted = (answer_labels(inputs) != IGNORED).flatten().to(starts.device)
+            return cls("spans", counted, real)
         logits = outputs["logits"]
         kind = prediction_kind(model, logits, labels)
         number = logits.numel() // (logits.shape[-1] if kind == "classes" else 1)
@@ -266,12 +270,22 @@ def binary_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.T
     return functional.binary_cross_entropy_with_logits(logits, targets.sigmoid(), reduction="none").sum(-1)
 
 
-def share_of_batch(labels: torch.Tensor | None, num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor | float:
-    """The share of these labels in the whole batch under gradient accumulation, counted as Trainer does."""
-    if labels is None or num_items_in_batch is None:
+def share_of_batch(inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor | float:
+    """The share of the labels of these inputs in the whole batch under gradient accumulation, counted as Trainer does.
+
+    An answer to a question counts as one item; its start and its end as half an item each.
+    """
+    labels = inputs.get("labels")
+    if num_items_in_batch is None or (labels is None and "start_positions" not in inputs):
         return 1.0
-    number = (labels != IGNORED).sum()
+    number = (answer_labels(inputs) != IGNORED).sum() / 2 if labels is None else (labels != IGNORED).sum()
     return number / torch.as_tensor(num_items_in_batch, device=number.device).clamp(min=1)
+
+
+def answer_labels(inputs: dict[str, Any]) -> torch.Tensor:
+    """Start and end positions of answers [2, B], with -100 for those that the loss ignores."""
+    shape, mask = inputs["input_ids"].shape, inputs.get("attention_mask")
+    return torch.stack([label_answers(inputs[name], mask, *shape) for name in ("start_positions", "end_positions")])
 
 
 @contextmanager

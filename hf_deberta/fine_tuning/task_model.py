@@ -7,8 +7,11 @@ Our classes load DeBERTa checkpoints of every format; Transformers' Auto classes
 """
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -65,6 +68,9 @@ class ModelArguments:
         },
     )
 
+    # flags that say what the model reads, to be saved in its config.json
+    input_flags: dict[str, Any] = field(default_factory=dict, init=False)
+
     def __post_init__(self) -> None:
         if not self.checkpoint and not self.demo:
             raise InputError("no checkpoint given: use --model_name_or_path, or try --demo")
@@ -89,23 +95,53 @@ class ModelArguments:
 def load_deberta_config(args: Namespace | ModelArguments) -> HfDebertaConfig | None:
     """The configuration of the checkpoint or of --config_name; None if it is not a DeBERTa."""
     name = str(args.config_name or args.intermediate or args.model_name_or_path)
-    options: dict[str, Any] = {
-        "cache_dir": args.cache_dir,
-        "revision": args.model_revision,
-        "token": args.token,
-    }
-    with as_input_error(OSError, StrictDataclassError):
-        fields, _ = PretrainedConfig.get_config_dict(name, **options)
-        if not fields:
-            raise InputError(f"{name} has no config.json: it is neither a model folder nor a model on the Hub")
-        if fields.get("model_type", "deberta-v2") not in DEBERTA_TYPES:
-            return None
-        return HfDebertaConfig.from_pretrained(name, **options)
+    fields = read_config(name, args)
+    if fields.get("model_type", "deberta-v2") not in DEBERTA_TYPES:
+        return None
+    with as_input_error(OSError, ValueError, StrictDataclassError):
+        return HfDebertaConfig.from_pretrained(name, **config_options(args))
+
+
+def read_config(name: str, args: Namespace | ModelArguments) -> dict[str, Any]:
+    """The fields of a config.json, in a folder or on the Hub."""
+    with missing_folder_as_input_error(name, ValueError):
+        fields, _ = PretrainedConfig.get_config_dict(name, **config_options(args))
+    if not fields:
+        raise InputError(f"{name} has no config.json: it is neither a model folder nor a model on the Hub")
+    if not isinstance(fields, dict):
+        raise InputError(f"the config.json of {name} must contain a JSON object, {{...}}")
+    return fields
+
+
+def config_options(args: Namespace | ModelArguments) -> dict[str, Any]:
+    return {"cache_dir": args.cache_dir, "revision": args.model_revision, "token": args.token}
+
+
+@contextmanager
+def missing_folder_as_input_error(name: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Raise an OSError, or exceptions of `kinds`, as InputError; say so if there is no folder `name`."""
+    with as_input_error(OSError, *kinds):
+        try:
+            yield
+        except OSError as error:
+            if Path(name).is_file():
+                raise InputError(f"{name} is a file: give the folder that holds the model") from error
+            if Path(name).is_dir():
+                raise
+            if is_path(name):
+                raise InputError(f"there is no model folder {name}") from error
+            reason = str(error).partition("\n")[0]
+            raise InputError(f"there is no folder {name}, and on the Hub it cannot be read: {reason}") from error
+
+
+def is_path(name: str) -> bool:
+    """True if a name can only be a folder, or names one beside existing ones: ./out, /data/out, a/b/c, out/model."""
+    return name.startswith((".", "/", "~")) or name.count("/") > 1 or ("/" in name and Path(name).parent.is_dir())
 
 
 def load_tokenizer(args: ModelArguments, **options: Any) -> PreTrainedTokenizerBase:
     name, options = args.tokenizer_name or args.checkpoint, args.load_options() | options
-    with as_input_error(OSError, ValueError):
+    with missing_folder_as_input_error(name, ValueError):
         if load_deberta_config(args) is None:
             return AutoTokenizer.from_pretrained(name, **options)
         return load_deberta_tokenizer(name, **options)
@@ -121,11 +157,12 @@ def load_model(
     """Load a DeBERTa with `deberta_class`, any other model with `auto_class`.
 
     Args:
-        do_train: if False, a head that the checkpoint does not have is an error: its weights would stay random.
+        do_train: if False, tensors that the checkpoint does not have are an error: they would stay random.
         config_fields: fields of the configuration to set, such as the labels of the task.
     """
-    with as_input_error(OSError, StrictDataclassError):
-        config = load_deberta_config(args)
+    config = load_deberta_config(args)
+    attention_errors = (ValueError, ImportError) if args.attn_implementation else ()
+    with missing_folder_as_input_error(args.checkpoint, StrictDataclassError, *attention_errors):
         options = args.load_options() | {"dtype": torch.float32}
         if args.attn_implementation is not None:
             options["attn_implementation"] = args.attn_implementation
@@ -153,6 +190,8 @@ def load_model(
         model, info = model_class.from_pretrained(
             args.checkpoint, **options, ignore_mismatched_sizes=True, output_loading_info=True
         )
+    if do_train:
+        model.config.fine_tuning_flags = args.input_flags  # instead of those of an earlier training
     mismatched = {name for name, *_ in info["mismatched_keys"]}
     if mismatched and args.intermediate is None and not args.ignore_mismatched_sizes:
         raise InputError(
@@ -160,13 +199,13 @@ def load_model(
             f"for {', '.join(sorted(mismatched))}: for another task use --intermediate instead of "
             "--model_name_or_path, or add --ignore_mismatched_sizes; leave out a --config_name of another size"
         )
-    new = {name for name in info["missing_keys"] | mismatched if not name.startswith(f"{model.base_model_prefix}.")}
+    new = info["missing_keys"] | mismatched
     if args.intermediate is not None:
         new |= replace_classifier(model, args)
     if new and not do_train:
         raise InputError(
-            f"{args.checkpoint} has no weights for {', '.join(sorted(new))}, and without --do_train they would stay "
-            "random: give a checkpoint fine-tuned on the task, or add --do_train"
+            f"{args.checkpoint} has no weights for {shorten(', '.join(sorted(new)), 300)}, and without --do_train "
+            "they would stay random: give a checkpoint fine-tuned on the task, or add --do_train"
         )
     return model
 
@@ -225,9 +264,7 @@ def checkpoint_labels(args: ModelArguments) -> tuple[str, ...] | None:
 
 def checkpoint_fields(args: ModelArguments) -> dict[str, Any]:
     """The fields stored in the checkpoint's config.json."""
-    with as_input_error(OSError):
-        fields, _ = PretrainedConfig.get_config_dict(args.checkpoint, **args.load_options())
-    return fields
+    return read_config(args.checkpoint, args)
 
 
 def _lowercase(labels: tuple[str, ...] | None) -> list[str] | None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from accelerate import PartialState
 from accelerate.utils.memory import clear_device_cache
 from datasets import Dataset
@@ -21,7 +22,7 @@ from transformers.utils import logging
 
 from hf_deberta import HfDebertaForEntityChoice
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
-from hf_deberta.fine_tuning.sift import SiftTrainer
+from hf_deberta.fine_tuning.sift import SiftTrainer, answer_labels
 from hf_deberta.runs.checkpoints import (
     TRAINER_STATE_NAME,
     AtomicCheckpointsMixin,
@@ -36,6 +37,7 @@ from hf_deberta.runs.model_card import write_training_card
 from hf_deberta.runs.row_order import RowOrder, SetEpochCallback
 from hf_deberta.runs.run_identity import check_same_run, compare_with_recorded_run, content_hash
 from hf_deberta.runs.run_lock import lock_folder
+from hf_deberta.runs.uneven_batches import UnevenBatchesMixin
 
 WEIGHT_FILES = "model*.safetensors"
 TIMINGS = ("runtime", "per_second", "preparation_time")  # parts of the names of metrics that measure time
@@ -43,7 +45,7 @@ TIMINGS = ("runtime", "per_second", "preparation_time")  # parts of the names of
 logger = logging.get_logger(__name__)
 
 
-class FineTuningTrainer(FiniteValuesMixin, SiftTrainer, AtomicCheckpointsMixin):
+class FineTuningTrainer(FiniteValuesMixin, UnevenBatchesMixin, SiftTrainer, AtomicCheckpointsMixin):
     """`Trainer` with SiFT, atomic checkpoints, metrics per split, a model card, and an exactly resumable row order.
 
     With `train_sampling_strategy="group_by_length"`, inputs of similar length share a batch. Predictions stay in the
@@ -75,6 +77,8 @@ class FineTuningTrainer(FiniteValuesMixin, SiftTrainer, AtomicCheckpointsMixin):
             kwargs["compute_metrics"] = lambda prediction: metrics(self.scored_split, prediction)
         super().__init__(*args, **kwargs)
         check_label_smoothing(self)
+        if (fast := getattr(self.processing_class, "backend_tokenizer", None)) is not None:
+            fast.no_truncation()  # which the rows have left in it, unless they came from a cache: it would be saved
         self.card_fields = card_fields or {"data": "task data"}
         self.order: RowOrder | None = None
         self.trained = False  # set by SetEpochCallback
@@ -101,6 +105,14 @@ class FineTuningTrainer(FiniteValuesMixin, SiftTrainer, AtomicCheckpointsMixin):
             lengths = [max(map(len, ids)) if isinstance(ids[0], list) else len(ids) for ids in rows["input_ids"]]
         self.order = RowOrder(len(rows), seed, lengths, self.args.total_batch)
         return self.order
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
+        """Count labels, or the answers to questions, for which Trainer would average the losses of micro-batches."""
+        if not batch_samples or "start_positions" not in batch_samples[0]:
+            return super()._get_num_items_in_batch(batch_samples, device)
+        positions = [{"labels": answer_labels(batch)} for batch in batch_samples]
+        items = super()._get_num_items_in_batch(positions, device)
+        return items if items is None else items / 2
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler | None:
         """Keep the order of the rows; Trainer would group evaluation rows by length too."""
@@ -206,8 +218,9 @@ def train_and_evaluate(trainer: FineTuningTrainer) -> dict[str, float]:
     if args.do_train and not trainer.load_finished_run():
         result = trainer.train(resume_from_checkpoint=last_checkpoint(args))
         trainer.save_model()
-        trainer.log_metrics("train", result.metrics)
-        trainer.save_metrics("train", result.metrics)
+        if trainer.trained:  # otherwise means over no step
+            trainer.log_metrics("train", result.metrics)
+            trainer.save_metrics("train", result.metrics)
         trainer.save_state()
     if args.do_eval:
         for suffix, split in trainer.validation_splits.items():

@@ -119,7 +119,7 @@ def _let_attention_accept_contexts() -> None:
         if attention.forward not in _attention_forwards:
             forward = attention_forward(attention.forward)
             _attention_forwards.add(forward)
-            attention.forward = forward
+            attention.forward = forward  # type: ignore[method-assign]
 
 
 def _apply_changes(changes: ExitStack) -> None:

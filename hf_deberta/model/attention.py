@@ -26,6 +26,7 @@ from transformers.utils import logging
 
 from .attention_mask import AttentionMask
 from .attention_reference import reference_attention
+from .attention_sdpa import needs_float32 as sdpa_needs_float32
 from .attention_sdpa import sdpa_attention
 from .fast_path_guards import in_reference_mode, is_tracing_or_compiling
 from .relative_position import RelativePositions
@@ -43,7 +44,7 @@ class Backend:
     attend: Callable[..., Result]
     unsupported_reason: Callable[..., str | None] = lambda *_: None  # has the parameters of `attend`
     supports_query_positions: bool = True  # if not, such calls go to the fallback without a warning
-    scores_in_float32: bool = False  # then queries are scaled in float32 too
+    needs_float32: Callable[..., bool] = lambda *_: False  # (query, key, positions, scale): scale queries in float32
     fallback: str = "sdpa"
 
 
@@ -60,8 +61,8 @@ def _triton_unsupported_reason(*call) -> str | None:
 
 
 BACKENDS = {
-    "eager": Backend(reference_attention, scores_in_float32=True),
-    "sdpa": Backend(sdpa_attention),
+    "eager": Backend(reference_attention, needs_float32=lambda *_: True),
+    "sdpa": Backend(sdpa_attention, needs_float32=sdpa_needs_float32),
     "triton": Backend(_triton_attention, _triton_unsupported_reason, supports_query_positions=False),
 }
 
@@ -105,7 +106,8 @@ def disentangled_attention(
     if scale is None:
         scale = attention_scale(1 + (0 if positions is None else len(positions.terms)), query.shape[-1])
     selected = _select_backend(backend, (query, key, value), positions, mask, dropout_p)
-    dtype = torch.promote_types(query.dtype, torch.float32) if selected.scores_in_float32 else query.dtype
+    in_float32 = selected.needs_float32(query, key, positions, scale)
+    dtype = torch.promote_types(query.dtype, torch.float32) if in_float32 else query.dtype
     if positions is not None:
         positions = positions.with_scaled_queries(scale, dtype)
     return selected.attend(query.to(dtype) * scale, key, value, positions, mask, dropout_p)

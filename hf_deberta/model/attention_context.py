@@ -52,7 +52,7 @@ class AttentionContext:
     ) -> "AttentionContext":
         """Metadata from a model's inputs, which are checked; `causal`: no token sees those after it."""
         batch, length = shape
-        check_tensors(attention_mask=attention_mask, position_ids=position_ids, cu_seq_lens_q=cu_seq_lens_q)
+        check_tensors(position_ids=position_ids, cu_seq_lens_q=cu_seq_lens_q)
         check_positions(position_ids, batch, length)
         mask = token_mask = documents = lengths = None
         if attention_mask is not None:
@@ -71,8 +71,11 @@ class AttentionContext:
         in_order = position_ids is None and cu_seq_lens_q is None
         if position_ids is None:
             position_ids = torch.arange(length, device=device)[None]
-            if cu_seq_lens_q is not None:
-                position_ids = position_ids - cu_seq_lens_q[documents]
+            if cu_seq_lens_q is not None and documents is not None:
+                first = cu_seq_lens_q[documents].long()
+                if token_mask is not None:
+                    first = next_real_tokens(token_mask).gather(1, first)
+                position_ids = (position_ids - first).clamp(min=0)
         return cls(AttentionMask(mask, cu_seq_lens_q, lengths), token_mask, documents, position_ids, in_order)
 
     def unpadded(self, width: int) -> "AttentionContext":
@@ -166,6 +169,7 @@ def _moved(data, device: torch.device | str):
 
 def boolean_mask(attention_mask: torch.Tensor, batch: int, length: int) -> torch.Tensor:
     """The mask as bool, [B, N] or [B, N, N], from 0/1 of any type; also from [B, 1, 1, N] and [B, 1, N, N]."""
+    check_tensors(attention_mask=attention_mask)
     mask = attention_mask.squeeze(1) if attention_mask.dim() == 4 and attention_mask.shape[1] == 1 else attention_mask
     mask = mask.squeeze(1) if attention_mask.dim() == 4 and mask.shape[1] == 1 else mask
     if tuple(mask.shape) not in ((batch, length), (batch, length, length)):

@@ -23,12 +23,13 @@ from torch.nn.functional import dropout, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from .attention_mask import AttentionMask
-from .fast_path_guards import in_functorch_transform, is_tracing_or_compiling
+from .fast_path_guards import can_read_values, in_functorch_transform, is_tracing_or_compiling
 from .private_apis import cpu_attention_with_log_sum, has_cpu_attention_with_log_sum
 from .relative_position import RelativePositions, rows_at, rows_between
 
 QUERY_BLOCK = 256  # queries whose scores are in memory at once; few enough to stay in a cache
 TRAINING_BLOCK = 512  # the same in training, where more than one block means computing each of them twice
+LARGEST_BFLOAT16_SCORE = 128  # see `needs_float32`
 TILE = 64  # a tile of n x m computes n + m - 1 columns; smaller tiles waste less, larger ones multiply faster
 
 
@@ -62,6 +63,11 @@ def sdpa_attention(
     dropout_p: float,
 ) -> tuple[torch.Tensor, None]:
     """Context [B, H, Q, d]; there are no probabilities."""
+    if query.dtype != value.dtype and query.dtype == torch.float32:  # the caller followed `needs_float32`
+        positions = None if positions is None else positions.to(torch.float32)
+        with torch.autocast(query.device.type, enabled=False):
+            context, _ = sdpa_attention(query, key.float(), value.float(), positions, mask, dropout_p)
+        return context.to(value.dtype), None
     lengths = document_lengths(mask)
     longest = max(lengths) if lengths else key.shape[2]
     tables = tables_for(positions, mask, longest, can_join_parts(query, dropout_p))
@@ -73,6 +79,33 @@ def sdpa_attention(
         visible = mask.visible(key.shape[2])
     context = attend_rows(query, key, value, tables, mask.query_positions, visible, dropout_p)
     return zero_fully_masked_queries(context, mask, visible), None
+
+
+def needs_float32(query: torch.Tensor, key: torch.Tensor, positions: RelativePositions | None, scale: float) -> bool:
+    """True if the scores of half-precision inputs should be computed in float32.
+
+    On the CPU float16 is several times slower than float32, and overflows. The position terms are a bias in the type of
+    the queries: bfloat16 rounds them by up to 1 from 128 on. Whether they may be so large is known from the norms of
+    queries, keys and tables, where these can be read.
+    """
+    if query.device.type != "cpu" or query.dtype not in (torch.float16, torch.bfloat16):
+        return False
+    if query.dtype == torch.float16:
+        return True
+    if positions is None or not can_read_values(query):
+        return False
+    query_norm, key_norm, position_key_norm, position_query_norm = map(
+        largest_norm, (query, key, positions.position_key, positions.position_query)
+    )
+    largest_score = query_norm * (key_norm + position_key_norm) + key_norm * position_query_norm / positions.query_scale
+    return not largest_score * scale < LARGEST_BFLOAT16_SCORE
+
+
+def largest_norm(vectors: torch.Tensor | None) -> float:
+    """The largest Euclidean norm of vectors [..., d]; 0 if there are none."""
+    if vectors is None or vectors.numel() == 0:
+        return 0.0
+    return float(torch.linalg.vector_norm(vectors.detach(), dim=-1).amax())
 
 
 def document_lengths(mask: AttentionMask) -> tuple[int, ...] | None:

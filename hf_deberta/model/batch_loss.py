@@ -5,9 +5,9 @@ the number of items in the whole optimisation batch, `num_items_in_batch`, which
 -100) and passes to the model. Without it, the divisor is the number of items in the call. A batch without any labelled
 item has loss 0 and gradients of 0, not NaN.
 
-Mark everything to be ignored with the label -100, so that Trainer's count agrees with the loss. Trainer counts
-no items for question answering, which has no key "labels": it averages the losses of the pieces, which is the same
-only for pieces of equal size.
+Mark everything to be ignored with the label -100, so that Trainer's count agrees with the loss. Question answering has
+no key "labels", so that Trainer counts nothing and averages the losses of the pieces, which is the same only for pieces
+of equal size: count the answers and pass their number, as the trainer of run_squad.py does.
 """
 
 import torch

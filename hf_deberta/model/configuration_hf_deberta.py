@@ -3,11 +3,25 @@
 Papers: P1 = DeBERTa (arXiv 2006.03654), P3 = DeBERTaV3 (arXiv 2111.09543).
 """
 
+from decimal import Decimal
+from math import isfinite
+from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
 
+# Upper bounds, so that a damaged or hostile configuration is an error and not hours of work or all of the memory.
+# The largest released model has 48 layers and 1.5 billion parameters.
+MAX_PARAMETERS = 10**11
+MAX_LAYERS = 10_000
+MAX_LABELS = 10**7
+MAX_DISTANCE = 10**7
+MAX_EMD_STEPS = 1000
+
+PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 POSITION_TERMS = ("c2p", "p2c", "p2p")
 
 # The official code's defaults for keys that are absent from its configuration file.
@@ -97,8 +111,8 @@ class HfDebertaConfig(PreTrainedConfig):
 
     Activation, initialization and dropout:
         hidden_act (`str`, "gelu"): activation of the feed-forward part and of the pretraining heads.
-        layer_norm_eps (`float`, 1e-07): epsilon of every LayerNorm.
-        initializer_range (`float`, 0.02): standard deviation of initial weights.
+        layer_norm_eps (`float`, 1e-07): epsilon of every LayerNorm, above 0.
+        initializer_range (`float`, 0.02): standard deviation of initial weights, above 0.
         hidden_dropout_prob (`float`, 0.1): dropout of hidden states and of the relative-position table, in [0, 1).
         attention_probs_dropout_prob (`float`, 0.1): dropout of attention probabilities, in [0, 1).
 
@@ -142,7 +156,7 @@ class HfDebertaConfig(PreTrainedConfig):
         token_classifier (`str`, "linear"): "linear", or "projection" for the official NER head (dense, gelu, linear).
 
     Tokens:
-        pad_token_id (`int`, 0): id of the padding token; its embedding gets no gradient.
+        pad_token_id (`int`, 0): id of the padding token, whose embedding gets no gradient; None for no such token.
         bos_token_id (`int`, None): id of the first token, for generation.
         eos_token_id (`int` or `list[int]`, None): id of the token that ends generation.
         tie_word_embeddings (`bool`, True): use the word embedding as the output matrix of language models.
@@ -166,8 +180,8 @@ class HfDebertaConfig(PreTrainedConfig):
     attention_head_size: int | None = None
     intermediate_size: int = 3072
     hidden_act: str = "gelu"
-    layer_norm_eps: float = 1e-7
-    initializer_range: float = 0.02
+    layer_norm_eps: float | int = 1e-7
+    initializer_range: float | int = 0.02
     hidden_dropout_prob: float | int = 0.1
     attention_probs_dropout_prob: float | int = 0.1
 
@@ -213,6 +227,7 @@ class HfDebertaConfig(PreTrainedConfig):
             self.embedding_size = self.hidden_size
         if self.pooler_hidden_size is None:
             self.pooler_hidden_size = self.hidden_size
+        self._check_before_conversion()
         super().__post_init__(**kwargs)
 
     # ---- derived values --------------------------------------------------------------------------
@@ -238,6 +253,18 @@ class HfDebertaConfig(PreTrainedConfig):
         """Whether the language models have the enhanced mask decoder."""
         return self.emd_steps > 0 and not self.position_biased_input
 
+    @property
+    def num_labels(self) -> int | None:
+        return None if self.id2label is None else len(self.id2label)
+
+    @num_labels.setter
+    def num_labels(self, num_labels: int | None) -> None:
+        if not isinstance(num_labels, int) or isinstance(num_labels, bool) or not 1 <= num_labels <= MAX_LABELS:
+            raise ValueError(f"num_labels must be an integer in [1, {MAX_LABELS}], not {num_labels!r}")
+        if self.num_labels != num_labels:
+            self.id2label = {label: f"LABEL_{label}" for label in range(num_labels)}
+            self.label2id = {name: label for label, name in self.id2label.items()}
+
     # ---- constructors ----------------------------------------------------------------------------
 
     @classmethod
@@ -258,8 +285,24 @@ class HfDebertaConfig(PreTrainedConfig):
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
         """Return the fields read from a folder or the Hub, and the unused keyword arguments, as Transformers does."""
+        name = str(pretrained_model_name_or_path)
+        is_path = name.startswith((".", "~")) or Path(name).is_absolute() or len(Path(name).parts) > 2
+        if is_path and not Path(name).exists():
+            raise OSError(f"there is no folder {name}")
         config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        if not config_dict:
+            raise OSError(f"{name} has no config.json, or an empty one: it is not the folder of a saved model")
         return _translate_config(config_dict), kwargs
+
+    @classmethod
+    def _dict_from_json_file(cls, json_file):
+        try:
+            fields = super()._dict_from_json_file(json_file)
+        except RecursionError as error:
+            raise OSError(f"{json_file} is nested too deeply to be a configuration") from error
+        if not isinstance(fields, dict):
+            raise OSError(f"{json_file} must contain a JSON object, {{...}}, not {type(fields).__name__}")
+        return fields
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any):
@@ -287,9 +330,33 @@ class HfDebertaConfig(PreTrainedConfig):
 
     # ---- checks ----------------------------------------------------------------------------------
 
+    def _check_before_conversion(self) -> None:
+        """Check what Transformers converts before it validates."""
+        _require(
+            not isinstance(self.dtype, str) or isinstance(getattr(torch, self.dtype, None), torch.dtype),
+            f"dtype must be a type of torch, such as 'float32', not {self.dtype!r}",
+        )
+        labels = self.id2label
+        _require(
+            labels is None or (isinstance(labels, dict) and all(str(label).isdecimal() for label in labels)),
+            f"id2label must be a dictionary from label numbers to names, not {labels!r:.100}",
+        )
+        _require(
+            self.label2id is None or isinstance(self.label2id, dict),
+            f"label2id must be a dictionary from names of labels to numbers, not {self.label2id!r:.100}",
+        )
+
     def validate_sizes(self) -> None:
-        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "embedding_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "intermediate_size",
+        ):
             _require(getattr(self, name) > 0, f"{name} must be positive, not {getattr(self, name)}")
+        _require(self.type_vocab_size >= 0, f"type_vocab_size must be 0 or more, not {self.type_vocab_size}")
         heads, width = self.num_attention_heads, self.hidden_size
         _require(
             width % heads == 0,
@@ -301,6 +368,38 @@ class HfDebertaConfig(PreTrainedConfig):
                 value in (None, required),
                 f"{name} must be {required} for hidden_size {width}, not {value}; leave it out",
             )
+        for name in ("layer_norm_eps", "initializer_range"):
+            value = getattr(self, name)
+            _require(isfinite(value) and value > 0, f"{name} must be positive and finite, not {value}")
+        padding = self.pad_token_id
+        _require(
+            padding is None or 0 <= padding < self.vocab_size,
+            f"pad_token_id must be an id of the vocabulary, in [0, {self.vocab_size}), or None, not {padding}",
+        )
+
+    def validate_bounds(self) -> None:
+        layers, parameters = self.num_hidden_layers, self.approximate_parameters()
+        _require(layers <= MAX_LAYERS, f"num_hidden_layers must be at most {MAX_LAYERS}, not {layers}")
+        _require(
+            parameters <= MAX_PARAMETERS,
+            f"these sizes give a model of {Decimal(parameters):.1e} parameters, and the largest that is accepted has "
+            f"{Decimal(MAX_PARAMETERS):.0e}: vocab_size {self.vocab_size}, hidden_size {self.hidden_size}, "
+            f"num_hidden_layers {layers}, intermediate_size {self.intermediate_size}, position tables of "
+            f"{self.max_position_embeddings} and {2 * self.relative_span} rows, conv_kernel_size "
+            f"{self.conv_kernel_size}, {self.num_labels} labels",
+        )
+        distance = self.max_distance
+        _require(distance <= MAX_DISTANCE, f"the largest relative distance must be at most {MAX_DISTANCE}: {distance}")
+
+    def approximate_parameters(self) -> int:
+        """Number of parameters of a model with these sizes, without biases and norms."""
+        width, embedding = self.hidden_size, self.embedding_size or self.hidden_size
+        rows = self.vocab_size + self.max_position_embeddings + self.type_vocab_size
+        layer = (4 if self.share_att_key else 6) * width**2 + 2 * width * self.intermediate_size
+        convolution = self.conv_kernel_size * width**2 // max(self.conv_groups, 1)
+        table = 2 * self.relative_span * width
+        heads = (embedding + len(self.id2label or ())) * width
+        return rows * embedding + self.num_hidden_layers * layer + convolution + table + heads
 
     def validate_positions(self) -> None:
         terms = list(self.pos_att_type or ())
@@ -328,6 +427,7 @@ class HfDebertaConfig(PreTrainedConfig):
 
     def validate_decoder(self) -> None:
         _require(self.emd_steps >= 0, f"emd_steps must be 0 or more, not {self.emd_steps}")
+        _require(self.emd_steps <= MAX_EMD_STEPS, f"emd_steps must be at most {MAX_EMD_STEPS}, not {self.emd_steps}")
         if not self.uses_mask_decoder:
             return
         _require(
@@ -343,7 +443,10 @@ class HfDebertaConfig(PreTrainedConfig):
 
     def validate_convolution_and_heads(self) -> None:
         kernel, groups = self.conv_kernel_size, self.conv_groups
-        _require(kernel <= 0 or kernel % 2 == 1, f"conv_kernel_size must be odd, or 0 for none, not {kernel}")
+        _require(
+            kernel == 0 or (kernel > 0 and kernel % 2 == 1),
+            f"conv_kernel_size must be odd, or 0 for none, not {kernel}",
+        )
         _require(
             groups > 0 and self.hidden_size % groups == 0,
             f"conv_groups must divide hidden_size, but {groups} does not divide {self.hidden_size}",
@@ -355,6 +458,14 @@ class HfDebertaConfig(PreTrainedConfig):
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "pooler_dropout", "cls_dropout"):
             rate = getattr(self, name)
             _require(rate is None or 0 <= rate < 1, f"{name} must be in [0, 1), not {rate}")
+        for name in ("hidden_act", "pooler_hidden_act", "conv_act"):
+            known = ", ".join(sorted(ACT2FN))
+            _require(getattr(self, name) in ACT2FN, f"{name} must be one of {known}, not {getattr(self, name)!r}")
+        _require(bool(self.id2label), "num_labels must be at least 1, and id2label is empty")
+        _require(
+            self.problem_type in (None, *PROBLEM_TYPES),
+            f"problem_type must be {', '.join(PROBLEM_TYPES)} or None, not {self.problem_type!r}",
+        )
 
 
 def _require(condition: bool, message: str) -> None:
@@ -389,6 +500,7 @@ def _translate_config(config_dict: dict[str, Any]) -> dict[str, Any]:
         translated["emd_steps"] = infer_emd_steps(translated)
     if model_type is None:
         pooling = translated.pop("pooling", {})
+        _require(isinstance(pooling, dict), f"pooling must be a JSON object, not {pooling!r:.100}")
         translated.setdefault("pooler_dropout", pooling.get("dropout", 0))
         translated.setdefault("pooler_hidden_act", pooling.get("hidden_act", translated.get("hidden_act", "gelu")))
     return translated
@@ -400,7 +512,10 @@ def infer_emd_steps(config_dict: dict[str, Any]) -> int:
     2 for released checkpoints, which were trained with the decoder. 0 for those saved by the in-tree masked-LM class
     and for shapes that the decoder does not support.
     """
-    trained_in_tree = any(name.endswith("ForMaskedLM") for name in config_dict.get("architectures") or [])
+    architectures = config_dict.get("architectures")
+    trained_in_tree = isinstance(architectures, list) and any(
+        str(name).endswith("ForMaskedLM") for name in architectures
+    )
     width = config_dict["hidden_size"]
-    impossible = config_dict["num_hidden_layers"] < 2 or config_dict.get("embedding_size", width) != width
+    impossible = config_dict["num_hidden_layers"] in (0, 1) or config_dict.get("embedding_size", width) != width
     return 0 if trained_in_tree or impossible else 2

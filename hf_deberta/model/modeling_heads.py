@@ -317,14 +317,16 @@ class HfDebertaForMultipleChoice(HfDebertaPreTrainedModel):
         are not supported.
         """
         _refuse_packed_rows(kwargs)
-        num_choices = _count_choices(input_ids, inputs_embeds)
-        check_tensors(attention_mask=attention_mask, token_type_ids=token_type_ids, position_ids=position_ids)
+        batch, num_choices = _count_choices(input_ids, inputs_embeds)
+        tensors = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids,
+            "position_ids": position_ids,
+            "inputs_embeds": inputs_embeds,
+        }
         encoded = self.deberta(
-            _flatten_choices(input_ids),
-            _flatten_choices(attention_mask),
-            _flatten_choices(token_type_ids),
-            _flatten_choices(position_ids),
-            _flatten_choices(inputs_embeds),
+            **_flatten_choices(tensors, (batch, num_choices)),
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
             first_token_only=True,
@@ -460,14 +462,22 @@ def _answer_loss(
     num_items_in_batch: torch.Tensor | int | None,
 ) -> torch.Tensor:
     """Return the cross entropy of answer positions over real tokens, so that the amount of padding changes nothing."""
-    batch, length = logits.shape
+    labels = label_answers(positions, attention_mask, *logits.shape)
+    if attention_mask is not None:
+        logits = logits.masked_fill(~real_tokens(attention_mask, *logits.shape), torch.finfo(logits.dtype).min)
+    return cross_entropy(logits, labels, num_items_in_batch)
+
+
+def label_answers(
+    positions: torch.Tensor, attention_mask: torch.Tensor | None, batch: int, length: int
+) -> torch.Tensor:
+    """Return answer positions [B] with -100 for those outside the window or at padding."""
     positions = positions.reshape(-1)
     ignored = (positions < 0) | (positions >= length)
     if attention_mask is not None:
         real = real_tokens(attention_mask, batch, length)
-        logits = logits.masked_fill(~real, torch.finfo(logits.dtype).min)
         ignored |= ~real.to(positions.device).gather(1, positions.clamp(0, length - 1)[:, None])[:, 0]
-    return cross_entropy(logits, positions.masked_fill(ignored, IGNORED), num_items_in_batch)
+    return positions.masked_fill(ignored, IGNORED)
 
 
 def _refuse_packed_rows(kwargs: dict) -> None:
@@ -475,16 +485,21 @@ def _refuse_packed_rows(kwargs: dict) -> None:
         raise ValueError("this head does not support packed rows; pass padded rows without cu_seq_lens_q")
 
 
-def _count_choices(input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> int:
+def _count_choices(input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> tuple[int, int]:
+    """Return the number of rows and of choices."""
     check_tensors(input_ids=input_ids, inputs_embeds=inputs_embeds)
     tensor, rank = (inputs_embeds, 4) if input_ids is None else (input_ids, 3)
     if tensor is None:
         raise ValueError("give either input_ids or inputs_embeds, not neither")
-    if tensor.dim() != rank:
+    if tensor.dim() != rank or tensor.numel() == 0:
         raise ValueError(f"multiple choice takes input_ids [B, choices, N], not {tuple(tensor.shape)}")
-    return tensor.shape[1]
+    return tensor.shape[0], tensor.shape[1]
 
 
-def _flatten_choices(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """Return [B * choices, ...] from [B, choices, ...]."""
-    return None if tensor is None else tensor.flatten(0, 1)
+def _flatten_choices(tensors: dict[str, torch.Tensor | None], shape: tuple[int, int]) -> dict[str, torch.Tensor | None]:
+    """Return tensors [B * choices, ...] from [B, choices, ...]."""
+    check_tensors(**tensors)
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.shape[:2] != shape:
+            raise ValueError(f"{name} must begin with [B, choices] = {shape}, and has the shape {tuple(tensor.shape)}")
+    return {name: None if tensor is None else tensor.flatten(0, 1) for name, tensor in tensors.items()}

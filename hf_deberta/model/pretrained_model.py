@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
 
+from .attention import BACKENDS, registered_attention_function
 from .checkpoint_conversion import register_conversions
 from .configuration_hf_deberta import HfDebertaConfig
 from .hub_export import AUTO_MAP, upload, write_code, write_model_card
@@ -55,10 +56,12 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
         return True  # Transformers searches the source for its own attention interface, which is not used here
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """Return the attention implementation to use; accepts "triton", which Transformers does not list."""
-        if requested_attention == "triton":
-            return "triton"
-        return super().get_correct_attn_implementation(requested_attention, is_init_check)
+        """Return the attention implementation to use: one of `BACKENDS`, or a registered function."""
+        if requested_attention is None:
+            return super().get_correct_attn_implementation(requested_attention, is_init_check)
+        if requested_attention not in BACKENDS:
+            registered_attention_function(requested_attention)  # raises an error that lists the names
+        return requested_attention
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any = None, *args: Any, **kwargs: Any) -> Any:

@@ -13,6 +13,7 @@ from hf_deberta.model.batch_loss import IGNORED, cross_entropy_per_item
 from hf_deberta.model.enhanced_mask_decoder import HfDebertaMaskedLMOutput
 from hf_deberta.pretraining.trainer import PretrainingTrainer
 from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.uneven_batches import STAND_IN
 
 LOSSES = {"mlm": ("masked",), "causal": ("causal",), "joint": ("masked", "causal")}
 
@@ -75,7 +76,8 @@ class LanguageModelTrainer(PretrainingTrainer):
         name, loss_inputs = next(iter(inputs_per_loss.items()))
         labels = predicted_labels(name, loss_inputs)
         correct = predictions(outputs, labels) == labels[labels != IGNORED]
-        self.correct, self.predicted = self.correct + correct.sum(), self.predicted + correct.numel()
+        if STAND_IN not in inputs:
+            self.correct, self.predicted = self.correct + correct.sum(), self.predicted + correct.numel()
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

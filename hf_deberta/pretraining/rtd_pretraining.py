@@ -19,6 +19,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, cast
 
 import torch
@@ -31,6 +32,7 @@ from transformers.utils.generic import ModelOutput, can_return_tuple
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaForPreTraining, replaced_token_labels
 from hf_deberta.model.attention_context import real_tokens
 from hf_deberta.model.batch_loss import IGNORED, loss_divisor
+from hf_deberta.model.input_checks import check_tensors
 from hf_deberta.model.linear_cross_entropy import MAX_CHUNK_LOGITS, MIN_CHUNK_TOKENS
 from hf_deberta.pretraining.gradient_disentangled_embedding import (
     SHARINGS,
@@ -291,6 +293,7 @@ class HfDebertaForRtdPretraining(PreTrainedModel):
             raise ValueError("labels are missing: the original ids of masked tokens, and -100 elsewhere")
         if only == "discriminator" and replaced_ids is None:
             raise ValueError("only='discriminator' needs replaced_ids, which the generator's pass returns")
+        check_tensors(input_ids=input_ids, labels=labels, replaced_ids=replaced_ids)
         for name, ids in (("labels", labels), ("replaced_ids", replaced_ids)):
             if ids is not None and ids.shape != input_ids.shape:
                 raise ValueError(f"{name} must be [B, N] = {tuple(input_ids.shape)}, not {tuple(ids.shape)}")
@@ -343,8 +346,8 @@ class HfDebertaForRtdPretraining(PreTrainedModel):
         if generator is None:
             masked_lm = load_released_generator(discriminator, **options)
         else:
-            masked_lm = HfDebertaForMaskedLM.from_pretrained(generator, **options)
-        detector = HfDebertaForPreTraining.from_pretrained(discriminator, **options)
+            masked_lm = _load_with_encoder(HfDebertaForMaskedLM, generator, options)
+        detector = _load_with_encoder(HfDebertaForPreTraining, discriminator, options)
         pair = cls(HfDebertaRtdConfig(generator=masked_lm.config, discriminator=detector.config, **fields))
         pair.generator.load_state_dict(masked_lm.state_dict())
         unfold(pair.discriminator, detector.state_dict())
@@ -354,6 +357,18 @@ class HfDebertaForRtdPretraining(PreTrainedModel):
         """Save as Transformers does, always with our parameter names."""
         kwargs.setdefault("save_original_format", False)
         super().save_pretrained(save_directory, *args, **kwargs)
+
+
+def _load_with_encoder(model_class: Any, name: str | Path, options: dict[str, Any]) -> Any:
+    """Load a model; raise ValueError if the checkpoint lacks tensors of the encoder."""
+    options = {**options, "trust_remote_code": False}
+    model, info = model_class.from_pretrained(name, output_loading_info=True, **options)
+    missing = sorted(key for key in info["missing_keys"] if key.startswith(f"{model.base_model_prefix}."))
+    if missing:
+        raise ValueError(
+            f"{name} has no weights for {shorten(', '.join(missing), 300)}: a part of the encoder would be random"
+        )
+    return model
 
 
 def split_items(num_items_in_batch: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from transformers import TrainingArguments
+from transformers.trainer_utils import EvalLoopOutput
 
 from hf_deberta.model.batch_loss import IGNORED
 from hf_deberta.pretraining.rtd_pretraining import (
@@ -21,6 +22,7 @@ from hf_deberta.runs.checkpoints import UNFINISHED, replace_folder
 from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.integrity import MANIFEST
 from hf_deberta.runs.model_card import write_training_card
+from hf_deberta.runs.uneven_batches import STAND_IN
 
 
 class RtdTrainer(PretrainingTrainer):
@@ -85,7 +87,7 @@ class RtdTrainer(PretrainingTrainer):
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         sums = self.sums[model.training]
         for name, value in outputs.statistics.items():
-            sums[name] = sums.get(name, 0) + value
+            sums[name] = sums.get(name, 0) + (0 * value if STAND_IN in inputs else value)
         if inputs.get("only") == "generator":
             generated = {"only": "discriminator", "replaced_ids": outputs.replaced_ids}
             self.discriminator_inputs.append({**inputs, **generated})
@@ -109,6 +111,14 @@ class RtdTrainer(PretrainingTrainer):
             with nullcontext() if number == len(micro_batches) else self.accelerator.no_sync(model):
                 loss = loss + super().training_step(model, micro_batch, num_items_in_batch)
         return loss
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        """Sample the same tokens in each evaluation, and leave the random numbers of training as they are."""
+        device = self.args.device
+        devices, kind = ([], "cuda") if device.type == "cpu" else ([device], device.type)
+        with torch.random.fork_rng(devices, device_type=kind):
+            torch.manual_seed(self.args.seed + self.args.process_index)
+            return super().evaluation_loop(*args, **kwargs)
 
     def operations(self, tokens: float, predicted: float) -> float:
         generator, discriminator = self.model.config.generator, self.model.config.discriminator

@@ -19,11 +19,12 @@ from hf_deberta.runs.finite_values import FiniteValuesMixin
 from hf_deberta.runs.model_card import write_training_card
 from hf_deberta.runs.row_order import EpochSampler, SetEpochCallback
 from hf_deberta.runs.run_identity import RunArguments, check_same_run
+from hf_deberta.runs.uneven_batches import UnevenBatchesMixin
 
 logger = logging.get_logger(__name__)
 
 
-class PretrainingTrainer(FiniteValuesMixin, AtomicCheckpointsMixin):
+class PretrainingTrainer(FiniteValuesMixin, UnevenBatchesMixin, AtomicCheckpointsMixin):
     """Trains on `packing.Rows`, in an order that depends on seed and epoch alone.
 
     Logs, in addition to `Trainer`: tokens_per_second, the real tokens of all processes, and, with bf16 or fp16 on a GPU
@@ -94,12 +95,6 @@ class PretrainingTrainer(FiniteValuesMixin, AtomicCheckpointsMixin):
         steps = self.args.max_steps if self.args.max_steps > 0 else steps_of_epochs
         return {"text": rows.tokens.about.get("fingerprint"), "batch": batch, "steps": steps}
 
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        if self.state.global_step < self.state.max_steps:
-            super()._run_epoch(*args, **kwargs)
-        else:  # Trainer would make one more step before it stops
-            self.control.should_training_stop = True
-
     def _get_train_sampler(self, train_dataset: Any = None) -> EpochSampler:
         dataset = self.train_dataset if train_dataset is None else train_dataset
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
@@ -113,8 +108,10 @@ class PretrainingTrainer(FiniteValuesMixin, AtomicCheckpointsMixin):
         return batches, items
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if "train_runtime" in logs and not self.trained:
-            return  # means over no step
+        if "train_runtime" in logs and not self.trained:  # means over no step
+            if not any("train_runtime" in entry for entry in self.state.log_history):  # the model card looks for it
+                self.state.log_history.append({"train_runtime": 0.0, "step": self.state.global_step})
+            return
         if "loss" in logs:
             logs |= self.throughput()
         super().log(logs, start_time)

@@ -112,6 +112,12 @@ class AtomicCheckpointsMixin(Trainer):
                 shutil.copy(source_file, str(self.args.output_dir))
         super()._push_from_checkpoint(checkpoint_folder)
 
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        if self.state.global_step < self.state.max_steps:
+            super()._run_epoch(*args, **kwargs)
+        else:  # resumed from the last step: Trainer would make one more before it stops
+            self.control.should_training_stop = True
+
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model as `Trainer` does; each file of the final model appears once it is complete.
 

@@ -6,7 +6,9 @@
 ...     model_args, data_args, training_args = parse_into_dataclasses(parser, arguments)
 """
 
+import errno
 import json
+import os
 import re
 import sys
 from argparse import SUPPRESS, Action, ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
@@ -62,12 +64,13 @@ GROUP_OF_FLAG = {
     "tokenizer_type": "Start from scratch",
     **dict.fromkeys(("cache_dir", "model_revision", "token", "trust_remote_code"), DOWNLOAD),
 }
+FULL_DISK = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 METAVARS = {int: "N", float: "X", string_to_bool: "BOOL"}
 
 
 @contextmanager
 def show_input_errors_in_one_line(script: str) -> Iterator[None]:
-    """Exit with the message of an InputError; other exceptions propagate.
+    """Exit with the message of an InputError, or of a full disk; other exceptions propagate.
 
     TRANSFORMERS_VERBOSITY=debug shows the traceback of an InputError too.
     """
@@ -76,7 +79,33 @@ def show_input_errors_in_one_line(script: str) -> Iterator[None]:
     except InputError as error:
         if logging.get_verbosity() <= logging.DEBUG:
             raise
-        raise SystemExit(f"{script}: {error}") from error
+        raise SystemExit(f"{script}: {full_disk_message(error) or error}") from error
+    except Exception as error:
+        message = full_disk_message(error)
+        if message is None or logging.get_verbosity() <= logging.DEBUG:
+            raise
+        raise SystemExit(f"{script}: {message}") from error
+
+
+def full_disk_message(error: BaseException) -> str | None:
+    """Return what to do if an exception, or one that it follows from, says that a file could not be written in full.
+
+    safetensors and torch.save raise exceptions of their own, without the number of the error.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        errors = re.findall(r"os error (\d+)", str(cause)) if type(cause).__name__ == "SafetensorError" else ()
+        number = cause.errno if isinstance(cause, OSError) else next(map(int, errors), None)
+        written_in_part = "unexpected pos" in str(cause) or "PytorchStreamWriter failed" in str(cause)
+        if number in FULL_DISK or (isinstance(cause, RuntimeError) and written_in_part):
+            reason = os.strerror(number) if number else "no space left"
+            file = getattr(cause, "filename", None) or "a file"
+            return (
+                f"{file} could not be written ({reason}): make room in --output_dir and in the cache folders, and "
+                "repeat the command; it resumes from the last checkpoint"
+            )
+        cause = cause.__cause__ or cause.__context__
+    return None
 
 
 @contextmanager

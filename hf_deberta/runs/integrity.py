@@ -26,14 +26,13 @@ from hf_deberta.runs.json_files import DamagedFileError, read_json_object, write
 MANIFEST = "manifest.json"
 BLOCK = 2**20  # bytes read at once
 RNG_STATES = "rng_state*.pth"
-ALL_STATES = "global_step*"  # folder in which DeepSpeed keeps weights, optimizer and schedule
-# Patterns of the files that `Trainer` looks for: without one of them it finds no weights.
+DEEPSPEED_STATES = "global_step*/*"  # weights, optimizer and schedule
+# A checkpoint has a file of one of these patterns; shards have an index.
 WEIGHTS = (
-    "model.safetensors", "model.safetensors.index.json", "pytorch_model*", "adapter_model*", "*/adapter_model*",
-    ALL_STATES,
+    "model.safetensors", "model.safetensors.index.json", "pytorch_model*", "pytorch_model_fsdp*/*",
+    "adapter_model*", "*/adapter_model*", DEEPSPEED_STATES,
 )  # fmt: skip
-# Weight files, in whatever number, of a model that is complete.
-WEIGHT_FILES = (*WEIGHTS, "model-*.safetensors", "pytorch_model_fsdp*/*", f"{ALL_STATES}/*")
+WEIGHT_FILES = (*WEIGHTS, "model-*.safetensors")
 
 
 def write_manifest(folder: Path, files: Iterable[Path] | None = None) -> None:
@@ -120,8 +119,8 @@ def find_missing_parts(checkpoint: Path, arguments: TrainingArguments) -> list[s
     """Name what training needs to resume from a checkpoint and is not there."""
     parts: dict[str, tuple[str, ...]] = {"model weights": WEIGHTS, TRAINER_STATE_NAME: (TRAINER_STATE_NAME,)}
     if not arguments.save_only_model:
-        parts[OPTIMIZER_NAME] = ("optimizer*", f"rank*-{OPTIMIZER_NAME}", ALL_STATES)
-        parts[SCHEDULER_NAME] = (SCHEDULER_NAME, ALL_STATES)
+        parts[OPTIMIZER_NAME] = ("optimizer*", "optimizer*/*", f"rank*-{OPTIMIZER_NAME}", DEEPSPEED_STATES)
+        parts[SCHEDULER_NAME] = (SCHEDULER_NAME, DEEPSPEED_STATES)
         if (checkpoint / MANIFEST).exists() or arguments.world_size == 1:
             parts["rng_state.pth"] = (RNG_STATES,)
         else:
@@ -130,7 +129,7 @@ def find_missing_parts(checkpoint: Path, arguments: TrainingArguments) -> list[s
     return [
         f"no {part}"
         for part, patterns in parts.items()
-        if not any(any(checkpoint.glob(pattern)) for pattern in patterns)
+        if not any(path.is_file() for pattern in patterns for path in checkpoint.glob(pattern))
     ]
 
 

@@ -46,6 +46,8 @@ def write_training_card(
         write_model_card(path.parent, (config.architectures or [""])[0], config, name)
         loading = ModelCard.load(path)
         fields |= {"tags": loading.data.get("tags"), "tasks": loading.data.get("pipeline_tag")}
+    # columns in the order of trainer_state.json, also if the run did not resume from it
+    trainer.state.log_history = [dict(sorted(entry.items())) for entry in trainer.state.log_history]
     summary = TrainingSummary.from_trainer(trainer, dataset=data, dataset_tags=dataset, **fields)
     # Trainer takes these two from the configuration and the last evaluation; an empty name would count as a checkpoint
     summary.finetuned_from, summary.eval_results = fields["finetuned_from"], read_results(output)

@@ -11,9 +11,9 @@ PRIVATE_TRAINER_METHODS = {
     "_push_from_checkpoint": "AtomicCheckpointsMixin pushes complete checkpoints only, with the model's source files",
     "_get_train_sampler": "both trainers shuffle rows by seed and epoch alone, so that a run resumes exactly",
     "_get_eval_sampler": "FineTuningTrainer predicts in the order of the rows, also if training groups by length",
-    "_run_epoch": "PretrainingTrainer makes no further step when it resumes a finished run",
-    "_get_num_items_in_batch": "LanguageModelTrainer and RtdTrainer count the items of two losses",
+    "_run_epoch": "AtomicCheckpointsMixin makes no further step when it resumes a finished run",
+    "_get_num_items_in_batch": "our trainers count the items of two losses, or answers to questions",
     "_clip_grad_norm": "RtdTrainer clips the gradients of generator and discriminator separately",
     "_get_grad_norm": "FiniteValuesMixin notes gradient norms that are not finite, also without clipping",
-    "_prepare_inputs": "LanguageModelTrainer moves inputs to the device in its own prediction_step",
+    "_prepare_inputs": "two trainers move inputs to the device in their own prediction_step",
 }

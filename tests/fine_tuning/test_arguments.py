@@ -3,12 +3,14 @@
 import json
 import sys
 from argparse import Namespace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
 from hf_deberta import HfDebertaConfig
+from hf_deberta.fine_tuning import trainer as trainer_module
 from hf_deberta.fine_tuning.arguments import FineTuningArguments, demo_flags, recipe_flags, run_script
 from hf_deberta.fine_tuning.sift import SiftArguments
 from hf_deberta.fine_tuning.splits import DataArguments
@@ -113,6 +115,88 @@ def test_each_demo_has_a_folder_of_its_own(tmp_path, monkeypatch):
     assert demo_flags("mine", lambda folder: {"folder": folder})["folder"] == Path("mine/inputs")
 
 
+# Flags of the training, kept in config.json
+
+
+@dataclass
+class RowArguments(DataArguments):
+    """The flags of a script that reads columns."""
+
+    task_name: str | None = None
+    text_column_names: list[str] | None = None
+    label_column_name: str = "label"
+
+
+TRAINED = {"task_name": "mnli", "text_column_names": ["a", "b"], "label_column_name": "verdict", "max_seq_length": 40}
+
+
+@pytest.fixture
+def parse_for_trained_model(tmp_path, monkeypatch):
+    """Parses a command line for a checkpoint with these flags in its config.json; returns its RowArguments."""
+
+    def run(trained: object, *words: str) -> RowArguments:
+        config = HfDebertaConfig.from_preset("tiny")
+        config.fine_tuning_flags = trained
+        config.save_pretrained(tmp_path / "model")
+        given = ["--model_name_or_path", str(tmp_path / "model"), "--output_dir", str(tmp_path), "--use_cpu"]
+        monkeypatch.setattr(sys, "argv", ["run_x.py", *given, *words])
+        parsed: list = []
+        classes = (ModelArguments, RowArguments, SiftArguments, FineTuningArguments)
+        run_script(classes, lambda *instances: parsed.extend(instances), lambda flags: "cola", lambda folder: {})
+        assert parsed[0].input_flags["label_column_name"] == parsed[1].label_column_name
+        return parsed[1]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "columns", "label", "length"),
+    [
+        (["--do_eval"], ["a", "b"], "verdict", 40),
+        (["--do_predict", "--recipe", "none"], ["a", "b"], "verdict", 40),
+        (["--do_eval", "--task_name", "MNLI"], ["a", "b"], "verdict", 40),
+        (["--do_eval", "--task_name", "rte"], None, "label", 64),
+        (["--do_train", "--do_eval"], None, "label", 64),
+        ([], None, "label", 64),
+        (["--do_eval", "--text_column_names", "c", "--label_column_name", "label"], ["c"], "label", 40),
+        (["--do_eval", "--max_seq_length", "20"], ["a", "b"], "verdict", 20),
+    ],
+)
+def test_without_training_the_inputs_are_those_of_the_training(parse_for_trained_model, words, columns, label, length):
+    args = parse_for_trained_model(TRAINED, *words)
+    assert (args.text_column_names, args.label_column_name, args.max_seq_length) == (columns, label, length)
+
+
+def test_the_flags_of_the_training_are_logged(parse_for_trained_model, caplog):
+    parse_for_trained_model(TRAINED, "--do_eval", "--label_column_name", "gold")
+    assert "As the checkpoint was trained: --text_column_names a b, --max_seq_length 40." in caplog.text
+    assert "Not as the checkpoint was trained: --label_column_name gold." in caplog.text
+
+
+def test_a_length_that_was_not_set_in_training(parse_for_trained_model):
+    assert parse_for_trained_model({**TRAINED, "max_seq_length": None}, "--do_eval").max_seq_length is None
+
+
+@pytest.mark.parametrize("trained", [None, {}])
+def test_checkpoints_without_flags_of_the_training(parse_for_trained_model, trained, caplog):
+    assert parse_for_trained_model(trained, "--do_eval").max_seq_length == 64 and not caplog.text
+
+
+@pytest.mark.parametrize(
+    "trained", [{"max_seq_length": "long"}, {"text_column_names": "a"}, {"text_column_names": [1]}, ["a"], 3]
+)
+def test_invalid_flags_of_the_training(parse_for_trained_model, trained):
+    with pytest.raises(SystemExit, match=r"fine_tuning_flags .*config\.json"):
+        parse_for_trained_model(trained, "--do_eval")
+
+
+def test_the_default_folder_is_named_before_training(parse, caplog, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    args = parse("--model_name_or_path", tmp_path / "model", "--use_cpu", model=None)[-1]
+    assert "No --output_dir is given: everything is written to trainer_output" in caplog.text
+    assert args.output_folder == Path("trainer_output")
+
+
 # Actions and metrics
 
 
@@ -175,3 +259,23 @@ def test_a_missing_checkpoint_is_shown_in_one_line(parse, tmp_path):
     with pytest.raises(SystemExit) as raised:
         parse("--recipe", "mine")
     assert raised.value.code == 2  # argparse: invalid choice
+
+
+def test_a_script_locks_its_folder(tmp_path, monkeypatch):
+    """Before it reads data, and the folder of each seed; and not once it has ended."""
+    words = ["run_x.py", "--use_cpu", "--num_seeds", 2, "--output_dir", tmp_path, "--recipe", "none"]
+    monkeypatch.setattr(sys, "argv", list(map(str, [*words, "--model_name_or_path", "x"])))
+    monkeypatch.setattr(trainer_module, "destroy_process_group", lambda: None)
+    monkeypatch.setattr(trainer_module, "keep_best_seed", lambda *_: None)
+    locked = []
+
+    def run(args: FineTuningArguments) -> dict[str, float]:
+        locked.append({str(path.relative_to(tmp_path)) for path in tmp_path.rglob("_run.lock")})
+        return {}
+
+    def fine_tune(model_args: ModelArguments, args: FineTuningArguments) -> None:
+        trainer_module.over_seeds(args, run)
+
+    run_script((ModelArguments, FineTuningArguments), fine_tune, lambda flags: "own", lambda folder: {})
+    assert locked == [{"_run.lock", "seed-42/_run.lock"}, {"_run.lock", "seed-43/_run.lock"}]
+    assert not list(tmp_path.rglob("_run.lock"))

@@ -1,16 +1,25 @@
 """The model of a task: its maximum input length, its labels, and which weights of the head are new."""
 
 import json
+import re
 from types import SimpleNamespace
 
+import huggingface_hub
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, BertConfig, BertModel
 
-from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification, HfDebertaModel
+from hf_deberta import (
+    HfDebertaConfig,
+    HfDebertaForSequenceClassification,
+    HfDebertaModel,
+    export_to_transformers,
+)
 from hf_deberta.fine_tuning.task_model import (
     ModelArguments,
     checkpoint_labels,
+    is_path,
     label_fields,
     labels_in_checkpoint_order,
     load_model,
@@ -78,6 +87,19 @@ def test_a_head_without_weights_must_be_trained(checkpoints):
         load_model(base, *CLASSES, do_train=False, num_labels=2)
     load_model(base, *CLASSES, num_labels=2)
     load_model(tuned, *CLASSES, do_train=False, num_labels=2)
+
+
+def test_an_encoder_without_weights_must_be_trained(tmp_path):
+    model = HfDebertaForSequenceClassification(HfDebertaConfig.from_preset("tiny"))
+    model.save_pretrained(tmp_path)
+    args = ModelArguments(str(tmp_path))
+    assert load_model(args, HfDebertaForSequenceClassification, do_train=False)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["deberta.encoder.layer.1.attention.self.key_proj.weight"]
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(InputError, match=r"no weights for deberta\.encoder\.layer\.1\.attention\.self\.key_proj"):
+        load_model(args, HfDebertaForSequenceClassification, do_train=False)
+    assert load_model(args, HfDebertaForSequenceClassification)
 
 
 def test_dropout_before_the_classifier(checkpoints, caplog):
@@ -155,6 +177,55 @@ def test_folders_without_a_model(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "hf_deberta", "hidden_size": 10}))
     with pytest.raises(InputError, match="num_attention_heads must divide hidden_size"):
         load_model(ModelArguments(str(tmp_path)), *CLASSES)
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/data/nowhere", "../nowhere", "~/nowhere", "a/b/c", "here/nowhere"])
+def test_a_folder_that_does_not_exist(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    HfDebertaModel(HfDebertaConfig.from_preset("tiny")).save_pretrained("here")
+    message = f"^there is no model folder {re.escape(name)}$"
+    for fields in ({"model_name_or_path": name}, {"intermediate": name}, {"config_name": name}):
+        args = ModelArguments(**{"model_name_or_path": "here", **fields})
+        with pytest.raises(InputError, match=message):
+            load_model(args, *CLASSES)
+        with pytest.raises(InputError, match=message):
+            load_tokenizer(args)
+    with pytest.raises(InputError, match=message):
+        load_tokenizer(ModelArguments("here", tokenizer_name=name))
+    with pytest.raises(InputError, match=message):
+        checkpoint_labels(ModelArguments(name))
+    with pytest.raises(InputError, match=r"here/model\.safetensors is a file: give the folder"):
+        load_model(ModelArguments("here/model.safetensors"), *CLASSES)
+
+
+def test_a_name_on_the_hub_is_no_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(InputError, match=r"^there is no folder nowhere, and on the Hub it cannot be read: [^\n]+$"):
+        load_model(ModelArguments("nowhere"), *CLASSES)
+    assert not any(map(is_path, ("bert-base-uncased", "microsoft/deberta-v3-base")))
+
+
+def test_an_unknown_attention_implementation(checkpoints):
+    args = ModelArguments(str(checkpoints / "base"), attn_implementation="bogus")
+    is_deberta = isinstance(load_model(ModelArguments(args.checkpoint), *CLASSES).config, HfDebertaConfig)
+    with pytest.raises(InputError, match="'bogus': choose one of eager, sdpa, triton" if is_deberta else "bogus"):
+        load_model(args, *CLASSES)
+
+
+def test_a_trained_model_keeps_the_flags_of_its_inputs(checkpoints, tmp_path):
+    """Those of the last training."""
+    args = ModelArguments(str(checkpoints / "tuned"))
+    args.input_flags = {"text_column_names": ["premise", "hypothesis"], "max_seq_length": None}
+    model = load_model(args, *CLASSES, num_labels=2)
+    model.save_pretrained(tmp_path / "first")
+    again = ModelArguments(str(tmp_path / "first"))
+    assert load_model(again, *CLASSES, do_train=False).config.fine_tuning_flags == args.input_flags
+    assert load_model(again, *CLASSES).config.fine_tuning_flags == {}
+    if isinstance(model, HfDebertaForSequenceClassification):
+        export_to_transformers(model, tmp_path / "exported")
+        exported = AutoModelForSequenceClassification.from_pretrained(tmp_path / "exported")
+        assert exported.config.fine_tuning_flags == args.input_flags
 
 
 def test_a_folder_without_a_tokenizer(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from datasets import Dataset
 from tiny_trainers import CLASS_ROWS as ROWS
+from tiny_trainers import collate_padded
 from tiny_trainers import fine_tuning_arguments as arguments
 from transformers import BertConfig, BertForQuestionAnswering, default_data_collator
 
@@ -28,6 +29,7 @@ from hf_deberta.fine_tuning.trainer import (
     validation_splits,
     write_card_and_push,
 )
+from hf_deberta.runs.checkpoints import find_damage_of_finished_run
 from hf_deberta.runs.errors import InputError
 
 
@@ -84,16 +86,6 @@ def test_rows_of_several_choices_are_grouped_by_their_longest(tmp_path):
     assert list(trainer._get_train_sampler().lengths) == [3, 9, 4]
 
 
-def collate_padded(rows: list[dict]) -> dict[str, torch.Tensor]:
-    batch = {name: torch.tensor([row[name] for row in rows]) for name in rows[0] if name != "input_ids"}
-    if isinstance(rows[0]["input_ids"][0], list):
-        ids = [torch.tensor(choice) for row in rows for choice in row["input_ids"]]
-        padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).unflatten(0, (len(rows), -1))
-    else:
-        padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(row["input_ids"]) for row in rows], batch_first=True)
-    return {**batch, "input_ids": padded, "attention_mask": (padded != 0).long()}
-
-
 @pytest.mark.parametrize("model_class", [HfDebertaForMultipleChoice, HfDebertaForQuestionAnswering])
 def test_a_run_resumes_exactly(tmp_path, model_class):
     """In the middle of an epoch, with dropout and inputs grouped by length, for other models than those of run_glue."""
@@ -142,6 +134,33 @@ def test_a_finished_run_is_loaded_without_the_files_of_a_checkpoint(tmp_path, mo
     assert not second.trained and second.state.global_step == 1
     loaded = second.model.state_dict()
     assert all(torch.equal(value, loaded[name]) for name, value in first.model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "trainer_state.json"])
+@pytest.mark.parametrize("epochs", [1.5, 2])
+def test_a_damaged_finished_run_is_finished_again(tmp_path, caplog, name, epochs):
+    """From its last checkpoint, with the same result. Its training may end within an epoch."""
+
+    def run() -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        fields = {"max_steps": -1, "num_train_epochs": epochs, "per_device_train_batch_size": 4}
+        fields |= {"learning_rate": 1e-2, "lr_scheduler_type": "constant"}
+        trainer = make_trainer(arguments(tmp_path, save_strategy="steps", save_steps=1, **fields))
+        train_and_evaluate(trainer)
+        return {name: value.clone() for name, value in trainer.model.state_dict().items()}
+
+    whole = run()
+    content = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(content[:-1])
+    again = run()
+    assert f"holds a finished run that is damaged ({name} has {len(content) - 1} bytes instead of" in caplog.text
+    assert all(torch.equal(again[name], value) for name, value in whole.items())
+    assert not find_damage_of_finished_run(tmp_path)
+    (tmp_path / name).write_bytes(content[:-1])
+    for checkpoint in tmp_path.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+    with pytest.raises(InputError, match=rf"damaged \({name} .*, and no checkpoint: .*_checkpoint false"):
+        run()
 
 
 def test_recorded_flags_are_compared_before_a_model_is_loaded(tmp_path, monkeypatch, caplog):

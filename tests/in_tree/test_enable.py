@@ -171,6 +171,20 @@ def test_other_token_masks(shape, caplog):
     assert "padding_side = 'right'" in caplog.text
 
 
+def test_a_row_of_padding_only_has_a_finite_gradient():
+    """In-tree the gradient of a model from scratch with many layers is NaN: its states there are constant."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 50, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.DebertaV2Config(
+        **sizes, num_hidden_layers=12, relative_attention=True, pos_att_type=["c2p", "p2c"], position_biased_input=False
+    )
+    model = transformers.DebertaV2ForSequenceClassification(config).train()
+    ids, mask = torch.randint(1, 50, (2, 6)), torch.tensor([[1] * 6, [0] * 6])
+    with enabled():
+        model(ids, mask, labels=torch.tensor([1, 0])).loss.backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
+
+
 @pytest.mark.parametrize("shape", ["v1", "v3"])
 @pytest.mark.parametrize("dims", [3, 4])
 def test_pair_masks_through_the_encoder(shape, dims):

@@ -2,11 +2,18 @@
 
 import pytest
 import torch
-from numerics import attend
+from numerics import assert_within_budget, attend
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaModel
 from hf_deberta.model import attention_sdpa
-from hf_deberta.model.relative_position import may_be_pruned, rows_in_use, rows_of_distances, saturation_of
+from hf_deberta.model.attention_sdpa import needs_float32
+from hf_deberta.model.relative_position import (
+    RelativePositions,
+    may_be_pruned,
+    rows_in_use,
+    rows_of_distances,
+    saturation_of,
+)
 
 TABLES = {"clipped at 12": (12, 0), "8 buckets to 24": (24, 8), "16 buckets to 64": (64, 16)}
 TERMS = [("c2p", "p2c"), ("c2p",), ("p2c",), ("p2p",), ("c2p", "p2c", "p2p"), ()]
@@ -236,3 +243,27 @@ def test_empty_documents_have_no_queries(backend):
         arguments = {"cu_seqlens": torch.tensor(bounds), "query_positions": torch.tensor([[1, 5]])}
         results.append(attend(*tensors, rows_of_distance=rows, backend=backend, **arguments)[0])
     torch.testing.assert_close(*results, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("dtype, largest_score", [(torch.bfloat16, 300), (torch.float16, 300), (torch.float16, 10**5)])
+def test_large_scores_in_half_precision_are_as_exact_as_in_the_reference(dtype, largest_score, requires_grad):
+    """A bias in bfloat16 rounds scores of 300 to even numbers; in float16 it ends at 65504."""
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 2, 2, 12, 16, dtype=torch.float64) * (largest_score / 300) ** 0.5
+    tables = torch.randn(2, 2, 64, 16, dtype=torch.float64) * largest_score / 4 / (largest_score / 300) ** 0.5
+    low = [tensor.to(dtype).requires_grad_(requires_grad) for tensor in (query, key, value, *tables)]
+    rows = rows_of_distances(64, 32)
+    exact = attend(*(tensor.double() for tensor in low), rows, backend="eager")[0]
+    reference, found = (attend(*low, rows, backend=backend)[0] for backend in ("eager", "sdpa"))
+    assert found.dtype == dtype
+    assert_within_budget(found, reference.double(), exact)
+
+
+def test_ordinary_scores_stay_in_bfloat16():
+    query = key = torch.randn(1, 2, 12, 16).bfloat16()
+    table = torch.randn(2, 64, 16).bfloat16()
+    for factor, expected in ((1, False), (1000, True)):
+        positions = RelativePositions.from_tables(table * factor, table, rows_of_distances(64, 32))
+        assert needs_float32(query, key, positions, 0.1) is expected
+        assert not needs_float32(query.float(), key.float(), positions, 0.1)

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig
 
 from hf_deberta import PRESETS, HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaModel
 
@@ -136,9 +137,111 @@ INVALID = [
     ({"attention_probs_dropout_prob": -0.1}, r"attention_probs_dropout_prob must be in \[0, 1\), not -0.1"),
     ({"pooler_dropout": 2}, r"pooler_dropout must be in \[0, 1\), not 2"),
     ({"cls_dropout": 1}, r"cls_dropout must be in \[0, 1\), not 1"),
+    ({"cls_dropout": float("nan")}, r"cls_dropout must be in \[0, 1\), not nan"),
+    ({"layer_norm_eps": 0.0}, "layer_norm_eps must be positive and finite, not 0.0"),
+    ({"layer_norm_eps": float("nan")}, "layer_norm_eps must be positive and finite, not nan"),
+    ({"initializer_range": float("inf")}, "initializer_range must be positive and finite, not inf"),
+    ({"initializer_range": -1}, "initializer_range must be positive and finite, not -1"),
+    ({"pad_token_id": -1}, r"pad_token_id must be an id of the vocabulary, in \[0, 128\), or None, not -1"),
+    ({"pad_token_id": 128}, r"pad_token_id .* not 128"),
+    ({"type_vocab_size": -1}, "type_vocab_size must be 0 or more, not -1"),
+    ({"embedding_size": 0, "emd_steps": 0}, "embedding_size must be positive, not 0"),
+    ({"conv_kernel_size": -1}, "conv_kernel_size must be odd, or 0 for none, not -1"),
+    ({"hidden_act": "bogus"}, "hidden_act must be one of gelu, .*, not 'bogus'"),
+    ({"pooler_hidden_act": "bogus"}, "pooler_hidden_act must be one of gelu, .*, not 'bogus'"),
+    ({"conv_act": "bogus"}, "conv_act must be one of gelu, .*, not 'bogus'"),
+    ({"problem_type": "bogus"}, "problem_type must be regression, .* or None, not 'bogus'"),
+    ({"id2label": {}}, "num_labels must be at least 1, and id2label is empty"),
+    ({"num_hidden_layers": 10**7}, "num_hidden_layers must be at most 10000, not 10000000"),
+    ({"vocab_size": 10**12}, r"a model of 3.2e\+13 parameters, .* has 1e\+11: vocab_size 1000000000000"),
+    ({"intermediate_size": 10**500}, r"a model of 1.3e\+502 parameters"),
+    ({"max_relative_positions": 10**9}, "largest relative distance must be at most 10000000: 1000000000"),
+    ({"emd_steps": 10**9}, "emd_steps must be at most 1000, not 1000000000"),
     ({"hidden_size": "wide"}, "'hidden_size' expected int, got str"),
     ({"relative_attention": "yes"}, "'relative_attention' expected bool, got str"),
+    ({"vocab_size": True}, "'vocab_size' expected int, got bool"),
+    ({"vocab_size": 3.5}, "'vocab_size' expected int, got float"),
 ]
+INVALID_BEFORE_CONVERSION = [
+    ({"num_labels": 0}, r"num_labels must be an integer in \[1, 10000000\], not 0"),
+    ({"num_labels": 10**12}, "num_labels .*not 1000000000000"),
+    ({"num_labels": 2.5}, "num_labels .*not 2.5"),
+    ({"num_labels": True}, "num_labels .*not True"),
+    ({"id2label": ["a"]}, r"id2label must be a dictionary from label numbers to names, not \['a'\]"),
+    ({"id2label": {"a": "b"}}, "id2label must be a dictionary .*not {'a': 'b'}"),
+    ({"label2id": [1]}, r"label2id must be a dictionary .*not \[1\]"),
+    ({"dtype": "bogus"}, "dtype must be a type of torch, such as 'float32', not 'bogus'"),
+]
+
+
+@pytest.mark.parametrize("fields, message", INVALID_BEFORE_CONVERSION)
+def test_error_of_fields_that_transformers_converts(fields, message):
+    for build in (HfDebertaConfig, HfDebertaConfig.from_dict):
+        arguments = ({**HfDebertaConfig.from_preset("tiny").to_dict(), **fields},)
+        with pytest.raises(ValueError, match=message):
+            build(*arguments) if build is not HfDebertaConfig else build(**fields)
+
+
+def test_the_number_of_labels_is_checked_when_it_is_set():
+    config = HfDebertaConfig.from_preset("tiny", num_labels=3)
+    config.num_labels = 5
+    assert config.num_labels == len(config.id2label) == len(config.label2id) == 5
+    with pytest.raises(ValueError, match="num_labels .*not 0"):
+        config.num_labels = 0
+
+
+@pytest.mark.parametrize("load", [HfDebertaConfig.from_pretrained, AutoConfig.from_pretrained])
+@pytest.mark.parametrize("fields, message", [*INVALID, *INVALID_BEFORE_CONVERSION])
+def test_error_of_a_file(fields, message, load, tmp_path):
+    values = {"model_type": "hf_deberta", **PRESETS["tiny"], **fields}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises((StrictDataclassError, ValueError), match=message):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("", "not a valid JSON file"),
+        ('{"vocab_size": 12', "not a valid JSON file"),
+        ("[1]", r"config.json must contain a JSON object, \{...\}, not list"),
+        ("null", "config.json must contain a JSON object, .*, not NoneType"),
+        ("[" * 100_000, "config.json is nested too deeply"),
+        ("{}", "has no config.json, or an empty one"),
+        (None, "has no config.json, or an empty one"),
+    ],
+)
+@pytest.mark.parametrize("model_class", [HfDebertaConfig, HfDebertaModel])
+def test_a_file_that_is_not_a_configuration(text, message, model_class, tmp_path):
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(OSError, match=message):
+        model_class.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["/no/such/folder", "./no", "no/such/folder"])
+def test_a_folder_that_does_not_exist(name):
+    with pytest.raises(OSError, match=f"there is no folder {name}"):
+        HfDebertaModel.from_pretrained(name)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model_type": "deberta-v2", "hidden_size": "x", "num_hidden_layers": None},
+        {"model_type": "deberta", "num_hidden_layers": []},
+        {"model_type": "deberta-v2", "architectures": 5, "vocab_size": "x"},
+        {"hidden_size": 8, "pooling": 3},
+    ],
+)
+def test_fields_of_wrong_types_in_other_formats(fields):
+    with pytest.raises((StrictDataclassError, ValueError)):
+        HfDebertaConfig.from_dict(fields)
+
+
+def test_unknown_attention_backend():
+    with pytest.raises(ValueError, match="no attention backend 'bogus': choose eager, sdpa or triton"):
+        HfDebertaModel(HfDebertaConfig.from_preset("tiny", attn_implementation="bogus"))
 
 
 @pytest.mark.parametrize("fields, message", INVALID, ids=lambda value: str(value) if isinstance(value, dict) else "")

@@ -225,3 +225,75 @@ def test_trainer_step_without_labels_changes_nothing(tmp_path):
     assert logged["grad_norm"] == 0
     for key, weight in build_float32(name).named_parameters():
         assert torch.equal(weights[key], weight), key
+
+
+# ---- padding -----------------------------------------------------------------------------------------------------
+
+CLASSIFIERS = {
+    "sequence": (hf_deberta.HfDebertaForSequenceClassification, {"labels": torch.tensor([1, 0])}),
+    "choice": (hf_deberta.HfDebertaForMultipleChoice, {"labels": torch.tensor([1])}),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_a_row_of_padding_only_has_a_finite_gradient(name, backend):
+    """From scratch its states are constant, and each LayerNorm would multiply the gradient by 1 / sqrt(1e-7)."""
+    torch.manual_seed(0)
+    model_class, labels = CLASSIFIERS[name]
+    config = hf_deberta.HfDebertaConfig.from_preset("tiny", num_hidden_layers=12, hidden_dropout_prob=0.0)
+    model = model_class(config).train()
+    model.set_attn_implementation(backend)
+    inputs = tiny_inputs((9, 1))
+    inputs["attention_mask"][1] = 0
+    if name == "choice":
+        inputs = {key: tensor[None] for key, tensor in inputs.items()}
+    output = model(**inputs, **labels)
+    output.loss.backward()
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    assert len(gradients) > 12 and max(float(gradient.abs().max()) for gradient in gradients) < 10
+    alone = {key: tensor[..., 1:, :1] for key, tensor in inputs.items()}
+    torch.testing.assert_close(output.logits.flatten()[-1], model(**alone).logits.flatten()[-1])
+
+
+@pytest.mark.parametrize("name", ["entities", "replaced token detection"])
+def test_left_padding_equals_right_padding(name):
+    model, inputs = build(name)
+    right = model(**inputs)
+    left = {
+        key: torch.stack([row.roll(9 - length) for row, length in zip(inputs[key], LENGTHS, strict=True)])
+        for key in ("input_ids", "attention_mask")
+    }
+    if name == "entities":
+        shift = torch.tensor([9 - length for length in LENGTHS])[:, None, None]
+        left["entity_indices"] = torch.where(inputs["entity_indices"] > 0, inputs["entity_indices"] + shift, 0)
+        torch.testing.assert_close(model(**left).logits, right.logits)
+    else:
+        real = inputs["attention_mask"].bool()
+        torch.testing.assert_close(model(**left).logits[left["attention_mask"].bool()], right.logits[real])
+
+
+def test_absolute_positions_count_from_the_first_real_token():
+    """Padding between real tokens is counted, and positions that were passed are kept."""
+    model = tiny_model(hf_deberta.HfDebertaForMaskedLM, conv_kernel_size=0).eval()
+    ids, mask = torch.tensor([[9, 9, 5, 9, 7, 9]]), torch.tensor([[0, 0, 1, 0, 1, 0]])
+    expected = model(ids[:, 2:5], attention_mask=mask[:, 2:5]).logits[0, ::2]
+    torch.testing.assert_close(model(ids, attention_mask=mask).logits[0, 2:5:2], expected)
+    positions = torch.arange(6)[None]
+    assert not torch.allclose(model(ids, attention_mask=mask, position_ids=positions).logits[0, 2:5:2], expected)
+
+
+def test_padding_is_no_part_of_a_mention():
+    model, inputs = build("entities")
+    expected = model(**inputs).logits
+    row = LENGTHS.index(3)
+    inputs["entity_indices"][row, 1, 1] = 7  # padding
+    torch.testing.assert_close(model(**inputs).logits, expected)
+
+
+def test_generation_from_prompts_padded_on_the_left():
+    model = tiny_model(hf_deberta.HfDebertaForCausalLM, conv_kernel_size=0).eval()
+    ids, mask = (tensor.flip(1) for tensor in tiny_inputs((6, 3)).values())
+    options = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    together = model.generate(ids, attention_mask=mask, **options)
+    torch.testing.assert_close(together[1, 3:], model.generate(ids[1:, 3:], **options)[0])

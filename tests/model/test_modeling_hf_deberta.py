@@ -491,12 +491,12 @@ WRONG_LABELS = {
 def test_labels_of_a_wrong_shape_are_an_error(case):
     model_class, fields, labels = WRONG_LABELS[case]
     model = tiny_model(model_class, **fields)
-    with pytest.raises((ValueError, RuntimeError)) as caught:
+    with pytest.raises(ValueError) as caught:
         model(IDS, **labels)
     assert not any(parameter.grad is not None for parameter in model.parameters())
     if model_class is HfDebertaForMaskedLM:
         given = tuple(labels["labels"].shape)
-        assert str(caught.value) == f"labels must be [B, N] = (3, 9), not {given}"
+        assert str(caught.value) == f"labels must be of shape (3, 9), not {given}"
 
 
 def test_heads_describe_the_inputs_that_they_need():

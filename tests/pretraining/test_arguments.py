@@ -146,3 +146,10 @@ def test_a_folder_that_does_not_exist(tmp_path):
 def test_help_of_resume_from_checkpoint():
     help = PretrainingArguments.__dataclass_fields__["resume_from_checkpoint"].metadata["help"]
     assert "each time the command is run" in help
+
+
+def test_a_script_locks_its_folder(tmp_path, monkeypatch):
+    """Before it tokenizes, and not once it has ended."""
+    monkeypatch.setattr(sys, "argv", ["script", "--use_cpu", "--output_dir", str(tmp_path / "out")])
+    locked = run_with_arguments((PretrainingArguments,), lambda args: list((tmp_path / "out").iterdir()))
+    assert locked == [tmp_path / "out" / "_run.lock"] and not list((tmp_path / "out").iterdir())

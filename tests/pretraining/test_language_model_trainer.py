@@ -116,6 +116,10 @@ def test_a_finished_run_is_not_trained_again(tmp_path, caplog, length):
         assert (tmp_path / name).read_bytes() == before[name]
     assert "## Training" in (tmp_path / "README.md").read_text() and (tmp_path / "trainer_state.json").exists()
     assert checkpoints == sorted(path.name for path in tmp_path.glob("checkpoint-*"))
+    (tmp_path / "model.safetensors").write_bytes(before["model.safetensors"][:-1] + b"x")
+    run()
+    assert "its model is damaged (model.safetensors has another checksum than when it was written)" in caplog.text
+    assert (tmp_path / "model.safetensors").read_bytes() == before["model.safetensors"]
 
 
 @pytest.mark.parametrize(("reached", "epoch"), [(None, 0), (0.4, 0), (1.0, 1), (1.4, 1)])

@@ -6,6 +6,7 @@ import torch
 from golden_cases import part
 from huggingface_hub.errors import StrictDataclassError
 from numerics import assert_same_by_name, tiny_config
+from safetensors.torch import load_file, save_file
 from tiny_pairs import DROPOUT, WORDS, batch_of, tiny_pair, tiny_rows, trained
 from transformers import (
     AutoModel,
@@ -400,6 +401,16 @@ def test_two_ordinary_checkpoints_round_trip(sharing, tmp_path):
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(found.state_dict()[name], tensor, msg=name)
     torch.testing.assert_close(found.eval()(**batch).loss, output.loss)
+
+
+def test_a_pair_needs_the_whole_encoder_of_both(tmp_path):
+    tiny_pair().save_pair(tmp_path)
+    file = tmp_path / "discriminator" / "model.safetensors"
+    weights = load_file(file)
+    del weights["deberta.encoder.rel_embeddings.weight"]
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(ValueError, match=r"discriminator has no weights for deberta\.encoder\.rel_embeddings\.weight"):
+        HfDebertaForRtdPretraining.from_pair(tmp_path / "generator", tmp_path / "discriminator")
 
 
 @pytest.mark.parametrize("together", [False, True], ids=["two folders", "one folder"])

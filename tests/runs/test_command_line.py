@@ -1,5 +1,6 @@
 """Flags from the command line or a JSON file, `--help`, and which errors are shown as one line."""
 
+import errno
 import re
 import runpy
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaConfig
@@ -52,6 +54,29 @@ def test_input_errors_are_one_line_and_bugs_keep_their_traceback():
     for bug in (ValueError, OSError, TypeError):
         with pytest.raises(bug), show_input_errors_in_one_line("x.py"):
             raise bug("a bug")
+
+
+def full_disk_errors() -> dict[str, Exception]:
+    """What open files, safetensors, torch.save and datasets raise."""
+    in_part = "[enforce fail at inline_container.cc:672] . unexpected pos 248960 vs 248848"
+    wrapped = RuntimeError("An error occurred while generating the dataset")
+    wrapped.__cause__ = OSError(errno.ENOSPC, "No space left on device", "cache/rows.arrow")
+    return {
+        "out/state.json could not be written (No space left on device)": OSError(
+            errno.ENOSPC, "full", "out/state.json"
+        ),
+        "a file could not be written (Disk quota exceeded)": OSError(errno.EDQUOT, "quota"),
+        "a file could not be written (File too large)": SafetensorError("Error while serializing: (os error 27)"),
+        "a file could not be written (no space left)": RuntimeError(in_part),
+        "cache/rows.arrow could not be written (No space left on device)": wrapped,
+    }
+
+
+@pytest.mark.parametrize(("message", "error"), full_disk_errors().items())
+def test_a_full_disk_is_one_line(message, error):
+    with pytest.raises(SystemExit) as stopped, show_input_errors_in_one_line("x.py"):
+        raise error
+    assert str(stopped.value).startswith(f"x.py: {message}: make room in --output_dir")
 
 
 def test_debug_verbosity_shows_tracebacks_of_input_errors():

@@ -147,8 +147,9 @@ def test_evaluation_and_prediction_of_a_task(tmp_path):
 
 def test_one_nan_loss_is_not_hidden_by_the_log_filter(tmp_path):
     """Without metrics Trainer computes losses alone, and its filter averages those that are finite."""
-    rows = Dataset.from_dict({"input_ids": [[1, 5, 2]] * 16, "labels": [0.5] * 15 + [math.nan]})
+    rows = Dataset.from_dict({"input_ids": [[1, 5, 2]] * 15 + [[1, 7, 2]], "labels": [0.5] * 16})
     model = HfDebertaForSequenceClassification(HfDebertaConfig.from_preset("tiny", num_labels=1))
+    model.deberta.embeddings.word_embeddings.weight.data[7] = math.nan
     args = fine_tuning_arguments(tmp_path, logging_nan_inf_filter=True, per_device_eval_batch_size=4)
     run = FineTuningTrainer(model, args, default_data_collator, eval_dataset=rows)
     with pytest.raises(InputError, match="eval_loss is nan"):

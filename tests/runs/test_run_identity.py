@@ -55,7 +55,8 @@ def test_every_flag_of_ours_is_identifying_or_free():
     kinds = {
         kind for names in scripts for kind in names.values() if getattr(kind, "__name__", "").endswith("Arguments")
     }
-    flags = {field.name for kind in kinds if dataclasses.is_dataclass(kind) for field in dataclasses.fields(kind)}
+    fields = [field for kind in kinds if dataclasses.is_dataclass(kind) for field in dataclasses.fields(kind)]
+    flags = {field.name for field in fields if field.init}
     of_trainer = {field.name for field in dataclasses.fields(TrainingArguments)}
     identifying = {*IDENTIFYING_FLAGS, *BEST_MODEL_FLAGS}
     assert identifying <= flags | of_trainer

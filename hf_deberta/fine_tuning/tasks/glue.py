@@ -22,9 +22,12 @@ Files, for each test split:
 `python -m hf_deberta.fine_tuning.tasks.glue submission.zip runs/*` zips those files for gluebenchmark.com.
 """
 
-from collections.abc import Callable, Iterable
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import isfinite, isnan
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +40,6 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_json_lines, write_prediction_table
-from hf_deberta.runs.data_files import require_columns
 from hf_deberta.runs.errors import InputError
 
 TWO_WAY_ENTAILMENT = ("entailment", "not_entailment")
@@ -45,7 +47,12 @@ THREE_WAY_ENTAILMENT = ("entailment", "neutral", "contradiction")
 SENTENCE_COLUMNS, QUESTION_COLUMNS = ("sentence1", "sentence2"), ("question1", "question2")
 NLI_COLUMNS, QNLI_COLUMNS = ("premise", "hypothesis"), ("question", "sentence")
 MNLI_FILES = {"test": "MNLI-m.tsv", "test_matched": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"}
+CLASS_METRICS, REGRESSION_METRICS = ("accuracy", "f1"), ("pearson", "spearmanr")
 MULTI_LABEL_METRICS = ("f1_micro", "f1_macro", "accuracy")
+CODES = "values without spaces, most with digits: identifiers"
+MANY_LABELS = 50  # from here on a warning asks whether the column holds labels
+NUMBER = re.compile(r"-?\d+(\.\d+)?")
+NAMES_SHOWN = 10  # in messages that list columns or labels
 
 logger = logging.get_logger(__name__)
 
@@ -56,7 +63,7 @@ class GlueTask:
 
     Args:
         columns: the text columns.
-        labels: label names; None for regression, empty if the rows have no labels.
+        labels: label names; None for regression.
         metrics: the first selects the best checkpoint.
         submission_files: the file name in a GLUE submission, by test split.
         submits_names: a submission holds label names, not numbers.
@@ -97,36 +104,102 @@ def infer_task(
     splits: dict[str, Dataset],
     label_column: str = "label",
     regression: bool | None = None,
-    columns: list[str] | None = None,
+    columns: Sequence[str] | None = None,
 ) -> GlueTask:
     """Return the task of the user's own rows, inferred from the columns and labels of the train split.
 
     Args:
         regression: treat labels as regression targets; by default, if they are floats.
-        columns: text columns; by default sentence1 and sentence2, or the first two that hold text and no identifiers.
+        columns: text columns; by default those of `choose_text_columns`.
     """
-    split = "train" if "train" in splits else next(iter(splits))
-    rows = splits[split]
-    if not columns:
-        texts = [name for name, feature in rows.features.items() if name != label_column and _is_text(feature)]
-        texts = [name for name in texts if not _is_identifier(name)]
-        columns = [name for name in SENTENCE_COLUMNS if name in texts] or texts
-    if not columns:
-        raise InputError(
-            f"the {split} rows have no column of text; they have {', '.join(rows.column_names)}: name one with "
-            "--text_column_names"
-        )
-    task = partial(GlueTask, tuple(columns[:2]))
-    if label_column not in rows.column_names:
-        return task((), ("accuracy",))
+    rows = splits["train"]
+    require_label_column(rows, label_column, "train")
+    task = partial(GlueTask, tuple(columns or choose_text_columns(rows, "train", label_column)))
     feature = rows.features[label_column]
     if _is_label_list(feature) and not regression:
-        labels = _label_names(feature.feature, _flatten_label_lists(rows, label_column, split))
+        labels = _label_names(feature.feature, _flatten_label_lists(rows, label_column, "train"))
+        _check_labels(labels, len(rows), label_column, minimum=1)
         return task(labels, MULTI_LABEL_METRICS, multi_label=True)
-    require_label_format(rows, label_column, split, multi_label=False)
+    require_label_format(rows, label_column, "train", multi_label=False)
+    require_no_missing_labels([_is_missing(value) for value in rows[label_column]], "train", label_column)
     if regression or (regression is None and getattr(feature, "dtype", "").startswith("float")):
-        return task(None, ("pearson", "spearmanr"))
-    return task(_label_names(feature, rows[label_column]), ("accuracy", "f1"))
+        if regression is None and all(value.is_integer() for value in rows[label_column]):
+            logger.warning(
+                f"The column {label_column!r} holds whole numbers written as decimals, such as "
+                f"{rows[label_column][0]}. They are regression targets; if they are classes, add --do_regression false."
+            )
+        return task(None, REGRESSION_METRICS)
+    labels = _label_names(feature, rows[label_column])
+    _check_labels(labels, len(rows), label_column, minimum=2)
+    return task(labels, CLASS_METRICS)
+
+
+def choose_text_columns(rows: Dataset, split: str, label_column: str) -> tuple[str, ...]:
+    """Return the one or two text columns: sentence1 and sentence2, or those that hold text and no identifiers.
+
+    Columns that are not read are logged with the reason. An ambiguous choice is an error.
+    """
+    others = [name for name in rows.column_names if name != label_column]
+    reasons = {name: reason for name in others if (reason := _reason_against_text(rows, name))}
+    texts = [name for name in others if name not in reasons]
+    if set(SENTENCE_COLUMNS) <= set(texts):
+        texts = list(SENTENCE_COLUMNS)
+    if not texts:
+        unread = [f"{name} ({reasons[name]})" for name in others]
+        raise InputError(
+            f"the {split} rows have no column of text besides {label_column}; they have "
+            f"{listed(unread) or 'no other'}: name one or two with --text_column_names"
+        )
+    distinct_words = [name for name in texts if _has_distinct_words(rows[name])]
+    if len(texts) > 2:
+        raise InputError(
+            f"the {split} rows have {len(texts)} columns of text: {listed(texts)}; name the one or two to read with "
+            "--text_column_names"
+        )
+    if len(texts) == 2 and distinct_words and texts != list(SENTENCE_COLUMNS):
+        raise InputError(
+            f"the {split} rows have distinct single words in the column {distinct_words[0]!r}, which may be texts or "
+            f"identifiers: name the columns to read, of {listed(texts)}, with --text_column_names"
+        )
+    if unread := [f"{name} ({reasons.get(name, 'not sentence1 or 2')})" for name in others if name not in texts]:
+        logger.warning(f"Columns that are not read: {', '.join(unread)}. --text_column_names selects other columns.")
+    return tuple(texts)
+
+
+def _reason_against_text(rows: Dataset, column: str) -> str | None:
+    """Return why a column holds no text; None if it may."""
+    feature = rows.features[column]
+    if not _is_text(feature):
+        return f"{getattr(feature, 'dtype', type(feature).__name__)}, not text"
+    if column.lower() in ("id", "idx", "guid") or column.lower().endswith("_id"):
+        return "the name of an identifier"
+    texts = _texts_without_spaces(rows[column])
+    if texts == []:
+        return "empty"
+    if texts and 2 * sum(any(map(str.isdigit, text)) for text in texts) >= len(texts):
+        return CODES
+    return None
+
+
+def _texts_without_spaces(texts: Iterable[str | None]) -> list[str] | None:
+    """Return the texts that are not blank; None if one has several words, or letters of a script without spaces."""
+    words = []
+    for text in texts:
+        if text is not None and text.strip():
+            if len(text.split()) > 1 or not text.isascii():
+                return None
+            words.append(text.strip())
+    return words
+
+
+def _has_distinct_words(texts: Iterable[str | None]) -> bool:
+    """True if each text is one word, and at most a tenth of them are repeated."""
+    words = _texts_without_spaces(texts) or []
+    return len(set(words)) >= 0.9 * len(words) > 0
+
+
+def _is_text(feature: Any) -> bool:
+    return getattr(feature, "dtype", None) in ("string", "large_string")
 
 
 def _label_names(feature: Any, values: Iterable) -> tuple[str, ...]:
@@ -142,6 +215,12 @@ def _label_names(feature: Any, values: Iterable) -> tuple[str, ...]:
 def _flatten_label_lists(rows: Dataset, column: str, split: str) -> list:
     """Return the labels of all rows. Lists such as [0, 1, 0] look like multi-hot vectors and are an error."""
     lists = [row for row in rows[column] if row]
+    for row, values in enumerate(rows[column], start=1):
+        if any(map(_is_missing, values or ())):
+            raise InputError(
+                f"the {split} rows have {_shortened(values)} in row {row} of the column {column!r}: remove the empty "
+                "labels; an empty list means no label"
+            )
     labels = [label for row in lists for label in row]
     if set(labels) == {0, 1} and (repeated := [row for row in lists if len(set(row)) < len(row)]):
         raise InputError(
@@ -156,24 +235,73 @@ def _is_label_list(feature: Any) -> bool:
     return isinstance(element, Value | ClassLabel) and not element.dtype.startswith(("float", "bool"))
 
 
-def _is_text(feature: Any) -> bool:
-    return getattr(feature, "dtype", None) in ("string", "large_string")
+def _check_labels(labels: tuple[str, ...], rows: int, column: str, minimum: int) -> None:
+    """Require enough labels to train on; warn of labels that look like one label, and of very many."""
+    if len(labels) < minimum:
+        present = f"only the label {_shortened(labels[0])}" if labels else "no labels"
+        raise InputError(
+            f"the {rows} train rows have {present} in the column {column!r}: training needs "
+            f"{'two labels' if minimum == 2 else 'a label'} or more"
+        )
+    by_spelling: dict[str, list[str]] = {}
+    for label in labels:
+        by_spelling.setdefault(" ".join(unicodedata.normalize("NFKC", label).casefold().split()), []).append(label)
+    if alike := [label for group in by_spelling.values() if len(group) > 1 for label in group]:
+        logger.warning(
+            f"The labels {listed(alike, repr)} in the column {column!r} differ only in case or spaces. They are "
+            "different classes; if they should not be, correct the file."
+        )
+    if len(labels) > min(MANY_LABELS, max(5, rows // 2)):
+        logger.warning(
+            f"The column {column!r} has {len(labels):,} different labels in {rows:,} rows: {listed(labels)}. Check "
+            "that it is the column of labels (--label_column_name); for numbers to predict, add --do_regression."
+        )
 
 
-def _is_identifier(column: str) -> bool:
-    """True for id, idx, guid and names such as example_id: such a column identifies a row."""
-    return column.lower() in ("id", "idx", "guid") or column.lower().endswith("_id")
+def listed(names: Sequence[str], form: Callable[[str], str] = str) -> str:
+    """Return the first names, separated by commas, and how many more there are."""
+    more = len(names) - NAMES_SHOWN
+    return ", ".join(map(form, names[:NAMES_SHOWN])) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _shortened(value: Any) -> str:
+    """Return the value as in Python code, at most about 100 characters of it."""
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 # 2. Requirements on columns
 
 
-def require_texts(rows: Dataset, columns: Iterable[str], split: str) -> None:
+def require_texts(rows: Dataset, columns: Sequence[str], split: str) -> None:
     """Require that the columns hold texts, or numbers: a csv column of digits is read as numbers."""
-    require_columns(rows, list(columns), split)
+    if missing := [name for name in columns if name not in rows.column_names]:
+        raise InputError(
+            f"the {split} rows have no column {listed(missing, repr)}; they have {listed(rows.column_names)}: rename "
+            "columns of the file, or name the text columns of your own rows with --text_column_names"
+        )
     for name in columns:
-        if not isinstance(rows.features[name], Value | ClassLabel):
-            raise InputError(f"the {split} rows have {rows[0][name]!r} in the column {name!r}, which must hold text")
+        feature = rows.features[name]
+        if not isinstance(feature, Value | ClassLabel) or "binary" in feature.dtype:
+            raise InputError(
+                f"the {split} rows have {_shortened(rows[0][name])} in row 1 of the column {name!r}, which must hold "
+                "text"
+            )
+        blank = [row for row, text in enumerate(rows[name], start=1) if text is None or not str(text).strip()]
+        if blank:
+            logger.warning(
+                f"{split}: {len(blank):,} of {len(rows):,} rows have no text in the column {name!r}, the first is row "
+                f"{blank[0]}; they are read as empty texts"
+            )
+
+
+def require_label_column(rows: Dataset, column: str, split: str) -> None:
+    """Require a column of labels."""
+    if column not in rows.column_names:
+        raise InputError(
+            f"the {split} rows have no column {column!r} of labels; they have {listed(rows.column_names)}: name one "
+            "with --label_column_name"
+        )
 
 
 def require_label_format(rows: Dataset, column: str, split: str, multi_label: bool) -> None:
@@ -181,21 +309,35 @@ def require_label_format(rows: Dataset, column: str, split: str, multi_label: bo
     feature = rows.features[column]
     if multi_label and not _is_label_list(feature) and getattr(feature, "dtype", None) != "null":
         raise InputError(
-            f"each row needs a list of labels in a multi-label task; the {split} rows have {rows[0][column]!r} in the "
-            f"column {column!r}. Write a list even for one label or none"
+            f"each row needs a list of labels in a multi-label task; the {split} rows have "
+            f"{_shortened(rows[0][column])} in row 1 of the column {column!r}. Write a list even for one label or none"
         )
     if not multi_label and not isinstance(feature, Value | ClassLabel):
         raise InputError(
-            f"each row needs one label, a number or a name; the {split} rows have {rows[0][column]!r} in the column "
-            f"{column!r}. For multi-label classification, use lists of names or integers, without --task_name and "
-            "--do_regression"
+            f"each row needs one label, a number or a name; the {split} rows have {_shortened(rows[0][column])} in row "
+            f"1 of the column {column!r}. For multi-label classification, use lists of names or integers, without "
+            "--task_name and --do_regression"
         )
 
 
-def require_no_missing_labels(is_missing: list[bool], split: str) -> None:
-    """Require a label in every row, except in test splits."""
-    if any(is_missing) and not split.startswith("test"):
-        raise InputError(f"{sum(is_missing)} of {len(is_missing)} {split} rows have no label")
+def require_no_missing_labels(is_missing: list[bool], split: str, column: str) -> None:
+    """Require a label in every row. In test splits missing labels are allowed, with a warning if only some are."""
+    missing = sum(is_missing)
+    if not missing:
+        return
+    message = f"{missing:,} of {len(is_missing):,} {split} rows have no label in the column {column!r}"
+    message += f", the first is row {is_missing.index(True) + 1}"
+    if not split.startswith("test"):
+        raise InputError(f"{message}: add labels, or remove these rows")
+    if missing < len(is_missing):
+        logger.warning(f"{message}: the predictions are written without metrics")
+
+
+def _is_missing(value: Any) -> bool:
+    """True for null, NaN and blank names."""
+    if isinstance(value, float):
+        return isnan(value)
+    return value is None or (isinstance(value, str) and not value.strip())
 
 
 # 3. Model inputs
@@ -215,23 +357,37 @@ def make_label_encoder(
     def index_of(value: Any) -> int | None:
         if names is not None and isinstance(value, int) and 0 <= value < len(names):
             return indices[names[value]]
+        if not isinstance(value, int) and str(value) in indices:
+            return indices[str(value)]
+        if isinstance(value, float) and value.is_integer():  # a csv column of whole numbers in which some are missing
+            value = int(value)
+        if accepts_numbers and isinstance(value, str) and value.isdecimal():
+            value = int(value)
         if accepts_numbers and isinstance(value, int):  # True and False are 1 and 0
             return int(value) if 0 <= value < len(labels) else None
         return indices.get(str(value))
 
+    def is_missing(value: Any) -> bool:
+        return _is_missing(value) or (value == -1 and "-1" not in indices)
+
     def encode_label(value: Any) -> int:
-        index = None if value is None else index_of(value)
+        index = None if is_missing(value) else index_of(value)
         return -1 if index is None else index
 
-    is_missing = [value is None or (value == -1 and "-1" not in indices) for value in values]
-    require_no_missing_labels(is_missing, split)
-    present = [value for value, missing in zip(values, is_missing, strict=True) if not missing]
-    present = [value for row in present for value in row] if multi_label else present
-    unknown = {value for value in present if index_of(value) is None}
+    missing = [is_missing(value) for value in values]
+    require_no_missing_labels(missing, split, column)
+    unknown: dict[str, int] = {}  # label -> first row
+    for row, (value, no_label) in enumerate(zip(values, missing, strict=True), start=1):
+        for label in [] if no_label else value if multi_label else [value]:
+            if _is_missing(label) or index_of(label) is None:
+                unknown.setdefault(_shortened(label), row)
     if unknown:
+        first = min(unknown.values())
         raise InputError(
-            f"the {split} rows have unknown labels: {', '.join(map(repr, sorted(unknown, key=str)))}; "
-            f"known are {', '.join(labels)}" + (f", or 0 to {len(labels) - 1}" if accepts_numbers else "")
+            f"the {split} rows have unknown labels in the column {column!r}, the first in row {first}: "
+            f"{listed(sorted(unknown))}; known are {listed(labels)}"
+            + (f", or 0 to {len(labels) - 1}" if accepts_numbers else "")
+            + ("; to predict without these labels, name another --label_column_name" if split[:4] == "test" else "")
         )
     return encode_label
 
@@ -243,18 +399,26 @@ def make_target_encoder(
 
     The target is the label's index in `labels`, a float (regression), or 0.0 or 1.0 for each label (multi-label).
     """
-    if column not in rows.column_names or task.labels == ():
+    if column not in rows.column_names and split.startswith("test"):
+        logger.warning(f"The {split} rows have no column {column!r}: the predictions are written without metrics")
         return None
-    is_missing = [value is None for value in rows[column]]
+    require_label_column(rows, column, split)
     if task.labels is None or labels is None:
         require_label_format(rows, column, split, multi_label=False)
-        require_no_missing_labels(is_missing, split)
-        return None if any(is_missing) else float
+        is_missing = [_is_missing(value) for value in rows[column]]
+        require_no_missing_labels(is_missing, split, column)
+        if any(is_missing):
+            return None
+        require_numbers(rows, column, split)
+        return float
     encode_label = make_label_encoder(rows, task.labels, split, column, task.multi_label)
     model_index = [*map(labels.index, task.labels), -1]  # -1, a missing label, stays -1
+    if task not in TASKS.values() and _are_numbers_of_names(rows.features[column], task.labels):
+        numbered = [f"{number} {label}" for number, label in enumerate(task.labels)]
+        logger.warning(f"The labels of the {split} rows are numbers, and are read as {listed(numbered)}.")
     if not task.multi_label:
         return lambda value: model_index[encode_label(value)]
-    if any(is_missing):
+    if any(value is None for value in rows[column]):
         return None
 
     def encode_label_list(values: list) -> list[float]:
@@ -262,6 +426,27 @@ def make_target_encoder(
         return [float(index in present) for index in range(len(labels))]
 
     return encode_label_list
+
+
+def _are_numbers_of_names(feature: Any, labels: tuple[str, ...]) -> bool:
+    """True if rows have numbers or truth values, and the labels are names such as no and yes."""
+    is_number = getattr(feature, "dtype", "").startswith(("int", "uint", "float", "bool"))
+    has_names = any(not label.startswith("LABEL_") and not NUMBER.fullmatch(label) for label in labels)
+    return is_number and has_names and not isinstance(feature, ClassLabel)
+
+
+def require_numbers(rows: Dataset, column: str, split: str) -> None:
+    """Require finite numbers as labels."""
+    for row, value in enumerate(rows[column], start=1):
+        try:
+            is_number = isfinite(float(value))
+        except (TypeError, ValueError, OverflowError):
+            is_number = False
+        if not is_number:
+            raise InputError(
+                f"the {split} rows have {_shortened(value)} in row {row} of the column {column!r}, but the labels of a "
+                "regression are numbers"
+            )
 
 
 def encode_texts(

@@ -58,7 +58,7 @@ def test_labels_by_number_and_by_name(tokenizer):
 def test_unknown_labels(tokenizer):
     task = glue.TASKS["rte"]
     data = rows(sentence1=["a"], sentence2=["b"], label=["maybe"])
-    with pytest.raises(InputError, match="validation rows .*: 'maybe'; .* entailment, not_entailment"):
+    with pytest.raises(InputError, match="validation rows .* in row 1: 'maybe'; .* entailment, not_entailment"):
         glue.encode_texts(data, "validation", task, tokenizer, 16, task.labels)
     with pytest.raises(InputError, match="train rows .*: 2; .* 0 to 1"):
         glue.encode_texts(rows(sentence1=["a"], sentence2=["b"], label=[2]), "train", task, tokenizer, 16, task.labels)
@@ -66,8 +66,13 @@ def test_unknown_labels(tokenizer):
 
 def test_a_missing_column(tokenizer):
     task = glue.TASKS["mrpc"]
-    with pytest.raises(InputError, match="train rows .* 'sentence2'.* sentence1, label"):
+    with pytest.raises(InputError, match="train rows .* 'sentence2'.* sentence1, label: .*--text_column_names"):
         glue.encode_texts(rows(sentence1=["a"], label=[1]), "train", task, tokenizer, 16, task.labels)
+    data = rows(sentence1=["a"], sentence2=["b"])
+    for split in ("train", "validation", "validation_matched"):
+        with pytest.raises(InputError, match=rf"{split} rows have no column 'label' .*sentence1, sentence2: .*--label"):
+            glue.encode_texts(data, split, task, tokenizer, 16, task.labels)
+    assert "labels" not in glue.encode_texts(data, "test", task, tokenizer, 16, task.labels).column_names
 
 
 def test_infer_task():
@@ -81,12 +86,72 @@ def test_infer_task():
     assert glue.infer_task({"train": rows(text=["a", "b"], label=[1, 5])}).labels == ("1", "5")
     assert glue.infer_task({"train": rows(text=["a", "b"], label=[1, 5])}, regression=True).labels is None
     features = Features({"text": Value("string"), "label": ClassLabel(names=["bad", "good"])})
+    with pytest.raises(InputError, match=r"train rows have no column 'label' of labels; they have text, verdict: name"):
+        glue.infer_task({"train": rows(text=["a b"], verdict=["x"])})
     named = Dataset.from_dict({"text": ["a"], "label": [1]}, features)
     assert glue.infer_task({"train": named}).labels == ("bad", "good")
-    pair = {"id": ["x"], "sentence2": ["b"], "sentence1": ["a"], "label": ["c"]}
+    pair = {"id": ["x", "y"], "sentence2": ["b", "c"], "sentence1": ["a", "d"], "label": ["c", "d"]}
     assert glue.infer_task({"train": rows(**pair)}).columns == ("sentence1", "sentence2")
-    with pytest.raises(InputError, match="column of text.* label, x"):
+    with pytest.raises(InputError, match=r"column of text besides label; they have x \(int64, not text\)"):
         glue.infer_task({"train": rows(label=[0], x=[1])})
+    with pytest.raises(InputError, match=r"column of text besides label; they have no other"):
+        glue.infer_task({"train": rows(label=["a b"])})
+
+
+SENTENCES = ["a long film", "a short one", "a good film", "a bad one"]
+CHINESE = ["2019年很好", "3天", "10元", "7点"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected", "unread"),
+    [
+        ({"key": ["r0", "r1", "r2", "r3"], "a": SENTENCES, "b": SENTENCES}, ("a", "b"), "key (values without spaces"),
+        ({"user": ["u1", "u1", "u2", "u2"], "a": SENTENCES}, ("a",), "user (values without spaces"),
+        ({"a": SENTENCES, "year": [1, 2, 3, 4], "tags": [["x"]] * 4}, ("a",), "year (int64, not text), tags (List"),
+        ({"sentence1": SENTENCES, "comment": SENTENCES, "sentence2": SENTENCES}, glue.SENTENCE_COLUMNS, "comment"),
+        ({"a": SENTENCES, "b": ["", None, "", " "]}, ("a",), "b (empty)"),
+        ({"word": ["cat", "dog", "bird", "fish"]}, ("word",), ""),
+        ({"aspect": ["food", "food", "price", "food"], "a": SENTENCES}, ("aspect", "a"), ""),
+        ({"a": CHINESE, "b": CHINESE[::-1]}, ("a", "b"), ""),
+    ],
+)
+def test_text_columns(columns, expected, unread, caplog):
+    assert glue.choose_text_columns(rows(**columns, label=[0, 1, 0, 1]), "train", "label") == expected
+    assert unread in caplog.text and ("not read" in caplog.text) == bool(unread)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"a": SENTENCES, "b": SENTENCES, "c": SENTENCES}, "3 columns of text: a, b, c; .*--text_column_names"),
+        (
+            {"name": ["ann", "bob", "eve", "joe"], "a": SENTENCES},
+            "distinct single words in the column 'name'.* name, a",
+        ),
+        ({"x": ["r0", "r1", "r2", "r3"], "y": [0, 1, 2, 3]}, r"no column of text .* x \(.*identifiers\), y \(int64"),
+        ({"example_id": ["x", "y", "z", "w"]}, "no column of text"),
+    ],
+)
+def test_ambiguous_text_columns(columns, message):
+    with pytest.raises(InputError, match=message):
+        glue.choose_text_columns(rows(**columns, label=[0, 1, 0, 1]), "train", "label")
+
+
+def test_labels_that_may_be_mistakes(caplog):
+    """One label is an error. Spellings of one label, very many labels and whole decimals give a warning."""
+    texts = [f"text number {i}" for i in range(400)]
+    with pytest.raises(InputError, match="2 train rows have only the label 'yes' in the column 'label'"):
+        glue.infer_task({"train": rows(text=texts[:2], label=["yes", "yes"])})
+    glue.infer_task({"train": rows(text=texts[:4], label=["yes", "no", "maybe", "Maybe not"])})
+    assert not caplog.text
+    glue.infer_task({"train": rows(text=texts[:4], label=["neutral", "neutral ", "Yes", "no"])})
+    assert "labels 'neutral', 'neutral ' in the column 'label' differ only in case or spaces" in caplog.text
+    glue.infer_task({"train": rows(text=texts, label=[i % 199 for i in range(400)])})
+    assert "has 199 different labels in 400 rows: LABEL_0, LABEL_1, LABEL_2," in caplog.text
+    assert "LABEL_9 and 189 more." in caplog.text and "LABEL_10," not in caplog.text
+    caplog.clear()
+    assert glue.infer_task({"train": rows(text=texts[:2], label=[0.0, 1.0])}).labels is None
+    assert "--do_regression false" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["id", "idx", "guid", "ID", "example_id"])
@@ -98,7 +163,8 @@ def test_columns_of_identifiers_are_no_texts(name):
 
 @pytest.mark.parametrize("task", [glue.TASKS["cola"], glue.GlueTask(("sentence",), None, ("pearson",))])
 def test_lists_of_labels_in_a_task_with_one_label(tokenizer, task):
-    data, message = rows(sentence=["a", "b"], label=[[0, 1], [1]]), r"train rows have \[0, 1\] in the column 'label'"
+    data = rows(sentence=["a", "b"], label=[[0, 1], [1]])
+    message = r"train rows have \[0, 1\] in row 1 of the column 'label'"
     with pytest.raises(InputError, match=message):
         glue.infer_task({"train": data}, regression=True)
     with pytest.raises(InputError, match=message):
@@ -146,7 +212,11 @@ def test_invalid_lists_of_labels(tokenizer):
             glue.encode_texts(data, "validation", task, tokenizer, 16, task.labels)
     for unlabelled in (rows_with_label_lists([["red"], None]), rows(text=["a"], label=[None]), rows(text=["a"])):
         assert "labels" not in glue.encode_texts(unlabelled, "test", task, tokenizer, 16, task.labels).column_names
-    assert glue.infer_task({"train": rows_with_label_lists([[], []])}).labels == ()
+    with pytest.raises(InputError, match="train rows have no labels in the column 'label'"):
+        glue.infer_task({"train": rows_with_label_lists([[], []])})
+    for incomplete in ([["red"], [None]], [["red"], [" "]]):
+        with pytest.raises(InputError, match="validation rows have unknown labels .* the first in row 2"):
+            glue.encode_texts(rows_with_label_lists(incomplete), "validation", task, tokenizer, 16, task.labels)
     with pytest.raises(InputError, match=r"train rows have \[0, 1, 0\] .* 0 or 1 for each label"):
         glue.infer_task({"train": rows_with_label_lists([[1], [0, 1, 0]])})
     for flags in (rows_with_label_lists([[0.0, 1.0]]), rows_with_label_lists([[False, True]])):
@@ -185,7 +255,7 @@ def test_a_column_of_numbers_is_text(tokenizer):
     inputs = glue.encode_texts(data, "train", task, tokenizer, 16, task.labels)
     assert inputs["input_ids"][:] == [tokenizer("the cat", "1999")["input_ids"], tokenizer("", "0")["input_ids"]]
     lists = rows(title=[["the", "cat"]], label=[0])
-    with pytest.raises(InputError, match=r"train rows have \['the', 'cat'\] in the column 'title'"):
+    with pytest.raises(InputError, match=r"train rows have \['the', 'cat'\] in row 1 of the column 'title'"):
         glue.encode_texts(lists, "train", glue.GlueTask(("title",), ("0", "1"), ()), tokenizer, 16, ("0", "1"))
 
 
@@ -258,12 +328,64 @@ def test_labels_that_look_like_numbers(tokenizer):
     assert glue.encode_texts(stars, "train", task, tokenizer, 16, task.labels)["labels"] == [0, 1, 2]
 
 
-def test_rows_without_labels(tokenizer):
-    for task, label in ((glue.TASKS["sst2"], [1, None]), (glue.TASKS["stsb"], [0.5, None])):
+def test_rows_without_labels(tokenizer, caplog):
+    cases = [("sst2", [1, None]), ("sst2", ["positive", " "]), ("stsb", [0.5, None]), ("stsb", [0.5, math.nan])]
+    for name, label in cases:
+        task = glue.TASKS[name]
         data = rows(sentence=["a", "b"], sentence1=["a", "b"], sentence2=["a", "b"], label=label)
-        with pytest.raises(InputError, match="1 of 2 train rows"):
+        with pytest.raises(
+            InputError, match="1 of 2 train rows have no label in the column 'label', the first is row 2"
+        ):
             glue.encode_texts(data, "train", task, tokenizer, 16, task.labels)
+        caplog.clear()
         assert len(glue.encode_texts(data, "test", task, tokenizer, 16, task.labels)) == 2
+        assert "1 of 2 test rows have no label in the column 'label', the first is row 2: the pred" in caplog.text
+        with pytest.raises(InputError, match="row 2"):
+            glue.infer_task({"train": data}, columns=["sentence"])
+
+
+def test_labels_of_a_regression_are_finite_numbers(tokenizer):
+    task = glue.GlueTask(("text",), None, ("pearson",))
+    numbers = rows(text=["a", "b"], label=["1.5", "2"])
+    assert glue.encode_texts(numbers, "train", task, tokenizer, 16, None)["labels"] == [1.5, 2.0]
+    for labels in ([1.0, math.inf], ["1", "entailment"], ["0", "nan"]):
+        with pytest.raises(InputError, match=r"test rows have .* in row 2 of the column 'label', but .* are numbers"):
+            glue.encode_texts(rows(text=["a", "b"], label=labels), "test", task, tokenizer, 16, None)
+
+
+def test_numbers_in_other_types(tokenizer):
+    """A csv column of integers with gaps is read as floats, and jsonl may hold strings."""
+    for task, labels in (
+        ((("no", "yes")), [1.0, 0.0, None]),
+        (("1", "2"), [2.0, 1.0, None]),
+        (("a", "b"), ["1", "0", ""]),
+    ):
+        task = glue.GlueTask(("text",), task, ("accuracy",))
+        inputs = glue.encode_texts(rows(text=["a", "b", "c"], label=labels), "test", task, tokenizer, 16, task.labels)
+        assert inputs["labels"] == [1, 0, -1]
+    with pytest.raises(InputError, match=r"unknown labels .*: 1\.5; .*another --label_column_name"):
+        glue.encode_texts(rows(text=["a"], label=[1.5]), "test", task, tokenizer, 16, task.labels)
+
+
+def test_numbers_in_place_of_names(tokenizer, caplog):
+    """A warning shows how they are read, except where GLUE defines the numbers."""
+    own = glue.GlueTask(("sentence",), ("no", "yes"), ("accuracy",))
+    data = rows(sentence=["a", "b"], label=[1, 0])
+    assert glue.encode_texts(data, "test", own, tokenizer, 16, own.labels)["labels"] == [1, 0]
+    assert "labels of the test rows are numbers, and are read as 0 no, 1 yes." in caplog.text
+    caplog.clear()
+    numbered = glue.GlueTask(("sentence",), ("LABEL_0", "LABEL_1"), ("accuracy",))
+    for task in (glue.TASKS["sst2"], numbered):
+        glue.encode_texts(data, "test", task, tokenizer, 16, task.labels)
+    assert not caplog.text
+
+
+def test_missing_texts_are_empty_with_a_warning(tokenizer, caplog):
+    task = glue.GlueTask(("text",), ("a", "b"), ("accuracy",))
+    glue.encode_texts(rows(text=["a", " ", None], label=["a", "b", "a"]), "train", task, tokenizer, 16, task.labels)
+    assert "train: 2 of 3 rows have no text in the column 'text', the first is row 2; they are read as" in caplog.text
+    with pytest.raises(InputError, match=r"b'a' in row 1 of the column 'text', which must hold text"):
+        glue.encode_texts(rows(text=[b"a"], label=["a"]), "test", task, tokenizer, 16, task.labels)
 
 
 def test_submission_has_every_task():

@@ -1,0 +1,93 @@
+"""The last batch on several processes, when its rows do not fill all of them.
+
+accelerate gives each process a full batch: it repeats rows from the start of the epoch, and their losses would count
+twice. `UnevenBatchesMixin` leaves them out, so that several processes compute the loss and the gradients of one.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from transformers import Trainer
+from transformers.trainer_utils import has_length
+
+STAND_IN = "is_stand_in"  # key of a batch whose loss does not count
+
+
+class UnevenBatchesMixin(Trainer):
+    """Mixin for a `Trainer` that leaves out the rows which accelerate repeats in the last batch.
+
+    A process without any other row passes one of them through the model, since all processes must exchange gradients,
+    and multiplies its loss by zero. In evaluation this concerns the loss alone: Trainer cuts predictions by itself.
+
+    Put it before the other `Trainer` classes.
+    """
+
+    stand_in: dict[str, Any] = {}  # the first row of the last batch
+
+    def without_repeated_rows(self, inputs: dict[str, Any], rows: int) -> dict[str, Any]:
+        """Return the batch without repeated rows, perhaps with none at all. `rows` is the size of the dataset."""
+        state, arguments = self.accelerator.gradient_state, self.args
+        if (
+            arguments.world_size == 1
+            or not state.end_of_dataloader
+            or arguments.dataloader_drop_last
+            or not self.accelerator.even_batches
+            or self.accelerator.parallelism_config is not None  # processes that share their rows
+        ):
+            return inputs
+        size = next(value.shape[0] for value in inputs.values() if torch.is_tensor(value))
+        remainder = rows % (size * arguments.world_size)
+        if not remainder:
+            return inputs
+        self.stand_in = first_rows(inputs, size, 1)
+        before = size * arguments.process_index  # rows of the batch that other processes have
+        return first_rows(inputs, size, min(max(remainder - before, 0), size))
+
+    def get_batch_samples(self, epoch_iterator: Iterator, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
+        if has_length(self.train_dataset):
+            rows = len(self.train_dataset)  # type: ignore[arg-type]
+            epoch_iterator = (self.without_repeated_rows(batch, rows) for batch in epoch_iterator)
+        return super().get_batch_samples(epoch_iterator, *args, **kwargs)
+
+    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
+        return super().training_step(model, self.with_stand_in(inputs), num_items_in_batch)
+
+    def with_stand_in(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Return the stand-in if the batch has no rows, otherwise the batch."""
+        if all(value.shape[0] for value in inputs.values() if torch.is_tensor(value)):
+            return inputs
+        return {**inputs, **self.stand_in, STAND_IN: True}
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        if not inputs.get(STAND_IN):
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        inputs = {name: value for name, value in inputs.items() if name != STAND_IN}
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        return (0 * loss, outputs) if return_outputs else 0 * loss
+
+    def prediction_step(
+        self, model: Any, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: list[str] | None = None
+    ) -> tuple[torch.Tensor | None, Any, Any]:
+        rows = self.accelerator.gradient_state.remainder
+        counted = self.without_repeated_rows(inputs, rows) if rows > 0 else inputs
+        if counted is inputs or any(inputs.get(name) is None for name in self.label_names):
+            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        logits = labels = None
+        if not prediction_loss_only:
+            _, logits, labels = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
+        counted = self._prepare_inputs(counted)
+        items = self._get_num_items_in_batch([counted], self.args.device)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            loss = self.compute_loss(model, self.with_stand_in(counted), num_items_in_batch=items)
+        return self.accelerator.reduce(loss.detach().mean(), "mean"), logits, labels
+
+
+def first_rows(inputs: dict[str, Any], size: int, number: int) -> dict[str, Any]:
+    """Return the first rows of a batch of `size` rows."""
+    return {
+        name: value[:number] if torch.is_tensor(value) and value.dim() and value.shape[0] == size else value
+        for name, value in inputs.items()
+    }

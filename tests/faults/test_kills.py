@@ -1,0 +1,269 @@
+"""Runs that are killed, interrupted, or out of disk space: the next start ends as if nothing had happened.
+
+Weights, metrics, predictions and the log are those of an uninterrupted run, to the last bit. Nothing is half written.
+"""
+
+import functools
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_cases import FULL, SEED, seeds
+from safetensors.torch import load_file
+
+from hf_deberta.demos.glue import write_glue_demo
+from hf_deberta.demos.ner import write_ner_demo
+from hf_deberta.demos.race import write_race_demo
+from hf_deberta.demos.squad import write_squad_demo
+from hf_deberta.demos.superglue import write_superglue_demo
+from hf_deberta.runs.integrity import find_damaged_files
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+WORDS = "the old man walked slowly down to a quiet harbour where small boats wait for wind and his friends"
+# In the middle of an epoch, with accumulation and dropout; pretraining also with packing and sampling.
+FLAGS = {
+    "use_cpu": True,
+    "disable_tqdm": True,
+    "report_to": "none",
+    "max_steps": 8,
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "logging_steps": 1,
+    "save_strategy": "steps",
+    "save_steps": 2,
+    "save_total_limit": 9,
+    "warmup_steps": 0.1,
+}
+PRETRAINING = {"config_preset": "tiny", "train_tokenizer": 300, "tokenizer_type": "bpe", "max_seq_length": 32}
+FINE_TUNING = {"eval_strategy": "steps", "eval_steps": 2, "num_train_epochs": 9}
+DEMOS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "run_glue.py": write_glue_demo,
+    "run_squad.py": write_squad_demo,
+    "run_ner.py": write_ner_demo,
+    "run_race.py": write_race_demo,
+    "run_superglue.py": write_superglue_demo,
+}
+SCRIPTS = ("run_mlm.py", "run_rtd.py", *DEMOS) if FULL else ("run_mlm.py", "run_rtd.py")
+LINES = {"train": 44, "validation": 16, "test": 8}  # of the files of rows
+# Numbers that measure time, or that mean the steps since the last start.
+OF_THE_START = re.compile("runtime|per_second|preparation_time|train_loss|best_model_checkpoint")
+LISTS_FLAGS = ("run.json", "training_args.bin", "manifest.json")  # they differ in paths and times
+
+
+class Runner:
+    """Starts scripts in `tests/kill_and_resume.py`, which imports them once."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        settings = {"OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}
+        settings |= {"PYTHONPATH": str(ROOT), "HF_DATASETS_CACHE": str(folder / "cache")}
+        self.environment = {**os.environ, **settings}
+        command = [sys.executable, ROOT / "tests" / "kill_and_resume.py", *(ROOT / script for script in SCRIPTS)]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, env=self.environment, stdin=pipe, stdout=pipe, text=True)
+        assert self.process.stdout is not None and self.process.stdout.readline() == "ready\n"
+
+    def run(self, script: str, out: Path, **order: Any) -> dict[str, Any]:
+        flags = [*self.flags(script), "--output_dir", str(out)]
+        order = {"script": str(ROOT / script), "flags": flags, **order}
+        assert self.process.stdin is not None and self.process.stdout is not None
+        print(json.dumps(order), file=self.process.stdin, flush=True)
+        return json.loads(self.process.stdout.readline())
+
+    @functools.cache  # noqa: B019
+    def flags(self, script: str) -> list[str]:
+        """Write the rows of a script; return its flags."""
+        folder = self.folder / script
+        folder.mkdir()
+        if script in DEMOS:
+            flags = {**DEMOS[script](folder), **FLAGS, **FINE_TUNING}
+            for split, lines in LINES.items():
+                path = Path(flags[f"{split}_file"])
+                kept = path.read_text(encoding="utf-8").splitlines(keepends=True)
+                number = 10 * lines if script == "run_ner.py" else lines  # a line per word
+                path.write_text("".join(kept[:number]), encoding="utf-8")
+        else:
+            rng = random.Random(0)
+            lines = (" ".join(rng.choices(WORDS.split(), k=rng.randrange(3, 60))) for _ in range(150))
+            (folder / "corpus.txt").write_text("\n".join(lines), encoding="utf-8")
+            flags = {
+                **FLAGS,
+                **PRETRAINING,
+                "train_file": folder / "corpus.txt",
+                "validation_file": folder / "corpus.txt",
+            }
+            flags |= {"decoupled": True} if script == "run_rtd.py" else {}
+        return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+
+    @functools.cache  # noqa: B019
+    def whole(self, script: str) -> tuple[Path, float]:
+        """Return the folder of an uninterrupted run, and its seconds."""
+        out = self.folder / script / "out"
+        done = self.run(script, out)
+        assert done["status"] == 0, done["output"]
+        return out, done["seconds"]
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+    result = Runner(tmp_path_factory.mktemp("kills"))
+    yield result
+    result.process.kill()
+    result.process.wait(60)
+
+
+def assert_nothing_half_written(out: Path, whole: Path) -> None:
+    """All checkpoints are whole, and so is a model that is there."""
+    for checkpoint in out.glob("checkpoint-*"):
+        expected = {path.name for path in (whole / checkpoint.name).iterdir()}
+        assert {path.name for path in checkpoint.iterdir()} == expected, checkpoint.name
+        assert not find_damaged_files(checkpoint, ("*",)), checkpoint.name
+    for folder in (out, out / "generator", out / "discriminator"):
+        if (folder / "model.safetensors").exists():
+            load_file(folder / "model.safetensors")
+
+
+def content(path: Path, out: Path) -> Any:
+    """Return the content of a file without paths and what depends on time."""
+    if path.suffix not in (".json", ".jsonl", ".md", ".txt", ".csv"):
+        return path.read_bytes()
+    text = path.read_text(encoding="utf-8").replace(str(out), "OUT")
+    if path.suffix == ".json":
+        return without_times(json.loads(text))
+    return [line for line in text.splitlines() if not OF_THE_START.search(line)]
+
+
+def without_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: without_times(part) for name, part in value.items() if not OF_THE_START.search(name)}
+    if isinstance(value, list):  # of the log, keep losses and metrics
+        kept = [part for part in value if not (isinstance(part, dict) and "train_runtime" in part)]
+        return [without_times(part) for part in kept]
+    return value
+
+
+def assert_same_result(out: Path, whole: Path) -> None:
+    def files(folder: Path) -> list[str]:
+        found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+        hidden = (path for path in found if not path.parts[0].startswith(("_", "checkpoint-")))
+        return sorted(str(path) for path in hidden if path.name not in LISTS_FLAGS)
+
+    assert files(out) == files(whole)
+    for name in files(whole):
+        assert content(out / name, out) == content(whole / name, whole), name
+
+
+def check_end(runner: Runner, script: str, out: Path) -> None:
+    """Start once more, and compare the result with that of the uninterrupted run."""
+    whole, _ = runner.whole(script)
+    done = runner.run(script, out)
+    assert done["status"] == 0, done["output"]
+    assert_nothing_half_written(out, whole)
+    assert_same_result(out, whole)
+
+
+@pytest.mark.parametrize("seed", seeds(sample=1, full=42))
+def test_killed_at_random_moments(runner, seed, tmp_path, tally):
+    """First when a checkpoint appears, then at any moment from the start to the last file."""
+    script, rng, out = SCRIPTS[seed % len(SCRIPTS)], random.Random(seed), tmp_path / "out"
+    whole, seconds = runner.whole(script)
+    checkpoint = out / f"checkpoint-{rng.choice((2, 4, 6))}"
+    order: dict[str, Any] = {"checkpoint": str(checkpoint)}
+    for _ in range(12 if FULL else 3):
+        done = runner.run(script, out, signal=signal.SIGKILL, **order)
+        if done["status"] == 0:
+            break
+        assert done["status"] == -signal.SIGKILL, done["output"]
+        assert_nothing_half_written(out, whole)
+        tally.held(f"kill and resume: {script}")
+        order = {"delay": rng.uniform(0.1, 1.3) * seconds}
+    written = (checkpoint / "trainer_state.json").stat().st_mtime_ns
+    check_end(runner, script, out)
+    assert (checkpoint / "trainer_state.json").stat().st_mtime_ns == written, "the run started over"
+
+
+@pytest.mark.parametrize("seed", seeds(sample=1, full=12))
+def test_signals(runner, seed, tmp_path, tally):
+    """Ctrl-C, the end of a job's time, a closed terminal."""
+    script, rng, out = SCRIPTS[(seed + 1) % len(SCRIPTS)], random.Random(seed), tmp_path / "out"
+    number = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)[seed % 3]
+    whole, seconds = runner.whole(script)
+    delay = rng.uniform(0.2, 0.95) * seconds
+    done = runner.run(script, out, signal=number, delay=delay)
+    if done["status"] != 0:  # otherwise it ended before
+        expected = 128 + number if number == signal.SIGINT else -number
+        assert done["status"] == expected and done["seconds"] < delay + 10, done["output"]
+        assert_nothing_half_written(out, whole)
+        tally.held(f"{signal.Signals(number).name} and resume")
+    check_end(runner, script, out)
+
+
+@pytest.mark.parametrize("seed", seeds(sample=1, full=21))
+def test_full_disk(runner, seed, tmp_path, tally):
+    """No file may be larger than a limit: writing fails with EFBIG, as it fails with ENOSPC on a full disk."""
+    script, rng, out = SCRIPTS[(seed + 2) % len(SCRIPTS)], random.Random(seed), tmp_path / "out"
+    whole, _ = runner.whole(script)
+    largest = max(path.stat().st_size for path in whole.rglob("*") if path.is_file())
+    limit = int(2 ** rng.uniform(10, largest.bit_length()))
+    done = runner.run(script, out, limit=limit)
+    assert done["status"] in (0, 1), done["output"]
+    if done["status"]:
+        assert_nothing_half_written(out, whole)
+        assert "could not be written (" in done["output"] and "Traceback" not in done["output"], done["output"]
+        tally.held("full disk and resume")
+    check_end(runner, script, out)
+
+
+LAUNCH = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1")
+LAUNCH += ("--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0")
+
+
+def start_two(runner: Runner, script: str, out: Path, steps: int) -> subprocess.Popen:
+    """Start two processes, in a process group of their own."""
+    flags = [*runner.flags(script), "--max_steps", str(steps), "--output_dir", str(out)]
+    command = [sys.executable, *LAUNCH, str(ROOT / script), *flags]
+    with open(log_of(out), "w") as log:
+        return subprocess.Popen(command, env=runner.environment, stderr=log, start_new_session=True)
+
+
+def log_of(out: Path) -> Path:
+    return out.with_suffix(".log")
+
+
+def processes_of(launcher: int) -> list[int]:
+    """Return the processes that a launcher has started, by rank."""
+    return [int(word) for word in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()]
+
+
+@pytest.mark.skipif(not FULL, reason="needs a minute: make faults")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_of_two_dies(runner, rank, tmp_path, tally):
+    """The other one ends too, and the next start ends as an uninterrupted run."""
+    script = ("run_mlm.py", "run_glue.py")[(rank + SEED) % 2]
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    uninterrupted, killed = start_two(runner, script, whole, 24), start_two(runner, script, out, 24)
+    deadline = time.monotonic() + 240
+    while not (out / "checkpoint-4").exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    children = processes_of(killed.pid)
+    os.kill(children[rank], signal.SIGKILL)
+    assert len(children) == 2 and killed.wait(120) != 0
+    assert not [process for process in children if Path(f"/proc/{process}").exists()]
+    assert uninterrupted.wait(240) == 0, log_of(whole).read_text()[-3000:]
+    assert_nothing_half_written(out, whole)
+    assert not (out / "checkpoint-24").exists()
+    resumed = start_two(runner, script, out, 24)
+    assert resumed.wait(240) == 0, log_of(out).read_text()[-3000:]
+    assert_same_result(out, whole)
+    tally.held("a process of two dies")

@@ -1,0 +1,213 @@
+"""Weights written in every way between two passes: the outputs are those of the weights as they are now."""
+
+import copy
+import random
+from contextlib import nullcontext
+
+import pytest
+import torch
+from fault_cases import number_of_cases, seeds
+from torch import nn
+from transformers import DebertaV2Config, DebertaV2Model
+
+from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaModel, enable, reference_mode
+from hf_deberta.model.weight_cache import checksums
+
+WRITES_PER_MODEL = 20
+SIZES = {
+    "vocab_size": 37,
+    "hidden_size": 24,
+    "num_attention_heads": 3,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "initializer_range": 0.3,
+}
+V1 = {"share_att_key": False, "position_buckets": -1, "norm_rel_ebd": "none", "attention_key_bias": False}
+
+
+def cached_weights(model):
+    """Parameters on which the projected position tables depend."""
+    names = ("rel_embeddings", "encoder.LayerNorm", "key_proj", "query_proj")
+    return [(name, weight) for name, weight in model.named_parameters() if any(part in name for part in names)]
+
+
+def random_block(weight, rng):
+    """A view of `.data`: a value, a row, a column, some of them, a block, or all."""
+    index = []
+    for size in weight.shape:
+        first = rng.randrange(size)
+        whole, one, several = slice(None), slice(first, first + 1), slice(first, rng.randint(first + 1, size))
+        index.append(rng.choice((whole, one, several, slice(first, None, 2))))
+    return weight.data[tuple(index)]
+
+
+def fill(block, rng):
+    block.fill_(rng.uniform(-1, 1))
+
+
+def scale(block, rng):
+    block.mul_(rng.choice((-1, 0, 0.5, 1.5)))
+
+
+def shift(block, rng):
+    block.add_(rng.uniform(0.1, 1))
+
+
+def replace(block, rng):
+    block.copy_(torch.randn_like(block))
+
+
+def reverse(block, rng):
+    block.copy_(block.flip(rng.randrange(block.dim())).clone())
+
+
+BLOCK_WRITES = (fill, scale, shift, replace, reverse)
+
+
+def write_block(model, rng):
+    rng.choice(BLOCK_WRITES)(random_block(rng.choice(cached_weights(model))[1], rng), rng)
+
+
+def write_through_numpy(model, rng):
+    _, weight = rng.choice(cached_weights(model))
+    weight.detach().numpy().reshape(-1)[rng.randrange(weight.numel())] += 0.5
+
+
+def write_in_place(model, rng):
+    with torch.no_grad():
+        rng.choice(cached_weights(model))[1].add_(0.1)
+
+
+def set_storage(model, rng):
+    _, weight = rng.choice(cached_weights(model))
+    with torch.no_grad():
+        weight.set_(torch.randn_like(weight))
+
+
+def set_data(model, rng):
+    _, weight = rng.choice(cached_weights(model))
+    weight.data = weight.data * 1.1
+
+
+def swap_two_weights(model, rng):
+    weights = [weight for name, weight in cached_weights(model) if name.endswith("proj.weight")]
+    first, second = rng.sample(weights, 2)
+    first.data, second.data = second.data, first.data
+
+
+def exchange_values(model, rng):
+    """As an average of weights is exchanged with the weights for an evaluation."""
+    for _, weight in cached_weights(model):
+        average = weight.data * 0.9
+        weight.data.copy_(average)
+
+
+def replace_parameter(model, rng):
+    name, weight = rng.choice(cached_weights(model))
+    owner, _, leaf = name.rpartition(".")
+    setattr(model.get_submodule(owner), leaf, nn.Parameter(weight.detach() * 1.2))
+
+
+def load_state(model, rng):
+    model.load_state_dict({name: tensor * 0.95 for name, tensor in model.state_dict().items()})
+
+
+def cast_there_and_back(model, rng):
+    model.to(rng.choice((torch.bfloat16, torch.float16))).float()
+
+
+def merge_low_rank(model, rng):
+    """As merging a LoRA adapter does."""
+    _, weight = rng.choice([pair for pair in cached_weights(model) if pair[1].dim() == 2])
+    rows, columns = weight.shape
+    weight.data += torch.randn(rows, 2) @ torch.randn(2, columns) * 0.1
+
+
+def train_a_step(model, rng):
+    optimizer = rng.choice((torch.optim.SGD, torch.optim.AdamW))(model.parameters(), 0.05)
+    with torch.enable_grad():
+        model.train()(torch.randint(1, 37, (1, 5)))[0].square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    model.eval()
+
+
+def quantize(model, rng):
+    _, weight = rng.choice(cached_weights(model))
+    weight.data = torch.round(weight.data * 8) / 8
+
+
+def prune(model, rng):
+    _, weight = rng.choice(cached_weights(model))
+    weight.data[weight.data.abs() < weight.data.abs().median()] = 0
+
+
+WRITES = [
+    write_block,
+    write_through_numpy,
+    write_in_place,
+    set_storage,
+    set_data,
+    swap_two_weights,
+    exchange_values,
+    replace_parameter,
+    load_state,
+    cast_there_and_back,
+    merge_low_rank,
+    train_a_step,
+    quantize,
+    prune,
+]
+
+
+def ours(rng):
+    fields = {**SIZES, **(V1 if rng.random() < 0.3 else {"position_buckets": 8})}
+    head = rng.choice((HfDebertaModel, HfDebertaForMaskedLM))
+    terms = rng.choice(("c2p|p2c", "c2p|p2c", "c2p", "p2c", "p2p"))
+    return head(HfDebertaConfig(**fields, pos_att_type=terms, max_position_embeddings=40)), nullcontext
+
+
+def in_tree(rng):
+    fields = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False}
+    fields |= {"share_att_key": True, "position_buckets": 8, "max_position_embeddings": 40, "type_vocab_size": 0}
+    return DebertaV2Model(DebertaV2Config(**SIZES, **fields, norm_rel_ebd="layer_norm")), enable
+
+
+@pytest.mark.parametrize("build", [ours, in_tree])
+@pytest.mark.parametrize("seed", seeds(sample=4, full=150))
+def test_random_writes_between_passes(build, seed, tally):
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    model, enabled = build(rng)
+    model.eval()
+    with enabled(), torch.no_grad():
+        for _ in range(WRITES_PER_MODEL):
+            ids = torch.randint(1, 37, (rng.randint(1, 2), rng.randint(1, 20)))
+            write = rng.choice([write_block, *WRITES])
+            model(ids)  # fills the cache
+            if rng.random() < 0.05:
+                model = copy.deepcopy(model)
+            write(model, rng)
+            found = model(ids)[0]
+            with reference_mode():
+                expected = model(ids)[0]
+            assert (found - expected).abs().max() <= 1e-4 * expected.abs().max(), write.__name__
+    tally.held("weights written between two passes", WRITES_PER_MODEL)
+
+
+@pytest.mark.parametrize("shape", [(768, 768), (512, 768), (1024, 1024)])
+def test_random_blocks_of_a_large_weight(shape, tally):
+    """Widths at which many values share a sum: see `checksums`."""
+    torch.manual_seed(0)
+    rng, weight = random.Random(0), nn.Parameter(torch.randn(shape) * 0.02)
+    sums = checksums(weight)
+    before = [part.clone() for part in sums]
+    cases = number_of_cases(30, 1000)
+    for _ in range(cases):
+        block = random_block(weight, rng)
+        old = block.clone()
+        rng.choice(BLOCK_WRITES)(block, rng)
+        changed = not torch.equal(old.view(torch.int32), block.clone().view(torch.int32))
+        assert changed != all(map(torch.equal, before, checksums(weight)))
+        block.copy_(old)
+    tally.held("blocks of a large weight written through .data", cases)

@@ -1,0 +1,76 @@
+"""The main process decides for all: results and errors, checkpoints, and the lock of a folder."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import PartialState
+from transformers import TrainingArguments
+
+from hf_deberta.runs.checkpoints import last_checkpoint
+from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.processes import in_main_process
+from hf_deberta.runs.run_lock import LOCK, lock_folder
+
+ROOT = Path(__file__).parents[2]
+
+
+def fail() -> None:
+    raise InputError("a mistake")
+
+
+def test_one_process():
+    assert in_main_process(lambda: 3) == 3
+    with pytest.raises(InputError, match="a mistake"):
+        in_main_process(fail)
+
+
+@pytest.mark.slow
+def test_two_processes(tmp_path):
+    """Run this file: it starts two processes, which end with an error if a check fails in one of them."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, __file__, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def one_of_two(rank: int, folder: Path, port: int) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    arguments = TrainingArguments(str(folder / "run"), use_cpu=True)
+    state = PartialState()
+    assert state.num_processes == 2
+    assert in_main_process(lambda: [rank]) == [0]
+    with pytest.raises(InputError, match="a mistake"):
+        in_main_process(fail)
+    with lock_folder(folder / "run"):
+        state.wait_for_everyone()
+        assert json.loads((folder / "run" / LOCK).read_text())["process"] == in_main_process(os.getpid)
+        state.wait_for_everyone()
+    state.wait_for_everyone()
+    assert not (folder / "run" / LOCK).exists()
+    with pytest.raises(InputError, match="cannot be used"), lock_folder(folder / "file"):
+        pass
+    assert last_checkpoint(arguments) is None
+    state.wait_for_everyone()
+    if rank == 0:
+        (folder / "run" / "checkpoint-3").mkdir()
+    state.wait_for_everyone()
+    with pytest.raises(InputError, match="run has no whole checkpoint to resume from .checkpoint-3: no model weights"):
+        last_checkpoint(arguments)
+    state.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    (Path(sys.argv[1]) / "file").touch()
+    torch.multiprocessing.start_processes(one_of_two, (Path(sys.argv[1]), port), nprocs=2, start_method="fork")
