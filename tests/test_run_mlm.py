@@ -1,8 +1,10 @@
 """`run_mlm.py` from the command line: from text to a model, finished and changed runs, two processes, bad input."""
 
 import json
+import logging
 import os
 import random
+import re
 import runpy
 import subprocess
 import sys
@@ -22,7 +24,7 @@ from transformers import (
     pipeline,
 )
 
-from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM
+from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaModel
 from hf_deberta.pretraining.arguments import PretrainingArguments
 from hf_deberta.runs.errors import InputError
 
@@ -102,6 +104,23 @@ def test_continue_from_a_transformers_checkpoint(run_mlm, text, tmp_path):
         run_mlm("--model_name_or_path", tmp_path / "in-tree", *extra, *arguments, "--output_dir", out)
         trained = AutoModelForMaskedLM.from_pretrained(out).deberta.encoder.layer[0].output.dense.weight
         assert torch.allclose(trained, weight, atol=1e-4) == (name == "continued")
+
+
+def test_a_new_head_is_named(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    script = runpy.run_path(str(ROOT / "run_mlm.py"))
+    config = HfDebertaConfig.from_preset("tiny")
+    HfDebertaModel(config).save_pretrained(tmp_path / "encoder")
+    HfDebertaForMaskedLM(config).save_pretrained(tmp_path / "whole")
+    for name in ("encoder", "whole"):
+        caplog.clear()
+        args = script["ModelArguments"](model_name_or_path=str(tmp_path / name))
+        script["make_model"](args, args.load_config(str(tmp_path / name)))
+        message = "encoder has no head for language modelling .*: the head starts at random"
+        assert (re.search(message, caplog.text) is not None) == (name == "encoder")
+    args = script["ModelArguments"](model_name_or_path=str(tmp_path / "encoder"))
+    with pytest.raises(InputError, match="--do_train false would evaluate a random one"):
+        script["make_model"](args, config, do_train=False)
 
 
 @pytest.mark.slow
@@ -260,6 +279,8 @@ def test_main_process_tokenizes_first(monkeypatch, text, tmp_path, script, each)
             "unknown field hiden_size;",
         ),
         ([*TINY, "--do_train", "false"], "--do_train false evaluates a trained model"),
+        ([*TINY, "--config_overrides", "attn_implementation=bogus"], "choose eager, sdpa, triton"),
+        (["--model_name_or_path", "/no/such/folder"], "there is no folder /no/such/folder"),
         ([*TINY, "--dtype", "float32"], "--dtype"),
         ([*TINY, "--lines"], "--lines"),
         ([*TINY, "--label_smoothing_factor", 0.1], "--label_smoothing_factor 0.1 is not supported"),

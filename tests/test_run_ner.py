@@ -161,7 +161,7 @@ def test_invalid_input(data, tmp_path):
     untagged = data / "table" / "train.jsonl"
     cases = [
         ([*train, "--validation_file", tmp_path / "other.txt"], "training data does not have: B-CITY"),
-        ([*model, "--train_file", tmp_path / "empty.txt"], "is empty"),
+        ([*model, "--train_file", tmp_path / "empty.txt"], "empty.txt is empty"),
         ([*model, "--train_file", tmp_path / "words.txt"], "the train file has no labels"),
         (
             [*train, "--metric_for_best_model", "f_1"],

@@ -1,6 +1,7 @@
 """Flags that the pretraining scripts share, and the tokenizer, configuration and rows made from them."""
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -201,7 +202,7 @@ def run_with_arguments(argument_classes: tuple[type, ...], run: Callable[..., An
     with show_input_errors_in_one_line(Path(sys.argv[0]).name):
         words, _ = read_command_line(parser)
         arguments = parse_into_dataclasses(parser, words)
-        if parser.parse_args(words).output_dir is None:
+        if parser.parse_args(words).output_dir is None and int(os.environ.get("RANK", 0)) == 0:
             logger.warning(f"No --output_dir was given: results go to the folder {arguments[-1].output_dir}")
         arguments[-1].identifying_flags = identifying_flags(vars(parser.parse_args(words)), exclude=LENGTH_FLAGS)
         with lock_folder(Path(str(arguments[-1].output_dir))):

@@ -22,7 +22,15 @@ from transformers.utils import logging
 
 from hf_deberta.pretraining.token_file import TokenFile, rename_unless_taken, temporary_folder_beside, write_token_file
 from hf_deberta.pretraining.tokenizer_training import KINDS, train_tokenizer
-from hf_deberta.runs.data_files import describe, explain_bad_files, list_files, load_files
+from hf_deberta.runs.data_files import (
+    describe,
+    explain_bad_files,
+    is_in_order,
+    list_files,
+    load_files,
+    place_of_row,
+    set_source,
+)
 from hf_deberta.runs.errors import InputError
 from hf_deberta.tokenization_hf_deberta import HfDebertaTokenizer
 
@@ -160,7 +168,8 @@ class Corpus:
                 "none off"
             )
         last = min(round(number * (1 - self.arguments.validation_split_percentage / 100)), number - 1)
-        return {"train": train.select(range(last)), "validation": train.select(range(last, number))}
+        validation = train.select(range(last, number))
+        return {"train": train.select(range(last)), "validation": set_source(validation, [], in_order=False)}
 
     def batches(self, split: str) -> Iterator[list[str]]:
         """Yield the texts of the documents in batches; a missing text, null, is an empty one."""
@@ -172,10 +181,11 @@ class Corpus:
             for number, batch in enumerate(documents.iter(DOCUMENTS_PER_BATCH)):
                 for index, text in enumerate(batch[column]):
                     if not isinstance(text, str | None):
+                        row = number * DOCUMENTS_PER_BATCH + index
+                        place = place_of_row(documents, row, split) if is_in_order(documents) else self.source(split)
                         raise InputError(
-                            f"{self.source(split)}: {column!r} must be text, but document "
-                            f"{number * DOCUMENTS_PER_BATCH + index + 1} has {describe(text)}; --text_column names "
-                            "another column"
+                            f"{place}: {column!r} must be text, not {describe(text)}: name another column with "
+                            "--text_column"
                         )
                     empty = empty and not (text and text.strip())
                 yield [text or "" for text in batch[column]]
@@ -236,7 +246,7 @@ class Corpus:
         documents = self.splits["train"]
         if not args.streaming and len(documents) > MAX_TOKENIZER_DOCUMENTS:
             chosen = np.linspace(0, len(documents) - 1, MAX_TOKENIZER_DOCUMENTS, dtype=np.int64)
-            documents = documents.select(chosen)
+            documents = set_source(documents.select(chosen), [], in_order=False)
         texts = islice(
             (text for batch in self._batches_of(documents, "train") for text in batch), MAX_TOKENIZER_DOCUMENTS
         )

@@ -361,6 +361,7 @@ class HfDebertaForRtdPretraining(PreTrainedModel):
 
 def _load_with_encoder(model_class: Any, name: str | Path, options: dict[str, Any]) -> Any:
     """Load a model; raise ValueError if the checkpoint lacks tensors of the encoder."""
+    options = {**options, "trust_remote_code": False}
     model, info = model_class.from_pretrained(name, output_loading_info=True, **options)
     missing = sorted(key for key in info["missing_keys"] if key.startswith(f"{model.base_model_prefix}."))
     if missing:

@@ -163,12 +163,17 @@ def set_source(rows: Dataset, files: Sequence[str | Path], in_order: bool = True
 
 def source_files(rows: Dataset) -> list[str]:
     """Return the files, or the name of the dataset, that `set_source` recorded."""
-    return list(rows.info.download_checksums or {})
+    return list(_sources(rows))
+
+
+def _sources(rows: Dataset) -> dict[str, dict[str, bool]]:
+    sources = rows.info.download_checksums or {}  # `datasets` may have put other fields there
+    return {name: source for name, source in sources.items() if "in_order" in (source or {})}
 
 
 def is_in_order(rows: Dataset) -> bool:
     """Return whether row i is known to be row i of the source files."""
-    sources = (rows.info.download_checksums or {}).values()
+    sources = _sources(rows).values()
     return bool(sources) and all(source["in_order"] for source in sources)
 
 

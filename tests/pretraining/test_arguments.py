@@ -1,5 +1,6 @@
 """What the pretraining scripts make of the flags they share."""
 
+import logging
 import sys
 from types import SimpleNamespace
 
@@ -36,6 +37,7 @@ def test_overrides():
         ("hiden_size=3", "unknown field hiden_size; HfDebertaConfig documents"),
         ("zzz=3", "unknown field zzz; HfDebertaConfig documents"),
         ("emd_steps", "name=value,name=value, but has 'emd_steps'"),
+        ("attn_implementation=bogus", "no attention backend 'bogus': choose eager, sdpa, triton"),
     ],
 )
 def test_misspelt_overrides(text, message):
@@ -118,6 +120,27 @@ def test_evaluation_flags_identify_a_run_that_keeps_the_best_model(tmp_path, mon
         )
         assert {name: value for name, value in found.items() if name in flags} == (flags if best == "true" else {})
         assert found["learning_rate"] == 0.1
+
+
+def test_a_default_output_folder_is_named_before_the_script_starts(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    monkeypatch.chdir(tmp_path)
+    classes = (CorpusArguments, PretrainingArguments)
+    for words in ([], ["--output_dir", "mine"]):
+        monkeypatch.setattr(sys, "argv", ["script", "--train_file", "a", "--use_cpu", *words])
+        caplog.clear()
+        run_with_arguments(classes, lambda *_: None)
+        message = "No --output_dir was given: results go to the folder trainer_output"
+        assert (message in caplog.text) == (not words)
+
+
+def test_a_folder_that_does_not_exist(tmp_path):
+    arguments = NewModelArguments()
+    for name in (str(tmp_path / "nowhere"), "no/such/folder", "./x"):
+        with pytest.raises(InputError, match=f"there is no folder {name}, and it is no name on the Hub"):
+            arguments.load_config(name)
+    with pytest.raises(InputError, match="there is no such folder, nor a model on the Hub: We couldn't connect"):
+        arguments.load_config("nosuchfolder")
 
 
 def test_help_of_resume_from_checkpoint():

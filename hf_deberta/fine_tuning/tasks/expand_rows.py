@@ -54,9 +54,12 @@ def require_field(record: Any, name: str, *kinds: type, place: str = "") -> Any:
         raise InputError(f"{place or 'the row'} must be an object with {name!r}, not {describe(record)}")
     path = f"{place}.{name}" if place else name
     value = record.get(name)
-    expected = " or ".join(dict.fromkeys(TYPE_NAMES[kind] for kind in kinds))
+    names = {**TYPE_NAMES, int: "a whole number"}
+    expected = " or ".join(dict.fromkeys(names[kind] for kind in kinds))
     if name not in record or value is None:
         raise InputError(f"{path} is missing; it must be {expected}")
+    if int in kinds and isinstance(value, float) and value.is_integer():
+        return int(value)  # a float in another row makes floats of all
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         raise InputError(f"{path} must be {expected}, not {describe(value)}")
     if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):

@@ -15,6 +15,7 @@ letter) and predictions.jsonl (with probabilities).
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -164,7 +165,11 @@ def _choice_rows(rows: Dataset, split: str, with_labels: bool, fill_blanks: bool
         )
     if len(counts) > 1 or min(counts) < 2:
         examples = ", ".join(f"{count} (row {row_id!r})" for count, row_id in sorted(counts.items()))
-        raise InputError(f"all {split} rows must have the same number of choices, at least two; they have {examples}")
+        usual = Counter(map(len, rows["choices"])).most_common(1)[0][0]
+        row = next((row for row, choices in enumerate(rows["choices"]) if len(choices) != usual), 0)
+        raise RowError(
+            row, f"all {split} rows must have the same number of choices, at least two; they have {examples}"
+        )
     return rows
 
 

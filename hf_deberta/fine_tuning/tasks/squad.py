@@ -188,14 +188,18 @@ def _answers_by_column(answers: Any, row_id: str) -> dict[str, list]:
             f"the answers of row {row_id!r} must hold as many text as answer_start, not {shorten(answers)}"
         ) from None
     pairs = [(text, start) for text, start in pairs if text or not isinstance(text, str | None)]
+    starts = []
     for text, start in pairs:
+        if isinstance(start, float) and start.is_integer():
+            start = int(start)  # a float in another row makes floats of all
+        starts.append(start)
         if not isinstance(text, str):
             raise InputError(f"an answer of row {row_id!r} must be text, not {describe(text)}")
         if type(start) is not int or not -1 <= start < MAX_ANSWER_START:
             raise InputError(
                 f"the answer_start of row {row_id!r} must be the number of a character, not {describe(start)}"
             )
-    return {"text": [text for text, _ in pairs], "answer_start": [start for _, start in pairs]}
+    return {"text": [text for text, _ in pairs], "answer_start": starts}
 
 
 def gold_answers(rows: Dataset) -> dict[str, list[str]]:

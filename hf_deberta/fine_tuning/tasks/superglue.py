@@ -26,6 +26,7 @@ best entities), and the file of a SuperGLUE submission, such as BoolQ.jsonl.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -142,6 +143,7 @@ def flatten_split(rows: Dataset, split: str, name: str, map_options: dict[str, A
                 f"the {split} rows of {name} have no column {', '.join(map(repr, missing))}{official}; they have "
                 f"{', '.join(rows.column_names)}"
             )
+    with locate_errors(rows, split):
         check_rows(rows, split, name)
     return rows
 
@@ -159,6 +161,7 @@ def check_rows(rows: Dataset, split: str, name: str) -> None:
         columns += [column for column in (*TASKS[name].columns, "answers") if column in rows.column_names]
     if not columns:
         return
+    usual = Counter(map(type, rows["label"])).most_common(1)[0][0] if needs_label else None
     for index, values in enumerate(zip(*(rows[column][:] for column in columns), strict=True)):
         row = dict(zip(columns, values, strict=True))
         try:
@@ -167,6 +170,8 @@ def check_rows(rows: Dataset, split: str, name: str) -> None:
                     require_field(row["idx"], key, int, place="idx")
             if needs_label and (row["label"] is None or row["label"] == -1):
                 raise InputError("the row has no label")
+            if needs_label and type(row["label"]) is not usual:
+                raise InputError(f"the label is {describe(row['label'])}, but most rows have another type")
             if name in ROW_CHECKS:
                 ROW_CHECKS[name](row)
         except InputError as error:
