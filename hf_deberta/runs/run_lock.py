@@ -45,12 +45,16 @@ def lock_folder(folder: Path) -> Iterator[None]:
     Of several processes, the main one takes the lock for all. Inside the block the folder can be locked again.
     """
     path = folder.resolve() / LOCK
+    is_new = not path.parent.exists()
     is_first = in_main_process(lambda: take_lock(path))
     try:
         yield
     finally:
         if is_first:
             release_lock(path)
+            if is_new:  # remove the folder if nothing was written, because of a mistake in the flags or the data
+                with suppress(OSError):
+                    path.parent.rmdir()
 
 
 def take_lock(path: Path) -> bool:

@@ -110,6 +110,15 @@ def test_file_systems_without_locks(tmp_path, monkeypatch, caplog, error):
     assert f"cannot be locked ({os.strerror(error)}): a second run there would not be noticed" in caplog.text
 
 
+def test_a_new_folder_goes_if_nothing_is_written(tmp_path):
+    (tmp_path / "old").mkdir()
+    for name, written in (("new", False), ("used", True), ("old", False)):
+        with lock_folder(tmp_path / name):
+            if written:
+                (tmp_path / name / "result.txt").write_text("done")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["old", "used"]
+
+
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "out", Path("/proc/out")):
