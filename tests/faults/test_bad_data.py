@@ -245,7 +245,11 @@ TASKS: dict[str, tuple[Callable, tuple[str, ...], Callable]] = {
 }
 
 
-ABOUT_ALL_ROWS = ("every validation document is empty", "either all labels or none begin with B- or I-")
+ABOUT_ALL_ROWS = (
+    "every validation document is empty",
+    "either all labels or none begin with B- or I-",
+    "unknown labels: ",
+)
 ARTICLES = ("race articles", "record", "multirc", "wsc")  # several questions in each row
 
 
