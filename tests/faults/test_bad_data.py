@@ -390,7 +390,8 @@ def attack(task: str, seed: int, folder: Path, tokenizer: Any, run_ner: Any) -> 
         assert "\n" not in message, f"more than a line: {message}"
         if damaged_row is not None and kind == "jsonl":
             # an error of a question that was taken out of its row names the file and the number of the question
-            named = f"line {damaged_row + 1}" in message or (task in ARTICLES and ", train row " in message)
+            places = (f"line {damaged_row + 1}", f"the first is row {damaged_row + 1}")
+            named = any(place in message for place in places) or (task in ARTICLES and ", train row " in message)
             named = named or any(text in message for text in ABOUT_ALL_ROWS)
             assert named or damaged_row == 0, f"not line {damaged_row + 1}: {message}"
         return False
