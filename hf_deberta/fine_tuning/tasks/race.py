@@ -243,11 +243,11 @@ def encode_choices(
         # change the hash.
         tokenizer.backend_tokenizer.no_truncation()
         tokenizer.backend_tokenizer.no_padding()
-    inputs = rows.map(
-        _encode_choice_batch,
-        fn_kwargs={"tokenizer": tokenizer, "max_seq_length": max_seq_length},
-        **{**(map_options or {}), "batched": True, "remove_columns": rows.column_names},
-    )
+    options = {**(map_options or {}), "batched": True, "remove_columns": rows.column_names}
+    with locate_errors(rows, "choices"):
+        inputs = rows.map(
+            _encode_choice_batch, fn_kwargs={"tokenizer": tokenizer, "max_seq_length": max_seq_length}, **options
+        )
     truncated = sum(inputs["is_truncated"])
     if truncated:
         logger.warning(

@@ -245,7 +245,8 @@ class SquadEncoder:
         Args:
             map_options: options of `Dataset.map`.
         """
-        rows = _drop_misplaced_answers(rows)
+        with locate_errors(rows, "train"):
+            rows = _drop_misplaced_answers(rows)
         features = self._encode(rows, map_options, with_characters=False)
         ends = zip(features["row"][:], features["end_positions"][:], strict=True)
         answered = {row for row, end in ends if end != CLS_POSITION}
@@ -271,7 +272,8 @@ class SquadEncoder:
         self.tokenizer.backend_tokenizer.no_truncation()
         self.tokenizer.backend_tokenizer.no_padding()
         options = {**(map_options or {}), "batched": True, "with_indices": True, "remove_columns": rows.column_names}
-        return rows.map(self._encode_batch, fn_kwargs={"with_characters": with_characters}, **options)
+        with locate_errors(rows, "questions"):
+            return rows.map(self._encode_batch, fn_kwargs={"with_characters": with_characters}, **options)
 
     def _encode_batch(self, batch: dict[str, list], indices: list[int], with_characters: bool) -> dict[str, list]:
         encoded = self.tokenizer(

@@ -344,7 +344,8 @@ def encode_split(
     """
     task, map_options = TASKS[name], {**(map_options or {}), "batched": True, "remove_columns": rows.column_names}
     if task.head == "entity":
-        return _encode_record(rows, split, tokenizer, max_length, stride, map_options)
+        with locate_errors(rows, split):
+            return _encode_record(rows, split, tokenizer, max_length, stride, map_options)
     numbers = label_numbers(rows, split, name)
     if numbers is not None:
         model_index = np.array([(labels or task.labels).index(label) for label in task.labels])
