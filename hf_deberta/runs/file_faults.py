@@ -57,14 +57,16 @@ def check_file(file: str | Path) -> None:
         _check_parquet(file)
         return
     is_json = file_kind(file) in ("json", "jsonl")
+    is_lines = is_json and is_json_lines(file)
     first = b""
     for number, line in _binary_lines(file):
         _decode(line, file, number)
         if is_json:
             first = first or line.strip()
-            if line.count(b"[") + line.count(b"{") > MAX_UNCHECKED_BRACKETS or _is_null_row(line, first):
+            may_be_deep = is_lines and line.count(b"[") + line.count(b"{") > MAX_UNCHECKED_BRACKETS
+            if may_be_deep or _is_null_row(line, first):
                 _require_object(_parse_json(line, file, number), file, f"line {number}")
-    if first.startswith(b"["):
+    if is_json and not is_lines:
         _check_json_rows(file, types=False)
 
 
