@@ -39,6 +39,7 @@ class FiniteValuesMixin(Trainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.has_own_optimizer = self.optimizer is not None
         self.scales_gradients = self.args.fp16
         if self.scales_gradients:  # the loss of a skipped step would make the logged mean NaN
             self.args.logging_nan_inf_filter = True
@@ -188,7 +189,8 @@ class _TrainingEvents(TrainerCallback):
         self, args: Any, *_: Any, optimizer: Any = None, lr_scheduler: Any = None, **kwargs: Any
     ) -> None:
         self.trainer.reset_failures()
-        use_learning_rate(optimizer, lr_scheduler, args.learning_rate)
+        if not self.trainer.has_own_optimizer:
+            use_learning_rate(optimizer, lr_scheduler, args.learning_rate)
 
     def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         self.trainer.count_skipped_step()
