@@ -261,8 +261,8 @@ class HfDebertaConfig(PreTrainedConfig):
 
     @num_labels.setter
     def num_labels(self, num_labels: int | None) -> None:
-        is_integer = isinstance(num_labels, Integral) and not isinstance(num_labels, bool)  # also NumPy's
-        if not is_integer or not 1 <= num_labels <= MAX_LABELS:
+        is_number = isinstance(num_labels, int | Integral) and not isinstance(num_labels, bool)  # NumPy's too
+        if num_labels is None or not is_number or not 1 <= num_labels <= MAX_LABELS:
             raise ValueError(f"num_labels must be an integer in [1, {MAX_LABELS}], not {num_labels!r}")
         if self.num_labels != num_labels:
             self.id2label = {label: f"LABEL_{label}" for label in range(num_labels)}
