@@ -142,6 +142,10 @@ def choose_text_columns(rows: Dataset, split: str, label_column: str) -> tuple[s
     others = [name for name in rows.column_names if name != label_column]
     reasons = {name: reason for name in others if (reason := _reason_against_text(rows, name))}
     texts = [name for name in others if name not in reasons]
+    copies = [name for name in texts if len(texts) > 1 and _repeats_label(rows, name, label_column)]
+    if len(copies) < len(texts):
+        reasons |= dict.fromkeys(copies, "one value for each label")
+        texts = [name for name in texts if name not in copies]
     if set(SENTENCE_COLUMNS) <= set(texts):
         texts = list(SENTENCE_COLUMNS)
     if not texts:
@@ -179,6 +183,15 @@ def _reason_against_text(rows: Dataset, column: str) -> str | None:
     if texts and 2 * sum(any(map(str.isdigit, text)) for text in texts) >= len(texts):
         return CODES
     return None
+
+
+def _repeats_label(rows: Dataset, column: str, label_column: str) -> bool:
+    """True if a column such as label_text holds the label in other words: a model that reads it learns nothing."""
+    if label_column not in rows.column_names:
+        return False
+    pairs = set(zip(rows[column][:], map(str, rows[label_column][:]), strict=True))
+    values, labels = {value for value, _ in pairs}, {label for _, label in pairs}
+    return 1 < len(pairs) == len(values) == len(labels) <= len(rows) / 2
 
 
 def _texts_without_spaces(texts: Iterable[str | None]) -> list[str] | None:
