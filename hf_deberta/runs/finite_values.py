@@ -173,7 +173,8 @@ def with_finite_predictions(
 @torch.no_grad()
 def has_finite_weights(model: nn.Module) -> torch.Tensor:
     """Return whether all weights of this process are finite, a bool tensor: one reduction over all of them."""
-    weights = [parameter.detach() for parameter in model.parameters() if parameter.is_floating_point()]
+    weights = [weight.detach() for weight in model.parameters() if weight.is_floating_point()]
+    weights = [weight for weight in weights if weight.element_size() > 1]  # frozen float8 has no norm
     local = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in weights]
     # the largest absolute value; unlike a sum of squares it does not overflow
     return nn.utils.get_total_norm([weight for weight in local if weight.numel()], float("inf")).isfinite()
