@@ -6,6 +6,7 @@ Papers: P1 = DeBERTa (arXiv 2006.03654), P3 = DeBERTaV3 (arXiv 2111.09543).
 from decimal import Decimal
 from inspect import getattr_static
 from math import isfinite
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -260,7 +261,8 @@ class HfDebertaConfig(PreTrainedConfig):
 
     @num_labels.setter
     def num_labels(self, num_labels: int | None) -> None:
-        if not isinstance(num_labels, int) or isinstance(num_labels, bool) or not 1 <= num_labels <= MAX_LABELS:
+        is_number = isinstance(num_labels, int | Integral) and not isinstance(num_labels, bool)  # NumPy's too
+        if num_labels is None or not is_number or not 1 <= num_labels <= MAX_LABELS:
             raise ValueError(f"num_labels must be an integer in [1, {MAX_LABELS}], not {num_labels!r}")
         if self.num_labels != num_labels:
             self.id2label = {label: f"LABEL_{label}" for label in range(num_labels)}

@@ -432,7 +432,7 @@ def mask_of_mentions(
     mention_mask = indices > 0
     if real is not None:
         index = indices.flatten(1).long()
-        mention_mask &= real.to(index.device).gather(1, index).view_as(indices)
+        mention_mask = mention_mask & real.to(index.device).gather(1, index).view_as(indices)
     return mention_mask
 
 

@@ -23,7 +23,8 @@ HUB_ARGUMENTS = ("repo_id", "commit_message", "commit_description", "private", "
 # a checkpoint whose weights are smaller than this is not the model that its configuration describes
 LARGE_MODEL = 10**8  # parameters; below, the mismatch is reported tensor by tensor
 MIN_BYTES_PER_PARAMETER = 0.1  # weights of 1 bit have 0.125
-WEIGHT_FILES = ("*.safetensors", "*.bin")
+WEIGHT_FILES = ("model*.safetensors", "pytorch_model*.bin")
+INDEX_FILES = ("*.safetensors.index*.json", "*.bin.index*.json")
 
 
 class HfDebertaPreTrainedModel(PreTrainedModel):
@@ -146,7 +147,8 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
 
 def check_json_files(folder: Path) -> None:
     """Raise OSError for an index of weights or a generation configuration that is damaged or names other folders."""
-    for path in sorted({*folder.glob("*.index*.json"), *folder.glob("generation_config.json")}):
+    indices = {path for pattern in INDEX_FILES for path in folder.glob(pattern)}
+    for path in sorted({*indices, *folder.glob("generation_config.json")}):
         try:
             fields = json.loads(path.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:

@@ -115,7 +115,8 @@ class RtdTrainer(PretrainingTrainer):
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """Sample the same tokens in each evaluation, and leave the random numbers of training as they are."""
         device = self.args.device
-        devices, kind = ([], "cuda") if device.type == "cpu" else ([device], device.type)
+        # fork_rng cannot save the states of the other kinds, such as mps
+        devices, kind = ([device], device.type) if device.type in ("cuda", "xpu") else ([], "cuda")
         with torch.random.fork_rng(devices, device_type=kind):
             torch.manual_seed(self.args.seed + self.args.process_index)
             return super().evaluation_loop(*args, **kwargs)

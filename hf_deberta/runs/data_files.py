@@ -97,7 +97,7 @@ def load_files(
             return datasets.load_dataset(BUILDERS[kind], split="train", streaming=True, **options)
         builder = datasets.load_dataset_builder(BUILDERS[kind], **options)
         if not Path(builder.cache_dir).exists():
-            for file in files:
+            for file in without_empty_parts(files):
                 check_file(file)
         builder.download_and_prepare()
         if builder.info.splits is None or not builder.info.splits["train"].num_examples:
@@ -125,10 +125,15 @@ def explain_bad_files(files: Sequence[str | Path]) -> Iterator[None]:
         cause = error.__cause__ if isinstance(error, DatasetGenerationError) and error.__cause__ else error
         if isinstance(cause, InputError):
             raise cause from None
-        for file in files:
+        for file in without_empty_parts(files):
             if (fault := explain_failure(file)) is not None:
                 raise fault from error
         raise InputError(f"cannot read {list_files(files)}: {one_line(cause)}") from error
+
+
+def without_empty_parts(files: Sequence[str | Path]) -> list[str | Path]:
+    """Return the files that have content, if there are several: of many parts that Spark writes, some are empty."""
+    return [file for file in files if len(files) == 1 or not Path(file).is_file() or Path(file).stat().st_size]
 
 
 @contextmanager

@@ -57,14 +57,16 @@ def check_file(file: str | Path) -> None:
         _check_parquet(file)
         return
     is_json = file_kind(file) in ("json", "jsonl")
+    is_lines = is_json and is_json_lines(file)
     first = b""
     for number, line in _binary_lines(file):
         _decode(line, file, number)
         if is_json:
             first = first or line.strip()
-            if line.count(b"[") + line.count(b"{") > MAX_UNCHECKED_BRACKETS or _is_null_row(line, first):
+            may_be_deep = is_lines and line.count(b"[") + line.count(b"{") > MAX_UNCHECKED_BRACKETS
+            if may_be_deep or _is_null_row(line, first):
                 _require_object(_parse_json(line, file, number), file, f"line {number}")
-    if first.startswith(b"["):
+    if is_json and not is_lines:
         _check_json_rows(file, types=False)
 
 
@@ -176,7 +178,7 @@ def _decode(line: bytes, file: str | Path, number: int) -> str:
     if "\0" in text:
         raise InputError(
             f"{file}, line {number}, column {text.index(chr(0)) + 1}: a NUL byte, which no text has: the file is "
-            "binary, damaged, or in another encoding, such as UTF-16"
+            "binary, damaged, or in another encoding, such as UTF-16; convert it, or remove these bytes with tr -d '\\000'"
         )
     return text
 
@@ -194,7 +196,7 @@ def _check_parquet(file: str | Path) -> None:
     except (pyarrow.ArrowException, OSError, *DAMAGED) as error:
         raise InputError(f"{file} is damaged, or is no parquet file: {one_line(error)}") from error
     if is_empty:
-        raise InputError(f"{file} has no rows")
+        raise InputError(f"{file} has no rows: leave it out")
 
 
 # JSON
@@ -305,7 +307,7 @@ def _is_encodable(text: str) -> bool:
 
 
 def _csv_reader(file: str | Path) -> Any:
-    csv.field_size_limit(sys.maxsize)
+    csv.field_size_limit(2**31 - 1)  # the largest on Windows
     lines = (line.decode("utf-8") for _, line in _binary_lines(file))
     if file_kind(file) == "tsv":
         return csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)

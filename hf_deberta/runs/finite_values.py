@@ -39,6 +39,7 @@ class FiniteValuesMixin(Trainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.has_own_optimizer = self.optimizer is not None
         self.scales_gradients = self.args.fp16
         if self.scales_gradients:  # the loss of a skipped step would make the logged mean NaN
             self.args.logging_nan_inf_filter = True
@@ -172,7 +173,8 @@ def with_finite_predictions(
 @torch.no_grad()
 def has_finite_weights(model: nn.Module) -> torch.Tensor:
     """Return whether all weights of this process are finite, a bool tensor: one reduction over all of them."""
-    weights = [parameter.detach() for parameter in model.parameters() if parameter.is_floating_point()]
+    weights = [weight.detach() for weight in model.parameters() if weight.is_floating_point()]
+    weights = [weight for weight in weights if weight.element_size() > 1]  # frozen float8 has no norm
     local = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in weights]
     # the largest absolute value; unlike a sum of squares it does not overflow
     return nn.utils.get_total_norm([weight for weight in local if weight.numel()], float("inf")).isfinite()
@@ -188,7 +190,8 @@ class _TrainingEvents(TrainerCallback):
         self, args: Any, *_: Any, optimizer: Any = None, lr_scheduler: Any = None, **kwargs: Any
     ) -> None:
         self.trainer.reset_failures()
-        use_learning_rate(optimizer, lr_scheduler, args.learning_rate)
+        if not self.trainer.has_own_optimizer:
+            use_learning_rate(optimizer, lr_scheduler, args.learning_rate)
 
     def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         self.trainer.count_skipped_step()

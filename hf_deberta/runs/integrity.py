@@ -10,6 +10,7 @@ its files themselves record is checked: JSON can be parsed, safetensors have the
 `torch.save` writes into its zip files are right. Nothing is unpickled.
 """
 
+import json
 import re
 import zipfile
 import zlib
@@ -101,7 +102,8 @@ def find_format_error(path: Path) -> str | None:
     """Say why a file is no complete file of its format; None if it is one, or has another format than these."""
     try:
         if path.suffix == ".json":
-            shards = read_json_object(path).get("weight_map", {}).values() if path.name.endswith(".index.json") else ()
+            content = json.loads(path.read_text(encoding="utf-8"))
+            shards = content.get("weight_map", {}).values() if path.name.endswith(".index.json") else ()
             missing = [shard for shard in shards if not (path.parent / shard).is_file()]
             return f"lists {missing[0]}, which is missing" if missing else None
         if path.suffix == ".safetensors":
@@ -124,7 +126,8 @@ def find_missing_parts(checkpoint: Path, arguments: TrainingArguments) -> list[s
         if (checkpoint / MANIFEST).exists() or arguments.world_size == 1:
             parts["rng_state.pth"] = (RNG_STATES,)
         else:
-            by_rank = (f"rng_state_{rank}.pth" for rank in range(arguments.world_size))
+            processes = max(2, len(list(checkpoint.glob("rng_state_*.pth"))))  # perhaps not as many as now
+            by_rank = (f"rng_state_{rank}.pth" for rank in range(processes))
             parts |= {name: ("rng_state.pth", name) for name in by_rank}
     return [
         f"no {part}"

@@ -36,7 +36,7 @@ class UnevenBatchesMixin(Trainer):
             or self.accelerator.parallelism_config is not None  # processes that share their rows
         ):
             return inputs
-        size = next(value.shape[0] for value in inputs.values() if torch.is_tensor(value))
+        size = next(value.shape[0] for value in inputs.values() if torch.is_tensor(value) and value.dim())
         remainder = rows % (size * arguments.world_size)
         if not remainder:
             return inputs
@@ -55,7 +55,7 @@ class UnevenBatchesMixin(Trainer):
 
     def with_stand_in(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Return the stand-in if the batch has no rows, otherwise the batch."""
-        if all(value.shape[0] for value in inputs.values() if torch.is_tensor(value)):
+        if all(value.shape[:1] != (0,) for value in inputs.values() if torch.is_tensor(value)):
             return inputs
         return {**inputs, **self.stand_in, STAND_IN: True}
 

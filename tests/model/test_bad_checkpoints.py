@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaModel, export_to_transformers
+from hf_deberta.model.pretrained_model import check_declared_size, check_json_files
 
 
 @pytest.fixture
@@ -95,6 +96,17 @@ def test_a_declared_size_that_the_weights_do_not_have(folder):
         OSError, match=r"a model of 32,\d+,\d+,\d+ parameters, and its weights are a file of \d+,\d+ bytes"
     ):
         HfDebertaModel.from_pretrained(folder)
+
+
+def test_files_that_are_not_the_weights_of_the_model_are_not_checked(folder):
+    """Such as an adapter beside the configuration of its large base model."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 10**9}))
+    (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+    (folder / "training_args.bin").write_bytes(b"a pickle")
+    (folder / "pages.index.json").write_text("[]")
+    check_json_files(folder)
+    check_declared_size(folder, None)
 
 
 @pytest.mark.parametrize("field", ["attn_implementation", "_attn_implementation", "_attn_implementation_internal"])

@@ -5,6 +5,7 @@ import json
 import re
 
 import golden_cases
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -186,6 +187,7 @@ def test_the_number_of_labels_is_checked_when_it_is_set():
     config = HfDebertaConfig.from_preset("tiny", num_labels=3)
     config.num_labels = 5
     assert config.num_labels == len(config.id2label) == len(config.label2id) == 5
+    assert HfDebertaConfig(num_labels=np.int64(4)).num_labels == 4
     with pytest.raises(ValueError, match="num_labels .*not 0"):
         config.num_labels = 0
 
@@ -240,7 +242,7 @@ def test_fields_of_wrong_types_in_other_formats(fields):
 
 
 def test_unknown_attention_backend():
-    with pytest.raises(ValueError, match="no attention backend 'bogus': choose eager, sdpa or triton"):
+    with pytest.raises(ValueError, match="unknown attention backend 'bogus': choose one of eager, sdpa, triton"):
         HfDebertaModel(HfDebertaConfig.from_preset("tiny", attn_implementation="bogus"))
 
 

@@ -10,6 +10,7 @@ from hf_deberta.fine_tuning.splits import DataArguments, read_splits
 from hf_deberta.runs.data_files import (
     RowError,
     explain_bad_files,
+    load_files,
     locate_errors,
     place_of_row,
     read_table,
@@ -42,6 +43,15 @@ def test_bad_tables(tmp_path, name, text, message, caplog):
     with pytest.raises(InputError, match=message) as raised:
         read_table(write(tmp_path, name, text))
     assert "\n" not in str(raised.value) and not caplog.text
+
+
+@pytest.mark.parametrize("kind", ["txt", "jsonl"])
+def test_empty_parts_of_several_files(tmp_path, kind):
+    text = "word\n" if kind == "txt" else [{"text": "word"}]
+    files = [write(tmp_path, f"part-0.{kind}", ""), write(tmp_path, f"part-1.{kind}", text)]
+    assert load_files(kind, files)["text"][:] == ["word"]
+    with pytest.raises(InputError, match=r"part-0\.\w+ is empty"):
+        load_files(kind, files[:1])
 
 
 def test_names_that_look_like_patterns(tmp_path):

@@ -1,6 +1,7 @@
 """The line and column at fault in a data file, and the line of a row."""
 
 import gzip
+import json
 
 import pyarrow
 import pyarrow.parquet
@@ -97,6 +98,15 @@ def test_good_files(tmp_path, name):
     zipped = write(tmp_path, f"{name}.gz", gzip.compress(path.read_bytes()))
     check_file(zipped)
     assert list(read_lines(zipped)) == list(read_lines(path)) and "\ufeff" not in "".join(read_lines(path))
+
+
+@pytest.mark.parametrize("content", ["%s", '{"version": 1,\n"data": %s}', '[{"a": 1},\n{"a": 2, "b": %s}]'])
+def test_a_json_document_with_thousands_of_rows_in_a_line(tmp_path, content):
+    path = write(tmp_path, "a.json", content % json.dumps([{"a": [1]}] * 2000))
+    check_file(path)
+    deep = write(tmp_path, "deep.json", content % ("[" * 5000 + "]" * 5000))
+    with pytest.raises(InputError, match="deep.json.* nested too deeply"):
+        check_file(deep)
 
 
 def test_a_json_file_with_a_byte_order_mark(tmp_path):

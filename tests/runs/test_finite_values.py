@@ -213,3 +213,14 @@ def test_a_checkpoint_is_continued_with_another_learning_rate(tmp_path):
     expected = [entry["learning_rate"] for entry in first.state.log_history if "loss" in entry]
     assert resumed[1e-2] == expected
     assert resumed[1e-3] == pytest.approx([*expected[:6], *(rate / 10 for rate in expected[6:])])
+
+
+def test_an_optimizer_of_the_user_keeps_its_learning_rate(tmp_path):
+    model = HfDebertaForSequenceClassification(HfDebertaConfig.from_preset("tiny"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    args = fine_tuning_arguments(tmp_path, max_steps=2, logging_steps=1)
+    splits = {"train": ROWS, "validation": ROWS}
+    run = FineTuningTrainer(model, args, default_data_collator, splits=splits, optimizers=(optimizer, schedule))
+    run.train()
+    assert [entry["learning_rate"] for entry in run.state.log_history if "loss" in entry] == [1e-2, 1e-2]

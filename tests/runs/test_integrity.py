@@ -103,6 +103,13 @@ def test_formats_show_truncation(tmp_path, name):
         assert str(find_format_error(path)).startswith("cannot be read (")
 
 
+def test_json_files_of_others_may_hold_lists(tmp_path):
+    (tmp_path / "modules.json").write_text("[1, 2]")
+    assert find_format_error(tmp_path / "modules.json") is None
+    (tmp_path / "modules.json").write_text("[1, 2")
+    assert str(find_format_error(tmp_path / "modules.json")).startswith("cannot be read (")
+
+
 def test_zip_files_show_a_changed_value(tmp_path):
     path = save(tmp_path / "a.pt")
     with zipfile.ZipFile(path) as archive:
@@ -152,6 +159,11 @@ def test_random_states_of_all_processes(tmp_path, monkeypatch):
     write_parts(tmp_path, "model.safetensors optimizer.pt scheduler.pt rng_state_0.pth trainer_state.json")
     arguments = TrainingArguments(str(tmp_path), use_cpu=True)
     monkeypatch.setattr(TrainingArguments, "world_size", 2)
+    assert find_missing_parts(tmp_path, arguments) == ["no rng_state_1.pth"]
+    monkeypatch.setattr(TrainingArguments, "world_size", 4)  # resumes what two processes have written
+    write_parts(tmp_path, "rng_state_1.pth")
+    assert find_missing_parts(tmp_path, arguments) == []
+    (tmp_path / "rng_state_1.pth").rename(tmp_path / "rng_state_2.pth")
     assert find_missing_parts(tmp_path, arguments) == ["no rng_state_1.pth"]
     write_manifest(tmp_path)  # lists what was written, by any number of processes
     assert find_missing_parts(tmp_path, arguments) == []

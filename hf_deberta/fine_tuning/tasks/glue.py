@@ -121,15 +121,15 @@ def infer_task(
         _check_labels(labels, len(rows), label_column, minimum=1)
         return task(labels, MULTI_LABEL_METRICS, multi_label=True)
     require_label_format(rows, label_column, "train", multi_label=False)
-    require_no_missing_labels([_is_missing(value) for value in rows[label_column]], "train", label_column)
+    require_no_missing_labels([_is_missing(value) for value in rows[label_column][:]], "train", label_column)
     if regression or (regression is None and getattr(feature, "dtype", "").startswith("float")):
-        if regression is None and all(value.is_integer() for value in rows[label_column]):
+        if regression is None and all(value.is_integer() for value in rows[label_column][:]):
             logger.warning(
                 f"The column {label_column!r} holds whole numbers written as decimals, such as "
                 f"{rows[label_column][0]}. They are regression targets; if they are classes, add --do_regression false."
             )
         return task(None, REGRESSION_METRICS)
-    labels = _label_names(feature, rows[label_column])
+    labels = _label_names(feature, rows[label_column][:])
     _check_labels(labels, len(rows), label_column, minimum=2)
     return task(labels, CLASS_METRICS)
 
@@ -142,6 +142,10 @@ def choose_text_columns(rows: Dataset, split: str, label_column: str) -> tuple[s
     others = [name for name in rows.column_names if name != label_column]
     reasons = {name: reason for name in others if (reason := _reason_against_text(rows, name))}
     texts = [name for name in others if name not in reasons]
+    copies = [name for name in texts if len(texts) > 1 and _repeats_label(rows, name, label_column)]
+    if len(copies) < len(texts):
+        reasons |= dict.fromkeys(copies, "one value for each label")
+        texts = [name for name in texts if name not in copies]
     if set(SENTENCE_COLUMNS) <= set(texts):
         texts = list(SENTENCE_COLUMNS)
     if not texts:
@@ -150,7 +154,7 @@ def choose_text_columns(rows: Dataset, split: str, label_column: str) -> tuple[s
             f"the {split} rows have no column of text besides {label_column}; they have "
             f"{listed(unread) or 'no other'}: name one or two with --text_column_names"
         )
-    distinct_words = [name for name in texts if _has_distinct_words(rows[name])]
+    distinct_words = [name for name in texts if _has_distinct_words(rows[name][:])]
     if len(texts) > 2:
         raise InputError(
             f"the {split} rows have {len(texts)} columns of text: {listed(texts)}; name the one or two to read with "
@@ -173,12 +177,21 @@ def _reason_against_text(rows: Dataset, column: str) -> str | None:
         return f"{getattr(feature, 'dtype', type(feature).__name__)}, not text"
     if column.lower() in ("id", "idx", "guid") or column.lower().endswith("_id"):
         return "the name of an identifier"
-    texts = _texts_without_spaces(rows[column])
+    texts = _texts_without_spaces(rows[column][:])
     if texts == []:
         return "empty"
     if texts and 2 * sum(any(map(str.isdigit, text)) for text in texts) >= len(texts):
         return CODES
     return None
+
+
+def _repeats_label(rows: Dataset, column: str, label_column: str) -> bool:
+    """True if a column such as label_text holds the label in other words: a model that reads it learns nothing."""
+    if label_column not in rows.column_names:
+        return False
+    pairs = set(zip(rows[column][:], map(str, rows[label_column][:]), strict=True))
+    values, labels = {value for value, _ in pairs}, {label for _, label in pairs}
+    return 1 < len(pairs) == len(values) == len(labels) <= len(rows) / 2
 
 
 def _texts_without_spaces(texts: Iterable[str | None]) -> list[str] | None:
@@ -214,8 +227,8 @@ def _label_names(feature: Any, values: Iterable) -> tuple[str, ...]:
 
 def _flatten_label_lists(rows: Dataset, column: str, split: str) -> list:
     """Return the labels of all rows. Lists such as [0, 1, 0] look like multi-hot vectors and are an error."""
-    lists = [row for row in rows[column] if row]
-    for row, values in enumerate(rows[column], start=1):
+    lists = [row for row in rows[column][:] if row]
+    for row, values in enumerate(rows[column][:], start=1):
         if any(map(_is_missing, values or ())):
             raise InputError(
                 f"the {split} rows have {_shortened(values)} in row {row} of the column {column!r}: remove the empty "
@@ -287,7 +300,7 @@ def require_texts(rows: Dataset, columns: Sequence[str], split: str) -> None:
                 f"the {split} rows have {_shortened(rows[0][name])} in row 1 of the column {name!r}, which must hold "
                 "text"
             )
-        blank = [row for row, text in enumerate(rows[name], start=1) if text is None or not str(text).strip()]
+        blank = [row for row, text in enumerate(rows[name][:], start=1) if text is None or not str(text).strip()]
         if blank:
             logger.warning(
                 f"{split}: {len(blank):,} of {len(rows):,} rows have no text in the column {name!r}, the first is row "
@@ -348,7 +361,7 @@ def make_label_encoder(
 ) -> Callable[[Any], int]:
     """Return a function from a label in `rows`, a number or a name, to its index in `labels`; -1 if it is missing."""
     require_label_format(rows, column, split, multi_label)
-    feature, values = rows.features[column], rows[column]
+    feature, values = rows.features[column], rows[column][:]
     feature = getattr(feature, "feature", feature)
     accepts_numbers = hasattr(feature, "names") or not any(label.lstrip("-").isdigit() for label in labels)
     indices = {label: index for index, label in enumerate(labels)}
@@ -405,7 +418,7 @@ def make_target_encoder(
     require_label_column(rows, column, split)
     if task.labels is None or labels is None:
         require_label_format(rows, column, split, multi_label=False)
-        is_missing = [_is_missing(value) for value in rows[column]]
+        is_missing = [_is_missing(value) for value in rows[column][:]]
         require_no_missing_labels(is_missing, split, column)
         if any(is_missing):
             return None
@@ -418,7 +431,7 @@ def make_target_encoder(
         logger.warning(f"The labels of the {split} rows are numbers, and are read as {listed(numbered)}.")
     if not task.multi_label:
         return lambda value: model_index[encode_label(value)]
-    if any(value is None for value in rows[column]):
+    if any(value is None for value in rows[column][:]):
         return None
 
     def encode_label_list(values: list) -> list[float]:
@@ -437,7 +450,7 @@ def _are_numbers_of_names(feature: Any, labels: tuple[str, ...]) -> bool:
 
 def require_numbers(rows: Dataset, column: str, split: str) -> None:
     """Require finite numbers as labels."""
-    for row, value in enumerate(rows[column], start=1):
+    for row, value in enumerate(rows[column][:], start=1):
         try:
             is_number = isfinite(float(value))
         except (TypeError, ValueError, OverflowError):

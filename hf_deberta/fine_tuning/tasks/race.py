@@ -158,7 +158,7 @@ def _choice_rows(rows: Dataset, split: str, with_labels: bool, fill_blanks: bool
     rows = rows.map(
         make_choice_row, with_indices=True, remove_columns=columns, features=features, desc=f"checking {split}"
     )
-    counts = {len(choices): row_id for row_id, choices in zip(rows["id"], rows["choices"], strict=True)}
+    counts = {len(choices): row_id for row_id, choices in zip(rows["id"][:], rows["choices"][:], strict=True)}
     if max(counts) > len(LETTERS):
         raise InputError(
             f"{split} row {counts[max(counts)]!r} has {max(counts)} choices, and {len(LETTERS)} is the limit"

@@ -161,7 +161,7 @@ def check_rows(rows: Dataset, split: str, name: str) -> None:
         columns += [column for column in (*TASKS[name].columns, "answers") if column in rows.column_names]
     if not columns:
         return
-    usual = Counter(map(type, rows["label"])).most_common(1)[0][0] if needs_label else None
+    usual = Counter(map(type, rows["label"][:])).most_common(1)[0][0] if needs_label else None
     for index, values in enumerate(zip(*(rows[column][:] for column in columns), strict=True)):
         row = dict(zip(columns, values, strict=True))
         try:
@@ -311,7 +311,7 @@ def label_numbers(rows: Dataset, split: str, name: str) -> np.ndarray | None:
         return None
     with locate_errors(rows, split):
         encode_label = make_label_encoder(rows, TASKS[name].labels, split)
-    numbers = np.array([encode_label(value) for value in rows["label"]])
+    numbers = np.array([encode_label(value) for value in rows["label"][:]])
     return numbers if (numbers >= 0).any() else None
 
 

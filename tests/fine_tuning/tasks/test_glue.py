@@ -113,6 +113,8 @@ CHINESE = ["2019年很好", "3天", "10元", "7点"]
         ({"word": ["cat", "dog", "bird", "fish"]}, ("word",), ""),
         ({"aspect": ["food", "food", "price", "food"], "a": SENTENCES}, ("aspect", "a"), ""),
         ({"a": CHINESE, "b": CHINESE[::-1]}, ("a", "b"), ""),
+        ({"label_text": ["no", "yes", "no", "yes"], "a": SENTENCES}, ("a",), "label_text (one value for each label)"),
+        ({"label_text": ["no", "yes", "no", "yes"]}, ("label_text",), ""),
     ],
 )
 def test_text_columns(columns, expected, unread, caplog):
