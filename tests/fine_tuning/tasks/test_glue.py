@@ -10,6 +10,7 @@ from sklearn.metrics import accuracy_score, f1_score
 
 from hf_deberta.fine_tuning.tasks import glue
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
+from hf_deberta.runs.data_files import read_table
 from hf_deberta.runs.errors import InputError
 
 WORDS = "the cat sat on a mat while many old birds sang in some tall trees"
@@ -53,6 +54,13 @@ def test_labels_by_number_and_by_name(tokenizer):
     assert glue.encode_texts(rows(**texts, label=names), "train", task, tokenizer, 16, model)["labels"] == [0, 1, 2, 2]
     numbers = rows(**texts, label=[2, 0, 1, -1])
     assert glue.encode_texts(numbers, "test", task, tokenizer, 16, model)["labels"] == [0, 1, 2, -1]
+
+
+def test_errors_name_the_file(tokenizer, tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"sentence": "a", "label": "maybe"}\n')
+    for task in (glue.TASKS["cola"], glue.TASKS["rte"]):
+        with pytest.raises(InputError, match=r"train\.jsonl: the train rows have (unknown labels|no column)"):
+            glue.encode_texts(read_table(tmp_path / "train.jsonl"), "train", task, tokenizer, 16, task.labels)
 
 
 def test_unknown_labels(tokenizer):
