@@ -7,10 +7,8 @@ Our classes load DeBERTa checkpoints of every format; Transformers' Auto classes
 """
 
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
@@ -21,7 +19,7 @@ from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTr
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaConfig
-from hf_deberta.runs.command_line import as_input_error
+from hf_deberta.runs.command_line import as_input_error, missing_folder_as_input_error
 from hf_deberta.runs.errors import InputError
 from hf_deberta.tokenization_hf_deberta import load_tokenizer as load_deberta_tokenizer
 
@@ -118,28 +116,6 @@ def read_config(name: str, args: Namespace | ModelArguments) -> dict[str, Any]:
 
 def config_options(args: Namespace | ModelArguments) -> dict[str, Any]:
     return {"cache_dir": args.cache_dir, "revision": args.model_revision, "token": args.token}
-
-
-@contextmanager
-def missing_folder_as_input_error(name: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Raise an OSError, or exceptions of `kinds`, as InputError; say so if there is no folder `name`."""
-    with as_input_error(OSError, *kinds):
-        try:
-            yield
-        except OSError as error:
-            if Path(name).is_file():
-                raise InputError(f"{name} is a file: give the folder that holds the model") from error
-            if Path(name).is_dir():
-                raise
-            if is_path(name):
-                raise InputError(f"there is no model folder {name}") from error
-            reason = str(error).partition("\n")[0]
-            raise InputError(f"there is no folder {name}, and on the Hub it cannot be read: {reason}") from error
-
-
-def is_path(name: str) -> bool:
-    """True if a name can only be a folder, or names one beside existing ones: ./out, /data/out, a/b/c, out/model."""
-    return name.startswith((".", "/", "~")) or name.count("/") > 1 or ("/" in name and Path(name).parent.is_dir())
 
 
 def load_tokenizer(args: ModelArguments, **options: Any) -> PreTrainedTokenizerBase:

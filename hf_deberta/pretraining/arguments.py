@@ -18,7 +18,7 @@ from hf_deberta.pretraining.masking import Masking, Vocabulary
 from hf_deberta.pretraining.packing import Rows, check_rows
 from hf_deberta.runs.command_line import (
     ScriptParser,
-    as_input_error,
+    missing_folder_as_input_error,
     parse_into_dataclasses,
     read_command_line,
     require_attention_name,
@@ -79,7 +79,7 @@ class NewModelArguments:
         The vocabulary size is the tokenizer's.
         """
         fields = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, **self.config_fields()}
-        with as_input_error(*LOADING_ERRORS):
+        with missing_folder_as_input_error(str(name or self.config_name), *LOADING_ERRORS):
             if self.config_preset is not None:
                 fields.setdefault("max_position_embeddings", max(512, length))
                 return HfDebertaConfig.from_preset(self.config_preset, **fields)
@@ -87,7 +87,7 @@ class NewModelArguments:
 
     def load_config(self, name: str) -> HfDebertaConfig:
         """Load the configuration of checkpoint `name`, with the fields that flags change."""
-        with as_input_error(*LOADING_ERRORS):
+        with missing_folder_as_input_error(name, *LOADING_ERRORS):
             return HfDebertaConfig.from_pretrained(name, **self.config_fields(), **self.hub_options())
 
     def make_tokenizer(
@@ -105,7 +105,7 @@ class NewModelArguments:
             raise InputError(
                 "a new model needs a tokenizer: train one with --train_tokenizer 32000, or give --tokenizer_name"
             )
-        with as_input_error(*LOADING_ERRORS):
+        with missing_folder_as_input_error(name, *LOADING_ERRORS):
             try:
                 return load_tokenizer(name, **self.hub_options())
             except ValueError as error:

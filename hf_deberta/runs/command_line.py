@@ -20,12 +20,7 @@ from inspect import cleandoc
 from pathlib import Path
 from typing import Any, cast
 
-from huggingface_hub.errors import (
-    HFValidationError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-    StrictDataclassError,
-)
+from huggingface_hub.errors import StrictDataclassError
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -113,11 +108,7 @@ def full_disk_message(error: BaseException) -> str | None:
 
 @contextmanager
 def as_input_error(*kinds: type[Exception]) -> Iterator[None]:
-    """Raise exceptions of these types as InputError: for calls that fail when flags, files or names are wrong.
-
-    >>> with as_input_error(OSError):
-    ...     tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    """
+    """Raise exceptions of these types as InputError: for calls that fail when flags, files or names are wrong."""
     try:
         yield
     except InputError:
@@ -125,20 +116,33 @@ def as_input_error(*kinds: type[Exception]) -> Iterator[None]:
     except kinds as error:
         # an invalid configuration: the cause is the message of the rule that it breaks
         cause = error.__cause__ if isinstance(error, StrictDataclassError) else None
-        if isinstance(error.__cause__, HFValidationError):  # the Hub's rules for names say nothing of folders
-            name = _quoted_name(str(error))
-            raise InputError(f"there is no folder {name}, and it is no name on the Hub, such as user/model") from error
-        if isinstance(error.__cause__, LocalEntryNotFoundError | RepositoryNotFoundError):
-            raise InputError(
-                f"there is no such folder, nor a model on the Hub: {' '.join(str(error).split())}"
-            ) from error
         raise InputError(" ".join(str(cause or error).split())) from error
 
 
-def _quoted_name(message: str) -> str:
-    """Return the last word in quotation marks: 'Repo id must be ... : 'my/model'.'"""
-    names = re.findall(r"'([^']*/[^']*)'", message)
-    return next((name for name in reversed(names) if name != "namespace/repo_name"), "of this name")
+@contextmanager
+def missing_folder_as_input_error(name: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Raise OSError and exceptions of `kinds` as InputError when a model is loaded; say so if there is no such folder.
+
+    >>> with missing_folder_as_input_error(name, ValueError):
+    ...     tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    """
+    with as_input_error(OSError, *kinds):
+        try:
+            yield
+        except OSError as error:
+            if Path(name).is_file() and Path(name).suffix != ".json":  # a config.json may be named
+                raise InputError(f"{name} is a file: give the folder that holds the model") from error
+            if Path(name).exists():
+                raise
+            if is_path(name):
+                raise InputError(f"there is no model folder {name}") from error
+            reason = str(error).partition("\n")[0]
+            raise InputError(f"there is no folder {name}, and on the Hub it cannot be read: {reason}") from error
+
+
+def is_path(name: str) -> bool:
+    """True if a name can only be a folder, or names one beside existing ones: ./out, /data/out, a/b/c, out/model."""
+    return name.startswith((".", "/", "~")) or name.count("/") > 1 or ("/" in name and Path(name).parent.is_dir())
 
 
 def require_attention_name(name: str | None) -> None:

@@ -32,7 +32,7 @@ class FiniteValuesMixin(Trainer):
     """Mixin for a `Trainer` that stops with an InputError when a loss, a gradient norm or a weight is not finite.
 
     A model with such weights is not saved. With fp16, steps that overflow are skipped by the gradient scaler, and only
-    a long row of them stops the run. Evaluation and prediction stop if a loss or a prediction is not finite.
+    many of them in a row stop the run. Evaluation and prediction stop if a loss or a prediction is not finite.
 
     Put it before the other `Trainer` classes.
     """
@@ -76,7 +76,7 @@ class FiniteValuesMixin(Trainer):
             self.failure[field].masked_fill_(first, noted)
 
     def count_skipped_step(self) -> None:
-        """Call after each optimizer step: a long row of steps that overflow in fp16 stops the run."""
+        """Call after each optimizer step: many in a row that overflow in fp16 stop the run."""
         if not self.scales_gradients:
             return
         self.skipped_steps = self.skipped_steps + 1 if self.accelerator.optimizer_step_was_skipped else 0

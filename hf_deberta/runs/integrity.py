@@ -99,7 +99,7 @@ def find_difference(path: Path, size: int, crc32: int) -> str | None:
 
 
 def find_format_error(path: Path) -> str | None:
-    """Say why a file is no complete file of its format; None if it is one, or has another format than these."""
+    """Say why a file is not complete in its format; None if it is, or if its format is not one of these."""
     try:
         if path.suffix == ".json":
             content = json.loads(path.read_text(encoding="utf-8"))

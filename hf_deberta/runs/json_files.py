@@ -26,7 +26,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise DamagedFileError(f"{path} is damaged: it is not valid JSON ({error})") from error
     if not isinstance(content, dict):
-        raise DamagedFileError(f"{path} is damaged: it is no JSON object")
+        raise DamagedFileError(f"{path} is damaged: it is not a JSON object")
     return content
 
 

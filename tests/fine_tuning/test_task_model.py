@@ -19,13 +19,13 @@ from hf_deberta import (
 from hf_deberta.fine_tuning.task_model import (
     ModelArguments,
     checkpoint_labels,
-    is_path,
     label_fields,
     labels_in_checkpoint_order,
     load_model,
     load_tokenizer,
     max_input_length,
 )
+from hf_deberta.runs.command_line import is_path
 from hf_deberta.runs.errors import InputError
 
 CLASSES = (HfDebertaForSequenceClassification, AutoModelForSequenceClassification)
