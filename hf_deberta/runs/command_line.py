@@ -85,11 +85,14 @@ def show_input_errors_in_one_line(script: str) -> Iterator[None]:
 def full_disk_message(error: BaseException) -> str | None:
     """Return what to do if an exception, or one that it follows from, says that a file could not be written in full.
 
-    safetensors and torch.save raise exceptions of their own, without the number of the error.
+    safetensors, tokenizers and torch.save raise exceptions of their own, without the number of the error.
     """
     cause: BaseException | None = error
     while cause is not None:
-        errors = re.findall(r"os error (\d+)", str(cause)) if type(cause).__name__ == "SafetensorError" else ()
+        from_rust = (
+            type(cause) is Exception or type(cause).__name__ == "SafetensorError"
+        )  # of tokenizers and safetensors
+        errors = re.findall(r"os error (\d+)", str(cause)) if from_rust else ()
         number = cause.errno if isinstance(cause, OSError) else next(map(int, errors), None)
         written_in_part = "unexpected pos" in str(cause) or "PytorchStreamWriter failed" in str(cause)
         if number in FULL_DISK or (isinstance(cause, RuntimeError) and written_in_part):

@@ -199,7 +199,7 @@ def test_signals(runner, seed, tmp_path, tally):
     script, rng, out = SCRIPTS[(seed + 1) % len(SCRIPTS)], random.Random(seed), tmp_path / "out"
     number = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)[seed % 3]
     whole, seconds = runner.whole(script)
-    delay = rng.uniform(0.2, 0.95) * seconds
+    delay = rng.uniform(0.1, 0.7) * seconds
     done = runner.run(script, out, signal=number, delay=delay)
     if done["status"] != 0:  # otherwise it ended before
         expected = 128 + number if number == signal.SIGINT else -number

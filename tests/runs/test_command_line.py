@@ -67,6 +67,7 @@ def full_disk_errors() -> dict[str, Exception]:
         ),
         "a file could not be written (Disk quota exceeded)": OSError(errno.EDQUOT, "quota"),
         "a file could not be written (File too large)": SafetensorError("Error while serializing: (os error 27)"),
+        "a file could not be written (No space left on device)": Exception("No space left on device (os error 28)"),
         "a file could not be written (no space left)": RuntimeError(in_part),
         "cache/rows.arrow could not be written (No space left on device)": wrapped,
     }
