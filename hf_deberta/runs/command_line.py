@@ -254,7 +254,7 @@ def read_flags(file: str | Path) -> dict[str, Any]:
         flags = json.loads(Path(file).read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read {file}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{file} is not valid JSON: {error}") from error
     if not isinstance(flags, dict):
         raise InputError(f'{file} must be a JSON object of flags: {{"learning_rate": 1e-5, ...}}')
