@@ -119,7 +119,7 @@ def test_a_new_head_is_named(tmp_path, caplog, monkeypatch):
         message = "encoder has no head for language modelling .*: the head starts at random"
         assert (re.search(message, caplog.text) is not None) == (name == "encoder")
     args = script["ModelArguments"](model_name_or_path=str(tmp_path / "encoder"))
-    with pytest.raises(InputError, match="--do_train false would evaluate a random one"):
+    with pytest.raises(InputError, match="with --do_train false they would stay random"):
         script["make_model"](args, config, do_train=False)
 
 

@@ -44,6 +44,7 @@ TRANSFORMERS = {
     "transformers:PreTrainedModel._adjust_missing_and_unexpected_keys": "refuse a masked-LM head with two biases",
     "transformers:PreTrainedModel._hf_peft_config_loaded": "save an adapter without the model's code",
     "transformers:PreTrainedConfig._attn_implementation": "choose the attention backend",
+    "transformers:PreTrainedConfig._dict_from_json_file": "name a config.json that holds no JSON object",
     "transformers:GenerationMixin._prepare_cache_for_generation": "generate without a cache",
     "transformers:GenerationMixin._validate_generated_length": "refuse to generate past the last position",
     "transformers:TokenizersBackend._tokenizer": "build the tokenizer from spm.model or vocab.json",
