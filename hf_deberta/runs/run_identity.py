@@ -9,8 +9,9 @@ InputError: out holds a run with other settings: batch 32, now 64; take another 
 import hashlib
 import json
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -58,18 +59,71 @@ BEST_MODEL_FLAGS = (
     "eval_strategy", "eval_steps", "save_strategy", "save_steps",
 )  # fmt: skip
 
+
+@dataclass(frozen=True)
+class NumberRule:
+    """What the value of a flag must be; NaN and other types than numbers break every rule."""
+
+    is_kept_by: Callable[[float], bool]
+    text: str
+
+
+def whole_number(least: int) -> NumberRule:
+    return NumberRule(lambda value: isinstance(value, int) and value >= least, f"a whole number of at least {least}")
+
+
+NOT_NEGATIVE = NumberRule(lambda value: 0 <= value < inf, "a finite number of at least 0")
+CLIPPING = NumberRule(lambda value: value >= 0, "a number of at least 0, where 0 means no clipping")
+BELOW_ONE = NumberRule(lambda value: 0 <= value < 1, "a number of at least 0 and below 1")
+INTERVAL = NumberRule(
+    lambda value: 0 < value < 1 or (1 <= value < inf and value == int(value)),
+    "a whole number of at least 1, or a part of all steps between 0 and 1",
+)
+SEED = NumberRule(lambda value: isinstance(value, int) and 0 <= value < 2**32, "a whole number from 0 to 4294967295")
+STEPS = NumberRule(whole_number(1).is_kept_by, "a whole number of at least 1, or -1 to follow --num_train_epochs")
+EPOCHS = NumberRule(lambda value: 0 < value < inf, "a finite number above 0, unless --max_steps is given")
+# Trainer takes most values, and fails or ignores them only after the run has been recorded.
+NUMBER_RULES = {
+    **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), whole_number(1)),
+    **dict.fromkeys(("gradient_accumulation_steps", "eval_accumulation_steps"), whole_number(1)),
+    **dict.fromkeys(("learning_rate", "weight_decay", "adam_epsilon", "warmup_steps"), NOT_NEGATIVE),
+    **dict.fromkeys(("adam_beta1", "adam_beta2", "label_smoothing_factor"), BELOW_ONE),
+    **dict.fromkeys(("logging_steps", "save_steps", "eval_steps"), INTERVAL),
+    **dict.fromkeys(("seed", "data_seed"), SEED),
+    "max_grad_norm": CLIPPING,
+    "dataloader_num_workers": whole_number(0),
+}
+
 logger = logging.get_logger(__name__)
 
 
 @dataclass
 class RunArguments(TrainingArguments):
-    """`TrainingArguments` that carry the flags which identify the run, and log losses as they are."""
+    """`TrainingArguments` that carry the flags which identify the run, and log losses as they are.
+
+    Numbers that make no sense, and a training without a step, are refused.
+    """
 
     logging_nan_inf_filter: bool = False
 
     def __post_init__(self) -> None:
         self.identifying_flags: dict[str, Any] = {}  # see the function of this name
+        self._check_numbers()
         super().__post_init__()
+
+    def _check_numbers(self) -> None:
+        for name, rule in NUMBER_RULES.items():
+            if getattr(self, name) != getattr(TrainingArguments, name):  # a default may be None
+                self._require(name, rule)
+        if self.do_train and self.max_steps != -1:
+            self._require("max_steps", STEPS)
+        elif self.do_train:
+            self._require("num_train_epochs", EPOCHS)
+
+    def _require(self, name: str, rule: NumberRule) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, int | float) or not rule.is_kept_by(value):
+            raise InputError(f"--{name} must be {rule.text}, not {value}")
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "hub_token": None}  # training_args.bin is pushed to the Hub

@@ -1,18 +1,23 @@
 """What identifies a run, and that another run is refused in its folder."""
 
 import dataclasses
+import math
 import runpy
+import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from datasets import Dataset
-from transformers import TrainingArguments
+from transformers import HfArgumentParser, TrainingArguments
 
+from hf_deberta.fine_tuning.arguments import FineTuningArguments
+from hf_deberta.pretraining.arguments import PretrainingArguments, run_with_arguments
 from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.run_identity import (
     BEST_MODEL_FLAGS,
     IDENTIFYING_FLAGS,
+    NUMBER_RULES,
     RunArguments,
     check_same_run,
     content_hash,
@@ -125,3 +130,57 @@ def test_content_hash_depends_on_values_alone(tmp_path):
 def test_total_batch(tmp_path):
     given = arguments(tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=3)
     assert given.total_batch == 12
+
+
+REFUSED = {
+    **dict.fromkeys(("per_device_train_batch_size", "gradient_accumulation_steps"), (0, -1, 1.5, 2.0)),
+    **dict.fromkeys(("per_device_eval_batch_size", "eval_accumulation_steps"), (0, -8, 2.5)),
+    **dict.fromkeys(("learning_rate", "weight_decay", "adam_epsilon", "warmup_steps"), (-1.0, math.nan, math.inf, "x")),
+    "max_grad_norm": (-1.0, math.nan, None),
+    **dict.fromkeys(("adam_beta1", "adam_beta2", "label_smoothing_factor"), (1.0, 2.0, -0.1, math.nan)),
+    **dict.fromkeys(("logging_steps", "save_steps", "eval_steps"), (0, -1, 0.0, 1.5, math.nan, math.inf)),
+    **dict.fromkeys(("seed", "data_seed"), (-1, 2**32, 1.5)),
+    "dataloader_num_workers": (-1,),
+}
+ACCEPTED = {
+    "learning_rate": (0, 0.0, 1e30),
+    "warmup_steps": (0, 0.1, 100),
+    "max_grad_norm": (0.0, math.inf),
+    "adam_beta1": (0, 0.5),
+    "eval_steps": (None, 0.5, 1, 10.0),
+    "seed": (0, 2**32 - 1),
+    "data_seed": (None, 0),
+    "eval_accumulation_steps": (None, 1),
+}
+
+
+@pytest.mark.parametrize("name", NUMBER_RULES)
+def test_numbers_that_make_no_sense_are_refused(tmp_path, name):
+    for value in REFUSED[name]:
+        with pytest.raises(InputError, match=rf"^--{name} must be .* not {value}$"):
+            RunArguments(str(tmp_path), use_cpu=True, **{name: value})
+    for value in ACCEPTED.get(name, ()):
+        assert getattr(RunArguments(str(tmp_path), use_cpu=True, **{name: value}), name) == value
+
+
+@pytest.mark.parametrize("kind", [RunArguments, FineTuningArguments, PretrainingArguments])
+def test_a_training_without_a_step_is_refused(tmp_path, kind):
+    refused = [{"num_train_epochs": value} for value in (0, -1.0, math.nan, math.inf)]
+    refused += [{"max_steps": value} for value in (0, -2)]
+    for fields in refused:
+        ((name, value),) = fields.items()
+        with pytest.raises(InputError, match=rf"^--{name} must be .* not {value}$"):
+            kind(str(tmp_path), use_cpu=True, do_train=True, **fields)
+        kind(str(tmp_path), use_cpu=True, **{"do_train": False, "do_eval": True, **fields})
+    kind(str(tmp_path), use_cpu=True, do_train=True, num_train_epochs=0, max_steps=5)
+    kind(str(tmp_path), use_cpu=True, do_train=True, num_train_epochs=0.1)
+
+
+def test_a_refused_number_is_shown_in_one_line(tmp_path, monkeypatch):
+    flags = ["--output_dir", str(tmp_path / "out"), "--use_cpu", "--learning_rate"]
+    with pytest.raises(InputError, match="--learning_rate must be a finite number of at least 0, not nan"):
+        HfArgumentParser(RunArguments).parse_args_into_dataclasses([*flags, "nan"])
+    monkeypatch.setattr(sys, "argv", ["run_x.py", *flags, "-1"])
+    with pytest.raises(SystemExit, match=r"^run_x.py: --learning_rate must be a finite number of .*, not -1.0$"):
+        run_with_arguments((PretrainingArguments,), lambda args: None)
+    assert not (tmp_path / "out").exists()
