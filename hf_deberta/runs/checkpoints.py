@@ -40,6 +40,7 @@ from hf_deberta.runs.processes import in_main_process
 UNFINISHED = "_unfinished"
 ARCHIVE = "_before"
 FINAL_WEIGHTS = ("model*.safetensors", "model.safetensors.index.json")
+NOT_NEEDED = ("README.md", "training_args.bin")  # to load a final model
 
 logger = logging.get_logger(__name__)
 
@@ -51,6 +52,7 @@ class AtomicCheckpointsMixin(Trainer):
     """
 
     final_models: tuple[str, ...] = (".",)  # folders in `output_dir` that hold the weights of a finished run
+    saved_files: Collection[Path] = ()  # of the final model, in `output_dir`
     _writing_checkpoint = False
 
     def _get_output_dir(self, trial: Any) -> str:
@@ -137,8 +139,9 @@ class AtomicCheckpointsMixin(Trainer):
             super().save_model(str(unfinished), _internal_call=True)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            for path in sorted(unfinished.iterdir()):
-                os.replace(path, folder / path.name)
+            self.saved_files = [folder / path.name for path in sorted(unfinished.iterdir())]
+            for path in self.saved_files:
+                os.replace(unfinished / path.name, path)
             shutil.rmtree(folder / UNFINISHED)
         self.accelerator.wait_for_everyone()
         if self.args.push_to_hub:
@@ -150,7 +153,10 @@ class AtomicCheckpointsMixin(Trainer):
         if self.is_world_process_zero():
             with atomic_write(folder / TRAINER_STATE_NAME) as unfinished:
                 self.state.save_to_json(str(unfinished))
-            write_manifest(folder, [folder / TRAINER_STATE_NAME, *final_weights(folder, self.final_models)])
+            weights = final_weights(folder, self.final_models)
+            saved = (path for path in self.saved_files if folder in path.parents and path.is_file())
+            editable = [path for path in saved if path not in weights and path.name not in NOT_NEEDED]
+            write_manifest(folder, [folder / TRAINER_STATE_NAME, *weights], editable)
 
     def save_metrics(self, split: str, metrics: dict[str, float], combined: bool = True) -> None:
         """Write the metrics as `Trainer` does, each file complete or not at all."""
@@ -275,12 +281,12 @@ def find_damage_of_best(checkpoint: Path, arguments: TrainingArguments) -> list[
 
 
 def final_weights(folder: Path, models: Iterable[str]) -> list[Path]:
-    """Return the weight files of a finished run; other files of a model may be edited later."""
+    """Return the weight files of a finished run; other files of a model may be edited later, but not removed."""
     return sorted(path for model in models for pattern in FINAL_WEIGHTS for path in (folder / model).glob(pattern))
 
 
 def find_damage_of_finished_run(folder: Path, models: Iterable[str] = (".",)) -> list[str] | None:
-    """Describe damage in the state and the final models of a finished run; None if no run has finished there."""
+    """Describe damage in the state and the final models' files of a finished run; None if no run has finished there."""
 
     def find() -> list[str] | None:
         if not (folder / TRAINER_STATE_NAME).exists():

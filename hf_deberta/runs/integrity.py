@@ -2,6 +2,8 @@
 
     checkpoint-500/manifest.json    {"files": {"model.safetensors": {"size": 1738, "crc32": 3405691582}, ...}}
 
+A finished run may list "editable" files too, such as config.json. They must exist, and JSON among them must be valid.
+
 The manifest is written last. CRC-32 notices missing, truncated, overwritten and flipped bytes in half the time of
 SHA-256. It does not stop someone who changes the files and the manifest on purpose.
 
@@ -36,8 +38,8 @@ WEIGHTS = (
 WEIGHT_FILES = (*WEIGHTS, "model-*.safetensors")
 
 
-def write_manifest(folder: Path, files: Iterable[Path] | None = None) -> None:
-    """Write the size and checksum of files in `folder`, by default of all, to its manifest."""
+def write_manifest(folder: Path, files: Iterable[Path] | None = None, editable: Iterable[Path] = ()) -> None:
+    """Write the size and checksum of files in `folder`, by default of all, and the names of editable files."""
     if files is None:
         files = (path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
     paths = sorted(files)
@@ -47,7 +49,8 @@ def write_manifest(folder: Path, files: Iterable[Path] | None = None) -> None:
         path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "crc32": value}
         for path, value in zip(paths, checksums, strict=True)
     }
-    write_json(folder / MANIFEST, {"files": entries})
+    names = sorted(path.relative_to(folder).as_posix() for path in editable)
+    write_json(folder / MANIFEST, {"files": entries, **({"editable": names} if names else {})})
 
 
 def checksum(path: Path) -> int:
@@ -66,7 +69,7 @@ def find_damage(checkpoint: Path, arguments: TrainingArguments) -> list[str]:
 
 
 def find_damaged_files(folder: Path, patterns: tuple[str, ...]) -> list[str]:
-    """Describe each damaged file of a folder that matches one of the patterns."""
+    """Describe each damaged file of a folder that matches one of the patterns, or is listed as editable."""
     if (folder / MANIFEST).exists():
         return compare_with_manifest(folder, patterns)
     files = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
@@ -76,14 +79,17 @@ def find_damaged_files(folder: Path, patterns: tuple[str, ...]) -> list[str]:
 
 def compare_with_manifest(folder: Path, patterns: tuple[str, ...]) -> list[str]:
     try:
-        files = read_json_object(folder / MANIFEST)["files"]
-        expected = {name: (entry["size"], entry["crc32"]) for name, entry in files.items()}
+        manifest = read_json_object(folder / MANIFEST)
+        expected = {name: (entry["size"], entry["crc32"]) for name, entry in manifest["files"].items()}
+        editable = {name: folder / name for name in manifest.get("editable", [])}
     except (DamagedFileError, KeyError, TypeError, AttributeError):
         return [f"{MANIFEST} is damaged"]
     names = [name for name in expected if any(Path(name).match(pattern) for pattern in patterns)]
     with ThreadPoolExecutor() as pool:
         differences = pool.map(lambda name: find_difference(folder / name, *expected[name]), names)
-    return [f"{name} {difference}" for name, difference in zip(names, differences, strict=True) if difference]
+    errors = [*zip(names, differences, strict=True)]
+    errors += [(name, find_format_error(path) if path.is_file() else "is missing") for name, path in editable.items()]
+    return [f"{name} {error}" for name, error in errors if error]
 
 
 def find_difference(path: Path, size: int, crc32: int) -> str | None:

@@ -8,6 +8,7 @@ import torch
 from tiny_trainers import language_model_trainer as trainer
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
+from hf_deberta import HfDebertaForMaskedLM
 from hf_deberta.pretraining import trainer as trainer_module
 from hf_deberta.pretraining.arguments import PretrainingArguments
 from hf_deberta.pretraining.language_model_trainer import LOSSES, LanguageModelTrainer, predicted_labels
@@ -120,6 +121,10 @@ def test_a_finished_run_is_not_trained_again(tmp_path, caplog, length):
     run()
     assert "its model is damaged (model.safetensors has another checksum than when it was written)" in caplog.text
     assert (tmp_path / "model.safetensors").read_bytes() == before["model.safetensors"]
+    (tmp_path / "config.json").write_text("{")
+    run()
+    assert "its model is damaged (config.json cannot be read (Expecting property name" in caplog.text
+    assert HfDebertaForMaskedLM.from_pretrained(tmp_path).config.hidden_size
 
 
 @pytest.mark.parametrize(("reached", "epoch"), [(None, 0), (0.4, 0), (1.0, 1), (1.4, 1)])

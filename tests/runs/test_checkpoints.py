@@ -310,6 +310,12 @@ def test_a_finished_run_has_a_manifest_of_its_weights_and_state(tmp_path):
     assert find_damage_of_finished_run(tmp_path) == []
     (tmp_path / "config.json").write_text("{}")  # may be edited
     assert find_damage_of_finished_run(tmp_path) == []
+    sources = sorted(path.name for path in tmp_path.glob("*.py"))
+    for name in (*sources, "training_args.bin"):
+        (tmp_path / name).unlink()
+    assert sources and find_damage_of_finished_run(tmp_path) == [f"{name} is missing" for name in sources]
+    run.save_model()
+    run.save_state()
     flip_a_byte(tmp_path / "model.safetensors")
     (tmp_path / "trainer_state.json").write_text("")
     damage = find_damage_of_finished_run(tmp_path)

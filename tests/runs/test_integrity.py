@@ -58,9 +58,30 @@ def test_each_kind_of_damage_is_named(folder):
     assert "empty is missing" in find_damaged_files(folder, ALL)
 
 
+def test_editable_files_must_exist_and_be_valid_json(folder):
+    names = ["config.json", "inner/code.py", "inner/tokenizer.json"]
+    for name in names:
+        (folder / name).write_text("{}")
+    write_manifest(folder, [folder / "b.bin"], [folder / name for name in names])
+    assert json.loads((folder / "manifest.json").read_text())["editable"] == names
+    (folder / "config.json").write_text('{"edited": true}')
+    (folder / "inner" / "code.py").write_text("edited = True")
+    assert find_damaged_files(folder, ("b.bin",)) == []
+    (folder / "config.json").write_text("{")
+    for name in names[1:]:
+        (folder / name).unlink()
+    damage = find_damaged_files(folder, ("b.bin",))
+    assert damage[0].startswith("config.json cannot be read (Expecting property name")
+    assert damage[1:] == ["inner/code.py is missing", "inner/tokenizer.json is missing"]
+
+
 @pytest.mark.parametrize(
-    "content", [b"", b"[]", b"{}", b'{"files": 3}', b'{"files": {"a": 1}}', b'{"files": {"a": {"size": 1}}}', b"\xff"]
-)
+    "content",
+    [
+        b"", b"[]", b"{}", b'{"files": 3}', b'{"files": {"a": 1}}', b'{"files": {"a": {"size": 1}}}',
+        b'{"files": {}, "editable": 3}', b"\xff",
+    ],
+)  # fmt: skip
 def test_a_damaged_manifest_is_damage(folder, content):
     (folder / "manifest.json").write_bytes(content)
     assert find_damaged_files(folder, ALL) == ["manifest.json is damaged"]
