@@ -126,10 +126,14 @@ def fine_tune(
         for split, rows in splits.items()
         if split != "train" or args.do_train
     }
-    labels = ner.label_names(sentences["train"]) if args.do_train else checkpoint_labels(model_args)
-    if labels is None:
+    if args.do_train:
+        with locate_errors(splits["train"], "train"):
+            labels = tuple(ner.label_names(sentences["train"]))
+    else:
+        labels = checkpoint_labels(model_args) or ()
+    if not labels:
         raise InputError(f"{model_args.checkpoint} is a regression model, it has no labels")
-    labels = labels_in_checkpoint_order(tuple(labels), model_args)
+    labels = labels_in_checkpoint_order(labels, model_args)
     for split, split_sentences in sentences.items():
         with locate_errors(splits[split], split):
             ner.require_known_labels(split_sentences, labels, split)

@@ -125,6 +125,8 @@ def fine_tune(
         logger.warning(f"{superglue.TASKS[name].submission_name} {split}: {len(rows[key]):,} rows")
         if not split.startswith("test"):
             superglue.require_labels(rows[key], split, name)
+        if key == "train" and args.do_train:
+            superglue.require_two_labels(rows[key], name)
     args.set_best_metric(superglue.TASKS[data_args.task_name].metrics)
 
     # 2. Training, evaluation and predictions, once per seed

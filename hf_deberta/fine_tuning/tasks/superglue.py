@@ -235,6 +235,19 @@ def require_labels(rows: Dataset, split: str, name: str) -> None:
                     raise RowError(index, "the row has no answers")
 
 
+def require_two_labels(rows: Dataset, name: str) -> None:
+    """Require rows to train on with two labels or more; of the tasks that choose among texts, any rows will do."""
+    if TASKS[name].head != "sequence" or (numbers := label_numbers(rows, "train", name)) is None:
+        return
+    labels = [TASKS[name].labels[number] for number in set(numbers.tolist())]
+    if len(labels) == 1:
+        with locate_errors(rows, "train"):
+            raise InputError(
+                f"the {len(rows)} train rows of {name} have only the label {labels[0]!r}: training needs two labels "
+                "or more"
+            )
+
+
 def _flatten_multirc(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     passage = require_field(row, "passage", dict)
     paragraph, number = require_field(passage, "text", str, place="passage"), require_field(row, "idx", int)

@@ -181,6 +181,17 @@ def test_unknown_labels_and_empty_splits():
         superglue.flatten_split(Dataset.from_list([ROWS["cb"]]).select([]), "dev", "cb")
 
 
+def test_training_needs_two_labels():
+    for name in ("boolq", "multirc", "wsc", "cb"):
+        rows = flat(name)
+        one_label = rows.remove_columns("label").add_column("label", [1] * len(rows))
+        with pytest.raises(InputError, match=rf"the {len(rows)} train rows of {name} have only the label '[a-zT]"):
+            superglue.require_two_labels(one_label, name)
+    superglue.require_two_labels(flat("multirc"), "multirc")
+    for name in ("copa", "record"):  # they choose a text of the row
+        superglue.require_two_labels(flat(name), name)
+
+
 # 2. Inputs
 
 
