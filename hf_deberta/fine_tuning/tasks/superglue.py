@@ -190,10 +190,14 @@ def _check_wic(row: dict[str, Any]) -> None:
 
 
 def _check_wsc(row: dict[str, Any]) -> None:
-    for name in ("span1_index", "span2_index"):
-        require_field(row, name, int)
-    if not csv_text(row["text"]).strip():
+    text = csv_text(row["text"])
+    if not text.strip():
         raise InputError("the text is empty")
+    words = len(re.split(r"\s", text))  # two spaces hold an empty word, as in the official counting
+    for name in ("span1_index", "span2_index"):
+        index = require_field(row, name, int)
+        if not 0 <= index < words:
+            raise InputError(f"the {name} is {index}, and the words of the text are 0 to {words - 1}")
 
 
 def _check_record(row: dict[str, Any]) -> None:
