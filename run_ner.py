@@ -93,6 +93,7 @@ class NerArguments(DataArguments):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.task_name = None if self.task_name is None else self.task_name.lower().replace("-", "")
         if self.task_name not in (None, "conll2003"):
             raise InputError(f"--task_name must be conll2003, or left out for your own data, not {self.task_name!r}")

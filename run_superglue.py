@@ -85,6 +85,7 @@ class SuperGlueArguments(DataArguments):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.task_name = normalized_name(self.task_name)
         if self.task_name not in superglue.TASKS:
             raise InputError(f"--task_name must be one of {', '.join(superglue.TASKS)}, not {self.task_name!r}")
