@@ -88,6 +88,7 @@ class GlueArguments(DataArguments):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.task_name = normalized_name(self.task_name)
         if self.task_name is not None and self.task_name not in glue.TASKS:
             raise InputError(f"--task_name must be one of {', '.join(glue.TASKS)}, not {self.task_name!r}")

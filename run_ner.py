@@ -93,6 +93,7 @@ class NerArguments(DataArguments):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.task_name = None if self.task_name is None else self.task_name.lower().replace("-", "")
         if self.task_name not in (None, "conll2003"):
             raise InputError(f"--task_name must be conll2003, or left out for your own data, not {self.task_name!r}")
@@ -126,10 +127,14 @@ def fine_tune(
         for split, rows in splits.items()
         if split != "train" or args.do_train
     }
-    labels = ner.label_names(sentences["train"]) if args.do_train else checkpoint_labels(model_args)
-    if labels is None:
+    if args.do_train:
+        with locate_errors(splits["train"], "train"):
+            labels = tuple(ner.label_names(sentences["train"]))
+    else:
+        labels = checkpoint_labels(model_args) or ()
+    if not labels:
         raise InputError(f"{model_args.checkpoint} is a regression model, it has no labels")
-    labels = labels_in_checkpoint_order(tuple(labels), model_args)
+    labels = labels_in_checkpoint_order(labels, model_args)
     for split, split_sentences in sentences.items():
         with locate_errors(splits[split], split):
             ner.require_known_labels(split_sentences, labels, split)

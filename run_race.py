@@ -68,6 +68,7 @@ class ChoiceArguments(DataArguments):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.task_name = None if self.task_name is None else self.task_name.lower().replace("-", "_")
         if self.task_name is not None and self.task_name not in HUB_NAMES:
             raise InputError(f"--task_name must be one of {', '.join(HUB_NAMES)}, not {self.task_name!r}")

@@ -81,6 +81,7 @@ class SquadArguments(DataArguments):
     max_answer_length: int = field(default=30, metadata={"help": "Maximum number of tokens of an answer."})
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.task_name is not None and self.task_name not in HUB_NAMES:
             raise InputError(f"--task_name must be {' or '.join(HUB_NAMES)}, not {self.task_name!r}")
         for name in ("n_best_size", "max_answer_length"):

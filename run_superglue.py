@@ -85,6 +85,7 @@ class SuperGlueArguments(DataArguments):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.task_name = normalized_name(self.task_name)
         if self.task_name not in superglue.TASKS:
             raise InputError(f"--task_name must be one of {', '.join(superglue.TASKS)}, not {self.task_name!r}")
@@ -125,6 +126,8 @@ def fine_tune(
         logger.warning(f"{superglue.TASKS[name].submission_name} {split}: {len(rows[key]):,} rows")
         if not split.startswith("test"):
             superglue.require_labels(rows[key], split, name)
+        if key == "train" and args.do_train:
+            superglue.require_two_labels(rows[key], name)
     args.set_best_metric(superglue.TASKS[data_args.task_name].metrics)
 
     # 2. Training, evaluation and predictions, once per seed

@@ -167,6 +167,7 @@ def test_invalid_input(data, tmp_path):
     rows = rows_of("cb", 4)
     other = write_json_lines(tmp_path / "other.jsonl", [{**row, "label": "perhaps"} for row in rows])
     bare = write_json_lines(tmp_path / "bare.jsonl", rows_of("cb", 4, labelled=False))
+    same = write_json_lines(tmp_path / "same.jsonl", [{**row, "label": "neutral"} for row in rows])
     flat = write_json_lines(tmp_path / "flat.jsonl", [{"passage": "text", "query": "x"}])
     (tmp_path / "empty.jsonl").write_text("")
     ours = ["--model_name_or_path", data / "ours", "--output_dir", tmp_path / "out", *RUN]
@@ -187,6 +188,10 @@ def test_invalid_input(data, tmp_path):
         ([*train, "--validation_file", bare], "the validation rows of cb have no labels"),
         ([*train, "--validation_file", tmp_path / "empty.jsonl"], "empty.jsonl is empty"),
         ([*ours, "--task_name", "cb", "--validation_file", cb / "val.jsonl"], "--do_train needs train rows"),
+        (
+            [*ours, "--task_name", "cb", "--train_file", same, "--validation_file", cb / "val.jsonl"],
+            "same.jsonl: the 4 train rows of cb have only the label 'neutral'",
+        ),
         ([*train, "--axb_file", cb / "val.jsonl"], "--axb_file .* --task_name rte, not cb"),
         ([*ours, "--task_name", "record", "--data_dir", record, "--max_seq_length", 8], "leaves no room for the"),
         ([*bert, "--task_name", "record", "--data_dir", record], "is not a DeBERTa"),

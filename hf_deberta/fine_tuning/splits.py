@@ -63,6 +63,12 @@ class DataArguments:
     overwrite_cache: bool = field(default=False, metadata={"help": "Tokenize again instead of using cached inputs."})
     preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Number of tokenizing processes."})
 
+    def __post_init__(self) -> None:
+        for name in ("max_train_samples", "max_eval_samples", "max_predict_samples"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"--{name} must be at least 1, not {value}")
+
     def card_fields(self, checkpoint: str, demo: bool = False) -> dict[str, str | None]:
         """Return the arguments of `model_card.write_training_card`."""
         dataset = None if demo else getattr(self, "task_name", None) or self.dataset_name

@@ -221,6 +221,11 @@ def label_names(sentences: Iterable[Sentence]) -> list[str]:
     if not tags:
         raise InputError("the training sentences have no labels: each line needs a word and its label")
     entity_labels = tags - {"O"}
+    if not entity_labels:
+        raise InputError(
+            "the training sentences have only the label 'O', and no entity to learn: check that the last column, or "
+            "the column --label_column_name, holds the labels"
+        )
     if has_prefixes(tags):
         entity_labels = {prefix + tag[1:] for tag in entity_labels for prefix in "BI"}
     outside = ["O"] if "O" in tags or has_prefixes(tags) else []

@@ -110,6 +110,7 @@ def _questions_of_article(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     row_id = None if row.get("id") is None else str(row["id"])
     for index, (question, answer) in enumerate(zip(questions, answers, strict=True)):
         texts = require_items({f"options[{index}]": options[index]}, f"options[{index}]", str)
+        _require_choices(texts, f"question {index + 1}")
         if not _is_missing(answer):
             answer_index(answer, len(texts), f"question {index + 1}")
         yield {"id": row_id, "article": article, "question": question, "options": texts, "answer": answer}
@@ -149,6 +150,7 @@ def _choice_rows(rows: Dataset, split: str, with_labels: bool, fill_blanks: bool
         name = f"{split} row {row_id!r}"
         try:
             choices = _race_choices(row, name, fill_blanks) if is_race else _swag_choices(row, name)
+            _require_choices(choices, name)
             label = {"label": answer_index(row[answer_column], len(choices), name)} if labelled else {}
         except InputError as error:
             raise RowError(index, str(error)) from error
@@ -163,13 +165,11 @@ def _choice_rows(rows: Dataset, split: str, with_labels: bool, fill_blanks: bool
         raise InputError(
             f"{split} row {counts[max(counts)]!r} has {max(counts)} choices, and {len(LETTERS)} is the limit"
         )
-    if len(counts) > 1 or min(counts) < 2:
+    if len(counts) > 1:
         examples = ", ".join(f"{count} (row {row_id!r})" for count, row_id in sorted(counts.items()))
         usual = Counter(map(len, rows["choices"])).most_common(1)[0][0]
         row = next((row for row, choices in enumerate(rows["choices"]) if len(choices) != usual), 0)
-        raise RowError(
-            row, f"all {split} rows must have the same number of choices, at least two; they have {examples}"
-        )
+        raise RowError(row, f"all {split} rows must have the same number of choices; they have {examples}")
     return rows
 
 
@@ -186,6 +186,13 @@ def _swag_choices(row: dict[str, Any], name: str) -> list[str]:
         if isinstance(row[column], list | dict):
             raise InputError(f"the {column} of {name} must be text, not {describe(row[column])}")
     return [f"{_one_line(row['sent2'])} {_one_line(row[x])}".strip() for x in endings if row[x] is not None]
+
+
+def _require_choices(choices: list[str], name: str) -> None:
+    if len(choices) < 2:
+        raise InputError(
+            f"{name} has {'only one option' if choices else 'no options'}, and a question needs at least two"
+        )
 
 
 def _is_missing(answer: Any) -> bool:

@@ -190,10 +190,14 @@ def _check_wic(row: dict[str, Any]) -> None:
 
 
 def _check_wsc(row: dict[str, Any]) -> None:
-    for name in ("span1_index", "span2_index"):
-        require_field(row, name, int)
-    if not csv_text(row["text"]).strip():
+    text = csv_text(row["text"])
+    if not text.strip():
         raise InputError("the text is empty")
+    words = len(re.split(r"\s", text))  # two spaces hold an empty word, as in the official counting
+    for name in ("span1_index", "span2_index"):
+        index = require_field(row, name, int)
+        if not 0 <= index < words:
+            raise InputError(f"the {name} is {index}, and the words of the text are 0 to {words - 1}")
 
 
 def _check_record(row: dict[str, Any]) -> None:
@@ -233,6 +237,19 @@ def require_labels(rows: Dataset, split: str, name: str) -> None:
             for index, answers in enumerate(rows["answers"][:]):
                 if not answers:
                     raise RowError(index, "the row has no answers")
+
+
+def require_two_labels(rows: Dataset, name: str) -> None:
+    """Require rows to train on with two labels or more; of the tasks that choose among texts, any rows will do."""
+    if TASKS[name].head != "sequence" or (numbers := label_numbers(rows, "train", name)) is None:
+        return
+    labels = [TASKS[name].labels[number] for number in set(numbers.tolist())]
+    if len(labels) == 1:
+        with locate_errors(rows, "train"):
+            raise InputError(
+                f"the {len(rows)} train rows of {name} have only the label {labels[0]!r}: training needs two labels "
+                "or more"
+            )
 
 
 def _flatten_multirc(row: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -180,6 +180,8 @@ def test_label_names():
     assert ner.label_names([Sentence(["a", "b"], ["person-actor", "O"])]) == ["O", "person-actor"]
     with pytest.raises(InputError, match="have no labels"):
         ner.label_names([Sentence(["a"])])
+    with pytest.raises(InputError, match="only the label 'O', and no entity"):
+        ner.label_names([Sentence(["a"], ["O"]), Sentence(["b", "c"], ["O", "O"])])
     with pytest.raises(InputError, match="begin with B- or I-.* B-X .* 'BX'"):
         ner.convert_to_iob2([Sentence(["a", "b"], ["B-X", "BX"])])
     with pytest.raises(InputError, match="test sentences .*: B-Y; .* O, B-X"):

@@ -167,12 +167,20 @@ def test_missing_columns_and_options():
         choice_rows(Dataset.from_list([{"article": "a", "question": "q", "options": "a, b", "answer": "A"}]), "train")
 
 
-def test_invalid_numbers_of_choices():
+def test_invalid_numbers_of_choices(tmp_path):
     fewer = [FLAT[0], {**FLAT[1], "example_id": "x", "options": ["one", "two"]}]
     with pytest.raises(InputError, match=r"train rows .* same number .* 2 \(row 'x'\), 3 \(row 'high1.txt'\)"):
         choice_rows(Dataset.from_list(fewer), "train")
-    with pytest.raises(InputError, match=r"at least two.* 1 \(row 'high1.txt'\)"):
-        choice_rows(Dataset.from_list([{**FLAT[0], "options": ["one"], "answer": "A"}]), "train")
+    for options, message in ((["one"], "only one option"), ([], "no options")):
+        with pytest.raises(InputError, match=rf"row 2: train row 'x' has {message}, and a question needs at least two"):
+            choice_rows(Dataset.from_list([FLAT[0], {**FLAT[1], "example_id": "x", "options": options}]), "train")
+        article = {**RELEASED, "options": [OPTIONS[0], options], "answers": ["B", "A"]}
+        path = tmp_path / f"{len(options)}.jsonl"
+        path.write_text(json.dumps(article))
+        with pytest.raises(InputError, match=rf"jsonl, line 1: question 2 has {message}, and"):
+            read_choices(path)
+    with pytest.raises(InputError, match="'s1' has only one option"):
+        choice_rows(Dataset.from_list([{**SWAG[0], "ending1": None}]), "train")
     with pytest.raises(InputError, match=r"2 \(row 's2'\), 3 \(row 's1'\)"):
         choice_rows(Dataset.from_list([{**SWAG[0], "ending2": "x"}, {**SWAG[1], "ending2": None}]), "train")
 

@@ -181,6 +181,35 @@ def test_unknown_labels_and_empty_splits():
         superglue.flatten_split(Dataset.from_list([ROWS["cb"]]).select([]), "dev", "cb")
 
 
+@pytest.mark.parametrize("name", ["span1_index", "span2_index"])
+def test_word_numbers_of_wsc(name):
+    """Rows in both formats; a word between two spaces is empty, and counts."""
+    for index in (-1, 8, 500):
+        row = {**ROWS["wsc"], "target": {**ROWS["wsc"]["target"], name: index}}
+        for rows in ([ROWS["wsc"], row], [flat("wsc")[0], {**flat("wsc")[0], name: index}]):
+            with pytest.raises(
+                InputError, match=rf"row 2: the {name} is {index}, and the words of the text are 0 to 7"
+            ):
+                flat("wsc", rows)
+    flat("wsc", [{**ROWS["wsc"], "text": "The  dog feared the cat as it", "target": {**row["target"], name: 7}}])
+
+
+def test_spans_of_wic():
+    with pytest.raises(InputError, match="row 1: the characters 3 to 70 are not in the sentence1, which has 11"):
+        flat("wic", [{**ROWS["wic"], "end1": 70}])
+
+
+def test_training_needs_two_labels():
+    for name in ("boolq", "multirc", "wsc", "cb"):
+        rows = flat(name)
+        one_label = rows.remove_columns("label").add_column("label", [1] * len(rows))
+        with pytest.raises(InputError, match=rf"the {len(rows)} train rows of {name} have only the label '[a-zT]"):
+            superglue.require_two_labels(one_label, name)
+    superglue.require_two_labels(flat("multirc"), "multirc")
+    for name in ("copa", "record"):  # they choose a text of the row
+        superglue.require_two_labels(flat(name), name)
+
+
 # 2. Inputs
 
 
