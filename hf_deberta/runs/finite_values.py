@@ -109,18 +109,21 @@ class FiniteValuesMixin(Trainer):
         if not self.accelerator.gather(finite[None]).all().item():
             raise InputError(
                 f"a weight is not finite after step {self.state.global_step} (learning rate {self.learning_rate:g}), "
-                f"so the model is not saved: {ADVICE}; {self.way_to_continue()}"
+                f"so the run stops and the model is not saved: {ADVICE}; {self.way_to_continue()}"
             )
 
     def way_to_continue(self) -> str:
-        """Return from which checkpoint the run can continue with other settings."""
+        """Return how to train again with other settings, which `output_dir` refuses unless the run starts over."""
         try:
             checkpoint = get_last_checkpoint(str(self.args.output_dir))
         except OSError:  # no folder yet
             checkpoint = None
         if checkpoint is None:
             return "no checkpoint was written, so start over with --resume_from_checkpoint false"
-        return f"{checkpoint} is finite: --resume_from_checkpoint continues from it in a new --output_dir"
+        return (
+            "start over in another --output_dir, or continue there from an earlier checkpoint with "
+            f"--resume_from_checkpoint PATH: {checkpoint} is finite, but may have begun to diverge"
+        )
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs or "train_loss" in logs:
@@ -135,27 +138,39 @@ class FiniteValuesMixin(Trainer):
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         if self.is_in_train:
             self.check_steps()
+            self.check_weights()
         log_filter, self.args.logging_nan_inf_filter = self.args.logging_nan_inf_filter, False  # it would hide NaN
         try:
             output = super().evaluation_loop(*args, **kwargs)
+            check_predictions(output.predictions)
+            for name, value in (output.metrics or {}).items():
+                if name.endswith("_loss") and not np.isfinite(value):
+                    raise _NotFiniteError(f"{name} is {value}")
+        except _NotFiniteError as error:
+            if not self.is_in_train:
+                raise InputError(f"{error}: {EVALUATION_ADVICE}") from None
+            raise InputError(  # large but finite weights overflow in the forward pass
+                f"{error} after step {self.state.global_step} (learning rate {self.learning_rate:g}), so the run "
+                f"stops: {ADVICE}; {self.way_to_continue()}"
+            ) from None
         finally:
             self.args.logging_nan_inf_filter = log_filter
-        check_predictions(output.predictions)
-        for name, value in (output.metrics or {}).items():
-            if name.endswith("_loss") and not np.isfinite(value):
-                raise InputError(f"{name} is {value}: {EVALUATION_ADVICE}")
         return output
 
 
+class _NotFiniteError(ValueError):
+    """Says which predictions or loss of an evaluation are not finite."""
+
+
 def check_predictions(predictions: Any) -> None:
-    """Raise an InputError for predictions, an array or nested arrays, that are not finite."""
+    """Raise a _NotFiniteError for predictions, an array or nested arrays, that are not finite."""
     if isinstance(predictions, list | tuple):
         for part in predictions:
             check_predictions(part)
     elif predictions is not None and np.issubdtype(np.asarray(predictions).dtype, np.floating):
         number = np.size(predictions) - np.isfinite(predictions).sum()
         if number:
-            raise InputError(f"{number:,} of {np.size(predictions):,} predictions are not finite: {EVALUATION_ADVICE}")
+            raise _NotFiniteError(f"{number:,} of {np.size(predictions):,} predictions are not finite")
 
 
 def with_finite_predictions(

@@ -1,6 +1,7 @@
 """A run whose values are no longer finite stops in one sentence, and its finite checkpoints stay."""
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from tiny_pairs import tiny_pair, tiny_rows, trainer_of
 from tiny_trainers import CLASS_ROWS as ROWS
 from tiny_trainers import classifier, fine_tuning_arguments, language_model_trainer
 from torch import nn
-from transformers import Trainer, default_data_collator
+from transformers import Trainer, TrainerCallback, default_data_collator
 
 from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
 from hf_deberta.fine_tuning.trainer import FineTuningTrainer
@@ -77,7 +78,7 @@ def test_the_message_names_the_first_step_and_its_learning_rate(tmp_path, name, 
     fields = {**SAVING, "logging_steps": logging_steps, "learning_rate": 1e-3, "gradient_accumulation_steps": 2}
     run = classifier(tmp_path, lr_scheduler_type="constant", **fields)
     spoil(run, 10, name)
-    message = rf"the {name} is not finite at step 5 \(learning rate 0\.001\).*checkpoint-4 is finite: --resume_from"
+    message = rf"the {name} is not finite at step 5 \(learning rate 0\.001\).*another --output_dir, .*-4 is finite, but"
     with pytest.raises(InputError, match=message):
         run.train()
     assert checkpoints(tmp_path) == ["checkpoint-4"]
@@ -143,6 +144,31 @@ def test_evaluation_and_prediction_of_a_task(tmp_path):
         with pytest.raises(InputError, match="16 of 16 predictions are not finite: weights of the model"):
             call()
     assert not scored
+
+
+@pytest.mark.parametrize("weight", [math.nan, 1e30])
+@pytest.mark.parametrize("kind", ["classification", "masked language model"])
+def test_an_evaluation_during_training_gives_the_advice_of_a_diverging_run(tmp_path, kind, weight):
+    """Before the next log. Weights of 1e30 are finite, but what the model computes from them is not."""
+    steps = {"max_steps": 6, "logging_steps": 100, "eval_strategy": "steps", "eval_steps": 2, "do_eval": True}
+    fields = {"save_strategy": "steps", "save_steps": 2, "learning_rate": 1e-3, "lr_scheduler_type": "constant"}
+    run = TRAINERS[kind](tmp_path, **steps, **fields)
+
+    class Spoiler(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 4:
+                with torch.no_grad():
+                    for parameter in run.model.parameters():
+                        parameter.fill_(weight)
+                    run.model.deberta.embeddings.word_embeddings.weight.uniform_(-1, 1).mul_(weight)
+
+    run.add_callback(Spoiler())
+    diverged = r"(\d+ of \d+ predictions are not finite|eval_loss is \w+)"
+    problem = "a weight is not finite" if math.isnan(weight) else diverged
+    stop = rf"^{problem} after step 4 \(learning rate 0.001\), so the run stops.*: lower --learning_rate, "
+    with pytest.raises(InputError, match=stop) as stopped:
+        run.train()
+    assert re.search("start over in another --output_dir, .*-2 is finite, but may have begun to", str(stopped.value))
 
 
 def test_one_nan_loss_is_not_hidden_by_the_log_filter(tmp_path):
