@@ -119,6 +119,18 @@ def test_a_finished_run_is_not_trained_again(run_rtd, text, tmp_path, caplog, de
     run_rtd(*arguments, "--output_dir", tmp_path)
     assert "its model is damaged (discriminator/model.safetensors has another checksum" in caplog.text
     assert all((tmp_path / name).read_bytes() == before[name] for name in names if name.endswith(".safetensors"))
+    losses, metrics = ("eval_lm_loss", "eval_rtd_loss"), json.loads((tmp_path / "eval_results.json").read_text())
+    shutil.rmtree(tmp_path / "checkpoint-3")
+    before = {name: (tmp_path / name).read_bytes() for name in names}
+    run_rtd(*arguments, "--output_dir", tmp_path)
+    again = json.loads((tmp_path / "eval_results.json").read_text())
+    assert [again[name] for name in losses] == pytest.approx([metrics[name] for name in losses], rel=1e-3)
+    with pytest.raises(SystemExit, match="run of 3 steps without checkpoints, which cannot become longer"):
+        run_rtd(*arguments, "--output_dir", tmp_path, "--max_steps", 4)
+    assert before == {name: (tmp_path / name).read_bytes() for name in names}
+    (tmp_path / "generator" / "tokenizer.json").unlink()
+    with pytest.raises(SystemExit, match=r"damaged \(generator/tokenizer.json is missing\), and no checkpoint"):
+        run_rtd(*arguments, "--output_dir", tmp_path)
     with pytest.raises(SystemExit, match=r"run_rtd.py: .* other settings: rtd_weight 50.0, now 10.0; .*--output_dir"):
         run_rtd(*arguments, "--output_dir", tmp_path, "--rtd_weight", 10)
 

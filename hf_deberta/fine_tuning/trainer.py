@@ -26,9 +26,9 @@ from hf_deberta.fine_tuning.sift import SiftTrainer, answer_labels
 from hf_deberta.runs.checkpoints import (
     TRAINER_STATE_NAME,
     AtomicCheckpointsMixin,
-    checkpoints_by_step,
     find_damage_of_finished_run,
     last_checkpoint,
+    require_checkpoint,
 )
 from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.finite_values import FiniteValuesMixin
@@ -148,16 +148,6 @@ class FineTuningTrainer(FiniteValuesMixin, UnevenBatchesMixin, SiftTrainer, Atom
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         write_training_card(self, **self.card_fields)
-
-
-def require_checkpoint(folder: Path, damage: list[str]) -> None:
-    """Warn that a damaged finished run is finished again from its last checkpoint; an InputError if there is none."""
-    message = f"{folder} holds a finished run that is damaged ({', '.join(damage)})"
-    if not checkpoints_by_step(folder):
-        raise InputError(
-            f"{message}, and no checkpoint: restore its files, or start over with --resume_from_checkpoint false"
-        )
-    logger.warning(f"{message}: it is finished again from its last checkpoint")
 
 
 def holds_finished_run(args: FineTuningArguments) -> bool:

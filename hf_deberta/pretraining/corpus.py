@@ -32,6 +32,7 @@ from hf_deberta.runs.data_files import (
     set_source,
 )
 from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.json_files import read_json_object
 from hf_deberta.tokenization_hf_deberta import HfDebertaTokenizer
 
 FILE_TYPES = {name: name for name in ("txt", "json", "csv", "tsv", "parquet")} | {"jsonl": "json"}
@@ -259,10 +260,16 @@ class Corpus:
 
 
 def load_trained_tokenizer(folder: Path, flags: dict[str, Any]) -> HfDebertaTokenizer:
-    """Load a tokenizer that was trained before; raise an InputError if it was trained with other flags."""
-    tokenizer = HfDebertaTokenizer.from_pretrained(folder, trust_remote_code=False)
+    """Load a tokenizer that was trained before; an InputError if it is damaged or was trained with other flags."""
     path = folder / TOKENIZER_FLAGS
-    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"train_tokenizer": len(tokenizer)}
+    try:
+        tokenizer = HfDebertaTokenizer.from_pretrained(folder, trust_remote_code=False)
+        before = read_json_object(path) if path.exists() else {"train_tokenizer": len(tokenizer)}
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"the trained tokenizer cannot be loaded ({error}): restore the file, or remove the folder {folder} to "
+            "train the tokenizer again on the same text"
+        ) from error
     if differing := [f"--{name} {value}" for name, value in before.items() if flags[name] != value]:
         raise InputError(
             f"{folder} holds a tokenizer that was trained with {' and '.join(differing)}: use the same flags to keep "

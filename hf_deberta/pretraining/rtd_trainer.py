@@ -149,6 +149,12 @@ class RtdTrainer(PretrainingTrainer):
         if self.args.push_to_hub:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
+    def read_final_model(self) -> HfDebertaForRtdPretraining:
+        generator, discriminator = (Path(str(self.args.output_dir)) / name for name in MODELS)
+        names = ("embedding_sharing", "rtd_weight", "sampling_temperature")
+        fields = {name: getattr(self.model.config, name) for name in names}
+        return HfDebertaForRtdPretraining.from_pair(generator, discriminator, {"dtype": self.model.dtype}, **fields)
+
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         for name in MODELS:
             folder = Path(str(self.args.output_dir)) / name

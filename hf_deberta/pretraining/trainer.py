@@ -12,13 +12,16 @@ from hf_deberta.pretraining.throughput import ThroughputMeter, peak_operations, 
 from hf_deberta.runs.checkpoints import (
     TRAINER_STATE_NAME,
     AtomicCheckpointsMixin,
+    checkpoints_by_step,
     find_damage_of_finished_run,
     last_checkpoint,
+    require_checkpoint,
 )
+from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.finite_values import FiniteValuesMixin
 from hf_deberta.runs.model_card import write_training_card
 from hf_deberta.runs.row_order import EpochSampler, SetEpochCallback
-from hf_deberta.runs.run_identity import RunArguments, check_same_run
+from hf_deberta.runs.run_identity import RunArguments, check_same_run, compare_with_recorded_run
 from hf_deberta.runs.uneven_batches import UnevenBatchesMixin
 
 logger = logging.get_logger(__name__)
@@ -67,9 +70,15 @@ class PretrainingTrainer(FiniteValuesMixin, UnevenBatchesMixin, AtomicCheckpoint
 
         A finished run is not trained again, and its files stay as they are.
         """
+        self.trained, folder = False, Path(str(self.args.output_dir))
+        only_final_model = self.holds_only_final_model()
         check_same_run(self.args, self.identifying_settings(), may_grow=("steps",))
-        self.trained, checkpoint = False, last_checkpoint(self.args)
-        folder = Path(str(self.args.output_dir))
+        if only_final_model:
+            logger.warning(f"{folder} holds this run, and it is finished: nothing is trained")
+            self.state = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
+            self.model.load_state_dict(self.read_final_model().state_dict())
+            return False
+        checkpoint = last_checkpoint(self.args)
         state = folder / TRAINER_STATE_NAME  # a finished run has it
         if checkpoint is None:
             state.unlink(missing_ok=True)
@@ -86,6 +95,37 @@ class PretrainingTrainer(FiniteValuesMixin, UnevenBatchesMixin, AtomicCheckpoint
             self.log_metrics("train", result.metrics)
             self.save_metrics("train", result.metrics)
         return True
+
+    def holds_only_final_model(self) -> bool:
+        """Return whether the folder holds this run, finished, whose checkpoints were deleted.
+
+        Its training cannot be continued: an InputError if it should become longer, or if its model is damaged.
+        """
+        folder, flags = Path(str(self.args.output_dir)), {**self.args.identifying_flags, "seed": self.args.seed}
+        settings = {name: value for name, value in self.identifying_settings().items() if name != "steps"}
+        automatic = str(self.args.resume_from_checkpoint).lower() in ("none", "true")
+        same_run = automatic and compare_with_recorded_run(self.args, {**flags, **settings})
+        if not same_run or checkpoints_by_step(folder):
+            return False
+        damage = find_damage_of_finished_run(folder, self.final_models)
+        if damage:
+            require_checkpoint(folder, damage)
+        if damage is None:
+            return False
+        finished = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME)).global_step
+        *_, steps = self.set_initial_training_values(self.args, self.get_train_dataloader())
+        if finished < steps:
+            raise InputError(
+                f"{folder} holds a finished run of {finished} steps without checkpoints, which cannot become longer "
+                f"({steps} steps): train its model further with --model_name_or_path and another --output_dir, or "
+                "start over with --resume_from_checkpoint false"
+            )
+        return True
+
+    def read_final_model(self) -> Any:
+        """Return the final model of `output_dir`, with the configuration of this one."""
+        folder, model = str(self.args.output_dir), self.model
+        return type(model).from_pretrained(folder, config=model.config, dtype=model.dtype)
 
     def identifying_settings(self) -> dict[str, Any]:
         """What identifies a run besides its flags, see `run_identity.check_same_run`."""

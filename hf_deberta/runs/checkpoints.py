@@ -298,6 +298,16 @@ def find_damage_of_finished_run(folder: Path, models: Iterable[str] = (".",)) ->
     return in_main_process(find)
 
 
+def require_checkpoint(folder: Path, damage: list[str]) -> None:
+    """Warn that a damaged finished run is finished again from its last checkpoint; an InputError if there is none."""
+    message = f"{folder} holds a finished run that is damaged ({', '.join(damage)})"
+    if not checkpoints_by_step(folder):
+        raise InputError(
+            f"{message}, and no checkpoint: restore its files, or start over with --resume_from_checkpoint false"
+        )
+    logger.warning(f"{message}: it is finished again from its last checkpoint")
+
+
 def checkpoints_by_step(folder: Path) -> dict[int, Path]:
     """Return the checkpoints in a folder by their steps, the lowest first."""
     names = (re.fullmatch(r"checkpoint-(\d+)", path.name) for path in folder.glob("checkpoint-*") if path.is_dir())

@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+import shutil
 from dataclasses import replace
 
 import datasets
@@ -175,6 +176,20 @@ def test_files_are_not_read_again_for_an_existing_token_file(text_file, tokenize
     Corpus(args, str(tmp_path / "cache")).token_file("train", tokenizer, tmp_path / "tokens")
     monkeypatch.setattr("hf_deberta.pretraining.corpus.encode", lambda *_: pytest.fail("tokenized again"))
     Corpus(args, str(tmp_path / "cache")).token_file("train", tokenizer, tmp_path / "tokens")
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "trained_with.json"])
+def test_a_damaged_trained_tokenizer(text_file, tmp_path, name):
+    corpus = Corpus(CorpusArguments(train_file=[text_file], train_tokenizer=300, tokenizer_type="bpe"))
+    corpus.train_tokenizer(tmp_path / "tokenizer", 64)
+    content = (tmp_path / "tokenizer" / name).read_bytes()
+    for damaged in (b"", b"[]", b"\xff", content[:-9]):
+        (tmp_path / "tokenizer" / name).write_bytes(damaged)
+        with pytest.raises(InputError, match=f"cannot be loaded .*tokenizer/{name} .*remove the folder .*tokenizer to"):
+            corpus.train_tokenizer(tmp_path / "tokenizer", 64)
+    shutil.rmtree(tmp_path / "tokenizer")
+    corpus.train_tokenizer(tmp_path / "tokenizer", 64)
+    assert (tmp_path / "tokenizer" / name).read_bytes() == content
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])

@@ -1,10 +1,12 @@
 """The language-model trainer: losses do not depend on micro-batches, and evaluation averages over tokens."""
 
+import json
 import math
 
 import numpy as np
 import pytest
 import torch
+from numerics import assert_same_by_name
 from tiny_trainers import language_model_trainer as trainer
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
@@ -13,6 +15,7 @@ from hf_deberta.pretraining import trainer as trainer_module
 from hf_deberta.pretraining.arguments import PretrainingArguments
 from hf_deberta.pretraining.language_model_trainer import LOSSES, LanguageModelTrainer, predicted_labels
 from hf_deberta.pretraining.packing import RowCollator
+from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.row_order import EpochSampler
 
 
@@ -125,6 +128,39 @@ def test_a_finished_run_is_not_trained_again(tmp_path, caplog, length):
     run()
     assert "its model is damaged (config.json cannot be read (Expecting property name" in caplog.text
     assert HfDebertaForMaskedLM.from_pretrained(tmp_path).config.hidden_size
+
+
+def test_a_finished_run_without_checkpoints_is_evaluated_only(tmp_path, caplog):
+    def run(**changes) -> LanguageModelTrainer:
+        fields = {"learning_rate": 1e-2, "seed": 7, "max_steps": 3, "per_device_train_batch_size": 4, **changes}
+        created = trainer(tmp_path, "mlm", arguments_class=PretrainingArguments, **fields)
+        created.train_and_evaluate()
+        return created
+
+    def files() -> dict[str, bytes]:
+        names = (path.name for path in tmp_path.iterdir() if "results" not in path.name)
+        return {name: (tmp_path / name).read_bytes() for name in names}
+
+    first, before = run(), files()
+    loss = json.loads((tmp_path / "eval_results.json").read_text())["eval_loss"]
+    (tmp_path / "eval_results.json").unlink()
+    again = run()
+    assert not again.trained and "it is finished: nothing is trained" in caplog.text and files() == before
+    assert json.loads((tmp_path / "eval_results.json").read_text())["eval_loss"] == loss
+    assert_same_by_name(dict(again.model.named_parameters()), dict(first.model.named_parameters()))
+    for changes in ({"max_steps": 4}, {"max_steps": -1, "num_train_epochs": 2}):
+        with pytest.raises(InputError, match="finished run of 3 steps without checkpoints, which cannot become longer"):
+            run(**changes)
+    for changes in ({"max_steps": 2}, {"seed": 8}):
+        with pytest.raises(InputError, match="holds a run with other settings: "):
+            run(**changes)
+    assert files() == before and "becomes longer" not in caplog.text
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(InputError, match=r"damaged \(config.json is missing\), and no checkpoint: restore its files"):
+        run()
+    assert run(resume_from_checkpoint="false").trained and files().keys() == before.keys()
+    (tmp_path / "trainer_state.json").unlink()  # killed before its first checkpoint
+    assert run(max_steps=4).trained and (tmp_path / "trainer_state.json").exists()
 
 
 @pytest.mark.parametrize(("reached", "epoch"), [(None, 0), (0.4, 0), (1.0, 1), (1.4, 1)])
