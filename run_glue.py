@@ -55,6 +55,7 @@ from hf_deberta.fine_tuning.trainer import (
     train_and_evaluate,
     write_card_and_push,
 )
+from hf_deberta.runs.data_files import locate_errors
 from hf_deberta.runs.errors import InputError
 
 logger = logging.get_logger("run_glue")
@@ -147,9 +148,11 @@ def infer_task(
     """The task of the user's own rows; without training, the labels are the checkpoint's."""
     label_column = data_args.label_column_name
     if args.do_train:
-        return glue.infer_task(rows, label_column, data_args.do_regression, data_args.text_column_names)
+        with locate_errors(rows["train"], "train"):
+            return glue.infer_task(rows, label_column, data_args.do_regression, data_args.text_column_names)
     split = next(split for split in rows if split != "train")
-    columns = tuple(data_args.text_column_names or glue.choose_text_columns(rows[split], split, label_column))
+    with locate_errors(rows[split], split):
+        columns = tuple(data_args.text_column_names or glue.choose_text_columns(rows[split], split, label_column))
     labels = checkpoint_labels(model_args)
     if checkpoint_fields(model_args).get("problem_type") == "multi_label_classification":
         return glue.GlueTask(columns, labels, glue.MULTI_LABEL_METRICS, multi_label=True)

@@ -40,6 +40,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_json_lines, write_prediction_table
+from hf_deberta.runs.data_files import locate_errors
 from hf_deberta.runs.errors import InputError
 
 TWO_WAY_ENTAILMENT = ("entailment", "not_entailment")
@@ -478,8 +479,9 @@ def encode_texts(
         labels: label names in the model's order; None for regression.
         map_options: options of `Dataset.map`.
     """
-    require_texts(rows, task.columns, split)
-    encode_target = make_target_encoder(rows, split, task, labels, label_column)
+    with locate_errors(rows, split):
+        require_texts(rows, task.columns, split)
+        encode_target = make_target_encoder(rows, split, task, labels, label_column)
 
     def encode_batch(batch: dict[str, list]) -> dict[str, list]:
         texts = [["" if text is None else str(text) for text in batch[name]] for name in task.columns]
