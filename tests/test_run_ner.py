@@ -186,7 +186,10 @@ def test_invalid_input(data, tmp_path):
             [*model, "--train_file", untagged, "--label_column_name", "pos_tags", "--document_context", "merged"],
             "'merged' needs documents",
         ),
-        ([*train, "--validation_file", conll / "valid.txt", "--max_seq_length", 2], "leaves no room for words"),
+        (
+            [*train, "--validation_file", conll / "valid.txt", "--max_seq_length", 2],
+            "--max_seq_length must be at least 5",
+        ),
         ([*train, "--validation_file", conll / "valid.txt", "--token_classifier", "crf"], "'linear' or 'projection'"),
     ]
     for arguments, message in cases:

@@ -254,7 +254,13 @@ def max_input_length(
     max_seq_length: int | None, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, default: int = 128
 ) -> int:
     """--max_seq_length or the default, limited to what the tokenizer and the model's positions allow."""
-    length, limit = max_seq_length or default, tokenizer.model_max_length
+    length, limit = default if max_seq_length is None else max_seq_length, tokenizer.model_max_length
+    minimum = tokenizer.num_special_tokens_to_add(pair=True) + 2
+    if length < minimum:
+        raise InputError(
+            f"--max_seq_length must be at least {minimum}, the special tokens of a pair and a token of each text, not "
+            f"{length}"
+        )
     # DeBERTa's relative positions do not end; absolute ones do
     if config.model_type != HfDebertaConfig.model_type or config.position_biased_input:
         limit = min(limit, getattr(config, "max_position_embeddings", None) or limit)

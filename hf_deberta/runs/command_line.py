@@ -116,7 +116,11 @@ def as_input_error(*kinds: type[Exception]) -> Iterator[None]:
     except kinds as error:
         # an invalid configuration: the cause is the message of the rule that it breaks
         cause = error.__cause__ if isinstance(error, StrictDataclassError) else None
-        raise InputError(" ".join(str(cause or error).split())) from error
+        message = " ".join(str(cause or error).split())
+        # the message of Transformers names the argument of from_pretrained
+        raise InputError(
+            message.replace("pass the argument `trust_remote_code=True`", "add --trust_remote_code")
+        ) from error
 
 
 @contextmanager

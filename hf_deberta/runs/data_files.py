@@ -23,6 +23,7 @@ from transformers.utils import logging
 from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.file_faults import (
     check_file,
+    check_header,
     count_rows,
     explain_failure,
     file_kind,
@@ -75,6 +76,8 @@ def read_table(file: str | Path, kinds: Sequence[str] = TABLES, rows_field: str 
     rows = load_files(kind, [str(file)], **field)
     if not len(rows):
         raise InputError(f"{file} has no rows")
+    if kind in ("csv", "tsv"):
+        check_header(file, rows.column_names)
     if kind == "tsv" and any(name.startswith('"') for name in rows.column_names):
         raise InputError(
             f"{file} has columns in quotation marks ({', '.join(rows.column_names)}), and a tsv is read literally: "

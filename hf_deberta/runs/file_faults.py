@@ -9,7 +9,7 @@ import gzip
 import json
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -22,6 +22,10 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 GZIP_MAGIC = b"\x1f\x8b"
 # More brackets in one line than this may be nested so deeply that pyarrow's parser overflows the stack and crashes.
 MAX_UNCHECKED_BRACKETS = 1000
+BINARY_FORMATS = {  # by the first bytes of a file
+    b"PAR1": "a parquet file: rename it to .parquet",
+    b"PK\x03\x04": "a zip file or an Excel workbook: unzip it, or save its table as csv",
+}
 DAMAGED = (gzip.BadGzipFile, EOFError, zlib.error)  # what gzip raises
 TYPE_NAMES = {
     str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "an object",
@@ -165,7 +169,9 @@ def _checked_lines(file: str | Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _decode(line: bytes, file: str | Path, number: int) -> str:
-    """Return the line as text. Bytes that are not UTF-8, and NUL, are an InputError."""
+    """Return the line as text. Bytes that are not UTF-8, NUL, and the beginning of a binary file are an InputError."""
+    if number == 1 and line[:4] in BINARY_FORMATS:
+        raise InputError(f"{file} is {BINARY_FORMATS[line[:4]]}")
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -327,10 +333,26 @@ def _records(file: str | Path) -> Iterator[tuple[int, list[str]]]:
         raise InputError(f"{file}, line {start}: {reason}") from error
 
 
+def check_header(file: str | Path, names: Sequence[str]) -> None:
+    """Raise an InputError if the column names of a csv or tsv file show that its format is another."""
+    own, other, other_kind = ("tabs", ",", "csv") if file_kind(file) == "tsv" else ("commas", "\t", "tsv")
+    first = names[0] if names else ""
+    if first.lstrip("[ ").startswith("{"):
+        raise InputError(f"{file} begins with {shorten(first)}: if its rows are JSON, rename it to .jsonl")
+    separators = [separator for separator in (other, ";") if len(names) == 1 and separator in first]
+    if separators:
+        rename = f", or rename it to .{other_kind}" if separators[0] == other else ""
+        raise InputError(
+            f"{file} has one column, {shorten(first)}: is it separated by {separators[0]!r}? Write it with "
+            f"{own}{rename}"
+        )
+
+
 def _check_fields(file: str | Path) -> None:
     """Raise an InputError if the header repeats a name, or a record has more fields than the header."""
     records = _records(file)
     first, header = next(records, (1, []))
+    check_header(file, header)
     if repeated := [name for name in header if header.count(name) > 1]:
         raise InputError(f"{file}, line {first}: the header has the column {repeated[0]!r} more than once")
     for line, fields in records:

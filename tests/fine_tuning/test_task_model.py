@@ -42,11 +42,23 @@ REGRESSION = {"num_labels": 1, "problem_type": "regression"}
     ],
 )
 def test_absolute_positions_limit_the_input_length(config, limit, caplog):
-    tokenizer = SimpleNamespace(model_max_length=10**30)  # that of a tokenizer without a limit
+    tokenizer = tokenizer_with_limit(10**30)  # that of a tokenizer without a limit
     assert max_input_length(200, tokenizer, config) == limit
     assert ("--max_seq_length 200 exceeds the maximum of the model; using 48" in caplog.text) == (limit == 48)
-    assert max_input_length(200, SimpleNamespace(model_max_length=30), config) == 30
+    assert max_input_length(200, tokenizer_with_limit(30), config) == 30
     assert max_input_length(None, tokenizer, config, default=40) == 40
+
+
+def tokenizer_with_limit(limit):
+    return SimpleNamespace(model_max_length=limit, num_special_tokens_to_add=lambda pair: 3)
+
+
+def test_an_input_has_room_for_text():
+    tokenizer, config = tokenizer_with_limit(512), HfDebertaConfig.from_preset("tiny")
+    for length in (0, -1, 2, 4):
+        with pytest.raises(InputError, match=f"--max_seq_length must be at least 5, .* of each text, not {length}"):
+            max_input_length(length, tokenizer, config)
+    assert max_input_length(5, tokenizer, config) == 5
 
 
 def test_labels_match_the_checkpoint_by_name(tmp_path, caplog):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
+from transformers.dynamic_module_utils import resolve_trust_remote_code
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaConfig
@@ -88,6 +89,12 @@ def test_debug_verbosity_shows_tracebacks_of_input_errors():
             raise InputError("wrong")
     finally:
         logging.set_verbosity(before)
+
+
+def test_the_flag_that_allows_remote_code():
+    """Transformers' message names the argument of `from_pretrained`."""
+    with pytest.raises(InputError, match="Please add --trust_remote_code to allow"), as_input_error(ValueError):
+        resolve_trust_remote_code(False, "me/mine", has_local_code=False, has_remote_code=True)
 
 
 def test_errors_of_other_libraries_are_input_errors_where_input_is_read():

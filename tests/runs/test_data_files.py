@@ -2,6 +2,7 @@
 
 import json
 import logging
+import zipfile
 
 import pytest
 from datasets import Dataset
@@ -112,3 +113,42 @@ def test_texts_of_csv_may_be_digits_or_empty(tmp_path, caplog, monkeypatch):
     rows = read_table(write(tmp_path, "a.csv", "a,b\n1,x\n2,\n"))
     require_texts(rows, ["a", "b"], "train")
     assert "1 of 2 train rows have an empty b, the first of them" in caplog.text and "a.csv, line 3" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        (
+            "a.csv",
+            "sentence;label\nx;1\n",
+            "one column, 'sentence;label': is it separated by ';'. Write it with co",
+        ),
+        ("a.csv", "sentence;label\nx, y, z;1\nx;1\n", "is it separated by ';'. Write it with commas$"),
+        ("a.csv", "sentence\tlabel\nx\t1\n", r"separated by '\\t'. Write it with commas, or rename it to .tsv$"),
+        ("a.tsv", "sentence,label\nx,1\n", "separated by ','. Write it with tabs, or rename it to .csv$"),
+        ("a.csv", '{"sentence": "a", "label": 1}\n' * 2, "rows are JSON, rename it to .jsonl$"),
+        ("a.csv", '{"sentence": "a"}\n{"sentence": "b, c"}\n', "rows are JSON, rename it to .jsonl$"),
+        ("a.tsv", '[{"sentence": "a"},\n{"sentence": "b"}]\n', "rows are JSON, rename it to .jsonl$"),
+    ],
+)
+def test_a_file_of_another_format_than_its_name_says(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_table(tmp_path / name)
+
+
+def test_files_with_one_column(tmp_path):
+    for name, text in (("a.csv", '"a, b"\nx;y\n'), ("a.tsv", "text\nx; y, z\n"), ("b.csv", "text\n{x}\n")):
+        (tmp_path / name).write_text(text)
+        assert len(read_table(tmp_path / name)) == 1
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "json"])
+def test_binary_files_with_the_name_of_a_text_file(tmp_path, kind):
+    Dataset.from_dict({"text": ["x"]}).to_parquet(tmp_path / f"parquet.{kind}")
+    with pytest.raises(InputError, match=f"parquet.{kind} is a parquet file: rename it to .parquet"):
+        read_table(tmp_path / f"parquet.{kind}")
+    with zipfile.ZipFile(tmp_path / f"book.{kind}", "w") as book:
+        book.writestr("sheet.xml", "<x/>")
+    with pytest.raises(InputError, match=f"book.{kind} is a zip file or an Excel workbook: unzip it"):
+        read_table(tmp_path / f"book.{kind}")
