@@ -356,9 +356,9 @@ def damage_bytes(content: bytes, rng: random.Random) -> tuple[bytes, str]:
         "array": lambda: b"[" + content + b"]",
         "other json": lambda: rng.choice(OTHER_JSON),
         "twice": lambda: content + content,
-        "gzip": lambda: gzip.compress(content),
-        "cut gzip": lambda: gzip.compress(content)[: -rng.randrange(1, 40)],
-        "damaged gzip": lambda: gzip.compress(content)[:20] + rng.randbytes(20) + gzip.compress(content)[40:],
+        "gzip": lambda: gzip.compress(content, mtime=0),
+        "cut gzip": lambda: gzip.compress(content, mtime=0)[: -rng.randrange(1, 40)],
+        "damaged gzip": lambda: gzip.compress(content, mtime=0)[:20] + rng.randbytes(20) + gzip.compress(content, mtime=0)[40:],
         "no gzip": lambda: content,
     }  # fmt: skip
     action = rng.choice(list(actions))
