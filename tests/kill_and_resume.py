@@ -31,6 +31,8 @@ def fork(run: dict[str, Any], output: int) -> int:
     try:
         for stream in (1, 2):
             os.dup2(output, stream)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs and nohup ignore these two
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         if "limit" in run:
             resource.setrlimit(resource.RLIMIT_FSIZE, (run["limit"], run["limit"]))
         sys.argv = [run["script"], *run["flags"]]
