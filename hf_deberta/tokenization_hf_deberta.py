@@ -239,7 +239,7 @@ def naming_damaged_files(name: Any) -> Iterator[None]:
         yield
     except Exception as error:
         # tokenizers raises bare Exception, and Transformers whatever a file of wrong structure leads to
-        is_from_content = isinstance(error, AttributeError | KeyError | RecursionError | TypeError)
+        is_from_content = isinstance(error, AttributeError | LookupError | RecursionError | TypeError)
         is_damage = isinstance(error, json.JSONDecodeError | UnicodeDecodeError) or type(error) is Exception
         if not is_from_content and not is_damage:
             raise
