@@ -125,7 +125,8 @@ class PretrainingTrainer(FiniteValuesMixin, UnevenBatchesMixin, AtomicCheckpoint
     def read_final_model(self) -> Any:
         """Return the final model of `output_dir`, with the configuration of this one."""
         folder, model = str(self.args.output_dir), self.model
-        return type(model).from_pretrained(folder, config=model.config, dtype=model.dtype)
+        options = {"config": model.config, "dtype": model.dtype, "trust_remote_code": False}
+        return type(model).from_pretrained(folder, **options)
 
     def identifying_settings(self) -> dict[str, Any]:
         """What identifies a run besides its flags, see `run_identity.check_same_run`."""

@@ -153,7 +153,7 @@ def require_attention_name(name: str | None) -> None:
     """Raise an InputError if no attention backend has this name."""
     registered = ALL_ATTENTION_FUNCTIONS.valid_keys()
     if name is not None and name not in (*BACKENDS, *registered) and "/" not in name:  # with "/": a kernel of the Hub
-        raise InputError(f"there is no attention backend {name!r}: choose {', '.join(BACKENDS)}")
+        raise InputError(f"there is no attention backend {name!r}: choose {', '.join(sorted(BACKENDS))}")
 
 
 class ScriptParser(HfArgumentParser):

@@ -60,7 +60,7 @@ def one_of_two(rank: int, folder: Path, port: int) -> None:
     assert last_checkpoint(arguments) is None
     state.wait_for_everyone()
     if rank == 0:
-        (folder / "run" / "checkpoint-3").mkdir()
+        (folder / "run" / "checkpoint-3").mkdir(parents=True)
     state.wait_for_everyone()
     with pytest.raises(InputError, match="run has no whole checkpoint to resume from .checkpoint-3: no model weights"):
         last_checkpoint(arguments)
