@@ -249,6 +249,7 @@ ABOUT_ALL_ROWS = (
     "every validation document is empty",
     "either all labels or none begin with B- or I-",
     "unknown labels: ",
+    "must be a label, not a number",  # one decimal label makes decimals of all
 )
 ARTICLES = ("race articles", "record", "multirc", "wsc")  # several questions in each row
 
@@ -391,7 +392,8 @@ def attack(task: str, seed: int, folder: Path, tokenizer: Any, run_ner: Any) -> 
         assert "\n" not in message, f"more than a line: {message}"
         if damaged_row is not None and kind == "jsonl":
             # an error of a question that was taken out of its row names the file and the number of the question
-            places = (f"line {damaged_row + 1}", f"the first is row {damaged_row + 1}")
+            row = damaged_row + 1
+            places = (f"line {row}", f"the first is row {row}", f"the first in row {row}:")
             named = any(place in message for place in places) or (task in ARTICLES and ", train row " in message)
             named = named or any(text in message for text in ABOUT_ALL_ROWS)
             assert named or damaged_row == 0, f"not line {damaged_row + 1}: {message}"
