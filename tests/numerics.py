@@ -30,7 +30,7 @@ def attend(
     query, key, value, position_key=None, position_query=None, rows_of_distance=None, terms=None, first_row=0, **options
 ):
     """`disentangled_attention` with the fields of `RelativePositions` and `AttentionMask` as arguments."""
-    fields = ("mask", "cu_seqlens", "lengths", "query_positions")
+    fields = ("mask", "documents", "causal", "cu_seqlens", "lengths", "longest", "query_positions")
     mask = AttentionMask(**{name: options.pop(name) for name in fields if name in options})
     positions = None
     if rows_of_distance is not None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from .attention_mask import AttentionMask, document_numbers
-from .fast_path_guards import can_read_values, is_tracing_or_compiling
+from .fast_path_guards import can_read_values
 from .input_checks import check_tensors
 from .relative_position import RowsInUse
 from .unpadding import Unpadding, unpadding_of_documents, unpadding_of_mask
@@ -49,6 +49,7 @@ class AttentionContext:
         shape: tuple[int, int],  # B, N
         device: torch.device,
         causal: bool = False,
+        max_length_q: int | None = None,
     ) -> "AttentionContext":
         """Metadata from a model's inputs, which are checked; `causal`: no token sees those after it."""
         batch, length = shape
@@ -60,14 +61,15 @@ class AttentionContext:
             token_mask = real_tokens(mask, batch, length)
         if cu_seq_lens_q is not None:
             documents = document_numbers(cu_seq_lens_q, length)[None]
-            lengths = None if is_tracing_or_compiling() else lengths_between(cu_seq_lens_q.tolist(), length)
+            if can_read_values(cu_seq_lens_q):
+                lengths = lengths_between(cu_seq_lens_q.tolist(), length)
+                max_length_q = longest_of(lengths, max_length_q)
         elif mask is not None and mask.dim() == 3:
             hidden_neighbours = ~(mask | mask.mT).diagonal(1, 1, 2)  # neither of the two sees the other
             documents = number_from_boundaries(hidden_neighbours)
         elif mask is None and position_ids is not None:
             documents = number_from_boundaries(position_ids.diff(dim=-1) != 1).expand(batch, -1)
-        if causal:
-            mask = causal_mask(mask, documents, batch, length, device)
+        separated = documents if cu_seq_lens_q is None and (mask is None or mask.dim() == 2) else None
         in_order = position_ids is None and cu_seq_lens_q is None
         if position_ids is None:
             position_ids = torch.arange(length, device=device)[None]
@@ -76,12 +78,15 @@ class AttentionContext:
                 if token_mask is not None:
                     first = next_real_tokens(token_mask).gather(1, first)
                 position_ids = (position_ids - first).clamp(min=0)
-        return cls(AttentionMask(mask, cu_seq_lens_q, lengths), token_mask, documents, position_ids, in_order)
+        attention = AttentionMask(mask, separated, causal, cu_seq_lens_q, lengths, max_length_q)
+        return cls(attention, token_mask, documents, position_ids, in_order)
 
     def unpadded(self, width: int) -> "AttentionContext":
         """The context of the batch as one unpadded row; this context if unpadding saves no time at this model width."""
         mask = self.attention_mask.mask
-        if self.attention_mask.cu_seqlens is not None or (mask is not None and mask.dim() == 3):
+        if self.attention_mask.cu_seqlens is not None or self.attention_mask.causal:
+            return self
+        if mask is not None and mask.dim() == 3:
             return self
         if mask is not None:
             unpadding = unpadding_of_mask(mask, width)
@@ -92,21 +97,15 @@ class AttentionContext:
         cu_seqlens = unpadding.cu_seqlens()
         return replace(
             self,
-            attention_mask=AttentionMask(cu_seqlens=cu_seqlens, lengths=unpadding.lengths),
+            attention_mask=AttentionMask(
+                cu_seqlens=cu_seqlens, lengths=unpadding.lengths, longest=max(unpadding.lengths)
+            ),
             token_mask=None,
             documents=document_numbers(cu_seqlens, int(cu_seqlens[-1]))[None],
             position_ids=unpadding.gather(self.position_ids.expand(unpadding.shape)),
             in_order=False,
             unpadding=unpadding,
         )
-
-    def with_mask_of_documents(self) -> "AttentionContext":
-        """This context with a mask [B, N, N] that separates documents, if it has document numbers and no mask yet."""
-        mask = self.attention_mask
-        if self.documents is None or mask.mask is not None or mask.cu_seqlens is not None:
-            return self
-        same_document = self.documents[:, :, None] == self.documents[:, None, :]
-        return replace(self, attention_mask=replace(mask, mask=same_document))
 
     def absolute_positions(self) -> torch.Tensor:
         """Positions [B or 1, N] for absolute position embeddings: as given, or counted from the first real token.
@@ -158,8 +157,8 @@ class AttentionContext:
 
     def longest(self, length: int) -> int:
         """Tokens of the longest document, or `length` if there is no packed row."""
-        lengths = self.attention_mask.lengths
-        return length if lengths is None else max(lengths)
+        longest = self.attention_mask.longest
+        return length if longest is None else longest
 
 
 def _moved(data, device: torch.device | str):
@@ -185,20 +184,6 @@ def boolean_mask(attention_mask: torch.Tensor, batch: int, length: int) -> torch
             "replace an additive mask by attention_mask == 0"
         )
     return mask.bool()
-
-
-def causal_mask(
-    mask: torch.Tensor | None, documents: torch.Tensor | None, batch: int, length: int, device: torch.device
-) -> torch.Tensor:
-    """A mask [B, N, N] of bool in which each token sees itself and the tokens before it in its document."""
-    visible = torch.ones(length, length, dtype=torch.bool, device=device).tril().expand(batch, -1, -1)
-    if mask is not None and mask.dim() == 3:
-        return visible & mask  # which separates documents already
-    if mask is not None:
-        visible = visible & mask[:, :, None] & mask[:, None, :]
-    if documents is not None:
-        visible = visible & (documents[:, :, None] == documents[:, None, :])
-    return visible
 
 
 def real_tokens(attention_mask: torch.Tensor, batch: int, length: int) -> torch.Tensor:
@@ -231,6 +216,14 @@ def check_one_document(position_ids: torch.Tensor | None) -> None:
             "position_ids that do not rise one by one pack several documents into a row: pass their boundaries as "
             "cu_seq_lens_q to classify each document, for a row of logits per document"
         )
+
+
+def longest_of(lengths: tuple[int, ...], given: int | None) -> int:
+    """The length of the longest document, which `max_length_q`, if given, must not be below."""
+    longest = max(lengths)
+    if given is not None and given < longest:
+        raise ValueError(f"max_length_q is {given}, but cu_seq_lens_q has a document of {longest} tokens")
+    return longest
 
 
 def lengths_between(bounds: list[int], length: int) -> tuple[int, ...]:

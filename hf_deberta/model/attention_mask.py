@@ -3,9 +3,15 @@
 Legend: B batch, H heads, Q queries, K keys, d head size.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
+
+from .fast_path_guards import is_tracing_or_compiling
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -17,33 +23,66 @@ class AttentionMask:
     Args:
         mask: boolean, True for visible. With [B, K], padding is not visible and sees nothing; with [B, K, K],
             entry [b, i, j] lets position i see position j. The context of a query that sees nothing is zero.
-        cu_seqlens: [documents + 1], boundaries of the documents of a packed row, with B = 1. Documents do not see
+        documents: [B, K], the number of each token's document, which never decreases along a row. Documents do not see
             one another.
+        causal: no token sees those after it.
+        cu_seqlens: [documents + 1], boundaries of the documents of a packed row, with B = 1, instead of `documents`.
         lengths: lengths of these documents, if they are available without waiting for a device.
+        longest: the largest of these lengths, or a bound for it, if available; `lengths` imply it.
         query_positions: [B, Q], positions of the queries in the key sequence; by default query i is at position i.
     """
 
     mask: torch.Tensor | None = None
+    documents: torch.Tensor | None = None
+    causal: bool = False
     cu_seqlens: torch.Tensor | None = None
     lengths: tuple[int, ...] | None = None
+    longest: int | None = None
     query_positions: torch.Tensor | None = None
+    _computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def is_padding_only(self) -> bool:
         """True if the mask only separates real tokens from padding."""
-        return self.mask is not None and self.mask.dim() == 2 and self.cu_seqlens is None
+        return self.mask is not None and self.mask.dim() == 2 and not self.is_structured
 
-    def visible(self, keys: int) -> torch.Tensor | None:
+    @property
+    def is_structured(self) -> bool:
+        """True if what a token may see also depends on its position: in documents, or causally."""
+        return self.documents is not None or self.cu_seqlens is not None or self.causal
+
+    def compute_once(self, name: str, compute: Callable[[], Result]) -> Result:
+        """Return `compute()`, computed once for all layers; in a captured graph it is computed each time.
+
+        >>> mask.compute_once("lengths", lambda: mask.cu_seqlens.diff())
+        """
+        if is_tracing_or_compiling():
+            return compute()
+        if name not in self._computed:
+            self._computed[name] = compute()
+        return self._computed[name]
+
+    def visible(self, keys: int, device: torch.device) -> torch.Tensor | None:
         """Which key each query may see, [B or 1, 1, Q, K] of bool; None if every query sees every key."""
-        visible = None
+        return self.compute_once("visible", lambda: self._visible(keys, device))
+
+    def _visible(self, keys: int, device: torch.device) -> torch.Tensor | None:
+        conditions = []
         if self.mask is not None:
-            visible = self.mask if self.mask.dim() == 3 else self.mask[:, :, None] & self.mask[:, None, :]
+            conditions.append(self.mask if self.mask.dim() == 3 else self.mask[:, :, None] & self.mask[:, None, :])
+        if self.documents is not None:
+            conditions.append(self.documents[:, :, None] == self.documents[:, None, :])
         if self.cu_seqlens is not None:
             document = document_numbers(self.cu_seqlens, keys)
-            same_document = (document[:, None] == document[None, :])[None]
-            visible = same_document if visible is None else visible & same_document
-        if visible is None:
+            conditions.append((document[:, None] == document[None, :])[None])
+        if self.causal:
+            position = torch.arange(keys, device=device)
+            conditions.append((position[:, None] >= position[None, :])[None])
+        if not conditions:
             return None
+        visible = conditions[0]
+        for condition in conditions[1:]:
+            visible = visible & condition
         if self.query_positions is not None:
             batch = max(visible.shape[0], self.query_positions.shape[0])
             index = self.query_positions[:, :, None].expand(batch, -1, keys)
@@ -68,6 +107,9 @@ class AttentionMask:
             raise ValueError(
                 f"mask must be [B, K] = {(batch, keys)} or [B, K, K] = {(batch, keys, keys)}, not {tuple(mask.shape)}"
             )
+        documents = self.documents
+        if documents is not None and tuple(documents.shape) not in ((batch, keys), (1, keys)):
+            raise ValueError(f"documents must be [B, K] = {(batch, keys)}, not {tuple(documents.shape)}")
         if self.cu_seqlens is not None and batch != 1:
             raise ValueError(f"cu_seqlens describes one packed row, not a batch of {batch}")
 

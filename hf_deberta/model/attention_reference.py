@@ -31,7 +31,7 @@ def reference_attention(
         at_keys = torch.arange(key.shape[2], device=key.device)
         at_queries = at_keys[None] if mask.query_positions is None else mask.query_positions
         row = rows_between(at_queries, at_keys, positions.rows_of_distance)
-    return attend(query, key, value, positions, row, mask.visible(key.shape[2]), dropout_p)
+    return attend(query, key, value, positions, row, mask.visible(key.shape[2], key.device), dropout_p)
 
 
 def attend(

@@ -76,7 +76,7 @@ def sdpa_attention(
     if mask.mask is not None and mask.is_padding_only:
         visible: torch.Tensor | None = mask.mask[:, None, None]
     else:
-        visible = mask.visible(key.shape[2])
+        visible = mask.visible(key.shape[2], key.device)
     context = attend_rows(query, key, value, tables, mask.query_positions, visible, dropout_p)
     return zero_fully_masked_queries(context, mask, visible), None
 
@@ -110,9 +110,9 @@ def largest_norm(vectors: torch.Tensor | None) -> float:
 
 def document_lengths(mask: AttentionMask) -> tuple[int, ...] | None:
     """Lengths of the documents if they can be processed one by one."""
-    if mask.cu_seqlens is None or mask.mask is not None or is_tracing_or_compiling() or not mask.has_sorted_queries():
+    if mask.cu_seqlens is None or mask.mask is not None or mask.causal or not can_read_values(mask.cu_seqlens):
         return None
-    return mask.lengths or tuple(mask.cu_seqlens.diff().tolist())
+    return (mask.lengths or tuple(mask.cu_seqlens.diff().tolist())) if mask.has_sorted_queries() else None
 
 
 def zero_fully_masked_queries(context: torch.Tensor, mask: AttentionMask, visible: torch.Tensor | None) -> torch.Tensor:

@@ -8,7 +8,7 @@ docs/attention_triton.md. This file has the operator that PyTorch calls, its lau
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 import torch
@@ -97,6 +97,11 @@ def triton_attention(
     causal: bool = False,
 ) -> tuple[torch.Tensor, None]:
     """Context [B, H, N, d]; there are no probabilities. `causal`: no token sees those after it."""
+    if mask.documents is not None or mask.causal:
+        visible = mask.visible(key.shape[2], key.device)
+        assert visible is not None
+        pairs = visible[:, 0].expand(query.shape[0], -1, -1)
+        mask = replace(mask, mask=pairs, documents=None, causal=False, cu_seqlens=None, lengths=None)
     tile = launches(query.dtype, query.device)[0]
     tokens, lengths = query.shape[2], mask.lengths
     position_key = position_query = rows = bounds = None

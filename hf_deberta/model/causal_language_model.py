@@ -57,6 +57,7 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
         sparse_prediction: bool | None = None,
         causal: bool = True,
         logits_to_keep: int = 0,
+        max_length_q: int | None = None,
         **kwargs,
     ) -> HfDebertaMaskedLMOutput:
         """Return logits, and the loss if there are labels.
@@ -76,6 +77,7 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
                 output_attentions=output_attentions,
                 output_hidden_states=output_hidden_states,
                 cu_seq_lens_q=cu_seq_lens_q,
+                max_length_q=max_length_q,
                 num_items_in_batch=num_items_in_batch,
                 sparse_prediction=sparse_prediction,
                 return_dict=True,
@@ -87,7 +89,14 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
             )
         output_flags = self.deberta.output_flags(output_attentions, output_hidden_states)
         embeddings, context = self.deberta.embed(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, cu_seq_lens_q, causal=True
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            position_ids,
+            inputs_embeds,
+            cu_seq_lens_q,
+            causal=True,
+            max_length_q=max_length_q,
         )
         labels = self._check_labels(labels, attention_mask, input_ids, inputs_embeds)
         last_positions = None

@@ -202,6 +202,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         cu_seq_lens_q: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         sparse_prediction: bool | None = None,
+        max_length_q: int | None = None,
         **kwargs,
     ) -> HfDebertaMaskedLMOutput:
         """Return logits, and the loss if there are labels; with sparse prediction see the class.
@@ -219,6 +220,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
             inputs_embeds,
             cu_seq_lens_q,
             unpad=self.deberta.can_unpad(*output_flags),
+            max_length_q=max_length_q,
         )
         return self._predict(
             embeddings,

@@ -93,6 +93,7 @@ class HfDebertaForSequenceClassification(HfDebertaPreTrainedModel):
         output_hidden_states: bool | int | list[int] | None = None,
         cu_seq_lens_q: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
+        max_length_q: int | None = None,
         **kwargs,
     ) -> SequenceClassifierOutput:
         """Return logits [B, num_labels], and the loss if there are labels.
@@ -110,6 +111,7 @@ class HfDebertaForSequenceClassification(HfDebertaPreTrainedModel):
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
             cu_seq_lens_q=cu_seq_lens_q,
+            max_length_q=max_length_q,
             first_token_only=True,
             return_dict=True,
         )
@@ -176,6 +178,7 @@ class HfDebertaForTokenClassification(HfDebertaPreTrainedModel):
         output_hidden_states: bool | int | list[int] | None = None,
         cu_seq_lens_q: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
+        max_length_q: int | None = None,
         **kwargs,
     ) -> TokenClassifierOutput:
         """Return logits [B, N, num_labels], and the loss if there are labels.
@@ -192,6 +195,7 @@ class HfDebertaForTokenClassification(HfDebertaPreTrainedModel):
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
             cu_seq_lens_q=cu_seq_lens_q,
+            max_length_q=max_length_q,
             return_dict=True,
         )
         states = encoded.last_hidden_state
@@ -242,6 +246,7 @@ class HfDebertaForQuestionAnswering(HfDebertaPreTrainedModel):
         output_hidden_states: bool | int | list[int] | None = None,
         cu_seq_lens_q: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
+        max_length_q: int | None = None,
         **kwargs,
     ) -> QuestionAnsweringModelOutput:
         """Return start and end logits [B, N], and the loss if both positions are passed.
@@ -258,6 +263,7 @@ class HfDebertaForQuestionAnswering(HfDebertaPreTrainedModel):
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
             cu_seq_lens_q=cu_seq_lens_q,
+            max_length_q=max_length_q,
             return_dict=True,
         )
         start_logits, end_logits = self.qa_outputs(encoded.last_hidden_state).unbind(-1)

@@ -397,13 +397,16 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         output_hidden_states: bool | int | list[int] | None = None,
         cu_seq_lens_q: torch.Tensor | None = None,
         first_token_only: bool = False,
+        max_length_q: int | None = None,
         **kwargs,
     ) -> BaseModelOutput:
         """Return the last hidden states [B, N, hidden].
 
-        `cu_seq_lens_q` are the document boundaries [documents + 1] of a packed row, with B = 1. With
-        `first_token_only`, for classifiers, return only the state of each row's first real token, [B, 1, hidden], or
-        of each document's, [1, documents, hidden]: zero, without a gradient, for a row of padding only.
+        `cu_seq_lens_q` are the document boundaries [documents + 1] of a packed row, with B = 1. `max_length_q` is the
+        length of its longest document. Pass it on a GPU: without it a document may be as long as the row, because
+        reading the boundaries would wait for the device. With `first_token_only`, for classifiers, return only the
+        state of each row's first real token, [B, 1, hidden], or of each document's, [1, documents, hidden]: zero,
+        without a gradient, for a row of padding only.
         """
         flags = self.output_flags(output_attentions, output_hidden_states)
         embeddings, context = self.embed(
@@ -414,6 +417,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
             inputs_embeds,
             cu_seq_lens_q,
             unpad=self.can_unpad(*flags),
+            max_length_q=max_length_q,
         )
         if first_token_only and attention_mask is None and cu_seq_lens_q is None:
             check_one_document(position_ids)
@@ -467,6 +471,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         cu_seq_lens_q: torch.Tensor | None = None,
         unpad: bool = False,
         causal: bool = False,
+        max_length_q: int | None = None,
     ) -> tuple[torch.Tensor, AttentionContext]:
         """Embeddings and the attention metadata of all layers; checks the inputs.
 
@@ -477,9 +482,11 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         if input_ids is not None and cu_seq_lens_q is None and position_ids is None:  # packed rows have no mask
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
         shape = (batch, length)
-        context = AttentionContext.from_inputs(attention_mask, position_ids, cu_seq_lens_q, shape, device, causal)
+        context = AttentionContext.from_inputs(
+            attention_mask, position_ids, cu_seq_lens_q, shape, device, causal, max_length_q
+        )
         embeddings = self.embeddings(input_ids, token_type_ids, context, inputs_embeds)
-        context = (context.unpadded(self.config.hidden_size) if unpad else context).with_mask_of_documents()
+        context = context.unpadded(self.config.hidden_size) if unpad else context
         context = replace(context, relative_rows=self.encoder.rows_in_use(context.longest(length)))
         return context.gather(embeddings), context
 

@@ -82,6 +82,7 @@ class HfDebertaForPreTraining(HfDebertaPreTrainedModel):
         output_hidden_states: bool | int | list[int] | None = None,
         cu_seq_lens_q: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
+        max_length_q: int | None = None,
         **kwargs,
     ) -> TokenClassifierOutput:
         """Return logits [B, N], and the loss if there are labels.
@@ -99,6 +100,7 @@ class HfDebertaForPreTraining(HfDebertaPreTrainedModel):
             inputs_embeds,
             cu_seq_lens_q,
             unpad=self.deberta.can_unpad(*output_flags),
+            max_length_q=max_length_q,
         )
         encoded = self.deberta.encoder(embeddings, context, *output_flags)
         states = encoded.last_hidden_state

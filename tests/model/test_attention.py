@@ -66,6 +66,8 @@ MASKS = {
     "padding": (2, lambda length: {"mask": ragged(2, length)}),
     "pairs": (2, lambda length: {"mask": lower_triangle(2, length) & ragged(2, length)[:, None]}),
     "packed": (1, lambda length: {"cu_seqlens": torch.tensor([0, 3, 4, length], dtype=torch.int32)}),
+    "documents": (2, lambda length: {"documents": (torch.arange(length) >= torch.tensor([[4], [9]])).long()}),
+    "causal": (2, lambda length: {"mask": ragged(2, length), "causal": True}),
     "packed and padded": (1, lambda length: {"cu_seqlens": torch.tensor([0, 5, length]), "mask": ragged(1, length)}),
 }
 
@@ -259,8 +261,8 @@ def test_document_numbers(dtype):
 
 
 def test_visible_is_none_if_every_query_sees_every_key():
-    assert AttentionMask().visible(4) is None
-    assert AttentionMask(query_positions=torch.tensor([[1, 2]])).visible(4) is None
+    assert AttentionMask().visible(4, torch.device("cpu")) is None
+    assert AttentionMask(query_positions=torch.tensor([[1, 2]])).visible(4, torch.device("cpu")) is None
 
 
 @pytest.mark.parametrize("positions", [None, torch.tensor([[5, 0], [3, 3]])], ids=["all queries", "some queries"])
@@ -272,7 +274,7 @@ def test_visible_by_hand(shape, packed, positions):
     positions = None if positions is None else positions[:batch]
     boundaries = torch.tensor([0, 1, 4, 6]) if packed else None
     mask = None if shape is None else torch.rand((batch, keys, keys)[: shape.count(",") + 1]) < 0.7
-    found = AttentionMask(mask, boundaries, query_positions=positions).visible(keys)
+    found = AttentionMask(mask, cu_seqlens=boundaries, query_positions=positions).visible(keys, torch.device("cpu"))
     if shape is None and not packed:
         assert found is None
         return

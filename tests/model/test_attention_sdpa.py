@@ -38,16 +38,31 @@ def mask_arguments(kind, batch, length, queries):
     arguments = {}
     if "padding" in kind:
         arguments["mask"] = torch.arange(length) < torch.tensor([[length], [length // 2]])
+    if "documents" in kind:
+        arguments["documents"] = (torch.rand(batch, length) < 0.2).cumsum(-1)
+    if "causal" in kind:
+        arguments["causal"] = True
     if "any mask" in kind:
         arguments["mask"] = torch.rand(batch, length, length) < 0.5
     if "some queries" in kind:
         arguments["query_positions"] = torch.randint(0, length, (batch, queries))
-    if kind == "packed":
+    if "packed" in kind:
         arguments["cu_seqlens"] = torch.tensor(sorted({0, length // 3, length}), dtype=torch.int32)
     return arguments
 
 
-KINDS = ["all", "padding", "any mask", "some queries, padding", "some queries, any mask", "packed"]
+KINDS = [
+    "all",
+    "padding",
+    "any mask",
+    "some queries, padding",
+    "some queries, any mask",
+    "packed",
+    "packed, causal",
+    "documents",
+    "documents, padding, causal",
+    "some queries, documents, causal",
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -59,7 +74,7 @@ def test_output_and_gradients_equal_the_reference(table, kind, sizes):
     for length in (1, 2, 17, 40, 90):
         first, last = rows_in_use(length, span, may_be_pruned(rows, span))
         for terms in TERMS:
-            batch = 1 if kind == "packed" else 2
+            batch = 1 if "packed" in kind else 2
             queries = 3 if "some" in kind else length
             leaves = {
                 "query": leaf(batch, HEADS, queries, WIDTH),

@@ -222,11 +222,23 @@ def test_classifiers_of_packed_rows(backend):
     assert model(ids, position_ids=torch.arange(19)[None]).logits.shape == (1, 2)  # one document
 
 
+@pytest.mark.parametrize("model_class", [HfDebertaModel, HfDebertaForSequenceClassification])
+def test_the_longest_length_of_a_packed_row(model_class):
+    """On the CPU it changes nothing, and one that is too small is refused."""
+    model = tiny_model(model_class).eval()
+    ids, ways, _ = packed([5, 9, 5])
+    expected = model(ids, **ways["cu_seq_lens"])[0]
+    for longest in (9, 19):
+        torch.testing.assert_close(model(ids, **ways["cu_seq_lens"], max_length_q=longest)[0], expected)
+    with pytest.raises(ValueError, match="max_length_q is 8, but cu_seq_lens_q has a document of 9 tokens"):
+        model(ids, **ways["cu_seq_lens"], max_length_q=8)
+
+
 def test_a_long_packed_row_needs_no_mask_of_pairs():
     ids, ways, _ = packed([5, 9, 5])
     context = AttentionContext.from_inputs(None, ways["position_ids"]["position_ids"], None, (1, 19), ids.device)
     assert context.attention_mask.mask is None and context.unpadded(32).attention_mask.mask is None
-    assert context.with_mask_of_documents().attention_mask.mask.shape == (1, 19, 19)
+    assert context.attention_mask.documents.tolist() == [[0] * 5 + [1] * 9 + [2] * 5]
 
 
 # ---- the first token only ----------------------------------------------------------------------------------------
