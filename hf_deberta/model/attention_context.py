@@ -55,15 +55,16 @@ class AttentionContext:
         batch, length = shape
         check_tensors(position_ids=position_ids, cu_seq_lens_q=cu_seq_lens_q)
         check_positions(position_ids, batch, length)
-        mask = token_mask = documents = lengths = None
+        mask = token_mask = documents = lengths = longest = None
         if attention_mask is not None:
             mask = boolean_mask(attention_mask, batch, length)
             token_mask = real_tokens(mask, batch, length)
         if cu_seq_lens_q is not None:
             documents = document_numbers(cu_seq_lens_q, length)[None]
+            longest = None if max_length_q is None else min(max_length_q, length)
             if can_read_values(cu_seq_lens_q):
                 lengths = lengths_between(cu_seq_lens_q.tolist(), length)
-                max_length_q = longest_of(lengths, max_length_q)
+                longest = longest_of(lengths, max_length_q)
         elif mask is not None and mask.dim() == 3:
             hidden_neighbours = ~(mask | mask.mT).diagonal(1, 1, 2)  # neither of the two sees the other
             documents = number_from_boundaries(hidden_neighbours)
@@ -78,7 +79,7 @@ class AttentionContext:
                 if token_mask is not None:
                     first = next_real_tokens(token_mask).gather(1, first)
                 position_ids = (position_ids - first).clamp(min=0)
-        attention = AttentionMask(mask, separated, causal, cu_seq_lens_q, lengths, max_length_q)
+        attention = AttentionMask(mask, separated, causal, cu_seq_lens_q, lengths, longest)
         return cls(attention, token_mask, documents, position_ids, in_order)
 
     def unpadded(self, width: int) -> "AttentionContext":
