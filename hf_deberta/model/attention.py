@@ -4,13 +4,14 @@ Legend: B batch, H heads, Q queries, K keys, d head size, m number of terms of t
 
 `RelativePositions` holds the position terms, `AttentionMask` what each query may see. All backends have one signature:
 
-    attend(query, key, value, positions, mask, dropout_p) -> context [B, H, Q, d], probabilities [B, H, Q, K] or None
+    attend(query, key, value, positions, mask, dropout_p, scale) -> context [B, H, Q, d], probabilities or None
 
-`positions` is None without position terms. Backends do not scale the scores: `disentangled_attention` multiplies
-queries and position queries by the scale before. The context of a query that sees nothing is zero. Backends do not
-import each other; a new one is a file with such a function, and a line in `BACKENDS`.
+`positions` is None without position terms. Scores are multiplied by `scale`; position queries may include it already,
+see `RelativePositions.query_scale`. Probabilities are [B, H, Q, K]. The context of a query that sees nothing is zero.
+Backends do not import each other; a new one is a file with such a function, and a line in `BACKENDS`.
 
-From outside the package, register a function with the same parameters that returns the context alone:
+From outside the package, register a function that returns the context alone. It has the same parameters except for the
+scale, which its queries and position queries include:
 
     from transformers import AttentionInterface
     AttentionInterface.register("my_attention", my_attention)
@@ -18,7 +19,7 @@ From outside the package, register a function with the same parameters that retu
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -26,7 +27,6 @@ from transformers.utils import logging
 
 from .attention_mask import AttentionMask
 from .attention_reference import reference_attention
-from .attention_sdpa import needs_float32 as sdpa_needs_float32
 from .attention_sdpa import sdpa_attention
 from .fast_path_guards import in_reference_mode, is_tracing_or_compiling
 from .relative_position import RelativePositions
@@ -44,14 +44,15 @@ class Backend:
     attend: Callable[..., Result]
     unsupported_reason: Callable[..., str | None] = lambda *_: None  # has the parameters of `attend`
     supports_query_positions: bool = True  # if not, such calls go to the fallback without a warning
-    needs_float32: Callable[..., bool] = lambda *_: False  # (query, key, positions, scale): scale queries in float32
     fallback: str = "sdpa"
 
 
-def _triton_attention(*call) -> Result:
+def _triton_attention(query, key, value, positions, mask, dropout_p, scale) -> Result:
     from .attention_triton import triton_attention  # imported late: it reads what is installed
 
-    return triton_attention(*call)
+    if positions is not None:
+        positions = positions.with_scaled_queries(scale, query.dtype)
+    return triton_attention(query * scale, key, value, positions, mask, dropout_p)
 
 
 def _triton_unsupported_reason(*call) -> str | None:
@@ -61,8 +62,8 @@ def _triton_unsupported_reason(*call) -> str | None:
 
 
 BACKENDS = {
-    "eager": Backend(reference_attention, needs_float32=lambda *_: True),
-    "sdpa": Backend(sdpa_attention, needs_float32=sdpa_needs_float32),
+    "eager": Backend(reference_attention),
+    "sdpa": Backend(sdpa_attention),
     "triton": Backend(_triton_attention, _triton_unsupported_reason, supports_query_positions=False),
 }
 
@@ -106,17 +107,13 @@ def disentangled_attention(
     if scale is None:
         scale = attention_scale(1 + (0 if positions is None else len(positions.terms)), query.shape[-1])
     selected = _select_backend(backend, (query, key, value), positions, mask, dropout_p)
-    in_float32 = selected.needs_float32(query, key, positions, scale)
-    dtype = torch.promote_types(query.dtype, torch.float32) if in_float32 else query.dtype
-    if positions is not None:
-        positions = positions.with_scaled_queries(scale, dtype)
-    return selected.attend(query.to(dtype) * scale, key, value, positions, mask, dropout_p)
+    return selected.attend(query, key, value, positions, mask, dropout_p, scale)
 
 
 def attention_scale(terms: int, head_size: int) -> float:
     """1 / sqrt(m d), the factor of all scores; m counts content to content and the position terms.
 
-    Queries and position queries are multiplied by it: each term contains a query or a position query.
+    Backends may multiply queries and position queries by it: each term contains one of the two.
 
     >>> attention_scale(4, 64)
     0.0625
@@ -157,8 +154,10 @@ def _select_backend(
 def _external_backend(name: str) -> Backend:
     function = registered_attention_function(name)
 
-    def attend(query: torch.Tensor, *rest) -> Result:
-        context = function(query, *rest)
+    def attend(query, key, value, positions, mask, dropout_p, scale) -> Result:
+        if positions is not None:
+            positions = replace(positions.with_scaled_queries(scale, query.dtype), query_scale=1.0)
+        context = function(query * scale, key, value, positions, mask, dropout_p)
         if not torch.is_tensor(context) or context.shape != query.shape:
             raise TypeError(
                 f"attention function {name!r} must return the context [B, H, Q, d] = {tuple(query.shape)} alone; it is "

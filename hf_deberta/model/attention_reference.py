@@ -7,7 +7,7 @@ Legend: B batch, H heads, Q queries, K keys, d head size, R rows of the relative
 
     P = softmax over visible keys;  context_i = sum_j P[i, j] v_j
 
-Backends do not scale: they receive q and Qr multiplied by 1 / sqrt(m d), and each term contains q or Qr.
+q and Qr are multiplied by the scale, 1 / sqrt(m d), first: each term contains one of the two.
 """
 
 import torch
@@ -23,9 +23,13 @@ def reference_attention(
     value: torch.Tensor,  # [B, H, K, d]
     positions: RelativePositions | None,
     mask: AttentionMask,
-    dropout_p: float = 0.0,
+    dropout_p: float,
+    scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Context [B, H, Q, d] and probabilities [B, H, Q, K]."""
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    query = query.to(dtype) * scale
+    positions = None if positions is None else positions.with_scaled_queries(scale, dtype)
     row = None
     if positions is not None:
         at_keys = torch.arange(key.shape[2], device=key.device)

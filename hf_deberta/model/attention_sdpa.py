@@ -1,5 +1,8 @@
 """Disentangled attention on `scaled_dot_product_attention`: exact, on any machine, without an [N, N] table.
 
+This file serves the CPU, and on all devices captured graphs, function transforms and subsets of queries. The rest of
+the calls on GPUs go to attention_sdpa_device.py.
+
 Legend: B batch, H heads, Q queries, K keys, d head size, n queries and m keys of a block (elsewhere m is the number of
 terms), r reach: the largest distance in the tables. docs/architecture.md has a glossary.
 
@@ -23,6 +26,7 @@ from torch.nn.functional import dropout, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from .attention_mask import AttentionMask
+from .attention_sdpa_device import attend_on_device
 from .fast_path_guards import can_read_values, in_functorch_transform, is_tracing_or_compiling
 from .private_apis import cpu_attention_with_log_sum, has_cpu_attention_with_log_sum
 from .relative_position import RelativePositions, rows_at, rows_between
@@ -61,24 +65,46 @@ def sdpa_attention(
     positions: RelativePositions | None,
     mask: AttentionMask,
     dropout_p: float,
+    scale: float,
 ) -> tuple[torch.Tensor, None]:
     """Context [B, H, Q, d]; there are no probabilities."""
-    if query.dtype != value.dtype and query.dtype == torch.float32:  # the caller followed `needs_float32`
-        positions = None if positions is None else positions.to(torch.float32)
+    if uses_device_path(query) and mask.query_positions is None:
+        return attend_on_device(query, key, value, positions, mask, dropout_p, scale), None
+    if needs_float32(query, key, positions, scale):
+        positions = None if positions is None else positions.with_scaled_queries(scale, torch.float32).to(torch.float32)
         with torch.autocast(query.device.type, enabled=False):
-            context, _ = sdpa_attention(query, key.float(), value.float(), positions, mask, dropout_p)
+            query = query.float() * scale
+            context = attend_with_scaled_queries(query, key.float(), value.float(), positions, mask, dropout_p)
         return context.to(value.dtype), None
+    positions = None if positions is None else positions.with_scaled_queries(scale, query.dtype)
+    return attend_with_scaled_queries(query * scale, key, value, positions, mask, dropout_p), None
+
+
+def attend_with_scaled_queries(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    positions: RelativePositions | None,
+    mask: AttentionMask,
+    dropout_p: float,
+) -> torch.Tensor:
+    """Context [B, H, Q, d]."""
     lengths = document_lengths(mask)
     longest = max(lengths) if lengths else key.shape[2]
     tables = tables_for(positions, mask, longest, can_join_parts(query, dropout_p))
     if lengths:
-        return attend_documents(query, key, value, tables, mask.query_positions, lengths, dropout_p), None
+        return attend_documents(query, key, value, tables, mask.query_positions, lengths, dropout_p)
     if mask.mask is not None and mask.is_padding_only:
         visible: torch.Tensor | None = mask.mask[:, None, None]
     else:
         visible = mask.visible(key.shape[2], key.device)
     context = attend_rows(query, key, value, tables, mask.query_positions, visible, dropout_p)
-    return zero_fully_masked_queries(context, mask, visible), None
+    return zero_fully_masked_queries(context, mask, visible)
+
+
+def uses_device_path(query: torch.Tensor) -> bool:
+    """True on GPUs and other devices; graphs and function transforms need operations that any tool understands."""
+    return query.device.type != "cpu" and not (is_tracing_or_compiling() or in_functorch_transform())
 
 
 def needs_float32(query: torch.Tensor, key: torch.Tensor, positions: RelativePositions | None, scale: float) -> bool:

@@ -30,7 +30,7 @@ class RelativePositions:
     rows_of_distance: torch.Tensor  # [2k + 1], in [0, R), for distances -k ... k
     saturation: int  # from this distance on, all distances of a side share a row
     terms: tuple[str, ...]  # the position terms to add, a subset of TERMS
-    query_scale: float = 1.0  # factor of the scores that position queries include already; 1 for a backend
+    query_scale: float = 1.0  # factor of the scores that position queries include already
 
     @classmethod
     def from_tables(
@@ -74,11 +74,11 @@ class RelativePositions:
         return replace(self, position_key=key, position_query=query)
 
     def with_scaled_queries(self, scale: float, dtype: torch.dtype) -> "RelativePositions":
-        """These relative positions for a backend: position queries include `scale`, multiplied in `dtype`."""
+        """These relative positions with position queries that include `scale`, multiplied in `dtype`."""
         position_query = self.position_query
         if position_query is not None and self.query_scale != scale:
             position_query = position_query.to(dtype) * (scale / self.query_scale)
-        return replace(self, position_query=position_query, query_scale=1.0)
+        return replace(self, position_query=position_query, query_scale=scale)
 
 
 @dataclass(frozen=True)

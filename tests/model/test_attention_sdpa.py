@@ -5,7 +5,7 @@ import torch
 from numerics import assert_within_budget, attend
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaModel
-from hf_deberta.model import attention_sdpa
+from hf_deberta.model import attention_sdpa, attention_sdpa_device
 from hf_deberta.model.attention_sdpa import needs_float32
 from hf_deberta.model.relative_position import (
     RelativePositions,
@@ -18,6 +18,7 @@ from hf_deberta.model.relative_position import (
 TABLES = {"clipped at 12": (12, 0), "8 buckets to 24": (24, 8), "16 buckets to 64": (64, 16)}
 TERMS = [("c2p", "p2c"), ("c2p",), ("p2c",), ("p2p",), ("c2p", "p2c", "p2p"), ()]
 SIZES = {"one block": (512, 128), "several tiles": (512, 8), "several blocks": (16, 8), "ragged blocks": (7, 3)}
+DEVICE_SIZES = {"one block": (512, 512), "tiles": (512, 8), "blocks of tiles": (16, 8), "ragged": (11, 7)}
 HEADS, WIDTH = 3, 4
 
 
@@ -27,6 +28,15 @@ def sizes(request, monkeypatch):
     monkeypatch.setattr(attention_sdpa, "QUERY_BLOCK", block)
     monkeypatch.setattr(attention_sdpa, "TRAINING_BLOCK", block)
     monkeypatch.setattr(attention_sdpa, "TILE", tile)
+
+
+@pytest.fixture(params=DEVICE_SIZES)
+def device_sizes(request, monkeypatch):
+    """Run what GPUs run, on the CPU."""
+    block, tile = DEVICE_SIZES[request.param]
+    monkeypatch.setattr(attention_sdpa, "uses_device_path", lambda query: True)
+    monkeypatch.setattr(attention_sdpa_device, "BLOCK", block)
+    monkeypatch.setattr(attention_sdpa_device, "TILE", tile)
 
 
 def leaf(*shape):
@@ -47,7 +57,10 @@ def mask_arguments(kind, batch, length, queries):
     if "some queries" in kind:
         arguments["query_positions"] = torch.randint(0, length, (batch, queries))
     if "packed" in kind:
-        arguments["cu_seqlens"] = torch.tensor(sorted({0, length // 3, length}), dtype=torch.int32)
+        bounds = sorted({0, length // 3, length // 2, length - 1, length})
+        arguments["cu_seqlens"] = torch.tensor(bounds, dtype=torch.int32)
+    if "longest" in kind:
+        arguments["longest"] = length - length // 2
     return arguments
 
 
@@ -67,7 +80,19 @@ KINDS = [
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("table", TABLES)
-def test_output_and_gradients_equal_the_reference(table, kind, sizes):
+@pytest.mark.usefixtures("sizes")
+def test_output_and_gradients_equal_the_reference(table, kind):
+    assert_equal_to_the_reference(table, kind)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "packed, longest", "packed, causal, longest"])
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.usefixtures("device_sizes")
+def test_output_and_gradients_on_devices_equal_the_reference(table, kind):
+    assert_equal_to_the_reference(table, kind)
+
+
+def assert_equal_to_the_reference(table, kind):
     k, buckets = TABLES[table]
     rows, span = rows_of_distances(k, buckets), buckets or k
     torch.manual_seed(0)
