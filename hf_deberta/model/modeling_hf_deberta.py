@@ -25,7 +25,14 @@ from .fast_path_guards import can_read_values, in_reference_mode
 from .input_checks import any_outside, check_integers, check_tensors
 from .ngram_input_encoding import NgramInputEncoding
 from .pretrained_model import HfDebertaPreTrainedModel
-from .relative_position import RelativePositions, RowsInUse, may_be_pruned, rows_of_distances, saturation_of
+from .relative_position import (
+    RelativePositions,
+    RowsInUse,
+    may_be_pruned,
+    row_numbers,
+    rows_of_distances,
+    saturation_of,
+)
 from .relative_table import (
     DistanceRows,
     TableProjection,
@@ -268,8 +275,10 @@ class HfDebertaEncoder(nn.Module):
         self.layer = nn.ModuleList([HfDebertaLayer(config) for _ in range(config.num_hidden_layers)])
         if config.relative_attention:
             self.rel_embeddings = nn.Embedding(2 * config.relative_span, config.hidden_size)
-            rows = self.compute_rows_of_distance()
-            self.register_buffer("rows_of_distance", rows, persistent=False)
+            default = torch.get_default_device()
+            device = torch.device("cpu") if default.type == "meta" else default  # meta weights may be assigned later
+            self.register_buffer("rows_of_distance", self.compute_rows_of_distance().to(device), persistent=False)
+            rows = row_numbers(*self.distance_parameters())
             self.can_be_pruned, self.saturation = may_be_pruned(rows, config.relative_span), saturation_of(rows)
             self.weight_cache = WeightCache()
         if config.norm_rel_ebd == "layer_norm":
@@ -277,9 +286,11 @@ class HfDebertaEncoder(nn.Module):
         self.conv = NgramInputEncoding(config) if config.conv_kernel_size > 0 else None
 
     def compute_rows_of_distance(self) -> torch.Tensor:
-        config = self.config
-        rows = rows_of_distances(config.max_distance, config.position_buckets, config.clamp_relative_distance)
-        return rows.clone()
+        return rows_of_distances(*self.distance_parameters())
+
+    def distance_parameters(self) -> tuple[int, int, bool]:
+        """The arguments of `rows_of_distances`."""
+        return self.config.max_distance, self.config.position_buckets, self.config.clamp_relative_distance
 
     def init_buffers(self) -> None:
         """Fill the buffers that no checkpoint holds; `HfDebertaPreTrainedModel._init_weights` calls this."""
@@ -479,7 +490,8 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         `context.scatter` turns back into a batch. `causal`: no token sees those after it.
         """
         batch, length, device = self._check_inputs(input_ids, token_type_ids, inputs_embeds)
-        if input_ids is not None and cu_seq_lens_q is None and position_ids is None:  # packed rows have no mask
+        packed = cu_seq_lens_q is not None or position_ids is not None  # packed rows have no mask
+        if input_ids is not None and not packed and can_read_values(input_ids):
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
         shape = (batch, length)
         context = AttentionContext.from_inputs(

@@ -4,12 +4,18 @@ When a release of PyTorch removes one, tests/model/test_private_apis.py says whi
 the only one to change.
 """
 
+from contextlib import AbstractContextManager
+
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 from torch.nn.modules.module import _has_any_global_hook
-from torch.utils._python_dispatch import _get_current_dispatch_mode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import (
+    _disable_current_modes,
+    _get_current_dispatch_mode,
+    _get_current_dispatch_mode_stack,
+)
 
 
 def in_torch_func() -> bool:
@@ -35,6 +41,11 @@ def in_dispatch_mode() -> bool:
 def has_no_values(tensor: torch.Tensor) -> bool:
     """True for a fake tensor, and where operations give fake or symbolic tensors."""
     return isinstance(tensor, FakeTensor) or any(mode.is_infra_mode() for mode in _get_current_dispatch_mode_stack())
+
+
+def without_dispatch_modes() -> AbstractContextManager:
+    """Return a context in which tensors are real and have values, also inside FakeTensorMode and other modes."""
+    return _disable_current_modes()
 
 
 def is_hooked_or_patched(module: nn.Module) -> bool:

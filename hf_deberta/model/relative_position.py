@@ -14,6 +14,8 @@ from functools import lru_cache
 
 import torch
 
+from .private_apis import without_dispatch_modes
+
 TERMS = ("c2p", "p2c", "p2p")  # content to position, position to content, position to position
 
 
@@ -114,9 +116,8 @@ def float32_log(x: torch.Tensor) -> torch.Tensor:
     return (exponent - 1).to(torch.float32) * math.log(2) + torch.log(2 * half.double()).to(torch.float32)
 
 
-@lru_cache(maxsize=64)
 def rows_of_distances(max_distance: int, buckets: int = 0, clamp: bool = True) -> torch.Tensor:
-    """Table row of each distance in [-k, k], as a tensor of 2k + 1 integers.
+    """Table row of each distance in [-k, k], as a new tensor of 2k + 1 integers on the CPU.
 
     Distances beyond k have the row of k, see `rows_between`. With buckets, the official code clamps distances to
     k - 1 first, so both ends equal their neighbours; without buckets only -k has row 0. `clamp=False` is what in-tree
@@ -125,30 +126,38 @@ def rows_of_distances(max_distance: int, buckets: int = 0, clamp: bool = True) -
     >>> rows_of_distances(4).tolist()
     [0, 1, 2, 3, 4, 5, 6, 7, 7]
     """
-    distance = torch.arange(-max_distance, max_distance + 1, device="cpu")  # even if models are made on "meta"
-    span = max_distance
-    if buckets > 0:
-        span = buckets
-        clamped = distance.clamp(-(max_distance - 1), max_distance - 1)
-        bucket = log_bucket(clamped, buckets, max_distance)
-        if not clamp:
-            bucket[0] = -span
-        distance = bucket
-    return (distance + span).clamp(0, 2 * span - 1)
+    return torch.tensor(row_numbers(max_distance, buckets, clamp), device="cpu")  # even if models are made on "meta"
 
 
-def saturation_of(rows_of_distance: torch.Tensor) -> int:
+@lru_cache(maxsize=64)
+def row_numbers(max_distance: int, buckets: int = 0, clamp: bool = True) -> tuple[int, ...]:
+    """`rows_of_distances` as Python integers, which have values even where tensors have none."""
+    with without_dispatch_modes():
+        distance = torch.arange(-max_distance, max_distance + 1, device="cpu")
+        span = max_distance
+        if buckets > 0:
+            span = buckets
+            clamped = distance.clamp(-(max_distance - 1), max_distance - 1)
+            bucket = log_bucket(clamped, buckets, max_distance)
+            if not clamp:
+                bucket[0] = -span
+            distance = bucket
+        return tuple((distance + span).clamp(0, 2 * span - 1).tolist())
+
+
+def saturation_of(rows_of_distance: torch.Tensor | Sequence[int]) -> int:
     """The distance from which on all distances of a side share a row: 506 for 256 buckets up to 512.
 
     >>> saturation_of(rows_of_distances(512, 256))
     506
     """
-    k = (rows_of_distance.shape[0] - 1) // 2
-    ends = rows_of_distance[-1], rows_of_distance[0]
-    changing = [
-        (side != end).sum() for side, end in zip((rows_of_distance[k:], rows_of_distance[: k + 1]), ends, strict=True)
-    ]
-    return int(max(changing))
+    rows = as_integers(rows_of_distance)
+    k = (len(rows) - 1) // 2
+    return max(sum(row != rows[-1] for row in rows[k:]), sum(row != rows[0] for row in rows[: k + 1]))
+
+
+def as_integers(rows_of_distance: torch.Tensor | Sequence[int]) -> Sequence[int]:
+    return rows_of_distance.tolist() if isinstance(rows_of_distance, torch.Tensor) else rows_of_distance
 
 
 def rows_between(
@@ -188,12 +197,12 @@ def rows_in_use(length: int, span: int, pruned: bool = True) -> tuple[int, int]:
     return max(span - length + 1, 0), min(span + length, 2 * span)
 
 
-def may_be_pruned(rows_of_distance: torch.Tensor, span: int) -> bool:
+def may_be_pruned(rows_of_distance: torch.Tensor | Sequence[int], span: int) -> bool:
     """True if a distance of n is never more than n rows away from row s.
 
     This holds for all released tables. It fails if logarithmic buckets spread few distances over more rows (64 buckets
     up to distance 64); short sequences then use far rows.
     """
-    k = (rows_of_distance.shape[0] - 1) // 2
-    distance = torch.arange(-k, k + 1, device=rows_of_distance.device)
-    return bool(((rows_of_distance - span).abs() <= distance.abs()).all())
+    rows = as_integers(rows_of_distance)
+    k = (len(rows) - 1) // 2
+    return all(abs(row - span) <= abs(i - k) for i, row in enumerate(rows))

@@ -27,6 +27,7 @@ TORCH = {
     "torch:nn.Module._backward_pre_hooks": "detect hooked modules",
     "torch:nn.Module._parameters": "detect replicas, whose weights are not parameters",
     "torch:Tensor._version": "detect writes to weights, which invalidate a cache",
+    "torch:utils._python_dispatch._disable_current_modes": "compute the rows of distances inside FakeTensorMode",
     "torch:utils._python_dispatch._get_current_dispatch_mode": "detect FLOP counters and other dispatch modes",
     "torch:utils._python_dispatch._get_current_dispatch_mode_stack": "detect modes whose tensors have no values",
     "torch:utils._python_dispatch.TorchDispatchMode.is_infra_mode": "detect modes whose tensors have no values",
