@@ -38,6 +38,9 @@ quick: check ## check, and all tests that are not marked slow
 test: check ## check, and all tests
 	$(RUN) -m pytest -n 2
 
+gpu-counts: $(READY) ## count launches, bytes and FLOPs of a layer on a simulated GPU (needs a C++ compiler)
+	$(RUN) -W ignore tests/fake_cuda/gpu_counts.py
+
 faults: export FAULTS := full
 faults: export FAULTS_SEED ?= $(shell date +%s)
 faults: export FAULTS_CSV ?= benchmarks/results/faults.csv
@@ -87,5 +90,5 @@ gpu-training: $(READY) ## on a GPU: a whole encoder against its peers, training 
 clean: ## remove .venv and the output of demo, package and tests
 	rm -rf $(VENV) demo_output build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
 
-.PHONY: help setup demo check quick test faults soak format package test-common bench bench-gpu
+.PHONY: help setup demo check quick test gpu-counts faults soak format package test-common bench bench-gpu
 .PHONY: gpu-tests gpu-attention gpu-encoder gpu-training clean
