@@ -13,7 +13,7 @@ export TOKENIZERS_PARALLELISM ?= false
 .DEFAULT_GOAL := help
 
 help: ## list these commands
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 setup: $(READY) ## create .venv and install the package with its tested versions
 
@@ -37,6 +37,9 @@ quick: check ## check, and all tests that are not marked slow
 
 test: check ## check, and all tests
 	$(RUN) -m pytest -n 2
+
+test-fake-cuda: $(READY) ## run all heads on a simulated GPU: devices, syncs, work (needs a C++ compiler)
+	PYTHONPATH=tests/fake_cuda$(if $(PYTHONPATH),:$(PYTHONPATH)) $(RUN) -m pytest -p load_guard tests/fake_cuda
 
 gpu-counts: $(READY) ## count launches, bytes and FLOPs of a layer on a simulated GPU (needs a C++ compiler)
 	$(RUN) -W ignore tests/fake_cuda/gpu_counts.py
@@ -90,5 +93,5 @@ gpu-training: $(READY) ## on a GPU: a whole encoder against its peers, training 
 clean: ## remove .venv and the output of demo, package and tests
 	rm -rf $(VENV) demo_output build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
 
-.PHONY: help setup demo check quick test gpu-counts faults soak format package test-common bench bench-gpu
+.PHONY: help setup demo check quick test test-fake-cuda gpu-counts faults soak format package test-common bench bench-gpu
 .PHONY: gpu-tests gpu-attention gpu-encoder gpu-training clean

@@ -23,7 +23,8 @@ from hf_deberta.model.attention import attention_scale, disentangled_attention
 from hf_deberta.model.attention_context import AttentionContext
 from hf_deberta.model.dense import dense
 from hf_deberta.model.fast_path_guards import can_read_values, in_reference_mode, is_tracing_or_compiling
-from hf_deberta.model.relative_position import RelativePositions, may_be_pruned, rows_of_distances, saturation_of
+from hf_deberta.model.private_apis import has_no_values, without_dispatch_modes
+from hf_deberta.model.relative_position import RelativePositions, may_be_pruned, row_numbers, saturation_of
 from hf_deberta.model.relative_table import (
     DistanceRows,
     TableProjection,
@@ -48,7 +49,7 @@ def encoder_init(in_tree: Callable) -> Callable:
     def __init__(self, config) -> None:
         in_tree(self, config)
         if self.relative_attention:
-            _rows_of_distances(self, torch.device("cpu"))  # the first forward may be a compiler's
+            _cache_rows_of_distances(self)  # the first forward may be a compiler's
 
     return __init__
 
@@ -212,25 +213,48 @@ def output_forward(self, hidden_states: torch.Tensor, input_tensor: torch.Tensor
     return self.LayerNorm(self.dropout(dense(self.dense, hidden_states)) + input_tensor)
 
 
-def _rows_of_distances(encoder: InTree, device: torch.device) -> DistanceRows | None:
-    """The row of each distance in an encoder's table, computed once and outside of graphs.
+def _rows_of_distances(encoder: InTree, states: torch.Tensor) -> DistanceRows | None:
+    """The row of each distance in an encoder's table, on the device of `states`.
 
     None if the first call is in a graph, and for more buckets than distances.
     """
-    distance, buckets = key = encoder.max_relative_positions, getattr(encoder, "position_buckets", -1)
-    in_graph, cpu = torch.compiler.is_compiling(), torch.device("cpu")
-    if key not in _distance_rows:
-        if in_graph or buckets == 1 or (buckets > 1 and buckets // 2 >= distance - 1):
-            return None
-        rows, span = rows_of_distances(distance, buckets), buckets if buckets > 0 else distance
-        _distance_rows[key] = {cpu: DistanceRows(rows, span, may_be_pruned(rows, span), saturation_of(rows))}
+    key, device, in_graph = _distances_and_buckets(encoder), states.device, torch.compiler.is_compiling()
+    if key is None:
+        return None
+    if not in_graph and has_no_values(states):
+        return _make_distance_rows(*key, device)  # fake tensors belong to one mode: they are not cached
+    if not in_graph:
+        _cache_rows_of_distances(encoder)
+    elif key not in _distance_rows:
+        return None
     by_device = _distance_rows[key]
     if device in by_device:
         return by_device[device]
-    distances = by_device[cpu]._replace(of_distance=by_device[cpu].of_distance.to(device))
+    on_cpu = by_device[torch.device("cpu")]
+    distances = on_cpu._replace(of_distance=on_cpu.of_distance.to(device))
     if not in_graph:
         by_device[device] = distances
     return distances
+
+
+def _cache_rows_of_distances(encoder: InTree) -> None:
+    """Compute the row of each distance once for all encoders with these distances, outside of graphs."""
+    key = _distances_and_buckets(encoder)
+    if key is not None and key not in _distance_rows:
+        with without_dispatch_modes():  # models may be made under FakeTensorMode
+            cpu = torch.device("cpu")
+            _distance_rows[key] = {cpu: _make_distance_rows(*key, cpu)}
+
+
+def _distances_and_buckets(encoder: InTree) -> tuple[int, int] | None:
+    """The largest distance and the number of buckets; None for more buckets than distances."""
+    distance, buckets = encoder.max_relative_positions, getattr(encoder, "position_buckets", -1)
+    return None if buckets == 1 or (buckets > 1 and buckets // 2 >= distance - 1) else (distance, buckets)
+
+
+def _make_distance_rows(distance: int, buckets: int, device: torch.device) -> DistanceRows:
+    rows, span = row_numbers(distance, buckets), buckets if buckets > 0 else distance
+    return DistanceRows(torch.tensor(rows, device=device), span, may_be_pruned(rows, span), saturation_of(rows))
 
 
 def shared_by_layers(
@@ -253,7 +277,7 @@ def shared_by_layers(
         context = context.unpadded(states.shape[-1])
     if not encoder.relative_attention:
         return context, None
-    distances = _rows_of_distances(encoder, states.device)
+    distances = _rows_of_distances(encoder, states)
     if distances is None:
         return None
     projections = (_table_projection(layer.attention.self) for layer in encoder.layer)

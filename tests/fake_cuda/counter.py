@@ -97,7 +97,7 @@ class Counter(TorchDispatchMode):
         outputs = tensors_in(output)
         if on_device or any(tensor.device.type == "cuda" for tensor in outputs):
             self.count(func, args, kwargs, inputs, outputs, output)
-        elif any(tensor.dim() > 0 for tensor in outputs):
+        elif name != "aten::lift_fresh" and any(tensor.dim() > 0 for tensor in outputs):
             self.on_host.append(f"{name} {caller()}")
         return output
 

@@ -1,4 +1,4 @@
-"""Counts of one encoder layer: the difference between a model of three layers and one of two."""
+"""Counts of one encoder layer: the difference between a model of two layers and one of one."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -78,8 +78,8 @@ def count_layer(
     dtype: torch.dtype = torch.bfloat16,
 ) -> LayerCounts:
     """Return the counts of one layer, forward or in training forward and backward."""
-    three, two = (count_model(peer, layers, inputs, (batch, length), training, dtype) for layers in (3, 2))
-    return LayerCounts(*(getattr(three, field.name) - getattr(two, field.name) for field in fields(LayerCounts)))
+    two, one = (count_model(peer, layers, inputs, (batch, length), training, dtype) for layers in (2, 1))
+    return LayerCounts(*(getattr(two, field.name) - getattr(one, field.name) for field in fields(LayerCounts)))
 
 
 def count_model(

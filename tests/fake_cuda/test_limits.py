@@ -1,0 +1,68 @@
+"""What a layer of sdpa, the default on devices, may cost on a GPU: base size, bfloat16, counted.
+
+At most 1.5 times in-tree's FLOPs and no more memory traffic; no more launches up to 2048 tokens and at most 3 times as
+many beyond; a packed row at most 20 % more launches than the padded batch. `make gpu-counts` prints the numbers.
+"""
+
+from functools import lru_cache
+from itertools import accumulate
+
+import pytest
+import torch
+from counter import with_values
+from layer_counts import count_layer, with_mask
+
+SHAPES = {"8x128": (8, 128), "32x512": (32, 512), "4x2048": (4, 2048), "1x8192": (1, 8192)}
+MODES = {"eval": False, "training": True}
+# quantity -> the largest allowed multiple of in-tree's, by shape
+LIMITS = {
+    "gflop": dict.fromkeys(SHAPES, 1.5),
+    "gigabytes": dict.fromkeys(SHAPES, 1.0),
+    "launches": {"8x128": 1.0, "32x512": 1.0, "4x2048": 1.0, "1x8192": 3.0},
+}
+DOCUMENTS = [20 + 7 * i % 41 for i in range(32)]  # lengths as in MNLI
+BAND = "sdpa computes one band of the whole width for each block of queries"
+TOO_MUCH = {
+    ("eval", "4x2048"): ("gflop", "launches"),
+    ("eval", "1x8192"): ("gflop", "gigabytes", "launches"),
+    ("training", "4x2048"): ("gflop", "gigabytes", "launches"),
+    ("training", "1x8192"): ("gflop", "gigabytes", "launches"),
+}
+counts_of = lru_cache(count_layer)
+
+
+def cases():
+    for mode in MODES:
+        for shape in SHAPES:
+            for quantity in LIMITS:
+                xfail = quantity in TOO_MUCH.get((mode, shape), ())
+                marks = pytest.mark.xfail(strict=True, reason=BAND) if xfail else ()
+                yield pytest.param(mode, shape, quantity, marks=marks, id=f"{mode}-{shape}-{quantity}")
+
+
+@pytest.mark.parametrize("mode, shape, quantity", list(cases()))
+def test_sdpa_against_in_tree(mode, shape, quantity):
+    ours, in_tree = (counts_of(peer, *SHAPES[shape], MODES[mode]) for peer in ("sdpa", "in-tree"))
+    assert getattr(ours, quantity) <= LIMITS[quantity][shape] * getattr(in_tree, quantity)
+
+
+@pytest.mark.parametrize("shape", ["32x512", "1x8192"])
+@pytest.mark.parametrize("mode", MODES)
+def test_triton_has_fewer_launches_than_in_tree(mode, shape):
+    ours, in_tree = (counts_of(peer, *SHAPES[shape], MODES[mode]) for peer in ("triton", "in-tree"))
+    assert ours.launches + ours.triton_launches <= in_tree.launches
+
+
+@pytest.mark.xfail(strict=True, reason="sdpa computes documents one by one")
+@pytest.mark.parametrize("mode", MODES)
+def test_packed_row_has_few_more_launches_than_padded_batch(mode):
+    packed = count_layer("sdpa", 1, sum(DOCUMENTS), MODES[mode], one_row_of_documents)
+    padded = count_layer("sdpa", len(DOCUMENTS), max(DOCUMENTS), MODES[mode], with_mask)
+    assert packed.launches <= 1.2 * padded.launches
+
+
+def one_row_of_documents(batch, length):
+    bounds = with_values([0, *accumulate(DOCUMENTS)])
+    longest = {"max_length_q": max(DOCUMENTS), "max_length_k": max(DOCUMENTS)}
+    ids = torch.ones(batch, length, dtype=torch.long)
+    return {"input_ids": ids, "cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, **longest}
