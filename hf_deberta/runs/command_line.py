@@ -89,9 +89,7 @@ def full_disk_message(error: BaseException) -> str | None:
     """
     cause: BaseException | None = error
     while cause is not None:
-        from_rust = (
-            type(cause) is Exception or type(cause).__name__ == "SafetensorError"
-        )  # of tokenizers and safetensors
+        from_rust = type(cause).__name__ in ("SafetensorError", "Exception")  # tokenizers raises plain Exceptions
         errors = re.findall(r"os error (\d+)", str(cause)) if from_rust else ()
         number = cause.errno if isinstance(cause, OSError) else next(map(int, errors), None)
         written_in_part = "unexpected pos" in str(cause) or "PytorchStreamWriter failed" in str(cause)
