@@ -184,7 +184,8 @@ def _decode(line: bytes, file: str | Path, number: int) -> str:
     if "\0" in text:
         raise InputError(
             f"{file}, line {number}, column {text.index(chr(0)) + 1}: a NUL byte, which no text has: the file is "
-            "binary, damaged, or in another encoding, such as UTF-16; convert it, or remove them with tr -d '\\000'"
+            "binary, damaged, or in another encoding, such as UTF-16; convert it, or remove its NUL bytes with "
+            "tr -d '\\000'"
         )
     return text
 
