@@ -16,7 +16,7 @@ from accelerate import PartialState
 from accelerate.utils.memory import clear_device_cache
 from datasets import Dataset
 from torch.utils.data import Sampler, SequentialSampler
-from transformers import EarlyStoppingCallback, EvalPrediction, PreTrainedModel, TrainerState
+from transformers import EarlyStoppingCallback, EvalPrediction, PreTrainedModel
 from transformers.trainer_utils import PredictionOutput
 from transformers.utils import logging
 
@@ -130,19 +130,16 @@ class FineTuningTrainer(FiniteValuesMixin, UnevenBatchesMixin, SiftTrainer, Atom
         """Load the model of `output_dir` if this run has finished there. A different run there is an error."""
         folder, rows = self.args.output_folder, cast(Dataset, self.train_dataset)
         settings = {"batch": self.args.total_batch, "rows": len(rows), "content of rows": content_hash(rows)}
-        state, same_run = folder / TRAINER_STATE_NAME, check_same_run(self.args, settings)
+        same_run = check_same_run(self.args, settings)
         damage = find_damage_of_finished_run(folder) if same_run and self.args.resume_from_checkpoint is None else None
         if damage == []:
-            self.state = TrainerState.load_from_json(str(state))
-            # not Trainer._load_from_checkpoint, which under FSDP needs files that a finished model does not have
-            trained = type(self.model).from_pretrained(folder, config=self.model.config, dtype=self.model.dtype)
-            self.model.load_state_dict(trained.state_dict())
+            self.load_final_model()
             return True
         if damage:
             require_checkpoint(folder, damage)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            for path in (state, folder / "README.md"):  # of an earlier run
+            for path in (folder / TRAINER_STATE_NAME, folder / "README.md"):  # of an earlier run
                 path.unlink(missing_ok=True)
         return False
 

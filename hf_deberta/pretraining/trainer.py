@@ -75,8 +75,7 @@ class PretrainingTrainer(FiniteValuesMixin, UnevenBatchesMixin, AtomicCheckpoint
         check_same_run(self.args, self.identifying_settings(), may_grow=("steps",))
         if only_final_model:
             logger.warning(f"{folder} holds this run, and it is finished: nothing is trained")
-            self.state = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
-            self.model.load_state_dict(self.read_final_model().state_dict())
+            self.load_final_model()
             return False
         checkpoint = last_checkpoint(self.args)
         state = folder / TRAINER_STATE_NAME  # a finished run has it
@@ -121,12 +120,6 @@ class PretrainingTrainer(FiniteValuesMixin, UnevenBatchesMixin, AtomicCheckpoint
                 "start over with --resume_from_checkpoint false"
             )
         return True
-
-    def read_final_model(self) -> Any:
-        """Return the final model of `output_dir`, with the configuration of this one."""
-        folder, model = str(self.args.output_dir), self.model
-        options = {"config": model.config, "dtype": model.dtype, "trust_remote_code": False}
-        return type(model).from_pretrained(folder, **options)
 
     def identifying_settings(self) -> dict[str, Any]:
         """What identifies a run besides its flags, see `run_identity.check_same_run`."""

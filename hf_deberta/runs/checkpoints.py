@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from torch import nn
-from transformers import Trainer, TrainerState, TrainingArguments
+from transformers import PreTrainedModel, Trainer, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
@@ -157,6 +157,18 @@ class AtomicCheckpointsMixin(Trainer):
             saved = (path for path in self.saved_files if folder in path.parents and path.is_file())
             editable = [path for path in saved if path not in weights and path.name not in NOT_NEEDED]
             write_manifest(folder, [folder / TRAINER_STATE_NAME, *weights], editable)
+
+    def load_final_model(self) -> None:
+        """Load the state and the final model that a finished run has left in `output_dir`."""
+        folder = Path(str(self.args.output_dir))
+        self.state = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
+        # not Trainer._load_from_checkpoint, which under FSDP needs files that a finished model does not have
+        cast(nn.Module, self.model).load_state_dict(self.read_final_model().state_dict())
+
+    def read_final_model(self) -> Any:
+        """Return the final model of `output_dir`, with the configuration of this one."""
+        folder, model = str(self.args.output_dir), cast(PreTrainedModel, self.model)
+        return type(model).from_pretrained(folder, config=model.config, dtype=model.dtype, trust_remote_code=False)
 
     def save_metrics(self, split: str, metrics: dict[str, float], combined: bool = True) -> None:
         """Write the metrics as `Trainer` does, each file complete or not at all."""
