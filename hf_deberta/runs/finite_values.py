@@ -9,6 +9,7 @@ waits for the device anyway: when it logs, evaluates or saves. All processes sto
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -17,8 +18,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import EvalPrediction, Trainer, TrainerCallback
-from transformers.trainer_utils import EvalLoopOutput, get_last_checkpoint
+from transformers.trainer_utils import EvalLoopOutput
 
+from hf_deberta.runs.checkpoints import checkpoints_by_step
 from hf_deberta.runs.errors import InputError
 
 VALUES = ("loss", "gradient norm")
@@ -114,15 +116,12 @@ class FiniteValuesMixin(Trainer):
 
     def way_to_continue(self) -> str:
         """Return how to train again with other settings, which `output_dir` refuses unless the run starts over."""
-        try:
-            checkpoint = get_last_checkpoint(str(self.args.output_dir))
-        except OSError:  # no folder yet
-            checkpoint = None
-        if checkpoint is None:
+        checkpoints = [*checkpoints_by_step(Path(str(self.args.output_dir))).values()]
+        if not checkpoints:
             return "no checkpoint was written, so start over with --resume_from_checkpoint false"
         return (
             "start over in another --output_dir, or continue there from an earlier checkpoint with "
-            f"--resume_from_checkpoint PATH: {checkpoint} is finite, but may have begun to diverge"
+            f"--resume_from_checkpoint PATH: {checkpoints[-1]} is finite, but may have begun to diverge"
         )
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
