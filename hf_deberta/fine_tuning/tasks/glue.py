@@ -42,6 +42,7 @@ from transformers.utils import logging
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_json_lines, write_prediction_table
 from hf_deberta.runs.data_files import locate_errors
 from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.file_faults import shorten
 
 TWO_WAY_ENTAILMENT = ("entailment", "not_entailment")
 THREE_WAY_ENTAILMENT = ("entailment", "neutral", "contradiction")
@@ -54,6 +55,7 @@ CODES = "values without spaces, most with digits: identifiers"
 MANY_LABELS = 50  # from here on a warning asks whether the column holds labels
 NUMBER = re.compile(r"-?\d+(\.\d+)?")
 NAMES_SHOWN = 10  # in messages that list columns or labels
+shortened = partial(shorten, length=100)  # values in messages
 
 logger = logging.get_logger(__name__)
 
@@ -232,7 +234,7 @@ def _flatten_label_lists(rows: Dataset, column: str, split: str) -> list:
     for row, values in enumerate(rows[column][:], start=1):
         if any(map(_is_missing, values or ())):
             raise InputError(
-                f"the {split} rows have {_shortened(values)} in row {row} of the column {column!r}: remove the empty "
+                f"the {split} rows have {shortened(values)} in row {row} of the column {column!r}: remove the empty "
                 "labels; an empty list means no label"
             )
     labels = [label for row in lists for label in row]
@@ -252,7 +254,7 @@ def _is_label_list(feature: Any) -> bool:
 def _check_labels(labels: tuple[str, ...], rows: int, column: str, minimum: int) -> None:
     """Require enough labels to train on; warn of labels that look like one label, and of very many."""
     if len(labels) < minimum:
-        present = f"only the label {_shortened(labels[0])}" if labels else "no labels"
+        present = f"only the label {shortened(labels[0])}" if labels else "no labels"
         raise InputError(
             f"the {rows} train rows have {present} in the column {column!r}: training needs "
             f"{'two labels' if minimum == 2 else 'a label'} or more"
@@ -278,16 +280,10 @@ def listed(names: Sequence[str], form: Callable[[str], str] = str) -> str:
     return ", ".join(map(form, names[:NAMES_SHOWN])) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _shortened(value: Any) -> str:
-    """Return the value as in Python code, at most about 100 characters of it."""
-    text = repr(value)
-    return text if len(text) <= 100 else f"{text[:100]}..."
-
-
 # 2. Requirements on columns
 
 
-def require_texts(rows: Dataset, columns: Sequence[str], split: str) -> None:
+def require_text_columns(rows: Dataset, columns: Sequence[str], split: str) -> None:
     """Require that the columns hold texts, or numbers: a csv column of digits is read as numbers."""
     if missing := [name for name in columns if name not in rows.column_names]:
         raise InputError(
@@ -298,7 +294,7 @@ def require_texts(rows: Dataset, columns: Sequence[str], split: str) -> None:
         feature = rows.features[name]
         if not isinstance(feature, Value | ClassLabel) or "binary" in feature.dtype:
             raise InputError(
-                f"the {split} rows have {_shortened(rows[0][name])} in row 1 of the column {name!r}, which must hold "
+                f"the {split} rows have {shortened(rows[0][name])} in row 1 of the column {name!r}, which must hold "
                 "text"
             )
         blank = [row for row, text in enumerate(rows[name][:], start=1) if text is None or not str(text).strip()]
@@ -324,11 +320,11 @@ def require_label_format(rows: Dataset, column: str, split: str, multi_label: bo
     if multi_label and not _is_label_list(feature) and getattr(feature, "dtype", None) != "null":
         raise InputError(
             f"each row needs a list of labels in a multi-label task; the {split} rows have "
-            f"{_shortened(rows[0][column])} in row 1 of the column {column!r}. Write a list even for one label or none"
+            f"{shortened(rows[0][column])} in row 1 of the column {column!r}. Write a list even for one label or none"
         )
     if not multi_label and not isinstance(feature, Value | ClassLabel):
         raise InputError(
-            f"each row needs one label, a number or a name; the {split} rows have {_shortened(rows[0][column])} in row "
+            f"each row needs one label, a number or a name; the {split} rows have {shortened(rows[0][column])} in row "
             f"1 of the column {column!r}. For multi-label classification, use lists of names or integers, without "
             "--task_name and --do_regression"
         )
@@ -394,7 +390,7 @@ def make_label_encoder(
     for row, (value, no_label) in enumerate(zip(values, missing, strict=True), start=1):
         for label in [] if no_label else value if multi_label else [value]:
             if _is_missing(label) or index_of(label) is None:
-                unknown.setdefault(_shortened(label), row)
+                unknown.setdefault(shortened(label), row)
     if unknown:
         first = min(unknown.values())
         raise InputError(
@@ -458,7 +454,7 @@ def require_numbers(rows: Dataset, column: str, split: str) -> None:
             is_number = False
         if not is_number:
             raise InputError(
-                f"the {split} rows have {_shortened(value)} in row {row} of the column {column!r}, but the labels of a "
+                f"the {split} rows have {shortened(value)} in row {row} of the column {column!r}, but the labels of a "
                 "regression are numbers"
             )
 
@@ -480,7 +476,7 @@ def encode_texts(
         map_options: options of `Dataset.map`.
     """
     with locate_errors(rows, split):
-        require_texts(rows, task.columns, split)
+        require_text_columns(rows, task.columns, split)
         encode_target = make_target_encoder(rows, split, task, labels, label_column)
 
     def encode_batch(batch: dict[str, list]) -> dict[str, list]:
