@@ -24,6 +24,7 @@ from hf_deberta.runs.command_line import (
     show_input_errors_in_one_line,
 )
 from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.processes import is_main_process
 from hf_deberta.runs.run_identity import RunArguments, identifying_flags
 from hf_deberta.runs.run_lock import lock_folder
 
@@ -202,10 +203,6 @@ def run_script(
 
 def is_without_training(flags: Namespace) -> bool:
     return (flags.do_eval or flags.do_predict) and not flags.do_train
-
-
-def is_main_process() -> bool:
-    return int(os.environ.get("RANK", 0)) == 0
 
 
 def flags_of_training(flags: Namespace) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Flags that the pretraining scripts share, and the tokenizer, configuration and rows made from them."""
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from hf_deberta.runs.command_line import (
     show_input_errors_in_one_line,
 )
 from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.processes import is_main_process
 from hf_deberta.runs.run_identity import RunArguments, identifying_flags
 from hf_deberta.runs.run_lock import lock_folder
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
@@ -202,7 +202,7 @@ def run_with_arguments(argument_classes: tuple[type, ...], run: Callable[..., An
     with show_input_errors_in_one_line(Path(sys.argv[0]).name):
         words, _ = read_command_line(parser)
         arguments = parse_into_dataclasses(parser, words)
-        if parser.parse_args(words).output_dir is None and int(os.environ.get("RANK", 0)) == 0:
+        if parser.parse_args(words).output_dir is None and is_main_process():
             logger.warning(f"No --output_dir was given: results go to the folder {arguments[-1].output_dir}")
         arguments[-1].identifying_flags = identifying_flags(vars(parser.parse_args(words)), exclude=LENGTH_FLAGS)
         with lock_folder(Path(str(arguments[-1].output_dir))):

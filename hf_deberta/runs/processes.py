@@ -1,8 +1,9 @@
-"""Decide something once for all processes of a run.
+"""Decide or report something once for all processes of a run.
 
 >>> checkpoint = in_main_process(lambda: choose_checkpoint(arguments))
 """
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -12,6 +13,11 @@ from accelerate.utils import broadcast_object_list
 from hf_deberta.runs.errors import InputError
 
 Result = TypeVar("Result")
+
+
+def is_main_process() -> bool:
+    """Return whether this is the process that reports, also before the processes are connected."""
+    return int(os.environ.get("RANK", 0)) == 0
 
 
 def in_main_process(compute: Callable[[], Result]) -> Result:
