@@ -1,9 +1,5 @@
 """Two processes train as one: the trainer of pairs with DDP, and models sharded by FSDP2, saved and exported."""
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +10,11 @@ from numerics import assert_same_by_name
 from tiny_pairs import assert_same_runs, batch_of, run, tiny_pair, tiny_rows, trained, trainer_of
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import fully_shard
+from two_processes import fork_two, run_script
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaForPreTraining, export_to_transformers
 
 pytestmark = pytest.mark.slow
-TESTS = Path(__file__).parents[1]
 STEPS = 3
 CHECKPOINTING = {HfDebertaForMaskedLM: True, HfDebertaForPreTraining: False}
 
@@ -96,14 +92,8 @@ def sharded_gradients(rank: int) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory) -> tuple[Path, dict[str, Any]]:
-    """Run this file: it forks two processes after importing everything once."""
     folder = tmp_path_factory.mktemp("two")
-    path = os.pathsep.join(map(str, (TESTS.parent, TESTS)))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    done = subprocess.run(
-        [sys.executable, __file__, str(folder)], env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+    run_script(__file__, folder)
     return folder, torch.load(folder / "results.pt", weights_only=False)
 
 
@@ -129,9 +119,7 @@ def test_sharded_models_train_save_and_export(two_processes, kind, tmp_path):
     assert (tmp_path / "exported" / "model.safetensors").exists()
 
 
-def one_of_two(rank: int, folder: Path, port: int) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+def one_of_two(rank: int, folder: Path) -> None:
     results = {"pairs": runs_of_pairs(folder, 2), "gradients": sharded_gradients(rank)}
     results |= {kind.__name__: train_sharded(rank, kind, folder) for kind in CHECKPOINTING}
     if rank == 0:
@@ -140,8 +128,4 @@ def one_of_two(rank: int, folder: Path, port: int) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.start_processes(one_of_two, (Path(sys.argv[1]), port), nprocs=2, start_method="fork")
+    fork_two(one_of_two)

@@ -2,22 +2,17 @@
 
 import json
 import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-import torch
 from accelerate import PartialState
 from transformers import TrainingArguments
+from two_processes import fork_two, run_script
 
 from hf_deberta.runs.checkpoints import last_checkpoint
 from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.processes import in_main_process
 from hf_deberta.runs.run_lock import LOCK, lock_folder
-
-ROOT = Path(__file__).parents[2]
 
 
 def fail() -> None:
@@ -32,17 +27,12 @@ def test_one_process():
 
 @pytest.mark.slow
 def test_two_processes(tmp_path):
-    """Run this file: it starts two processes, which end with an error if a check fails in one of them."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, __file__, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+    """The script ends with an error if a check fails in one of the two processes."""
+    (tmp_path / "file").touch()
+    run_script(__file__, tmp_path)
 
 
-def one_of_two(rank: int, folder: Path, port: int) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+def one_of_two(rank: int, folder: Path) -> None:
     arguments = TrainingArguments(str(folder / "run"), use_cpu=True)
     state = PartialState()
     assert state.num_processes == 2
@@ -68,9 +58,4 @@ def one_of_two(rank: int, folder: Path, port: int) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    (Path(sys.argv[1]) / "file").touch()
-    torch.multiprocessing.start_processes(one_of_two, (Path(sys.argv[1]), port), nprocs=2, start_method="fork")
+    fork_two(one_of_two)

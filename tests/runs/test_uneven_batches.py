@@ -4,10 +4,6 @@ Accumulation changes nothing either.
 """
 
 import math
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +14,7 @@ from numerics import assert_same_by_name
 from tiny_pairs import tiny_pair, tiny_rows, trainer_of
 from tiny_trainers import collate_padded, fine_tuning_arguments, language_model_trainer
 from transformers import Trainer
+from two_processes import fork_two, run_script
 
 from hf_deberta import (
     HfDebertaConfig,
@@ -31,7 +28,6 @@ from hf_deberta.fine_tuning import sift
 from hf_deberta.fine_tuning.trainer import FineTuningTrainer
 from hf_deberta.runs.errors import InputError
 
-TESTS = Path(__file__).parents[1]
 TRAINING = {
     "max_steps": -1,
     "num_train_epochs": 1,
@@ -150,13 +146,8 @@ def test_accumulation_changes_nothing(kind, tmp_path):
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory) -> dict[tuple[str, str], Any]:
-    """Run this file: it forks two processes after importing everything once."""
     folder = tmp_path_factory.mktemp("two")
-    path = os.pathsep.join(map(str, (TESTS.parent, TESTS)))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    command = [sys.executable, __file__, str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_script(__file__, folder)
     return torch.load(folder / "results.pt", weights_only=False)
 
 
@@ -189,9 +180,7 @@ def message_of_stopped_run(rank: int, folder: Path) -> str:
     return str(stopped.value)
 
 
-def one_of_two(rank: int, folder: Path, port: int) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+def one_of_two(rank: int, folder: Path) -> None:
     sift.PerturbedEmbeddings.draw_noise = fixed_noise
     results = {(kind, size): run(kind, size, folder, 2, ACCUMULATION[size]) for kind, size in CASES}
     messages = [None, None]
@@ -202,8 +191,4 @@ def one_of_two(rank: int, folder: Path, port: int) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.start_processes(one_of_two, (Path(sys.argv[1]), port), nprocs=2, start_method="fork")
+    fork_two(one_of_two)
