@@ -3,7 +3,7 @@ import os
 import pytest
 import torch
 
-from hf_deberta.model import unpadding
+from hf_deberta.model import attention_context, modeling_hf_deberta, unpadding
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 torch.set_num_threads(1)  # tiny tensors, and the tests already run in several processes
@@ -13,6 +13,13 @@ torch.set_num_threads(1)  # tiny tensors, and the tests already run in several p
 def unpad_tiny_models(monkeypatch):
     """Unpad batches of tiny models too: these are too narrow for unpadding to save time."""
     monkeypatch.setattr(unpadding, "COST_OF_EXTRA_CALLS", 0)
+
+
+@pytest.fixture
+def values_are_not_read(monkeypatch):
+    """Compute as on a GPU, where reading a tensor would wait for the device."""
+    for module in (attention_context, modeling_hf_deberta):
+        monkeypatch.setattr(module, "can_read_values", lambda tensor: False)
 
 
 @pytest.fixture(params=[True, False], ids=["unpadded", "padded"])

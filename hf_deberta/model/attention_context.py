@@ -16,7 +16,13 @@ from .attention_mask import AttentionMask, document_numbers
 from .fast_path_guards import can_read_values
 from .input_checks import check_tensors
 from .relative_position import RowsInUse
-from .unpadding import Unpadding, unpadding_of_documents, unpadding_of_mask
+from .unpadding import (
+    Unpadding,
+    is_right_padded,
+    unpadding_of_counted_mask,
+    unpadding_of_documents,
+    unpadding_of_mask,
+)
 
 
 @dataclass(frozen=True)
@@ -82,27 +88,32 @@ class AttentionContext:
         attention = AttentionMask(mask, separated, causal, cu_seq_lens_q, lengths, longest)
         return cls(attention, token_mask, documents, position_ids, in_order)
 
-    def unpadded(self, width: int) -> "AttentionContext":
-        """The context of the batch as one unpadded row; this context if unpadding saves no time at this model width."""
+    def unpadded(self, width: int, num_real_tokens: int | None = None) -> "AttentionContext":
+        """The context of the batch as one unpadded row; this context if unpadding saves no time at this model width.
+
+        Where the mask cannot be read without waiting for a device, the number of real tokens must be given.
+        """
         mask = self.attention_mask.mask
         if self.attention_mask.cu_seqlens is not None or self.attention_mask.causal:
             return self
         if mask is not None and mask.dim() == 3:
             return self
-        if mask is not None:
+        unpadding = None
+        if mask is not None and can_read_values(mask):
+            check_number_of_tokens(mask, num_real_tokens)
             unpadding = unpadding_of_mask(mask, width)
-        else:
-            unpadding = None if self.documents is None else unpadding_of_documents(self.documents)
+        elif mask is not None and num_real_tokens is not None:
+            unpadding = unpadding_of_counted_mask(mask, num_real_tokens)
+        elif self.documents is not None and can_read_values(self.documents):
+            unpadding = unpadding_of_documents(self.documents)
         if unpadding is None:
             return self
-        cu_seqlens = unpadding.cu_seqlens()
+        cu_seqlens, lengths = unpadding.cu_seqlens, unpadding.lengths
         return replace(
             self,
-            attention_mask=AttentionMask(
-                cu_seqlens=cu_seqlens, lengths=unpadding.lengths, longest=max(unpadding.lengths)
-            ),
+            attention_mask=AttentionMask(cu_seqlens=cu_seqlens, lengths=lengths, longest=unpadding.longest),
             token_mask=None,
-            documents=document_numbers(cu_seqlens, int(cu_seqlens[-1]))[None],
+            documents=document_numbers(cu_seqlens, unpadding.index.shape[0])[None],
             position_ids=unpadding.gather(self.position_ids.expand(unpadding.shape)),
             in_order=False,
             unpadding=unpadding,
@@ -217,6 +228,16 @@ def check_one_document(position_ids: torch.Tensor | None) -> None:
             "position_ids that do not rise one by one pack several documents into a row: pass their boundaries as "
             "cu_seq_lens_q to classify each document, for a row of logits per document"
         )
+
+
+def check_number_of_tokens(mask: torch.Tensor, given: int | None) -> None:
+    """Raise a ValueError unless `num_real_tokens`, if given, is that of right-padded rows, none of them empty."""
+    if given is None:
+        return
+    if int(mask.sum()) != given:
+        raise ValueError(f"num_real_tokens is {given}, but attention_mask has {int(mask.sum())} real tokens")
+    if not mask[:, 0].all() or not is_right_padded(mask):
+        raise ValueError("num_real_tokens is for rows padded on the right, none of them empty; leave it out")
 
 
 def longest_of(lengths: tuple[int, ...], given: int | None) -> int:

@@ -58,13 +58,14 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
         causal: bool = True,
         logits_to_keep: int = 0,
         max_length_q: int | None = None,
+        num_real_tokens: int | None = None,
         **kwargs,
     ) -> HfDebertaMaskedLMOutput:
         """Return logits, and the loss if there are labels.
 
         The summed loss is divided by `num_items_in_batch`, by default the number of labels in this call after the
         shift. `cu_seq_lens_q` are the document boundaries of a packed row. Without labels,
-        `logits_to_keep` limits logits to that many last positions; 0 is all.
+        `logits_to_keep` limits logits to that many last positions; 0 is all. `num_real_tokens` is for `causal=False`.
         """
         if not causal:
             return super().forward(
@@ -78,6 +79,7 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
                 output_hidden_states=output_hidden_states,
                 cu_seq_lens_q=cu_seq_lens_q,
                 max_length_q=max_length_q,
+                num_real_tokens=num_real_tokens,
                 num_items_in_batch=num_items_in_batch,
                 sparse_prediction=sparse_prediction,
                 return_dict=True,

@@ -203,6 +203,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         num_items_in_batch: torch.Tensor | int | None = None,
         sparse_prediction: bool | None = None,
         max_length_q: int | None = None,
+        num_real_tokens: int | None = None,
         **kwargs,
     ) -> HfDebertaMaskedLMOutput:
         """Return logits, and the loss if there are labels; with sparse prediction see the class.
@@ -219,8 +220,9 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
             position_ids,
             inputs_embeds,
             cu_seq_lens_q,
-            unpad=self.deberta.can_unpad(*output_flags),
+            unpad=self.deberta.can_unpad(*output_flags, num_real_tokens),
             max_length_q=max_length_q,
+            num_real_tokens=num_real_tokens,
         )
         return self._predict(
             embeddings,
@@ -360,6 +362,6 @@ def labelled_positions(labels: torch.Tensor) -> torch.Tensor | None:
 
 def in_batch_order(values: torch.Tensor, labelled: torch.Tensor, context: AttentionContext) -> torch.Tensor:
     """Return values of labelled positions [M, ...] in the order of the batch, which unpadding may have changed."""
-    if context.unpadding is None:
+    if context.unpadding is None or context.unpadding.lengths is None:
         return values
     return values[context.unpadding.index.to(labelled.device)[labelled[0]].argsort()]

@@ -94,6 +94,7 @@ class HfDebertaForSequenceClassification(HfDebertaPreTrainedModel):
         cu_seq_lens_q: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         max_length_q: int | None = None,
+        num_real_tokens: int | None = None,
         **kwargs,
     ) -> SequenceClassifierOutput:
         """Return logits [B, num_labels], and the loss if there are labels.
@@ -112,6 +113,7 @@ class HfDebertaForSequenceClassification(HfDebertaPreTrainedModel):
             output_hidden_states=output_hidden_states,
             cu_seq_lens_q=cu_seq_lens_q,
             max_length_q=max_length_q,
+            num_real_tokens=num_real_tokens,
             first_token_only=True,
             return_dict=True,
         )
@@ -179,6 +181,7 @@ class HfDebertaForTokenClassification(HfDebertaPreTrainedModel):
         cu_seq_lens_q: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         max_length_q: int | None = None,
+        num_real_tokens: int | None = None,
         **kwargs,
     ) -> TokenClassifierOutput:
         """Return logits [B, N, num_labels], and the loss if there are labels.
@@ -196,6 +199,7 @@ class HfDebertaForTokenClassification(HfDebertaPreTrainedModel):
             output_hidden_states=output_hidden_states,
             cu_seq_lens_q=cu_seq_lens_q,
             max_length_q=max_length_q,
+            num_real_tokens=num_real_tokens,
             return_dict=True,
         )
         states = encoded.last_hidden_state
@@ -247,6 +251,7 @@ class HfDebertaForQuestionAnswering(HfDebertaPreTrainedModel):
         cu_seq_lens_q: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         max_length_q: int | None = None,
+        num_real_tokens: int | None = None,
         **kwargs,
     ) -> QuestionAnsweringModelOutput:
         """Return start and end logits [B, N], and the loss if both positions are passed.
@@ -264,6 +269,7 @@ class HfDebertaForQuestionAnswering(HfDebertaPreTrainedModel):
             output_hidden_states=output_hidden_states,
             cu_seq_lens_q=cu_seq_lens_q,
             max_length_q=max_length_q,
+            num_real_tokens=num_real_tokens,
             return_dict=True,
         )
         start_logits, end_logits = self.qa_outputs(encoded.last_hidden_state).unbind(-1)
@@ -315,6 +321,7 @@ class HfDebertaForMultipleChoice(HfDebertaPreTrainedModel):
         output_attentions: bool | None = None,
         output_hidden_states: bool | int | list[int] | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
+        num_real_tokens: int | None = None,
         **kwargs,
     ) -> MultipleChoiceModelOutput:
         """Return logits [B, choices], and the loss if there are labels.
@@ -335,6 +342,7 @@ class HfDebertaForMultipleChoice(HfDebertaPreTrainedModel):
             **_flatten_choices(tensors, (batch, num_choices)),
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
+            num_real_tokens=num_real_tokens,
             first_token_only=True,
             return_dict=True,
         )
@@ -385,6 +393,7 @@ class HfDebertaForEntityChoice(HfDebertaPreTrainedModel):
         output_attentions: bool | None = None,
         output_hidden_states: bool | int | list[int] | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
+        num_real_tokens: int | None = None,
         **kwargs,
     ) -> SequenceClassifierOutput:
         """Return logits [B, E], and the loss if there are labels.
@@ -403,6 +412,7 @@ class HfDebertaForEntityChoice(HfDebertaPreTrainedModel):
             inputs_embeds,
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
+            num_real_tokens=num_real_tokens,
             return_dict=True,
         )
         states = encoded.last_hidden_state

@@ -21,7 +21,7 @@ from .attention import attention_scale, disentangled_attention
 from .attention_context import AttentionContext, check_one_document
 from .configuration_hf_deberta import HfDebertaConfig
 from .dense import dense
-from .fast_path_guards import can_read_values, in_reference_mode
+from .fast_path_guards import can_read_values, in_functorch_transform, in_reference_mode, is_tracing_or_compiling
 from .input_checks import any_outside, check_integers, check_tensors
 from .ngram_input_encoding import NgramInputEncoding
 from .pretrained_model import HfDebertaPreTrainedModel
@@ -409,6 +409,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         cu_seq_lens_q: torch.Tensor | None = None,
         first_token_only: bool = False,
         max_length_q: int | None = None,
+        num_real_tokens: int | None = None,
         **kwargs,
     ) -> BaseModelOutput:
         """Return the last hidden states [B, N, hidden].
@@ -418,6 +419,10 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         reading the boundaries would wait for the device. With `first_token_only`, for classifiers, return only the
         state of each row's first real token, [B, 1, hidden], or of each document's, [1, documents, hidden]: zero,
         without a gradient, for a row of padding only.
+
+        `num_real_tokens` is the sum of an `attention_mask` [B, N] whose rows are padded on the right, none of them
+        empty. With it a GPU leaves out padding too: it need not wait until the mask can be read. A wrong number gives
+        wrong outputs there, and a ValueError on the CPU.
         """
         flags = self.output_flags(output_attentions, output_hidden_states)
         embeddings, context = self.embed(
@@ -427,8 +432,9 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
             position_ids,
             inputs_embeds,
             cu_seq_lens_q,
-            unpad=self.can_unpad(*flags),
+            unpad=self.can_unpad(*flags, num_real_tokens),
             max_length_q=max_length_q,
+            num_real_tokens=num_real_tokens,
         )
         if first_token_only and attention_mask is None and cu_seq_lens_q is None:
             check_one_document(position_ids)
@@ -451,16 +457,23 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         encoded.hidden_states = context.scatter_each(encoded.hidden_states)
         return encoded
 
-    def can_unpad(self, output_attentions: bool, output_hidden_states: bool | int | list[int]) -> bool:
+    def can_unpad(
+        self,
+        output_attentions: bool,
+        output_hidden_states: bool | int | list[int],
+        num_real_tokens: int | None = None,
+    ) -> bool:
         """True if this batch can run without padding.
 
         This must be enabled in the configuration and supported by the backend, and no gradients may be requested at
-        hidden states, which would be copies. Only on the CPU, where it was measured.
+        hidden states, which would be copies. Outside of the CPU the number of real tokens must be given.
         """
         returned = output_attentions or (output_hidden_states is not False and torch.is_grad_enabled())
         config, weight = self.config, self.embeddings.word_embeddings.weight
         enabled = config.unpad_inputs and config._attn_implementation in ("sdpa", "triton")
-        return enabled and not returned and can_read_values(weight) and not in_reference_mode()
+        is_eager = not (is_tracing_or_compiling() or in_functorch_transform())
+        knows_lengths = can_read_values(weight) or (num_real_tokens is not None and is_eager)
+        return enabled and not returned and knows_lengths and not in_reference_mode()
 
     def output_flags(
         self, output_attentions: bool | None, output_hidden_states: bool | int | list[int] | None
@@ -483,6 +496,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         unpad: bool = False,
         causal: bool = False,
         max_length_q: int | None = None,
+        num_real_tokens: int | None = None,
     ) -> tuple[torch.Tensor, AttentionContext]:
         """Embeddings and the attention metadata of all layers; checks the inputs.
 
@@ -498,7 +512,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
             attention_mask, position_ids, cu_seq_lens_q, shape, device, causal, max_length_q
         )
         embeddings = self.embeddings(input_ids, token_type_ids, context, inputs_embeds)
-        context = context.unpadded(self.config.hidden_size) if unpad else context
+        context = context.unpadded(self.config.hidden_size, num_real_tokens) if unpad else context
         context = replace(context, relative_rows=self.encoder.rows_in_use(context.longest(length)))
         return context.gather(embeddings), context
 

@@ -83,6 +83,7 @@ class HfDebertaForPreTraining(HfDebertaPreTrainedModel):
         cu_seq_lens_q: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
         max_length_q: int | None = None,
+        num_real_tokens: int | None = None,
         **kwargs,
     ) -> TokenClassifierOutput:
         """Return logits [B, N], and the loss if there are labels.
@@ -99,8 +100,9 @@ class HfDebertaForPreTraining(HfDebertaPreTrainedModel):
             position_ids,
             inputs_embeds,
             cu_seq_lens_q,
-            unpad=self.deberta.can_unpad(*output_flags),
+            unpad=self.deberta.can_unpad(*output_flags, num_real_tokens),
             max_length_q=max_length_q,
+            num_real_tokens=num_real_tokens,
         )
         encoded = self.deberta.encoder(embeddings, context, *output_flags)
         states = encoded.last_hidden_state

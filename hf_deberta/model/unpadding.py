@@ -3,8 +3,8 @@
 Legend: B batch, N tokens, total: real tokens of the batch.
 
 The real tokens are gathered once after the embedding, every layer runs on one row [1, total] of documents that do not
-see one another, and the final states are scattered back to [B, N]. Documents are sorted by length, so that attention
-handles those of equal length as one batch.
+see one another, and the final states are scattered back to [B, N]. On the CPU, documents are sorted by length, so that
+attention handles those of equal length as one batch. On a device their lengths stay there, and so does their order.
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,14 @@ class Unpadding:
     """The position of each token of the row in the batch."""
 
     index: torch.Tensor  # [total], into B x N
-    lengths: tuple[int, ...]  # of the documents
+    cu_seqlens: torch.Tensor  # [documents + 1], boundaries of the documents in the row
     shape: tuple[int, int]  # B, N
+    lengths: tuple[int, ...] | None = None  # of the documents, ascending; None if they are the rows of the batch
+
+    @property
+    def longest(self) -> int:
+        """The length of the longest document, or a bound for it."""
+        return self.shape[1] if self.lengths is None else self.lengths[-1]
 
     def gather(self, states: torch.Tensor) -> torch.Tensor:
         """Return the real tokens of states [B, N, ...] as one row [1, total, ...]."""
@@ -35,13 +41,16 @@ class Unpadding:
 
     def first_tokens(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Positions of the batch's first tokens in the row, ascending, and the batch row of each."""
+        if self.lengths is None:
+            return self.cu_seqlens[:-1].long(), torch.arange(self.shape[0], device=self.index.device)
         positions = (self.index % self.shape[1] == 0).nonzero()[:, 0]
         return positions, self.index[positions] // self.shape[1]
 
-    def cu_seqlens(self) -> torch.Tensor:
-        """Document boundaries, [documents + 1]."""
-        ends = torch.tensor((0, *self.lengths), device=self.index.device).cumsum(0)
-        return ends.int()
+
+def is_right_padded(token_mask: torch.Tensor) -> bool:
+    """Return whether the real tokens of each row come first, from a mask [B, N] of bool."""
+    position = torch.arange(token_mask.shape[1], device=token_mask.device)
+    return torch.equal(token_mask, position < token_mask.sum(1, keepdim=True))
 
 
 def unpadding_of_mask(token_mask: torch.Tensor, width: int) -> Unpadding | None:
@@ -60,10 +69,26 @@ def unpadding_of_mask(token_mask: torch.Tensor, width: int) -> Unpadding | None:
         or saved < COST_OF_EXTRA_CALLS * lengths.unique().numel()
     ):
         return None
-    if not torch.equal(token_mask, torch.arange(tokens, device=token_mask.device) < lengths[:, None]):
+    if not is_right_padded(token_mask):
         return None
     starts = torch.arange(batch, device=token_mask.device) * tokens
     return side_by_side(starts, lengths, (batch, tokens))
+
+
+def unpadding_of_counted_mask(token_mask: torch.Tensor, real: int) -> Unpadding | None:
+    """Return the `Unpadding` of right-padded rows with at least one token each, `real` tokens in all.
+
+    Their lengths are not read, so that nothing waits for the device. None if there is too little padding.
+    """
+    batch, tokens = token_mask.shape
+    if batch * tokens - real < MIN_PADDING_FRACTION * batch * tokens:
+        return None
+    ends = token_mask.sum(1).cumsum(0)
+    cu_seqlens = torch.nn.functional.pad(ends, (1, 0)).int()
+    position = torch.arange(real, device=token_mask.device)
+    row = torch.searchsorted(ends, position, right=True)
+    index = row * tokens + position - cu_seqlens[row]
+    return Unpadding(index, cu_seqlens, (batch, tokens))
 
 
 def unpadding_of_documents(documents: torch.Tensor) -> Unpadding:
@@ -82,4 +107,6 @@ def side_by_side(starts: torch.Tensor, lengths: torch.Tensor, shape: tuple[int, 
     starts, lengths = starts[order], lengths[order]
     before = lengths.cumsum(0) - lengths
     index = torch.arange(int(lengths.sum()), device=starts.device) + (starts - before).repeat_interleave(lengths)
-    return Unpadding(index, tuple(length for length in lengths.tolist() if length > 0), shape)
+    lengths = lengths[lengths > 0]
+    cu_seqlens = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
+    return Unpadding(index, cu_seqlens, shape, tuple(lengths.tolist()))

@@ -6,6 +6,7 @@ from numerics import V1_ATTENTION, assert_same_by_name, tiny_config, tiny_inputs
 from test_modeling_hf_deberta import HEADS, first_tensor, name_of, trained, with_labels
 
 from hf_deberta import (
+    HfDebertaForEntityChoice,
     HfDebertaForMaskedLM,
     HfDebertaForMultipleChoice,
     HfDebertaForSequenceClassification,
@@ -14,7 +15,7 @@ from hf_deberta import (
 )
 from hf_deberta.model import unpadding
 from hf_deberta.model.attention_context import AttentionContext
-from hf_deberta.model.unpadding import unpadding_of_documents, unpadding_of_mask
+from hf_deberta.model.unpadding import unpadding_of_counted_mask, unpadding_of_documents, unpadding_of_mask
 
 VARIANTS = {"v2": {}, "v1": V1_ATTENTION, "no relative": {"relative_attention": False, "position_biased_input": True}}
 BACKENDS = ("sdpa", "eager")
@@ -31,9 +32,20 @@ def test_real_tokens_in_a_row_shortest_document_first():
     found = unpadding_of_mask(lengths_mask(4, 2, 3, 2), 768)
     assert found.lengths == (2, 2, 3, 4) and found.shape == (4, 4)
     assert found.index.tolist() == [4, 5, 12, 13, 8, 9, 10, 0, 1, 2, 3]
-    assert found.cu_seqlens().tolist() == [0, 2, 4, 7, 11]
+    assert found.cu_seqlens.tolist() == [0, 2, 4, 7, 11]
     positions, rows = found.first_tokens()
     assert positions.tolist() == [0, 2, 4, 7] and rows.tolist() == [1, 3, 2, 0]
+
+
+def test_real_tokens_in_a_row_in_the_order_of_the_batch():
+    """Where lengths are not read."""
+    found = unpadding_of_counted_mask(lengths_mask(4, 2, 3, 2), 11)
+    assert found.lengths is None and found.longest == 4 and found.shape == (4, 4)
+    assert found.index.tolist() == [0, 1, 2, 3, 4, 5, 8, 9, 10, 12, 13]
+    assert found.cu_seqlens.tolist() == [0, 4, 6, 9, 11]
+    positions, rows = found.first_tokens()
+    assert positions.tolist() == [0, 4, 6, 9] and rows.tolist() == [0, 1, 2, 3]
+    assert unpadding_of_counted_mask(lengths_mask(16, 15), 31) is None  # too little padding
 
 
 def test_scatter_reverses_gather():
@@ -80,14 +92,25 @@ def test_rows_of_documents():
     assert found.index.tolist() == [3, 4, 0, 1, 2, 5, 6, 7, 8, 9]
 
 
+@pytest.fixture(params=["read", "counted"])
+def mask_is(request):
+    """Whether the model reads the mask, or is given the number of real tokens."""
+    if request.param == "counted":
+        request.getfixturevalue("values_are_not_read")
+    return request.param
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("model_class", HEADS, ids=name_of)
-def test_output_and_gradients_equal_those_of_the_padded_batch(model_class, variant):
+def test_output_and_gradients_equal_those_of_the_padded_batch(model_class, variant, mask_is):
     inputs = with_labels(model_class, tiny_inputs((9, 4, 7, 4, 1)))
     real = inputs["attention_mask"].bool()
     results = []
     for unpad in (True, False):
         model = tiny_model(model_class, num_hidden_layers=3, unpad_inputs=unpad, **VARIANTS[variant])
+        if mask_is == "counted":
+            inputs["num_real_tokens"] = 25
+        assert {shape[0] for shape in rows_seen(model, **inputs)} == {1 if unpad else 5}
         loss, gradients = trained(model, **inputs)
         with torch.no_grad():
             output = first_tensor(model.eval()(**inputs))
@@ -105,10 +128,14 @@ def test_output_and_gradients_equal_those_of_the_padded_batch(model_class, varia
 
 def rows_seen(model, **inputs):
     """Shapes of the states that reach the layers."""
-    shapes = []
-    for layer in model.deberta.encoder.layer:
-        layer.attention.self.register_forward_pre_hook(lambda module, given: shapes.append(tuple(given[0].shape[:2])))
+    shapes, handles = [], []
+    encoder = getattr(model, "deberta", model).encoder
+    for layer in encoder.layer:
+        hook = lambda module, given: shapes.append(tuple(given[0].shape[:2]))  # noqa: E731
+        handles.append(layer.attention.self.register_forward_pre_hook(hook))
     model(**inputs)
+    for handle in handles:
+        handle.remove()
     return shapes
 
 
@@ -120,6 +147,36 @@ def test_wide_models_are_unpadded(width, unpadded):
     model = tiny_model(HfDebertaForSequenceClassification, dtype=torch.float32, num_attention_heads=2, **fields)
     inputs = tiny_inputs((50, 50, 34, 34, 34))
     assert rows_seen(model, **inputs)[0] == ((1, 202) if unpadded else (5, 50))
+
+
+@pytest.mark.parametrize("model_class", [HfDebertaForMultipleChoice, HfDebertaForEntityChoice], ids=name_of)
+def test_heads_of_choices(model_class, mask_is):
+    """Their inputs are not [B, N], or their labels not one per row or token."""
+    inputs = tiny_inputs((9, 4, 7, 4))
+    if model_class is HfDebertaForMultipleChoice:
+        inputs = {name: tensor.view(2, 2, 9) for name, tensor in inputs.items()} | {"labels": torch.tensor([1, 0])}
+    else:
+        inputs |= {"entity_indices": torch.tensor([[[1, 2], [3, 0]]] * 4), "labels": torch.tensor([[0, 1]] * 4)}
+    results = []
+    for unpad in (True, False):
+        model = tiny_model(model_class, unpad_inputs=unpad)
+        assert {shape[0] for shape in rows_seen(model, **inputs, num_real_tokens=24)} == {1 if unpad else 4}
+        results.append(trained(model, **inputs, num_real_tokens=24))
+    (loss, gradients), (expected_loss, expected_gradients) = results
+    torch.testing.assert_close(loss, expected_loss)
+    assert_same_by_name(gradients, expected_gradients)
+
+
+def test_a_wrong_number_of_real_tokens():
+    model, inputs = tiny_model(HfDebertaModel), tiny_inputs((9, 4, 7))
+    with pytest.raises(ValueError, match="num_real_tokens is 19, but attention_mask has 20 real tokens"):
+        model(**inputs, num_real_tokens=19)
+    left = {name: tensor.flip(1) for name, tensor in inputs.items()}
+    with pytest.raises(ValueError, match="num_real_tokens is for rows padded on the right"):
+        model(**left, num_real_tokens=20)
+    inputs["attention_mask"][1] = 0
+    with pytest.raises(ValueError, match="none of them empty"):
+        model(**inputs, num_real_tokens=16)
 
 
 def test_when_layers_see_real_tokens_only():
@@ -143,8 +200,8 @@ def test_a_fully_padded_row_is_zeros():
     assert logits.isfinite().all()
 
 
-def test_losses_and_predictions_of_labels_are_in_the_order_of_the_batch():
-    inputs = with_labels(HfDebertaForMaskedLM, tiny_inputs((9, 4, 7)))
+def test_losses_and_predictions_of_labels_are_in_the_order_of_the_batch(mask_is):
+    inputs = {**with_labels(HfDebertaForMaskedLM, tiny_inputs((9, 4, 7))), "num_real_tokens": 20}
     found, expected = (tiny_model(HfDebertaForMaskedLM, unpad_inputs=unpad)(**inputs) for unpad in (True, False))
     torch.testing.assert_close(found.losses, expected.losses)
     assert torch.equal(found.predictions, expected.predictions) and found.predictions.unique().numel() > 1
@@ -301,10 +358,14 @@ def test_gradients_of_hidden_states():
 
 
 def test_on_the_meta_device():
+    """Its tensors have no values: whatever would wait for a GPU fails."""
     inputs = {name: tensor.to("meta") for name, tensor in tiny_inputs((9, 4, 7)).items()}
     with torch.device("meta"):
         model = HfDebertaModel(tiny_config())
     assert model(**inputs).last_hidden_state.shape == (3, 9, 32)
+    assert model(**inputs, num_real_tokens=20).last_hidden_state.shape == (3, 9, 32)
+    assert rows_seen(model, **inputs, num_real_tokens=20) == [(1, 20)] * 2
+    assert rows_seen(model, **inputs, num_real_tokens=20, first_token_only=True) == [(1, 20)] * 2
 
 
 def test_labels_at_padding_do_not_count_for_tokens():
