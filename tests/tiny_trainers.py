@@ -28,9 +28,11 @@ MASKING = Masking(Vocabulary(4, SPECIAL, np.ones(128, dtype=bool), np.arange(5, 
 
 
 def language_model_rows(objective: str, pack: bool, rows: int | None = None) -> Rows:
-    """Return rows of 16 tokens: so many, or those of 40 documents."""
+    """Return rows of 16 tokens, or of fewer if not packed: so many, or those of 40 documents."""
     rng = np.random.default_rng(0)
-    sizes = rng.integers(1, 25, 40) if rows is None else np.full(rows, 14)
+    sizes = rng.integers(1, 25, 40)
+    if rows is not None:
+        sizes = np.full(rows, 14) if pack else rng.integers(1, 15, rows)
     tokens = TokenFile(rng.integers(5, 128, sizes.sum()).astype(np.uint16), sizes.cumsum(), {})
     return Rows(tokens, Tokenizer, 16, None if objective == "causal" else MASKING, pack)
 

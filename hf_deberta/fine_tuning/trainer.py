@@ -34,6 +34,7 @@ from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.finite_values import FiniteValuesMixin
 from hf_deberta.runs.json_files import atomic_write, write_json
 from hf_deberta.runs.model_card import write_training_card
+from hf_deberta.runs.real_tokens import RealTokensMixin
 from hf_deberta.runs.row_order import RowOrder, SetEpochCallback
 from hf_deberta.runs.run_identity import check_same_run, compare_with_recorded_run, content_hash
 from hf_deberta.runs.run_lock import lock_folder
@@ -44,7 +45,7 @@ TIMINGS = ("runtime", "per_second", "preparation_time")  # parts of the names of
 logger = logging.get_logger(__name__)
 
 
-class FineTuningTrainer(FiniteValuesMixin, UnevenBatchesMixin, SiftTrainer, AtomicCheckpointsMixin):
+class FineTuningTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, SiftTrainer, AtomicCheckpointsMixin):
     """`Trainer` with SiFT, atomic checkpoints, metrics per split, a model card, and an exactly resumable row order.
 
     With `train_sampling_strategy="group_by_length"`, inputs of similar length share a batch. Predictions stay in the

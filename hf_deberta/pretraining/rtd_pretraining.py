@@ -209,6 +209,7 @@ class HfDebertaForRtdPretraining(PreTrainedModel):
         replaced_ids: torch.Tensor | None = None,  # [B, N]
         only: str | None = None,
         num_items_in_batch: torch.Tensor | None = None,  # [2]
+        num_real_tokens: int | None = None,
         **kwargs: Any,
     ) -> RtdOutput:
         """Compute both losses. Rows may be padded or packed as in `HfDebertaModel`.
@@ -221,11 +222,12 @@ class HfDebertaForRtdPretraining(PreTrainedModel):
         labels = self._check_inputs(input_ids, labels, replaced_ids, only)
         masked_items, real_items = split_items(num_items_in_batch)
         masked, real = masked_and_real_tokens(input_ids, labels, attention_mask, self.config.pad_token_id)
-        layout = {
+        layout: dict[str, Any] = {
             "attention_mask": attention_mask,
             "token_type_ids": token_type_ids,
             "position_ids": position_ids,
             "cu_seq_lens_q": cu_seq_lens_q,
+            "num_real_tokens": num_real_tokens,
         }
         lm_loss = rtd_loss = logits = None
         losses: list[torch.Tensor] = []
@@ -264,7 +266,7 @@ class HfDebertaForRtdPretraining(PreTrainedModel):
         input_ids: torch.Tensor,
         labels: torch.Tensor,
         items: torch.Tensor | None,
-        layout: dict[str, torch.Tensor | None],
+        layout: dict[str, Any],
         sample: bool,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Return the loss, the most likely tokens [M] at masked positions, and sampled tokens [M] if `sample`."""

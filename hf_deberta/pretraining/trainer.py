@@ -20,6 +20,7 @@ from hf_deberta.runs.checkpoints import (
 from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.finite_values import FiniteValuesMixin
 from hf_deberta.runs.model_card import write_training_card
+from hf_deberta.runs.real_tokens import RealTokensMixin
 from hf_deberta.runs.row_order import EpochSampler, SetEpochCallback
 from hf_deberta.runs.run_identity import RunArguments, check_same_run, compare_with_recorded_run
 from hf_deberta.runs.uneven_batches import UnevenBatchesMixin
@@ -27,7 +28,7 @@ from hf_deberta.runs.uneven_batches import UnevenBatchesMixin
 logger = logging.get_logger(__name__)
 
 
-class PretrainingTrainer(FiniteValuesMixin, UnevenBatchesMixin, AtomicCheckpointsMixin):
+class PretrainingTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, AtomicCheckpointsMixin):
     """Trains on `packing.Rows`, in an order that depends on seed and epoch alone.
 
     Logs, in addition to `Trainer`: tokens_per_second, the real tokens of all processes, and, with bf16 or fp16 on a GPU

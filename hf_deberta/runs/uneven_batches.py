@@ -11,6 +11,8 @@ import torch
 from transformers import Trainer
 from transformers.trainer_utils import has_length
 
+from hf_deberta.runs.real_tokens import NUM_REAL_TOKENS
+
 STAND_IN = "is_stand_in"  # key of a batch whose loss does not count
 
 
@@ -86,8 +88,9 @@ class UnevenBatchesMixin(Trainer):
 
 
 def first_rows(inputs: dict[str, Any], size: int, number: int) -> dict[str, Any]:
-    """Return the first rows of a batch of `size` rows."""
+    """Return the first rows of a batch of `size` rows, without the number of real tokens, which would be another."""
     return {
         name: value[:number] if torch.is_tensor(value) and value.dim() and value.shape[0] == size else value
         for name, value in inputs.items()
+        if name != NUM_REAL_TOKENS
     }

@@ -26,6 +26,7 @@ from hf_deberta import (
 )
 from hf_deberta.fine_tuning import sift
 from hf_deberta.fine_tuning.trainer import FineTuningTrainer
+from hf_deberta.model import attention_context, unpadding
 from hf_deberta.runs.errors import InputError
 
 TRAINING = {
@@ -142,6 +143,22 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
 def test_accumulation_changes_nothing(kind, tmp_path):
     for size in ("one row", "no full batch"):
         assert_same(run(kind, size, tmp_path, 1, 4), run(kind, size, tmp_path, 1, 1))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "causal"])
+def test_unpadding_changes_nothing(kind, values_are_not_read, monkeypatch, tmp_path):
+    """Also in a last batch that is not full."""
+    unpadded, unpad = [], attention_context.unpadding_of_counted_mask
+
+    def unpad_and_note(mask: torch.Tensor, real: int) -> unpadding.Unpadding | None:
+        unpadded.append(unpad(mask, real))
+        return unpadded[-1]
+
+    monkeypatch.setattr(attention_context, "unpadding_of_counted_mask", unpad_and_note)
+    found = run(kind, "one row", tmp_path, 1, 2)
+    assert any(unpadded)
+    monkeypatch.setattr(attention_context, "unpadding_of_counted_mask", lambda *inputs: None)
+    assert_same(found, run(kind, "one row", tmp_path, 1, 2))
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,63 @@
+"""Count the real tokens of each batch where it is collated, so that a GPU leaves out its padding.
+
+The model computes a padded batch as one row of its real tokens. Only the CPU can read from the mask how many these are:
+on a GPU the model would wait for the device. So the collator passes their number, the input `num_real_tokens`. Shapes,
+labels, losses and predictions of the batch stay as they are.
+"""
+
+from collections.abc import Callable
+from inspect import signature
+from typing import Any, cast
+
+import torch
+from torch import nn
+from transformers import Trainer
+
+from hf_deberta.model.unpadding import is_right_padded
+
+NUM_REAL_TOKENS = "num_real_tokens"
+
+
+class RealTokensMixin(Trainer):
+    """Mixin for a `Trainer` whose batches hold the number of their real tokens, if its model takes it.
+
+    Not with several GPUs in one process, nor if one process collates the batches of all: both split batches later.
+
+    Put it before the other `Trainer` classes.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        is_input = NUM_REAL_TOKENS in signature(cast(nn.Module, self.model).forward).parameters
+        if is_input and self.args.n_gpu <= 1 and not self.accelerator.dispatch_batches:
+            self.data_collator = CountingCollator(self.data_collator)
+
+
+class CountingCollator:
+    """A collator that adds `num_real_tokens` to the batches of another.
+
+    >>> collate = CountingCollator(DataCollatorWithPadding(tokenizer))
+    >>> collate([{"input_ids": [1, 5, 2]}, {"input_ids": [1, 2]}])["num_real_tokens"]
+    5
+    """
+
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self.collate = collate
+
+    def __call__(self, rows: list[Any]) -> Any:
+        batch = self.collate(rows)
+        number = count_real_tokens(batch.get("attention_mask"))
+        if number is not None:
+            batch[NUM_REAL_TOKENS] = number
+        return batch
+
+
+def count_real_tokens(mask: torch.Tensor | None) -> int | None:
+    """Return the sum of an attention mask [..., N].
+
+    None without a mask, and if a row is empty or padded elsewhere than on the right, which the model does not unpad.
+    """
+    if mask is None:
+        return None
+    rows = mask.flatten(0, -2).bool()
+    return int(rows.sum()) if bool(rows[:, 0].all()) and is_right_padded(rows) else None
