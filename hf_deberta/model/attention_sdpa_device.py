@@ -281,7 +281,7 @@ class PaddedDocuments:
 
     def pad(self, states: torch.Tensor) -> torch.Tensor:
         """[1, H, total, d] to [documents, H, longest, d]."""
-        selected = SelectTokens.apply(states[0].transpose(0, 1), self.index, self.back)
+        selected = SelectTokens.apply(states.squeeze(0).transpose(0, 1), self.index, self.back)
         return selected.unflatten(0, self.shape).transpose(1, 2)
 
     def unpad(self, states: torch.Tensor) -> torch.Tensor:

@@ -156,7 +156,6 @@ def packed() -> dict[str, torch.Tensor | int]:
     return {"input_ids": integers(1, LENGTH), "cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, **longest}
 
 
-@pytest.mark.xfail(strict=True, reason="the host reads cu_seq_lens_q")
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "training"])
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("head", ["model", "tokens", "masked LM", "causal", "replaced tokens"])
@@ -169,7 +168,6 @@ def test_packed_row(head, backend, training):
     assert_never_waits(run(model_class, tiny(), inputs, training, False, backend))
 
 
-@pytest.mark.xfail(strict=True, reason="the host reads cu_seq_lens_q")
 @pytest.mark.parametrize("backend", ["sdpa", "triton"])
 def test_packed_row_of_texts_to_classify(backend):
     def inputs():
