@@ -34,7 +34,7 @@ CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuob
 FLOATS: tuple[str, ...] = ("far_query", "far_key", "far_own", "far_other", "log_sum", "delta")
 FLOATS += ("far_gradient", "key_gradient", "query_gradient")
 INTEGERS = ("batch", "heads", "tokens", "head_size", "blocks", "NEAR", "rows", "row_step")
-SCALARS = ("dropout_p",)
+SCALARS = ("scale", "dropout_p")
 INSTRUCTIONS = ("HGMMA", "HMMA", "LDS", "STS", "SHFL", "LDL", "STL")
 
 

@@ -108,9 +108,15 @@ def triton_attention(
     positions: RelativePositions | None,
     mask: AttentionMask,
     dropout_p: float = 0.0,
+    scale: float = 1.0,
     causal: bool = False,
 ) -> tuple[torch.Tensor, None]:
-    """Context [B, H, N, d]; there are no probabilities. `causal`: no token sees those after it."""
+    """Context [B, H, N, d]; there are no probabilities. `causal`: no token sees those after it.
+
+    Scores are multiplied by `scale` in float32: in half precision scaled queries would be rounded once more.
+    """
+    if scale <= 0:  # the kernels look for the largest score before they scale it
+        query, positions, scale = query * scale, positions and positions.with_scaled_queries(scale, query.dtype), 1.0
     if mask.documents is not None or mask.causal:
         visible = mask.visible(key.shape[2], key.device)
         assert visible is not None
@@ -132,7 +138,7 @@ def triton_attention(
         bounds = torch.nn.functional.pad(ends, (1, 0))
     tables = (None if table is None else table.to(query.dtype) for table in (position_key, position_query))
     context, _ = attention_in_tiles(
-        query, key, value, *tables, rows, mask.mask, bounds, seed, dropout_p, causal, near, furthest
+        query, key, value, *tables, rows, mask.mask, bounds, seed, scale, dropout_p, causal, near, furthest
     )  # fmt: skip
     return context, None
 
@@ -153,6 +159,7 @@ def attention_in_tiles(
     mask: torch.Tensor | None,
     bounds: torch.Tensor | None,
     seed: torch.Tensor | None,
+    scale: float,
     dropout_p: float,
     causal: bool,
     near: int,
@@ -165,14 +172,15 @@ def attention_in_tiles(
     from .attention_triton_forward import forward_kernel
 
     call = Call(
-        query, key, value, position_key, position_query, rows, mask, bounds, seed, dropout_p, causal, near, furthest
+        query, key, value, position_key, position_query, rows, mask, bounds, seed, scale, dropout_p, causal, near,
+        furthest,
     )  # fmt: skip
     context = torch.empty_like(call.query)
     log_sum = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
     with torch.cuda.device_of(query):
         forward_kernel[(call.programs, call.heads)](
             call.query, call.key, call.value, *call.tables(), *call.far_products(), *call.visibility(), call.seed,
-            context, log_sum, *call.sizes(), dropout_p,
+            context, log_sum, *call.sizes(), scale, dropout_p,
             C2P=call.c2p, P2C=call.p2c, FAR=call.far, **call.constants(), **call.launch(0),
         )  # fmt: skip
     return context.transpose(1, 2), log_sum
@@ -199,6 +207,7 @@ def attention_in_tiles_backward(
     seed: torch.Tensor | None,
     context: torch.Tensor,
     log_sum: torch.Tensor,
+    scale: float,
     dropout_p: float,
     causal: bool,
     near: int,
@@ -207,7 +216,8 @@ def attention_in_tiles_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of query, key, value, position_key and position_query, empty for tables that are None."""
     call = Call(
-        query, key, value, position_key, position_query, rows, mask, bounds, seed, dropout_p, causal, near, furthest
+        query, key, value, position_key, position_query, rows, mask, bounds, seed, scale, dropout_p, causal, near,
+        furthest,
     )  # fmt: skip
     delta = torch.empty_like(log_sum)
     inputs = (tokens_first(gradient), log_sum, delta, call.tables(), call.visibility())
@@ -249,7 +259,7 @@ def own_gradients(
         own_gradients_kernel[(call.programs, call.heads)](
             own, other, own_weights, other_weights, context, *tables[own_first], *far[own_first], log_sum, delta,
             *visibility, call.seed, for_key if keys else for_query, for_value, far_rows[keys], *call.sizes(),
-            call.dropout_p,
+            call.scale, call.dropout_p,
             OWN=call.p2c if keys else call.c2p, OTHER=call.c2p if keys else call.p2c, KEYS=keys, FAR=call.far,
             **call.constants(), **call.launch(1),
         )  # fmt: skip
@@ -274,8 +284,8 @@ def table_gradients(
     gradients = [delta.new_empty(shape if needed else 0) for needed in (call.c2p, call.p2c)]
     table_gradients_kernel[(2 * call.near + 1, call.heads, parts)](
         call.query, call.key, call.value, gradient, *tables, log_sum, delta, visibility[0], visibility[-1],
-        call.seed, *gradients, documents, row_step, call.heads, call.tokens, call.size, call.near, call.dropout_p,
-        C2P=call.c2p, P2C=call.p2c, **call.constants(), **call.launch(2),
+        call.seed, *gradients, documents, row_step, call.heads, call.tokens, call.size, call.near, call.scale,
+        call.dropout_p, C2P=call.c2p, P2C=call.p2c, **call.constants(), **call.launch(2),
     )  # fmt: skip
     return gradients
 
@@ -297,26 +307,26 @@ def row_gradients(
     count, few = table.shape[1], 16
     gradient = table.new_empty(table.shape)
     row_gradients_kernel[(-(-count // few), call.heads)](
-        near, far, rows, gradient, near.shape[0], call.heads, count, call.size, call.near,
+        near, far, rows, gradient, near.shape[0], call.heads, count, call.size, call.near, call.scale,
         ROWS=few, T=call.tile, D=call.channels, num_warps=8,
     )  # fmt: skip
     return gradient
 
 
 def _save_for_backward(ctx, inputs, output):
-    *tensors, ctx.dropout_p, ctx.causal, ctx.near, ctx.furthest = inputs
+    *tensors, ctx.scale, ctx.dropout_p, ctx.causal, ctx.near, ctx.furthest = inputs
     ctx.save_for_backward(*tensors, *output)
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx, gradient, _):
     if gradient is None:
-        return (None,) * 13
+        return (None,) * 14
     for_tables = any(ctx.needs_input_grad[3:5])
-    arguments = (ctx.dropout_p, ctx.causal, ctx.near, ctx.furthest, for_tables)
+    arguments = (ctx.scale, ctx.dropout_p, ctx.causal, ctx.near, ctx.furthest, for_tables)
     gradients = attention_in_tiles_backward(gradient, *ctx.saved_tensors, *arguments)
     needed = (part if need else None for part, need in zip(gradients, ctx.needs_input_grad[:5], strict=True))
-    return *needed, *(None,) * 8
+    return *needed, *(None,) * 9
 
 
 attention_in_tiles.register_autograd(_backward, setup_context=_save_for_backward)
@@ -340,6 +350,7 @@ class Call:
     mask: torch.Tensor | None  # [B, N] or [B, N, N]
     bounds: torch.Tensor | None  # [documents + 1]
     dropout_seed: torch.Tensor | None  # [1], with dropout
+    scale: float  # of the scores
     dropout_p: float
     causal: bool
     near: int  # tiles that are further apart share a row

@@ -5,7 +5,8 @@ Legend: T tokens of a tile; a tile's *own* tokens are its rows, the *other* toke
 The scores of every tile are computed again, three times in all. Each output is written by exactly one program, so
 results do not depend on the order in which programs run. One kernel handles a tile of own tokens; it runs once with
 queries as own tokens (dq) and once with keys as own tokens (dk, dv). Another handles one distance (the tables). With dS
-the gradient of the scores, R its rotation by rows, and * marking the row of far keys:
+the gradient of the scaled scores, R its rotation by rows, and * marking the row of far keys, up to the scale, which is
+applied last:
 
     dq_i = sum_j dS_ij (k_j + Kr[i - j])    near: dS @ K + G_t @ block_t, G_t[a, r] = R[a, r] of tile t where r <= a, of
                                             tile t + 1 elsewhere;  far: dS @ K, and Kr* times the sum of dS
@@ -39,11 +40,11 @@ from .attention_triton_forward import (
 
 @triton.jit
 def score_gradients(
-    scores, own_weight, other_weight, log_sum, delta, pairs, keep, dropout_p,
+    scores, factor, own_weight, other_weight, log_sum, delta, pairs, keep, dropout_p,
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Probabilities after dropout, and gradients of scores; weights are dO and V, or V and dO with keys as own."""
-    probability = tl.exp2(tl.where(pairs, scores * LOG2E - log_sum, float("-inf")))
+    """Probabilities after dropout, and gradients of scaled scores; weights are dO and V, or V and dO with KEYS."""
+    probability = tl.exp2(tl.where(pairs, scores * factor - log_sum, float("-inf")))
     from_above = product(own_weight, other_weight, PRECISION)
     dropped = probability
     if DROPOUT:
@@ -62,7 +63,7 @@ def own_gradients_kernel(
     mask, ends, documents, first_block, bounds, seed,  # as in forward_kernel
     own_gradient, value_gradient,  # [B, N, H, d]; the second with KEYS
     far_gradient,  # [2, programs, H, d] of the far rows of own_table
-    batch, heads, tokens, head_size, blocks, NEAR, dropout_p,
+    batch, heads, tokens, head_size, blocks, NEAR, scale, dropout_p,
     OWN: tl.constexpr, OTHER: tl.constexpr, KEYS: tl.constexpr, FAR: tl.constexpr, MASK: tl.constexpr,
     CAUSAL: tl.constexpr, PACKED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
     T: tl.constexpr, D: tl.constexpr,
@@ -90,6 +91,7 @@ def own_gradients_kernel(
     if DROPOUT:
         draw = tl.load(seed) + row * heads + head
 
+    factor = scale * LOG2E
     own = load_tokens(own_states, block * T, length, stride, head_size, T, D)
     own_weight = load_tokens(own_weights, block * T, length, stride, head_size, T, D)
     a, b = block * T + tl.arange(0, T)[:, None], tl.arange(0, T)[None, :]
@@ -108,7 +110,7 @@ def own_gradients_kernel(
     for side in tl.static_range(2 if FAR else 0):
         at_end = 1 - side if KEYS else side  # left of a query is right of a key
         at = at_end * side_size
-        shift = far_shift(far_own + at, a, length, OWN)
+        shift = far_shift(far_own + at, a, length, factor, OWN)
         total = tl.zeros([T], tl.float32)
         for tile in range(far if side else begin, end if side else near):
             other_token = tile * T + b
@@ -123,8 +125,8 @@ def own_gradients_kernel(
             if DROPOUT:
                 keep = dropout_mask(draw, start + i, start + j, tokens, dropout_p)
             probability, for_scores = score_gradients(
-                scores, own_weight, other_weight, log_sums - shift, deltas, pairs, keep, dropout_p, DROPOUT,
-                PRECISION,
+                scores, factor, own_weight, other_weight, log_sums - shift, deltas, pairs, keep, dropout_p,
+                DROPOUT, PRECISION,
             )  # fmt: skip
             if KEYS:
                 probability = probability.to(own.dtype)
@@ -159,7 +161,7 @@ def own_gradients_kernel(
         if DROPOUT:
             keep = dropout_mask(draw, start + i, start + j, tokens, dropout_p)
         probability, for_scores = score_gradients(
-            scores, own_weight, other_weight, log_sums, deltas, pairs, keep, dropout_p, DROPOUT, PRECISION
+            scores, factor, own_weight, other_weight, log_sums, deltas, pairs, keep, dropout_p, DROPOUT, PRECISION
         )
         if KEYS:
             probability = probability.to(own.dtype)
@@ -178,7 +180,7 @@ def own_gradients_kernel(
 
     inside = (a < length) & (channel[None, :] < head_size)
     target = base + a * stride + channel[None, :]
-    tl.store(own_gradient + target, gradient.to(own.dtype), mask=inside)
+    tl.store(own_gradient + target, (gradient * scale).to(own.dtype), mask=inside)
     if KEYS:
         tl.store(value_gradient + target, for_values.to(own.dtype), mask=inside)
 
@@ -190,7 +192,7 @@ def table_gradients_kernel(
     log_sum, delta,  # [B, H, N]
     mask, bounds, seed,
     key_gradient, query_gradient,  # [strides of rows * strides of tiles, 2 * NEAR + 1, 2, H, T, d]
-    rows, row_step, heads, tokens, head_size, NEAR, dropout_p,
+    rows, row_step, heads, tokens, head_size, NEAR, scale, dropout_p,
     C2P: tl.constexpr, P2C: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, PACKED: tl.constexpr,
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr, T: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
@@ -200,6 +202,7 @@ def table_gradients_kernel(
     """
     t, head, part = tl.program_id(0) - NEAR, tl.program_id(1), tl.program_id(2)
     tile_step = tl.num_programs(2) // row_step
+    factor = scale * LOG2E
     stride = heads * head_size
     table_size = (2 * NEAR + 2) * T * head_size
     key_table, query_table = key_table + head * table_size, query_table + head * table_size
@@ -246,7 +249,7 @@ def table_gradients_kernel(
             log_sums = tl.load(log_sum + by_token + i, mask=i < length, other=float("inf"))
             deltas = tl.load(delta + by_token + i, mask=i < length, other=0.0)
             _, for_scores = score_gradients(
-                scores, above, values, log_sums, deltas, pairs, keep, dropout_p, DROPOUT, PRECISION
+                scores, factor, above, values, log_sums, deltas, pairs, keep, dropout_p, DROPOUT, PRECISION
             )
             if C2P:
                 turned = tl.trans(rotated(for_scores, "rows", T).to(query.dtype.element_ty))  # [r, a]
@@ -278,9 +281,9 @@ def row_gradients_kernel(
     near, far,  # [parts, 2 * NEAR + 1, 2, H, T, d] of table_gradients_kernel; [2, H, d] of the last row and the first
     rows,  # [(2 * NEAR + 2) * T] of distances
     gradient,  # [H, R, d]
-    parts, heads, count, head_size, NEAR, ROWS: tl.constexpr, T: tl.constexpr, D: tl.constexpr,
+    parts, heads, count, head_size, NEAR, scale, ROWS: tl.constexpr, T: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of the gradient of one head's table, each the sum over its distances."""
+    """Some rows of the gradient of one head's table, each the sum over its distances, times `scale`."""
     head, tiles = tl.program_id(1), 2 * NEAR + 1
     row, x, channel = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None], tl.arange(0, T), tl.arange(0, D)[None, :]
     inside = channel < head_size
@@ -302,4 +305,4 @@ def row_gradients_kernel(
         shared = tl.load(far + (side * heads + head) * head_size + channel, mask=inside, other=0.0)
         total += tl.where(row == end, shared, 0.0)
     target = (head * count + row) * head_size + channel
-    tl.store(gradient + target, total.to(gradient.dtype.element_ty), mask=inside & (row < count))
+    tl.store(gradient + target, (total * scale).to(gradient.dtype.element_ty), mask=inside & (row < count))

@@ -116,11 +116,11 @@ def far_scores(own, other, far_other, other_tokens, length, OTHER: tl.constexpr,
 
 
 @triton.jit
-def far_shift(far_own, own_tokens, length, OWN: tl.constexpr):
-    """The term that `far_scores` leaves out: one number per own token, times log2(e)."""
+def far_shift(far_own, own_tokens, length, factor, OWN: tl.constexpr):
+    """The term that `far_scores` leaves out: one number per own token, times `factor`."""
     shift = own_tokens * 0.0
     if OWN:
-        shift = tl.load(far_own + own_tokens, mask=own_tokens < length, other=0.0) * LOG2E
+        shift = tl.load(far_own + own_tokens, mask=own_tokens < length, other=0.0) * factor
     return shift
 
 
@@ -188,13 +188,13 @@ def block_ranges(block, real, NEAR, CAUSAL: tl.constexpr, KEYS: tl.constexpr, T:
 
 @triton.jit
 def accumulate(
-    scores, pairs, keep, value, sums, top, total, DROPOUT: tl.constexpr, PRECISION: tl.constexpr
+    scores, factor, pairs, keep, value, sums, top, total, DROPOUT: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    """Contexts [T, D] and totals [T] of exp2(score log2(e) - top) with one more tile; `top` is the largest so far."""
+    """Contexts [T, D] and totals [T] of exp2(score factor - top) with one more tile; `top` is the largest so far."""
     scores = tl.where(pairs, scores, float("-inf"))
-    higher = tl.maximum(top, tl.max(scores, 1) * LOG2E)
+    higher = tl.maximum(top, tl.max(scores, 1) * factor)
     base = tl.where(higher == float("-inf"), 0.0, higher)  # no visible key yet
-    probability = tl.exp2(scores * LOG2E - base[:, None])
+    probability = tl.exp2(scores * factor - base[:, None])
     shrink = tl.exp2(top - base)
     total = total * shrink + tl.sum(probability, 1)
     if DROPOUT:
@@ -212,7 +212,7 @@ def forward_kernel(
     documents, first_block, bounds,  # of a packed row: [programs], [documents], [documents + 1]
     seed,  # [1]
     context, log_sum,  # [B, N, H, d], [B, H, N] in base 2
-    batch, heads, tokens, head_size, blocks, NEAR, dropout_p,
+    batch, heads, tokens, head_size, blocks, NEAR, scale, dropout_p,
     C2P: tl.constexpr, P2C: tl.constexpr, FAR: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr,
     PACKED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, T: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
@@ -237,6 +237,7 @@ def forward_kernel(
     if DROPOUT:
         draw = tl.load(seed) + row * heads + head
 
+    factor = scale * LOG2E
     own = load_tokens(query, block * T, length, stride, head_size, T, D)
     token = block * T + tl.arange(0, T)
     i, b = token[:, None], tl.arange(0, T)[None, :]
@@ -248,7 +249,7 @@ def forward_kernel(
 
     for side in tl.static_range(2 if FAR else 0):
         at = side * side_size
-        shift = far_shift(far_query + at, token, length, C2P)
+        shift = far_shift(far_query + at, token, length, factor, C2P)
         top -= shift
         for other in range(far if side else begin, end if side else near):
             j = other * T + b
@@ -258,7 +259,7 @@ def forward_kernel(
             if DROPOUT:
                 keep = dropout_mask(draw, start + i, start + j, tokens, dropout_p)
             values = load_tokens(value, other * T, length, stride, head_size, T, D)
-            sums, top, total = accumulate(scores, pairs, keep, values, sums, top, total, DROPOUT, PRECISION)
+            sums, top, total = accumulate(scores, factor, pairs, keep, values, sums, top, total, DROPOUT, PRECISION)
         top += shift
 
     before = tl.zeros([T, T], tl.float32)
@@ -274,7 +275,7 @@ def forward_kernel(
         if DROPOUT:
             keep = dropout_mask(draw, start + i, start + j, tokens, dropout_p)
         values = load_tokens(value, other * T, length, stride, head_size, T, D)
-        sums, top, total = accumulate(scores, pairs, keep, values, sums, top, total, DROPOUT, PRECISION)
+        sums, top, total = accumulate(scores, factor, pairs, keep, values, sums, top, total, DROPOUT, PRECISION)
 
     fully_masked = total == 0.0
     sums = sums / tl.where(fully_masked, 1.0, total * (1.0 - dropout_p))[:, None]

@@ -82,20 +82,19 @@ def results(call, leaves):
     return {"context": context.detach()} | dict(zip(tensors, found, strict=True))
 
 
-def in_both(leaves, rows, first, terms, causal=False, dtype=torch.float64, **mask):
+def in_both(leaves, rows, first, terms, causal=False, dtype=torch.float64, scale=None, **mask):
     """Results of this backend, and of the reference in `dtype`."""
     size, length = leaves["query"].shape[-1], leaves["query"].shape[2]
+    scale = attention_scale(1 + len(terms), size) if scale is None else scale
     given = {"position_key": "c2p" in terms, "position_query": "p2c" in terms}
     leaves = {name: leaf if given.get(name, True) else None for name, leaf in leaves.items()}
 
     def ours(query, key, value, position_key, position_query):
-        scale = attention_scale(1 + len(terms), size)
-        positions = RelativePositions.from_tables(position_key, position_query, rows, terms, first)
-        positions = positions.with_scaled_queries(scale, query.dtype) if terms else None
-        return triton_attention(query * scale, key, value, positions, AttentionMask(**mask), causal=causal)[0]
+        positions = RelativePositions.from_tables(position_key, position_query, rows, terms, first) if terms else None
+        return triton_attention(query, key, value, positions, AttentionMask(**mask), 0.0, scale, causal)[0]
 
     def reference(**tensors):
-        arguments = {"rows_of_distance": rows, "first_row": first, "terms": terms, **mask}
+        arguments = {"rows_of_distance": rows, "first_row": first, "terms": terms, "scale": scale, **mask}
         if causal:
             arguments["mask"] = torch.ones(1, length, length, dtype=torch.bool, device=rows.device).tril()
             if mask.get("mask") is not None:
@@ -158,6 +157,40 @@ def test_output_and_gradients_equal_the_reference(case):
 def test_half_precision_is_no_worse_than_the_reference_in_it():
     """In float16: the interpreter multiplies the bits of bfloat16 numbers as if they were integers."""
     leaves, rows, first = inputs_of(CLIPPED, 36, dtype=torch.float16)
+    assert_no_worse_in_float16(leaves, rows, first)
+
+
+@interpreted
+@pytest.mark.parametrize("spread", [8, 15])
+def test_large_scores_are_no_worse_than_the_reference_in_float16(spread):
+    """Scores of up to 150 and 500, which a rounding of scaled queries to half precision would change by 0.1 and 0.5."""
+    leaves, rows, first = inputs_of(CLIPPED, 36, dtype=torch.float16)
+    with torch.no_grad():
+        for name in ("query", "key", "position_key", "position_query"):
+            leaves[name].mul_(spread)
+    assert_no_worse_in_float16(leaves, rows, first)
+
+
+@interpreted
+def test_the_largest_float16_queries_do_not_overflow():
+    """Keys are one-hot, so scores are single numbers; twice 60000 is more than float16 can represent."""
+    leaves, rows, first = inputs_of(CLIPPED, 20, dtype=torch.float16)
+    with torch.no_grad():
+        leaves["query"].sign_().mul_(60000)
+        leaves["key"].copy_(torch.eye(20))
+    found, exact = in_both(leaves, rows, first, (), scale=2.0)
+    torch.testing.assert_close(found["context"].double(), exact["context"], rtol=1e-3, atol=1e-3)
+
+
+@interpreted
+@pytest.mark.parametrize("scale", [0.0, -0.7])
+def test_scales_that_are_not_positive(scale):
+    leaves, rows, first = inputs_of(CLIPPED, 20)
+    found, expected = in_both(leaves, rows, first, BOTH, scale=scale)
+    assert_same_by_name(found, expected)
+
+
+def assert_no_worse_in_float16(leaves, rows, first):
     found, exact = in_both(leaves, rows, first, BOTH)
     _, plain = in_both(leaves, rows, first, BOTH, dtype=torch.float16)
     for name, tensor in found.items():
@@ -176,10 +209,8 @@ def test_dropout_applies_to_probabilities_and_is_repeated_in_the_backward_pass(d
 
     def dropped(seed, query, key, value, position_key, position_query):
         torch.manual_seed(seed)
-        scale = attention_scale(3, length)
         positions = RelativePositions.from_tables(position_key, position_query, rows)
-        positions = positions.with_scaled_queries(scale, query.dtype)
-        return triton_attention(query * scale, key, value, positions, AttentionMask(), rate)[0]
+        return triton_attention(query, key, value, positions, AttentionMask(), rate, attention_scale(3, length))[0]
 
     unit = torch.eye(length, device=device)[None, None]
     with torch.no_grad():
@@ -220,7 +251,7 @@ def test_the_operators_agree_with_their_shape_rules():
     for trained in (True, False):
         for name in ("position_key", "position_query"):
             leaves[name] = leaves[name].detach().requires_grad_(trained)
-        arguments = (*leaves.values(), tables, None, None, None, 0.0, False, near, furthest)
+        arguments = (*leaves.values(), tables, None, None, None, 0.1, 0.0, False, near, furthest)
         checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
         torch.library.opcheck(attention_triton.attention_in_tiles, arguments, test_utils=checks)
 
@@ -229,7 +260,7 @@ def test_the_operators_agree_with_their_shape_rules():
 def test_products_have_the_precision_that_is_set_in_pytorch(monkeypatch):
     """Whichever of PyTorch's two settings was used: after mixing them, one of its getters raises an error."""
     call = attention_triton.Call(
-        *inputs_of(CLIPPED, 5)[0].values(), torch.zeros(32, dtype=torch.long), *[None] * 3, 0.0, False, 0, 0
+        *inputs_of(CLIPPED, 5)[0].values(), torch.zeros(32, dtype=torch.long), *[None] * 3, 1.0, 0.0, False, 0, 0
     )
     assert call.constants()["PRECISION"] == "ieee"
     monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(fp32_precision="tf32"))
