@@ -38,10 +38,10 @@ SCALARS = ("scale", "dropout_p")
 INSTRUCTIONS = ("HGMMA", "HMMA", "LDS", "STS", "SHFL", "LDL", "STL")
 
 
-def type_of(argument: str, dtype: str) -> str:
-    if argument in ("ends", "documents", "first_block", "bounds"):
+def type_of(argument: str, dtype: str, mask: str) -> str:
+    if argument in ("spans", "places", "bounds"):
         return "*i32"
-    kinds = {"mask": "*u8", "seed": "*i64", **dict.fromkeys(FLOATS, "*fp32")}
+    kinds = {"mask": "*i32" if mask == "numbers" else "*u8", "seed": "*i64", **dict.fromkeys(FLOATS, "*fp32")}
     kinds |= {**dict.fromkeys(INTEGERS, "i32"), **dict.fromkeys(SCALARS, "fp32")}
     return kinds.get(argument, f"*{dtype}")
 
@@ -49,7 +49,9 @@ def type_of(argument: str, dtype: str) -> str:
 def compile_kernel(kernel: triton.JITFunction, arch: int, dtype: str, constants: dict, warps: int, stages: int):
     """Compile a kernel for pointers and sizes that are multiples of 16, as in a usual launch."""
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
-    signature = {name: "constexpr" if name in constants else type_of(name, dtype) for name in kernel.arg_names}
+    signature = {
+        name: "constexpr" if name in constants else type_of(name, dtype, constants["MASK"]) for name in kernel.arg_names
+    }
     divide = [name for name, kind in signature.items() if kind[0] == "*" or name in ("head_size", "tokens")]
     attributes = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in divide}
     source = ASTSource(kernel, signature, constants, attributes)
@@ -140,7 +142,7 @@ def main() -> None:
     parser.add_argument("--tile", type=int)
     parser.add_argument("--launch", type=int, nargs=2, metavar=("WARPS", "STAGES"))
     parser.add_argument("--kernels", nargs="+", help="only kernels whose names start with one of these; default: all")
-    parser.add_argument("--mask", default="none", choices=("none", "tokens", "pairs"))
+    parser.add_argument("--mask", default="none", choices=("none", "numbers", "pairs"))
     for flag in ("--dropout", "--packed", "--causal"):
         parser.add_argument(flag, action="store_true")
     args = parser.parse_args()

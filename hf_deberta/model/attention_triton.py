@@ -9,8 +9,9 @@ docs/attention_triton.md. This file has the operator that PyTorch calls, its lau
 import os
 import re
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import NamedTuple
 
 import torch
 
@@ -109,38 +110,105 @@ def triton_attention(
     mask: AttentionMask,
     dropout_p: float = 0.0,
     scale: float = 1.0,
-    causal: bool = False,
 ) -> tuple[torch.Tensor, None]:
-    """Context [B, H, N, d]; there are no probabilities. `causal`: no token sees those after it.
+    """Context [B, H, N, d]; there are no probabilities.
 
     Scores are multiplied by `scale` in float32: in half precision scaled queries would be rounded once more.
     """
     if scale <= 0:  # the kernels look for the largest score before they scale it
         query, positions, scale = query * scale, positions and positions.with_scaled_queries(scale, query.dtype), 1.0
-    if mask.documents is not None or mask.causal:
-        visible = mask.visible(key.shape[2], key.device)
-        assert visible is not None
-        pairs = visible[:, 0].expand(query.shape[0], -1, -1)
-        mask = replace(mask, mask=pairs, documents=None, causal=False, cu_seqlens=None, lengths=None)
     tile = launches(query.dtype, query.device)[0]
-    tokens, lengths = query.shape[2], mask.lengths
-    position_key = position_query = rows = bounds = None
-    longest = max(*lengths, tokens - sum(lengths)) if lengths else tokens
-    near = furthest = (longest - 1) // tile
+    batch, _, tokens, _ = query.shape
+    position_key = position_query = rows = None
+    near = furthest = (longest_document(mask, tokens) - 1) // tile
     if positions is not None:
         position_key = positions.position_key if "c2p" in positions.terms else None
         position_query = positions.position_query if "p2c" in positions.terms else None
         near = min(near, (positions.saturation + tile - 2) // tile)
         rows = rows_by_distance(positions.rows_of_distance, (near + 1) * tile)
     seed = torch.randint(2**31, (1,), device=query.device) if dropout_p > 0 else None
-    if mask.cu_seqlens is not None:  # tokens after the last document are one more, and boundaries stop at the row's end
-        ends = torch.nn.functional.pad(mask.cu_seqlens[1:].to(torch.int32).clamp(max=tokens), (0, 1), value=tokens)
-        bounds = torch.nn.functional.pad(ends, (1, 0))
     tables = (None if table is None else table.to(query.dtype) for table in (position_key, position_query))
+    layout = mask.compute_once(f"layout in tiles of {tile}", lambda: layout_in_tiles(mask, batch, tokens, tile))
     context, _ = attention_in_tiles(
-        query, key, value, *tables, rows, mask.mask, bounds, seed, scale, dropout_p, causal, near, furthest
-    )  # fmt: skip
+        query, key, value, *tables, rows, *layout, seed, scale, dropout_p, mask.causal, near, furthest
+    )
     return context, None
+
+
+def longest_document(mask: AttentionMask, tokens: int) -> int:
+    """The largest number of tokens that a document may have."""
+    if mask.lengths:  # tokens after the last document are one more
+        return max(*mask.lengths, tokens - sum(mask.lengths))
+    return tokens if mask.longest is None else min(mask.longest, tokens)
+
+
+class Layout(NamedTuple):
+    """Which tokens see each other, for the kernels."""
+
+    mask: torch.Tensor | None  # int32 [B, N], numbers of documents, -1 for padding; or bytes [B, N, N], 1 for visible
+    spans: torch.Tensor | None  # int32 [B, blocks, 2], see `tile_spans`
+    places: torch.Tensor | None  # int32 [programs, 3] of a packed row: first token and length of the document, block
+    bounds: torch.Tensor | None  # int32 [documents + 1] of a packed row
+
+
+def layout_in_tiles(mask: AttentionMask, batch: int, tokens: int, tile: int) -> Layout:
+    """The layout of a mask, which is the same for all layers."""
+    visible, documents = mask.mask, mask.documents
+    spans = places = bounds = None
+    if mask.cu_seqlens is not None:
+        bounds, places = places_in_packed_row(mask.cu_seqlens, tokens, tile)
+    if visible is not None and visible.dim() == 3:
+        if documents is not None:
+            visible = visible & (documents[:, :, None] == documents[:, None, :])
+        return Layout(visible.contiguous().view(torch.uint8), spans, places, bounds)
+    if documents is not None:
+        numbers = (documents - documents[:, :1]).int().expand(batch, -1).contiguous()
+    elif visible is not None:
+        numbers = torch.zeros_like(visible, dtype=torch.int32)
+    else:
+        return Layout(None, spans, places, bounds)
+    if bounds is None:
+        spans = tile_spans(numbers, visible, tile)
+    if visible is not None:
+        numbers = numbers.masked_fill(~visible, -1)
+    return Layout(numbers, spans, places, bounds)
+
+
+def places_in_packed_row(cu_seqlens: torch.Tensor, tokens: int, tile: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Boundaries of the documents, and for each program the first token and length of its document, and its block.
+
+    Tokens after the last document are one more, and boundaries stop at the row's end. There are as many programs as
+    the lengths of that many documents may need.
+    """
+    ends = torch.nn.functional.pad(cu_seqlens[1:].to(torch.int32).clamp(max=tokens), (0, 1), value=tokens)
+    bounds = torch.nn.functional.pad(ends, (1, 0))
+    lengths = bounds.diff()
+    blocks = (lengths + tile - 1) // tile
+    last = blocks.cumsum(0)
+    programs = torch.arange(tokens // tile + len(lengths), device=last.device)
+    document = torch.searchsorted(last, programs, right=True).clamp(max=len(lengths) - 1)
+    block = programs - (last - blocks)[document]
+    return bounds, torch.stack([bounds[document], lengths[document], block.int()], 1)
+
+
+def tile_spans(numbers: torch.Tensor, real: torch.Tensor | None, tile: int) -> torch.Tensor:
+    """The blocks [first, last) with tokens that a token of each tile may see, int32 [B, blocks, 2].
+
+    Args:
+        numbers: [B, N], the number of each token's document, which never decreases along a row.
+        real: [B, N] of bool, False for padding. A tile of padding only has no blocks: its first is not below its last.
+    """
+    tokens = numbers.shape[1]
+    first, last = torch.searchsorted(numbers, numbers), torch.searchsorted(numbers, numbers, right=True)
+    if real is not None:
+        position = torch.arange(tokens, device=numbers.device)
+        first = torch.maximum(first, torch.where(real, position, tokens).amin(1, keepdim=True))
+        last = torch.minimum(last, torch.where(real, position + 1, 0).amax(1, keepdim=True))
+        first, last = torch.where(real, first, tokens), torch.where(real, last, 0)
+    missing = -tokens % tile
+    first = torch.nn.functional.pad(first, (0, missing), value=tokens).unflatten(1, (-1, tile)).amin(2) // tile
+    last = (torch.nn.functional.pad(last, (0, missing)).unflatten(1, (-1, tile)).amax(2) + tile - 1) // tile
+    return torch.stack([first, last], 2).int()
 
 
 def rows_by_distance(rows_of_distance: torch.Tensor, reach: int) -> torch.Tensor:
@@ -157,6 +225,8 @@ def attention_in_tiles(
     position_query: torch.Tensor | None,
     rows: torch.Tensor | None,
     mask: torch.Tensor | None,
+    spans: torch.Tensor | None,
+    places: torch.Tensor | None,
     bounds: torch.Tensor | None,
     seed: torch.Tensor | None,
     scale: float,
@@ -172,8 +242,8 @@ def attention_in_tiles(
     from .attention_triton_forward import forward_kernel
 
     call = Call(
-        query, key, value, position_key, position_query, rows, mask, bounds, seed, scale, dropout_p, causal, near,
-        furthest,
+        query, key, value, position_key, position_query, rows, mask, spans, places, bounds, seed, scale, dropout_p,
+        causal, near, furthest,
     )  # fmt: skip
     context = torch.empty_like(call.query)
     log_sum = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
@@ -203,6 +273,8 @@ def attention_in_tiles_backward(
     position_query: torch.Tensor | None,
     rows: torch.Tensor | None,
     mask: torch.Tensor | None,
+    spans: torch.Tensor | None,
+    places: torch.Tensor | None,
     bounds: torch.Tensor | None,
     seed: torch.Tensor | None,
     context: torch.Tensor,
@@ -216,8 +288,8 @@ def attention_in_tiles_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of query, key, value, position_key and position_query, empty for tables that are None."""
     call = Call(
-        query, key, value, position_key, position_query, rows, mask, bounds, seed, scale, dropout_p, causal, near,
-        furthest,
+        query, key, value, position_key, position_query, rows, mask, spans, places, bounds, seed, scale, dropout_p,
+        causal, near, furthest,
     )  # fmt: skip
     delta = torch.empty_like(log_sum)
     inputs = (tokens_first(gradient), log_sum, delta, call.tables(), call.visibility())
@@ -282,10 +354,11 @@ def table_gradients(
     parts = row_step * (TABLE_GRADIENT_SPLITS // row_step)
     shape = (parts, 2 * call.near + 1, 2, call.heads, call.tile, call.size)
     gradients = [delta.new_empty(shape if needed else 0) for needed in (call.c2p, call.p2c)]
+    bounds = call.nothing if call.bounds is None else call.bounds
     table_gradients_kernel[(2 * call.near + 1, call.heads, parts)](
-        call.query, call.key, call.value, gradient, *tables, log_sum, delta, visibility[0], visibility[-1],
-        call.seed, *gradients, documents, row_step, call.heads, call.tokens, call.size, call.near, call.scale,
-        call.dropout_p, C2P=call.c2p, P2C=call.p2c, **call.constants(), **call.launch(2),
+        call.query, call.key, call.value, gradient, *tables, log_sum, delta, *visibility[:2], bounds, call.seed,
+        *gradients, documents, row_step, call.heads, call.tokens, call.size, call.near, call.scale, call.dropout_p,
+        C2P=call.c2p, P2C=call.p2c, **call.constants(), **call.launch(2),
     )  # fmt: skip
     return gradients
 
@@ -321,12 +394,12 @@ def _save_for_backward(ctx, inputs, output):
 
 def _backward(ctx, gradient, _):
     if gradient is None:
-        return (None,) * 14
+        return (None,) * 16
     for_tables = any(ctx.needs_input_grad[3:5])
     arguments = (ctx.scale, ctx.dropout_p, ctx.causal, ctx.near, ctx.furthest, for_tables)
     gradients = attention_in_tiles_backward(gradient, *ctx.saved_tensors, *arguments)
     needed = (part if need else None for part, need in zip(gradients, ctx.needs_input_grad[:5], strict=True))
-    return *needed, *(None,) * 9
+    return *needed, *(None,) * 11
 
 
 attention_in_tiles.register_autograd(_backward, setup_context=_save_for_backward)
@@ -347,8 +420,10 @@ class Call:
     position_key: torch.Tensor | None  # [H, R, d]
     position_query: torch.Tensor | None
     rows: torch.Tensor | None  # [(2 * near + 2) * T], the row of each distance
-    mask: torch.Tensor | None  # [B, N] or [B, N, N]
-    bounds: torch.Tensor | None  # [documents + 1]
+    mask: torch.Tensor | None  # these four are a `Layout`
+    spans: torch.Tensor | None
+    places: torch.Tensor | None
+    bounds: torch.Tensor | None
     dropout_seed: torch.Tensor | None  # [1], with dropout
     scale: float  # of the scores
     dropout_p: float
@@ -366,9 +441,7 @@ class Call:
         ]
         self.tile, self.launches = launches(self.query.dtype, self.query.device)
         self.blocks = -(-self.tokens // self.tile)
-        self.programs = self.batch * self.blocks
-        if self.bounds is not None:
-            self.programs = self.tokens // self.tile + self.bounds.shape[0] - 1  # as many as there may be
+        self.programs = self.batch * self.blocks if self.places is None else len(self.places)
         self.far = self.furthest > self.near and (self.c2p or self.p2c)
         self.nothing = self.query.new_empty(1)
         self.seed = self.nothing if self.dropout_seed is None else self.dropout_seed
@@ -381,7 +454,7 @@ class Call:
         return self.batch, self.heads, self.tokens, self.size, self.blocks, self.near
 
     def constants(self) -> dict[str, object]:
-        mask = "none" if self.mask is None else "tokens" if self.mask.dim() == 2 else "pairs"
+        mask = "none" if self.mask is None else "numbers" if self.mask.dim() == 2 else "pairs"
         # the setting of PyTorch's own products; torch.get_float32_matmul_precision() fails once it was set directly
         precision = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
         kinds = {"MASK": mask, "CAUSAL": self.causal, "PACKED": self.bounds is not None, "DROPOUT": self.dropout_p > 0}
@@ -410,16 +483,5 @@ class Call:
         return products
 
     def visibility(self) -> list[torch.Tensor]:
-        """mask, ends, documents, first_block and bounds, the arguments of `forward_kernel`."""
-        mask = ends = documents = first_block = self.nothing
-        if self.mask is not None:
-            mask = self.mask.contiguous().view(torch.uint8)
-            if self.mask.dim() == 2:
-                ends = (mask * torch.arange(1, self.tokens + 1, device=mask.device)).amax(-1).int()
-        if self.bounds is None:
-            return [mask, ends, documents, first_block, self.nothing]
-        blocks = (self.bounds.diff() + self.tile - 1) // self.tile
-        last = blocks.cumsum(0)
-        programs = torch.arange(self.programs, device=last.device)
-        documents = torch.searchsorted(last, programs, right=True).clamp(max=len(last) - 1).int()
-        return [mask, ends, documents, (last - blocks).int(), self.bounds]
+        """mask, spans and places, the arguments of `forward_kernel`."""
+        return [self.nothing if tensor is None else tensor for tensor in (self.mask, self.spans, self.places)]

@@ -60,7 +60,7 @@ def own_gradients_kernel(
     own_table, other_table,  # [H, (2 * NEAR + 2) * T, d] by distance
     far_own, far_other,  # [2, B, H, N]
     log_sum, delta,  # [B, H, N] of queries: base 2; sum of dO * context, written here, read with KEYS
-    mask, ends, documents, first_block, bounds, seed,  # as in forward_kernel
+    mask, spans, places, seed,  # as in forward_kernel
     own_gradient, value_gradient,  # [B, N, H, d]; the second with KEYS
     far_gradient,  # [2, programs, H, d] of the far rows of own_table
     batch, heads, tokens, head_size, blocks, NEAR, scale, dropout_p,
@@ -69,7 +69,7 @@ def own_gradients_kernel(
     T: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """dq of one tile of queries of one head; with KEYS, dk and dv of one tile of keys."""
-    row, start, length, block = locate_block(documents, first_block, bounds, blocks, tokens, PACKED)
+    row, start, length, block = locate_block(places, blocks, tokens, PACKED)
     head, stride = tl.program_id(1), heads * head_size
     base = ((row * tokens + start).to(tl.int64) * heads + head) * head_size
     own_states, other_states = own_states + base, other_states + base
@@ -80,11 +80,8 @@ def own_gradients_kernel(
     table_rows = (2 * NEAR + 2) * T
     own_table += head * table_rows * head_size
     other_table += head * table_rows * head_size
-    real = length
-    if MASK == "tokens":
+    if MASK == "numbers":
         mask += row.to(tl.int64) * tokens + start
-        if not PACKED:
-            real = tl.load(ends + row)
     if MASK == "pairs":
         mask += (row.to(tl.int64) * tokens + start) * tokens + start
     draw = 0
@@ -105,7 +102,8 @@ def own_gradients_kernel(
         weighted = own_weight.to(tl.float32) * load_tokens(context + base, block * T, length, stride, head_size, T, D)
         deltas = tl.sum(weighted, 1)[:, None]
         tl.store(delta + a, deltas, mask=a < length)
-    begin, near, far, end = block_ranges(block, real, NEAR, CAUSAL, KEYS, T)
+    spanned: tl.constexpr = MASK == "numbers" and not PACKED
+    begin, near, far, end = block_ranges(spans, row, block, blocks, length, NEAR, spanned, CAUSAL, KEYS, T)
 
     for side in tl.static_range(2 if FAR else 0):
         at_end = 1 - side if KEYS else side  # left of a query is right of a key
@@ -190,7 +188,7 @@ def table_gradients_kernel(
     query, key, value, context_gradient,  # [B, N, H, d]
     key_table, query_table,  # [H, (2 * NEAR + 2) * T, d]
     log_sum, delta,  # [B, H, N]
-    mask, bounds, seed,
+    mask, spans, bounds, seed,  # bounds of a packed row: [documents + 1]
     key_gradient, query_gradient,  # [strides of rows * strides of tiles, 2 * NEAR + 1, 2, H, T, d]
     rows, row_step, heads, tokens, head_size, NEAR, scale, dropout_p,
     C2P: tl.constexpr, P2C: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, PACKED: tl.constexpr,
@@ -208,6 +206,7 @@ def table_gradients_kernel(
     key_table, query_table = key_table + head * table_size, query_table + head * table_size
     a, b = tl.arange(0, T)[:, None], tl.arange(0, T)[None, :]
     keep = tl.full([T, T], True, tl.int1)
+    spanned: tl.constexpr = MASK == "numbers" and not PACKED
     key_here = tl.zeros([T, D], tl.float32)
     key_below = tl.zeros([T, D], tl.float32)
     query_here = tl.zeros([T, D], tl.float32)
@@ -220,7 +219,7 @@ def table_gradients_kernel(
         base = ((batch_row * tokens + start).to(tl.int64) * heads + head) * head_size
         by_token = (batch_row * heads + head).to(tl.int64) * tokens + start
         row_mask = mask
-        if MASK == "tokens":
+        if MASK == "numbers":
             row_mask = mask + batch_row.to(tl.int64) * tokens + start
         if MASK == "pairs":
             row_mask = mask + (batch_row.to(tl.int64) * tokens + start) * tokens + start
@@ -228,41 +227,47 @@ def table_gradients_kernel(
         if DROPOUT:
             draw = tl.load(seed) + batch_row * heads + head
         blocks = tl.cdiv(length, T)
+        end = tl.minimum(blocks, blocks + t)
         if CAUSAL:
-            blocks = tl.where(t < 0, 0, blocks)
+            end = tl.where(t < 0, 0, end)
         first = tl.maximum(t, 0) + part // row_step
-        for block in range(first, tl.minimum(blocks, blocks + t), tile_step):
-            i, j = block * T + a, (block - t) * T + b
-            queries = load_tokens(query + base, block * T, length, stride, head_size, T, D)
-            keys = load_tokens(key + base, (block - t) * T, length, stride, head_size, T, D)
-            values = load_tokens(value + base, (block - t) * T, length, stride, head_size, T, D)
-            above = load_tokens(context_gradient + base, block * T, length, stride, head_size, T, D)
-            before = tl.zeros([T, T], tl.float32)
-            if C2P:
-                before = product(queries, load_block(key_table, t, NEAR, head_size, False, T, D), PRECISION)
-            scores, _ = near_scores(
-                queries, keys, before, key_table, query_table, t, NEAR, head_size, C2P, P2C, False, PRECISION, T, D
-            )
-            pairs = visible_pairs(row_mask, i, j, length, tokens, MASK, CAUSAL)
-            if DROPOUT:
-                keep = dropout_mask(draw, start + i, start + j, tokens, dropout_p)
-            log_sums = tl.load(log_sum + by_token + i, mask=i < length, other=float("inf"))
-            deltas = tl.load(delta + by_token + i, mask=i < length, other=0.0)
-            _, for_scores = score_gradients(
-                scores, factor, above, values, log_sums, deltas, pairs, keep, dropout_p, DROPOUT, PRECISION
-            )
-            if C2P:
-                turned = tl.trans(rotated(for_scores, "rows", T).to(query.dtype.element_ty))  # [r, a]
-                here = tl.where(a <= b, turned, 0.0).to(query.dtype.element_ty)
-                below = tl.where(a <= b, 0.0, turned).to(query.dtype.element_ty)
-                key_here = tl.dot(here, queries, key_here, input_precision=PRECISION)
-                key_below = tl.dot(below, queries, key_below, input_precision=PRECISION)
-            if P2C:
-                turned = rotated(for_scores, "back", T).to(query.dtype.element_ty)  # [r, b]
-                here = tl.where(a + b < T, turned, 0.0).to(query.dtype.element_ty)
-                below = tl.where(a + b < T, 0.0, turned).to(query.dtype.element_ty)
-                query_here = tl.dot(here, keys, query_here, input_precision=PRECISION)
-                query_below = tl.dot(below, keys, query_below, input_precision=PRECISION)
+        for block in range(first, end, tile_step):
+            see_each_other = True
+            if spanned:
+                span = spans + 2 * (batch_row * blocks + block)
+                see_each_other = (tl.load(span) <= block - t) & (block - t < tl.load(span + 1))
+            if see_each_other:
+                i, j = block * T + a, (block - t) * T + b
+                queries = load_tokens(query + base, block * T, length, stride, head_size, T, D)
+                keys = load_tokens(key + base, (block - t) * T, length, stride, head_size, T, D)
+                values = load_tokens(value + base, (block - t) * T, length, stride, head_size, T, D)
+                above = load_tokens(context_gradient + base, block * T, length, stride, head_size, T, D)
+                before = tl.zeros([T, T], tl.float32)
+                if C2P:
+                    before = product(queries, load_block(key_table, t, NEAR, head_size, False, T, D), PRECISION)
+                scores, _ = near_scores(
+                    queries, keys, before, key_table, query_table, t, NEAR, head_size, C2P, P2C, False, PRECISION, T, D
+                )
+                pairs = visible_pairs(row_mask, i, j, length, tokens, MASK, CAUSAL)
+                if DROPOUT:
+                    keep = dropout_mask(draw, start + i, start + j, tokens, dropout_p)
+                log_sums = tl.load(log_sum + by_token + i, mask=i < length, other=float("inf"))
+                deltas = tl.load(delta + by_token + i, mask=i < length, other=0.0)
+                _, for_scores = score_gradients(
+                    scores, factor, above, values, log_sums, deltas, pairs, keep, dropout_p, DROPOUT, PRECISION
+                )
+                if C2P:
+                    turned = tl.trans(rotated(for_scores, "rows", T).to(query.dtype.element_ty))  # [r, a]
+                    here = tl.where(a <= b, turned, 0.0).to(query.dtype.element_ty)
+                    below = tl.where(a <= b, 0.0, turned).to(query.dtype.element_ty)
+                    key_here = tl.dot(here, queries, key_here, input_precision=PRECISION)
+                    key_below = tl.dot(below, queries, key_below, input_precision=PRECISION)
+                if P2C:
+                    turned = rotated(for_scores, "back", T).to(query.dtype.element_ty)  # [r, b]
+                    here = tl.where(a + b < T, turned, 0.0).to(query.dtype.element_ty)
+                    below = tl.where(a + b < T, 0.0, turned).to(query.dtype.element_ty)
+                    query_here = tl.dot(here, keys, query_here, input_precision=PRECISION)
+                    query_below = tl.dot(below, keys, query_below, input_precision=PRECISION)
     channel = tl.arange(0, D)[None, :]
     first = ((part * tl.num_programs(0) + tl.program_id(0)) * 2 * heads + head).to(tl.int64) * T
     target = (first + a) * head_size + channel

@@ -142,11 +142,11 @@ def far_products_kernel(states, table, out, tokens, heads, rows, head_size, T: t
 
 @triton.jit
 def visible_pairs(mask, queries, keys, length, tokens, MASK: tl.constexpr, CAUSAL: tl.constexpr):
-    """Which queries see which keys; one of the two is a column. A mask is one of tokens, or of pairs."""
+    """Which queries see which keys; one of the two is a column. A mask holds numbers of documents, or pairs."""
     pairs = (queries < length) & (keys < length)
-    if MASK == "tokens":
-        pairs &= tl.load(mask + queries, mask=queries < length, other=0) != 0
-        pairs &= tl.load(mask + keys, mask=keys < length, other=0) != 0
+    if MASK == "numbers":  # padding is -1; as a query -2, which no key has
+        number = tl.load(mask + queries, mask=queries < length, other=-1)
+        pairs = tl.where(number < 0, -2, number) == tl.load(mask + keys, mask=keys < length, other=-1)
     if MASK == "pairs":
         pairs &= tl.load(mask + queries.to(tl.int64) * tokens + keys, mask=pairs, other=0) != 0
     if CAUSAL:
@@ -161,24 +161,28 @@ def dropout_mask(seed, queries, keys, tokens, dropout_p):
 
 
 @triton.jit
-def locate_block(documents, first_block, bounds, blocks, tokens, PACKED: tl.constexpr):
+def locate_block(places, blocks, tokens, PACKED: tl.constexpr):
     """Row of the batch, first token, number of tokens and number of the block: of a document, or of the whole row."""
     program = tl.program_id(0)
     if PACKED:
-        document = tl.load(documents + program)
-        start = tl.load(bounds + document)
-        length = tl.load(bounds + document + 1) - start
-        return tl.cast(0, tl.int32), start, length, program - tl.load(first_block + document)
+        place = places + 3 * program
+        return tl.cast(0, tl.int32), tl.load(place), tl.load(place + 1), tl.load(place + 2)
     return program // blocks, 0, tokens, program % blocks
 
 
 @triton.jit
-def block_ranges(block, real, NEAR, CAUSAL: tl.constexpr, KEYS: tl.constexpr, T: tl.constexpr):
+def block_ranges(
+    spans, row, block, blocks, length, NEAR,
+    SPANS: tl.constexpr, CAUSAL: tl.constexpr, KEYS: tl.constexpr, T: tl.constexpr,
+):  # fmt: skip
     """Blocks of others: [begin, near) are far on the left, [near, far) near, [far, end) far on the right."""
-    begin, end = 0, tl.cdiv(real, T)
-    end = tl.where(block < end, end, 0)  # a block of padding sees no keys
+    begin, end = 0, tl.cdiv(length, T)
+    end = tl.where(block < end, end, 0)  # a program without a block
+    if SPANS:
+        span = spans + 2 * (row * blocks + block)
+        begin, end = tl.load(span), tl.load(span + 1)
     if CAUSAL and KEYS:
-        begin = tl.minimum(block, end)
+        begin = tl.maximum(begin, block)
     if CAUSAL and not KEYS:
         end = tl.minimum(end, block + 1)
     near = tl.minimum(tl.maximum(block - NEAR, begin), end)
@@ -208,8 +212,8 @@ def forward_kernel(
     query, key, value,  # [B, N, H, d]
     key_table, query_table,  # [H, (2 * NEAR + 2) * T, d] by distance: Kr for c2p, Qr for p2c
     far_query, far_key,  # [2, B, H, N]: products with the far rows of Kr and of Qr
-    mask, ends,  # bytes, [B, N] or [B, N, N]; [B], the last real token + 1
-    documents, first_block, bounds,  # of a packed row: [programs], [documents], [documents + 1]
+    mask, spans,  # [B, N] of numbers or [B, N, N] of bytes; [B, blocks, 2], blocks of others, for numbers
+    places,  # [programs, 3] of a packed row: first token and length of the document, block
     seed,  # [1]
     context, log_sum,  # [B, N, H, d], [B, H, N] in base 2
     batch, heads, tokens, head_size, blocks, NEAR, scale, dropout_p,
@@ -217,7 +221,7 @@ def forward_kernel(
     PACKED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, T: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """Contexts and log-sums of one tile of queries of one head."""
-    row, start, length, block = locate_block(documents, first_block, bounds, blocks, tokens, PACKED)
+    row, start, length, block = locate_block(places, blocks, tokens, PACKED)
     head, stride = tl.program_id(1), heads * head_size
     base = ((row * tokens + start).to(tl.int64) * heads + head) * head_size
     query, key, value, context = query + base, key + base, value + base, context + base
@@ -226,11 +230,8 @@ def forward_kernel(
     side_size = batch.to(tl.int64) * heads * tokens
     table_size = (2 * NEAR + 2) * T * head_size
     key_table, query_table = key_table + head * table_size, query_table + head * table_size
-    real = length
-    if MASK == "tokens":
+    if MASK == "numbers":
         mask += row.to(tl.int64) * tokens + start
-        if not PACKED:
-            real = tl.load(ends + row)
     if MASK == "pairs":
         mask += (row.to(tl.int64) * tokens + start) * tokens + start
     draw = 0
@@ -245,7 +246,8 @@ def forward_kernel(
     top = tl.full([T], float("-inf"), tl.float32)
     total = tl.zeros([T], tl.float32)
     keep = tl.full([T, T], True, tl.int1)
-    begin, near, far, end = block_ranges(block, real, NEAR, CAUSAL, False, T)
+    spanned: tl.constexpr = MASK == "numbers" and not PACKED
+    begin, near, far, end = block_ranges(spans, row, block, blocks, length, NEAR, spanned, CAUSAL, False, T)
 
     for side in tl.static_range(2 if FAR else 0):
         at = side * side_size

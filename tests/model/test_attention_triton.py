@@ -22,7 +22,7 @@ from hf_deberta import HfDebertaForSequenceClassification
 from hf_deberta.model import attention_triton
 from hf_deberta.model.attention import attention_scale, disentangled_attention
 from hf_deberta.model.attention_mask import AttentionMask
-from hf_deberta.model.attention_triton import CHIPS, INTERPRETING, LAUNCHES, triton_attention
+from hf_deberta.model.attention_triton import CHIPS, INTERPRETING, LAUNCHES, tile_spans, triton_attention
 from hf_deberta.model.relative_position import (
     RelativePositions,
     may_be_pruned,
@@ -82,24 +82,18 @@ def results(call, leaves):
     return {"context": context.detach()} | dict(zip(tensors, found, strict=True))
 
 
-def in_both(leaves, rows, first, terms, causal=False, dtype=torch.float64, scale=None, **mask):
+def in_both(leaves, rows, first, terms, dtype=torch.float64, scale=None, **mask):
     """Results of this backend, and of the reference in `dtype`."""
-    size, length = leaves["query"].shape[-1], leaves["query"].shape[2]
-    scale = attention_scale(1 + len(terms), size) if scale is None else scale
+    scale = attention_scale(1 + len(terms), leaves["query"].shape[-1]) if scale is None else scale
     given = {"position_key": "c2p" in terms, "position_query": "p2c" in terms}
     leaves = {name: leaf if given.get(name, True) else None for name, leaf in leaves.items()}
 
     def ours(query, key, value, position_key, position_query):
         positions = RelativePositions.from_tables(position_key, position_query, rows, terms, first) if terms else None
-        return triton_attention(query, key, value, positions, AttentionMask(**mask), 0.0, scale, causal)[0]
+        return triton_attention(query, key, value, positions, AttentionMask(**mask), 0.0, scale)[0]
 
     def reference(**tensors):
-        arguments = {"rows_of_distance": rows, "first_row": first, "terms": terms, "scale": scale, **mask}
-        if causal:
-            arguments["mask"] = torch.ones(1, length, length, dtype=torch.bool, device=rows.device).tril()
-            if mask.get("mask") is not None:
-                arguments["mask"] = arguments["mask"] & mask["mask"][:, None] & mask["mask"][:, :, None]
-        return attend(**tensors, **arguments)[0]
+        return attend(**tensors, rows_of_distance=rows, first_row=first, terms=terms, scale=scale, **mask)[0]
 
     exact = {name: None if leaf is None else leaf.detach().to(dtype).requires_grad_() for name, leaf in leaves.items()}
     return results(ours, leaves), results(reference, exact)
@@ -121,8 +115,13 @@ def with_holes(length):
     return torch.rand(1, length) < 0.7
 
 
+def numbers(*rows):
+    """The number of each token's document, from the lengths of the documents of each row."""
+    return torch.stack([torch.arange(len(row)).repeat_interleave(torch.tensor(row)) for row in rows])
+
+
 BOUNDS = torch.tensor([0, 3, 3, 19])  # the remaining tokens are one more document
-# name: (table, terms, arguments of inputs_of, fields of AttentionMask, and causal)
+# name: (table, terms, arguments of inputs_of, fields of AttentionMask)
 # fmt: off
 CASES = {
     "far on both sides": (CLIPPED, BOTH, {"length": 40}, {}),
@@ -139,6 +138,25 @@ CASES = {
     ),
     "packed, beyond the row": (CLIPPED, BOTH, {"length": 40}, {"cu_seqlens": torch.tensor([5, 20, 90])}),
     "packed, holes": (BUCKETS, BOTH, {"length": 22}, {"cu_seqlens": torch.tensor([0, 5, 22]), "mask": with_holes(22)}),
+    "packed, causal": (CLIPPED, BOTH, {"length": 45}, {"cu_seqlens": torch.tensor([0, 5, 45]), "causal": True}),
+    "packed, longest": (CLIPPED, BOTH, {"length": 50}, {"cu_seqlens": torch.tensor([0, 9, 50]), "longest": 41}),
+    "padding on the left": (CLIPPED, BOTH, {"length": 37}, {"mask": ragged(37, 17).flip(1)[1:]}),
+    "a row of padding": (CLIPPED, ("c2p",), {"length": 19, "batch": 2}, {"mask": ragged(19, 0)}),
+    "documents": (CLIPPED, BOTH, {"length": 53, "batch": 2}, {"documents": numbers((3, 1, 40, 9), (16, 37))}),
+    "documents, far": (CLIPPED, BOTH, {"length": 71, "size": 16}, {"documents": numbers((6, 65))}),
+    "documents of all rows": (BUCKETS, BOTH, {"length": 23, "batch": 2}, {"documents": 5 + numbers((4, 19))}),
+    "documents, padding": (
+        CLIPPED, BOTH, {"length": 41, "batch": 2},
+        {"documents": numbers((20, 5, 16), (7, 9, 25)), "mask": ragged(41, 30)},
+    ),
+    "documents, holes": (CLIPPED, BOTH, {"length": 39}, {"documents": numbers((20, 19)), "mask": with_holes(39)}),
+    "documents, causal": (CLIPPED, BOTH, {"length": 51}, {"documents": numbers((2, 33, 16)), "causal": True}),
+    "documents, padding, causal": (
+        BUCKETS, ("p2c",), {"length": 35, "batch": 2, "heads": 2},
+        {"documents": numbers((18, 17), (1, 34)), "mask": ragged(35, 29), "causal": True},
+    ),
+    "documents, pairs": (CLIPPED, BOTH, {"length": 21}, {"documents": numbers((8, 13)), "mask": some_pairs(21)}),
+    "pairs, causal": (CLIPPED, BOTH, {"length": 35}, {"mask": some_pairs(35), "causal": True}),
 }
 # fmt: on
 
@@ -149,7 +167,7 @@ def test_output_and_gradients_equal_the_reference(case):
     table, terms, shape, mask = CASES[case]
     found, expected = in_both(*inputs_of(table, **shape), terms, **mask)
     assert_same_by_name(found, expected)
-    if "pairs" in case:
+    if mask.get("mask") is not None and mask["mask"].dim() == 3:
         assert not found["context"][:, :, 5].any() and not found["query"][:, :, 5].any()
 
 
@@ -202,39 +220,77 @@ def assert_no_worse_in_float16(leaves, rows, first):
     "device",
     [pytest.param("cpu", marks=interpreted), pytest.param("cuda", marks=[on_gpu, pytest.mark.gpu])],
 )
-def test_dropout_applies_to_probabilities_and_is_repeated_in_the_backward_pass(device):
+@pytest.mark.parametrize("masked", [False, True])
+def test_dropout_applies_to_probabilities_and_is_repeated_in_the_backward_pass(device, masked):
     """With unit vectors as values, the context is the probabilities."""
     length, rate = (128 if device == "cuda" else 40), 0.4  # with tiles of 16 some are far
+    fields = {}
+    if masked:  # documents, padding and causal together
+        fields = {"documents": numbers((3, length - 3)), "mask": ragged(length, length - 2)[1:], "causal": True}
+        fields = {name: value.to(device) if torch.is_tensor(value) else value for name, value in fields.items()}
+    visible = AttentionMask(**fields).visible(length, device)
     leaves, rows, _ = inputs_of(CLIPPED, length, size=length, device=device)
 
     def dropped(seed, query, key, value, position_key, position_query):
         torch.manual_seed(seed)
         positions = RelativePositions.from_tables(position_key, position_query, rows)
-        return triton_attention(query, key, value, positions, AttentionMask(), rate, attention_scale(3, length))[0]
+        return triton_attention(
+            query, key, value, positions, AttentionMask(**fields), rate, attention_scale(3, length)
+        )[0]
 
     unit = torch.eye(length, device=device)[None, None]
     with torch.no_grad():
         kept = dropped(5, **{**leaves, "value": unit}) != 0
         assert not torch.equal(kept, dropped(6, **{**leaves, "value": unit}) != 0)
-    deviation = (rate * (1 - rate) / kept.numel()) ** 0.5
-    assert abs((~kept).double().mean().item() - rate) < 5 * deviation
+    drawn = kept if visible is None else kept[visible]
+    deviation = (rate * (1 - rate) / drawn.numel()) ** 0.5
+    assert abs((~drawn).double().mean().item() - rate) < 5 * deviation
 
     def reference(value, **tensors):
-        plain = attend(**tensors, value=unit.to(value), rows_of_distance=rows)[0]
+        plain = attend(**tensors, value=unit.to(value), rows_of_distance=rows, **fields)[0]
         return torch.where(kept, plain / (1 - rate), 0.0) @ value
 
     exact = {name: leaf.detach().double().requires_grad_() for name, leaf in leaves.items()}
     assert_same_by_name(results(lambda **tensors: dropped(5, **tensors), leaves), results(reference, exact))
 
 
+@pytest.mark.parametrize("tile", [4, 16])
+def test_spans_hold_the_blocks_that_a_tile_sees(tile):
+    documents, mask = numbers((1, 14, 1, 3, 10), (6, 23, 0, 0, 0)), ragged(29, 22)
+    visible = AttentionMask(mask=mask, documents=documents).visible(29, torch.device("cpu"))[:, 0]
+    blocks = torch.nn.functional.pad(visible, (0, -29 % tile, 0, -29 % tile))
+    sees = blocks.unflatten(2, (-1, tile)).unflatten(1, (-1, tile)).any(4).any(2)  # [B, blocks, blocks]
+    spans = tile_spans(documents, mask, tile)
+    at = torch.arange(sees.shape[1])
+    assert torch.equal((spans[..., :1] <= at) & (at < spans[..., 1:]), sees)
+
+
+@interpreted
+def test_tiles_between_documents_are_skipped():
+    """Otherwise infinite values of one document times probabilities of 0 would be NaN in the other."""
+    leaves, rows, _ = inputs_of(CLIPPED, 48)
+    with torch.no_grad():
+        leaves["value"][:, :, 16:] = float("inf")
+
+    def first_document(**tensors):
+        context = attend(**tensors, rows_of_distance=rows, documents=numbers((16, 32)), backend="triton")[0]
+        return context[:, :, :16]
+
+    found = results(first_document, leaves)
+    assert found["context"].isfinite().all()
+    for name in ("query", "key", "value"):
+        assert found[name][:, :, :16].isfinite().all(), name
+
+
 @interpreted
 def test_compiles_to_one_graph():
     leaves, rows, _ = inputs_of(BUCKETS, 18)
     saturation = saturation_of(rows)
+    mask = AttentionMask(ragged(18, 17)[1:], numbers((7, 11)), causal=True)
 
     def attention(query, key, value, position_key, position_query):
         positions = RelativePositions(position_key, position_query, rows, saturation, BOTH)
-        return disentangled_attention(query, key, value, positions, backend="triton")[0]
+        return disentangled_attention(query, key, value, positions, mask, backend="triton")[0]
 
     compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
     found, expected = results(compiled, leaves), results(attention, leaves)
@@ -251,7 +307,7 @@ def test_the_operators_agree_with_their_shape_rules():
     for trained in (True, False):
         for name in ("position_key", "position_query"):
             leaves[name] = leaves[name].detach().requires_grad_(trained)
-        arguments = (*leaves.values(), tables, None, None, None, 0.1, 0.0, False, near, furthest)
+        arguments = (*leaves.values(), tables, *[None] * 5, 0.1, 0.0, False, near, furthest)
         checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
         torch.library.opcheck(attention_triton.attention_in_tiles, arguments, test_utils=checks)
 
@@ -260,7 +316,7 @@ def test_the_operators_agree_with_their_shape_rules():
 def test_products_have_the_precision_that_is_set_in_pytorch(monkeypatch):
     """Whichever of PyTorch's two settings was used: after mixing them, one of its getters raises an error."""
     call = attention_triton.Call(
-        *inputs_of(CLIPPED, 5)[0].values(), torch.zeros(32, dtype=torch.long), *[None] * 3, 1.0, 0.0, False, 0, 0
+        *inputs_of(CLIPPED, 5)[0].values(), torch.zeros(32, dtype=torch.long), *[None] * 5, 1.0, 0.0, False, 0, 0
     )
     assert call.constants()["PRECISION"] == "ieee"
     monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(fp32_precision="tf32"))
@@ -377,6 +433,12 @@ REAL = {
     "holes": (BOTH, {"length": 900}, {"mask": with_holes(900)}),
     "pairs": (BOTH, {"length": 700}, {"mask": some_pairs(700)}),
     "packed": (BOTH, {"length": 1700, "heads": 2}, {"cu_seqlens": torch.tensor([0, 3, 40, 40, 300, 1700])}),
+    "documents": (BOTH, {"length": 1300}, {"documents": numbers((100, 77, 900, 223))}),
+    "documents, padding, causal": (
+        BOTH,
+        {"length": 1300, "batch": 2},
+        {"documents": numbers((100, 77, 900, 223), (64, 64, 128, 1044)), "mask": ragged(1300, 1000), "causal": True},
+    ),
     "packed, holes": (BOTH, {"length": 900}, {"cu_seqlens": torch.tensor([0, 77, 900]), "mask": with_holes(900)}),
 }
 
