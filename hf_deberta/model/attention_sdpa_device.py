@@ -172,17 +172,42 @@ def products_by_distance(
     falling, rising = mask.compute_once("rows by column", lambda: layout.rows_by_column(positions.rows_of_distance))
     by_query = by_key = None
     if "c2p" in positions.terms and positions.position_key is not None:
-        by_query = Products.apply(query, positions.position_key.index_select(1, falling), scale)
+        by_query = Products.apply(query, select_rows(positions.position_key, falling, mask, "falling"), scale)
     if "p2c" in positions.terms and positions.position_query is not None:
-        by_key = Products.apply(key, positions.position_query.index_select(1, rising), scale / positions.query_scale)
+        columns = select_rows(positions.position_query, rising, mask, "rising")
+        by_key = Products.apply(key, columns, scale / positions.query_scale)
     if "p2p" in positions.terms and positions.position_key is not None and positions.position_query is not None:
-        constant = (positions.position_key * positions.position_query).sum(-1).to(query.dtype)
-        constant = constant * (scale / positions.query_scale)
-        constant = constant.index_select(1, falling)[:, None, None]
+        products = (positions.position_key * positions.position_query).sum(-1, keepdim=True).to(query.dtype)
+        constant = select_rows(products, falling, mask, "falling").mT[:, None] * (scale / positions.query_scale)
         if by_query is None:
             by_query = query.new_zeros(1, query.shape[0], query.shape[2], 1)
         by_query = by_query + constant
     return by_query, by_key
+
+
+def select_rows(table: torch.Tensor, rows: torch.Tensor, mask: AttentionMask, order: str) -> torch.Tensor:
+    """Rows [H, W, d] of a table [H, R, d]; the matrix for its gradient is computed once per forward pass."""
+    if not table.requires_grad:
+        return table.index_select(1, rows)
+
+    def compute() -> torch.Tensor:
+        return (rows == torch.arange(table.shape[1], device=rows.device)[:, None]).to(table.dtype)
+
+    return SelectRows.apply(table, rows, mask.compute_once(f"selection of {order} {table.dtype}", compute))
+
+
+class SelectRows(torch.autograd.Function):
+    """Rows of a table. Many columns have the row of far keys: the product adds their gradients up in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, table: torch.Tensor, rows: torch.Tensor, selection: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(selection)  # [R, W], 1 where column w has row r
+        return table.index_select(1, rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor):
+        (selection,) = ctx.saved_tensors
+        return torch.bmm(selection.expand(gradient.shape[0], -1, -1), gradient), None, None
 
 
 class Products(torch.autograd.Function):

@@ -6,10 +6,14 @@ from numerics import assert_within_budget, attend
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaModel
 from hf_deberta.model import attention_sdpa, attention_sdpa_device
+from hf_deberta.model.attention import attention_scale
+from hf_deberta.model.attention_mask import AttentionMask
+from hf_deberta.model.attention_reference import score_terms, visible_softmax
 from hf_deberta.model.attention_sdpa import needs_float32
 from hf_deberta.model.relative_position import (
     RelativePositions,
     may_be_pruned,
+    rows_between,
     rows_in_use,
     rows_of_distances,
     saturation_of,
@@ -307,3 +311,49 @@ def test_ordinary_scores_stay_in_bfloat16():
         positions = RelativePositions.from_tables(table * factor, table, rows_of_distances(64, 32))
         assert needs_float32(query, key, positions, 0.1) is expected
         assert not needs_float32(query.float(), key.float(), positions, 0.1)
+
+
+ON_GPU = {
+    "one tile": {},
+    "tiles": {"length": 1500},
+    "blocks": {"batch": 1, "length": 4500, "heads": 1},
+    "padding": {"mask": torch.arange(700) < torch.tensor([[700], [333]])},
+    "causal": {"causal": True},
+    "packed": {"batch": 1, "cu_seqlens": torch.tensor([0, 40, 41, 300, 520, 700]), "longest": 259},
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("case", ON_GPU)
+def test_on_a_gpu(case, dtype):
+    torch.manual_seed(0)
+    shape = {"batch": 2, "length": 700, "heads": 4} | ON_GPU[case]
+    batch, length, heads = (shape.pop(name) for name in ("batch", "length", "heads"))
+    mask = {name: value.cuda() if torch.is_tensor(value) else value for name, value in shape.items()}
+    states = [torch.randn(batch, length, heads, 64).transpose(1, 2) for _ in range(3)]
+    leaves = [tensor.cuda().to(dtype).requires_grad_() for tensor in (*states, *torch.randn(2, heads, 512, 64))]
+    weight = torch.randn_like(leaves[0])
+    rows = rows_of_distances(512, 256).cuda()
+
+    def results(attention, to):
+        context = attention(*[leaf.to(to) for leaf in leaves])
+        return context, *torch.autograd.grad((context * weight.to(to)).sum(), leaves)
+
+    def plain(query, key, value, position_key, position_query):
+        """Equation 4 with all numbers in the same type, as Transformers computes it."""
+        positions = RelativePositions.from_tables(position_key, position_query, rows)
+        at = torch.arange(length, device="cuda")
+        row = rows_between(at[None], at, rows)
+        terms = score_terms(query * scale, key, positions.with_scaled_queries(scale, dtype), row)
+        visible = AttentionMask(**mask).visible(length, query.device)
+        return visible_softmax(sum(terms.values()), visible) @ value
+
+    def with_backend(backend):
+        return lambda *inputs: attend(*inputs, rows_of_distance=rows, backend=backend, **mask)[0]
+
+    scale = attention_scale(3, 64)
+    exact, budget = results(with_backend("eager"), torch.float64), results(plain, dtype)
+    for one, low, wanted in zip(results(with_backend("sdpa"), dtype), budget, exact, strict=True):
+        assert_within_budget(one, low.double(), wanted.double())
