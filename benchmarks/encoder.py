@@ -12,6 +12,7 @@ Peers, by their names in the result file (docs/benchmarks.md explains them):
 - ours sdpa, ours eager, ours triton: this package with each backend
 - ours sdpa, no oneDNN: only on processors where oneDNN is used
 - disentangled-flash, flashdeberta: where they are installed and can run
+- any of these with ", compiled" (torch.compile) or, on CUDA, ", CUDA graph" after its name, if asked for by --peers
 
 All DeBERTa peers hold the same weights. A case is batch x tokens without padding; "mnli" is a padded batch of 32
 sentence pairs, computed by the sequence classifiers. A peer that fails is skipped with the reason; if it is one of
@@ -57,7 +58,7 @@ MAX_DIFFERENCE = 1e-4  # in float32; a DeBERTa peer that differs more from in-tr
 
 
 def make_models(peers: list[str], classify: bool) -> dict[str, Any]:
-    """Return a model for each peer; those of DeBERTa have equal weights."""
+    """Return a model for each peer, whose name has no addition; those of DeBERTa have equal weights."""
     torch.manual_seed(0)
     config = transformers.DebertaV2Config(**BASE, **V3)
     their_class = transformers.DebertaV2ForSequenceClassification if classify else transformers.DebertaV2Model
@@ -76,7 +77,7 @@ def make_models(peers: list[str], classify: bool) -> dict[str, Any]:
             models[peer] = flashdeberta_class(classify)(config)
         else:
             models[peer] = our_class(hf_deberta.HfDebertaConfig.from_dict(config.to_dict()))
-            models[peer].set_attn_implementation(peer.removeprefix("ours ").partition(",")[0])
+            models[peer].set_attn_implementation(peer.removeprefix("ours "))
         if peer not in ("in-tree", "bert"):
             models[peer].load_state_dict(in_tree.state_dict(), strict=False)
     return models
@@ -113,8 +114,19 @@ def available_peers(device: str) -> list[str]:
     return peers
 
 
+def split_name(peer: str) -> tuple[str, str]:
+    """Return the name of a peer and what is added to it: "no oneDNN", "compiled", "CUDA graph" or nothing."""
+    name, _, addition = peer.partition(", ")
+    if addition not in ("", "no oneDNN", "compiled", "CUDA graph"):
+        raise SystemExit(f"{peer!r}: write 'compiled', 'CUDA graph' or 'no oneDNN' after the comma")
+    return name, addition
+
+
 def optimize(peer: str, model: Any, length: int, device: str, training: bool) -> None:
     """Select the fastest settings of a peer."""
+    peer, addition = split_name(peer)
+    if addition == "compiled":
+        model.compile()
     if peer == "disentangled-flash":
         from disentangled_flash import optimize_deberta
 
@@ -158,14 +170,30 @@ def make_step(peer: str, model: Any, inputs: dict, labels: torch.Tensor | None, 
         else:
             model(**inputs).last_hidden_state.square().mean().backward()
 
-    return forward if mode == "forward" else training
+    call = forward if mode == "forward" else training
+    return captured(call) if split_name(peer)[1] == "CUDA graph" else call
+
+
+def captured(call: Callable[[], None]) -> Callable[[], None]:
+    """Return a call that replays the kernels of another as one CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
 
 
 def settings(peer: str) -> AbstractContextManager:
     """Return the context in which each call of a peer runs."""
-    if peer == "enabled":
+    name, addition = split_name(peer)
+    if name == "enabled":
         return hf_deberta.enable()
-    return torch.backends.mkldnn.flags(enabled=False) if peer == "ours sdpa, no oneDNN" else nullcontext()
+    return torch.backends.mkldnn.flags(enabled=False) if addition == "no oneDNN" else nullcontext()
 
 
 def check_equal_outputs(case: str, models: dict[str, Any], inputs: dict) -> None:
@@ -196,7 +224,8 @@ def measure(case: str, arguments: argparse.Namespace) -> list[dict]:
     steps: dict[str, Callable[[], None]] = {}
     for peer in arguments.peers:
         try:
-            model = make_models([peer], classify=case == "mnli")[peer]
+            name = split_name(peer)[0]
+            model = make_models([name], classify=case == "mnli")[name]
             model.to(arguments.device, getattr(torch, arguments.dtype)).train(training)
             optimize(peer, model, length, arguments.device, training)
             call = make_step(peer, model, inputs, labels, arguments.mode)

@@ -12,7 +12,7 @@ from statistics import median
 import torch
 import transformers
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(os.environ.get("RESULTS") or Path(__file__).parent / "results")  # folder of the result files
 
 
 def time_interleaved(

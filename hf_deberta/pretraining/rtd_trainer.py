@@ -16,7 +16,7 @@ from hf_deberta.pretraining.rtd_pretraining import (
     masked_and_real_tokens,
     mean_statistics,
 )
-from hf_deberta.pretraining.throughput import training_operations
+from hf_deberta.pretraining.throughput import rtd_training_operations
 from hf_deberta.pretraining.trainer import PretrainingTrainer
 from hf_deberta.runs.checkpoints import UNFINISHED, replace_folder
 from hf_deberta.runs.errors import InputError
@@ -122,10 +122,8 @@ class RtdTrainer(PretrainingTrainer):
             return super().evaluation_loop(*args, **kwargs)
 
     def operations(self, tokens: float, predicted: float) -> float:
-        generator, discriminator = self.model.config.generator, self.model.config.discriminator
-        head = 3 * 2 * tokens * discriminator.hidden_size**2
-        generation = training_operations(generator, tokens, self.context_length, predicted)
-        return generation + training_operations(discriminator, tokens, self.context_length, 0, vocab_size=0) + head
+        generator, discriminator = self.model.config.models()
+        return rtd_training_operations(generator, discriminator, tokens, self.context_length, predicted)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write generator and discriminator, each with the tokenizer. Checkpoints hold the training state instead."""

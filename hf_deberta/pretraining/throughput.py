@@ -68,6 +68,15 @@ def training_operations(
     return 3 * (encoder + decoder + head)
 
 
+def rtd_training_operations(
+    generator: HfDebertaConfig, discriminator: HfDebertaConfig, tokens: float, context_length: float, predicted: float
+) -> float:
+    """Return the operations of a forward and a backward pass of generator and discriminator."""
+    head = 3 * 2 * tokens * discriminator.hidden_size**2
+    generation = training_operations(generator, tokens, context_length, predicted)
+    return generation + training_operations(discriminator, tokens, context_length, 0, vocab_size=0) + head
+
+
 def peak_operations(device: torch.device) -> float | None:
     """Return the device's bfloat16 peak in operations per second if its data sheet is known."""
     device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
