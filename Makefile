@@ -79,7 +79,7 @@ bench-gpu: ## on a GPU: run the next four; a failure does not stop the others
 gpu-tests gpu-attention gpu-encoder gpu-training: export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
 gpu-tests: $(READY) ## on a GPU: test the Triton kernels at real sizes (in 8 processes if pytest-xdist is installed)
-	$(RUN) -m pytest -m gpu tests/model/test_attention_triton.py $$($(RUN) -c 'import xdist' 2>/dev/null && echo --numprocesses=8)
+	$(RUN) -m pytest -m gpu tests/model/test_attention_triton.py tests/model/test_attention_auto.py $$($(RUN) -c 'import xdist' 2>/dev/null && echo --numprocesses=8)
 
 gpu-attention: $(READY) ## on a GPU: attention alone against its peers (fewer lengths: LENGTHS="512 2048")
 	$(RUN) -W ignore benchmarks/attention_gpu.py $(if $(LENGTHS),--lengths $(LENGTHS))

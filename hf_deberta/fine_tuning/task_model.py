@@ -56,7 +56,7 @@ class ModelArguments:
         default=False, metadata={"help": "Replace a classifier whose size does not match the task's labels."}
     )
     attn_implementation: str | None = field(
-        default=None, metadata={"help": "Attention backend: eager, sdpa or triton (default: sdpa)."}
+        default=None, metadata={"help": "Attention backend: auto, eager, sdpa or triton (default: auto)."}
     )
     demo: bool = field(
         default=False,

@@ -8,7 +8,8 @@ Legend: B batch, H heads, Q queries, K keys, d head size, m number of terms of t
 
 `positions` is None without position terms. Scores are multiplied by `scale`; position queries may include it already,
 see `RelativePositions.query_scale`. Probabilities are [B, H, Q, K]. The context of a query that sees nothing is zero.
-Backends do not import each other; a new one is a file with such a function, and a line in `BACKENDS`.
+Backends do not import each other; a new one is a file with such a function, and a line in `BACKENDS`
+(attention_backends.py).
 
 From outside the package, register a function that returns the context alone. It has the same parameters except for the
 scale, which its queries and position queries include:
@@ -19,53 +20,22 @@ scale, which its queries and position queries include:
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
+from .attention_auto import AUTO, choose_backend
+from .attention_backends import BACKENDS, Backend, Result
 from .attention_mask import AttentionMask
-from .attention_reference import reference_attention
-from .attention_sdpa import sdpa_attention
 from .fast_path_guards import in_reference_mode, is_tracing_or_compiling
 from .relative_position import RelativePositions
 
 logger = logging.get_logger(__name__)
 
-Result = tuple[torch.Tensor, torch.Tensor | None]  # context [B, H, Q, d], probabilities [B, H, Q, K]
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # query, key, value
-
-
-@dataclass(frozen=True)
-class Backend:
-    """A way of computing disentangled attention; calls that it does not support go to its `fallback`."""
-
-    attend: Callable[..., Result]
-    unsupported_reason: Callable[..., str | None] = lambda *_: None  # has the parameters of `attend`
-    supports_query_positions: bool = True  # if not, such calls go to the fallback without a warning
-    fallback: str = "sdpa"
-
-
-def _triton_attention(query, key, value, positions, mask, dropout_p, scale) -> Result:
-    from .attention_triton import triton_attention  # imported late: it reads what is installed
-
-    if positions is not None:
-        positions = positions.with_scaled_queries(scale, query.dtype)
-    return triton_attention(query * scale, key, value, positions, mask, dropout_p)
-
-
-def _triton_unsupported_reason(*call) -> str | None:
-    from .attention_triton import unsupported_reason
-
-    return unsupported_reason(*call)
-
-
-BACKENDS = {
-    "eager": Backend(reference_attention),
-    "sdpa": Backend(sdpa_attention),
-    "triton": Backend(_triton_attention, _triton_unsupported_reason, supports_query_positions=False),
-}
+NAMES = (AUTO, *BACKENDS)  # values of attn_implementation, beside registered functions
 
 
 def disentangled_attention(
@@ -85,7 +55,8 @@ def disentangled_attention(
         positions: position terms to add to the scores; by default none.
         mask: which keys each query may see, and the positions of the queries; by default every query sees every key.
         scale: factor of the scores, by default `attention_scale`.
-        backend: "eager", "sdpa", "triton", or a name registered with Transformers' `AttentionInterface`.
+        backend: "eager", "sdpa", "triton", "auto" (which chooses one, see attention_auto.py), or a name registered with
+            Transformers' `AttentionInterface`.
 
     Example:
         >>> from hf_deberta.model.relative_position import RelativePositions, rows_of_distances
@@ -106,6 +77,8 @@ def disentangled_attention(
     mask.check(query, key)
     if scale is None:
         scale = attention_scale(1 + (0 if positions is None else len(positions.terms)), query.shape[-1])
+    if backend == AUTO and not in_reference_mode():
+        backend = choose_backend(query, key, value, positions, mask, dropout_p, scale)
     selected = _select_backend(backend, (query, key, value), positions, mask, dropout_p)
     return selected.attend(query, key, value, positions, mask, dropout_p, scale)
 
@@ -121,12 +94,18 @@ def attention_scale(terms: int, head_size: int) -> float:
     return (terms * head_size) ** -0.5
 
 
+def check_attention_name(name: str) -> None:
+    """Raise a ValueError if there is no backend and no registered function of this name."""
+    if name not in NAMES:
+        registered_attention_function(name)
+
+
 def registered_attention_function(name: str) -> Callable[..., torch.Tensor]:
     """The function registered under this name with Transformers' `AttentionInterface`, from outside Transformers."""
     function = ALL_ATTENTION_FUNCTIONS.get(name)
     if function is None or function.__module__.startswith("transformers."):
         raise ValueError(
-            f"unknown attention backend {name!r}: choose one of {', '.join(BACKENDS)}, or register a function, see the "
+            f"unknown attention backend {name!r}: choose one of {', '.join(NAMES)}, or register a function, see the "
             "module hf_deberta.model.attention"
         )
     return function

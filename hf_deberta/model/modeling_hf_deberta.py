@@ -166,10 +166,9 @@ class HfDebertaSelfAttention(nn.Module):
     def backend(self, output_attentions: bool) -> str:
         """The configured backend, or "eager" for attention probabilities."""
         backend = str(self.config._attn_implementation)
-        if output_attentions and backend != "eager":
+        if output_attentions and backend not in ("auto", "eager"):
             logger.warning_once(f"backend {backend!r} has no attention probabilities: output_attentions uses 'eager'")
-            return "eager"
-        return backend
+        return "eager" if output_attentions else backend
 
     def project_memory(
         self, hidden_states: torch.Tensor, relative_table: torch.Tensor | None, context: AttentionContext
@@ -470,7 +469,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         """
         returned = output_attentions or (output_hidden_states is not False and torch.is_grad_enabled())
         config, weight = self.config, self.embeddings.word_embeddings.weight
-        enabled = config.unpad_inputs and config._attn_implementation in ("sdpa", "triton")
+        enabled = config.unpad_inputs and config._attn_implementation in ("auto", "sdpa", "triton")
         is_eager = not (is_tracing_or_compiling() or in_functorch_transform())
         knows_lengths = can_read_values(weight) or (num_real_tokens is not None and is_eager)
         return enabled and not returned and knows_lengths and not in_reference_mode()

@@ -13,7 +13,8 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
 
-from .attention import BACKENDS, registered_attention_function
+from .attention import check_attention_name
+from .attention_auto import AUTO
 from .checkpoint_conversion import register_conversions
 from .configuration_hf_deberta import HfDebertaConfig
 from .hub_export import AUTO_MAP, upload, write_code, write_model_card
@@ -63,11 +64,10 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
         return True  # Transformers searches the source for its own attention interface, which is not used here
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """Return the attention implementation to use: one of `BACKENDS`, or a registered function."""
+        """Return the attention implementation to use: "auto", a backend, or a registered function."""
         if requested_attention is None:
-            return super().get_correct_attn_implementation(requested_attention, is_init_check)
-        if requested_attention not in BACKENDS:
-            registered_attention_function(requested_attention)  # raises an error that lists the names
+            return AUTO
+        check_attention_name(requested_attention)
         return requested_attention
 
     @classmethod

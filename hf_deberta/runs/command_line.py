@@ -26,7 +26,7 @@ from transformers.hf_argparser import string_to_bool
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
-from hf_deberta.model.attention import BACKENDS
+from hf_deberta.model.attention import NAMES
 from hf_deberta.runs.errors import InputError
 
 # Titles of the groups in --help, by dataclass; an unlisted dataclass is named by its class.
@@ -150,8 +150,8 @@ def is_path(name: str) -> bool:
 def require_attention_name(name: str | None) -> None:
     """Raise an InputError if no attention backend has this name."""
     registered = ALL_ATTENTION_FUNCTIONS.valid_keys()
-    if name is not None and name not in (*BACKENDS, *registered) and "/" not in name:  # with "/": a kernel of the Hub
-        raise InputError(f"there is no attention backend {name!r}: choose {', '.join(sorted(BACKENDS))}")
+    if name is not None and name not in (*NAMES, *registered) and "/" not in name:  # with "/": a kernel of the Hub
+        raise InputError(f"there is no attention backend {name!r}: choose {', '.join(sorted(NAMES))}")
 
 
 class ScriptParser(HfArgumentParser):

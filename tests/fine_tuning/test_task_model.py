@@ -221,7 +221,7 @@ def test_a_name_on_the_hub_is_no_path(tmp_path, monkeypatch):
 def test_an_unknown_attention_implementation(checkpoints):
     args = ModelArguments(str(checkpoints / "base"), attn_implementation="bogus")
     is_deberta = isinstance(load_model(ModelArguments(args.checkpoint), *CLASSES).config, HfDebertaConfig)
-    with pytest.raises(InputError, match="'bogus': choose one of eager, sdpa, triton" if is_deberta else "bogus"):
+    with pytest.raises(InputError, match="'bogus': choose one of auto, eager, sdpa, triton" if is_deberta else "bogus"):
         load_model(args, *CLASSES)
 
 

@@ -237,7 +237,7 @@ WRONG = {
         lambda x: {"cu_seqlens": torch.tensor([0, 5])},
         "cu_seqlens describes one packed row, not a batch of 2",
     ),
-    "unknown backend": (lambda x: {"backend": "flash"}, "unknown attention backend 'flash': choose one of eager"),
+    "unknown backend": (lambda x: {"backend": "flash"}, "unknown attention backend 'flash': choose one of auto, eager"),
     "unknown term": (lambda x: {"terms": ("c2p", "c2q")}, "c2q"),
 }
 
@@ -349,7 +349,7 @@ def test_a_function_registered_with_transformers(recorded):
 @pytest.mark.parametrize("name", ["flash_attention_2", "flex_attention", "nothing"])
 def test_attention_functions_of_transformers_are_refused(name):
     states = torch.zeros(1, 1, 2, 4)
-    with pytest.raises(ValueError, match="choose one of eager, sdpa, triton, or register"):
+    with pytest.raises(ValueError, match="choose one of auto, eager, sdpa, triton, or register"):
         disentangled_attention(states, states, states, backend=name)
 
 

@@ -242,7 +242,7 @@ def test_fields_of_wrong_types_in_other_formats(fields):
 
 
 def test_unknown_attention_backend():
-    with pytest.raises(ValueError, match="unknown attention backend 'bogus': choose one of eager, sdpa, triton"):
+    with pytest.raises(ValueError, match="unknown attention backend 'bogus': choose one of auto, eager, sdpa, triton"):
         HfDebertaModel(HfDebertaConfig.from_preset("tiny", attn_implementation="bogus"))
 
 

@@ -37,7 +37,7 @@ def test_overrides():
         ("hiden_size=3", "unknown field hiden_size; HfDebertaConfig documents"),
         ("zzz=3", "unknown field zzz; HfDebertaConfig documents"),
         ("emd_steps", "name=value,name=value, but has 'emd_steps'"),
-        ("attn_implementation=bogus", "no attention backend 'bogus': choose eager, sdpa, triton"),
+        ("attn_implementation=bogus", "no attention backend 'bogus': choose auto, eager, sdpa, triton"),
     ],
 )
 def test_misspelt_overrides(text, message):

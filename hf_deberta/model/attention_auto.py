@@ -1,0 +1,288 @@
+"""`attn_implementation="auto"`, the default: sdpa, or Triton where it is correct on this device and faster.
+
+Legend: B batch, H heads, N tokens, d head size.
+
+Without CUDA, and for calls that the Triton backend does not support, the choice is sdpa. On a GPU:
+
+1. The kernels are checked once for each device, dtype, head size, and inference or training, against the reference
+   (attention_check.py). If they crash or are wrong, the choice is sdpa, with one warning.
+2. If they pass, both backends are timed once for each `Workload`, with random numbers in the shapes of the call, and
+   the faster one is used from then on. Out of memory counts as slow.
+
+The check has both position terms and a padding mask. Kernels for other terms, documents, causality and dropout run
+before they are used, in 2, but their numbers are not compared. No check survives an error that ends the CUDA context.
+
+The environment variable HF_DEBERTA_ATTENTION, set before the start to "sdpa" or "triton", replaces the choice:
+nothing is checked or timed. Explicit names (`attn_implementation="triton"`) do not come here.
+
+What is decided is kept until the process ends. Nothing is timed in graphs: while torch.compile traces, the kernels are
+checked, and used if they pass unless every workload timed before prefers sdpa; while a CUDA graph is captured, nothing
+is checked either, and what was never checked is sdpa. Exported graphs hold sdpa, because they may run elsewhere.
+
+Processes of a distributed run decide on their own, without communication. Backends have no parameters, hooks or
+collectives, so DDP, FSDP and tensor parallelism do the same in the same order whatever each rank chooses, and results
+differ by rounding only. To have the same rounding in all ranks and runs, set the environment variable.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import fields, replace
+from itertools import pairwise
+from math import inf, isnan
+from operator import index
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from transformers.utils import logging
+
+from .attention_backends import BACKENDS
+from .attention_check import Kernel, triton_errors, uses_tf32
+from .attention_mask import AttentionMask
+from .fast_path_guards import in_functorch_transform
+from .private_apis import has_no_values, without_dispatch_modes
+from .relative_position import RelativePositions
+
+logger = logging.get_logger(__name__)
+
+AUTO = "auto"
+VARIABLE = "HF_DEBERTA_ATTENTION"
+SETTING = os.environ.get(VARIABLE) or AUTO
+SETTINGS = (AUTO, "sdpa", "triton")
+WARM_UP_CALLS = 2  # the first one compiles
+TIMED_CALLS = 5
+HOW_TO_SET = (
+    f"To use the kernels all the same, set attn_implementation or the environment variable {VARIABLE} to 'triton'; to "
+    "use sdpa without a check, to 'sdpa'."
+)
+
+# query, key, value, positions, mask, dropout_p, scale: the arguments of a backend
+Call = tuple[torch.Tensor, torch.Tensor, torch.Tensor, RelativePositions | None, AttentionMask, float, float]
+
+
+class Workload(NamedTuple):
+    """What is decided once: calls that take about the same time. Sizes are exponents of powers of two, rounded up."""
+
+    kernel: Kernel
+    dtypes: tuple[torch.dtype, torch.dtype]  # of keys and values
+    tokens: int  # N
+    heads: int  # B * H
+    terms: tuple[str, ...]
+    mask: int  # dimensions of the mask, 0 without one
+    documents: bool
+    packed: bool
+    longest: int  # of the documents' lengths, -1 if not given
+    causal: bool
+    dropout: int  # 1 with dropout, 2 if nothing is kept
+
+
+_faults: dict[Kernel, str | None] = {}  # None if the kernel passed its check
+_choices: dict[Workload, str | None] = {}  # None if the Triton backend does not support it
+
+
+def choose_backend(
+    query: torch.Tensor,  # [B, H, Q, d]
+    key: torch.Tensor,  # [B, H, K, d]
+    value: torch.Tensor,
+    positions: RelativePositions | None,
+    mask: AttentionMask,
+    dropout_p: float,
+    scale: float,
+) -> str:
+    """The backend that "auto" stands for in this call: the name of one that supports it, or what the user has set."""
+    if SETTING != AUTO:
+        if SETTING not in SETTINGS:
+            raise ValueError(f"{VARIABLE} must be {', '.join(SETTINGS)}, not {SETTING!r}")
+        return SETTING
+    if not may_use_triton(query) or mask.query_positions is not None or is_exporting():
+        return "sdpa"
+    call: Call = (query, key, value, positions, mask, dropout_p, scale)
+    # dropout implies training: reentrant checkpoints first run without gradients, and must drop the same in both passes
+    training = dropout_p > 0 or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in floats(call)))
+    if torch.compiler.is_compiling():
+        if unsupported(call):
+            return "sdpa"
+        head_size = index(query.shape[-1])  # a constant of the graph even if all its shapes are dynamic
+        return choice_in_graph(query.device, query.dtype, head_size, training)
+    if in_functorch_transform():
+        return "sdpa"
+    workload = workload_of(call, training)
+    if workload not in _choices:
+        if unsupported(call):
+            _choices[workload] = None
+        elif is_capturing() or has_no_values(query):
+            return "triton" if _faults.get(workload.kernel, "not checked") is None else "sdpa"
+        else:
+            passed = fault_of(workload.kernel) is None
+            _choices[workload] = faster_backend(workload.kernel, call) if passed else "sdpa"
+    return _choices[workload] or "sdpa"
+
+
+def may_use_triton(query: torch.Tensor) -> bool:
+    """True for an ordinary tensor on a GPU: no DTensor, no fake tensor."""
+    return query.is_cuda and type(query) is torch.Tensor
+
+
+def is_exporting() -> bool:
+    return torch.compiler.is_exporting() or torch.jit.is_tracing()
+
+
+def is_capturing() -> bool:
+    """True while a CUDA graph is captured, where nothing may wait for the device."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def unsupported(call: Call) -> bool:
+    return BACKENDS["triton"].unsupported_reason(*call[:-1]) is not None
+
+
+@torch.compiler.assume_constant_result
+def choice_in_graph(device: torch.device, dtype: torch.dtype, head_size: int, training: bool) -> str:
+    """The backend of a graph, which holds for all shapes; runs while torch.compile traces."""
+    kernel = Kernel(device, dtype, uses_tf32(dtype), head_size, training)
+    choices = {choice for workload, choice in _choices.items() if workload.kernel == kernel and choice is not None}
+    return "sdpa" if choices == {"sdpa"} or fault_of(kernel) is not None else "triton"
+
+
+def workload_of(call: Call, training: bool) -> Workload:
+    query, key, value, positions, mask, dropout_p, _ = call
+    batch, heads, tokens, head_size = query.shape
+    longest = max(mask.lengths) if mask.lengths else mask.longest
+    return Workload(  # built for each call, so by position: it takes less time
+        Kernel(query.device, query.dtype, uses_tf32(query.dtype), head_size, training),
+        (key.dtype, value.dtype),
+        exponent(tokens),
+        exponent(batch * heads),
+        () if positions is None else positions.terms,
+        0 if mask.mask is None else mask.mask.dim(),
+        mask.documents is not None,
+        mask.cu_seqlens is not None,
+        exponent(longest or 0),
+        mask.causal,
+        (dropout_p > 0) + (dropout_p >= 1),
+    )
+
+
+def exponent(number: int) -> int:
+    """The exponent of the smallest power of two that is not below a number; -1 for 0."""
+    return (number - 1).bit_length() if number else -1
+
+
+# ---- the check ---------------------------------------------------------------------------------------------------
+
+
+def fault_of(kernel: Kernel) -> str | None:
+    """What is wrong with the Triton backend here, or None; checked at the first call, which warns."""
+    if kernel not in _faults:
+        _faults[kernel] = find_fault(kernel)
+        if _faults[kernel] is not None:
+            warn_that_sdpa_is_used(kernel, f"the Triton kernels failed their check: {_faults[kernel]}")
+    return _faults[kernel]
+
+
+def find_fault(kernel: Kernel) -> str | None:
+    try:
+        with own_state(kernel.device):
+            errors = triton_errors(kernel)
+    except Exception as error:  # out of resources, compilation, launch, ...: whatever a device may answer
+        return message_of(error)
+    name = max(errors, key=lambda name: inf if isnan(errors[name]) else errors[name])
+    if errors[name] <= kernel.tolerance:  # false for NaN
+        return None
+    return f"{name} is off by {errors[name]:.2g} of its largest entry, rounding explains {kernel.tolerance:.2g}"
+
+
+def warn_that_sdpa_is_used(kernel: Kernel, reason: str) -> None:
+    logger.warning(f"attn_implementation='auto' uses sdpa on {kernel.device} for {kernel}: {reason}. {HOW_TO_SET}")
+
+
+def message_of(error: Exception) -> str:
+    first_line = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first_line}"
+
+
+# ---- the times ---------------------------------------------------------------------------------------------------
+
+
+def faster_backend(kernel: Kernel, call: Call) -> str:
+    """The backend that takes less time."""
+    times = {}
+    for backend in ("sdpa", "triton"):
+        times[backend], failure = milliseconds(backend, call, kernel.training)
+        if backend == "triton" and failure is not None:
+            warn_that_sdpa_is_used(kernel, f"the Triton kernels failed when they were timed: {failure}")
+    return min(times, key=lambda backend: times[backend])  # sdpa if neither runs: its error is the clearer one
+
+
+def milliseconds(backend: str, call: Call, training: bool) -> tuple[float, str | None]:
+    """Time of a call, forward and in training backward; infinity, and why, if the backend fails."""
+    query = call[0]
+    try:
+        with own_state(query.device), torch.set_grad_enabled(training):
+            stand_ins = random_call(call, training)
+            leaves = floats(stand_ins) if training else []
+            gradient = torch.randn_like(stand_ins[0])
+
+            def run() -> None:
+                context, _ = BACKENDS[backend].attend(*stand_ins)
+                if leaves:
+                    torch.autograd.grad(context, leaves, gradient, allow_unused=True)
+
+            return median_milliseconds(run, query.device), None
+    except Exception as error:  # out of memory: not a fault of the backend, and still a reason for the other one
+        return inf, message_of(error)
+
+
+def median_milliseconds(run: Callable[[], None], device: torch.device) -> float:
+    """Median time of calls that are queued one after another, as layers are, after some that are not timed."""
+    with torch.cuda.device(device):
+        for _ in range(WARM_UP_CALLS):
+            run()
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(TIMED_CALLS + 1)]
+        events[0].record()
+        for event in events[1:]:
+            run()
+            event.record()
+        events[-1].synchronize()
+    return median(start.elapsed_time(end) for start, end in pairwise(events))
+
+
+def floats(call: Call) -> list[torch.Tensor]:
+    """Query, key, value and tables: the inputs that may have gradients."""
+    positions = call[3]
+    tables = () if positions is None else (positions.position_key, positions.position_query)
+    return [*call[:3], *(table for table in tables if table is not None)]
+
+
+def random_call(call: Call, training: bool) -> Call:
+    """The call with random numbers in its shapes, in one dtype, as leaves of a graph in training."""
+
+    def stand_in(data: Any) -> Any:
+        if isinstance(data, RelativePositions | AttentionMask):
+            names = [part.name for part in fields(data) if part.init]
+            return replace(data, **{name: stand_in(getattr(data, name)) for name in names})
+        if not torch.is_tensor(data):
+            return data
+        if not data.is_floating_point():
+            return data.clone()
+        return torch.randn_like(data, dtype=call[0].dtype).requires_grad_(training)
+
+    return tuple(map(stand_in, call))
+
+
+@contextmanager
+def own_state(device: torch.device) -> Iterator[None]:
+    """Hide checks and timings from the caller, and the caller's state from them.
+
+    The caller may use FLOP counters, selective checkpoints, hooks on saved tensors, autocast or inference mode, and its
+    random numbers must not depend on whether something was checked.
+    """
+    with ExitStack() as states:
+        states.enter_context(without_dispatch_modes())
+        states.enter_context(torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved))
+        states.enter_context(torch.inference_mode(False))
+        states.enter_context(torch.enable_grad())
+        states.enter_context(torch.autocast(device.type, enabled=False))
+        states.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
+        yield

@@ -1,0 +1,106 @@
+"""Check of the Triton kernels on the device at hand: a small attention call against the reference.
+
+Legend: B batch, H heads, N tokens, d head size, T tokens of a tile, k the largest distance.
+
+Tiles are near (distances have rows of their own), far (all distances share a row) or between the two, and full or
+ragged at the end of a row or of its padding. The call has several of each: rows of a little more than four tiles, a
+table that ends at two tiles, and a second row with padding and a hole. The reference runs in float64 on the CPU, from
+the same rounded inputs.
+"""
+
+from math import log2
+from typing import NamedTuple
+
+import torch
+
+from .attention_backends import BACKENDS
+from .attention_mask import AttentionMask
+from .relative_position import RelativePositions, rows_of_distances
+
+# Largest allowed error, relative to the largest entry of a tensor, as a multiple of the rounding error of the type.
+# Correct kernels have 1 (float16) and 8 (float32, whose sums are no finer than its results) in the interpreter, and
+# inputs that are cut to tf32 give 3. A wrong row, tile, mask or end of a row gives the context an error of 0.2 or more.
+ROUNDINGS = {"float16": 4, "bfloat16": 4, "tf32": 8, "float32": 64}
+EPSILONS = {"float16": 2**-10, "bfloat16": 2**-7, "tf32": 2**-10, "float32": 2**-23}
+INPUTS = ("query", "key", "value", "position_key", "position_query")
+
+
+class Kernel(NamedTuple):
+    """What is checked once: each combination is compiled on its own."""
+
+    device: torch.device
+    dtype: torch.dtype
+    tf32: bool  # if products of float32 are computed in tf32
+    head_size: int
+    training: bool  # forward and backward
+
+    @property
+    def precision(self) -> str:
+        return "tf32" if self.tf32 else str(self.dtype).removeprefix("torch.")
+
+    @property
+    def tolerance(self) -> float:
+        """The largest error that rounding explains, relative to the largest entry of a tensor."""
+        return ROUNDINGS[self.precision] * EPSILONS[self.precision]
+
+    def __str__(self) -> str:
+        return f"{self.precision}, heads of {self.head_size}, {'training' if self.training else 'inference'}"
+
+
+def uses_tf32(dtype: torch.dtype) -> bool:
+    return dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
+
+
+def triton_errors(kernel: Kernel) -> dict[str, float]:
+    """Errors of the Triton backend by name: of the context and, in training, of the gradient of each input.
+
+    An error is the largest difference from the reference, divided by the largest entry of the reference.
+    """
+    from .attention_triton import launches  # imported late: only a GPU needs it
+
+    tile = launches(kernel.dtype, kernel.device)[0]
+    inputs = [tensor.to(kernel.dtype) for tensor in check_inputs(tile, kernel.head_size)]
+    mask = check_mask(tile)
+    expected = results("eager", [tensor.double() for tensor in inputs], mask, tile, kernel.training)
+    on_device = [tensor.to(kernel.device) for tensor in inputs]
+    found = results("triton", on_device, mask.to(kernel.device), tile, kernel.training)
+    return {name: relative_error(found[name], tensor) for name, tensor in expected.items()}
+
+
+def check_inputs(tile: int, head_size: int) -> list[torch.Tensor]:
+    """Query, key and value [B, H, N, d] and both tables [H, 2 * k, d] of random numbers."""
+    generator = torch.Generator().manual_seed(0)
+    batch, heads, tokens = 2, 2, 4 * tile + tile // 2 + 1
+    shapes = [(batch, heads, tokens, head_size)] * 3 + [(heads, 2 * tile, head_size)] * 2
+    return [torch.randn(shape, generator=generator, device="cpu", dtype=torch.float32) for shape in shapes]
+
+
+def check_mask(tile: int) -> torch.Tensor:
+    """Which tokens are real, [B, N]: all of the first row; of the second about half, with a hole in the first tile."""
+    mask = torch.ones(2, 4 * tile + tile // 2 + 1, dtype=torch.bool, device="cpu")
+    mask[1, 2 * tile + 5 :] = False
+    mask[1, 3] = False
+    return mask
+
+
+def results(
+    backend: str, inputs: list[torch.Tensor], mask: torch.Tensor, tile: int, training: bool
+) -> dict[str, torch.Tensor]:
+    """The context and, in training, gradients by name of a weighted sum of it."""
+    leaves = [tensor.detach().requires_grad_(training) for tensor in inputs]
+    rows = rows_of_distances(2 * tile, tile).to(mask.device)
+    positions = RelativePositions.from_tables(leaves[3], leaves[4], rows)
+    # a power of two, which rounds nothing; scores so favour some keys, which shows more errors than nearly equal ones
+    scale = 2.0 ** -int(log2(leaves[0].shape[-1]) / 2 - 0.5)
+    context, _ = BACKENDS[backend].attend(*leaves[:3], positions, AttentionMask(mask), 0.0, scale)
+    found = {"the context": context.detach()}
+    if training:
+        weight = torch.randn(context.shape, generator=torch.Generator().manual_seed(1), device="cpu")
+        gradients = torch.autograd.grad(context, leaves, weight.to(context))
+        found |= {f"the gradient of {name}": part for name, part in zip(INPUTS, gradients, strict=True)}
+    return found
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference, divided by the largest entry; nan if there is a NaN."""
+    return float((found.cpu().double() - expected).abs().max() / expected.abs().max())

@@ -1,0 +1,724 @@
+"""`attn_implementation="auto"`: what is checked and timed, how often, and which backend follows.
+
+Devices, checks and times are replaced: the CPU stands for a GPU, and a check or a time is what a test says.
+"""
+
+import copy
+import logging
+import os
+import pickle
+import subprocess
+import sys
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed
+import transformers
+from numerics import attend, tiny_inputs, tiny_model
+from test_attention_triton import BUCKETS, inputs_of, installed, interpreted, loops, on_gpu
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModel, AutoModelForSequenceClassification
+
+from hf_deberta import HfDebertaForSequenceClassification, HfDebertaModel
+from hf_deberta.model import attention_auto, attention_check, attention_triton
+from hf_deberta.model.attention import disentangled_attention
+from hf_deberta.model.attention_auto import choose_backend
+from hf_deberta.model.attention_backends import BACKENDS, Backend
+from hf_deberta.model.attention_check import Kernel
+from hf_deberta.model.attention_mask import AttentionMask
+from hf_deberta.model.attention_reference import reference_attention, score_terms, visible_softmax
+from hf_deberta.model.attention_sdpa import sdpa_attention
+from hf_deberta.model.relative_position import RelativePositions, rows_between, rows_of_distances, saturation_of
+
+CPU = torch.device("cpu")
+PASSED = {"the context": 0.0, "the gradient of query": 1e-7}
+
+
+class Gpu:
+    """The CPU as a GPU with Triton; counts checks and timings, which give `errors` and `times` or raise them."""
+
+    def __init__(self):
+        self.errors, self.times = PASSED, {"sdpa": 2.0, "triton": 1.0}
+        self.checked, self.timed = [], []  # kernels, names of backends
+
+    def check(self, kernel):
+        self.checked.append(kernel)
+        if isinstance(self.errors, Exception):
+            raise self.errors
+        return self.errors
+
+    def time(self, run, device):
+        run()
+        self.timed.append(self.called)
+        time = self.times[self.called]
+        if isinstance(time, Exception):
+            raise time
+        return time
+
+    def timed_backend(self, name, attend=lambda query, *rest: (query * 1, None)):
+        """The backend of this name, with another computation, that tells when it is called."""
+
+        def record(*call):
+            self.called = name
+            return attend(*call)
+
+        return replace(BACKENDS[name], attend=record)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    gpu = Gpu()
+    for name in ("INTERPRETING", "IS_INSTALLED"):
+        monkeypatch.setattr(attention_triton, name, True)
+    monkeypatch.setattr(attention_auto, "may_use_triton", lambda query: type(query) is torch.Tensor)
+    monkeypatch.setattr(attention_auto, "triton_errors", gpu.check)
+    monkeypatch.setattr(attention_auto, "median_milliseconds", gpu.time)
+    for name in gpu.times:
+        monkeypatch.setitem(BACKENDS, name, gpu.timed_backend(name))
+    for name in ("_faults", "_choices"):
+        monkeypatch.setattr(attention_auto, name, {})
+    return gpu
+
+
+@pytest.fixture
+def warnings(caplog):
+    """Messages that say that sdpa is used."""
+    transformers.utils.logging.enable_propagation()
+    logging.Logger.warning_once.cache_clear()
+    caplog.set_level("WARNING")
+    return lambda: [record.message for record in caplog.records if "sdpa" in record.message]
+
+
+def call(batch=2, heads=3, tokens=20, size=8, dtype=torch.float32, training=False, dropout_p=0.0, terms=True, **mask):
+    """Arguments of a backend."""
+    states = [torch.randn(batch, heads, tokens, size, dtype=dtype, requires_grad=training) for _ in range(3)]
+    tables = [torch.randn(heads, 32, size, dtype=dtype, requires_grad=training) for _ in range(2)]
+    positions = RelativePositions.from_tables(*tables, rows_of_distances(16)) if terms else None
+    return *states, positions, AttentionMask(**mask), dropout_p, size**-0.5
+
+
+def choose(**options):
+    return choose_backend(*call(**options))
+
+
+# ---- without a GPU -----------------------------------------------------------------------------------------------
+
+
+def test_the_cpu_uses_sdpa_and_looks_at_nothing(monkeypatch):
+    def fail(*arguments):
+        raise AssertionError("the Triton backend was looked at")
+
+    monkeypatch.setattr(attention_auto, "triton_errors", fail)
+    monkeypatch.setattr(attention_triton, "unsupported_reason", fail)
+    assert choose() == choose(training=True) == "sdpa"
+
+
+def test_the_cpu_does_not_import_the_kernels():
+    code = (
+        "import sys, torch; from hf_deberta import HfDebertaConfig, HfDebertaModel; "
+        "model = HfDebertaModel(HfDebertaConfig.from_preset('tiny')); "
+        "model(torch.tensor([[1, 2, 3]])).last_hidden_state.sum().backward(); "
+        "assert model.config._attn_implementation == 'auto'; "
+        "assert 'hf_deberta.model.attention_triton' not in sys.modules"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != attention_auto.VARIABLE}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+
+def test_a_fake_gpu_tensor_uses_sdpa():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    assert not torch.cuda.is_available() or type(torch.ones(1, device="cuda")) is torch.Tensor
+    with FakeTensorMode():
+        assert not attention_auto.may_use_triton(torch.empty(1, 1, 2, 4, device="meta"))
+
+
+# ---- the choice --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_the_faster_backend_is_used(gpu, training, warnings):
+    assert choose(training=training) == "triton"
+    gpu.times = {"sdpa": 1.0, "triton": 2.0}
+    assert choose(training=training) == "triton"  # decided before
+    assert choose(training=training, tokens=40) == "sdpa"
+    assert not warnings()
+
+
+def test_one_check_per_kernel_and_one_timing_per_workload(gpu):
+    for tokens in (17, 32, 20, 17):  # up to 32
+        for batch, heads in ((2, 3), (8, 1)):  # up to 8
+            choose(tokens=tokens, batch=batch, heads=heads)
+    assert gpu.checked == [Kernel(CPU, torch.float32, False, 8, False)]
+    assert gpu.timed == ["sdpa", "triton"]
+    others = {
+        "tokens": {"tokens": 33},
+        "heads": {"batch": 3},
+        "terms": {"terms": False},
+        "mask": {"mask": torch.ones(2, 20, dtype=torch.bool)},
+        "pairs": {"mask": torch.ones(2, 20, 20, dtype=torch.bool)},
+        "causal": {"causal": True},
+        "documents": {"documents": torch.zeros(2, 20, dtype=torch.long)},
+        "packed": {"batch": 1, "heads": 6, "cu_seqlens": torch.tensor([0, 5, 20]), "lengths": (5, 15)},
+        "packed, short": {"batch": 1, "heads": 6, "cu_seqlens": torch.tensor([0, 7, 13, 20]), "longest": 7},
+    }
+    for count, options in enumerate(others.values(), 2):
+        choose(**options)
+        choose(**options)
+        assert len(gpu.timed) == 2 * count
+    assert len(gpu.checked) == 1
+    for count, options in enumerate(({"training": True}, {"dtype": torch.float16}, {"size": 16}), 2):
+        choose(**options)
+        choose(**options)
+        assert len(gpu.checked) == count
+
+
+def test_dropout_is_training_with_and_without_gradients(gpu):
+    """A reentrant checkpoint must drop the same in its first pass, without gradients, and in its second."""
+    with torch.no_grad():
+        choose(dropout_p=0.1, training=True)
+    choose(dropout_p=0.1, training=True)
+    assert gpu.checked == [Kernel(CPU, torch.float32, False, 8, True)] and len(gpu.timed) == 2
+
+
+def test_frozen_inputs_and_no_grad_are_inference(gpu):
+    choose(training=False)
+    with torch.no_grad():
+        choose(training=True)
+    assert [kernel.training for kernel in gpu.checked] == [False]
+
+
+def test_tf32_is_checked_on_its_own(gpu, monkeypatch):
+    choose()
+    monkeypatch.setattr(attention_auto, "uses_tf32", lambda dtype: dtype == torch.float32)
+    choose()
+    choose(dtype=torch.float16)
+    assert [kernel.precision for kernel in gpu.checked] == ["float32", "tf32", "float16"]
+
+
+UNSUPPORTED = {
+    "queries at some positions": {"query_positions": torch.arange(20).expand(2, -1)},
+    "float64": {"dtype": torch.float64},
+    "wide heads": {"size": 132},
+    "no tokens": {"tokens": 0},
+    "dropout of all": {"dropout_p": 1.0},
+    "dropout of all, packed": {"dropout_p": 1.0, "batch": 1, "cu_seqlens": torch.tensor([0, 20])},
+}
+
+
+@pytest.mark.parametrize("case", UNSUPPORTED)
+def test_unsupported_calls_use_sdpa_silently(gpu, case, warnings):
+    choose(tokens=2)  # of the same class as no tokens
+    count = len(gpu.timed)
+    assert choose(**UNSUPPORTED[case]) == "sdpa"
+    assert len(gpu.timed) == count and not warnings()
+
+
+def test_function_transforms_use_sdpa(gpu):
+    chosen = []
+
+    def function(query):
+        chosen.append(choose_backend(query, *call()[1:]))
+        return query.sum()
+
+    torch.func.grad(function)(call()[0])
+    assert chosen == ["sdpa"] and not gpu.checked
+
+
+# ---- failed checks and slow kernels ------------------------------------------------------------------------------
+
+FAULTS = {
+    "wrong numbers": ({**PASSED, "the gradient of key": 0.53}, "the gradient of key is off by 0.53"),
+    "NaN": ({"the context": 0.7, "the gradient of key": float("nan")}, "the gradient of key is off by nan"),
+    "OutOfResources": (MemoryError("out of resource: shared memory, Required: 135168"), "MemoryError: out of resource"),
+    "compilation": (RuntimeError("PassManager::run failed\nmany lines"), "RuntimeError: PassManager::run failed."),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_a_failed_check_means_sdpa_with_one_warning(gpu, case, warnings):
+    gpu.errors, message = FAULTS[case]
+    for tokens in (20, 20, 100):
+        assert choose(tokens=tokens, training=True) == "sdpa"
+    assert len(gpu.checked) == 1 and not gpu.timed
+    (warning,) = warnings()
+    assert message in warning and "float32, heads of 8, training" in warning and "many lines" not in warning
+    assert "HF_DEBERTA_ATTENTION" in warning and "'triton'" in warning
+
+
+def test_a_fault_in_training_does_not_concern_inference(gpu):
+    gpu.errors = {"the gradient of key": 1.0}
+    assert choose(training=True) == "sdpa"
+    gpu.errors = PASSED
+    assert choose() == "triton"
+
+
+def test_the_tolerance_depends_on_the_dtype(gpu):
+    gpu.errors = {"the context": 0.01}
+    assert choose(dtype=torch.bfloat16) == "triton"
+    assert choose(dtype=torch.float16) == choose() == "sdpa"
+
+
+def test_sdpa_without_memory_means_triton(gpu, warnings):
+    gpu.times = {"sdpa": torch.OutOfMemoryError("CUDA out of memory"), "triton": 5.0}
+    assert choose() == "triton" and not warnings()
+
+
+def test_kernels_that_crash_when_timed_mean_sdpa_with_one_warning(gpu, warnings):
+    gpu.times = {"sdpa": 5.0, "triton": RuntimeError("Triton Error [CUDA]: invalid argument")}
+    assert choose() == choose() == "sdpa"
+    (warning,) = warnings()
+    assert "RuntimeError: Triton Error [CUDA]: invalid argument" in warning
+
+
+def test_without_memory_for_either_the_choice_is_sdpa(gpu):
+    gpu.times = dict.fromkeys(gpu.times, torch.OutOfMemoryError("CUDA out of memory"))
+    assert choose() == "sdpa"
+
+
+# ---- what the user sets ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("setting", ["sdpa", "triton"])
+def test_the_environment_variable_fixes_the_choice(gpu, monkeypatch, setting):
+    monkeypatch.setattr(attention_auto, "SETTING", setting)
+    gpu.errors = {"the context": 1.0}
+    assert choose() == setting and not gpu.checked and not gpu.timed
+
+
+def test_the_environment_variable_is_read(tmp_path):
+    code = "from hf_deberta.model import attention_auto; print(attention_auto.SETTING)"
+    for value, expected in (("triton", "triton"), ("", "auto")):
+        environment = {**os.environ, "HF_DEBERTA_ATTENTION": value}
+        ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        assert ran.stdout.strip() == expected
+
+
+def test_an_unknown_setting_is_an_error(monkeypatch):
+    monkeypatch.setattr(attention_auto, "SETTING", "flash")
+    with pytest.raises(ValueError, match="HF_DEBERTA_ATTENTION must be auto, sdpa, triton, not 'flash'"):
+        choose()
+
+
+def test_triton_by_the_variable_warns_where_it_cannot_run(monkeypatch, warnings):
+    monkeypatch.setattr(attention_auto, "SETTING", "triton")
+    monkeypatch.setattr(attention_triton, "INTERPRETING", False)
+    leaves, rows, _ = inputs_of(BUCKETS, 7)
+    found, expected = (attend(**leaves, rows_of_distance=rows, backend=backend)[0] for backend in ("auto", "sdpa"))
+    assert torch.equal(found, expected)
+    assert ["runs on GPUs, not on cpu" in warning for warning in warnings()] == [True]
+
+
+@pytest.mark.parametrize("name", ["eager", "sdpa"])
+def test_explicit_names_are_not_checked(gpu, name):
+    leaves, rows, _ = inputs_of(BUCKETS, 7)
+    attend(**leaves, rows_of_distance=rows, backend=name)
+    assert not gpu.checked
+
+
+# ---- captured graphs, distributed runs, and the state of the caller ----------------------------------------------
+
+
+def test_nothing_is_measured_while_a_graph_is_captured(gpu, monkeypatch):
+    choose(tokens=20)
+    gpu.times = {"sdpa": 1.0, "triton": 2.0}
+    choose(tokens=100)
+    counts = len(gpu.checked), len(gpu.timed)
+    monkeypatch.setattr(attention_auto, "is_capturing", lambda: True)
+    assert [choose(tokens=20), choose(tokens=100)] == ["triton", "sdpa"]  # as decided before
+    assert choose(tokens=1000) == "triton"  # checked
+    assert choose(training=True) == "sdpa"  # not checked
+    assert (len(gpu.checked), len(gpu.timed)) == counts
+    monkeypatch.setattr(attention_auto, "is_capturing", lambda: False)
+    choose(tokens=1000)
+    assert len(gpu.timed) > counts[1]
+
+
+def doubled_value(query, key, value, *rest):
+    return 2 * value, None
+
+
+@pytest.fixture
+def doubling_triton(gpu, monkeypatch):
+    """A backend "triton" that is recognized by its numbers, and the usual sdpa."""
+    monkeypatch.setitem(BACKENDS, "sdpa", gpu.timed_backend("sdpa", sdpa_attention))
+    monkeypatch.setitem(BACKENDS, "triton", gpu.timed_backend("triton", doubled_value))
+
+
+def uses_triton(function):
+    states = torch.randn(1, 2, 6, 8)
+    return torch.equal(function(states), 2 * states)
+
+
+def attend_to_itself(states):
+    return disentangled_attention(states, states, states, backend="auto")[0]
+
+
+def compiled(**options):
+    torch._dynamo.reset()
+    return torch.compile(attend_to_itself, fullgraph=True, backend="eager", **options)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.usefixtures("doubling_triton")
+def test_a_compiled_graph_has_checked_kernels_and_measures_no_time(gpu, dynamic):
+    function = compiled(dynamic=dynamic)
+    assert uses_triton(function) and len(gpu.checked) == 1 and not gpu.timed
+    function(torch.randn(1, 2, 600, 8))
+    assert len(gpu.checked) == 1 and not gpu.timed
+
+
+@pytest.mark.usefixtures("doubling_triton")
+def test_a_compiled_graph_has_sdpa_if_the_check_fails_or_all_times_say_so(gpu, warnings):
+    gpu.errors = {"the context": 1.0}
+    assert not uses_triton(compiled())
+    assert len(warnings()) == 1
+    gpu.errors, gpu.times = PASSED, {"sdpa": 1.0, "triton": 2.0}
+    attention_auto._faults.clear()
+    choose(batch=1, heads=2)
+    assert not uses_triton(compiled())
+    gpu.times = {"sdpa": 2.0, "triton": 1.0}
+    choose(batch=1, heads=2, tokens=100)
+    assert uses_triton(compiled())
+
+
+@pytest.mark.usefixtures("doubling_triton")
+def test_exported_graphs_have_sdpa(gpu):
+    class Attention(torch.nn.Module):
+        def forward(self, states):
+            return attend_to_itself(states)
+
+    states = torch.randn(1, 2, 6, 8)
+    assert uses_triton(attend_to_itself)
+    for strict in (False, True):
+        exported = torch.export.export(Attention(), (states,), strict=strict)
+        assert not uses_triton(exported.module())
+    assert not uses_triton(torch.jit.trace(Attention(), (states,), check_trace=False))
+
+
+def test_ranks_decide_without_communication(gpu, monkeypatch):
+    """Two ranks with other lengths and other times: no collective, so none can wait for the other."""
+
+    def fail(*arguments, **options):
+        raise AssertionError("a collective was called")
+
+    for name in ("all_reduce", "broadcast", "all_gather", "barrier", "broadcast_object_list", "all_gather_object"):
+        monkeypatch.setattr(torch.distributed, name, fail)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    chosen = []
+    for tokens, times in ((20, {"sdpa": 2.0, "triton": 1.0}), (300, {"sdpa": 1.0, "triton": 2.0})):
+        gpu.times = times
+        attention_auto._choices.clear()
+        attention_auto._faults.clear()
+        chosen.append([choose(tokens=tokens, training=True) for _ in range(2)])
+    assert chosen == [["triton"] * 2, ["sdpa"] * 2]
+
+
+def real_work(gpu, monkeypatch):
+    """Let checks and timings compute, draw random numbers and save tensors, as on a GPU."""
+
+    def check(kernel):
+        gpu.checked.append(kernel)
+        torch.manual_seed(1)
+        states = torch.randn(1, 2, 6, 8, requires_grad=True)
+        (states @ states.mT).softmax(-1).sum().backward()
+        assert not torch.is_autocast_enabled("cpu") and (states @ states.mT).dtype == torch.float32
+        return PASSED
+
+    monkeypatch.setattr(attention_auto, "triton_errors", check)
+    for name in gpu.times:
+        monkeypatch.setitem(BACKENDS, name, gpu.timed_backend(name, reference_attention))
+    gpu.times = {"sdpa": 1.0, "triton": 2.0}
+
+
+STATES = {
+    "none": nullcontext,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "inference mode": torch.inference_mode,
+    "a FLOP counter": lambda: FlopCounterMode(display=False),
+    "saved tensors": lambda: torch.autograd.graph.saved_tensors_hooks(forbidden, forbidden),
+}
+
+
+def forbidden(tensor):
+    raise AssertionError("a hook of the caller saw a tensor of the check")
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.3])
+@pytest.mark.parametrize("state", STATES)
+def test_the_state_of_the_caller_is_neither_used_nor_changed(gpu, monkeypatch, state, dropout_p):
+    real_work(gpu, monkeypatch)
+    arguments = call(training=state == "saved tensors", dropout_p=dropout_p)
+    torch.manual_seed(0)
+    expected = torch.randn(3)
+    torch.manual_seed(0)
+    with STATES[state]() as mode:
+        enabled = torch.is_grad_enabled()
+        assert choose_backend(*arguments) == "sdpa"
+        assert torch.is_grad_enabled() == enabled
+    assert gpu.timed == ["sdpa", "triton"]
+    assert torch.equal(torch.randn(3), expected)
+    assert not isinstance(mode, FlopCounterMode) or mode.get_total_flops() == 0
+    assert all(tensor.grad is None for tensor in attention_auto.floats(arguments))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_in_a_checkpoint(gpu, monkeypatch, reentrant):
+    """The first choice is made inside of it; with reentrant ones, training is first seen in the backward pass."""
+    real_work(gpu, monkeypatch)
+    states = torch.randn(1, 2, 6, 8, requires_grad=True)
+    attend_to_itself(states.detach().requires_grad_()).sum()  # decides
+    expected = torch.autograd.grad(attend_to_itself(states).sum(), states)[0]
+    attention_auto._choices.clear()
+    checkpoint(attend_to_itself, states, use_reentrant=reentrant).sum().backward()
+    torch.testing.assert_close(states.grad, expected)
+    assert {workload.kernel.training for workload in attention_auto._choices} == (
+        {False, True} if reentrant else {True}
+    )
+
+
+# ---- models ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("doubling_triton")
+def test_a_model_uses_what_was_chosen(gpu):
+    model, inputs = tiny_model(HfDebertaModel, dtype=torch.float32).eval(), tiny_inputs()
+    with torch.no_grad():
+        automatic = model(**inputs).last_hidden_state
+        model.set_attn_implementation("triton")
+        doubled = model(**inputs).last_hidden_state
+        model.set_attn_implementation("sdpa")
+        exact = model(**inputs).last_hidden_state
+    assert torch.equal(automatic, doubled) and not torch.equal(automatic, exact)
+
+
+def test_auto_is_the_default_and_survives_copies_and_folders(tmp_path):
+    model = tiny_model(HfDebertaForSequenceClassification).eval()
+    inputs = tiny_inputs()
+    expected = model(**inputs).logits
+    model.save_pretrained(tmp_path)
+    assert "attn_implementation" not in (tmp_path / "config.json").read_text()
+    copies = [
+        model,
+        copy.deepcopy(model),
+        pickle.loads(pickle.dumps(model)),
+        HfDebertaForSequenceClassification.from_pretrained(tmp_path, dtype=torch.float64),
+        AutoModelForSequenceClassification.from_pretrained(tmp_path, dtype=torch.float64, attn_implementation="auto"),
+    ]
+    for other in copies:
+        assert other.config._attn_implementation == "auto"
+        assert torch.equal(other.eval()(**inputs).logits, expected)
+    for name in ("auto", "sdpa", "eager", "triton"):
+        assert AutoModel.from_config(model.config, attn_implementation=name).config._attn_implementation == name
+        again = HfDebertaModel.from_pretrained(tmp_path, attn_implementation=name)
+        assert again.config._attn_implementation == name
+        again.set_attn_implementation("auto")
+        assert again.config._attn_implementation == "auto"
+
+
+def test_attentions_come_from_eager_without_a_warning(warnings):
+    model = tiny_model(HfDebertaModel).eval()
+    output = model(**tiny_inputs(), output_attentions=True)
+    assert output.attentions[0].shape[-1] == 9 and not warnings()
+
+
+# ---- the check ---------------------------------------------------------------------------------------------------
+
+
+def use_as_triton(monkeypatch, attend):
+    monkeypatch.setitem(BACKENDS, "triton", Backend(attend))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("head_size", [32, 64])
+def test_correct_kernels_pass(monkeypatch, dtype, head_size):
+    use_as_triton(monkeypatch, reference_attention)  # which rounds what the kernels round
+    for training in (False, True):
+        kernel = Kernel(CPU, dtype, False, head_size, training)
+        errors = attention_check.triton_errors(kernel)
+        assert len(errors) == (6 if training else 1)
+        assert all(0 < error < kernel.tolerance / 2 for error in errors.values()), errors
+
+
+def with_rows(change):
+    def attend(query, key, value, positions, mask, dropout_p, scale):
+        rows = change(positions.rows_of_distance.clone(), saturation_of(positions.rows_of_distance))
+        return reference_attention(query, key, value, replace(positions, rows_of_distance=rows), mask, 0.0, scale)
+
+    return attend
+
+
+def shifted(rows, saturation):
+    return (rows + 1).clamp(max=int(rows.max()))
+
+
+def saturated_too_early(rows, saturation):
+    rows[len(rows) // 2 + saturation - 1] = rows[-1]
+    return rows
+
+
+def with_mask(change):
+    def attend(query, key, value, positions, mask, dropout_p, scale):
+        return reference_attention(query, key, value, positions, AttentionMask(change(mask.mask.clone())), 0.0, scale)
+
+    return attend
+
+
+def without_holes(mask):
+    mask[:, :10] = True
+    return mask
+
+
+def one_token_too_many(mask):
+    mask[1, int(mask[1].sum()) + 1] = True  # after the hole and the tokens
+    return mask
+
+
+def one_token_too_few(mask):
+    mask[0, -1] = False
+    return mask
+
+
+def without_terms(query_tile, key_tile):
+    def attend(query, key, value, positions, mask, dropout_p, scale):
+        tile = torch.arange(query.shape[2]) // 16
+        wrong = (tile[:, None] == query_tile) & (tile == key_tile)
+        visible = mask.visible(query.shape[2], query.device)
+        context = reference_attention(query, key, value, positions, mask, 0.0, scale)[0]
+        row = rows_between(torch.arange(len(tile))[None], torch.arange(len(tile)), positions.rows_of_distance)
+        scaled = positions.with_scaled_queries(scale, torch.float32).to(torch.float32)
+        terms = score_terms(query.float() * scale, key.float(), scaled, row)
+        scores = torch.where(wrong, terms["c2c"], sum(terms.values()))
+        other = visible_softmax(scores, visible).to(value.dtype) @ value
+        return torch.where(wrong.any(1)[:, None], other, context), None
+
+    return attend
+
+
+def with_gradient(name, factor):
+    def attend(query, key, value, positions, mask, dropout_p, scale):
+        tables = (positions.position_key, positions.position_query)
+        tensors = dict(zip(attention_check.INPUTS, (query, key, value, *tables), strict=True))
+        tensors[name] = tensors[name].detach() * (1 - factor) + tensors[name] * factor
+        query, key, value, position_key, position_query = tensors.values()
+        positions = replace(positions, position_key=position_key, position_query=position_query)
+        return reference_attention(query, key, value, positions, mask, 0.0, scale)
+
+    return attend
+
+
+def with_nan(*call):
+    context, _ = reference_attention(*call)
+    return context.index_fill(2, torch.tensor([40]), float("nan")), None
+
+
+WRONG = {
+    "tables shifted by a row": with_rows(shifted),
+    "one distance saturated too early": with_rows(saturated_too_early),
+    "hole in the mask ignored": with_mask(without_holes),
+    "padding begins too late": with_mask(one_token_too_many),
+    "last token of the row missing": with_mask(one_token_too_few),
+    "near tile without position terms": without_terms(1, 2),
+    "far tile without position terms": without_terms(0, 3),
+    "NaN": with_nan,
+}
+WRONG_GRADIENTS = {
+    **{f"gradient of {name} zero": with_gradient(name, 0.0) for name in attention_check.INPUTS},
+    **{f"gradient of {name} doubled": with_gradient(name, 2.0) for name in attention_check.INPUTS},
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_kernels_are_detected(monkeypatch, case):
+    use_as_triton(monkeypatch, WRONG[case])
+    fault = attention_auto.find_fault(Kernel(CPU, torch.bfloat16, False, 64, False))
+    assert fault is not None and fault.startswith("the context is off by")
+
+
+@pytest.mark.parametrize("case", {**WRONG, **WRONG_GRADIENTS})
+def test_wrong_gradients_are_detected(monkeypatch, case):
+    use_as_triton(monkeypatch, {**WRONG, **WRONG_GRADIENTS}[case])
+    kernel = Kernel(CPU, torch.bfloat16, False, 64, True)
+    errors = attention_check.triton_errors(kernel)
+    wrong = {name for name, error in errors.items() if not error <= kernel.tolerance}
+    assert wrong == {f"the {case.rpartition(' ')[0]}"} if case in WRONG_GRADIENTS else len(wrong) > 1
+
+
+# ---- the kernels themselves, in Triton's interpreter -------------------------------------------------------------
+
+
+@pytest.mark.slow
+@installed
+@loops
+@pytest.mark.skipif(attention_triton.INTERPRETING, reason="is this process")
+def test_in_the_interpreter():
+    command = [sys.executable, "-m", "pytest", __file__, "-k", "real_kernels", "-x", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    ran = subprocess.run([*command, "-p", "no:xdist"], env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0 and "3 passed" in ran.stdout, ran.stdout + ran.stderr
+
+
+@interpreted
+def test_real_kernels_pass_the_check_forward_and_backward():
+    """In float16: the interpreter multiplies the bits of bfloat16 numbers as if they were integers."""
+    assert attention_auto.find_fault(Kernel(CPU, torch.float16, False, 24, True)) is None
+
+
+@interpreted
+def test_real_kernels_with_wrong_products_fail_the_check():
+    assert attention_auto.find_fault(Kernel(CPU, torch.bfloat16, False, 16, False)) is not None
+
+
+@interpreted
+def test_real_kernels_are_used_by_a_model(monkeypatch):
+    """Only the device, and the clock, are replaced."""
+    calls = []
+    original = attention_triton.attention_in_tiles
+    monkeypatch.setattr(attention_auto, "may_use_triton", lambda query: True)
+    monkeypatch.setattr(attention_auto, "median_milliseconds", lambda run, device: run() or -len(calls))
+    monkeypatch.setattr(attention_triton, "attention_in_tiles", lambda *args: calls.append(args) or original(*args))
+    model, inputs = tiny_model(HfDebertaModel, dtype=torch.float32).eval(), tiny_inputs((9, 5))
+    with torch.no_grad():
+        found = model(**inputs).last_hidden_state
+        assert len(calls) == 2 + model.config.num_hidden_layers  # a check, a time, and the layers
+        monkeypatch.undo()
+        expected = model(**inputs).last_hidden_state
+    real = inputs["attention_mask"].bool()
+    torch.testing.assert_close(found[real], expected[real], atol=2e-6, rtol=1e-5)
+
+
+# ---- on a GPU ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@on_gpu
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("head_size", [32, 64, 128])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_this_gpu_passes_the_check(dtype, head_size, training):
+    query = torch.empty(1, 1, 1, head_size, dtype=dtype, device="cuda")
+    reason = attention_triton.unsupported_reason(query, query, query, None, AttentionMask())
+    if reason is not None:
+        pytest.skip(reason)
+    assert attention_auto.find_fault(Kernel(query.device, dtype, False, head_size, training)) is None
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_this_gpu_times_both_backends_once_and_not_in_a_captured_graph():
+    states = torch.randn(2, 4, 200, 64, dtype=torch.bfloat16, device="cuda")
+    known = len(attention_auto._choices)
+    found, again = attend_to_itself(states), attend_to_itself(states)
+    assert torch.equal(found, again) and len(attention_auto._choices) == known + 1
+    other = torch.randn(2, 4, 500, 64, dtype=torch.bfloat16, device="cuda")
+    expected = disentangled_attention(other, other, other, backend="eager")[0]
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = attend_to_itself(other)
+    graph.replay()
+    assert len(attention_auto._choices) == known + 1
+    torch.testing.assert_close(found, expected, atol=0.03, rtol=0.03)
