@@ -49,6 +49,8 @@ from transformers import DebertaTokenizer, DebertaV2Tokenizer
 from transformers.models.deberta import modeling_deberta as v1
 from transformers.models.deberta_v2 import modeling_deberta_v2 as v2
 
+from hf_deberta.model.attention import check_attention_name
+from hf_deberta.model.attention_auto import AUTO
 from hf_deberta.tokenization_hf_deberta import HfDebertaTokenizer
 
 from .encoder import (
@@ -58,12 +60,14 @@ from .encoder import (
     intermediate_forward,
     layer_norm,
     output_forward,
+    set_attn_implementation,
 )
 from .masked_lm import REPLACEMENTS
 
 _lock = RLock()
 _changes = ExitStack()  # undoes the changes that are in place
-_holders: set[object] = set()  # calls of enable() that have not ended; without any, no change is in place
+# calls of enable() that have not ended, in order, with their attn_implementation; without any, no change is in place
+_holders: dict[object, str] = {}
 _attention_forwards: set[Callable] = set()  # forward functions of attention classes that accept an AttentionContext
 
 
@@ -72,7 +76,7 @@ class _Enabled(ExitStack):
         return "hf_deberta enabled"  # what a notebook prints after `hf_deberta.enable()`
 
 
-def enable() -> AbstractContextManager:
+def enable(attn_implementation: str = AUTO) -> AbstractContextManager:
     """Let Transformers' DeBERTa classes compute with this package; the module's docstring has the details.
 
     >>> hf_deberta.enable()
@@ -80,8 +84,13 @@ def enable() -> AbstractContextManager:
     >>> hf_deberta.disable()
 
     As a context manager it ends with the block. If there are several blocks or calls, the changes end with the last.
+
+    `attn_implementation` is "auto", "sdpa", "triton", "eager", or a function registered with Transformers'
+    `AttentionInterface` (see hf_deberta.model.attention), for all models in the process. Of several calls, the latest
+    that has not ended decides.
     """
     global _changes
+    check_attention_name(attn_implementation)
     holder, ending = object(), _Enabled()
     with _lock:
         if not _holders:
@@ -89,7 +98,8 @@ def enable() -> AbstractContextManager:
             with ExitStack() as changes:
                 _apply_changes(changes)
                 _changes = changes.pop_all()
-        _holders.add(holder)
+        _holders[holder] = attn_implementation
+        set_attn_implementation(attn_implementation)
     ending.callback(_release, holder)
     return ending
 
@@ -104,8 +114,10 @@ def disable() -> None:
 def _release(holder: object) -> None:
     with _lock:
         if holder in _holders:  # else disable() came first
-            _holders.remove(holder)
-            if not _holders:
+            del _holders[holder]
+            if _holders:
+                set_attn_implementation(list(_holders.values())[-1])
+            else:
                 _changes.close()
 
 

@@ -20,6 +20,7 @@ from transformers.models.deberta.modeling_deberta import DebertaEncoder
 from transformers.utils import logging
 
 from hf_deberta.model.attention import attention_scale, disentangled_attention
+from hf_deberta.model.attention_auto import AUTO
 from hf_deberta.model.attention_context import AttentionContext
 from hf_deberta.model.dense import dense
 from hf_deberta.model.fast_path_guards import can_read_values, in_reference_mode, is_tracing_or_compiling
@@ -40,9 +41,16 @@ logger = logging.get_logger(__name__)
 
 InTree = Any  # a module of Transformers, whose attributes have no types
 
+_attn_implementation = AUTO  # of all models under enable()
+
 # beside the in-tree modules, so that nothing of this package stays in a model
 _weight_caches: WeakKeyDictionary[nn.Module, WeightCache] = WeakKeyDictionary()
 _distance_rows: dict[tuple[int, int], dict[torch.device, DistanceRows]] = {}
+
+
+def set_attn_implementation(name: str) -> None:
+    global _attn_implementation
+    _attn_implementation = name
 
 
 def encoder_init(in_tree: Callable) -> Callable:
@@ -123,7 +131,7 @@ def attention_forward(in_tree: Callable) -> Callable:
             context.attention_mask,
             scale=_scale(self),
             dropout_p=self.dropout.p if self.dropout.training else 0.0,
-            backend="eager" if output_attentions else "sdpa",
+            backend="eager" if output_attentions else _attn_implementation,
         )
         return states.transpose(1, 2).flatten(2), probabilities
 

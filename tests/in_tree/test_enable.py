@@ -9,6 +9,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -23,6 +24,8 @@ from transformers.models.deberta_v2 import modeling_deberta_v2
 
 import hf_deberta
 from hf_deberta import HfDebertaForMaskedLM, HfDebertaModel, HfDebertaTokenizer, disable, enable
+from hf_deberta.model import attention
+from hf_deberta.model.attention_backends import BACKENDS
 
 RELEASES = ["v1", "v2", "v3"]
 AUTO = {head: getattr(transformers, f"Auto{head}" if head == "Model" else f"AutoModel{head}") for head in HEADS}
@@ -554,6 +557,68 @@ def test_blocks_that_overlap():
     assert is_on()
     later.close()
     assert not is_on()
+
+
+@pytest.fixture
+def backends_in_use(monkeypatch):
+    """Names of the backends that compute, one by one; "auto" stands for sdpa on the CPU."""
+    names = []
+
+    def recording(name, backend):
+        def attend(*call):
+            names.append(name)
+            return BACKENDS["eager"].attend(*call) if name == "triton" else backend.attend(*call)
+
+        return replace(backend, attend=attend, unsupported_reason=lambda *call: None)
+
+    for name, backend in dict(BACKENDS).items():
+        if name != "eager":
+            monkeypatch.setitem(BACKENDS, name, recording(name, backend))
+    return names
+
+
+def test_attn_implementation_of_the_latest_call_that_has_not_ended(backends_in_use):
+    model, inputs = in_tree("v3", "Model"), batch()
+
+    def used():
+        backends_in_use.clear()
+        model(**inputs)
+        (name,) = set(backends_in_use) or {"in-tree or eager"}
+        return name
+
+    with enable():
+        assert used() == "sdpa"
+        with enable(attn_implementation="triton"):
+            assert used() == "triton"
+            with enable("eager"):
+                assert used() == "in-tree or eager"
+            assert used() == "triton"
+            model(**inputs, output_attentions=True)
+        assert used() == "sdpa"
+    first, second = enable("triton"), enable("sdpa")
+    assert used() == "sdpa"
+    first.close()
+    assert used() == "sdpa"
+    second.close()
+    enable("triton")
+    disable()
+    with enable():
+        assert used() == "sdpa"
+
+
+def test_an_unknown_attn_implementation_changes_nothing():
+    before = changed_by_enable()
+    with pytest.raises(ValueError, match="unknown attention backend 'flash_attention_2': choose one of auto"):
+        enable(attn_implementation="flash_attention_2")
+    assert changed_by_enable() == before
+
+
+def test_auto_chooses_for_in_tree_models_too(backends_in_use, monkeypatch):
+    model, inputs = in_tree("v3", "Model"), batch()
+    monkeypatch.setattr(attention, "choose_backend", lambda *call: "triton")
+    with enable():
+        model(**inputs)
+    assert set(backends_in_use) == {"triton"}
 
 
 @pytest.mark.parametrize("shape", RELEASES)
