@@ -16,6 +16,8 @@ MODEL = sorted((PACKAGE / "model").glob("*.py"))
 MAY_IMPORT = {
     "model": set(),
     "tokenization_hf_deberta": set(),
+    "gpu_check": {"model"},
+    "__main__": {"hf_deberta", "gpu_check"},
     "in_tree": {"model", "tokenization_hf_deberta"},
     "runs": {"hf_deberta", "model", "tokenization_hf_deberta"},
     "pretraining": {"hf_deberta", "model", "tokenization_hf_deberta", "runs"},

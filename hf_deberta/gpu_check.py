@@ -1,0 +1,118 @@
+"""`python -m hf_deberta gpu-check`: check the Triton kernels on this machine's GPU, and time them against sdpa.
+
+Legend: B batch, H heads, N tokens, d head size.
+
+It shows what `attn_implementation="auto"` decides here, with the check and the clock that it uses
+(hf_deberta/model/attention_auto.py).
+"""
+
+import argparse
+from functools import partial
+from itertools import product
+
+import torch
+
+from hf_deberta.model.attention_auto import Call, find_fault, milliseconds
+from hf_deberta.model.attention_backends import BACKENDS
+from hf_deberta.model.attention_check import Kernel, uses_tf32
+from hf_deberta.model.attention_mask import AttentionMask
+from hf_deberta.model.relative_position import RelativePositions, rows_of_distances
+
+DTYPES = ("bfloat16", "float16", "float32")
+SHAPES = ("8x128", "32x512", "4x2048", "1x8192")
+TABLE = (512, 256)  # positions and buckets of v2 and v3
+HEADER = ("dtype", "head size", "mode", "check", "shape", "sdpa ms", "triton ms", "choice")
+WIDTHS = (8, 9, 9, 6, 7, 9, 9, 6)
+PASSED, FAILED, UNSUPPORTED = "passed", "FAILED", "-"
+Row = tuple[str, ...]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES, help="default: all")
+    parser.add_argument(
+        "--shapes",
+        nargs="+",
+        type=parse_shape,
+        default=tuple(map(parse_shape, SHAPES)),
+        metavar="BxN",
+        help=f"batch and length (default: {' '.join(SHAPES)})",
+    )
+    parser.add_argument("--heads", type=int, default=12, help="default: 12")
+    parser.add_argument("--head_sizes", nargs="+", type=int, default=(64,), metavar="d", help="default: 64")
+
+
+def parse_shape(text: str) -> tuple[int, int]:
+    batch, _, tokens = text.partition("x")
+    if not (batch.isdecimal() and tokens.isdecimal() and int(batch) > 0 and int(tokens) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a batch and a length, such as 32x512")
+    return int(batch), int(tokens)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print the table; return 0 if all checks passed, 1 if one failed, 2 if there was nothing to check."""
+    device = current_gpu()
+    if device is None:
+        print("There is no CUDA device, so nothing was checked: attn_implementation='auto' uses sdpa here.")
+        return 2
+    print(torch.cuda.get_device_name(device), "| torch", torch.__version__)
+    print_row(HEADER)
+    checks, notes = set(), []
+    for dtype, head_size, training in product(args.dtypes, args.head_sizes, (False, True)):
+        kernel = Kernel(device, getattr(torch, dtype), uses_tf32(getattr(torch, dtype)), head_size, training)
+        check, reason = check_kernel(kernel)
+        checks.add(check)
+        if reason is not None:
+            notes.append(f"{kernel}: {reason}")
+        for batch, tokens in args.shapes:
+            row, failures = time_shape(kernel, check, batch, args.heads, tokens)
+            print_row(row)
+            notes.extend(failures)
+    for note in notes:
+        print(note)
+    if FAILED in checks:
+        return 1
+    return 0 if PASSED in checks else 2
+
+
+def current_gpu() -> torch.device | None:
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
+
+
+def check_kernel(kernel: Kernel) -> tuple[str, str | None]:
+    """If the kernels passed their check, and otherwise why not."""
+    unsupported = BACKENDS["triton"].unsupported_reason(*make_call(kernel, 1, 1, 1)[:-1])
+    if unsupported is not None:
+        return UNSUPPORTED, unsupported
+    fault = find_fault(kernel)
+    return (PASSED, None) if fault is None else (FAILED, fault)
+
+
+def time_shape(kernel: Kernel, check: str, batch: int, heads: int, tokens: int) -> tuple[Row, list[str]]:
+    """A row of the table, and why a backend has no time in it."""
+    shape, mode = f"{batch}x{tokens}", "training" if kernel.training else "inference"
+    call = make_call(kernel, batch, heads, tokens)
+    times, failures = {}, []
+    for backend in ("sdpa", "triton")[: 1 if check == UNSUPPORTED else 2]:
+        time, failure = milliseconds(backend, call, kernel.training)
+        if failure is None:
+            times[backend] = time
+        else:
+            failures.append(f"{kernel}, {shape}: {backend} failed: {failure}")
+    choices = times if check == PASSED else {"sdpa"}
+    choice = min(choices, key=lambda backend: times.get(backend, 0.0), default="sdpa")
+    numbers = (f"{times[backend]:.3f}" if backend in times else "-" for backend in ("sdpa", "triton"))
+    return (kernel.precision, str(kernel.head_size), mode, check, shape, *numbers, choice), failures
+
+
+def make_call(kernel: Kernel, batch: int, heads: int, tokens: int) -> Call:
+    """The arguments of a backend, with the strides that projections leave, and both tables of v3."""
+    zeros = partial(torch.zeros, device=kernel.device, dtype=kernel.dtype)  # timings draw random numbers
+    states = zeros((batch, tokens, heads, kernel.head_size)).transpose(1, 2)
+    table = zeros((heads, 2 * TABLE[1], kernel.head_size))
+    positions = RelativePositions.from_tables(table, table, rows_of_distances(*TABLE).to(kernel.device))
+    return states, states, states, positions, AttentionMask(), 0.0, (3 * kernel.head_size) ** -0.5
+
+
+def print_row(row: Row) -> None:
+    """Print cells below each other."""
+    print("  ".join(cell.ljust(width) for cell, width in zip(row, WIDTHS, strict=True)).rstrip(), flush=True)

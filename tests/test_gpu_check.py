@@ -1,0 +1,78 @@
+"""`python -m hf_deberta gpu-check`; without a GPU, its device, check and clock are replaced."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from hf_deberta import gpu_check
+from hf_deberta.__main__ import main
+from hf_deberta.model.attention_backends import BACKENDS, Backend
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so():
+    command = [sys.executable, "-m", "hf_deberta", "gpu-check"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 2 and not ran.stderr
+    assert ran.stdout.count("\n") == 1 and "no CUDA device" in ran.stdout
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A function that sets faults by precision and times by backend, runs the command and returns status and table."""
+    monkeypatch.setattr(gpu_check, "current_gpu", lambda: torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
+
+    def run(capsys, *arguments, faults=None, times=None, unsupported=None):
+        monkeypatch.setitem(BACKENDS, "triton", Backend(BACKENDS["triton"].attend, lambda *call: unsupported))
+        monkeypatch.setattr(gpu_check, "find_fault", lambda kernel: (faults or {}).get(kernel.precision))
+        results = {"sdpa": (2.0, None), "triton": (1.0, None), **(times or {})}
+        monkeypatch.setattr(gpu_check, "milliseconds", lambda name, call, training: results[name])
+        status = main(["gpu-check", *arguments])
+        first, header, *lines = capsys.readouterr().out.splitlines()
+        assert "Some GPU" in first and header.startswith("dtype")
+        return status, [line.split() for line in lines if "  " in line], [line for line in lines if "  " not in line]
+
+    return run
+
+
+def test_a_row_for_each_kernel_and_shape(gpu, capsys):
+    status, rows, notes = gpu(capsys, "--dtypes", "bfloat16", "float32", "--shapes", "2x8", "1x16", "--heads", "2")
+    assert status == 0 and not notes
+    assert len(rows) == 8
+    assert rows[0] == ["bfloat16", "64", "inference", "passed", "2x8", "2.000", "1.000", "triton"]
+    assert rows[-1] == ["float32", "64", "training", "passed", "1x16", "2.000", "1.000", "triton"]
+
+
+SMALL = ("--dtypes", "bfloat16", "float32", "--shapes", "1x8", "--heads", "1")
+
+
+def test_a_failed_check_is_shown_and_is_an_error(gpu, capsys):
+    status, rows, notes = gpu(capsys, *SMALL, faults={"float32": "the context is off by 0.5"})
+    assert status == 1
+    assert [row[3] for row in rows] == ["passed", "passed", "FAILED", "FAILED"]
+    assert [row[-1] for row in rows] == ["triton", "triton", "sdpa", "sdpa"]
+    assert notes == [f"float32, heads of 64, {mode}: the context is off by 0.5" for mode in ("inference", "training")]
+
+
+def test_a_backend_that_cannot_be_timed_is_shown_with_the_reason(gpu, capsys):
+    status, rows, notes = gpu(capsys, *SMALL, times={"sdpa": (float("inf"), "OutOfMemoryError: CUDA out of memory")})
+    assert status == 0
+    assert all(row[5:] == ["-", "1.000", "triton"] for row in rows)
+    assert len(notes) == 4 and all("1x8: sdpa failed: OutOfMemoryError" in note for note in notes)
+
+
+def test_unsupported_gpus_are_not_checked(gpu, capsys):
+    status, rows, notes = gpu(capsys, *SMALL, unsupported="the GPU is older than compute capability 8.0")
+    assert status == 2
+    assert all(row[3:] == ["-", "1x8", "2.000", "-", "sdpa"] for row in rows)
+    assert all("older than compute capability 8.0" in note for note in notes)
+
+
+@pytest.mark.parametrize("shape", ["8", "x512", "8x", "0x4", "axb"])
+def test_wrong_shapes_are_refused(shape, capsys):
+    with pytest.raises(SystemExit):
+        main(["gpu-check", "--shapes", shape])
+    assert f"{shape!r} is not a batch and a length" in capsys.readouterr().err
