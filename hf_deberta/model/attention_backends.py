@@ -21,12 +21,10 @@ class Backend:
     fallback: str = "sdpa"
 
 
-def _triton_attention(query, key, value, positions, mask, dropout_p, scale) -> Result:
+def _triton_attention(*call) -> Result:
     from .attention_triton import triton_attention  # imported late: it reads what is installed
 
-    if positions is not None:
-        positions = positions.with_scaled_queries(scale, query.dtype)
-    return triton_attention(query * scale, key, value, positions, mask, dropout_p)
+    return triton_attention(*call)
 
 
 def _triton_unsupported_reason(*call) -> str | None:

@@ -115,13 +115,15 @@ def triton_attention(
 
     Scores are multiplied by `scale` in float32: in half precision scaled queries would be rounded once more.
     """
+    scale_of_queries = 1.0
     if scale <= 0:  # the kernels look for the largest score before they scale it
-        query, positions, scale = query * scale, positions and positions.with_scaled_queries(scale, query.dtype), 1.0
+        query, scale_of_queries, scale = query * scale, scale, 1.0
     tile = launches(query.dtype, query.device)[0]
     batch, _, tokens, _ = query.shape
     position_key = position_query = rows = None
     near = furthest = (longest_document(mask, tokens) - 1) // tile
     if positions is not None:
+        positions = positions.with_scaled_queries(scale_of_queries, query.dtype)
         position_key = positions.position_key if "c2p" in positions.terms else None
         position_query = positions.position_query if "p2c" in positions.terms else None
         near = min(near, (positions.saturation + tile - 2) // tile)
