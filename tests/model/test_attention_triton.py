@@ -336,7 +336,18 @@ def test_a_model_uses_the_kernels():
         patch.setattr(attention_triton, "attention_in_tiles", lambda *args: calls.append(args) or original(*args))
         found = model(**inputs).logits
     torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-5)
-    assert len(calls) == 2  # the last layer has one query per sequence, which sdpa computes
+    first, second = calls  # the last layer has one query per sequence, which sdpa computes
+    shared = [index for index, value in enumerate(first) if torch.is_tensor(value) and value is second[index]]
+    assert len(shared) == 3  # rows, and two of the layout: numbers and spans, or places and bounds
+
+
+@interpreted
+def test_layers_with_other_rows_do_not_share_them():
+    mask, rows = AttentionMask(), rows_of_distances(*CLIPPED)
+    same, other = (attention_triton.shared_rows(mask, source, 16) for source in (rows, rows + 1))
+    assert torch.equal(same, attention_triton.rows_by_distance(rows, 16))
+    assert torch.equal(other, same + 1)
+    assert attention_triton.shared_rows(mask, rows, 16) is same
 
 
 @pytest.fixture
