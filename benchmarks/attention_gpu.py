@@ -366,8 +366,8 @@ def write_times(ready: dict[str, dict[str, Mode]], error: dict[str, float], case
 def sweep(length: int, args: argparse.Namespace) -> None:
     """Print the microseconds of each kernel for each tile size, number of warps and number of stages."""
     contest = torch_contest(max(args.tokens // length, 1), length, args)
-    for tile, warps, stages in itertools.product(args.tiles, (4, 8), (1, 2, 3)):
-        launch = (tile, ((warps, stages),) * 3)
+    for tile, warps, stages in itertools.product(args.tiles, (2, 4, 8), (1, 2, 3)):
+        launch = (tile, ((warps, stages),) * 4)
         attention_triton.LAUNCHES.update(dict.fromkeys(attention_triton.LAUNCHES, launch))
         try:
             before, both = modes(contest.calls["ours"], contest.leaves)["both"]

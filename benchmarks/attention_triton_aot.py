@@ -1,7 +1,8 @@
 """Report what the Triton kernels compile to, without a GPU: registers, spills, shared memory, instructions.
 
 For one far and one near tile: issue slots (instructions times warps, divided by the four schedulers of a
-multiprocessor) and cycles of shared memory (128 bytes each, without bank conflicts and copies from global memory).
+multiprocessor), cycles of shared memory (128 bytes each, without bank conflicts and copies from global memory), and
+cycles of spilled registers, which take the same way.
 `times_computed` is the largest number of times that the warps compute a product: more than once where the warps cover
 more rows than the tile has.
 
@@ -103,6 +104,7 @@ def costs_of_tiles(lines: list[tuple[str, str, str]], warps: int) -> dict[str, i
         body = [line for *_, line in lines[slice(*loop)]] if loop else []
         costs[f"{name}_issue_slots"] = len(body) * warps // 4 or ""
         costs[f"{name}_shared_cycles"] = sum(map(shared_cycles, body)) * warps // 4 or ""
+        costs[f"{name}_stack_cycles"] = sum(map(stack_cycles, body)) * warps // 4 if body else ""
     return costs
 
 
@@ -115,6 +117,12 @@ def shared_cycles(line: str) -> int:
     if columns := re.match(r"HGMMA\.64x(\d+)x\S+ \w+, (gdesc)?", line):
         return int(columns[1]) // 4 + (16 if columns[2] else 0)
     return 0
+
+
+def stack_cycles(line: str) -> int:
+    """Return the cycles of reading or writing spilled registers in four warps; they pass the same 128 bytes a cycle."""
+    words = re.match(r"(?:LDL|STL)(?:\.LU)?(?:\.(64|128))? ", line)
+    return 4 * int(words[1] or 32) // 32 if words else 0
 
 
 def times_computed(ttgir: str) -> int:

@@ -22,15 +22,15 @@ from .relative_position import RelativePositions, rows_at
 IS_INSTALLED = find_spec("triton") is not None
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"  # Triton runs kernels in Python, on the CPU: for tests
 
-# tokens of a tile; warps and stages of the kernels: forward, own_gradients, and table_gradients or any kernel if a
-# head has more than 64 channels. On Hopper, more warps than a sixteenth of the tokens compute products twice:
-# `times_computed` in benchmarks/attention_triton_aot.py
+# tokens of a tile; warps and stages of the kernels: forward, own_gradients, table_gradients, and any kernel if a head
+# has more than 64 channels. More warps than a sixteenth of the tokens compute products twice, or read factors twice:
+# `times_computed` and `near_shared_cycles` in benchmarks/attention_triton_aot.py
 LAUNCHES = {
-    "Hopper": (64, ((4, 2), (4, 1), (4, 1))),
-    "Blackwell": (64, ((8, 2), (8, 2), (8, 1))),
-    "others": (32, ((4, 2), (4, 1), (4, 1))),
-    "float32": (32, ((8, 1), (8, 1), (8, 1))),
-    "interpreter": (16, ((1, 1), (1, 1), (1, 1))),
+    "Hopper": (64, ((4, 2), (4, 1), (4, 1), (4, 1))),
+    "Blackwell": (64, ((8, 2), (8, 2), (8, 1), (8, 1))),
+    "others": (32, ((2, 2), (2, 1), (2, 1), (4, 1))),
+    "float32": (32, ((8, 1), (8, 1), (8, 1), (8, 1))),
+    "interpreter": (16, ((1, 1), (1, 1), (1, 1), (1, 1))),
 }
 CHIPS = {9: "Hopper", 10: "Blackwell"}  # by the first number of the compute capability
 TABLE_GRADIENT_SPLITS = 4  # programs that share a distance in table_gradients_kernel
