@@ -13,6 +13,7 @@ torch.set_num_threads(1)  # tiny tensors, and the tests already run in several p
 def unpad_tiny_models(monkeypatch):
     """Unpad batches of tiny models too: these are too narrow for unpadding to save time."""
     monkeypatch.setattr(unpadding, "COST_OF_EXTRA_CALLS", 0)
+    monkeypatch.setattr(unpadding, "COST_OF_EXTRA_LAUNCHES", 0)
 
 
 @pytest.fixture

@@ -103,7 +103,7 @@ class AttentionContext:
             check_number_of_tokens(mask, num_real_tokens)
             unpadding = unpadding_of_mask(mask, width)
         elif mask is not None and num_real_tokens is not None:
-            unpadding = unpadding_of_counted_mask(mask, num_real_tokens)
+            unpadding = unpadding_of_counted_mask(mask, num_real_tokens, width)
         elif self.documents is not None and can_read_values(self.documents):
             unpadding = unpadding_of_documents(self.documents)
         if unpadding is None:

@@ -13,6 +13,10 @@ import torch
 
 MIN_PADDING_FRACTION = 1 / 16  # of a batch, to unpad it
 COST_OF_EXTRA_CALLS = 1e8  # of attention per length of documents, in operations of dense layers
+# The same on devices, by counted bytes and launches, not by measured times. There the backend sdpa pads documents again
+# for attention: 4 more launches per layer, 17 in training. At 600 TFLOP/s, 2e9 operations take 3 us, as a launch does.
+MIN_PADDING_FRACTION_ON_DEVICES = 1 / 8
+COST_OF_EXTRA_LAUNCHES = 1e10
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,11 @@ class Unpadding:
         return positions, self.index[positions] // self.shape[1]
 
 
+def dense_operations(tokens: int, width: int) -> int:
+    """Return the operations of the linear layers of one layer, for so many tokens."""
+    return 24 * width**2 * tokens
+
+
 def is_right_padded(token_mask: torch.Tensor) -> bool:
     """Return whether the real tokens of each row come first, from a mask [B, N] of bool."""
     position = torch.arange(token_mask.shape[1], device=token_mask.device)
@@ -62,11 +71,10 @@ def unpadding_of_mask(token_mask: torch.Tensor, width: int) -> Unpadding | None:
     lengths = token_mask.sum(1)
     real = int(lengths.sum())
     padding = batch * tokens - real
-    saved = 24 * width**2 * padding  # per layer
     if (
         real == 0
         or padding < MIN_PADDING_FRACTION * batch * tokens
-        or saved < COST_OF_EXTRA_CALLS * lengths.unique().numel()
+        or dense_operations(padding, width) < COST_OF_EXTRA_CALLS * lengths.unique().numel()
     ):
         return None
     if not is_right_padded(token_mask):
@@ -75,13 +83,17 @@ def unpadding_of_mask(token_mask: torch.Tensor, width: int) -> Unpadding | None:
     return side_by_side(starts, lengths, (batch, tokens))
 
 
-def unpadding_of_counted_mask(token_mask: torch.Tensor, real: int) -> Unpadding | None:
+def unpadding_of_counted_mask(token_mask: torch.Tensor, real: int, width: int) -> Unpadding | None:
     """Return the `Unpadding` of right-padded rows with at least one token each, `real` tokens in all.
 
-    Their lengths are not read, so that nothing waits for the device. None if there is too little padding.
+    Their lengths are not read, so that nothing waits for the device. None if unpadding saves too little at this width.
     """
     batch, tokens = token_mask.shape
-    if batch * tokens - real < MIN_PADDING_FRACTION * batch * tokens:
+    padding = batch * tokens - real
+    if (
+        padding < MIN_PADDING_FRACTION_ON_DEVICES * batch * tokens
+        or dense_operations(padding, width) < COST_OF_EXTRA_LAUNCHES
+    ):
         return None
     ends = token_mask.sum(1).cumsum(0)
     cu_seqlens = torch.nn.functional.pad(ends, (1, 0)).int()

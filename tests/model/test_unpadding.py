@@ -19,7 +19,7 @@ from hf_deberta.model.unpadding import unpadding_of_counted_mask, unpadding_of_d
 
 VARIANTS = {"v2": {}, "v1": V1_ATTENTION, "no relative": {"relative_attention": False, "position_biased_input": True}}
 BACKENDS = ("sdpa", "eager")
-REAL_COST = unpadding.COST_OF_EXTRA_CALLS
+REAL_COSTS = unpadding.COST_OF_EXTRA_CALLS, unpadding.COST_OF_EXTRA_LAUNCHES
 
 pytestmark = pytest.mark.usefixtures("unpad_tiny_models")
 
@@ -39,13 +39,13 @@ def test_real_tokens_in_a_row_shortest_document_first():
 
 def test_real_tokens_in_a_row_in_the_order_of_the_batch():
     """Where lengths are not read."""
-    found = unpadding_of_counted_mask(lengths_mask(4, 2, 3, 2), 11)
+    found = unpadding_of_counted_mask(lengths_mask(4, 2, 3, 2), 11, 768)
     assert found.lengths is None and found.longest == 4 and found.shape == (4, 4)
     assert found.index.tolist() == [0, 1, 2, 3, 4, 5, 8, 9, 10, 12, 13]
     assert found.cu_seqlens.tolist() == [0, 4, 6, 9, 11]
     positions, rows = found.first_tokens()
     assert positions.tolist() == [0, 4, 6, 9] and rows.tolist() == [0, 1, 2, 3]
-    assert unpadding_of_counted_mask(lengths_mask(16, 15), 31) is None  # too little padding
+    assert unpadding_of_counted_mask(lengths_mask(8, 7), 15, 768) is None  # too little padding
 
 
 def test_scatter_reverses_gather():
@@ -75,7 +75,8 @@ def test_masks_that_are_not_unpadded(mask):
 @pytest.fixture
 def real_policy(unpad_tiny_models, monkeypatch):
     """The threshold of users, after the fixture of this file."""
-    monkeypatch.setattr(unpadding, "COST_OF_EXTRA_CALLS", REAL_COST)
+    monkeypatch.setattr(unpadding, "COST_OF_EXTRA_CALLS", REAL_COSTS[0])
+    monkeypatch.setattr(unpadding, "COST_OF_EXTRA_LAUNCHES", REAL_COSTS[1])
 
 
 @pytest.mark.usefixtures("real_policy")
@@ -84,6 +85,15 @@ def test_narrow_models_save_less_than_the_calls_cost():
     assert unpadding_of_mask(mask, 64) is None and unpadding_of_mask(mask, 2048) is not None
     assert unpadding_of_mask(lengths_mask(*range(12, 1, -1)), 256) is None  # eleven lengths
     assert unpadding_of_mask(lengths_mask(12, *[2] * 63), 256) is not None  # two
+
+
+@pytest.mark.usefixtures("real_policy")
+def test_small_batches_save_less_than_the_launches_cost():
+    mask = lengths_mask(*[101] * 8, *[40] * 24)
+    real = int(mask.sum())
+    assert unpadding_of_counted_mask(mask, real, 768) is not None
+    assert unpadding_of_counted_mask(mask, real, 384) is None
+    assert unpadding_of_counted_mask(mask[::8], real // 8, 768) is None
 
 
 def test_rows_of_documents():

@@ -146,12 +146,12 @@ def test_accumulation_changes_nothing(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "causal"])
-def test_unpadding_changes_nothing(kind, values_are_not_read, monkeypatch, tmp_path):
+def test_unpadding_changes_nothing(kind, unpad_tiny_models, values_are_not_read, monkeypatch, tmp_path):
     """Also in a last batch that is not full."""
     unpadded, unpad = [], attention_context.unpadding_of_counted_mask
 
-    def unpad_and_note(mask: torch.Tensor, real: int) -> unpadding.Unpadding | None:
-        unpadded.append(unpad(mask, real))
+    def unpad_and_note(*inputs: Any) -> unpadding.Unpadding | None:
+        unpadded.append(unpad(*inputs))
         return unpadded[-1]
 
     monkeypatch.setattr(attention_context, "unpadding_of_counted_mask", unpad_and_note)
