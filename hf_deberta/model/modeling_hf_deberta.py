@@ -471,7 +471,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         config, weight = self.config, self.embeddings.word_embeddings.weight
         enabled = config.unpad_inputs and config._attn_implementation in ("auto", "sdpa", "triton")
         is_eager = not (is_tracing_or_compiling() or in_functorch_transform())
-        knows_lengths = can_read_values(weight) or (num_real_tokens is not None and is_eager)
+        knows_lengths = can_read_values(weight) or (is_eager and num_real_tokens is not None)
         return enabled and not returned and knows_lengths and not in_reference_mode()
 
     def output_flags(

@@ -383,3 +383,15 @@ def test_labels_at_padding_do_not_count_for_tokens():
     inputs["labels"] = inputs["input_ids"] % 2
     losses = [tiny_model(HfDebertaForTokenClassification, unpad_inputs=unpad)(**inputs).loss for unpad in (True, False)]
     torch.testing.assert_close(*losses)
+
+
+def test_one_compiled_graph_for_all_numbers_of_real_tokens():
+    """It computes padding; a graph per number would be compiled again and again."""
+    model, graphs = tiny_model(HfDebertaForSequenceClassification).eval(), []
+    compiled = torch.compile(model, backend=lambda graph, inputs: graphs.append(graph) or graph, fullgraph=True)
+    for lengths in ((9, 4, 7), (9, 5, 3), (9, 2, 1)):
+        inputs = tiny_inputs(lengths)
+        with torch.no_grad():
+            found = compiled(**inputs, num_real_tokens=sum(lengths)).logits
+        torch.testing.assert_close(found, model(**inputs).logits)
+    assert len(graphs) == 1
