@@ -1,0 +1,50 @@
+"""Batches that leave out padding on a simulated CUDA device: nothing waits for it, and less is computed."""
+
+from functools import lru_cache
+
+import pytest
+import torch
+from layer_counts import count_layer, with_mask
+from test_models import BACKENDS, BATCH, HEADS, LENGTH, MODES, assert_never_waits, padded, run, tiny
+
+from hf_deberta.model import unpadding
+
+# of 32 random pairs of MNLI's validation set, in word pieces
+MNLI_LENGTHS = [40, 27, 33, 39, 75, 68, 85, 81, 33, 33, 64, 53, 13, 34, 45, 81]
+MNLI_LENGTHS += [85, 31, 59, 68, 34, 45, 36, 51, 37, 32, 16, 67, 30, 64, 37, 101]
+MNLI_SHAPE = (len(MNLI_LENGTHS), max(MNLI_LENGTHS))
+counts_of = lru_cache(count_layer)
+
+
+def with_counted_mask(batch: int, length: int) -> dict[str, torch.Tensor | int]:
+    return {**with_mask(batch, length), "num_real_tokens": sum(MNLI_LENGTHS)}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("backend", [backend for backend in BACKENDS if backend != "eager"])
+@pytest.mark.parametrize("head", [head for head in HEADS if head != "causal"])
+def test_head(head, backend, mode, monkeypatch):
+    monkeypatch.setattr(unpadding, "COST_OF_EXTRA_LAUNCHES", 0)
+    seen = []
+    monkeypatch.setattr(unpadding.Unpadding, "gather", seen_by(unpadding.Unpadding.gather, seen))
+    model_class, labels = HEADS[head]
+    rows = BATCH * 3 if head == "choices" else BATCH
+    inputs = lambda: {**padded(), **labels(), "num_real_tokens": rows * LENGTH * 5 // 8}  # noqa: E731
+    counter = run(model_class, tiny(), inputs, **MODES[mode], backend=backend)
+    assert_never_waits(counter)
+    assert seen
+
+
+def seen_by(function, calls):
+    return lambda *arguments: calls.append(arguments) or function(*arguments)
+
+
+@pytest.mark.parametrize("mode", [False, True], ids=["eval", "training"])
+def test_pairs_of_mnli_with_sdpa(mode):
+    """About half of the batch is padding. The rest is less work than BERT's with all of it."""
+    unpadded = counts_of("sdpa", *MNLI_SHAPE, mode, with_counted_mask)
+    with_padding = counts_of("sdpa", *MNLI_SHAPE, mode, with_mask)
+    assert unpadded.gflop < 0.6 * with_padding.gflop
+    assert unpadded.gigabytes < 0.85 * with_padding.gigabytes
+    assert unpadded.launches < 1.25 * with_padding.launches
+    assert unpadded.milliseconds() < counts_of("bert", *MNLI_SHAPE, mode, with_mask).milliseconds()
