@@ -36,6 +36,7 @@ class AttentionContext:
     in_order: bool  # True if position_ids are 0, 1, ... along each row
     relative_rows: RowsInUse | None = None  # None without relative positions
     unpadding: Unpadding | None = None  # if a batch was unpadded to one row
+    padded: "AttentionContext | None" = None  # of that batch, if its lengths were not read
 
     def to(self, device: torch.device | str, **kwargs) -> "AttentionContext":
         """This context with its tensors on another device, for models that are spread over several."""
@@ -117,7 +118,15 @@ class AttentionContext:
             position_ids=unpadding.gather(self.position_ids.expand(unpadding.shape)),
             in_order=False,
             unpadding=unpadding,
+            padded=self if lengths is None else None,
         )
+
+    def padded_again(self) -> "AttentionContext":
+        """The context of the padded batch, for a layer with many query positions.
+
+        Where lengths are not read, it would multiply each query of the unpadded row with the keys of all documents.
+        """
+        return self if self.padded is None else replace(self.padded, relative_rows=self.relative_rows)
 
     def absolute_positions(self) -> torch.Tensor:
         """Positions [B or 1, N] for absolute position embeddings: as given, or counted from the first real token.

@@ -250,6 +250,9 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         states = encoded.last_hidden_state
         if uses_decoder and (output_flags.attentions or output_flags.hidden_states is not False):
             encoded = self._with_last_layer(encoded, context, output_flags.hidden_states)
+        hidden_states = context.scatter_each(encoded.hidden_states)
+        if labels is not None and sparse and context.padded is not None:
+            states, context = context.scatter(states), context.padded_again()
         if labels is not None:
             labels = context.gather(labels)
             query_positions = labelled_positions(labels) if sparse else None
@@ -266,7 +269,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
             fields = {"loss": loss, "logits": context.scatter(logits)}
         return HfDebertaMaskedLMOutput(
             **fields,
-            hidden_states=context.scatter_each(encoded.hidden_states),
+            hidden_states=hidden_states,
             attentions=encoded.attentions,
         )
 
@@ -362,6 +365,6 @@ def labelled_positions(labels: torch.Tensor) -> torch.Tensor | None:
 
 def in_batch_order(values: torch.Tensor, labelled: torch.Tensor, context: AttentionContext) -> torch.Tensor:
     """Return values of labelled positions [M, ...] in the order of the batch, which unpadding may have changed."""
-    if context.unpadding is None or context.unpadding.lengths is None:
+    if context.unpadding is None:
         return values
     return values[context.unpadding.index.to(labelled.device)[labelled[0]].argsort()]
