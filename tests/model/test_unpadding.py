@@ -13,7 +13,7 @@ from hf_deberta import (
     HfDebertaForTokenClassification,
     HfDebertaModel,
 )
-from hf_deberta.model import unpadding
+from hf_deberta.model import attention_sdpa, unpadding
 from hf_deberta.model.attention_context import AttentionContext
 from hf_deberta.model.unpadding import unpadding_of_counted_mask, unpadding_of_documents, unpadding_of_mask
 
@@ -102,11 +102,13 @@ def test_rows_of_documents():
     assert found.index.tolist() == [3, 4, 0, 1, 2, 5, 6, 7, 8, 9]
 
 
-@pytest.fixture(params=["read", "counted"])
-def mask_is(request):
+@pytest.fixture(params=["read", "counted", "counted, attention of devices"])
+def mask_is(request, monkeypatch):
     """Whether the model reads the mask, or is given the number of real tokens."""
-    if request.param == "counted":
+    if request.param != "read":
         request.getfixturevalue("values_are_not_read")
+    if request.param == "counted, attention of devices":
+        monkeypatch.setattr(attention_sdpa, "uses_device_path", lambda query: True)
     return request.param
 
 
@@ -118,7 +120,7 @@ def test_output_and_gradients_equal_those_of_the_padded_batch(model_class, varia
     results = []
     for unpad in (True, False):
         model = tiny_model(model_class, num_hidden_layers=3, unpad_inputs=unpad, **VARIANTS[variant])
-        if mask_is == "counted":
+        if mask_is != "read":
             inputs["num_real_tokens"] = 25
         assert {shape[0] for shape in rows_seen(model, **inputs)[:2]} == {1 if unpad else 5}
         loss, gradients = trained(model, **inputs)
