@@ -14,7 +14,7 @@ import torch
 MIN_PADDING_FRACTION = 1 / 16  # of a batch, to unpad it
 COST_OF_EXTRA_CALLS = 1e8  # of attention per length of documents, in operations of dense layers
 # The same on devices, by counted bytes and launches, not by measured times. There the backend sdpa pads documents again
-# for attention: 4 more launches per layer, 17 in training. At 600 TFLOP/s, 2e9 operations take 3 us, as a launch does.
+# for attention: 4 more launches per layer, 8 in training. At 600 TFLOP/s, 2e9 operations take 3 us, as a launch does.
 MIN_PADDING_FRACTION_ON_DEVICES = 1 / 8
 COST_OF_EXTRA_LAUNCHES = 1e10
 
