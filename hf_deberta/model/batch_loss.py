@@ -31,7 +31,9 @@ def loss_divisor(item_mask: torch.Tensor, num_items_in_batch: torch.Tensor | int
     """Return the number that a sum of losses is divided by, at least 1: a batch may have no labelled item."""
     if num_items_in_batch is None:
         return item_mask.sum().clamp(min=1)
-    return torch.as_tensor(num_items_in_batch, device=item_mask.device).clamp(min=1)
+    if isinstance(num_items_in_batch, torch.Tensor):
+        return num_items_in_batch.to(item_mask.device).clamp(min=1)
+    return torch.full((), max(num_items_in_batch, 1), device=item_mask.device)  # not a copy from the host
 
 
 def cross_entropy(

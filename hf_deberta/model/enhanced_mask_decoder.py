@@ -8,7 +8,7 @@
 Absolute positions are added here and not at the input, so that the encoder learns from relative positions. Queries do
 not attend to one another. So only the positions to predict need a query, and the ordinary last layer never runs.
 
-Legend: B batch, N tokens, Q query positions per row, M labelled positions in the batch.
+Legend: B batch, N tokens, Q query positions per row, M predicted positions in the batch.
 """
 
 from dataclasses import dataclass
@@ -28,6 +28,7 @@ from .configuration_hf_deberta import HfDebertaConfig
 from .dense import dense
 from .fast_path_guards import (
     PLAIN_TENSORS,
+    can_read_values,
     in_functorch_transform,
     is_tracing_or_compiling,
     is_unmodified_module,
@@ -88,19 +89,24 @@ class HfDebertaLMPredictions(nn.Module):
 
 @dataclass
 class HfDebertaMaskedLMOutput(MaskedLMOutput):
-    """`MaskedLMOutput` with three more fields for sparse prediction, in the order of the labelled positions.
+    """`MaskedLMOutput` with four more fields for sparse prediction, in the order of the predicted positions.
 
-    losses (`torch.Tensor` of shape [M]): the loss of each labelled position, without a gradient.
-    predictions (`torch.LongTensor` of shape [M]): the most likely token id of each labelled position.
+    losses (`torch.Tensor` of shape [M]): the loss of each predicted position, without a gradient.
+    predictions (`torch.LongTensor` of shape [M]): the most likely token id of each predicted position.
     states (`torch.Tensor` of shape [M, hidden]): the input of `lm_head` at these positions, without a gradient.
+    labels (`torch.LongTensor` of shape [M]): the label of each predicted position.
+
+    These are the labelled positions. On a GPU and in compiled graphs, a model that is passed `max_labels_per_row` also
+    predicts positions without a label, to have as many in each row: their label is -100 and their loss 0.
 
     With sparse prediction `logits` is None. Only if a hook, an adapter or the like needs the output matrix to run,
-    `logits` holds those of the labelled positions, [M, vocabulary].
+    `logits` holds those of the predicted positions, [M, vocabulary].
     """
 
     losses: torch.Tensor | None = None
     predictions: torch.Tensor | None = None
     states: torch.Tensor | None = None
+    labels: torch.Tensor | None = None
 
 
 class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
@@ -112,7 +118,9 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
     far more memory than the rest of the model. `logits` is then None; the output has `losses` and `predictions` of the
     labelled positions, see `HfDebertaMaskedLMOutput`. `sparse_prediction=False` returns all logits [B, N, vocabulary];
     `sparse_prediction=True` omits them in evaluation too. The default is `config.sparse_prediction` in training and
-    False in evaluation.
+    False in evaluation. To find the labelled positions, the host waits for the GPU, and a compiled graph has to predict
+    all positions instead. Pass `max_labels_per_row`, the largest number of labels in a row or any larger number, for
+    neither: shapes then depend on this number alone.
 
     >>> import torch
     >>> from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM
@@ -204,13 +212,15 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         sparse_prediction: bool | None = None,
         max_length_q: int | None = None,
         num_real_tokens: int | None = None,
+        max_labels_per_row: int | None = None,
         **kwargs,
     ) -> HfDebertaMaskedLMOutput:
         """Return logits, and the loss if there are labels; with sparse prediction see the class.
 
         The summed loss is divided by `num_items_in_batch`, by default the number of labelled positions in this call.
         `cu_seq_lens_q` are the document boundaries of a packed row, with B = 1; absolute positions then restart in
-        each document.
+        each document. With `max_labels_per_row`, a row with more labels raises a ValueError on the CPU, and elsewhere
+        makes the loss NaN.
         """
         output_flags = self.deberta.output_flags(output_attentions, output_hidden_states)
         embeddings, context = self.deberta.embed(
@@ -228,9 +238,10 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
             embeddings,
             context,
             output_flags=output_flags,
-            labels=self._check_labels(labels, attention_mask, input_ids, inputs_embeds),
+            labels=self._check_labels(labels, attention_mask, input_ids, inputs_embeds, max_labels_per_row),
             num_items_in_batch=num_items_in_batch,
-            sparse=self._uses_sparse_prediction(sparse_prediction),
+            sparse=self._uses_sparse_prediction(sparse_prediction, max_labels_per_row),
+            max_labels_per_row=max_labels_per_row,
         )
 
     def _predict(
@@ -243,6 +254,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         num_items_in_batch: torch.Tensor | int | None,
         sparse: bool,
         query_positions: torch.Tensor | None = None,  # [B, Q]
+        max_labels_per_row: int | None = None,
     ) -> HfDebertaMaskedLMOutput:
         """Return the output from the embeddings. Without labels, logits are of `query_positions`, or of all if None."""
         uses_decoder = self.config.uses_mask_decoder
@@ -255,14 +267,18 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
             states, context = context.scatter(states), context.padded_again()
         if labels is not None:
             labels = context.gather(labels)
-            query_positions = labelled_positions(labels) if sparse else None
+            if can_read_values(labels) or context.unpadding is not None:
+                max_labels_per_row = None  # the number of labels costs little to read, and may be smaller
+            query_positions = labelled_positions(labels, max_labels_per_row) if sparse else None
         if uses_decoder:
             states = self._decode(states, context, query_positions)
         else:
             states = gather_positions(states, query_positions)
         fields: dict[str, torch.Tensor | None]
         if labels is not None and sparse:
-            fields = self._predict_labelled(states, labels, context, query_positions, num_items_in_batch)
+            fields = self._predict_labelled(
+                states, labels, context, query_positions, num_items_in_batch, max_labels_per_row
+            )
         else:
             logits = self.lm_predictions.lm_head(states)
             loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
@@ -279,6 +295,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         attention_mask: torch.Tensor | None,
         input_ids: torch.Tensor | None,
         inputs_embeds: torch.Tensor | None,
+        max_labels_per_row: int | None = None,
     ) -> torch.Tensor | None:
         """Return the labels [B, N] with -100 at padding."""
         tokens = input_ids if inputs_embeds is None else inputs_embeds
@@ -286,13 +303,18 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
             return labels
         shape = tokens.shape[:2]
         real = None if attention_mask is None else real_tokens(attention_mask, *shape)
-        return class_labels(labels, shape, self.lm_predictions.lm_head.bias.shape[0], real)
+        labels = class_labels(labels, shape, self.lm_predictions.lm_head.bias.shape[0], real)
+        if max_labels_per_row is not None and can_read_values(labels):
+            most = int((labels != IGNORED).sum(1).max())
+            if most > max_labels_per_row:
+                raise ValueError(f"a row has {most} labels, more than max_labels_per_row = {max_labels_per_row}")
+        return labels
 
-    def _uses_sparse_prediction(self, sparse_prediction: bool | None) -> bool:
+    def _uses_sparse_prediction(self, sparse_prediction: bool | None, max_labels_per_row: int | None = None) -> bool:
         if sparse_prediction is None:
             sparse_prediction = self.training and self.config.sparse_prediction
         # the number of labelled positions depends on the data, so a compiled graph predicts all positions
-        return sparse_prediction and not is_tracing_or_compiling()
+        return sparse_prediction and (max_labels_per_row is not None or not is_tracing_or_compiling())
 
     def _decode(
         self, states: torch.Tensor, context: AttentionContext, query_positions: torch.Tensor | None
@@ -331,12 +353,18 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         context: AttentionContext,
         query_positions: torch.Tensor | None,  # [B, Q]
         num_items_in_batch: torch.Tensor | int | None,
+        max_labels_per_row: int | None,
     ) -> dict[str, torch.Tensor | None]:
         """Return the output fields of sparse prediction, without logits if nothing can observe them."""
         labelled = labels != IGNORED  # [B, N]
-        labels = labels[labelled]  # [M]
-        states = states[labelled if query_positions is None else labelled.gather(1, query_positions)]  # [M, hidden]
-        fields = {"states": states.detach()}
+        if query_positions is not None:
+            labels = labels.gather(1, query_positions)
+        if max_labels_per_row is not None:
+            states, labels = states.flatten(0, 1), labels.flatten()  # M = B Q, some without a label
+        else:
+            predicted = labels != IGNORED  # [B, Q or N]
+            states, labels = states[predicted], labels[predicted]
+        fields = {"states": states.detach(), "labels": labels}
         head = self.lm_predictions.lm_head
         if head.can_skip_logits():
             loss, fields["losses"], fields["predictions"] = linear_cross_entropy(
@@ -347,20 +375,24 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
             losses = cross_entropy_per_item(logits, labels)
             loss = mean_over_items(losses, labels >= 0, num_items_in_batch)
             fields |= {"logits": logits, "losses": losses.detach(), "predictions": logits.argmax(-1)}
+        if max_labels_per_row is not None:
+            loss = loss.masked_fill((labelled.sum(1) > max_labels_per_row).any(), torch.nan)
         return {"loss": loss, **{name: in_batch_order(field, labelled, context) for name, field in fields.items()}}
 
 
-def labelled_positions(labels: torch.Tensor) -> torch.Tensor | None:
-    """Return the positions [B, Q] that have a label, in ascending order; Q is the largest number in a row, at least 1.
+def labelled_positions(labels: torch.Tensor, max_labels_per_row: int | None = None) -> torch.Tensor | None:
+    """Return the positions [B, Q] that have a label, in ascending order.
 
-    Rows with fewer labels are filled with positions that have none. Return None, for all positions, if nearly all of a
-    row is labelled: attention of all queries needs no gathered copies and is then faster.
+    Q is `max_labels_per_row`, by default the largest number in a row, and at least 1. Rows with fewer labels are filled
+    with positions that have none. Return None, for all positions, if Q is nearly N: attention of all queries needs no
+    gathered copies and is then faster.
     """
     labelled = labels != IGNORED
-    most = max(int(labelled.sum(1).max()), 1)
+    most = int(labelled.sum(1).max()) if max_labels_per_row is None else max_labels_per_row
+    most = max(most, 1)
     if most > DENSE_DECODING_THRESHOLD * labels.shape[1]:
         return None
-    return labelled.int().argsort(dim=1, descending=True, stable=True)[:, :most]
+    return labelled.int().argsort(dim=1, descending=True, stable=True)[:, :most].sort(dim=1).values
 
 
 def in_batch_order(values: torch.Tensor, labelled: torch.Tensor, context: AttentionContext) -> torch.Tensor:

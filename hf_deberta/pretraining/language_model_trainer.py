@@ -52,7 +52,8 @@ class LanguageModelTrainer(PretrainingTrainer):
         labels = originals.masked_fill(inputs["input_ids"].eq(self.model.config.pad_token_id), IGNORED)
         if "position_ids" in inputs:  # the first token of a document is not predicted
             labels = labels.masked_fill(inputs["position_ids"] == 0, IGNORED)
-        return {"masked": masked, "causal": {**inputs, "input_ids": originals, "labels": labels}}
+        causal = {name: value for name, value in inputs.items() if name != "max_labels_per_row"}  # of other labels
+        return {"masked": masked, "causal": {**causal, "input_ids": originals, "labels": labels}}
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
         """Count the labels of each loss: a tensor [2] for the joint objective."""
@@ -73,11 +74,13 @@ class LanguageModelTrainer(PretrainingTrainer):
             for loss_inputs, number in zip(inputs_per_loss.values(), items, strict=True)
         ]
         loss, outputs = sum(loss for loss, _ in results), results[0][1]
-        name, loss_inputs = next(iter(inputs_per_loss.items()))
-        labels = predicted_labels(name, loss_inputs)
-        correct = predictions(outputs, labels) == labels[labels != IGNORED]
+        predicted, labels = outputs.predictions, outputs.labels
+        if predicted is None:  # a compiled graph returned logits at all positions
+            labels = predicted_labels(*next(iter(inputs_per_loss.items())))
+            predicted = outputs.logits.argmax(-1)
         if STAND_IN not in inputs:
-            self.correct, self.predicted = self.correct + correct.sum(), self.predicted + correct.numel()
+            self.correct = self.correct + (predicted == labels).sum()
+            self.predicted = self.predicted + (labels != IGNORED).sum()
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -97,6 +100,7 @@ class LanguageModelTrainer(PretrainingTrainer):
         """Return sums per row, [B, 3 per loss]: the loss, correct predictions, predictions."""
         inputs, sums = self._prepare_inputs(inputs), []
         for name, loss_inputs in self.inputs_per_loss(inputs).items():
+            loss_inputs = {**loss_inputs, "max_labels_per_row": None}  # below, the host reads the labels anyway
             with torch.no_grad(), self.compute_loss_context_manager():
                 outputs = model(**loss_inputs, sparse_prediction=True)
             labels = predicted_labels(name, loss_inputs)

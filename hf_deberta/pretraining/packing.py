@@ -6,6 +6,7 @@ and there is no attention between pieces.
 """
 
 from array import array
+from typing import Any
 
 import numpy as np
 import torch
@@ -124,20 +125,30 @@ class Rows(torch.utils.data.Dataset):
 
 
 class RowCollator:
-    """Stacks rows into tensors [B, N]; rows of different length are padded to the longest and get an attention mask."""
+    """Stacks rows into tensors [B, N]; rows of different length are padded to the longest and get an attention mask.
+
+    `max_labels_per_row` spares the masked-language model to read the labels of each batch, see `HfDebertaForMaskedLM`.
+    It is a multiple of N / 16, so that most batches have the same number and a compiled graph serves them all.
+    """
 
     def __init__(self, pad_token_id: int):
         self.fill = {"input_ids": pad_token_id, "labels": IGNORED, "attention_mask": 0}
 
-    def __call__(self, rows: list[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
-        if "position_ids" in rows[0]:
-            return {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]}
-        rows = [{**row, "attention_mask": np.ones_like(row["input_ids"])} for row in rows]
-        length = max(len(row["input_ids"]) for row in rows)
-        return {
-            name: torch.from_numpy(np.stack([pad(row[name], length, self.fill[name]) for row in rows]))
-            for name in rows[0]
-        }
+    def __call__(self, rows: list[dict[str, np.ndarray]]) -> dict[str, Any]:
+        if "position_ids" not in rows[0]:
+            rows = [{**row, "attention_mask": np.ones_like(row["input_ids"])} for row in rows]
+            length = max(len(row["input_ids"]) for row in rows)
+            rows = [{name: pad(value, length, self.fill[name]) for name, value in row.items()} for row in rows]
+        batch: dict[str, Any] = {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]}
+        return {**batch, "max_labels_per_row": bound_of_labels(batch["labels"])}
+
+
+def bound_of_labels(labels: torch.Tensor) -> int:
+    """Return the largest number of labels in a row of labels [B, N], rounded up to a multiple of N / 16."""
+    length = labels.shape[1]
+    step = max(length // 16, 1)
+    most = int((labels != IGNORED).sum(1).max())
+    return min(-(-most // step) * step, length)
 
 
 def pad(value: np.ndarray, length: int, fill: int) -> np.ndarray:

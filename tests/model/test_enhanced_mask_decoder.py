@@ -14,6 +14,7 @@ from torch import nn
 from transformers.modeling_outputs import MaskedLMOutput
 
 from hf_deberta import HfDebertaForMaskedLM
+from hf_deberta.model import enhanced_mask_decoder
 from hf_deberta.model.enhanced_mask_decoder import HfDebertaMaskedLMOutput, gather_positions, labelled_positions
 
 pytestmark = pytest.mark.usefixtures("unpad_tiny_models")
@@ -118,6 +119,77 @@ def patch_forward_of_head(model):
     head.forward = lambda states: type(head).forward(head, states)
 
 
+@pytest.fixture
+def unreadable_values(monkeypatch):
+    """As on a GPU, where reading a value waits for the device."""
+    monkeypatch.setattr(enhanced_mask_decoder, "can_read_values", lambda tensor: False)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("mask", LABEL_MASKS)
+@pytest.mark.parametrize("unused", [0, 2, 100])
+def test_bounded_equals_counted_number_of_labels(mask, variant, unused, request):
+    """`max_labels_per_row` changes no loss and no gradient, also if it is larger than necessary."""
+    labels = labels_where(LABEL_MASKS[mask]())
+    model = tiny_model(HfDebertaForMaskedLM, **VARIANTS[variant], unpad_inputs=False)
+    inputs = {"input_ids": INPUTS["input_ids"], "attention_mask": INPUTS["attention_mask"], "labels": labels}
+    counted, gradients = train_step(model, **inputs)
+    bound = int(((labels != -100) & REAL).sum(1).max()) + unused
+    request.getfixturevalue("unreadable_values")
+    bounded, bounded_gradients = train_step(model, **inputs, max_labels_per_row=bound)
+    predicted = bounded.labels != -100
+    assert_equal_but_for_rounding(bounded.loss, counted.loss)
+    assert_same_by_name(bounded_gradients, gradients)
+    assert_equal_but_for_rounding(bounded.losses[predicted], counted.losses)
+    assert_equal_but_for_rounding(bounded.states[predicted], counted.states)
+    assert torch.equal(bounded.predictions[predicted], counted.predictions)
+    assert torch.equal(bounded.labels[predicted], counted.labels)
+    assert not bounded.losses[~predicted].any()
+
+
+def test_bound_in_a_packed_row(unreadable_values):
+    model = tiny_model(HfDebertaForMaskedLM)
+    bounds = torch.tensor([0, 9, 14, 21], dtype=torch.int32)
+    input_ids = torch.arange(1, 22)[None]
+    inputs = {"input_ids": input_ids, "labels": torch.where(input_ids % 4 == 1, input_ids, -100)}
+    counted, gradients = train_step(model, **inputs, cu_seq_lens_q=bounds)
+    bounded, bounded_gradients = train_step(model, **inputs, cu_seq_lens_q=bounds, max_labels_per_row=9)
+    assert bounded.losses.shape == (9,) and counted.losses.shape == (6,)
+    assert_equal_but_for_rounding(bounded.loss, counted.loss)
+    assert_same_by_name(bounded_gradients, gradients)
+
+
+def test_more_labels_than_the_bound():
+    inputs = {**INPUTS, "labels": labels_where(REAL)}
+    with pytest.raises(ValueError, match=r"9 labels.*max_labels_per_row = 8"):
+        tiny_model(HfDebertaForMaskedLM)(**inputs, max_labels_per_row=8)
+
+
+def test_more_labels_than_the_bound_where_values_cannot_be_read(unreadable_values):
+    inputs = {**INPUTS, "labels": labels_where(torch.arange(9).expand(4, -1) < 4)}
+    model = tiny_model(HfDebertaForMaskedLM, unpad_inputs=False)
+    assert model(**inputs, max_labels_per_row=3).loss.isnan()
+    assert not model(**inputs, max_labels_per_row=4).loss.isnan()
+
+
+@pytest.mark.slow
+def test_bounded_training_step_is_one_graph():
+    """A compiled step predicts labelled positions only, in one graph that serves other labels."""
+    model = tiny_model(HfDebertaForMaskedLM, dtype=torch.float64)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for seed in range(2):
+        mask = (torch.rand(REAL.shape, generator=torch.Generator().manual_seed(seed)) < 0.3) & REAL
+        inputs = {**INPUTS, "labels": labels_where(mask)}
+        expected, gradients = train_step(model, **inputs)
+        with torch._dynamo.config.patch(error_on_recompile=seed > 0):
+            output, compiled_gradients = train_step(compiled, **inputs, max_labels_per_row=6)
+        assert output.logits.shape == (4 * 6, 128)
+        assert_equal_but_for_rounding(output.loss, expected.loss)
+        names = {name.removeprefix("_orig_mod."): gradient for name, gradient in compiled_gradients.items()}
+        assert_same_by_name(names, gradients)
+
+
 MODIFICATIONS = {
     "hook on the head": lambda model: model.get_submodule(LM_HEAD).register_forward_hook(lambda *_: None),
     "pre-hook on the head": lambda model: model.get_submodule(LM_HEAD).register_forward_pre_hook(lambda *_: None),
@@ -215,7 +287,7 @@ def test_output_class_and_fields():
     model = tiny_model(HfDebertaForMaskedLM)
     output = model(**INPUTS, labels=labels)
     assert type(output) is HfDebertaMaskedLMOutput and isinstance(output, MaskedLMOutput)
-    assert list(output) == ["loss", "losses", "predictions", "states"]
+    assert list(output) == ["loss", "losses", "predictions", "states", "labels"]
     assert torch.equal(model.lm_predictions.lm_head(output.states).argmax(-1), output.predictions)
     assert list(model.eval()(**INPUTS, labels=labels)) == ["loss", "logits"]
 
