@@ -54,7 +54,8 @@ HEADS = {
     "model": (HfDebertaModel, lambda: {}),
     "sequence": (HfDebertaForSequenceClassification, lambda: {"labels": integers(BATCH)}),
     "tokens": (HfDebertaForTokenClassification, lambda: {"labels": integers(BATCH, LENGTH)}),
-    "masked LM": (HfDebertaForMaskedLM, lambda: {"labels": integers(BATCH, LENGTH), "sparse_prediction": False}),
+    "masked LM": (HfDebertaForMaskedLM, lambda: {"labels": integers(BATCH, LENGTH), "max_labels_per_row": 9}),
+    "all logits": (HfDebertaForMaskedLM, lambda: {"labels": integers(BATCH, LENGTH), "sparse_prediction": False}),
     "causal": (HfDebertaForCausalLM, lambda: {"labels": integers(BATCH, LENGTH), "sparse_prediction": False}),
     "replaced tokens": (HfDebertaForPreTraining, lambda: {"labels": integers(BATCH, LENGTH)}),
     "answers": (
@@ -131,6 +132,8 @@ CASES = {
     "v1": ("masked LM", "sdpa", {"share_att_key": False, "position_buckets": 0}, padded),
     "c2p alone": ("sequence", "sdpa", {"pos_att_type": ["c2p"]}, padded),
     "p2p": ("sequence", "sdpa", {"pos_att_type": ["c2p", "p2c", "p2p"]}, padded),
+    "labels nearly everywhere": ("masked LM", "sdpa", {}, lambda: {**padded(), "max_labels_per_row": 40}),
+    "number of items": ("sequence", "sdpa", {}, lambda: {**padded(), "num_items_in_batch": 5}),
     "no relative attention": ("sequence", "sdpa", {"relative_attention": False}, padded),
     "regression": ("sequence", "sdpa", {"problem_type": "regression", "num_labels": 1}, padded),
     "attention probabilities": ("model", "sdpa", {"output_attentions": True}, padded),
@@ -142,7 +145,7 @@ CASES = {
 def test_training(case):
     head, backend, fields, inputs = CASES[case]
     model_class, labels = HEADS[head]
-    counter = run(model_class, tiny(**fields), lambda: {**inputs(), **labels()}, **MODES["training"], backend=backend)
+    counter = run(model_class, tiny(**fields), lambda: {**labels(), **inputs()}, **MODES["training"], backend=backend)
     assert_never_waits(counter)
 
 

@@ -8,7 +8,7 @@ import pickle
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import pytest
@@ -18,6 +18,7 @@ from numerics import assert_same_by_name
 from safetensors.torch import load_file, save_file
 from test_parity_with_transformers import HEADS, SHAPES, assert_same, batch, in_tree, outputs
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers import AutoConfig, AutoTokenizer, DebertaV2Model, Trainer, TrainingArguments, pipeline
 from transformers.models.deberta import modeling_deberta
 from transformers.models.deberta_v2 import modeling_deberta_v2
@@ -211,6 +212,20 @@ def test_beyond_the_largest_distance_rows_follow_the_official_code(shape, tmp_pa
     official = HfDebertaModel.from_pretrained(tmp_path).eval()
     with enabled():
         assert_same(outputs(official, inputs), outputs(model, inputs), inputs["attention_mask"])
+
+
+def test_fake_tensors_are_not_kept():
+    """A model that was made and run under FakeTensorMode leaves nothing behind for real models, nor they for it."""
+    fields, ids = {"max_relative_positions": 40, "position_buckets": 12}, torch.tensor([[1, 5, 9, 2]])
+    expected = in_tree("v3", "Model", **fields)(input_ids=ids).last_hidden_state
+    with enable():
+        for real in (False, True, False):
+            with nullcontext() if real else FakeTensorMode() as mode:
+                model = in_tree("v3", "Model", **fields)
+                states = model(input_ids=ids if real else mode.from_tensor(ids)).last_hidden_state
+                assert isinstance(states, FakeTensor) != real
+                if real:
+                    assert (states - expected).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("option", ["talking_head", "narrow", "query_states"])

@@ -13,6 +13,7 @@ from numerics import (
     tiny_model,
 )
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hf_deberta import (
     HfDebertaForEntityChoice,
@@ -744,3 +745,21 @@ def test_context_follows_a_model_to_another_device():
     tensors = [value for part in parts for value in vars(part).values() if torch.is_tensor(value)]
     assert len(tensors) == 4 and {tensor.device.type for tensor in tensors} == {"meta"}
     assert moved.relative_rows.first == context.relative_rows.first and context.attention_mask.mask.device.type == "cpu"
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+@pytest.mark.parametrize("fields", [{}, V1_ATTENTION], ids=["v3 attention", "v1 attention"])
+def test_models_can_be_made_without_values(fields, device):
+    with FakeTensorMode() if device == "cpu" else torch.device("meta"):
+        model = HfDebertaForMaskedLM(tiny_config(**fields))
+    real = HfDebertaForMaskedLM(tiny_config(**fields))
+    encoders = [each.deberta.encoder for each in (model, real)]
+    assert encoders[0].saturation == encoders[1].saturation and encoders[0].can_be_pruned == encoders[1].can_be_pruned
+    shapes = [{name: tensor.shape for name, tensor in each.state_dict().items()} for each in (model, real)]
+    assert shapes[0] == shapes[1]
+
+
+def test_buffers_of_meta_models_have_values():
+    """Because weights may be assigned to such a model later."""
+    with torch.device("meta"):
+        assert HfDebertaModel(tiny_config()).encoder.rows_of_distance.device.type == "cpu"

@@ -2,8 +2,17 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from hf_deberta.model.relative_position import log_bucket, rows_between, rows_in_use, rows_of_distances
+from hf_deberta.model.relative_position import (
+    log_bucket,
+    may_be_pruned,
+    row_numbers,
+    rows_between,
+    rows_in_use,
+    rows_of_distances,
+    saturation_of,
+)
 
 BUCKETED = [(512, 256), (64, 16), (64, 4), (64, 2), (64, 3), (128, 80)]  # k, buckets
 STEEP = [(64, 64), (16, 24), (256, 256)]  # so many buckets that a bucket's number exceeds its distance
@@ -107,3 +116,21 @@ def test_rows_in_use_hold_every_row_that_a_length_reaches(case, clamp):
         assert last - first <= 2 * length  # no more than there are distances
         assert first <= before[0] and last >= before[1]  # a longer sequence uses no fewer
         before = first, last
+
+
+@pytest.mark.parametrize("case", BUCKETED + STEEP + CLIPPED, ids=ids)
+def test_rows_first_computed_under_fake_tensor_mode(case):
+    """Their numbers are the same, and tensors belong to the mode in which they were made."""
+    row_numbers.cache_clear()
+    with FakeTensorMode():
+        assert isinstance(rows_of_distances(*case), FakeTensor)
+        numbers = row_numbers(*case)
+        pruned, saturation = may_be_pruned(numbers, span(*case)), saturation_of(numbers)
+    rows = rows_of_distances(*case)
+    assert type(rows) is torch.Tensor and rows.tolist() == list(numbers)
+    assert (pruned, saturation) == (may_be_pruned(rows, span(*case)), saturation_of(rows))
+
+
+def test_rows_are_a_new_tensor():
+    rows_of_distances(8)[0] = 99
+    assert rows_of_distances(8)[0] == 0
