@@ -3,7 +3,7 @@ import os
 import pytest
 import torch
 
-from hf_deberta.model import attention_context, modeling_hf_deberta, unpadding
+from hf_deberta.model import attention_context, enhanced_mask_decoder, modeling_hf_deberta, unpadding
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 torch.set_num_threads(1)  # tiny tensors, and the tests already run in several processes
@@ -19,7 +19,7 @@ def unpad_tiny_models(monkeypatch):
 @pytest.fixture
 def values_are_not_read(monkeypatch):
     """Compute as on a GPU, where reading a tensor would wait for the device."""
-    for module in (attention_context, modeling_hf_deberta):
+    for module in (attention_context, enhanced_mask_decoder, modeling_hf_deberta):
         monkeypatch.setattr(module, "can_read_values", lambda tensor: False)
 
 

@@ -115,6 +115,11 @@ def test_head(head, backend, mode):
     assert (counter.triton_launches > 0) == (backend == "triton")
 
 
+def with_number_of_real_tokens() -> dict[str, torch.Tensor | int]:
+    """A batch that is computed without its padding."""
+    return {**padded(), "num_real_tokens": 60}
+
+
 # case -> head, backend, configuration, inputs
 CASES = {
     "no mask": ("model", "sdpa", {}, tokens),
@@ -125,6 +130,10 @@ CASES = {
     "position_ids, triton": ("masked LM", "triton", {}, packed_by_position_ids),
     "position_ids, causal": ("causal", "sdpa", {}, packed_by_position_ids),
     "position_ids, replaced tokens": ("replaced tokens", "sdpa", {}, packed_by_position_ids),
+    "unpadded": ("sequence", "sdpa", {}, with_number_of_real_tokens),
+    "unpadded, triton": ("tokens", "triton", {}, with_number_of_real_tokens),
+    "unpadded masked LM": ("masked LM", "sdpa", {}, with_number_of_real_tokens),
+    "unpadded replaced tokens": ("replaced tokens", "sdpa", {}, with_number_of_real_tokens),
     "choices": ("choices", "sdpa", {}, lambda: {}),
     "choices, triton": ("choices", "triton", {}, lambda: {}),
     "entities": ("entities", "sdpa", {}, padded),

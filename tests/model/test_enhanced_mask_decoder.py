@@ -14,7 +14,6 @@ from torch import nn
 from transformers.modeling_outputs import MaskedLMOutput
 
 from hf_deberta import HfDebertaForMaskedLM
-from hf_deberta.model import enhanced_mask_decoder
 from hf_deberta.model.enhanced_mask_decoder import HfDebertaMaskedLMOutput, gather_positions, labelled_positions
 
 pytestmark = pytest.mark.usefixtures("unpad_tiny_models")
@@ -119,35 +118,28 @@ def patch_forward_of_head(model):
     head.forward = lambda states: type(head).forward(head, states)
 
 
-@pytest.fixture
-def unreadable_values(monkeypatch):
-    """As on a GPU, where reading a value waits for the device."""
-    monkeypatch.setattr(enhanced_mask_decoder, "can_read_values", lambda tensor: False)
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", ["everything", "v1 attention", "no decoder"])
 @pytest.mark.parametrize("mask", LABEL_MASKS)
-@pytest.mark.parametrize("unused", [0, 2, 100])
+@pytest.mark.parametrize("unused", [2, 100])
 def test_bounded_equals_counted_number_of_labels(mask, variant, unused, request):
     """`max_labels_per_row` changes no loss and no gradient, also if it is larger than necessary."""
     labels = labels_where(LABEL_MASKS[mask]())
-    model = tiny_model(HfDebertaForMaskedLM, **VARIANTS[variant], unpad_inputs=False)
-    inputs = {"input_ids": INPUTS["input_ids"], "attention_mask": INPUTS["attention_mask"], "labels": labels}
-    counted, gradients = train_step(model, **inputs)
+    model = tiny_model(HfDebertaForMaskedLM, **VARIANTS[variant])
+    counted, gradients = train_step(model, **INPUTS, labels=labels)
     bound = int(((labels != -100) & REAL).sum(1).max()) + unused
-    request.getfixturevalue("unreadable_values")
-    bounded, bounded_gradients = train_step(model, **inputs, max_labels_per_row=bound)
-    predicted = bounded.labels != -100
-    assert_equal_but_for_rounding(bounded.loss, counted.loss)
-    assert_same_by_name(bounded_gradients, gradients)
-    assert_equal_but_for_rounding(bounded.losses[predicted], counted.losses)
-    assert_equal_but_for_rounding(bounded.states[predicted], counted.states)
-    assert torch.equal(bounded.predictions[predicted], counted.predictions)
-    assert torch.equal(bounded.labels[predicted], counted.labels)
-    assert not bounded.losses[~predicted].any()
+    request.getfixturevalue("values_are_not_read")
+    for options in ({}, {"num_real_tokens": 30}):
+        bounded, bounded_gradients = train_step(model, **INPUTS, labels=labels, max_labels_per_row=bound, **options)
+        predicted = bounded.labels != -100
+        assert_equal_but_for_rounding(bounded.loss, counted.loss)
+        assert_same_by_name(bounded_gradients, gradients)
+        assert_equal_but_for_rounding(bounded.losses[predicted], counted.losses)
+        assert torch.equal(bounded.predictions[predicted], counted.predictions)
+        assert torch.equal(bounded.labels[predicted], counted.labels)
+        assert not bounded.losses[~predicted].any()
 
 
-def test_bound_in_a_packed_row(unreadable_values):
+def test_bound_in_a_packed_row(values_are_not_read):
     model = tiny_model(HfDebertaForMaskedLM)
     bounds = torch.tensor([0, 9, 14, 21], dtype=torch.int32)
     input_ids = torch.arange(1, 22)[None]
@@ -165,9 +157,9 @@ def test_more_labels_than_the_bound():
         tiny_model(HfDebertaForMaskedLM)(**inputs, max_labels_per_row=8)
 
 
-def test_more_labels_than_the_bound_where_values_cannot_be_read(unreadable_values):
+def test_more_labels_than_the_bound_where_values_cannot_be_read(values_are_not_read):
     inputs = {**INPUTS, "labels": labels_where(torch.arange(9).expand(4, -1) < 4)}
-    model = tiny_model(HfDebertaForMaskedLM, unpad_inputs=False)
+    model = tiny_model(HfDebertaForMaskedLM)
     assert model(**inputs, max_labels_per_row=3).loss.isnan()
     assert not model(**inputs, max_labels_per_row=4).loss.isnan()
 
