@@ -19,6 +19,7 @@ from hf_deberta import (
     HfDebertaForTokenClassification,
     HfDebertaModel,
 )
+from hf_deberta.pretraining.rtd_pretraining import HfDebertaForRtdPretraining, HfDebertaRtdConfig
 
 BATCH, LENGTH = 2, 48
 BACKENDS = ("eager", "sdpa", "triton")
@@ -158,6 +159,15 @@ def test_training(case):
     assert_never_waits(counter)
 
 
+def test_generator_and_discriminator():
+    class Pair(HfDebertaForRtdPretraining):
+        def __init__(self, config):
+            super().__init__(HfDebertaRtdConfig.from_discriminator(config))
+
+    counter = run(Pair, tiny(), lambda: {**padded(), **HEADS["masked LM"][1]()}, **MODES["autocast"])
+    assert_never_waits(counter)
+
+
 # ---- packed rows and labelled positions: the host must not read boundaries and labels ----------------------------
 
 
@@ -168,16 +178,15 @@ def packed() -> dict[str, torch.Tensor | int]:
     return {"input_ids": integers(1, LENGTH), "cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, **longest}
 
 
-@pytest.mark.parametrize("training", [False, True], ids=["eval", "training"])
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("head", ["model", "tokens", "masked LM", "causal", "replaced tokens"])
-def test_packed_row(head, backend, training):
+def test_packed_row(head, backend):
     model_class, labels = HEADS[head]
 
     def inputs():
         return {**packed(), **{name: one_row(value) for name, value in labels().items()}}
 
-    assert_never_waits(run(model_class, tiny(), inputs, training, False, backend))
+    assert_never_waits(run(model_class, tiny(), inputs, **MODES["training"], backend=backend))
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "triton"])

@@ -180,10 +180,10 @@ def test_only_masked_tokens_are_replaced_by_the_generators_predictions():
     assert not output.replaced_ids.requires_grad
 
 
-@pytest.mark.parametrize("variant", ["a hook at the head", "int32", "as if compiled", "config"])
+@pytest.mark.parametrize("variant", ["a hook at the head", "int32", "as if compiled", "config", "a bound of labels"])
 @pytest.mark.usefixtures("unpad_tiny_models")
-def test_other_paths_sample_the_same_tokens(variant, monkeypatch):
-    """Logits from the head with a hook, or at all positions; int32 ids."""
+def test_other_paths_sample_the_same_tokens(variant, monkeypatch, request):
+    """Logits from the head with a hook, or at all positions; int32 ids; as many predictions in each row."""
     batch = batch_of(tiny_rows())
     expected, gradients = trained(tiny_pair(), **batch)
     model = tiny_pair(sparse_prediction=variant != "config")
@@ -193,6 +193,9 @@ def test_other_paths_sample_the_same_tokens(variant, monkeypatch):
         batch = {name: tensor.int() for name, tensor in batch.items()}
     elif variant == "as if compiled":
         monkeypatch.setattr(enhanced_mask_decoder, "is_tracing_or_compiling", lambda: True)
+    elif variant == "a bound of labels":
+        request.getfixturevalue("values_are_not_read")
+        batch["max_labels_per_row"] = 7
     found, same = trained(model, **batch)
     torch.testing.assert_close(found.loss, expected.loss)
     assert torch.equal(found.replaced_ids, expected.replaced_ids)
