@@ -39,7 +39,7 @@ test: check ## check, and all tests
 	$(RUN) -m pytest -n 2
 
 test-fake-cuda: $(READY) ## run all heads on a simulated GPU: devices, syncs, work (needs a C++ compiler)
-	PYTHONPATH=tests/fake_cuda$(if $(PYTHONPATH),:$(PYTHONPATH)) $(RUN) -m pytest -p load_guard tests/fake_cuda
+	$(RUN) -m pytest -rs tests/test_fake_cuda.py
 
 gpu-counts: $(READY) ## count launches, bytes and FLOPs of a layer on a simulated GPU (needs a C++ compiler)
 	$(RUN) -W ignore tests/fake_cuda/gpu_counts.py

@@ -1,6 +1,8 @@
 """These tests run in a process of their own, in which load_guard.py was imported before torch.
 
-`make test-fake-cuda` starts it, and tests/test_fake_cuda.py in `make test`. Other processes collect nothing.
+tests/test_fake_cuda.py starts it. Other processes collect nothing. To run some of the tests:
+
+    PYTHONPATH=tests/fake_cuda python -m pytest -p load_guard tests/fake_cuda -k "triton and training"
 """
 
 import sys

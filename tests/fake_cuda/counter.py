@@ -60,8 +60,19 @@ FREE = {
     "set_data",
 }
 # operators that read no tensor, only its shape
-FILLS = {"fill", "full", "full_like", "new_full", "new_ones", "new_zeros", "ones", "ones_like", "zero", "zeros"}
-FILLS |= {"zeros_like"}
+FILLS = {
+    "fill",
+    "full",
+    "full_like",
+    "new_full",
+    "new_ones",
+    "new_zeros",
+    "ones",
+    "ones_like",
+    "zero",
+    "zeros",
+    "zeros_like",
+}
 LOOKUPS = {"embedding", "gather", "index", "index_select"}  # read the index, and no more elements than they write
 SCATTERS = {"index_add", "index_copy", "index_put", "scatter_add"}  # in place: read, add and write some elements
 # a zero fill, then a copy
