@@ -78,7 +78,7 @@ class Step:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
         self.inputs, self.device = dict(batch.inputs), device
         if peer.startswith("mlm ours"):
-            self.inputs["max_labels_per_row"] = batch.labels_per_row
+            self.inputs["max_predictions_per_row"] = batch.labels_per_row
 
     def __call__(self) -> None:
         with torch.autocast(self.device, torch.bfloat16):

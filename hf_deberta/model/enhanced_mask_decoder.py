@@ -96,8 +96,8 @@ class HfDebertaMaskedLMOutput(MaskedLMOutput):
     states (`torch.Tensor` of shape [M, hidden]): the input of `lm_head` at these positions, without a gradient.
     labels (`torch.LongTensor` of shape [M]): the label of each predicted position.
 
-    These are the labelled positions. On a GPU and in compiled graphs, a model that is passed `max_labels_per_row` also
-    predicts positions without a label, to have as many in each row: their label is -100 and their loss 0.
+    These are the labelled positions. On a GPU and in compiled graphs, `max_predictions_per_row` adds positions without
+    a label, so that all rows have as many: their label is -100 and their loss 0.
 
     With sparse prediction `logits` is None. Only if a hook, an adapter or the like needs the output matrix to run,
     `logits` holds those of the predicted positions, [M, vocabulary].
@@ -119,8 +119,8 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
     labelled positions, see `HfDebertaMaskedLMOutput`. `sparse_prediction=False` returns all logits [B, N, vocabulary];
     `sparse_prediction=True` omits them in evaluation too. The default is `config.sparse_prediction` in training and
     False in evaluation. To find the labelled positions, the host waits for the GPU, and a compiled graph has to predict
-    all positions instead. Pass `max_labels_per_row`, the largest number of labels in a row or any larger number, for
-    neither: shapes then depend on this number alone.
+    all positions instead. For neither, pass `max_predictions_per_row`, the largest number of labels in a row or any
+    larger number: shapes then depend on this number alone.
 
     >>> import torch
     >>> from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM
@@ -212,15 +212,15 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         sparse_prediction: bool | None = None,
         max_length_q: int | None = None,
         num_real_tokens: int | None = None,
-        max_labels_per_row: int | None = None,
+        max_predictions_per_row: int | None = None,
         **kwargs,
     ) -> HfDebertaMaskedLMOutput:
         """Return logits, and the loss if there are labels; with sparse prediction see the class.
 
         The summed loss is divided by `num_items_in_batch`, by default the number of labelled positions in this call.
         `cu_seq_lens_q` are the document boundaries of a packed row, with B = 1; absolute positions then restart in
-        each document. With `max_labels_per_row`, a row with more labels raises a ValueError on the CPU, and elsewhere
-        makes the loss NaN.
+        each document. With `max_predictions_per_row`, a row with more labels raises a ValueError on the CPU, and
+        elsewhere makes the loss NaN.
         """
         output_flags = self.deberta.output_flags(output_attentions, output_hidden_states)
         embeddings, context = self.deberta.embed(
@@ -238,10 +238,10 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
             embeddings,
             context,
             output_flags=output_flags,
-            labels=self._check_labels(labels, attention_mask, input_ids, inputs_embeds, max_labels_per_row),
+            labels=self._check_labels(labels, attention_mask, input_ids, inputs_embeds, max_predictions_per_row),
             num_items_in_batch=num_items_in_batch,
-            sparse=self._uses_sparse_prediction(sparse_prediction, max_labels_per_row),
-            max_labels_per_row=max_labels_per_row,
+            sparse=self._uses_sparse_prediction(sparse_prediction, max_predictions_per_row),
+            max_predictions_per_row=max_predictions_per_row,
         )
 
     def _predict(
@@ -254,7 +254,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         num_items_in_batch: torch.Tensor | int | None,
         sparse: bool,
         query_positions: torch.Tensor | None = None,  # [B, Q]
-        max_labels_per_row: int | None = None,
+        max_predictions_per_row: int | None = None,
     ) -> HfDebertaMaskedLMOutput:
         """Return the output from the embeddings. Without labels, logits are of `query_positions`, or of all if None."""
         uses_decoder = self.config.uses_mask_decoder
@@ -268,10 +268,10 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         if labels is not None:
             labels, unpadding = context.gather(labels), context.unpadding
             if can_read_values(labels) or (unpadding is not None and unpadding.lengths is not None):
-                max_labels_per_row = None  # the number of labels costs little to read, and may be smaller
-            elif max_labels_per_row is not None and unpadding is not None:
-                max_labels_per_row *= unpadding.shape[0]  # all rows of the batch are one
-            query_positions = labelled_positions(labels, max_labels_per_row) if sparse else None
+                max_predictions_per_row = None  # the number of labels costs little to read, and may be smaller
+            elif max_predictions_per_row is not None and unpadding is not None:
+                max_predictions_per_row *= unpadding.shape[0]  # all rows of the batch are one
+            query_positions = labelled_positions(labels, max_predictions_per_row) if sparse else None
         if uses_decoder:
             states = self._decode(states, context, query_positions)
         else:
@@ -279,7 +279,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         fields: dict[str, torch.Tensor | None]
         if labels is not None and sparse:
             fields = self._predict_labelled(
-                states, labels, context, query_positions, num_items_in_batch, max_labels_per_row
+                states, labels, context, query_positions, num_items_in_batch, max_predictions_per_row
             )
         else:
             logits = self.lm_predictions.lm_head(states)
@@ -297,7 +297,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         attention_mask: torch.Tensor | None,
         input_ids: torch.Tensor | None,
         inputs_embeds: torch.Tensor | None,
-        max_labels_per_row: int | None = None,
+        max_predictions_per_row: int | None = None,
     ) -> torch.Tensor | None:
         """Return the labels [B, N] with -100 at padding."""
         tokens = input_ids if inputs_embeds is None else inputs_embeds
@@ -306,17 +306,21 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         shape = tokens.shape[:2]
         real = None if attention_mask is None else real_tokens(attention_mask, *shape)
         labels = class_labels(labels, shape, self.lm_predictions.lm_head.bias.shape[0], real)
-        if max_labels_per_row is not None and can_read_values(labels):
+        if max_predictions_per_row is not None and can_read_values(labels):
             most = int((labels != IGNORED).sum(1).max())
-            if most > max_labels_per_row:
-                raise ValueError(f"a row has {most} labels, more than max_labels_per_row = {max_labels_per_row}")
+            if most > max_predictions_per_row:
+                raise ValueError(
+                    f"a row has {most} labels, more than max_predictions_per_row = {max_predictions_per_row}"
+                )
         return labels
 
-    def _uses_sparse_prediction(self, sparse_prediction: bool | None, max_labels_per_row: int | None = None) -> bool:
+    def _uses_sparse_prediction(
+        self, sparse_prediction: bool | None, max_predictions_per_row: int | None = None
+    ) -> bool:
         if sparse_prediction is None:
             sparse_prediction = self.training and self.config.sparse_prediction
         # the number of labelled positions depends on the data, so a compiled graph predicts all positions
-        return sparse_prediction and (max_labels_per_row is not None or not is_tracing_or_compiling())
+        return sparse_prediction and (max_predictions_per_row is not None or not is_tracing_or_compiling())
 
     def _decode(
         self, states: torch.Tensor, context: AttentionContext, query_positions: torch.Tensor | None
@@ -355,13 +359,13 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         context: AttentionContext,
         query_positions: torch.Tensor | None,  # [B, Q]
         num_items_in_batch: torch.Tensor | int | None,
-        max_labels_per_row: int | None,
+        max_predictions_per_row: int | None,
     ) -> dict[str, torch.Tensor | None]:
         """Return the output fields of sparse prediction, without logits if nothing can observe them."""
         labelled = labels != IGNORED  # [B, N]
         if query_positions is not None:
             labels = labels.gather(1, query_positions)
-        if max_labels_per_row is not None:
+        if max_predictions_per_row is not None:
             states, labels = states.flatten(0, 1), labels.flatten()  # M = B Q, some without a label
         else:
             predicted = labels != IGNORED  # [B, Q or N]
@@ -377,20 +381,20 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
             losses = cross_entropy_per_item(logits, labels)
             loss = mean_over_items(losses, labels >= 0, num_items_in_batch)
             fields |= {"logits": logits, "losses": losses.detach(), "predictions": logits.argmax(-1)}
-        if max_labels_per_row is not None:
-            loss = loss.masked_fill((labelled.sum(1) > max_labels_per_row).any(), torch.nan)
+        if max_predictions_per_row is not None:
+            loss = loss.masked_fill((labelled.sum(1) > max_predictions_per_row).any(), torch.nan)
         return {"loss": loss, **{name: in_batch_order(field, labelled, context) for name, field in fields.items()}}
 
 
-def labelled_positions(labels: torch.Tensor, max_labels_per_row: int | None = None) -> torch.Tensor | None:
+def labelled_positions(labels: torch.Tensor, max_predictions_per_row: int | None = None) -> torch.Tensor | None:
     """Return the positions [B, Q] that have a label, in ascending order.
 
-    Q is `max_labels_per_row`, by default the largest number in a row, and at least 1. Rows with fewer labels are filled
-    with positions that have none. Return None, for all positions, if Q is nearly N: attention of all queries needs no
-    gathered copies and is then faster.
+    Q is `max_predictions_per_row`, by default the largest number in a row, and at least 1. Rows with fewer labels are
+    filled with positions that have none. Return None, for all positions, if Q is nearly N: attention of all queries
+    needs no gathered copies and is then faster.
     """
     labelled = labels != IGNORED
-    most = int(labelled.sum(1).max()) if max_labels_per_row is None else max_labels_per_row
+    most = int(labelled.sum(1).max()) if max_predictions_per_row is None else max_predictions_per_row
     most = max(most, 1)
     if most > DENSE_DECODING_THRESHOLD * labels.shape[1]:
         return None

@@ -52,7 +52,7 @@ class LanguageModelTrainer(PretrainingTrainer):
         labels = originals.masked_fill(inputs["input_ids"].eq(self.model.config.pad_token_id), IGNORED)
         if "position_ids" in inputs:  # the first token of a document is not predicted
             labels = labels.masked_fill(inputs["position_ids"] == 0, IGNORED)
-        causal = {name: value for name, value in inputs.items() if name != "max_labels_per_row"}  # of other labels
+        causal = {name: value for name, value in inputs.items() if name != "max_predictions_per_row"}  # of other labels
         return {"masked": masked, "causal": {**causal, "input_ids": originals, "labels": labels}}
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
@@ -100,7 +100,7 @@ class LanguageModelTrainer(PretrainingTrainer):
         """Return sums per row, [B, 3 per loss]: the loss, correct predictions, predictions."""
         inputs, sums = self._prepare_inputs(inputs), []
         for name, loss_inputs in self.inputs_per_loss(inputs).items():
-            loss_inputs = {**loss_inputs, "max_labels_per_row": None}  # below, the host reads the labels anyway
+            loss_inputs = {**loss_inputs, "max_predictions_per_row": None}  # below, the host reads the labels anyway
             with torch.no_grad(), self.compute_loss_context_manager():
                 outputs = model(**loss_inputs, sparse_prediction=True)
             labels = predicted_labels(name, loss_inputs)

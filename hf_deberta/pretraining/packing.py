@@ -127,8 +127,8 @@ class Rows(torch.utils.data.Dataset):
 class RowCollator:
     """Stacks rows into tensors [B, N]; rows of different length are padded to the longest and get an attention mask.
 
-    `max_labels_per_row` spares the masked-language model to read the labels of each batch, see `HfDebertaForMaskedLM`.
-    It is a multiple of N / 16, so that most batches have the same number and a compiled graph serves them all.
+    `max_predictions_per_row` spares `HfDebertaForMaskedLM` to read the labels of each batch. It is a multiple of
+    N / 16, so that most batches have the same number and a compiled graph serves them all.
     """
 
     def __init__(self, pad_token_id: int):
@@ -140,10 +140,10 @@ class RowCollator:
             length = max(len(row["input_ids"]) for row in rows)
             rows = [{name: pad(value, length, self.fill[name]) for name, value in row.items()} for row in rows]
         batch: dict[str, Any] = {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]}
-        return {**batch, "max_labels_per_row": bound_of_labels(batch["labels"])}
+        return {**batch, "max_predictions_per_row": bound_of_predictions(batch["labels"])}
 
 
-def bound_of_labels(labels: torch.Tensor) -> int:
+def bound_of_predictions(labels: torch.Tensor) -> int:
     """Return the largest number of labels in a row of labels [B, N], rounded up to a multiple of N / 16."""
     length = labels.shape[1]
     step = max(length // 16, 1)

@@ -210,7 +210,7 @@ class HfDebertaForRtdPretraining(PreTrainedModel):
         only: str | None = None,
         num_items_in_batch: torch.Tensor | None = None,  # [2]
         num_real_tokens: int | None = None,
-        max_labels_per_row: int | None = None,
+        max_predictions_per_row: int | None = None,
         **kwargs: Any,
     ) -> RtdOutput:
         """Compute both losses. Rows may be padded or packed as in `HfDebertaModel`.
@@ -219,7 +219,7 @@ class HfDebertaForRtdPretraining(PreTrainedModel):
             replaced_ids: the discriminator's input; by default sampled from the generator's predictions.
             only: "generator" or "discriminator" runs that model alone; the latter needs `replaced_ids`.
             num_items_in_batch: masked tokens and real tokens of the whole optimization batch, counted by `RtdTrainer`.
-            max_labels_per_row: the generator's, see `HfDebertaForMaskedLM`.
+            max_predictions_per_row: the generator's, see `HfDebertaForMaskedLM`.
         """
         labels = self._check_inputs(input_ids, labels, replaced_ids, only)
         masked_items, real_items = split_items(num_items_in_batch)
@@ -237,7 +237,7 @@ class HfDebertaForRtdPretraining(PreTrainedModel):
         if only != "discriminator":
             lm_labels = labels.masked_fill(~masked, IGNORED)
             sample = replaced_ids is None
-            options = {**layout, "max_labels_per_row": max_labels_per_row}
+            options = {**layout, "max_predictions_per_row": max_predictions_per_row}
             lm_loss, best, sampled = self._run_generator(input_ids, lm_labels, masked_items, options, sample)
             if sampled is not None:
                 replaced_ids = input_ids.masked_scatter(masked, sampled.to(input_ids.dtype))
@@ -274,7 +274,7 @@ class HfDebertaForRtdPretraining(PreTrainedModel):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Return the loss, the most likely tokens [M] at masked positions, and sampled tokens [M] if `sample`.
 
-        With `max_labels_per_row` these may be followed by tokens of other positions.
+        With `max_predictions_per_row` these may be followed by tokens of other positions.
         """
         outputs = self.generator(input_ids, labels=labels, num_items_in_batch=items, sparse_prediction=True, **options)
         states, best = outputs.states, outputs.predictions
@@ -282,7 +282,7 @@ class HfDebertaForRtdPretraining(PreTrainedModel):
         if best is None:  # a compiled graph returns logits at all positions
             states, head = outputs.logits.detach()[labels != IGNORED], nn.Identity()
             best = states.argmax(-1)
-        elif options["max_labels_per_row"] is not None:
+        elif options["max_predictions_per_row"] is not None:
             labelled_first = (outputs.labels == IGNORED).int().argsort(stable=True)
             states, best = states[labelled_first], best[labelled_first]
         if not sample:

@@ -12,9 +12,11 @@ from numerics import (
 )
 from torch import nn
 from transformers.modeling_outputs import MaskedLMOutput
+from transformers.utils.generic import find_labels
 
 from hf_deberta import HfDebertaForMaskedLM
 from hf_deberta.model.enhanced_mask_decoder import HfDebertaMaskedLMOutput, gather_positions, labelled_positions
+from hf_deberta.pretraining.rtd_pretraining import HfDebertaForRtdPretraining
 
 pytestmark = pytest.mark.usefixtures("unpad_tiny_models")
 
@@ -122,14 +124,16 @@ def patch_forward_of_head(model):
 @pytest.mark.parametrize("mask", LABEL_MASKS)
 @pytest.mark.parametrize("unused", [2, 100])
 def test_bounded_equals_counted_number_of_labels(mask, variant, unused, request):
-    """`max_labels_per_row` changes no loss and no gradient, also if it is larger than necessary."""
+    """`max_predictions_per_row` changes no loss and no gradient, also if it is larger than necessary."""
     labels = labels_where(LABEL_MASKS[mask]())
     model = tiny_model(HfDebertaForMaskedLM, **VARIANTS[variant])
     counted, gradients = train_step(model, **INPUTS, labels=labels)
     bound = int(((labels != -100) & REAL).sum(1).max()) + unused
     request.getfixturevalue("values_are_not_read")
     for options in ({}, {"num_real_tokens": 30}):
-        bounded, bounded_gradients = train_step(model, **INPUTS, labels=labels, max_labels_per_row=bound, **options)
+        bounded, bounded_gradients = train_step(
+            model, **INPUTS, labels=labels, max_predictions_per_row=bound, **options
+        )
         predicted = bounded.labels != -100
         assert_equal_but_for_rounding(bounded.loss, counted.loss)
         assert_same_by_name(bounded_gradients, gradients)
@@ -145,23 +149,28 @@ def test_bound_in_a_packed_row(values_are_not_read):
     input_ids = torch.arange(1, 22)[None]
     inputs = {"input_ids": input_ids, "labels": torch.where(input_ids % 4 == 1, input_ids, -100)}
     counted, gradients = train_step(model, **inputs, cu_seq_lens_q=bounds)
-    bounded, bounded_gradients = train_step(model, **inputs, cu_seq_lens_q=bounds, max_labels_per_row=9)
+    bounded, bounded_gradients = train_step(model, **inputs, cu_seq_lens_q=bounds, max_predictions_per_row=9)
     assert bounded.losses.shape == (9,) and counted.losses.shape == (6,)
     assert_equal_but_for_rounding(bounded.loss, counted.loss)
     assert_same_by_name(bounded_gradients, gradients)
 
 
+def test_trainer_takes_no_other_input_for_labels():
+    """`Trainer` computes no evaluation loss if an input with "label" in its name is missing."""
+    assert find_labels(HfDebertaForMaskedLM) == find_labels(HfDebertaForRtdPretraining) == ["labels"]
+
+
 def test_more_labels_than_the_bound():
     inputs = {**INPUTS, "labels": labels_where(REAL)}
-    with pytest.raises(ValueError, match=r"9 labels.*max_labels_per_row = 8"):
-        tiny_model(HfDebertaForMaskedLM)(**inputs, max_labels_per_row=8)
+    with pytest.raises(ValueError, match=r"9 labels.*max_predictions_per_row = 8"):
+        tiny_model(HfDebertaForMaskedLM)(**inputs, max_predictions_per_row=8)
 
 
 def test_more_labels_than_the_bound_where_values_cannot_be_read(values_are_not_read):
     inputs = {**INPUTS, "labels": labels_where(torch.arange(9).expand(4, -1) < 4)}
     model = tiny_model(HfDebertaForMaskedLM)
-    assert model(**inputs, max_labels_per_row=3).loss.isnan()
-    assert not model(**inputs, max_labels_per_row=4).loss.isnan()
+    assert model(**inputs, max_predictions_per_row=3).loss.isnan()
+    assert not model(**inputs, max_predictions_per_row=4).loss.isnan()
 
 
 @pytest.mark.slow
@@ -175,7 +184,7 @@ def test_bounded_training_step_is_one_graph():
         inputs = {**INPUTS, "labels": labels_where(mask)}
         expected, gradients = train_step(model, **inputs)
         with torch._dynamo.config.patch(error_on_recompile=seed > 0):
-            output, compiled_gradients = train_step(compiled, **inputs, max_labels_per_row=6)
+            output, compiled_gradients = train_step(compiled, **inputs, max_predictions_per_row=6)
         assert output.logits.shape == (4 * 6, 128)
         assert_equal_but_for_rounding(output.loss, expected.loss)
         names = {name.removeprefix("_orig_mod."): gradient for name, gradient in compiled_gradients.items()}

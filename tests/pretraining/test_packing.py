@@ -10,7 +10,7 @@ import torch
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM
 from hf_deberta.model.batch_loss import IGNORED
 from hf_deberta.pretraining.masking import Masking, Vocabulary
-from hf_deberta.pretraining.packing import RowCollator, Rows, bound_of_labels, packed_rows, single_rows
+from hf_deberta.pretraining.packing import RowCollator, Rows, bound_of_predictions, packed_rows, single_rows
 from hf_deberta.pretraining.token_file import TokenFile
 from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.row_order import EpochSampler
@@ -123,7 +123,7 @@ def test_padding_in_packed_rows_changes_nothing():
 def test_collator_pads_single_documents():
     rows = Rows(corpus([5, 9, 3]), TOKENIZER, 24, MASKING, pack=False)
     batch = RowCollator(PAD)([rows[0], rows[1]])
-    assert batch.pop("max_labels_per_row") == (batch["labels"] != IGNORED).sum(1).max()  # of 11 tokens, any number
+    assert batch.pop("max_predictions_per_row") == (batch["labels"] != IGNORED).sum(1).max()  # of 11 tokens, any number
     assert {name: tuple(value.shape) for name, value in batch.items()} == dict.fromkeys(
         ("input_ids", "labels", "attention_mask"), (2, 11)
     )
@@ -131,11 +131,11 @@ def test_collator_pads_single_documents():
     assert (batch["input_ids"][0, 7:] == PAD).all() and (batch["labels"][0, 7:] == IGNORED).all()
 
 
-def test_bound_of_labels():
+def test_bound_of_predictions():
     labels = torch.full((2, 64), IGNORED)
     for labelled, bound in ((0, 0), (1, 4), (4, 4), (5, 8), (64, 64)):
         labels[1, :labelled] = 7
-        assert bound_of_labels(labels) == bound
+        assert bound_of_predictions(labels) == bound
 
 
 def test_long_documents_are_cut():

@@ -195,7 +195,7 @@ def test_other_paths_sample_the_same_tokens(variant, monkeypatch, request):
         monkeypatch.setattr(enhanced_mask_decoder, "is_tracing_or_compiling", lambda: True)
     elif variant == "a bound of labels":
         request.getfixturevalue("values_are_not_read")
-        batch["max_labels_per_row"] = 7
+        batch["max_predictions_per_row"] = 7
     found, same = trained(model, **batch)
     torch.testing.assert_close(found.loss, expected.loss)
     assert torch.equal(found.replaced_ids, expected.replaced_ids)
