@@ -5,15 +5,18 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 TEXT ?=
-LENGTHS ?=
-GPU_CASES ?= 32x128 32x512 4x2048 mnli
+LENGTHS ?= 512 2048 8192
+GPU_CASES ?= 8x128 32x512 1x8192 mnli
+GPU_TESTS := $(foreach name,sdpa triton auto,tests/model/test_attention_$(name).py)
+# steps of bench-gpu, the most important first
+GPU_STEPS := gpu-correctness gpu-attention gpu-encoder gpu-training gpu-pretraining gpu-graphs gpu-sweep gpu-tests
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
 
 help: ## list these commands
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 setup: $(READY) ## create .venv and install the package with its tested versions
 
@@ -42,7 +45,7 @@ test-fake-cuda: $(READY) ## run all heads on a simulated GPU: devices, syncs, wo
 	$(RUN) -m pytest -rs tests/test_fake_cuda.py
 
 gpu-counts: $(READY) ## count launches, bytes and FLOPs of a layer on a simulated GPU (needs a C++ compiler)
-	$(RUN) -W ignore tests/fake_cuda/gpu_counts.py
+	$(RUN) -W ignore tests/fake_cuda/gpu_counts.py --csv benchmarks/results/gpu_counts.csv
 
 faults: export FAULTS := full
 faults: export FAULTS_SEED ?= $(shell date +%s)
@@ -73,16 +76,18 @@ bench: $(READY) ## measure time and memory on the CPU against Transformers, BERT
 	$(RUN) -W ignore benchmarks/memory.py
 	$(RUN) benchmarks/figure.py
 
-bench-gpu: ## on a GPU: run the next four; a failure does not stop the others
-	$(MAKE) --keep-going --jobs=1 gpu-tests gpu-attention gpu-encoder gpu-training
+bench-gpu: ## on a GPU: run the next eight; a failure does not stop the others (results: RESULTS=folder)
+	$(MAKE) --keep-going --jobs=1 $(GPU_STEPS)
 
-gpu-tests gpu-attention gpu-encoder gpu-training: export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+$(GPU_STEPS): export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+$(GPU_STEPS): export RESULTS ?=
 
-gpu-tests: $(READY) ## on a GPU: test the Triton kernels at real sizes (in 8 processes if pytest-xdist is installed)
-	$(RUN) -m pytest -m gpu tests/model/test_attention_triton.py tests/model/test_attention_auto.py $$($(RUN) -c 'import xdist' 2>/dev/null && echo --numprocesses=8)
+gpu-correctness: $(READY) ## on a GPU: test the kernels in bfloat16, then check and time what "auto" chooses
+	$(RUN) -m pytest -m gpu -k "bfloat16 and not others" $(GPU_TESTS)
+	$(RUN) -m hf_deberta gpu-check
 
-gpu-attention: $(READY) ## on a GPU: attention alone against its peers (fewer lengths: LENGTHS="512 2048")
-	$(RUN) -W ignore benchmarks/attention_gpu.py $(if $(LENGTHS),--lengths $(LENGTHS))
+gpu-attention: $(READY) ## on a GPU: attention alone against its peers (other lengths: LENGTHS="512 2048")
+	$(RUN) -W ignore benchmarks/attention_gpu.py --lengths $(LENGTHS)
 
 gpu-encoder: $(READY) ## on a GPU: a whole encoder against its peers, forward
 	$(RUN) -W ignore benchmarks/encoder.py --device cuda --dtype bfloat16 --cases $(GPU_CASES) --repeats 31
@@ -90,8 +95,24 @@ gpu-encoder: $(READY) ## on a GPU: a whole encoder against its peers, forward
 gpu-training: $(READY) ## on a GPU: a whole encoder against its peers, training step
 	$(RUN) -W ignore benchmarks/encoder.py --device cuda --dtype bfloat16 --cases $(GPU_CASES) --repeats 31 --mode training
 
+gpu-pretraining: $(READY) ## on a GPU: tokens per second and MFU of pretraining
+	$(RUN) -W ignore benchmarks/pretraining_gpu.py
+
+gpu-graphs: $(READY) ## on a GPU: a whole encoder with torch.compile and as a CUDA graph
+	for mode in forward training; do \
+		$(RUN) -W ignore benchmarks/encoder.py --device cuda --dtype bfloat16 --cases 8x128 32x512 --repeats 31 --mode $$mode \
+			--peers in-tree "in-tree, compiled" "ours sdpa" "ours sdpa, compiled" "ours sdpa, CUDA graph" "ours triton" \
+			"ours triton, compiled" "ours triton, CUDA graph" || exit 1; \
+	done
+
+gpu-sweep: $(READY) ## on a GPU: time the Triton kernels with other tiles, warps and stages
+	$(RUN) -W ignore benchmarks/attention_gpu.py --sweep --lengths 512 8192
+
+gpu-tests: $(READY) ## on a GPU: all its tests (in 8 processes if pytest-xdist is installed)
+	$(RUN) -m pytest -m gpu $(GPU_TESTS) $$($(RUN) -c 'import xdist' 2>/dev/null && echo --numprocesses=8)
+
 clean: ## remove .venv and the output of demo, package and tests
 	rm -rf $(VENV) demo_output build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
 
 .PHONY: help setup demo check quick test test-fake-cuda gpu-counts faults soak format package test-common bench bench-gpu
-.PHONY: gpu-tests gpu-attention gpu-encoder gpu-training clean
+.PHONY: $(GPU_STEPS) clean

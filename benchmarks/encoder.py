@@ -136,8 +136,8 @@ def optimize(peer: str, model: Any, length: int, device: str, training: bool) ->
         optimize_deberta(encoder, backend=backend, inference=not training, sequence_lengths=lengths)
 
 
-def make_inputs(case: str, device: str) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
-    """Return the model's inputs, and labels for the classifiers."""
+def make_inputs(case: str, device: str) -> tuple[dict[str, Any], torch.Tensor | None]:
+    """Return the inputs of our models, and labels for the classifiers."""
     generator = torch.Generator().manual_seed(1)
     if case == "mnli":
         lengths = torch.tensor(MNLI_LENGTHS)
@@ -148,12 +148,20 @@ def make_inputs(case: str, device: str) -> tuple[dict[str, torch.Tensor], torch.
     if case != "mnli":
         return {"input_ids": ids.to(device)}, None
     real = torch.arange(tokens) < lengths[:, None]
-    inputs = {"input_ids": (ids * real).to(device), "attention_mask": real.long().to(device)}
+    inputs: dict[str, Any] = {"input_ids": (ids * real).to(device), "attention_mask": real.long().to(device)}
+    if device != "cpu":
+        inputs["num_real_tokens"] = sum(MNLI_LENGTHS)  # as our trainers do
     return inputs, torch.randint(0, BASE["num_labels"], (batch,), generator=generator).to(device)
+
+
+def inputs_of(peer: str, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Return the inputs that a peer's model has."""
+    return {name: value for name, value in inputs.items() if name != "num_real_tokens" or peer.startswith("ours")}
 
 
 def make_step(peer: str, model: Any, inputs: dict, labels: torch.Tensor | None, mode: str) -> Callable[[], None]:
     """Return a call that runs one forward pass without gradients, or forward and backward."""
+    inputs = inputs_of(peer, inputs)
 
     def forward() -> None:
         with settings(peer), torch.no_grad():
@@ -206,7 +214,7 @@ def check_equal_outputs(case: str, models: dict[str, Any], inputs: dict) -> None
         for peer, model in models.items():
             if peer != "bert":
                 with settings(peer):
-                    results[peer] = model.eval()(**inputs)[0]
+                    results[peer] = model.eval()(**inputs_of(peer, inputs))[0]
     if case != "mnli":
         results = {peer: states[real] for peer, states in results.items()}
     for peer, states in results.items():

@@ -1,4 +1,4 @@
-"""Print the tables in README.md and docs/benchmarks.md from results/encoder.csv and results/memory.csv.
+"""Print the tables in README.md and docs/benchmarks.md from results/encoder.csv, memory.csv and gpu_counts.csv.
 
     python benchmarks/table.py
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results" / "encoder.csv"
 MEMORY = RESULTS.with_name("memory.csv")
+GPU_COUNTS = RESULTS.with_name("gpu_counts.csv")
 AMD, INTEL = "AMD EPYC", "Intel(R) Xeon(R)"
 PEERS = {  # name in the csv -> heading of the column
     "in-tree": "Transformers' DeBERTa",
@@ -28,6 +29,13 @@ CASES = {  # (mode, case) in the csv -> label of the row
     ("forward", "mnli"): "32 sentence pairs of MNLI, padded",
     ("training", "8x128"): "training step, 8 x 128",
     ("training", "mnli"): "training step, 32 sentence pairs",
+}
+COUNTED_PEERS = {  # name in the csv -> heading of the column
+    "in-tree": "Transformers' DeBERTa",
+    "bert": "BERT, SDPA",
+    "sdpa of 0.2.0": "hf_deberta 0.2.0, sdpa",
+    "sdpa": "hf_deberta, sdpa",
+    "triton": "hf_deberta, triton",
 }
 README_CASES = {  # (machine, mode, case) -> label of the row
     (AMD, "forward", "1x32"): "1 row of 32 tokens",
@@ -66,6 +74,24 @@ def full_table() -> str:
     return "\n".join(lines)
 
 
+def gpu_counts_table() -> str:
+    """Launches, gigabytes and GFLOP of one layer, counted on a simulated GPU; launches alone with Triton's kernels."""
+    with GPU_COUNTS.open() as file:
+        rows = {(row["mode"], row["case"], row["peer"]): row for row in csv.DictReader(file)}
+    lines = ["| launches, GB, GFLOP | " + " | ".join(COUNTED_PEERS.values()) + " |"]
+    lines.append("|---|" + "--:|" * len(COUNTED_PEERS))
+    for mode, case in dict.fromkeys((mode, case) for mode, case, _ in rows):
+        cells = [counts_of(rows[mode, case, peer]) for peer in COUNTED_PEERS]
+        lines.append(f"| {mode}, {case.replace('x', ' x ')} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def counts_of(row: dict[str, str]) -> str:
+    if row["triton_launches"] != "0":
+        return f"{row['launches']} + {row['triton_launches']}"
+    return ", ".join(row[name] for name in ("launches", "gigabytes", "gflop"))
+
+
 def readme_table() -> str:
     """A few times and one row of memory, Transformers' DeBERTa against hf_deberta."""
     lines = [
@@ -90,4 +116,4 @@ def readme_row(label: str, machine: str, theirs: float, ours: float, unit: str) 
 
 
 if __name__ == "__main__":
-    print(readme_table(), full_table(), sep="\n\n")
+    print(readme_table(), full_table(), gpu_counts_table(), sep="\n\n")

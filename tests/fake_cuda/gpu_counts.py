@@ -4,12 +4,18 @@
     python tests/fake_cuda/gpu_counts.py --peers in-tree sdpa --shapes 32x512 1x8192 --modes training
 
 Base size, bfloat16. No number is a time. `ms` is arithmetic, GFLOP / 600 TFLOP/s + GB / 3.8 TB/s: compare ratios.
+With --csv the counts are written to a result file too; `make gpu-counts` writes benchmarks/results/gpu_counts.csv.
 """
 
 import argparse
+import csv
+import datetime
+from pathlib import Path
 
 import load_guard  # noqa: F401  # before torch
-from layer_counts import PEERS, count_layer
+import torch
+import transformers
+from layer_counts import PEERS, LayerCounts, count_layer
 
 SHAPES = ("8x128", "32x512", "4x2048", "1x8192")
 
@@ -19,23 +25,57 @@ def main() -> None:
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=["in-tree", "bert", "sdpa", "triton"])
     parser.add_argument("--shapes", nargs="+", default=SHAPES, help="rows x tokens")
     parser.add_argument("--modes", nargs="+", choices=("eval", "training"), default=("eval", "training"))
+    parser.add_argument("--csv", type=Path, help="result file, whose rows of the same peer, mode and case are replaced")
     options = parser.parse_args()
+    rows = []
     print("One layer: launches (PyTorch + Triton), GB, GFLOP, ms\n")
     print("|  |", " | ".join(options.peers), "|")
     print("|---" * (len(options.peers) + 1) + "|")
     for mode in options.modes:
         for shape in options.shapes:
             batch, length = map(int, shape.split("x"))
-            cells = [describe(peer, batch, length, mode == "training") for peer in options.peers]
-            print(f"| {mode} {shape} |", " | ".join(cells), "|", flush=True)
+            counts = {peer: count_layer(peer, batch, length, mode == "training") for peer in options.peers}
+            print(f"| {mode} {shape} |", " | ".join(map(describe, counts.values())), "|", flush=True)
+            rows += [row_of(peer, mode, shape, count) for peer, count in counts.items()]
+    if options.csv:
+        write_rows(options.csv, rows)
 
 
-def describe(peer: str, batch: int, length: int, training: bool) -> str:
-    counts = count_layer(peer, batch, length, training)
+def describe(counts: LayerCounts) -> str:
     launches = f"{counts.launches} + {counts.triton_launches}" if counts.triton_launches else f"{counts.launches}"
     if counts.triton_launches:
         return launches  # what a Triton kernel reads and computes is not known here
     return f"{launches}, {counts.gigabytes:.2f}, {counts.gflop:.0f}, {counts.milliseconds():.2f}"
+
+
+def row_of(peer: str, mode: str, case: str, counts: LayerCounts) -> dict[str, str]:
+    with_triton = counts.triton_launches > 0
+    return {
+        "peer": peer,
+        "mode": mode,
+        "case": case,
+        "launches": str(counts.launches),
+        "triton_launches": str(counts.triton_launches),
+        "gigabytes": "" if with_triton else f"{counts.gigabytes:.2f}",
+        "gflop": "" if with_triton else f"{counts.gflop:.0f}",
+        "date": datetime.date.today().isoformat(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def write_rows(path: Path, rows: list[dict[str, str]]) -> None:
+    """Add rows to a result file; they replace those of the same peer, mode and case."""
+    new = {(row["peer"], row["mode"], row["case"]) for row in rows}
+    if path.exists():
+        with path.open(newline="") as file:
+            rows = [row for row in csv.DictReader(file) if (row["peer"], row["mode"], row["case"]) not in new] + rows
+    unfinished = path.with_suffix(".tmp")
+    with unfinished.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    unfinished.replace(path)
 
 
 if __name__ == "__main__":
