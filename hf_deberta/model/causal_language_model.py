@@ -59,6 +59,7 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
         logits_to_keep: int = 0,
         max_length_q: int | None = None,
         num_real_tokens: int | None = None,
+        max_predictions_per_row: int | None = None,
         **kwargs,
     ) -> HfDebertaMaskedLMOutput:
         """Return logits, and the loss if there are labels.
@@ -80,6 +81,7 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
                 cu_seq_lens_q=cu_seq_lens_q,
                 max_length_q=max_length_q,
                 num_real_tokens=num_real_tokens,
+                max_predictions_per_row=max_predictions_per_row,
                 num_items_in_batch=num_items_in_batch,
                 sparse_prediction=sparse_prediction,
                 return_dict=True,
@@ -100,7 +102,7 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
             causal=True,
             max_length_q=max_length_q,
         )
-        labels = self._check_labels(labels, attention_mask, input_ids, inputs_embeds)
+        labels = self._check_labels(labels, attention_mask, input_ids, inputs_embeds, max_predictions_per_row)
         last_positions = None
         if logits_to_keep > 0:
             batch, length = embeddings.shape[:2]
@@ -111,8 +113,9 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
             output_flags=output_flags,
             labels=None if labels is None else next_token_labels(labels, context),
             num_items_in_batch=num_items_in_batch,
-            sparse=self._uses_sparse_prediction(sparse_prediction),
+            sparse=self._uses_sparse_prediction(sparse_prediction, max_predictions_per_row),
             query_positions=last_positions,
+            max_predictions_per_row=max_predictions_per_row,
         )
 
     # ---- generation: mypy cannot match the protocol that Transformers declares for `self` ------------------------

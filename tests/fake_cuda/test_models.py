@@ -57,7 +57,7 @@ HEADS = {
     "tokens": (HfDebertaForTokenClassification, lambda: {"labels": integers(BATCH, LENGTH)}),
     "masked LM": (HfDebertaForMaskedLM, lambda: {"labels": integers(BATCH, LENGTH), "max_predictions_per_row": 9}),
     "all logits": (HfDebertaForMaskedLM, lambda: {"labels": integers(BATCH, LENGTH), "sparse_prediction": False}),
-    "causal": (HfDebertaForCausalLM, lambda: {"labels": integers(BATCH, LENGTH), "sparse_prediction": False}),
+    "causal": (HfDebertaForCausalLM, lambda: {"labels": integers(BATCH, LENGTH), "max_predictions_per_row": 30}),
     "replaced tokens": (HfDebertaForPreTraining, lambda: {"labels": integers(BATCH, LENGTH)}),
     "answers": (
         HfDebertaForQuestionAnswering,

@@ -213,6 +213,18 @@ def test_loss_is_the_cross_entropy_of_next_tokens(layout, variant):
     assert_same_by_name(sparse_gradients, dense_gradients)
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.usefixtures("values_are_not_read")
+def test_bounded_equals_counted_number_of_labels(variant):
+    inputs = LAYOUTS["right padding"]()
+    labels = inputs["input_ids"].masked_fill(torch.arange(inputs["input_ids"].shape[1]) % 3 == 0, -100)
+    model = causal_model(**VARIANTS[variant])
+    counted, gradients = train_step(model, **inputs, labels=labels)
+    bounded, bounded_gradients = train_step(model, **inputs, labels=labels, max_predictions_per_row=8)
+    assert_equal_but_for_rounding(bounded.loss, counted.loss)
+    assert_same_by_name(bounded_gradients, gradients)
+
+
 def test_sparse_prediction_of_few_labels():
     """Labels at the end of a row, as for an answer after a prompt."""
     labels = INPUTS["input_ids"].masked_fill(torch.arange(9) < 6, -100)
