@@ -33,14 +33,14 @@ from hf_deberta.model.attention_triton_forward import forward_kernel
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 FLOATS: tuple[str, ...] = ("far_query", "far_key", "far_own", "far_other", "log_sum", "delta")
-FLOATS += ("far_gradient", "key_gradient", "query_gradient")
-INTEGERS = ("batch", "heads", "tokens", "head_size", "blocks", "NEAR", "rows", "row_step")
+FLOATS += ("far_gradient", "gradient")
+INTEGERS = ("batch", "heads", "tokens", "head_size", "blocks", "NEAR", "programs", "slots")
 SCALARS = ("scale", "dropout_p")
 INSTRUCTIONS = ("HGMMA", "HMMA", "LDS", "STS", "SHFL", "LDL", "STL")
 
 
 def type_of(argument: str, dtype: str, mask: str) -> str:
-    if argument in ("spans", "places", "bounds"):
+    if argument in ("spans", "places", "kept"):
         return "*i32"
     kinds = {"mask": "*i32" if mask == "numbers" else "*u8", "seed": "*i64", **dict.fromkeys(FLOATS, "*fp32")}
     kinds |= {**dict.fromkeys(INTEGERS, "i32"), **dict.fromkeys(SCALARS, "fp32")}
@@ -49,10 +49,9 @@ def type_of(argument: str, dtype: str, mask: str) -> str:
 
 def compile_kernel(kernel: triton.JITFunction, arch: int, dtype: str, constants: dict, warps: int, stages: int):
     """Compile a kernel for pointers and sizes that are multiples of 16, as in a usual launch."""
+    mask = constants["MASK"]
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
-    signature = {
-        name: "constexpr" if name in constants else type_of(name, dtype, constants["MASK"]) for name in kernel.arg_names
-    }
+    signature = {name: "constexpr" if name in constants else type_of(name, dtype, mask) for name in kernel.arg_names}
     divide = [name for name, kind in signature.items() if kind[0] == "*" or name in ("head_size", "tokens")]
     attributes = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in divide}
     source = ASTSource(kernel, signature, constants, attributes)
@@ -137,7 +136,7 @@ def kernels(constants: dict) -> Iterator[tuple[str, triton.JITFunction, dict, in
     """Yield name, kernel, constants, and index in a row of LAUNCHES."""
     yield "forward", forward_kernel, constants, 0
     for keys, name in ((False, "own_gradients, dq"), (True, "own_gradients, dk and dv")):
-        yield name, own_gradients_kernel, {**constants, "OWN": True, "OTHER": True, "KEYS": keys}, 1
+        yield name, own_gradients_kernel, {**constants, "OWN": True, "OTHER": True, "KEYS": keys, "KEEP": True}, 1
     yield "table_gradients", table_gradients_kernel, constants, 2
 
 

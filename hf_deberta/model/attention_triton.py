@@ -33,7 +33,7 @@ LAUNCHES = {
     "interpreter": (16, ((1, 1), (1, 1), (1, 1), (1, 1))),
 }
 CHIPS = {9: "Hopper", 10: "Blackwell"}  # by the first number of the compute capability
-TABLE_GRADIENT_SPLITS = 4  # programs that share a distance in table_gradients_kernel
+TABLE_GRADIENT_SPLITS = 8  # programs that share a block of distances in table_gradients_kernel
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LARGEST_HEAD = 128
 LARGEST_HEAD_OF_ANY_DEVICE = 64  # float32 with larger heads does not fit into the shared memory of every device
@@ -141,7 +141,9 @@ def longest_document(mask: AttentionMask, tokens: int) -> int:
     """The largest number of tokens that a document may have."""
     if mask.lengths:  # tokens after the last document are one more
         return max(*mask.lengths, tokens - sum(mask.lengths))
-    return tokens if mask.longest is None else min(mask.longest, tokens)
+    if mask.cu_seqlens is None or mask.longest is None:
+        return tokens
+    return min(mask.longest, tokens)
 
 
 class Layout(NamedTuple):
@@ -150,34 +152,33 @@ class Layout(NamedTuple):
     mask: torch.Tensor | None  # int32 [B, N], numbers of documents, -1 for padding; or bytes [B, N, N], 1 for visible
     spans: torch.Tensor | None  # int32 [B, blocks, 2], see `tile_spans`
     places: torch.Tensor | None  # int32 [programs, 3] of a packed row: first token and length of the document, block
-    bounds: torch.Tensor | None  # int32 [documents + 1] of a packed row
 
 
 def layout_in_tiles(mask: AttentionMask, batch: int, tokens: int, tile: int) -> Layout:
     """The layout of a mask, which is the same for all layers."""
     visible, documents = mask.mask, mask.documents
-    spans = places = bounds = None
+    spans = places = None
     if mask.cu_seqlens is not None:
-        bounds, places = places_in_packed_row(mask.cu_seqlens, tokens, tile)
+        places = places_in_packed_row(mask.cu_seqlens, tokens, tile)
     if visible is not None and visible.dim() == 3:
         if documents is not None:
             visible = visible & (documents[:, :, None] == documents[:, None, :])
-        return Layout(visible.contiguous().view(torch.uint8), spans, places, bounds)
+        return Layout(visible.contiguous().view(torch.uint8), spans, places)
     if documents is not None:
         numbers = (documents - documents[:, :1]).int().expand(batch, -1).contiguous()
     elif visible is not None:
         numbers = torch.zeros_like(visible, dtype=torch.int32)
     else:
-        return Layout(None, spans, places, bounds)
-    if bounds is None:
+        return Layout(None, spans, places)
+    if places is None:
         spans = tile_spans(numbers, visible, tile)
     if visible is not None:
         numbers = numbers.masked_fill(~visible, -1)
-    return Layout(numbers, spans, places, bounds)
+    return Layout(numbers, spans, places)
 
 
-def places_in_packed_row(cu_seqlens: torch.Tensor, tokens: int, tile: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Boundaries of the documents, and for each program the first token and length of its document, and its block.
+def places_in_packed_row(cu_seqlens: torch.Tensor, tokens: int, tile: int) -> torch.Tensor:
+    """First token and length of the document of each program, and its block, int32 [programs, 3].
 
     Tokens after the last document are one more, and boundaries stop at the row's end. There are as many programs as
     the lengths of that many documents may need.
@@ -190,7 +191,7 @@ def places_in_packed_row(cu_seqlens: torch.Tensor, tokens: int, tile: int) -> tu
     programs = torch.arange(tokens // tile + len(lengths), device=last.device)
     document = torch.searchsorted(last, programs, right=True).clamp(max=len(lengths) - 1)
     block = programs - (last - blocks)[document]
-    return bounds, torch.stack([bounds[document], lengths[document], block.int()], 1)
+    return torch.stack([bounds[document], lengths[document], block.int()], 1)
 
 
 def tile_spans(numbers: torch.Tensor, real: torch.Tensor | None, tile: int) -> torch.Tensor:
@@ -239,7 +240,6 @@ def attention_in_tiles(
     mask: torch.Tensor | None,
     spans: torch.Tensor | None,
     places: torch.Tensor | None,
-    bounds: torch.Tensor | None,
     seed: torch.Tensor | None,
     scale: float,
     dropout_p: float,
@@ -254,7 +254,7 @@ def attention_in_tiles(
     from .attention_triton_forward import forward_kernel
 
     call = Call(
-        query, key, value, position_key, position_query, rows, mask, spans, places, bounds, seed, scale, dropout_p,
+        query, key, value, position_key, position_query, rows, mask, spans, places, seed, scale, dropout_p,
         causal, near, furthest,
     )  # fmt: skip
     context = torch.empty_like(call.query)
@@ -287,7 +287,6 @@ def attention_in_tiles_backward(
     mask: torch.Tensor | None,
     spans: torch.Tensor | None,
     places: torch.Tensor | None,
-    bounds: torch.Tensor | None,
     seed: torch.Tensor | None,
     context: torch.Tensor,
     log_sum: torch.Tensor,
@@ -296,106 +295,96 @@ def attention_in_tiles_backward(
     causal: bool,
     near: int,
     furthest: int,
-    for_tables: bool,
+    train_tables: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of query, key, value, position_key and position_query, empty for tables that are None."""
     call = Call(
-        query, key, value, position_key, position_query, rows, mask, spans, places, bounds, seed, scale, dropout_p,
+        query, key, value, position_key, position_query, rows, mask, spans, places, seed, scale, dropout_p,
         causal, near, furthest,
     )  # fmt: skip
     delta = torch.empty_like(log_sum)
-    inputs = (tokens_first(gradient), log_sum, delta, call.tables(), call.visibility())
+    states = [torch.empty_like(part) for part in (call.query, call.key, call.value)]
+    for_tables = []
     with torch.cuda.device_of(query):
-        states, far_rows = own_gradients(call, tokens_first(context), *inputs)
-        tables = [query.new_empty(0), query.new_empty(0)]
-        if for_tables:
-            near_rows = table_gradients(call, *inputs)
-            for index, table in enumerate((position_key, position_query)):
-                if table is not None and rows is not None:
-                    tables[index] = row_gradients(call, near_rows[index], far_rows[index].sum(1), rows, table)
+        inputs = (tokens_first(context), tokens_first(gradient), log_sum, delta, call.tables(), call.far_products())
+        for keys, table in ((False, position_key), (True, position_query)):
+            keep = train_tables and table is not None
+            far, band, kept = own_gradients(call, keys, keep, *inputs, states[keys], states[2])
+            for_table = query.new_empty(0)
+            if keep and table is not None:
+                for_table = table_gradients(call, keys, far, band, kept, table)
+            for_tables.append(for_table)
+            del band  # several hundred megabytes, which the next run uses again
     for_query, for_key, for_value = (part.transpose(1, 2) for part in states)
-    return for_query, for_key, for_value, tables[0], tables[1]
+    return for_query, for_key, for_value, for_tables[0], for_tables[1]
 
 
 def own_gradients(
     call: "Call",
+    keys: bool,
+    keep: bool,
     context: torch.Tensor,  # [B, N, H, d]
     gradient: torch.Tensor,  # [B, N, H, d]
     log_sum: torch.Tensor,  # [B, H, N]
     delta: torch.Tensor,  # [B, H, N]
     tables: list[torch.Tensor],
-    visibility: list[torch.Tensor],
-) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Gradients [B, N, H, d] of query, key and value, and [2, programs, H, d] of the far rows of both tables.
+    far: list[torch.Tensor],
+    for_own: torch.Tensor,  # [B, N, H, d]
+    for_value: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Write gradients of queries, or of keys and values; return those of far rows, and what `table_gradients` needs.
 
-    Writes `delta` [B, H, N], the sums of gradient * context.
+    The run for queries writes `delta` [B, H, N], the sums of gradient * context, for the run for keys. With `keep`,
+    gradients of near scores are returned: [programs, H, slots, T, T] by block of distances, and [programs, 2], the
+    first and last block of each program.
     """
     from .attention_triton_backward import own_gradients_kernel
 
-    for_query, for_key, for_value = (torch.empty_like(states) for states in (call.query, call.key, call.value))
-    far_shape = (2, call.programs * call.far, call.heads, call.size)
-    far_rows = [delta.new_empty(far_shape), delta.new_empty(far_shape)]
-    far = call.far_products()
-    for keys in (False, True):
-        own, other = (call.key, call.query) if keys else (call.query, call.key)
-        own_weights, other_weights = (call.value, gradient) if keys else (gradient, call.value)
-        own_first = slice(None, None, -1 if keys else 1)
-        own_gradients_kernel[(call.programs, call.heads)](
-            own, other, own_weights, other_weights, context, *tables[own_first], *far[own_first], log_sum, delta,
-            *visibility, call.seed, for_key if keys else for_query, for_value, far_rows[keys], *call.sizes(),
-            call.scale, call.dropout_p,
-            OWN=call.p2c if keys else call.c2p, OTHER=call.c2p if keys else call.p2c, KEYS=keys, FAR=call.far,
-            **call.constants(), **call.launch(1),
-        )  # fmt: skip
-    return [for_query, for_key, for_value], far_rows
+    far_gradient = delta.new_empty(2, call.programs * call.far, call.heads, call.size)
+    band = call.query.new_empty((call.programs, call.heads, call.slots, call.tile, call.tile) if keep else 1)
+    kept = torch.empty((call.programs, 2) if keep else 1, dtype=torch.int32, device=band.device)
+    own, other = (call.key, call.query) if keys else (call.query, call.key)
+    own_weights, other_weights = (call.value, gradient) if keys else (gradient, call.value)
+    own_first = slice(None, None, -1 if keys else 1)
+    own_gradients_kernel[(call.programs, call.heads)](
+        own, other, own_weights, other_weights, context, *tables[own_first], *far[own_first], log_sum, delta,
+        *call.visibility(), call.seed, for_own, for_value, far_gradient, band, kept, call.slots, *call.sizes(),
+        call.scale, call.dropout_p,
+        OWN=call.p2c if keys else call.c2p, OTHER=call.c2p if keys else call.p2c, KEYS=keys, KEEP=keep, FAR=call.far,
+        **call.constants(), **call.launch(1),
+    )  # fmt: skip
+    return far_gradient, band, kept
 
 
 def table_gradients(
-    call: "Call",
-    gradient: torch.Tensor,
-    log_sum: torch.Tensor,
-    delta: torch.Tensor,
-    tables: list[torch.Tensor],
-    visibility: list[torch.Tensor],
-) -> list[torch.Tensor]:
-    """Gradients [parts, 2 * NEAR + 1, 2, H, T, d] that the tiles of each distance give to two blocks of each table."""
-    from .attention_triton_backward import table_gradients_kernel
+    call: "Call", keys: bool, far: torch.Tensor, band: torch.Tensor, kept: torch.Tensor, table: torch.Tensor
+) -> torch.Tensor:
+    """The gradient of a table [H, R, d]: of position keys, or of position queries with `keys`."""
+    from .attention_triton_backward import row_gradients_kernel, table_gradients_kernel
 
-    documents = call.batch if call.bounds is None else call.bounds.shape[0] - 1
-    row_step = min(documents, TABLE_GRADIENT_SPLITS)
-    parts = row_step * (TABLE_GRADIENT_SPLITS // row_step)
-    shape = (parts, 2 * call.near + 1, 2, call.heads, call.tile, call.size)
-    gradients = [delta.new_empty(shape if needed else 0) for needed in (call.c2p, call.p2c)]
-    bounds = call.nothing if call.bounds is None else call.bounds
-    table_gradients_kernel[(2 * call.near + 1, call.heads, parts)](
-        call.query, call.key, call.value, gradient, *tables, log_sum, delta, *visibility[:2], bounds, call.seed,
-        *gradients, documents, row_step, call.heads, call.tokens, call.size, call.near, call.scale, call.dropout_p,
-        C2P=call.c2p, P2C=call.p2c, **call.constants(), **call.launch(2),
+    parts, blocks = min(TABLE_GRADIENT_SPLITS, call.programs), 2 * call.near + 2
+    near = far.new_empty(parts, blocks, call.heads, call.tile, call.size)
+    constants = call.constants()
+    table_gradients_kernel[(blocks, call.heads, parts)](
+        call.key if keys else call.query, band, kept, call.visibility()[2], near, call.programs, call.heads,
+        call.tokens, call.size, call.blocks, call.slots, call.near,
+        **{name: constants[name] for name in ("PACKED", "PRECISION", "T", "D")}, **call.launch(2),
     )  # fmt: skip
-    return gradients
+    count, few = table.shape[1], 16
+    gradient = table.new_empty(table.shape)
+    row_gradients_kernel[(-(-count // few), call.heads)](
+        near, far.sum(1), call.rows, gradient, parts, call.heads, count, call.size, call.near, call.scale,
+        KEYS=keys, ROWS=few, T=call.tile, D=call.channels, num_warps=8,
+    )  # fmt: skip
+    return gradient
 
 
 @attention_in_tiles_backward.register_fake
 def _(gradient, query, key, value, position_key, position_query, *rest):
     batch, heads, tokens, size = query.shape
     states = (query.new_empty(batch, tokens, heads, size).transpose(1, 2) for _ in range(3))
-    tables, for_tables = (position_key, position_query), rest[-1]
-    return *states, *(query.new_empty(table.shape if for_tables and table is not None else 0) for table in tables)
-
-
-def row_gradients(
-    call: "Call", near: torch.Tensor, far: torch.Tensor, rows: torch.Tensor, table: torch.Tensor
-) -> torch.Tensor:
-    """The gradient of a table [H, R, d] from `table_gradients` and from the gradient of far keys [2, H, d]."""
-    from .attention_triton_backward import row_gradients_kernel
-
-    count, few = table.shape[1], 16
-    gradient = table.new_empty(table.shape)
-    row_gradients_kernel[(-(-count // few), call.heads)](
-        near, far, rows, gradient, near.shape[0], call.heads, count, call.size, call.near, call.scale,
-        ROWS=few, T=call.tile, D=call.channels, num_warps=8,
-    )  # fmt: skip
-    return gradient
+    tables, train_tables = (position_key, position_query), rest[-1]
+    return *states, *(query.new_empty(table.shape if train_tables and table is not None else 0) for table in tables)
 
 
 def _save_for_backward(ctx, inputs, output):
@@ -406,12 +395,12 @@ def _save_for_backward(ctx, inputs, output):
 
 def _backward(ctx, gradient, _):
     if gradient is None:
-        return (None,) * 16
-    for_tables = any(ctx.needs_input_grad[3:5])
-    arguments = (ctx.scale, ctx.dropout_p, ctx.causal, ctx.near, ctx.furthest, for_tables)
+        return (None,) * 15
+    train_tables = any(ctx.needs_input_grad[3:5])
+    arguments = (ctx.scale, ctx.dropout_p, ctx.causal, ctx.near, ctx.furthest, train_tables)
     gradients = attention_in_tiles_backward(gradient, *ctx.saved_tensors, *arguments)
     needed = (part if need else None for part, need in zip(gradients, ctx.needs_input_grad[:5], strict=True))
-    return *needed, *(None,) * 11
+    return *needed, *(None,) * 10
 
 
 attention_in_tiles.register_autograd(_backward, setup_context=_save_for_backward)
@@ -435,7 +424,6 @@ class Call:
     mask: torch.Tensor | None  # these four are a `Layout`
     spans: torch.Tensor | None
     places: torch.Tensor | None
-    bounds: torch.Tensor | None
     dropout_seed: torch.Tensor | None  # [1], with dropout
     scale: float  # of the scores
     dropout_p: float
@@ -454,6 +442,7 @@ class Call:
         self.tile, self.launches = launches(self.query.dtype, self.query.device)
         self.blocks = -(-self.tokens // self.tile)
         self.programs = self.batch * self.blocks if self.places is None else len(self.places)
+        self.slots = min(2 * self.near, self.furthest) + 2  # blocks of distances of a program
         self.far = self.furthest > self.near and (self.c2p or self.p2c)
         self.nothing = self.query.new_empty(1)
         self.seed = self.nothing if self.dropout_seed is None else self.dropout_seed
@@ -469,7 +458,7 @@ class Call:
         mask = "none" if self.mask is None else "numbers" if self.mask.dim() == 2 else "pairs"
         # the setting of PyTorch's own products; torch.get_float32_matmul_precision() fails once it was set directly
         precision = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
-        kinds = {"MASK": mask, "CAUSAL": self.causal, "PACKED": self.bounds is not None, "DROPOUT": self.dropout_p > 0}
+        kinds = {"MASK": mask, "CAUSAL": self.causal, "PACKED": self.places is not None, "DROPOUT": self.dropout_p > 0}
         return {**kinds, "PRECISION": precision, "T": self.tile, "D": self.channels}
 
     def launch(self, kernel: int) -> dict[str, int]:

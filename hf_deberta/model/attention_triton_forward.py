@@ -161,9 +161,8 @@ def dropout_mask(seed, queries, keys, tokens, dropout_p):
 
 
 @triton.jit
-def locate_block(places, blocks, tokens, PACKED: tl.constexpr):
+def locate_block(program, places, blocks, tokens, PACKED: tl.constexpr):
     """Row of the batch, first token, number of tokens and number of the block: of a document, or of the whole row."""
-    program = tl.program_id(0)
     if PACKED:
         place = places + 3 * program
         return tl.cast(0, tl.int32), tl.load(place), tl.load(place + 1), tl.load(place + 2)
@@ -221,7 +220,7 @@ def forward_kernel(
     PACKED: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, T: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """Contexts and log-sums of one tile of queries of one head."""
-    row, start, length, block = locate_block(places, blocks, tokens, PACKED)
+    row, start, length, block = locate_block(tl.program_id(0), places, blocks, tokens, PACKED)
     head, stride = tl.program_id(1), heads * head_size
     base = ((row * tokens + start).to(tl.int64) * heads + head) * head_size
     query, key, value, context = query + base, key + base, value + base, context + base
