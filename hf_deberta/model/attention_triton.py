@@ -8,7 +8,6 @@ docs/attention_triton.md. This file has the operator that PyTorch calls, its lau
 
 import os
 import re
-import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import NamedTuple
@@ -36,8 +35,6 @@ CHIPS = {9: "Hopper", 10: "Blackwell"}  # by the first number of the compute cap
 TABLE_GRADIENT_SPLITS = 8  # programs that share a block of distances in table_gradients_kernel
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LARGEST_HEAD = 128
-LARGEST_HEAD_OF_ANY_DEVICE = 64  # float32 with larger heads does not fit into the shared memory of every device
-WIDE_FLOAT32_SHARED_MEMORY = 132 * 1024  # bytes that table_gradients_kernel then takes, counted ahead of time
 # operators are registered by module name: a copy of this file from the Hub must not replace those of the package
 OPERATORS = re.sub(r"\W", "_", __name__.rpartition(".")[0])
 
@@ -67,9 +64,6 @@ def unsupported_reason(
         return f"query, key and value are of different types: {query.dtype}, {key.dtype}, {value.dtype}"
     if query.shape[-1] > LARGEST_HEAD:
         return f"heads of {query.shape[-1]} channels are larger than {LARGEST_HEAD}"
-    wide_float32 = query.dtype == torch.float32 and query.shape[-1] > LARGEST_HEAD_OF_ANY_DEVICE
-    if wide_float32 and shared_memory(query.device) < WIDE_FLOAT32_SHARED_MEMORY:
-        return f"float32 with heads of {query.shape[-1]} channels takes more shared memory than this GPU has"
     if dropout_p >= 1:
         return "it does not support a dropout of 1"
     if positions is not None and "p2p" in positions.terms:
@@ -82,14 +76,6 @@ def unsupported_reason(
 @torch.compiler.assume_constant_result
 def capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
-
-
-@torch.compiler.assume_constant_result
-def shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that a program may use; the interpreter has no limit."""
-    if device.type != "cuda":
-        return sys.maxsize
-    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
 
 
 @torch.compiler.assume_constant_result

@@ -381,21 +381,6 @@ def test_unsupported_calls_fall_back_to_sdpa_with_one_warning(limit, warnings_of
     assert message in warning
 
 
-@pytest.mark.parametrize("kibibytes", [99, 163, 227])  # of sm_86, sm_89 and sm_120; of sm_80; of sm_90 and sm_100
-@pytest.mark.parametrize("size", [64, 65, 128])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_float32_with_wide_heads_needs_shared_memory(kibibytes, size, dtype, monkeypatch):
-    monkeypatch.setattr(attention_triton, "INTERPRETING", True)
-    monkeypatch.setattr(attention_triton, "IS_INSTALLED", True)
-    monkeypatch.setattr(attention_triton, "shared_memory", lambda _: kibibytes * 1024)
-    states = torch.zeros(1, 1, 3, size, dtype=dtype)
-    reason = attention_triton.unsupported_reason(states, states, states, None, AttentionMask())
-    if dtype == torch.float32 and size > 64 and kibibytes == 99:
-        assert reason is not None and f"float32 with heads of {size} channels" in reason
-    else:
-        assert reason is None
-
-
 def test_without_triton_sdpa_is_used(warnings_of, monkeypatch):
     monkeypatch.setattr(attention_triton, "INTERPRETING", True)
     monkeypatch.setattr(attention_triton, "IS_INSTALLED", False)
