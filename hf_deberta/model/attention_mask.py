@@ -3,7 +3,7 @@
 Legend: B batch, H heads, Q queries, K keys, d head size.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -39,7 +39,7 @@ class AttentionMask:
     lengths: tuple[int, ...] | None = None
     longest: int | None = None
     query_positions: torch.Tensor | None = None
-    _computed: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _computed: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def is_padding_only(self) -> bool:
@@ -51,20 +51,22 @@ class AttentionMask:
         """True if what a token may see also depends on its position: in documents, or causally."""
         return self.documents is not None or self.cu_seqlens is not None or self.causal
 
-    def compute_once(self, name: str, compute: Callable[[], Result]) -> Result:
+    def compute_once(self, key: Hashable, compute: Callable[[], Result]) -> Result:
         """Return `compute()`, computed once for all layers; in a captured graph it is computed each time.
 
-        >>> mask.compute_once("lengths", lambda: mask.cu_seqlens.diff())
+        The key holds all that the result depends on beside this mask. Tensors are compared by identity.
+
+        >>> mask.compute_once(("documents", length), lambda: document_numbers(mask.cu_seqlens, length))
         """
         if is_tracing_or_compiling():
             return compute()
-        if name not in self._computed:
-            self._computed[name] = compute()
-        return self._computed[name]
+        if key not in self._computed:
+            self._computed[key] = compute()
+        return self._computed[key]
 
     def visible(self, keys: int, device: torch.device) -> torch.Tensor | None:
         """Which key each query may see, [B or 1, 1, Q, K] of bool; None if every query sees every key."""
-        return self.compute_once("visible", lambda: self._visible(keys, device))
+        return self.compute_once(("visible", keys, device), lambda: self._visible(keys, device))
 
     def _visible(self, keys: int, device: torch.device) -> torch.Tensor | None:
         conditions = []

@@ -46,11 +46,12 @@ def attend_on_device(
     scale: float,
 ) -> torch.Tensor:
     """Context [B, H, N, d]."""
-    documents = mask.compute_once("padded documents", lambda: padded_documents(mask, key.shape[2]))
+    length = key.shape[2]
+    documents = mask.compute_once(("padded documents", length), lambda: padded_documents(mask, length))
     if documents is not None:
         query, key, value = map(documents.pad, (query, key, value))
         return documents.unpad(attend_on_device(query, key, value, positions, documents.mask, dropout_p, scale))
-    hidden, blind = mask.compute_once("hidden pairs", lambda: hidden_pairs(mask, key))
+    hidden, blind = mask.compute_once(("hidden pairs", length), lambda: hidden_pairs(mask, key))
     context = attend_in_blocks(query, key, value, positions, mask, hidden, dropout_p, scale)
     return context if blind is None else context.masked_fill(blind, 0)
 
@@ -169,23 +170,24 @@ def products_by_distance(
     scale: float,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """`by_query` [H, B, N, W], which includes the term p2p, and `by_key` [H, B, N, W]; None without such terms."""
-    falling, rising = mask.compute_once("rows by column", lambda: layout.rows_by_column(positions.rows_of_distance))
+    rows_of_distance = positions.rows_of_distance
+    falling, rising = mask.compute_once((layout, rows_of_distance), lambda: layout.rows_by_column(rows_of_distance))
     by_query = by_key = None
     if "c2p" in positions.terms and positions.position_key is not None:
-        by_query = Products.apply(query, select_rows(positions.position_key, falling, mask, "falling"), scale)
+        by_query = Products.apply(query, select_rows(positions.position_key, falling, mask), scale)
     if "p2c" in positions.terms and positions.position_query is not None:
-        columns = select_rows(positions.position_query, rising, mask, "rising")
+        columns = select_rows(positions.position_query, rising, mask)
         by_key = Products.apply(key, columns, scale / positions.query_scale)
     if "p2p" in positions.terms and positions.position_key is not None and positions.position_query is not None:
         products = (positions.position_key * positions.position_query).sum(-1, keepdim=True).to(query.dtype)
-        constant = select_rows(products, falling, mask, "falling").mT[:, None] * (scale / positions.query_scale)
+        constant = select_rows(products, falling, mask).mT[:, None] * (scale / positions.query_scale)
         if by_query is None:
             by_query = query.new_zeros(1, query.shape[0], query.shape[2], 1)
         by_query = by_query + constant
     return by_query, by_key
 
 
-def select_rows(table: torch.Tensor, rows: torch.Tensor, mask: AttentionMask, order: str) -> torch.Tensor:
+def select_rows(table: torch.Tensor, rows: torch.Tensor, mask: AttentionMask) -> torch.Tensor:
     """Rows [H, W, d] of a table [H, R, d]; the matrix for its gradient is computed once per forward pass."""
     if not table.requires_grad:
         return table.index_select(1, rows)
@@ -193,7 +195,8 @@ def select_rows(table: torch.Tensor, rows: torch.Tensor, mask: AttentionMask, or
     def compute() -> torch.Tensor:
         return (rows == torch.arange(table.shape[1], device=rows.device)[:, None]).to(table.dtype)
 
-    return SelectRows.apply(table, rows, mask.compute_once(f"selection of {order} {table.dtype}", compute))
+    selection = mask.compute_once((rows, table.shape[1], table.dtype), compute)
+    return SelectRows.apply(table, rows, selection)
 
 
 class SelectRows(torch.autograd.Function):

@@ -6,7 +6,7 @@ from numerics import assert_within_budget, attend
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaModel
 from hf_deberta.model import attention_sdpa, attention_sdpa_device
-from hf_deberta.model.attention import attention_scale
+from hf_deberta.model.attention import attention_scale, disentangled_attention
 from hf_deberta.model.attention_mask import AttentionMask
 from hf_deberta.model.attention_reference import score_terms, visible_softmax
 from hf_deberta.model.attention_sdpa import needs_float32
@@ -132,6 +132,24 @@ def assert_equal_to_the_reference(table, kind):
                     torch.testing.assert_close(
                         found, expected, atol=1e-12, rtol=0, msg=lambda m, message=message: f"{message}: {m}"
                     )
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("device_path", [False, True], ids=["CPU", "device"])
+def test_one_mask_serves_calls_of_other_lengths_and_tables(device_path, causal, backend, monkeypatch):
+    monkeypatch.setattr(attention_sdpa, "uses_device_path", lambda query: device_path)
+    torch.manual_seed(0)
+    shared = AttentionMask(causal=causal)
+    for length, distance in ((1, 12), (9, 12), (9, 24), (5, 12)):
+        states = [leaf(1, HEADS, length, WIDTH) for _ in range(3)]
+        tables = [leaf(HEADS, 2 * distance, WIDTH) for _ in range(2)]
+        positions = RelativePositions.from_tables(*tables, rows_of_distances(distance))
+        results = []
+        for mask, name in ((AttentionMask(causal=causal), "eager"), (shared, backend)):
+            context, _ = disentangled_attention(*states, positions, mask, backend=name)
+            results.append((context, *torch.autograd.grad(context.square().sum(), [*states, *tables])))
+        torch.testing.assert_close(*results, atol=1e-12, rtol=0)
 
 
 def test_far_keys_are_joined_by_log_sums(monkeypatch):
