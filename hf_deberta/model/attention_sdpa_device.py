@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 from transformers.utils import logging
@@ -224,7 +223,6 @@ class Products(torch.autograd.Function):
         return scaled_product(rows, columns.mT, factor).unflatten(1, (states.shape[0], -1))
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor):
         states, columns = ctx.saved_tensors
         gradient = gradient.flatten(1, 2)
@@ -271,24 +269,43 @@ class PositionBias(torch.autograd.Function):
         return bias if hidden is None else bias.masked_fill_(hidden, torch.finfo(bias.dtype).min)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor):
+        return *PositionBiasGradients.apply(gradient, ctx.shapes, ctx.layout, ctx.block), None, None, None
+
+
+class PositionBiasGradients(torch.autograd.Function):
+    """The gradients of both products; a function of its own for second derivatives."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        gradient: torch.Tensor,  # [B, H, n, m]
+        shapes: list[torch.Size | None],  # of the products
+        layout: Layout,
+        block: tuple[int, int, int],
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        ctx.layout, ctx.block = layout, block
         gradient = gradient.transpose(0, 1)
-        for_query, for_key = (None if shape is None else gradient.new_zeros(shape) for shape in ctx.shapes)
-        for region in ctx.layout.regions(*ctx.block):
+        for_query, for_key = (None if shape is None else gradient.new_zeros(shape) for shape in shapes)
+        for region in layout.regions(*block):
             part = gradient[:, :, region.queries, region.keys]
             if for_query is not None:
-                target = ctx.layout.by_query(for_query, region)
+                target = layout.by_query(for_query, region)
                 target.copy_(part) if region.side == "near" else torch.sum(part, -1, keepdim=True, out=target)
             if for_key is not None:
-                target = ctx.layout.by_key(for_key, region)
+                target = layout.by_key(for_key, region)
                 target.copy_(part.mT) if region.side == "near" else target.add_(part.sum(-2)[..., None])
-        return for_query, for_key, None, None, None
+        return for_query, for_key
+
+    @staticmethod
+    def backward(ctx: Any, for_query: torch.Tensor | None, for_key: torch.Tensor | None):
+        products = (None if part is None else part.contiguous() for part in (for_query, for_key))  # for `skewed`
+        return PositionBias.apply(*products, None, ctx.layout, ctx.block), None, None, None
 
 
 def skewed(product: torch.Tensor, rows: slice, column: int, columns: int) -> torch.Tensor:
     """The view [H, B, rows, columns] whose entry (a, b) is row a of `rows` and column `column` - a + b."""
-    width = product.stride(2)
+    width = product.shape[3]  # the stride of rows too, but for a single row any stride would do
     offset = product.storage_offset() + rows.start * width + column
     size = (*product.shape[:2], rows.stop - rows.start, columns)
     return product.as_strided(size, (*product.stride()[:2], width - 1, 1), offset)

@@ -279,6 +279,24 @@ def test_second_derivatives_equal_the_reference():
     torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
 
 
+@pytest.mark.parametrize("kind", ["all", "padding", "packed, longest"])
+@pytest.mark.usefixtures("device_sizes")
+def test_second_derivatives_on_devices_equal_the_reference(kind):
+    torch.manual_seed(0)
+    length, batch = 17, 1 if "packed" in kind else 2
+    options = {"rows_of_distance": rows_of_distances(3), **mask_arguments(kind, batch, length, length)}
+    leaves = [leaf(batch, 1, length, 2) for _ in range(3)] + [leaf(1, 6, 2) for _ in range(2)]
+    weights = [torch.randn_like(tensor) for tensor in leaves]
+    for terms in filter(None, TERMS):  # without terms this is PyTorch's attention alone
+        results = []
+        for backend in ("sdpa", "eager"):
+            context, _ = attend(*leaves, **options, terms=terms, backend=backend)
+            first = torch.autograd.grad(context.sum(), leaves, create_graph=True, materialize_grads=True)
+            along = sum((gradient * weight).sum() for gradient, weight in zip(first, weights, strict=True))
+            results.append(torch.autograd.grad(along, leaves, materialize_grads=True))
+        torch.testing.assert_close(*results, atol=1e-11, rtol=0, msg=lambda m, terms=terms: f"{terms}: {m}")
+
+
 def test_function_transforms_past_one_block(monkeypatch):
     monkeypatch.setattr(attention_sdpa, "TRAINING_BLOCK", 8)
     rows = rows_of_distances(12)
