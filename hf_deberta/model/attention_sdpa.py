@@ -1,4 +1,4 @@
-"""Disentangled attention on `scaled_dot_product_attention`: exact, on any machine, without an [N, N] table.
+"""Disentangled attention on `scaled_dot_product_attention`: exact, on any machine, one block of scores at a time.
 
 This file serves the CPU, and on all devices captured graphs, function transforms and subsets of queries. The rest of
 the calls on GPUs go to attention_sdpa_device.py.

@@ -13,8 +13,9 @@ therefore cut into tiles. A tile has a window of *near* keys, whose bias is the 
 either side, whose bias is a number per query plus a number per key: columns of the largest and the smallest distance.
 So the products have about 2 (tile + saturation) columns, however long the sequence is.
 
-The bias of one block of queries exists at a time. In training with several blocks, each of them is computed again in
-the backward pass. Documents of a packed row become a padded batch for attention alone.
+The bias of one block of queries exists at a time. In training with one block, up to 2048 tokens, each layer keeps its
+bias for the backward pass; with several, each block is computed again there, and each layer keeps the two products.
+Documents of a packed row become a padded batch for attention alone.
 """
 
 from dataclasses import dataclass

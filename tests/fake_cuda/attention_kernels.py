@@ -1,8 +1,10 @@
 """The fused attention kernels that PyTorch calls on an NVIDIA GPU, for simulated tensors.
 
 `scaled_dot_product_attention` of a fake tensor is computed by plain products, because a PyTorch without CUDA cannot
-choose a fused kernel. `fused_attention` chooses as PyTorch does on a GPU, and calls the same operators, which have
-shapes, derivatives and FLOP formulas without a GPU too. Importing this file registers it for device "cuda".
+choose a fused kernel. `fused_attention` chooses as PyTorch does on a GPU of compute capability 8, and calls the same
+operators, which have shapes, derivatives and FLOP formulas without a GPU too. It knows neither cuDNN's kernel, which
+capability 9 and 10 prefer if the bias has no gradient, nor the plain products of heads that are no multiple of 8.
+Importing this file registers it for device "cuda".
 """
 
 import torch

@@ -8,8 +8,8 @@
     print(counter.launches, counter.bytes, counter.flops, counter.syncs)
 
 Three simplifications, the same for every model: an operator is one launch; it reads each of its inputs and writes each
-of its outputs once, so caches are neither too small nor of any use between operators; and FLOPs are those of matrix
-products and attention, by PyTorch's own formulas.
+of its outputs once, so caches are neither too small nor of any use between operators, and a transposed read costs no
+more than another; and FLOPs are those of matrix products and attention, by PyTorch's own formulas.
 """
 
 import traceback
