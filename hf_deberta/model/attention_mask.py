@@ -60,6 +60,7 @@ class AttentionMask:
         """
         if is_tracing_or_compiling():
             return compute()
+        key = torch.is_inference_mode_enabled(), key  # autograd cannot save tensors that were made in inference mode
         if key not in self._computed:
             self._computed[key] = compute()
         return self._computed[key]

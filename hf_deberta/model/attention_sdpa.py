@@ -22,11 +22,11 @@ from itertools import groupby
 from typing import NamedTuple
 
 import torch
-from torch.nn.functional import dropout, scaled_dot_product_attention
+from torch.nn.functional import dropout
 from torch.utils.checkpoint import checkpoint
 
 from .attention_mask import AttentionMask
-from .attention_sdpa_device import attend_on_device
+from .attention_sdpa_device import attend_on_device, attend_with_bias
 from .fast_path_guards import can_read_values, in_functorch_transform, is_tracing_or_compiling
 from .private_apis import cpu_attention_with_log_sum, has_cpu_attention_with_log_sum
 from .relative_position import RelativePositions, rows_at, rows_between
@@ -34,6 +34,7 @@ from .relative_position import RelativePositions, rows_at, rows_between
 QUERY_BLOCK = 256  # queries whose scores are in memory at once; few enough to stay in a cache
 TRAINING_BLOCK = 512  # the same in training, where more than one block means computing each of them twice
 LARGEST_BFLOAT16_SCORE = 128  # see `needs_float32`
+GPUS = ("cuda", "xpu", "mps")
 TILE = 64  # a tile of n x m computes n + m - 1 columns; smaller tiles waste less, larger ones multiply faster
 
 
@@ -103,8 +104,8 @@ def attend_with_scaled_queries(
 
 
 def uses_device_path(query: torch.Tensor) -> bool:
-    """True on GPUs and other devices; graphs and function transforms need operations that any tool understands."""
-    return query.device.type != "cpu" and not (is_tracing_or_compiling() or in_functorch_transform())
+    """True on GPUs; graphs and function transforms need operations that any tool understands."""
+    return query.device.type in GPUS and not (is_tracing_or_compiling() or in_functorch_transform())
 
 
 def needs_float32(query: torch.Tensor, key: torch.Tensor, positions: RelativePositions | None, scale: float) -> bool:
@@ -316,7 +317,7 @@ def attend(
         scores = torch.baddbmm(bias, heads_first[0], heads_first[1].mT)
         probabilities = dropout(scores.softmax(-1), dropout_p)
         return (probabilities @ heads_first[2]).unflatten(0, (query.shape[1], -1)).transpose(0, 1)
-    return scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout_p, scale=1.0)
+    return attend_with_bias(query, key, value, bias, dropout_p, scale=1.0)
 
 
 def masked(bias: torch.Tensor | None, visible: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:

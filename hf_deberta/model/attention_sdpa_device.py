@@ -51,9 +51,9 @@ def attend_on_device(
     if documents is not None:
         query, key, value = map(documents.pad, (query, key, value))
         return documents.unpad(attend_on_device(query, key, value, positions, documents.mask, dropout_p, scale))
-    hidden, blind = mask.compute_once(("hidden pairs", length), lambda: hidden_pairs(mask, key))
+    hidden, fully_masked = mask.compute_once(("hidden pairs", length), lambda: hidden_pairs(mask, key))
     context = attend_in_blocks(query, key, value, positions, mask, hidden, dropout_p, scale)
-    return context if blind is None else context.masked_fill(blind, 0)
+    return context if fully_masked is None else context.masked_fill(fully_masked, 0)
 
 
 def hidden_pairs(mask: AttentionMask, key: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -90,7 +90,7 @@ def attend_in_blocks(
         if hidden is not None and hidden.shape[2] > 1:
             pairs = hidden[:, :, start : start + block.shape[2]]
         bias = PositionBias.apply(by_query, by_key, pairs, layout, (start, block.shape[2], length))
-        return scaled_dot_product_attention(block, key, value, attn_mask=bias, dropout_p=dropout_p, scale=scale)
+        return attend_with_bias(block, key, value, bias, dropout_p, scale)
 
     if length <= BLOCK:
         return attend(query, by_query, 0)
@@ -102,6 +102,21 @@ def attend_in_blocks(
         else:
             contexts.append(attend(*call))
     return torch.cat(contexts, 2)
+
+
+def attend_with_bias(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,  # [B, H, n, m]
+    dropout_p: float,
+    scale: float,
+) -> torch.Tensor:
+    """softmax(scale * query key + bias) value."""
+    if bias is not None and bias.requires_grad and not any(each.requires_grad for each in (query, key, value)):
+        # in frozen layers: CUDA keeps no log sums if only the bias needs a gradient (pytorch issue 148476)
+        query = query.detach().requires_grad_()
+    return scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout_p, scale=scale)
 
 
 class Region(NamedTuple):
@@ -174,9 +189,10 @@ def products_by_distance(
     falling, rising = mask.compute_once((layout, rows_of_distance), lambda: layout.rows_by_column(rows_of_distance))
     by_query = by_key = None
     if "c2p" in positions.terms and positions.position_key is not None:
-        by_query = Products.apply(query, select_rows(positions.position_key, falling, mask), scale)
+        columns = select_rows(positions.position_key.to(query.dtype), falling, mask)
+        by_query = Products.apply(query, columns, scale)
     if "p2c" in positions.terms and positions.position_query is not None:
-        columns = select_rows(positions.position_query, rising, mask)
+        columns = select_rows(positions.position_query.to(query.dtype), rising, mask)
         by_key = Products.apply(key, columns, scale / positions.query_scale)
     if "p2p" in positions.terms and positions.position_key is not None and positions.position_query is not None:
         products = (positions.position_key * positions.position_query).sum(-1, keepdim=True).to(query.dtype)
@@ -225,16 +241,21 @@ class Products(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor):
-        states, columns = ctx.saved_tensors
+        states, columns = (saved.to(gradient.dtype) for saved in ctx.saved_tensors)  # autocast may have cast them
         gradient = gradient.flatten(1, 2)
-        for_states = scaled_product(gradient, columns, ctx.factor).unflatten(1, (states.shape[0], -1))
-        rows = states.transpose(0, 1).flatten(1, 2)
-        return for_states.transpose(0, 1), scaled_product(gradient.mT, rows, ctx.factor), None
+        for_states = for_columns = None
+        if ctx.needs_input_grad[0]:
+            rows = scaled_product(gradient, columns, ctx.factor)
+            for_states = rows.unflatten(1, (states.shape[0], -1)).transpose(0, 1)
+        if ctx.needs_input_grad[1]:
+            for_columns = scaled_product(gradient.mT, states.transpose(0, 1).flatten(1, 2), ctx.factor)
+        return for_states, for_columns, None
 
 
 def scaled_product(left: torch.Tensor, right: torch.Tensor, factor: float) -> torch.Tensor:
     """factor * left @ right, in one launch."""
-    return torch.baddbmm(left.new_empty(1, 1, 1), left, right, beta=0, alpha=factor)
+    # beta=0 ignores the first input, but MPS multiplies it by 0, so it must be finite
+    return torch.baddbmm(left[:1, :1, :1], left, right, beta=0, alpha=factor)
 
 
 class PositionBias(torch.autograd.Function):
@@ -253,12 +274,13 @@ class PositionBias(torch.autograd.Function):
         block: tuple[int, int, int],  # position of the first query, n, m
     ) -> torch.Tensor:
         ctx.layout, ctx.block = layout, block
-        ctx.shapes = [None if product is None else product.shape for product in (by_query, by_key)]
-        some = by_key if by_query is None else by_query
-        assert some is not None  # there is a position term
-        heads, batch = some.shape[:2]
+        needed = zip((by_query, by_key), ctx.needs_input_grad, strict=False)
+        ctx.shapes = [None if product is None or not need else product.shape for product, need in needed]
+        product = by_key if by_query is None else by_query
+        assert product is not None  # there is a position term
+        heads, batch = product.shape[:2]
         _, queries, keys = block
-        bias = some.new_empty(batch, heads, queries, aligned(keys))[..., :keys]
+        bias = product.new_empty(batch, heads, queries, aligned(keys))[..., :keys]
         for region in layout.regions(*block):
             target = bias[:, :, region.queries, region.keys].transpose(0, 1)
             if by_query is not None and by_key is not None:
@@ -320,33 +342,34 @@ def aligned(elements: int) -> int:
 class PaddedDocuments:
     """The documents of a packed row [1, total] as a padded batch."""
 
-    index: torch.Tensor  # [documents * longest], the token of the row; any token for padding
-    back: torch.Tensor  # [total], into documents * longest
+    padded_index: torch.Tensor  # [documents * longest], the token of the row; any token for padding
+    row_index: torch.Tensor  # [total], into documents * longest
     shape: tuple[int, int]  # documents, longest
     mask: AttentionMask
 
     def pad(self, states: torch.Tensor) -> torch.Tensor:
         """[1, H, total, d] to [documents, H, longest, d]."""
-        selected = SelectTokens.apply(states.squeeze(0).transpose(0, 1), self.index, self.back)
+        selected = SelectTokens.apply(states.squeeze(0).transpose(0, 1), self.padded_index, self.row_index)
         return selected.unflatten(0, self.shape).transpose(1, 2)
 
     def unpad(self, states: torch.Tensor) -> torch.Tensor:
         """[documents, H, longest, d] to [1, H, total, d]."""
-        return SelectTokens.apply(states.transpose(1, 2).flatten(0, 1), self.back, self.index).transpose(0, 1)[None]
+        tokens = states.transpose(1, 2).flatten(0, 1)
+        return SelectTokens.apply(tokens, self.row_index, self.padded_index).transpose(0, 1)[None]
 
 
 class SelectTokens(torch.autograd.Function):
     """Tokens of states [T, H, d] by index; the gradient is a selection too, because padding has none."""
 
     @staticmethod
-    def forward(ctx: Any, states: torch.Tensor, index: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(index, back)
+    def forward(ctx: Any, states: torch.Tensor, index: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(index, inverse)
         return states.index_select(0, index)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor):
-        index, back = ctx.saved_tensors
-        return SelectTokens.apply(gradient, back, index), None, None
+        index, inverse = ctx.saved_tensors
+        return SelectTokens.apply(gradient, inverse, index), None, None
 
 
 def padded_documents(mask: AttentionMask, tokens: int) -> PaddedDocuments | None:
@@ -367,6 +390,6 @@ def padded_documents(mask: AttentionMask, tokens: int) -> PaddedDocuments | None
     starts, ends = bounds[:-1, None], bounds[1:, None]
     index = (starts + within).clamp(max=tokens - 1).flatten()
     number = document_numbers(bounds, tokens).clamp(max=documents - 1)
-    back = torch.arange(tokens, device=bounds.device) - bounds[number] + number * longest
+    row_index = torch.arange(tokens, device=bounds.device) - bounds[number] + number * longest
     real = AttentionMask(mask=starts + within < ends, causal=mask.causal)
-    return PaddedDocuments(index, back.clamp(max=documents * longest - 1), (documents, longest), real)
+    return PaddedDocuments(index, row_index.clamp(max=documents * longest - 1), (documents, longest), real)

@@ -98,9 +98,9 @@ def unpadding_of_counted_mask(token_mask: torch.Tensor, real: int, width: int) -
     ends = token_mask.sum(1).cumsum(0)
     cu_seqlens = torch.nn.functional.pad(ends, (1, 0)).int()
     position = torch.arange(real, device=token_mask.device)
-    row = torch.searchsorted(ends, position, right=True)
+    row = torch.searchsorted(ends, position, right=True).clamp(max=batch - 1)  # a wrong number must not index outside
     index = row * tokens + position - cu_seqlens[row]
-    return Unpadding(index, cu_seqlens, (batch, tokens))
+    return Unpadding(index.clamp(max=batch * tokens - 1), cu_seqlens, (batch, tokens))
 
 
 def unpadding_of_documents(documents: torch.Tensor) -> Unpadding:

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.utils.data import IterableDataset
 from transformers import Trainer
 
 from hf_deberta.model.unpadding import is_right_padded
@@ -21,7 +22,8 @@ NUM_REAL_TOKENS = "num_real_tokens"
 class RealTokensMixin(Trainer):
     """Mixin for a `Trainer` whose batches hold the number of their real tokens, if its model takes it.
 
-    Not with several GPUs in one process, nor if one process collates the batches of all: both split batches later.
+    Not with several GPUs in one process, nor if one process collates the batches of all, as accelerate does for an
+    `IterableDataset`: both split batches later.
 
     Put it before the other `Trainer` classes.
     """
@@ -29,7 +31,8 @@ class RealTokensMixin(Trainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         is_input = NUM_REAL_TOKENS in signature(cast(nn.Module, self.model).forward).parameters
-        if is_input and self.args.n_gpu <= 1 and not self.accelerator.dispatch_batches:
+        one_collates_for_all = self.accelerator.dispatch_batches or isinstance(self.train_dataset, IterableDataset)
+        if is_input and self.args.n_gpu <= 1 and not one_collates_for_all:
             self.data_collator = CountingCollator(self.data_collator)
 
 

@@ -33,8 +33,9 @@ def fused_attention(
         return aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
     if bias is not None:
         bias = aligned_bias(bias, query).expand(*query.shape[:3], key.shape[2])
-    tensors = [tensor for tensor in (query, key, value, bias) if tensor is not None]
-    needs_log_sum = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    needs_log_sum = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
+    if bias is not None and bias.requires_grad and torch.is_grad_enabled():
+        assert needs_log_sum, "on a GPU the gradient of a bias alone reads log sums that were not computed"
     return aten._scaled_dot_product_efficient_attention(
         query, key, value, bias, needs_log_sum, dropout_p, is_causal, scale=scale
     )[0]

@@ -98,12 +98,30 @@ def run(model_class, config, inputs, training, autocast, backend=None):
     return counter
 
 
+def freeze_lower_layers(model):
+    """Freeze the embeddings and the first layer; the relative table of all layers stays trainable."""
+    for part in (model.deberta.embeddings, model.deberta.encoder.layer[0]):
+        part.requires_grad_(False)
+
+
 def assert_never_waits(counter):
     assert (counter.syncs, counter.copies, counter.on_host) == ([], [], [])
 
 
 def tiny(**fields):
     return HfDebertaConfig.from_preset("tiny", **fields)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_frozen_layers(backend):
+    model_class, labels = HEADS["sequence"]
+
+    def build(config):
+        model = model_class(config)
+        freeze_lower_layers(model)
+        return model
+
+    assert_never_waits(run(build, tiny(), lambda: {**padded(), **labels()}, True, False, backend))
 
 
 @pytest.mark.parametrize("mode", MODES)

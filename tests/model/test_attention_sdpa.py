@@ -392,3 +392,50 @@ def test_on_a_gpu(case, dtype):
     exact, budget = results(with_backend("eager"), torch.float64), results(plain, dtype)
     for one, low, wanted in zip(results(with_backend("sdpa"), dtype), budget, exact, strict=True):
         assert_within_budget(one, low.double(), wanted.double())
+
+
+@pytest.mark.parametrize("queries", [None, torch.tensor([[3, 1]])], ids=["all queries", "some queries"])
+@pytest.mark.parametrize("frozen", [("query", "key", "value"), ("position_key",), ("query", "position_query")], ids=str)
+def test_frozen_inputs_on_devices(frozen, queries, device_sizes, monkeypatch):
+    """Only what needs a gradient gets one. No bias needs one alone: on CUDA its gradient would read no log sums."""
+    plain = attention_sdpa_device.scaled_dot_product_attention
+
+    def checked(query, key, value, attn_mask, **options):
+        needed = [tensor.requires_grad for tensor in (query, key, value)]
+        assert any(needed) or not attn_mask.requires_grad
+        return plain(query, key, value, attn_mask=attn_mask, **options)
+
+    monkeypatch.setattr(attention_sdpa_device, "scaled_dot_product_attention", checked)
+    torch.manual_seed(0)
+    leaves = {name: leaf(1, HEADS, 40, WIDTH) for name in ("query", "key", "value")}
+    leaves |= {name: leaf(HEADS, 24, WIDTH) for name in ("position_key", "position_query")}
+    if queries is not None:
+        leaves["query"] = leaf(1, HEADS, 2, WIDTH)
+    for name in frozen:
+        leaves[name].requires_grad_(False)
+    needed = [tensor for tensor in leaves.values() if tensor.requires_grad]
+    results = []
+    for backend in ("sdpa", "eager"):
+        options = {"rows_of_distance": rows_of_distances(12), "query_positions": queries, "backend": backend}
+        context, _ = attend(**leaves, **options)
+        results.append((context, *torch.autograd.grad(context.square().sum(), needed)))
+    torch.testing.assert_close(*results, atol=1e-12, rtol=0)
+
+
+@pytest.mark.usefixtures("device_sizes")
+def test_tables_and_queries_of_other_types_on_devices():
+    """Autocast multiplies float32 queries in bfloat16; a projection may leave tables in another type than queries."""
+    torch.manual_seed(0)
+    leaves = [torch.randn(1, HEADS, 40, WIDTH, requires_grad=True) for _ in range(3)]
+    leaves += [torch.randn(HEADS, 24, WIDTH, requires_grad=True) for _ in range(2)]
+    options = {"rows_of_distance": rows_of_distances(12), "backend": "sdpa"}
+    exact = torch.autograd.grad(attend(*leaves, **options)[0].sum(), leaves[2:])
+    with torch.autocast("cpu", torch.bfloat16):
+        context, _ = attend(*leaves, **options)
+    with_autocast = torch.autograd.grad(context.sum(), leaves[2:])
+    context, _ = attend(*leaves[:3], *(table.bfloat16() for table in leaves[3:]), **options)
+    with_low_tables = torch.autograd.grad(context.sum(), leaves[2:])
+    for results in (with_autocast, with_low_tables):
+        for found, expected in zip(results, exact, strict=True):
+            assert found.dtype == expected.dtype
+            torch.testing.assert_close(found, expected, atol=0.05 * float(expected.abs().max()), rtol=0)
