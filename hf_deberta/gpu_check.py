@@ -37,15 +37,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="BxN",
         help=f"batch and length (default: {' '.join(SHAPES)})",
     )
-    parser.add_argument("--heads", type=int, default=12, help="default: 12")
-    parser.add_argument("--head_sizes", nargs="+", type=int, default=(64,), metavar="d", help="default: 64")
+    parser.add_argument("--heads", type=parse_size, default=12, help="default: 12")
+    parser.add_argument("--head_sizes", nargs="+", type=parse_size, default=(64,), metavar="d", help="default: 64")
 
 
 def parse_shape(text: str) -> tuple[int, int]:
     batch, _, tokens = text.partition("x")
-    if not (batch.isdecimal() and tokens.isdecimal() and int(batch) > 0 and int(tokens) > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a batch and a length, such as 32x512")
-    return int(batch), int(tokens)
+    try:
+        return parse_size(batch), parse_size(tokens)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a batch and a length, such as 32x512") from None
+
+
+def parse_size(text: str) -> int:
+    if not (text.isdecimal() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
 
 
 def main(args: argparse.Namespace) -> int:

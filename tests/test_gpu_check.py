@@ -76,3 +76,11 @@ def test_wrong_shapes_are_refused(shape, capsys):
     with pytest.raises(SystemExit):
         main(["gpu-check", "--shapes", shape])
     assert f"{shape!r} is not a batch and a length" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--heads", "--head_sizes"])
+@pytest.mark.parametrize("number", ["0", "-4", "x"])
+def test_wrong_numbers_are_refused(number, flag, capsys):
+    with pytest.raises(SystemExit):
+        main(["gpu-check", flag, number])
+    assert f"{number!r} is not a whole number above 0" in capsys.readouterr().err
