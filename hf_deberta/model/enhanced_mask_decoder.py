@@ -266,11 +266,9 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         if labels is not None and sparse and context.padded is not None:
             states, context = context.scatter(states), context.padded_again()
         if labels is not None:
-            labels, unpadding = context.gather(labels), context.unpadding
-            if can_read_values(labels) or (unpadding is not None and unpadding.lengths is not None):
+            labels = context.gather(labels)
+            if can_read_values(labels) or context.unpadding is not None:
                 max_predictions_per_row = None  # the number of labels costs little to read, and may be smaller
-            elif max_predictions_per_row is not None and unpadding is not None:
-                max_predictions_per_row *= unpadding.shape[0]  # all rows of the batch are one
             query_positions = labelled_positions(labels, max_predictions_per_row) if sparse else None
         if uses_decoder:
             states = self._decode(states, context, query_positions)
