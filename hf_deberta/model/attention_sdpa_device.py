@@ -141,7 +141,7 @@ class Layout:
         """The layout for sequences of this length; without far keys if these would be few."""
         if length <= TILE + saturation:
             return cls(length, length, length)
-        return cls(TILE + saturation, saturation, TILE)
+        return cls(TILE + saturation, max(saturation, 1), TILE)
 
     def rows_by_column(self, rows_of_distance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The row of the table at each column of `by_query` and of `by_key`, [W]."""

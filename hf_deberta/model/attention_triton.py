@@ -113,10 +113,11 @@ def triton_attention(
         position_key = positions.position_key if "c2p" in positions.terms else None
         position_query = positions.position_query if "p2c" in positions.terms else None
         near = min(near, (positions.saturation + tile - 2) // tile)
-        rows = shared_rows(mask, positions.rows_of_distance, (near + 1) * tile)
+        of_distance, reach = positions.rows_of_distance, (near + 1) * tile
+        rows = mask.compute_once(("rows", of_distance, reach), lambda: rows_by_distance(of_distance, reach))
     seed = torch.randint(2**31, (1,), device=query.device) if dropout_p > 0 else None
     tables = (None if table is None else table.to(query.dtype) for table in (position_key, position_query))
-    layout = mask.compute_once(f"layout in tiles of {tile}", lambda: layout_in_tiles(mask, batch, tokens, tile))
+    layout = mask.compute_once(("layout", batch, tokens, tile), lambda: layout_in_tiles(mask, batch, tokens, tile))
     context, _ = attention_in_tiles(
         query, key, value, *tables, rows, *layout, seed, scale, dropout_p, mask.causal, near, furthest
     )
@@ -198,16 +199,6 @@ def tile_spans(numbers: torch.Tensor, real: torch.Tensor | None, tile: int) -> t
     first = torch.nn.functional.pad(first, (0, missing), value=tokens).unflatten(1, (-1, tile)).amin(2) // tile
     last = (torch.nn.functional.pad(last, (0, missing)).unflatten(1, (-1, tile)).amax(2) + tile - 1) // tile
     return torch.stack([first, last], 2).int()
-
-
-def shared_rows(mask: AttentionMask, rows_of_distance: torch.Tensor, reach: int) -> torch.Tensor:
-    """`rows_by_distance`, computed once for all layers that have the same rows of distances."""
-
-    def compute() -> tuple[torch.Tensor, torch.Tensor]:
-        return rows_of_distance, rows_by_distance(rows_of_distance, reach)
-
-    source, rows = mask.compute_once(f"rows of distances up to {reach}", compute)
-    return rows if source is rows_of_distance else rows_by_distance(rows_of_distance, reach)
 
 
 def rows_by_distance(rows_of_distance: torch.Tensor, reach: int) -> torch.Tensor:

@@ -343,12 +343,15 @@ def test_a_model_uses_the_kernels():
 
 
 @interpreted
-def test_layers_with_other_rows_do_not_share_them():
-    mask, rows = AttentionMask(), rows_of_distances(*CLIPPED)
-    same, other = (attention_triton.shared_rows(mask, source, 16) for source in (rows, rows + 1))
-    assert torch.equal(same, attention_triton.rows_by_distance(rows, 16))
-    assert torch.equal(other, same + 1)
-    assert attention_triton.shared_rows(mask, rows, 16) is same
+def test_one_mask_serves_calls_of_other_sizes_and_tables():
+    shared = AttentionMask(documents=(torch.arange(40) // 15)[None])
+    for batch, table in ((1, CLIPPED), (2, CLIPPED), (1, BUCKETS)):
+        leaves, rows, first = inputs_of(table, 40, batch)
+        positions = RelativePositions.from_tables(leaves["position_key"], leaves["position_query"], rows)
+        states = [leaves[name] for name in ("query", "key", "value")]
+        own = AttentionMask(documents=shared.documents)
+        found, expected = (triton_attention(*states, positions, mask, 0.0, 0.2)[0] for mask in (shared, own))
+        assert torch.equal(found, expected)
 
 
 @pytest.fixture
