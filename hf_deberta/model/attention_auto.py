@@ -273,11 +273,7 @@ def random_call(call: Call, training: bool) -> Call:
 
 @contextmanager
 def own_state(device: torch.device) -> Iterator[None]:
-    """Hide checks and timings from the caller, and the caller's state from them.
-
-    The caller may use FLOP counters, selective checkpoints, hooks on saved tensors, autocast or inference mode, and its
-    random numbers must not depend on whether something was checked.
-    """
+    """Run checks and timings without the caller's modes, hooks, autocast and random state."""
     with ExitStack() as states:
         states.enter_context(without_dispatch_modes())
         states.enter_context(torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved))

@@ -61,10 +61,10 @@ def triton_errors(kernel: Kernel) -> dict[str, float]:
     tile = launches(kernel.dtype, kernel.device)[0]
     inputs = [tensor.to(kernel.dtype) for tensor in check_inputs(tile, kernel.head_size)]
     mask = check_mask(tile)
-    expected = results("eager", [tensor.double() for tensor in inputs], mask, tile, kernel.training)
+    expected = compute_results("eager", [tensor.double() for tensor in inputs], mask, tile, kernel.training)
     on_device = [tensor.to(kernel.device) for tensor in inputs]
-    found = results("triton", on_device, mask.to(kernel.device), tile, kernel.training)
-    return {name: relative_error(found[name], tensor) for name, tensor in expected.items()}
+    computed = compute_results("triton", on_device, mask.to(kernel.device), tile, kernel.training)
+    return {name: relative_error(computed[name], tensor) for name, tensor in expected.items()}
 
 
 def check_inputs(tile: int, head_size: int) -> list[torch.Tensor]:
@@ -83,7 +83,7 @@ def check_mask(tile: int) -> torch.Tensor:
     return mask
 
 
-def results(
+def compute_results(
     backend: str, inputs: list[torch.Tensor], mask: torch.Tensor, tile: int, training: bool
 ) -> dict[str, torch.Tensor]:
     """The context and, in training, gradients by name of a weighted sum of it."""
@@ -93,14 +93,14 @@ def results(
     # a power of two, which rounds nothing; scores so favour some keys, which shows more errors than nearly equal ones
     scale = 2.0 ** -int(log2(leaves[0].shape[-1]) / 2 - 0.5)
     context, _ = BACKENDS[backend].attend(*leaves[:3], positions, AttentionMask(mask), 0.0, scale)
-    found = {"the context": context.detach()}
+    results = {"the context": context.detach()}
     if training:
         weight = torch.randn(context.shape, generator=torch.Generator().manual_seed(1), device="cpu")
         gradients = torch.autograd.grad(context, leaves, weight.to(context))
-        found |= {f"the gradient of {name}": part for name, part in zip(INPUTS, gradients, strict=True)}
-    return found
+        results |= {f"the gradient of {name}": part for name, part in zip(INPUTS, gradients, strict=True)}
+    return results
 
 
-def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+def relative_error(computed: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest difference, divided by the largest entry; nan if there is a NaN."""
-    return float((found.cpu().double() - expected).abs().max() / expected.abs().max())
+    return float((computed.cpu().double() - expected).abs().max() / expected.abs().max())
