@@ -2,26 +2,9 @@
 
 Legend: B batch, H heads, N tokens, d head size.
 
-Without CUDA, and for calls that the Triton backend does not support, the choice is sdpa. On a GPU:
-
-1. The kernels are checked once for each device, dtype, head size, and inference or training, against the reference
-   (attention_check.py). If they crash or are wrong, the choice is sdpa, with one warning.
-2. If they pass, both backends are timed once for each `Workload`, with random numbers in the shapes of the call, and
-   the faster one is used from then on. Out of memory counts as slow.
-
-The check has both position terms and a padding mask. Kernels for other terms, documents, causality and dropout run
-before they are used, in 2, but their numbers are not compared. No check survives an error that ends the CUDA context.
-
-The environment variable HF_DEBERTA_ATTENTION, set before the start to "sdpa" or "triton", replaces the choice:
-nothing is checked or timed. Explicit names (`attn_implementation="triton"`) do not come here.
-
-What is decided is kept until the process ends. Nothing is timed in graphs: while torch.compile traces, the kernels are
-checked, and used if they pass unless every workload timed before prefers sdpa; while a CUDA graph is captured, nothing
-is checked either, and what was never checked is sdpa. Exported graphs hold sdpa, because they may run elsewhere.
-
-Processes of a distributed run decide on their own, without communication. Backends have no parameters, hooks or
-collectives, so DDP, FSDP and tensor parallelism do the same in the same order whatever each rank chooses, and results
-differ by rounding only. To have the same rounding in all ranks and runs, set the environment variable.
+docs/usage.md describes what is checked and timed, and when. It is decided once for each `Kernel` and `Workload` and kept
+until the process ends. Each process of a distributed run decides on its own: backends have no parameters, hooks or
+collectives, so DDP, FSDP and tensor parallelism do the same in the same order whatever each rank chooses.
 """
 
 import os
