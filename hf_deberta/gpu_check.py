@@ -104,7 +104,7 @@ def time_shape(kernel: Kernel, check: str, batch: int, heads: int, tokens: int) 
         if failure is None:
             times[backend] = time
         else:
-            failures.append(f"{kernel}, {shape}: {backend} failed: {failure}")
+            failures.append(f"{kernel}, {shape}: {backend} failed: {failure.message}")
     choices = times if check == PASSED else {"sdpa"}
     choice = min(choices, key=lambda backend: times.get(backend, 0.0), default="sdpa")
     numbers = (f"{times[backend]:.3f}" if backend in times else "-" for backend in ("sdpa", "triton"))

@@ -8,6 +8,7 @@ import torch
 
 from hf_deberta import gpu_check
 from hf_deberta.__main__ import main
+from hf_deberta.model.attention_auto import Failure
 from hf_deberta.model.attention_backends import BACKENDS, Backend
 
 
@@ -58,7 +59,7 @@ def test_a_failed_check_is_shown_and_is_an_error(gpu, capsys):
 
 
 def test_a_backend_that_cannot_be_timed_is_shown_with_the_reason(gpu, capsys):
-    status, rows, notes = gpu(capsys, *SMALL, times={"sdpa": (float("inf"), "OutOfMemoryError: CUDA out of memory")})
+    status, rows, notes = gpu(capsys, *SMALL, times={"sdpa": (float("inf"), Failure("OutOfMemoryError: CUDA out of memory", True))})
     assert status == 0
     assert all(row[5:] == ["-", "1.000", "triton"] for row in rows)
     assert len(notes) == 4 and all("1x8: sdpa failed: OutOfMemoryError" in note for note in notes)

@@ -60,6 +60,13 @@ class Workload(NamedTuple):
     dropout: int  # 1 with dropout, 2 if nothing is kept
 
 
+class Failure(NamedTuple):
+    """An exception of a backend without its traceback, which would keep the tensors of the call."""
+
+    message: str
+    out_of_memory: bool
+
+
 _faults: dict[Kernel, str | None] = {}  # None if the kernel passed its check
 _choices: dict[Workload, str | None] = {}  # None if the Triton backend does not support it
 
@@ -169,7 +176,7 @@ def find_fault(kernel: Kernel) -> str | None:
         with own_state(kernel.device):
             errors = triton_errors(kernel)
     except Exception as error:  # out of resources, compilation, launch, ...: whatever a device may answer
-        return message_of(error)
+        return failure_of(error).message
     name = max(errors, key=lambda name: inf if isnan(errors[name]) else errors[name])
     if errors[name] <= kernel.tolerance:  # false for NaN
         return None
@@ -180,9 +187,9 @@ def warn_that_sdpa_is_used(kernel: Kernel, reason: str) -> None:
     logger.warning(f"attn_implementation='auto' uses sdpa on {kernel.device} for {kernel}: {reason}. {HOW_TO_SET}")
 
 
-def message_of(error: Exception) -> str:
+def failure_of(error: Exception) -> Failure:
     first_line = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {first_line}"
+    return Failure(f"{type(error).__name__}: {first_line}", isinstance(error, torch.OutOfMemoryError))
 
 
 # ---- the times ---------------------------------------------------------------------------------------------------
@@ -190,15 +197,17 @@ def message_of(error: Exception) -> str:
 
 def faster_backend(kernel: Kernel, call: Call) -> str:
     """The backend that takes less time."""
-    times = {}
-    for backend in ("sdpa", "triton"):
-        times[backend], failure = milliseconds(backend, call, kernel.training)
-        if backend == "triton" and failure is not None:
-            warn_that_sdpa_is_used(kernel, f"the Triton kernels failed when they were timed: {failure}")
-    return min(times, key=lambda backend: times[backend])  # sdpa if neither runs: its error is the clearer one
+    sdpa_time, _ = milliseconds("sdpa", call, kernel.training)
+    triton_time, failure = milliseconds("triton", call, kernel.training)
+    if failure is None:
+        return "triton" if triton_time < sdpa_time else "sdpa"
+    if failure.out_of_memory and sdpa_time == inf:
+        return "triton"  # needs less memory, which is short because the timed call stands beside the caller's
+    warn_that_sdpa_is_used(kernel, f"the Triton kernels failed when they were timed: {failure.message}")
+    return "sdpa"
 
 
-def milliseconds(backend: str, call: Call, training: bool) -> tuple[float, str | None]:
+def milliseconds(backend: str, call: Call, training: bool) -> tuple[float, Failure | None]:
     """Time of a call, forward and in training backward; infinity, and why, if the backend fails."""
     query = call[0]
     try:
@@ -214,7 +223,7 @@ def milliseconds(backend: str, call: Call, training: bool) -> tuple[float, str |
 
             return median_milliseconds(run, query.device), None
     except Exception as error:  # out of memory: not a fault of the backend, and still a reason for the other one
-        return inf, message_of(error)
+        return inf, failure_of(error)
 
 
 def median_milliseconds(run: Callable[[], None], device: torch.device) -> float:

@@ -274,8 +274,14 @@ def test_kernels_that_crash_when_timed_mean_sdpa_with_one_warning(gpu, warnings)
     assert "RuntimeError: Triton Error [CUDA]: invalid argument" in warning
 
 
-def test_without_memory_for_either_the_choice_is_sdpa(gpu):
+def test_without_memory_for_either_the_choice_is_triton(gpu, warnings):
+    """The timed call stands beside the caller's, so there may be memory for one of them; sdpa needs more."""
     gpu.times = dict.fromkeys(gpu.times, torch.OutOfMemoryError("CUDA out of memory"))
+    assert choose() == choose() == "triton" and not warnings()
+
+
+def test_if_sdpa_runs_out_of_memory_and_triton_crashes_the_choice_is_sdpa(gpu):
+    gpu.times = {"sdpa": torch.OutOfMemoryError("CUDA out of memory"), "triton": RuntimeError("invalid argument")}
     assert choose() == "sdpa"
 
 
