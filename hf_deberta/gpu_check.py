@@ -91,7 +91,7 @@ def check_kernel(kernel: Kernel) -> tuple[str, str | None]:
     if unsupported is not None:
         return UNSUPPORTED, unsupported
     fault = find_fault(kernel)
-    return (PASSED, None) if fault is None else (FAILED, fault)
+    return (PASSED, None) if fault is None else (FAILED, fault.message)
 
 
 def time_shape(kernel: Kernel, check: str, batch: int, heads: int, tokens: int) -> tuple[Row, list[str]]:

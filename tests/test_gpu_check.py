@@ -51,7 +51,7 @@ SMALL = ("--dtypes", "bfloat16", "float32", "--shapes", "1x8", "--heads", "1")
 
 
 def test_a_failed_check_is_shown_and_is_an_error(gpu, capsys):
-    status, rows, notes = gpu(capsys, *SMALL, faults={"float32": "the context is off by 0.5"})
+    status, rows, notes = gpu(capsys, *SMALL, faults={"float32": Failure("the context is off by 0.5")})
     assert status == 1
     assert [row[3] for row in rows] == ["passed", "passed", "FAILED", "FAILED"]
     assert [row[-1] for row in rows] == ["triton", "triton", "sdpa", "sdpa"]

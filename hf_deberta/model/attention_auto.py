@@ -61,13 +61,13 @@ class Workload(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """An exception of a backend without its traceback, which would keep the tensors of the call."""
+    """Wrong numbers, or an exception of a backend without its traceback, which would keep the tensors of the call."""
 
     message: str
-    out_of_memory: bool
+    out_of_memory: bool = False
 
 
-_faults: dict[Kernel, str | None] = {}  # None if the kernel passed its check
+_faults: dict[Kernel, Failure | None] = {}  # None if the kernel passed its check
 _choices: dict[Workload, str | None] = {}  # None if the Triton backend does not support it
 
 
@@ -104,8 +104,10 @@ def choose_backend(
         elif is_capturing() or has_no_values(query):
             return "triton" if _faults.get(workload.kernel, "not checked") is None else "sdpa"
         else:
-            passed = fault_of(workload.kernel) is None
-            _choices[workload] = faster_backend(workload.kernel, call) if passed else "sdpa"
+            fault = fault_of(workload.kernel)
+            if fault is not None and fault.out_of_memory:
+                return "sdpa"  # in this call
+            _choices[workload] = faster_backend(workload.kernel, call) if fault is None else "sdpa"
     return _choices[workload] or "sdpa"
 
 
@@ -162,25 +164,31 @@ def exponent(number: int) -> int:
 # ---- the check ---------------------------------------------------------------------------------------------------
 
 
-def fault_of(kernel: Kernel) -> str | None:
-    """What is wrong with the Triton backend here, or None; checked at the first call, which warns."""
-    if kernel not in _faults:
-        _faults[kernel] = find_fault(kernel)
-        if _faults[kernel] is not None:
-            warn_that_sdpa_is_used(kernel, f"the Triton kernels failed their check: {_faults[kernel]}")
-    return _faults[kernel]
+def fault_of(kernel: Kernel) -> Failure | None:
+    """What is wrong with the Triton backend here, or None; checked at the first call, which warns.
+
+    If there was no memory for the check, the next call checks again.
+    """
+    if kernel in _faults:
+        return _faults[kernel]
+    fault = find_fault(kernel)
+    if fault is not None:
+        warn_that_sdpa_is_used(kernel, f"the Triton kernels failed their check: {fault.message}")
+    if fault is None or not fault.out_of_memory:
+        _faults[kernel] = fault
+    return fault
 
 
-def find_fault(kernel: Kernel) -> str | None:
+def find_fault(kernel: Kernel) -> Failure | None:
     try:
         with own_state(kernel.device):
             errors = triton_errors(kernel)
     except Exception as error:  # out of resources, compilation, launch, ...: whatever a device may answer
-        return failure_of(error).message
+        return failure_of(error)
     name = max(errors, key=lambda name: inf if isnan(errors[name]) else errors[name])
     if errors[name] <= kernel.tolerance:  # false for NaN
         return None
-    return f"{name} is off by {errors[name]:.2g} of its largest entry, rounding explains {kernel.tolerance:.2g}"
+    return Failure(f"{name} is off by {errors[name]:.2g} of its largest entry, rounding explains {kernel.tolerance:.2g}")
 
 
 def warn_that_sdpa_is_used(kernel: Kernel, reason: str) -> None:

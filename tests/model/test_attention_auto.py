@@ -249,6 +249,15 @@ def test_a_failed_check_means_sdpa_with_one_warning(gpu, case, warnings):
     assert "HF_DEBERTA_ATTENTION" in warning and "'triton'" in warning
 
 
+def test_without_memory_for_the_check_the_next_call_checks_again(gpu, warnings):
+    gpu.errors = torch.OutOfMemoryError("CUDA out of memory")
+    assert choose() == "sdpa" and not gpu.timed
+    (warning,) = warnings()
+    assert "OutOfMemoryError: CUDA out of memory" in warning
+    gpu.errors = PASSED
+    assert choose() == "triton" and len(gpu.checked) == 2
+
+
 def test_a_fault_in_training_does_not_concern_inference(gpu):
     gpu.errors = {"the gradient of key": 1.0}
     assert choose(training=True) == "sdpa"
@@ -641,7 +650,7 @@ WRONG_GRADIENTS = {
 def test_wrong_kernels_are_detected(monkeypatch, case):
     use_as_triton(monkeypatch, WRONG[case])
     fault = attention_auto.find_fault(Kernel(CPU, torch.bfloat16, False, 64, False))
-    assert fault is not None and fault.startswith("the context is off by")
+    assert fault is not None and fault.message.startswith("the context is off by")
 
 
 @pytest.mark.parametrize("case", {**WRONG, **WRONG_GRADIENTS})
