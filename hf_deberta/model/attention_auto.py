@@ -58,6 +58,7 @@ class Workload(NamedTuple):
     longest: int  # of the documents' lengths, -1 if not given
     causal: bool
     dropout: int  # 1 with dropout, 2 if nothing is kept
+    deterministic: bool
 
 
 class Failure(NamedTuple):
@@ -107,7 +108,12 @@ def choose_backend(
             fault = fault_of(workload.kernel)
             if fault is not None and fault.out_of_memory:
                 return "sdpa"  # in this call
-            _choices[workload] = faster_backend(workload.kernel, call) if fault is None else "sdpa"
+            if fault is not None:
+                _choices[workload] = "sdpa"
+            elif workload.deterministic:  # times differ from run to run
+                _choices[workload] = "triton"
+            else:
+                _choices[workload] = faster_backend(workload.kernel, call)
     return _choices[workload] or "sdpa"
 
 
@@ -133,7 +139,12 @@ def unsupported(call: Call) -> bool:
 def choice_in_graph(device: torch.device, dtype: torch.dtype, head_size: int, training: bool) -> str:
     """The backend of a graph, which holds for all shapes; runs while torch.compile traces."""
     kernel = Kernel(device, dtype, uses_tf32(dtype), head_size, training)
-    choices = {choice for workload, choice in _choices.items() if workload.kernel == kernel and choice is not None}
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    choices = {
+        choice
+        for workload, choice in _choices.items()
+        if workload.kernel == kernel and workload.deterministic == deterministic and choice is not None
+    }
     return "sdpa" if choices == {"sdpa"} or fault_of(kernel) is not None else "triton"
 
 
@@ -153,6 +164,7 @@ def workload_of(call: Call, training: bool) -> Workload:
         exponent(longest or 0),
         mask.causal,
         (dropout_p > 0) + (dropout_p >= 1),
+        torch.are_deterministic_algorithms_enabled(),
     )
 
 

@@ -294,6 +294,30 @@ def test_if_sdpa_runs_out_of_memory_and_triton_crashes_the_choice_is_sdpa(gpu):
     assert choose() == "sdpa"
 
 
+# ---- deterministic algorithms ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def deterministic():
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_deterministic_choices_do_not_depend_on_times(gpu):
+    gpu.times = {"sdpa": 1.0, "triton": 2.0}
+    torch.use_deterministic_algorithms(False)
+    assert choose() == "sdpa" and len(gpu.timed) == 2
+    torch.use_deterministic_algorithms(True)
+    assert choose() == choose(tokens=100) == "triton" and len(gpu.timed) == 2
+    assert attention_auto.choice_in_graph(CPU, torch.float32, 8, training=False) == "triton"
+    gpu.errors = {"the context": 1.0}
+    assert choose(training=True) == "sdpa" and len(gpu.timed) == 2
+    torch.use_deterministic_algorithms(False)
+    assert choose() == "sdpa"
+
+
 # ---- what the user sets ------------------------------------------------------------------------------------------
 
 
