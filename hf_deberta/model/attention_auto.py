@@ -102,7 +102,7 @@ def choose_backend(
     if workload not in _choices:
         if unsupported(call):
             _choices[workload] = None
-        elif is_capturing() or has_no_values(query):
+        elif is_capturing(query.device) or has_no_values(query):
             return "triton" if _faults.get(workload.kernel, "not checked") is None else "sdpa"
         else:
             fault = fault_of(workload.kernel)
@@ -126,9 +126,12 @@ def is_exporting() -> bool:
     return torch.compiler.is_exporting() or torch.jit.is_tracing()
 
 
-def is_capturing() -> bool:
-    """True while a CUDA graph is captured, where nothing may wait for the device."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+def is_capturing(device: torch.device) -> bool:
+    """True while a CUDA graph is captured on this device, where nothing may wait for it."""
+    if not torch.cuda.is_available():
+        return False
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
 
 
 def unsupported(call: Call) -> bool:

@@ -9,7 +9,7 @@ import os
 import pickle
 import subprocess
 import sys
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import pytest
@@ -366,14 +366,30 @@ def test_nothing_is_measured_while_a_graph_is_captured(gpu, monkeypatch):
     gpu.times = {"sdpa": 1.0, "triton": 2.0}
     choose(tokens=100)
     counts = len(gpu.checked), len(gpu.timed)
-    monkeypatch.setattr(attention_auto, "is_capturing", lambda: True)
+    monkeypatch.setattr(attention_auto, "is_capturing", lambda device: True)
     assert [choose(tokens=20), choose(tokens=100)] == ["triton", "sdpa"]  # as decided before
     assert choose(tokens=1000) == "triton"  # checked
     assert choose(training=True) == "sdpa"  # not checked
     assert (len(gpu.checked), len(gpu.timed)) == counts
-    monkeypatch.setattr(attention_auto, "is_capturing", lambda: False)
+    monkeypatch.setattr(attention_auto, "is_capturing", lambda device: False)
     choose(tokens=1000)
     assert len(gpu.timed) > counts[1]
+
+
+def test_a_capture_is_looked_for_on_the_device_of_the_call(monkeypatch):
+    captured, current = torch.device("cuda", 1), [torch.device("cuda", 0)]
+
+    @contextmanager
+    def make_current(device):
+        current.append(device)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device", make_current)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: current[-1] == captured)
+    assert attention_auto.is_capturing(captured)
+    assert not attention_auto.is_capturing(torch.device("cuda", 0))
 
 
 def doubled_value(query, key, value, *rest):
