@@ -145,7 +145,7 @@ def choice_in_graph(device: torch.device, dtype: torch.dtype, head_size: int, tr
     deterministic = torch.are_deterministic_algorithms_enabled()
     choices = {
         choice
-        for workload, choice in _choices.items()
+        for workload, choice in list(_choices.items())  # other threads may add to it
         if workload.kernel == kernel and workload.deterministic == deterministic and choice is not None
     }
     return "sdpa" if choices == {"sdpa"} or fault_of(kernel) is not None else "triton"

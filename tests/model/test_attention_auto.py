@@ -25,7 +25,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 from hf_deberta import HfDebertaForSequenceClassification, HfDebertaModel
 from hf_deberta.model import attention_auto, attention_check, attention_triton
 from hf_deberta.model.attention import disentangled_attention
-from hf_deberta.model.attention_auto import choose_backend
+from hf_deberta.model.attention_auto import Workload, choose_backend
 from hf_deberta.model.attention_backends import BACKENDS, Backend
 from hf_deberta.model.attention_check import Kernel
 from hf_deberta.model.attention_mask import AttentionMask
@@ -438,6 +438,20 @@ def test_a_compiled_graph_has_sdpa_if_the_check_fails_or_all_times_say_so(gpu, w
     gpu.times = {"sdpa": 2.0, "triton": 1.0}
     choose(batch=1, heads=2, tokens=100)
     assert uses_triton(compiled())
+
+
+def test_other_threads_may_decide_while_a_graph_is_traced(gpu):
+    class DecidingWorkload(Workload):
+        @property
+        def kernel(self):
+            attention_auto._choices["of another thread"] = None
+            return self[0]
+
+    choose()
+    (workload,) = attention_auto._choices
+    attention_auto._choices = {DecidingWorkload(*workload): "sdpa", workload: "sdpa"}
+    assert attention_auto.choice_in_graph(CPU, torch.float32, 8, training=False) == "sdpa"
+    assert "of another thread" in attention_auto._choices
 
 
 @pytest.mark.usefixtures("doubling_triton")
