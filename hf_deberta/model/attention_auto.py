@@ -8,6 +8,7 @@ collectives, so DDP, FSDP and tensor parallelism do the same in the same order w
 """
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
@@ -69,6 +70,8 @@ class Failure(NamedTuple):
 
 
 _faults: dict[Kernel, Failure | None] = {}  # None if the kernel passed its check
+# one thread at a time checks and times; reentrant, because autograd may run the backward pass of a caller in between
+_deciding = threading.RLock()
 _choices: dict[Workload, str | None] = {}  # None if the Triton backend does not support it
 
 
@@ -105,6 +108,14 @@ def choose_backend(
         elif is_capturing(query.device) or has_no_values(query):
             return "triton" if _faults.get(workload.kernel, "not checked") is None else "sdpa"
         else:
+            return decide(workload, call)
+    return _choices[workload] or "sdpa"
+
+
+def decide(workload: Workload, call: Call) -> str:
+    """Check the kernels, time both backends and keep the choice."""
+    with _deciding:
+        if workload not in _choices:  # not decided by another thread meanwhile
             fault = fault_of(workload.kernel)
             if fault is not None and fault.out_of_memory:
                 return "sdpa"  # in this call
@@ -114,7 +125,7 @@ def choose_backend(
                 _choices[workload] = "triton"
             else:
                 _choices[workload] = faster_backend(workload.kernel, call)
-    return _choices[workload] or "sdpa"
+        return _choices[workload] or "sdpa"
 
 
 def may_use_triton(query: torch.Tensor) -> bool:
@@ -148,7 +159,8 @@ def choice_in_graph(device: torch.device, dtype: torch.dtype, head_size: int, tr
         for workload, choice in list(_choices.items())  # other threads may add to it
         if workload.kernel == kernel and workload.deterministic == deterministic and choice is not None
     }
-    return "sdpa" if choices == {"sdpa"} or fault_of(kernel) is not None else "triton"
+    with _deciding:
+        return "sdpa" if choices == {"sdpa"} or fault_of(kernel) is not None else "triton"
 
 
 def workload_of(call: Call, training: bool) -> Workload:
@@ -235,9 +247,10 @@ def milliseconds(backend: str, call: Call, training: bool) -> tuple[float, Failu
     query = call[0]
     try:
         with own_state(query.device), torch.set_grad_enabled(training):
-            stand_ins = random_call(call, training)
+            generator = torch.Generator(query.device).manual_seed(0)
+            stand_ins = random_call(call, training, generator)
             leaves = floats(stand_ins) if training else []
-            gradient = torch.randn_like(stand_ins[0])
+            gradient = torch.empty_like(stand_ins[0]).normal_(generator=generator)
 
             def run() -> None:
                 context, _ = BACKENDS[backend].attend(*stand_ins)
@@ -270,7 +283,7 @@ def floats(call: Call) -> list[torch.Tensor]:
     return [*call[:3], *(table for table in tables if table is not None)]
 
 
-def random_call(call: Call, training: bool) -> Call:
+def random_call(call: Call, training: bool, generator: torch.Generator) -> Call:
     """The call with random numbers in its shapes, in one dtype, as leaves of a graph in training."""
 
     def stand_in(data: Any) -> Any:
@@ -281,7 +294,8 @@ def random_call(call: Call, training: bool) -> Call:
             return data
         if not data.is_floating_point():
             return data.clone()
-        return torch.randn_like(data, dtype=call[0].dtype).requires_grad_(training)
+        numbers = torch.empty_like(data, dtype=call[0].dtype).normal_(generator=generator)
+        return numbers.requires_grad_(training)
 
     return tuple(map(stand_in, call))
 
@@ -295,5 +309,18 @@ def own_state(device: torch.device) -> Iterator[None]:
         states.enter_context(torch.inference_mode(False))
         states.enter_context(torch.enable_grad())
         states.enter_context(torch.autocast(device.type, enabled=False))
-        states.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
+        states.enter_context(own_random_state(device))
         yield
+
+
+@contextmanager
+def own_random_state(device: torch.device) -> Iterator[None]:
+    """Restore the GPU's generator, which dropout uses. Nothing here uses the CPU's, from which other threads draw."""
+    if device.type != "cuda":
+        yield
+        return
+    state = torch.cuda.get_rng_state(device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_rng_state(state, device)

@@ -9,6 +9,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
@@ -487,19 +488,21 @@ def test_ranks_decide_without_communication(gpu, monkeypatch):
 
 
 def real_work(gpu, monkeypatch):
-    """Let checks and timings compute, draw random numbers and save tensors, as on a GPU."""
+    """Let checks and timings compute and save tensors, as on a GPU; dropout would use the CPU's generator here."""
+
+    def attend(query, key, value, positions, mask, dropout_p, scale):
+        return reference_attention(query, key, value, positions, mask, 0.0, scale)
 
     def check(kernel):
         gpu.checked.append(kernel)
-        torch.manual_seed(1)
-        states = torch.randn(1, 2, 6, 8, requires_grad=True)
+        states = torch.ones(1, 2, 6, 8, requires_grad=True)
         (states @ states.mT).softmax(-1).sum().backward()
         assert not torch.is_autocast_enabled("cpu") and (states @ states.mT).dtype == torch.float32
         return PASSED
 
     monkeypatch.setattr(attention_auto, "triton_errors", check)
     for name in gpu.times:
-        monkeypatch.setitem(BACKENDS, name, gpu.timed_backend(name, reference_attention))
+        monkeypatch.setitem(BACKENDS, name, gpu.timed_backend(name, attend))
     gpu.times = {"sdpa": 1.0, "triton": 2.0}
 
 
@@ -532,6 +535,43 @@ def test_the_state_of_the_caller_is_neither_used_nor_changed(gpu, monkeypatch, s
     assert torch.equal(torch.randn(3), expected)
     assert not isinstance(mode, FlopCounterMode) or mode.get_total_flops() == 0
     assert all(tensor.grad is None for tensor in attention_auto.floats(arguments))
+
+
+def test_random_numbers_of_other_threads_are_not_drawn_again(gpu, monkeypatch):
+    """The numbers that a check draws stand for those of another thread, which draws them meanwhile."""
+    arguments, drawn = call(), []
+    monkeypatch.setattr(attention_auto, "triton_errors", lambda kernel: drawn.append(torch.randn(3)) or PASSED)
+    torch.manual_seed(0)
+    expected = torch.randn(6)
+    torch.manual_seed(0)
+    choose_backend(*arguments)
+    assert gpu.timed and torch.equal(torch.cat([*drawn, torch.randn(3)]), expected)
+
+
+def test_the_random_state_of_the_gpu_is_restored(monkeypatch):
+    device, states = torch.device("cuda", 1), {}
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: f"state of {device}")
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: states.update({device: state}))
+    with pytest.raises(RuntimeError, match="no kernel"), attention_auto.own_random_state(device):
+        raise RuntimeError("no kernel")
+    assert states == {device: "state of cuda:1"}
+
+
+def test_one_thread_at_a_time_checks_and_measures(gpu, monkeypatch):
+    threads, chosen = [], []
+
+    def check(kernel):
+        gpu.checked.append(kernel)
+        if not threads:
+            threads.append(threading.Thread(target=lambda: chosen.append(choose())))
+            threads[0].start()
+            threads[0].join(0.2)  # waits, because it must not check
+        return PASSED
+
+    monkeypatch.setattr(attention_auto, "triton_errors", check)
+    chosen.append(choose())
+    threads[0].join()
+    assert chosen == ["triton", "triton"] and len(gpu.checked) == 1 and gpu.timed == ["sdpa", "triton"]
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
