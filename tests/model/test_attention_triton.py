@@ -346,7 +346,7 @@ def test_a_model_uses_the_kernels():
 def test_one_mask_serves_calls_of_other_sizes_and_tables():
     shared = AttentionMask(documents=(torch.arange(40) // 15)[None])
     for batch, table in ((1, CLIPPED), (2, CLIPPED), (1, BUCKETS)):
-        leaves, rows, first = inputs_of(table, 40, batch)
+        leaves, rows, _ = inputs_of(table, 40, batch)
         positions = RelativePositions.from_tables(leaves["position_key"], leaves["position_query"], rows)
         states = [leaves[name] for name in ("query", "key", "value")]
         own = AttentionMask(documents=shared.documents)
