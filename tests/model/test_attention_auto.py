@@ -17,11 +17,12 @@ import pytest
 import torch
 import torch.distributed
 import transformers
-from numerics import attend, tiny_inputs, tiny_model
+from numerics import assert_same_by_name, attend, tiny_inputs, tiny_model
 from test_attention_triton import BUCKETS, inputs_of, installed, interpreted, loops, on_gpu
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModel, AutoModelForSequenceClassification
+from two_processes import fork_two, run_script
 
 from hf_deberta import HfDebertaForSequenceClassification, HfDebertaModel
 from hf_deberta.model import attention_auto, attention_check, attention_triton
@@ -44,6 +45,15 @@ class Gpu:
     def __init__(self):
         self.errors, self.times = PASSED, {"sdpa": 2.0, "triton": 1.0}
         self.checked, self.timed = [], []  # kernels, names of backends
+
+    def install(self, monkeypatch):
+        for name in ("INTERPRETING", "IS_INSTALLED"):
+            monkeypatch.setattr(attention_triton, name, True)
+        monkeypatch.setattr(attention_auto, "may_use_triton", lambda query: type(query) is torch.Tensor)
+        monkeypatch.setattr(attention_auto, "triton_errors", self.check)
+        monkeypatch.setattr(attention_auto, "median_milliseconds", self.time)
+        for name in ("_faults", "_choices"):
+            monkeypatch.setattr(attention_auto, name, {})
 
     def check(self, kernel):
         self.checked.append(kernel)
@@ -72,15 +82,9 @@ class Gpu:
 @pytest.fixture
 def gpu(monkeypatch):
     gpu = Gpu()
-    for name in ("INTERPRETING", "IS_INSTALLED"):
-        monkeypatch.setattr(attention_triton, name, True)
-    monkeypatch.setattr(attention_auto, "may_use_triton", lambda query: type(query) is torch.Tensor)
-    monkeypatch.setattr(attention_auto, "triton_errors", gpu.check)
-    monkeypatch.setattr(attention_auto, "median_milliseconds", gpu.time)
+    gpu.install(monkeypatch)
     for name in gpu.times:
         monkeypatch.setitem(BACKENDS, name, gpu.timed_backend(name))
-    for name in ("_faults", "_choices"):
-        monkeypatch.setattr(attention_auto, name, {})
     return gpu
 
 
@@ -469,22 +473,44 @@ def test_exported_graphs_have_sdpa(gpu):
     assert not uses_triton(torch.jit.trace(Attention(), (states,), check_trace=False))
 
 
-def test_ranks_decide_without_communication(gpu, monkeypatch):
-    """Two ranks with other lengths and other times: no collective, so none can wait for the other."""
+@pytest.mark.slow
+def test_ranks_may_choose_differently(tmp_path):
+    """Two ranks with other lengths and other times: neither waits for the other, and both get the same gradients."""
+    run_script(__file__, tmp_path)
+    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)]
+    assert [rank["chosen"] for rank in ranks] == ["triton", "sdpa"]
+    model = ddp_model()
+    for rank in (0, 1):
+        (ddp_loss(model, rank) / 2).backward()
+    first, second = (rank["gradients"] for rank in ranks)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert_same_by_name(first, gradients_of(model))
 
-    def fail(*arguments, **options):
-        raise AssertionError("a collective was called")
 
-    for name in ("all_reduce", "broadcast", "all_gather", "barrier", "broadcast_object_list", "all_gather_object"):
-        monkeypatch.setattr(torch.distributed, name, fail)
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    chosen = []
-    for tokens, times in ((20, {"sdpa": 2.0, "triton": 1.0}), (300, {"sdpa": 1.0, "triton": 2.0})):
-        gpu.times = times
-        attention_auto._choices.clear()
-        attention_auto._faults.clear()
-        chosen.append([choose(tokens=tokens, training=True) for _ in range(2)])
-    assert chosen == [["triton"] * 2, ["sdpa"] * 2]
+def ddp_model():
+    return tiny_model(HfDebertaModel, dtype=torch.float32)
+
+
+def ddp_loss(model, rank):
+    return model(**tiny_inputs(((9, 5), (40, 33))[rank])).last_hidden_state.square().mean()
+
+
+def gradients_of(model):
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def one_of_two(rank, folder):
+    torch.distributed.init_process_group("gloo")
+    gpu, model = Gpu(), torch.nn.parallel.DistributedDataParallel(ddp_model())
+    gpu.times = ({"sdpa": 2.0, "triton": 1.0}, {"sdpa": 1.0, "triton": 2.0})[rank]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        gpu.install(monkeypatch)
+        monkeypatch.setitem(BACKENDS, "sdpa", gpu.timed_backend("sdpa", sdpa_attention))
+        monkeypatch.setitem(BACKENDS, "triton", gpu.timed_backend("triton", reference_attention))
+        ddp_loss(model, rank).backward()
+        (chosen,) = set(attention_auto._choices.values())
+    torch.save({"chosen": chosen, "gradients": gradients_of(model.module)}, folder / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
 
 
 def real_work(gpu, monkeypatch):
@@ -831,3 +857,7 @@ def test_this_gpu_times_both_backends_once_and_not_in_a_captured_graph():
     graph.replay()
     assert len(attention_auto._choices) == known + 1
     torch.testing.assert_close(found, expected, atol=0.03, rtol=0.03)
+
+
+if __name__ == "__main__":
+    fork_two(one_of_two)
