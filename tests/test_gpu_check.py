@@ -59,7 +59,9 @@ def test_a_failed_check_is_shown_and_is_an_error(gpu, capsys):
 
 
 def test_a_backend_that_cannot_be_timed_is_shown_with_the_reason(gpu, capsys):
-    status, rows, notes = gpu(capsys, *SMALL, times={"sdpa": (float("inf"), Failure("OutOfMemoryError: CUDA out of memory", True))})
+    status, rows, notes = gpu(
+        capsys, *SMALL, times={"sdpa": (float("inf"), Failure("OutOfMemoryError: CUDA out of memory", True))}
+    )
     assert status == 0
     assert all(row[5:] == ["-", "1.000", "triton"] for row in rows)
     assert len(notes) == 4 and all("1x8: sdpa failed: OutOfMemoryError" in note for note in notes)

@@ -2,8 +2,8 @@
 
 Legend: B batch, H heads, N tokens, d head size.
 
-docs/usage.md describes what is checked and timed, and when. It is decided once for each `Kernel` and `Workload` and kept
-until the process ends. Each process of a distributed run decides on its own: backends have no parameters, hooks or
+docs/usage.md describes what is checked and timed, and when. A choice is made once for each `Kernel` and `Workload` and
+kept until the process ends. Each process of a distributed run decides on its own: backends have no parameters, hooks or
 collectives, so DDP, FSDP and tensor parallelism do the same in the same order whatever each rank chooses.
 """
 
@@ -215,7 +215,9 @@ def find_fault(kernel: Kernel) -> Failure | None:
     name = max(errors, key=lambda name: inf if isnan(errors[name]) else errors[name])
     if errors[name] <= kernel.tolerance:  # false for NaN
         return None
-    return Failure(f"{name} is off by {errors[name]:.2g} of its largest entry, rounding explains {kernel.tolerance:.2g}")
+    return Failure(
+        f"{name} is off by {errors[name]:.2g} of its largest entry, rounding explains {kernel.tolerance:.2g}"
+    )
 
 
 def warn_that_sdpa_is_used(kernel: Kernel, reason: str) -> None:
