@@ -75,10 +75,14 @@ KINDS = [
     "some queries, padding",
     "some queries, any mask",
     "packed",
-    "packed, causal",
-    "documents",
     "documents, padding, causal",
+]
+KINDS_ON_DEVICES = [
+    *KINDS,
+    "documents",
     "some queries, documents, causal",
+    "packed, longest",
+    "packed, causal, longest",
 ]
 
 
@@ -89,7 +93,7 @@ def test_output_and_gradients_equal_the_reference(table, kind):
     assert_equal_to_the_reference(table, kind)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "packed, longest", "packed, causal, longest"])
+@pytest.mark.parametrize("kind", KINDS_ON_DEVICES)
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.usefixtures("device_sizes")
 def test_output_and_gradients_on_devices_equal_the_reference(table, kind):
