@@ -80,8 +80,11 @@ def attend_in_blocks(
     """Context [B, H, N, d], with the bias of one block of queries at a time."""
     length = query.shape[2]
     if positions is None:
-        visible = None if hidden is None else ~hidden
-        return scaled_dot_product_attention(query, key, value, attn_mask=visible, dropout_p=dropout_p, scale=scale)
+        bias = None
+        if hidden is not None:  # a finite number, because a query that sees nothing must not give NaN
+            dtype = query.dtype
+            bias = mask.compute_once(("bias", length, dtype), lambda: hidden.to(dtype) * torch.finfo(dtype).min)
+        return attend_with_bias(query, key, value, bias, dropout_p, scale)
     layout = Layout.for_length(length, positions.saturation)
     by_query, by_key = products_by_distance(query, key, positions, mask, layout, scale)
 
