@@ -9,10 +9,11 @@ It shows what `attn_implementation="auto"` decides here, with the check and the 
 import argparse
 from functools import partial
 from itertools import product
+from math import inf
 
 import torch
 
-from hf_deberta.model.attention_auto import Call, find_fault, milliseconds
+from hf_deberta.model.attention_auto import Call, faster_of, find_fault, milliseconds
 from hf_deberta.model.attention_backends import BACKENDS
 from hf_deberta.model.attention_check import Kernel, uses_tf32
 from hf_deberta.model.attention_mask import AttentionMask
@@ -98,16 +99,16 @@ def time_shape(kernel: Kernel, check: str, batch: int, heads: int, tokens: int) 
     """A row of the table, and why a backend has no time in it."""
     shape, mode = f"{batch}x{tokens}", "training" if kernel.training else "inference"
     call = make_call(kernel, batch, heads, tokens)
-    times, failures = {}, []
-    for backend in ("sdpa", "triton")[: 1 if check == UNSUPPORTED else 2]:
-        time, failure = milliseconds(backend, call, kernel.training)
-        if failure is None:
-            times[backend] = time
-        else:
-            failures.append(f"{kernel}, {shape}: {backend} failed: {failure.message}")
-    choices = times if check == PASSED else {"sdpa"}
-    choice = min(choices, key=lambda backend: times.get(backend, 0.0), default="sdpa")
-    numbers = (f"{times[backend]:.3f}" if backend in times else "-" for backend in ("sdpa", "triton"))
+    backends = ("sdpa",) if check == UNSUPPORTED else ("sdpa", "triton")
+    timings = {backend: milliseconds(backend, call, kernel.training) for backend in backends}
+    failures = [
+        f"{kernel}, {shape}: {backend} failed: {failure.message}"
+        for backend, (_, failure) in timings.items()
+        if failure is not None
+    ]
+    choice = faster_of(timings["sdpa"], timings["triton"]) if check == PASSED else "sdpa"
+    times = (timings.get(backend, (inf, None))[0] for backend in ("sdpa", "triton"))
+    numbers = ("-" if time == inf else f"{time:.3f}" for time in times)
     return (kernel.precision, str(kernel.head_size), mode, check, shape, *numbers, choice), failures
 
 

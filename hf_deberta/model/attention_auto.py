@@ -69,6 +69,9 @@ class Failure(NamedTuple):
     out_of_memory: bool = False
 
 
+Timing = tuple[float, Failure | None]  # milliseconds; infinity and the reason if there is no time
+
+
 _faults: dict[Kernel, Failure | None] = {}  # None if the kernel passed its check
 # one thread at a time checks and times; reentrant, because autograd may run the backward pass of a caller in between
 _deciding = threading.RLock()
@@ -234,17 +237,24 @@ def failure_of(error: Exception) -> Failure:
 
 def faster_backend(kernel: Kernel, call: Call) -> str:
     """The backend that takes less time."""
-    sdpa_time, _ = milliseconds("sdpa", call, kernel.training)
-    triton_time, failure = milliseconds("triton", call, kernel.training)
+    sdpa = milliseconds("sdpa", call, kernel.training)
+    triton = milliseconds("triton", call, kernel.training)
+    choice, failure = faster_of(sdpa, triton), triton[1]
+    if failure is not None and choice == "sdpa":
+        warn_that_sdpa_is_used(kernel, f"the Triton kernels failed when they were timed: {failure.message}")
+    return choice
+
+
+def faster_of(sdpa: Timing, triton: Timing) -> str:
+    """The name of the backend that takes less time."""
+    (sdpa_time, _), (triton_time, failure) = sdpa, triton
     if failure is None:
         return "triton" if triton_time < sdpa_time else "sdpa"
-    if failure.out_of_memory and sdpa_time == inf:
-        return "triton"  # needs less memory, which is short because the timed call stands beside the caller's
-    warn_that_sdpa_is_used(kernel, f"the Triton kernels failed when they were timed: {failure.message}")
-    return "sdpa"
+    # Triton needs less memory, which is short because the timed call stands beside the caller's
+    return "triton" if failure.out_of_memory and sdpa_time == inf else "sdpa"
 
 
-def milliseconds(backend: str, call: Call, training: bool) -> tuple[float, Failure | None]:
+def milliseconds(backend: str, call: Call, training: bool) -> Timing:
     """Time of a call, forward and in training backward; infinity, and why, if the backend fails."""
     query = call[0]
     try:
