@@ -244,7 +244,9 @@ def check_number_of_tokens(mask: torch.Tensor, given: int | None) -> None:
     if given is None:
         return
     if int(mask.sum()) != given:
-        raise ValueError(f"num_real_tokens is {given}, but attention_mask has {int(mask.sum())} real tokens")
+        raise ValueError(
+            f"num_real_tokens is {given}, but attention_mask has {int(mask.sum())} real tokens; pass its sum"
+        )
     if not mask[:, 0].all() or not is_right_padded(mask):
         raise ValueError("num_real_tokens is for rows padded on the right, none of them empty; leave it out")
 
@@ -253,7 +255,9 @@ def longest_of(lengths: tuple[int, ...], given: int | None) -> int:
     """The length of the longest document, which `max_length_q`, if given, must not be below."""
     longest = max(lengths)
     if given is not None and given < longest:
-        raise ValueError(f"max_length_q is {given}, but cu_seq_lens_q has a document of {longest} tokens")
+        raise ValueError(
+            f"max_length_q is {given}, but cu_seq_lens_q has a document of {longest} tokens; pass {longest} or more"
+        )
     return longest
 
 

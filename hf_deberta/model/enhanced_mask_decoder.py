@@ -308,7 +308,8 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
             most = int((labels != IGNORED).sum(1).max())
             if most > max_predictions_per_row:
                 raise ValueError(
-                    f"a row has {most} labels, more than max_predictions_per_row = {max_predictions_per_row}"
+                    f"a row has {most} labels, more than max_predictions_per_row = {max_predictions_per_row}; pass a "
+                    "larger number, or none"
                 )
         return labels
 
