@@ -8,14 +8,14 @@ With --csv the counts are written to a result file too; `make gpu-counts` writes
 """
 
 import argparse
-import csv
-import datetime
+import sys
 from pathlib import Path
 
 import load_guard  # noqa: F401  # before torch
-import torch
-import transformers
 from layer_counts import PEERS, LayerCounts, count_layer
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+from timing import environment, write_rows
 
 SHAPES = ("8x128", "32x512", "4x2048", "1x8192")
 
@@ -38,7 +38,7 @@ def main() -> None:
             print(f"| {mode} {shape} |", " | ".join(map(describe, counts.values())), "|", flush=True)
             rows += [row_of(peer, mode, shape, count) for peer, count in counts.items()]
     if options.csv:
-        write_rows(options.csv, rows)
+        write_rows(options.csv, rows, ("peer", "mode", "case"))
 
 
 def describe(counts: LayerCounts) -> str:
@@ -58,24 +58,8 @@ def row_of(peer: str, mode: str, case: str, counts: LayerCounts) -> dict[str, st
         "triton_launches": str(counts.triton_launches),
         "gigabytes": "" if with_triton else f"{counts.gigabytes:.2f}",
         "gflop": "" if with_triton else f"{counts.gflop:.0f}",
-        "date": datetime.date.today().isoformat(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        **environment(),
     }
-
-
-def write_rows(path: Path, rows: list[dict[str, str]]) -> None:
-    """Add rows to a result file; they replace those of the same peer, mode and case."""
-    new = {(row["peer"], row["mode"], row["case"]) for row in rows}
-    if path.exists():
-        with path.open(newline="") as file:
-            rows = [row for row in csv.DictReader(file) if (row["peer"], row["mode"], row["case"]) not in new] + rows
-    unfinished = path.with_suffix(".tmp")
-    with unfinished.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    unfinished.replace(path)
 
 
 if __name__ == "__main__":
