@@ -4,6 +4,9 @@ PyTorch multiplies float32 matrices with MKL. On two cores of an AMD EPYC with A
 oneDNN, which PyTorch also contains, reaches 460 (docs/log.md). On these processors, and only there, `dense` calls
 oneDNN in the forward and the backward pass; `torch.backends.mkldnn.flags(enabled=False)` turns this off. The module
 remains an ordinary `nn.Linear`, and is called if it was hooked, patched or replaced.
+
+oneDNN compiles a primitive for each pair of a number of rows and a shape of weights, and keeps the last 1024 of them,
+0.6 MB each. So that inputs of many lengths do not fill this cache, products have few numbers of rows: `pad_rows`.
 """
 
 import platform
@@ -13,6 +16,7 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from .fast_path_guards import (
     PLAIN_TENSORS,
@@ -34,38 +38,77 @@ def dense(layer: nn.Module, states: torch.Tensor) -> torch.Tensor:
     if is_tracing_or_compiling() or not (uses_onednn() and is_float32_linear(layer, states)):
         return layer(states)
     flat = states.reshape(-1, states.shape[-1])
-    product = OneDNNProduct.apply if torch.is_grad_enabled() else multiply
-    return product(flat, layer.weight, layer.bias).unflatten(0, states.shape[:-1])
+    product = OneDNNProduct.apply if torch.is_grad_enabled() else multiply_padded
+    return product(flat, layer.weight, layer.bias)[: flat.shape[0]].unflatten(0, states.shape[:-1])
 
 
 class OneDNNProduct(torch.autograd.Function):
-    """states [M, K] @ weight^T [K, N] + bias [N]; its gradients are such products too, so it has all derivatives."""
+    """`multiply_padded` with all derivatives; the gradient [P, N] of its result has zeros in the padded rows."""
 
     @staticmethod
     def forward(ctx: Any, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         needs_states, needs_weight, _ = ctx.needs_input_grad
+        ctx.rows = states.shape[0]
         ctx.save_for_backward(states if needs_weight else None, weight if needs_states else None)
-        return multiply(states, weight, bias)
+        return multiply_padded(states, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         states, weight = ctx.saved_tensors
         needs_states, needs_weight, needs_bias = ctx.needs_input_grad
         return (
-            OneDNNProduct.apply(gradient, weight.t(), None) if needs_states else None,
-            OneDNNProduct.apply(gradient.t(), states.t(), None) if needs_weight else None,
+            OneDNNProduct.apply(gradient, weight.t(), None)[: ctx.rows] if needs_states else None,
+            multiply_transposed(gradient, states) if needs_weight else None,
             gradient.sum(0) if needs_bias else None,
         )
 
 
 def multiply(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return states [M, K] @ weight^T [K, N] + bias [N] from oneDNN; matrices in row or column order are not copied."""
-    states, weight = (matrix if _has_dense_order(matrix) else matrix.contiguous() for matrix in (states, weight))
-    return onednn_linear(states, weight, bias)
+    """Return states [M, K] @ weight^T [K, N] + bias [N] from oneDNN."""
+    return multiply_padded(states, weight, bias)[: states.shape[0]]
 
 
-def _has_dense_order(matrix: torch.Tensor) -> bool:
-    return matrix.is_contiguous() or matrix.t().is_contiguous()
+def multiply_padded(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return the product of `multiply` with P = `rounded_rows(M)` rows; the rows from M on are to be ignored."""
+    return onednn_linear(dense_order(pad_rows(states)), dense_order(weight), bias)
+
+
+def multiply_transposed(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Return left^T [N, M] @ right [M, K] from oneDNN, the gradient of a weight; either may be padded already."""
+    left, right = pad_rows(left), pad_rows(right)
+    if torch.is_grad_enabled():  # for second derivatives
+        return left.t() @ right
+    return onednn_linear(dense_order(left.t()), dense_order(right.t()), None)
+
+
+def pad_rows(states: torch.Tensor) -> torch.Tensor:
+    """Return states [M, K] with rows of zeros up to `rounded_rows(M)`, or the tensor itself if there are none to add.
+
+    >>> pad_rows(torch.ones(13, 4)).shape
+    torch.Size([16, 4])
+    """
+    missing = rounded_rows(states.shape[0]) - states.shape[0]
+    return functional.pad(states, (0, 0, 0, missing)) if missing else states
+
+
+def rounded_rows(rows: int) -> int:
+    """Return the smallest allowed number of rows that is not below `rows`.
+
+    Allowed are 1 and multiples of 8; between 2^k and 2^(k + 1), from 64 on, only every multiple of 2^k / 8. These are
+    33 numbers up to 512 and 57 up to 4096. From 64 on, at most an eighth is added.
+
+    >>> [rounded_rows(rows) for rows in (1, 2, 17, 72, 333)]
+    [1, 8, 24, 72, 352]
+    """
+    if rows <= 1:  # oneDNN multiplies one row differently
+        return rows
+    step = max(8, (1 << (rows - 1).bit_length()) // 16)
+    return -(-rows // step) * step
+
+
+def dense_order(matrix: torch.Tensor) -> torch.Tensor:
+    """Return the matrix if it is in row or column order, otherwise a copy in row order."""
+    return matrix if matrix.is_contiguous() or matrix.t().is_contiguous() else matrix.contiguous()
 
 
 def uses_onednn() -> bool:

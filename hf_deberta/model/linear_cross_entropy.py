@@ -20,7 +20,7 @@ import torch
 from torch.nn import functional
 
 from .batch_loss import loss_divisor
-from .dense import multiply, uses_onednn
+from .dense import multiply, multiply_transposed, uses_onednn
 from .private_apis import backward_keeps_graph
 
 # 128 MiB of logits in float32, and the same again for their softmax: together less than the gradient of the weight at
@@ -170,7 +170,8 @@ def add_product(
     size = max(1, MAX_PRODUCT_ELEMENTS // total.shape[1])  # oneDNN and low precision need the product before the sum
     for start in range(0, total.shape[0], size):
         rows = slice(start, start + size)
-        total[rows] += linear(residual[:, rows].t(), states.t(), None)
+        part = residual[:, rows]
+        total[rows] += multiply_transposed(part, states) if linear is multiply else linear(part.t(), states.t(), None)
 
 
 def select_linear(states: torch.Tensor) -> Callable[..., torch.Tensor]:

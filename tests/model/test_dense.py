@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from hf_deberta.model import dense as module
-from hf_deberta.model.dense import OneDNNProduct, dense
+from hf_deberta.model.dense import OneDNNProduct, dense, pad_rows, rounded_rows
 from hf_deberta.model.fast_path_guards import reference_mode
 
 if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
@@ -20,13 +20,13 @@ def onednn_preferred(monkeypatch):
 @pytest.fixture
 def products(monkeypatch):
     """Return a list that grows with each product that oneDNN computes."""
-    products, multiply = [], module.multiply
-    monkeypatch.setattr(module, "multiply", lambda *matrices: products.append(1) or multiply(*matrices))
+    products, product = [], module.onednn_linear
+    monkeypatch.setattr(module, "onednn_linear", lambda *matrices: products.append(1) or product(*matrices))
     return products
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(5,), (2, 7), (1, 1), (3, 2, 4)])
+@pytest.mark.parametrize("shape", [(5,), (2, 7), (1, 1), (3, 2, 4), (2, 8)])  # 16 rows need no padding
 def test_product_and_gradients(shape, bias, products):
     layer, states = nn.Linear(6, 3, bias=bias), torch.randn(*shape, 6, requires_grad=True)
     weight = torch.randn(*shape, 3)
@@ -38,6 +38,43 @@ def test_product_and_gradients(shape, bias, products):
     assert len(products) == 3
     with torch.no_grad():
         torch.testing.assert_close(dense(layer, states), layer(states))
+
+
+def test_rounded_rows_are_few_and_close():
+    allowed = {rounded_rows(rows) for rows in range(1, 4097)}
+    assert len({rounded_rows(rows) for rows in range(1, 513)}) == 33
+    assert len(allowed) == 57
+    assert all(rounded_rows(rows) == rows for rows in allowed)
+    assert all(rows <= rounded_rows(rows) < rows + max(8, rows / 8) for rows in range(1, 4097))
+
+
+def test_all_lengths_need_few_primitives(monkeypatch):
+    """Forward and backward; also the sizes that are summed over, of which there is one primitive each."""
+    sizes, product = set(), module.onednn_linear
+    monkeypatch.setattr(
+        module,
+        "onednn_linear",
+        lambda states, weight, bias: sizes.add((*states.shape, *weight.shape)) or product(states, weight, bias),
+    )
+    layer = nn.Linear(6, 3)
+    for length in range(1, 513):
+        dense(layer, torch.randn(length, 6, requires_grad=True)).sum().backward()
+    assert len(sizes) == 3 * 33
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows", [2, 17, 33, 100, 333])
+def test_padded_rows_change_nothing(rows, dtype):
+    """Each row is a sum of its own: the order of its 64 terms may change, not its values."""
+    states, weight = torch.randn(rows, 64).to(dtype), torch.randn(48, 64).to(dtype)
+    padded = module.onednn_linear(pad_rows(states), weight, None)
+    assert padded.shape == (rounded_rows(rows), 48)
+    assert not padded[rows:].any()
+    error = 64 * torch.finfo(torch.float32).eps * (states.double().abs() @ weight.double().abs().t())
+    exact = states.double() @ weight.double().t()
+    if dtype == torch.bfloat16:
+        error = error + exact.abs() * torch.finfo(dtype).eps
+    assert ((padded[:rows].double() - exact).abs() <= error).all()
 
 
 def test_an_expanded_gradient():

@@ -69,9 +69,9 @@ def unpad_tiny_models(monkeypatch):
 @pytest.fixture
 def onednn(monkeypatch):
     """Let `dense` prefer oneDNN on any processor; return a list that grows with each product of oneDNN."""
-    products, multiply = [], dense.multiply
+    products, product = [], dense.onednn_linear
     monkeypatch.setattr(dense, "prefers_onednn", has_onednn_linear)
-    monkeypatch.setattr(dense, "multiply", lambda *matrices: products.append(1) or multiply(*matrices))
+    monkeypatch.setattr(dense, "onednn_linear", lambda *matrices: products.append(1) or product(*matrices))
     return products
 
 
@@ -309,7 +309,7 @@ def no_fast_path(monkeypatch):
 
     def apply():
         monkeypatch.delitem(attention.BACKENDS, "sdpa")
-        monkeypatch.setattr(dense, "multiply", forbid)
+        monkeypatch.setattr(dense, "onednn_linear", forbid)
         monkeypatch.setattr("hf_deberta.model.weight_cache.CacheEntry", forbid)
         monkeypatch.setattr("hf_deberta.model.attention_context.AttentionContext.unpadded", forbid)
 

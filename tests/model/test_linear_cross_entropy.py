@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hf_deberta.model import dense
 from hf_deberta.model import linear_cross_entropy as module
 from hf_deberta.model.batch_loss import cross_entropy
 from hf_deberta.model.linear_cross_entropy import linear_cross_entropy
@@ -249,9 +250,9 @@ def test_gradient_of_the_weight_accumulates_in_float32(monkeypatch):
 
 @pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this torch has no oneDNN")
 def test_uses_onednn_where_dense_does(monkeypatch):
-    monkeypatch.setattr("hf_deberta.model.dense.prefers_onednn", lambda: True)
-    calls, multiply = [], module.multiply
-    monkeypatch.setattr(module, "multiply", lambda *arguments: calls.append(1) or multiply(*arguments))
+    monkeypatch.setattr(dense, "prefers_onednn", lambda: True)
+    calls, product = [], dense.onednn_linear
+    monkeypatch.setattr(dense, "onednn_linear", lambda *arguments: calls.append(1) or product(*arguments))
     inputs, labels = random_inputs(7, 33, 4, torch.float32), random_labels(7, 33)
     loss, _, _ = chunked_loss(inputs, labels)
     assert len(calls) == 3 * (2 + 3)  # three chunks: logits, states, and the weight in three parts
