@@ -59,6 +59,12 @@ class WeightCache:
     def get_or_compute(self, modules: Iterable[nn.Module], compute: Callable[[], Result], *inputs: object) -> Result:
         """Return the cached result if the weights of `modules` and the `inputs` (by identity) are unchanged."""
         weights: list[torch.Tensor] = [weight for module in modules for weight in module.parameters(recurse=False)]
+        return self.get_or_compute_weights(weights, compute, *inputs)
+
+    def get_or_compute_weights(
+        self, weights: list[torch.Tensor], compute: Callable[[], Result], *inputs: object
+    ) -> Result:
+        """`get_or_compute` for the weights themselves."""
         entry, state = self._entry, weight_state(weights)
         sums = [part for weight in weights for part in checksums(weight)]
         if (
