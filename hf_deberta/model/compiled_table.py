@@ -53,7 +53,8 @@ def project_table(
     def compute() -> torch.Tensor:
         states = table[0]
         if len(table) > 1:
-            states = functional.layer_norm(states, states.shape[-1:], *table[1:], eps=epsilon)
+            weight, bias = table[1:]
+            states = functional.layer_norm(states, states.shape[-1:], weight, bias, epsilon)
         return functional.linear(states, *layer).unflatten(-1, (heads, -1)).transpose(0, 1)
 
     weights = [*table, *layer]

@@ -8,7 +8,7 @@ for inference: there the projected tables depend on weights only.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import nn
@@ -117,7 +117,7 @@ def relative_table(modules: tuple[nn.Module, ...], rows: RowsInUse, cache: Weigh
     """The rows in use of the relative table, normalised, [R, hidden]; cached if they are the whole table."""
     embedding, *norms = modules
     if rows.cached_modules:
-        return embedding.weight  # layers take rows of their cached projections
+        return cast(torch.Tensor, embedding.weight)  # layers take rows of their cached projections
 
     def compute() -> torch.Tensor:
         table = embedding(torch.arange(rows.first, rows.end, device=rows.of_distance.device))
