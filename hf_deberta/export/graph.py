@@ -1,0 +1,273 @@
+"""A copy of a model whose forward pass makes a good graph: constant tables, no branches on shapes, one row per document.
+
+Legend: B batch (in a packed row: documents), N tokens, T tokens of a packed row, H heads, d head size, s saturation: the
+largest distance with a row of its own, W = 2N columns of the tables in use.
+
+What differs from the model:
+
+- Weights of linear layers are stored transposed, as MatMul reads them. Query, key and value are one product, and the
+  scale is part of the query's weights. Runtimes prepack and quantize weights only if they are constants.
+- The relative table is projected once, before the export. It is laid out by distance, -s ... s, so a forward pass reads
+  the rows of its distances and computes nothing. Distances beyond s share the rows of s, so there is no largest length.
+- In a packed row, dense products run on [1, T] and attention on [documents, longest document].
+- Padding is not zeroed after each layer: no real token reads it.
+"""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import nn
+
+from hf_deberta.model.attention_context import AttentionContext
+from hf_deberta.model.modeling_heads import HfDebertaForEntityChoice, HfDebertaForQuestionAnswering
+from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder, HfDebertaModel, HfDebertaSelfAttention
+from hf_deberta.model.pretrained_model import HfDebertaPreTrainedModel
+from hf_deberta.model.relative_position import rows_at
+from hf_deberta.model.relative_table import relative_table, table_modules
+
+LOWEST = torch.finfo(torch.float32).min
+
+
+class GraphLinear(nn.Module):
+    """A linear layer as states @ weight + bias, with weight [K, N]."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None):
+        super().__init__()
+        self.register_buffer("weight", weight.detach().t().contiguous())
+        self.register_buffer("bias", None if bias is None else bias.detach())
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        product = states @ self.weight
+        return product if self.bias is None else product + self.bias
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What all layers share: visible keys, the rows of the tables in use, the documents of a packed row."""
+
+    hidden: torch.Tensor | None  # [B, 1, 1 or N, N], 0, or LOWEST for keys that are not visible
+    window: torch.Tensor  # [W], the rows of distances N - 1 ... -N, the largest distance first
+    from_first: torch.Tensor  # [B or 1, N], the rows of the distances from the first real token, in the same order
+    tokens: torch.Tensor | None = None  # [documents, longest], the tokens of each document of a packed row
+    places: torch.Tensor | None = None  # [T], the place of each token of a packed row in `tokens`
+
+
+def layout_of(context: AttentionContext, saturation: int) -> Layout:
+    """The layout of one forward pass."""
+    mask, device = context.attention_mask, context.position_ids.device
+    if mask.cu_seqlens is not None and context.documents is not None:
+        bounds = mask.cu_seqlens.long()
+        length, total = cast(int, bounds.diff().max().item()), context.position_ids.shape[1]
+        torch._check(length >= 1)
+        position = torch.arange(length, device=device)
+        tokens = bounds[:-1, None] + position  # [documents, longest]
+        visible = (tokens < bounds[1:, None])[:, None, None]
+        tokens, places = tokens.clamp(max=total - 1), context.documents[0] * length + context.position_ids[0]
+        first = bounds.new_zeros(1, 1)
+    else:
+        length, tokens, places = context.position_ids.shape[1], None, None
+        position = torch.arange(length, device=device)
+        visible = None if mask.mask is None else mask.mask[:, None, None]
+        first = context.first_tokens()
+    if mask.causal:
+        causal = position[:, None] >= position
+        visible = causal if visible is None else visible & causal
+    window = torch.arange(1 - length, length + 1, device=device)
+    return Layout(
+        hidden=None if visible is None else torch.where(visible, 0.0, LOWEST),
+        window=window.clamp(-saturation, saturation) + saturation,
+        from_first=(position - first).clamp(-saturation, saturation) + saturation,
+        tokens=tokens,
+        places=places,
+    )
+
+
+class GraphAttention(nn.Module):
+    """`HfDebertaSelfAttention` with constant tables [H, 2s + 1, d], laid out by distance."""
+
+    falling: torch.Tensor | None  # Kr, the largest distance first
+    rising: torch.Tensor | None  # Qr, the smallest distance first
+    constant: torch.Tensor | None  # p2p [H, 1, 2s + 1], the largest distance first
+
+    def __init__(self, attention: HfDebertaSelfAttention, table: torch.Tensor | None, rows: torch.Tensor | None):
+        """`table`: the relative table [R, hidden]; `rows`: its row of each distance -s ... s."""
+        super().__init__()
+        self.heads = attention.config.num_attention_heads
+        scale = attention.scale
+        query, key, value = attention.query_proj, attention.key_proj, attention.value_proj
+        key_bias = torch.zeros_like(query.bias) if key.bias is None else key.bias
+        self.query = GraphLinear(query.weight * scale, query.bias * scale)
+        self.key_value = GraphLinear(torch.cat([key.weight, value.weight]), torch.cat([key_bias, value.bias]))
+        self.query_key_value = GraphLinear(
+            torch.cat([query.weight * scale, key.weight, value.weight]),
+            torch.cat([query.bias * scale, key_bias, value.bias]),
+        )
+        falling = rising = constant = None
+        if table is not None and rows is not None and attention.terms:
+            tables = attention.table_projection().project(table)
+            if tables.key is not None:
+                falling = tables.key[:, rows.flip(0)].contiguous()
+            if tables.query is not None:
+                rising = (tables.query[:, rows] * (scale / tables.query_scale)).contiguous()
+            if "p2p" in attention.terms:
+                constant = (falling.double() * rising.flip(1).double()).sum(-1).to(table.dtype)[:, None]
+        self.register_buffer("falling", falling if "c2p" in attention.terms else None)
+        self.register_buffer("rising", rising if "p2c" in attention.terms else None)
+        self.register_buffer("constant", constant)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,  # [B, N, hidden], or [1, T, hidden]
+        layout: Layout,
+        context: AttentionContext,
+        query_states: torch.Tensor,  # [B, N, hidden]; [B, 1, hidden] or [1, documents, hidden] with query_positions
+        query_positions: torch.Tensor | None = None,  # of the first real tokens
+        memory: tuple[torch.Tensor, torch.Tensor] | None = None,
+        output_attentions: bool = False,
+    ) -> tuple[torch.Tensor, None, tuple[torch.Tensor, torch.Tensor]]:
+        """States of the queries, no probabilities, and keys and values for another call."""
+        if query_states is hidden_states:
+            query, key, value = self.split(self.query_key_value(hidden_states), layout.tokens)
+        else:
+            key, value = self.split(self.key_value(hidden_states), layout.tokens) if memory is None else memory
+            query = self.query(query_states)
+            if query_positions is None:
+                (query,) = self.split(query, layout.tokens)
+            else:
+                query = query.reshape(key.shape[0], 1, self.heads, -1).transpose(1, 2)
+        terms = self.window_terms(query, key, layout) if query_positions is None else self.first_terms(query, key, layout)
+        scores = query @ key.mT
+        for term in terms:
+            scores = scores + term
+        if layout.hidden is not None:
+            scores = scores + layout.hidden
+        states = (scores.softmax(-1) @ value).transpose(1, 2).flatten(2)  # [B, N or 1, hidden]
+        if layout.places is not None:
+            states = states.flatten(0, 1)
+            states = (states if query_positions is not None else states[layout.places])[None]
+        return states, None, (key, value)
+
+    def split(self, states: torch.Tensor, tokens: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        """[B, N, parts x hidden] to parts of [B, H, N, d]; a packed row becomes one row per document."""
+        if tokens is not None:
+            states = states[0][tokens]
+        size = self.query.weight.shape[0] // self.heads
+        return states.unflatten(-1, (-1, self.heads, size)).permute(2, 0, 3, 1, 4).unbind(0)
+
+    def window_terms(self, query: torch.Tensor, key: torch.Tensor, layout: Layout) -> Iterator[torch.Tensor]:
+        """The position terms of all queries, each [B, H, N, N] or [H, N, N]."""
+        if self.falling is not None:
+            yield skewed(query @ self.falling.index_select(1, layout.window).mT)
+        if self.rising is not None:
+            yield skewed(key @ self.rising.index_select(1, layout.window).mT).mT
+        if self.constant is not None:
+            yield skewed(self.constant.index_select(2, layout.window).expand(-1, query.shape[2], -1))
+
+    def first_terms(self, query: torch.Tensor, key: torch.Tensor, layout: Layout) -> Iterator[torch.Tensor]:
+        """The position terms of one query per sequence, its first real token, each [B, H, 1, N]."""
+        rows = layout.from_first
+        if self.falling is not None:
+            table = self.falling[:, rows].transpose(0, 1)  # [B or 1, H, N, d]
+            yield query @ table.mT
+        if self.rising is not None:
+            table = self.rising.flip(1)[:, rows].transpose(0, 1)
+            yield (key * table).sum(-1)[:, :, None]
+        if self.constant is not None:
+            yield self.constant[:, :, rows].permute(2, 0, 1, 3)
+
+
+def skewed(product: torch.Tensor) -> torch.Tensor:
+    """Entry (i, j) of the result [..., N, N] is entry (i, N - 1 - i + j) of `product` [..., N, 2N]."""
+    n = product.shape[-2]
+    flat = product.flatten(-2)[..., n - 1 : n * 2 * n - 1]
+    return flat.unflatten(-1, (n, 2 * n - 1))[..., :n]
+
+
+class GraphEncoder(HfDebertaEncoder):
+    """The encoder with `GraphAttention` in each layer; its "relative table" is the layout."""
+
+    def __init__(self, encoder: HfDebertaEncoder):
+        nn.Module.__init__(self)
+        self.config, self.layer, self.conv = encoder.config, encoder.layer, encoder.conv
+        self.reach, table, rows = 0, None, None
+        if self.config.relative_attention:
+            self.reach = encoder.saturation
+            rows = rows_at(torch.arange(-self.reach, self.reach + 1), encoder.rows_of_distance)
+            whole = encoder.rows_in_use(self.config.max_position_embeddings + self.config.max_distance)
+            table = relative_table(table_modules(encoder), whole, None)
+        for layer in self.layer:
+            layer.attention.self = GraphAttention(layer.attention.self, table, rows)
+
+    def rows_in_use(self, length: int) -> None:
+        return None
+
+    def relative_table(self, context: AttentionContext) -> Layout:
+        return layout_of(context, self.reach)
+
+
+class GraphModel(nn.Module):
+    """A model with tensors as inputs and outputs, in the order of `input_names` and `output_names`."""
+
+    def __init__(self, model: HfDebertaPreTrainedModel, packed: bool = False):
+        super().__init__()
+        self.model = graph_copy(model)
+        self.packed = packed
+        self.input_names = input_names(model, packed)
+        self.output_names = output_names(model)
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        output = self.model(**dict(zip(self.input_names, inputs, strict=True)), return_dict=True)
+        return tuple(output[name] for name in self.output_names)
+
+    def example_inputs(self) -> tuple[tuple[torch.Tensor, ...], tuple[dict[int, object], ...]]:
+        """Inputs to trace with, and their dynamic axes."""
+        tokens = torch.ones(1, 7, dtype=torch.long) if self.packed else torch.ones(3, 7, dtype=torch.long)
+        examples = {
+            "input_ids": tokens,
+            "attention_mask": tokens.clone(),
+            "token_type_ids": torch.zeros_like(tokens),
+            "cu_seq_lens_q": torch.tensor([0, 2, 4, 7], dtype=torch.int32),
+            "entity_indices": torch.ones(3, 4, 5, dtype=torch.long),
+        }
+        inputs = tuple(examples[name] for name in self.input_names)
+        return inputs, tuple(
+            {axis: torch.export.Dim.DYNAMIC for axis, size in enumerate(tensor.shape) if size > 1} for tensor in inputs
+        )
+
+
+def graph_copy(model: HfDebertaPreTrainedModel) -> HfDebertaPreTrainedModel:
+    """A copy of the model in eval mode that shares the tensors which it does not replace."""
+    tensors = [*model.parameters(), *model.buffers()]
+    model = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors}).eval()
+    model.config.unpad_inputs = False
+    with torch.no_grad():
+        model.base_model.encoder = GraphEncoder(model.base_model.encoder)
+        replace_linear_layers(model)
+    return model
+
+
+def replace_linear_layers(module: nn.Module) -> None:
+    for name, child in module.named_children():
+        if type(child) is nn.Linear:
+            setattr(module, name, GraphLinear(child.weight, child.bias))
+        else:
+            replace_linear_layers(child)
+
+
+def input_names(model: HfDebertaPreTrainedModel, packed: bool) -> list[str]:
+    """The inputs of the graph."""
+    names = ["input_ids", "cu_seq_lens_q" if packed else "attention_mask"]
+    if model.config.type_vocab_size > 0:
+        names.append("token_type_ids")
+    if isinstance(model, HfDebertaForEntityChoice):
+        names.append("entity_indices")
+    return names
+
+
+def output_names(model: HfDebertaPreTrainedModel) -> list[str]:
+    if isinstance(model, HfDebertaModel):
+        return ["last_hidden_state"]
+    return ["start_logits", "end_logits"] if isinstance(model, HfDebertaForQuestionAnswering) else ["logits"]
