@@ -16,13 +16,17 @@ What differs from the model:
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from hf_deberta.model.attention_context import AttentionContext
-from hf_deberta.model.modeling_heads import HfDebertaForEntityChoice, HfDebertaForQuestionAnswering
+from hf_deberta.model.modeling_heads import (
+    HfDebertaForEntityChoice,
+    HfDebertaForMultipleChoice,
+    HfDebertaForQuestionAnswering,
+)
 from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder, HfDebertaModel, HfDebertaSelfAttention
 from hf_deberta.model.pretrained_model import HfDebertaPreTrainedModel
 from hf_deberta.model.relative_position import rows_at
@@ -213,6 +217,7 @@ class GraphModel(nn.Module):
 
     def __init__(self, model: HfDebertaPreTrainedModel, packed: bool = False):
         super().__init__()
+        check_model(model, packed)
         self.model = graph_copy(model)
         self.packed = packed
         self.input_names = input_names(model, packed)
@@ -222,39 +227,38 @@ class GraphModel(nn.Module):
         output = self.model(**dict(zip(self.input_names, inputs, strict=True)), return_dict=True)
         return tuple(output[name] for name in self.output_names)
 
-    def example_inputs(self) -> tuple[tuple[torch.Tensor, ...], tuple[dict[int, object], ...]]:
+    def example_inputs(self) -> tuple[tuple[torch.Tensor, ...], tuple[dict[int, Any], ...]]:
         """Inputs to trace with, and their dynamic axes."""
-        tokens = torch.ones(1, 7, dtype=torch.long) if self.packed else torch.ones(3, 7, dtype=torch.long)
+        shape = (1, 7) if self.packed else (3, 7)
+        if isinstance(self.model, HfDebertaForMultipleChoice):
+            shape = (3, 2, 7)
         examples = {
-            "input_ids": tokens,
-            "attention_mask": tokens.clone(),
-            "token_type_ids": torch.zeros_like(tokens),
+            "input_ids": torch.ones(shape, dtype=torch.long),
+            "attention_mask": torch.ones(shape, dtype=torch.long),
+            "token_type_ids": torch.zeros(shape, dtype=torch.long),
             "cu_seq_lens_q": torch.tensor([0, 2, 4, 7], dtype=torch.int32),
             "entity_indices": torch.ones(3, 4, 5, dtype=torch.long),
         }
         inputs = tuple(examples[name] for name in self.input_names)
-        return inputs, tuple(
-            {axis: torch.export.Dim.DYNAMIC for axis, size in enumerate(tensor.shape) if size > 1} for tensor in inputs
+        dynamic = torch.export.Dim.DYNAMIC
+        return inputs, tuple({axis: dynamic for axis, size in enumerate(x.shape) if size > 1} for x in inputs)
+
+
+def check_model(model: HfDebertaPreTrainedModel, packed: bool) -> None:
+    """Raise an error for models that cannot be exported as they are."""
+    if not isinstance(model, HfDebertaPreTrainedModel):
+        raise TypeError(
+            f"only models of hf_deberta can be exported, not {type(model).__name__}; load the checkpoint with the "
+            "HfDebertaFor... class of its head"
         )
-
-
-def graph_copy(model: HfDebertaPreTrainedModel) -> HfDebertaPreTrainedModel:
-    """A copy of the model in eval mode that shares the tensors which it does not replace."""
-    tensors = [*model.parameters(), *model.buffers()]
-    model = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors}).eval()
-    model.config.unpad_inputs = False
-    with torch.no_grad():
-        model.base_model.encoder = GraphEncoder(model.base_model.encoder)
-        replace_linear_layers(model)
-    return model
-
-
-def replace_linear_layers(module: nn.Module) -> None:
-    for name, child in module.named_children():
-        if type(child) is nn.Linear:
-            setattr(module, name, GraphLinear(child.weight, child.bias))
-        else:
-            replace_linear_layers(child)
+    for name, parameter in model.named_parameters():
+        if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
+            raise ValueError(
+                f"{name} is {parameter.dtype} on {parameter.device}; export a float32 model on the CPU: "
+                "model.float().cpu()"
+            )
+    if packed and isinstance(model, HfDebertaForMultipleChoice | HfDebertaForEntityChoice):
+        raise ValueError(f"{type(model).__name__} does not support packed rows; export it with packed=False")
 
 
 def input_names(model: HfDebertaPreTrainedModel, packed: bool) -> list[str]:
@@ -268,6 +272,26 @@ def input_names(model: HfDebertaPreTrainedModel, packed: bool) -> list[str]:
 
 
 def output_names(model: HfDebertaPreTrainedModel) -> list[str]:
+    """The outputs of the graph, named as the model's."""
     if isinstance(model, HfDebertaModel):
         return ["last_hidden_state"]
     return ["start_logits", "end_logits"] if isinstance(model, HfDebertaForQuestionAnswering) else ["logits"]
+
+
+def graph_copy(model: HfDebertaPreTrainedModel) -> HfDebertaPreTrainedModel:
+    """A copy of the model in eval mode that shares the tensors which it does not replace."""
+    tensors = [*model.parameters(), *model.buffers()]
+    model = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors}).eval()
+    with torch.no_grad():
+        model.base_model.encoder = GraphEncoder(model.base_model.encoder)
+        replace_linear_layers(model)
+    return model
+
+
+def replace_linear_layers(module: nn.Module) -> None:
+    """Replace each nn.Linear inside the module by a `GraphLinear`."""
+    for name, child in module.named_children():
+        if type(child) is nn.Linear:
+            setattr(module, name, GraphLinear(child.weight, child.bias))
+        else:
+            replace_linear_layers(child)

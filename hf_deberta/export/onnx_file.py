@@ -1,10 +1,10 @@
-"""Write a model as an ONNX file.
+"""Write a model as an ONNX file, for ONNX Runtime and whatever else reads ONNX."""
 
-The file holds float32, or int8 weights per channel with activations that ONNX Runtime quantizes as it goes.
-"""
-
-import shutil
+import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +14,47 @@ from hf_deberta.export.graph import GraphModel
 from hf_deberta.model.pretrained_model import HfDebertaPreTrainedModel
 
 OPSET = 20  # the first with Gelu
+BFLOAT16 = (
+    "bfloat16 is a setting of OpenVINO, not of a file: export float32 with to_openvino and compile the file with "
+    '{"INFERENCE_PRECISION_HINT": "bf16"}; ONNX Runtime has no bfloat16 on CPUs'
+)
 
 
 def to_onnx(
-    model: HfDebertaPreTrainedModel, file: str | Path, *, packed: bool = False, dtype: torch.dtype = torch.float32
+    model: HfDebertaPreTrainedModel,
+    file: str | Path,
+    *,
+    packed: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> Path:
-    """Write the model to an ONNX file and return its path."""
+    """Write the model to an ONNX file and return its path.
+
+    Inputs are `input_ids` and `attention_mask` [B, N], of any batch size and length. With `packed` they are `input_ids`
+    [1, T], a row of documents, and their boundaries `cu_seq_lens_q` [documents + 1]: no time is spent on padding but in
+    attention. With `dtype=torch.int8`, weights have 8 bits, with a scale per output channel, and ONNX Runtime quantizes
+    activations as it runs. Weights beyond 2 GB go to a second file, FILE.data.
+
+    >>> from hf_deberta.export import to_onnx
+    >>> to_onnx(model, "model.onnx")
+    >>> session = onnxruntime.InferenceSession("model.onnx")
+    >>> session.run(["logits"], {"input_ids": input_ids.numpy(), "attention_mask": attention_mask.numpy()})
+    """
+    check_dtype(dtype)
+    require("to_onnx", "onnx", "onnxscript", *(["onnxruntime"] if dtype == torch.int8 else []))
     file = Path(file)
-    with tempfile.TemporaryDirectory(dir=file.parent) as folder:
-        unfinished = Path(folder) / file.name
-        onnx_program(model, packed).save(unfinished)
-        shutil.move(unfinished, file)
+    with temporary_folder(file) as folder:
+        program = onnx_program(model, packed)
+        if dtype == torch.float32:
+            program.save(folder / file.name)
+        else:
+            with tempfile.TemporaryDirectory(dir=folder) as inner:
+                program.save(Path(inner) / "float32.onnx")
+                quantize(Path(inner) / "float32.onnx", folder / file.name)
     return file
 
 
-def onnx_program(model: HfDebertaPreTrainedModel, packed: bool = False) -> Any:
-    """The model as torch.onnx.ONNXProgram."""
+def onnx_program(model: HfDebertaPreTrainedModel, packed: bool) -> Any:
+    """The model as a torch.onnx.ONNXProgram."""
     graph = GraphModel(model, packed)
     inputs, dynamic_shapes = graph.example_inputs()
     with torch.no_grad():
@@ -45,9 +70,54 @@ def onnx_program(model: HfDebertaPreTrainedModel, packed: bool = False) -> Any:
         )
 
 
-def searchsorted(sequence, values, out_int32: bool = False, right: bool = False, side=None, sorter=None):
-    """torch.searchsorted for `document_numbers`: the count of boundaries [D] at or before each value [T]."""
+def searchsorted(sequence: Any, values: Any, right: bool = False, **options: Any) -> Any:
+    """Translate torch.searchsorted: for each value, the count of numbers in the sequence before it.
+
+    The values [..., T] are compared with all numbers of the sequence [..., D].
+    """
+    from onnx import TensorProto
     from onnxscript import opset20 as op
 
-    before = op.GreaterOrEqual(op.Unsqueeze(values, [-1]), sequence)
-    return op.ReduceSum(op.Cast(before, to=7), [-1], keepdims=0)
+    values, sequence = op.Unsqueeze(values, [-1]), op.Unsqueeze(sequence, [-2])
+    before = op.GreaterOrEqual(values, sequence) if right else op.Greater(values, sequence)
+    return op.ReduceSum(op.Cast(before, to=TensorProto.INT64), [-1], keepdims=0)
+
+
+def quantize(source: Path, target: Path) -> None:
+    """Give the dense layers of an ONNX file int8 weights; embeddings and position tables stay float32."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    quantize_dynamic(
+        source,
+        target,
+        op_types_to_quantize=["MatMul"],
+        per_channel=True,
+        weight_type=QuantType.QInt8,
+        use_external_data_format=len(list(source.parent.iterdir())) > 1,
+    )
+
+
+def check_dtype(dtype: torch.dtype) -> None:
+    """Raise a ValueError for types that files cannot have."""
+    if dtype not in (torch.float32, torch.int8):
+        raise ValueError(BFLOAT16 if dtype == torch.bfloat16 else f"dtype must be float32 or int8, not {dtype}")
+
+
+def require(function: str, *packages: str) -> None:
+    """Raise an ImportError that names the missing packages and how to install them."""
+    missing = [package for package in packages if find_spec(package) is None]
+    if missing:
+        raise ImportError(f"{function} needs {', '.join(missing)}: pip install 'hf-deberta[export]'")
+
+
+@contextmanager
+def temporary_folder(file: Path) -> Iterator[Path]:
+    """Give a folder beside `file`; its files are renamed to the file's folder when the block ends without an error.
+
+    `file` itself is renamed last, so that it is never there without the files that belong to it.
+    """
+    with tempfile.TemporaryDirectory(dir=file.parent, prefix=f"{file.name}.unfinished") as name:
+        folder = Path(name)
+        yield folder
+        for path in sorted(folder.iterdir(), key=lambda path: path.name == file.name):
+            os.replace(path, file.parent / path.name)

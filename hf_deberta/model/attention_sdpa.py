@@ -90,6 +90,11 @@ def attend_with_scaled_queries(
     dropout_p: float,
 ) -> torch.Tensor:
     """Context [B, H, Q, d]."""
+    if torch.jit.is_tracing() and torch.onnx.is_in_onnx_export():
+        raise RuntimeError(
+            "torch.onnx.export(dynamo=False) would tie the graph to the length of the example; use "
+            "hf_deberta.export.to_onnx, or torch.onnx.export(dynamo=True) with dynamic_shapes"
+        )
     lengths = document_lengths(mask)
     longest = max(lengths) if lengths else key.shape[2]
     tables = tables_for(positions, mask, longest, can_join_parts(query, dropout_p))
@@ -310,14 +315,17 @@ def attend(
 ) -> torch.Tensor:
     """softmax(q k + bias) v over visible keys."""
     bias = masked(bias, visible, query)
-    if bias is not None and query.device.type == "cpu" and (bias.requires_grad or dropout_p > 0):
+    needs_unfused = bias is not None and query.device.type == "cpu" and (bias.requires_grad or dropout_p > 0)
+    if bias is not None and needs_unfused and not torch.jit.is_tracing():  # a trace is for inference
         # the CPU's fused kernel has neither a gradient for a bias nor dropout, and its unfused one copies more
         heads_first = [tensor.transpose(0, 1).flatten(0, 1) for tensor in (query, key, value)]
         bias = bias.expand(*query.shape[:3], key.shape[2]).transpose(0, 1).flatten(0, 1)
         scores = torch.baddbmm(bias, heads_first[0], heads_first[1].mT)
         probabilities = dropout(scores.softmax(-1), dropout_p)
         return (probabilities @ heads_first[2]).unflatten(0, (query.shape[1], -1)).transpose(0, 1)
-    return attend_with_bias(query, key, value, bias, dropout_p, scale=1.0)
+    context = attend_with_bias(query, key, value, bias, dropout_p, scale=1.0)
+    # exporters decompose the kernel into products, whose context is in another order: views of it would not hold
+    return context.contiguous() if torch.compiler.is_exporting() else context
 
 
 def masked(bias: torch.Tensor | None, visible: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:

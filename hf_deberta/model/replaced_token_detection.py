@@ -106,7 +106,7 @@ class HfDebertaForPreTraining(HfDebertaPreTrainedModel):
         )
         encoded = self.deberta.encoder(embeddings, context, *output_flags)
         states = encoded.last_hidden_state
-        first_tokens = context.first_tokens().expand(len(states), -1).to(states.device)
+        first_tokens = context.first_tokens().expand(states.shape[0], -1).to(states.device)
         logits = self.mask_predictions(states, gather_positions(states, first_tokens))
         logits = context.scatter(logits)
         loss = None
