@@ -1,0 +1,143 @@
+"""Files of ONNX and OpenVINO give the model's outputs in their runtimes, for any batch size and length."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from export_cases import HEADS, PACKED_HEADS, SHAPES, errors, make_model, packed_inputs, padded_inputs
+
+from hf_deberta.export import to_onnx, to_openvino
+from hf_deberta.export.__main__ import main
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+openvino = pytest.importorskip("openvino")
+pytest.importorskip("onnxscript")
+TOLERANCE = 1e-5  # float32 sums in another order
+LENGTHS = ((1,), (2, 1), (5, 1, 60, 2))
+
+
+def run_onnx(file):
+    session = onnxruntime.InferenceSession(file)
+    return lambda inputs: session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
+
+
+def run_openvino(file, precision="f32"):
+    compiled = openvino.Core().compile_model(file, "CPU", {"INFERENCE_PRECISION_HINT": precision})
+
+    def run(inputs):
+        results = compiled({name: tensor.numpy() for name, tensor in inputs.items()})
+        return [results[output] for output in compiled.outputs]
+
+    return run
+
+
+def inputs_of(model, packed):
+    if packed:
+        return [packed_inputs(model, lengths) for lengths in LENGTHS]
+    return [padded_inputs(model, shape) for shape in SHAPES]
+
+
+def constant_products(file):
+    """Names of the products of an ONNX file with no operand that depends on the input."""
+    graph = onnx.load(file).graph
+    varies = {value.name for value in graph.input}
+    products = []
+    for node in graph.node:
+        if varies & set(node.input):
+            varies |= set(node.output)
+        elif node.op_type in ("MatMul", "Gemm", "Conv"):
+            products.append(node.name)
+    return products
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+def test_one_head(packed, tmp_path):
+    """The masked-language model has the enhanced mask decoder, which the other heads lack."""
+    model = make_model("HfDebertaForMaskedLM")
+    file = to_onnx(model, tmp_path / "model.onnx", packed=packed)
+    for inputs in inputs_of(model, packed):
+        assert errors(model, run_onnx(file), inputs) < TOLERANCE
+    assert constant_products(file) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_openvino(tmp_path):
+    model = make_model("HfDebertaForSequenceClassification")
+    file = to_openvino(model, tmp_path / "model.xml", packed=True)
+    for inputs in inputs_of(model, packed=True):
+        assert errors(model, run_openvino(file), inputs) < TOLERANCE
+        assert errors(model, run_openvino(file, "bf16"), inputs) < 0.1  # where the processor has no bfloat16: float32
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.bin", "model.xml"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+def test_every_head(head, packed, tmp_path):
+    if packed and head not in PACKED_HEADS:
+        pytest.skip("this head has no packed rows")
+    model = make_model(head)
+    file = to_onnx(model, tmp_path / "model.onnx", packed=packed)
+    xml = tmp_path / "model.xml"
+    openvino.save_model(openvino.convert_model(file), xml, compress_to_fp16=False)
+    for inputs in inputs_of(model, packed):
+        assert errors(model, run_onnx(file), inputs) < TOLERANCE
+        assert errors(model, run_openvino(xml), inputs) < TOLERANCE
+    assert constant_products(file) == []
+
+
+@pytest.mark.parametrize(
+    "runtime, packed",
+    [("onnx", False), pytest.param("openvino", True, marks=pytest.mark.slow)],
+)
+def test_the_command_writes_int8(runtime, packed, tmp_path):
+    if runtime == "openvino":
+        pytest.importorskip("nncf")
+    model = make_model("HfDebertaForTokenClassification")
+    model.save_pretrained(tmp_path / "saved")
+    file = tmp_path / ("model.onnx" if runtime == "onnx" else "model.xml")
+    command = ["--model", tmp_path / "saved", "--to", runtime, "--output", file, "--dtype", "int8"]
+    command += ["--packed"] if packed else []
+    subprocess.run([sys.executable, "-m", "hf_deberta.export", *map(str, command)], check=True)
+    run = run_onnx(file) if runtime == "onnx" else run_openvino(file)
+    for inputs in inputs_of(model, packed):
+        assert 1e-6 < errors(model, run, inputs) < 0.1
+    if runtime == "onnx":
+        types = [node.op_type for node in onnx.load(file).graph.node]
+        layers = model.config.num_hidden_layers
+        assert types.count("MatMulInteger") == 4 * layers + 1  # qkv, output, two of the feed-forward layer; the head
+        assert types.count("MatMul") == 4 * layers  # attention and position terms: products of activations
+
+
+def test_errors(tmp_path, capsys, monkeypatch):
+    model = make_model("HfDebertaModel")
+    with pytest.raises(ValueError, match="INFERENCE_PRECISION_HINT"):
+        to_openvino(model, tmp_path / "model.xml", dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="float16"):
+        to_onnx(model, tmp_path / "model.onnx", dtype=torch.float16)
+    with pytest.raises(ValueError, match=r"\.xml"):
+        to_openvino(model, tmp_path / "model.bin")
+    monkeypatch.setattr("hf_deberta.export.onnx_file.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"pip install 'hf-deberta\[export\]'"):
+        to_onnx(model, tmp_path / "model.onnx")
+    model.save_pretrained(tmp_path / "saved")
+    arguments = ["--model", str(tmp_path / "saved"), "--to", "onnx", "--output", str(tmp_path / "model.onnx")]
+    assert main(arguments) == 2
+    assert "pip install" in capsys.readouterr().err
+    assert [path.name for path in Path(tmp_path).iterdir()] == ["saved"]
+
+
+def test_a_failed_export_leaves_the_old_file(tmp_path, monkeypatch):
+    file = tmp_path / "model.onnx"
+    file.write_text("old")
+
+    def fail(*arguments):
+        raise RuntimeError("no space")
+
+    monkeypatch.setattr("hf_deberta.export.onnx_file.onnx_program", fail)
+    with pytest.raises(RuntimeError):
+        to_onnx(make_model("HfDebertaModel"), file)
+    assert file.read_text() == "old" and [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
