@@ -18,6 +18,7 @@ MAY_IMPORT = {
     "tokenization_hf_deberta": set(),
     "gpu_check": {"model"},
     "__main__": {"hf_deberta", "gpu_check"},
+    "export": {"hf_deberta", "model"},
     "in_tree": {"model", "tokenization_hf_deberta"},
     "runs": {"hf_deberta", "model", "tokenization_hf_deberta"},
     "pretraining": {"hf_deberta", "model", "tokenization_hf_deberta", "runs"},

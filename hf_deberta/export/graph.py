@@ -1,14 +1,14 @@
-"""A copy of a model whose forward pass makes a good graph: constant tables, no branches on shapes, one row per document.
+"""A copy of a model whose forward pass makes a good graph: constant tables, no branches on shapes.
 
-Legend: B batch (in a packed row: documents), N tokens, T tokens of a packed row, H heads, d head size, s saturation: the
-largest distance with a row of its own, W = 2N columns of the tables in use.
+Legend: B batch (in a packed row: documents), N tokens, T tokens of a packed row, H heads, d head size, s saturation:
+the largest distance with a row of its own, W = 2N columns of the tables in use.
 
 What differs from the model:
 
 - Weights of linear layers are stored transposed, as MatMul reads them. Query, key and value are one product, and the
   scale is part of the query's weights. Runtimes prepack and quantize weights only if they are constants.
 - The relative table is projected once, before the export. It is laid out by distance, -s ... s, so a forward pass reads
-  the rows of its distances and computes nothing. Distances beyond s share the rows of s, so there is no largest length.
+  the rows of its distances and computes no table. Distances beyond s share the rows of s: there is no largest length.
 - In a packed row, dense products run on [1, T] and attention on [documents, longest document].
 - Padding is not zeroed after each layer: no real token reads it.
 """
@@ -142,7 +142,9 @@ class GraphAttention(nn.Module):
                 (query,) = self.split(query, layout.tokens)
             else:
                 query = query.reshape(key.shape[0], 1, self.heads, -1).transpose(1, 2)
-        terms = self.window_terms(query, key, layout) if query_positions is None else self.first_terms(query, key, layout)
+        terms = (
+            self.window_terms(query, key, layout) if query_positions is None else self.first_terms(query, key, layout)
+        )
         scores = query @ key.mT
         for term in terms:
             scores = scores + term

@@ -33,12 +33,11 @@ def to_openvino(
     file = Path(file)
     if file.suffix != ".xml":
         raise ValueError(f"an OpenVINO file must end with .xml, not {file.name}")
-    with temporary_folder(file) as folder:
-        with tempfile.TemporaryDirectory(dir=folder) as inner:
-            graph = openvino.convert_model(to_onnx(model, Path(inner) / "model.onnx", packed=packed))
-            if dtype == torch.int8:
-                graph = with_int8_weights(graph)
-            openvino.save_model(graph, folder / file.name, compress_to_fp16=False)
+    with temporary_folder(file) as folder, tempfile.TemporaryDirectory(dir=folder) as inner:
+        graph = openvino.convert_model(to_onnx(model, Path(inner) / "model.onnx", packed=packed))
+        if dtype == torch.int8:
+            graph = with_int8_weights(graph)
+        openvino.save_model(graph, folder / file.name, compress_to_fp16=False)
     return file
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from export_cases import HEADS, PACKED_HEADS, SHAPES, errors, make_model, padded_inputs, packed_inputs
+from export_cases import HEADS, PACKED_HEADS, SHAPES, errors, make_model, packed_inputs, padded_inputs
 
 from hf_deberta.export.graph import GraphModel
 
