@@ -53,7 +53,7 @@ def constant_products(file):
     return products
 
 
-@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("packed", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["padded", "packed"])
 def test_one_head(packed, tmp_path):
     """The masked-language model has the enhanced mask decoder, which the other heads lack."""
     model = make_model("HfDebertaForMaskedLM")

@@ -1,5 +1,7 @@
 """The sdpa backend against the reference: output and every gradient, in float64."""
 
+from io import BytesIO
+
 import pytest
 import torch
 from numerics import assert_within_budget, attend
@@ -443,3 +445,19 @@ def test_tables_and_queries_of_other_types_on_devices():
         for found, expected in zip(results, exact, strict=True):
             assert found.dtype == expected.dtype
             torch.testing.assert_close(found, expected, atol=0.05 * float(expected.abs().max()), rtol=0)
+
+
+def test_traces_hold_for_other_lengths():
+    """jit.trace works, with gradients enabled too; a legacy ONNX export would not, and says so."""
+    torch.manual_seed(0)
+    config = HfDebertaConfig.from_preset("tiny", return_dict=False)
+    model = HfDebertaModel(config).eval()
+    ids = torch.randint(5, 99, (2, 16))
+    mask = torch.ones_like(ids)
+    traced = torch.jit.trace(model, (ids, mask))
+    for shape in ((1, 1), (1, 2), (3, 60)):
+        ids = torch.randint(5, 99, shape)
+        mask = torch.ones_like(ids)
+        torch.testing.assert_close(traced(ids, mask)[0], model(ids, mask)[0], atol=1e-5, rtol=1e-5)
+    with pytest.raises(RuntimeError, match=r"hf_deberta\.export"):
+        torch.onnx.export(model, (ids, mask), BytesIO(), dynamo=False)
