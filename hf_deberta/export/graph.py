@@ -14,7 +14,7 @@ What differs from the model:
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -29,7 +29,7 @@ from hf_deberta.model.modeling_heads import (
 )
 from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder, HfDebertaModel, HfDebertaSelfAttention
 from hf_deberta.model.pretrained_model import HfDebertaPreTrainedModel
-from hf_deberta.model.relative_position import rows_at
+from hf_deberta.model.relative_position import RowsInUse, rows_at
 from hf_deberta.model.relative_table import relative_table, table_modules
 
 LOWEST = torch.finfo(torch.float32).min
@@ -37,6 +37,9 @@ LOWEST = torch.finfo(torch.float32).min
 
 class GraphLinear(nn.Module):
     """A linear layer as states @ weight + bias, with weight [K, N]."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None):
         super().__init__()
@@ -62,6 +65,7 @@ class Layout:
 def layout_of(context: AttentionContext, saturation: int) -> Layout:
     """The layout of one forward pass."""
     mask, device = context.attention_mask, context.position_ids.device
+    tokens = places = visible = None
     if mask.cu_seqlens is not None and context.documents is not None:
         bounds = mask.cu_seqlens.long()
         length, total = cast(int, bounds.diff().max().item()), context.position_ids.shape[1]
@@ -72,9 +76,10 @@ def layout_of(context: AttentionContext, saturation: int) -> Layout:
         tokens, places = tokens.clamp(max=total - 1), context.documents[0] * length + context.position_ids[0]
         first = bounds.new_zeros(1, 1)
     else:
-        length, tokens, places = context.position_ids.shape[1], None, None
+        length = context.position_ids.shape[1]
         position = torch.arange(length, device=device)
-        visible = None if mask.mask is None else mask.mask[:, None, None]
+        if mask.mask is not None:
+            visible = mask.mask[:, None, None]
         first = context.first_tokens()
     if mask.causal:
         causal = position[:, None] >= position
@@ -116,7 +121,7 @@ class GraphAttention(nn.Module):
                 falling = tables.key[:, rows.flip(0)].contiguous()
             if tables.query is not None:
                 rising = (tables.query[:, rows] * (scale / tables.query_scale)).contiguous()
-            if "p2p" in attention.terms:
+            if "p2p" in attention.terms and falling is not None and rising is not None:
                 constant = (falling.double() * rising.flip(1).double()).sum(-1).to(table.dtype)[:, None]
         self.register_buffer("falling", falling if "c2p" in attention.terms else None)
         self.register_buffer("rising", rising if "p2c" in attention.terms else None)
@@ -202,15 +207,15 @@ class GraphEncoder(HfDebertaEncoder):
         if self.config.relative_attention:
             self.reach = encoder.saturation
             rows = rows_at(torch.arange(-self.reach, self.reach + 1), encoder.rows_of_distance)
-            whole = encoder.rows_in_use(self.config.max_position_embeddings + self.config.max_distance)
+            whole = cast(RowsInUse, encoder.rows_in_use(self.config.max_position_embeddings + self.config.max_distance))
             table = relative_table(table_modules(encoder), whole, None)
-        for layer in self.layer:
+        for layer in cast(Iterable[Any], self.layer):
             layer.attention.self = GraphAttention(layer.attention.self, table, rows)
 
     def rows_in_use(self, length: int) -> None:
         return None
 
-    def relative_table(self, context: AttentionContext) -> Layout:
+    def relative_table(self, context: AttentionContext) -> Layout:  # type: ignore[override]
         return layout_of(context, self.reach)
 
 
@@ -231,7 +236,7 @@ class GraphModel(nn.Module):
 
     def example_inputs(self) -> tuple[tuple[torch.Tensor, ...], tuple[dict[int, Any], ...]]:
         """Inputs to trace with, and their dynamic axes."""
-        shape = (1, 7) if self.packed else (3, 7)
+        shape: tuple[int, ...] = (1, 7) if self.packed else (3, 7)
         if isinstance(self.model, HfDebertaForMultipleChoice):
             shape = (3, 2, 7)
         examples = {
@@ -285,7 +290,8 @@ def graph_copy(model: HfDebertaPreTrainedModel) -> HfDebertaPreTrainedModel:
     tensors = [*model.parameters(), *model.buffers()]
     model = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors}).eval()
     with torch.no_grad():
-        model.base_model.encoder = GraphEncoder(model.base_model.encoder)
+        base = cast(HfDebertaModel, model.base_model)
+        base.encoder = GraphEncoder(base.encoder)
         replace_linear_layers(model)
     return model
 

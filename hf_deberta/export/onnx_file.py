@@ -76,8 +76,9 @@ def searchsorted(sequence: Any, values: Any, right: bool = False, **options: Any
     The values [..., T] are compared with all numbers of the sequence [..., D].
     """
     from onnx import TensorProto
-    from onnxscript import opset20 as op
+    from onnxscript import opset20
 
+    op: Any = opset20  # its signatures do not allow lists, which its functions take
     values, sequence = op.Unsqueeze(values, [-1]), op.Unsqueeze(sequence, [-2])
     before = op.GreaterOrEqual(values, sequence) if right else op.Greater(values, sequence)
     return op.ReduceSum(op.Cast(before, to=TensorProto.INT64), [-1], keepdims=0)
