@@ -20,6 +20,7 @@ from .model.modeling_heads import (
 from .model.modeling_hf_deberta import HfDebertaModel
 from .model.pretrained_model import HfDebertaPreTrainedModel
 from .model.replaced_token_detection import HfDebertaForPreTraining, replaced_token_labels
+from .serving.optimize import optimize
 from .tokenization_hf_deberta import HfDebertaTokenizer
 
 __version__ = "0.2.0"
@@ -49,6 +50,7 @@ __all__ = [
     "disentangled_attention",
     "enable",
     "export_to_transformers",
+    "optimize",
     "reference_mode",
     "replaced_token_labels",
 ]

@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "__main__": {"hf_deberta", "gpu_check"},
     "export": {"hf_deberta", "model"},
     "in_tree": {"model", "tokenization_hf_deberta"},
+    "serving": {"model", "in_tree"},
     "runs": {"hf_deberta", "model", "tokenization_hf_deberta"},
     "pretraining": {"hf_deberta", "model", "tokenization_hf_deberta", "runs"},
     "fine_tuning": {"hf_deberta", "model", "tokenization_hf_deberta", "runs"},

@@ -111,6 +111,11 @@ def disable() -> None:
         _changes.close()
 
 
+def is_enabled() -> bool:
+    """True between `enable()` and `disable()`."""
+    return bool(_holders)
+
+
 def _release(holder: object) -> None:
     with _lock:
         if holder in _holders:  # else disable() came first

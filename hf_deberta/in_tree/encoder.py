@@ -45,6 +45,8 @@ _attn_implementation = AUTO  # of all models under enable()
 
 # beside the in-tree modules, so that nothing of this package stays in a model
 _weight_caches: WeakKeyDictionary[nn.Module, WeightCache] = WeakKeyDictionary()
+# layers that hf_deberta.optimize prepared
+prepared_encoders: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 _distance_rows: dict[tuple[int, int], dict[torch.device, DistanceRows]] = {}
 
 
@@ -73,20 +75,25 @@ def encoder_forward(in_tree: Callable) -> Callable:
         relative_pos: torch.Tensor | None = None,
         return_dict: bool = True,
     ) -> BaseModelOutput | tuple:
-        unsupported = query_states is not None or relative_pos is not None or _has_talking_heads(self)
+        unsupported = query_states is not None or relative_pos is not None or has_talking_heads(self)
         exporting = torch.compiler.is_exporting() or torch.jit.is_tracing()
         shared = None
+        prepared = None if output_attentions else prepared_layers_of(self, hidden_states)
         if not unsupported and not exporting:
-            shared = shared_by_layers(self, hidden_states, attention_mask, output_attentions)
+            shared = shared_by_layers(self, hidden_states, attention_mask, output_attentions, prepared is not None)
         if shared is None:
             rest = (output_hidden_states, output_attentions, query_states, relative_pos, return_dict)
             return in_tree(self, hidden_states, attention_mask, *rest)
         context, table = shared
         hidden_states = context.gather(hidden_states)
-        states, probabilities = [hidden_states], []
+        states: list[torch.Tensor] = [hidden_states]
+        probabilities: list[torch.Tensor | None] = []
         for i, layer in enumerate(self.layer):
-            # positional arguments: with keywords, reentrant checkpointing would use the table's graph twice
-            new, probability = layer(states[-1], context, None, None, table, output_attentions)
+            if prepared is not None:
+                new, probability = prepared[i](states[-1], context, backend=_attn_implementation), None
+            else:
+                # positional arguments: with keywords, reentrant checkpointing would use the table's graph twice
+                new, probability = layer(states[-1], context, None, None, table, output_attentions)
             if i == 0 and getattr(self, "conv", None) is not None:
                 token_mask = cast(torch.Tensor, context.token_mask)  # with a convolution nothing is unpadded
                 new = self.conv(hidden_states, new, token_mask.long())
@@ -99,11 +106,19 @@ def encoder_forward(in_tree: Callable) -> Callable:
         output = BaseModelOutput(
             last_hidden_state=states[-1],
             hidden_states=tuple(states) if output_hidden_states else None,
-            attentions=tuple(probabilities) if output_attentions else None,
+            attentions=cast(tuple[torch.Tensor, ...], tuple(probabilities)) if output_attentions else None,
         )
         return output if return_dict else output.to_tuple()
 
     return forward
+
+
+def prepared_layers_of(encoder: nn.Module, states: torch.Tensor) -> list[Callable] | None:
+    """The layers that hf_deberta.optimize prepared, if they may compute."""
+    if is_tracing_or_compiling():
+        return None
+    prepared = prepared_encoders.get(encoder)
+    return prepared.layers if prepared is not None and prepared.is_usable(states) else None
 
 
 def attention_forward(in_tree: Callable) -> Callable:
@@ -129,7 +144,7 @@ def attention_forward(in_tree: Callable) -> Callable:
             value,
             _relative_positions(self, rel_embeddings, context),
             context.attention_mask,
-            scale=_scale(self),
+            scale=scale_of(self),
             dropout_p=self.dropout.p if self.dropout.training else 0.0,
             backend="eager" if output_attentions else _attn_implementation,
         )
@@ -144,7 +159,7 @@ def _project(
     """Query, key and value [B, H, N, d]."""
     heads = attention.num_attention_heads
     query_input = hidden_states if query_states is None else query_states
-    if not _has_fused_projection(attention):
+    if not has_fused_projection(attention):
         query = split_heads(dense(attention.query_proj, query_input), heads)
         key = split_heads(dense(attention.key_proj, hidden_states), heads)
         return query, key, split_heads(dense(attention.value_proj, hidden_states), heads)
@@ -157,7 +172,7 @@ def _project(
     return query + query_bias, key, value + value_bias
 
 
-def _has_fused_projection(attention: InTree) -> bool:
+def has_fused_projection(attention: InTree) -> bool:
     """True for v1, where one matrix projects to query, key and value of each head."""
     return hasattr(attention, "in_proj")
 
@@ -166,16 +181,16 @@ def _position_terms(attention: InTree) -> tuple[str, ...]:
     return tuple(term for term in ("c2p", "p2c") if term in attention.pos_att_type)
 
 
-def _scale(attention: InTree) -> float:
+def scale_of(attention: InTree) -> float:
     """The scale of the scores; v1 counts all terms in its configuration, whether it has them or not."""
-    counted = attention.pos_att_type if _has_fused_projection(attention) else _position_terms(attention)
+    counted = attention.pos_att_type if has_fused_projection(attention) else _position_terms(attention)
     return attention_scale(1 + len(counted), attention.attention_head_size)
 
 
-def _table_projection(attention: InTree) -> TableProjection:
+def table_projection_of(attention: InTree) -> TableProjection:
     """The projection of the relative table by a layer: its own matrices in v1, usually the content's in v2 and v3."""
     terms = _position_terms(attention)
-    if _has_fused_projection(attention):
+    if has_fused_projection(attention):
         names = ("pos_proj", "pos_q_proj")
     else:
         names = ("key_proj", "query_proj") if attention.share_att_key else ("pos_key_proj", "pos_query_proj")
@@ -184,7 +199,7 @@ def _table_projection(attention: InTree) -> TableProjection:
         query=getattr(attention, names[1]) if "p2c" in terms else None,
         dropout=attention.pos_dropout,
         heads=attention.num_attention_heads,
-        scale=_scale(attention),
+        scale=scale_of(attention),
         terms=terms,
     )
 
@@ -195,7 +210,7 @@ def _relative_positions(
     """The position terms of a layer; None if it has none."""
     if table is None:  # without relative attention, a layer lacks what a projection consists of
         return None
-    return relative_positions(_table_projection(attention), table, context.relative_rows, _weight_cache(attention))
+    return relative_positions(table_projection_of(attention), table, context.relative_rows, _weight_cache(attention))
 
 
 def _weight_cache(module: nn.Module) -> WeightCache | None:
@@ -203,7 +218,7 @@ def _weight_cache(module: nn.Module) -> WeightCache | None:
     return None if is_tracing_or_compiling() else _weight_caches.setdefault(module, WeightCache())
 
 
-def _has_talking_heads(encoder: nn.Module) -> bool:
+def has_talking_heads(encoder: nn.Module) -> bool:
     """True if attention heads are mixed, a v1 option that no release uses."""
     of_v1 = isinstance(encoder, DebertaEncoder)
     return of_v1 and any(getattr(module, "talking_head", False) for module in encoder.modules())
@@ -221,7 +236,7 @@ def output_forward(self, hidden_states: torch.Tensor, input_tensor: torch.Tensor
     return self.LayerNorm(self.dropout(dense(self.dense, hidden_states)) + input_tensor)
 
 
-def _rows_of_distances(encoder: InTree, states: torch.Tensor) -> DistanceRows | None:
+def distance_rows_of(encoder: InTree, states: torch.Tensor) -> DistanceRows | None:
     """The row of each distance in an encoder's table, on the device of `states`.
 
     None if the first call is in a graph, and for more buckets than distances.
@@ -266,11 +281,16 @@ def _make_distance_rows(distance: int, buckets: int, device: torch.device) -> Di
 
 
 def shared_by_layers(
-    encoder: InTree, states: torch.Tensor, attention_mask: torch.Tensor, output_attentions: bool = True
+    encoder: InTree,
+    states: torch.Tensor,
+    attention_mask: torch.Tensor,
+    output_attentions: bool = True,
+    prepared: bool = False,
 ) -> tuple[AttentionContext, torch.Tensor | None] | None:
     """The attention metadata and the relative table [R, hidden] of all layers; None if this is not supported.
 
-    A batch is not unpadded for attention probabilities and for the convolution, which need its padding.
+    Prepared layers need no table. A batch is not unpadded for attention probabilities and for the convolution, which
+    need its padding.
     """
     shape = (states.shape[0], states.shape[1])
     context = AttentionContext.from_inputs(attention_mask.bool(), None, None, shape, states.device)
@@ -283,12 +303,12 @@ def shared_by_layers(
     unpads = can_read_values(states) and not in_reference_mode()
     if unpads and not output_attentions and getattr(encoder, "conv", None) is None:
         context = context.unpadded(states.shape[-1])
-    if not encoder.relative_attention:
+    if prepared or not encoder.relative_attention:
         return context, None
-    distances = _rows_of_distances(encoder, states)
+    distances = distance_rows_of(encoder, states)
     if distances is None:
         return None
-    projections = (_table_projection(layer.attention.self) for layer in encoder.layer)
+    projections = (table_projection_of(layer.attention.self) for layer in encoder.layer)
     modules = table_modules(encoder)
     rows = find_rows_in_use(distances, context.longest(shape[1]), modules, projections)
     return replace(context, relative_rows=rows), relative_table(modules, rows, _weight_cache(encoder))

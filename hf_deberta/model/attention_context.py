@@ -37,6 +37,7 @@ class AttentionContext:
     relative_rows: RowsInUse | None = None  # None without relative positions
     unpadding: Unpadding | None = None  # if a batch was unpadded to one row
     padded: "AttentionContext | None" = None  # of that batch, if its lengths were not read
+    prepared: bool = False  # True if the layers that hf_deberta.optimize prepared compute this pass
 
     def to(self, device: torch.device | str, **kwargs) -> "AttentionContext":
         """This context with its tensors on another device, for models that are spread over several."""

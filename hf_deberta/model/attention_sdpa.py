@@ -35,6 +35,7 @@ QUERY_BLOCK = 256  # queries whose scores are in memory at once; few enough to s
 TRAINING_BLOCK = 512  # the same in training, where more than one block means computing each of them twice
 LARGEST_BFLOAT16_SCORE = 128  # see `needs_float32`
 GPUS = ("cuda", "xpu", "mps")
+SHORTEST_KEPT_REACH = 64  # of tables that are kept between calls
 TILE = 64  # a tile of n x m computes n + m - 1 columns; smaller tiles waste less, larger ones multiply faster
 
 
@@ -350,13 +351,34 @@ def tables_for(positions: RelativePositions | None, mask: AttentionMask, longest
         return RowTables(key, query, constant, positions.rows_of_distance)
     far_is_plain = joins_parts and longest > positions.saturation + QUERY_BLOCK
     reach = positions.saturation + QUERY_BLOCK if far_is_plain else longest
+    saturation = positions.saturation if far_is_plain else None
+    if not positions.constant:
+        return laid_out(positions, key, query, constant, reach, saturation)
+    kept = positions.computed.get("distance tables")
+    if kept is None or reach > kept[0]:
+        grown = max(SHORTEST_KEPT_REACH, 2 ** (reach - 1).bit_length())  # with the longest text, in few steps
+        reach = max(reach, min(grown, positions.saturation + QUERY_BLOCK))
+        kept = reach, laid_out(positions, key, query, constant, reach, saturation)
+        positions.computed["distance tables"] = kept
+    return kept[1]._replace(saturation=saturation)
+
+
+def laid_out(
+    positions: RelativePositions,
+    key: torch.Tensor | None,
+    query: torch.Tensor | None,
+    constant: torch.Tensor | None,
+    reach: int,
+    saturation: int | None,
+) -> DistanceTables:
+    """Tables by row, [H, R, d] or [H, R], as tables by distance up to `reach`."""
     distance = torch.arange(-reach, reach + 1, device=positions.rows_of_distance.device)
     rows = rows_at(distance, positions.rows_of_distance)
     return DistanceTables(
         falling=None if key is None else key[:, rows.flip(0)],
         rising=None if query is None else query[:, rows],
         constant=None if constant is None else constant[:, rows],
-        saturation=positions.saturation if far_is_plain else None,
+        saturation=saturation,
     )
 
 

@@ -6,7 +6,7 @@ Parameter names are those of the official v2 code and of in-tree `deberta-v2`.
 """
 
 from dataclasses import replace
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -237,6 +237,7 @@ class HfDebertaLayer(GradientCheckpointingLayer):
         self.attention = HfDebertaAttention(config)
         self.intermediate = HfDebertaIntermediate(config)
         self.output = HfDebertaResidual(config, config.intermediate_size)
+        self.prepared: Any = None  # this layer prepared for inference, by hf_deberta.optimize
 
     def forward(
         self,
@@ -252,6 +253,9 @@ class HfDebertaLayer(GradientCheckpointingLayer):
 
         `steps`: how often the layer is applied to the queries, with the same keys and values.
         """
+        if context.prepared and not output_attentions:
+            backend = self.attention.self.backend(output_attentions)
+            return self.prepared(hidden_states, context, query_states, query_positions, steps, backend), None
         memory = None
         states = hidden_states if query_states is None else query_states
         for _ in range(steps):
@@ -283,6 +287,14 @@ class HfDebertaEncoder(nn.Module):
         if config.norm_rel_ebd == "layer_norm":
             self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.conv = NgramInputEncoding(config) if config.conv_kernel_size > 0 else None
+        self.prepared: Any = None  # tells whether its layers' `prepared` may compute; by hf_deberta.optimize
+
+    def train(self, mode: bool = True) -> "HfDebertaEncoder":
+        if mode:
+            self.prepared = None
+            for layer in self.layer:
+                cast(HfDebertaLayer, layer).prepared = None
+        return super().train(mode)
 
     def compute_rows_of_distance(self) -> torch.Tensor:
         return rows_of_distances(*self.distance_parameters())
@@ -296,6 +308,12 @@ class HfDebertaEncoder(nn.Module):
         if self.config.relative_attention:
             init.copy_(self.rows_of_distance, self.compute_rows_of_distance())
 
+    def whole_table(self) -> RowsInUse | None:
+        """All rows of the relative table."""
+        if not self.config.relative_attention:
+            return None
+        return RowsInUse(0, 2 * self.config.relative_span, self.rows_of_distance, self.saturation)
+
     def rows_in_use(self, length: int) -> RowsInUse | None:
         """The rows of the relative table for sequences of `length` tokens."""
         if not self.config.relative_attention:
@@ -305,9 +323,12 @@ class HfDebertaEncoder(nn.Module):
         projections = (cast(HfDebertaLayer, layer).attention.self.table_projection() for layer in self.layer)
         return find_rows_in_use(distances, length, table_modules(self), projections)
 
-    def relative_table(self, context: AttentionContext) -> torch.Tensor | None:
-        """The rows of the relative table that the context uses, [R, hidden]; one object while it is cached."""
-        if context.relative_rows is None:
+    def relative_table(self, context: AttentionContext, output_attentions: bool = False) -> torch.Tensor | None:
+        """The rows of the relative table that the context uses, [R, hidden]; one object while it is cached.
+
+        None without relative attention, and for prepared layers, which have projected it.
+        """
+        if context.relative_rows is None or (context.prepared and not output_attentions):
             return None
         return relative_table(table_modules(self), context.relative_rows, self.weight_cache)
 
@@ -327,7 +348,7 @@ class HfDebertaEncoder(nn.Module):
         the other states are then None.
         """
         embeddings = hidden_states
-        table = self.relative_table(context)
+        table = self.relative_table(context, output_attentions)
         kept = kept_states(output_hidden_states, len(self.layer) + 1)
         states: list[torch.Tensor | None] = [hidden_states if 0 in kept else None]
         attentions: list[torch.Tensor] = []
@@ -512,7 +533,9 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         )
         embeddings = self.embeddings(input_ids, token_type_ids, context, inputs_embeds)
         context = context.unpadded(self.config.hidden_size, num_real_tokens) if unpad else context
-        context = replace(context, relative_rows=self.encoder.rows_in_use(context.longest(length)))
+        prepared = self.encoder.prepared is not None and self.encoder.prepared.is_usable(embeddings)
+        rows = self.encoder.whole_table() if prepared else self.encoder.rows_in_use(context.longest(length))
+        context = replace(context, relative_rows=rows, prepared=prepared)
         return context.gather(embeddings), context
 
     def _check_inputs(

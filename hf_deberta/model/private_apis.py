@@ -4,6 +4,7 @@ When a release of PyTorch removes one, tests/model/test_private_apis.py says whi
 the only one to change.
 """
 
+import warnings
 from contextlib import AbstractContextManager
 
 import torch
@@ -78,9 +79,59 @@ def has_onednn_linear() -> bool:
     return hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-def onednn_linear(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return states [M, K] @ weight^T [K, N] + bias [N], computed by oneDNN."""
-    return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
+def onednn_linear(
+    states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str = "none"
+) -> torch.Tensor:
+    """Return act(states [M, K] @ weight^T [K, N] + bias [N]), computed by oneDNN; `activation` is "none" or "gelu"."""
+    algorithm = "" if activation == "none" else "none"  # of the GELU: by the error function
+    return torch.ops.mkldnn._linear_pointwise(states, weight, bias, activation, [], algorithm)
+
+
+def pack_weight(weight: torch.Tensor) -> torch.Tensor:
+    """Return a weight [N, K] in the order in which oneDNN reads it, for `onednn_linear` and the next function."""
+    return torch.ops.mkldnn._reorder_linear_weight(weight, 128)  # a usual number of rows; for 1 the order differs
+
+
+def onednn_linear_with_sum(
+    states: torch.Tensor, other: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Return states [M, K] @ weight^T [K, N] + bias [N] + other [M, N], computed by oneDNN."""
+    return torch.ops.mkldnn._linear_pointwise.binary(states, other, weight, bias, "add")
+
+
+def to_uint8(states: torch.Tensor, scale: float, offset: int) -> torch.Tensor:
+    """Return round(states / scale) + offset as uint8, for states of float32."""
+    if hasattr(torch, "quantize_per_tensor"):  # in one pass; deprecated, which it says once
+        return torch.quantize_per_tensor(states, scale, offset, torch.quint8).view(torch.uint8)
+    return (states / scale).round_().add_(offset).clamp_(0, 255).to(torch.uint8)
+
+
+def pack_int8_weight(weight: torch.Tensor) -> torch.Tensor:
+    """Return a weight [N, K] of int8 for `onednn_int8_linear`."""
+    with warnings.catch_warnings():  # that to_uint8 is deprecated, which PyTorch says once in a process
+        warnings.simplefilter("ignore")
+        to_uint8(torch.zeros(1), 1.0, 0)
+    return torch.ops.onednn.qlinear_prepack(weight, None)
+
+
+def onednn_int8_linear(
+    states: torch.Tensor,  # [M, K] of uint8
+    scale: float,
+    offset: int,
+    weight: torch.Tensor,  # from pack_int8_weight
+    weight_scale: torch.Tensor,  # [N]
+    weight_offset: torch.Tensor,  # [N]
+    bias: torch.Tensor | None,
+    other: torch.Tensor | None,  # [M, N], to be added
+    activation: str,  # "none" or "gelu"
+) -> torch.Tensor:
+    """Return act((states - offset) * scale @ weight^T * weight_scale + bias) + other, [M, N] of float32."""
+    arguments = (states, scale, offset, weight, weight_scale, weight_offset)
+    if other is not None:
+        rest: tuple = (other, bias, 1.0, 0, torch.float32, 1.0, 0, "add", 1.0, "none", [], "")
+        return torch.ops.onednn.qlinear_pointwise.binary(*arguments, *rest)
+    algorithm = "" if activation == "none" else "none"  # of the GELU: by the error function
+    return torch.ops.onednn.qlinear_pointwise(*arguments, bias, 1.0, 0, torch.float32, activation, [], algorithm)
 
 
 def has_cpu_attention_with_log_sum() -> bool:

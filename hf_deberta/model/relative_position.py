@@ -8,9 +8,10 @@ clipping turn it into a row in [0, 2s); row s is distance 0. All of this is inte
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import nn
@@ -34,6 +35,8 @@ class RelativePositions:
     saturation: int  # from this distance on, all distances of a side share a row
     terms: tuple[str, ...]  # the position terms to add, a subset of TERMS
     query_scale: float = 1.0  # factor of the scores that position queries include already
+    constant: bool = False  # kept for other calls, so backends may keep what they compute from it in `computed`
+    computed: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def from_tables(
@@ -79,7 +82,9 @@ class RelativePositions:
     def with_scaled_queries(self, scale: float, dtype: torch.dtype) -> "RelativePositions":
         """These relative positions with position queries that include `scale`, multiplied in `dtype`."""
         position_query = self.position_query
-        if position_query is not None and self.query_scale != scale:
+        if self.query_scale == scale:
+            return self
+        if position_query is not None:
             position_query = position_query.to(dtype) * (scale / self.query_scale)
         return replace(self, position_query=position_query, query_scale=scale)
 

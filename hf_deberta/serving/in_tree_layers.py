@@ -1,0 +1,72 @@
+"""Prepared layers (hf_deberta.optimize) for Transformers' own encoders, used while `enable()` is on."""
+
+import torch
+from torch import nn
+from transformers.models.deberta.modeling_deberta import DebertaEncoder
+from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Encoder
+
+from hf_deberta.in_tree.enable import enable, is_enabled
+from hf_deberta.in_tree.encoder import (
+    InTree,
+    distance_rows_of,
+    has_fused_projection,
+    has_talking_heads,
+    prepared_encoders,
+    scale_of,
+    table_projection_of,
+)
+from hf_deberta.model.relative_position import RowsInUse
+from hf_deberta.model.relative_table import relative_table, table_modules
+
+from .packed_layer import LayerWeights, NormWeights, PackedLayer, WeightAndBias
+from .prepared_layers import PreparedLayers
+
+
+def is_in_tree_encoder(module: nn.Module) -> bool:
+    return isinstance(module, (DebertaEncoder, DebertaV2Encoder))
+
+
+def prepare_in_tree(encoder: InTree, dtype: torch.dtype, attention_dtype: torch.dtype) -> None:
+    """Prepare each layer of an in-tree encoder, and switch `enable()` on."""
+    table = rows = None
+    if encoder.relative_attention:
+        distances = distance_rows_of(encoder, next(encoder.parameters()))
+        if distances is None or has_talking_heads(encoder):
+            raise ValueError("this encoder has options that hf_deberta does not compute, so it cannot be prepared")
+        rows = RowsInUse(0, 2 * distances.span, distances.of_distance, distances.saturation)
+        table = relative_table(table_modules(encoder), rows, None)
+    layers = [PackedLayer(weights_of(layer), table, rows, dtype, attention_dtype) for layer in encoder.layer]
+    weights = [weight for module in (encoder.layer, *table_modules(encoder)) for weight in module.parameters()]
+    prepared_encoders[encoder] = PreparedLayers(layers, list(encoder.layer.modules())[1:], weights)
+    if not is_enabled():
+        enable()
+
+
+def weights_of(layer: InTree) -> LayerWeights:
+    attention = layer.attention.self
+    query, key, value = projections_of(attention)
+    return LayerWeights(
+        query=query,
+        key=key,
+        value=value,
+        attention_output=layer.attention.output.dense,
+        attention_norm=NormWeights.of(layer.attention.output.LayerNorm),
+        intermediate=layer.intermediate.dense,
+        activation=layer.intermediate.intermediate_act_fn,
+        output=layer.output.dense,
+        output_norm=NormWeights.of(layer.output.LayerNorm),
+        table_projection=table_projection_of(attention) if attention.relative_attention else None,
+        heads=attention.num_attention_heads,
+        scale=scale_of(attention),
+    )
+
+
+def projections_of(attention: InTree) -> tuple[WeightAndBias, WeightAndBias, WeightAndBias]:
+    """Weight and bias of query, key and value."""
+    if not has_fused_projection(attention):
+        layers = attention.query_proj, attention.key_proj, attention.value_proj
+        query, key, value = ((layer.weight, layer.bias) for layer in layers)
+        return query, key, value
+    by_head = attention.in_proj.weight.unflatten(0, (attention.num_attention_heads, 3, -1))
+    weights = [part.flatten(0, 1) for part in by_head.unbind(1)]
+    return (weights[0], attention.q_bias), (weights[1], None), (weights[2], attention.v_bias)

@@ -1,0 +1,153 @@
+"""Disentangled attention of prepared layers: for short texts, both position terms from one product.
+
+Legend: B rows or documents of equal length, N tokens each, M = B N, H heads, d head size, r reach: the largest distance
+in the tables, T terms (1 or 2).
+
+Queries and keys are neighbours in the projected states [M, 3, H, d], and so are the tables, which are laid out by
+distance: falling for queries, rising for keys (attention_sdpa.py). So one product [T H, M, d] @ [T H, d, 2N] has all
+position terms; entry (i, N - 1 - i + j) of the first half is c2p of query i and key j, and entry (j, N - 1 - j + i)
+of the second is p2c. A product computes 2N columns where N are needed, which is fastest up to `longest_in_one_product`
+tokens. Longer texts, masks between tokens and subsets of queries go to `disentangled_attention`, in float32.
+
+The scale of the scores is part of the query projection and of the tables.
+"""
+
+from collections.abc import Sequence
+from itertools import groupby
+
+import torch
+
+from hf_deberta.model.attention import disentangled_attention
+from hf_deberta.model.attention_mask import AttentionMask
+from hf_deberta.model.attention_sdpa import document_lengths, laid_out, skewed
+from hf_deberta.model.private_apis import cpu_attention_with_log_sum
+from hf_deberta.model.relative_position import RelativePositions
+
+SHORTEST_REACH = 64  # of the tables, which grow with the longest text so far
+LARGEST_PRODUCT = 2**23  # numbers in the position terms of the documents that are computed together
+# more columns cost less than smaller tiles up to here; bfloat16 products are faster, and their tiles not
+LONGEST_IN_ONE_PRODUCT = {torch.float32: 128, torch.bfloat16: 512}
+
+
+class PackedAttention:
+    """The attention of one layer, from its projected states to the context, for inference on the CPU."""
+
+    def __init__(self, positions: RelativePositions | None, heads: int, head_size: int, dtype: torch.dtype):
+        """`positions` are in float32, and their queries include the scale; `dtype` is that of products."""
+        self.positions, self.heads, self.head_size, self.dtype = positions, heads, head_size, dtype
+        terms = () if positions is None else positions.terms
+        self.terms = tuple(term for term in ("c2p", "p2c") if term in terms)  # in the order of queries and keys
+        self.tables: torch.Tensor | None = None  # [T H, d, 2r + 1]
+
+    def attend_all(
+        self,
+        projected: torch.Tensor,  # [M or more, 3 H d], query, key and value of each token
+        mask: AttentionMask,
+        shape: tuple[int, int],  # B, N
+        backend: str,
+    ) -> torch.Tensor:
+        """The context of all tokens, as many rows as `projected` has; rows that are no token are zero."""
+        runs = self.equal_lengths(mask, shape, backend)
+        if runs is None:
+            query, key, value = self.split(projected, shape)
+            return as_rows(self.attend(query, key, value, mask, backend), len(projected))
+        context = projected.new_empty(len(projected), self.heads * self.head_size, dtype=self.dtype)
+        projected, start = projected.to(self.dtype), 0
+        for length, documents in runs:
+            at_once = max(1, LARGEST_PRODUCT // (4 * self.heads * length**2))
+            for first in range(0, documents, at_once):
+                end = min(first + at_once, documents)
+                rows = slice(start + first * length, start + end * length)
+                visible = None if mask.mask is None else mask.mask[first:end]
+                by_head = context[rows].view(-1, length, self.heads, self.head_size)
+                by_head.copy_(self.attend_short(projected[rows], length, visible))
+            start += documents * length
+        context[start:] = 0
+        return context
+
+    def equal_lengths(self, mask: AttentionMask, shape: tuple[int, int], backend: str) -> list[tuple[int, int]] | None:
+        """The lengths of all texts, each with the number of neighbours that have it; None if `attend` is needed."""
+        if backend not in ("auto", "sdpa") or (self.positions is not None and "p2p" in self.positions.terms):
+            return None
+        if mask.is_padding_only or (mask.mask is None and not mask.is_structured):
+            lengths: tuple[int, ...] | None = (shape[1],) * shape[0]
+        else:
+            lengths = document_lengths(mask)
+        if lengths is None or max(lengths) > LONGEST_IN_ONE_PRODUCT[self.dtype]:
+            return None
+        return [(length, len(list(run))) for length, run in groupby(lengths)]
+
+    def attend_short(
+        self,
+        projected: torch.Tensor,  # [B N, 3 H d]
+        length: int,
+        visible: torch.Tensor | None,  # [B, N], False for padding
+    ) -> torch.Tensor:
+        """The context [B, N, H, d] of texts of equal length."""
+        query, key, value = self.split(projected, (len(projected) // length, length))
+        bias = None
+        if self.positions is not None:
+            bias = self.position_bias(projected, length)
+        if visible is not None:
+            hidden = ~visible[:, None, None]
+            bias = torch.zeros(hidden.shape) if bias is None else bias
+            bias = bias.masked_fill(hidden, torch.finfo(bias.dtype).min)
+        context, _ = cpu_attention_with_log_sum(query, key, value, bias)
+        context = context.transpose(1, 2)
+        return context if visible is None else context * visible[..., None, None]
+
+    def position_bias(self, projected: torch.Tensor, length: int) -> torch.Tensor:
+        """c2p + p2c, [B, H, N, N] of float32."""
+        terms, heads = self.terms, self.heads
+        first, end = (0 if "c2p" in terms else heads), (2 * heads if "p2c" in terms else heads)
+        states = projected.view(len(projected), 3 * heads, self.head_size)[:, first:end].transpose(0, 1)
+        products = torch.bmm(states, self.window(length)).view(len(terms), heads, -1, length, 2 * length)
+        by_term = [skewed(each.transpose(0, 1), length) for each in products]
+        if terms == ("p2c",):
+            return by_term[0].mT.float()
+        bias = torch.empty(by_term[0].shape)
+        return torch.add(by_term[0], by_term[1].mT, out=bias) if len(terms) == 2 else bias.copy_(by_term[0])
+
+    def window(self, length: int) -> torch.Tensor:
+        """The tables for texts of this length, [T H, d, 2N]."""
+        if self.tables is None or (self.tables.shape[2] - 1) // 2 < length:
+            self.tables = self.laid_out_tables(max(SHORTEST_REACH, 2 ** (length - 1).bit_length()))
+        reach = (self.tables.shape[2] - 1) // 2
+        return self.tables[:, :, reach - length + 1 : reach + length + 1]
+
+    def laid_out_tables(self, reach: int) -> torch.Tensor:
+        positions = self.positions
+        assert positions is not None
+        tables = laid_out(positions, positions.position_key, positions.position_query, None, reach, None)
+        parts = {"c2p": tables.falling, "p2c": tables.rising}
+        return (
+            torch.cat([part for term in self.terms if (part := parts[term]) is not None]).mT.to(self.dtype).contiguous()
+        )
+
+    def split(self, projected: torch.Tensor, shape: Sequence[int]) -> tuple[torch.Tensor, ...]:
+        """The parts of projected states, each [B, H, N, d]; `shape` is B, N."""
+        batch, tokens = shape
+        rows = projected[: batch * tokens]
+        return rows.view(batch, tokens, -1, self.heads, self.head_size).permute(2, 0, 3, 1, 4).unbind(0)
+
+    def attend(
+        self,
+        query: torch.Tensor,  # [B, H, Q, d]
+        key: torch.Tensor,  # [B, H, N, d]
+        value: torch.Tensor,
+        mask: AttentionMask,
+        backend: str,
+    ) -> torch.Tensor:
+        """The context [B, H, Q, d], for all masks and lengths, in float32."""
+        query, key, value = query.float(), key.float(), value.float()
+        return disentangled_attention(query, key, value, self.positions, mask, scale=1.0, backend=backend)[0]
+
+
+def as_rows(context: torch.Tensor, rows: int) -> torch.Tensor:
+    """A context [B, H, Q, d] as rows [B Q, H d], with zeros below them up to `rows`."""
+    batch, heads, queries, head_size = context.shape
+    padded = context.new_empty(rows, heads * head_size)
+    real = batch * queries
+    padded[:real].view(batch, queries, heads, head_size).copy_(context.transpose(1, 2))
+    padded[real:] = 0
+    return padded

@@ -1,0 +1,170 @@
+"""An encoder layer prepared for inference on this processor: the same numbers from fewer and faster operations.
+
+Legend: B batch, N tokens, Q queries, M = B N rows, H heads, d head size.
+
+Against the plain layer: query, key and value are one product; GELU, bias and residual belong to the products; weights
+are packed (packed_linear.py); the projected position tables are constants, laid out by distance once.
+
+    weights = weights_of(layer)                      # optimize.py; for in-tree layers in_tree/packed_layers.py
+    packed = PackedLayer(weights, relative_table, rows, torch.float32, torch.float32)
+    states = packed(hidden_states, context)          # [B, N, hidden]
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from hf_deberta.model.attention_context import AttentionContext
+from hf_deberta.model.dense import rounded_rows
+from hf_deberta.model.relative_position import RelativePositions, RowsInUse
+from hf_deberta.model.relative_table import TableProjection, relative_positions
+
+from .packed_attention import PackedAttention, as_rows
+from .packed_linear import PackedLinear
+
+WeightAndBias = tuple[torch.Tensor, torch.Tensor | None]
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """The parameters of an encoder layer, whatever class it has."""
+
+    query: WeightAndBias  # [hidden, hidden], [hidden]
+    key: WeightAndBias
+    value: WeightAndBias
+    attention_output: nn.Linear
+    attention_norm: "NormWeights"
+    intermediate: nn.Linear
+    activation: Callable[[torch.Tensor], torch.Tensor]
+    output: nn.Linear
+    output_norm: "NormWeights"
+    table_projection: TableProjection | None
+    heads: int
+    scale: float  # of the attention scores
+
+
+class NormWeights(NamedTuple):
+    """The parameters of a LayerNorm."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+    epsilon: float
+
+    @classmethod
+    def of(cls, norm: Any) -> "NormWeights":
+        """The parameters of `nn.LayerNorm`, or of in-tree v1's own class."""
+        epsilon = norm.eps if isinstance(norm, nn.LayerNorm) else norm.variance_epsilon
+        return cls(norm.weight, norm.bias, epsilon)
+
+    def normalise(self, states: torch.Tensor) -> torch.Tensor:
+        return torch.layer_norm(states, self.weight.shape, self.weight, self.bias, self.epsilon)
+
+
+class NoneInCopies:
+    """An object that is None in copies and pickles of the model that holds it: packed weights cannot be copied."""
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return type(None), ()
+
+
+class PackedLayer(NoneInCopies):
+    """One encoder layer; with `query_states`, one enhanced-mask-decoder layer."""
+
+    def __init__(
+        self,
+        weights: LayerWeights,
+        relative_table: torch.Tensor | None,  # [2s, hidden], normalised
+        rows: RowsInUse | None,  # all of them
+        dtype: torch.dtype,
+        attention_dtype: torch.dtype,
+    ):
+        self.weights, self.dtype = weights, dtype
+        positions = constant_positions(weights.table_projection, relative_table, rows)
+        head_size = weights.query[0].shape[0] // weights.heads
+        self.attention = PackedAttention(positions, weights.heads, head_size, attention_dtype)
+        self.has_gelu = is_gelu(weights.activation)
+        weight, bias = weights.query
+        self.query = (weight * weights.scale, None if bias is None else bias * weights.scale)
+        self.query_key_value = self.pack_together(self.query, weights.key, weights.value)
+        self.query_and_memory: tuple[PackedLinear, PackedLinear] | None = None  # for subsets of queries, made when used
+        self.attention_output = self.pack(weights.attention_output)
+        self.intermediate = self.pack(weights.intermediate, self.has_gelu)
+        self.output = self.pack(weights.output)
+
+    def pack(self, layer: nn.Linear, with_gelu: bool = False) -> PackedLinear:
+        return PackedLinear.from_weight(layer.weight, layer.bias, self.dtype, with_gelu)
+
+    def pack_together(self, *layers: WeightAndBias) -> PackedLinear:
+        """One product for several; a missing bias is zero."""
+        biases = [weight.new_zeros(len(weight)) if bias is None else bias for weight, bias in layers]
+        return PackedLinear.from_weight(torch.cat([weight for weight, _ in layers]), torch.cat(biases), self.dtype)
+
+    def __call__(
+        self,
+        hidden_states: torch.Tensor,  # [B, N, hidden]
+        context: AttentionContext,
+        query_states: torch.Tensor | None = None,  # [B, Q, hidden]
+        query_positions: torch.Tensor | None = None,  # [B, Q]
+        steps: int = 1,
+        backend: str = "auto",
+    ) -> torch.Tensor:
+        """New states of the queries (by default of all tokens), [B, Q, hidden]; the arguments of `HfDebertaLayer`."""
+        mask, rows = context.attention_mask, padded_rows(hidden_states)
+        if query_states is None and steps == 1:
+            batch, tokens, _ = hidden_states.shape
+            attended = self.attention.attend_all(self.query_key_value(rows), mask, (batch, tokens), backend)
+            return self.feed_forward(attended, rows)[: batch * tokens].view(hidden_states.shape)
+        if query_positions is not None:
+            mask = replace(mask, query_positions=query_positions)
+        states = hidden_states if query_states is None else query_states
+        project_query, project_memory = self.projections_apart()
+        key, value = self.attention.split(project_memory(rows), hidden_states.shape[:2])
+        for _ in range(steps):
+            rows = padded_rows(states)
+            (query,) = self.attention.split(project_query(rows), states.shape[:2])
+            attended = as_rows(self.attention.attend(query, key, value, mask, backend), len(rows))
+            states = self.feed_forward(attended, rows)[: states.shape[0] * states.shape[1]].view(states.shape)
+        return states
+
+    def projections_apart(self) -> tuple[PackedLinear, PackedLinear]:
+        """The projections of queries, and of keys and values."""
+        if self.query_and_memory is None:
+            memory = self.pack_together(self.weights.key, self.weights.value)
+            self.query_and_memory = self.pack_together(self.query), memory
+        return self.query_and_memory
+
+    def feed_forward(self, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """The layer after its attention, of rows: output projection, feed-forward network, residuals, LayerNorms."""
+        states = self.weights.attention_norm.normalise(self.attention_output(attended, residual))
+        inner = self.intermediate(states)
+        if not self.has_gelu:
+            inner = self.weights.activation(inner)
+        return self.weights.output_norm.normalise(self.output(inner, states))
+
+
+def padded_rows(states: torch.Tensor) -> torch.Tensor:
+    """States [B, N, hidden] as rows, with zeros below them up to `rounded_rows`."""
+    rows = states.flatten(0, 1)
+    missing = rounded_rows(len(rows)) - len(rows)
+    return rows if missing == 0 else nn.functional.pad(rows, (0, 0, 0, missing))
+
+
+def constant_positions(
+    projection: TableProjection | None, table: torch.Tensor | None, rows: RowsInUse | None
+) -> RelativePositions | None:
+    """The position terms of a layer, projected once, for queries that include the scale."""
+    if projection is None:
+        return None
+    positions = relative_positions(projection, table, rows, None)
+    if positions is None:
+        return None
+    scaled = positions.with_scaled_queries(projection.scale, torch.float32)
+    return replace(scaled, query_scale=1.0, constant=True)
+
+
+def is_gelu(activation: Callable) -> bool:
+    """True for the GELU by the error function, which the products apply themselves."""
+    return getattr(activation, "act", activation) is nn.functional.gelu

@@ -1,0 +1,355 @@
+"""`hf_deberta.optimize()`: the same numbers, nothing saved, and undone when it should be."""
+
+import copy
+import pickle
+from unittest import mock
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+import hf_deberta
+from hf_deberta.serving import optimize as optimize_module
+from hf_deberta.serving import prepared_layers
+from hf_deberta.serving.packed_attention import LONGEST_IN_ONE_PRODUCT, PackedAttention
+from hf_deberta.serving.packed_layer import PackedLayer
+from hf_deberta.serving.packed_linear import PackedLinear
+
+SMALL = {
+    "hidden_size": 48,
+    "embedding_size": 48,
+    "num_attention_heads": 4,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "vocab_size": 200,
+    "num_labels": 3,
+    "max_position_embeddings": 700,
+    "initializer_range": 0.2,  # so that positions and heads matter
+}
+HEADS = (
+    hf_deberta.HfDebertaModel,
+    hf_deberta.HfDebertaForMaskedLM,
+    hf_deberta.HfDebertaForSequenceClassification,
+    hf_deberta.HfDebertaForTokenClassification,
+    hf_deberta.HfDebertaForQuestionAnswering,
+    hf_deberta.HfDebertaForPreTraining,
+    hf_deberta.HfDebertaForCausalLM,
+)
+# largest difference, as a part of the largest number: of rounding to 24, 8 and 7 bits in some products
+TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 5e-2, torch.int8: 0.3}
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+    yield
+    hf_deberta.disable()
+
+
+def make_model(model_class=hf_deberta.HfDebertaModel, preset="v3-base", **settings):
+    return model_class(hf_deberta.HfDebertaConfig.from_preset(preset, **{**SMALL, **settings})).eval()
+
+
+def make_inputs(case: str) -> dict[str, torch.Tensor]:
+    batch, tokens = {"one token": (1, 1), "long": (1, 600), "packed": (1, 37)}.get(case, (4, 37))
+    inputs = {"input_ids": torch.randint(5, 200, (batch, tokens))}
+    position = torch.arange(tokens)
+    if case == "padded":
+        inputs["attention_mask"] = (position < torch.tensor([37, 9, 20, 9])[:, None]).long()
+    elif case == "padded on the left":
+        inputs["attention_mask"] = (position >= torch.tensor([0, 1, 2, 1])[:, None]).long()
+    elif case == "structured":
+        inputs["attention_mask"] = torch.ones(batch, tokens, tokens).tril().long()
+    elif case == "packed":
+        inputs["cu_seq_lens_q"] = torch.tensor([0, 5, 10, 37])
+    return inputs
+
+
+@torch.no_grad()
+def outputs(model, inputs, **kwargs) -> torch.Tensor:
+    return model(**inputs, **kwargs)[0]
+
+
+def difference(result: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((result - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("case", ["equal", "one token", "padded", "padded on the left", "structured", "packed", "long"])
+@pytest.mark.parametrize("preset", ["v1-base", "v2-xlarge", "v3-base"])
+def test_hidden_states_are_the_same(preset, case, dtype):
+    model, inputs = make_model(preset=preset), make_inputs(case)
+    expected = outputs(model, inputs)
+    assert difference(outputs(hf_deberta.optimize(model, dtype), inputs), expected) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("model_class", HEADS, ids=lambda model_class: model_class.__name__)
+@pytest.mark.parametrize("case", ["equal", "padded"])
+def test_heads_give_the_same(model_class, case):
+    model, inputs = make_model(model_class), make_inputs(case)
+    expected = outputs(model, inputs)
+    with mock.patch.object(PackedLayer, "__call__", autospec=True, side_effect=PackedLayer.__call__) as calls:
+        result = outputs(hf_deberta.optimize(model), inputs)
+    assert calls.call_count == 3
+    assert difference(result, expected) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("unpadded", [True, False])
+def test_unpadded_documents_of_equal_and_different_lengths(unpadded):
+    model, inputs = make_model(), make_inputs("padded")
+    model.config.unpad_inputs = unpadded
+    real = inputs["attention_mask"].bool()
+    expected = outputs(model, inputs)
+    with mock.patch("hf_deberta.model.unpadding.COST_OF_EXTRA_CALLS", 0):
+        result = outputs(hf_deberta.optimize(model), inputs)
+    assert difference(result[real], expected[real]) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("terms", [["p2c", "c2p"], ["c2p"], ["p2c"], ["p2c", "c2p", "p2p"], []])
+def test_all_position_terms_in_any_order(terms):
+    model, inputs = make_model(pos_att_type=terms), make_inputs("padded")
+    expected = outputs(model, inputs)
+    assert difference(outputs(hf_deberta.optimize(model), inputs), expected) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("settings", [{"relative_attention": False}, {"hidden_act": "relu"}, {"emd_steps": 0}], ids=str)
+def test_other_architectures(settings):
+    model, inputs = make_model(hf_deberta.HfDebertaForMaskedLM, **settings), make_inputs("padded")
+    expected = outputs(model, inputs)
+    assert difference(outputs(hf_deberta.optimize(model), inputs), expected) < TOLERANCE[torch.float32]
+
+
+def test_tables_grow_with_the_longest_text_and_serve_shorter_ones():
+    model = make_model()
+    cases = [{"input_ids": torch.randint(5, 200, (2, tokens))} for tokens in (3, 100, 65, 128, 129, 7)]
+    expected = [outputs(model, inputs) for inputs in cases]
+    hf_deberta.optimize(model)
+    for inputs, states in zip(cases, expected, strict=True):
+        assert difference(outputs(model, inputs), states) < TOLERANCE[torch.float32]
+    attention = model.encoder.layer[0].prepared.attention
+    assert attention.tables.shape[2] == 2 * LONGEST_IN_ONE_PRODUCT[torch.float32] + 1
+
+
+def test_many_documents_are_computed_in_parts(monkeypatch):
+    model, inputs = make_model(), make_inputs("padded on the left")
+    expected = outputs(model, inputs)
+    monkeypatch.setattr("hf_deberta.serving.packed_attention.LARGEST_PRODUCT", 1)
+    with mock.patch.object(
+        PackedAttention, "attend_short", autospec=True, side_effect=PackedAttention.attend_short
+    ) as calls:
+        result = outputs(hf_deberta.optimize(model), inputs)
+    assert calls.call_count == 3 * 4  # layers, rows
+    assert difference(result, expected) < TOLERANCE[torch.float32]
+
+
+def test_four_products_per_layer():
+    model, inputs = hf_deberta.optimize(make_model()), make_inputs("equal")
+    kind = type(model.encoder.layer[0].prepared.output)
+    with mock.patch.object(kind, "__call__", autospec=True, side_effect=kind.__call__) as calls:
+        outputs(model, inputs)
+    assert calls.call_count == 4 * 3
+
+
+def test_parameters_and_files_are_untouched(tmp_path):
+    model = make_model()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    hf_deberta.optimize(model, torch.int8)
+    after = model.state_dict()
+    assert list(before) == list(after) and all(torch.equal(before[name], after[name]) for name in before)
+    model.save_pretrained(tmp_path)
+    loaded = hf_deberta.HfDebertaModel.from_pretrained(tmp_path)
+    assert all(torch.equal(before[name], weight) for name, weight in loaded.state_dict().items())
+
+
+def test_a_copy_leaves_the_model_alone():
+    model = make_model().train()
+    prepared = hf_deberta.optimize(model, inplace=False)
+    assert prepared.encoder.prepared is not None and not prepared.training
+    assert model.encoder.prepared is None and model.training
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_and_pickles_are_not_prepared(duplicate):
+    model, inputs = make_model(), make_inputs("equal")
+    expected = outputs(model, inputs)
+    twin = duplicate(hf_deberta.optimize(model, torch.int8))
+    assert twin.encoder.prepared is None
+    assert torch.equal(outputs(twin, inputs), expected)
+
+
+def test_training_undoes_it():
+    model, inputs = make_model(), make_inputs("equal")
+    expected = outputs(model, inputs)
+    hf_deberta.optimize(model, torch.int8).train()
+    assert model.encoder.prepared is None and all(layer.prepared is None for layer in model.encoder.layer)
+    assert torch.equal(outputs(model.eval(), inputs), expected)
+
+
+def test_a_second_call_starts_with_the_present_weights():
+    model, inputs = make_model(), make_inputs("equal")
+    hf_deberta.optimize(model, torch.int8)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.1)
+    plain = copy.deepcopy(model)
+    expected = outputs(plain, inputs)
+    assert difference(outputs(hf_deberta.optimize(model), inputs), expected) < TOLERANCE[torch.float32]
+
+
+def write_weight(model):
+    with torch.no_grad():
+        model.encoder.layer[1].output.dense.weight.mul_(2)
+
+
+def write_table(model):
+    with torch.no_grad():
+        model.encoder.rel_embeddings.weight.mul_(2)
+        model.encoder.LayerNorm.weight[:9].mul_(3)
+
+
+def replace_weight(model):
+    model.encoder.layer[1].output.dense.weight = nn.Parameter(torch.zeros(48, 96))
+
+
+def replace_module(model):
+    model.encoder.layer[1].intermediate.dense = nn.Linear(48, 96)
+
+
+def hook_module(model):
+    model.encoder.layer[1].intermediate.dense.register_forward_hook(lambda module, inputs, output: 2 * output)
+
+
+def load(model):
+    model.load_state_dict(make_model().state_dict())
+
+
+@pytest.mark.parametrize("change", [write_weight, write_table, replace_weight, replace_module, hook_module, load])
+def test_changes_are_noticed(change, monkeypatch):
+    model, inputs, warnings = make_model(), make_inputs("equal"), []
+    monkeypatch.setattr(prepared_layers.logger, "warning_once", warnings.append)
+    hf_deberta.optimize(model)
+    change(model)
+    expected = outputs(copy.deepcopy(model), inputs)
+    assert torch.equal(outputs(model, inputs), expected)
+    assert "call hf_deberta.optimize again" in warnings[0]
+
+
+def test_gradients_need_the_plain_layers():
+    model, inputs = make_model(), make_inputs("equal")
+    model(**inputs)[0].square().sum().backward()
+    expected = model.encoder.layer[0].output.dense.weight.grad.clone()
+    model.zero_grad()
+    hf_deberta.optimize(model)
+    model(**inputs)[0].square().sum().backward()
+    assert torch.equal(model.encoder.layer[0].output.dense.weight.grad, expected)
+
+
+def test_attentions_and_hidden_states():
+    model, inputs = make_model(), make_inputs("equal")
+    flags = {"output_attentions": True, "output_hidden_states": True}
+    with torch.no_grad():
+        expected = model(**inputs, **flags)
+        hf_deberta.optimize(model)
+        result = model(**inputs, **flags)
+        states = model(**inputs, output_hidden_states=True).hidden_states
+    for ours, theirs in zip(
+        (*result.attentions, *states), (*expected.attentions, *expected.hidden_states), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
+
+
+def test_reference_mode_autocast_and_inference_mode():
+    model, inputs = make_model(), make_inputs("equal")
+    with hf_deberta.reference_mode():
+        expected = outputs(model, inputs)
+        hf_deberta.optimize(model, torch.int8)
+        assert torch.equal(outputs(model, inputs), expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = outputs(copy.deepcopy(model), inputs)
+        assert torch.equal(outputs(model, inputs), expected)
+    hf_deberta.optimize(model)
+    with torch.inference_mode():
+        result = model(**inputs)[0]
+    assert difference(result, outputs(copy.deepcopy(model), inputs)) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_in_tree_models(version, dtype):
+    config_class, model_class = {
+        "v1": (transformers.DebertaConfig, transformers.DebertaModel),
+        "v2": (transformers.DebertaV2Config, transformers.DebertaV2Model),
+    }[version]
+    settings = {**SMALL, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "type_vocab_size": 0}
+    settings |= {"max_relative_positions": 512}
+    if version == "v2":
+        settings |= {"position_buckets": 256, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
+    model = model_class(config_class(**settings)).eval()
+    inputs = make_inputs("padded")
+    real = inputs["attention_mask"].bool()
+    expected = outputs(model, inputs)[real]
+    hf_deberta.optimize(model, dtype)
+    with mock.patch.object(PackedLayer, "__call__", autospec=True, side_effect=PackedLayer.__call__) as calls:
+        result = outputs(model, inputs)[real]
+    assert calls.call_count == 3
+    assert 0 < difference(result, expected) < TOLERANCE[dtype]
+    model.train()
+    model.eval()
+    hf_deberta.disable()
+    torch.testing.assert_close(outputs(model, inputs)[real], expected, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (lambda model: hf_deberta.optimize(model, torch.float16), "dtype must be one of"),
+        (lambda model: hf_deberta.optimize(model.bfloat16()), "pass a float32 model on the CPU"),
+        (lambda model: hf_deberta.optimize(nn.Linear(2, 2)), "Linear has no DeBERTa encoder"),
+        (lambda model: hf_deberta.optimize(hook_module(model) or model), "was hooked, patched or replaced"),
+    ],
+)
+def test_what_cannot_be_prepared(prepare, message):
+    with pytest.raises(ValueError, match=message):
+        prepare(make_model())
+
+
+def test_slow_types_are_reported(monkeypatch):
+    warnings = []
+    monkeypatch.setattr(optimize_module.logger, "warning_once", warnings.append)
+    monkeypatch.setattr(optimize_module, "is_as_fast_as_float32", lambda dtype, threads: False)
+    hf_deberta.optimize(make_model(), torch.bfloat16)
+    assert "hf_deberta.optimize(model) would be faster" in warnings[0]
+    hf_deberta.optimize(make_model())
+    assert len(warnings) == 1
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("gelu", [False, True])
+@pytest.mark.parametrize("rows", [1, 8, 33])
+def test_packed_linear(dtype, gelu, rows):
+    layer, states = nn.Linear(40, 24), torch.randn(rows, 40)
+    packed = PackedLinear.from_weight(layer.weight, layer.bias, dtype, gelu)
+    with torch.no_grad():
+        expected = layer(states)
+        result = packed(states).float()
+    assert difference(result, nn.functional.gelu(expected) if gelu else expected) < TOLERANCE[dtype] / 10 + 1e-6
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_packed_linear_with_a_residual(dtype):
+    layer, states, residual = nn.Linear(40, 24), torch.randn(8, 40), torch.randn(8, 24)
+    before = residual.clone()
+    with torch.no_grad():
+        result = PackedLinear.from_weight(layer.weight, layer.bias, dtype)(states, residual)
+        expected = layer(states) + residual
+    assert result.dtype == torch.float32 and torch.equal(residual, before)
+    assert difference(result, expected) < TOLERANCE[dtype] / 10 + 1e-6
+
+
+@pytest.mark.parametrize("states", [torch.zeros(8, 40), torch.full((8, 40), 3.0), -torch.rand(8, 40)], ids=str)
+def test_int8_of_constant_and_of_negative_states(states):
+    layer = nn.Linear(40, 24)
+    with torch.no_grad():
+        result = PackedLinear.from_weight(layer.weight, layer.bias, torch.int8)(states)
+        assert (result - layer(states)).abs().max() < 0.03
