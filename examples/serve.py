@@ -1,0 +1,212 @@
+r"""Serve a DeBERTa sequence classifier over HTTP: a reranker, an NLI model, a prompt guard.
+
+    pip install 'hf-deberta[serve]'
+    python examples/serve.py --model cross-encoder/nli-deberta-v3-base --dtype bfloat16 --workers 2
+
+    curl 127.0.0.1:8000/classify --json '{"texts": ["one text", ["a premise", "a hypothesis"]]}'
+    curl 127.0.0.1:8000/rerank --json '{"query": "a question", "documents": ["an answer", "another"]}'
+
+/classify returns the probability of each label, /rerank the documents by the score of a model with one label, /health
+the state of one worker. FastAPI answers requests; uvicorn runs the workers and replaces one that has died. Each worker
+computes in one thread beside its event loop, in batches that are filled by tokens: rows differ too much in length.
+docs/serving.md explains the choices.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+import uvicorn
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+from token_batcher import QueueFull, Row, TokenBatcher
+from transformers import AutoConfig, AutoModelForSequenceClassification, HfArgumentParser
+from uvicorn.config import STARTUP_FAILURE
+from uvicorn.supervisors import Multiprocess
+
+import hf_deberta
+from hf_deberta.tokenization_hf_deberta import load_tokenizer
+
+MAX_BODY_BYTES = 2**20
+MAX_CONNECTIONS = 1000
+
+
+@dataclass(frozen=True)
+class Settings:
+    model: str = field(metadata={"help": "folder or Hub id of a sequence classifier"})
+    engine: Literal["ours", "in-tree"] = field(default="ours", metadata={"help": "in-tree: Transformers' own class"})
+    dtype: Literal["float32", "bfloat16", "int8"] = "float32"
+    host: str = "127.0.0.1"
+    port: int = 8000
+    workers: int = field(default=1, metadata={"help": "processes, each with its own copy of the model"})
+    threads: int = field(default=0, metadata={"help": "threads of each model; 0: cores / workers"})
+    max_length: int = field(default=512, metadata={"help": "tokens of one text or pair; longer ones get 413"})
+    max_texts: int = field(default=256, metadata={"help": "texts of one request; more get 413"})
+    max_batch_tokens: int = field(default=2048, metadata={"help": "real tokens of one batch"})
+    max_wait_ms: float = field(default=5.0, metadata={"help": "how long an idle model waits for a fuller batch"})
+    max_queue_tokens: int = field(default=65536, metadata={"help": "tokens that may wait; more get 503"})
+    timeout_s: float = field(default=30.0, metadata={"help": "a request that takes longer gets 504"})
+
+
+class Classifier:
+    """A model and its tokenizer."""
+
+    def __init__(self, settings: Settings):
+        torch.set_num_threads(settings.threads)  # counts for the thread that calls it, so model and call share one
+        self.tokenizer = load_tokenizer(settings.model)
+        self.model = load_model(settings)
+        self.labels = [self.model.config.id2label[number] for number in range(self.model.config.num_labels)]
+        self.probabilities([self.tokenize("warm up")])
+
+    def tokenize(self, text: str | tuple[str, str]) -> Row:
+        return dict(self.tokenizer(*([text] if isinstance(text, str) else text), verbose=False))
+
+    @torch.inference_mode()
+    def probabilities(self, rows: list[Row]) -> list[list[float]]:
+        """Return the probability of each label for each row: [rows, labels]. A regression keeps its numbers."""
+        logits = self.model(**self.tokenizer.pad(rows, return_tensors="pt")).logits.float()
+        problem = self.model.config.problem_type
+        if problem == "regression":
+            return logits.tolist()
+        independent = problem == "multi_label_classification" or logits.shape[1] == 1
+        return (logits.sigmoid() if independent else logits.softmax(-1)).tolist()
+
+
+def load_model(settings: Settings) -> Any:
+    dtype = getattr(torch, settings.dtype)
+    if settings.engine == "in-tree":
+        model = AutoModelForSequenceClassification.from_pretrained(settings.model, trust_remote_code=False, dtype=dtype)
+        return model.eval()
+    model = hf_deberta.HfDebertaForSequenceClassification.from_pretrained(settings.model, dtype=torch.float32)
+    prepare = getattr(hf_deberta, "optimize", None)
+    return prepare(model.eval(), dtype=dtype) if prepare else model.eval()
+
+
+class ClassifyRequest(BaseModel):
+    texts: list[str | tuple[str, str]] = Field(min_length=1)
+
+
+class RerankRequest(BaseModel):
+    query: str
+    documents: list[str] = Field(min_length=1)
+
+
+class Worker:
+    """Answers requests in an event loop. One thread computes, one tokenizes, which no two threads may do at once."""
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        self.tokenizer_thread, self.model_thread = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+
+    @asynccontextmanager
+    async def run(self, app: FastAPI) -> AsyncIterator[None]:
+        """Load the model, then compute until uvicorn has answered the last accepted request and stops."""
+        loop = asyncio.get_running_loop()
+        self.classifier = await loop.run_in_executor(self.model_thread, Classifier, self.settings)
+        self.batcher = TokenBatcher(
+            self.classifier.probabilities,
+            max_tokens=self.settings.max_batch_tokens,
+            max_waiting_tokens=self.settings.max_queue_tokens,
+            max_wait=self.settings.max_wait_ms / 1000,
+        )
+        task = asyncio.create_task(self.batcher.run(self.model_thread))
+        yield
+        task.cancel()
+
+    async def score(self, texts: list[Any]) -> list[list[float]]:
+        """Return the probabilities of each text or pair, or raise the HTTP error that says why not."""
+        try:
+            return await asyncio.wait_for(self.tokenize_and_compute(texts), self.settings.timeout_s)
+        except QueueFull:
+            message = f"{self.batcher.waiting_tokens} tokens are waiting: try again later"
+            raise HTTPException(503, message, {"Retry-After": "1"}) from None
+        except asyncio.TimeoutError:
+            raise HTTPException(504, f"no result within {self.settings.timeout_s:g} seconds") from None
+
+    async def tokenize_and_compute(self, texts: list[Any]) -> list[list[float]]:
+        limits = self.settings
+        refuse_above(limits.max_texts, len(texts), "the request has {} texts")
+        if self.batcher.waiting_tokens >= limits.max_queue_tokens:
+            raise QueueFull  # before the tokenizer has work
+        loop = asyncio.get_running_loop()
+        rows = await loop.run_in_executor(self.tokenizer_thread, lambda: [*map(self.classifier.tokenize, texts)])
+        lengths = [len(row["input_ids"]) for row in rows]
+        for number, length in enumerate(lengths):
+            refuse_above(limits.max_length, length, f"text {number} has {{}} tokens")
+        refuse_above(limits.max_queue_tokens, sum(lengths), "the request has {} tokens")
+        return await self.batcher.submit(rows)
+
+    async def classify(self, request: ClassifyRequest) -> dict[str, Any]:
+        return {"labels": self.classifier.labels, "probabilities": await self.score(request.texts)}
+
+    async def rerank(self, request: RerankRequest) -> dict[str, Any]:
+        if len(self.classifier.labels) > 1:
+            names = ", ".join(self.classifier.labels)
+            raise HTTPException(400, f"/rerank needs a model with one label. This one has {names}: use /classify")
+        scores = await self.score([(request.query, document) for document in request.documents])
+        results = [{"index": index, "score": score} for index, (score,) in enumerate(scores)]
+        return {"results": sorted(results, key=lambda result: result["score"], reverse=True)}
+
+    async def health(self) -> dict[str, Any]:
+        return {"status": "ok", "process": os.getpid(), "waiting_tokens": self.batcher.waiting_tokens}
+
+
+def refuse_above(limit: int, count: int, sentence: str) -> None:
+    if count > limit:
+        raise HTTPException(413, f"{sentence.format(count)}: send at most {limit}")
+
+
+async def invalid_body(request: Request, error: Any) -> JSONResponse:
+    """Say in one sentence what is wrong, in place of FastAPI's list."""
+    first = error.errors()[0]
+    return JSONResponse({"detail": f"{'.'.join(map(str, first['loc']))}: {first['msg']}"}, status_code=422)
+
+
+async def failed(request: Request, error: Exception) -> JSONResponse:
+    return JSONResponse({"detail": f"the model failed with {type(error).__name__}"}, status_code=500)
+
+
+def create_app(settings: Settings) -> FastAPI:
+    worker = Worker(settings)
+    app = FastAPI(title="hf_deberta", lifespan=worker.run, max_body_size=MAX_BODY_BYTES)
+    app.add_api_route("/classify", worker.classify, methods=["POST"])
+    app.add_api_route("/rerank", worker.rerank, methods=["POST"])
+    app.add_api_route("/health", worker.health)
+    app.add_exception_handler(RequestValidationError, invalid_body)
+    app.add_exception_handler(Exception, failed)
+    return app
+
+
+def main() -> None:
+    (settings,) = HfArgumentParser(Settings).parse_args_into_dataclasses()
+    kind = AutoConfig.from_pretrained(settings.model, trust_remote_code=False).model_type
+    if settings.engine == "in-tree" and (settings.dtype == "int8" or kind == "hf_deberta"):
+        raise SystemExit(f"--engine in-tree runs float32 and bfloat16, no {kind} in {settings.dtype}")
+    settings = replace(settings, threads=settings.threads or max(1, torch.get_num_threads() // settings.workers))
+    config = uvicorn.Config(
+        partial(create_app, settings),
+        factory=True,
+        host=settings.host,
+        port=settings.port,
+        workers=settings.workers,
+        access_log=False,
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_graceful_shutdown=round(settings.timeout_s) + 5,
+        timeout_worker_healthcheck=30,  # a worker that imports libraries answers late
+    )
+    supervisor = Multiprocess(config, sockets=[config.bind_socket()])  # uvicorn.run would not supervise a single worker
+    supervisor.run()
+    if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
+        raise SystemExit(STARTUP_FAILURE)
+
+
+if __name__ == "__main__":
+    main()
