@@ -19,14 +19,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import uvicorn
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 from token_batcher import QueueFull, Row, TokenBatcher
 from transformers import AutoConfig, AutoModelForSequenceClassification, HfArgumentParser
 from uvicorn.config import STARTUP_FAILURE
@@ -90,13 +90,22 @@ def load_model(settings: Settings) -> Any:
     return prepare(model.eval(), dtype=dtype) if prepare else model.eval()
 
 
+def check_encodable(text: str) -> str:
+    """JSON can hold half of a surrogate pair, which no tokenizer takes."""
+    text.encode()  # UnicodeEncodeError is a ValueError: pydantic makes a 422 of it
+    return text
+
+
+Text = Annotated[str, AfterValidator(check_encodable)]
+
+
 class ClassifyRequest(BaseModel):
-    texts: list[str | tuple[str, str]] = Field(min_length=1)
+    texts: list[Text | tuple[Text, Text]] = Field(min_length=1)
 
 
 class RerankRequest(BaseModel):
-    query: str
-    documents: list[str] = Field(min_length=1)
+    query: Text
+    documents: list[Text] = Field(min_length=1)
 
 
 class Worker:
@@ -187,7 +196,10 @@ def create_app(settings: Settings) -> FastAPI:
 
 def main() -> None:
     (settings,) = HfArgumentParser(Settings).parse_args_into_dataclasses()
-    kind = AutoConfig.from_pretrained(settings.model, trust_remote_code=False).model_type
+    try:
+        kind = AutoConfig.from_pretrained(settings.model, trust_remote_code=False).model_type
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"--model {settings.model}: {error}") from None
     if settings.engine == "in-tree" and (settings.dtype == "int8" or kind == "hf_deberta"):
         raise SystemExit(f"--engine in-tree runs float32 and bfloat16, no {kind} in {settings.dtype}")
     settings = replace(settings, threads=settings.threads or max(1, torch.get_num_threads() // settings.workers))
