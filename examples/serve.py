@@ -13,6 +13,7 @@ docs/serving.md explains the choices.
 """
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,7 @@ from uvicorn.supervisors import Multiprocess
 import hf_deberta
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
 
+logger = logging.getLogger("uvicorn.error")
 MAX_BODY_BYTES = 2**20
 MAX_CONNECTIONS = 1000
 
@@ -139,6 +141,11 @@ class Worker:
             raise HTTPException(503, message, {"Retry-After": "1"}) from None
         except asyncio.TimeoutError:
             raise HTTPException(504, f"no result within {self.settings.timeout_s:g} seconds") from None
+        except HTTPException:
+            raise
+        except Exception as error:  # passed on, it would close the connection
+            logger.exception("the model failed")
+            raise HTTPException(500, f"the model failed with {type(error).__name__}") from None
 
     async def tokenize_and_compute(self, texts: list[Any]) -> list[list[float]]:
         limits = self.settings
@@ -179,10 +186,6 @@ async def invalid_body(request: Request, error: Any) -> JSONResponse:
     return JSONResponse({"detail": f"{'.'.join(map(str, first['loc']))}: {first['msg']}"}, status_code=422)
 
 
-async def failed(request: Request, error: Exception) -> JSONResponse:
-    return JSONResponse({"detail": f"the model failed with {type(error).__name__}"}, status_code=500)
-
-
 def create_app(settings: Settings) -> FastAPI:
     worker = Worker(settings)
     app = FastAPI(title="hf_deberta", lifespan=worker.run, max_body_size=MAX_BODY_BYTES)
@@ -190,7 +193,6 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_api_route("/rerank", worker.rerank, methods=["POST"])
     app.add_api_route("/health", worker.health)
     app.add_exception_handler(RequestValidationError, invalid_body)
-    app.add_exception_handler(Exception, failed)
     return app
 
 

@@ -189,7 +189,7 @@ def test_a_failure_of_the_model_is_an_error_of_its_requests_only(length_server):
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("classifier")
-    tokenizer = train_tokenizer([" ".join(map(str, TEXTS))] * 20, 200, "bpe")
+    tokenizer = train_tokenizer([" ".join(map(str, TEXTS))] * 20, 300, "bpe")
     config = HfDebertaConfig.from_preset(
         "tiny", vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, id2label=dict(enumerate(LABELS))
     )
@@ -207,10 +207,12 @@ def server(checkpoint) -> Iterator[tuple[subprocess.Popen, int]]:
     command += ["--max_batch_tokens", "64", "--max_wait_ms", "1"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
-    wait_for(lambda: process.poll() is not None or Client(port).send("/health"))
-    yield process, port
-    process.kill()
-    process.wait()
+    try:
+        wait_for(lambda: process.poll() is not None or Client(port).send("/health"))
+        yield process, port
+    finally:
+        process.terminate()
+        process.wait(TIMEOUT)
 
 
 @pytest.mark.slow
@@ -232,7 +234,6 @@ def test_answers_are_those_of_the_model(server, checkpoint):
 def test_a_killed_worker_is_replaced_and_every_client_gets_an_answer_or_an_error(server):
     port = server[1]
     worker = Client(port).send("/health")[1]["process"]
-    killed = threading.Event()
     replaced = threading.Event()
 
     def send_until_replaced() -> list[object]:
@@ -252,7 +253,6 @@ def test_a_killed_worker_is_replaced_and_every_client_gets_an_answer_or_an_error
         clients = [threads.submit(send_until_replaced) for _ in range(6)]
         wait_for(lambda: Client(port).send("/health")[1]["waiting_tokens"])
         os.kill(worker, signal.SIGKILL)
-        killed.set()
         try:
             wait_for(lambda: Client(port).send("/health")[1]["process"] != worker)
         finally:
