@@ -97,13 +97,13 @@ def running_server(name: str, arguments: argparse.Namespace) -> Iterator[Peer]:
     command += ["--max_batch_tokens", str(arguments.max_batch_tokens)]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
-        yield Peer(name, port, wait_until_ready(port, process))
+        yield Peer(name, port, wait_until_ready(port, process, command))
     finally:
         process.terminate()
         process.wait()
 
 
-def wait_until_ready(port: int, process: subprocess.Popen) -> int:
+def wait_until_ready(port: int, process: subprocess.Popen, command: list[str]) -> int:
     """Return the id of a worker as soon as one answers."""
     end = time.monotonic() + STARTING_SECONDS
     while time.monotonic() < end and process.poll() is None:
@@ -113,7 +113,7 @@ def wait_until_ready(port: int, process: subprocess.Popen) -> int:
             return json.loads(connection.getresponse().read())["process"]
         except OSError:
             time.sleep(0.2)
-    raise SystemExit(f"the server did not start: run {' '.join(map(str, process.args))} to see why")
+    raise SystemExit(f"the server did not start: run {' '.join(command)} to see why")
 
 
 def send_requests(port: int, bodies: list[str], seconds: float, client: int) -> tuple[list[float], list[str]]:

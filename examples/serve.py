@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import torch
 import uvicorn
@@ -63,7 +63,7 @@ class Classifier:
 
     def __init__(self, settings: Settings):
         torch.set_num_threads(settings.threads)  # counts for the thread that calls it, so model and call share one
-        self.tokenizer = load_tokenizer(settings.model)
+        self.tokenizer = load_tokenizer(settings.model, trust_remote_code=False)
         self.model = load_model(settings)
         self.labels = [self.model.config.id2label[number] for number in range(self.model.config.num_labels)]
         self.probabilities([self.tokenize("warm up")])
@@ -197,7 +197,7 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 def main() -> None:
-    (settings,) = HfArgumentParser(Settings).parse_args_into_dataclasses()
+    (settings,) = HfArgumentParser(cast(Any, Settings)).parse_args_into_dataclasses()
     try:
         kind = AutoConfig.from_pretrained(settings.model, trust_remote_code=False).model_type
     except (OSError, ValueError) as error:

@@ -68,13 +68,12 @@ class TokenBatcher:
             try:
                 results = await asyncio.get_running_loop().run_in_executor(thread, self.compute, rows) if rows else []
             except Exception as error:
-                results = [error] * len(batch)
+                for queued in batch:
+                    if not queued.result.done():
+                        queued.result.set_exception(error)
+                continue
             for queued, result in zip(batch, results, strict=True):
-                if queued.result.done():  # its request has ended: the time was up
-                    continue
-                if isinstance(result, Exception):
-                    queued.result.set_exception(result)
-                else:
+                if not queued.result.done():  # else its request has been given up
                     queued.result.set_result(result)
 
     async def wait_for_rows(self) -> None:

@@ -18,7 +18,7 @@ from hf_deberta.tokenization_hf_deberta import load_tokenizer
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("fine_tuning", "pretraining", "runs", "demos")
 PACKAGE_FILES = [path for name in FOLDERS for path in sorted((ROOT / "hf_deberta" / name).rglob("*.py"))]
-FILES = [*sorted(ROOT.glob("*.py")), *PACKAGE_FILES]
+FILES = [*sorted(ROOT.glob("*.py")), *sorted((ROOT / "examples").glob("*.py")), *PACKAGE_FILES]
 # Not load_dataset: `datasets` runs no code of a repository since version 4, the oldest that pyproject.toml allows.
 LOADING_CALLS = {"from_pretrained", "load_tokenizer", "load_deberta_tokenizer"}
 OPTIONS_WITH_FLAG = ("load_options()", "hub_options()", "'trust_remote_code': False")  # see test_options_hold_the_flag

@@ -86,6 +86,11 @@ def test_usage_snippets_run(checkpoint, tmp_path, monkeypatch):
     assert json.loads((tmp_path / "my-deberta-v2" / "config.json").read_text())["model_type"] == "deberta"
 
 
+def test_serving_snippets_run(checkpoint, capsys):
+    assert run_snippets(ROOT / "docs" / "serving.md", checkpoint)
+    assert capsys.readouterr().out.startswith("tensor([[")
+
+
 def test_readme_is_short_and_narrow():
     lines = README.splitlines()
     assert len(lines) < 150

@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import serve
 import torch
-import uvicorn
 from transformers import HfArgumentParser
 
 from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
+
+pytest.importorskip("fastapi", reason="needs pip install 'hf-deberta[serve]' and Python 3.11")
+import serve
+import uvicorn
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT = 120  # seconds until a test gives up: a busy machine may take long to import everything
@@ -287,9 +289,22 @@ def test_what_cannot_start_is_said_at_once(checkpoint, monkeypatch, flags, messa
         serve.main()
 
 
+DOCUMENTATION = serve.__doc__ + (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+
+
 def test_commands_in_the_documentation_have_the_flags_of_the_server():
-    text = serve.__doc__ + "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
-    commands = re.findall(r"python examples/serve\.py ([^`\n]*)", text.replace("\\\n", ""))
+    commands = re.findall(r"python examples/serve\.py ([^`\n]*)", DOCUMENTATION)
     assert len(commands) >= 2
     for flags in commands:
         HfArgumentParser(serve.Settings).parse_args_into_dataclasses(shlex.split(flags, comments=True))
+
+
+def test_requests_in_the_documentation_are_answered(length_server):
+    LengthClassifier.open.set()
+    port = length_server()
+    requests = re.findall(r"curl 127\.0\.0\.1:8000(/\w+) --json '(.*)'", DOCUMENTATION)
+    assert {path for path, _ in requests} == {"/classify", "/rerank"}
+    for path, body in requests:
+        status, answer = Client(port).send(path, json.loads(body))
+        fields = re.search(rf"8000{path} .*\n# {{\"(\w+)\"", DOCUMENTATION)
+        assert status == 200 and fields[1] in answer
