@@ -34,6 +34,7 @@ from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
 import hf_deberta
+from hf_deberta import HfDebertaForSequenceClassification
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
 
 logger = logging.getLogger("uvicorn.error")
@@ -87,7 +88,7 @@ def load_model(settings: Settings) -> Any:
     if settings.engine == "in-tree":
         model = AutoModelForSequenceClassification.from_pretrained(settings.model, trust_remote_code=False, dtype=dtype)
         return model.eval()
-    model = hf_deberta.HfDebertaForSequenceClassification.from_pretrained(settings.model, dtype=torch.float32)
+    model = HfDebertaForSequenceClassification.from_pretrained(settings.model, dtype=torch.float32)
     prepare = getattr(hf_deberta, "optimize", None)
     return prepare(model.eval(), dtype=dtype) if prepare else model.eval()
 
