@@ -45,7 +45,8 @@ STARTING_SECONDS = 180.0
 class Peer:
     name: str
     port: int
-    worker: int  # id of a process with the model, to look at its memory
+    server: subprocess.Popen
+    worker: int = 0  # id of a process with the model
     first_mib: int = 0  # resident memory of that process after the warm-up
     last_mib: int = 0
     times: list[float] = field(default_factory=list)  # seconds of each request
@@ -97,23 +98,24 @@ def running_server(name: str, arguments: argparse.Namespace) -> Iterator[Peer]:
     command += ["--max_batch_tokens", str(arguments.max_batch_tokens)]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
-        yield Peer(name, port, wait_until_ready(port, process, command))
+        yield Peer(name, port, process)
     finally:
         process.terminate()
         process.wait()
 
 
-def wait_until_ready(port: int, process: subprocess.Popen, command: list[str]) -> int:
-    """Return the id of a worker as soon as one answers."""
+def wait_until_ready(peer: Peer) -> None:
+    """Wait until a worker answers, and keep its process id."""
     end = time.monotonic() + STARTING_SECONDS
-    while time.monotonic() < end and process.poll() is None:
+    while time.monotonic() < end and peer.server.poll() is None:
         try:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=STARTING_SECONDS)
+            connection = http.client.HTTPConnection("127.0.0.1", peer.port, timeout=STARTING_SECONDS)
             connection.request("GET", "/health")
-            return json.loads(connection.getresponse().read())["process"]
+            peer.worker = json.loads(connection.getresponse().read())["process"]
+            return
         except OSError:
             time.sleep(0.2)
-    raise SystemExit(f"the server did not start: run {' '.join(command)} to see why")
+    raise SystemExit(f"{peer.name}: the server did not start: run {SERVER.name} with the same flags to see why")
 
 
 def send_requests(port: int, bodies: list[str], seconds: float, client: int) -> tuple[list[float], list[str]]:
@@ -153,6 +155,8 @@ def measure(arguments: argparse.Namespace) -> list[Peer]:
     context = multiprocessing.get_context("spawn")
     with ExitStack() as servers, ProcessPoolExecutor(1, context) as process:
         peers = [servers.enter_context(running_server(name, arguments)) for name in arguments.peers]
+        for peer in peers:
+            wait_until_ready(peer)
         for peer in peers:
             process.submit(put_load, peer.port, bodies, WARM_UP_SECONDS, arguments.clients).result()
             peer.first_mib = resident_mib(peer.worker)
