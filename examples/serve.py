@@ -89,8 +89,7 @@ def load_model(settings: Settings) -> Any:
         model = AutoModelForSequenceClassification.from_pretrained(settings.model, trust_remote_code=False, dtype=dtype)
         return model.eval()
     model = HfDebertaForSequenceClassification.from_pretrained(settings.model, dtype=torch.float32)
-    prepare = getattr(hf_deberta, "optimize", None)
-    return prepare(model.eval(), dtype=dtype) if prepare else model.eval()
+    return hf_deberta.optimize(model, dtype=dtype)
 
 
 def check_encodable(text: str) -> str:
