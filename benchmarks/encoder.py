@@ -2,6 +2,7 @@
 
     python benchmarks/encoder.py                              # forward, float32, all cases
     python benchmarks/encoder.py --mode training --cases 8x128 mnli
+    python benchmarks/encoder.py --dtype int8                 # bfloat16 and int8 print their difference from float32
     python benchmarks/encoder.py --device cuda --dtype bfloat16
 
 Peers, by their names in the result file (docs/benchmarks.md explains them):
@@ -10,9 +11,13 @@ Peers, by their names in the result file (docs/benchmarks.md explains them):
 - enabled: the same while `hf_deberta.enable()` is on
 - bert: BERT with SDPA, which has the same matrices without position terms
 - ours sdpa, ours eager, ours triton: this package with each backend
+- ours optimized: this package after `hf_deberta.optimize()`, forward on the CPU
+- onnxruntime in-tree, openvino in-tree, openvino ours, openvino bert: other runtimes (runtimes.py), the same
 - ours sdpa, no oneDNN: only on processors where oneDNN is used
 - disentangled-flash, flashdeberta: where they are installed and can run
 - any of these with ", compiled" (torch.compile) or, on CUDA, ", CUDA graph" after its name, if asked for by --peers
+
+In int8 models of PyTorch without optimize() have dynamically quantized linear layers.
 
 All DeBERTa peers hold the same weights. A case is batch x tokens without padding; "mnli" is a padded batch of 32
 sentence pairs, computed by the sequence classifiers. A peer that fails is skipped with the reason; if it is one of
@@ -20,13 +25,16 @@ ours, the script exits with an error at the end. Writes benchmarks/results/encod
 """
 
 import argparse
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import transformers
+from runtimes import MODULES, RUNTIMES, Graphs, fastest_runner
 from timing import RESULTS, environment, medians, synchronize, time_interleaved, write_rows
+from torch import nn
 
 import hf_deberta
 from hf_deberta.model.attention import BACKENDS
@@ -55,6 +63,7 @@ V3: dict[str, Any] = {
     "type_vocab_size": 0,
 }
 MAX_DIFFERENCE = 1e-4  # in float32; a DeBERTa peer that differs more from in-tree is not the same model
+BERT_PEERS = ("bert", "openvino bert")
 
 
 def make_models(peers: list[str], classify: bool) -> dict[str, Any]:
@@ -68,17 +77,18 @@ def make_models(peers: list[str], classify: bool) -> dict[str, Any]:
     for peer in peers:
         if peer == "in-tree":
             models[peer] = in_tree
-        elif peer == "bert":
+        elif peer in BERT_PEERS:
             bert_class: Any = transformers.BertForSequenceClassification if classify else transformers.BertModel
             models[peer] = bert_class(transformers.BertConfig(**BASE, max_position_embeddings=8192))
-        elif peer in ("disentangled-flash", "enabled"):
+        elif peer in ("disentangled-flash", "enabled") or peer.endswith(" in-tree"):
             models[peer] = their_class(config)
         elif peer == "flashdeberta":
             models[peer] = flashdeberta_class(classify)(config)
         else:
             models[peer] = our_class(hf_deberta.HfDebertaConfig.from_dict(config.to_dict()))
-            models[peer].set_attn_implementation(peer.removeprefix("ours "))
-        if peer not in ("in-tree", "bert"):
+            if peer.removeprefix("ours ") in BACKENDS:
+                models[peer].set_attn_implementation(peer.removeprefix("ours "))
+        if peer not in ("in-tree", *BERT_PEERS):
             models[peer].load_state_dict(in_tree.state_dict(), strict=False)
     return models
 
@@ -94,19 +104,21 @@ def backends(device: str) -> list[str]:
     return [backend for backend in BACKENDS if backend != "triton" or device == "cuda"]
 
 
-def available_peers(device: str) -> list[str]:
+def available_peers(device: str, training: bool = False) -> list[str]:
     """Return the peers that are installed and can run on the device."""
     peers = ["in-tree", "bert", *(f"ours {backend}" for backend in backends(device)), "enabled"]
     if device == "cpu" and prefers_onednn():
         peers.append("ours sdpa, no oneDNN")  # as on other processors
-    for name, module, cuda_only in (
-        ("disentangled-flash", "disentangled_flash", False),
-        ("flashdeberta", "flashdeberta", True),
-    ):
-        if cuda_only and device != "cuda":
-            continue
+    modules: dict[str, tuple[str, ...]] = {"disentangled-flash": ("disentangled_flash",)}
+    if device == "cuda":
+        modules["flashdeberta"] = ("flashdeberta",)
+    elif not training:
+        peers.append("ours optimized")
+        modules |= {name: MODULES[name.split()[0]] for name in RUNTIMES}
+    for name, needed in modules.items():
         try:
-            __import__(module)
+            for module in needed:
+                __import__(module)
         except Exception as reason:  # not installed, or incompatible with an installed version
             print(f"{name} is skipped: {reason}")
             continue
@@ -122,9 +134,16 @@ def split_name(peer: str) -> tuple[str, str]:
     return name, addition
 
 
-def optimize(peer: str, model: Any, length: int, device: str, training: bool) -> None:
-    """Select the fastest settings of a peer."""
+def prepare(peer: str, model: Any, inputs: dict[str, Any], arguments: argparse.Namespace, graphs: Graphs) -> Any:
+    """Return the model of a peer in the type that is timed, with its fastest settings."""
+    training, device, dtype = arguments.mode == "training", arguments.device, arguments.dtype
     peer, addition = split_name(peer)
+    model.to(device).train(training)
+    if peer in RUNTIMES:
+        return fastest_runner(peer, model, inputs_of(peer, inputs), dtype, graphs)
+    if peer == "ours optimized":
+        return hf_deberta.optimize(model, dtype=getattr(torch, dtype))
+    model = quantize(model) if dtype == "int8" else model.to(getattr(torch, dtype))
     if addition == "compiled":
         model.compile()
     if peer == "disentangled-flash":
@@ -132,8 +151,16 @@ def optimize(peer: str, model: Any, length: int, device: str, training: bool) ->
 
         encoder = getattr(model, "deberta", model)
         backend = "triton" if device == "cuda" else "torch"
-        lengths = None if training else [length]
+        lengths = None if training else [inputs["input_ids"].shape[1]]
         optimize_deberta(encoder, backend=backend, inference=not training, sequence_lengths=lengths)
+    return model
+
+
+def quantize(model: nn.Module) -> nn.Module:
+    """Return a copy with int8 weights in linear layers; activations are quantized in each forward pass."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "torchao will replace this"
+        return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, torch.qint8)
 
 
 def make_inputs(case: str, device: str) -> tuple[dict[str, Any], torch.Tensor | None]:
@@ -204,38 +231,42 @@ def settings(peer: str) -> AbstractContextManager:
     return torch.backends.mkldnn.flags(enabled=False) if addition == "no oneDNN" else nullcontext()
 
 
-def check_equal_outputs(case: str, models: dict[str, Any], inputs: dict) -> None:
-    """Exit if a DeBERTa peer computes something else than in-tree, up to 512 tokens, where in-tree is right."""
-    if "in-tree" not in models or inputs["input_ids"].shape[1] > 512:
-        return
+@torch.no_grad()
+def differences(case: str, models: dict[str, Any], inputs: dict[str, Any], dtype: str) -> dict[str, float]:
+    """The largest difference of each DeBERTa peer from in-tree in float32, of hidden states or logits.
+
+    None beyond 512 tokens, where in-tree is not right. Exits if a peer in float32 computes something else.
+    """
+    if inputs["input_ids"].shape[1] > 512:
+        return {}
     real = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
-    with torch.no_grad():
-        results = {}
-        for peer, model in models.items():
-            if peer != "bert":
-                with settings(peer):
-                    results[peer] = model.eval()(**inputs_of(peer, inputs))[0]
-    if case != "mnli":
-        results = {peer: states[real] for peer, states in results.items()}
-    for peer, states in results.items():
-        error = float((states - results["in-tree"]).abs().max())
-        if error > MAX_DIFFERENCE:
-            raise SystemExit(f"{peer} differs from in-tree by {error:.1e} at {case}: it is not the same model")
+    in_tree = make_models(["in-tree"], classify=case == "mnli")["in-tree"].to(real.device).eval()
+    expected = in_tree(**inputs_of("in-tree", inputs))[0]
+    result = {}
+    for peer, model in models.items():
+        if split_name(peer)[0] in BERT_PEERS:
+            continue
+        if isinstance(model, nn.Module):
+            model.eval()
+        with settings(peer):
+            difference = (model(**inputs_of(peer, inputs))[0].float() - expected).abs()
+        result[peer] = float((difference if case == "mnli" else difference[real]).max())
+        if dtype == "float32" and result[peer] > MAX_DIFFERENCE:
+            raise SystemExit(f"{peer} differs from in-tree by {result[peer]:.1e} at {case}: it is not the same model")
+    return result
 
 
-def measure(case: str, arguments: argparse.Namespace) -> list[dict]:
+def measure(case: str, arguments: argparse.Namespace, graphs: Graphs) -> list[dict]:
     """Time all peers in one case; return the rows of the result file."""
     training = arguments.mode == "training"
     inputs, labels = make_inputs(case, arguments.device)
-    length = inputs["input_ids"].shape[1]
     models: dict[str, Any] = {}
     steps: dict[str, Callable[[], None]] = {}
     for peer in arguments.peers:
         try:
             name = split_name(peer)[0]
             model = make_models([name], classify=case == "mnli")[name]
-            model.to(arguments.device, getattr(torch, arguments.dtype)).train(training)
-            optimize(peer, model, length, arguments.device, training)
+            model = prepare(peer, model, inputs, arguments, graphs)
             call = make_step(peer, model, inputs, labels, arguments.mode)
             call()
             synchronize(arguments.device)
@@ -243,20 +274,24 @@ def measure(case: str, arguments: argparse.Namespace) -> list[dict]:
             print(f"{peer} is skipped at {case}: {type(reason).__name__}: {str(reason)[:200]}", flush=True)
             continue
         models[peer], steps[peer] = model, call
-    if arguments.dtype == "float32":
-        check_equal_outputs(case, models, inputs)
+    compared = arguments.dtype == "float32" or (arguments.device == "cpu" and not training)
+    errors = differences(case, models, inputs, arguments.dtype) if compared else {}
     for model in models.values():
-        model.train(training)
+        if training:
+            model.train()
     tokens = inputs["input_ids"].numel()
     repeats = arguments.repeats or max(5, min(31, 12000 // tokens))
     times = medians(time_interleaved(steps, repeats, arguments.device))
-    report(case, times)
+    chosen = {peer: getattr(model, "settings", "") for peer, model in models.items()}
+    report(case, times, errors, chosen)
     setting = {"mode": arguments.mode, "case": case, "dtype": arguments.dtype, "device": arguments.device}
     return [
         {
             "peer": peer,
             **setting,
             "milliseconds": f"{milliseconds:.1f}",
+            "difference": f"{errors[peer]:.1e}" if peer in errors else "",
+            "settings": chosen[peer],
             "repeats": repeats,
             **environment(arguments.device),
         }
@@ -264,13 +299,13 @@ def measure(case: str, arguments: argparse.Namespace) -> list[dict]:
     ]
 
 
-def report(case: str, times: dict[str, float]) -> None:
-    ours = times.get("ours sdpa")
-    text = ", ".join(
-        f"{peer} {time:.1f} ms" + (f" ({time / ours:.2f})" if ours and peer != "ours sdpa" else "")
-        for peer, time in times.items()
-    )
-    print(f"{case:>7}: {text}", flush=True)
+def report(case: str, times: dict[str, float], errors: dict[str, float], chosen: dict[str, str]) -> None:
+    """Print a line for each peer: time, time divided by ours, difference from float32, settings."""
+    ours = times.get("ours optimized", times.get("ours sdpa"))
+    for peer, time in times.items():
+        ratio = f"({time / ours:.2f})" if ours else ""
+        error = f"difference {errors[peer]:.0e}" if peer in errors else ""
+        print(f"{case:>7}  {peer:<25} {time:9.1f} ms {ratio:>8}  {error:<16} {chosen[peer]}".rstrip(), flush=True)
 
 
 def main() -> None:
@@ -278,17 +313,21 @@ def main() -> None:
     parser.add_argument("--mode", choices=("forward", "training"), default="forward")
     parser.add_argument("--cases", nargs="+", default=list(CASES))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16", "int8"), default="float32")
     parser.add_argument("--peers", nargs="+", help="default: all that are installed")
     parser.add_argument("--repeats", type=int, help="default: as many as a few seconds allow")
     parser.add_argument("--no-write", action="store_true", help="print the times, write no file")
     arguments = parser.parse_args()
-    arguments.peers = arguments.peers or available_peers(arguments.device)
+    training = arguments.mode == "training"
+    arguments.peers = arguments.peers or available_peers(arguments.device, training)
+    if arguments.dtype == "int8" and (training or arguments.device != "cpu"):
+        raise SystemExit("--dtype int8 is for --mode forward --device cpu")
     transformers.logging.set_verbosity_error()
-    print("in brackets: the time divided by that of ours sdpa")
+    print("in brackets: the time divided by that of ours optimized, or of ours sdpa if the first is not timed")
     missing = []
+    graphs = {False: Graphs(), True: Graphs()}  # of encoders, of classifiers
     for case in arguments.cases:
-        rows = measure(case, arguments)
+        rows = measure(case, arguments, graphs[case == "mnli"])
         if rows and not arguments.no_write:
             write_rows(RESULTS / "encoder.csv", rows, ("peer", "mode", "case", "dtype", "device", "machine"))
         done = {row["peer"] for row in rows}

@@ -1,0 +1,188 @@
+"""ONNX Runtime and OpenVINO as peers: graphs of in-tree, of this package and of BERT, each with its fastest settings.
+
+    graphs = Graphs()                                           # exports of one run, in a temporary folder
+    runner = fastest_runner("openvino in-tree", model, inputs, "bfloat16", graphs)
+    hidden_states = runner(**inputs)[0]
+    runner.settings                                             # "fixed shapes, bfloat16"
+
+A peer is a runtime and the source of its graph. "in-tree" and "bert" are exported by torch.onnx.export, "ours" by
+hf_deberta.export.to_openvino. Threads are as many as PyTorch's. The settings of a type are timed one after another on
+the inputs, and the fastest stay:
+
+- float32 and bfloat16: graphs for any shape, or compiled for the shape of the inputs. ONNX Runtime has no bfloat16.
+- int8, ONNX Runtime: weights per channel, activations quantized dynamically.
+- int8, OpenVINO: weights per channel, with activations in bfloat16, or in float32 and quantized dynamically.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+RUNTIMES = ("onnxruntime in-tree", "openvino in-tree", "openvino ours", "openvino bert")
+MODULES = {"onnxruntime": ("onnx", "onnxruntime"), "openvino": ("onnx", "openvino", "nncf")}
+TRIAL_CALLS = 5  # timed calls of each setting; the fastest call counts
+WHOLE_ROW = 1 << 20  # group size of OpenVINO's dynamic quantization: one scale for each row
+
+
+class Runner:
+    """A compiled graph with the call of a model: keyword inputs, a tuple with the first output."""
+
+    def __init__(self, run: Callable[[dict[str, Any]], Any], settings: str):
+        self.run = run
+        self.settings = settings
+
+    def __call__(self, **inputs: torch.Tensor) -> tuple[torch.Tensor]:
+        inputs.setdefault("attention_mask", torch.ones_like(inputs["input_ids"]))
+        return (torch.from_numpy(self.run({name: value.numpy() for name, value in inputs.items()})),)
+
+
+class FirstOutput(nn.Module):
+    """A model as a function of ids and mask: hidden states, or the logits of a classifier."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        return self.model(input_ids=input_ids, attention_mask=attention_mask)[0]
+
+
+class Graphs:
+    """Exported graphs by source and type. Each is written once; the folder is deleted with the object."""
+
+    def __init__(self) -> None:
+        self.folder = tempfile.TemporaryDirectory(prefix="graphs-")
+
+    def onnx(self, source: str, model: Any) -> Path:
+        """The graph in float32, for any batch size and length."""
+        return self.once(f"{source}.onnx", lambda file: write_onnx(model, file))
+
+    def onnx_int8(self, source: str, model: Any) -> Path:
+        """The same with int8 weights per channel and dynamically quantized activations."""
+        return self.once(f"{source}-int8.onnx", lambda file: write_onnx_int8(self.onnx(source, model), file))
+
+    def openvino(self, source: str, model: Any) -> Path:
+        """The graph in float32: an ONNX file of Transformers' models, to_openvino's file of ours."""
+        if source != "ours":
+            return self.onnx(source, model)
+        from hf_deberta.export import to_openvino
+
+        return self.once("ours.xml", lambda file: to_openvino(model, file))
+
+    def openvino_int8(self, source: str, model: Any) -> Path:
+        """The same with int8 weights per channel."""
+        return self.once(f"{source}-int8.xml", lambda file: write_openvino_int8(self.openvino(source, model), file))
+
+    def once(self, name: str, write: Callable[[Path], object]) -> Path:
+        file = Path(self.folder.name) / name
+        if not file.exists():
+            write(file)
+        return file
+
+
+def write_onnx(model: Any, file: Path) -> None:
+    """Export by TorchScript: the graph of torch.export was no faster in either runtime, and takes longer to write."""
+    ids = torch.randint(5, model.config.vocab_size, (2, 48))
+    axes = {0: "batch", 1: "tokens"}
+    torch.onnx.export(
+        FirstOutput(model),
+        (ids, torch.ones_like(ids)),
+        str(file),
+        input_names=["input_ids", "attention_mask"],
+        output_names=["output"],
+        dynamic_axes={"input_ids": axes, "attention_mask": axes, "output": {0: "batch"}},
+        opset_version=17,
+        dynamo=False,
+    )
+
+
+def write_onnx_int8(source: Path, file: Path) -> None:
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    quantize_dynamic(source, file, per_channel=True, weight_type=QuantType.QInt8)
+
+
+def write_openvino_int8(source: Path, file: Path) -> None:
+    import nncf
+    import openvino
+
+    graph = openvino.Core().read_model(source)
+    graph = nncf.compress_weights(graph, mode=nncf.CompressWeightsMode.INT8_SYM)
+    openvino.save_model(graph, file, compress_to_fp16=False)
+
+
+def fastest_runner(peer: str, model: Any, inputs: dict[str, Any], dtype: str, graphs: Graphs) -> Runner:
+    """Return the runner of a peer with the settings that are fastest for these inputs."""
+    runners = list(all_runners(peer, model, tuple(inputs["input_ids"].shape), dtype, graphs))
+    return min(runners, key=lambda runner: fastest_call(runner, inputs)) if len(runners) > 1 else runners[0]
+
+
+def fastest_call(runner: Runner, inputs: dict[str, Any]) -> float:
+    """Seconds of the fastest of a few calls, after one that warms up."""
+    times = []
+    for _ in range(1 + TRIAL_CALLS):
+        start = time.perf_counter()
+        runner(**inputs)
+        times.append(time.perf_counter() - start)
+    return min(times[1:])
+
+
+def all_runners(peer: str, model: Any, shape: tuple[int, ...] | None, dtype: str, graphs: Graphs) -> Iterator[Runner]:
+    """Yield a runner for each setting of a peer and type; without a shape, only those for any shape."""
+    runtime, source = peer.split()
+    if runtime == "onnxruntime":
+        if dtype == "bfloat16":
+            raise ValueError("ONNX Runtime has no matrix products in bfloat16 on x86 processors")
+        file = graphs.onnx_int8(source, model) if dtype == "int8" else graphs.onnx(source, model)
+        yield Runner(onnxruntime_session(file), "any shape")
+        return
+    file = graphs.openvino_int8(source, model) if dtype == "int8" else graphs.openvino(source, model)
+    precisions: dict[str, dict[str, Any]] = {
+        "float32": {"float32": {"INFERENCE_PRECISION_HINT": "f32"}},
+        "bfloat16": {"bfloat16": {"INFERENCE_PRECISION_HINT": "bf16"}},
+        "int8": {
+            "int8 weights, bfloat16": {"INFERENCE_PRECISION_HINT": "bf16", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0},
+            "int8 weights, dynamic activations": {
+                "INFERENCE_PRECISION_HINT": "f32",
+                "DYNAMIC_QUANTIZATION_GROUP_SIZE": WHOLE_ROW,
+            },
+        },
+    }[dtype]
+    for name, options in precisions.items():
+        yield Runner(openvino_request(file, None, options), f"any shape, {name}")
+        if shape is not None:
+            yield Runner(openvino_request(file, shape, options), f"fixed shapes, {name}")
+
+
+def onnxruntime_session(file: Path) -> Callable[[dict[str, Any]], Any]:
+    """All graph optimizations; threads spin within a run and stop after it, so that they do not slow other peers."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.inter_op_num_threads = 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1")
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    return lambda inputs: session.run(None, inputs)[0]
+
+
+def openvino_request(
+    file: Path, shape: tuple[int, ...] | None, options: dict[str, Any]
+) -> Callable[[dict[str, Any]], Any]:
+    """One request for low latency, with inputs and outputs that are not copied."""
+    import openvino
+
+    core = openvino.Core()
+    graph = core.read_model(file)
+    if shape is not None:
+        graph.reshape({port.get_any_name(): list(shape) for port in graph.inputs})
+    threads = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+    request = core.compile_model(graph, "CPU", threads | options).create_infer_request()
+    return lambda inputs: request.infer(inputs, share_inputs=True, share_outputs=True)[0]
