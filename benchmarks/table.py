@@ -11,7 +11,7 @@ from pathlib import Path
 RESULTS = Path(__file__).parent / "results" / "encoder.csv"
 MEMORY = RESULTS.with_name("memory.csv")
 GPU_COUNTS = RESULTS.with_name("gpu_counts.csv")
-AMD, INTEL = "AMD EPYC", "Intel(R) Xeon(R)"
+AMD, INTEL = "AMD EPYC", "Intel(R) Xeon(R) Processor @ 2.50GHz"
 PEERS = {  # name in the csv -> heading of the column
     "in-tree": "Transformers' DeBERTa",
     "disentangled-flash": "disentangled-flash",
@@ -20,6 +20,7 @@ PEERS = {  # name in the csv -> heading of the column
     "enabled": "Transformers' DeBERTa after `enable()`",
     "ours sdpa": "hf_deberta",
 }
+DTYPES = ("float32", "bfloat16", "int8")
 CASES = {  # (mode, case) in the csv -> label of the row
     ("forward", "1x32"): "1 row of 32 tokens",
     ("forward", "1x128"): "1 x 128",
@@ -45,19 +46,63 @@ README_CASES = {  # (machine, mode, case) -> label of the row
     (INTEL, "forward", "8x128"): "8 rows of 128 tokens, no padding",
     (INTEL, "forward", "mnli"): "32 sentence pairs (MNLI), padded to the longest",
 }
+RATIOS = {  # heading of the column -> (peers of which the fastest counts, ours), names in the csv
+    "Transformers / ours": (("in-tree",), "ours sdpa"),
+    "Transformers / `optimize()`": (("in-tree",), "ours optimized"),
+    "best runtime / `optimize()`": (("onnxruntime in-tree", "openvino in-tree"), "ours optimized"),
+}
 README_PROCESSORS = {AMD: "AMD", INTEL: "Intel"}
 README_TOKENS = 2048  # of the row with memory
 
 
-def read_times(machine: str) -> dict[tuple[str, str, str], float]:
-    """Milliseconds by (mode, case, peer), float32 on the CPU of one machine."""
+def cpu_rows(dtype: str) -> list[dict[str, str]]:
+    """Rows of encoder.csv that were measured on CPUs in one type."""
     with RESULTS.open() as file:
-        rows = [row for row in csv.DictReader(file) if (row["device"], row["dtype"]) == ("cpu", "float32")]
+        return [row for row in csv.DictReader(file) if (row["device"], row["dtype"]) == ("cpu", dtype)]
+
+
+def read_times(machine: str, dtype: str = "float32") -> dict[tuple[str, str, str], float]:
+    """Milliseconds by (mode, case, peer), on the CPU of one machine."""
     return {
         (row["mode"], row["case"], row["peer"]): float(row["milliseconds"])
-        for row in rows
+        for row in cpu_rows(dtype)
         if row["machine"].startswith(machine)
     }
+
+
+def machines(dtype: str) -> list[str]:
+    """Names of the machines with rows in encoder.csv, as they stand there."""
+    return sorted({row["machine"] for row in cpu_rows(dtype)})
+
+
+def ratio_table() -> str:
+    """Times of others divided by ours in the same run: the smallest to the largest over all machines."""
+    names = sorted({name for dtype in DTYPES for name in machines(dtype)})
+    lines = ["| base size | " + " | ".join(RATIOS) + " |", "|---|" + "--:|" * len(RATIOS)]
+    for dtype in DTYPES:
+        times = [read_times(name, dtype) for name in machines(dtype)]
+        for case, label in CASES.items():
+            cells = [ratio_range(times, case, theirs, ours) for theirs, ours in RATIOS.values()]
+            if any(cells):
+                lines.append(f"| {label}, {dtype} | " + " | ".join(cell or "-" for cell in cells) + " |")
+    lines += ["", "Processors, in brackets how many of them a range is from:", ""]
+    return "\n".join(lines + [f"- {name}" for name in names])
+
+
+def ratio_range(
+    times: list[dict[tuple[str, str, str], float]], case: tuple[str, str], theirs: tuple[str, ...], ours: str
+) -> str:
+    """One cell: the ratios of the machines that timed ours and one of the others; empty if none did."""
+    ratios = []
+    for by_peer in times:
+        of_case = {peer: time for (*key, peer), time in by_peer.items() if tuple(key) == case}
+        others = [of_case[peer] for peer in theirs if peer in of_case]
+        if others and ours in of_case:
+            ratios.append(min(others) / of_case[ours])
+    if not ratios:
+        return ""
+    low, high = f"{min(ratios):.1f}", f"{max(ratios):.1f}"
+    return f"{low if low == high else f'{low} to {high}'} ({len(ratios)})"
 
 
 def full_table() -> str:
@@ -116,4 +161,4 @@ def readme_row(label: str, machine: str, theirs: float, ours: float, unit: str) 
 
 
 if __name__ == "__main__":
-    print(readme_table(), full_table(), gpu_counts_table(), sep="\n\n")
+    print(readme_table(), ratio_table(), full_table(), gpu_counts_table(), sep="\n\n")
