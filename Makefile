@@ -69,8 +69,8 @@ package: $(READY) ## build wheel and source distribution into dist/ (no network 
 test-common: $(READY) ## run Transformers' common model tests on its classes and on ours (network needed once)
 	$(RUN) tests/common_model_tests.py --workers 2 --csv benchmarks/results/common_model_tests.csv
 
-bench: $(READY) ## measure time and memory on the CPU against Transformers, BERT and installed peers (half an hour)
-	$(RUN) -W ignore benchmarks/encoder.py
+bench: $(READY) ## measure time and memory on the CPU against Transformers, BERT and installed peers (an hour)
+	for dtype in float32 bfloat16 int8; do $(RUN) -W ignore benchmarks/encoder.py --dtype $$dtype || exit 1; done
 	$(RUN) -W ignore benchmarks/encoder.py --mode training --cases 8x128 mnli
 	$(RUN) -W ignore benchmarks/attention.py
 	$(RUN) -W ignore benchmarks/memory.py

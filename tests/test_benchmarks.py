@@ -1,0 +1,92 @@
+"""Peers of the benchmarks compute what their model computes, and tables take ratios from one machine at a time."""
+
+import csv
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """Import a benchmark by its name: they are scripts, which import each other from their folder."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    names = [path.stem for path in BENCHMARKS.glob("*.py")]
+    before = {name: sys.modules.pop(name) for name in names if name in sys.modules}
+    yield lambda name: __import__(name)
+    for name in names:
+        sys.modules.pop(name, None)
+    sys.modules.update(before)
+
+
+def tiny_in_tree() -> transformers.DebertaV2Model:
+    torch.manual_seed(0)
+    config = transformers.DebertaV2Config(
+        vocab_size=60,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        relative_attention=True,
+        position_buckets=8,
+        max_position_embeddings=32,
+        norm_rel_ebd="layer_norm",
+        share_att_key=True,
+        pos_att_type=["c2p", "p2c"],
+        position_biased_input=False,
+        type_vocab_size=0,
+    )
+    return transformers.DebertaV2Model(config).eval()
+
+
+@pytest.mark.parametrize("dtype, limit", [("float32", 1e-5), ("int8", 0.2)])
+@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
+def test_runners_compute_what_the_model_computes(load, runtime, dtype, limit):
+    runtimes = load("runtimes")
+    for module in runtimes.MODULES[runtime]:
+        pytest.importorskip(module)
+    model = tiny_in_tree()
+    ids = torch.randint(5, 60, (3, 20))
+    mask = torch.ones_like(ids)
+    mask[1, 12:] = 0
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    with torch.no_grad():
+        expected = model(**inputs)[0][mask.bool()]
+    runners = list(runtimes.all_runners(f"{runtime} in-tree", model, (3, 20), dtype, runtimes.Graphs()))
+    assert len({runner.settings for runner in runners}) == len(runners)
+    for runner in runners:
+        states = runner(**inputs)[0][mask.bool()]
+        if "bfloat16" in runner.settings and not states.isfinite().all():
+            continue  # of OpenVINO, on some processors; fastest_runner leaves it out
+        assert (states - expected).abs().max() < limit, runner.settings
+    states = runtimes.fastest_runner(f"{runtime} in-tree", model, inputs, dtype, runtimes.Graphs())(**inputs)[0]
+    assert (states[mask.bool()] - expected).abs().max() < limit
+
+
+def test_onnx_runtime_has_no_bfloat16(load):
+    runtimes = load("runtimes")
+    with pytest.raises(ValueError, match="bfloat16"):
+        list(runtimes.all_runners("onnxruntime in-tree", None, (1, 8), "bfloat16", runtimes.Graphs()))
+
+
+def test_ratios_are_taken_on_one_machine_at_a_time(load, tmp_path, monkeypatch):
+    table = load("table")
+    times = {
+        "A, 2 threads": {"in-tree": 40, "ours sdpa": 20, "ours optimized": 10, "openvino in-tree": 12},
+        "B, 2 threads": {"in-tree": 90, "ours sdpa": 30, "onnxruntime in-tree": 60},
+    }
+    names = ("machine", "peer", "milliseconds", "mode", "case", "dtype", "device")
+    with (tmp_path / "encoder.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(names)
+        for machine, by_peer in times.items():
+            for peer, time in by_peer.items():
+                writer.writerow((machine, peer, time, "forward", "1x32", "float32", "cpu"))
+    monkeypatch.setattr(table, "RESULTS", tmp_path / "encoder.csv")
+    lines = table.ratio_table().splitlines()
+    assert lines[2] == "| 1 row of 32 tokens, float32 | 2.0 to 3.0 (2) | 4.0 (1) | 1.2 (1) |"
+    assert lines[-2:] == ["- A, 2 threads", "- B, 2 threads"]
