@@ -1,4 +1,4 @@
-"""Print the tables in README.md and docs/benchmarks.md from results/encoder.csv, memory.csv and gpu_counts.csv.
+"""Print the tables in README.md and docs/benchmarks.md from the files in results/.
 
     python benchmarks/table.py
 
@@ -11,6 +11,7 @@ from pathlib import Path
 RESULTS = Path(__file__).parent / "results" / "encoder.csv"
 MEMORY = RESULTS.with_name("memory.csv")
 GPU_COUNTS = RESULTS.with_name("gpu_counts.csv")
+LABELS = RESULTS.with_name("label_agreement.csv")
 AMD, INTEL = "AMD EPYC", "Intel(R) Xeon(R) Processor @ 2.50GHz"
 PEERS = {  # name in the csv -> heading of the column
     "in-tree": "Transformers' DeBERTa",
@@ -119,6 +120,18 @@ def full_table() -> str:
     return "\n".join(lines)
 
 
+def label_table() -> str:
+    """Equal labels and the largest difference of logits from float32."""
+    with LABELS.open() as file:
+        rows = list(csv.DictReader(file))
+    lines = ["| peer | type | equal labels | largest difference of logits |", "|---|---|--:|--:|"]
+    for row in rows:
+        peer = f"{row['peer']} ({row['settings']})" if row["settings"] else row["peer"]
+        equal = f"{row['equal_labels']} of {row['rows']}, {row['percent']} %"
+        lines.append(f"| {peer} | {row['dtype']} | {equal} | {row['largest_logit_difference']} |")
+    return "\n".join(lines)
+
+
 def gpu_counts_table() -> str:
     """Launches, gigabytes and GFLOP of one layer, counted on a simulated GPU; launches alone with Triton's kernels."""
     with GPU_COUNTS.open() as file:
@@ -161,4 +174,4 @@ def readme_row(label: str, machine: str, theirs: float, ours: float, unit: str) 
 
 
 if __name__ == "__main__":
-    print(readme_table(), ratio_table(), full_table(), gpu_counts_table(), sep="\n\n")
+    print(readme_table(), ratio_table(), full_table(), label_table(), gpu_counts_table(), sep="\n\n")
