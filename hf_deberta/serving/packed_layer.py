@@ -25,6 +25,9 @@ from hf_deberta.model.relative_table import TableProjection, relative_positions
 from .packed_attention import PackedAttention, as_rows
 from .packed_linear import PackedLinear
 
+FEED_FORWARD_ROWS = 256  # whose inner states fit into a cache; in float32 products take so long that it does not matter
+LOWEST_GELU = -0.17  # GELU is nowhere below
+
 WeightAndBias = tuple[torch.Tensor, torch.Tensor | None]
 
 
@@ -91,11 +94,11 @@ class PackedLayer(NoneInCopies):
         self.query_key_value = self.pack_together(self.query, weights.key, weights.value)
         self.query_and_memory: tuple[PackedLinear, PackedLinear] | None = None  # for subsets of queries, made when used
         self.attention_output = self.pack(weights.attention_output)
-        self.intermediate = self.pack(weights.intermediate, self.has_gelu)
-        self.output = self.pack(weights.output)
+        self.intermediate = self.pack(weights.intermediate, with_gelu=self.has_gelu, by_row=True)
+        self.output = self.pack(weights.output, by_row=True, lowest=LOWEST_GELU if self.has_gelu else None)
 
-    def pack(self, layer: nn.Linear, with_gelu: bool = False) -> PackedLinear:
-        return PackedLinear.from_weight(layer.weight, layer.bias, self.dtype, with_gelu)
+    def pack(self, layer: nn.Linear, **options: Any) -> PackedLinear:
+        return PackedLinear.from_weight(layer.weight, layer.bias, self.dtype, **options)
 
     def pack_together(self, *layers: WeightAndBias) -> PackedLinear:
         """One product for several; a missing bias is zero."""
@@ -138,6 +141,12 @@ class PackedLayer(NoneInCopies):
 
     def feed_forward(self, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """The layer after its attention, of rows: output projection, feed-forward network, residuals, LayerNorms."""
+        if self.dtype == torch.float32 or len(attended) <= FEED_FORWARD_ROWS:
+            return self.feed_forward_block(attended, residual)
+        blocks = zip(attended.split(FEED_FORWARD_ROWS), residual.split(FEED_FORWARD_ROWS), strict=True)
+        return torch.cat([self.feed_forward_block(*block) for block in blocks])
+
+    def feed_forward_block(self, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         states = self.weights.attention_norm.normalise(self.attention_output(attended, residual))
         inner = self.intermediate(states)
         if not self.has_gelu:

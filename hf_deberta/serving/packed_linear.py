@@ -11,12 +11,15 @@ what makes short texts fast. Three kinds, by the type of their factors; sums are
 
 - float32: oneDNN, or PyTorch's own product where that was faster (see `prefers_packed`).
 - bfloat16: oneDNN. The result has bfloat16 too, except that a residual is added in float32.
-- int8: weights with a scale per output, states with one scale and offset for the whole matrix, chosen in each call.
+- int8: weights with a scale per output. States have one scale and offset for the whole matrix, chosen in each call, or
+  one scale per row: a few tokens have values so large that the others would keep few levels. This matters most in the
+  feed-forward network (docs/log.md).
 """
 
 from abc import ABC, abstractmethod
 
 import torch
+from torch.nn.functional import gelu
 
 from hf_deberta.model.private_apis import (
     onednn_int8_linear,
@@ -29,6 +32,7 @@ from hf_deberta.model.private_apis import (
 
 INT8_LEVELS = 127  # weights are in [-127, 127]
 UINT8_LEVELS = 254  # states are in [0, 255]; one level is left for rounding the offset
+SMALLEST = 1e-30  # of a row's largest number, so that a row of zeros has a scale
 
 
 class PackedLinear(ABC):
@@ -40,14 +44,20 @@ class PackedLinear(ABC):
         bias: torch.Tensor | None,  # [N]
         dtype: torch.dtype,
         with_gelu: bool = False,
+        by_row: bool = False,
+        lowest: float | None = None,
     ) -> "PackedLinear":
-        """The prepared layer whose products have factors of `dtype`: float32, bfloat16 or int8."""
-        kinds: dict[torch.dtype, type[_Packed]] = {
-            torch.float32: _Float32Linear,
-            torch.bfloat16: _BFloat16Linear,
-            torch.int8: _Int8Linear,
-        }
-        return kinds[dtype](weight.detach(), None if bias is None else bias.detach(), with_gelu)
+        """The prepared layer whose products have factors of `dtype`: float32, bfloat16 or int8.
+
+        For int8, `by_row` gives each row of the states its own scale; `lowest` is a bound of all states, if there is
+        one near zero, so that no level is spent on numbers below it.
+        """
+        weight, bias = weight.detach(), None if bias is None else bias.detach()
+        if dtype == torch.float32:
+            return _Float32Linear(weight, bias, with_gelu)
+        if dtype == torch.bfloat16:
+            return _BFloat16Linear(weight, bias, with_gelu)
+        return _Int8RowsLinear(weight, bias, with_gelu, lowest) if by_row else _Int8Linear(weight, bias, with_gelu)
 
     @abstractmethod
     def __call__(self, states: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
@@ -82,19 +92,59 @@ class _BFloat16Linear(_Packed):
 
 
 class _Int8Linear(_Packed):
+    """One scale and offset for all states."""
+
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, with_gelu: bool):
         super().__init__(weight, bias, with_gelu)
         largest = weight.abs().amax(1)
         self.scale = torch.where(largest > 0, largest, 1.0) / INT8_LEVELS  # [N]
         self.zero_points = torch.zeros(weight.shape[0], dtype=torch.int64)
-        integers = (weight / self.scale[:, None]).round().to(torch.int8)
-        self.packed = pack_int8_weight(integers)
+        self.packed = pack_int8_weight((weight / self.scale[:, None]).round().to(torch.int8))
 
     def __call__(self, states: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         integers, scale, offset = quantized(states.float())
-        return onednn_int8_linear(
-            integers, scale, offset, self.packed, self.scale, self.zero_points, self.bias, residual, self.activation
-        )
+        return self.multiply(integers, scale, offset, self.bias, residual, self.activation)
+
+    def multiply(
+        self,
+        integers: torch.Tensor,
+        scale: float,
+        offset: int,
+        bias: torch.Tensor | None = None,
+        residual: torch.Tensor | None = None,
+        activation: str = "none",
+    ) -> torch.Tensor:
+        factors = (integers, scale, offset, self.packed, self.scale, self.zero_points)
+        return onednn_int8_linear(*factors, bias, residual, activation)
+
+
+class _Int8RowsLinear(_Int8Linear):
+    """One scale for each row of states; the offset is the same for all."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, with_gelu: bool, lowest: float | None):
+        super().__init__(weight, bias, with_gelu)
+        self.lowest = lowest
+        self.summand = weight.new_zeros(len(weight)) if bias is None else bias
+        if lowest is not None:  # states - lowest are multiplied, so lowest times the sums of the weights is missing
+            ones = torch.ones(1, weight.shape[1], dtype=torch.uint8)
+            self.summand = self.summand + lowest * self.multiply(ones, 1.0, 0)[0]
+
+    def __call__(self, states: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        integers, scale, offset = self.quantized_rows(states.float())
+        product = self.multiply(integers, 1.0, offset)
+        if residual is not None:
+            return torch.addcmul(residual, product, scale).add_(self.summand)
+        product = torch.addcmul(self.summand, product, scale)
+        return gelu(product) if self.activation == "gelu" else product
+
+    def quantized_rows(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """States, or states - lowest, as uint8, with a scale per row [M, 1] and the offset."""
+        if self.lowest is None:
+            largest = torch.linalg.vector_norm(states, torch.inf, 1, keepdim=True)
+            scale = largest.clamp_(min=SMALLEST) / INT8_LEVELS
+            return to_uint8(states / scale, 1.0, 128), scale, 128
+        scale = (states.amax(1, keepdim=True) - self.lowest).clamp_(min=SMALLEST) / UINT8_LEVELS
+        return to_uint8(torch.addcmul(-self.lowest / scale, states, 1 / scale), 1.0, 0), scale, 0
 
 
 def quantized(states: torch.Tensor) -> tuple[torch.Tensor, float, int]:
