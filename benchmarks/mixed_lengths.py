@@ -54,6 +54,9 @@ def make_ours_with_onednn() -> Any:
 
 PEERS: dict[str, Callable[[], Any]] = {
     "ours": make_ours,
+    "ours optimized": lambda: hf_deberta.optimize(make_ours()),
+    "ours optimized, bfloat16": lambda: hf_deberta.optimize(make_ours(), torch.bfloat16),
+    "ours optimized, int8": lambda: hf_deberta.optimize(make_ours(), torch.int8),
     "ours, oneDNN": make_ours_with_onednn,
     "ours, bfloat16": lambda: make_ours().bfloat16(),
     "in-tree": make_in_tree,

@@ -18,6 +18,7 @@ Models of Transformers' own classes are prepared too: this calls `hf_deberta.ena
 """
 
 import copy
+import os
 import time
 from collections.abc import Callable
 from functools import lru_cache
@@ -42,6 +43,7 @@ logger = logging.get_logger(__name__)
 
 Model = TypeVar("Model", bound=nn.Module)
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)
+CACHED_PRIMITIVES = 256  # about 0.6 MB each, and half a millisecond to compile again
 ROWS, HEADS, HEAD_SIZE = 128, 12, 64  # of the products that are timed
 TURNS = 15
 CLEARLY_SLOWER = 1.25  # less may be other work on the computer
@@ -63,12 +65,22 @@ def optimize(model: Model, dtype: torch.dtype = torch.float32, inplace: bool = T
     if not inplace:
         return optimize(copy.deepcopy(model), dtype)
     model.eval()
+    limit_onednn_caches()
     warn_if_slower(dtype)
     with torch.no_grad():
         for encoder in encoders:
             prepare = prepare_ours if is_ours(encoder) else prepare_in_tree
             prepare(encoder, dtype, attention_dtype(dtype))
     return model
+
+
+def limit_onednn_caches() -> None:
+    """Keep fewer compiled primitives: one for each new length would take a gigabyte (benchmarks/mixed_lengths.py).
+
+    The limits are read at oneDNN's first use in the process; values that the user set stay.
+    """
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):  # oneDNN's own, and PyTorch's beside it
+        os.environ.setdefault(name, str(CACHED_PRIMITIVES))
 
 
 def is_ours(module: nn.Module) -> bool:

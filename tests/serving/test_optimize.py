@@ -1,6 +1,7 @@
 """`hf_deberta.optimize()`: the same numbers, nothing saved, and undone when it should be."""
 
 import copy
+import os
 import pickle
 from unittest import mock
 
@@ -322,6 +323,13 @@ def test_in_tree_models(version, dtype):
 def test_what_cannot_be_prepared(prepare, message):
     with pytest.raises(ValueError, match=message):
         prepare(make_model())
+
+
+def test_caches_of_onednn_are_limited_unless_the_user_limits_them(monkeypatch):
+    monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
+    monkeypatch.setenv("LRU_CACHE_CAPACITY", "7")
+    hf_deberta.optimize(make_model())
+    assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "256" and os.environ["LRU_CACHE_CAPACITY"] == "7"
 
 
 def test_slow_types_are_reported(monkeypatch):
