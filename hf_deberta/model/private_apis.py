@@ -99,39 +99,31 @@ def onednn_linear_with_sum(
     return torch.ops.mkldnn._linear_pointwise.binary(states, other, weight, bias, "add")
 
 
-def to_uint8(states: torch.Tensor, scale: float, offset: int) -> torch.Tensor:
-    """Return round(states / scale) + offset as uint8, for states of float32."""
+def to_uint8(states: torch.Tensor, offset: int) -> torch.Tensor:
+    """Return round(states) + offset as uint8, for states of float32."""
     if hasattr(torch, "quantize_per_tensor"):  # in one pass; deprecated, which it says once
-        return torch.quantize_per_tensor(states, scale, offset, torch.quint8).view(torch.uint8)
-    return (states / scale).round_().add_(offset).clamp_(0, 255).to(torch.uint8)
+        return torch.quantize_per_tensor(states, 1.0, offset, torch.quint8).view(torch.uint8)
+    return states.round().add_(offset).clamp_(0, 255).to(torch.uint8)
 
 
 def pack_int8_weight(weight: torch.Tensor) -> torch.Tensor:
     """Return a weight [N, K] of int8 for `onednn_int8_linear`."""
     with warnings.catch_warnings():  # that to_uint8 is deprecated, which PyTorch says once in a process
         warnings.simplefilter("ignore")
-        to_uint8(torch.zeros(1), 1.0, 0)
+        to_uint8(torch.zeros(1), 0)
     return torch.ops.onednn.qlinear_prepack(weight, None)
 
 
 def onednn_int8_linear(
     states: torch.Tensor,  # [M, K] of uint8
-    scale: float,
     offset: int,
     weight: torch.Tensor,  # from pack_int8_weight
     weight_scale: torch.Tensor,  # [N]
     weight_offset: torch.Tensor,  # [N]
-    bias: torch.Tensor | None,
-    other: torch.Tensor | None,  # [M, N], to be added
-    activation: str,  # "none" or "gelu"
 ) -> torch.Tensor:
-    """Return act((states - offset) * scale @ weight^T * weight_scale + bias) + other, [M, N] of float32."""
-    arguments = (states, scale, offset, weight, weight_scale, weight_offset)
-    if other is not None:
-        rest: tuple = (other, bias, 1.0, 0, torch.float32, 1.0, 0, "add", 1.0, "none", [], "")
-        return torch.ops.onednn.qlinear_pointwise.binary(*arguments, *rest)
-    algorithm = "" if activation == "none" else "none"  # of the GELU: by the error function
-    return torch.ops.onednn.qlinear_pointwise(*arguments, bias, 1.0, 0, torch.float32, activation, [], algorithm)
+    """Return (states - offset) @ weight^T * weight_scale, [M, N] of float32."""
+    factors = (states, 1.0, offset, weight, weight_scale, weight_offset)
+    return torch.ops.onednn.qlinear_pointwise(*factors, None, 1.0, 0, torch.float32, "none", [], "")
 
 
 def has_cpu_attention_with_log_sum() -> bool:

@@ -94,8 +94,8 @@ class PackedLayer(NoneInCopies):
         self.query_key_value = self.pack_together(self.query, weights.key, weights.value)
         self.query_and_memory: tuple[PackedLinear, PackedLinear] | None = None  # for subsets of queries, made when used
         self.attention_output = self.pack(weights.attention_output)
-        self.intermediate = self.pack(weights.intermediate, with_gelu=self.has_gelu, by_row=True)
-        self.output = self.pack(weights.output, by_row=True, lowest=LOWEST_GELU if self.has_gelu else None)
+        self.intermediate = self.pack(weights.intermediate, with_gelu=self.has_gelu)
+        self.output = self.pack(weights.output, lowest=LOWEST_GELU if self.has_gelu else None)
 
     def pack(self, layer: nn.Linear, **options: Any) -> PackedLinear:
         return PackedLinear.from_weight(layer.weight, layer.bias, self.dtype, **options)

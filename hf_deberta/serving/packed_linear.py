@@ -11,9 +11,9 @@ what makes short texts fast. Three kinds, by the type of their factors; sums are
 
 - float32: oneDNN, or PyTorch's own product where that was faster (see `prefers_packed`).
 - bfloat16: oneDNN. The result has bfloat16 too, except that a residual is added in float32.
-- int8: weights with a scale per output. States have one scale and offset for the whole matrix, chosen in each call, or
-  one scale per row: a few tokens have values so large that the others would keep few levels. This matters most in the
-  feed-forward network (docs/log.md).
+- int8: weights with a scale per output, states with a scale per row, chosen in each call. With one scale for all rows,
+  the few tokens with very large values would leave the others few levels (docs/log.md), and the answer for a text would
+  depend on its neighbours in the batch.
 """
 
 from abc import ABC, abstractmethod
@@ -31,7 +31,7 @@ from hf_deberta.model.private_apis import (
 )
 
 INT8_LEVELS = 127  # weights are in [-127, 127]
-UINT8_LEVELS = 254  # states are in [0, 255]; one level is left for rounding the offset
+UINT8_LEVELS, MIDDLE = 255, 128  # states are in [0, 255]; of numbers of both signs, 0 is in the middle
 SMALLEST = 1e-30  # of a row's largest number, so that a row of zeros has a scale
 
 
@@ -44,20 +44,18 @@ class PackedLinear(ABC):
         bias: torch.Tensor | None,  # [N]
         dtype: torch.dtype,
         with_gelu: bool = False,
-        by_row: bool = False,
         lowest: float | None = None,
     ) -> "PackedLinear":
         """The prepared layer whose products have factors of `dtype`: float32, bfloat16 or int8.
 
-        For int8, `by_row` gives each row of the states its own scale; `lowest` is a bound of all states, if there is
-        one near zero, so that no level is spent on numbers below it.
+        `lowest` is a bound of all states, if there is one near zero: int8 then has no levels for numbers below it.
         """
         weight, bias = weight.detach(), None if bias is None else bias.detach()
         if dtype == torch.float32:
             return _Float32Linear(weight, bias, with_gelu)
         if dtype == torch.bfloat16:
             return _BFloat16Linear(weight, bias, with_gelu)
-        return _Int8RowsLinear(weight, bias, with_gelu, lowest) if by_row else _Int8Linear(weight, bias, with_gelu)
+        return _Int8Linear(weight, bias, with_gelu, lowest)
 
     @abstractmethod
     def __call__(self, states: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
@@ -92,68 +90,36 @@ class _BFloat16Linear(_Packed):
 
 
 class _Int8Linear(_Packed):
-    """One scale and offset for all states."""
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, with_gelu: bool):
-        super().__init__(weight, bias, with_gelu)
-        largest = weight.abs().amax(1)
-        self.scale = torch.where(largest > 0, largest, 1.0) / INT8_LEVELS  # [N]
-        self.zero_points = torch.zeros(weight.shape[0], dtype=torch.int64)
-        self.packed = pack_int8_weight((weight / self.scale[:, None]).round().to(torch.int8))
-
-    def __call__(self, states: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        integers, scale, offset = quantized(states.float())
-        return self.multiply(integers, scale, offset, self.bias, residual, self.activation)
-
-    def multiply(
-        self,
-        integers: torch.Tensor,
-        scale: float,
-        offset: int,
-        bias: torch.Tensor | None = None,
-        residual: torch.Tensor | None = None,
-        activation: str = "none",
-    ) -> torch.Tensor:
-        factors = (integers, scale, offset, self.packed, self.scale, self.zero_points)
-        return onednn_int8_linear(*factors, bias, residual, activation)
-
-
-class _Int8RowsLinear(_Int8Linear):
     """One scale for each row of states; the offset is the same for all."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, with_gelu: bool, lowest: float | None):
         super().__init__(weight, bias, with_gelu)
         self.lowest = lowest
-        self.summand = weight.new_zeros(len(weight)) if bias is None else bias
+        largest = weight.abs().amax(1)
+        self.scale = torch.where(largest > 0, largest, 1.0) / INT8_LEVELS  # [N]
+        self.zero_points = torch.zeros(len(weight), dtype=torch.int64)
+        self.packed = pack_int8_weight((weight / self.scale[:, None]).round().to(torch.int8))
+        self.summand = weight.new_zeros(len(weight)) if bias is None else bias  # [N]
         if lowest is not None:  # states - lowest are multiplied, so lowest times the sums of the weights is missing
-            ones = torch.ones(1, weight.shape[1], dtype=torch.uint8)
-            self.summand = self.summand + lowest * self.multiply(ones, 1.0, 0)[0]
+            self.summand = self.summand + lowest * self.multiply(weight.new_ones(1, weight.shape[1]).byte(), 0)[0]
 
     def __call__(self, states: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        integers, scale, offset = self.quantized_rows(states.float())
-        product = self.multiply(integers, 1.0, offset)
+        integers, scale, offset = self.quantized(states.float())
+        product = self.multiply(integers, offset)
         if residual is not None:
             return torch.addcmul(residual, product, scale).add_(self.summand)
         product = torch.addcmul(self.summand, product, scale)
         return gelu(product) if self.activation == "gelu" else product
 
-    def quantized_rows(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+    def multiply(self, integers: torch.Tensor, offset: int) -> torch.Tensor:
+        """(integers - offset) @ weight^T, [M, N] of float32."""
+        return onednn_int8_linear(integers, offset, self.packed, self.scale, self.zero_points)
+
+    def quantized(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
         """States, or states - lowest, as uint8, with a scale per row [M, 1] and the offset."""
         if self.lowest is None:
             largest = torch.linalg.vector_norm(states, torch.inf, 1, keepdim=True)
             scale = largest.clamp_(min=SMALLEST) / INT8_LEVELS
-            return to_uint8(states / scale, 1.0, 128), scale, 128
+            return to_uint8(states / scale, MIDDLE), scale, MIDDLE
         scale = (states.amax(1, keepdim=True) - self.lowest).clamp_(min=SMALLEST) / UINT8_LEVELS
-        return to_uint8(torch.addcmul(-self.lowest / scale, states, 1 / scale), 1.0, 0), scale, 0
-
-
-def quantized(states: torch.Tensor) -> tuple[torch.Tensor, float, int]:
-    """States as uint8, with scale and offset: states = scale * (integers - offset).
-
-    The offset is a whole number, so that 0 stays 0.
-    """
-    low, high = (float(bound) for bound in torch.aminmax(states))
-    low, high = min(low, 0.0), max(high, 0.0)
-    scale = (high - low) / UINT8_LEVELS or 1.0
-    offset = round(-low / scale)
-    return to_uint8(states, scale, offset), scale, offset
+        return to_uint8(torch.addcmul(-self.lowest / scale, states, 1 / scale), 0), scale, 0
