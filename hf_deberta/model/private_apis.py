@@ -65,6 +65,16 @@ def registered_parameter(module: nn.Module, name: str) -> nn.Parameter | None:
     return module._parameters.get(name)
 
 
+def registered_ids(module: nn.Module) -> tuple[int, ...]:
+    """Return the ids of the module's own parameters and children, missing ones included: they change with any."""
+    return (*map(id, module._parameters.values()), *map(id, module._modules.values()))
+
+
+def assume(condition: bool | torch.SymBool) -> None:
+    """Tell torch.export that a condition on sizes holds; elsewhere, raise an error if it does not."""
+    torch._check(condition)
+
+
 def version(tensor: torch.Tensor) -> int:
     """Return how often the tensor was written in place."""
     return tensor._version

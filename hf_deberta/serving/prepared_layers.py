@@ -13,7 +13,7 @@ from hf_deberta.model.fast_path_guards import (
     in_reference_mode,
     is_tracing_or_compiling,
 )
-from hf_deberta.model.private_apis import is_hooked_or_patched, version
+from hf_deberta.model.private_apis import is_hooked_or_patched, registered_ids, version
 
 from .packed_layer import NoneInCopies, PackedLayer
 
@@ -31,8 +31,7 @@ class PreparedLayers(NoneInCopies):
     def present_state(self) -> tuple[Any, ...]:
         """Changes if a weight is written, moved or replaced, or a module is replaced, hooked, patched or trained."""
         return (
-            [[*map(id, module._modules.values())] for module in self.bypassed if module._modules],
-            [[*map(id, module._parameters.values())] for module in self.bypassed if module._parameters],
+            [registered_ids(module) for module in self.bypassed],
             [(weight.data_ptr(), 0 if weight.is_inference() else version(weight)) for weight in self.weights],
             [module.training or is_hooked_or_patched(module) for module in self.bypassed],
         )

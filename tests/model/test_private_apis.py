@@ -2,6 +2,7 @@
 
 import ast
 import pkgutil
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,10 @@ from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel, Tok
 import hf_deberta
 
 PACKAGE = Path(hf_deberta.__file__).parent
-FILES = sorted([*PACKAGE.glob("model/*.py"), *PACKAGE.glob("in_tree/*.py"), PACKAGE / "tokenization_hf_deberta.py"])
+FOLDERS = ("model", "in_tree", "serving", "export")
+FILES = sorted(
+    [*(path for name in FOLDERS for path in PACKAGE.glob(f"{name}/*.py")), PACKAGE / "tokenization_hf_deberta.py"]
+)
 
 # private API -> purpose; used in private_apis.py only
 TORCH = {
@@ -26,12 +30,17 @@ TORCH = {
     "torch:nn.Module._backward_hooks": "detect hooked modules",
     "torch:nn.Module._backward_pre_hooks": "detect hooked modules",
     "torch:nn.Module._parameters": "detect replicas, whose weights are not parameters",
+    "torch:nn.Module._modules": "detect replaced modules in models that hf_deberta.optimize prepared",
+    "torch:_check": "tell torch.export the range of a length that depends on values",
     "torch:Tensor._version": "detect writes to weights, which invalidate a cache",
     "torch:utils._python_dispatch._disable_current_modes": "compute the rows of distances inside FakeTensorMode",
     "torch:utils._python_dispatch._get_current_dispatch_mode": "detect FLOP counters and other dispatch modes",
     "torch:utils._python_dispatch._get_current_dispatch_mode_stack": "detect modes whose tensors have no values",
     "torch:utils._python_dispatch.TorchDispatchMode.is_infra_mode": "detect modes whose tensors have no values",
-    "torch:ops.mkldnn._linear_pointwise": "linear layers on AMD processors",
+    "torch:ops.mkldnn._linear_pointwise": "linear layers on AMD processors, and those of hf_deberta.optimize",
+    "torch:ops.mkldnn._reorder_linear_weight": "pack weights in hf_deberta.optimize",
+    "torch:ops.onednn.qlinear_prepack": "pack int8 weights in hf_deberta.optimize",
+    "torch:ops.onednn.qlinear_pointwise": "linear layers with int8 weights",
     "torch:ops.aten._scaled_dot_product_flash_attention_for_cpu": "attention to far keys, with its log sums",
 }
 # private API -> purpose; our classes set, override or call it
@@ -56,7 +65,7 @@ TRANSFORMERS = {
 @pytest.mark.parametrize("path", {**TORCH, **TRANSFORMERS})
 def test_private_api_exists(path):
     purpose = {**TORCH, **TRANSFORMERS}[path]
-    owner, _, name = path.rpartition(".")
+    owner, name = re.fullmatch(r"(.*)[.:](\w+)", path).groups()
     missing = f"this release has no {path.replace(':', '.')}, which is used to {purpose}"
     try:
         owner = pkgutil.resolve_name(owner)
