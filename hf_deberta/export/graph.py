@@ -29,6 +29,7 @@ from hf_deberta.model.modeling_heads import (
 )
 from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder, HfDebertaModel, HfDebertaSelfAttention
 from hf_deberta.model.pretrained_model import HfDebertaPreTrainedModel
+from hf_deberta.model.private_apis import assume
 from hf_deberta.model.relative_position import RowsInUse, rows_at
 from hf_deberta.model.relative_table import relative_table, table_modules
 
@@ -69,7 +70,7 @@ def layout_of(context: AttentionContext, saturation: int) -> Layout:
     if mask.cu_seqlens is not None and context.documents is not None:
         bounds = mask.cu_seqlens.long()
         length, total = cast(int, bounds.diff().max().item()), context.position_ids.shape[1]
-        torch._check(length >= 1)
+        assume(length >= 1)
         position = torch.arange(length, device=device)
         tokens = bounds[:-1, None] + position  # [documents, longest]
         visible = (tokens < bounds[1:, None])[:, None, None]
@@ -191,7 +192,10 @@ class GraphAttention(nn.Module):
 
 
 def skewed(product: torch.Tensor) -> torch.Tensor:
-    """Entry (i, j) of the result [..., N, N] is entry (i, N - 1 - i + j) of `product` [..., N, 2N]."""
+    """Entry (i, j) of the result [..., N, N] is entry (i, N - 1 - i + j) of `product` [..., N, 2N].
+
+    The function of the same name in attention_sdpa.py branches on N, which a graph for all lengths cannot.
+    """
     n = product.shape[-2]
     flat = product.flatten(-2)[..., n - 1 : n * 2 * n - 1]
     return flat.unflatten(-1, (n, 2 * n - 1))[..., :n]
@@ -203,11 +207,12 @@ class GraphEncoder(HfDebertaEncoder):
     def __init__(self, encoder: HfDebertaEncoder):
         nn.Module.__init__(self)
         self.config, self.layer, self.conv = encoder.config, encoder.layer, encoder.conv
+        self.prepared = None
         self.reach, table, rows = 0, None, None
         if self.config.relative_attention:
             self.reach = encoder.saturation
             rows = rows_at(torch.arange(-self.reach, self.reach + 1), encoder.rows_of_distance)
-            whole = cast(RowsInUse, encoder.rows_in_use(self.config.max_position_embeddings + self.config.max_distance))
+            whole = cast(RowsInUse, encoder.whole_table())
             table = relative_table(table_modules(encoder), whole, None)
         for layer in cast(Iterable[Any], self.layer):
             layer.attention.self = GraphAttention(layer.attention.self, table, rows)
@@ -215,7 +220,7 @@ class GraphEncoder(HfDebertaEncoder):
     def rows_in_use(self, length: int) -> None:
         return None
 
-    def relative_table(self, context: AttentionContext) -> Layout:  # type: ignore[override]
+    def relative_table(self, context: AttentionContext, output_attentions: bool = False) -> Layout:  # type: ignore[override]
         return layout_of(context, self.reach)
 
 
