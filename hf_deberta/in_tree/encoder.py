@@ -114,9 +114,11 @@ def encoder_forward(in_tree: Callable) -> Callable:
 
 
 def prepared_layers_of(encoder: nn.Module, states: torch.Tensor) -> list[Callable] | None:
-    """The layers that hf_deberta.optimize prepared, if they may compute."""
+    """The layers that hf_deberta.optimize prepared, if they may compute. Training drops them."""
     if is_tracing_or_compiling():
         return None
+    if encoder.training:
+        prepared_encoders.pop(encoder, None)
     prepared = prepared_encoders.get(encoder)
     return prepared.layers if prepared is not None and prepared.is_usable(states) else None
 

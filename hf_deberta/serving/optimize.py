@@ -8,8 +8,11 @@
 The model keeps its class, parameters and saved files, and is used as before, under `torch.no_grad()`. Its layers get
 copies of their weights, packed for the processor (packed_linear.py, packed_layer.py): weights are in memory twice. In
 bfloat16 and int8 only the factors of products have fewer bits: sums, residuals, LayerNorm and softmax are in float32.
+With int8, a short timing decides whether attention multiplies in bfloat16 or in float32, so another computer may give
+slightly different numbers.
 
-`model.train()` undoes it, a second call starts anew with the present weights, and copies of the model are not prepared.
+`model.train()` undoes it (in models of Transformers, the next forward pass in training mode), a second call starts anew
+with the present weights, and copies of the model are not prepared.
 Where prepared layers cannot be used (gradients, autocast, attention probabilities, hooks inside a layer,
 `reference_mode`, torch.compile), the plain ones compute, with a warning where the caller would not expect it. Weights
 that were written since are noticed, except through `weight.data`.
@@ -26,11 +29,13 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from transformers.models.deberta.modeling_deberta import DebertaLayerNorm
 from transformers.utils import logging
 
 from hf_deberta.model.attention_mask import AttentionMask
 from hf_deberta.model.fast_path_guards import is_unmodified_module
 from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder, HfDebertaLayer
+from hf_deberta.model.private_apis import has_onednn_linear, is_hooked_or_patched
 from hf_deberta.model.relative_table import relative_table, table_modules
 
 from .in_tree_layers import is_in_tree_encoder, prepare_in_tree
@@ -56,6 +61,8 @@ def optimize(model: Model, dtype: torch.dtype = torch.float32, inplace: bool = T
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, not {dtype}")
+    if not has_onednn_linear():
+        raise RuntimeError("hf_deberta.optimize needs a PyTorch with oneDNN; on this one, use the model without it")
     encoders = [module for module in model.modules() if is_ours(module) or is_in_tree_encoder(module)]
     if not encoders:
         name = type(model).__name__
@@ -117,11 +124,14 @@ def weights_of(layer: HfDebertaLayer) -> LayerWeights:
 
 
 def check_encoder(encoder: nn.Module) -> None:
-    """Raise a ValueError for layers that are not plain float32 layers on the CPU."""
+    """Raise a ValueError for layers that are not plain float32 layers on the CPU, or whose hooks would be bypassed."""
     for name, module in encoder.named_modules():
         if not name.startswith("layer."):
             continue
-        if isinstance(module, nn.Linear) and not is_unmodified_module(module):
+        has_weight = hasattr(module, "weight")  # an adapter has the weight of the layer that it wraps
+        plain = isinstance(module, DebertaLayerNorm) or is_unmodified_module(module) or not has_weight
+        called = is_ours(encoder) and name.count(".") == 1  # a layer itself, which prepared layers do not bypass
+        if not plain or (is_hooked_or_patched(module) and not called):
             raise ValueError(
                 f"{name} was hooked, patched or replaced; merge adapters and remove hooks before optimize()"
             )
@@ -156,8 +166,8 @@ def warn_if_slower(dtype: torch.dtype) -> None:
     """Warn if products of fewer bits take longer on this processor."""
     if dtype != torch.float32 and not is_as_fast_as_float32(dtype, torch.get_num_threads()):
         logger.warning_once(
-            f"products in {dtype} take longer than in float32 on this processor, which has no instructions for them: "
-            "hf_deberta.optimize(model) would be faster"
+            f"products in {dtype} take longer than in float32 on this processor: hf_deberta.optimize(model) would be "
+            "faster"
         )
 
 

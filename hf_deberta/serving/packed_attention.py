@@ -110,10 +110,11 @@ class PackedAttention:
 
     def window(self, length: int) -> torch.Tensor:
         """The tables for texts of this length, [T H, d, 2N]."""
-        if self.tables is None or (self.tables.shape[2] - 1) // 2 < length:
-            self.tables = self.laid_out_tables(max(SHORTEST_REACH, 2 ** (length - 1).bit_length()))
-        reach = (self.tables.shape[2] - 1) // 2
-        return self.tables[:, :, reach - length + 1 : reach + length + 1]
+        tables = self.tables  # another thread may replace it
+        if tables is None or (tables.shape[2] - 1) // 2 < length:
+            tables = self.tables = self.laid_out_tables(max(SHORTEST_REACH, 2 ** (length - 1).bit_length()))
+        reach = (tables.shape[2] - 1) // 2
+        return tables[:, :, reach - length + 1 : reach + length + 1]
 
     def laid_out_tables(self, reach: int) -> torch.Tensor:
         positions = self.positions
