@@ -26,7 +26,8 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     transformers.logging.disable_progress_bar()
     try:
-        model = model_class(args.model, args.architecture).from_pretrained(args.model, dtype=torch.float32)
+        architecture = model_class(args.model, args.architecture)
+        model = architecture.from_pretrained(args.model, dtype=torch.float32, trust_remote_code=False)
         file = FORMATS[args.to](model, args.output, packed=args.packed, dtype=DTYPES[args.dtype])
     except (ImportError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -44,10 +45,10 @@ def model_class(folder: str, name: str | None = None) -> type[hf_deberta.HfDeber
         saved, _ = transformers.PretrainedConfig.get_config_dict(folder)
         (name,) = saved.get("architectures") or ["HfDebertaModel"]
         name = "HfDeberta" + name.removeprefix("Hf").removeprefix("Deberta").removeprefix("V2")
-    found = getattr(hf_deberta, name, None)
-    if not (isinstance(found, type) and issubclass(found, hf_deberta.HfDebertaPreTrainedModel)):
+    architecture = getattr(hf_deberta, name, None)
+    if not (isinstance(architecture, type) and issubclass(architecture, hf_deberta.HfDebertaPreTrainedModel)):
         raise ValueError(f"there is no head {name} in hf_deberta; pass --architecture HfDebertaModel or another class")
-    return found
+    return architecture
 
 
 if __name__ == "__main__":

@@ -117,6 +117,7 @@ def temporary_folder(file: Path) -> Iterator[Path]:
 
     `file` itself is renamed last, so that it is never there without the files that belong to it.
     """
+    file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=file.parent, prefix=f"{file.name}.unfinished") as name:
         folder = Path(name)
         yield folder

@@ -2,6 +2,7 @@
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -41,7 +42,7 @@ def to_openvino(
     return file
 
 
-def with_int8_weights(graph):
+def with_int8_weights(graph: Any) -> Any:
     """The graph with int8 weights in dense layers; embeddings and position tables stay float32."""
     import nncf
 

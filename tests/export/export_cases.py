@@ -55,14 +55,14 @@ def packed_inputs(model: HfDebertaPreTrainedModel, lengths: Iterable[int]) -> di
 
 
 @torch.no_grad()
-def errors(model: HfDebertaPreTrainedModel, run: Callable, inputs: dict[str, torch.Tensor]) -> float:
+def largest_error(model: HfDebertaPreTrainedModel, run: Callable, inputs: dict[str, torch.Tensor]) -> float:
     """The largest difference of an output at real tokens, in units of the outputs' size where that is above 1."""
     expected = [value for value in model(**inputs).values() if torch.is_tensor(value)]
     largest, mask = 0.0, inputs.get("attention_mask")
-    for given, wanted in zip(map(torch.as_tensor, run(inputs)), expected, strict=True):
-        assert given.shape == wanted.shape
-        difference = (given - wanted).abs() / wanted.abs().max().clamp(min=1)
-        if mask is not None and wanted.shape[:2] == mask.shape:
+    for actual, exact in zip(map(torch.as_tensor, run(inputs)), expected, strict=True):
+        assert actual.shape == exact.shape
+        difference = (actual - exact).abs() / exact.abs().max().clamp(min=1)
+        if mask is not None and exact.shape[:2] == mask.shape:
             difference = difference[mask.bool()]
         largest = max(largest, float(difference.max()))
     return largest

@@ -1,15 +1,17 @@
 """Files of ONNX and OpenVINO give the model's outputs in their runtimes, for any batch size and length."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from export_cases import HEADS, PACKED_HEADS, SHAPES, errors, make_model, packed_inputs, padded_inputs
+from export_cases import HEADS, PACKED_HEADS, SHAPES, largest_error, make_model, packed_inputs, padded_inputs
 
 from hf_deberta.export import to_onnx, to_openvino
-from hf_deberta.export.__main__ import main
+from hf_deberta.export.__main__ import main, model_class
+from hf_deberta.export.onnx_file import temporary_folder
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -59,7 +61,7 @@ def test_one_head(packed, tmp_path):
     model = make_model("HfDebertaForMaskedLM")
     file = to_onnx(model, tmp_path / "model.onnx", packed=packed)
     for inputs in inputs_of(model, packed):
-        assert errors(model, run_onnx(file), inputs) < TOLERANCE
+        assert largest_error(model, run_onnx(file), inputs) < TOLERANCE
     assert constant_products(file) == []
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
@@ -68,8 +70,10 @@ def test_openvino(tmp_path):
     model = make_model("HfDebertaForSequenceClassification")
     file = to_openvino(model, tmp_path / "model.xml", packed=True)
     for inputs in inputs_of(model, packed=True):
-        assert errors(model, run_openvino(file), inputs) < TOLERANCE
-        assert errors(model, run_openvino(file, "bf16"), inputs) < 0.1  # where the processor has no bfloat16: float32
+        assert largest_error(model, run_openvino(file), inputs) < TOLERANCE
+        assert (
+            largest_error(model, run_openvino(file, "bf16"), inputs) < 0.1
+        )  # where the processor has no bfloat16: float32
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.bin", "model.xml"]
 
 
@@ -84,8 +88,8 @@ def test_every_head(head, packed, tmp_path):
     xml = tmp_path / "model.xml"
     openvino.save_model(openvino.convert_model(file), xml, compress_to_fp16=False)
     for inputs in inputs_of(model, packed):
-        assert errors(model, run_onnx(file), inputs) < TOLERANCE
-        assert errors(model, run_openvino(xml), inputs) < TOLERANCE
+        assert largest_error(model, run_onnx(file), inputs) < TOLERANCE
+        assert largest_error(model, run_openvino(xml), inputs) < TOLERANCE
     assert constant_products(file) == []
 
 
@@ -104,7 +108,7 @@ def test_the_command_writes_int8(runtime, packed, tmp_path):
     subprocess.run([sys.executable, "-m", "hf_deberta.export", *map(str, command)], check=True)
     run = run_onnx(file) if runtime == "onnx" else run_openvino(file)
     for inputs in inputs_of(model, packed):
-        assert 1e-6 < errors(model, run, inputs) < 0.1
+        assert 1e-6 < largest_error(model, run, inputs) < 0.1
     if runtime == "onnx":
         types = [node.op_type for node in onnx.load(file).graph.node]
         layers = model.config.num_hidden_layers
@@ -141,3 +145,27 @@ def test_a_failed_export_leaves_the_old_file(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError):
         to_onnx(make_model("HfDebertaModel"), file)
     assert file.read_text() == "old" and [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+
+
+@pytest.mark.parametrize(
+    "saved, expected",
+    [
+        ("DebertaForSequenceClassification", "HfDebertaForSequenceClassification"),
+        ("DebertaV2ForMaskedLM", "HfDebertaForMaskedLM"),
+        ("DebertaV2Model", "HfDebertaModel"),
+        ("HfDebertaForEntityChoice", "HfDebertaForEntityChoice"),
+        (None, "HfDebertaModel"),
+    ],
+)
+def test_the_command_takes_the_head_of_the_checkpoint(saved, expected, tmp_path):
+    fields = {"model_type": "deberta-v2"} | ({"architectures": [saved]} if saved else {})
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    assert model_class(str(tmp_path)).__name__ == expected
+    with pytest.raises(ValueError, match="pass --architecture"):
+        model_class(str(tmp_path), "HfDebertaForPoetry")
+
+
+def test_the_folder_of_a_file_is_made(tmp_path):
+    with temporary_folder(tmp_path / "new" / "model.onnx") as folder:
+        (folder / "model.onnx").write_text("graph")
+    assert (tmp_path / "new" / "model.onnx").read_text() == "graph"
