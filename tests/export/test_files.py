@@ -1,10 +1,12 @@
 """Files of ONNX and OpenVINO give the model's outputs in their runtimes, for any batch size and length."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from export_cases import HEADS, PACKED_HEADS, SHAPES, largest_error, make_model, packed_inputs, padded_inputs
@@ -169,3 +171,33 @@ def test_the_folder_of_a_file_is_made(tmp_path):
     with temporary_folder(tmp_path / "new" / "model.onnx") as folder:
         (folder / "model.onnx").write_text("graph")
     assert (tmp_path / "new" / "model.onnx").read_text() == "graph"
+
+
+@pytest.mark.slow
+def test_snippets_of_the_documentation_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = make_model("HfDebertaForSequenceClassification")
+    to_onnx(model, "model.onnx")
+    to_openvino(model, "model.xml")
+    session = onnxruntime.InferenceSession(to_onnx(model, "packed.onnx", packed=True))
+
+    def tokenizer(texts, padding=False, return_tensors=None):
+        rows = [[ord(letter) for letter in text] for text in texts]
+        if not padding:
+            return {"input_ids": rows}
+        width = max(map(len, rows))
+        padded = [row + [0] * (width - len(row)) for row in rows]
+        mask = [[1] * len(row) + [0] * (width - len(row)) for row in rows]
+        return {name: numpy.array(value) for name, value in (("input_ids", padded), ("attention_mask", mask))}
+
+    results = []
+    page = Path(__file__).parents[2] / "docs" / "export.md"
+    snippets = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert len(snippets) == 3
+    for snippet in snippets:
+        names = {"tokenizer": tokenizer, "texts": ["ABC", "DEFGH"], "session": session}
+        names |= {"onnxruntime": onnxruntime, "openvino": openvino, "numpy": numpy}
+        exec(compile(snippet, page.name, "exec"), names)
+        results.append(torch.as_tensor(names["logits"]))
+    for logits in results[1:]:
+        torch.testing.assert_close(logits, results[0], atol=1e-4, rtol=1e-4)
