@@ -5,7 +5,7 @@ Legend: B batch, N tokens, Q queries, M = B N rows, H heads, d head size.
 Against the plain layer: query, key and value are one product; GELU, bias and residual belong to the products; weights
 are packed (packed_linear.py); the projected position tables are constants, laid out by distance once.
 
-    weights = weights_of(layer)                      # optimize.py; for in-tree layers in_tree/packed_layers.py
+    weights = weights_of(layer)                      # optimize.py; for in-tree layers in_tree_layers.py
     packed = PackedLayer(weights, relative_table, rows, torch.float32, torch.float32)
     states = packed(hidden_states, context)          # [B, N, hidden]
 """
@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from hf_deberta.model.attention_context import AttentionContext
-from hf_deberta.model.dense import rounded_rows
+from hf_deberta.model.dense import pad_rows
 from hf_deberta.model.relative_position import RelativePositions, RowsInUse
 from hf_deberta.model.relative_table import TableProjection, relative_positions
 
@@ -57,7 +57,7 @@ class NormWeights(NamedTuple):
     epsilon: float
 
     @classmethod
-    def of(cls, norm: Any) -> "NormWeights":
+    def from_module(cls, norm: Any) -> "NormWeights":
         """The parameters of `nn.LayerNorm`, or of in-tree v1's own class."""
         epsilon = norm.eps if isinstance(norm, nn.LayerNorm) else norm.variance_epsilon
         return cls(norm.weight, norm.bias, epsilon)
@@ -115,7 +115,7 @@ class PackedLayer(NoneInCopies):
         backend: str = "auto",
     ) -> torch.Tensor:
         """New states of the queries (by default of all tokens), [B, Q, hidden]; the arguments of `HfDebertaLayer`."""
-        mask, rows = context.attention_mask, padded_rows(hidden_states)
+        mask, rows = context.attention_mask, pad_rows(hidden_states.flatten(0, 1))
         if query_states is None and steps == 1:
             batch, tokens, _ = hidden_states.shape
             attended = self.attention.attend_all(self.query_key_value(rows), mask, (batch, tokens), backend)
@@ -126,7 +126,7 @@ class PackedLayer(NoneInCopies):
         project_query, project_memory = self.projections_apart()
         key, value = self.attention.split(project_memory(rows), hidden_states.shape[:2])
         for _ in range(steps):
-            rows = padded_rows(states)
+            rows = pad_rows(states.flatten(0, 1))
             (query,) = self.attention.split(project_query(rows), states.shape[:2])
             attended = as_rows(self.attention.attend(query, key, value, mask, backend), len(rows))
             states = self.feed_forward(attended, rows)[: states.shape[0] * states.shape[1]].view(states.shape)
@@ -152,13 +152,6 @@ class PackedLayer(NoneInCopies):
         if not self.has_gelu:
             inner = self.weights.activation(inner)
         return self.weights.output_norm.normalise(self.output(inner, states))
-
-
-def padded_rows(states: torch.Tensor) -> torch.Tensor:
-    """States [B, N, hidden] as rows, with zeros below them up to `rounded_rows`."""
-    rows = states.flatten(0, 1)
-    missing = rounded_rows(len(rows)) - len(rows)
-    return rows if missing == 0 else nn.functional.pad(rows, (0, 0, 0, missing))
 
 
 def constant_positions(

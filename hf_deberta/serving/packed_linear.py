@@ -2,14 +2,14 @@
 
 Legend: M rows of states, K inputs, N outputs.
 
-    packed = PackedLinear.from_weight(linear.weight, linear.bias, torch.bfloat16, gelu=True)
+    packed = PackedLinear.from_weight(linear.weight, linear.bias, torch.bfloat16, with_gelu=True)
     packed(states)                 # gelu(states @ weight^T + bias), [M, N]
     packed(states, residual)       # states @ weight^T + bias + residual, [M, N]
 
 Products of few rows spend most of their time reading the weight, so a weight in the right order, or of fewer bits, is
 what makes short texts fast. Three kinds, by the type of their factors; sums are in float32 in all of them:
 
-- float32: oneDNN, or PyTorch's own product where that was faster (see `prefers_packed`).
+- float32: oneDNN.
 - bfloat16: oneDNN. The result has bfloat16 too, except that a residual is added in float32.
 - int8: weights with a scale per output, states with a scale per row, chosen in each call. With one scale for all rows,
   the few tokens with very large values would leave the others few levels (docs/log.md), and the answer for a text would
