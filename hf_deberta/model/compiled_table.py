@@ -8,6 +8,7 @@ those that the length needs. The weights are inputs of the operator, so that a g
 """
 
 import re
+from threading import Lock
 
 import torch
 from torch import nn
@@ -20,8 +21,9 @@ from .weight_cache import WeightCache
 # the operator is registered by module name: a copy of this file from the Hub must not replace that of the package
 OPERATORS = re.sub(r"\W", "_", __name__.rpartition(".")[0])
 
-# by the address of a projection's weight; an entry is dropped after its weight has been freed
-_caches: dict[int, tuple[StorageWeakRef, WeightCache]] = {}
+# by the address of a projection's weight, epsilon and heads; an entry is dropped after its weight has been freed
+_caches: dict[tuple[int, float, int], tuple[StorageWeakRef, WeightCache]] = {}
+_lock = Lock()  # around changes of `_caches`
 
 
 def can_cache_in_graph(modules: tuple[nn.Module, ...]) -> bool:
@@ -59,7 +61,7 @@ def project_table(
 
     weights = [*table, *layer]
     detectable = not any(weight.is_inference() for weight in weights)
-    whole = cache_of(layer[0]).get_or_compute_weights(weights, compute) if detectable else compute()
+    whole = cache_of(layer[0], epsilon, heads).get_or_compute_weights(weights, compute) if detectable else compute()
     result = whole.new_empty(heads, rows, whole.shape[-1])
     return torch.mul(whole[:, first : first + rows], scale, out=result)
 
@@ -69,12 +71,14 @@ def _(table, layer, epsilon, heads, scale, first, rows):
     return layer[0].new_empty(heads, rows, layer[0].shape[0] // heads)
 
 
-def cache_of(weight: torch.Tensor) -> WeightCache:
+def cache_of(weight: torch.Tensor, epsilon: float, heads: int) -> WeightCache:
     """Return the cache for this weight; a new one drops those of freed weights."""
-    entry = _caches.get(weight.data_ptr())
-    if entry is None or entry[0].expired():
-        for address in [address for address, (storage, _) in _caches.items() if storage.expired()]:
-            del _caches[address]
-        entry = StorageWeakRef(weight.untyped_storage()), WeightCache()
-        _caches[weight.data_ptr()] = entry
+    key = weight.data_ptr(), epsilon, heads
+    with _lock:
+        entry = _caches.get(key)
+        if entry is None or entry[0].expired():
+            for freed in [key for key, (storage, _) in _caches.items() if storage.expired()]:
+                del _caches[freed]
+            entry = StorageWeakRef(weight.untyped_storage()), WeightCache()
+            _caches[key] = entry
     return entry[1]

@@ -150,3 +150,11 @@ def test_caches_of_freed_weights_are_dropped():
         project_table(*operator_inputs())
         gc.collect()
     assert len(compiled_table._caches) == 1
+
+
+def test_the_same_weights_with_another_epsilon_and_other_heads():
+    table, norm, weight = torch.randn(6, 8) / 1000, [torch.ones(8), torch.zeros(8)], torch.randn(16, 8)
+    for epsilon, heads in [(1e-7, 2), (1e-2, 2), (1e-2, 4)]:
+        result = compiled_table.project_table([table, *norm], [weight], epsilon, heads, 1.0, 0, 6)
+        expected = torch.layer_norm(table, (8,), *norm, epsilon) @ weight.T
+        torch.testing.assert_close(result, expected.unflatten(-1, (heads, -1)).transpose(0, 1))
