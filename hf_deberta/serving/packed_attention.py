@@ -90,7 +90,7 @@ class PackedAttention:
             bias = self.position_bias(projected, length)
         if visible is not None:
             hidden = ~visible[:, None, None]
-            bias = torch.zeros(hidden.shape) if bias is None else bias
+            bias = query.new_zeros(hidden.shape, dtype=torch.float32) if bias is None else bias
             bias = bias.masked_fill(hidden, torch.finfo(bias.dtype).min)
         context, _ = cpu_attention_with_log_sum(query, key, value, bias)
         context = context.transpose(1, 2)
@@ -105,12 +105,12 @@ class PackedAttention:
         by_term = [skewed(each.transpose(0, 1), length) for each in products]
         if terms == ("p2c",):
             return by_term[0].mT.float()
-        bias = torch.empty(by_term[0].shape)
+        bias = projected.new_empty(by_term[0].shape, dtype=torch.float32)
         return torch.add(by_term[0], by_term[1].mT, out=bias) if len(terms) == 2 else bias.copy_(by_term[0])
 
     def window(self, length: int) -> torch.Tensor:
         """The tables for texts of this length, [T H, d, 2N]."""
-        tables = self.tables  # another thread may replace it
+        tables = self.tables  # read once: another thread may replace it by a smaller one
         if tables is None or (tables.shape[2] - 1) // 2 < length:
             tables = self.tables = self.laid_out_tables(max(SHORTEST_REACH, 2 ** (length - 1).bit_length()))
         reach = (tables.shape[2] - 1) // 2

@@ -150,7 +150,7 @@ class PackedLayer(NoneInCopies):
         states = self.weights.attention_norm.normalise(self.attention_output(attended, residual))
         inner = self.intermediate(states)
         if not self.has_gelu:
-            inner = self.weights.activation(inner)
+            inner = self.weights.activation(inner.float())
         return self.weights.output_norm.normalise(self.output(inner, states))
 
 
