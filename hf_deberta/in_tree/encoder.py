@@ -120,7 +120,7 @@ def prepared_layers_of(encoder: nn.Module, states: torch.Tensor) -> list[Callabl
     if encoder.training:
         prepared_encoders.pop(encoder, None)
     prepared = prepared_encoders.get(encoder)
-    return prepared.layers if prepared is not None and prepared.is_usable(states) else None
+    return prepared.layers if prepared is not None and prepared.is_usable(encoder, states) else None
 
 
 def attention_forward(in_tree: Callable) -> Callable:

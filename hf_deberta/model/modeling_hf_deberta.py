@@ -533,7 +533,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         )
         embeddings = self.embeddings(input_ids, token_type_ids, context, inputs_embeds)
         context = context.unpadded(self.config.hidden_size, num_real_tokens) if unpad else context
-        prepared = self.encoder.prepared is not None and self.encoder.prepared.is_usable(embeddings)
+        prepared = self.encoder.prepared is not None and self.encoder.prepared.is_usable(self.encoder, embeddings)
         rows = self.encoder.whole_table() if prepared else self.encoder.rows_in_use(context.longest(length))
         context = replace(context, relative_rows=rows, prepared=prepared)
         return context.gather(embeddings), context

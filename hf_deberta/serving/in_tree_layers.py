@@ -36,8 +36,7 @@ def prepare_in_tree(encoder: InTree, dtype: torch.dtype, attention_dtype: torch.
         rows = RowsInUse(0, 2 * distances.span, distances.of_distance, distances.saturation)
         table = relative_table(table_modules(encoder), rows, None)
     layers = [PackedLayer(weights_of(layer), table, rows, dtype, attention_dtype) for layer in encoder.layer]
-    weights = [weight for module in (encoder.layer, *table_modules(encoder)) for weight in module.parameters()]
-    prepared_encoders[encoder] = PreparedLayers(layers, list(encoder.layer.modules())[1:], weights)
+    prepared_encoders[encoder] = PreparedLayers(encoder, layers, list(encoder.layer.modules())[1:])
     if not is_enabled():
         enable()
 

@@ -15,7 +15,7 @@ slightly different numbers.
 with the present weights, and copies of the model are not prepared.
 Where prepared layers cannot be used (gradients, autocast, attention probabilities, hooks inside a layer,
 `reference_mode`, torch.compile), the plain ones compute, with a warning where the caller would not expect it. Weights
-that were written since are noticed, except through `weight.data`.
+that were written since are noticed, except through `weight.data`, and except weights made in `torch.inference_mode`.
 
 Models of Transformers' own classes are prepared too: this calls `hf_deberta.enable()`, and works until `disable()`.
 """
@@ -47,6 +47,7 @@ from .prepared_layers import PreparedLayers
 logger = logging.get_logger(__name__)
 
 Model = TypeVar("Model", bound=nn.Module)
+OTHER_PLAIN_MODULES = (DebertaLayerNorm, nn.PReLU)  # their weights are not those of a layer that they wrap
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 CACHED_PRIMITIVES = 256  # about 0.6 MB each, and half a millisecond to compile again
 ROWS, HEADS, HEAD_SIZE = 128, 12, 64  # of the products that are timed
@@ -96,13 +97,12 @@ def is_ours(module: nn.Module) -> bool:
 
 def prepare_ours(encoder: Any, dtype: torch.dtype, dtype_of_attention: torch.dtype) -> None:
     """Prepare each layer of an encoder of this package."""
-    modules, rows = table_modules(encoder), encoder.whole_table()
-    table = None if rows is None else relative_table(modules, rows, None)
+    rows = encoder.whole_table()
+    table = None if rows is None else relative_table(table_modules(encoder), rows, None)
     for layer in encoder.layer:
         layer.prepared = PackedLayer(weights_of(layer), table, rows, dtype, dtype_of_attention)
     inside = [module for layer in encoder.layer for module in list(layer.modules())[1:]]
-    weights = [weight for module in (encoder.layer, *modules) for weight in module.parameters()]
-    encoder.prepared = PreparedLayers([layer.prepared for layer in encoder.layer], inside, weights)
+    encoder.prepared = PreparedLayers(encoder, [layer.prepared for layer in encoder.layer], inside)
 
 
 def weights_of(layer: HfDebertaLayer) -> LayerWeights:
@@ -129,7 +129,7 @@ def check_encoder(encoder: nn.Module) -> None:
         if not name.startswith("layer."):
             continue
         has_weight = hasattr(module, "weight")  # an adapter has the weight of the layer that it wraps
-        plain = isinstance(module, DebertaLayerNorm) or is_unmodified_module(module) or not has_weight
+        plain = isinstance(module, OTHER_PLAIN_MODULES) or is_unmodified_module(module) or not has_weight
         called = is_ours(encoder) and name.count(".") == 1  # a layer itself, which prepared layers do not bypass
         if not plain or (is_hooked_or_patched(module) and not called):
             raise ValueError(

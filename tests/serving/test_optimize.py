@@ -235,7 +235,42 @@ def load(model):
     model.load_state_dict(make_model().state_dict())
 
 
-@pytest.mark.parametrize("change", [write_weight, write_table, replace_weight, replace_module, hook_module, load])
+def replace_table(model):
+    model.encoder.rel_embeddings = nn.Embedding.from_pretrained(torch.randn(512, 48))
+
+
+def replace_table_weight(model):
+    model.encoder.rel_embeddings.weight = nn.Parameter(torch.randn(512, 48))
+
+
+def hook_table_norm(model):
+    model.encoder.LayerNorm.register_forward_hook(lambda module, inputs, output: 2 * output)
+
+
+def replace_layer(model):
+    model.encoder.layer[1] = copy.deepcopy(model.encoder.layer[2])
+
+
+def replace_layers(model):
+    model.encoder.layer = nn.ModuleList([model.encoder.layer[2], model.encoder.layer[0]])
+
+
+CHANGES = [
+    write_weight,
+    write_table,
+    replace_weight,
+    replace_module,
+    hook_module,
+    load,
+    replace_table,
+    replace_table_weight,
+    hook_table_norm,
+    replace_layer,
+    replace_layers,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_changes_are_noticed(change, monkeypatch):
     model, inputs, warnings = make_model(), make_inputs("equal"), []
     monkeypatch.setattr(prepared_layers.logger, "warning_once", warnings.append)
@@ -244,6 +279,81 @@ def test_changes_are_noticed(change, monkeypatch):
     expected = outputs(copy.deepcopy(model), inputs)
     assert torch.equal(outputs(model, inputs), expected)
     assert "call hf_deberta.optimize again" in warnings[0]
+
+
+@pytest.mark.parametrize("change", [replace_table_weight, replace_layer, replace_layers])
+def test_changes_of_in_tree_models_are_noticed(change):
+    model, inputs = make_in_tree("v2"), make_inputs("equal")
+    hf_deberta.optimize(model)
+    change(model)
+    expected = outputs(copy.deepcopy(model), inputs)
+    assert torch.equal(outputs(model, inputs), expected)
+
+
+def hook_output(model):
+    model.encoder.layer[1].output.register_forward_hook(lambda module, inputs, output: 2 * output)
+
+
+def wrap_query(model):
+    attention = model.encoder.layer[1].attention.self
+    attention.query_proj = LinearWithAdapter(attention.query_proj)
+
+
+class LinearWithAdapter(nn.Module):
+    """A wrapper with the attributes of the layer, as those of PEFT."""
+
+    def __init__(self, layer: nn.Linear):
+        super().__init__()
+        self.layer, self.weight, self.bias = layer, layer.weight, layer.bias
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return 2 * self.layer(states)
+
+
+@pytest.mark.parametrize("change", [hook_module, hook_output, wrap_query])
+@pytest.mark.parametrize("make", [lambda: make_model(), lambda: make_in_tree("v2")], ids=["ours", "in-tree"])
+def test_wrapped_and_hooked_modules_are_refused(make, change):
+    model = make()
+    change(model)
+    with pytest.raises(ValueError, match="was hooked, patched or replaced"):
+        hf_deberta.optimize(model)
+
+
+def test_a_hooked_layer_is_called():
+    model, inputs, seen = make_model(), make_inputs("equal"), []
+    model.encoder.layer[1].register_forward_hook(lambda module, inputs, output: seen.append(output[0]))
+    outputs(hf_deberta.optimize(model), inputs)
+    assert len(seen) == 1
+
+
+def test_tables_that_another_thread_replaces():
+    attention = hf_deberta.optimize(make_model()).encoder.layer[0].prepared.attention
+    short = attention.laid_out_tables(64)
+
+    class Raced(PackedAttention):
+        def __setattr__(self, name, value):
+            super().__setattr__(name, short if name == "tables" else value)
+
+    attention.__class__ = Raced
+    assert attention.window(100).shape[2] == 200
+
+
+@pytest.mark.parametrize("preset", ["v1-base", "v3-base"])
+def test_other_default_types(preset):
+    model, inputs = make_model(preset=preset, hidden_act="prelu"), make_inputs("padded on the left")
+    hf_deberta.optimize(model)
+    expected = outputs(model, inputs)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(outputs(model, inputs), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_an_activation_with_parameters_in_bfloat16():
+    model, inputs = make_model(hidden_act="prelu"), make_inputs("equal")
+    expected = outputs(model, inputs)
+    assert difference(outputs(hf_deberta.optimize(model, torch.bfloat16), inputs), expected) < TOLERANCE[torch.bfloat16]
 
 
 def test_gradients_need_the_plain_layers():
@@ -285,9 +395,7 @@ def test_reference_mode_autocast_and_inference_mode():
     assert difference(result, outputs(copy.deepcopy(model), inputs)) < TOLERANCE[torch.float32]
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("version", ["v1", "v2"])
-def test_in_tree_models(version, dtype):
+def make_in_tree(version: str):
     config_class, model_class = {
         "v1": (transformers.DebertaConfig, transformers.DebertaModel),
         "v2": (transformers.DebertaV2Config, transformers.DebertaV2Model),
@@ -296,8 +404,13 @@ def test_in_tree_models(version, dtype):
     settings |= {"max_relative_positions": 512}
     if version == "v2":
         settings |= {"position_buckets": 256, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
-    model = model_class(config_class(**settings)).eval()
-    inputs = make_inputs("padded")
+    return model_class(config_class(**settings)).eval()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_in_tree_models(version, dtype):
+    model, inputs = make_in_tree(version), make_inputs("padded")
     real = inputs["attention_mask"].bool()
     expected = outputs(model, inputs)[real]
     hf_deberta.optimize(model, dtype)
