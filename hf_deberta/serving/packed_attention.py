@@ -6,7 +6,7 @@ in the tables, T terms (1 or 2).
 Queries and keys are neighbours in the projected states [M, 3, H, d], and so are the tables, which are laid out by
 distance: falling for queries, rising for keys (attention_sdpa.py). So one product [T H, M, d] @ [T H, d, 2N] has all
 position terms; entry (i, N - 1 - i + j) of the first half is c2p of query i and key j, and entry (j, N - 1 - j + i)
-of the second is p2c. A product computes 2N columns where N are needed, which is fastest up to `longest_in_one_product`
+of the second is p2c. A product computes 2N columns where N are needed, which is fastest up to `LONGEST_IN_ONE_PRODUCT`
 tokens. Longer texts, masks between tokens and subsets of queries go to `disentangled_attention`, in float32.
 
 The scale of the scores is part of the query projection and of the tables.
