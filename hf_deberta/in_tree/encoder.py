@@ -88,9 +88,14 @@ def encoder_forward(in_tree: Callable) -> Callable:
         hidden_states = context.gather(hidden_states)
         states: list[torch.Tensor] = [hidden_states]
         probabilities: list[torch.Tensor | None] = []
-        for i, layer in enumerate(self.layer):
+        computed = []
+        if prepared is not None:
+            kept = range(len(self.layer)) if output_hidden_states else ()
+            computed = prepared.first_layers(states[-1], context, len(self.layer), kept, _attn_implementation)
+            states = [*states, *computed] if output_hidden_states else [*states, *computed][-1:]
+        for i, layer in list(enumerate(self.layer))[len(computed) :]:
             if prepared is not None:
-                new, probability = prepared[i](states[-1], context, backend=_attn_implementation), None
+                new, probability = prepared.layers[i](states[-1], context, backend=_attn_implementation), None
             else:
                 # positional arguments: with keywords, reentrant checkpointing would use the table's graph twice
                 new, probability = layer(states[-1], context, None, None, table, output_attentions)
@@ -113,14 +118,14 @@ def encoder_forward(in_tree: Callable) -> Callable:
     return forward
 
 
-def prepared_layers_of(encoder: nn.Module, states: torch.Tensor) -> list[Callable] | None:
+def prepared_layers_of(encoder: nn.Module, states: torch.Tensor) -> Any:
     """The layers that hf_deberta.optimize prepared, if they may compute. Training drops them."""
     if is_tracing_or_compiling():
         return None
     if encoder.training:
         prepared_encoders.pop(encoder, None)
     prepared = prepared_encoders.get(encoder)
-    return prepared.layers if prepared is not None and prepared.is_usable(encoder, states) else None
+    return prepared if prepared is not None and prepared.is_usable(encoder, states) else None
 
 
 def attention_forward(in_tree: Callable) -> Callable:

@@ -354,7 +354,14 @@ class HfDebertaEncoder(nn.Module):
         attentions: list[torch.Tensor] = []
         last = len(self.layer) - 1
         needs_all = output_attentions or last + 1 in kept or (last == 0 and self.conv is not None)
-        for i, layer in enumerate(self.layer[:-1] if skip_last else self.layer):
+        computed = []
+        if context.prepared and not output_attentions:
+            whole = last if skip_last or (query_positions is not None and not needs_all) else last + 1
+            backend = str(self.config._attn_implementation)
+            computed = self.prepared.first_layers(hidden_states, context, whole, kept, backend)
+            states += [new if i in kept else None for i, new in enumerate(computed, 1)]
+            hidden_states = computed[-1] if computed else hidden_states
+        for i, layer in list(enumerate(self.layer))[len(computed) : last if skip_last else None]:
             positions = query_positions if i == last and not needs_all else None
             queries = None if positions is None else gather_positions(hidden_states, positions)
             hidden_states, probabilities = layer(

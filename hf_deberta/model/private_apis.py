@@ -5,7 +5,10 @@ the only one to change.
 """
 
 import warnings
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import nn
@@ -51,13 +54,12 @@ def without_dispatch_modes() -> AbstractContextManager:
 
 def is_hooked_or_patched(module: nn.Module) -> bool:
     """True if calling the module does more than the `forward` of its class."""
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or "forward" in vars(module)
-    )
+    return any(hooks(module)) or "forward" in vars(module)
+
+
+def hooks(module: nn.Module) -> tuple[dict[int, Any], ...]:
+    """Return the dictionaries of the module's hooks."""
+    return module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
 
 
 def registered_parameter(module: nn.Module, name: str) -> nn.Parameter | None:
@@ -65,9 +67,9 @@ def registered_parameter(module: nn.Module, name: str) -> nn.Parameter | None:
     return module._parameters.get(name)
 
 
-def registered_ids(module: nn.Module) -> tuple[int, ...]:
-    """Return the ids of the module's own parameters and children, missing ones included: they change with any."""
-    return (*map(id, module._parameters.values()), *map(id, module._modules.values()))
+def registries(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the dictionaries of the module's own parameters and of its children."""
+    return module._parameters, module._modules
 
 
 def assume(condition: bool | torch.SymBool) -> None:
@@ -78,6 +80,11 @@ def assume(condition: bool | torch.SymBool) -> None:
 def version(tensor: torch.Tensor) -> int:
     """Return how often the tensor was written in place."""
     return tensor._version
+
+
+def versions(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Return how often each tensor was written in place."""
+    return [*map(attrgetter("_version"), tensors)]
 
 
 def backward_keeps_graph() -> bool:

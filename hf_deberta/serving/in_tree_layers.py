@@ -26,7 +26,7 @@ def is_in_tree_encoder(module: nn.Module) -> bool:
     return isinstance(module, (DebertaEncoder, DebertaV2Encoder))
 
 
-def prepare_in_tree(encoder: InTree, dtype: torch.dtype, attention_dtype: torch.dtype) -> None:
+def prepare_in_tree(encoder: InTree, dtype: torch.dtype, attention_dtype: torch.dtype) -> PreparedLayers:
     """Prepare each layer of an in-tree encoder, and switch `enable()` on."""
     table = rows = None
     if encoder.relative_attention:
@@ -35,13 +35,18 @@ def prepare_in_tree(encoder: InTree, dtype: torch.dtype, attention_dtype: torch.
             raise ValueError("this encoder has options that hf_deberta does not compute, so it cannot be prepared")
         rows = RowsInUse(0, 2 * distances.span, distances.of_distance, distances.saturation)
         table = relative_table(table_modules(encoder), rows, None)
-    layers = [PackedLayer(weights_of(layer), table, rows, dtype, attention_dtype) for layer in encoder.layer]
+    layers = [
+        PackedLayer(weights_of(layer, before), table, rows, dtype, attention_dtype)
+        for before, layer in zip([None, *encoder.layer], encoder.layer, strict=False)
+    ]
     prepared_encoders[encoder] = PreparedLayers(encoder, layers, list(encoder.layer.modules())[1:])
     if not is_enabled():
         enable()
+    return prepared_encoders[encoder]
 
 
-def weights_of(layer: InTree) -> LayerWeights:
+def weights_of(layer: InTree, before: InTree | None) -> LayerWeights:
+    """The weights of a layer; `before` is the one before it."""
     attention = layer.attention.self
     query, key, value = projections_of(attention)
     return LayerWeights(
@@ -57,6 +62,7 @@ def weights_of(layer: InTree) -> LayerWeights:
         table_projection=table_projection_of(attention) if attention.relative_attention else None,
         heads=attention.num_attention_heads,
         scale=scale_of(attention),
+        input_norm=None if before is None else NormWeights.from_module(before.output.LayerNorm),
     )
 
 

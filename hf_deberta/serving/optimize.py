@@ -5,11 +5,15 @@
     >>> model = hf_deberta.optimize(model, torch.bfloat16)   # half the bits; for processors with bfloat16 instructions
     >>> model = hf_deberta.optimize(model, torch.int8)       # a quarter of the bits, if a small loss is acceptable
 
-The model keeps its class, parameters and saved files, and is used as before, under `torch.no_grad()`. Its layers get
-copies of their weights, packed for the processor (packed_linear.py, packed_layer.py): weights are in memory twice. In
-bfloat16 and int8 only the factors of products have fewer bits: sums, residuals, LayerNorm and softmax are in float32.
-With int8, a short timing decides whether attention multiplies in bfloat16 or in float32, so another computer may give
-slightly different numbers.
+The model keeps its class, parameters and saved files, and is used as before, under `torch.no_grad()`. Two runtimes can
+compute its layers, each from a copy of their weights: PyTorch with weights packed for the processor (packed_layer.py),
+and OpenVINO, if it is installed (`pip install openvino`), with a graph of all layers (openvino_layers.py). OpenVINO is
+faster for short texts, PyTorch for padded and long ones; a timing of a few seconds decides which batches each computes,
+so another computer may give slightly different numbers.
+
+In bfloat16 and int8 only the factors of products have fewer bits in PyTorch: sums, residuals, LayerNorm and softmax are
+in float32. OpenVINO rounds some residuals too, with the same error (docs/benchmarks.md). With int8, PyTorch rounds
+weights and states to 8 bits, and OpenVINO only weights, which changes fewer labels.
 
 `model.train()` undoes it (in models of Transformers, the next forward pass in training mode), a second call starts anew
 with the present weights, and copies of the model are not prepared.
@@ -22,44 +26,42 @@ Models of Transformers' own classes are prepared too: this calls `hf_deberta.ena
 
 import copy
 import os
-import time
-from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from transformers.models.deberta.modeling_deberta import DebertaLayerNorm
-from transformers.utils import logging
 
-from hf_deberta.model.attention_mask import AttentionMask
 from hf_deberta.model.fast_path_guards import is_unmodified_module
 from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder, HfDebertaLayer
 from hf_deberta.model.private_apis import has_onednn_linear, is_hooked_or_patched
 from hf_deberta.model.relative_table import relative_table, table_modules
 
+from .choices import attention_dtype, warn_if_slower
 from .in_tree_layers import is_in_tree_encoder, prepare_in_tree
-from .packed_attention import PackedAttention
+from .openvino_layers import has_openvino
 from .packed_layer import LayerWeights, NormWeights, PackedLayer
-from .packed_linear import PackedLinear
 from .prepared_layers import PreparedLayers
-
-logger = logging.get_logger(__name__)
 
 Model = TypeVar("Model", bound=nn.Module)
 OTHER_PLAIN_MODULES = (DebertaLayerNorm, nn.PReLU)  # their weights are not those of a layer that they wrap
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 CACHED_PRIMITIVES = 256  # about 0.6 MB each, and half a millisecond to compile again
-ROWS, HEADS, HEAD_SIZE = 128, 12, 64  # of the products that are timed
-TURNS = 15
-CLEARLY_SLOWER = 1.25  # less may be other work on the computer
+RUNTIMES = ("torch", "openvino")
 
 
-def optimize(model: Model, dtype: torch.dtype = torch.float32, inplace: bool = True) -> Model:
+def optimize(
+    model: Model, dtype: torch.dtype = torch.float32, inplace: bool = True, runtime: str | None = None
+) -> Model:
     """Return the model in eval mode, prepared for inference on this CPU; with `inplace=False` a copy of it.
 
     `dtype` is that of the factors of matrix products: torch.float32, torch.bfloat16 or torch.int8.
+    `runtime` computes whole texts: "torch" or "openvino"; by default the faster one, if OpenVINO is installed.
     """
+    if runtime not in (None, *RUNTIMES):
+        raise ValueError(f"runtime must be one of {', '.join(RUNTIMES)} or None, not {runtime!r}")
+    if runtime == "openvino" and not has_openvino():
+        raise ImportError("runtime='openvino' needs OpenVINO: pip install 'hf-deberta[openvino]'")
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, not {dtype}")
     if not has_onednn_linear():
@@ -71,14 +73,15 @@ def optimize(model: Model, dtype: torch.dtype = torch.float32, inplace: bool = T
     for encoder in encoders:
         check_encoder(encoder)
     if not inplace:
-        return optimize(copy.deepcopy(model), dtype)
+        return optimize(copy.deepcopy(model), dtype, runtime=runtime)
     model.eval()
     limit_onednn_caches()
     warn_if_slower(dtype)
     with torch.no_grad():
         for encoder in encoders:
             prepare = prepare_ours if is_ours(encoder) else prepare_in_tree
-            prepare(encoder, dtype, attention_dtype(dtype))
+            prepared = prepare(encoder, dtype, attention_dtype(dtype))
+            prepared.choose_runtime(runtime, has_convolution=getattr(encoder, "conv", None) is not None)
     return model
 
 
@@ -95,17 +98,19 @@ def is_ours(module: nn.Module) -> bool:
     return isinstance(module, HfDebertaEncoder)
 
 
-def prepare_ours(encoder: Any, dtype: torch.dtype, dtype_of_attention: torch.dtype) -> None:
+def prepare_ours(encoder: Any, dtype: torch.dtype, dtype_of_attention: torch.dtype) -> PreparedLayers:
     """Prepare each layer of an encoder of this package."""
     rows = encoder.whole_table()
     table = None if rows is None else relative_table(table_modules(encoder), rows, None)
-    for layer in encoder.layer:
-        layer.prepared = PackedLayer(weights_of(layer), table, rows, dtype, dtype_of_attention)
+    for before, layer in zip([None, *encoder.layer], encoder.layer, strict=False):
+        layer.prepared = PackedLayer(weights_of(layer, before), table, rows, dtype, dtype_of_attention)
     inside = [module for layer in encoder.layer for module in list(layer.modules())[1:]]
     encoder.prepared = PreparedLayers(encoder, [layer.prepared for layer in encoder.layer], inside)
+    return encoder.prepared
 
 
-def weights_of(layer: HfDebertaLayer) -> LayerWeights:
+def weights_of(layer: HfDebertaLayer, before: HfDebertaLayer | None = None) -> LayerWeights:
+    """The weights of a layer; `before` is the one before it."""
     attention = layer.attention.self
     return LayerWeights(
         query=(attention.query_proj.weight, attention.query_proj.bias),
@@ -120,6 +125,7 @@ def weights_of(layer: HfDebertaLayer) -> LayerWeights:
         table_projection=attention.table_projection() if attention.terms else None,
         heads=attention.config.num_attention_heads,
         scale=attention.scale,
+        input_norm=None if before is None else NormWeights.from_module(before.output.LayerNorm),
     )
 
 
@@ -141,56 +147,3 @@ def check_encoder(encoder: nn.Module) -> None:
                     f"{name} has weights of {weight.dtype} on {weight.device}; pass a float32 model on the CPU (and "
                     "the type of its products as dtype)"
                 )
-
-
-def attention_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type of attention's products: that of the linear layers, or beside int8 the faster floating type."""
-    if dtype != torch.int8:
-        return dtype
-    return torch.bfloat16 if attention_is_faster_in_bfloat16(torch.get_num_threads()) else torch.float32
-
-
-@lru_cache(maxsize=8)
-def attention_is_faster_in_bfloat16(threads: int) -> bool:
-    """Time attention of one text with products in float32 and in bfloat16."""
-    projected = torch.randn(ROWS, 3 * HEADS * HEAD_SIZE)
-
-    def attend(dtype: torch.dtype) -> Callable[[], object]:
-        attention = PackedAttention(None, HEADS, HEAD_SIZE, dtype)
-        return lambda: attention.attend_all(projected, AttentionMask(), (1, ROWS), "sdpa")
-
-    return time_ratio(attend(torch.bfloat16), attend(torch.float32)) < 1
-
-
-def warn_if_slower(dtype: torch.dtype) -> None:
-    """Warn if products of fewer bits take longer on this processor."""
-    if dtype != torch.float32 and not is_as_fast_as_float32(dtype, torch.get_num_threads()):
-        logger.warning_once(
-            f"products in {dtype} take longer than in float32 on this processor: hf_deberta.optimize(model) would be "
-            "faster"
-        )
-
-
-@lru_cache(maxsize=8)
-def is_as_fast_as_float32(dtype: torch.dtype, threads: int) -> bool:
-    """Time one product of each type."""
-    width = HEADS * HEAD_SIZE
-    states, weight = torch.randn(ROWS, width), torch.randn(4 * width, width)
-
-    def multiply(dtype: torch.dtype) -> Callable[[], object]:
-        packed = PackedLinear.from_weight(weight, None, dtype)
-        return lambda: packed(states)
-
-    return time_ratio(multiply(dtype), multiply(torch.float32)) < CLEARLY_SLOWER
-
-
-def time_ratio(call: Callable[[], object], other: Callable[[], object]) -> float:
-    """Time of `call` divided by that of `other`; they take turns, and the shortest time of each counts."""
-    times: tuple[list[float], list[float]] = ([], [])
-    with torch.no_grad():
-        for _ in range(TURNS + 1):
-            for turns, each in zip(times, (call, other), strict=True):
-                start = time.perf_counter()
-                each()
-                turns.append(time.perf_counter() - start)
-    return min(times[0][1:]) / min(times[1][1:])

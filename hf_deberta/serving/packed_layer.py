@@ -12,6 +12,7 @@ are packed (packed_linear.py); the projected position tables are constants, laid
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +28,8 @@ from .packed_linear import PackedLinear
 
 FEED_FORWARD_ROWS = 256  # whose inner states fit into a cache; in float32 products take so long that it does not matter
 LOWEST_GELU = -0.17  # GELU is nowhere below
+PRODUCTS = ("query_key_value", "attention_output", "intermediate", "output")
+PRODUCTS_OF_SUBSETS = ("query", "key_value")
 
 WeightAndBias = tuple[torch.Tensor, torch.Tensor | None]
 
@@ -47,6 +50,12 @@ class LayerWeights:
     table_projection: TableProjection | None
     heads: int
     scale: float  # of the attention scores
+    input_norm: "NormWeights | None"  # of the layer before, if there is one
+
+    def scaled_query(self) -> WeightAndBias:
+        """The query projection that includes the scale."""
+        weight, bias = self.query
+        return weight * self.scale, None if bias is None else bias * self.scale
 
 
 class NormWeights(NamedTuple):
@@ -61,6 +70,10 @@ class NormWeights(NamedTuple):
         """The parameters of `nn.LayerNorm`, or of in-tree v1's own class."""
         epsilon = norm.eps if isinstance(norm, nn.LayerNorm) else norm.variance_epsilon
         return cls(norm.weight, norm.bias, epsilon)
+
+    def sizes(self) -> torch.Tensor:
+        """The root mean square of each output: weight x + bias, where x has mean 0 and mean square 1."""
+        return torch.hypot(self.weight, self.bias)
 
     def normalise(self, states: torch.Tensor) -> torch.Tensor:
         return torch.layer_norm(states, self.weight.shape, self.weight, self.bias, self.epsilon)
@@ -85,25 +98,55 @@ class PackedLayer(NoneInCopies):
         attention_dtype: torch.dtype,
     ):
         self.weights, self.dtype = weights, dtype
-        positions = constant_positions(weights.table_projection, relative_table, rows)
+        self.positions = constant_positions(weights.table_projection, relative_table, rows)
         head_size = weights.query[0].shape[0] // weights.heads
-        self.attention = PackedAttention(positions, weights.heads, head_size, attention_dtype)
+        self.attention = PackedAttention(self.positions, weights.heads, head_size, attention_dtype)
         self.has_gelu = is_gelu(weights.activation)
-        weight, bias = weights.query
-        self.query = (weight * weights.scale, None if bias is None else bias * weights.scale)
-        self.query_key_value = self.pack_together(self.query, weights.key, weights.value)
-        self.query_and_memory: tuple[PackedLinear, PackedLinear] | None = None  # for subsets of queries, made when used
-        self.attention_output = self.pack(weights.attention_output)
-        self.intermediate = self.pack(weights.intermediate, with_gelu=self.has_gelu)
-        self.output = self.pack(weights.output, lowest=LOWEST_GELU if self.has_gelu else None)
 
-    def pack(self, layer: nn.Linear, **options: Any) -> PackedLinear:
-        return PackedLinear.from_weight(layer.weight, layer.bias, self.dtype, **options)
+    # packed when first used: where OpenVINO computes the layer (openvino_layers.py), this may be never
 
-    def pack_together(self, *layers: WeightAndBias) -> PackedLinear:
-        """One product for several; a missing bias is zero."""
-        biases = [weight.new_zeros(len(weight)) if bias is None else bias for weight, bias in layers]
-        return PackedLinear.from_weight(torch.cat([weight for weight, _ in layers]), torch.cat(biases), self.dtype)
+    @cached_property
+    def query_key_value(self) -> PackedLinear:
+        projections = joined(self.weights.scaled_query(), self.weights.key, self.weights.value)
+        return self.pack(*projections, sizes=self.input_sizes())
+
+    @cached_property
+    def query(self) -> PackedLinear:
+        """For subsets of queries."""
+        return self.pack(*self.weights.scaled_query())
+
+    @cached_property
+    def key_value(self) -> PackedLinear:
+        return self.pack(*joined(self.weights.key, self.weights.value), sizes=self.input_sizes())
+
+    @cached_property
+    def attention_output(self) -> PackedLinear:
+        return self.pack(*parameters(self.weights.attention_output))
+
+    @cached_property
+    def intermediate(self) -> PackedLinear:
+        sizes = self.weights.attention_norm.sizes()
+        return self.pack(*parameters(self.weights.intermediate), with_gelu=self.has_gelu, sizes=sizes)
+
+    @cached_property
+    def output(self) -> PackedLinear:
+        return self.pack(*parameters(self.weights.output), lowest=LOWEST_GELU if self.has_gelu else None)
+
+    def input_sizes(self) -> torch.Tensor | None:
+        return None if self.weights.input_norm is None else self.weights.input_norm.sizes()
+
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None, **options: Any) -> PackedLinear:
+        return PackedLinear.from_weight(weight, bias, self.dtype, **options)
+
+    def pack_all(self) -> None:
+        """Pack the products of whole texts."""
+        for product in PRODUCTS:
+            getattr(self, product)
+
+    def free(self) -> None:
+        """Drop packed weights, until they are used."""
+        for product in (*PRODUCTS, *PRODUCTS_OF_SUBSETS):
+            vars(self).pop(product, None)
 
     def __call__(
         self,
@@ -123,21 +166,13 @@ class PackedLayer(NoneInCopies):
         if query_positions is not None:
             mask = replace(mask, query_positions=query_positions)
         states = hidden_states if query_states is None else query_states
-        project_query, project_memory = self.projections_apart()
-        key, value = self.attention.split(project_memory(rows), hidden_states.shape[:2])
+        key, value = self.attention.split(self.key_value(rows), hidden_states.shape[:2])
         for _ in range(steps):
             rows = pad_rows(states.flatten(0, 1))
-            (query,) = self.attention.split(project_query(rows), states.shape[:2])
+            (query,) = self.attention.split(self.query(rows), states.shape[:2])
             attended = as_rows(self.attention.attend(query, key, value, mask, backend), len(rows))
             states = self.feed_forward(attended, rows)[: states.shape[0] * states.shape[1]].view(states.shape)
         return states
-
-    def projections_apart(self) -> tuple[PackedLinear, PackedLinear]:
-        """The projections of queries, and of keys and values."""
-        if self.query_and_memory is None:
-            memory = self.pack_together(self.weights.key, self.weights.value)
-            self.query_and_memory = self.pack_together(self.query), memory
-        return self.query_and_memory
 
     def feed_forward(self, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """The layer after its attention, of rows: output projection, feed-forward network, residuals, LayerNorms."""
@@ -165,6 +200,16 @@ def constant_positions(
         return None
     scaled = positions.with_scaled_queries(projection.scale, torch.float32)
     return replace(scaled, query_scale=1.0, constant=True)
+
+
+def joined(*layers: WeightAndBias) -> WeightAndBias:
+    """Several projections as one; a missing bias is zero."""
+    biases = [weight.new_zeros(len(weight)) if bias is None else bias for weight, bias in layers]
+    return torch.cat([weight for weight, _ in layers]), torch.cat(biases)
+
+
+def parameters(layer: nn.Linear) -> WeightAndBias:
+    return layer.weight, layer.bias
 
 
 def is_gelu(activation: Callable) -> bool:

@@ -13,7 +13,8 @@ what makes short texts fast. Three kinds, by the type of their factors; sums are
 - bfloat16: oneDNN. The result has bfloat16 too, except that a residual is added in float32.
 - int8: weights with a scale per output, states with a scale per row, chosen in each call. With one scale for all rows,
   the few tokens with very large values would leave the others few levels (docs/log.md), and the answer for a text would
-  depend on its neighbours in the batch.
+  depend on its neighbours in the batch. Inputs that are always large, as LayerNorm makes some, would leave the other
+  inputs of their row few levels: states are divided, and weights multiplied, by the root of an input's usual size.
 """
 
 from abc import ABC, abstractmethod
@@ -32,6 +33,7 @@ from hf_deberta.model.private_apis import (
 
 INT8_LEVELS = 127  # weights are in [-127, 127]
 UINT8_LEVELS, MIDDLE = 255, 128  # states are in [0, 255]; of numbers of both signs, 0 is in the middle
+SMALLEST_SIZE = 1e-6  # of an input
 SMALLEST = 1e-30  # of a row's largest number, so that a row of zeros has a scale
 
 
@@ -45,17 +47,19 @@ class PackedLinear(ABC):
         dtype: torch.dtype,
         with_gelu: bool = False,
         lowest: float | None = None,
+        sizes: torch.Tensor | None = None,
     ) -> "PackedLinear":
         """The prepared layer whose products have factors of `dtype`: float32, bfloat16 or int8.
 
-        `lowest` is a bound of all states, if there is one near zero: int8 then has no levels for numbers below it.
+        For int8, `lowest` is a bound of all states, if there is one near zero: there are no levels for numbers below
+        it. Or `sizes` [K] are the usual sizes of the inputs.
         """
         weight, bias = weight.detach(), None if bias is None else bias.detach()
         if dtype == torch.float32:
             return _Float32Linear(weight, bias, with_gelu)
         if dtype == torch.bfloat16:
             return _BFloat16Linear(weight, bias, with_gelu)
-        return _Int8Linear(weight, bias, with_gelu, lowest)
+        return _Int8Linear(weight, bias, with_gelu, lowest, sizes)
 
     @abstractmethod
     def __call__(self, states: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
@@ -92,13 +96,21 @@ class _BFloat16Linear(_Packed):
 class _Int8Linear(_Packed):
     """One scale for each row of states; the offset is the same for all."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, with_gelu: bool, lowest: float | None):
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        with_gelu: bool,
+        lowest: float | None,
+        sizes: torch.Tensor | None,
+    ):
         super().__init__(weight, bias, with_gelu)
         self.lowest = lowest
-        largest = weight.abs().amax(1)
-        self.scale = torch.where(largest > 0, largest, 1.0) / INT8_LEVELS  # [N]
+        self.factors = None if sizes is None else sizes.detach().clamp(min=SMALLEST_SIZE).rsqrt()  # [K], of states
+        weight = weight if self.factors is None else weight / self.factors
+        integers, self.scale = int8_weight(weight)
         self.zero_points = torch.zeros(len(weight), dtype=torch.int64)
-        self.packed = pack_int8_weight((weight / self.scale[:, None]).round().to(torch.int8))
+        self.packed = pack_int8_weight(integers)
         self.summand = weight.new_zeros(len(weight)) if bias is None else bias  # [N]
         if lowest is not None:  # states - lowest are multiplied, so lowest times the sums of the weights is missing
             self.summand = self.summand + lowest * self.multiply(weight.new_ones(1, weight.shape[1]).byte(), 0)[0]
@@ -117,9 +129,18 @@ class _Int8Linear(_Packed):
 
     def quantized(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
         """States, or states - lowest, as uint8, with a scale per row [M, 1] and the offset."""
+        if self.factors is not None:
+            states = states * self.factors
         if self.lowest is None:
             largest = torch.linalg.vector_norm(states, torch.inf, 1, keepdim=True)
             scale = largest.clamp_(min=SMALLEST) / INT8_LEVELS
             return to_uint8(states / scale, MIDDLE), scale, MIDDLE
         scale = (states.amax(1, keepdim=True) - self.lowest).clamp_(min=SMALLEST) / UINT8_LEVELS
         return to_uint8(torch.addcmul(-self.lowest / scale, states, 1 / scale), 0), scale, 0
+
+
+def int8_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A weight [N, K] as int8, and the scale of each output [N]."""
+    largest = weight.abs().amax(1)
+    scale = torch.where(largest > 0, largest, 1.0) / INT8_LEVELS
+    return (weight / scale[:, None]).round().to(torch.int8), scale

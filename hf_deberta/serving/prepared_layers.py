@@ -1,21 +1,26 @@
 """When the prepared layers of an encoder may compute in place of the layers that they were made from."""
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Container, Iterable
+from itertools import chain, repeat
+from operator import attrgetter, contains
+from typing import Any, cast
 
 import torch
 from torch import nn
 from transformers.utils import logging
 
+from hf_deberta.model.attention_context import AttentionContext
 from hf_deberta.model.fast_path_guards import (
     has_global_hooks_or_modes,
     in_functorch_transform,
     in_reference_mode,
     is_tracing_or_compiling,
 )
-from hf_deberta.model.private_apis import is_hooked_or_patched, registered_ids, version
+from hf_deberta.model.private_apis import hooks, is_hooked_or_patched, registries, versions
 from hf_deberta.model.relative_table import table_modules
 
+from .choices import ALL, most_tokens_of_openvino
+from .openvino_layers import OpenVinoLayers, has_openvino
 from .packed_layer import NoneInCopies, PackedLayer
 
 logger = logging.get_logger(__name__)
@@ -28,20 +33,73 @@ class PreparedLayers(NoneInCopies):
         """`bypassed`: the modules inside the encoder's layers that prepared layers do not call."""
         modules = table_modules(encoder)
         self.layers, self.bypassed = layers, (*bypassed, encoder.layer, *modules)
-        self.weights = tuple(weight for module in (encoder.layer, *modules) for weight in module.parameters())
+        self.called = tuple(encoder.layer)
+        # OpenVINO: all layers but the last, of which heads may need only some states, and the last
+        self.all_but_last: OpenVinoLayers | None = None
+        self.last: OpenVinoLayers | None = None
+        self.most_tokens = 0  # of a batch that OpenVINO computes
+        weights = [weight for module in (encoder.layer, *modules) for weight in module.parameters()]
+        self.weights = tuple(weights)
+        self.counted = tuple(weight for weight in weights if not weight.is_inference())  # their writes are counted
+        self.registries = tuple(registry for module in self.bypassed for registry in registries(module))
+        self.hooks = tuple(hook for module in self.bypassed for hook in hooks(module))
         self.state = self.present_state(encoder)
 
     def present_state(self, encoder: Any) -> tuple[Any, ...]:
         """Changes if a weight is written, moved or replaced, or a module is replaced, hooked, patched or trained.
 
-        The encoder is passed and not kept, so that it can be freed.
+        The encoder is passed and not kept, so that it can be freed. This runs in each forward pass, when Python's
+        objects have left the processor's caches, hence `map` and not comprehensions.
         """
         return (
             [*map(id, (encoder.layer, *table_modules(encoder)))],
-            [registered_ids(module) for module in self.bypassed],
-            [(weight.data_ptr(), 0 if weight.is_inference() else version(weight)) for weight in self.weights],
-            [module.training or is_hooked_or_patched(module) for module in self.bypassed],
+            [*map(id, chain.from_iterable(map(dict.values, self.registries)))],
+            [*map(torch.Tensor.data_ptr, self.weights)],
+            versions(self.counted),
+            any(map(attrgetter("training"), self.bypassed)),
+            any(self.hooks) or any(map(contains, map(vars, self.bypassed), repeat("forward"))),  # hooked or patched
         )
+
+    def choose_runtime(self, runtime: str | None, has_convolution: bool) -> None:
+        """Decide which batches OpenVINO computes: none ("torch"), all that it can, or those for which it is faster."""
+        supported = not has_convolution and all(layer.has_gelu for layer in self.layers)
+        if runtime == "openvino" and not supported:
+            raise ValueError(
+                "runtime='openvino' is for encoders with GELU and without a convolution; use runtime='torch'"
+            )
+        if runtime != "torch" and supported and has_openvino():
+            self.all_but_last = OpenVinoLayers(self.layers[:-1]) if len(self.layers) > 1 else None
+            self.last = OpenVinoLayers(self.layers[-1:])
+            parts = self.last if self.all_but_last is None else self.all_but_last
+            self.most_tokens = ALL if runtime == "openvino" else most_tokens_of_openvino(parts, self.last)
+        for layer in self.layers:
+            if self.most_tokens == ALL:
+                layer.free()
+            else:
+                layer.pack_all()
+
+    def first_layers(
+        self, states: torch.Tensor, context: AttentionContext, layers: int, kept: Container[int], backend: str
+    ) -> list[torch.Tensor | None]:
+        """The states after each of the first `layers` layers, or [] if OpenVINO does not compute them.
+
+        Those of the last of them, and those whose indices are `kept`, counted from 1; the others are None.
+        """
+        mask, count = context.attention_mask, len(self.layers)
+        if (
+            self.last is None
+            or backend not in ("auto", "sdpa")
+            or layers < count - 1
+            or states.shape[0] * states.shape[1] > self.most_tokens
+            or not self.last.can_compute(states, mask)
+            or any(map(is_hooked_or_patched, self.called))
+        ):
+            return []
+        computed: list[torch.Tensor | None] = []
+        if self.all_but_last is not None:
+            computed = self.all_but_last(states, mask, [i for i in range(count - 1) if i + 1 in kept])
+            states = cast(torch.Tensor, computed[-1])
+        return computed + self.last(states, mask) if layers == count else computed
 
     def is_usable(self, encoder: nn.Module, states: torch.Tensor) -> bool:
         """True if the prepared layers give what calling the layers gives."""

@@ -11,10 +11,9 @@ import transformers
 from torch import nn
 
 import hf_deberta
-from hf_deberta.serving import optimize as optimize_module
-from hf_deberta.serving import prepared_layers
+from hf_deberta.serving import choices, prepared_layers
 from hf_deberta.serving.packed_attention import LONGEST_IN_ONE_PRODUCT, PackedAttention
-from hf_deberta.serving.packed_layer import PackedLayer
+from hf_deberta.serving.packed_layer import NormWeights, PackedLayer
 from hf_deberta.serving.packed_linear import PackedLinear
 
 SMALL = {
@@ -42,8 +41,10 @@ TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 5e-2, torch.int8: 0.3}
 
 
 @pytest.fixture(autouse=True)
-def seeded():
+def seeded(monkeypatch):
+    """Seeds, and packed layers for all batches; tests/serving/test_openvino.py has the other runtime."""
     torch.manual_seed(0)
+    monkeypatch.setattr(prepared_layers, "most_tokens_of_openvino", lambda *_: 0)
     yield
     hf_deberta.disable()
 
@@ -454,8 +455,8 @@ def test_answers_do_not_depend_on_other_texts(dtype):
 
 def test_slow_types_are_reported(monkeypatch):
     warnings = []
-    monkeypatch.setattr(optimize_module.logger, "warning_once", warnings.append)
-    monkeypatch.setattr(optimize_module, "is_as_fast_as_float32", lambda dtype, threads: False)
+    monkeypatch.setattr(choices.logger, "warning_once", warnings.append)
+    monkeypatch.setattr(choices, "is_as_fast_as_float32", lambda dtype, threads: False)
     hf_deberta.optimize(make_model(), torch.bfloat16)
     assert "hf_deberta.optimize(model) would be faster" in warnings[0]
     hf_deberta.optimize(make_model())
@@ -510,3 +511,18 @@ def test_int8_of_constant_and_of_negative_states(case):
     with torch.no_grad():
         result = PackedLinear.from_weight(layer.weight, layer.bias, torch.int8)(states)
         assert (result - layer(states)).abs().max() < 0.03
+
+
+def test_int8_of_inputs_that_are_always_large():
+    """A few inputs of a LayerNorm are a hundred times as large as the others, whose part of the product remains."""
+    norm, layer = nn.LayerNorm(256), nn.Linear(256, 24)
+    with torch.no_grad():
+        norm.weight[:3] = 100
+        norm.bias[1] = 300
+        layer.weight[:, :3] = 0
+        states = norm(torch.randn(9, 256))
+        expected = layer(states)
+        sizes = NormWeights.from_module(norm).sizes()
+        plain, scaled = (PackedLinear.from_weight(layer.weight, layer.bias, torch.int8, sizes=x) for x in (None, sizes))
+        assert (scaled(states) - expected).abs().max() < 0.1 * (plain(states) - expected).abs().max()
+        torch.testing.assert_close(sizes[[0, 5]], torch.tensor([100.0, 1.0]))

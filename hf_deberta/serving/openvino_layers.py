@@ -1,0 +1,219 @@
+"""Neighbouring encoder layers as one OpenVINO graph, for batches of texts of equal length.
+
+Legend: B batch, N tokens, H heads, d head size, s saturation: the largest distance with a row of its own.
+
+A forward pass of few tokens spends much of its time between operations and reading weights. One graph has no Python
+between its operations, and OpenVINO's products of few rows are faster than oneDNN's in PyTorch. The layers are those
+of packed_layer.py: query, key and value are one product, which includes the scale, and the projected tables are
+constants, laid out by distance -s ... s. Packed layers keep what the graph does not compute: packed rows, causal masks,
+subsets of queries, long texts.
+
+    layers = OpenVinoLayers(packed_layers)
+    if layers.can_compute(states, mask):
+        states = layers(states, mask)[-1]            # [B, N, hidden]
+"""
+
+import os
+import threading
+from collections.abc import Container, Sequence
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
+
+import numpy
+import torch
+
+from hf_deberta.model.attention_mask import AttentionMask
+from hf_deberta.model.attention_sdpa import laid_out
+from hf_deberta.model.relative_position import RelativePositions
+
+from .packed_layer import LayerWeights, NoneInCopies, NormWeights, PackedLayer, WeightAndBias, joined, parameters
+from .packed_linear import int8_weight
+
+HIDDEN = -1e30  # added to the scores of padding; finite in bfloat16 too
+LARGEST_SCORES = 2**24  # numbers in the scores of a batch, 64 MB: packed layers need less memory for more
+SETTINGS: dict[torch.dtype, dict[str, Any]] = {
+    torch.float32: {"INFERENCE_PRECISION_HINT": "f32"},
+    torch.bfloat16: {"INFERENCE_PRECISION_HINT": "bf16"},
+    # only weights have 8 bits: more labels stay the same than with states of 8 bits (docs/benchmarks.md)
+    torch.int8: {"INFERENCE_PRECISION_HINT": "bf16", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0},
+}
+
+
+@lru_cache(maxsize=1)
+def has_openvino() -> bool:
+    return find_spec("openvino") is not None
+
+
+def available_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class OpenVinoLayers(NoneInCopies):
+    """Neighbouring layers of an encoder, compiled when first used, for as many threads as PyTorch has then."""
+
+    def __init__(self, layers: Sequence[PackedLayer]):
+        self.layers, self.dtype = layers, layers[0].dtype
+        self.heads, positions = layers[0].weights.heads, layers[0].positions
+        self.saturation = 0 if positions is None else positions.saturation
+        self.request, self.tensor_class = None, None
+        self.lock = threading.Lock()  # a request computes one batch at a time
+
+    def __call__(
+        self, states: torch.Tensor, mask: AttentionMask, kept: Container[int] = ()
+    ) -> list[torch.Tensor | None]:
+        """States [B, N, hidden] after each layer: those of the last, and of the layers whose numbers are `kept`.
+
+        The mask hides padding or nothing.
+        """
+        visible = torch.ones(1, 1) if mask.mask is None else mask.mask.float()
+        inputs = states.contiguous(), visible, self.rows_in_use(states.shape[1])
+        with self.lock:
+            if self.request is None:
+                self.compile(torch.get_num_threads())
+            assert self.request is not None
+            for i, tensor in enumerate(inputs):
+                self.request.set_input_tensor(i, self.tensor_class(tensor.numpy(), shared_memory=True))
+            self.request.infer()
+            return [self.output(i) if i in kept or i == len(self.layers) - 1 else None for i in range(len(self.layers))]
+
+    def output(self, index: int) -> torch.Tensor:
+        """A copy of a result of the request, which the next call overwrites."""
+        assert self.request is not None
+        return torch.tensor(self.request.get_output_tensor(index).data)
+
+    def can_compute(self, states: torch.Tensor, mask: AttentionMask) -> bool:
+        """True for whole texts, with padding between them or none, that are short enough."""
+        batch, tokens, _ = states.shape
+        plain = mask.is_padding_only or (mask.mask is None and not mask.is_structured)
+        return plain and mask.query_positions is None and batch * self.heads * tokens**2 <= LARGEST_SCORES
+
+    def rows_in_use(self, tokens: int) -> torch.Tensor:
+        """The rows of the distances N - 1 ... -N in tables whose first row is that of distance s, [2N]."""
+        rows = torch.arange(1 - tokens, tokens + 1, dtype=torch.int32)
+        return rows.clamp_(-self.saturation, self.saturation).add_(self.saturation)
+
+    def compile(self, threads: int) -> None:
+        import openvino
+
+        settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads}
+        # Pinned threads of several processes would share some cores and leave others idle. More pinned threads than
+        # cores made a process crash later, when it forked (docs/log.md).
+        settings["ENABLE_CPU_PINNING"] = threads == available_cores()
+        model = GraphBuilder(self.layers).model()
+        compiled = openvino.Core().compile_model(model, "CPU", settings | SETTINGS[self.dtype])
+        self.request, self.tensor_class = compiled.create_infer_request(), openvino.Tensor
+
+
+class GraphBuilder:
+    """The graph of layers, from states [B, N, hidden], visible tokens [B, N] or [1, 1], and rows in use [2N]."""
+
+    def __init__(self, layers: Sequence[PackedLayer]):
+        from openvino import opset13
+
+        self.op, self.layers, self.dtype = opset13, layers, layers[0].dtype
+
+    def model(self) -> Any:
+        import openvino
+
+        op, hidden = self.op, self.layers[0].weights.query[0].shape[1]
+        states = op.parameter([-1, -1, hidden], numpy.float32)
+        visible = op.parameter([-1, -1], numpy.float32)
+        self.rows = op.parameter([-1], numpy.int32)
+        inputs = [states, visible, self.rows]
+        self.hidden = op.unsqueeze(
+            op.multiply(op.subtract(visible, self.floats(1)), self.floats(-HIDDEN)), self.integers(1, 2)
+        )
+        self.visible = op.unsqueeze(visible, self.integers(2))
+        self.count(states)
+        results = []
+        for layer in self.layers:
+            states = self.layer(states, layer.weights, layer.positions)
+            results.append(op.result(states))
+        return openvino.Model(results, inputs)
+
+    def count(self, states: Any) -> None:
+        """Numbers that depend on the number of tokens, as vectors of length 1."""
+        op = self.op
+        self.tokens = op.gather(op.shape_of(states), self.integers(1), self.integers(0))
+        self.columns = op.multiply(self.tokens, self.integers(2))
+        self.skewed_columns = op.subtract(self.columns, self.integers(1))
+        self.first = op.subtract(self.tokens, self.integers(1))
+        self.end = op.add(self.first, op.multiply(self.tokens, self.skewed_columns))
+
+    def layer(self, states: Any, weights: LayerWeights, positions: RelativePositions | None) -> Any:
+        op = self.op
+        attended = self.linear(self.attention(states, weights, positions), parameters(weights.attention_output))
+        middle = self.norm(op.add(attended, states), weights.attention_norm)
+        inner = op.gelu(self.linear(middle, parameters(weights.intermediate)), "erf")
+        return self.norm(op.add(self.linear(inner, parameters(weights.output)), middle), weights.output_norm)
+
+    def attention(self, states: Any, weights: LayerWeights, positions: RelativePositions | None) -> Any:
+        """The context [B, N, H d]; zero for padding."""
+        op, heads, size = self.op, weights.heads, weights.query[0].shape[0] // weights.heads
+        projected = self.linear(states, joined(weights.scaled_query(), weights.key, weights.value))
+        projected = op.reshape(projected, self.integers(0, 0, 3, heads, size), True)
+        by_part = op.transpose(projected, self.integers(2, 0, 3, 1, 4))  # [3, B, H, N, d]
+        parts = op.split(by_part, op.constant(0), 3).outputs()
+        query, key, value = (op.squeeze(part, self.integers(0)) for part in parts)
+        scores = op.add(op.matmul(query, key, False, True), self.hidden)
+        if positions is not None:
+            for term in self.position_terms(query, key, positions):
+                scores = op.add(scores, term)
+        context = op.matmul(op.softmax(scores, -1), value, False, False)
+        context = op.reshape(op.transpose(context, self.integers(0, 2, 1, 3)), self.integers(0, 0, heads * size), True)
+        return op.multiply(context, self.visible)
+
+    def position_terms(self, query: Any, key: Any, positions: RelativePositions) -> list[Any]:
+        """c2p, p2c and p2p, each [B or 1, H, N, N]."""
+        op, reach = self.op, positions.saturation
+        tables = laid_out(positions, positions.position_key, positions.position_query, None, reach, None)
+        terms = []
+        if "c2p" in positions.terms:
+            terms.append(self.skewed(op.matmul(query, self.in_use(tables.falling), False, True)))
+        if "p2c" in positions.terms:
+            by_key = self.skewed(op.matmul(key, self.in_use(tables.rising), False, True))
+            terms.append(op.transpose(by_key, self.integers(0, 1, 3, 2)))
+        if "p2p" in positions.terms:
+            assert tables.falling is not None and tables.rising is not None
+            constant = (tables.falling * tables.rising.flip(1)).sum(2)[None, :, :, None]  # [1, H, 2s + 1, 1]
+            by_distance = op.transpose(self.in_use(constant, 2), self.integers(0, 1, 3, 2))
+            shape = op.concat([self.integers(1, constant.shape[1]), self.tokens, self.columns], 0)
+            terms.append(self.skewed(op.broadcast(by_distance, shape)))
+        return terms
+
+    def in_use(self, table: torch.Tensor | None, axis: int = 1) -> Any:
+        """The rows of the distances N - 1 ... -N."""
+        assert table is not None
+        return self.op.gather(self.floats(table), self.rows, self.op.constant(axis))
+
+    def skewed(self, product: Any) -> Any:
+        """Entry (i, j) of the result [.., N, N] is entry (i, N - 1 - i + j) of `product` [.., N, 2N]."""
+        op = self.op
+        flat = op.reshape(product, self.integers(0, 0, -1), True)
+        flat = op.slice(flat, self.first, self.end, self.integers(1), self.integers(2))
+        rows = op.reshape(flat, op.concat([self.integers(0, 0), self.tokens, self.skewed_columns], 0), True)
+        return op.slice(rows, self.integers(0), self.tokens, self.integers(1), self.integers(3))
+
+    def linear(self, states: Any, layer: WeightAndBias) -> Any:
+        op, (weight, bias) = self.op, layer
+        constant = self.floats(weight)
+        if self.dtype == torch.int8:
+            integers, scale = int8_weight(weight.detach())
+            constant = op.multiply(
+                op.convert(op.constant(integers.numpy()), numpy.float32), self.floats(scale[:, None])
+            )
+        product = op.matmul(states, constant, False, True)
+        return product if bias is None else op.add(product, self.floats(bias))
+
+    def norm(self, states: Any, norm: NormWeights) -> Any:
+        op = self.op
+        normalised = op.mvn(states, self.integers(-1), True, norm.epsilon, "INSIDE_SQRT")
+        return op.add(op.multiply(normalised, self.floats(norm.weight)), self.floats(norm.bias))
+
+    def integers(self, *values: int) -> Any:
+        return self.op.constant(numpy.array(values, numpy.int64))
+
+    def floats(self, values: torch.Tensor | float) -> Any:
+        return self.op.constant(torch.as_tensor(values, dtype=torch.float32).detach().contiguous().numpy())

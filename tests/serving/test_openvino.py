@@ -1,0 +1,239 @@
+"""`hf_deberta.optimize(model, runtime="openvino")`: the same numbers, for batches that OpenVINO can compute."""
+
+import copy
+from unittest import mock
+
+import pytest
+import torch
+from test_optimize import CHANGES, HEADS, TOLERANCE, difference, make_in_tree, make_inputs, make_model, outputs
+
+import hf_deberta
+from hf_deberta.serving import choices, openvino_layers, prepared_layers
+from hf_deberta.serving.openvino_layers import OpenVinoLayers
+from hf_deberta.serving.packed_layer import PackedLayer
+
+pytest.importorskip("openvino")
+WHOLE_TEXTS = ("equal", "one token", "padded on the left", "long")  # cases of `make_inputs` that OpenVINO computes
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+    yield
+    hf_deberta.disable()
+
+
+def count_calls(layers):
+    return mock.patch.object(layers, "__call__", autospec=True, side_effect=layers.__call__)
+
+
+def optimized(model, dtype=torch.float32):
+    return hf_deberta.optimize(model, dtype, runtime="openvino")
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("case", [*WHOLE_TEXTS, "padded", "structured", "packed"])
+@pytest.mark.parametrize("preset", ["v1-base", "v3-base"])
+def test_hidden_states_are_the_same(preset, case, dtype):
+    model, inputs = make_model(preset=preset), make_inputs(case)
+    model.config.unpad_inputs = case != "padded"
+    expected = outputs(model, inputs)
+    with count_calls(OpenVinoLayers) as calls, count_calls(PackedLayer) as packed_calls:
+        result = outputs(optimized(model, dtype), inputs)
+    computed = case in (*WHOLE_TEXTS, "padded")
+    assert (calls.call_count, packed_calls.call_count) == ((2, 0) if computed else (0, 3))
+    mask = inputs.get("attention_mask", torch.ones(1))
+    real = mask.bool() if mask.dim() == 2 else ...  # LayerNorm makes noise large in states of padding
+    assert difference(result[real], expected[real]) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("model_class", HEADS, ids=lambda model_class: model_class.__name__)
+@pytest.mark.parametrize("case", ["equal", "padded on the left"])
+def test_heads_give_the_same(model_class, case):
+    """Heads that need some states of the last layer leave it to a packed layer."""
+    model, inputs = make_model(model_class), make_inputs(case)
+    expected = outputs(model, inputs)
+    with count_calls(OpenVinoLayers) as calls, count_calls(PackedLayer) as packed_calls:
+        result = outputs(optimized(model), inputs)
+    causal = model_class is hf_deberta.HfDebertaForCausalLM
+    assert (calls.call_count, packed_calls.call_count) in ([(0, 3)] if causal else [(2, 0), (1, 1)])
+    assert difference(result, expected) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("terms", [["p2c", "c2p"], ["c2p"], ["p2c"], ["p2c", "c2p", "p2p"], []])
+def test_all_position_terms_in_any_order(terms):
+    model, inputs = make_model(pos_att_type=terms), make_inputs("padded on the left")
+    expected = outputs(model, inputs)
+    assert difference(outputs(optimized(model), inputs), expected) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"relative_attention": False}, {"num_hidden_layers": 1, "emd_steps": 0}, {"emd_steps": 0}], ids=str
+)
+@pytest.mark.parametrize("model_class", [hf_deberta.HfDebertaModel, hf_deberta.HfDebertaForMaskedLM])
+def test_other_architectures(model_class, settings):
+    model, inputs = make_model(model_class, **settings), make_inputs("equal")
+    expected = outputs(model, inputs)
+    assert difference(outputs(optimized(model), inputs), expected) < TOLERANCE[torch.float32]
+
+
+def test_a_batch_with_a_row_of_padding():
+    model, inputs = make_model(), make_inputs("equal")
+    inputs["attention_mask"] = torch.ones(4, 37)
+    inputs["attention_mask"][2] = 0
+    expected = outputs(model, inputs)
+    for dtype in TOLERANCE:
+        result = outputs(optimized(model, dtype), inputs)
+        assert difference(result[[0, 1, 3]], expected[[0, 1, 3]]) < TOLERANCE[dtype] and result.isfinite().all()
+
+
+@pytest.mark.parametrize("kept", [True, 0, 1, 2, -1, [0, -1]], ids=str)
+def test_hidden_states_between_layers(kept):
+    model, inputs = make_model(), make_inputs("equal")
+    with torch.no_grad():
+        expected = model(**inputs, output_hidden_states=kept)
+        with count_calls(OpenVinoLayers) as calls:
+            result = optimized(model)(**inputs, output_hidden_states=kept)
+    assert calls.call_count == 2
+    for states, expected_states in zip(result.hidden_states, expected.hidden_states, strict=True):
+        assert (states is None) == (expected_states is None)
+        assert states is None or difference(states, expected_states) < TOLERANCE[torch.float32]
+    assert difference(result.last_hidden_state, expected.last_hidden_state) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changes_are_noticed(change):
+    model, inputs = optimized(make_model()), make_inputs("equal")
+    outputs(model, inputs)
+    change(model)
+    assert torch.equal(outputs(model, inputs), outputs(copy.deepcopy(model), inputs))
+
+
+def test_a_hooked_layer_is_called():
+    model, inputs, seen = optimized(make_model()), make_inputs("equal"), []
+    outputs(model, inputs)
+    model.encoder.layer[1].register_forward_hook(lambda module, inputs, output: seen.append(output[0]))
+    outputs(model, inputs)
+    assert len(seen) == 1
+
+
+def test_results_are_not_overwritten_by_the_next_call():
+    model = optimized(make_model())
+    first = outputs(model, make_inputs("equal"))
+    before = first.clone()
+    outputs(model, make_inputs("equal"))
+    assert torch.equal(first, before)
+
+
+def test_training_undoes_it():
+    model, inputs = make_model(), make_inputs("equal")
+    expected = outputs(model, inputs)
+    optimized(model).train()
+    assert model.encoder.prepared is None
+    assert torch.equal(outputs(model.eval(), inputs), expected)
+
+
+@pytest.mark.parametrize(("cores", "pinned"), [(1, False), (2, True), (3, False)])
+def test_threads_are_pinned_only_to_as_many_cores(cores, pinned, monkeypatch):
+    """More pinned threads than cores made a process crash when it forked later."""
+    monkeypatch.setattr(openvino_layers, "available_cores", lambda: cores)
+    layers = optimized(make_model()).encoder.prepared.last
+    with mock.patch("openvino.Core") as core:
+        layers.compile(2)
+    assert core.return_value.compile_model.call_args.args[2]["ENABLE_CPU_PINNING"] is pinned
+
+
+def test_large_batches_need_less_memory_in_packed_layers(monkeypatch):
+    model, inputs = optimized(make_model()), make_inputs("equal")
+    expected = outputs(model, inputs)
+    monkeypatch.setattr(openvino_layers, "LARGEST_SCORES", 4 * 4 * 37**2 - 1)
+    with count_calls(OpenVinoLayers) as calls:
+        assert difference(outputs(model, inputs), expected) < TOLERANCE[torch.float32]
+    assert calls.call_count == 0
+
+
+def test_packed_weights_are_made_when_they_are_used():
+    model = optimized(make_model())
+    layers = model.encoder.prepared.layers
+    outputs(model, make_inputs("equal"))
+    assert not any("output" in vars(layer) for layer in layers)
+    outputs(model, make_inputs("structured"))
+    assert all("output" in vars(layer) for layer in layers)
+
+
+@pytest.mark.parametrize(
+    ("faster", "most"), [((False,), 0), ((True, False), choices.TOKENS_OF_SHORT_TEXTS), ((True, True), choices.ALL)]
+)
+def test_the_faster_runtime_is_chosen(faster, most, monkeypatch):
+    answers = iter(faster)
+    monkeypatch.setattr(choices, "openvino_is_faster", lambda *_: next(answers))
+    prepared = hf_deberta.optimize(make_model()).encoder.prepared
+    assert prepared.most_tokens == most
+    assert all(("output" in vars(layer)) == (most != choices.ALL) for layer in prepared.layers)
+
+
+def test_tokens_decide_between_runtimes(monkeypatch):
+    model = optimized(make_model())
+    model.encoder.prepared.most_tokens = 4 * 37
+    with count_calls(OpenVinoLayers) as calls:
+        outputs(model, make_inputs("equal"))
+        outputs(model, make_inputs("long"))
+    assert calls.call_count == 2
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_timing_gives_a_choice(dtype):
+    """Not which one: that depends on the processor."""
+    prepared = hf_deberta.optimize(make_model(), dtype).encoder.prepared
+    assert prepared.most_tokens in (0, choices.TOKENS_OF_SHORT_TEXTS, choices.ALL)
+
+
+def test_torch_can_be_asked_for():
+    model, inputs = hf_deberta.optimize(make_model(), runtime="torch"), make_inputs("equal")
+    with count_calls(OpenVinoLayers) as calls:
+        outputs(model, inputs)
+    assert calls.call_count == 0
+
+
+def test_without_openvino(monkeypatch):
+    monkeypatch.setattr(prepared_layers, "has_openvino", lambda: False)
+    monkeypatch.setattr("hf_deberta.serving.optimize.has_openvino", lambda: False)
+    model, inputs = make_model(), make_inputs("equal")
+    expected = outputs(model, inputs)
+    assert difference(outputs(hf_deberta.optimize(model), inputs), expected) < TOLERANCE[torch.float32]
+    with pytest.raises(ImportError, match="pip install 'hf-deberta\\[openvino\\]'"):
+        optimized(make_model())
+
+
+@pytest.mark.parametrize("settings", [{"hidden_act": "relu"}, {"preset": "v2-xlarge"}], ids=str)
+def test_other_layers_are_for_torch(settings):
+    model = make_model(**settings)
+    with pytest.raises(ValueError, match="use runtime='torch'"):
+        optimized(model)
+    assert hf_deberta.optimize(model).encoder.prepared.last is None
+
+
+def test_unknown_runtimes_are_refused():
+    with pytest.raises(ValueError, match="runtime must be one of torch, openvino or None, not 'tensorrt'"):
+        hf_deberta.optimize(make_model(), runtime="tensorrt")
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_in_tree_models(version, dtype):
+    model, inputs = make_in_tree(version), make_inputs("equal")
+    expected = outputs(model, inputs)
+    optimized(model, dtype)
+    with count_calls(OpenVinoLayers) as calls:
+        result = outputs(model, inputs)
+        with torch.no_grad():
+            states = model(**inputs, output_hidden_states=True).hidden_states
+    assert calls.call_count == 4 and len(states) == 4 and torch.equal(states[-1], result)
+    assert 0 < difference(result, expected) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_answers_do_not_depend_on_other_texts(dtype):
+    model, inputs = optimized(make_model(), dtype), make_inputs("equal")
+    alone = torch.cat([outputs(model, {"input_ids": ids[None]}) for ids in inputs["input_ids"]])
+    assert difference(outputs(model, inputs), alone) < TOLERANCE[dtype] / 10
