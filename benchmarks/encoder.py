@@ -11,7 +11,7 @@ Peers, by their names in the result file (docs/benchmarks.md explains them):
 - enabled: the same while `hf_deberta.enable()` is on
 - bert: BERT with SDPA, which has the same matrices without position terms
 - ours sdpa, ours eager, ours triton: this package with each backend
-- ours optimized: this package after `hf_deberta.optimize()`, forward on the CPU
+- ours optimized: this package after `hf_deberta.optimize()`, forward on the CPU; with ", torch" without OpenVINO
 - onnxruntime in-tree, openvino in-tree, openvino ours, openvino bert: other runtimes (runtimes.py), the same
 - ours sdpa, no oneDNN: only on processors where oneDNN is used
 - disentangled-flash, flashdeberta: where they are installed and can run
@@ -113,7 +113,7 @@ def available_peers(device: str, training: bool = False) -> list[str]:
     if device == "cuda":
         modules["flashdeberta"] = ("flashdeberta",)
     elif not training:
-        peers.append("ours optimized")
+        peers += ["ours optimized", "ours optimized, torch"]
         modules |= {name: MODULES[name.split()[0]] for name in RUNTIMES}
     for name, needed in modules.items():
         try:
@@ -127,10 +127,12 @@ def available_peers(device: str, training: bool = False) -> list[str]:
 
 
 def split_name(peer: str) -> tuple[str, str]:
-    """Return the name of a peer and what is added to it: "no oneDNN", "compiled", "CUDA graph" or nothing."""
+    """Return the name of a peer and what is added to it: "no oneDNN", "torch", "compiled", "CUDA graph" or nothing."""
     name, _, addition = peer.partition(", ")
-    if addition not in ("", "no oneDNN", "compiled", "CUDA graph"):
-        raise SystemExit(f"{peer!r}: write 'compiled', 'CUDA graph' or 'no oneDNN' after the comma")
+    if addition not in ("", "no oneDNN", "torch", "compiled", "CUDA graph"):
+        raise SystemExit(f"{peer!r}: write 'compiled', 'CUDA graph', 'torch' or 'no oneDNN' after the comma")
+    if addition == "torch" and name != "ours optimized":
+        raise SystemExit(f"{peer!r}: 'torch' is for 'ours optimized'; leave it out")
     return name, addition
 
 
@@ -142,7 +144,7 @@ def prepare(peer: str, model: Any, inputs: dict[str, Any], arguments: argparse.N
     if peer in RUNTIMES:
         return fastest_runner(peer, model, inputs_of(peer, inputs), dtype, graphs)
     if peer == "ours optimized":
-        return hf_deberta.optimize(model, dtype=getattr(torch, dtype))
+        return hf_deberta.optimize(model, dtype=getattr(torch, dtype), runtime=addition or None)
     model = quantize(model) if dtype == "int8" else model.to(getattr(torch, dtype))
     if addition == "compiled":
         model.compile()
@@ -281,7 +283,7 @@ def measure(case: str, arguments: argparse.Namespace, graphs: Graphs) -> list[di
             model.train()
     tokens = inputs["input_ids"].numel()
     repeats = arguments.repeats or max(5, min(31, 12000 // tokens))
-    times = medians(time_interleaved(steps, repeats, arguments.device))
+    times = medians(time_interleaved(steps, repeats, arguments.device, calls=1 if training else 2))
     chosen = {peer: getattr(model, "settings", "") for peer, model in models.items()}
     report(case, times, errors, chosen)
     setting = {"mode": arguments.mode, "case": case, "dtype": arguments.dtype, "device": arguments.device}

@@ -65,10 +65,11 @@ def peers_of(folder: Path, graphs: Graphs) -> dict[tuple[str, str], Callable[[],
         ("in-tree", "bfloat16"): lambda: [load(folder).bfloat16()],
         ("in-tree", "int8"): lambda: [quantize(load(folder))],
     }
-    for dtype in ("float32", "bfloat16", "int8"):
-        peers["ours optimized", dtype] = lambda dtype=dtype: [
-            hf_deberta.optimize(load(folder, ours=True), dtype=getattr(torch, dtype))
-        ]
+    for runtime in ("torch", "openvino"):
+        for dtype in ("float32", "bfloat16", "int8"):
+            peers[f"ours optimized, {runtime}", dtype] = lambda dtype=dtype, runtime=runtime: [
+                hf_deberta.optimize(load(folder, ours=True), dtype=getattr(torch, dtype), runtime=runtime)
+            ]
     for peer, dtype in RUNTIME_PEERS:
         peers[peer, dtype] = lambda peer=peer, dtype=dtype: list(
             all_runners(peer, load(folder, ours=peer.endswith("ours")), None, dtype, graphs)

@@ -11,6 +11,7 @@ import argparse
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -24,12 +25,17 @@ MAX_LENGTH_IN_TREE = 4096
 def peak_of_one_pass(peer: str, length: int, device: str, dtype: str) -> float:
     """Return MiB. A short pass loads the libraries before counting starts."""
     model = make_models([peer], classify=False)[peer].to(device, getattr(torch, dtype)).eval()
+    return extra_memory(peer, model, {"input_ids": torch.randint(5, 1000, (1, length), device=device)})
+
+
+def extra_memory(peer: str, model: Any, inputs: dict[str, torch.Tensor]) -> float:
+    """Return the MiB that a forward pass of `inputs` takes beyond the model and the inputs."""
+    device = inputs["input_ids"].device
     with settings(peer), torch.inference_mode():
         model(torch.full((1, 16), 5, device=device))
-        ids = torch.randint(5, 1000, (1, length), device=device)
-        before = start_counting(device)
-        model(ids)
-        return (peak(device) - before) / 2**20
+        before = start_counting(device.type)
+        model(**inputs)
+        return (peak(device.type) - before) / 2**20
 
 
 def start_counting(device: str) -> int:

@@ -54,9 +54,11 @@ def make_ours_with_onednn() -> Any:
 
 PEERS: dict[str, Callable[[], Any]] = {
     "ours": make_ours,
-    "ours optimized": lambda: hf_deberta.optimize(make_ours()),
-    "ours optimized, bfloat16": lambda: hf_deberta.optimize(make_ours(), torch.bfloat16),
-    "ours optimized, int8": lambda: hf_deberta.optimize(make_ours(), torch.int8),
+    "ours optimized, torch": lambda: hf_deberta.optimize(make_ours(), runtime="torch"),
+    "ours optimized, torch, bfloat16": lambda: hf_deberta.optimize(make_ours(), torch.bfloat16, runtime="torch"),
+    "ours optimized, torch, int8": lambda: hf_deberta.optimize(make_ours(), torch.int8, runtime="torch"),
+    "ours optimized, OpenVINO": lambda: hf_deberta.optimize(make_ours(), runtime="openvino"),
+    "ours optimized, OpenVINO, bfloat16": lambda: hf_deberta.optimize(make_ours(), torch.bfloat16, runtime="openvino"),
     "ours, oneDNN": make_ours_with_onednn,
     "ours, bfloat16": lambda: make_ours().bfloat16(),
     "in-tree": make_in_tree,

@@ -12,7 +12,7 @@ RESULTS = Path(__file__).parent / "results" / "encoder.csv"
 MEMORY = RESULTS.with_name("memory.csv")
 GPU_COUNTS = RESULTS.with_name("gpu_counts.csv")
 LABELS = RESULTS.with_name("label_agreement.csv")
-AMD, INTEL = "AMD EPYC", "Intel(R) Xeon(R) Processor @ 2.50GHz"
+AMD = "AMD EPYC"
 PEERS = {  # name in the csv -> heading of the column
     "in-tree": "Transformers' DeBERTa",
     "disentangled-flash": "disentangled-flash",
@@ -39,20 +39,20 @@ COUNTED_PEERS = {  # name in the csv -> heading of the column
     "sdpa": "hf_deberta, sdpa",
     "triton": "hf_deberta, triton",
 }
-README_CASES = {  # (machine, mode, case) -> label of the row
-    (AMD, "forward", "1x32"): "1 row of 32 tokens",
-    (AMD, "forward", "8x128"): "8 rows of 128 tokens, no padding",
-    (AMD, "forward", "mnli"): "32 sentence pairs (MNLI), padded to the longest",
-    (AMD, "training", "mnli"): "one training step on these pairs",
-    (INTEL, "forward", "8x128"): "8 rows of 128 tokens, no padding",
-    (INTEL, "forward", "mnli"): "32 sentence pairs (MNLI), padded to the longest",
+README_CASES = {  # (type, mode, case) -> label of the row
+    ("float32", "forward", "1x32"): "1 row of 32 tokens",
+    ("float32", "forward", "8x128"): "8 rows of 128 tokens, no padding",
+    ("float32", "forward", "mnli"): "32 sentence pairs (MNLI), padded to the longest",
+    ("float32", "training", "mnli"): "one training step on these pairs",
+    ("bfloat16", "forward", "1x32"): "1 row of 32 tokens, bfloat16",
 }
 RATIOS = {  # heading of the column -> (peers of which the fastest counts, ours), names in the csv
     "Transformers / ours": (("in-tree",), "ours sdpa"),
     "Transformers / `optimize()`": (("in-tree",), "ours optimized"),
     "best runtime / `optimize()`": (("onnxruntime in-tree", "openvino in-tree"), "ours optimized"),
+    "OpenVINO, our graph / `optimize()`": (("openvino ours",), "ours optimized"),
 }
-README_PROCESSORS = {AMD: "AMD", INTEL: "Intel"}
+README_RATIOS = list(RATIOS)[:3]
 README_TOKENS = 2048  # of the row with memory
 
 
@@ -151,26 +151,22 @@ def counts_of(row: dict[str, str]) -> str:
 
 
 def readme_table() -> str:
-    """A few times and one row of memory, Transformers' DeBERTa against hf_deberta."""
+    """The ratios of a few cases, and one of memory."""
     lines = [
-        "| base size, float32, 2 cores | processor | Transformers' DeBERTa | hf_deberta | ratio |",
-        "|---|---|--:|--:|--:|",
+        "| base size, 2 threads | " + " | ".join(README_RATIOS) + " |",
+        "|---|" + "--:|" * len(README_RATIOS),
     ]
-    for (machine, mode, case), label in README_CASES.items():
-        times = read_times(machine)
-        theirs, ours = (times[mode, case, peer] for peer in ("in-tree", "ours sdpa"))
-        lines.append(readme_row(label, machine, theirs, ours, "ms"))
+    for (dtype, *case), label in README_CASES.items():
+        times = [read_times(name, dtype) for name in machines(dtype)]
+        cells = [ratio_range(times, (case[0], case[1]), *RATIOS[name]) for name in README_RATIOS]
+        lines.append(f"| {label} | " + " | ".join(cell or "-" for cell in cells) + " |")
     with MEMORY.open() as file:
         rows = [row for row in csv.DictReader(file) if (row["device"], row["dtype"]) == ("cpu", "float32")]
     extra = {(row["peer"], int(row["tokens"])): float(row["extra_mib"]) for row in rows if AMD in row["machine"]}
-    theirs, ours = (extra[peer, README_TOKENS] for peer in ("in-tree", "ours sdpa"))
-    lines.append(readme_row(f"memory of 1 row of {README_TOKENS} tokens", AMD, theirs, ours, "MiB"))
-    return "\n".join(lines)
-
-
-def readme_row(label: str, machine: str, theirs: float, ours: float, unit: str) -> str:
-    processor = README_PROCESSORS[machine]
-    return f"| {label} | {processor} | {theirs:,.0f} {unit} | {ours:,.0f} {unit} | {theirs / ours:.1f} |"
+    ratio = extra["in-tree", README_TOKENS] / extra["ours sdpa", README_TOKENS]
+    return "\n".join(
+        [*lines, f"| memory of 1 row of {README_TOKENS} tokens | {ratio:.1f} (1) |" + " - |" * (len(README_RATIOS) - 1)]
+    )
 
 
 if __name__ == "__main__":

@@ -16,12 +16,18 @@ RESULTS = Path(os.environ.get("RESULTS") or Path(__file__).parent / "results")  
 
 
 def time_interleaved(
-    peers: Mapping[str, Callable[[], object]], repeats: int, device: str = "cpu"
+    peers: Mapping[str, Callable[[], object]], repeats: int, device: str = "cpu", calls: int = 1
 ) -> dict[str, list[float]]:
-    """Return the milliseconds of each peer's calls. Peers take turns; one warm-up round is not counted."""
+    """Return the milliseconds of each peer's calls. Peers take turns; one warm-up round is not counted.
+
+    Of several `calls` in a turn, the last counts: threads of one runtime wait for work for a while, and keep cores
+    busy, while a peer with another one begins.
+    """
     times: dict[str, list[float]] = {name: [] for name in peers}
     for turn in range(repeats + 1):
         for name, call in peers.items():
+            for _ in range(calls - 1):
+                call()
             synchronize(device)
             start = time.perf_counter()
             call()
