@@ -62,6 +62,14 @@ class ModelArguments(NewModelArguments):
         metadata={"help": "mlm; causal (attend to earlier tokens only); joint (both on the same rows: DeBERTa-MT)."},
     )
 
+    perplexity_stride: int | None = field(
+        default=None,
+        metadata={
+            "help": "After training a causal model, evaluate whole documents in windows of --max_seq_length that "
+            "advance by this many tokens: perplexity per token and per word, bits per byte."
+        },
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
         flags = [n for n in ("model_name_or_path", "config_preset", "config_name") if getattr(self, n) is not None]
@@ -70,6 +78,9 @@ class ModelArguments(NewModelArguments):
             raise InputError(f"give one of --model_name_or_path, --config_preset, --config_name, not {given}")
         if self.objective not in ("mlm", "causal", "joint"):
             raise InputError(f"--objective must be mlm, causal or joint, not {self.objective!r}")
+
+        if self.perplexity_stride is not None and self.objective == "mlm":
+            raise InputError("--perplexity_stride is for models that predict the next token: add --objective causal")
 
     @property
     def new_model(self) -> bool:
@@ -87,6 +98,12 @@ def make_trainer(
     masking_args: MaskingArguments,
     training_args: PretrainingArguments,
 ) -> LanguageModelTrainer:
+    stride = model_args.perplexity_stride
+    if stride is not None and not 1 <= stride < corpus_args.max_seq_length:
+        raise InputError(
+            f"--perplexity_stride must be at least 1 and below --max_seq_length, {corpus_args.max_seq_length}, not "
+            f"{stride}: each window keeps some context"
+        )
     require_trained_model(training_args, model_args.new_model, "--model_name_or_path, without --from_scratch")
     set_seed(training_args.seed)
     folder, checkpoint = Path(str(training_args.output_dir)), model_args.model_name_or_path
@@ -97,6 +114,8 @@ def make_trainer(
         check_model_fits(config, tokenizer, corpus_args.max_seq_length, causal=model_args.objective != "mlm")
         masking = None if model_args.objective == "causal" else masking_args.make_masking(tokenizer)
         rows = make_rows(corpus, tokenizer, masking, training_args)
+    evaluated = {"eval": "validation", "test": "test"}
+    sizes = {name: corpus.text_size(split) for name, split in evaluated.items() if stride and split in rows}
     model = make_model(model_args, config, training_args.do_train)
     logger.warning(f"{model.num_parameters():,} parameters")
     return LanguageModelTrainer(
@@ -105,8 +124,11 @@ def make_trainer(
         data_collator=RowCollator(tokenizer.pad_token_id),
         train_dataset=rows["train"],
         eval_dataset=rows.get("validation"),
+        test_dataset=rows.get("test"),
         processing_class=tokenizer,
         objective=model_args.objective,
+        perplexity_stride=stride,
+        text_sizes=sizes,
         context_length=rows["train"].mean_context_length(),
         about={**corpus_args.card_fields(), "base": None if model_args.new_model else checkpoint},
     )

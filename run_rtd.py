@@ -115,7 +115,7 @@ class RtdMaskingArguments(MaskingArguments):
 
 def main() -> None:
     argument_classes = (PairArguments, CorpusArguments, RtdMaskingArguments, PretrainingArguments)
-    run_with_arguments(argument_classes, lambda *arguments: make_trainer(*arguments).train_and_evaluate())
+    run_with_arguments(argument_classes, lambda *arguments: make_trainer(*arguments).train_and_evaluate(), "rtd")
 
 
 def make_trainer(
@@ -149,6 +149,7 @@ def make_trainer(
         data_collator=RowCollator(tokenizer.pad_token_id),
         train_dataset=rows["train"],
         eval_dataset=rows.get("validation"),
+        test_dataset=rows.get("test"),
         processing_class=tokenizer,
         decoupled=pair_args.decoupled,
         context_length=rows["train"].mean_context_length(),

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import random
 import re
@@ -134,6 +135,37 @@ def test_autoregressive_objectives(run_mlm, text, tmp_path, objective):
     assert prompt[0, 0] == 1 and 2 not in prompt  # [CLS] at the beginning, no [SEP]
     assert model.generate(prompt, max_new_tokens=2).shape[1] == prompt.shape[1] + 2
     assert json.loads((tmp_path / "all_results.json").read_text())["eval_loss"] > 0
+
+
+@pytest.mark.slow
+def test_perplexity_of_a_test_split(run_mlm, tmp_path, caplog, monkeypatch):
+    """A data set's test split is evaluated, with the words and bytes of its text as units."""
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    rng, folder = random.Random(0), tmp_path / "data"
+    folder.mkdir()
+    for split, number in (("train", 80), ("validation", 10), ("test", 12)):
+        lines = [" ".join(rng.choices(WORDS.split(), k=rng.randrange(3, 60))) for _ in range(number)]
+        (folder / f"{split}.txt").write_text("\n".join(lines), encoding="utf-8")
+    command = [*TINY, *RUN, "--dataset_name", folder, "--cache_dir", tmp_path / "cache", "--max_steps", 2]
+    command += ["--objective", "causal", "--perplexity_stride", 16, "--output_dir", tmp_path / "out"]
+    run_mlm(*command)
+    results = json.loads((tmp_path / "out" / "all_results.json").read_text())
+    for name, split in (("eval", "validation"), ("test", "test")):
+        text = (folder / f"{split}.txt").read_text()
+        per_word = math.log(results[f"{name}_word_perplexity"]) * len(text.split())
+        assert math.log(results[f"{name}_token_perplexity"]) * (len(text.split())) <= per_word  # a word has tokens
+        size = len(text.replace("\n", "").encode())
+        assert results[f"{name}_bits_per_byte"] * size * math.log(2) == pytest.approx(per_word, rel=1e-4)
+        assert results[f"{name}_perplexity"] > 1
+    assert "test: " in caplog.text
+
+
+def test_a_stride_needs_a_causal_model_and_some_context(run_mlm, text):
+    words = [*TINY, "--train_file", text, "--perplexity_stride"]
+    with pytest.raises(SystemExit, match="add --objective causal"):
+        run_mlm(*words, 8)
+    with pytest.raises(SystemExit, match="at least 1 and below --max_seq_length, 32, not 32"):
+        run_mlm(*words, 32, "--objective", "causal")
 
 
 @pytest.mark.slow

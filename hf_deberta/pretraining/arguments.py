@@ -1,12 +1,15 @@
 """Flags that the pretraining scripts share, and the tokenizer, configuration and rows made from them."""
 
 import json
+import os
 import sys
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 from transformers.utils import logging
@@ -15,6 +18,7 @@ from hf_deberta import PRESETS, HfDebertaConfig
 from hf_deberta.pretraining.corpus import Corpus
 from hf_deberta.pretraining.masking import Masking, Vocabulary
 from hf_deberta.pretraining.packing import Rows, check_rows
+from hf_deberta.pretraining.recipes import Recipe, find_recipe, parse_name
 from hf_deberta.runs.command_line import (
     ScriptParser,
     missing_folder_as_input_error,
@@ -150,7 +154,7 @@ class MaskingArguments:
 
 @dataclass
 class PretrainingArguments(RunArguments):
-    """`TrainingArguments` with the papers' defaults: learning rate 2e-4, Adam epsilon 1e-6, weight decay 0.01."""
+    """`TrainingArguments` with Adam epsilon 1e-6 and weight decay 0.01, as published, and defaults for small runs."""
 
     learning_rate: float = 2e-4
     adam_epsilon: float = 1e-6
@@ -164,6 +168,13 @@ class PretrainingArguments(RunArguments):
     save_total_limit: int | None = 2
     do_train: bool = True
     do_eval: bool = True
+    recipe: str = field(
+        default="none",
+        metadata={
+            "help": "paper: the settings that the papers print for --config_preset; released: those of the released "
+            "scripts. paper:MODEL and released:MODEL take those of another model. Any flag overrides the recipe."
+        },
+    )
     output_dir: str | None = field(
         default=None,
         metadata={
@@ -193,20 +204,66 @@ class PretrainingArguments(RunArguments):
         super().__post_init__()
 
 
-def run_with_arguments(argument_classes: tuple[type, ...], run: Callable[..., Any]) -> Any:
+def run_with_arguments(argument_classes: tuple[type, ...], run: Callable[..., Any], objective: str = "mlm") -> Any:
     """Parse the command line, or a JSON file of flags, and call `run` with an instance of each class.
 
-    User mistakes are reported in one line. The last class must be a `RunArguments`.
+    User mistakes are reported in one line. The last class must be a `PretrainingArguments`.
+
+    Args:
+        objective: "mlm" or "rtd", which selects the recipes.
     """
     parser = ScriptParser(argument_classes)
     with show_input_errors_in_one_line(Path(sys.argv[0]).name):
-        words, _ = read_command_line(parser)
+        words, file_flags = read_command_line(parser)
+        apply_recipe(parser, words, file_flags, objective)
         arguments = parse_into_dataclasses(parser, words)
         if parser.parse_args(words).output_dir is None and is_main_process():
             logger.warning(f"No --output_dir was given: results go to the folder {arguments[-1].output_dir}")
         arguments[-1].identifying_flags = identifying_flags(vars(parser.parse_args(words)), exclude=LENGTH_FLAGS)
         with lock_folder(Path(str(arguments[-1].output_dir))):
             return run(*arguments)
+
+
+def apply_recipe(parser: ScriptParser, words: list[str], file_flags: dict[str, Any], objective: str) -> None:
+    """Make the settings of --recipe the defaults of the parser, and log them with their source."""
+    flags, _ = parser.parse_known_args(words)  # unknown ones are reported after this
+    if flags.recipe == "none":
+        return
+    source, model = parse_name(flags.recipe)
+    if not model:
+        continued = getattr(flags, "discriminator_name_or_path", None) is not None
+        model = getattr(flags, "config_preset", None) or ("continue" if continued else "")
+    recipe = find_recipe(source, objective, model)
+    devices = int(os.environ.get("WORLD_SIZE", 0)) or max(1, 0 if flags.use_cpu else torch.cuda.device_count())
+    settings = {
+        name: value
+        for name, value in recipe.flags(devices, flags.per_device_train_batch_size).items()
+        if hasattr(flags, name)
+    }
+    epochs = parser.get_default("num_train_epochs")
+    parser.set_defaults(num_train_epochs=None)
+    if "num_train_epochs" in file_flags or parser.parse_args(words).num_train_epochs is not None:
+        settings.pop("max_steps", None)  # the user chose the length in epochs
+    parser.set_defaults(**{**settings, "num_train_epochs": epochs, **file_flags})
+    if is_main_process():
+        logger.warning(describe_recipe(recipe, settings, parser.parse_args(words), devices))
+
+
+def describe_recipe(recipe: Recipe, settings: dict[str, Any], flags: Namespace, devices: int) -> str:
+    """Return the settings in use, where they are printed, and what the user changed or nobody published."""
+    used = [f"--{name} {value}" for name, value in settings.items() if getattr(flags, name) == value]
+    changed = [f"--{name}" for name, value in settings.items() if getattr(flags, name) != value]
+    if "max_steps" in recipe.settings and "max_steps" not in settings:
+        changed.append("--max_steps")
+    rows, accumulation = flags.per_device_train_batch_size, flags.gradient_accumulation_steps
+    message = f"Recipe: {recipe.source}. Used: {', '.join(used) or 'nothing'}. Rows per step: "
+    message += f"{devices * rows * accumulation:,} = {devices} device(s) x {rows} x {accumulation}"
+    message += f", published: {recipe.batch:,}."
+    if changed:
+        message += f" Overridden by you: {', '.join(changed)}."
+    if recipe.missing:
+        message += f" No figure is known for {', '.join(f'--{name}' for name in recipe.missing)}: our defaults."
+    return message
 
 
 def require_trained_model(training_args: TrainingArguments, new_model: bool, flags: str) -> None:

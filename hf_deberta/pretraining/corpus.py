@@ -10,16 +10,18 @@ import json
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
+import pyarrow.parquet
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from hf_deberta.pretraining.deduplication import ExactDeduplication
+from hf_deberta.pretraining.mixture import STOPPING_STRATEGIES, DatasetName, Documents, load_datasets
 from hf_deberta.pretraining.token_file import TokenFile, rename_unless_taken, temporary_folder_beside, write_token_file
 from hf_deberta.pretraining.tokenizer_training import KINDS, train_tokenizer
 from hf_deberta.runs.data_files import (
@@ -38,25 +40,38 @@ from hf_deberta.tokenization_hf_deberta import HfDebertaTokenizer
 FILE_TYPES = {name: name for name in ("txt", "json", "csv", "tsv", "parquet")} | {"jsonl": "json"}
 DOCUMENTS_PER_BATCH = 1000  # tokenized together
 MAX_TOKENIZER_DOCUMENTS = 1_000_000  # the most documents that a tokenizer is trained on
+EVALUATION_SPLITS = ("validation", "test")
 TOKENIZER_FLAGS = "trained_with.json"  # beside a trained tokenizer: the flags it was trained with
 
 logger = logging.get_logger(__name__)
-
-Documents = Any  # a datasets.Dataset or IterableDataset; their common methods have no common class
 
 
 @dataclass
 class CorpusArguments:
     """The text to train on, and how rows are made from it."""
 
-    dataset_name: str | None = field(default=None, metadata={"help": "Dataset of the Hub, or a local folder with one."})
+    dataset_name: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Dataset of the Hub, or a local folder with one. Several are interleaved: NAME:CONFIG:WEIGHT ..."
+        },
+    )
     dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of the dataset."})
+    stopping_strategy: str = field(
+        default="first_exhausted",
+        metadata={
+            "help": f"When several datasets end, as in datasets.interleave_datasets: {', '.join(STOPPING_STRATEGIES)}."
+        },
+    )
     train_file: list[str] | None = field(
         default=None,
         metadata={"help": "Text files (txt) or tables (jsonl, csv, tsv, parquet), or patterns of them."},
     )
     validation_file: list[str] | None = field(
         default=None, metadata={"help": "Files to evaluate on, of the same types as --train_file."}
+    )
+    test_file: list[str] | None = field(
+        default=None, metadata={"help": "Files to evaluate on at the end, besides the validation documents."}
     )
     validation_split_percentage: float = field(
         default=5, metadata={"help": "Percentage of the training documents to evaluate on, if there are no others."}
@@ -68,6 +83,9 @@ class CorpusArguments:
     streaming: bool = field(default=False, metadata={"help": "Read the dataset without a copy on disk."})
     max_train_samples: int | None = field(default=None, metadata={"help": "Use at most N training documents."})
     max_eval_samples: int | None = field(default=None, metadata={"help": "Evaluate on at most N documents."})
+    deduplicate: bool = field(
+        default=False, metadata={"help": "Leave out training documents whose text came before, and count them."}
+    )
     preprocessing_num_workers: int | None = field(
         default=None, metadata={"help": "No effect: one process tokenizes, with threads on all cores."}
     )
@@ -95,6 +113,21 @@ class CorpusArguments:
     def __post_init__(self) -> None:
         if (self.dataset_name is None) == (self.train_file is None):
             raise InputError("give the text to train on: either --train_file or --dataset_name")
+        self.datasets = [DatasetName.parse(name) for name in self.dataset_name or []]
+        if self.dataset_config_name is not None and (len(self.datasets) != 1 or self.datasets[0].config is not None):
+            raise InputError(
+                "--dataset_config_name is for one --dataset_name without a configuration of its own: write NAME:CONFIG"
+            )
+        if len(self.datasets) < 2 and (
+            self.stopping_strategy != "first_exhausted" or any(part.weight != 1 for part in self.datasets)
+        ):
+            raise InputError(
+                "weights in --dataset_name and --stopping_strategy are for several data sets: leave them out"
+            )
+        if self.stopping_strategy not in STOPPING_STRATEGIES:
+            raise InputError(
+                f"--stopping_strategy must be one of {', '.join(STOPPING_STRATEGIES)}, not {self.stopping_strategy!r}"
+            )
         if self.sample_by not in ("line", "paragraph", "document"):
             raise InputError(f"--sample_by must be line, paragraph or document, not {self.sample_by!r}")
         if self.tokenizer_type not in KINDS:
@@ -111,7 +144,8 @@ class CorpusArguments:
     def card_fields(self) -> dict[str, str | None]:
         """Return the `data` and `dataset` of `model_card.write_training_card`."""
         files = ", ".join(Path(file).name for file in self.train_file or [])
-        return {"data": self.dataset_name or files, "dataset": self.dataset_name}
+        names = ", ".join(part.name for part in self.datasets)
+        return {"data": names or files, "dataset": names if len(self.datasets) == 1 else None}
 
 
 @dataclass
@@ -135,17 +169,16 @@ class Corpus:
         options: dict[str, Any] = {"streaming": args.streaming, "cache_dir": self.cache_dir}
         splits: dict[str, Documents]
         if args.dataset_name is not None:
-            name = (args.dataset_name, args.dataset_config_name)
-            with explain_bad_files([args.dataset_name]):
-                # datasets never runs code from a repository; it has no option trust_remote_code
-                splits = dict(datasets.load_dataset(*name, token=self.token, **options))
-            if "train" not in splits:
-                raise InputError(f"{args.dataset_name} has no split 'train'; it has {', '.join(splits)}")
+            names = [replace(part, config=part.config or args.dataset_config_name) for part in args.datasets]
+            hub_options = {**options, "token": self.token}
+            splits = load_datasets(names, args.text_column, args.stopping_strategy, hub_options)
         else:
-            splits = {"train": read_files(args.train_file or [], args.sample_by, options)}
+            splits = {"train": read_files(args.train_file or [], args, options)}
         if args.validation_file is not None:
-            splits["validation"] = read_files(args.validation_file, args.sample_by, options)
-        elif "validation" not in splits and args.validation_split_percentage > 0:
+            splits["validation"] = read_files(args.validation_file, args, options)
+        if args.test_file is not None:
+            splits["test"] = read_files(args.test_file, args, options)
+        if "validation" not in splits and args.validation_split_percentage > 0:
             splits |= self._split_off_validation(splits["train"])
         for split, documents in splits.items():
             columns = documents.column_names
@@ -154,7 +187,9 @@ class Corpus:
                     f"the {split} documents ({self.source(split)}) have no column {args.text_column!r}, only "
                     f"{', '.join(columns)}: name the column of the text with --text_column"
                 )
-        limits = {"train": args.max_train_samples, "validation": args.max_eval_samples}
+        limits = {"train": args.max_train_samples, **dict.fromkeys(EVALUATION_SPLITS, args.max_eval_samples)}
+        if unused := splits.keys() - limits:
+            logger.warning(f"not used: the splits {', '.join(sorted(unused))} of {self.source('train')}")
         return {split: first_documents(splits[split], limits[split]) for split in splits if split in limits}
 
     def _split_off_validation(self, train: Documents) -> dict[str, Documents]:
@@ -195,7 +230,7 @@ class Corpus:
 
     def source(self, split: str) -> str:
         """Return the files or the dataset of a split, for messages."""
-        return list_files(self.files(split)) or str(self.arguments.dataset_name)
+        return list_files(self.files(split)) or ", ".join(part.name for part in self.arguments.datasets)
 
     def fingerprint(self, split: str, tokenizer: PreTrainedTokenizerBase) -> str:
         """Return a hash that changes with the text or the tokenizer."""
@@ -205,15 +240,20 @@ class Corpus:
             sources.append((str(path), path.stat().st_size, path.stat().st_mtime_ns))
         if args.dataset_name is not None:  # a stream has no fingerprint
             sources.append(getattr(self.splits[split], "_fingerprint", None))
+        if len(args.datasets) > 1:
+            sources.append(args.stopping_strategy)
+        if args.deduplicate and split == "train":
+            sources.append("deduplicate")
         content: list[Any] = [args.dataset_name, args.dataset_config_name, args.text_column, args.sample_by, sources]
-        max_eval_samples = args.max_eval_samples if split == "validation" else None
+        max_eval_samples = args.max_eval_samples if split in EVALUATION_SPLITS else None
         content += [args.max_train_samples, max_eval_samples, args.validation_split_percentage, split]
         content += [args.validation_file is None]  # whether validation is split off the training documents
         return hashlib.sha256((json.dumps(content) + tokenizer_rules(tokenizer)).encode()).hexdigest()
 
     def files(self, split: str) -> list[str]:
         args = self.arguments
-        return expand_patterns((args.validation_file if split == "validation" else None) or args.train_file or [])
+        files = {"validation": args.validation_file, "test": args.test_file}.get(split)
+        return expand_patterns(files or args.train_file or [])
 
     def token_file(
         self, split: str, tokenizer: PreTrainedTokenizerBase, folder: str | Path, overwrite: bool = False
@@ -228,15 +268,34 @@ class Corpus:
             return existing
         if (folder / "about.json").exists():
             logger.warning(f"{folder} was made from another text or tokenizer: tokenizing again")
-        documents = (ids for batch in self.batches(split) for ids in encode(tokenizer, batch))
+        batches = self.batches(split)
+        counts: dict[str, int] = {}
+        if self.arguments.deduplicate and split == "train":
+            deduplication = ExactDeduplication()
+            batches, counts = deduplication.without_duplicates(batches), deduplication.counts
+        documents = (ids for batch in batches if batch for ids in encode(tokenizer, batch))
         new_folders = [path for path in (folder.parent, *folder.parent.parents) if not path.exists()]
         try:
-            return write_token_file(folder, documents, len(tokenizer), fingerprint)
+            token_file = write_token_file(folder, documents, len(tokenizer), fingerprint, counts)
         except InputError:
             with suppress(OSError):
                 for path in new_folders:
                     path.rmdir()
             raise
+        if counts:
+            logger.warning(
+                f"{split}: {counts['duplicates']:,} documents ({counts['duplicate_characters']:,} characters) came "
+                f"before and were left out, {len(token_file):,} were kept"
+            )
+        return token_file
+
+    def text_size(self, split: str) -> tuple[int, int]:
+        """Return the words (between white space) and the bytes of a split's text in UTF-8."""
+        words = size = 0
+        for batch in self.batches(split):
+            words += sum(len(text.split()) for text in batch)
+            size += sum(len(text.encode("utf-8", "surrogatepass")) for text in batch)
+        return words, size
 
     def train_tokenizer(self, folder: str | Path, model_max_length: int) -> HfDebertaTokenizer:
         """Return the tokenizer in the folder; train it on the training documents if there is none."""
@@ -308,7 +367,7 @@ def expand_patterns(patterns: Iterable[str]) -> list[str]:
     return files
 
 
-def read_files(patterns: list[str], sample_by: str, options: dict[str, Any]) -> Documents:
+def read_files(patterns: list[str], args: CorpusArguments, options: dict[str, Any]) -> Documents:
     """Read the documents of files, which must all have the same type."""
     files = expand_patterns(patterns)
     types = {FILE_TYPES.get(Path(file).name.removesuffix(".gz").rpartition(".")[2].lower()) for file in files}
@@ -318,7 +377,12 @@ def read_files(patterns: list[str], sample_by: str, options: dict[str, Any]) -> 
     if not any(Path(file).stat().st_size for file in files):
         raise InputError(f"there is no text to train on: {', '.join(files[:5])} is empty")
     if file_type == "txt":
-        options = {**options, "sample_by": sample_by}
+        options = {**options, "sample_by": args.sample_by}
+    elif file_type == "parquet":  # other columns may differ from file to file, as the metadata of datatrove do
+        with explain_bad_files(files[:1]):
+            columns = pyarrow.parquet.read_schema(files[0]).names
+        if args.text_column in columns:
+            options = {**options, "columns": [args.text_column]}
     return load_files(str(file_type), files, **options)
 
 

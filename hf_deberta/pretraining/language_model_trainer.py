@@ -1,7 +1,7 @@
 """`Trainer` for masked, autoregressive and joint language modelling."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -11,6 +11,8 @@ from transformers.trainer_utils import EvalPrediction
 
 from hf_deberta.model.batch_loss import IGNORED, cross_entropy_per_item
 from hf_deberta.model.enhanced_mask_decoder import HfDebertaMaskedLMOutput
+from hf_deberta.pretraining.packing import Rows
+from hf_deberta.pretraining.perplexity import perplexity_of_documents
 from hf_deberta.pretraining.trainer import PretrainingTrainer
 from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.uneven_batches import STAND_IN
@@ -25,14 +27,25 @@ class LanguageModelTrainer(PretrainingTrainer):
     predicted tokens, independent of rows and batches, and computes logits at predicted positions only.
 
     >>> LanguageModelTrainer(model, arguments, RowCollator(0), rows, validation_rows, objective="mlm").train()
+
+    Args:
+        perplexity_stride: after training, evaluate with `perplexity_of_documents` too.
+        text_sizes: for that, `Corpus.text_size` of "eval" and "test".
     """
 
     objective: str
 
-    def __init__(self, *args: Any, objective: str = "mlm", **kwargs: Any):
+    def __init__(
+        self,
+        *args: Any,
+        objective: str = "mlm",
+        perplexity_stride: int | None = None,
+        text_sizes: Mapping[str, tuple[int, int]] | None = None,
+        **kwargs: Any,
+    ):
         if objective not in LOSSES:
             raise InputError(f"--objective must be one of {', '.join(LOSSES)}, not {objective!r}")
-        self.objective = objective
+        self.objective, self.perplexity_stride, self.text_sizes = objective, perplexity_stride, text_sizes or {}
         kwargs.setdefault("compute_metrics", self.mean_metrics)
         super().__init__(*args, **kwargs)
         if objective == "joint" and self.args.n_gpu > 1:
@@ -114,6 +127,11 @@ class LanguageModelTrainer(PretrainingTrainer):
             sums.append(values.new_zeros(labels.shape[0], 3).index_add(0, row, values))
         row_sums = torch.cat(sums, dim=1)
         return None, row_sums, row_sums
+
+    def final_metrics(self, name: str, rows: Rows) -> dict[str, float]:
+        if self.perplexity_stride is None:
+            return {}
+        return perplexity_of_documents(self.model, rows, self.perplexity_stride, *self.text_sizes[name])
 
     def operations(self, tokens: float, predicted: float) -> float:
         """A joint step makes two passes; the causal one predicts nearly all tokens."""

@@ -1,22 +1,55 @@
-"""Perplexity of a long text under a causal language model, by overlapping windows."""
+"""Perplexity of texts under a causal language model, by overlapping windows."""
 
 import math
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from hf_deberta.model.batch_loss import cross_entropy_per_item
+from hf_deberta.pretraining.packing import Rows
+
+
+def perplexity_of_documents(
+    model: PreTrainedModel, rows: Rows, stride: int, words: int, text_bytes: int
+) -> dict[str, float]:
+    """Return the perplexity per token and per word, and bits per byte, of whole documents.
+
+    Each document is one sequence, `[CLS] document [SEP]`. Everything after [CLS] is predicted, once, with at least
+    `rows.length - stride` tokens of context from the same document where it has so many. All three numbers come from
+    the same sum of losses: per token (with the end of each document), per word between white space, per byte of UTF-8.
+
+    >>> perplexity_of_documents(model, rows, stride=256, *corpus.text_size("test"))
+    {'token_perplexity': 31.2, 'word_perplexity': 58.9, 'bits_per_byte': 1.07}
+    """
+    total, tokens = 0.0, 0
+    for number in range(len(rows.tokens)):
+        ids = np.concatenate([rows.cls, rows.tokens.document(number), rows.sep]).astype(np.int64)
+        loss, scored = strided_loss(model, torch.from_numpy(ids), rows.length, stride)
+        total, tokens = total + loss, tokens + scored
+    return {
+        "token_perplexity": math.exp(min(total / tokens, 700)),
+        "word_perplexity": math.exp(min(total / max(words, 1), 700)),  # a text of one word in many tokens overflows
+        "bits_per_byte": total / math.log(2) / text_bytes,
+    }
+
+
+def strided_perplexity(model: PreTrainedModel, ids: torch.Tensor, length: int, stride: int) -> float:
+    """Return exp of the mean loss over a sequence of tokens [T], see `strided_loss`.
+
+    >>> strided_perplexity(model, tokenizer(text, return_tensors="pt").input_ids[0], length=512, stride=256)
+    """
+    total, scored = strided_loss(model, ids, length, stride)
+    return math.exp(total / scored)
 
 
 @torch.no_grad()
-def strided_perplexity(model: PreTrainedModel, ids: torch.Tensor, length: int, stride: int) -> float:
-    """Return exp of the mean loss over a sequence of tokens [T].
+def strided_loss(model: PreTrainedModel, ids: torch.Tensor, length: int, stride: int) -> tuple[float, int]:
+    """Return the sum of the losses over a sequence of tokens [T], and how many of them are scored.
 
     Windows of `length` tokens advance by `stride`. Each window scores the tokens that no earlier window scored, so a
     token has at least `length - stride` tokens of context, except in the first window. The very first token has no
     context and is not scored; with `stride == length` that is true of each window's first token.
-
-    >>> strided_perplexity(model, tokenizer(text, return_tensors="pt").input_ids[0], length=512, stride=256)
     """
     check_windows(ids, length, stride)
     ids, training = ids.to(model.device), model.training
@@ -33,7 +66,7 @@ def strided_perplexity(model: PreTrainedModel, ids: torch.Tensor, length: int, s
         if end == len(ids):
             break
     model.train(training)
-    return math.exp(total / scored)
+    return total, scored
 
 
 def check_windows(ids: torch.Tensor, length: int, stride: int) -> None:

@@ -11,7 +11,7 @@ A writer that is killed leaves a folder `_unfinished-...` beside, which may be d
 import errno
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,11 +91,18 @@ def read_about(path: Path) -> dict[str, Any]:
 
 
 def write_token_file(
-    folder: str | Path, documents: Iterable[Sequence[int] | np.ndarray], vocab_size: int, fingerprint: str
+    folder: str | Path,
+    documents: Iterable[Sequence[int] | np.ndarray],
+    vocab_size: int,
+    fingerprint: str,
+    counts: Mapping[str, int] | None = None,
 ) -> TokenFile:
     """Write documents as they come, and rename the folder once it is complete.
 
     Another process may write the same folder at the same time. If the fingerprints are equal, the first one stays.
+
+    Args:
+        counts: numbers for about.json; they may change while documents are read.
     """
     folder = Path(folder)
     dtype = np.uint16 if vocab_size <= 2**16 else np.uint32
@@ -110,7 +117,13 @@ def write_token_file(
                 ends.write(np.int64(total).tobytes())
         if count == 0:
             raise InputError(f"there is no text for {folder}: every document is empty")
-        about = {"fingerprint": fingerprint, "dtype": np.dtype(dtype).name, "tokens": total, "documents": count}
+        about: dict[str, Any] = {
+            "fingerprint": fingerprint,
+            "dtype": np.dtype(dtype).name,
+            "tokens": total,
+            "documents": count,
+        }
+        about |= counts or {}
         (unfinished / "about.json").write_text(json.dumps(about, indent=2), encoding="utf-8")
         if TokenFile.read_if_same(folder, fingerprint) is None:
             with suppress(FileNotFoundError):

@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from transformers import TrainerState
 from transformers.utils import logging
@@ -37,14 +37,23 @@ class PretrainingTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin,
     Args:
         context_length: mean length of a token's document, for mfu: `Rows.mean_context_length`.
         about: arguments of `model_card.write_training_card`.
+        test_dataset: rows that are evaluated once, at the end.
     """
 
     args: RunArguments
     model: Any  # Trainer annotates it as a model or None
     train_dataset: Any  # Rows
 
-    def __init__(self, *args: Any, context_length: float = 0.0, about: dict[str, Any] | None = None, **kwargs: Any):
+    def __init__(
+        self,
+        *args: Any,
+        context_length: float = 0.0,
+        about: dict[str, Any] | None = None,
+        test_dataset: Rows | None = None,
+        **kwargs: Any,
+    ):
         super().__init__(*args, **kwargs)
+        self.test_dataset = test_dataset
         self.context_length, self.about = context_length, about or {"data": "text"}
         self.order: EpochSampler | None = None
         self.meter = ThroughputMeter(self.model.config.pad_token_id)
@@ -55,16 +64,22 @@ class PretrainingTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin,
     def train_and_evaluate(self) -> None:
         """Train or resume, evaluate, and write the model card: all that a script does with its trainer."""
         new_model = self.args.do_train and self.train_or_resume()
-        if self.args.do_eval and self.eval_dataset is not None:
-            metrics = self.evaluate()
-            self.log_metrics("eval", metrics)
-            self.save_metrics("eval", metrics)
+        for name, rows in (("eval", self.eval_dataset), ("test", self.test_dataset)):
+            if self.args.do_eval and rows is not None:
+                metrics = self.evaluate(rows, metric_key_prefix=name)
+                metrics |= {f"{name}_{key}": value for key, value in self.final_metrics(name, cast(Rows, rows)).items()}
+                self.log_metrics(name, metrics)
+                self.save_metrics(name, metrics)
         if new_model:
             self.create_model_card()
             self.save_state()
         if self.args.push_to_hub:
             self.push_to_hub()
         self.end()
+
+    def final_metrics(self, name: str, rows: Rows) -> dict[str, float]:
+        """Return what only the evaluation after training computes; `name` is "eval" or "test"."""
+        return {}
 
     def train_or_resume(self) -> bool:
         """Train, from the last checkpoint if there is one, and save the model. Return whether it was saved.

@@ -147,7 +147,7 @@ def test_changed_data_set_is_tokenized_again(tokenizer, tmp_path):
     fingerprints = []
     for text in ("one two\nthree\nfour\n", "one six\nthree\nfour\n"):
         (tmp_path / "data" / "train.txt").write_text(text, encoding="utf-8")
-        args = CorpusArguments(dataset_name=str(tmp_path / "data"), max_train_samples=1)
+        args = CorpusArguments(dataset_name=[str(tmp_path / "data")], max_train_samples=1)
         for _ in range(2):
             corpus = Corpus(args, str(tmp_path / "cache"))
             train = corpus.token_file("train", tokenizer, tmp_path / "tokens")
@@ -167,7 +167,7 @@ def test_the_token_goes_to_the_hub(monkeypatch):
         return {"train": datasets.Dataset.from_dict({"text": LINES})}
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
-    Corpus(CorpusArguments(dataset_name="me/private"), "cache", "hf_secret")
+    Corpus(CorpusArguments(dataset_name=["me/private"]), "cache", "hf_secret")
     assert received == {"names": ("me/private", None), "token": "hf_secret", "streaming": False, "cache_dir": "cache"}
 
 
@@ -234,7 +234,7 @@ def test_two_processes_train_a_tokenizer(text_file, tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         ({}, "either --train_file or --dataset_name"),
-        ({"train_file": ["a.txt"], "dataset_name": "b"}, "either --train_file or --dataset_name"),
+        ({"train_file": ["a.txt"], "dataset_name": ["b"]}, "either --train_file or --dataset_name"),
         ({"train_file": ["a.txt"], "sample_by": "word"}, "line, paragraph or document, not 'word'"),
         ({"train_file": ["a.txt"], "tokenizer_type": "word"}, "unigram or bpe, not 'word'"),
         ({"train_file": ["a.txt"], "validation_split_percentage": 100}, r"in \[0, 100\), not 100"),
@@ -304,3 +304,33 @@ def test_bad_files(tmp_path, text_file):
         Corpus(CorpusArguments(train_file=[write(tmp_path, "jsonl")]), str(tmp_path / "cache"))
     with pytest.raises(InputError, match="a stream cannot be split"):
         Corpus(CorpusArguments(train_file=[text_file], streaming=True), str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("kind", ["jsonl.gz", "parquet"])
+def test_shards_of_datatrove(tmp_path, kind, streaming):
+    """JsonlWriter writes 00000.jsonl.gz, ParquetWriter 000_00000.parquet. Of parquet only the text is read."""
+    for shard, metadata in enumerate(
+        ({"url": "http://a", "score": 1}, {"score": "high", "lang": {"name": "en"}}, None)
+    ):
+        rows = [{"text": f"document {shard} {row}", "id": str(row), "metadata": metadata} for row in range(3)]
+        path = tmp_path / f"{shard:05d}.{kind}"
+        if kind == "parquet":
+            datasets.Dataset.from_list(rows).to_parquet(path)
+        else:  # an adapter of the writer left the metadata out
+            rows = [{"text": row["text"], "id": row["id"]} for row in rows]
+            path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+    fields = {"streaming": streaming, "validation_split_percentage": 0}
+    corpus = Corpus(CorpusArguments(train_file=[str(tmp_path / f"*.{kind}")], **fields), str(tmp_path / "cache"))
+    assert all_texts(corpus, "train") == [f"document {shard} {row}" for shard in range(3) for row in range(3)]
+
+
+def test_shards_written_by_datatrove(tmp_path):
+    data = pytest.importorskip("datatrove.data")
+    writers = pytest.importorskip("datatrove.pipeline.writers")
+    documents = [data.Document(text=line, id=str(row), metadata={"row": row}) for row, line in enumerate(LINES[:6])]
+    for name, writer in (("jsonl", writers.JsonlWriter), ("parquet", writers.ParquetWriter)):
+        for rank in range(2):
+            list(writer(str(tmp_path / name)).run(iter(documents[rank * 3 : rank * 3 + 3]), rank, 2))
+        args = CorpusArguments(train_file=[str(tmp_path / name / "*")], validation_split_percentage=0)
+        assert all_texts(Corpus(args, str(tmp_path / "cache")), "train") == LINES[:6]

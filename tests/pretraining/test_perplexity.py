@@ -1,13 +1,17 @@
 """Strided perplexity is that of a plain loop over tokens, each with the context its window gives it."""
 
 import math
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from numerics import tiny_model
 
 from hf_deberta import HfDebertaForCausalLM
-from hf_deberta.pretraining.perplexity import strided_perplexity
+from hf_deberta.pretraining.packing import Rows
+from hf_deberta.pretraining.perplexity import perplexity_of_documents, strided_perplexity
+from hf_deberta.pretraining.token_file import TokenFile
 
 IDS = torch.randint(1, 128, (23,), generator=torch.Generator().manual_seed(0))
 MODELS = {
@@ -84,3 +88,28 @@ def test_more_context_tells_more():
 def test_bad_windows_are_one_clear_error(ids, length, stride, message):
     with pytest.raises(ValueError, match=message):
         strided_perplexity(gpt2(), ids, length, stride)
+
+
+@pytest.mark.parametrize("stride", [1, 5, 8])
+def test_documents_are_predicted_whole_and_once(stride):
+    """Token by token: [CLS] is given, the words and [SEP] are predicted, in windows of 9 that overlap."""
+    model = tiny_model(HfDebertaForCausalLM, conv_kernel_size=0)
+    documents = [np.arange(10, 33), np.arange(40, 44)]
+    tokens = TokenFile(np.concatenate(documents), np.array([23, 27]), {})
+    special = SimpleNamespace(cls_token_id=1, sep_token_id=2, pad_token_id=0)
+    rows = Rows(tokens, special, 10, masking=None)
+    rows.length = 9  # Rows needs 10
+    losses = []
+    for document in documents:
+        ids = torch.tensor([1, *document.tolist(), 2])
+        scored = 1
+        for begin in range(0, len(ids), stride):
+            for token in range(scored, min(begin + 9, len(ids))):
+                logits = model(input_ids=ids[None, begin:token]).logits[0, -1]
+                losses.append(-float(logits.log_softmax(-1)[ids[token]]))
+            scored = max(scored, min(begin + 9, len(ids)))
+    assert len(losses) == 23 + 4 + 2
+    metrics = perplexity_of_documents(model, rows, stride, words=11, text_bytes=90)
+    assert metrics["token_perplexity"] == pytest.approx(math.exp(sum(losses) / 29))
+    assert metrics["word_perplexity"] == pytest.approx(math.exp(sum(losses) / 11))
+    assert metrics["bits_per_byte"] == pytest.approx(sum(losses) / math.log(2) / 90)

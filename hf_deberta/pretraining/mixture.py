@@ -1,0 +1,106 @@
+"""Load a data set of the Hub, or several, interleaved by their weights.
+
+>>> DatasetName.parse("wikimedia/wikipedia:20231101.en:0.7")
+DatasetName(name='wikimedia/wikipedia', config='20231101.en', weight=0.7)
+"""
+
+from dataclasses import dataclass
+from math import inf, nan
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import datasets
+from transformers.utils import logging
+
+from hf_deberta.runs.data_files import explain_bad_files
+from hf_deberta.runs.errors import InputError
+
+# of datasets: first_exhausted, all_exhausted, ...
+STOPPING_STRATEGIES = get_args(get_type_hints(datasets.interleave_datasets)["stopping_strategy"])
+SEED = 0  # the same text for each seed of a run, so that runs share token files
+
+logger = logging.get_logger(__name__)
+
+Documents = Any  # a datasets.Dataset or IterableDataset; their common methods have no common class
+
+
+@dataclass(frozen=True)
+class DatasetName:
+    """One value of --dataset_name: name, name:config or name:config:weight; config and weight may be empty."""
+
+    name: str
+    config: str | None = None
+    weight: float = 1.0
+
+    @classmethod
+    def parse(cls, text: str) -> "DatasetName":
+        if Path(text).exists():  # a folder, whose name may contain colons
+            return cls(text)
+        parts = text.split(":")
+        name, config, weight = (*parts, "", "")[:3]
+        try:
+            number = float(weight or 1)
+        except ValueError:
+            number = nan
+        if not name or len(parts) > 3 or not 0 < number < inf:
+            raise InputError(
+                f"--dataset_name must be NAME, NAME:CONFIG or NAME:CONFIG:WEIGHT with a weight above 0, not {text!r}"
+            )
+        return cls(name, config or None, number)
+
+
+def load_datasets(
+    names: list[DatasetName], text_column: str, stopping_strategy: str, options: dict[str, Any]
+) -> dict[str, Documents]:
+    """Return the splits of one data set, or of several as one.
+
+    The training documents of several data sets are interleaved. Their validation documents are put one after the
+    other, and so are their test documents.
+
+    Args:
+        text_column: the only column that is kept of several data sets.
+        stopping_strategy: of `datasets.interleave_datasets`.
+        options: keyword arguments of `datasets.load_dataset`.
+    """
+    loaded = []
+    for name in names:
+        with explain_bad_files([name.name]):
+            # datasets never runs code from a repository; it has no option trust_remote_code
+            loaded.append(dict(datasets.load_dataset(name.name, name.config, **options)))
+        if "train" not in loaded[-1]:
+            raise InputError(f"{name.name} has no split 'train'; it has {', '.join(loaded[-1])}")
+    if len(names) == 1:
+        return loaded[0]
+    for name, splits in zip(names, loaded, strict=True):
+        for split, documents in splits.items():
+            columns = documents.column_names
+            if columns is not None and text_column not in columns:
+                raise InputError(
+                    f"the {split} documents of {name.name} have no column {text_column!r}, only {', '.join(columns)}: "
+                    "--text_column names one column, which all data sets must have"
+                )
+            splits[split] = documents.select_columns([text_column])
+    return {"train": interleave(names, [splits["train"] for splits in loaded], stopping_strategy)} | {
+        split: datasets.concatenate_datasets([splits[split] for splits in loaded if split in splits])
+        for split in splits_for_evaluation(names, loaded)
+    }
+
+
+def interleave(names: list[DatasetName], trains: list[Documents], stopping_strategy: str) -> Documents:
+    """Take documents from the data sets by turns: each from one that is drawn in proportion to its weight."""
+    shares = [name.weight / sum(name.weight for name in names) for name in names]
+    mixed = datasets.interleave_datasets(trains, shares, seed=SEED, stopping_strategy=stopping_strategy)
+    parts = ", ".join(f"{name.name} {share:.1%}" for name, share in zip(names, shares, strict=True))
+    number = f"{len(mixed):,} of {sum(map(len, trains)):,}" if hasattr(mixed, "__len__") else "a stream of"
+    logger.warning(f"training text: {number} documents: {parts} ({stopping_strategy})")
+    return mixed
+
+
+def splits_for_evaluation(names: list[DatasetName], loaded: list[dict[str, Documents]]) -> list[str]:
+    """Return which of validation and test exist; say which data sets lack them."""
+    splits = [split for split in ("validation", "test") if any(split in parts for parts in loaded)]
+    for split in splits:
+        lacking = [name.name for name, parts in zip(names, loaded, strict=True) if split not in parts]
+        if lacking:
+            logger.warning(f"no {split} documents come from {', '.join(lacking)}: there is no such split")
+    return splits

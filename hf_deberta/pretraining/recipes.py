@@ -1,0 +1,118 @@
+"""Pretraining hyperparameters: those that the papers print, and those of the released scripts, which differ.
+
+>>> find_recipe("paper", "rtd", "v3-base").learning_rate
+0.0006
+>>> find_recipe("released", "rtd", "v3-base").learning_rate
+0.0001
+
+A figure that could not be read in a source is missing from its row, and the flag keeps its default.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from hf_deberta.runs.errors import InputError
+
+SOURCES = ("paper", "released")
+PAPER_V1, PAPER_V3 = "DeBERTa paper, table 8", "DeBERTaV3 paper, table 14, as cited by others"
+PAPER_ABLATION = "DeBERTaV3 paper, table 6, as cited by others"
+PAPER_MULTILINGUAL = "DeBERTaV3 paper, mDeBERTa, as cited by others"
+MLM_SCRIPT, RTD_SCRIPT = "mlm.sh of github.com/microsoft/DeBERTa", "rtd.sh of github.com/microsoft/DeBERTa"
+
+# what a row has besides the columns of PUBLISHED
+REST = {"adam_epsilon": 1e-6, "weight_decay": 0.01, "max_grad_norm": 1.0}
+MASKING_OF_PAPERS = {"max_seq_length": 512, "mlm_probability": 0.15}
+MLM_OF_PAPER = {**REST, **MASKING_OF_PAPERS, "max_ngram": 3, "adam_beta2": 0.999}
+RTD_OF_PAPER = {**MASKING_OF_PAPERS, "max_ngram": 1, "mask_prob": 1.0}
+V3_OF_PAPER = {**REST, **RTD_OF_PAPER, "adam_beta2": 0.98, "rtd_weight": 50.0}
+MLM_OF_SCRIPT = {**REST, "adam_beta2": 0.999, "masking": "official"}
+RTD_OF_SCRIPT = {**MLM_OF_SCRIPT, "max_ngram": 1, "mask_prob": 1.0, "rtd_weight": 10.0, "decoupled": True}
+
+# (source, objective) -> model -> learning rate, rows per step, warmup steps, steps ("-": not known); the rest; where
+# it is printed. "2k" rows in the DeBERTa paper are read as 2,048.
+PUBLISHED: dict[tuple[str, str], dict[str, tuple[str, dict[str, Any], str]]] = {
+    ("paper", "mlm"): {
+        "v1-base": ("2e-4 2048 10000 1000000", MLM_OF_PAPER, PAPER_V1),
+        "v1-base-ablation": ("1e-4 256 10000 1000000", MLM_OF_PAPER, PAPER_V1),
+        "v1-large": ("2e-4 2048 10000 1000000", MLM_OF_PAPER, PAPER_V1),
+        "v2-xxlarge": ("1.5e-4 2048 10000 1000000", MLM_OF_PAPER, PAPER_V1),
+    },
+    ("paper", "rtd"): {
+        "v3-small": ("6e-4 8192 10000 500000", V3_OF_PAPER, PAPER_V3),
+        "v3-base": ("6e-4 8192 10000 500000", V3_OF_PAPER, PAPER_V3),
+        "v3-base-ablation": ("5e-4 2048 10000 125000", {**RTD_OF_PAPER, "rtd_weight": 50.0}, PAPER_ABLATION),
+        "v3-large": ("3e-4 8192 10000 500000", V3_OF_PAPER, PAPER_V3),
+        "mdeberta-v3-base": ("- 8192 - 500000", RTD_OF_PAPER, PAPER_MULTILINGUAL),
+    },
+    ("released", "mlm"): {
+        "v1-base": ("1e-4 256 10000 1000000", MLM_OF_SCRIPT, MLM_SCRIPT),
+        "v2-xlarge": ("1e-4 32 1000 1000000", MLM_OF_SCRIPT, MLM_SCRIPT),
+        "v2-xxlarge": ("1e-4 32 1000 1000000", MLM_OF_SCRIPT, MLM_SCRIPT),
+    },
+    ("released", "rtd"): {
+        "v3-xsmall": ("3e-4 64 10000 1000000", RTD_OF_SCRIPT, RTD_SCRIPT),
+        "v3-base": ("1e-4 256 10000 1000000", RTD_OF_SCRIPT, RTD_SCRIPT),
+        "v3-large": ("1e-4 256 10000 1000000", RTD_OF_SCRIPT, RTD_SCRIPT),
+        "continue": ("5e-5 256 10000 100000", RTD_OF_SCRIPT, RTD_SCRIPT),
+    },
+}  # fmt: skip
+# every flag that a complete row sets besides the batch
+COMPLETE = {"learning_rate", "warmup_steps", "max_steps", "adam_beta2", *REST}
+COMPLETE_RTD = COMPLETE | {"rtd_weight"}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Flags of a published pretraining run; `batch` counts rows per step over all devices."""
+
+    settings: dict[str, Any]
+    batch: int
+    source: str
+    missing: tuple[str, ...]  # flags whose figure is not known
+
+    @property
+    def learning_rate(self) -> float | None:
+        return self.settings.get("learning_rate")
+
+    def flags(self, devices: int = 1, rows_per_device: int = 32) -> dict[str, Any]:
+        """Return the flags of a script on this many devices: the batch becomes rows per device and accumulation.
+
+        >>> find_recipe("paper", "rtd", "v3-base").flags(devices=8)["gradient_accumulation_steps"]
+        32
+        """
+        rows = min(rows_per_device, max(1, self.batch // devices))
+        accumulation = max(1, round(self.batch / (devices * rows)))
+        batch = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": accumulation}
+        return {**self.settings, **batch}
+
+
+def find_recipe(source: str, objective: str, model: str | None) -> Recipe:
+    """Return the settings of a published run.
+
+    Args:
+        source: "paper" or "released".
+        objective: "mlm" or "rtd".
+        model: a row of the table; an InputError lists the rows if there is no such row.
+    """
+    rows = PUBLISHED[source, objective]
+    if model not in rows:
+        kind = "published" if source == "paper" else "released"
+        raise InputError(
+            f"--recipe {source}: there are no {kind} {objective.upper()} settings for {model or 'this model'}: name "
+            f"a model that has some with --recipe {source}:MODEL, where MODEL is {', '.join(rows)}"
+        )
+    columns, rest, printed_in = rows[model]
+    rate, batch, warmup, steps = columns.split()
+    settings: dict[str, Any] = {"learning_rate": rate, "warmup_steps": warmup, "max_steps": steps}
+    settings = {name: float(value) for name, value in settings.items() if value != "-"}
+    settings = {name: value if value < 1 else int(value) for name, value in settings.items()} | rest
+    missing = (COMPLETE if objective == "mlm" else COMPLETE_RTD) - settings.keys()
+    return Recipe(settings, int(batch), f"{source} settings of {model} ({printed_in})", tuple(sorted(missing)))
+
+
+def parse_name(name: str) -> tuple[str, str | None]:
+    """Parse --recipe into source and model: "paper", or "paper:v3-base"."""
+    source, _, model = name.partition(":")
+    if source not in SOURCES:
+        raise InputError(f"--recipe must be none, {' or '.join(SOURCES)}, or one of these with :MODEL, not {name!r}")
+    return source, model or None

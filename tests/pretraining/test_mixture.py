@@ -1,0 +1,130 @@
+"""Several data sets as one: names with weights, shares, splits to evaluate on, and datasets that do not fit."""
+
+import logging
+from collections import Counter
+
+import datasets
+import pytest
+
+from hf_deberta.pretraining.corpus import Corpus, CorpusArguments
+from hf_deberta.pretraining.mixture import DatasetName
+from hf_deberta.runs.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("me/text", DatasetName("me/text")),
+        ("me/text:en", DatasetName("me/text", "en")),
+        ("me/text:en:0.3", DatasetName("me/text", "en", 0.3)),
+        ("me/text::2", DatasetName("me/text", None, 2.0)),
+    ],
+)
+def test_names(text, expected):
+    assert DatasetName.parse(text) == expected
+
+
+@pytest.mark.parametrize("text", ["me/text:en:0", "me/text:en:-1", "me/text:en:nan", "a:b:1:2", ":en", "a:b:much"])
+def test_names_that_are_wrong(text):
+    with pytest.raises(InputError, match="NAME:CONFIG:WEIGHT with a weight above 0"):
+        CorpusArguments(dataset_name=[text])
+
+
+def test_a_folder_may_have_colons_in_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a:b").mkdir()
+    assert DatasetName.parse("a:b") == DatasetName("a:b")
+
+
+SPLITS = {
+    "big": {"train": 3000, "validation": 5},
+    "small": {"train": 1000, "test": 7},
+    "other column": {"train": 10},
+}
+
+
+@pytest.fixture(autouse=True)
+def hub(monkeypatch, caplog):
+    """Data sets whose texts are their own names."""
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+
+    def load_dataset(name, config, streaming=False, **options):
+        column = "content" if name == "other column" else "text"
+        splits = {
+            split: datasets.Dataset.from_dict(
+                {column: [f"{name} {split} {row}" for row in range(number)], "id": [0] * number}
+            )
+            for split, number in SPLITS[name].items()
+        }
+        return {split: rows.to_iterable_dataset() for split, rows in splits.items()} if streaming else splits
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+
+
+def read(*names: str, **fields) -> tuple[Corpus, Counter]:
+    """Return the corpus, and how many training documents come from each data set."""
+    corpus = Corpus(CorpusArguments(dataset_name=list(names), **fields))
+    return corpus, Counter(text.split()[0] for batch in corpus.batches("train") for text in batch)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_weights_are_shares_of_documents(streaming):
+    _, counts = read("big::3", "small::1", streaming=streaming)
+    assert counts["big"] / counts["small"] == pytest.approx(3, rel=0.15)
+    assert 3000 in counts.values() or 1000 in counts.values()  # until the first one ends
+
+
+def test_each_document_once():
+    _, counts = read("big::1", "small::1", stopping_strategy="all_exhausted_without_replacement")
+    assert counts == {"big": 3000, "small": 1000}
+
+
+def test_splits_to_evaluate_on(caplog):
+    corpus, _ = read("big", "small")
+    assert {split: len(rows) for split, rows in corpus.splits.items() if split != "train"} == {
+        "validation": 5,
+        "test": 7,
+    }
+    assert "no validation documents come from small" in caplog.text
+    assert "no test documents come from big" in caplog.text
+    assert "big 50.0%, small 50.0% (first_exhausted)" in caplog.text
+
+
+def test_the_mix_is_part_of_the_fingerprint(tokenizer):
+    prints = {
+        read("big::3", "small::1")[0].fingerprint("train", tokenizer),
+        read("big::3", "small::2")[0].fingerprint("train", tokenizer),
+        read("big::3", "small::1", stopping_strategy="all_exhausted")[0].fingerprint("train", tokenizer),
+    }
+    assert len(prints) == 3
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    from hf_deberta.pretraining.tokenizer_training import train_tokenizer
+
+    return train_tokenizer(["the old man walked slowly"] * 20, 290, "bpe")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"dataset_name": ["big", "other column"]}, "of other column have no column 'text', only content, id"),
+        ({"dataset_name": ["big", "small"], "dataset_config_name": "en"}, "--dataset_config_name is for one"),
+        ({"dataset_name": ["big::2"]}, "are for several data sets"),
+        ({"dataset_name": ["big"], "stopping_strategy": "all_exhausted"}, "are for several data sets"),
+        (
+            {"dataset_name": ["big", "small"], "stopping_strategy": "never"},
+            "--stopping_strategy must be one of first_exh",
+        ),
+    ],
+)
+def test_datasets_that_do_not_fit(fields, message):
+    with pytest.raises(InputError, match=message):
+        Corpus(CorpusArguments(**fields))
+
+
+def test_unused_splits_are_named(monkeypatch, caplog):
+    monkeypatch.setitem(SPLITS, "big", {"train": 100, "unsupervised": 3})
+    read("big")
+    assert "not used: the splits unsupervised of big" in caplog.text

@@ -1,0 +1,129 @@
+"""Published pretraining settings as flags: their figures, the batch on several devices, and what the user changes."""
+
+import logging
+import sys
+
+import pytest
+
+from hf_deberta.pretraining.arguments import MaskingArguments, NewModelArguments, PretrainingArguments
+from hf_deberta.pretraining.arguments import run_with_arguments as run
+from hf_deberta.pretraining.corpus import CorpusArguments
+from hf_deberta.pretraining.recipes import PUBLISHED, find_recipe
+from hf_deberta.runs.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("source", "objective", "model", "expected"),
+    [
+        ("paper", "mlm", "v1-base-ablation", (1e-4, 256, 10_000, 1_000_000, 0.999)),
+        ("paper", "mlm", "v2-xxlarge", (1.5e-4, 2048, 10_000, 1_000_000, 0.999)),
+        ("paper", "rtd", "v3-small", (6e-4, 8192, 10_000, 500_000, 0.98)),
+        ("paper", "rtd", "v3-large", (3e-4, 8192, 10_000, 500_000, 0.98)),
+        ("released", "mlm", "v2-xlarge", (1e-4, 32, 1000, 1_000_000, 0.999)),
+        ("released", "rtd", "v3-xsmall", (3e-4, 64, 10_000, 1_000_000, 0.999)),
+        ("released", "rtd", "continue", (5e-5, 256, 10_000, 100_000, 0.999)),
+    ],
+)
+def test_figures(source, objective, model, expected):
+    recipe = find_recipe(source, objective, model)
+    names = ("warmup_steps", "max_steps", "adam_beta2")
+    assert (recipe.learning_rate, recipe.batch, *(recipe.settings[name] for name in names)) == expected
+    assert recipe.missing == ()
+
+
+def test_figures_that_nobody_read_are_missing():
+    assert find_recipe("paper", "rtd", "v3-base-ablation").missing == (
+        "adam_beta2", "adam_epsilon", "max_grad_norm", "weight_decay",
+    )  # fmt: skip
+    recipe = find_recipe("paper", "rtd", "mdeberta-v3-base")
+    assert {"learning_rate", "warmup_steps", "adam_beta2", "rtd_weight"} < set(recipe.missing)
+    assert recipe.settings["max_steps"] == 500_000
+
+
+def test_paper_and_scripts_weigh_the_discriminator_differently():
+    paper, released = (find_recipe(source, "rtd", "v3-base").settings for source in ("paper", "released"))
+    assert (paper["rtd_weight"], released["rtd_weight"]) == (50, 10)
+    assert released["decoupled"] and "decoupled" not in paper
+
+
+@pytest.mark.parametrize("devices", [1, 8, 64])
+def test_the_batch_is_split_over_devices_and_accumulation(devices):
+    for (source, objective), rows in PUBLISHED.items():
+        for model in rows:
+            recipe = find_recipe(source, objective, model)
+            flags = recipe.flags(devices, rows_per_device=32)
+            total = devices * flags["per_device_train_batch_size"] * flags["gradient_accumulation_steps"]
+            assert total == max(recipe.batch, devices)
+
+
+CLASSES = (NewModelArguments, CorpusArguments, MaskingArguments, PretrainingArguments)
+
+
+@pytest.fixture
+def parse(tmp_path, monkeypatch, caplog):
+    """Return the training arguments of a command line, and what was logged."""
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+
+    def parse(*words: str, objective: str = "rtd") -> tuple[PretrainingArguments, str]:
+        arguments = ["script", "--train_file", "a", "--use_cpu", "--output_dir", str(tmp_path), *words]
+        monkeypatch.setattr(sys, "argv", arguments)
+        caplog.clear()
+        training = run(CLASSES, lambda *arguments: arguments[-1], objective)
+        return training, caplog.text
+
+    return parse
+
+
+def test_a_recipe_sets_flags_and_flags_of_the_user_win(parse):
+    training, log = parse("--recipe", "paper", "--config_preset", "v3-base", "--adam_beta2", "0.97")
+    assert (training.learning_rate, training.max_steps, training.warmup_steps) == (6e-4, 500_000, 10_000)
+    assert (training.adam_beta2, training.total_batch) == (0.97, 8192)
+    assert training.identifying_flags["learning_rate"] == 6e-4
+    assert "table 14" in log and "Overridden by you: --adam_beta2." in log
+    assert "Rows per step: 8,192 = 1 device(s) x 32 x 256, published: 8,192" in log
+
+
+def test_without_a_recipe_the_defaults_stay(parse):
+    training, log = parse("--config_preset", "v3-base")
+    assert (training.learning_rate, training.max_steps, "Recipe" in log) == (2e-4, -1, False)
+
+
+def test_rows_per_device_of_the_user_change_the_accumulation(parse):
+    words = ("--recipe", "released:v3-xsmall", "--per_device_train_batch_size", "4")
+    training, log = parse(*words)
+    assert (training.gradient_accumulation_steps, training.total_batch) == (16, 64)
+    training, log = parse(*words, "--gradient_accumulation_steps", "2")
+    assert training.total_batch == 8 and "Rows per step: 8 = " in log
+    assert "Overridden by you: --gradient_accumulation_steps." in log
+
+
+def test_a_length_in_epochs_replaces_the_steps_of_the_recipe(parse):
+    training, log = parse("--recipe", "released:v1-base", "--num_train_epochs", "1", objective="mlm")
+    assert (training.num_train_epochs, training.max_steps) == (1.0, -1)
+    assert "Overridden by you: --max_steps." in log
+
+
+def test_unknown_figures_are_named(parse):
+    training, log = parse("--recipe", "paper:mdeberta-v3-base")
+    assert training.learning_rate == 2e-4
+    assert "No figure is known for --adam_beta2, --adam_epsilon, --learning_rate" in log
+
+
+@pytest.mark.parametrize(
+    ("words", "objective", "message"),
+    [
+        (["--recipe", "best"], "mlm", "--recipe must be none, paper or released"),
+        (
+            ["--recipe", "paper", "--config_preset", "v3-base"],
+            "mlm",
+            "no published MLM settings for v3-base",
+        ),
+        (["--recipe", "released", "--config_preset", "v3-small"], "rtd", "no released RTD settings for v3-small"),
+        (["--recipe", "paper"], "rtd", "no published RTD settings for this model"),
+    ],
+)
+def test_recipes_that_do_not_exist(parse, words, objective, message):
+    with pytest.raises(SystemExit, match=message) as info:
+        parse(*words, objective=objective)
+    assert isinstance(info.value.__cause__, InputError)
