@@ -23,16 +23,19 @@ run_glue.py, and the groups below.
 
 from argparse import Namespace
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from datasets import Dataset
+from scipy.special import expit, softmax
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, EvalPrediction, set_seed
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaForSequenceClassification
 from hf_deberta.demos.glue import write_glue_demo
 from hf_deberta.fine_tuning.arguments import OPTIONAL_SWITCH, FineTuningArguments, run_script
+from hf_deberta.fine_tuning.ensemble import EnsembleTask, Scores, label_logits, label_scores, number_scores, numbers
 from hf_deberta.fine_tuning.sift import SiftArguments
 from hf_deberta.fine_tuning.splits import DataArguments, read_splits
 from hf_deberta.fine_tuning.task_model import (
@@ -52,6 +55,7 @@ from hf_deberta.fine_tuning.trainer import (
     over_seeds,
     prediction_splits,
     save_prediction_metrics,
+    scored_splits,
     train_and_evaluate,
     write_card_and_push,
 )
@@ -139,7 +143,35 @@ def fine_tune(
     model_args.input_flags["text_column_names"] = list(task.columns)
 
     # 2. Training, evaluation and predictions, once per seed
-    over_seeds(args, lambda seed_args: run(model_args, data_args, sift_args, seed_args, task, rows))
+    over_seeds(
+        args,
+        lambda seed_args: run(model_args, data_args, sift_args, seed_args, task, rows),
+        ensemble_task(data_args, args, task, rows),
+    )
+
+
+def ensemble_task(
+    data_args: GlueArguments, args: FineTuningArguments, task: glue.GlueTask, rows: dict[str, Dataset]
+) -> EnsembleTask:
+    """How to score and write the predictions of an ensemble."""
+
+    def logits_of_scores(scores: Scores) -> np.ndarray:
+        return numbers(scores) if task.labels is None else label_logits(scores, task.labels, task.multi_label)
+
+    def metrics(split: str, scores: Scores) -> dict[str, float] | None:
+        column = data_args.label_column_name
+        encode = glue.make_target_encoder(rows[split], split, task, task.labels, column)
+        targets = None if encode is None else [encode(label) for label in rows[split][column]]
+        if targets is None or not has_test_labels(targets, task):
+            return None
+        logits = logits_of_scores(scores)
+        predictions = logits[:, None] if task.labels is None else logits
+        return compute_metrics(task, task.labels, EvalPrediction(predictions, np.array(targets)))
+
+    def write(folder: Path, split: str, scores: Scores) -> None:
+        glue.write_glue_predictions(folder, task, data_args.name, split, logits_of_scores(scores), task.labels)
+
+    return EnsembleTask(scored_splits(rows, args), metrics, write)
 
 
 def infer_task(
@@ -203,6 +235,7 @@ def run(
         sift=sift_args,
         splits=inputs,
         metrics=lambda split, prediction: compute_metrics(task, labels, prediction),
+        scores=lambda split, predictions: row_scores(task, labels, predictions),
         processing_class=tokenizer,
         data_collator=DataCollatorWithPadding(tokenizer, **data_args.padding_options(length, args)),
         card_fields=data_args.card_fields(model_args.checkpoint, model_args.demo),
@@ -246,6 +279,14 @@ def compute_metrics(
     labelled = targets >= 0
     predicted = task_number[logits.argmax(-1)[labelled]]
     return glue.glue_scores(task.metrics, predicted, task_number[targets[labelled]], len(labels))
+
+
+def row_scores(task: glue.GlueTask, labels: tuple[str, ...] | None, predictions: Any) -> Scores:
+    """What an ensemble averages: probabilities of labels, or regression values."""
+    logits = task_logits(predictions, task).astype(np.float64)
+    if labels is None:
+        return number_scores(logits)
+    return label_scores(expit(logits) if task.multi_label else softmax(logits, -1), labels)
 
 
 def task_logits(predictions: Any, task: glue.GlueTask) -> np.ndarray:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset
 from transformers import (
     AutoModelForTokenClassification,
@@ -36,6 +37,7 @@ from transformers.utils import logging
 from hf_deberta import HfDebertaForTokenClassification
 from hf_deberta.demos.ner import write_ner_demo
 from hf_deberta.fine_tuning.arguments import FineTuningArguments, run_script
+from hf_deberta.fine_tuning.ensemble import EnsembleTask, Scores
 from hf_deberta.fine_tuning.sift import SiftArguments
 from hf_deberta.fine_tuning.splits import DataArguments, read_splits
 from hf_deberta.fine_tuning.task_model import (
@@ -55,6 +57,7 @@ from hf_deberta.fine_tuning.trainer import (
     over_seeds,
     prediction_splits,
     save_prediction_metrics,
+    scored_splits,
     train_and_evaluate,
     write_card_and_push,
 )
@@ -147,7 +150,37 @@ def fine_tune(
     args.set_best_metric(ner.metric_names(labels, data_args.return_entity_level_metrics))
 
     # 2. Training, evaluation and predictions, once per seed
-    over_seeds(args, lambda seed_args: run(model_args, data_args, sift_args, seed_args, labels, sentences))
+    over_seeds(
+        args,
+        lambda seed_args: run(model_args, data_args, sift_args, seed_args, labels, sentences),
+        ensemble_task(data_args, args, sentences),
+    )
+
+
+def ensemble_task(
+    data_args: NerArguments, args: FineTuningArguments, sentences: dict[str, list[Sentence]]
+) -> EnsembleTask:
+    """How to score and write the tags of an ensemble."""
+
+    def metrics(split: str, scores: Scores) -> dict[str, float] | None:
+        if sentences[split][0].tags is None:
+            return None
+        return score_tags(ner.tags_of_scores(scores, sentences[split]), sentences[split], data_args)
+
+    def write(folder: Path, split: str, scores: Scores) -> None:
+        tags = ner.tags_of_scores(scores, sentences[split])
+        ner.write_conll_predictions(folder / f"predictions_{split}.txt", sentences[split], tags)
+
+    words = {split: [word for sentence in group for word in sentence.words] for split, group in sentences.items()}
+    return EnsembleTask(scored_splits(words, args), metrics, write)
+
+
+def score_tags(tags: list[list[str]], sentences: list[Sentence], data_args: NerArguments) -> dict[str, float]:
+    scores = ner.entity_scores([sentence.tags or [] for sentence in sentences], tags)
+    by_type = scores.pop("types", {})
+    if data_args.return_entity_level_metrics:
+        scores |= {f"{kind}_{name}": value for kind, kinds in by_type.items() for name, value in kinds.items()}
+    return scores
 
 
 def read_file(file: str) -> Dataset:
@@ -210,12 +243,9 @@ def run(
         }
 
     def compute_metrics(split: str, prediction: EvalPrediction) -> dict[str, float]:
-        tags = ner.predicted_tags(logits_of(prediction.predictions), inputs[split], sentences[split], labels)
-        scores = ner.entity_scores([sentence.tags or [] for sentence in sentences[split]], tags)
-        by_type = scores.pop("types", {})
-        if data_args.return_entity_level_metrics:
-            scores |= {f"{kind}_{name}": value for kind, kinds in by_type.items() for name, value in kinds.items()}
-        return scores
+        best = logits_of(prediction.predictions)[..., 0]
+        tags = ner.predicted_tags(best, inputs[split], sentences[split], labels)
+        return score_tags(tags, sentences[split], data_args)
 
     # 3. Training and evaluation
     trainer = FineTuningTrainer(
@@ -224,6 +254,9 @@ def run(
         sift=sift_args,
         splits=inputs,
         metrics=compute_metrics,
+        scores=lambda split, predictions: ner.word_scores(
+            predictions[0], predictions[1], inputs[split], sentences[split], labels
+        ),
         preprocess_logits_for_metrics=best_labels,
         processing_class=tokenizer,
         data_collator=DataCollatorForTokenClassification(tokenizer, **data_args.padding_options(length, args)),
@@ -239,7 +272,8 @@ def run(
             if "labels" in inputs[split].column_names:
                 save_prediction_metrics(trainer, prefix, predicted.metrics)
             if trainer.is_world_process_zero():
-                tags = ner.predicted_tags(logits_of(predicted.predictions), inputs[split], sentences[split], labels)
+                best = logits_of(predicted.predictions)[..., 0]
+                tags = ner.predicted_tags(best, inputs[split], sentences[split], labels)
                 ner.write_conll_predictions(args.output_folder / f"predictions_{split}.txt", sentences[split], tags)
     write_card_and_push(trainer)
     return metrics
@@ -268,9 +302,11 @@ def encode_windows(
     return inputs
 
 
-def best_labels(logits: Any, labels: Any) -> Any:
-    """Label numbers [B, N]; keeping these needs less memory than keeping the logits."""
-    return logits_of(logits).argmax(-1)
+def best_labels(logits: Any, labels: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The best labels of each token [B, N, k] and their probabilities, which need less memory than all logits."""
+    probabilities = logits_of(logits).float().softmax(-1)
+    best = probabilities.topk(min(ner.SCORED_LABELS, probabilities.shape[-1]))
+    return best.indices, best.values
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-r"""Fine-tune on multiple choice: RACE, SWAG, or your own questions in the format of either.
+r"""Fine-tune on multiple choice: RACE, SWAG, aNLI (abductive), or your own questions in the format of any of them.
 
 RACE, from a model fine-tuned on MNLI as in the paper:
 
@@ -14,6 +14,10 @@ A demonstration on made-up rows, offline:
 
     python run_race.py --demo
 
+aNLI, from the official files train.jsonl, train-labels.lst, dev.jsonl and so on; the submission is anli.lst:
+
+    python run_race.py --intermediate my-deberta-mnli --task_name anli --data_dir alphanli --output_dir anli
+
 Repeat the command to resume an interrupted run; --demo starts over. The flags are those of Transformers'
 run_swag.py, and the groups below.
 """
@@ -24,12 +28,14 @@ from pathlib import Path
 
 import numpy as np
 from datasets import Dataset
+from scipy.special import softmax
 from transformers import AutoModelForMultipleChoice, EvalPrediction, set_seed
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaForMultipleChoice
 from hf_deberta.demos.race import write_race_demo
 from hf_deberta.fine_tuning.arguments import FineTuningArguments, run_script
+from hf_deberta.fine_tuning.ensemble import EnsembleTask, Scores, label_logits, label_scores
 from hf_deberta.fine_tuning.sift import SiftArguments
 from hf_deberta.fine_tuning.splits import DataArguments, read_splits, require_plain_splits
 from hf_deberta.fine_tuning.task_model import ModelArguments, load_model, load_tokenizer, max_input_length
@@ -39,6 +45,7 @@ from hf_deberta.fine_tuning.trainer import (
     logits_of,
     over_seeds,
     save_prediction_metrics,
+    scored_splits,
     train_and_evaluate,
     write_card_and_push,
 )
@@ -49,6 +56,7 @@ HUB_NAMES = {
     "race_middle": ("ehovy/race", "middle"),
     "race_high": ("ehovy/race", "high"),
     "swag": ("allenai/swag", "regular"),
+    "anli": ("allenai/art", "anli"),
 }
 RELEASE_FOLDERS = {"train": "train", "validation": "dev", "test": "test"}  # of RACE, each with middle/ and high/
 
@@ -104,7 +112,27 @@ def fine_tune(
     args.set_best_metric(["accuracy"])
 
     # 2. Training, evaluation and predictions, once per seed
-    over_seeds(args, lambda seed_args: run(model_args, data_args, sift_args, seed_args, rows))
+    over_seeds(
+        args,
+        lambda seed_args: run(model_args, data_args, sift_args, seed_args, rows),
+        ensemble_task(data_args, args, rows),
+    )
+
+
+def ensemble_task(data_args: ChoiceArguments, args: FineTuningArguments, rows: dict[str, Dataset]) -> EnsembleTask:
+    """How to score and write the predictions of an ensemble."""
+
+    def metrics(split: str, scores: Scores) -> dict[str, float] | None:
+        if "label" not in rows[split].column_names:
+            return None
+        logits = label_logits(scores, race.choice_names(rows[split]))
+        return race.choice_scores(logits, np.array(rows[split]["label"]), rows[split]["id"])
+
+    def write(folder: Path, split: str, scores: Scores) -> None:
+        logits = label_logits(scores, race.choice_names(rows[split]))
+        race.write_choice_predictions(folder, rows[split], logits, is_anli=data_args.task_name == "anli")
+
+    return EnsembleTask(scored_splits(rows, args), metrics, write)
 
 
 def run(
@@ -138,6 +166,9 @@ def run(
         sift=sift_args,
         splits=inputs,
         metrics=compute_metrics,
+        scores=lambda split, predictions: label_scores(
+            softmax(logits_of(predictions).astype(np.float64), -1), race.choice_names(rows[split])
+        ),
         processing_class=tokenizer,
         data_collator=race.ChoiceCollator(tokenizer, **data_args.padding_options(length, args)),
         card_fields=data_args.card_fields(model_args.checkpoint, model_args.demo),
@@ -148,7 +179,8 @@ def run(
     if args.do_predict:
         logits = logits_of(trainer.predict_split("test", "predict", without=["labels"]).predictions)
         if trainer.is_world_process_zero():
-            race.write_choice_predictions(args.output_folder, rows["test"], logits)
+            is_anli = data_args.task_name == "anli"
+            race.write_choice_predictions(args.output_folder, rows["test"], logits, is_anli)
         if "label" in rows["test"].column_names:
             scores = race.choice_scores(logits, np.array(rows["test"]["label"]), rows["test"]["id"])
             save_prediction_metrics(trainer, "predict", {f"predict_{name}": score for name, score in scores.items()})

@@ -20,6 +20,7 @@ run_qa.py, and the groups below.
 
 from argparse import Namespace
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
@@ -29,6 +30,7 @@ from transformers.utils import logging
 from hf_deberta import HfDebertaForQuestionAnswering
 from hf_deberta.demos.squad import write_squad_demo
 from hf_deberta.fine_tuning.arguments import OPTIONAL_SWITCH, FineTuningArguments, run_script
+from hf_deberta.fine_tuning.ensemble import EnsembleTask, Scores
 from hf_deberta.fine_tuning.sift import SiftArguments
 from hf_deberta.fine_tuning.splits import DataArguments, read_splits, require_plain_splits
 from hf_deberta.fine_tuning.task_model import ModelArguments, load_model, load_tokenizer, max_input_length
@@ -38,6 +40,7 @@ from hf_deberta.fine_tuning.trainer import (
     FineTuningTrainer,
     over_seeds,
     save_prediction_metrics,
+    scored_splits,
     train_and_evaluate,
     write_card_and_push,
 )
@@ -71,8 +74,12 @@ class SquadArguments(DataArguments):
         default=0.0,
         metadata={"help": "Predict no answer if its score exceeds that of the best answer by more than this."},
     )
-    doc_stride: int = field(
-        default=128, metadata={"help": "Number of tokens that neighbouring windows of a context share."}
+    doc_stride: int | None = field(
+        default=None,
+        metadata={
+            "help": "Number of tokens that neighbouring windows of a context share (default: 128, or half of what the "
+            "longest question leaves for the context)."
+        },
     )
     max_query_length: int | None = field(
         default=None, metadata={"help": "Truncate questions to N tokens; by default, a too long question is an error."}
@@ -111,7 +118,28 @@ def fine_tune(
     args.set_best_metric(METRICS_V2 if data_args.version_2_with_negative else METRICS)
 
     # 2. Training, evaluation and predictions, once per seed
-    over_seeds(args, lambda seed_args: run(model_args, data_args, sift_args, seed_args, rows))
+    over_seeds(
+        args,
+        lambda seed_args: run(model_args, data_args, sift_args, seed_args, rows),
+        ensemble_task(data_args, args, rows),
+    )
+
+
+def ensemble_task(data_args: SquadArguments, args: FineTuningArguments, rows: dict[str, Dataset]) -> EnsembleTask:
+    """How to score and write the answers of an ensemble."""
+
+    def answers_of(split: str, scores: Scores) -> squad.PredictedAnswers:
+        version_2 = bool(data_args.version_2_with_negative)
+        return squad.answers_of_scores(rows[split]["id"], scores, version_2, data_args.null_score_diff_threshold)
+
+    def metrics(split: str, scores: Scores) -> dict[str, float] | None:
+        labelled = "answers" in rows[split].column_names
+        return score_answers(answers_of(split, scores), rows[split], data_args) if labelled else None
+
+    def write(folder: Path, split: str, scores: Scores) -> None:
+        answers_of(split, scores).write(folder, "predict_")
+
+    return EnsembleTask(scored_splits(rows, args), metrics, write)
 
 
 def has_unanswerable(rows: dict[str, Dataset]) -> bool:
@@ -173,6 +201,7 @@ def run(
         sift=sift_args,
         splits=inputs,
         metrics=compute_metrics,
+        scores=lambda split, predictions: squad.answer_scores(write_answers(split, predictions)),
         processing_class=tokenizer,
         data_collator=DataCollatorWithPadding(tokenizer, **data_args.padding_options(length, args)),
         card_fields=data_args.card_fields(model_args.checkpoint, model_args.demo),

@@ -22,10 +22,12 @@ run_glue.py, and the groups below.
 
 from argparse import Namespace
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from datasets import Dataset, load_dataset
+from scipy.special import softmax
 from transformers import (
     AutoModelForMultipleChoice,
     AutoModelForSequenceClassification,
@@ -38,6 +40,7 @@ from transformers.utils import logging
 from hf_deberta import HfDebertaForEntityChoice, HfDebertaForMultipleChoice, HfDebertaForSequenceClassification
 from hf_deberta.demos.superglue import write_superglue_demo
 from hf_deberta.fine_tuning.arguments import FineTuningArguments, run_script
+from hf_deberta.fine_tuning.ensemble import EnsembleTask, Scores, label_logits, label_scores
 from hf_deberta.fine_tuning.sift import SiftArguments
 from hf_deberta.fine_tuning.splits import DataArguments, read_splits
 from hf_deberta.fine_tuning.task_model import (
@@ -55,6 +58,7 @@ from hf_deberta.fine_tuning.trainer import (
     logits_of,
     over_seeds,
     save_prediction_metrics,
+    scored_splits,
     train_and_evaluate,
     write_card_and_push,
 )
@@ -131,7 +135,33 @@ def fine_tune(
     args.set_best_metric(superglue.TASKS[data_args.task_name].metrics)
 
     # 2. Training, evaluation and predictions, once per seed
-    over_seeds(args, lambda seed_args: run(model_args, data_args, sift_args, seed_args, rows))
+    over_seeds(
+        args,
+        lambda seed_args: run(model_args, data_args, sift_args, seed_args, rows),
+        ensemble_task(data_args, args, rows),
+    )
+
+
+def ensemble_task(data_args: SuperGlueArguments, args: FineTuningArguments, rows: dict[str, Dataset]) -> EnsembleTask:
+    """How to score and write the predictions of an ensemble."""
+
+    def metrics(key: str, scores: Scores) -> dict[str, float] | None:
+        name, split = task_and_split(key, data_args)
+        if not superglue.has_labels(rows[key], split, name):
+            return None
+        if name == "record":
+            best = superglue.best_entities(superglue.ranked_scores(scores), rows[key])
+            return superglue.superglue_scores(name, rows[key], best)
+        predicted = label_logits(scores, superglue.TASKS[name].labels).argmax(-1)
+        return superglue.superglue_scores(name, rows[key], predicted, split)
+
+    def write(folder: Path, key: str, scores: Scores) -> None:
+        name, _ = task_and_split(key, data_args)
+        ranked = superglue.ranked_scores(scores) if name == "record" else None
+        logits = None if name == "record" else label_logits(scores, superglue.TASKS[name].labels)
+        superglue.write_superglue_predictions(folder, name, rows[key], logits, ranked)
+
+    return EnsembleTask(scored_splits(rows, args), metrics, write)
 
 
 def read_diagnostics(data_args: SuperGlueArguments, download_options: dict[str, Any]) -> dict[str, Dataset]:
@@ -189,6 +219,12 @@ def run(
         task_number = np.array([task.labels.index(label) for label in labels or task.labels])
         return superglue.superglue_scores(name, rows[key], task_number[logits.argmax(-1)], split)
 
+    def row_scores(key: str, predictions: Any) -> Scores:
+        logits = logits_of(predictions).astype(np.float64)
+        if task_and_split(key, data_args)[0] == "record":
+            return superglue.entity_scores(superglue.rank_entities(logits, inputs[key], rows[key]))
+        return label_scores(softmax(logits, -1), labels or task.labels)
+
     # 3. Training and evaluation
     trainer = FineTuningTrainer(
         model=model,
@@ -196,6 +232,7 @@ def run(
         sift=sift_args,
         splits=inputs,
         metrics=compute_metrics,
+        scores=row_scores,
         processing_class=tokenizer,
         data_collator=collator_class(tokenizer, **data_args.padding_options(length, args)),
         card_fields=data_args.card_fields(model_args.checkpoint, model_args.demo),

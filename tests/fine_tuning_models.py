@@ -5,6 +5,7 @@ import runpy
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import BertConfig, BertModel, DebertaV2Config, DebertaV2Model, PreTrainedModel
 
@@ -43,6 +44,16 @@ def run_script(script: str, *arguments: object) -> None:
 
 def results(folder: Path) -> dict:
     return json.loads((folder / "all_results.json").read_text())
+
+
+def ensemble_metrics(folder: Path, split: str = "validation") -> dict[str, dict[str, float]]:
+    """The metrics of each run and of their ensemble, after checking that those of a seed are what it evaluated to."""
+    metrics = json.loads((folder / "ensemble" / "ensemble.json").read_text())["metrics"][split]
+    for name in set(metrics) - {"ensemble"}:
+        evaluated = results(folder / name)
+        expected = {metric: evaluated[f"eval_{metric}"] for metric in metrics[name]}
+        assert metrics[name] == pytest.approx(expected, rel=1e-4)
+    return metrics
 
 
 def read_json_lines(file: Path) -> list[dict]:

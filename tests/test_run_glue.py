@@ -14,6 +14,7 @@ from fine_tuning_models import (
     CPU,
     ROOT,
     RUN,
+    ensemble_metrics,
     read_json_lines,
     reorder_labels,
     results,
@@ -122,9 +123,10 @@ def test_any_model(data, tmp_path, model):
 def test_sift_adds_to_the_loss(data, tmp_path):
     rows = write_json_lines(tmp_path / "rows.jsonl", LISTS)
     command = ["--model_name_or_path", data / "ours", "--train_file", rows, *RUN, "--max_steps", 2]
-    for name, flags in {"plain": [], "sift": ["--sift"]}.items():
-        run_glue(*command, *flags, "--output_dir", tmp_path / name)
-    assert results(tmp_path / "sift")["train_loss"] > results(tmp_path / "plain")["train_loss"]
+    run_glue(*command, "--sift", "--output_dir", tmp_path)
+    found = results(tmp_path)
+    assert found["train_sift_loss"] > 0
+    assert found["train_loss"] == pytest.approx(found["train_task_loss"] + found["train_sift_loss"], rel=1e-3)
 
 
 def test_a_regression_from_a_json_file_of_flags(data, tmp_path, caplog):
@@ -231,6 +233,60 @@ def test_several_seeds(data, tmp_path, capsys):
     again = json.loads((out / "seeds.json").read_text())["seeds"]
     assert {seed: metrics["eval_loss"] for seed, metrics in again.items()} == losses
     assert "median" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_ensemble_of_several_seeds_and_of_finished_runs(data, tmp_path, capsys):
+    """Both have the same predictions and files, whatever the order of the labels in a run's model."""
+    out, again = tmp_path / "out", tmp_path / "again"
+    command = ["--task_name", "sst2", "--data_dir", data / "sst2", *CPU]
+    run_glue("--model_name_or_path", data / "ours", *command, *RUN, "--max_steps", 3, "--num_seeds", 2,
+             "--output_dir", out)  # fmt: skip
+    metrics = ensemble_metrics(out)
+    assert set(metrics) == {"seed-42", "seed-43", "ensemble"}
+    assert "The ensemble of 2 runs, validation" in capsys.readouterr().out
+    scores = [read_json_lines(out / name / "scores_test.jsonl") for name in ("seed-42", "seed-43", "ensemble")]
+    for first, second, mean in zip(*scores, strict=True):
+        assert mean["positive"] == pytest.approx((first["positive"] + second["positive"]) / 2, rel=1e-5)
+    lines = read_json_lines(out / "ensemble" / "predictions_sst2.jsonl")
+    for line, mean in zip(lines, scores[2], strict=True):
+        assert line["probabilities"] == pytest.approx(mean, rel=1e-4) and line["prediction"] == max(mean, key=mean.get)
+    order = ["positive", "negative"]
+    reorder_labels(out / "seed-43", AutoModelForSequenceClassification, [1, 0], order)
+    run_glue("--model_name_or_path", out / "seed-43", *command, "--do_eval", "--do_predict",
+             "--output_dir", tmp_path / "reordered")  # fmt: skip
+    run_glue("--ensemble", out / "seed-42", tmp_path / "reordered", *command, "--output_dir", again)
+    assert (again / "SST-2.tsv").read_text() == (out / "ensemble" / "SST-2.tsv").read_text()
+    found = json.loads((again / "ensemble.json").read_text())["metrics"]["validation"]["ensemble"]
+    assert found == metrics["ensemble"] and not (again / "model.safetensors").exists()
+    for words, message in (
+        ((out / "seed-42", data / "sst2"), r"there is no .*scores_\w+.jsonl: --ensemble takes folders of runs"),
+        ((out / "seed-42",), "--ensemble needs two finished runs or more"),
+        ((out / "seed-42", out / "seed-43", "--max_predict_samples", 1), "the test split has 1: an ensemble is for"),
+        ((out / "seed-42", out / "seed-43", "--do_train"), "--ensemble needs two finished runs or more, and neither"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            run_glue("--ensemble", *words, *command, "--output_dir", tmp_path / "wrong")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["regression", "multi-label"])
+def test_ensembles_of_numbers_and_of_several_labels(data, tmp_path, kind):
+    labels = [float(n) / 3 for n in range(8)] if kind == "regression" else [["a", "b"][: n % 3] for n in range(8)]
+    rows = [{"text": f"text {n} is good", "label": label} for n, label in enumerate(labels)]
+    file = write_json_lines(tmp_path / "rows.jsonl", rows)
+    run_glue("--model_name_or_path", data / "ours", "--train_file", file, "--validation_file", file, "--test_file",
+             file, *RUN, "--max_steps", 2, "--num_seeds", 2, "--output_dir", tmp_path / "out")  # fmt: skip
+    metrics = ensemble_metrics(tmp_path / "out")
+    assert ensemble_metrics(tmp_path / "out", "test") == metrics  # the same rows
+    folders = [tmp_path / "out" / name for name in ("seed-42", "seed-43", "ensemble")]
+    first, second, both = (read_json_lines(folder / "predictions_own.jsonl") for folder in folders)
+    for one, other, mean in zip(first, second, both, strict=True):
+        if kind == "regression":
+            assert mean["prediction"] == pytest.approx((one["prediction"] + other["prediction"]) / 2, rel=1e-4)
+        else:
+            expected = {name: (one["probabilities"][name] + other["probabilities"][name]) / 2 for name in ("a", "b")}
+            assert mean["probabilities"] == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.slow

@@ -7,7 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from fine_tuning_models import CPU, ROOT, RUN, reorder_labels, results, run_script, save_models, write_json_lines
+from fine_tuning_models import (
+    CPU,
+    ROOT,
+    RUN,
+    ensemble_metrics,
+    read_json_lines,
+    reorder_labels,
+    results,
+    run_script,
+    save_models,
+    write_json_lines,
+)
 from transformers import AutoModelForTokenClassification
 
 from hf_deberta.demos.ner import conll_text
@@ -122,6 +133,11 @@ def test_a_checkpoint_with_the_labels_in_another_order(data, tmp_path):
             "--learning_rate", 5e-3, "--warmup_steps", 0)  # fmt: skip
     summary = json.loads((trained / "seeds.json").read_text())
     assert set(summary["seeds"]) == {"42", "43"} and (trained / "predictions_test.txt").exists()
+    metrics = ensemble_metrics(trained)
+    assert metrics["ensemble"]["f1"] > 0 and set(metrics) == {"seed-42", "seed-43", "ensemble"}
+    words, _, tags = read_columns(trained / "ensemble" / "predictions_test.txt")
+    scores = iter(read_json_lines(trained / "ensemble" / "scores_test.jsonl"))
+    assert [tag for row in tags for tag in row] == [max(row, key=row.get) for row in scores] and words
     order = [3, 1, 0, 2, 6, 5, 4]
     reorder_labels(trained, AutoModelForTokenClassification, order, [LABELS[number] for number in order])
     run_ner("--model_name_or_path", trained, "--data_dir", data / "conll", "--output_dir", evaluated, *RUN,

@@ -6,7 +6,16 @@ from argparse import Namespace
 from pathlib import Path
 
 import pytest
-from fine_tuning_models import CPU, ROOT, read_json_lines, results, run_script, save_models, write_json_lines
+from fine_tuning_models import (
+    CPU,
+    ROOT,
+    ensemble_metrics,
+    read_json_lines,
+    results,
+    run_script,
+    save_models,
+    write_json_lines,
+)
 from fine_tuning_models import RUN as BATCHES_OF_EIGHT
 from safetensors.torch import load_file
 from transformers import (
@@ -107,6 +116,30 @@ def test_swag_from_mnli_with_sift_and_seeds(data, tmp_path):
     assert "predict_accuracy" not in results(tmp_path)
     assert len((tmp_path / "predict_results.txt").read_text().splitlines()) == 9
     assert load_file(tmp_path / "model.safetensors")["classifier.weight"].shape[0] == 1
+    assert set(ensemble_metrics(tmp_path)) == {"seed-42", "seed-43", "ensemble"}
+    folders = [tmp_path / name for name in ("seed-42", "seed-43", "ensemble")]
+    for rows in zip(*(read_json_lines(folder / "predictions.jsonl") for folder in folders), strict=True):
+        first, second, mean = (row["probabilities"] for row in rows)
+        assert mean == pytest.approx([(one + other) / 2 for one, other in zip(first, second, strict=True)], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_anli_from_the_official_files(data, tmp_path):
+    names = ("obs1", "obs2", "hyp1", "hyp2")
+    rows = [dict(zip(names, ("Ann left .", f"It rained {n} times .", "wet", "dry"), strict=True)) for n in range(8)]
+    for split in ("train", "dev", "test"):
+        write_json_lines(tmp_path / f"{split}.jsonl", rows)
+    for split in ("train", "dev"):
+        (tmp_path / f"{split}-labels.lst").write_text("1\n2\n" * 4)
+    out = tmp_path / "out"
+    run_race("--model_name_or_path", data / "ours", "--task_name", "anli", "--data_dir", tmp_path, *RUN,
+             "--max_steps", 2, "--output_dir", out)  # fmt: skip
+    labels = [line["label"] + 1 for line in read_json_lines(out / "predictions.jsonl")]
+    assert (out / "anli.lst").read_text().split() == list(map(str, labels)) and len(labels) == 8
+    assert 0 <= results(out)["eval_accuracy"] <= 1
+    (tmp_path / "dev-labels.lst").write_text("1\n")
+    with pytest.raises(SystemExit, match="dev-labels.lst has 1 labels for the 8 rows of .*dev.jsonl"):
+        run_race("--model_name_or_path", out, "--task_name", "anli", "--data_dir", tmp_path, *RUN, "--do_eval")
 
 
 @pytest.mark.slow
@@ -122,7 +155,13 @@ def test_padding_and_evaluation_without_training(data, tmp_path):
 
 def test_the_task_in_the_table_of_recipes():
     recipe_task = runpy.run_path(str(ROOT / "run_race.py"))["recipe_task"]
-    for task_name, expected in {"race": "race", "race_high": "race", "swag": "swag", None: "own"}.items():
+    for task_name, expected in {
+        "race": "race",
+        "race_high": "race",
+        "swag": "swag",
+        "anli": "anli",
+        None: "own",
+    }.items():
         assert recipe_task(Namespace(task_name=task_name)) == expected
 
 
@@ -139,7 +178,7 @@ def test_invalid_input(data, tmp_path):
     for name, rows in files.items():
         write_json_lines(tmp_path / f"{name}.jsonl", rows)
     cases = [
-        ([*model, "--task_name", "rice"], "--task_name .* race, race_middle, race_high, swag, not 'rice'"),
+        ([*model, "--task_name", "rice"], "--task_name .* race, race_middle, race_high, swag, anli, not 'rice'"),
         ([*model], "no data given"),
         ([*model, "--train_file", tmp_path / "columns.jsonl"], "the train rows have no column sent1, sent2"),
         ([*model, "--train_file", tmp_path / "fewer.jsonl"], "must have the same number of choices"),

@@ -93,6 +93,32 @@ def test_sift_several_seeds_and_a_threshold(data, tmp_path):
     assert set(read(out / "seeds.json")["seeds"]) == {"42", "43"}
     assert set(read(out / "eval_predictions.json").values()) == {""}  # every null odds exceeds the threshold
     assert read(out / "all_results.json")["eval_NoAns_exact"] == 100
+    assert read(out / "ensemble" / "ensemble.json")["metrics"]["validation"]["ensemble"]["NoAns_exact"] == 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_the_ensemble_of_two_seeds(data, tmp_path, version):
+    out = tmp_path / "out"
+    run_squad("--model_name_or_path", data / "ours", "--data_dir", data / version, *SHORT, "--output_dir", out, *RUN,
+              "--max_steps", 2, "--num_seeds", 2)  # fmt: skip
+    ids = [*read(out / "predict_predictions.json")]
+    ensemble = out / "ensemble"
+    answers, nbest = read(ensemble / "predict_predictions.json"), read(ensemble / "predict_nbest_predictions.json")
+    assert [*answers] == [*nbest] == ids
+    members = [read(out / f"seed-{seed}" / "predict_nbest_predictions.json") for seed in (42, 43)]
+    for row in ids:
+        means: dict[str, float] = {}
+        for member in members:
+            for entry in member[row]:
+                means[entry["text"]] = means.get(entry["text"], 0) + entry["probability"] / 2
+        found = {entry["text"]: entry["probability"] for entry in nbest[row]}
+        assert found == pytest.approx(means, rel=1e-4)
+        if version == "v1":
+            assert answers[row] == max(found, key=found.get)
+    metrics = read(ensemble / "ensemble.json")["metrics"]
+    assert set(metrics["validation"]) == set(metrics["test"]) == {"seed-42", "seed-43", "ensemble"}
+    assert (ensemble / "predict_null_odds.json").exists() == (version == "v2")
 
 
 @pytest.mark.slow
@@ -159,7 +185,10 @@ def test_invalid_input(data, tmp_path, capsys):
         ([*model, "--validation_file", v1 / "validation.json"], "--do_train needs train rows"),
         ([*model, *SHORT, "--train_file", tmp_path / "long.jsonl"], "leaves room for 20: raise"),
         ([*model, *SHORT, "--train_file", tmp_path / "elsewhere.jsonl"], "no answer is where its answer_start"),
-        ([*model, "--data_dir", v1, "--max_seq_length", 32], r"doc_stride must be in .0, max_seq_length.*, not 128"),
+        (
+            [*model, "--data_dir", v1, "--max_seq_length", 32, "--doc_stride", 128],
+            r"doc_stride must be in .0, max_seq_length.*, not 128",
+        ),
         ([*model, *SHORT, "--data_dir", v1, "--label_smoothing_factor", 0.1], "--label_smoothing_factor 0.1"),
         ([*model, *SHORT, "--data_dir", v1, "--do_eval"], "ours has no weights for qa_outputs.bias, qa_outputs.weight"),
         ([*model, *SHORT, "--data_dir", v1, "--n_best_size", 0], "--n_best_size must be at least 1, not 0"),

@@ -3,7 +3,16 @@
 from pathlib import Path
 
 import pytest
-from fine_tuning_models import CPU, read_json_lines, reorder_labels, results, run_script, save_models, write_json_lines
+from fine_tuning_models import (
+    CPU,
+    ensemble_metrics,
+    read_json_lines,
+    reorder_labels,
+    results,
+    run_script,
+    save_models,
+    write_json_lines,
+)
 from fine_tuning_models import RUN as BATCHES_OF_EIGHT
 from transformers import AutoModelForSequenceClassification
 
@@ -102,6 +111,25 @@ def test_every_task(data, tmp_path, name):
     else:
         assert all(line["label"] in (task.submission_labels or task.labels) for line in submitted)
     assert f"SuperGLUE {task.submission_name}" in (out / "README.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["boolq", "copa", "multirc", "record"])
+def test_the_ensemble_of_two_seeds(data, tmp_path, name):
+    submission = f"{superglue.TASKS[name].submission_name}.jsonl"
+    run_superglue("--model_name_or_path", data / "ours", "--task_name", name, "--data_dir", data / name,
+                  "--output_dir", tmp_path, *RUN, "--max_steps", 2, "--max_seq_length", 64,
+                  "--num_seeds", 2)  # fmt: skip
+    assert set(ensemble_metrics(tmp_path)) == {"seed-42", "seed-43", "ensemble"}
+    folders = [tmp_path / folder for folder in ("seed-42", "seed-43", "ensemble")]
+    scores = [read_json_lines(folder / "scores_test.jsonl") for folder in folders]
+    for first, second, mean in zip(*scores, strict=True):
+        expected = {key: (first[key] + second[key]) / 2 for key in first}
+        assert mean == pytest.approx(expected, rel=1e-5) and len(mean) >= 2
+    lines, single = (read_json_lines(folder / submission) for folder in (folders[2], folders[0]))
+    assert [line["idx"] for line in lines] == [line["idx"] for line in single]
+    if name == "record":
+        assert [line["label"] for line in lines] == [max(row, key=row.get) for row in scores[2]]
 
 
 @pytest.mark.slow

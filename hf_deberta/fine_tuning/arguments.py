@@ -31,6 +31,7 @@ from hf_deberta.runs.run_lock import lock_folder
 OPTIONAL_SWITCH = {"nargs": "?", "const": True}  # add_argument options of a flag that is true, false or None
 RECIPE_FLAGS = (
     "num_train_epochs", "learning_rate", "per_device_train_batch_size", "warmup_steps", "cls_dropout", "max_seq_length",
+    "bf16", "fp16",
 )  # fmt: skip
 # Flags that say what the model reads, with their types. A trained model keeps them in its config.json.
 INPUT_FLAGS: dict[str, type] = {
@@ -88,8 +89,15 @@ class FineTuningArguments(RunArguments):
     num_seeds: int = field(
         default=1,
         metadata={
-            "help": "Train once per seed, from --seed upwards; report median, mean and spread; keep the best model. "
-            "Finished seeds are skipped."
+            "help": "Train once per seed, from --seed upwards; report median, mean and spread; keep the best model; "
+            "write the predictions of the ensemble of all seeds to OUTPUT_DIR/ensemble. Finished seeds are skipped."
+        },
+    )
+    ensemble: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Folders of finished runs: average their predictions of the validation and test rows instead of "
+            "training; write metrics, predictions and submission files."
         },
     )
     recipe: Literal["auto", "none"] = field(
@@ -107,10 +115,16 @@ class FineTuningArguments(RunArguments):
             raise InputError(
                 "--push_to_hub pushes one model only: with --num_seeds, push OUTPUT_DIR, the best model, afterwards"
             )
+        if self.ensemble is not None and (len(set(self.ensemble)) < 2 or self.do_train or self.num_seeds > 1):
+            raise InputError(
+                f"--ensemble needs two finished runs or more, and neither trains nor takes --num_seeds: "
+                f"{' '.join(self.ensemble)}"
+            )
         self.user_chose_metric = self.metric_for_best_model is not None
         self.actions_inferred = not (self.do_train or self.do_eval or self.do_predict)
         if self.actions_inferred:
-            self.do_train = self.do_eval = self.do_predict = True
+            self.do_train = self.ensemble is None
+            self.do_eval = self.do_predict = True
         if not (self.do_train and self.do_eval):
             self.eval_strategy = "no"
         if self.eval_strategy == "steps" and self.save_strategy == "epoch":
@@ -182,7 +196,10 @@ def run_script(
         flags = parser.parse_args(arguments)
         if flags.demo:
             parser.set_defaults(**{**demo_flags(flags.output_dir, demo), **file_flags})
-        elif flags.intermediate or flags.model_name_or_path:
+        elif flags.intermediate or flags.model_name_or_path or flags.ensemble:
+            if not (flags.intermediate or flags.model_name_or_path):  # labels and flags are those of the first run
+                parser.set_defaults(model_name_or_path=flags.ensemble[0])
+                flags = parser.parse_args(arguments)
             if flags.recipe == "auto":
                 recipe, source = recipe_flags(flags, recipe_task(flags))
                 parser.set_defaults(**{**recipe, **file_flags})
@@ -202,7 +219,7 @@ def run_script(
 
 
 def is_without_training(flags: Namespace) -> bool:
-    return (flags.do_eval or flags.do_predict) and not flags.do_train
+    return bool(flags.ensemble or ((flags.do_eval or flags.do_predict) and not flags.do_train))
 
 
 def flags_of_training(flags: Namespace) -> dict[str, Any]:
@@ -269,7 +286,8 @@ def recipe_flags(flags: Namespace, task: str) -> tuple[dict[str, Any], str]:
     size, width = (None, BASE_WIDTH) if config is None else (published_size(config), config.hidden_size)
     recipe, source = find_recipe(task, size, width, getattr(flags, "sift", False))
     devices = int(os.environ.get("WORLD_SIZE", 0)) or max(1, 0 if flags.use_cpu else torch.cuda.device_count())
-    recipe_as_flags = recipe.flags(devices, flags.gradient_accumulation_steps)
+    precision = None if flags.bf16 or flags.fp16 or is_without_training(flags) else half_precision_flag(flags.use_cpu)
+    recipe_as_flags = recipe.flags(devices, flags.gradient_accumulation_steps, precision)
     batch = recipe_as_flags["per_device_train_batch_size"] * devices * flags.gradient_accumulation_steps
     if batch != recipe.batch:
         source += f" (batch size {batch} instead of {recipe.batch} on {devices} device{'s' * (devices > 1)})"
@@ -280,13 +298,24 @@ def recipe_flags(flags: Namespace, task: str) -> tuple[dict[str, Any], str]:
     return {name: value for name, value in recipe_as_flags.items() if hasattr(flags, name)}, source
 
 
+def half_precision_flag(use_cpu: bool) -> Literal["bf16", "fp16"] | None:
+    """The flag of half precision on the GPUs of this machine: bf16 if they compute in it; None without a GPU."""
+    if use_cpu or not torch.cuda.is_available() or os.environ.get("ACCELERATE_MIXED_PRECISION", "no") != "no":
+        return None  # also if `accelerate launch --mixed_precision` has decided
+    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+
+
 def log_recipe(recipe: dict[str, Any], source: str, flags: Namespace) -> None:
     """Log the settings of the recipe and the flags that override them, if the script trains."""
     if is_without_training(flags) or not is_main_process():
         return
     if flags.max_steps > 0:  # epochs are not used then
         recipe = {name: value for name, value in recipe.items() if name != "num_train_epochs"}
-    used = [f"--{name} {value:g}" for name, value in recipe.items() if getattr(flags, name) == value]
+    used = [
+        f"--{name}" if value is True else f"--{name} {value:g}"
+        for name, value in recipe.items()
+        if getattr(flags, name) == value
+    ]
     overridden = [f"--{name}" for name, value in recipe.items() if getattr(flags, name) != value]
     message = f"Recipe: {source}. Used: {', '.join(used) or 'nothing'}."
     if overridden:

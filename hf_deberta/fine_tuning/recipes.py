@@ -10,7 +10,7 @@ Adam with epsilon 1e-6, weight decay 0.01, gradient clipping at 1 and a linear s
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from hf_deberta import PRESETS, HfDebertaConfig
 
@@ -43,6 +43,8 @@ PUBLISHED: dict[str, tuple] = {
              "4 2e-6 24 30 .1", "8 1e-6 24 30 .1", None),
     "race": (320, "6 2e-5 32 100 .2", "6 8e-6 32 100 .2", "6 7e-6 48 100 .2",
              "6 4e-6 48 100 .2", "6 3e-6 48 100 .2", None),
+    "anli": (70, "6 2e-5 64 1000 .2", "6 8e-6 64 1000 .2", "6 7e-6 64 1000 .2",
+             "6 4e-6 128 1000 .2", "6 8e-6 256 500 .1", "10 7e-6 256 1000 .1"),
 }  # fmt: skip
 PUBLISHED_SMALL = {  # the other v3 models: only MNLI was published
     ("mnli", "v3-xsmall"): "3 4.5e-5 64 1000 .1",
@@ -50,7 +52,7 @@ PUBLISHED_SMALL = {  # the other v3 models: only MNLI was published
     ("mnli", "v3-base"): "3 1.5e-5 64 1000 .1",
 }
 # v1 and v2 fine-tune these from their MNLI checkpoint (--intermediate); the scripts of v3-large do not
-STARTED_FROM_MNLI = {"rte", "mrpc", "stsb", "copa", "race"}
+STARTED_FROM_MNLI = {"rte", "mrpc", "stsb", "copa", "race", "anli"}
 
 # SiFT, published for MNLI only: epochs, learning rate, batch size, warmup, dropout; then lambda
 PUBLISHED_SIFT: dict[str | None, tuple[str, float]] = {
@@ -61,7 +63,7 @@ PUBLISHED_SIFT: dict[str | None, tuple[str, float]] = {
     "v3-xsmall": ("10 5e-5 64 1500 .1", 3.0),
 }
 
-# our defaults for tasks without a published recipe, from the papers' search grid: maximum input length, v1-base row
+# our defaults for tasks without a published recipe: maximum input length, v1-base row
 DEFAULTS = {
     "squad": (384, "3 3e-5 48 .1 .1"),
     "squad_v2": (384, "3 3e-5 48 .1 .1"),
@@ -75,11 +77,26 @@ DEFAULTS = {
     "ner": (512, "15 2e-5 16 .1 .1"),
     "own": (256, "4 2e-5 32 .1 .1"),
 }
-# learning rate of other sizes as a multiple of v1-base's: the average over the released scripts
+# learning rate of other sizes as a multiple of v1-base's: the average over the released scripts. For the smaller v3
+# models it is that of MNLI, the only task released for them; mdeberta-v3-base follows v3-base.
 LEARNING_RATE_FACTORS: dict[str | None, float] = {
     "v1-base": 1.0, "v1-large": 0.5, "v1-xlarge": 0.3, "v2-xlarge": 0.2, "v2-xxlarge": 0.15,
-    "v3-xsmall": 1.5, "v3-small": 1.5, "v3-base": 1.0, "v3-large": 0.35, "mdeberta-v3-base": 1.0,
+    "v3-xsmall": 1.5, "v3-small": 1.5, "v3-base": 0.5, "v3-large": 0.35, "mdeberta-v3-base": 0.5,
 }  # fmt: skip
+
+# Half of v1-base's rate, as for MNLI, would be less than the least rate of the DeBERTaV3 paper's grid for most tasks.
+LEAST_LEARNING_RATES: dict[str | None, float] = {"v3-base": 1.5e-5, "mdeberta-v3-base": 1.5e-5}
+
+# the search grid of both papers (appendix); learning rates: of the sizes for which they have them
+MAX_EPOCHS, MIN_BATCH, MAX_BATCH = 10, 16, 64
+GRID_RATES: dict[str | None, tuple[float, float]] = {
+    "v1-base": (1.5e-5, 4e-5), "v1-large": (5e-6, 1e-5), "v2-xxlarge": (1e-6, 5e-6), "v3-base": (1.5e-5, 3e-5),
+}  # fmt: skip
+
+# the released scripts train in float32 here, and in float16 otherwise
+FULL_PRECISION = {("v1-large", "rte"), ("v1-large", "race"), ("v1-large", "anli")}
+FULL_PRECISION |= {("v1-base", task) for task in PUBLISHED if task != "mnli"}
+FULL_PRECISION_SIFT = {"v3-small"}
 
 BASE_WIDTH = 768  # hidden size of the base models
 MIN_MULTILINGUAL_VOCAB = 200_000  # a v3-base with a larger vocabulary is mdeberta-v3-base
@@ -90,6 +107,7 @@ class Recipe:
     """Hyperparameters of one task and model size.
 
     `batch` counts rows over all devices; `warmup` is a number of steps, or a share of all steps if below 1.
+    `half_precision` means that a GPU trains in bfloat16 or float16.
     """
 
     epochs: float
@@ -99,14 +117,21 @@ class Recipe:
     dropout: float
     length: int
     sift_lambda: float | None = None
+    half_precision: bool = True
 
     @classmethod
     def from_row(cls, row: str, length: int, sift_lambda: float | None = None) -> "Recipe":
         epochs, rate, batch, warmup, dropout = map(float, row.split())
         return cls(epochs, rate, int(batch), warmup, dropout, length, sift_lambda)
 
-    def flags(self, devices: int = 1, accumulation: int = 1) -> dict[str, Any]:
-        """The recipe as flags of a script that runs on this many devices."""
+    def flags(
+        self, devices: int = 1, accumulation: int = 1, precision: Literal["bf16", "fp16"] | None = None
+    ) -> dict[str, Any]:
+        """The recipe as flags of a script that runs on this many devices.
+
+        Args:
+            precision: the flag of half precision on these devices; None if they have none.
+        """
         flags: dict[str, Any] = {
             "num_train_epochs": self.epochs,
             "learning_rate": self.learning_rate,
@@ -117,6 +142,8 @@ class Recipe:
         }
         if self.sift_lambda is not None:
             flags["sift_lambda"] = self.sift_lambda
+        if precision is not None and self.half_precision:
+            flags[precision] = True
         return flags
 
 
@@ -141,7 +168,9 @@ def find_recipe(task: str, size: str | None, width: int = BASE_WIDTH, sift: bool
     """
     if sift and task == "mnli" and size in PUBLISHED_SIFT:
         row, weight = PUBLISHED_SIFT[size]
-        return Recipe.from_row(row, PUBLISHED["mnli"][0], weight), f"published settings for SiFT on mnli, {size}"
+        recipe = Recipe.from_row(row, PUBLISHED["mnli"][0], weight)
+        recipe = replace(recipe, half_precision=size not in FULL_PRECISION_SIFT)
+        return recipe, f"published settings for SiFT on mnli, {size}"
     if size is not None and (task, size) in PUBLISHED_SMALL:
         recipe = Recipe.from_row(PUBLISHED_SMALL[task, size], PUBLISHED[task][0])
         return recipe, f"published settings for {task}, {size}"
@@ -149,18 +178,41 @@ def find_recipe(task: str, size: str | None, width: int = BASE_WIDTH, sift: bool
         length, *rows = PUBLISHED[task]
         row_of_size = dict(zip(SIZES, rows, strict=True))
         if size is not None and (published := row_of_size.get(size)):
-            return Recipe.from_row(published, length), f"published settings for {task}, {size}"
+            recipe = replace(Recipe.from_row(published, length), half_precision=(size, task) not in FULL_PRECISION)
+            return recipe, f"published settings for {task}, {size}"
         row = row_of_size["v1-base"]
         source = f"no published settings for {task}, {size or 'this model size'}: settings of v1-base"
     else:
         task = task if task in DEFAULTS else "own"
         length, row = DEFAULTS[task]
         source = f"no published settings for {'your own data' if task == 'own' else task}: defaults"
-    base = Recipe.from_row(row, length)
+    recipe = Recipe.from_row(row, length)
     if size in LEARNING_RATE_FACTORS:
         factor, reason = LEARNING_RATE_FACTORS[size], f"for {size}"
     else:
         factor, reason = min(4.0, max(1.0, BASE_WIDTH / width)), f"because hidden size {width} is small"
-    if factor != 1:
-        source += f", learning rate x {factor:g} {reason}"
-    return replace(base, learning_rate=float(f"{base.learning_rate * factor:.3g}")), source
+    rate = recipe.learning_rate
+    scaled = max(factor * rate, min(rate, LEAST_LEARNING_RATES.get(size, 0.0)))
+    if scaled != rate:
+        source += f", learning rate x {scaled / rate:.3g} {reason}"
+        recipe = replace(recipe, learning_rate=float(f"{scaled:.3g}"))
+    if outside := outside_grid(recipe, size):
+        source += f"; outside the papers' search grid: {', '.join(outside)}"
+    return recipe, source
+
+
+def outside_grid(recipe: Recipe, size: str | None) -> list[str]:
+    """The settings that are not in the papers' search grid for this size, each with what the grid has.
+
+    >>> outside_grid(find_recipe("squad", "v1-large")[0], "v1-large")
+    ['learning rate 1.5e-05 (5e-06 to 1e-05)']
+    """
+    outside = []
+    if recipe.epochs > MAX_EPOCHS:
+        outside.append(f"{recipe.epochs:g} epochs (at most {MAX_EPOCHS})")
+    least, most = GRID_RATES.get(size, (0.0, 1.0))
+    if not least <= recipe.learning_rate <= most:
+        outside.append(f"learning rate {recipe.learning_rate:g} ({least:g} to {most:g})")
+    if not MIN_BATCH <= recipe.batch <= MAX_BATCH:
+        outside.append(f"batch size {recipe.batch} ({MIN_BATCH} to {MAX_BATCH})")
+    return outside

@@ -234,11 +234,11 @@ class Predictions:
         return logits.reshape(-1, 1 if self.kind in ("labels", "numbers") else logits.shape[-1])
 
     def divergences(self, logits: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-        """[M]: cross entropies in both directions, each with its target detached; squared differences of numbers."""
+        """[M]: KL divergences in both directions, each with its target detached; squared differences of numbers."""
         if self.kind == "numbers":
             return (logits - others).square().sum(-1)
-        entropy = binary_cross_entropy if self.kind == "labels" else soft_target_cross_entropy
-        return entropy(logits, others.detach()) + entropy(others, logits.detach())
+        divergence = binary_kl_divergence if self.kind == "labels" else kl_divergence
+        return divergence(logits, others.detach()) + divergence(others, logits.detach())
 
     def mean_divergence(self, logits: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
         return mean_over_items(self.divergences(logits, others), self.counted)
@@ -262,12 +262,18 @@ def prediction_kind(
     return "labels" if problem == "multi_label_classification" or one_label_per_logit else "classes"
 
 
-def soft_target_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return -(targets.softmax(-1) * logits.log_softmax(-1)).sum(-1)
+def kl_divergence(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """KL(softmax(targets) || softmax(logits)) over the last axis. With respect to `logits` it has the gradient of the
+    cross entropy, but it is zero for equal predictions."""
+    inputs, targets = logits.log_softmax(-1), targets.log_softmax(-1)
+    return functional.kl_div(inputs, targets, reduction="none", log_target=True).sum(-1)
 
 
-def binary_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return functional.binary_cross_entropy_with_logits(logits, targets.sigmoid(), reduction="none").sum(-1)
+def binary_kl_divergence(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The same for labels that are predicted by a sigmoid each."""
+    both_logits, both_targets = torch.stack([logits, -logits]), torch.stack([targets, -targets])  # of yes and of no
+    inputs, targets = functional.logsigmoid(both_logits), functional.logsigmoid(both_targets)
+    return functional.kl_div(inputs, targets, reduction="none", log_target=True).sum(0).sum(-1)
 
 
 def share_of_batch(inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None) -> torch.Tensor | float:
@@ -340,6 +346,9 @@ def is_layer_norm(module: nn.Module) -> bool:
 class SiftTrainer(Trainer):
     """Mixin that adds the loss of SiFT to training steps: put it before your `Trainer`. Evaluation is unchanged.
 
+    The logs have `task_loss` and `sift_loss` beside `loss`, which is task_loss + sift_lambda * sift_loss; the metrics
+    of the whole training are `train_task_loss` and `train_sift_loss`.
+
     >>> class MyTrainer(SiftTrainer, Trainer): ...
     >>> MyTrainer(model, arguments, ..., sift=SiftArguments(sift=True)).train()
     """
@@ -355,6 +364,7 @@ class SiftTrainer(Trainer):
                 "accelerate launch --multi_gpu, or set CUDA_VISIBLE_DEVICES to one of them"
             )
         embedding_layer_norms(cast(nn.Module, self.model), self.sift.sift_layer)  # fails if there is none
+        self.recent_losses, self.all_losses = LossParts(), LossParts()  # since the last log, and since training began
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -362,9 +372,44 @@ class SiftTrainer(Trainer):
         if self.sift is None or not model.training:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         with PerturbedEmbeddings(model, self.sift) as embeddings:
-            loss, outputs = super().compute_loss(model, dict(inputs), True, num_items_in_batch)
+            task_loss, outputs = super().compute_loss(model, dict(inputs), True, num_items_in_batch)
             adversarial = sift_loss(model, inputs, outputs, embeddings, num_items_in_batch)
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:
             adversarial = adversarial * self.accelerator.num_processes  # as Trainer does: gradients are averaged
-        loss = loss + self.sift.sift_lambda * adversarial
+        self.last_losses = torch.stack([task_loss.detach(), adversarial.detach()])
+        loss = task_loss + self.sift.sift_lambda * adversarial
         return (loss, outputs) if return_outputs else loss
+
+    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        if self.sift is not None:
+            # Trainer may have divided the loss by the number of micro-batches: do the same with its parts
+            whole = self.last_losses[0] + self.sift.sift_lambda * self.last_losses[1]
+            parts = self.last_losses * (loss / whole).where(whole != 0, 0)
+            for losses in (self.recent_losses, self.all_losses):
+                losses.add(parts, 1 / self.current_gradient_accumulation_steps)
+        return loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        for name, losses in (("loss", "recent_losses"), ("train_loss", "all_losses")):
+            if self.sift is not None and name in logs and getattr(self, losses).steps:
+                task_loss, adversarial = self.accelerator.reduce(getattr(self, losses).means(), "mean").tolist()
+                prefix = name.removesuffix("loss")
+                logs.update({f"{prefix}task_loss": task_loss, f"{prefix}sift_loss": adversarial})
+                setattr(self, losses, LossParts())
+        super().log(logs, start_time)
+
+
+@dataclass
+class LossParts:
+    """Sums over training steps of the loss of the task and the adversarial loss, kept on the device."""
+
+    sums: torch.Tensor | None = None  # [2]
+    steps: float = 0.0
+
+    def add(self, parts: torch.Tensor, steps: float) -> None:
+        self.sums = parts if self.sums is None else self.sums + parts
+        self.steps += steps
+
+    def means(self) -> torch.Tensor:
+        return torch.zeros(2) if self.sums is None else self.sums / self.steps

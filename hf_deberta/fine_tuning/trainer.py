@@ -7,7 +7,7 @@ rows, and ends with `write_card_and_push`. `over_seeds` does this once or with s
 import copy
 import gc
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sized
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ from transformers.utils import logging
 
 from hf_deberta import HfDebertaForEntityChoice
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
+from hf_deberta.fine_tuning.ensemble import EnsembleTask, Scores, write_ensemble, write_scores
 from hf_deberta.fine_tuning.sift import SiftTrainer, answer_labels
 from hf_deberta.runs.checkpoints import (
     TRAINER_STATE_NAME,
@@ -54,6 +55,8 @@ class FineTuningTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, 
     Args:
         splits: inputs by split; training and evaluation data come from here.
         metrics: called with the name of a split and its predictions.
+        scores: called with the name of a split and its predictions (without labels); the scores for an ensemble, which
+            are written to `output_dir`.
         card_fields: arguments of `model_card.write_training_card`.
     """
 
@@ -65,6 +68,7 @@ class FineTuningTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, 
         *args: Any,
         splits: dict[str, Dataset] | None = None,
         metrics: Callable[[str, EvalPrediction], dict[str, float]] | None = None,
+        scores: Callable[[str, Any], Scores] | None = None,
         card_fields: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -73,8 +77,10 @@ class FineTuningTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, 
         self.scored_split = self.validation_splits.get("", "")
         if splits is not None:
             kwargs |= {"train_dataset": splits.get("train"), "eval_dataset": splits.get(self.scored_split)}
+        self.scores = scores
+        self.predictions: Any = None
         if metrics is not None:
-            kwargs["compute_metrics"] = lambda prediction: metrics(self.scored_split, prediction)
+            kwargs["compute_metrics"] = self.compute_split_metrics
         super().__init__(*args, **kwargs)
         check_label_smoothing(self)
         if (fast := getattr(self.processing_class, "backend_tokenizer", None)) is not None:
@@ -86,15 +92,30 @@ class FineTuningTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, 
         if self.args.early_stopping_patience is not None:
             self.add_callback(EarlyStoppingCallback(self.args.early_stopping_patience))
 
+    def compute_split_metrics(self, prediction: EvalPrediction) -> dict[str, float]:
+        self.predictions = None if self.is_in_train else prediction.predictions  # for `evaluate_split`
+        return self.metrics(self.scored_split, prediction) if self.metrics is not None else {}
+
     def evaluate_split(self, split: str) -> dict[str, float]:
         self.scored_split = split
-        return self.evaluate(self.splits[split])
+        metrics = self.evaluate(self.splits[split])
+        self.write_scores(split, self.predictions)
+        self.predictions = None
+        return metrics
+
+    def write_scores(self, split: str, predictions: Any) -> None:
+        """Write what an ensemble needs of this run."""
+        if self.scores is not None and self.is_world_process_zero():
+            write_scores(self.args.output_folder, split, self.scores(split, predictions))
 
     def predict_split(self, split: str, prefix: str, without: Iterable[str] = ()) -> PredictionOutput:
         """Predictions of a split; their metrics too if it has labels and the columns `without` do not hold them."""
         self.scored_split = split
         columns = [name for name in without if name in self.splits[split].column_names]
-        return self.predict(self.splits[split].remove_columns(columns), metric_key_prefix=prefix)
+        output = self.predict(self.splits[split].remove_columns(columns), metric_key_prefix=prefix)
+        self.predictions = None
+        self.write_scores(split, output.predictions)
+        return output
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler:
         rows: Any = self.train_dataset if train_dataset is None else train_dataset
@@ -188,6 +209,16 @@ def validation_splits(splits: Iterable[str]) -> dict[str, str]:
     return {"" if suffix == main else suffix: split for suffix, split in suffixes.items()}
 
 
+def scored_splits(rows: Mapping[str, Sized], args: FineTuningArguments) -> dict[str, int]:
+    """The numbers of rows of the splits that a run writes scores of.
+
+    Those are validation splits if it evaluates, and all others but the training rows if it predicts.
+    """
+    others = {split: len(of_split) for split, of_split in rows.items() if split != "train"}
+    actions = {split: args.do_eval if split.startswith("validation") else args.do_predict for split in others}
+    return {split: number for split, number in others.items() if actions[split]}
+
+
 def prediction_splits(splits: Iterable[str]) -> list[str]:
     return [split for split in splits if split.startswith("test")]
 
@@ -247,11 +278,20 @@ def is_result(path: Path) -> bool:
 # Several seeds
 
 
-def over_seeds(args: FineTuningArguments, run: Callable[[FineTuningArguments], dict[str, float]]) -> None:
+def over_seeds(
+    args: FineTuningArguments,
+    run: Callable[[FineTuningArguments], dict[str, float]],
+    ensemble: EnsembleTask | None = None,
+) -> None:
     """Call `run` once, or with each of --num_seeds seeds in its own folder. Finished seeds are skipped.
 
-    The best model is copied to --output_dir, next to `seeds.json`.
+    The best model is copied to --output_dir, next to `seeds.json`, and the ensemble of all seeds is written to the
+    folder `ensemble`. With --ensemble, nothing is run: the ensemble of those folders is written to --output_dir.
     """
+    if ensemble is not None and args.ensemble is not None:
+        if args.should_save:
+            write_ensemble(args.output_folder, {folder: Path(folder) for folder in args.ensemble}, ensemble)
+        return destroy_process_group()
     if args.num_seeds == 1:
         check_recorded_flags(args)
         run(args)
@@ -266,6 +306,9 @@ def over_seeds(args: FineTuningArguments, run: Callable[[FineTuningArguments], d
         clear_device_cache(garbage_collection=True)  # a Trainer is part of a reference cycle, and holds its model
     if args.should_save and args.do_eval:
         keep_best_seed(args.output_folder, metrics, args.best_metric, bool(args.greater_is_better))
+    if args.should_save and ensemble is not None and (args.do_eval or args.do_predict):
+        seeds = {f"seed-{seed}": args.output_folder / f"seed-{seed}" for seed in metrics}
+        write_ensemble(args.output_folder / "ensemble", seeds, ensemble)
     destroy_process_group()
 
 

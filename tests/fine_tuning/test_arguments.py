@@ -29,7 +29,8 @@ def flags(folder, size: str, **fields) -> Namespace:
     HfDebertaConfig.from_preset(size).save_pretrained(folder)
     defaults = {"model_name_or_path": str(folder), "intermediate": None, "config_name": None, "cache_dir": None}
     defaults |= {"model_revision": "main", "token": None, "use_cpu": False, "gradient_accumulation_steps": 1}
-    defaults |= dict.fromkeys(("per_device_train_batch_size", "learning_rate", "cls_dropout"))
+    defaults |= dict.fromkeys(("per_device_train_batch_size", "learning_rate", "cls_dropout", "bf16", "fp16"))
+    defaults |= {"ensemble": None, "do_train": True, "do_eval": False, "do_predict": False}
     return Namespace(**{**defaults, **fields})
 
 
@@ -53,6 +54,23 @@ def test_sizes_that_start_from_mnli(tmp_path, size, hinted):
 def test_dropout_is_for_heads_that_have_it(tmp_path, task, has_dropout):
     recipe, _ = recipe_flags(flags(tmp_path, "v3-large"), task)
     assert ("cls_dropout" in recipe) == has_dropout
+
+
+@pytest.mark.parametrize(
+    ("has_bf16", "fields", "expected"),
+    [
+        (True, {}, {"bf16"}),
+        (False, {}, {"fp16"}),
+        (True, {"use_cpu": True}, set()),
+        (True, {"fp16": True}, set()),  # by the user
+        (True, {"do_train": False, "do_eval": True}, set()),
+    ],
+)
+def test_precision_of_the_recipe(tmp_path, monkeypatch, has_bf16, fields, expected):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bf16 or including_emulation)
+    recipe, _ = recipe_flags(flags(tmp_path, "v3-large", **fields), "cola")
+    assert {"bf16", "fp16"} & set(recipe) == expected
 
 
 @pytest.fixture

@@ -34,6 +34,7 @@ def test_other_sizes_have_no_name():
         ("conll2003", "v3-large", (10, 9e-6, 16, 10, 0, 512)),
         ("conll2003", "v1-large", (15, 1e-5, 16, 0.1, 0, 512)),
         ("race", "v1-large", (6, 8e-6, 32, 100, 0.2, 320)),
+        ("anli", "v3-large", (10, 7e-6, 256, 1000, 0.1, 70)),
     ],
 )
 def test_published_recipes(task, size, expected):
@@ -54,6 +55,44 @@ def test_the_source_says_if_nothing_was_published():
         and "settings for cola, this model size: settings of v1-base" in source
     )
     assert "your own data" in find_recipe("mine", "v3-base")[1]
+
+
+def test_v3_base_follows_its_published_rate_within_the_grid():
+    recipe, source = find_recipe("squad", "v3-base")
+    assert recipe.learning_rate == 1.5e-5 and "x 0.5 for v3-base" in source
+    recipe, source = find_recipe("cola", "v3-base")
+    assert recipe.learning_rate == 1.5e-5 and "x 0.75 for v3-base" in source and "outside" not in source
+    recipe, source = find_recipe("copa", "v3-base")
+    assert recipe.learning_rate == 1e-5 and "outside the papers' search grid: learning rate 1e-05" in source
+
+
+def test_the_source_says_what_leaves_the_grid():
+    assert (
+        "outside the papers' search grid: learning rate 1.5e-05 (5e-06 to 1e-05)" in find_recipe("squad", "v1-large")[1]
+    )
+    assert "outside the papers' search grid: 20 epochs (at most 10)" in find_recipe("cb", "v3-small")[1]
+    for task, size in (("squad", "v1-base"), ("boolq", "v3-large"), ("own", None)):
+        assert "outside" not in find_recipe(task, size)[1]
+
+
+@pytest.mark.parametrize(
+    ("task", "size", "sift", "is_half"),
+    [
+        ("mnli", "v1-base", False, True),
+        ("cola", "v1-base", False, False),
+        ("rte", "v1-large", False, False),
+        ("rte", "v3-large", False, True),
+        ("mnli", "v3-small", False, True),
+        ("mnli", "v3-small", True, False),
+        ("mnli", "v3-base", True, True),
+        ("squad", "v3-base", False, True),
+    ],
+)
+def test_precision_as_released(task, size, sift, is_half):
+    recipe, _ = find_recipe(task, size, sift=sift)
+    for precision in ("bf16", "fp16"):
+        assert recipe.flags(precision=precision).get(precision, False) == is_half
+    assert not {"bf16", "fp16"} & set(recipe.flags())
 
 
 def test_sift_has_its_own_recipes():
@@ -80,4 +119,5 @@ def test_the_help_lists_the_flags_of_recipes():
     from hf_deberta.fine_tuning.arguments import RECIPE_FLAGS
 
     recipe, _ = find_recipe("mnli", "v3-base")
-    assert set(recipe.flags()) == set(RECIPE_FLAGS)
+    flags = {**recipe.flags(precision="bf16"), **recipe.flags(precision="fp16")}
+    assert set(flags) == set(RECIPE_FLAGS)

@@ -47,6 +47,7 @@ from hf_deberta.runs.file_faults import read_lines, shorten
 CONTEXTS = ("none", "merged", "around")
 DOCUMENT_START = "-DOCSTART-"
 DOCUMENT_COLUMNS = ("document_id", "doc_id", "document")
+SCORED_LABELS = 3  # of each word, in the scores for an ensemble
 ENTITY_METRICS = ("precision", "recall", "f1")
 PREFIXED_LABEL = re.compile(r"[BIESLU](-.+)?")
 
@@ -439,14 +440,46 @@ def predicted_tags(
     """
     if predictions.ndim == 3:
         predictions = predictions.argmax(-1)
-    by_word = np.full(sum(len(sentence.words) for sentence in sentences), IGNORED)
-    for row, words, positions in zip(predictions, features["word_indices"], features["word_positions"], strict=True):
+    by_word = _values_by_word(predictions, features, sentences)
+    return _by_sentence([labels[index] for index in by_word], sentences)
+
+
+def _values_by_word(values: np.ndarray, features: Any, sentences: Sequence[Sentence]) -> np.ndarray:
+    """Return the values of each word's first token, [words, ...], from those of all tokens, [windows, tokens, ...]."""
+    by_word = np.full((sum(len(sentence.words) for sentence in sentences), *values.shape[2:]), IGNORED, values.dtype)
+    for row, words, positions in zip(values, features["word_indices"], features["word_positions"], strict=True):
         by_word[words] = row[positions]
-    missing = (by_word == IGNORED).sum()
+    missing = (by_word.reshape(len(by_word), -1) == IGNORED).all(-1).sum()
     if missing:
         raise ValueError(f"{missing} words have no prediction: the windows are not those of these sentences")
-    tags = [labels[index] for index in by_word]
+    return by_word
+
+
+def _by_sentence(tags: list[str], sentences: Sequence[Sentence]) -> list[list[str]]:
     return [tags[start : start + len(s.words)] for start, s in zip(_first_words(sentences), sentences, strict=True)]
+
+
+def word_scores(
+    best: np.ndarray, probabilities: np.ndarray, features: Any, sentences: Sequence[Sentence], labels: Sequence[str]
+) -> list[dict[str, float]]:
+    """Return the probabilities of the best labels of each word by their name, for an ensemble.
+
+    Args:
+        best: label indices [windows, tokens, k], the most probable ones of each token.
+        probabilities: of these labels.
+        features: as in `predicted_tags`.
+    """
+    indices = _values_by_word(best, features, sentences)
+    values = _values_by_word(probabilities, features, sentences)
+    return [
+        {labels[index]: float(value) for index, value in zip(*word, strict=True)}
+        for word in zip(indices, values, strict=True)
+    ]
+
+
+def tags_of_scores(scores: list[dict[str, float]], sentences: Sequence[Sentence]) -> list[list[str]]:
+    """Return the tags of an ensemble, the most probable label of each word."""
+    return _by_sentence([max(row, key=lambda label: row[label]) for row in scores], sentences)
 
 
 def write_conll_predictions(

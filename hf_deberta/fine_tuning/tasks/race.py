@@ -1,13 +1,14 @@
-"""Multiple choice: RACE, SWAG, and your own rows in the format of either.
+"""Multiple choice: RACE, SWAG, aNLI, and your own rows in the format of any of them.
 
-Columns: article, question, options (list), answer (letter or number), as RACE; or sent1, sent2, ending0, ending1, ...,
-label, as SWAG. A folder of the RACE release, such as RACE/train/high, can be read too.
+Columns: article, question, options (list), answer (letter or number), as RACE; sent1, sent2, ending0, ending1, ...,
+label, as SWAG; or observation_1, observation_2, hypothesis_1, hypothesis_2, label (1 or 2), as aNLI. A folder of the
+RACE release, such as RACE/train/high, and the official jsonl files of aNLI beside their -labels.lst can be read too.
 
 Each choice becomes an input `[CLS] article [SEP] question choice [SEP]`; the choice with the highest logit is the
 prediction. Articles that do not fit are truncated at the end; questions and choices never are.
 
 Metrics: accuracy, and for RACE the accuracy on middle and high school articles. Files: predict_results.txt (index and
-letter) and predictions.jsonl (with probabilities).
+letter), predictions.jsonl (with probabilities), and for aNLI its submission anli.lst.
 
     >>> row = {"article": "It rained.", "question": "What got _ ?", "options": ["Ann", "wet"], "answer": "A"}
     >>> choice_rows(Dataset.from_list([row]), "train")[0]
@@ -29,7 +30,7 @@ from transformers import DataCollatorForMultipleChoice, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows, require_field, require_items
-from hf_deberta.fine_tuning.tasks.submission import write_json_lines, write_prediction_table
+from hf_deberta.fine_tuning.tasks.submission import write_json_lines, write_lines, write_prediction_table
 from hf_deberta.runs.data_files import (
     RowError,
     describe,
@@ -56,6 +57,8 @@ FLAT_FEATURES = {"id": TEXT, "article": TEXT, "question": TEXT, "options": TEXTS
 FLAT_COLUMNS = tuple(FLAT_FEATURES)
 RACE_COLUMNS = ("article", "question", "options")
 SWAG_COLUMNS = ("sent1", "sent2", "ending0", "ending1")
+ANLI_COLUMNS = ("observation_1", "observation_2", "hypothesis_1", "hypothesis_2")
+ANLI_NAMES = dict(zip(("obs1", "obs2", "hyp1", "hyp2"), ANLI_COLUMNS, strict=True))  # of the official files
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 LEVELS = ("middle", "high")  # the ids of RACE begin with the level
 
@@ -71,10 +74,23 @@ def read_choices(file: str | Path) -> Dataset:
     if not path.exists():
         raise InputError(f"there is no file or folder {path}")
     rows = _read_articles(path) if path.is_dir() else read_table(path)
+    if set(ANLI_NAMES) <= set(rows.column_names):
+        return _with_label_file(rows.rename_columns(ANLI_NAMES), path)
     if not set(ARTICLE_COLUMNS) <= set(rows.column_names):
         return rows
     with locate_errors(rows, "article"):
         return expand_rows(rows, _questions_of_article, FLAT_COLUMNS, features=datasets.Features(FLAT_FEATURES))
+
+
+def _with_label_file(rows: Dataset, path: Path) -> Dataset:
+    """Return rows of an official file of aNLI with the labels beside it, if there are any: train-labels.lst."""
+    labels = path.with_name(f"{path.name.removesuffix('.gz').removesuffix('.jsonl')}-labels.lst")
+    if "label" in rows.column_names or not labels.exists():
+        return rows
+    lines = labels.read_text(encoding="utf-8").split()
+    if len(lines) != len(rows):
+        raise InputError(f"{labels} has {len(lines)} labels for the {len(rows)} rows of {path}")
+    return set_source(rows.add_column("label", lines), [path])
 
 
 def _read_articles(folder: Path) -> Dataset:
@@ -132,29 +148,39 @@ def _choice_rows(rows: Dataset, split: str, with_labels: bool, fill_blanks: bool
     if not len(rows):
         raise InputError(f"the {split} split is empty")
     columns = rows.column_names
-    is_race = "article" in columns or "options" in columns
+    is_race, is_anli = "article" in columns or "options" in columns, ANLI_COLUMNS[0] in columns
     answer_column = "answer" if is_race else "label"
-    required = [*(RACE_COLUMNS if is_race else SWAG_COLUMNS), *[answer_column] * with_labels]
+    needed = RACE_COLUMNS if is_race else ANLI_COLUMNS if is_anli else SWAG_COLUMNS
+    required = [*needed, *[answer_column] * with_labels]
     missing = [column for column in required if column not in columns]
     if missing:
         raise InputError(
             f"the {split} rows have no column {', '.join(missing)}; they have {', '.join(columns)}. Multiple choice "
-            "needs article, question, options, answer (as RACE) or sent1, sent2, ending0, ending1, ..., label (as SWAG)"
+            "needs article, question, options, answer (as RACE), sent1, sent2, ending0, ending1, ..., label (as SWAG), "
+            f"or {', '.join(ANLI_COLUMNS)}, label (as aNLI)"
         )
     labelled = with_labels or (answer_column in columns and not any(map(_is_missing, rows[answer_column][:])))
-    require_texts(rows, ["article", "question"] if is_race else ["sent1"], split)
+    require_texts(rows, ["article", "question"] if is_race else ANLI_COLUMNS if is_anli else ["sent1"], split)
 
     def make_choice_row(row: dict[str, Any], index: int) -> dict[str, Any]:
         row_id = row["id"] if "id" in columns else row.get("example_id")
         row_id = str(index if row_id is None else row_id)
         name = f"{split} row {row_id!r}"
         try:
-            choices = _race_choices(row, name, fill_blanks) if is_race else _swag_choices(row, name)
+            if is_anli:
+                context, choices = (" ".join(_one_line(row[x]) for x in ANLI_COLUMNS[:2]), _anli_choices(row))
+            elif is_race:
+                context, choices = _one_line(row["article"]), _race_choices(row, name, fill_blanks)
+            else:
+                context, choices = _one_line(row["sent1"]), _swag_choices(row, name)
             _require_choices(choices, name)
-            label = {"label": answer_index(row[answer_column], len(choices), name)} if labelled else {}
+            label = {}
+            if labelled:
+                read_label = anli_answer_index if is_anli else answer_index
+                label = {"label": read_label(row[answer_column], len(choices), name)}
         except InputError as error:
             raise RowError(index, str(error)) from error
-        return {"id": row_id, "context": _one_line(row["article" if is_race else "sent1"]), "choices": choices, **label}
+        return {"id": row_id, "context": context, "choices": choices, **label}
 
     features = datasets.Features(ROW_FEATURES | ({"label": datasets.Value("int64")} if labelled else {}))
     rows = rows.map(
@@ -186,6 +212,10 @@ def _swag_choices(row: dict[str, Any], name: str) -> list[str]:
         if isinstance(row[column], list | dict):
             raise InputError(f"the {column} of {name} must be text, not {describe(row[column])}")
     return [f"{_one_line(row['sent2'])} {_one_line(row[x])}".strip() for x in endings if row[x] is not None]
+
+
+def _anli_choices(row: dict[str, Any]) -> list[str]:
+    return [_one_line(row[column]) for column in ANLI_COLUMNS[2:]]
 
 
 def _require_choices(choices: list[str], name: str) -> None:
@@ -229,6 +259,13 @@ def answer_index(answer: str | int | None, num_choices: int, name: str) -> int:
             f"{num_choices - 1}, not {answer!r}"
         )
     return index
+
+
+def anli_answer_index(answer: str | int | None, num_choices: int, name: str) -> int:
+    """Return the index of the correct hypothesis of aNLI, whose labels are 1 and 2."""
+    if str(answer) not in ("1", "2"):
+        raise InputError(f"the label of {name} must be 1 or 2, the number of a hypothesis, not {answer!r}")
+    return int(str(answer)) - 1
 
 
 # 2. Model inputs
@@ -318,12 +355,19 @@ def choice_scores(logits: np.ndarray, labels: np.ndarray, ids: Sequence[str]) ->
     return scores
 
 
-def write_choice_predictions(folder: Path, rows: Dataset, logits: np.ndarray) -> None:
-    """Write predict_results.txt and predictions.jsonl, in the order of the rows."""
+def choice_names(rows: Dataset) -> list[str]:
+    """Return the names of the choices in the scores of an ensemble: A, B, ..."""
+    return list(LETTERS[: len(rows[0]["choices"])])
+
+
+def write_choice_predictions(folder: Path, rows: Dataset, logits: np.ndarray, is_anli: bool = False) -> None:
+    """Write predict_results.txt, predictions.jsonl and the submission of aNLI, in the order of the rows."""
     probabilities = softmax(logits.astype(np.float64), axis=-1)
     predicted = logits.argmax(-1)
     letters = [LETTERS[index] for index in predicted]
     write_prediction_table(folder / "predict_results.txt", letters)
+    if is_anli:
+        write_lines(folder / "anli.lst", [str(index + 1) for index in predicted])
     write_json_lines(
         folder / "predictions.jsonl",
         (

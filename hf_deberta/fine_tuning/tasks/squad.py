@@ -57,7 +57,9 @@ ANSWER_FEATURES = {
     "answers": {"text": datasets.List(datasets.Value("string")), "answer_start": datasets.List(datasets.Value("int32"))}
 }
 CLS_POSITION = 0
+DEFAULT_STRIDE = 128  # tokens that neighbouring windows share, if the windows are long enough
 MAX_ANSWER_START = 2**31  # of int32
+MIN_PROBABILITY = 1e-12  # of "no answer", where no run has it among its best
 NO_SPAN_NULL_ODDS = 1e6  # the null odds of a context without any candidate span
 
 logger = logging.get_logger(__name__)
@@ -216,14 +218,15 @@ class SquadEncoder:
 
     Args:
         max_seq_length: tokens of an input, including special tokens.
-        doc_stride: tokens of the context that neighbouring windows share.
+        doc_stride: tokens of the context that neighbouring windows share; by default 128, or half of what the longest
+            question leaves for the context if that is less.
         max_query_length: truncate questions to this number of tokens. By default, as in `run_qa.py`, they are not
             truncated, and a question that leaves no room for the context is an error.
     """
 
     tokenizer: PreTrainedTokenizerBase
     max_seq_length: int = 384
-    doc_stride: int = 128
+    doc_stride: int | None = None
     max_query_length: int | None = None
 
     def __post_init__(self) -> None:
@@ -234,7 +237,7 @@ class SquadEncoder:
             )
         if self.max_query_length is not None and self.max_query_length < 1:
             raise InputError(f"max_query_length must be at least 1, not {self.max_query_length}")
-        if not 0 <= self.doc_stride < self.max_seq_length:
+        if self.doc_stride is not None and not 0 <= self.doc_stride < self.max_seq_length:
             raise InputError(
                 f"doc_stride must be in [0, max_seq_length), that is [0, {self.max_seq_length}), not {self.doc_stride}"
             )
@@ -272,16 +275,33 @@ class SquadEncoder:
         self.tokenizer.backend_tokenizer.no_truncation()
         self.tokenizer.backend_tokenizer.no_padding()
         options = {**(map_options or {}), "batched": True, "with_indices": True, "remove_columns": rows.column_names}
+        stride = self._default_stride(rows["question"][:]) if self.doc_stride is None else self.doc_stride
         with locate_errors(rows, "questions"):
-            return rows.map(self._encode_batch, fn_kwargs={"with_characters": with_characters}, **options)
+            arguments = {"with_characters": with_characters, "stride": stride}
+            return rows.map(self._encode_batch, fn_kwargs=arguments, **options)
 
-    def _encode_batch(self, batch: dict[str, list], indices: list[int], with_characters: bool) -> dict[str, list]:
+    def _default_stride(self, questions: list[str]) -> int:
+        """Return the stride for rows with these questions, and log it if it is not the usual one."""
+        longest = max(self._question_lengths(self._truncate_questions(questions)), default=0)
+        room = max(0, self.max_seq_length - self.tokenizer.num_special_tokens_to_add(pair=True) - longest)
+        if room // 2 < DEFAULT_STRIDE:
+            logger.warning(
+                f"doc_stride {room // 2}: in max_seq_length {self.max_seq_length} the longest question, of {longest} "
+                f"tokens, leaves {room} for the context"
+            )
+        return min(DEFAULT_STRIDE, room // 2)
+
+    def _encode_batch(
+        self, batch: dict[str, list], indices: list[int], with_characters: bool, stride: int
+    ) -> dict[str, list]:
+        questions = self._truncate_questions(batch["question"])
+        self._require_room(questions, batch["id"], stride)
         encoded = self.tokenizer(
-            self._truncate_questions(batch),
+            questions,
             batch["context"],
             truncation="only_second",
             max_length=self.max_seq_length,
-            stride=self.doc_stride,
+            stride=stride,
             return_overflowing_tokens=True,
             return_offsets_mapping=True,
         )
@@ -308,24 +328,29 @@ class SquadEncoder:
                 features["end_positions"].append(span[1])
         return features
 
-    def _truncate_questions(self, batch: dict[str, list]) -> list[str]:
-        """Return the questions, truncated to max_query_length; each must leave room for doc_stride tokens and more."""
-        questions = [question.strip() for question in batch["question"]]
-        options = {"add_special_tokens": False, "verbose": False}
+    def _truncate_questions(self, questions: list[str]) -> list[str]:
+        """Return the questions, truncated to max_query_length."""
+        questions = [question.strip() for question in questions]
         if (limit := self.max_query_length) is not None:
-            offsets = self.tokenizer(questions, return_offsets_mapping=True, **options)["offset_mapping"]
-            ends = [tokens[limit - 1][1] if len(tokens) > limit else None for tokens in offsets]
+            encoded = self.tokenizer(questions, return_offsets_mapping=True, add_special_tokens=False, verbose=False)
+            ends = [tokens[limit - 1][1] if len(tokens) > limit else None for tokens in encoded["offset_mapping"]]
             questions = [question[:end] for question, end in zip(questions, ends, strict=True)]
-        lengths = [len(ids) for ids in self.tokenizer(questions, **options)["input_ids"]]
-        room = self.max_seq_length - self.doc_stride - self.tokenizer.num_special_tokens_to_add(pair=True) - 1
+        return questions
+
+    def _question_lengths(self, questions: list[str]) -> list[int]:
+        return list(map(len, self.tokenizer(questions, add_special_tokens=False, verbose=False)["input_ids"]))
+
+    def _require_room(self, questions: list[str], ids: list[str], stride: int) -> None:
+        """Require that each question leaves room for more tokens of the context than windows share."""
+        lengths = self._question_lengths(questions)
+        room = self.max_seq_length - stride - self.tokenizer.num_special_tokens_to_add(pair=True) - 1
         longest = int(np.argmax(lengths))
         if lengths[longest] > room:
             raise InputError(
-                f"the question of {batch['id'][longest]!r} has {lengths[longest]} tokens, and a max_seq_length of "
-                f"{self.max_seq_length} with a doc_stride of {self.doc_stride} leaves room for {max(room, 0)}: raise "
-                "the first, lower the second, or truncate questions with max_query_length"
+                f"the question of {ids[longest]!r} has {lengths[longest]} tokens, and a max_seq_length of "
+                f"{self.max_seq_length} with a doc_stride of {stride} leaves room for {max(room, 0)}: raise the first, "
+                "lower the second, or truncate questions with max_query_length"
             )
-        return questions
 
 
 def token_character_spans(
@@ -486,6 +511,42 @@ def find_answers(
             ranked = sorted([*ranked, nulls[row]], key=lambda span: span.score, reverse=True)
         answers.texts[row_id], answers.predictions[row_id] = best, text
         answers.nbest[row_id] = _nbest_entries(ranked, context)
+    return answers
+
+
+def answer_scores(answers: PredictedAnswers) -> list[dict[str, float]]:
+    """Return the probabilities of the best answers to each question by their text, for an ensemble.
+
+    Spans with the same text are one answer; "" is no answer.
+    """
+    scores = []
+    for entries in answers.nbest.values():
+        by_text: dict[str, float] = {}
+        for entry in entries:
+            by_text[entry["text"]] = by_text.get(entry["text"], 0.0) + entry["probability"]
+        scores.append(by_text)
+    return scores
+
+
+def answers_of_scores(
+    ids: Sequence[str],
+    scores: list[dict[str, float]],
+    version_2: bool = False,
+    null_score_diff_threshold: float = 0.0,
+) -> PredictedAnswers:
+    """Return the answers of an ensemble, with the arguments of `find_answers`."""
+    answers = PredictedAnswers({}, {}, {}, {})
+    for row_id, row in zip(ids, scores, strict=True):
+        ranked = sorted(row.items(), key=lambda item: item[1], reverse=True)
+        answers.nbest[row_id] = [{"text": text, "probability": probability} for text, probability in ranked]
+        best = next((text for text, _ in ranked if text), "")
+        answers.texts[row_id] = answers.predictions[row_id] = best
+        if version_2:
+            null = np.log(max(row.get("", 0.0), MIN_PROBABILITY))
+            null_odds = float(null - np.log(row[best])) if best else NO_SPAN_NULL_ODDS
+            answers.null_odds[row_id] = null_odds
+            if null_odds > null_score_diff_threshold:
+                answers.predictions[row_id] = ""
     return answers
 
 

@@ -600,6 +600,17 @@ def rank_entities(logits: np.ndarray, features: Dataset, rows: Dataset) -> Ranke
     return ranked
 
 
+def entity_scores(ranked: RankedEntities) -> list[dict[str, float]]:
+    """Return the probability of each entity by its text, for an ensemble."""
+    return [{text: float(np.exp(score)) for text, score in entities} for entities in ranked]
+
+
+def ranked_scores(scores: list[dict[str, float]]) -> RankedEntities:
+    """Return the entities of an ensemble as `rank_entities` does."""
+    ranked = [sorted(row.items(), key=lambda item: item[1], reverse=True) for row in scores]
+    return [[(text, float(np.log(probability))) for text, probability in row] for row in ranked]
+
+
 def best_entities(ranked: RankedEntities, rows: Dataset) -> list[str]:
     """Return the answer to each ReCoRD row: its best entity, or the first if no window holds a mention."""
     answers = []

@@ -158,6 +158,15 @@ def test_rows_without_answers():
         choice_rows(hidden, "train")
 
 
+def test_rows_of_anli(tmp_path):
+    row = {"observation_1": "Ann left.", "observation_2": "It  rained.", "hypothesis_1": "wet", "hypothesis_2": "dry"}
+    [found] = choice_rows(Dataset.from_list([{**row, "label": 2}]), "train")
+    assert found == {"id": "0", "context": "Ann left. It rained.", "choices": ["wet", "dry"], "label": 1}
+    assert "label" not in choice_rows(Dataset.from_list([row]), "test", with_labels=False).column_names
+    with pytest.raises(InputError, match="label of train row '0' must be 1 or 2, .* not 0"):
+        choice_rows(Dataset.from_list([{**row, "label": 0}]), "train")
+
+
 def test_missing_columns_and_options():
     with pytest.raises(InputError, match=r"train rows .* sent1, sent2, ending0, ending1, label; .* text\."):
         choice_rows(Dataset.from_list([{"text": "x"}]), "train")

@@ -327,6 +327,20 @@ def test_a_question_that_leaves_no_room(tokenizer):
     assert cut.strip() and rows["question"][0].startswith(cut.strip())
 
 
+@pytest.mark.parametrize(("length", "expected"), [(384, 128), (64, None)])
+def test_the_default_stride_fits_the_window(tokenizer, caplog, monkeypatch, length, expected):
+    """128 tokens, or half of what the longest question leaves for the context."""
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    rows = rows_of(["Paris", "1999"])
+    questions = [question.strip() for question in rows["question"]]
+    longest = max(map(len, tokenizer(questions, add_special_tokens=False)["input_ids"]))
+    expected = expected or (length - 3 - longest) // 2
+    features = SquadEncoder(tokenizer, length).evaluation_features(rows)
+    explicit = SquadEncoder(tokenizer, length, expected).evaluation_features(rows)
+    assert features["input_ids"][:] == explicit["input_ids"][:]
+    assert (f"doc_stride {expected}: in max_seq_length 64" in caplog.text) == (length == 64)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -1,0 +1,144 @@
+"""Average the predictions of several runs of a task: of several seeds, or of any finished runs.
+
+Each run writes the scores of its validation and test rows to `scores_SPLIT.jsonl`, an object for each row (for each
+word in named-entity recognition):
+
+    {"entailment": 0.98, "not_entailment": 0.02}    the probabilities of labels; of choices by their number
+    {"Rome": 0.7, "in Rome": 0.2, "": 0.1}          of answers (SQuAD), where "" is no answer; of entities (ReCoRD)
+    {"value": 3.2}                                  a number (regression)
+
+The scores of an ensemble are their means over the runs. What a run left out, such as an answer that is not among its
+best, has the score 0 there. `python run_x.py --num_seeds 5 ...` writes an ensemble of its seeds to OUTPUT_DIR/ensemble;
+`python run_x.py --ensemble RUN RUN ... --output_dir OUT` that of finished runs to OUT, for the same rows.
+
+    >>> average_scores([[{"yes": 1.0}], [{"yes": 0.5, "no": 0.5}]])
+    [{'yes': 0.75, 'no': 0.25}]
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from transformers.utils import logging
+
+from hf_deberta.fine_tuning.tasks.submission import write_json_lines
+from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.json_files import write_json
+
+Scores = list[dict[str, float]]  # of each row
+
+LEAST_SCORE = 1e-9  # smaller ones are not written
+MIN_PROBABILITY = 1e-12  # of a label that no run has a score for; its logarithm is finite
+VALUE = "value"  # the name of a number
+
+logger = logging.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class EnsembleTask:
+    """What a script knows about its rows.
+
+    Args:
+        splits: those that the runs have scores for, each with its number of rows.
+        metrics: returns the metrics of a split's scores; None if its rows have no labels.
+        write: writes the prediction files of a test split to a folder.
+    """
+
+    splits: dict[str, int]
+    metrics: Callable[[str, Scores], dict[str, float] | None]
+    write: Callable[[Path, str, Scores], None]
+
+
+def write_ensemble(folder: Path, runs: dict[str, Path], task: EnsembleTask) -> None:
+    """Average the scores of runs, named as in the table that is printed; write predictions and ensemble.json."""
+    results: dict[str, dict[str, dict[str, float]]] = {}
+    for split, rows in task.splits.items():
+        members = {name: read_scores(run, split, rows) for name, run in runs.items()}
+        averaged = average_scores(list(members.values()))
+        write_scores(folder, split, averaged)
+        for name, scores in (*members.items(), ("ensemble", averaged)):
+            if (metrics := task.metrics(split, scores)) is not None:
+                results.setdefault(split, {})[name] = metrics
+        if not split.startswith("validation"):
+            task.write(folder, split, averaged)
+    write_json(folder / "ensemble.json", {"runs": {name: str(run) for name, run in runs.items()}, "metrics": results})
+    for split, by_run in results.items():
+        print(f"\nThe ensemble of {len(runs)} runs, {split}", score_table(by_run), sep="\n")
+    logger.warning(f"Predictions of the ensemble of {', '.join(runs)} are in {folder}")
+
+
+def score_table(by_run: dict[str, dict[str, float]]) -> str:
+    """Lines with the metrics of each run."""
+    names = [*by_run["ensemble"]]
+    width = max(map(len, by_run))
+    lines = ["  ".join([" " * width, *names])]
+    for run, metrics in by_run.items():
+        values = (f"{metrics[name]:{max(len(name), 6)}.4f}" for name in names)
+        lines.append("  ".join([run.ljust(width), *values]))
+    return "\n".join(lines)
+
+
+def average_scores(members: Sequence[Scores]) -> Scores:
+    """The means of the scores of each row over the runs, in the order of the first run's names."""
+    averaged = []
+    for rows in zip(*members, strict=True):
+        names = dict.fromkeys(name for row in rows for name in row)
+        averaged.append({name: sum(row.get(name, 0.0) for row in rows) / len(rows) for name in names})
+    return averaged
+
+
+def scores_file(folder: Path, split: str) -> Path:
+    return folder / f"scores_{split}.jsonl"
+
+
+def write_scores(folder: Path, split: str, scores: Scores) -> None:
+    rows = ({name: float(f"{x:.9g}") for name, x in row.items() if abs(x) >= LEAST_SCORE} for row in scores)
+    write_json_lines(scores_file(folder, split), rows)
+
+
+def read_scores(folder: Path, split: str, rows: int) -> Scores:
+    """The scores of a run, which must be those of so many rows."""
+    file = scores_file(folder, split)
+    if not file.is_file():
+        raise InputError(
+            f"there is no {file}: --ensemble takes folders of runs that evaluated the validation rows and predicted "
+            "the test rows. For a model without this file, run the script with --model_name_or_path, --do_eval and "
+            "--do_predict, and name its --output_dir"
+        )
+    scores = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    if not all(isinstance(row, dict) for row in scores):
+        raise InputError(f"each line of {file} must be an object of scores by name")
+    if len(scores) != rows:
+        raise InputError(
+            f"{file} has the scores of {len(scores):,} rows or words, and the {split} split has {rows:,}: an ensemble "
+            "is for the rows that its runs evaluated and predicted"
+        )
+    return scores
+
+
+# Scores of labels as the arrays that the tasks compute metrics from
+
+
+def label_scores(probabilities: np.ndarray, labels: Sequence[str]) -> Scores:
+    """The scores of rows with the probabilities [rows, labels]."""
+    return [dict(zip(labels, map(float, row), strict=True)) for row in probabilities]
+
+
+def label_logits(scores: Scores, labels: Sequence[str], multi_label: bool = False) -> np.ndarray:
+    """Logits [rows, labels] with these probabilities: by softmax, or by a sigmoid for each label."""
+    if unknown := {name for row in scores for name in row} - set(labels):
+        raise InputError(f"the runs have scores of {', '.join(sorted(unknown))}; the labels are {', '.join(labels)}")
+    probabilities = np.array([[row.get(label, 0.0) for label in labels] for row in scores])
+    logits = np.log(probabilities.clip(MIN_PROBABILITY))
+    return logits - np.log((1 - probabilities).clip(MIN_PROBABILITY)) if multi_label else logits
+
+
+def number_scores(values: np.ndarray) -> Scores:
+    return [{VALUE: float(value)} for value in values]
+
+
+def numbers(scores: Scores) -> np.ndarray:
+    """The numbers [rows] of a regression."""
+    return np.array([row.get(VALUE, 0.0) for row in scores])

@@ -1,0 +1,75 @@
+"""Ensembles: averages of scores, the table, and files of scores."""
+
+import json
+
+import numpy as np
+import pytest
+
+from hf_deberta.fine_tuning.ensemble import (
+    EnsembleTask,
+    average_scores,
+    label_logits,
+    label_scores,
+    number_scores,
+    numbers,
+    read_scores,
+    write_ensemble,
+    write_scores,
+)
+from hf_deberta.runs.errors import InputError
+
+
+def test_averages_of_all_kinds_of_scores():
+    assert average_scores([[{"a": 1.0}, {"x": 0.5}], [{"b": 1.0}, {"x": 0.25}]]) == [{"a": 0.5, "b": 0.5}, {"x": 0.375}]
+    values = average_scores([number_scores(np.array([1.0, -2.0])), number_scores(np.array([2.0, 0.0]))])
+    assert numbers(values).tolist() == [1.5, -1.0]
+
+
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_logits_have_the_probabilities(multi_label):
+    probabilities = np.array([[0.9, 0.1], [0.2, 0.8]])
+    logits = label_logits(label_scores(probabilities, ["no", "yes"]), ["yes", "no"], multi_label)  # another order
+    expected = probabilities[:, ::-1]
+    found = 1 / (1 + np.exp(-logits)) if multi_label else np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert np.isfinite(label_logits([{"yes": 1.0}], ["yes", "no"], multi_label)).all()
+    with pytest.raises(InputError, match="scores of maybe; the labels are yes, no"):
+        label_logits([{"maybe": 1.0}], ["yes", "no"], multi_label)
+
+
+def test_the_ensemble_corrects_its_members(tmp_path, capsys):
+    """Three runs that are wrong in one row each, and sure where they are right."""
+    for run in range(3):
+        rows = [{"yes": 0.4, "no": 0.6} if row == run else {"yes": 0.9, "no": 0.1} for row in range(3)]
+        write_scores(tmp_path / f"run{run}", "validation", rows)
+        write_scores(tmp_path / f"run{run}", "test", rows[:2])
+    written = {}
+    task = EnsembleTask(
+        {"validation": 3, "test": 2},
+        lambda split, scores: (
+            {"accuracy": float((label_logits(scores, ["yes", "no"]).argmax(-1) == 0).mean())}
+            if split == "validation"
+            else None
+        ),
+        lambda folder, split, scores: written.update({split: scores}),
+    )
+    write_ensemble(tmp_path / "out", {f"run{run}": tmp_path / f"run{run}" for run in range(3)}, task)
+    metrics = json.loads((tmp_path / "out" / "ensemble.json").read_text())["metrics"]["validation"]
+    assert [metrics[f"run{run}"]["accuracy"] for run in range(3)] == [pytest.approx(2 / 3)] * 3
+    assert metrics["ensemble"]["accuracy"] == 1 and list(written) == ["test"] and len(written["test"]) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].split() == ["ensemble", "1.0000"] and lines[-2].split() == ["run2", "0.6667"]
+    again = read_scores(tmp_path / "out", "test", 2)  # an ensemble may be a member of another
+    assert again[0]["yes"] == pytest.approx((0.4 + 0.9 + 0.9) / 3, rel=1e-5)
+
+
+def test_scores_that_do_not_fit(tmp_path):
+    with pytest.raises(InputError, match=r"no .*scores_test.jsonl: .*--do_eval and --do_predict"):
+        read_scores(tmp_path, "test", 2)
+    write_scores(tmp_path, "test", [{"a": 1.0, "b": 1e-12}])
+    assert read_scores(tmp_path, "test", 1) == [{"a": 1.0}]
+    with pytest.raises(InputError, match="the scores of 1 rows or words, and the test split has 2"):
+        read_scores(tmp_path, "test", 2)
+    (tmp_path / "scores_test.jsonl").write_text("[1]\n")
+    with pytest.raises(InputError, match="each line of .* must be an object"):
+        read_scores(tmp_path, "test", 1)
