@@ -1,4 +1,6 @@
 import os
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -7,6 +9,20 @@ from hf_deberta.model import attention_context, enhanced_mask_decoder, modeling_
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 torch.set_num_threads(1)  # tiny tensors, and the tests already run in several processes
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """Import a benchmark by its name: they are scripts, which import each other from their folder."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    names = [path.stem for path in BENCHMARKS.glob("*.py")]
+    before = {name: sys.modules.pop(name) for name in names if name in sys.modules}
+    yield lambda name: __import__(name)
+    for name in names:
+        sys.modules.pop(name, None)
+    sys.modules.update(before)
 
 
 @pytest.fixture

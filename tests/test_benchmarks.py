@@ -1,26 +1,13 @@
 """Peers of the benchmarks compute what their model computes, and tables take ratios from one machine at a time."""
 
 import csv
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 import transformers
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-
-
-@pytest.fixture
-def load(monkeypatch):
-    """Import a benchmark by its name: they are scripts, which import each other from their folder."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    names = [path.stem for path in BENCHMARKS.glob("*.py")]
-    before = {name: sys.modules.pop(name) for name in names if name in sys.modules}
-    yield lambda name: __import__(name)
-    for name in names:
-        sys.modules.pop(name, None)
-    sys.modules.update(before)
+from hf_deberta import HfDebertaConfig
+from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 
 
 def tiny_in_tree() -> transformers.DebertaV2Model:
@@ -88,5 +75,46 @@ def test_ratios_are_taken_on_one_machine_at_a_time(load, tmp_path, monkeypatch):
                 writer.writerow((machine, peer, time, "forward", "1x32", "float32", "cpu"))
     monkeypatch.setattr(table, "RESULTS", tmp_path / "encoder.csv")
     lines = table.ratio_table().splitlines()
-    assert lines[2] == "| 1 row of 32 tokens, float32 | 2.0 to 3.0 (2) | 4.0 (1) | 1.2 (1) |"
+    assert lines[2] == "| 1 row of 32 tokens, float32 | 2.0 to 3.0 (2) | 4.0 (1) | 1.2 (1) | - |"
     assert lines[-2:] == ["- A, 2 threads", "- B, 2 threads"]
+
+
+def test_operations_and_parameters_beside_bert(load):
+    sizes = load("model_sizes")
+    config = HfDebertaConfig.from_preset("v3-base", vocab_size=1000)
+    bert = transformers.BertConfig(vocab_size=1000, type_vocab_size=1)
+    with torch.device("meta"):
+        expected = transformers.BertForMaskedLM(bert).num_parameters()
+    measured = sizes.measure(HfDebertaConfig.from_preset("v3-base", vocab_size=1000, **sizes.BERT), 512)
+    assert measured.parameters == expected - 768  # BERT's embedding of token types
+    assert measured.encoder == 12 * (2 * 12 * 768**2 + 2 * 2 * 512 * 768)
+    deberta = sizes.measure(config, 512)
+    projections = 2 * 12 * 2 * 512 * 768**2 / 512  # of the table's 512 rows, for keys and queries
+    assert deberta.encoder - measured.encoder == 12 * 2 * 2 * 512 * 768 + projections
+
+
+def test_rows_of_rtd_become_a_table(load, tmp_path, monkeypatch, capsys):
+    rtd = load("rtd")
+    monkeypatch.setattr(rtd, "RESULT_FILE", tmp_path / "rtd.csv")
+    for seed, found in (("1", "0.2"), ("2", "0.4")):
+        row = {"experiment": "scratch", "embedding_sharing": "gdes", "seed": seed, "setting": "small", "step": "100"}
+        rtd.write_rows(
+            rtd.RESULT_FILE, [{**row, **dict.fromkeys(rtd.METRICS, "0.9"), "replaced_found": found}], rtd.KEY
+        )
+    rtd.print_table("scratch", "small")
+    assert "| gdes | 100 | 2 | 0.300 (0.200 to 0.400) | 0.900 (0.900 to 0.900) |" in capsys.readouterr().out
+
+
+def test_a_token_file_of_a_large_text(load, tmp_path, monkeypatch):
+    token_file = load("token_file")
+    lines = [f"the old man number {number} walked to a quiet harbour" for number in range(50)]
+    (tmp_path / "book.txt").write_text("\n".join(lines), encoding="utf-8")
+    monkeypatch.setattr("hf_deberta.pretraining.corpus.DOCUMENTS_PER_BATCH", 7)
+    size = token_file.write_text([str(tmp_path / "book.txt")], tmp_path / "text.jsonl", 1e-5)
+    text = (tmp_path / "text.jsonl").read_text()
+    assert 10_000 <= size < 11_000
+    (tmp_path / "text.jsonl").write_text(text + text)
+    train_tokenizer(lines, 300, "bpe").save_pretrained(tmp_path / "tokenizer")
+    result = token_file.tokenize(tmp_path / "text.jsonl", str(tmp_path / "tokenizer"), deduplicate=True)
+    assert result["documents"] == result["duplicates"] == text.count("\n")
+    assert result["peak_mb"] > 0 and result["tokens"] > result["documents"]

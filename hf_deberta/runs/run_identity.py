@@ -38,7 +38,7 @@ IDENTIFYING_FLAGS = (
     # the data
     "task_name", "dataset_name", "dataset_config_name", "train_file", "data_dir", "max_train_samples",
     "validation_split_percentage", "text_column", "text_column_name", "text_column_names", "label_column_name",
-    "sample_by",
+    "sample_by", "deduplicate", "stopping_strategy",
     # how rows are made from it
     "max_seq_length", "max_query_length", "doc_stride", "pack", "line_by_line", "pad_to_max_length",
     "document_context", "label_all_tokens", "version_2_with_negative", "fill_blanks",

@@ -32,9 +32,9 @@ FREE_FLAGS = {
     "streaming",
     # what is predicted, and how scores are reported
     "test_file", "axb_file", "axg_file", "max_predict_samples", "n_best_size", "max_answer_length",
-    "null_score_diff_threshold", "return_entity_level_metrics",
+    "null_score_diff_threshold", "return_entity_level_metrics", "perplexity_stride",
     # flags that only choose values for others, or several runs
-    "recipe", "demo", "num_seeds", "ignore_mismatched_sizes",
+    "recipe", "demo", "num_seeds", "ensemble", "ignore_mismatched_sizes",
 }  # fmt: skip
 
 

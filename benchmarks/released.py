@@ -1,0 +1,328 @@
+"""Check a released or fine-tuned checkpoint against Transformers' classes: exactness, tokens, labels, speed, memory.
+
+    python benchmarks/released.py --model FOLDER --texts FILE... --rows pairs.jsonl
+    python benchmarks/released.py --print v3-xsmall-nli     # the table in docs/benchmarks.md, from the csv
+
+The model is a folder or a name on the Hub. Each line of the texts is one text; of .jsonl files, each string of a row.
+The rows are texts, or pairs of texts (--columns), of which a sequence classifier predicts the labels; lengths and
+padding of the timed batches are theirs too. Prints a table and writes benchmarks/results/released.csv:
+
+- weights that the file lacks
+- hidden states, and logits of sequence and token classifiers, on real texts with padding: the largest difference from
+  Transformers', absolute and divided by the largest value; and of both in float32 from ours in float64
+- texts of which a tokenizer makes other pieces than sentencepiece does with the checkpoint's `spm.model`, and the
+  characters where they first differ
+- equal labels of the rows
+- milliseconds of a forward pass, and its memory beyond model and inputs
+- weights that change when the model is exported to Transformers' format and loaded again
+
+Peers are those of encoder.py: ours sdpa, in-tree, and enabled, which is in-tree while `hf_deberta.enable()` is on.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from encoder import settings
+from label_agreement import read_batches
+from memory import extra_memory
+from timing import RESULTS, environment, medians, read_rows, time_interleaved, write_rows
+from transformers import AutoConfig, AutoTokenizer
+from transformers.utils import cached_file
+
+import hf_deberta
+
+RESULT_FILE = RESULTS / "released.csv"
+PEERS = ("in-tree", "enabled", "ours sdpa")
+COLUMNS = {"in-tree": "Transformers' DeBERTa", "enabled": "after `enable()`", "ours sdpa": "hf_deberta"}
+MAX_PLACES = 3  # of the characters where texts differ, in the table
+HEADS = ("ForSequenceClassification", "ForTokenClassification")  # those whose logits are compared
+Batch = dict[str, torch.Tensor]
+
+
+def class_names(model: str) -> tuple[str, str]:
+    """Return the names of our class and of Transformers' for the checkpoint's head, or for the encoder alone."""
+    config = AutoConfig.from_pretrained(model)
+    architecture = (getattr(config, "architectures", None) or [""])[0]
+    head = next((head for head in HEADS if architecture.endswith(head)), "Model")
+    version = "V2" if getattr(config, "position_buckets", -1) > 0 or config.model_type == "deberta-v2" else ""
+    return f"HfDeberta{head}", f"Deberta{version}{head}"
+
+
+def load(model: str, peer: str, dtype: torch.dtype = torch.float32) -> tuple[Any, list[str]]:
+    """Return the model of a peer, and the names of weights that the checkpoint lacks.
+
+    Transformers' classes load a checkpoint that this package saved from its export.
+    """
+    our_name, in_tree_name = class_names(model)
+    ours, in_tree = getattr(hf_deberta, our_name), getattr(transformers, in_tree_name)
+    if peer.startswith("ours"):
+        loaded, info = ours.from_pretrained(model, dtype=dtype, output_loading_info=True)
+    elif AutoConfig.from_pretrained(model).model_type == "hf_deberta":
+        with tempfile.TemporaryDirectory() as folder:
+            hf_deberta.export_to_transformers(ours.from_pretrained(model, dtype=dtype), folder)
+            loaded, info = in_tree.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+    else:
+        loaded, info = in_tree.from_pretrained(model, dtype=dtype, output_loading_info=True)
+    return loaded.eval(), sorted(info["missing_keys"])
+
+
+def read_texts(files: list[Path]) -> list[str]:
+    """Return the distinct texts of the files, in order."""
+    texts: list[str] = []
+    for file in files:
+        lines = file.read_text(encoding="utf-8").split("\n")
+        if file.suffix == ".jsonl":
+            values = [value for line in lines if line.strip() for value in json.loads(line).values()]
+            texts += [value for value in values if isinstance(value, str)]
+        else:
+            texts += lines
+    return [text for text in dict.fromkeys(texts) if text.strip()]
+
+
+def batches_of(texts: list[str], tokenizer: Any, count: int, batch_size: int = 8) -> list[Batch]:
+    """Return `count` texts, evenly spread over all, in padded batches of neighbours."""
+    chosen = texts[:: max(1, len(texts) // count)][:count]
+    encode = {"padding": True, "truncation": True, "max_length": 512, "return_tensors": "pt"}
+    batches = [tokenizer(chosen[start : start + batch_size], **encode) for start in range(0, len(chosen), batch_size)]
+    return [{name: batch[name] for name in ("input_ids", "attention_mask")} for batch in batches]
+
+
+@torch.no_grad()
+def outputs_of(model: Any, peer: str, batches: list[Batch]) -> dict[str, list[torch.Tensor]]:
+    """Return the hidden states of all layers at real tokens, and the logits there or of the rows, by batch."""
+    outputs: dict[str, list[torch.Tensor]] = {"hidden states": [], "logits": []}
+    for batch in batches:
+        with settings(peer):
+            output = model(**batch, output_hidden_states=True)
+        real = batch["attention_mask"].bool()
+        outputs["hidden states"].append(torch.stack([states[real] for states in output.hidden_states]))
+        if "logits" in output:
+            outputs["logits"].append(output.logits[real] if output.logits.dim() == 3 else output.logits)
+    return outputs
+
+
+def largest_difference(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> tuple[float, float]:
+    """Return the largest absolute difference, and the same divided by the largest value of `theirs`."""
+    pairs = list(zip(ours, theirs, strict=True))
+    difference = max(float((a.double() - b.double()).abs().max()) for a, b in pairs)
+    return difference, difference / max(float(b.abs().max()) for _, b in pairs)
+
+
+def exactness_rows(model: str, batches: list[Batch]) -> Iterator[dict[str, str]]:
+    """Compare hidden states and logits in float32 with in-tree's, and with ours in float64."""
+    outputs = {peer: outputs_of(load(model, peer)[0], peer, batches) for peer in PEERS}
+    exact = outputs_of(load(model, "ours sdpa", torch.float64)[0], "ours sdpa", batches)
+    references = {"in-tree": outputs["in-tree"], "ours in float64": exact}
+    for peer in PEERS:
+        for reference, expected in references.items():
+            for kind, tensors in outputs[peer].items():
+                if peer == reference or not tensors:
+                    continue
+                absolute, relative = largest_difference(tensors, expected[kind])
+                where = f"{relative:.1e} of the largest value, {len(tensors)} batches of real texts"
+                yield make_row(f"{kind}, difference from {reference}", peer, f"{absolute:.1e}", where)
+
+
+def tokenizers_of(model: str) -> dict[str, Any]:
+    """Return tokenizers by name: in-tree's, ours from the original file, and ours from tokenizer.json."""
+    in_tree = transformers.DebertaV2Tokenizer.from_pretrained(model)
+    tokenizers = {
+        "in-tree": in_tree,
+        "ours, spm.model": hf_deberta.HfDebertaTokenizer.from_pretrained(model, tokenizer_file=""),
+    }
+    if cached_file(model, "tokenizer.json", _raise_exceptions_for_missing_entries=False):
+        tokenizers["ours, tokenizer.json"] = hf_deberta.HfDebertaTokenizer.from_pretrained(model)
+    return tokenizers
+
+
+def tokenization_rows(model: str, texts: list[str]) -> Iterator[dict[str, str]]:
+    """Compare the pieces of texts with those of sentencepiece itself."""
+    original = cached_file(model, "spm.model", _raise_exceptions_for_missing_entries=False)
+    if original is None:
+        print("tokenization is skipped: the checkpoint has no spm.model, which sentencepiece reads")
+        return
+    import sentencepiece
+
+    expected = sentencepiece.SentencePieceProcessor(model_file=original).encode(texts)
+    for name, tokenizer in tokenizers_of(model).items():
+        encoded = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        places: Counter[str] = Counter()
+        for text, ids, right, offsets in zip(
+            texts, encoded["input_ids"], expected, encoded["offset_mapping"], strict=True
+        ):
+            if ids != right:
+                places[first_difference(text, ids, right, offsets)] += 1
+        where = "; ".join(f"{place}: {count}" for place, count in places.most_common(8))
+        yield make_row(
+            f"texts with other pieces than sentencepiece's, of {len(texts)}", name, str(places.total()), where
+        )
+
+
+def first_difference(text: str, ids: list[int], expected: list[int], offsets: list[tuple[int, int]]) -> str:
+    """Return the Unicode names of the unusual characters in the first piece that differs, or "ASCII"."""
+    number = next((i for i, (a, b) in enumerate(zip(ids, expected, strict=False)) if a != b), len(ids))
+    start, end = offsets[number] if number < len(offsets) else (offsets[-1][1] if offsets else 0, len(text))
+    unusual = [character for character in text[start : end + 1] if not " " <= character <= "~"]
+    return " + ".join(unicodedata.name(each, f"U+{ord(each):04X}") for each in dict.fromkeys(unusual)) or "ASCII"
+
+
+def label_rows(model: str, batches: list[Batch]) -> Iterator[dict[str, str]]:
+    """Count rows that get in-tree's label."""
+    if not class_names(model)[0].endswith("ForSequenceClassification"):
+        print("labels are skipped: the checkpoint is no sequence classifier")
+        return
+    labels = {}
+    for peer in PEERS:
+        loaded, _ = load(model, peer)
+        labels[peer] = torch.cat([logits.argmax(-1) for logits in outputs_of(loaded, peer, batches)["logits"]])
+    for peer in PEERS[1:]:
+        equal = int((labels[peer] == labels["in-tree"]).sum())
+        counts = ", ".join(map(str, torch.bincount(labels[peer]).tolist()))
+        yield make_row(
+            f"rows with in-tree's label, of {len(labels[peer])}", peer, str(equal), f"rows by label: {counts}"
+        )
+
+
+def timing_rows(model: str, batch: Batch, repeats: int) -> Iterator[dict[str, str]]:
+    """Time a forward pass of one batch of rows."""
+    models = {peer: load(model, peer)[0] for peer in PEERS}
+
+    def forward(peer: str) -> None:
+        with settings(peer), torch.inference_mode():
+            models[peer](**batch)
+
+    times = medians(time_interleaved({peer: lambda peer=peer: forward(peer) for peer in PEERS}, repeats))
+    for peer, milliseconds in times.items():
+        where = f"{times['in-tree'] / milliseconds:.2f} times as fast as in-tree, {shape_of(batch)}"
+        yield make_row("milliseconds, forward", peer, f"{milliseconds:.0f}", where)
+
+
+def shape_of(batch: Batch) -> str:
+    rows, tokens = batch["input_ids"].shape
+    return f"{rows} x {tokens}, {int(batch['attention_mask'].sum())} real tokens"
+
+
+def memory_rows(model: str, tokens: int) -> Iterator[dict[str, str]]:
+    """Measure the memory of one row, each peer in a process of its own."""
+    if not Path("/proc/self/clear_refs").exists():
+        print("memory is skipped: this system has no /proc/self/clear_refs to measure the peak")
+        return
+    for peer in PEERS:
+        command = [sys.executable, __file__, "--model", model, "--memory_of", peer, "--tokens", str(tokens)]
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        yield make_row("MiB of a forward pass", peer, f"{float(output.split()[-1]):.0f}", f"1 x {tokens}")
+
+
+def export_rows(model: str) -> Iterator[dict[str, str]]:
+    """Export to Transformers' format and load that with both classes; count what changes."""
+    ours, _ = load(model, "ours sdpa")
+    with tempfile.TemporaryDirectory() as folder:
+        hf_deberta.export_to_transformers(ours, folder)
+        _, missing = load(folder, "in-tree")
+        yield make_row("weights missing after export", "in-tree", str(len(missing)), " ".join(missing[:4]))
+        back, _ = load(folder, "ours sdpa")
+    weights, weights_back = ours.state_dict(), back.state_dict()
+    changed = [name for name in weights if not torch.equal(weights[name], weights_back[name])]
+    yield make_row("weights changed by export and back", "ours sdpa", str(len(changed)), f"of {len(weights)}")
+
+
+def loading_rows(model: str) -> Iterator[dict[str, str]]:
+    for peer in ("in-tree", "ours sdpa"):
+        loaded, missing = load(model, peer)
+        yield make_row("weights missing in the checkpoint", peer, str(len(missing)), type(loaded).__name__)
+
+
+def make_row(measure: str, peer: str, value: str, where: str) -> dict[str, str]:
+    return {"measure": measure, "peer": peer, "value": value, "where": where}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="folder or name on the Hub")
+    parser.add_argument("--print", metavar="NAME", help="only print the table of this model in the result file")
+    parser.add_argument("--model_name", help="its name in the result file; default: that of the folder")
+    parser.add_argument("--texts", type=Path, nargs="+", default=[], help="files of real texts")
+    parser.add_argument("--rows", type=Path, help="JSON lines for labels and times")
+    parser.add_argument("--columns", nargs="+", default=["premise", "hypothesis"], help="of the text, or of both texts")
+    parser.add_argument("--max_rows", type=int, default=384, help="of --rows")
+    parser.add_argument("--max_texts", type=int, default=64, help="of --texts whose hidden states are compared")
+    parser.add_argument("--tokens", type=int, default=512, help="length of the row whose memory is measured")
+    parser.add_argument("--repeats", type=int, default=7, help="of each timed pass")
+    parser.add_argument("--memory_of", choices=PEERS, help="internal: print the MiB of a peer's forward pass")
+    arguments = parser.parse_args()
+    if arguments.print:
+        print(table(arguments.print))
+        return
+    if arguments.model is None:
+        parser.error("--model FOLDER is required, or --print NAME")
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    if arguments.memory_of:
+        loaded, _ = load(arguments.model, arguments.memory_of)
+        ids = torch.randint(5, loaded.config.vocab_size, (1, arguments.tokens))
+        print(extra_memory(arguments.memory_of, loaded, {"input_ids": ids}))
+        return
+    for measured in measure(arguments):
+        print(f"{measured['measure']:58} {measured['peer']:20} {measured['value']:>8}  {measured['where']}", flush=True)
+        name = arguments.model_name or Path(arguments.model).name
+        line = {"model": name, **measured, **environment()}
+        write_rows(RESULT_FILE, [line], ("model", "measure", "peer", "machine"))
+
+
+def measure(arguments: argparse.Namespace) -> Iterator[dict[str, str]]:
+    """Yield a row for each measurement; those that need --texts or --rows are left out without them."""
+    model = arguments.model
+    yield from loading_rows(model)
+    yield from export_rows(model)
+    if arguments.texts:
+        texts = read_texts(arguments.texts)
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        yield from exactness_rows(model, batches_of(texts, tokenizer, arguments.max_texts))
+        yield from tokenization_rows(model, texts)
+    if arguments.rows:
+        of_rows = argparse.Namespace(
+            model=model, file=arguments.rows, rows=arguments.max_rows, columns=arguments.columns, batch_size=32
+        )
+        batches = read_batches(of_rows)
+        yield from label_rows(model, batches)
+        yield from timing_rows(model, batches[len(batches) // 2], arguments.repeats)
+    yield from memory_rows(model, arguments.tokens)
+
+
+def table(name: str) -> str:
+    """The rows of a model in the result file, as in docs/benchmarks.md.
+
+    In brackets: a difference divided by the largest value, and a time as a multiple of in-tree's speed.
+    """
+    cells: dict[str, dict[str, list[str]]] = {}
+    places = []
+    for row in read_rows(RESULT_FILE):
+        if row["model"] != name:
+            continue
+        tokenizer = row["peer"].partition("ours, ")[2]
+        in_brackets = tokenizer
+        if "of the largest value" in row["where"] or "times as fast" in row["where"]:
+            in_brackets = row["where"].split()[0]
+        by_column = cells.setdefault(row["measure"], {column: [] for column in COLUMNS})
+        column = "ours sdpa" if tokenizer else row["peer"]
+        by_column[column].append(f"{row['value']} ({in_brackets})" if in_brackets else row["value"])
+        if row["measure"].startswith("texts") and row["where"]:
+            places.append(f"- {row['peer']}: {'; '.join(row['where'].lower().split('; ')[:MAX_PLACES])}")
+    lines = ["| | " + " | ".join(COLUMNS.values()) + " |", "|---|" + "--:|" * len(COLUMNS)]
+    for measured, by_column in cells.items():
+        lines.append(f"| {measured} | " + " | ".join(", ".join(by_column[column]) or "-" for column in COLUMNS) + " |")
+    return "\n".join([*lines, "", f"Where texts first differ, the {MAX_PLACES} most frequent characters:", "", *places])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""benchmarks/released.py on a tiny checkpoint, and the tables of benchmarks/fine_tuning.py in docs/reproduction.md."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from hf_deberta import HfDebertaForSequenceClassification, HfDebertaTokenizer
+
+sentencepiece = pytest.importorskip("sentencepiece")
+ROOT = Path(__file__).parents[1]
+README, BENCHMARKS, REPRODUCTION = (
+    (ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/benchmarks.md", "docs/reproduction.md")
+)
+TEXTS = [
+    "The quick brown fox jumps over the lazy dog.",
+    "We \ufb01nd the file.",
+    "In 1998 they ate, we slept",
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> Path:
+    """Write a tiny classifier of Transformers with an `spm.model`, like a released v3."""
+    folder = tmp_path_factory.mktemp("checkpoint") / "tiny-v3"
+    folder.mkdir()
+    options = {"model_type": "unigram", "vocab_size": 80, "hard_vocab_limit": False, "minloglevel": 2}
+    for number, (kind, piece) in enumerate({"pad": "[PAD]", "bos": "[CLS]", "eos": "[SEP]", "unk": "[UNK]"}.items()):
+        options |= {f"{kind}_id": number, f"{kind}_piece": piece}
+    with (folder / "spm.model").open("wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter([TEXTS[0], "We find the file.", TEXTS[2]] * 20), model_writer=file, **options
+        )
+    (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False, "vocab_type": "spm"}))
+    torch.manual_seed(0)
+    config = transformers.DebertaV2Config(
+        vocab_size=128,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        relative_attention=True,
+        position_buckets=8,
+        max_position_embeddings=64,
+        norm_rel_ebd="layer_norm",
+        share_att_key=True,
+        pos_att_type=["c2p", "p2c"],
+        position_biased_input=False,
+        type_vocab_size=0,
+        initializer_range=0.3,
+        num_labels=3,
+    )
+    transformers.DebertaV2ForSequenceClassification(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def inputs(tmp_path) -> tuple[Path, Path]:
+    """Write files of texts and of pairs."""
+    texts, pairs = tmp_path / "texts.txt", tmp_path / "pairs.jsonl"
+    texts.write_text("\n".join([*TEXTS, "", TEXTS[0]]), encoding="utf-8")
+    rows = [{"premise": a, "hypothesis": b, "label": 0} for a in TEXTS for b in TEXTS]
+    pairs.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return texts, pairs
+
+
+def saved_by_us(checkpoint: Path, folder: Path) -> Path:
+    """Return the checkpoint as one that this package saved, such as a fine-tuned one."""
+    HfDebertaForSequenceClassification.from_pretrained(checkpoint).save_pretrained(folder)
+    for name in ("spm.model", "tokenizer_config.json"):
+        (folder / name).write_bytes((checkpoint / name).read_bytes())
+    return folder
+
+
+def run(load, monkeypatch, folder: Path, results: Path, inputs: tuple[Path, Path], *flags: str) -> dict:
+    """Run the benchmark; return its rows by measure and peer."""
+    monkeypatch.setenv("RESULTS", str(results))
+    texts, pairs = map(str, inputs)
+    arguments = ["--model", str(folder), "--texts", texts, "--rows", pairs, "--repeats", "1", "--tokens", "16", *flags]
+    monkeypatch.setattr(sys, "argv", ["released.py", *arguments])
+    released = load("released")
+    monkeypatch.setattr(released, "memory_rows", lambda model, tokens: iter(()))  # has its own test
+    released.main()
+    with (results / "released.csv").open() as file:
+        return {(row["measure"], row["peer"]): row for row in csv.DictReader(file)}
+
+
+@pytest.mark.parametrize("saved_by", ["transformers", "hf_deberta"])
+def test_a_checkpoint_is_compared_in_every_way(load, monkeypatch, checkpoint, inputs, tmp_path, saved_by):
+    if saved_by == "hf_deberta":
+        checkpoint = saved_by_us(checkpoint, tmp_path / "tiny-v3")
+    rows = run(load, monkeypatch, checkpoint, tmp_path, inputs)
+    value = {key: row["value"] for key, row in rows.items()}
+    assert value["weights missing in the checkpoint", "ours sdpa"] == "0"
+    assert (
+        value["weights missing after export", "in-tree"]
+        == value["weights changed by export and back", "ours sdpa"]
+        == "0"
+    )
+    for kind in ("hidden states", "logits"):
+        for peer in ("ours sdpa", "enabled"):
+            assert float(value[f"{kind}, difference from in-tree", peer]) < 1e-5
+        assert 0 < float(value[f"{kind}, difference from ours in float64", "ours sdpa"]) < 1e-5
+    assert value["texts with other pieces than sentencepiece's, of 3", "ours, spm.model"] == "0"
+    assert value["rows with in-tree's label, of 9", "ours sdpa"] == "9"
+    assert float(value["milliseconds, forward", "enabled"]) >= 0
+    assert rows["hidden states, difference from in-tree", "ours sdpa"]["model"] == "tiny-v3"
+
+
+def test_in_trees_other_pieces_are_named(load, checkpoint):
+    released = load("released")
+    rows = {row["peer"]: row for row in released.tokenization_rows(str(checkpoint), TEXTS)}
+    in_tree = transformers.DebertaV2Tokenizer.from_pretrained(checkpoint)
+    ours = HfDebertaTokenizer.from_pretrained(checkpoint)
+    different = [text for text in TEXTS if in_tree(text)["input_ids"] != ours(text)["input_ids"]]
+    assert different == [TEXTS[1]]
+    assert (rows["in-tree"]["value"], rows["in-tree"]["where"]) == ("1", "LATIN SMALL LIGATURE FI: 1")
+
+
+def test_missing_weights_are_counted(load, checkpoint, tmp_path):
+    weights = load_file(checkpoint / "model.safetensors")
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    (damaged / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    save_file(
+        {name: tensor for name, tensor in weights.items() if "layer.1.attention.self.query" not in name},
+        damaged / "model.safetensors",
+        {"format": "pt"},
+    )
+    rows = {row["peer"]: row["value"] for row in load("released").loading_rows(str(damaged))}
+    assert rows == {"in-tree": "2", "ours sdpa": "2"}
+
+
+def test_a_difference_is_found_where_it_is(load):
+    released = load("released")
+    ours, theirs = [torch.zeros(2, 3), torch.ones(2)], [torch.zeros(2, 3), torch.tensor([1.0, 4.0])]
+    assert released.largest_difference(ours, theirs) == (3.0, 0.75)
+    assert released.first_difference("a\u00adb", [1, 9, 3], [1, 2, 3], [(0, 1), (1, 2), (2, 3)]) == "SOFT HYPHEN"
+    assert released.first_difference("abc", [1, 9, 3], [1, 2, 3], [(0, 1), (1, 2), (2, 3)]) == "ASCII"
+
+
+@pytest.mark.slow
+def test_memory_is_measured_in_a_process_for_each_peer(load, checkpoint):
+    released = load("released")
+    if not Path("/proc/self/clear_refs").exists():
+        pytest.skip("needs Linux")
+    rows = list(released.memory_rows(str(checkpoint), 32))
+    assert [row["peer"] for row in rows] == list(released.PEERS)
+    assert all(float(row["value"]) >= 0 for row in rows)
+
+
+def test_the_pages_say_what_was_measured(load):
+    released = load("released")
+    rows = {(row["measure"], row["peer"]): row for row in released.read_rows(released.RESULT_FILE)}
+    row = rows["hidden states, difference from in-tree", "ours sdpa"]
+    assert f"{row['value']}, which is {row['where'].split()[0]} of" in README
+    assert released.table("v3-xsmall-nli") in BENCHMARKS, "replace it by `benchmarks/released.py --print v3-xsmall-nli`"
+
+
+class TestFineTuningTables:
+    """benchmarks/fine_tuning.py"""
+
+    def test_they_are_those_of_the_page(self, load):
+        tables = load("fine_tuning").tables("v3-xsmall-nli")
+        assert tables in REPRODUCTION, "replace them by `python benchmarks/fine_tuning.py --print v3-xsmall-nli`"
+
+    def test_rows_and_the_most_frequent_answer_are_counted(self, load, tmp_path):
+        fine_tuning = load("fine_tuning")
+        (tmp_path / "a.jsonl").write_text('{"label": 1}\n{"label": 0}\n{"label": 1}\n')
+        (tmp_path / "b.jsonl").write_text('{"answer": "C"}\n')
+        (tmp_path / "c.txt").write_text(
+            "-DOCSTART- -X- O O\n\nEU NNP I-NP I-ORG\nsays VBZ I-VP O\n\nWell UH I-INTJ O\n"
+        )
+        questions = [{"answers": [{"text": "x", "answer_start": 0}]}, {"answers": []}]
+        (tmp_path / "d.json").write_text(json.dumps({"data": [{"paragraphs": [{"qas": questions}]}]}))
+        labels = {name: fine_tuning.read_labels(tmp_path / name) for name in ("a.jsonl", "b.jsonl", "c.txt", "d.json")}
+        assert {name: len(each) for name, each in labels.items()} == {
+            "a.jsonl": 3,
+            "b.jsonl": 1,
+            "c.txt": 2,
+            "d.json": 2,
+        }
+        assert fine_tuning.majority("accuracy", labels["a.jsonl"]) == "0.6667"
+        assert fine_tuning.majority("matthews_correlation", labels["a.jsonl"]) == "0"
+        assert fine_tuning.majority("f1", labels["d.json"]) == "50.0000"
+
+    def test_each_change_of_a_recipe_has_a_reason(self, load):
+        fine_tuning = load("fine_tuning")
+        changed = {flag for task in fine_tuning.TASKS.values() for flag in task.changes}
+        assert changed == set(fine_tuning.REASONS)
