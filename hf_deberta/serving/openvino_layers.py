@@ -45,6 +45,18 @@ def has_openvino() -> bool:
     return find_spec("openvino") is not None
 
 
+@lru_cache(maxsize=1)
+def openvino_core() -> Any:
+    """The one Core of this process, which is never destroyed.
+
+    Each Core gives the thread that makes it another stack for signal handlers, and takes it away at its end, even
+    if an earlier Core has ended meanwhile, whose stack it puts back. The next signal then ends the process.
+    """
+    import openvino
+
+    return openvino.Core()
+
+
 def available_cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -98,11 +110,10 @@ class OpenVinoLayers(NoneInCopies):
         import openvino
 
         settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads}
-        # Pinned threads of several processes would share some cores and leave others idle. More pinned threads than
-        # cores made a process crash later, when it forked (docs/log.md).
+        # pinned threads of several processes would share some cores and leave others idle
         settings["ENABLE_CPU_PINNING"] = threads == available_cores()
         model = GraphBuilder(self.layers).model()
-        compiled = openvino.Core().compile_model(model, "CPU", settings | SETTINGS[self.dtype])
+        compiled = openvino_core().compile_model(model, "CPU", settings | SETTINGS[self.dtype])
         self.request, self.tensor_class = compiled.create_infer_request(), openvino.Tensor
 
 

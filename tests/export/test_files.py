@@ -14,6 +14,7 @@ from export_cases import HEADS, PACKED_HEADS, SHAPES, largest_error, make_model,
 from hf_deberta.export import to_onnx, to_openvino
 from hf_deberta.export.__main__ import main, model_class
 from hf_deberta.export.onnx_file import temporary_folder
+from hf_deberta.serving.openvino_layers import openvino_core
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -29,7 +30,7 @@ def run_onnx(file):
 
 
 def run_openvino(file, precision="f32"):
-    compiled = openvino.Core().compile_model(file, "CPU", {"INFERENCE_PRECISION_HINT": precision})
+    compiled = openvino_core().compile_model(file, "CPU", {"INFERENCE_PRECISION_HINT": precision})
 
     def run(inputs):
         results = compiled({name: tensor.numpy() for name, tensor in inputs.items()})

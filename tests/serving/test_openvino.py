@@ -1,6 +1,9 @@
 """`hf_deberta.optimize(model, runtime="openvino")`: the same numbers, for batches that OpenVINO can compute."""
 
 import copy
+import subprocess
+import sys
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -135,12 +138,33 @@ def test_training_undoes_it():
 
 @pytest.mark.parametrize(("cores", "pinned"), [(1, False), (2, True), (3, False)])
 def test_threads_are_pinned_only_to_as_many_cores(cores, pinned, monkeypatch):
-    """More pinned threads than cores made a process crash when it forked later."""
+    """Pinned threads of several processes would share cores."""
     monkeypatch.setattr(openvino_layers, "available_cores", lambda: cores)
     layers = optimized(make_model()).encoder.prepared.last
-    with mock.patch("openvino.Core") as core:
+    with mock.patch.object(openvino_layers, "openvino_core") as core:
         layers.compile(2)
     assert core.return_value.compile_model.call_args.args[2]["ENABLE_CPU_PINNING"] is pinned
+
+
+def test_signals_are_handled_after_models_are_gone():
+    """A Core that ends after a later one leaves no stack for signal handlers, which ends the process."""
+    subprocess.run([sys.executable, "-c", MODELS_AND_A_SIGNAL], cwd=Path(__file__).parent, check=True)
+
+
+MODELS_AND_A_SIGNAL = """
+import faulthandler, gc, os, signal
+import hf_deberta
+from test_optimize import make_inputs, make_model, outputs
+
+faulthandler.enable()  # handlers have a stack of their own
+for _ in range(2):
+    model = hf_deberta.optimize(make_model(), runtime="openvino")
+    outputs(model, make_inputs("equal"))
+del model
+gc.collect()
+signal.signal(signal.SIGUSR1, lambda *_: None)
+os.kill(os.getpid(), signal.SIGUSR1)
+"""
 
 
 def test_large_batches_need_less_memory_in_packed_layers(monkeypatch):
