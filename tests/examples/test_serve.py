@@ -72,17 +72,21 @@ def wait_for(condition: Callable[[], Any]) -> Any:
 
 
 class LengthClassifier:
-    """Stands in for a model: the score of a text is its number of words. Computes while `open` is set."""
+    """Stands in for a model: the score of a text is its number of words. Computes while `open` is set.
+
+    `started` is set when a computation begins.
+    """
 
     labels = ["length"]
 
     def __init__(self, settings: serve.Settings):
-        self.open = LengthClassifier.open
+        self.open, self.started = LengthClassifier.open, LengthClassifier.started
 
     def tokenize(self, text):
         return {"input_ids": [1] * sum(len(part.split()) for part in ([text] if isinstance(text, str) else text))}
 
     def probabilities(self, rows):
+        self.started.set()
         assert self.open.wait(TIMEOUT)
         lengths = [len(row["input_ids"]) for row in rows]
         if 13 in lengths:
@@ -93,7 +97,7 @@ class LengthClassifier:
 @pytest.fixture
 def length_server(monkeypatch) -> Iterator[Callable[..., int]]:
     """Start a server in a thread of this process; its computations wait for `LengthClassifier.open`."""
-    LengthClassifier.open = threading.Event()
+    LengthClassifier.open, LengthClassifier.started = threading.Event(), threading.Event()
     monkeypatch.setattr(serve, "Classifier", LengthClassifier)
     running: list[tuple[uvicorn.Server, threading.Thread]] = []
 
@@ -161,10 +165,10 @@ def test_overload_is_refused_and_accepted_requests_are_answered(length_server):
 
     with ThreadPoolExecutor(4) as threads:
         first = threads.submit(Client(port).classify, "a b c d")
+        assert LengthClassifier.started.wait(TIMEOUT)
         second = threads.submit(Client(port).classify, "a b c d", "a b")
         third = threads.submit(Client(port).classify, "a b")
-        # one request is computed, and the queue is full enough for the other two to wait
-        wait_for(lambda: waiting_tokens() in (4, 6, 8))
+        wait_for(lambda: waiting_tokens() == 8)  # the first is computed, and the queue has room for the other two
         wait_for(lambda: client.classify("a b c d e f g")[0] == 503)
         assert client.headers["retry-after"] == "1"
         assert "waiting" in client.classify("a b c d e f g")[1]["detail"]
