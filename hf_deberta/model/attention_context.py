@@ -7,10 +7,11 @@ a mask [B, N, N] in which two neighbours do not see each other.
 """
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
+from transformers import Cache
 
 from .attention_mask import AttentionMask, document_numbers
 from .fast_path_guards import can_read_values
@@ -26,6 +27,30 @@ from .unpadding import (
 
 
 @dataclass(frozen=True)
+class KeyValueCache:
+    """Transformers' cache of keys and values in one forward pass of a causal model."""
+
+    cache: Cache
+    tokens: int  # in the cache before this pass
+    _extended: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict, init=False, repr=False)
+
+    def extend(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append keys and values [B, H, N, d] and return those of all tokens.
+
+        A layer that runs twice in a pass appends them once: the ordinary last layer beside the mask decoder.
+        """
+        if layer not in self._extended:
+            self._extended[layer] = self.cache.update(key, value, layer)
+            tokens, expected = self._extended[layer][0].shape[2], self.tokens + key.shape[2]
+            if tokens != expected:
+                raise ValueError(
+                    f"the cache returns {tokens} keys for {expected} tokens; pass one that keeps all tokens, such as "
+                    "DynamicCache"
+                )
+        return self._extended[layer]
+
+
+@dataclass(frozen=True)
 class AttentionContext:
     """Attention metadata of one forward pass, the same for all layers."""
 
@@ -38,6 +63,7 @@ class AttentionContext:
     unpadding: Unpadding | None = None  # if a batch was unpadded to one row
     padded: "AttentionContext | None" = None  # of that batch, if its lengths were not read
     prepared: bool = False  # True if the layers that hf_deberta.optimize prepared compute this pass
+    cache: KeyValueCache | None = None  # then the other fields but the mask describe the new tokens only
 
     def to(self, device: torch.device | str, **kwargs) -> "AttentionContext":
         """This context with its tensors on another device, for models that are spread over several."""
@@ -89,6 +115,53 @@ class AttentionContext:
                 position_ids = (position_ids - first).clamp(min=0)
         attention = AttentionMask(mask, separated, causal, cu_seq_lens_q, lengths, longest)
         return cls(attention, token_mask, documents, position_ids, in_order)
+
+    @classmethod
+    def with_cache(
+        cls,
+        past_key_values: Cache,
+        attention_mask: torch.Tensor | None,
+        position_ids: torch.Tensor | None,
+        shape: tuple[int, int],  # B, N
+        device: torch.device,
+    ) -> "AttentionContext":
+        """Metadata of new tokens [B, N] of a causal model; the mask [B, K] and the keys include the cached tokens."""
+        batch, length = shape
+        cache = KeyValueCache(past_key_values, past_key_values.get_seq_length())
+        keys = cache.tokens + length
+        if attention_mask is not None and attention_mask.shape != (batch, keys):
+            raise ValueError(
+                f"with a key-value cache attention_mask must be [B, K] = {(batch, keys)}, for {cache.tokens} cached "
+                f"and {length} new tokens, not {tuple(attention_mask.shape)}"
+            )
+        check_positions(position_ids, batch, length)
+        can_check = attention_mask is None and position_ids is not None and can_read_values(position_ids)
+        if position_ids is not None and can_check and bool((position_ids.diff(dim=-1) != 1).any()):
+            raise ValueError(
+                "a key-value cache cannot hold packed rows: position_ids must rise one by one, or come with an "
+                "attention_mask; for packed rows pass use_cache=False"
+            )
+        whole = cls.from_inputs(attention_mask, None, None, (batch, keys), device, causal=True)
+        if position_ids is None:
+            position_ids = whole.absolute_positions()[:, cache.tokens :]
+        queries = torch.arange(cache.tokens, keys, device=device).expand(batch, -1)
+        mask = replace(whole.attention_mask, causal=length > 1, query_positions=queries)  # the last token sees all
+        return replace(
+            whole,
+            attention_mask=whole.attention_mask if cache.tokens == 0 else mask,
+            token_mask=None if whole.token_mask is None else whole.token_mask[:, cache.tokens :],
+            position_ids=position_ids,
+            in_order=False,
+            cache=cache,
+        )
+
+    def mask_of(self, query_positions: torch.Tensor | None) -> AttentionMask:
+        """The attention mask of queries at positions [B, Q] among the tokens of this pass; None for all of them."""
+        if query_positions is None:
+            return self.attention_mask
+        if self.cache is not None:
+            query_positions = query_positions + self.cache.tokens
+        return replace(self.attention_mask, query_positions=query_positions)
 
     def unpadded(self, width: int, num_real_tokens: int | None = None) -> "AttentionContext":
         """The context of the batch as one unpadded row; this context if unpadding saves no time at this model width.
@@ -178,8 +251,10 @@ class AttentionContext:
         return hidden_states and tuple(None if states is None else self.scatter(states) for states in hidden_states)
 
     def longest(self, length: int) -> int:
-        """Tokens of the longest document, or `length` if there is no packed row."""
+        """Tokens of the longest document, or, if there is no packed row, `length` and the cached tokens."""
         longest = self.attention_mask.longest
+        if self.cache is not None:
+            return self.cache.tokens + length
         return length if longest is None else longest
 
 

@@ -71,26 +71,32 @@ class AttentionMask:
 
     def _visible(self, keys: int, device: torch.device) -> torch.Tensor | None:
         conditions = []
-        if self.mask is not None:
-            conditions.append(self.mask if self.mask.dim() == 3 else self.mask[:, :, None] & self.mask[:, None, :])
+        if self.mask is not None and self.mask.dim() == 3:
+            conditions.append(self._at_queries(self.mask))
+        elif self.mask is not None:
+            conditions.append(self._at_queries(self.mask[:, :, None]) & self.mask[:, None, :])
         if self.documents is not None:
-            conditions.append(self.documents[:, :, None] == self.documents[:, None, :])
+            conditions.append(self._at_queries(self.documents[:, :, None]) == self.documents[:, None, :])
         if self.cu_seqlens is not None:
-            document = document_numbers(self.cu_seqlens, keys)
-            conditions.append((document[:, None] == document[None, :])[None])
+            document = document_numbers(self.cu_seqlens, keys)[None]
+            conditions.append(self._at_queries(document[:, :, None]) == document[:, None, :])
         if self.causal:
-            position = torch.arange(keys, device=device)
-            conditions.append((position[:, None] >= position[None, :])[None])
+            position = torch.arange(keys, device=device)[None]
+            conditions.append(self._at_queries(position[:, :, None]) >= position[:, None, :])
         if not conditions:
             return None
         visible = conditions[0]
         for condition in conditions[1:]:
             visible = visible & condition
-        if self.query_positions is not None:
-            batch = max(visible.shape[0], self.query_positions.shape[0])
-            index = self.query_positions[:, :, None].expand(batch, -1, keys)
-            visible = visible.expand(batch, -1, -1).gather(1, index)
         return visible[:, None]
+
+    def _at_queries(self, values: torch.Tensor) -> torch.Tensor:
+        """Values [B or 1, Q, ...] of the queries from those of all positions [B or 1, K, ...]."""
+        if self.query_positions is None:
+            return values
+        batch = max(values.shape[0], self.query_positions.shape[0])
+        index = self.query_positions[:, :, None].expand(batch, -1, values.shape[2])
+        return values.expand(batch, -1, -1).gather(1, index)
 
     def has_sorted_queries(self) -> bool:
         """True if query positions never decrease along a row."""

@@ -392,7 +392,11 @@ def gathered_bias(
     parts = []
     if tables.key is not None:
         parts.append((query @ tables.key.mT).gather(-1, index))
-    if tables.query is not None:
+    if tables.query is not None and queries == 1 and not torch.is_grad_enabled():
+        rows = tables.query[:, row[:, 0]].transpose(0, 1)  # [B, H, K, d]: each key needs one row, not all
+        wide = torch.promote_types(key.dtype, torch.float32)
+        parts.append((key.to(wide) * rows).sum(-1)[:, :, None].to(key.dtype))
+    elif tables.query is not None:
         parts.append((key @ tables.query.mT).gather(-1, index.mT).mT)
     if tables.constant is not None:
         parts.append(tables.constant[None, :, None].expand(batch, -1, queries, -1).gather(-1, index))

@@ -8,16 +8,28 @@ decoder, the query H_t + p_t attends to H_0 .. H_t. The paper's variants:
     DeBERTa-AP: absolute positions at the input, `position_biased_input=True`
     DeBERTa-MT: both tasks on the same weights; add the loss with `causal=True` to that of masked inputs with
                 `causal=False`
+
+With a key-value cache, a step of `generate` computes the new tokens only: causal states and relative positions of
+earlier tokens do not change. Position terms of a new query use the cached content keys and the model's tables.
 """
+
+from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
-from transformers import GenerationConfig, GenerationMixin
+from transformers import Cache, DynamicCache, GenerationMixin
 from transformers.utils.generic import can_return_tuple
 
 from .attention_context import AttentionContext
 from .batch_loss import IGNORED
 from .enhanced_mask_decoder import HfDebertaForMaskedLM, HfDebertaMaskedLMOutput
+
+
+@dataclass
+class HfDebertaCausalLMOutput(HfDebertaMaskedLMOutput):
+    """`HfDebertaMaskedLMOutput` and the cache: keys and values of each layer, [B, H, N, d]."""
+
+    past_key_values: Cache | None = None
 
 
 class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
@@ -28,8 +40,10 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
     that Trainer does not count it. The output is that of `HfDebertaForMaskedLM`: in training with labels it has
     `losses` and `predictions` instead of `logits`.
 
-    `generate` supports greedy decoding, sampling and beams. It has no cache: each step computes the whole prefix. If
-    your tokenizer appends [SEP], drop it from the prompt: `input_ids[:, :-1]`.
+    `generate` supports greedy decoding, sampling and beams, with Transformers' `DynamicCache` of keys and values. If
+    your tokenizer appends [SEP], drop it from the prompt: `input_ids[:, :-1]`. Outside of `generate`, a call has a
+    cache if you pass `use_cache=True` or `past_key_values`. Packed rows, and gradient checkpointing in training, cannot
+    have one.
 
     >>> import torch
     >>> from hf_deberta import HfDebertaConfig, HfDebertaForCausalLM
@@ -60,6 +74,8 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
         max_length_q: int | None = None,
         num_real_tokens: int | None = None,
         max_predictions_per_row: int | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
         **kwargs,
     ) -> HfDebertaMaskedLMOutput:
         """Return logits, and the loss if there are labels.
@@ -67,7 +83,14 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
         The summed loss is divided by `num_items_in_batch`, by default the number of labels in this call after the
         shift. `cu_seq_lens_q` are the document boundaries of a packed row. Without labels,
         `logits_to_keep` limits logits to that many last positions; 0 is all. `num_real_tokens` is for `causal=False`.
+
+        `past_key_values` holds the tokens before `input_ids`, and receives these; `use_cache=True` begins with an empty
+        one. The output, a `HfDebertaCausalLMOutput`, returns it. `attention_mask` [B, K] then covers all tokens.
         """
+        if past_key_values is None and use_cache:
+            past_key_values = DynamicCache(config=self.config)
+        if past_key_values is not None:
+            self._check_cache(past_key_values, causal, labels, cu_seq_lens_q)
         if not causal:
             return super().forward(
                 input_ids,
@@ -101,13 +124,14 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
             cu_seq_lens_q,
             causal=True,
             max_length_q=max_length_q,
+            past_key_values=past_key_values,
         )
         labels = self._check_labels(labels, attention_mask, input_ids, inputs_embeds, max_predictions_per_row)
         last_positions = None
-        if logits_to_keep > 0:
-            batch, length = embeddings.shape[:2]
+        batch, length = embeddings.shape[:2]
+        if 0 < logits_to_keep < length:
             last_positions = torch.arange(length, device=embeddings.device)[-logits_to_keep:].expand(batch, -1)
-        return self._predict(
+        output = self._predict(
             embeddings,
             context,
             output_flags=output_flags,
@@ -117,6 +141,27 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
             query_positions=last_positions,
             max_predictions_per_row=max_predictions_per_row,
         )
+        if past_key_values is not None:
+            output = HfDebertaCausalLMOutput(**output, past_key_values=past_key_values)
+        return output
+
+    def _check_cache(
+        self, cache: Cache, causal: bool, labels: torch.Tensor | None, cu_seq_lens_q: torch.Tensor | None
+    ) -> None:
+        """Raise a ValueError for calls that cannot have a key-value cache."""
+        reason = None
+        if not isinstance(cache, Cache) or cache.is_compileable:
+            reason = f"past_key_values must be a cache that grows, such as DynamicCache, not {type(cache).__name__}"
+        elif not causal:
+            reason = "a key-value cache needs causal=True: otherwise earlier tokens attend to the new ones"
+        elif labels is not None:
+            reason = "a loss needs all tokens of a row in one call; pass labels without a key-value cache"
+        elif cu_seq_lens_q is not None:
+            reason = "a key-value cache cannot hold packed rows (cu_seq_lens_q); pass use_cache=False"
+        elif self.training and any(layer.gradient_checkpointing for layer in self.deberta.encoder.layer):
+            reason = "gradient checkpointing computes layers twice, which a key-value cache forbids; call model.eval()"
+        if reason is not None:
+            raise ValueError(reason)
 
     # ---- generation: mypy cannot match the protocol that Transformers declares for `self` ------------------------
 
@@ -127,11 +172,7 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
         """
         return super().prepare_inputs_for_generation(input_ids, **kwargs)  # type: ignore[misc]
 
-    def _prepare_cache_for_generation(self, generation_config: GenerationConfig, *args, **kwargs) -> bool:
-        generation_config.use_cache = False  # of a copy that generate() has made; it then passes the whole prefix
-        return False
-
-    def _validate_generated_length(self, generation_config: GenerationConfig, *args, **kwargs) -> None:
+    def _validate_generated_length(self, generation_config, *args, **kwargs) -> None:
         super()._validate_generated_length(generation_config, *args, **kwargs)  # type: ignore[misc]
         limit, max_length = self.config.max_position_embeddings, generation_config.max_length
         has_absolute_positions = self.config.uses_mask_decoder or self.config.position_biased_input

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
+from transformers import Cache
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -108,7 +109,7 @@ class HfDebertaEmbeddings(nn.Module):
 class AttentionMemory(NamedTuple):
     """Projections that do not depend on the queries; the steps of the enhanced mask decoder share them."""
 
-    key: torch.Tensor  # [B, H, N, d]
+    key: torch.Tensor  # [B, H, N, d], with a cache those of earlier tokens too
     value: torch.Tensor  # [B, H, N, d]
     positions: RelativePositions | None
 
@@ -116,9 +117,10 @@ class AttentionMemory(NamedTuple):
 class HfDebertaSelfAttention(nn.Module):
     """Projections of states and of the relative table, then `disentangled_attention`."""
 
-    def __init__(self, config: HfDebertaConfig):
+    def __init__(self, config: HfDebertaConfig, layer_idx: int = 0):
         super().__init__()
         self.config = config
+        self.layer_idx = layer_idx
         width, key_bias = config.hidden_size, config.attention_key_bias
         self.terms = tuple(config.pos_att_type or ()) if config.relative_attention else ()
         self.scale = attention_scale(config.attention_terms, width // config.num_attention_heads)
@@ -148,15 +150,12 @@ class HfDebertaSelfAttention(nn.Module):
         if memory is None:
             memory = self.project_memory(hidden_states, relative_table, context)
         query = dense(self.query_proj, hidden_states if query_states is None else query_states)
-        mask = context.attention_mask
-        if query_positions is not None:
-            mask = replace(mask, query_positions=query_positions)
         states, probabilities = disentangled_attention(
             split_heads(query, self.config.num_attention_heads),
             memory.key,
             memory.value,
             memory.positions,
-            mask,
+            context.mask_of(query_positions),
             scale=self.scale,
             dropout_p=self.dropout.p if self.dropout.training else 0.0,
             backend=self.backend(output_attentions),
@@ -176,9 +175,12 @@ class HfDebertaSelfAttention(nn.Module):
         positions = relative_positions(
             self.table_projection(), relative_table, context.relative_rows, self.weight_cache
         )
-        key, value = dense(self.key_proj, hidden_states), dense(self.value_proj, hidden_states)
         heads = self.config.num_attention_heads
-        return AttentionMemory(split_heads(key, heads), split_heads(value, heads), positions)
+        key = split_heads(dense(self.key_proj, hidden_states), heads)
+        value = split_heads(dense(self.value_proj, hidden_states), heads)
+        if context.cache is not None:
+            key, value = context.cache.extend(self.layer_idx, key, value)
+        return AttentionMemory(key, value, positions)
 
     def table_projection(self) -> TableProjection:
         """The projection of the relative table: with the content's matrices (v2, v3), or with its own (v1)."""
@@ -211,9 +213,9 @@ class HfDebertaResidual(nn.Module):
 class HfDebertaAttention(nn.Module):
     """Self-attention (`self`) and its output (`output`); `HfDebertaLayer` calls the two."""
 
-    def __init__(self, config: HfDebertaConfig):
+    def __init__(self, config: HfDebertaConfig, layer_idx: int = 0):
         super().__init__()
-        self.self = HfDebertaSelfAttention(config)
+        self.self = HfDebertaSelfAttention(config, layer_idx)
         self.output = HfDebertaResidual(config, config.hidden_size)
 
 
@@ -232,9 +234,9 @@ class HfDebertaIntermediate(nn.Module):
 class HfDebertaLayer(GradientCheckpointingLayer):
     """One encoder layer; with `query_states`, one enhanced-mask-decoder layer."""
 
-    def __init__(self, config: HfDebertaConfig):
+    def __init__(self, config: HfDebertaConfig, layer_idx: int = 0):
         super().__init__()
-        self.attention = HfDebertaAttention(config)
+        self.attention = HfDebertaAttention(config, layer_idx)
         self.intermediate = HfDebertaIntermediate(config)
         self.output = HfDebertaResidual(config, config.intermediate_size)
         self.prepared: Any = None  # this layer prepared for inference, by hf_deberta.optimize
@@ -275,7 +277,7 @@ class HfDebertaEncoder(nn.Module):
     def __init__(self, config: HfDebertaConfig):
         super().__init__()
         self.config = config
-        self.layer = nn.ModuleList([HfDebertaLayer(config) for _ in range(config.num_hidden_layers)])
+        self.layer = nn.ModuleList([HfDebertaLayer(config, i) for i in range(config.num_hidden_layers)])
         if config.relative_attention:
             self.rel_embeddings = nn.Embedding(2 * config.relative_span, config.hidden_size)
             default = torch.get_default_device()
@@ -524,23 +526,33 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         causal: bool = False,
         max_length_q: int | None = None,
         num_real_tokens: int | None = None,
+        past_key_values: Cache | None = None,
     ) -> tuple[torch.Tensor, AttentionContext]:
         """Embeddings and the attention metadata of all layers; checks the inputs.
 
         Embeddings are [B, N, hidden]. With `unpad` they may be one row [1, total, hidden] of real tokens, which
-        `context.scatter` turns back into a batch. `causal`: no token sees those after it.
+        `context.scatter` turns back into a batch. `causal`: no token sees those after it. `past_key_values` holds the
+        tokens before these; it implies `causal`.
         """
         batch, length, device = self._check_inputs(input_ids, token_type_ids, inputs_embeds)
         packed = cu_seq_lens_q is not None or position_ids is not None  # packed rows have no mask
         if input_ids is not None and not packed and can_read_values(input_ids):
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
         shape = (batch, length)
-        context = AttentionContext.from_inputs(
-            attention_mask, position_ids, cu_seq_lens_q, shape, device, causal, max_length_q
-        )
+        if past_key_values is None:
+            context = AttentionContext.from_inputs(
+                attention_mask, position_ids, cu_seq_lens_q, shape, device, causal, max_length_q
+            )
+        else:
+            context = AttentionContext.with_cache(past_key_values, attention_mask, position_ids, shape, device)
         embeddings = self.embeddings(input_ids, token_type_ids, context, inputs_embeds)
         context = context.unpadded(self.config.hidden_size, num_real_tokens) if unpad else context
         prepared = self.encoder.prepared is not None and self.encoder.prepared.is_usable(self.encoder, embeddings)
+        if prepared and context.cache is not None:
+            logger.warning_once(
+                "this model was prepared by hf_deberta.optimize, which has no effect with a key-value cache"
+            )
+            prepared = False
         rows = self.encoder.whole_table() if prepared else self.encoder.rows_in_use(context.longest(length))
         context = replace(context, relative_rows=rows, prepared=prepared)
         return context.gather(embeddings), context

@@ -1,4 +1,6 @@
-"""Causal language model: attention only to earlier tokens, loss of the next token, generation."""
+"""Causal language model: attention only to earlier tokens, loss of the next token, generation, key-value cache."""
+
+from unittest import mock
 
 import pytest
 import torch
@@ -13,7 +15,8 @@ from numerics import (
 )
 from torch import nn
 
-from hf_deberta import HfDebertaForCausalLM, HfDebertaForMaskedLM
+from hf_deberta import HfDebertaForCausalLM, HfDebertaForMaskedLM, optimize
+from hf_deberta.model import modeling_hf_deberta
 
 CAUSAL = {"conv_kernel_size": 0, "num_hidden_layers": 3}
 VARIANTS = {
@@ -338,7 +341,8 @@ MODES = {
     "sampling": {"do_sample": True, "top_k": 10},
     "beams": {"num_beams": 3, "do_sample": False},
     "sampled beams": {"num_beams": 2, "do_sample": True, "num_return_sequences": 2},
-    "use_cache=True": {"use_cache": True, "do_sample": False},
+    "prompt lookup": {"prompt_lookup_num_tokens": 3, "do_sample": False},
+    "prompt in chunks": {"prefill_chunk_size": 4, "do_sample": False},
 }
 
 
@@ -359,24 +363,22 @@ def test_generate_with_left_padding_equals_each_row_alone(variant):
         assert generated[row, 9:].tolist() == continue_greedily(model, alone, 6)[0, real.sum() :].tolist()
 
 
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "auto"])
 @pytest.mark.parametrize("mode", MODES)
-def test_generate(mode):
-    model, inputs = causal_model().eval(), left_padded(INPUTS)
+def test_generate_with_a_cache_equals_without(mode, backend):
+    model, inputs = causal_model(backend).eval(), left_padded(INPUTS)
+    settings = {"max_new_tokens": 5, "min_new_tokens": 5, "return_dict_in_generate": True, "output_logits": True}
+    if mode == "prompt lookup":
+        inputs = {"input_ids": torch.tensor([[5, 6, 7, 8, 5, 6, 7]])}
     torch.manual_seed(0)
-    output = model.generate(
-        **inputs,
-        max_new_tokens=5,
-        min_new_tokens=5,
-        return_dict_in_generate=True,
-        output_logits=True,
-        **MODES[mode],
-    )
-    rows = 4 * MODES[mode].get("num_return_sequences", 1)
-    assert output.sequences.shape == (rows, 14) and len(output.logits) == 5
-    assert output.past_key_values is None
-    if mode == "use_cache=True":
-        expected = model.generate(**inputs, max_new_tokens=5, min_new_tokens=5, do_sample=False)
-        assert torch.equal(output.sequences, expected)
+    output = model.generate(**inputs, **settings, **MODES[mode])
+    assert isinstance(output.past_key_values, transformers.DynamicCache)
+    torch.manual_seed(0)
+    needs_cache = mode in ("prompt lookup", "prompt in chunks")
+    expected = model.generate(**inputs, **settings, use_cache=False, **({} if needs_cache else MODES[mode]))
+    assert expected.past_key_values is None
+    assert torch.equal(output.sequences, expected.sequences) and output.sequences.shape[1] - 5 in (7, 9)
+    torch.testing.assert_close(output.logits, expected.logits, rtol=1e-10, atol=1e-10)
 
 
 @torch.no_grad()
@@ -415,12 +417,141 @@ def test_generating_past_the_absolute_positions_is_an_error():
     assert relative.generate(ids, max_new_tokens=8, min_new_tokens=8).shape == (1, 68)
 
 
-def test_generation_with_a_cache_or_inputs_embeds_is_an_error():
+def test_generation_from_inputs_embeds_is_an_error():
     model, ids = causal_model().eval(), INPUTS["input_ids"]
-    with pytest.raises(ValueError, match="past_key_values"):
-        model.generate(ids, max_new_tokens=2, past_key_values=transformers.DynamicCache())
     with pytest.raises(ValueError, match="inputs_embeds"):
         model.generate(inputs_embeds=model.get_input_embeddings()(ids), max_new_tokens=2)
+
+
+# ---- key-value cache ---------------------------------------------------------------------------------------------
+
+CACHED_VARIANTS = {
+    **VARIANTS,
+    "all terms": {"pos_att_type": ["c2p", "p2c", "p2p"]},
+    "all terms, v1 attention": {"pos_att_type": ["c2p", "p2c", "p2p"], **V1_ATTENTION},
+    "short distances": {"max_relative_positions": 4, "position_buckets": 0},
+}
+
+
+def in_chunks(model, inputs, sizes, **flags):
+    """Return the outputs of calls with the next `sizes` tokens and a cache."""
+    cache, outputs, start = transformers.DynamicCache(), [], 0
+    for size in sizes:
+        ids, mask = inputs["input_ids"][:, start : start + size], inputs.get("attention_mask")
+        start += size
+        mask = None if mask is None else mask[:, :start]
+        outputs.append(model(ids, attention_mask=mask, past_key_values=cache, **flags))
+        assert outputs[-1].past_key_values is cache and cache.get_seq_length() == start
+    return outputs
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "auto"])
+@pytest.mark.parametrize("variant", CACHED_VARIANTS)
+@torch.no_grad()
+def test_cached_chunks_equal_one_call(variant, backend, dtype):
+    model = causal_model(backend, dtype, **CACHED_VARIANTS[variant]).eval()
+    tolerance = 1e-10 if dtype is torch.float64 else 1e-5
+    for inputs in (INPUTS, left_padded(INPUTS), {"input_ids": INPUTS["input_ids"][:1]}):
+        real = inputs.get("attention_mask", torch.ones(1, 9)).bool()
+        expected = model(**inputs).logits[real]
+        for sizes in ((9,), (4, 1, 3, 1), (1,) * 9):
+            logits = torch.cat([output.logits for output in in_chunks(model, inputs, sizes)], 1)[real]
+            torch.testing.assert_close(logits, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("variant", ["decoder", "no decoder"])
+@torch.no_grad()
+def test_states_and_attentions_with_a_cache(variant):
+    model, flags = causal_model("eager", **VARIANTS[variant]).eval(), {"output_hidden_states": True}
+    expected = model(**left_padded(INPUTS), **flags, output_attentions=True)
+    *_, output = in_chunks(model, left_padded(INPUTS), (4, 3, 2), **flags, output_attentions=True)
+    assert len(output.hidden_states) == 4 and len(output.attentions) == 3
+    for states, all_states in zip(output.hidden_states, expected.hidden_states, strict=True):
+        torch.testing.assert_close(states, all_states[:, 7:])
+    for probabilities, all_probabilities in zip(output.attentions, expected.attentions, strict=True):
+        torch.testing.assert_close(probabilities, all_probabilities[:, :, 7:])
+
+
+@torch.no_grad()
+def test_last_logits_of_a_chunk():
+    for variant in VARIANTS.values():
+        model = causal_model(**variant).eval()
+        expected = model(**left_padded(INPUTS)).logits[:, -1:]
+        *_, output = in_chunks(model, left_padded(INPUTS), (4, 5), logits_to_keep=1)
+        torch.testing.assert_close(output.logits, expected)
+
+
+@torch.no_grad()
+def test_long_rows_with_a_cache():
+    """Beyond the largest distance of the table, and of the blocks in which "sdpa" computes."""
+    model = causal_model(emd_steps=0, max_position_embeddings=64).eval()
+    inputs = {"input_ids": torch.randint(1, 128, (1, 600))}
+    logits = torch.cat([output.logits for output in in_chunks(model, inputs, (300, 1, 298, 1))], 1)
+    torch.testing.assert_close(logits, model(**inputs).logits, rtol=1e-10, atol=1e-10)
+
+
+def test_a_step_computes_one_query():
+    model = causal_model().eval()
+    attend, shapes = modeling_hf_deberta.disentangled_attention, []
+
+    def record(query, key, *args, **kwargs):
+        shapes.append((query.shape[2], key.shape[2]))
+        return attend(query, key, *args, **kwargs)
+
+    with mock.patch.object(modeling_hf_deberta, "disentangled_attention", record):
+        model.generate(torch.randint(1, 128, (1, 9)), max_new_tokens=3, min_new_tokens=3, do_sample=False)
+    steps = model.config.emd_steps
+    prompt = [(9, 9)] * 2 + [(1, 9)] * steps
+    assert shapes == prompt + [(1, 10)] * (2 + steps) + [(1, 11)] * (2 + steps)
+
+
+@torch.no_grad()
+def test_optimized_model_with_a_cache_warns_and_computes_the_same():
+    model, inputs = causal_model("auto", torch.float32).eval(), left_padded(INPUTS)
+    expected = model(**inputs).logits[:, 7:]
+    optimize(model, runtime="torch")
+    logger = transformers.utils.logging.get_logger("hf_deberta.model.modeling_hf_deberta")
+    with mock.patch.object(logger, "warning_once") as warning:
+        *_, output = in_chunks(model, inputs, (4, 3, 2))
+    assert "no effect with a key-value cache" in warning.call_args.args[0]
+    torch.testing.assert_close(output.logits, expected, rtol=1e-5, atol=1e-5)
+
+
+CACHE_REFUSALS = {
+    "causal=False": ({"causal": False}, "needs causal=True"),
+    "labels": ({"labels": INPUTS["input_ids"]}, "pass labels without"),
+    "cu_seq_lens_q": ({"cu_seq_lens_q": torch.tensor([0, 4, 9])}, "cannot hold packed rows"),
+    "position_ids that restart": ({"position_ids": torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4, 5]])}, "cannot hold packed"),
+    "3-D mask": ({"attention_mask": torch.ones(4, 9, 9)}, r"must be \[B, K\] = \(4, 9\)"),
+    "static cache": (
+        {"past_key_values": transformers.StaticCache(tiny_config(), max_cache_len=20)},
+        "such as DynamicCache, not StaticCache",
+    ),
+    "tuple": ({"past_key_values": ()}, "such as DynamicCache, not tuple"),
+}
+
+
+@pytest.mark.parametrize("case", CACHE_REFUSALS)
+def test_calls_that_cannot_have_a_cache_are_errors(case):
+    arguments, message = CACHE_REFUSALS[case]
+    with pytest.raises(ValueError, match=message):
+        causal_model().eval()(INPUTS["input_ids"], use_cache=True, **arguments)
+
+
+def test_gradient_checkpointing_with_a_cache_is_an_error():
+    model = causal_model()
+    model.gradient_checkpointing_enable()
+    with pytest.raises(ValueError, match="gradient checkpointing"):
+        model(INPUTS["input_ids"], use_cache=True)
+    assert model.eval()(INPUTS["input_ids"], use_cache=True).past_key_values.get_seq_length() == 9
+
+
+def test_mask_of_the_new_tokens_alone_is_an_error():
+    model = causal_model().eval()
+    cache = model(**INPUTS, use_cache=True).past_key_values
+    with pytest.raises(ValueError, match=r"= \(4, 10\), for 9 cached and 1 new tokens, not \(4, 1\)"):
+        model(torch.ones(4, 1, dtype=torch.long), attention_mask=torch.ones(4, 1), past_key_values=cache)
 
 
 # ---- parameters ---------------------------------------------------------------------------------------------------
