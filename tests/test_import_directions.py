@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "model": set(),
     "tokenization_hf_deberta": set(),
     "gpu_check": {"model"},
+    "question_answering": {"fine_tuning"},
     "__main__": {"hf_deberta", "gpu_check"},
     "export": {"hf_deberta", "model"},
     "in_tree": {"model", "tokenization_hf_deberta"},

@@ -25,7 +25,7 @@ With a tokenizer, and logits [windows, N] of a model:
 import json
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -269,6 +269,12 @@ class SquadEncoder:
         """
         return self._encode(rows, map_options, with_characters=True)
 
+    def windows(self, questions: list[str], contexts: list[str]) -> dict[str, list]:
+        """Return the columns of `evaluation_features` for questions without answers, without files of a Dataset."""
+        batch = {"id": list(map(str, range(len(questions)))), "question": questions, "context": contexts}
+        stride = self._default_stride(questions) if self.doc_stride is None else self.doc_stride
+        return self._encode_batch(batch, list(range(len(questions))), with_characters=True, stride=stride)
+
     def _encode(self, rows: Dataset, map_options: dict[str, Any] | None, with_characters: bool) -> Dataset:
         # datasets hashes the tokenizer to find cached inputs; truncation and padding left by earlier calls would
         # change the hash.
@@ -481,12 +487,36 @@ def find_answers(
         start_logits: [windows, N], like `end_logits`.
         version_2: predict "no answer" where the null odds exceed `null_score_diff_threshold`.
     """
-    if not len(features) == len(start_logits) == len(end_logits):
-        raise ValueError(f"{len(features)} windows have {len(start_logits)} start and {len(end_logits)} end logits")
+    candidates = rank_spans(features, len(rows), start_logits, end_logits, n_best_size, max_answer_length)
+    answers = PredictedAnswers({}, {}, {}, {})
+    for row_id, context, (ranked, null) in zip(rows["id"], rows["context"], candidates, strict=True):
+        best = text = context[ranked[0].start : ranked[0].end] if ranked else ""
+        if version_2:
+            null_odds = null.score - ranked[0].score if ranked else NO_SPAN_NULL_ODDS
+            answers.null_odds[row_id] = null_odds
+            text = "" if null_odds > null_score_diff_threshold else best
+            ranked = sorted([*ranked, null], key=lambda span: span.score, reverse=True)
+        answers.texts[row_id], answers.predictions[row_id] = best, text
+        answers.nbest[row_id] = _nbest_entries(ranked, context)
+    return answers
+
+
+def rank_spans(
+    features: Mapping[str, Sequence] | Dataset,
+    questions: int,
+    start_logits: Sequence[np.ndarray] | np.ndarray,
+    end_logits: Sequence[np.ndarray] | np.ndarray,
+    n_best_size: int = 20,
+    max_answer_length: int = 30,
+) -> list[tuple[list[AnswerSpan], AnswerSpan]]:
+    """Return the best spans of each question, best first, and its "no answer", from the arguments of `find_answers`."""
+    windows = len(features["row"])
+    if not windows == len(start_logits) == len(end_logits):
+        raise ValueError(f"{windows} windows have {len(start_logits)} start and {len(end_logits)} end logits")
     for name, value in {"n_best_size": n_best_size, "max_answer_length": max_answer_length}.items():
         if value < 1:
             raise InputError(f"{name} must be at least 1, not {value}")
-    spans: list[dict[tuple[int, int], AnswerSpan]] = [{} for _ in range(len(rows))]
+    spans: list[dict[tuple[int, int], AnswerSpan]] = [{} for _ in range(questions)]
     nulls: dict[int, AnswerSpan] = {}
     columns = (features[name] for name in ("row", "first", "starts", "ends"))
     for window, (row, first, starts, ends) in enumerate(zip(*columns, strict=True)):
@@ -499,19 +529,8 @@ def find_answers(
             characters = (span.start, span.end)
             if characters not in spans[row] or span.score > spans[row][characters].score:
                 spans[row][characters] = span
-
-    answers = PredictedAnswers({}, {}, {}, {})
-    for row, (row_id, context) in enumerate(zip(rows["id"], rows["context"], strict=True)):
-        ranked = sorted(spans[row].values(), key=lambda span: span.score, reverse=True)[:n_best_size]
-        best = text = context[ranked[0].start : ranked[0].end] if ranked else ""
-        if version_2:
-            null_odds = nulls[row].score - ranked[0].score if ranked else NO_SPAN_NULL_ODDS
-            answers.null_odds[row_id] = null_odds
-            text = "" if null_odds > null_score_diff_threshold else best
-            ranked = sorted([*ranked, nulls[row]], key=lambda span: span.score, reverse=True)
-        answers.texts[row_id], answers.predictions[row_id] = best, text
-        answers.nbest[row_id] = _nbest_entries(ranked, context)
-    return answers
+    ranked = (sorted(found.values(), key=lambda span: span.score, reverse=True)[:n_best_size] for found in spans)
+    return [(best, nulls[row]) for row, best in enumerate(ranked)]
 
 
 def answer_scores(answers: PredictedAnswers) -> list[dict[str, float]]:
@@ -576,14 +595,18 @@ def best_spans(
     return spans
 
 
+def span_probabilities(spans: list[AnswerSpan]) -> list[float]:
+    """Return the probability of each span among them."""
+    return softmax([span.score for span in spans]).tolist() if spans else []
+
+
 def _nbest_entries(ranked: list[AnswerSpan], context: str) -> list[dict[str, Any]]:
-    probabilities = softmax([span.score for span in ranked]) if ranked else []
     return [
         {
             "text": context[span.start : span.end],
-            "probability": float(probability),
+            "probability": probability,
             "start_logit": span.start_logit,
             "end_logit": span.end_logit,
         }
-        for span, probability in zip(ranked, probabilities, strict=True)
+        for span, probability in zip(ranked, span_probabilities(ranked), strict=True)
     ]
