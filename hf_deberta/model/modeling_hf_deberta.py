@@ -22,7 +22,13 @@ from .attention import attention_scale, disentangled_attention
 from .attention_context import AttentionContext, check_one_document
 from .configuration_hf_deberta import HfDebertaConfig
 from .dense import dense
-from .fast_path_guards import can_read_values, in_functorch_transform, in_reference_mode, is_tracing_or_compiling
+from .fast_path_guards import (
+    can_read_values,
+    in_functorch_transform,
+    in_reference_mode,
+    is_tracing_or_compiling,
+    is_unmodified_module,
+)
 from .input_checks import any_outside, check_integers, check_tensors
 from .ngram_input_encoding import NgramInputEncoding
 from .pretrained_model import HfDebertaPreTrainedModel
@@ -46,6 +52,8 @@ from .relative_table import (
 from .weight_cache import WeightCache
 
 logger = logging.get_logger(__name__)
+
+LARGEST_SERIAL = 32768  # numbers that single operations of PyTorch compute on one thread
 
 
 class OutputFlags(NamedTuple):
@@ -88,7 +96,7 @@ class HfDebertaEmbeddings(nn.Module):
             embeddings = embeddings + self.token_type_embeddings(token_type_ids)
         if self.config.embedding_size != self.config.hidden_size:
             embeddings = dense(self.embed_proj, embeddings)
-        embeddings = self.LayerNorm(embeddings)
+        embeddings = norm_of_few(self.LayerNorm, embeddings) if context.prepared else self.LayerNorm(embeddings)
         if context.token_mask is not None:
             embeddings = embeddings * context.token_mask[..., None]
         return self.dropout(embeddings)
@@ -104,6 +112,19 @@ class HfDebertaEmbeddings(nn.Module):
                 "train with a larger max_position_embeddings"
             )
         return self.position_embeddings(position_ids)
+
+
+def norm_of_few(norm: nn.Module, states: torch.Tensor) -> torch.Tensor:
+    """`norm(states)`, on one thread if there are few states: for models whose layers OpenVINO may compute.
+
+    nn.LayerNorm wakes PyTorch's threads, which then keep cores from OpenVINO's for 2 to 3 ms (docs/log.md).
+    """
+    if states.numel() > LARGEST_SERIAL or not is_unmodified_module(norm):
+        return norm(states)
+    layer_norm = cast(nn.LayerNorm, norm)
+    centred = states - states.mean(-1, keepdim=True)
+    variance = centred.square().mean(-1, keepdim=True)
+    return torch.addcmul(layer_norm.bias, centred * torch.rsqrt(variance + layer_norm.eps), layer_norm.weight)
 
 
 class AttentionMemory(NamedTuple):
@@ -545,17 +566,18 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
             )
         else:
             context = AttentionContext.with_cache(past_key_values, attention_mask, position_ids, shape, device)
-        embeddings = self.embeddings(input_ids, token_type_ids, context, inputs_embeds)
-        context = context.unpadded(self.config.hidden_size, num_real_tokens) if unpad else context
-        prepared = self.encoder.prepared is not None and self.encoder.prepared.is_usable(self.encoder, embeddings)
+        source = self.embeddings.word_embeddings.weight if inputs_embeds is None else inputs_embeds
+        prepared = self.encoder.prepared is not None and self.encoder.prepared.is_usable(self.encoder, source)
         if prepared and context.cache is not None:
             logger.warning_once(
                 "this model was prepared by hf_deberta.optimize, which has no effect with a key-value cache"
             )
             prepared = False
+        context = replace(context, prepared=prepared)
+        embeddings = self.embeddings(input_ids, token_type_ids, context, inputs_embeds)
+        context = context.unpadded(self.config.hidden_size, num_real_tokens) if unpad else context
         rows = self.encoder.whole_table() if prepared else self.encoder.rows_in_use(context.longest(length))
-        context = replace(context, relative_rows=rows, prepared=prepared)
-        return context.gather(embeddings), context
+        return context.gather(embeddings), replace(context, relative_rows=rows)
 
     def _check_inputs(
         self,

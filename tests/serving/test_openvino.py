@@ -261,3 +261,18 @@ def test_answers_do_not_depend_on_other_texts(dtype):
     model, inputs = optimized(make_model(), dtype), make_inputs("equal")
     alone = torch.cat([outputs(model, {"input_ids": ids[None]}) for ids in inputs["input_ids"]])
     assert difference(outputs(model, inputs), alone) < TOLERANCE[dtype] / 10
+
+
+@pytest.mark.parametrize(("tokens", "calls"), [(37, 0), (300, 1)])
+def test_embeddings_of_short_texts_are_normalised_on_one_thread(tokens, calls):
+    model = make_model(hidden_size=128, embedding_size=128)
+    inputs = {"input_ids": torch.full((1, tokens), 7)}
+    expected = outputs(model, inputs)
+    optimized(model)
+    with mock.patch.object(torch.nn.LayerNorm, "forward", autospec=True, side_effect=LAYER_NORM) as forward:
+        result = outputs(model, inputs)
+    assert forward.call_count == calls
+    assert difference(result, expected) < TOLERANCE[torch.float32]
+
+
+LAYER_NORM = torch.nn.LayerNorm.forward
