@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy
 import torch
+from transformers.utils import logging
 
 from hf_deberta.model.attention_mask import AttentionMask
 from hf_deberta.model.attention_sdpa import laid_out
@@ -29,6 +30,8 @@ from hf_deberta.model.relative_position import RelativePositions
 
 from .packed_layer import LayerWeights, NoneInCopies, NormWeights, PackedLayer, WeightAndBias, joined, parameters
 from .packed_linear import int8_weight
+
+logger = logging.get_logger(__name__)
 
 HIDDEN = -1e30  # added to the scores of padding; finite in bfloat16 too
 LARGEST_SCORES = 2**24  # numbers in the scores of a batch, 64 MB: packed layers need less memory for more
@@ -42,7 +45,15 @@ SETTINGS: dict[torch.dtype, dict[str, Any]] = {
 
 @lru_cache(maxsize=1)
 def has_openvino() -> bool:
-    return find_spec("openvino") is not None
+    """True if OpenVINO can be used; warns if it is installed and cannot."""
+    if find_spec("openvino") is None:
+        return False
+    try:
+        from openvino import opset13  # noqa: F401
+    except ImportError as reason:
+        logger.warning_once(f"the installed OpenVINO cannot be used, so PyTorch computes all batches: {reason}")
+        return False
+    return True
 
 
 @lru_cache(maxsize=1)

@@ -3,7 +3,9 @@
 import copy
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from unittest import mock
 
 import pytest
@@ -227,6 +229,16 @@ def test_without_openvino(monkeypatch):
     assert difference(outputs(hf_deberta.optimize(model), inputs), expected) < TOLERANCE[torch.float32]
     with pytest.raises(ImportError, match="pip install 'hf-deberta\\[openvino\\]'"):
         optimized(make_model())
+
+
+def test_a_broken_openvino_is_not_used(monkeypatch):
+    broken = ModuleType("openvino")
+    broken.__spec__ = ModuleSpec("openvino", None)
+    monkeypatch.setitem(sys.modules, "openvino", broken)
+    monkeypatch.setattr(openvino_layers.logger, "warning_once", mock.Mock())
+    assert not openvino_layers.has_openvino.__wrapped__()
+    (message,) = openvino_layers.logger.warning_once.call_args.args
+    assert "PyTorch computes all batches" in message and "opset13" in message
 
 
 @pytest.mark.parametrize("settings", [{"hidden_act": "relu"}, {"preset": "v2-xlarge"}], ids=str)
