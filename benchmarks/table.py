@@ -12,7 +12,7 @@ RESULTS = Path(__file__).parent / "results" / "encoder.csv"
 MEMORY = RESULTS.with_name("memory.csv")
 GPU_COUNTS = RESULTS.with_name("gpu_counts.csv")
 LABELS = RESULTS.with_name("label_agreement.csv")
-AMD = "AMD EPYC"
+AMD = "AMD EPYC, 2 threads"  # Zen 5
 PEERS = {  # name in the csv -> heading of the column
     "in-tree": "Transformers' DeBERTa",
     "disentangled-flash": "disentangled-flash",

@@ -60,11 +60,16 @@ def environment(device: str = "cpu") -> dict[str, str]:
 
 
 def processor() -> str:
-    """Return the processor's name, or what the system reports in its place."""
+    """Return the processor's name with its family and model, or what the system reports in its place.
+
+    In virtual machines several generations of processors may have the same name.
+    """
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    first = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
+    if "model name" not in first:
+        return platform.processor() or platform.machine()
+    return f"{first['model name']} (family {first.get('cpu family')}, model {first.get('model')})"
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
