@@ -23,6 +23,7 @@ run_glue.py, and the groups below.
 
 from argparse import Namespace
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ from hf_deberta.fine_tuning.trainer import (
     train_and_evaluate,
     write_card_and_push,
 )
+from hf_deberta.metrics import compute_metric
 from hf_deberta.runs.data_files import locate_errors
 from hf_deberta.runs.errors import InputError
 
@@ -270,15 +272,16 @@ def compute_metrics(
 ) -> dict[str, float]:
     """The task's metrics; `labels` are in the model's order."""
     logits, targets = task_logits(prediction.predictions, task), np.asarray(prediction.label_ids)
+    compute = partial(compute_metric, "glue", glue.metric_configuration(task))
     if task.multi_label:
-        return glue.glue_scores(task.metrics, logits > 0, targets > 0)
+        return compute(predictions=(logits > 0).astype(int), references=(targets > 0).astype(int))
     if task.labels is None or labels is None:
-        return glue.glue_scores(task.metrics, logits, targets)
+        return compute(predictions=logits, references=targets)
     # number classes as the task does, because F1 is that of class 1
     task_number = np.array([task.labels.index(label) for label in labels])
     labelled = targets >= 0
     predicted = task_number[logits.argmax(-1)[labelled]]
-    return glue.glue_scores(task.metrics, predicted, task_number[targets[labelled]], len(labels))
+    return compute(predictions=predicted, references=task_number[targets[labelled]], num_labels=len(labels))
 
 
 def row_scores(task: glue.GlueTask, labels: tuple[str, ...] | None, predictions: Any) -> Scores:

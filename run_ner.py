@@ -61,6 +61,7 @@ from hf_deberta.fine_tuning.trainer import (
     train_and_evaluate,
     write_card_and_push,
 )
+from hf_deberta.metrics import compute_metric
 from hf_deberta.runs.data_files import locate_errors, read_table, require_columns
 from hf_deberta.runs.errors import InputError
 
@@ -176,11 +177,8 @@ def ensemble_task(
 
 
 def score_tags(tags: list[list[str]], sentences: list[Sentence], data_args: NerArguments) -> dict[str, float]:
-    scores = ner.entity_scores([sentence.tags or [] for sentence in sentences], tags)
-    by_type = scores.pop("types", {})
-    if data_args.return_entity_level_metrics:
-        scores |= {f"{kind}_{name}": value for kind, kinds in by_type.items() for name, value in kinds.items()}
-    return scores
+    gold, by_type = [sentence.tags or [] for sentence in sentences], data_args.return_entity_level_metrics
+    return compute_metric("named_entities", predictions=tags, references=gold, by_type=by_type)
 
 
 def read_file(file: str) -> Dataset:

@@ -49,6 +49,7 @@ from hf_deberta.fine_tuning.trainer import (
     train_and_evaluate,
     write_card_and_push,
 )
+from hf_deberta.metrics import compute_metric
 from hf_deberta.runs.errors import InputError
 
 HUB_NAMES = {
@@ -126,7 +127,7 @@ def ensemble_task(data_args: ChoiceArguments, args: FineTuningArguments, rows: d
         if "label" not in rows[split].column_names:
             return None
         logits = label_logits(scores, race.choice_names(rows[split]))
-        return race.choice_scores(logits, np.array(rows[split]["label"]), rows[split]["id"])
+        return choice_scores(logits, rows[split])
 
     def write(folder: Path, split: str, scores: Scores) -> None:
         logits = label_logits(scores, race.choice_names(rows[split]))
@@ -157,7 +158,7 @@ def run(
 
     def compute_metrics(split: str, prediction: EvalPrediction) -> dict[str, float]:
         logits = logits_of(prediction.predictions)
-        return race.choice_scores(logits, np.asarray(prediction.label_ids), rows[split]["id"])
+        return choice_scores(logits, rows[split])
 
     # 3. Training and evaluation
     trainer = FineTuningTrainer(
@@ -182,10 +183,16 @@ def run(
             is_anli = data_args.task_name == "anli"
             race.write_choice_predictions(args.output_folder, rows["test"], logits, is_anli)
         if "label" in rows["test"].column_names:
-            scores = race.choice_scores(logits, np.array(rows["test"]["label"]), rows["test"]["id"])
+            scores = choice_scores(logits, rows["test"])
             save_prediction_metrics(trainer, "predict", {f"predict_{name}": score for name, score in scores.items()})
     write_card_and_push(trainer)
     return metrics
+
+
+def choice_scores(logits: np.ndarray, rows: Dataset) -> dict[str, float]:
+    """Accuracy of the choices with the highest logit, also by level of RACE."""
+    inputs = {"predictions": logits.argmax(-1), "references": rows["label"][:], "ids": rows["id"][:]}
+    return compute_metric("multiple_choice", "race", **inputs)
 
 
 if __name__ == "__main__":

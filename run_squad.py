@@ -35,7 +35,6 @@ from hf_deberta.fine_tuning.sift import SiftArguments
 from hf_deberta.fine_tuning.splits import DataArguments, read_splits, require_plain_splits
 from hf_deberta.fine_tuning.task_model import ModelArguments, load_model, load_tokenizer, max_input_length
 from hf_deberta.fine_tuning.tasks import squad
-from hf_deberta.fine_tuning.tasks.squad_scores import METRICS, METRICS_V2, squad_scores, squad_v2_scores
 from hf_deberta.fine_tuning.trainer import (
     FineTuningTrainer,
     over_seeds,
@@ -44,6 +43,9 @@ from hf_deberta.fine_tuning.trainer import (
     train_and_evaluate,
     write_card_and_push,
 )
+from hf_deberta.metrics.squad import METRICS, squad_scores
+from hf_deberta.metrics.squad_v2 import METRICS as METRICS_V2
+from hf_deberta.metrics.squad_v2 import squad_v2_scores
 from hf_deberta.runs.errors import InputError
 
 HUB_NAMES = {"squad": "rajpurkar/squad", "squad_v2": "rajpurkar/squad_v2"}

@@ -62,6 +62,7 @@ from hf_deberta.fine_tuning.trainer import (
     train_and_evaluate,
     write_card_and_push,
 )
+from hf_deberta.metrics import compute_metric
 from hf_deberta.runs.data_files import explain_bad_files, read_table
 from hf_deberta.runs.errors import InputError
 
@@ -151,9 +152,9 @@ def ensemble_task(data_args: SuperGlueArguments, args: FineTuningArguments, rows
             return None
         if name == "record":
             best = superglue.best_entities(superglue.ranked_scores(scores), rows[key])
-            return superglue.superglue_scores(name, rows[key], best)
+            return superglue_scores(name, rows[key], best)
         predicted = label_logits(scores, superglue.TASKS[name].labels).argmax(-1)
-        return superglue.superglue_scores(name, rows[key], predicted, split)
+        return superglue_scores(name, rows[key], predicted, split)
 
     def write(folder: Path, key: str, scores: Scores) -> None:
         name, _ = task_and_split(key, data_args)
@@ -214,10 +215,10 @@ def run(
         logits = logits_of(prediction.predictions)
         if name == "record":
             ranked = superglue.rank_entities(logits, inputs[key], rows[key])
-            return superglue.superglue_scores(name, rows[key], superglue.best_entities(ranked, rows[key]))
+            return superglue_scores(name, rows[key], superglue.best_entities(ranked, rows[key]))
         # number labels as the task does
         task_number = np.array([task.labels.index(label) for label in labels or task.labels])
-        return superglue.superglue_scores(name, rows[key], task_number[logits.argmax(-1)], split)
+        return superglue_scores(name, rows[key], task_number[logits.argmax(-1)], split)
 
     def row_scores(key: str, predictions: Any) -> Scores:
         logits = logits_of(predictions).astype(np.float64)
@@ -256,6 +257,11 @@ def run(
                     )
     write_card_and_push(trainer)
     return metrics
+
+
+def superglue_scores(name: str, rows: Dataset, predictions: Any, split: str = "validation") -> dict[str, float]:
+    """The metrics of a task, from label numbers, or the texts of ReCoRD's entities."""
+    return compute_metric("super_glue", name, **superglue.metric_inputs(name, rows, predictions, split))
 
 
 if __name__ == "__main__":

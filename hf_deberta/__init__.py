@@ -2,6 +2,7 @@
 
 import transformers
 
+from . import metrics
 from .in_tree.enable import disable, enable
 from .model.attention import disentangled_attention
 from .model.causal_language_model import HfDebertaForCausalLM
@@ -50,6 +51,7 @@ __all__ = [
     "disentangled_attention",
     "enable",
     "export_to_transformers",
+    "metrics",
     "optimize",
     "reference_mode",
     "replaced_token_labels",

@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "runs": {"hf_deberta", "model", "tokenization_hf_deberta"},
     "pretraining": {"hf_deberta", "model", "tokenization_hf_deberta", "runs"},
     "fine_tuning": {"hf_deberta", "model", "tokenization_hf_deberta", "runs"},
+    "metrics": {"fine_tuning"},
     "demos": {"hf_deberta", "model", "tokenization_hf_deberta", "pretraining", "fine_tuning"},
 }
 MATHEMATICS = {

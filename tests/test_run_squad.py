@@ -11,7 +11,8 @@ from transformers import AutoModelForQuestionAnswering
 
 from hf_deberta.demos.squad import house_rows
 from hf_deberta.fine_tuning.tasks import squad
-from hf_deberta.fine_tuning.tasks.squad_scores import squad_scores, squad_v2_scores
+from hf_deberta.metrics.squad import squad_scores
+from hf_deberta.metrics.squad_v2 import squad_v2_scores
 
 SHORT = ["--max_seq_length", "32", "--doc_stride", "8"]
 

@@ -16,8 +16,6 @@ Files, for each test split:
     >>> task = infer_task({"train": rows})
     >>> task.columns, task.labels, task.metrics
     (('text',), ('neg', 'pos'), ('accuracy', 'f1'))
-    >>> glue_scores(task.metrics, predictions=np.array([1, 0, 0, 0]), labels=np.array([1, 0, 1, 0]))
-    {'accuracy': 0.75, 'f1': 0.6666666666666666}
 
 `python -m hf_deberta.fine_tuning.tasks.glue submission.zip runs/*` zips those files for gluebenchmark.com.
 """
@@ -34,8 +32,6 @@ from typing import Any
 import numpy as np
 from datasets import ClassLabel, Dataset, Value
 from scipy.special import expit, softmax
-from scipy.stats import pearsonr, spearmanr
-from sklearn.metrics import f1_score, matthews_corrcoef
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
@@ -500,36 +496,14 @@ def warn_of_truncation(inputs: Dataset, split: str, max_length: int) -> None:
         )
 
 
-# 4. Metrics and prediction files
+# 4. Prediction files
 
 
-def glue_scores(
-    names: Iterable[str], predictions: np.ndarray, labels: np.ndarray, num_labels: int = 2
-) -> dict[str, float]:
-    """Return the metrics `names`.
-
-    Args:
-        predictions: class numbers, regression values, or [rows, labels] of 0 and 1 (multi-label); `labels` likewise.
-        num_labels: with two classes F1 is that of class 1; with more, the mean over the classes.
-    """
-    f1 = partial(f1_score, zero_division=0)
-    metrics: dict[str, Callable[[], float]] = {
-        "accuracy": lambda: (predictions == labels).reshape(len(labels), -1).all(-1).mean(),
-        "f1": lambda: f1(labels, predictions, average="binary" if num_labels == 2 else "macro"),
-        "f1_micro": lambda: f1(labels.ravel(), predictions.ravel()),
-        "f1_macro": lambda: np.mean([*map(f1, labels.T, predictions.T)]),
-        "matthews_correlation": lambda: matthews_corrcoef(labels, predictions),
-        "pearson": lambda: _correlation(pearsonr, predictions, labels),
-        "spearmanr": lambda: _correlation(spearmanr, predictions, labels),
-    }
-    return {name: float(metrics[name]()) for name in names}
-
-
-def _correlation(correlation: Callable, predictions: np.ndarray, labels: np.ndarray) -> float:
-    """Return a correlation coefficient; 0 where it is undefined because either side is constant."""
-    if len(labels) < 2 or np.ptp(predictions) == 0 or np.ptp(labels) == 0:
-        return 0.0
-    return correlation(predictions, labels).statistic
+def metric_configuration(task: GlueTask) -> str:
+    """Return the configuration of hf_deberta/metrics/glue.py with the metrics of a task."""
+    names = [name for name, known in TASKS.items() if known == task]
+    own = "multi_label" if task.multi_label else "regression" if task.labels is None else "classification"
+    return names[0] if names else own
 
 
 def write_glue_predictions(

@@ -48,7 +48,7 @@ CONTEXTS = ("none", "merged", "around")
 DOCUMENT_START = "-DOCSTART-"
 DOCUMENT_COLUMNS = ("document_id", "doc_id", "document")
 SCORED_LABELS = 3  # of each word, in the scores for an ensemble
-ENTITY_METRICS = ("precision", "recall", "f1")
+ENTITY_METRICS = ("precision", "recall", "f1")  # of all entities, or of each type
 PREFIXED_LABEL = re.compile(r"[BIESLU](-.+)?")
 
 
@@ -498,32 +498,7 @@ def write_conll_predictions(
     write_lines(Path(path), lines)
 
 
-# 5. Metrics
-
-
-def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Return precision, recall and F1 of whole entities, as `conlleval` and `seqeval` count, and accuracy of words.
-
-    A predicted entity is correct if its words and its type are. `types` has the metrics of each type. Of labels without
-    prefixes, neighbours with the same label are an entity; if there is no O (parts of speech), only accuracy is
-    returned.
-
-    >>> entity_scores([["B-PER", "I-PER", "O"]], [["B-PER", "I-PER", "B-LOC"]])["precision"]
-    0.5
-    """
-    correct = sum(g == p for gs, ps in zip(gold, predicted, strict=True) for g, p in zip(gs, ps, strict=True))
-    accuracy = {"accuracy": correct / max(1, sum(map(len, gold)))}
-    labels = {tag for tags in (*gold, *predicted) for tag in tags}
-    prefixed = has_prefixes(labels)
-    if "O" not in labels and not prefixed:
-        return accuracy
-    gold_entities, predicted_entities = _all_entities(gold, prefixed), _all_entities(predicted, prefixed)
-    types = {}
-    for kind in sorted({entity[0] for entity in gold_entities | predicted_entities}):
-        gold_of_type = {entity for entity in gold_entities if entity[0] == kind}
-        predicted_of_type = {entity for entity in predicted_entities if entity[0] == kind}
-        types[kind] = {**_precision_recall_f1(gold_of_type, predicted_of_type), "number": len(gold_of_type)}
-    return {**_precision_recall_f1(gold_entities, predicted_entities), **accuracy, "types": types}
+# 5. Names of the metrics
 
 
 def metric_names(labels: Sequence[str], by_type: bool = False) -> tuple[str, ...]:
@@ -532,31 +507,3 @@ def metric_names(labels: Sequence[str], by_type: bool = False) -> tuple[str, ...
         return ("accuracy",)
     kinds = sorted({label.partition("-")[2] or label for label in labels if label != "O"}) if by_type else []
     return ("f1", "precision", "recall", "accuracy", *(f"{kind}_{name}" for kind in kinds for name in ENTITY_METRICS))
-
-
-def _precision_recall_f1(gold: set, predicted: set) -> dict[str, float]:
-    correct = len(gold & predicted)
-    precision, recall = correct / max(1, len(predicted)), correct / max(1, len(gold))
-    values = (precision, recall, 2 * correct / max(1, len(gold) + len(predicted)))
-    return dict(zip(ENTITY_METRICS, values, strict=True))
-
-
-def _all_entities(sentences: Sequence[Sequence[str]], prefixed: bool) -> set[tuple]:
-    return {(*entity, index) for index, tags in enumerate(sentences) for entity in find_entities(tags, prefixed)}
-
-
-def find_entities(tags: Sequence[str], prefixed: bool = True) -> set[tuple[str, int, int]]:
-    """Return (type, start, end) of each entity. An I- that does not continue an entity of its type begins one.
-
-    >>> sorted(find_entities(["B-PER", "I-PER", "O", "I-LOC", "B-LOC"]))
-    [('LOC', 3, 4), ('LOC', 4, 5), ('PER', 0, 2)]
-    """
-    entities, start = set(), None
-    tags = tags_to_iob2(tags if prefixed else [tag if tag == "O" else f"I-{tag}" for tag in tags])
-    for index, tag in enumerate([*tags, "O"]):
-        if start is not None and not tag.startswith("I"):
-            entities.add((tags[start].partition("-")[2] or "_", start, index))
-            start = None
-        if tag.startswith("B"):
-            start = index
-    return entities

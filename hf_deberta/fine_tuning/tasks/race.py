@@ -17,7 +17,7 @@ letter), predictions.jsonl (with probabilities), and for aNLI its submission anl
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,6 @@ SWAG_COLUMNS = ("sent1", "sent2", "ending0", "ending1")
 ANLI_COLUMNS = ("observation_1", "observation_2", "hypothesis_1", "hypothesis_2")
 ANLI_NAMES = dict(zip(("obs1", "obs2", "hyp1", "hyp2"), ANLI_COLUMNS, strict=True))  # of the official files
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-LEVELS = ("middle", "high")  # the ids of RACE begin with the level
 
 logger = logging.get_logger(__name__)
 
@@ -341,18 +340,7 @@ class ChoiceCollator(DataCollatorForMultipleChoice):
         return batch
 
 
-# 3. Metrics and prediction files
-
-
-def choice_scores(logits: np.ndarray, labels: np.ndarray, ids: Sequence[str]) -> dict[str, float]:
-    """Return the accuracy, and that of each level if the ids are those of RACE. Logits are [rows, choices]."""
-    correct = np.asarray(logits).argmax(-1) == np.asarray(labels)
-    scores = {"accuracy": float(correct.mean())}
-    for level in LEVELS:
-        in_level = np.array([row_id.startswith(level) for row_id in ids])
-        if in_level.any():
-            scores[f"accuracy_{level}"] = float(correct[in_level].mean())
-    return scores
+# 3. Prediction files
 
 
 def choice_names(rows: Dataset) -> list[str]:

@@ -29,7 +29,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,6 @@ import numpy as np
 import torch
 from datasets import Dataset
 from scipy.special import softmax
-from sklearn.metrics import f1_score, matthews_corrcoef
 from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
 
 from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows, require_field
@@ -49,7 +47,6 @@ from hf_deberta.fine_tuning.tasks.glue import (
     make_label_encoder,
     warn_of_truncation,
 )
-from hf_deberta.fine_tuning.tasks.squad_scores import compute_exact, compute_f1
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_json_lines
 from hf_deberta.model.batch_loss import IGNORED
 from hf_deberta.runs.data_files import RowError, csv_text, describe, locate_errors, require_texts
@@ -573,7 +570,7 @@ class EntityCollator(DataCollatorWithPadding):
         return batch
 
 
-# 3. Predictions and metrics
+# 3. Predictions
 
 
 def rank_entities(logits: np.ndarray, features: Dataset, rows: Dataset) -> RankedEntities:
@@ -621,69 +618,36 @@ def best_entities(ranked: RankedEntities, rows: Dataset) -> list[str]:
     return answers
 
 
-def superglue_scores(
+def metric_inputs(
     name: str, rows: Dataset, predictions: np.ndarray | list[str], split: str = "validation"
-) -> dict[str, float]:
-    """Return the metrics of a task on a flat split with labels, as its paper defines them, between 0 and 1.
+) -> dict[str, Any]:
+    """Return the inputs of hf_deberta/metrics/super_glue.py for a flat split; rows without a label are left out.
 
     Args:
         predictions: label numbers; for ReCoRD, the texts of the predicted entities.
     """
     if name == "record":
-        return _record_scores(rows["answers"], list(predictions))
+        queries = [{"passage": 0, "query": row} for row in range(len(rows))]
+        texts = [{"idx": idx, "prediction_text": text} for idx, text in zip(queries, predictions, strict=True)]
+        golds = [{"idx": idx, "answers": answers} for idx, answers in zip(queries, rows["answers"], strict=True)]
+        return {"predictions": texts, "references": golds}
     numbers = label_numbers(rows, split, name)
     if numbers is None:
         raise InputError(f"the {split} rows of {name} have no labels")
     labelled = np.flatnonzero(numbers >= 0)
-    rows, labels, predicted = rows.select(labelled), numbers[labelled], np.asarray(predictions)[labelled]
-    metrics = {
-        "accuracy": lambda: (predicted == labels).mean(),
-        "f1": lambda: f1_score(labels, predicted, average="macro", zero_division=0),
-        "f1_a": lambda: f1_score(labels, predicted, zero_division=0),
-        "exact_match": lambda: _multirc_exact_match(rows["idx"], predicted == labels),
-        "matthews_correlation": lambda: matthews_corrcoef(labels, predicted),
-        "gender_parity": lambda: gender_parity(rows, predicted),
-    }
-    return {metric: float(metrics[metric]()) for metric in TASKS[name].metrics}
+    rows, labels, predicted = rows.select(labelled), numbers[labelled], np.asarray(predictions)[labelled].tolist()
+    if name == "multirc":
+        predicted = [{"idx": idx, "prediction": number} for idx, number in zip(rows["idx"], predicted, strict=True)]
+    pairs = {"pairs": _gender_pairs(rows)} if name == "axg" else {}
+    return {"predictions": predicted, "references": labels.tolist(), **pairs}
 
 
-def _record_scores(golds: Sequence[list[str]], predictions: list[str]) -> dict[str, float]:
-    """Return the best score over the answers, with the normalization of SQuAD, averaged over the queries."""
-    return {
-        metric: float(
-            np.mean(
-                [
-                    max(map(partial(score, prediction), answers), default=0.0)
-                    for prediction, answers in zip(predictions, golds, strict=True)
-                ]
-            )
-        )
-        for metric, score in {"f1": compute_f1, "exact_match": compute_exact}.items()
-    }
-
-
-def _multirc_exact_match(idx: Sequence[dict[str, int]], correct: np.ndarray) -> float:
-    """Return the share of questions with a correct prediction for every answer."""
-    questions: dict[tuple, bool] = {}
-    for numbers, is_correct in zip(idx, correct, strict=True):
-        key = numbers["paragraph"], numbers["question"]
-        questions[key] = questions.get(key, True) and bool(is_correct)
-    return float(np.mean(list(questions.values())))
-
-
-def gender_parity(rows: Dataset, predictions: np.ndarray) -> float:
-    """Return the share of pairs, which differ only in the gender of a pronoun, with the same prediction for both."""
-    keys: Any
+def _gender_pairs(rows: Dataset) -> list[str]:
+    """Return a text that rows share which differ only in the gender of a pronoun."""
     if "pair_id" in rows.column_names:
-        keys = rows["pair_id"]
-    else:
-        texts = zip(rows["premise"], rows["hypothesis"], strict=True)
-        keys = [tuple(GENDERED_WORDS.sub("_", text).lower() for text in pair) for pair in texts]
-    by_pair: dict[Any, list[int]] = {}
-    for key, prediction in zip(keys, predictions, strict=True):
-        by_pair.setdefault(key, []).append(int(prediction))
-    same = [len(set(pair)) == 1 for pair in by_pair.values() if len(pair) > 1]
-    return float(np.mean(same)) if same else 1.0
+        return list(map(str, rows["pair_id"]))
+    texts = zip(rows["premise"], rows["hypothesis"], strict=True)
+    return [GENDERED_WORDS.sub("_", "\n".join(pair)).lower() for pair in texts]
 
 
 # 4. Prediction files

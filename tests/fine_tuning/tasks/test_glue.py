@@ -1,12 +1,12 @@
-"""GLUE: labels, inputs, metrics against hand-computed values and libraries, submission files."""
+"""GLUE: labels, inputs, submission files."""
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from datasets import ClassLabel, Dataset, Features, List, Value
-from sklearn.metrics import accuracy_score, f1_score
 
 from hf_deberta.fine_tuning.tasks import glue
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
@@ -234,20 +234,6 @@ def test_invalid_lists_of_labels(tokenizer):
             glue.infer_task({"train": flags})
 
 
-def test_multi_label_metrics():
-    rng = np.random.default_rng(0)
-    predictions, labels = rng.random((50, 4)) > 0.4, rng.random((50, 4)) > 0.5
-    assert glue.glue_scores(glue.MULTI_LABEL_METRICS, predictions, labels) == {
-        "f1_micro": pytest.approx(f1_score(labels, predictions, average="micro")),
-        "f1_macro": pytest.approx(f1_score(labels, predictions, average="macro")),
-        "accuracy": pytest.approx(accuracy_score(labels, predictions)),
-    }
-    one = glue.glue_scores(
-        glue.MULTI_LABEL_METRICS, np.array([[1], [1], [0], [0]]) > 0, np.array([[1], [0], [0], [0]]) > 0
-    )
-    assert one == {"f1_micro": pytest.approx(2 / 3), "f1_macro": pytest.approx(2 / 3), "accuracy": 0.75}
-
-
 def test_multi_label_predictions(tmp_path):
     task = glue.GlueTask(("text",), ("big", "old", "red"), glue.MULTI_LABEL_METRICS, multi_label=True)
     logits = np.array([[2.0, -1.0, 0.1], [-1.0, -2.0, -900.0]], dtype=np.float32)
@@ -275,26 +261,14 @@ def test_numeric_labels_not_from_zero(tokenizer):
     assert glue.encode_texts(data, "train", task, tokenizer, 16, task.labels)["labels"] == [0, 1]
 
 
-def test_classification_metrics_by_hand():
-    predictions, labels = np.array([1, 1, 1, 0, 0, 1]), np.array([1, 1, 0, 0, 1, 1])
-    tp, tn, fp, fn = 3, 1, 1, 1
-    by_hand = (tp * tn - fp * fn) / math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
-    assert glue.glue_scores(["matthews_correlation"], predictions, labels) == {
-        "matthews_correlation": pytest.approx(by_hand)
-    }
-    metrics = glue.glue_scores(["accuracy", "f1"], predictions, labels)
-    assert metrics == {"accuracy": pytest.approx(4 / 6), "f1": pytest.approx(2 * 3 / (2 * 3 + 1 + 1))}
-    macro = glue.glue_scores(["f1"], predictions, labels, num_labels=3)  # the third does not occur
-    assert macro == {"f1": pytest.approx((2 * 3 / (2 * 3 + 1 + 1) + 2 * 1 / (2 * 1 + 1 + 1)) / 2)}
-
-
-def test_correlations_by_hand():
-    values, labels = np.array([0.1, 0.4, 0.35, 0.8]), np.array([1.0, 2.0, 3.0, 4.0])
-    x, y = values - values.mean(), labels - labels.mean()
-    metrics = glue.glue_scores(["pearson", "spearmanr"], values, labels)
-    assert metrics["pearson"] == pytest.approx((x * y).sum() / math.sqrt((x**2).sum() * (y**2).sum()))
-    assert metrics["spearmanr"] == pytest.approx(1 - 6 * 2 / (4 * 15))  # ranks 1 3 2 4
-    assert glue.glue_scores(["pearson"], np.zeros(4), labels) == {"pearson": 0.0}
+def test_configuration_of_the_metric():
+    """Each task of GLUE has its own; own rows have that of their kind of labels."""
+    for name, task in glue.TASKS.items():
+        assert glue.metric_configuration(task) == name
+    own = glue.GlueTask(("text",), ("a", "b"), glue.CLASS_METRICS)
+    assert glue.metric_configuration(own) == "classification"
+    assert glue.metric_configuration(replace(own, multi_label=True)) == "multi_label"
+    assert glue.metric_configuration(replace(own, labels=None)) == "regression"
 
 
 def test_prediction_files(tmp_path):

@@ -1,4 +1,4 @@
-"""Named entities: file formats, one label per word in any windows, metrics equal to those of seqeval."""
+"""Named entities: file formats, one label per word in any windows."""
 
 import gzip
 import random
@@ -333,49 +333,3 @@ def test_predictions_as_columns(tmp_path):
     assert [(s.words, s.document) for s in again[:3]] == [(s.words, s.document) for s in sentences[:3]]
     ner.write_conll_predictions(path, [Sentence(["a"])], [["B-X"]])
     assert path.read_text() == "a B-X\n\n" and not path.with_name("predictions.txt.unfinished").exists()
-
-
-# 5. Metrics
-
-
-def random_tags(rng, sentences, kinds):
-    return [[rng.choice(kinds) for _ in range(rng.randrange(9))] for _ in range(sentences)]
-
-
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("kinds", [("O", "B-P", "I-P", "B-L-x", "I-L-x"), ("O", "B", "I"), ("O", "O", "I-P", "I-L")])
-def test_metrics_equal_those_of_seqeval(seed, kinds):
-    seqeval = pytest.importorskip("seqeval.metrics")
-    rng = random.Random(seed)
-    gold = random_tags(rng, 12, kinds)
-    predicted = [[tag if rng.random() < 0.6 else rng.choice(kinds) for tag in tags] for tags in gold]
-    report = seqeval.classification_report(gold, predicted, output_dict=True, zero_division=0)
-    metrics = ner.entity_scores(gold, predicted)
-    assert metrics["f1"] == pytest.approx(seqeval.f1_score(gold, predicted, zero_division=0))
-    assert metrics["precision"] == pytest.approx(report["micro avg"]["precision"])
-    assert metrics["recall"] == pytest.approx(report["micro avg"]["recall"])
-    assert metrics["accuracy"] == pytest.approx(seqeval.accuracy_score(gold, predicted))
-    assert metrics["types"].keys() == report.keys() - {"micro avg", "macro avg", "weighted avg"}
-    for kind, values in metrics["types"].items():
-        expected = (
-            report[kind]["precision"],
-            report[kind]["recall"],
-            report[kind]["f1-score"],
-            report[kind]["support"],
-        )
-        assert (values["precision"], values["recall"], values["f1"], values["number"]) == pytest.approx(expected)
-
-
-def test_metrics_by_hand():
-    gold = [["B-PER", "I-PER", "O", "B-LOC"], ["B-LOC", "B-LOC"]]
-    predicted = [["B-PER", "O", "O", "B-LOC"], ["B-LOC", "I-LOC"]]
-    metrics = ner.entity_scores(gold, predicted)
-    assert (metrics["precision"], metrics["recall"]) == (1 / 3, 1 / 4) and metrics["f1"] == pytest.approx(2 / 7)
-    assert metrics["accuracy"] == 4 / 6 and metrics["types"]["PER"]["number"] == 1
-    assert ner.entity_scores([["O"]], [["O"]])["f1"] == 0 and ner.entity_scores([], [])["accuracy"] == 0
-
-
-def test_labels_without_prefixes():
-    metrics = ner.entity_scores([["PER", "PER", "O", "LOC"]], [["PER", "PER", "O", "PER"]])
-    assert (metrics["precision"], metrics["recall"]) == (0.5, 0.5)
-    assert ner.entity_scores([["NN", "VB"]], [["NN", "NN"]]) == {"accuracy": 0.5}

@@ -12,7 +12,6 @@ from hf_deberta.fine_tuning.tasks.race import (
     ChoiceCollator,
     answer_index,
     choice_rows,
-    choice_scores,
     encode_choices,
     join_question_and_option,
     read_choices,
@@ -283,15 +282,6 @@ def test_the_collator_pads_to_the_longest_of_the_batch(tokenizer):
 # Metrics and predictions
 
 LOGITS = np.array([[0.0, 2.0], [3.0, 1.0], [0.0, 1.0], [2.0, 0.0]])
-
-
-def test_accuracy_overall_and_by_level():
-    labels = np.array([1, 0, 0, 0])
-    ids = ["middle1.txt", "high2.txt", "high2.txt", "high3.txt"]
-    assert choice_scores(LOGITS, labels, ids) == pytest.approx(
-        {"accuracy": 3 / 4, "accuracy_middle": 1.0, "accuracy_high": 2 / 3}
-    )
-    assert choice_scores(LOGITS, labels, ["0", "1", "2", "3"]) == {"accuracy": 3 / 4}
 
 
 def test_predictions(tmp_path):

@@ -1,52 +1,43 @@
-"""The official metrics of SQuAD 1.1 and 2.0: exact match, F1 of the words, and the best null threshold.
+"""The official metrics of SQuAD 2.0 in percent, with the best threshold on the odds of "no answer".
 
->>> squad_scores({"q1": "the Panthers"}, {"q1": ["Panthers", "Carolina Panthers"]})
-{'exact_match': 100.0, 'f1': 100.0}
+>>> import evaluate, hf_deberta
+>>> metric = evaluate.load(hf_deberta.metrics.path("squad_v2"))
+>>> predictions = [{"id": "1", "prediction_text": "Rome", "no_answer_probability": 0.1}]
+>>> references = [{"id": "1", "answers": {"text": ["Rome"], "answer_start": [0]}}]
+>>> metric.compute(predictions=predictions, references=references)["exact"]
+100.0
 """
 
-import re
-import string
-from collections import Counter
-from collections.abc import Collection
+from typing import Any
 
-METRICS = ("f1", "exact_match")  # SQuAD 1.1
-METRICS_V2 = ("f1", "exact", "HasAns_f1", "HasAns_exact", "NoAns_f1", "NoAns_exact", "best_f1", "best_exact")
+import datasets
+import evaluate
 
+from hf_deberta.metrics.squad import QUESTION, TEXT, compute_exact, compute_f1, normalize_answer, require_each_question
 
-def normalize_answer(answer: str) -> str:
-    """Return the answer in lower case, without ASCII punctuation and articles, with single spaces.
-
-    >>> normalize_answer("The  Panthers' defense!")
-    'panthers defense'
-    """
-    answer = "".join(character for character in answer.lower() if character not in string.punctuation)
-    return " ".join(re.sub(r"\b(a|an|the)\b", " ", answer).split())
+METRICS = ("f1", "exact", "HasAns_f1", "HasAns_exact", "NoAns_f1", "NoAns_exact", "best_f1", "best_exact")
+INPUTS = """
+Args:
+    predictions: {"id", "prediction_text", "no_answer_probability"} of each question. The text is the best answer, also
+        where no answer is more likely; instead of a probability, any score that grows with it will do.
+    references: {"id", "answers": {"text": [...], "answer_start": [...]}}, with empty lists if there is no answer.
+    no_answer_threshold: above it, no answer is predicted.
+"""
 
 
-def compute_exact(prediction: str, gold: str) -> float:
-    return float(normalize_answer(prediction) == normalize_answer(gold))
+class SquadV2(evaluate.Metric):
+    def _info(self) -> evaluate.MetricInfo:
+        prediction = {"id": TEXT, "prediction_text": TEXT, "no_answer_probability": datasets.Value("float64")}
+        features = datasets.Features({"predictions": prediction, "references": QUESTION})
+        return evaluate.MetricInfo(__doc__ or "", citation="", features=features, inputs_description=INPUTS)
 
-
-def compute_f1(prediction: str, gold: str, if_both_empty: float = 0.0) -> float:
-    """Return the F1 of the words; `if_both_empty` is 0 in SQuAD 1.1 and 1 in 2.0."""
-    words, gold_words = normalize_answer(prediction).split(), normalize_answer(gold).split()
-    if not words and not gold_words:
-        return if_both_empty
-    shared = sum((Counter(words) & Counter(gold_words)).values())
-    return 2 * shared / (len(words) + len(gold_words))
-
-
-def squad_scores(predictions: dict[str, str], golds: dict[str, list[str]]) -> dict[str, float]:
-    """Return exact_match and f1 of SQuAD 1.1 in percent: the best over the gold answers, averaged over questions.
-
-    Args:
-        predictions: the predicted answer by question id.
-        golds: the gold answers by question id.
-    """
-    _require_each_question(predictions, golds, "prediction")
-    exact = [max((compute_exact(predictions[x], gold) for gold in texts), default=0.0) for x, texts in golds.items()]
-    f1 = [max((compute_f1(predictions[x], gold) for gold in texts), default=0.0) for x, texts in golds.items()]
-    return {"exact_match": 100 * sum(exact) / len(golds), "f1": 100 * sum(f1) / len(golds)}
+    def _compute(
+        self, predictions: list[dict[str, Any]], references: list[dict[str, Any]], no_answer_threshold: float = 1.0
+    ) -> dict[str, float]:
+        texts = {row["id"]: row["prediction_text"] for row in predictions}
+        null_odds = {row["id"]: row["no_answer_probability"] for row in predictions}
+        golds = {row["id"]: row["answers"]["text"] for row in references}
+        return squad_v2_scores(texts, golds, null_odds, no_answer_threshold)
 
 
 def squad_v2_scores(
@@ -63,7 +54,7 @@ def squad_v2_scores(
         null_odds: a score that grows with the odds of "no answer". Above `threshold` the prediction is empty. Adds
             best_exact, best_f1 and their thresholds, the best for these questions.
     """
-    _require_each_question(texts, golds, "prediction")
+    require_each_question(texts, golds, "prediction")
     answerable = {x: bool(answers) for x, answers in golds.items()}
     golds = {x: [answer for answer in answers if normalize_answer(answer)] or [""] for x, answers in golds.items()}
     answer_scores = {
@@ -74,7 +65,7 @@ def squad_v2_scores(
     }
     scores = answer_scores
     if null_odds is not None:
-        _require_each_question(null_odds, golds, "null odds")
+        require_each_question(null_odds, golds, "null odds")
         scores = {
             name: {x: s if null_odds[x] <= threshold else float(not answerable[x]) for x, s in by_id.items()}
             for name, by_id in answer_scores.items()
@@ -110,9 +101,3 @@ def best_threshold(
         if score > best:
             best, threshold = score, null_odds[x]
     return 100 * best / len(answerable), threshold
-
-
-def _require_each_question(values: Collection[str], golds: Collection[str], name: str) -> None:
-    missing = [row_id for row_id in golds if row_id not in values]
-    if missing:
-        raise ValueError(f"{len(missing)} of {len(golds)} questions have no {name}, the first is {missing[0]!r}")

@@ -1,0 +1,72 @@
+"""The official metrics of SQuAD 2.0 against values computed by hand."""
+
+import pytest
+
+from hf_deberta.metrics import compute_metric
+from hf_deberta.metrics.squad_v2 import best_threshold, squad_v2_scores
+
+GOLDS = {"paris": ["Paris", "the city of Paris"], "rome": ["Rome"], "none": [], "nothing": []}
+TEXTS = {"paris": "city Paris", "rome": "Rome", "none": "", "nothing": "Berlin"}
+PARIS_F1 = 2 * 2 / (2 + 3)  # against "city of paris"
+
+
+def test_version_2_by_hand():
+    metrics = squad_v2_scores(TEXTS, GOLDS)
+    assert metrics == pytest.approx(
+        {
+            "exact": 100 * 2 / 4,
+            "f1": 100 * (PARIS_F1 + 1 + 1 + 0) / 4,
+            "total": 4,
+            "HasAns_exact": 50,
+            "HasAns_f1": 100 * (PARIS_F1 + 1) / 2,
+            "HasAns_total": 2,
+            "NoAns_exact": 50,
+            "NoAns_f1": 50,
+            "NoAns_total": 2,
+        }
+    )
+
+
+def test_version_2_predicts_no_answer_above_the_threshold():
+    odds = {"rome": -4.0, "paris": -1.0, "nothing": 2.0, "none": 3.0}
+    low, middle, high = (squad_v2_scores(TEXTS, GOLDS, odds, threshold) for threshold in (-9.0, 0.0, 9.0))
+    assert (low["exact"], low["HasAns_f1"], low["NoAns_f1"]) == (50, 0, 100)
+    assert (middle["exact"], middle["f1"]) == pytest.approx((75, 100 * (PARIS_F1 + 3) / 4))
+    assert {name: high[name] for name in squad_v2_scores(TEXTS, GOLDS)} == pytest.approx(squad_v2_scores(TEXTS, GOLDS))
+    for metrics in (low, middle, high):  # the best threshold does not depend on the one in use
+        assert (metrics["best_exact"], metrics["best_exact_thresh"]) == (75, -4.0)
+        assert (metrics["best_f1"], metrics["best_f1_thresh"]) == pytest.approx((100 * (PARIS_F1 + 3) / 4, -1.0))
+    at_threshold = squad_v2_scores(TEXTS, GOLDS, odds, threshold=2.0)  # equal is not above
+    assert at_threshold["NoAns_exact"] == 50
+
+
+def test_answering_no_question_can_be_best():
+    """Then the threshold is 0, as in the official script."""
+    odds, answerable = {"a": 1.0, "b": 2.0, "c": 3.0}, {"a": False, "b": False, "c": True}
+    assert best_threshold(dict.fromkeys("abc", "x"), dict.fromkeys("abc", 0.0), odds, answerable) == (200 / 3, 0.0)
+
+
+def test_best_threshold_against_exhaustive_search():
+    odds = {str(i): (i * 7) % 10 - 4.5 for i in range(10)}
+    golds = {x: ["right"] if int(x) % 5 else [] for x in odds}
+    texts = {x: "right" if int(x) % 4 else "wrong" for x in odds}
+    best = max(squad_v2_scores(texts, golds, odds, threshold)["exact"] for threshold in (-99, *odds.values()))
+    metrics = squad_v2_scores(texts, golds, odds)
+    assert metrics["best_exact"] == best
+    assert squad_v2_scores(texts, golds, odds, metrics["best_exact_thresh"])["exact"] == best
+
+
+def test_a_question_without_prediction():
+    with pytest.raises(ValueError, match="1 of 2 questions have no prediction.* 'b'"):
+        squad_v2_scores({"a": "x"}, {"a": ["x"], "b": ["y"]})
+
+
+def test_module_takes_rows_of_the_hub():
+    odds = {"paris": -1.0, "rome": -4.0, "none": 3.0, "nothing": 2.0}
+    predictions = [{"id": x, "prediction_text": TEXTS[x], "no_answer_probability": odds[x]} for x in reversed(TEXTS)]
+    references = [{"id": x, "answers": {"text": golds, "answer_start": [0] * len(golds)}} for x, golds in GOLDS.items()]
+    metrics = compute_metric("squad_v2", predictions=predictions, references=references, no_answer_threshold=0.0)
+    assert metrics == pytest.approx(squad_v2_scores(TEXTS, GOLDS, odds, 0.0))
+    assert metrics["exact"] == 75 and metrics["best_exact_thresh"] == -4
+    default = compute_metric("squad_v2", predictions=predictions, references=references)
+    assert default == pytest.approx(squad_v2_scores(TEXTS, GOLDS, odds, 1.0))

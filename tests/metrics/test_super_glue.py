@@ -1,0 +1,69 @@
+"""Metrics of SuperGLUE against values computed by hand, from rows in the format of the Hub."""
+
+import numpy as np
+import pytest
+from datasets import Dataset
+
+from hf_deberta.fine_tuning.tasks.superglue import metric_inputs
+from hf_deberta.metrics import compute_metric
+from hf_deberta.runs.errors import InputError
+
+
+def scores(name: str, rows: Dataset, predictions: np.ndarray | list[str], split: str = "validation") -> dict:
+    return compute_metric("super_glue", name, **metric_inputs(name, rows, predictions, split))
+
+
+@pytest.mark.parametrize(
+    ("prediction", "answers", "exact", "f1"),
+    [
+        ("the Rome!", ["Rome"], 1, 1),
+        ("West Brom", ["West Bromwich Albion", "West Brom"], 1, 1),
+        ("West Bromwich Albion", ["West Brom"], 0, 2 / 5),
+        ("Paris", ["Rome"], 0, 0),
+        ("", ["Rome"], 0, 0),
+    ],
+)
+def test_record_metrics(prediction, answers, exact, f1):
+    rows = Dataset.from_list([{"answers": answers}, {"answers": ["x"]}])
+    metrics = scores("record", rows, [prediction, "x"])
+    assert metrics == pytest.approx({"f1": (f1 + 1) / 2, "exact_match": (exact + 1) / 2})
+
+
+def test_multirc_metrics():
+    """F1 over all answers; exact match over questions, whose numbers may repeat in other paragraphs."""
+    idx = [(0, 0), (0, 0), (0, 1), (1, 0), (1, 0)]
+    rows = Dataset.from_list(
+        [
+            {"idx": {"paragraph": p, "question": q, "answer": a}, "label": label}
+            for a, ((p, q), label) in enumerate(zip(idx, [1, 0, 1, 1, 1], strict=True))
+        ]
+    )
+    metrics = scores("multirc", rows, np.array([1, 0, 0, 1, 1]))
+    assert metrics == pytest.approx({"f1_a": 2 * 3 / (3 + 4), "exact_match": 2 / 3})
+    assert scores("multirc", rows, np.zeros(5, int))["f1_a"] == 0
+
+
+def test_cb_f1_is_the_mean_over_classes():
+    rows = Dataset.from_dict({"label": [0, 0, 1, 2]})
+    metrics = scores("cb", rows, np.array([0, 0, 1, 1]))
+    assert metrics == pytest.approx({"f1": (1 + 2 / 3 + 0) / 3, "accuracy": 0.75})
+
+
+def test_matthews_correlation_of_axb():
+    rows = Dataset.from_dict({"label": [0, 1, 1, 0]})
+    assert scores("axb", rows, np.array([1, 0, 0, 1])) == {"matthews_correlation": -1.0}
+    with pytest.raises(InputError, match="test rows of axb have no labels"):
+        scores("axb", Dataset.from_dict({"label": [-1]}), np.array([1]), "test")
+
+
+@pytest.mark.parametrize("with_pairs", [False, True])
+def test_gender_parity(with_pairs):
+    pairs = [("The cook met {} aunt.", "The cook has an aunt."), ("The nurse saw that {} ran.", "The nurse ran.")]
+    pronouns = (("his", "her"), ("he", "she"))
+    rows = [
+        {"premise": premise.format(of[n]), "hypothesis": hypothesis, "label": 0, "pair_id": str(i)}
+        for n in range(2)  # the rows of a pair need not be neighbours
+        for i, ((premise, hypothesis), of) in enumerate(zip(pairs, pronouns, strict=True))
+    ]
+    rows = Dataset.from_list(rows if with_pairs else [{k: row[k] for k in row if k != "pair_id"} for row in rows])
+    assert scores("axg", rows, np.array([0, 0, 0, 1])) == {"accuracy": 0.75, "gender_parity": 0.5}
