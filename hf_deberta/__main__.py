@@ -1,21 +1,60 @@
-"""Commands: python -m hf_deberta --help"""
+"""Commands: hf-deberta --help, or python -m hf_deberta --help"""
 
 import argparse
 import sys
+from functools import partial
+from importlib import import_module
+
+from transformers.utils import logging
 
 from hf_deberta import gpu_check
+from hf_deberta.commands import bench, convert, inspect_checkpoint
+from hf_deberta.runs.command_line import show_input_errors_in_one_line
+
+PROGRAM = "hf-deberta"
+# commands with a command line of their own, in hf_deberta/commands/NAME.py
+SCRIPTS = {
+    "glue": "fine-tune on GLUE, or on your own texts or text pairs",
+    "superglue": "fine-tune on SuperGLUE",
+    "squad": "fine-tune on questions with answers in a text",
+    "ner": "fine-tune on named entities, or other labels of words",
+    "race": "fine-tune on multiple choice",
+    "mlm": "pretrain a masked or an autoregressive language model",
+    "rtd": "pretrain a generator and a discriminator, as DeBERTaV3",
+    "demo": "see what the enhanced mask decoder is for, in a few minutes, offline",
+}
+OTHERS = {
+    "inspect": (inspect_checkpoint, "show configuration, parameters, attention backend and memory of a checkpoint"),
+    "convert": (convert, "write a checkpoint in the format of this package, of Transformers, or of Microsoft's code"),
+    "bench": (bench, "time a checkpoint on this machine against Transformers' own classes"),
+    "gpu-check": (gpu_check, "check the Triton kernels on this machine's GPU, and time them against sdpa"),
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; return its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m hf_deberta")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    summary = "check the Triton kernels on this machine's GPU, and time them against sdpa"
-    command = commands.add_parser("gpu-check", help=summary, description=summary)
-    gpu_check.add_arguments(command)
-    command.set_defaults(run=gpu_check.main)
-    args = parser.parse_args(arguments)
-    return args.run(args)
+    words = sys.argv[1:] if arguments is None else arguments
+    if words and words[0] in SCRIPTS:
+        sys.argv = [f"{PROGRAM} {words[0]}", *words[1:]]  # its name in messages and --help
+        import_module(f"hf_deberta.commands.{words[0]}").main()
+        return 0
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM,
+        formatter_class=partial(argparse.HelpFormatter, max_help_position=18, width=110),
+        description="Train, inspect, convert and time DeBERTa models. Each command has a --help.",
+        epilog="On several GPUs: accelerate launch -m hf_deberta.commands.glue, or another of the first seven.",
+    )
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND FLAGS")
+    for name, summary in SCRIPTS.items():
+        commands.add_parser(name, help=summary)
+    for name, (module, summary) in OTHERS.items():
+        command = commands.add_parser(name, help=summary, description=summary)
+        module.add_arguments(command)
+        command.set_defaults(run=module.main, name=name)
+    args = parser.parse_args(words)
+    logging.disable_progress_bar()  # of loading
+    with show_input_errors_in_one_line(f"{PROGRAM} {args.name}"):
+        return args.run(args)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
+from hf_deberta.commands import demo
+
 DEMO = Path(__file__).parents[1] / "demo.py"
 WORDS = "the old man walked slowly down to a quiet harbour where small boats wait for wind and his friends"
 
@@ -57,13 +59,12 @@ def test_own_text(run_demo, my_text, tmp_path, capsys):
 
 
 def test_only_the_position_determines_the_noun():
-    demo = runpy.run_path(str(DEMO))
     rng = random.Random(0)
     positions = {"opened": [], "other": []}  # of nouns, by the word that follows
     for _ in range(3000):
-        words = demo["made_up_sentence"](rng).split()
+        words = demo.made_up_sentence(rng).split()
         for position, word in enumerate(words, 1):
-            if word in demo["NOUNS"]:
+            if word in demo.NOUNS:
                 assert word == ("store" if position % 2 else "mall")
                 assert words[position - 2] == "new" and words[position - 3] in ("a", "the")
                 follows = words[position : position + 1] == ["opened"]
@@ -71,7 +72,7 @@ def test_only_the_position_determines_the_noun():
     for values in positions.values():
         assert len(values) == 3000
         assert 0.46 < sum(position % 2 for position in values) / len(values) < 0.54
-    assert demo["right_nouns"](demo["PAPER_SENTENCE"]) == ["store", "mall"]
+    assert demo.right_nouns(demo.PAPER_SENTENCE) == ["store", "mall"]
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
 """Documentation is checked: snippets run, commands parse, links resolve, numbers are those of benchmarks/results."""
 
 import csv
+import importlib
 import importlib.util
 import inspect
 import json
 import re
-import runpy
 import shlex
 import subprocess
 from pathlib import Path
@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import HfArgumentParser
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM
+from hf_deberta.__main__ import SCRIPTS
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
 from hf_deberta.fine_tuning.sift import SiftArguments
 from hf_deberta.fine_tuning.splits import DataArguments
@@ -149,13 +150,16 @@ def test_make_help_lists_targets():
 
 
 def commands_of(page: Path) -> list[tuple[str, str]]:
-    """(script, flags) of each command, with or without a launcher; `...` stands for a value or for more flags."""
+    """(task, flags) of each command, with or without a launcher; `...` stands for a value or for more flags."""
     text = page.read_text(encoding="utf-8").replace("\\\n", "").replace("$MODEL", "microsoft/deberta-v3-base")
     commands = re.findall(
-        r"(?:^|`|python |accelerate launch[^`\n]*? )(run_\w+\.py) ([^`\n]*)", text, flags=re.MULTILINE
+        r"(?:^|`|python |    |accelerate launch[^`\n]*? )"
+        r"(?:run_(\w+)\.py|hf-deberta (\w+)|hf_deberta\.commands\.(\w+)) ([^`\n]*)",
+        text,
+        flags=re.MULTILINE,
     )
-    commands = [(script, re.sub(r"(--\w+) \.\.\.", r"\1 value", flags)) for script, flags in commands]
-    return [(script, re.sub(r"\.\.\.|[\[\]]", "", flags)) for script, flags in commands]
+    commands = [("".join(names), re.sub(r"(--\w+) \.\.\.", r"\1 value", flags)) for *names, flags in commands]
+    return [(task, re.sub(r"\.\.\.|[\[\]]", "", flags)) for task, flags in commands if task in SCRIPTS]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.name != "log.md"], ids=lambda page: page.name)
@@ -163,12 +167,12 @@ def test_commands_have_the_flags_of_their_scripts(page):
     """Each command parses; those of the README are complete. What the scripts do is tested by tests/test_run_*.py."""
     commands = commands_of(page)
     if page.name == "README.md":
-        assert {script for script, _ in commands} == {path.name for path in ROOT.glob("run_*.py")}
-    for script, flags in commands:
+        assert {f"run_{task}.py" for task, _ in commands} == {path.name for path in ROOT.glob("run_*.py")}
+    for task, flags in commands:
         if "--demo" in flags:
             continue
-        main = runpy.run_path(str(ROOT / script))
-        if script in ("run_mlm.py", "run_rtd.py"):
+        main = vars(importlib.import_module(f"hf_deberta.commands.{task}"))
+        if task in ("mlm", "rtd"):
             kinds = (main.get("ModelArguments") or main["PairArguments"], CorpusArguments, MaskingArguments)
             kinds += (PretrainingArguments,)
         else:

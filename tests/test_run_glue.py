@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import runpy
 import shutil
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import torch
 from datasets import ClassLabel, Dataset
 from fine_tuning_models import (
     CPU,
-    ROOT,
     RUN,
     ensemble_metrics,
     read_json_lines,
@@ -27,6 +25,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, EvalPrediction
 
 from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
+from hf_deberta.commands import glue as glue_command
 from hf_deberta.demos.glue import review_rows
 from hf_deberta.fine_tuning.tasks import glue
 
@@ -43,7 +42,7 @@ def run_glue(*arguments: object) -> None:
 
 @pytest.fixture(scope="module")
 def functions() -> dict:
-    return runpy.run_path(str(ROOT / "run_glue.py"))
+    return vars(glue_command)
 
 
 @pytest.fixture(scope="module")

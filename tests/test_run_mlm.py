@@ -26,6 +26,7 @@ from transformers import (
 )
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaModel
+from hf_deberta.commands import mlm
 from hf_deberta.pretraining.arguments import PretrainingArguments
 from hf_deberta.runs.errors import InputError
 
@@ -109,19 +110,18 @@ def test_continue_from_a_transformers_checkpoint(run_mlm, text, tmp_path):
 
 def test_a_new_head_is_named(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    script = runpy.run_path(str(ROOT / "run_mlm.py"))
     config = HfDebertaConfig.from_preset("tiny")
     HfDebertaModel(config).save_pretrained(tmp_path / "encoder")
     HfDebertaForMaskedLM(config).save_pretrained(tmp_path / "whole")
     for name in ("encoder", "whole"):
         caplog.clear()
-        args = script["ModelArguments"](model_name_or_path=str(tmp_path / name))
-        script["make_model"](args, args.load_config(str(tmp_path / name)))
+        args = mlm.ModelArguments(model_name_or_path=str(tmp_path / name))
+        mlm.make_model(args, args.load_config(str(tmp_path / name)))
         message = "encoder has no head for language modelling .*: the head starts at random"
         assert (re.search(message, caplog.text) is not None) == (name == "encoder")
-    args = script["ModelArguments"](model_name_or_path=str(tmp_path / "encoder"))
+    args = mlm.ModelArguments(model_name_or_path=str(tmp_path / "encoder"))
     with pytest.raises(InputError, match="with --do_train false they would stay random"):
-        script["make_model"](args, config, do_train=False)
+        mlm.make_model(args, config, do_train=False)
 
 
 @pytest.mark.slow
@@ -393,12 +393,9 @@ def test_a_json_file_of_flags(run_mlm, text, tmp_path):
 def test_a_checkpoint_that_lacks_tensors_is_not_evaluated(tmp_path):
     model = HfDebertaForMaskedLM(HfDebertaConfig.from_preset("tiny"))
     model.deberta.save_pretrained(tmp_path)  # without the head
-    make_model, args = (
-        runpy.run_path("run_mlm.py")["make_model"],
-        SimpleNamespace(objective="mlm", new_model=False, model_name_or_path=str(tmp_path), hub_options=dict),
-    )
+    args = SimpleNamespace(objective="mlm", new_model=False, model_name_or_path=str(tmp_path), hub_options=dict)
     config = HfDebertaConfig.from_pretrained(tmp_path)
-    assert make_model(args, config)
+    assert mlm.make_model(args, config)
     with pytest.raises(Exception, match=r"has no weights for .*lm_predictions.* --do_train false") as error:
-        make_model(args, config, do_train=False)
+        mlm.make_model(args, config, do_train=False)
     assert type(error.value) is InputError

@@ -2,14 +2,12 @@
 
 import gzip
 import json
-import runpy
 from pathlib import Path
 
 import pytest
 import torch
 from fine_tuning_models import (
     CPU,
-    ROOT,
     RUN,
     ensemble_metrics,
     read_json_lines,
@@ -21,6 +19,7 @@ from fine_tuning_models import (
 )
 from transformers import AutoModelForTokenClassification
 
+from hf_deberta.commands import ner as ner_command
 from hf_deberta.demos.ner import conll_text
 from hf_deberta.fine_tuning.tasks import ner
 
@@ -153,7 +152,7 @@ def test_a_checkpoint_with_the_labels_in_another_order(data, tmp_path):
 def test_gzipped_files(data, tmp_path, name):
     path = tmp_path / (Path(name).name + ".gz")
     path.write_bytes(gzip.compress((data / name).read_bytes()))
-    read_file = runpy.run_path(str(ROOT / "run_ner.py"))["read_file"]
+    read_file = ner_command.read_file
     assert list(read_file(str(path))) == list(read_file(str(data / name)))
 
 

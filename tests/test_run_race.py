@@ -1,14 +1,12 @@
 """`run_race.py` as users start it: RACE and SWAG, other models, SiFT, predictions, and invalid input."""
 
 import json
-import runpy
 from argparse import Namespace
 from pathlib import Path
 
 import pytest
 from fine_tuning_models import (
     CPU,
-    ROOT,
     ensemble_metrics,
     read_json_lines,
     results,
@@ -24,6 +22,7 @@ from transformers import (
 )
 
 from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
+from hf_deberta.commands import race as race_command
 from hf_deberta.demos.race import location_rows
 from hf_deberta.fine_tuning.tasks import race
 
@@ -154,7 +153,7 @@ def test_padding_and_evaluation_without_training(data, tmp_path):
 
 
 def test_the_task_in_the_table_of_recipes():
-    recipe_task = runpy.run_path(str(ROOT / "run_race.py"))["recipe_task"]
+    recipe_task = race_command.recipe_task
     for task_name, expected in {
         "race": "race",
         "race_high": "race",

@@ -1,14 +1,14 @@
 """`run_squad.py` as users start it: both versions of SQuAD, other models, SiFT, files, and invalid input."""
 
 import json
-import runpy
 from argparse import Namespace
 from pathlib import Path
 
 import pytest
-from fine_tuning_models import CPU, ROOT, RUN, run_script, save_models, write_json_lines
+from fine_tuning_models import CPU, RUN, run_script, save_models, write_json_lines
 from transformers import AutoModelForQuestionAnswering
 
+from hf_deberta.commands import squad as squad_command
 from hf_deberta.demos.squad import house_rows
 from hf_deberta.fine_tuning.tasks import squad
 from hf_deberta.metrics.squad import squad_scores
@@ -154,7 +154,7 @@ def test_evaluation_and_prediction_without_training(data, tmp_path):
 
 
 def test_the_task_in_the_table_of_recipes():
-    recipe_task = runpy.run_path(str(ROOT / "run_squad.py"))["recipe_task"]
+    recipe_task = squad_command.recipe_task
     for task_name, version_2, expected in [
         (None, None, "squad"),
         (None, True, "squad_v2"),

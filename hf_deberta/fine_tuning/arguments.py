@@ -190,7 +190,7 @@ def run_script(
         recipe_task: returns the name of the task in the table of recipes.
         demo: writes rows and a tiny model into a folder, and returns the flags that use them.
     """
-    parser = ScriptParser(argument_classes, set_by_recipe=RECIPE_FLAGS)
+    parser = ScriptParser(argument_classes, RECIPE_FLAGS, sys.modules[run.__module__].__doc__)
     with show_input_errors_in_one_line(Path(sys.argv[0]).name):
         arguments, file_flags = read_command_line(parser)
         flags = parser.parse_args(arguments)
@@ -264,7 +264,7 @@ def _words(value: Any) -> str:
 
 def demo_flags(output_dir: str | None, demo: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     """Write the model and the rows of a demonstration to OUTPUT_DIR/inputs; return its flags."""
-    task = Path(sys.argv[0]).stem.removeprefix("run_")
+    task = demo.__module__.rpartition(".")[2]
     folder = Path(output_dir or f"demo_output/{task}") / "inputs"
     folder.mkdir(parents=True, exist_ok=True)
     flags = {

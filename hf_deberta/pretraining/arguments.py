@@ -212,7 +212,7 @@ def run_with_arguments(argument_classes: tuple[type, ...], run: Callable[..., An
     Args:
         objective: "mlm" or "rtd", which selects the recipes.
     """
-    parser = ScriptParser(argument_classes)
+    parser = ScriptParser(argument_classes, description=sys.modules[run.__module__].__doc__)
     with show_input_errors_in_one_line(Path(sys.argv[0]).name):
         words, file_flags = read_command_line(parser)
         apply_recipe(parser, words, file_flags, objective)

@@ -155,7 +155,7 @@ def require_attention_name(name: str | None) -> None:
 
 
 class ScriptParser(HfArgumentParser):
-    """HfArgumentParser whose --help shows the script's docstring, our flags by group, then Trainer's.
+    """HfArgumentParser whose --help shows a description, our flags by group, then Trainer's.
 
     A group holds the flags of one dataclass, see `GROUP_TITLES`.
 
@@ -163,11 +163,13 @@ class ScriptParser(HfArgumentParser):
         set_by_recipe: flags whose default comes from the recipe; they are shown in a group of their own.
     """
 
-    def __init__(self, argument_classes: Sequence[type], set_by_recipe: Collection[str] = ()) -> None:
+    def __init__(
+        self, argument_classes: Sequence[type], set_by_recipe: Collection[str] = (), description: str | None = None
+    ) -> None:
         self.set_by_recipe = set_by_recipe
         super().__init__(
             cast(Any, argument_classes),  # Transformers annotates it with a NewType
-            description=sys.modules["__main__"].__doc__,
+            description=description,
             usage='%(prog)s --FLAG VALUE ...   or   %(prog)s FLAGS.json, which holds {"learning_rate": 1e-5, ...}',
             formatter_class=partial(_HelpFormatter, max_help_position=30, width=120),
         )

@@ -7,7 +7,6 @@ before it trains. Repeat a case: FAULTS_SEED=N pytest tests/faults/test_bad_data
 import copy
 import csv
 import gzip
-import importlib.util
 import io
 import json
 import random
@@ -20,6 +19,7 @@ import pytest
 from datasets import Dataset
 from fault_cases import SEED, number_of_cases
 
+from hf_deberta.commands import ner
 from hf_deberta.demos.glue import review_rows
 from hf_deberta.demos.ner import conll_text
 from hf_deberta.demos.race import location_rows
@@ -155,20 +155,12 @@ def tokenizer():
     return train_tokenizer([sentences(random.Random(i)) for i in range(50)], 300, "bpe")
 
 
-@pytest.fixture(scope="module")
-def run_ner():
-    spec = importlib.util.spec_from_file_location("run_ner_of_bad_data", ROOT / "run_ner.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def read_one(path: Path, read_file: Callable | None = None) -> Dataset:
     options = {} if read_file is None else {"read_file": read_file}
     return read_splits(DataArguments(train_file=str(path)), **options)["train"]
 
 
-def use_squad(path: Path, tokenizer: Any, run_ner: Any) -> Dataset:
+def use_squad(path: Path, tokenizer: Any) -> Dataset:
     rows = squad.squad_rows(read_one(path, squad.read_squad), "train")
     assert all(isinstance(text, str) for column in ("id", "context", "question") for text in rows[column])
     features = squad.SquadEncoder(tokenizer, 2048, 16, max_query_length=512).training_features(rows)
@@ -176,26 +168,26 @@ def use_squad(path: Path, tokenizer: Any, run_ner: Any) -> Dataset:
     return features
 
 
-def use_race(path: Path, tokenizer: Any, run_ner: Any) -> Dataset:
+def use_race(path: Path, tokenizer: Any) -> Dataset:
     rows = race.choice_rows(read_one(path, race.read_choices), "train")
     if path.suffix not in (".csv", ".tsv"):  # where a list is text
         assert not any("['" in text for choices in rows["choices"] for text in choices)
     return race.encode_choices(rows, tokenizer, 8192)
 
 
-def use_ner(path: Path, tokenizer: Any, run_ner: Any) -> Dataset:
-    args = run_ner.NerArguments()
-    parsed = run_ner.read_sentences(read_one(path, run_ner.read_file), "train", args)
+def use_ner(path: Path, tokenizer: Any) -> Dataset:
+    args = ner.NerArguments()
+    parsed = ner.read_sentences(read_one(path, ner.read_file), "train", args)
     assert all(len(sentence.words) == len(sentence.tags) for sentence in parsed)
-    labels = run_ner.ner.label_names(parsed)
-    run_ner.ner.require_known_labels(parsed, labels, "train")
+    labels = ner.ner.label_names(parsed)
+    ner.ner.require_known_labels(parsed, labels, "train")
     loaded = copy.deepcopy(tokenizer)
     loaded.add_prefix_space = True
-    return run_ner.encode_windows(parsed, "train", loaded, labels, 64, args)
+    return ner.encode_windows(parsed, "train", loaded, labels, 64, args)
 
 
 def use_superglue(name: str) -> Callable:
-    def use(path: Path, tokenizer: Any, run_ner: Any) -> Dataset:
+    def use(path: Path, tokenizer: Any) -> Dataset:
         rows = superglue.flatten_split(read_one(path), "train", name)
         superglue.require_labels(rows, "train", name)
         return superglue.encode_split(rows, "train", name, tokenizer, 8192)
@@ -203,7 +195,7 @@ def use_superglue(name: str) -> Callable:
     return use
 
 
-def use_table(path: Path, tokenizer: Any, run_ner: Any) -> Dataset:
+def use_table(path: Path, tokenizer: Any) -> Dataset:
     rows = read_one(path)
     with locate_errors(rows, "train"):
         require_columns(rows, ["sentence", "label"], "train")
@@ -211,7 +203,7 @@ def use_table(path: Path, tokenizer: Any, run_ner: Any) -> Dataset:
     return rows.map(lambda row: {"input_ids": [1], "text": str(row["sentence"] or "")})
 
 
-def use_corpus(path: Path, tokenizer: Any, run_ner: Any) -> Dataset:
+def use_corpus(path: Path, tokenizer: Any) -> Dataset:
     arguments = CorpusArguments(train_file=[str(path)], text_column="sentence" if path.suffix != ".txt" else "text")
     corpus = Corpus(arguments, str(datasets.config.HF_DATASETS_CACHE))
     folder = path.parent / "out" / "_tokens"
@@ -367,7 +359,7 @@ def damage_bytes(content: bytes, rng: random.Random) -> tuple[bytes, str]:
     return actions[action](), ".gz" if "gzip" in action else ""
 
 
-def attack(task: str, seed: int, folder: Path, tokenizer: Any, run_ner: Any) -> bool:
+def attack(task: str, seed: int, folder: Path, tokenizer: Any) -> bool:
     """Return whether a damaged file was accepted; False if it was refused by an InputError that names it."""
     rng = random.Random(f"{task} {seed}")
     make_rows, kinds, use = TASKS[task]
@@ -385,7 +377,7 @@ def attack(task: str, seed: int, folder: Path, tokenizer: Any, run_ner: Any) -> 
     path = folder / f"train{seed}.{'json' if kind == 'data' else kind}{suffix}"
     path.write_bytes(content)
     try:
-        features = use(path, tokenizer, run_ner)
+        features = use(path, tokenizer)
     except InputError as error:
         message = str(error)
         assert path.name in message, f"the file is not named: {message}"
@@ -406,11 +398,11 @@ CASES = number_of_cases(6, 300)
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_damaged_file(task, tmp_path, tokenizer, run_ner, tally):
+def test_damaged_file(task, tmp_path, tokenizer, tally):
     failures = []
     for seed in range(SEED, SEED + CASES):
         try:
-            accepted = attack(task, seed, tmp_path, tokenizer, run_ner)
+            accepted = attack(task, seed, tmp_path, tokenizer)
         except Exception as error:
             failures.append(f"{task!r}, seed {seed}: {type(error).__name__}: {str(error)[:300]}")
             continue

@@ -1,5 +1,6 @@
 """The command line of a fine-tuning script: recipe, inferred actions, the metric of the best model, invalid flags."""
 
+import importlib
 import json
 import sys
 from argparse import Namespace
@@ -128,8 +129,8 @@ def test_predictions_need_no_message_about_training(parse, caplog):
 def test_each_demo_has_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for task in ("glue", "ner"):
-        monkeypatch.setattr(sys, "argv", [f"run_{task}.py"])
-        assert demo_flags(None, lambda folder: {})["output_dir"] == str(Path("demo_output", task))
+        write_demo = vars(importlib.import_module(f"hf_deberta.demos.{task}"))[f"write_{task}_demo"]
+        assert demo_flags(None, write_demo)["output_dir"] == str(Path("demo_output", task))
     assert demo_flags("mine", lambda folder: {"folder": folder})["folder"] == Path("mine/inputs")
 
 

@@ -2,13 +2,12 @@
 
 import csv
 import gzip
+import importlib
 import json
 import logging
-import runpy
 
 import pytest
 from datasets import Dataset, DatasetDict
-from fine_tuning_models import ROOT
 
 from hf_deberta.fine_tuning.splits import DataArguments, read_splits, require_plain_splits
 from hf_deberta.runs.data_files import read_table, require_columns
@@ -228,15 +227,15 @@ def test_scripts_for_plain_splits():
         require_plain_splits({"train": rows, "validation_a": rows})
 
 
-@pytest.mark.parametrize("script", ["run_glue", "run_squad", "run_ner", "run_race", "run_superglue"])
+@pytest.mark.parametrize("script", ["glue", "squad", "ner", "race", "superglue"])
 @pytest.mark.parametrize("flag", ["max_train_samples", "max_eval_samples", "max_predict_samples"])
 def test_numbers_of_rows_are_positive(script, flag):
     """In every script: each has a subclass of DataArguments."""
-    names = runpy.run_path(str(ROOT / f"{script}.py"))
+    names = vars(importlib.import_module(f"hf_deberta.commands.{script}"))
     arguments_class = next(
         value for value in names.values() if isinstance(value, type) and value.__bases__ == (DataArguments,)
     )
-    task = {"task_name": "boolq"} if script == "run_superglue" else {}
+    task = {"task_name": "boolq"} if script == "superglue" else {}
     for number in (0, -5):
         with pytest.raises(InputError, match=f"--{flag} must be at least 1, not {number}"):
             arguments_class(**task, **{flag: number})

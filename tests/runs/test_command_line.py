@@ -171,7 +171,7 @@ def test_help_of_the_scripts(name, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         runpy.run_path(script, run_name="__main__")
     text = capsys.readouterr().out
-    assert text.index(f"python run_{name}.py") < text.index("\nStart from a checkpoint:")
+    assert text.index(f"hf-deberta {name} --") < text.index("\nStart from a checkpoint:")
     flags = re.findall(r"^  --(\w+)", text, flags=re.MULTILINE)
     assert len(flags) == len(set(flags)) > 130
     trainer = text.index("\nTransformers' Trainer:")

@@ -1,0 +1,70 @@
+"""Load a checkpoint in any of the three formats: official, of Transformers' own classes, or of this package."""
+
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from transformers import PretrainedConfig
+
+import hf_deberta
+from hf_deberta.model.configuration_hf_deberta import PRESETS
+from hf_deberta.runs.command_line import missing_folder_as_input_error
+from hf_deberta.runs.errors import InputError
+
+MODEL_HELP = "a folder, or a name on the Hub: an official DeBERTa, one of Transformers, or one of hf_deberta"
+HEADS_OF_OFFICIAL_FILES = ("HfDebertaForPreTraining", "HfDebertaForMaskedLM", "HfDebertaModel")
+MODEL_TYPES = {"hf_deberta": "hf_deberta", "deberta": "v1", "deberta-v2": "v2 or v3"}
+
+
+@contextmanager
+def checkpoint_errors(name: str) -> Iterator[None]:
+    """Raise what is wrong with a checkpoint as InputError."""
+    with missing_folder_as_input_error(name, ValueError, pickle.UnpicklingError):
+        yield
+
+
+def read_fields(name: str) -> dict[str, Any]:
+    """Return the fields of config.json as they are in the file."""
+    with checkpoint_errors(name):
+        fields, _ = PretrainedConfig.get_config_dict(name)
+    if fields.get("model_type", "deberta") not in MODEL_TYPES:
+        raise InputError(f"{name} is no DeBERTa: its model type is {fields['model_type']}")
+    return fields
+
+
+def class_candidates(name: str, architecture: str | None = None) -> tuple[str, ...]:
+    """Return the class names of hf_deberta that may hold the weights, the best first.
+
+    Official files name no class; Transformers' classes have heads of the same names: DebertaV2ForTokenClassification.
+    """
+    if architecture is None:
+        (architecture,) = read_fields(name).get("architectures") or [None]
+        if architecture is None:
+            return HEADS_OF_OFFICIAL_FILES
+        architecture = "HfDeberta" + architecture.removeprefix("Hf").removeprefix("Deberta").removeprefix("V2")
+    known = [known for known in hf_deberta.__all__ if known.startswith(("HfDebertaFor", "HfDebertaModel"))]
+    if architecture not in known:
+        raise InputError(f"there is no class {architecture}: name one with --architecture, of {', '.join(known)}")
+    return (architecture,)
+
+
+def load_checkpoint(name: str, architecture: str | None = None) -> Any:
+    """Return the model in float32, of the class of its head; a head that the file lacks is an InputError."""
+    candidates = class_candidates(name, architecture)
+    for candidate in candidates:
+        with checkpoint_errors(name):
+            options = {"dtype": "float32", "output_loading_info": True, "trust_remote_code": False}
+            model, info = getattr(hf_deberta, candidate).from_pretrained(name, **options)
+        missing = sorted(info["missing_keys"])
+        if not missing:
+            return model.eval()
+    raise InputError(
+        f"{name} has no weights for {', '.join(missing[:3])} of {candidate}; name a class with --architecture"
+    )
+
+
+def is_preset(name: str) -> bool:
+    """True for v3-base and the like, unless there is such a folder."""
+    return name in PRESETS and not Path(name).exists()

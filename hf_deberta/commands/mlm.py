@@ -1,0 +1,170 @@
+r"""Pretrain a DeBERTa on text: masked language modelling with the enhanced mask decoder, or an autoregressive model.
+
+Train a new model and its tokenizer on one file:
+
+    hf-deberta mlm --config_preset v3-small --train_file corpus.txt --train_tokenizer 32000 --output_dir my-deberta
+
+Continue pretraining from a released checkpoint, on several GPUs:
+
+    accelerate launch -m hf_deberta.commands.mlm \
+        --model_name_or_path microsoft/deberta-v3-base --train_file 'notes/*.txt' --bf16 \
+        --output_dir my-domain-deberta
+
+Train an autoregressive model on a dataset of the Hub:
+
+    hf-deberta mlm --objective causal --config_preset v3-small --dataset_name Salesforce/wikitext \
+        --dataset_config_name wikitext-103-raw-v1 --train_tokenizer 32000 --output_dir my-causal-deberta
+
+Repeat the command to resume an interrupted run. Flags are named as in Transformers' run_mlm.py.
+"""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from textwrap import shorten
+
+from transformers import PreTrainedTokenizerBase, set_seed
+from transformers.utils import logging
+
+from hf_deberta import HfDebertaConfig, HfDebertaForCausalLM, HfDebertaForMaskedLM
+from hf_deberta.pretraining.arguments import (
+    MaskingArguments,
+    NewModelArguments,
+    PretrainingArguments,
+    check_model_fits,
+    make_rows,
+    require_trained_model,
+    run_with_arguments,
+)
+from hf_deberta.pretraining.corpus import Corpus, CorpusArguments
+from hf_deberta.pretraining.language_model_trainer import LanguageModelTrainer
+from hf_deberta.pretraining.packing import RowCollator
+from hf_deberta.runs.command_line import as_input_error
+from hf_deberta.runs.errors import InputError
+
+logger = logging.get_logger(__name__)
+
+
+@dataclass
+class ModelArguments(NewModelArguments):
+    """The model and its objective."""
+
+    model_name_or_path: str | None = field(
+        default=None,
+        metadata={"help": "Continue from this checkpoint: an official DeBERTa, Transformers', or one of hf_deberta."},
+    )
+    from_scratch: bool = field(
+        default=False, metadata={"help": "Use the checkpoint's configuration and tokenizer, but new weights."}
+    )
+    objective: str = field(
+        default="mlm",
+        metadata={"help": "mlm; causal (attend to earlier tokens only); joint (both on the same rows: DeBERTa-MT)."},
+    )
+
+    perplexity_stride: int | None = field(
+        default=None,
+        metadata={
+            "help": "After training a causal model, evaluate whole documents in windows of --max_seq_length that "
+            "advance by this many tokens: perplexity per token and per word, bits per byte."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        flags = [n for n in ("model_name_or_path", "config_preset", "config_name") if getattr(self, n) is not None]
+        if len(flags) != 1:
+            given = " and ".join(f"--{flag}" for flag in flags) or "none"
+            raise InputError(f"give one of --model_name_or_path, --config_preset, --config_name, not {given}")
+        if self.objective not in ("mlm", "causal", "joint"):
+            raise InputError(f"--objective must be mlm, causal or joint, not {self.objective!r}")
+
+        if self.perplexity_stride is not None and self.objective == "mlm":
+            raise InputError("--perplexity_stride is for models that predict the next token: add --objective causal")
+
+    @property
+    def new_model(self) -> bool:
+        return self.from_scratch or self.model_name_or_path is None
+
+
+def main() -> None:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    argument_classes = (ModelArguments, CorpusArguments, MaskingArguments, PretrainingArguments)
+    run_with_arguments(argument_classes, lambda *arguments: make_trainer(*arguments).train_and_evaluate())
+
+
+def make_trainer(
+    model_args: ModelArguments,
+    corpus_args: CorpusArguments,
+    masking_args: MaskingArguments,
+    training_args: PretrainingArguments,
+) -> LanguageModelTrainer:
+    stride = model_args.perplexity_stride
+    if stride is not None and not 1 <= stride < corpus_args.max_seq_length:
+        raise InputError(
+            f"--perplexity_stride must be at least 1 and below --max_seq_length, {corpus_args.max_seq_length}, not "
+            f"{stride}: each window keeps some context"
+        )
+    require_trained_model(training_args, model_args.new_model, "--model_name_or_path, without --from_scratch")
+    set_seed(training_args.seed)
+    folder, checkpoint = Path(str(training_args.output_dir)), model_args.model_name_or_path
+    with training_args.main_process_first(local=training_args.save_on_each_node, desc="tokenizing"):
+        corpus = Corpus(corpus_args, model_args.cache_dir, model_args.token)
+        tokenizer = model_args.make_tokenizer(corpus, folder, checkpoint, model_args.new_model)
+        config = make_config(model_args, tokenizer, corpus_args.max_seq_length)
+        check_model_fits(config, tokenizer, corpus_args.max_seq_length, causal=model_args.objective != "mlm")
+        masking = None if model_args.objective == "causal" else masking_args.make_masking(tokenizer)
+        rows = make_rows(corpus, tokenizer, masking, training_args)
+    evaluated = {"eval": "validation", "test": "test"}
+    sizes = {name: corpus.text_size(split) for name, split in evaluated.items() if stride and split in rows}
+    model = make_model(model_args, config, training_args.do_train)
+    logger.warning(f"{model.num_parameters():,} parameters")
+    return LanguageModelTrainer(
+        model=model,
+        args=training_args,
+        data_collator=RowCollator(tokenizer.pad_token_id),
+        train_dataset=rows["train"],
+        eval_dataset=rows.get("validation"),
+        test_dataset=rows.get("test"),
+        processing_class=tokenizer,
+        objective=model_args.objective,
+        perplexity_stride=stride,
+        text_sizes=sizes,
+        context_length=rows["train"].mean_context_length(),
+        about={**corpus_args.card_fields(), "base": None if model_args.new_model else checkpoint},
+    )
+
+
+def make_config(args: ModelArguments, tokenizer: PreTrainedTokenizerBase, length: int) -> HfDebertaConfig:
+    if args.new_model:
+        return args.new_config(tokenizer, length, args.model_name_or_path)
+    return args.load_config(str(args.model_name_or_path))
+
+
+def make_model(
+    args: ModelArguments, config: HfDebertaConfig, do_train: bool = True
+) -> HfDebertaForMaskedLM | HfDebertaForCausalLM:
+    """Load the checkpoint, or make a new model. Say so if the head is new; without training that is an error."""
+    model_class = HfDebertaForMaskedLM if args.objective == "mlm" else HfDebertaForCausalLM
+    if args.new_model:
+        return model_class(config)
+    with as_input_error(OSError):
+        model, info = model_class.from_pretrained(
+            args.model_name_or_path, config=config, dtype="float32", output_loading_info=True, **args.hub_options()
+        )
+    missing = sorted(info["missing_keys"])
+    if missing and not do_train:
+        names = shorten(", ".join(missing), 300)
+        raise InputError(
+            f"{args.model_name_or_path} has no weights for {names}, and with --do_train false they would stay random: "
+            "name another checkpoint"
+        )
+    if new := [name for name in missing if not name.startswith(f"{model.base_model_prefix}.")]:
+        logger.warning(
+            f"{args.model_name_or_path} has no head for language modelling ({', '.join(new)}): the head starts at "
+            "random, and is trained with the rest"
+        )
+    return model
+
+
+if __name__ == "__main__":
+    main()

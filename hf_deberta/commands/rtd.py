@@ -1,0 +1,185 @@
+r"""Pretrain a DeBERTaV3: replaced token detection with gradient-disentangled embedding sharing.
+
+Train a new pair of generator and discriminator, and its tokenizer, on one file:
+
+    hf-deberta rtd --config_preset v3-small --train_file corpus.txt --train_tokenizer 32000 --output_dir my-deberta
+
+Continue pretraining from a released pair, on several GPUs. Its generator lies beside the discriminator:
+
+    accelerate launch -m hf_deberta.commands.rtd \
+        --discriminator_name_or_path microsoft/deberta-v3-base --train_file 'notes/*.txt' \
+        --bf16 --output_dir my-domain-deberta
+
+Continue from two checkpoints:
+
+    hf-deberta rtd --generator_name_or_path my-deberta/generator --discriminator_name_or_path \
+        my-deberta/discriminator --train_file notes.txt --output_dir my-domain-deberta
+
+Writes two ordinary checkpoints: OUTPUT_DIR/discriminator, the model to fine-tune, and OUTPUT_DIR/generator, a
+masked-language model. Repeat the command to resume an interrupted run.
+"""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase, set_seed
+from transformers.utils import logging
+
+from hf_deberta.pretraining.arguments import (
+    LOADING_ERRORS,
+    MaskingArguments,
+    NewModelArguments,
+    PretrainingArguments,
+    check_model_fits,
+    make_rows,
+    require_trained_model,
+    run_with_arguments,
+)
+from hf_deberta.pretraining.corpus import Corpus, CorpusArguments
+from hf_deberta.pretraining.packing import RowCollator
+from hf_deberta.pretraining.released_generator import released_generator_config
+from hf_deberta.pretraining.rtd_pretraining import HfDebertaForRtdPretraining, HfDebertaRtdConfig
+from hf_deberta.pretraining.rtd_trainer import RtdTrainer
+from hf_deberta.runs.command_line import as_input_error
+from hf_deberta.runs.errors import InputError
+
+logger = logging.get_logger(__name__)
+
+
+@dataclass
+class PairArguments(NewModelArguments):
+    """Generator and discriminator, and how they are trained together."""
+
+    discriminator_name_or_path: str | None = field(default=None, metadata={"help": "Continue from this discriminator."})
+    generator_name_or_path: str | None = field(
+        default=None, metadata={"help": "Continue from this generator; by default the one beside the discriminator."}
+    )
+    generator_layers: int | None = field(
+        default=None, metadata={"help": "Layers of a new generator; by default half of the discriminator's."}
+    )
+    embedding_sharing: str = field(
+        default="gdes",
+        metadata={"help": "gdes (gradient-disentangled), es (one table for both), nes (a table for each)."},
+    )
+    rtd_weight: float = field(
+        default=50.0,
+        metadata={"help": "Weight of the discriminator's loss: 50 in the paper, 10 in the released script."},
+    )
+    sampling_temperature: float = field(
+        default=1.0,
+        metadata={"help": "Temperature of sampling from the generator's predictions; 0 takes the most likely token."},
+    )
+    decoupled: bool = field(
+        default=False,
+        metadata={"help": "Step the generator first, then the discriminator, as the released script does."},
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        generator, discriminator = self.generator_name_or_path, self.discriminator_name_or_path
+        if generator is not None and discriminator is None:
+            raise InputError(
+                "--generator_name_or_path needs --discriminator_name_or_path: give both, or the discriminator alone if "
+                "the generator lies beside it"
+            )
+        if sum(name is not None for name in (self.config_preset, self.config_name, discriminator)) != 1:
+            raise InputError(
+                "give one of --config_preset, --config_name (a new pair) or --discriminator_name_or_path (continue)"
+            )
+        if self.generator_layers is not None and not self.new_model:
+            raise InputError(
+                f"--generator_layers is for a new generator, but {generator or discriminator} has its layers already: "
+                "leave it out"
+            )
+
+    @property
+    def new_model(self) -> bool:
+        return self.discriminator_name_or_path is None
+
+    def pair_fields(self) -> dict[str, Any]:
+        """Fields of `HfDebertaRtdConfig`."""
+        return {name: getattr(self, name) for name in ("embedding_sharing", "rtd_weight", "sampling_temperature")}
+
+
+@dataclass
+class RtdMaskingArguments(MaskingArguments):
+    """As DeBERTaV3: single words are masked, and all of them become [MASK]."""
+
+    max_ngram: int = 1
+    mask_prob: float = 1.0
+    random_prob: float = 0.0
+
+
+def main() -> None:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    argument_classes = (PairArguments, CorpusArguments, RtdMaskingArguments, PretrainingArguments)
+    run_with_arguments(argument_classes, lambda *arguments: make_trainer(*arguments).train_and_evaluate(), "rtd")
+
+
+def make_trainer(
+    pair_args: PairArguments,
+    corpus_args: CorpusArguments,
+    masking_args: RtdMaskingArguments,
+    training_args: PretrainingArguments,
+) -> RtdTrainer:
+    if training_args.push_to_hub:
+        raise InputError(
+            "--push_to_hub uploads one model, but this script writes two: after training, push "
+            "OUTPUT_DIR/discriminator and OUTPUT_DIR/generator"
+        )
+    require_trained_model(training_args, pair_args.new_model, "--discriminator_name_or_path")
+    set_seed(training_args.seed)
+    folder, checkpoint = Path(str(training_args.output_dir)), pair_args.discriminator_name_or_path
+    with training_args.main_process_first(local=training_args.save_on_each_node, desc="tokenizing"):
+        corpus = Corpus(corpus_args, pair_args.cache_dir, pair_args.token)
+        tokenizer = pair_args.make_tokenizer(corpus, folder, checkpoint, pair_args.new_model)
+        config = make_config(pair_args, tokenizer, corpus_args.max_seq_length)
+        check_model_fits(config.models()[0], tokenizer, corpus_args.max_seq_length)
+        rows = make_rows(corpus, tokenizer, masking_args.make_masking(tokenizer), training_args)
+    pair = make_pair(pair_args, config)
+    logger.warning(
+        f"parameters: generator {pair.generator.num_parameters():,}, "
+        f"discriminator {pair.discriminator.num_parameters():,}"
+    )
+    return RtdTrainer(
+        model=pair,
+        args=training_args,
+        data_collator=RowCollator(tokenizer.pad_token_id),
+        train_dataset=rows["train"],
+        eval_dataset=rows.get("validation"),
+        test_dataset=rows.get("test"),
+        processing_class=tokenizer,
+        decoupled=pair_args.decoupled,
+        context_length=rows["train"].mean_context_length(),
+        about={**corpus_args.card_fields(), "base": checkpoint},
+    )
+
+
+def make_config(args: PairArguments, tokenizer: PreTrainedTokenizerBase, length: int) -> HfDebertaRtdConfig:
+    with as_input_error(*LOADING_ERRORS):
+        if args.discriminator_name_or_path is None:
+            config = args.new_config(tokenizer, length)
+            return HfDebertaRtdConfig.from_discriminator(config, args.generator_layers, **args.pair_fields())
+        discriminator = args.load_config(args.discriminator_name_or_path)
+        if args.generator_name_or_path is None:
+            options = {**args.config_fields(), **args.hub_options()}
+            generator = released_generator_config(args.discriminator_name_or_path, **options)
+        else:
+            generator = args.load_config(args.generator_name_or_path)
+        return HfDebertaRtdConfig(generator=generator, discriminator=discriminator, **args.pair_fields())
+
+
+def make_pair(args: PairArguments, config: HfDebertaRtdConfig) -> HfDebertaForRtdPretraining:
+    """Load the pair, or make a new one."""
+    if args.discriminator_name_or_path is None:
+        return HfDebertaForRtdPretraining(config)
+    options = {"dtype": "float32", **args.config_fields(), **args.hub_options()}
+    names = (args.generator_name_or_path, args.discriminator_name_or_path)
+    with as_input_error(OSError, ValueError):
+        return HfDebertaForRtdPretraining.from_pair(*names, options=options, **args.pair_fields())
+
+
+if __name__ == "__main__":
+    main()

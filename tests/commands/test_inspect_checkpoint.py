@@ -1,0 +1,64 @@
+"""`hf-deberta inspect`: a folder, a preset, and what is counted."""
+
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
+from hf_deberta.__main__ import main
+from hf_deberta.commands import inspect_checkpoint
+
+
+def lines_of(output: str) -> dict[str, str]:
+    """The lines by name."""
+    return {line[2:32].strip(): line[32:].strip() for line in output.splitlines() if line.startswith("  ")}
+
+
+def test_a_checkpoint(tmp_path, capsys):
+    model = HfDebertaForSequenceClassification(HfDebertaConfig.from_preset("tiny", emd_steps=0))
+    model.save_pretrained(tmp_path)
+    assert main(["inspect", str(tmp_path)]) == 0
+    output = capsys.readouterr().out
+    assert output.startswith(f"{tmp_path}: hf_deberta checkpoint, HfDebertaForSequenceClassification")
+    lines = lines_of(output)
+    assert lines["size"].startswith("2 layers, hidden size 32, 4 heads")
+    assert lines["all"] == f"{model.num_parameters():,}"
+    parts = [int(lines[part].replace(",", "")) for part in ("embeddings", "encoder", "head")]
+    assert sum(parts) == model.num_parameters() and parts[2] == model.num_parameters() - model.deberta.num_parameters()
+    assert lines["weights, float32"] == f"{4 * model.num_parameters() / 2**20:,.1f} MiB"
+
+
+def test_a_preset_and_its_tied_matrix(capsys):
+    main(["inspect", "tiny"])
+    lines = lines_of(capsys.readouterr().out)
+    assert lines["enhanced mask decoder"] == "2 steps" and lines["attention terms"] == "c2c, c2p, p2c"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the page is that of a machine without GPU")
+def test_the_page_shows_the_output(capsys):
+    page = (Path(__file__).parents[2] / "docs" / "commands.md").read_text(encoding="utf-8")
+    shown = lines_of(textwrap.dedent(page.partition("$ hf-deberta inspect v3-base\n")[2].partition("No weights")[0]))
+    main(["inspect", "v3-base"])
+    printed = lines_of(capsys.readouterr().out)
+    printed["and its layers, 8x128"] = shown["and its layers, 8x128"]  # differs between versions of PyTorch
+    assert shown == printed
+
+
+def test_the_backend_has_a_reason(monkeypatch):
+    config = HfDebertaConfig.from_preset("tiny")
+    monkeypatch.setattr(inspect_checkpoint.gpu_check, "current_gpu", lambda: None)
+    assert inspect_checkpoint.describe_backend(config, 8, 128)["sdpa"].startswith("there is no CUDA device")
+    monkeypatch.setattr(inspect_checkpoint.attention_auto, "SETTING", "triton")
+    assert "HF_DEBERTA_ATTENTION" in inspect_checkpoint.describe_backend(config, 8, 128)["triton"]
+    config._attn_implementation = "eager"
+    assert "configuration" in inspect_checkpoint.describe_backend(config, 8, 128)["eager"]
+
+
+def test_activations_grow_with_the_batch():
+    with torch.device("meta"):
+        model = HfDebertaForSequenceClassification(HfDebertaConfig.from_preset("tiny"))
+    one, two = (inspect_checkpoint.saved_by_one_layer(model, batch, 64) for batch in (1, 2))
+    assert one > 4 * 64 * 32  # more than the hidden states
+    assert two == pytest.approx(2 * one, rel=0.2)  # what belongs to the position table does not grow

@@ -1,0 +1,67 @@
+"""`hf-deberta` and `python -m hf_deberta`: each command starts, and mistakes are one line."""
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hf_deberta.__main__ import OTHERS, SCRIPTS, main
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_help_lists_all_commands(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert stopped.value.code == 0
+    for name in (*SCRIPTS, *OTHERS):
+        assert f"\n    {name} " in text
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_are_commands(name, capsys, monkeypatch):
+    """The command, run_NAME.py and `accelerate launch -m` are one function."""
+    module = importlib.import_module(f"hf_deberta.commands.{name}")
+    script = ROOT / ("demo.py" if name == "demo" else f"run_{name}.py")
+    assert f"from hf_deberta.commands.{name} import main" in script.read_text()
+    monkeypatch.setattr(sys, "argv", ["hf-deberta", name, "--help"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    text = capsys.readouterr().out
+    assert stopped.value.code == 0
+    assert text.startswith(f"usage: hf-deberta {name} ") and module.__doc__.partition("\n")[0] in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["inspect", "./nowhere"], "hf-deberta inspect: there is no model folder ./nowhere"),
+        (["glue", "--model_name_or_path", "./nowhere", "--task_name", "bleu"], "hf-deberta glue: "),
+        (["convert", "./nowhere", "out", "--to", "official"], "hf-deberta convert: there is no model folder ./nowhere"),
+    ],
+)
+def test_mistakes_are_reported_in_one_line(words, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["hf-deberta"])
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    assert stopped.value.code.startswith(message) and "\n" not in stopped.value.code
+
+
+def test_unknown_commands(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["glu"])
+    assert stopped.value.code == 2 and "invalid choice: 'glu'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_accelerate_launches_a_command_from_another_folder(tmp_path):
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1", "-m"]
+    command += ["hf_deberta.commands.glue", "--demo", "--max_steps", "1", "--max_eval_samples", "8", "--use_cpu"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=300)
+    assert (tmp_path / "demo_output" / "glue" / "all_results.json").exists()
