@@ -1,0 +1,91 @@
+"""The wheel and the source distribution: built offline, complete, and used from another folder."""
+
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+REPOSITORY = "https://github.com/someone/hf_deberta"
+
+
+def run(*command: object, cwd: Path) -> str:
+    """Run a command in a folder, without this copy of the package on its path."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    """A copy of the files in the repository, because builds write into the source folder."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("the source distribution is built from the repository")
+    folder = tmp_path_factory.mktemp("package") / "source"
+    for name in run("git", "ls-files", cwd=ROOT).splitlines():
+        if (ROOT / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def unpacked(source) -> Path:
+    """The unpacked source distribution."""
+    build = f"from setuptools import build_meta; build_meta.build_sdist({str(source.parent)!r})"
+    run(sys.executable, "-c", build, cwd=source)
+    shutil.rmtree(source / "hf_deberta.egg-info")
+    with tarfile.open(next(source.parent.glob("*.tar.gz"))) as archive:
+        archive.extractall(source.parent, filter="data")
+    return next(source.parent.glob("hf_deberta-*/"))
+
+
+@pytest.mark.slow
+def test_source_distribution_is_complete_and_its_tests_run(source, unpacked):
+    files = {path.relative_to(source) for path in source.rglob("*") if path.is_file()}
+    assert not [str(file) for file in files if not (unpacked / file).exists()]
+    # collects all tests, and runs some
+    output = run(sys.executable, "-m", "pytest", "-n", "0", "-k", "import_directions or log_buckets", cwd=unpacked)
+    assert re.search(r"[1-9]\d* passed.* [1-9]\d* deselected", output), output[-500:]
+
+
+@pytest.mark.slow
+def test_wheel_in_an_environment_of_its_own(source, unpacked, tmp_path):
+    """The other packages are those of this environment."""
+    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path,
+        ".", cwd=unpacked)  # fmt: skip
+    environment, elsewhere = tmp_path / "environment", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=tmp_path)
+    python = environment / "bin" / "python"
+    (folder,) = (environment / "lib").glob("python*/site-packages")
+    (folder / "others.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index",
+        "--ignore-installed", next(tmp_path.glob("*.whl")), cwd=tmp_path)  # fmt: skip
+    run(environment / "bin" / "hf-deberta", "glue", "--demo", "--use_cpu", "--max_steps", 1,
+        "--max_train_samples", 32, "--max_eval_samples", 8, "--max_predict_samples", 8, cwd=elsewhere)  # fmt: skip
+    assert "eval_accuracy" in (elsewhere / "demo_output" / "glue" / "all_results.json").read_text()
+    installed = {str(path.relative_to(folder)) for path in (folder / "hf_deberta").rglob("*.py")}
+    assert installed == {str(path.relative_to(source)) for path in (source / "hf_deberta").rglob("*.py")}
+
+
+def test_links_of_the_readme_become_absolute():
+    absolute_links = runpy.run_path(str(ROOT / ".github" / "absolute_links.py"))["absolute_links"]
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)\s]+)\)", absolute_links(text, "README.md", REPOSITORY, "v1"))
+    assert len(links) == len(re.findall(r"\]\([^)\s]+\)", text)) and all(link.startswith("https://") for link in links)
+    assert f"{REPOSITORY}/blob/v1/docs/usage.md" in links and f"{REPOSITORY}/blob/v1/README.md#pretrain" in links
+    page = "![a](docs/a.png) [b](#b) [c](http://c) [d](e/f.md#g)"
+    assert absolute_links(page, "P.md", REPOSITORY, "v1") == (
+        f"![a]({REPOSITORY}/raw/v1/docs/a.png) [b]({REPOSITORY}/blob/v1/P.md#b) [c](http://c) "
+        f"[d]({REPOSITORY}/blob/v1/e/f.md#g)"
+    )
