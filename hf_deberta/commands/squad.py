@@ -44,9 +44,9 @@ from hf_deberta.fine_tuning.trainer import (
     train_and_evaluate,
     write_card_and_push,
 )
-from hf_deberta.metrics.squad import METRICS, squad_scores
+from hf_deberta.metrics import compute_metric
+from hf_deberta.metrics.squad import METRICS
 from hf_deberta.metrics.squad_v2 import METRICS as METRICS_V2
-from hf_deberta.metrics.squad_v2 import squad_v2_scores
 from hf_deberta.runs.errors import InputError
 
 HUB_NAMES = {"squad": "rajpurkar/squad", "squad_v2": "rajpurkar/squad_v2"}
@@ -224,10 +224,16 @@ def run(
 
 def score_answers(answers: squad.PredictedAnswers, rows: Dataset, data_args: SquadArguments) -> dict[str, float]:
     """The official scores of SQuAD 1.1 or 2.0."""
-    golds = squad.gold_answers(rows)
+    references = [{"id": x, "answers": golds} for x, golds in zip(rows["id"], rows["answers"], strict=True)]
     if data_args.version_2_with_negative:
-        return squad_v2_scores(answers.texts, golds, answers.null_odds, data_args.null_score_diff_threshold)
-    return squad_scores(answers.predictions, golds)
+        predictions = [
+            {"id": x, "prediction_text": text, "no_answer_probability": answers.null_odds[x]}
+            for x, text in answers.texts.items()
+        ]
+        inputs = {"predictions": predictions, "references": references}
+        return compute_metric("squad_v2", **inputs, no_answer_threshold=data_args.null_score_diff_threshold)
+    predictions = [{"id": x, "prediction_text": text} for x, text in answers.predictions.items()]
+    return compute_metric("squad", predictions=predictions, references=references)
 
 
 if __name__ == "__main__":
