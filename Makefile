@@ -69,6 +69,9 @@ package: $(READY) ## build wheel and source distribution into dist/ (no network 
 test-common: $(READY) ## run Transformers' common model tests on its classes and on ours (network needed once)
 	$(RUN) tests/common_model_tests.py --workers 2 --csv benchmarks/results/common_model_tests.csv
 
+test-versions: ## run the core tests on the oldest, a middle and the newest Transformers (half an hour; needs a network)
+	$(PYTHON) tests/versions.py --csv benchmarks/results/versions.csv
+
 bench: $(READY) ## measure time and memory on the CPU against Transformers, BERT and installed peers (an hour)
 	for dtype in float32 bfloat16 int8; do $(RUN) -W ignore benchmarks/encoder.py --dtype $$dtype || exit 1; done
 	$(RUN) -W ignore benchmarks/encoder.py --mode training --cases 8x128 mnli
@@ -111,8 +114,8 @@ gpu-sweep: $(READY) ## on a GPU: time the Triton kernels with other tiles, warps
 gpu-tests: $(READY) ## on a GPU: all its tests (in 8 processes if pytest-xdist is installed)
 	$(RUN) -m pytest -m gpu $(GPU_TESTS) $$($(RUN) -c 'import xdist' 2>/dev/null && echo --numprocesses=8)
 
-clean: ## remove .venv and the output of demo, package and tests
-	rm -rf $(VENV) demo_output build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
+clean: ## remove .venv, .venv-versions and the output of demo, package and tests
+	rm -rf $(VENV) .venv-versions demo_output build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
 
 .PHONY: help setup demo check quick test test-fake-cuda gpu-counts faults soak format package test-common bench bench-gpu
-.PHONY: $(GPU_STEPS) clean
+.PHONY: $(GPU_STEPS) clean test-versions

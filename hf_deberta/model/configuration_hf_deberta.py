@@ -156,6 +156,10 @@ class HfDebertaConfig(PreTrainedConfig):
         pooler_hidden_act (`str`, "gelu"): activation of the pooler.
         cls_dropout (`float`, None): dropout before a classifier, in [0, 1); None for `hidden_dropout_prob`.
         token_classifier (`str`, "linear"): "linear", or "projection" for the official NER head (dense, gelu, linear).
+        id2label (`dict[int, str]`, None): names of the labels; None for as many numbered ones as `num_labels`, or 2.
+        label2id (`dict[str, int]`, None): numbers of the labels; None for those of numbered names.
+        problem_type (`str`, None): "regression", "single_label_classification" or "multi_label_classification", the
+            loss of a classifier; None to infer it from the number of labels and the type of the targets.
 
     Tokens:
         pad_token_id (`int`, 0): id of the padding token, whose embedding gets no gradient; None for no such token.
@@ -217,6 +221,11 @@ class HfDebertaConfig(PreTrainedConfig):
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     tie_word_embeddings: bool = True
+
+    # of the base class, whose types some releases check before __post_init__; checked below instead
+    id2label: Any = None
+    label2id: Any = None
+    problem_type: Any = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         if self.pos_att_type is None:
@@ -293,7 +302,7 @@ class HfDebertaConfig(PreTrainedConfig):
         if is_path and not Path(name).exists():
             raise OSError(f"there is no folder {name}")
         config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
-        if not config_dict:
+        if not set(config_dict or ()) - {"_commit_hash"}:  # which Transformers adds before 5.17
             raise OSError(f"{name} has no config.json, or an empty one: it is not the folder of a saved model")
         return _translate_config(config_dict), kwargs
 

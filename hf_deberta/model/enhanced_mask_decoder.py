@@ -148,11 +148,8 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         self.deberta = HfDebertaModel(config, decoder_positions=config.uses_mask_decoder)
         self.lm_predictions = HfDebertaLMPredictions(config)
         self.post_init()
-        # post_init adds the keys that the encoder ignores; those of the decoder must not be ignored here
-        ignored_keys = set(type(self)._keys_to_ignore_on_load_unexpected or ())
-        if not config.uses_mask_decoder and not config.position_biased_input:
-            ignored_keys.add(r"position_embeddings\.")
-        self._keys_to_ignore_on_load_unexpected = ignored_keys
+        has_no_positions = not config.uses_mask_decoder and not config.position_biased_input
+        self.ignore_on_load(*([r"position_embeddings\."] if has_no_positions else []))
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

@@ -59,6 +59,14 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
         if callable(init_buffers):
             init_buffers()
 
+    def ignore_on_load(self, *patterns: str) -> None:
+        """Load checkpoints silently whose keys match the class's patterns or these; forget those of the encoder.
+
+        Call it after `post_init`, which adds the patterns of the encoder to those of a head.
+        """
+        kind = type(self._keys_to_ignore_on_load_unexpected)  # a list before Transformers 5.9, then a set
+        self._keys_to_ignore_on_load_unexpected = kind([*type(self)._keys_to_ignore_on_load_unexpected, *patterns])
+
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:
         return True  # Transformers searches the source for its own attention interface, which is not used here

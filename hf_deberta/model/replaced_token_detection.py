@@ -66,8 +66,7 @@ class HfDebertaForPreTraining(HfDebertaPreTrainedModel):
         self.deberta = HfDebertaModel(config)
         self.mask_predictions = HfDebertaMaskPredictions(config)
         self.post_init()
-        # post_init adds the keys that the encoder ignores; mask_predictions must not be ignored here
-        self._keys_to_ignore_on_load_unexpected = set(type(self)._keys_to_ignore_on_load_unexpected or ())
+        self.ignore_on_load()
 
     @can_return_tuple
     def forward(

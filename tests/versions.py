@@ -1,0 +1,108 @@
+"""Run the core tests on several releases of Transformers and print a table of passes.
+
+    python tests/versions.py
+    python tests/versions.py --releases 5.6.0 5.12.0 --csv benchmarks/results/versions.csv
+
+Each release gets a virtual environment in `.venv-versions/`, with this package, what its tests need, and the versions
+of constraints.txt; of tokenizers and huggingface_hub, the newest that the release accepts. Environments are kept and
+used again. The program exits with 1 if a test failed.
+"""
+
+import argparse
+import csv
+import datetime
+import os
+import re
+import subprocess
+import sys
+import venv
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / ".venv-versions"
+MIDDLE = "5.16.1"  # the last release that GLiNER 0.2.29 accepts
+CORE = ("tests/model", "tests/in_tree", "tests/test_tokenization_hf_deberta.py")  # but for those marked slow
+SCRIPTS = (
+    "tests/test_run_glue.py::test_the_demonstration_learns",
+    "tests/test_run_mlm.py::test_from_text_to_a_model",
+    "tests/test_run_mlm.py::test_continue_from_a_transformers_checkpoint",
+)
+TOOLS = ("hypothesis", "parameterized", "peft", "pytest", "pytest-xdist", "seqeval")
+OUTCOMES = ("passed", "failed", "error", "skipped")
+CHOSEN_BY_RELEASE = ("transformers", "tokenizers", "huggingface_hub")
+VERSIONS = ("torch", "transformers", "tokenizers", "huggingface_hub")
+PRINT_VERSIONS = f"""
+import importlib.metadata, platform
+print(platform.python_version(), *map(importlib.metadata.version, {VERSIONS}))
+"""
+
+
+def default_releases() -> list[str]:
+    """Return the oldest release that pyproject.toml allows, one in the middle, and that of constraints.txt."""
+    oldest = re.search(r'"transformers>=([\d.]+)', (ROOT / "pyproject.toml").read_text())[1]
+    newest = re.search(r"^transformers==([\d.]+)$", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)[1]
+    return [oldest if oldest.count(".") == 2 else f"{oldest}.0", MIDDLE, newest]
+
+
+def environment(release: str) -> Path:
+    """Return the interpreter of the environment for a release of Transformers; create the environment if needed."""
+    folder = FOLDER / release
+    python, ready = folder / "bin" / "python", folder / ".ready"
+    if ready.exists():
+        return python
+    venv.create(folder, with_pip=True, clear=True)
+    lines = (ROOT / "constraints.txt").read_text().splitlines(keepends=True)
+    constraints = folder / "constraints.txt"
+    constraints.write_text("".join(line for line in lines if not line.startswith(CHOSEN_BY_RELEASE)))
+    install = [python, "-m", "pip", "install", "--quiet", "--constraint", constraints]
+    subprocess.run([*install, "torch"], check=True)  # first, so that no other package pulls in a different build
+    subprocess.run([*install, f"transformers=={release}", *TOOLS, "--editable", ROOT], check=True)
+    ready.touch()
+    return python
+
+
+def run_tests(release: str, workers: int) -> dict[str, str]:
+    """Return the row of the table for a release: versions, counts of tests, seconds and date."""
+    python = environment(release)
+    variables = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    variables["HF_MODULES_CACHE"] = str(FOLDER / release / "modules")  # releases name the same code differently
+    printed = subprocess.run([python, "-c", PRINT_VERSIONS], check=True, capture_output=True, text=True).stdout
+    row = dict(zip(("python", *VERSIONS), printed.split(), strict=True))
+    command = [python, "-m", "pytest", "-p", "no:cacheprovider", "--numprocesses", str(workers)]
+    counts = Counter()
+    for tests in ([*CORE, "-m", "not slow"], SCRIPTS):
+        done = subprocess.run([*command, *tests], cwd=ROOT, env=variables, capture_output=True, text=True)
+        lines = done.stdout.splitlines() or [""]
+        print(*(line for line in lines if line.startswith(("FAILED", "ERROR"))), sep="\n", end="")
+        found = {outcome: int(count) for count, outcome in re.findall(r"(\d+) ([a-z]+)", lines[-1])}
+        if "passed" not in found:
+            raise SystemExit(f"pytest stopped on Transformers {release}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+        counts.update(found)
+    return {**row, **{outcome: str(counts[outcome]) for outcome in OUTCOMES}, "date": str(datetime.date.today())}
+
+
+def table(rows: list[dict[str, str]]) -> str:
+    """Return the rows as a table in Markdown."""
+    lines = [" | ".join(rows[0]), " | ".join("---" for _ in rows[0]), *(" | ".join(row.values()) for row in rows)]
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--releases", nargs="+", default=default_releases(), help="releases of Transformers")
+    parser.add_argument("--workers", type=int, default=2, help="processes of pytest")
+    parser.add_argument("--csv", type=Path, help="write the table to this file")
+    arguments = parser.parse_args()
+    rows = [run_tests(release, arguments.workers) for release in arguments.releases]
+    print(table(rows))
+    if arguments.csv:
+        with arguments.csv.open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+    return int(any(row["failed"] != "0" or row["error"] != "0" for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
