@@ -88,19 +88,25 @@ def table(rows: list[dict[str, str]]) -> str:
     return "\n".join(f"| {line} |" for line in lines)
 
 
+def write_csv(path: Path, rows: list[dict[str, str]]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--releases", nargs="+", default=default_releases(), help="releases of Transformers")
     parser.add_argument("--workers", type=int, default=2, help="processes of pytest")
     parser.add_argument("--csv", type=Path, help="write the table to this file")
     arguments = parser.parse_args()
-    rows = [run_tests(release, arguments.workers) for release in arguments.releases]
-    print(table(rows))
-    if arguments.csv:
-        with arguments.csv.open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+    rows = []
+    for release in arguments.releases:
+        rows.append(run_tests(release, arguments.workers))
+        print(table(rows), flush=True)
+        if arguments.csv:
+            write_csv(arguments.csv, rows)
     return int(any(row["failed"] != "0" or row["error"] != "0" for row in rows))
 
 

@@ -297,11 +297,9 @@ class HfDebertaConfig(PreTrainedConfig):
     @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
         """Return the fields read from a folder or the Hub, and the unused keyword arguments, as Transformers does."""
-        name = str(pretrained_model_name_or_path)
-        is_path = name.startswith((".", "~")) or Path(name).is_absolute() or len(Path(name).parts) > 2
-        if is_path and not Path(name).exists():
-            raise OSError(f"there is no folder {name}")
-        config_dict, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        name = pretrained_model_name_or_path
+        check_path(name)
+        config_dict, kwargs = super().get_config_dict(name, **kwargs)
         if not set(config_dict or ()) - {"_commit_hash"}:  # which Transformers adds before 5.17
             raise OSError(f"{name} has no config.json, or an empty one: it is not the folder of a saved model")
         return _translate_config(config_dict), kwargs
@@ -501,6 +499,14 @@ class HfDebertaConfig(PreTrainedConfig):
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ValueError(message)
+
+
+def check_path(folder_or_name: Any) -> None:
+    """Raise OSError for the path of a folder that does not exist; names of the Hub pass."""
+    name = str(folder_or_name)
+    is_path = name.startswith((".", "~")) or Path(name).is_absolute() or len(Path(name).parts) > 2
+    if is_path and not Path(name).exists():
+        raise OSError(f"there is no folder {name}")
 
 
 def _translate_config(config_dict: dict[str, Any]) -> dict[str, Any]:

@@ -596,7 +596,9 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
             raise ValueError(f"pass either input_ids or inputs_embeds, not {given}")
         if tensor.dim() != shape.count(",") + 1 or tensor.numel() == 0:
             raise ValueError(f"{name} must be {shape} with at least one row and one token, not {tuple(tensor.shape)}")
-        words, width = self.embeddings.word_embeddings.num_embeddings, self.config.embedding_size
+        # a wrapper, such as PEFT's, may have no num_embeddings
+        words = getattr(self.embeddings.word_embeddings, "num_embeddings", self.config.vocab_size)
+        width = self.config.embedding_size
         if inputs_embeds is not None and inputs_embeds.shape[-1] != width:
             raise ValueError(f"inputs_embeds must be [B, N, {width}], the embedding size, not {tuple(tensor.shape)}")
         if input_ids is not None:

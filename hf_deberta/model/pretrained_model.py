@@ -16,8 +16,9 @@ from transformers import PreTrainedModel
 from .attention import check_attention_name
 from .attention_auto import AUTO
 from .checkpoint_conversion import register_conversions
-from .configuration_hf_deberta import HfDebertaConfig
+from .configuration_hf_deberta import HfDebertaConfig, check_path
 from .hub_export import AUTO_MAP, upload, write_code, write_model_card
+from .peft_targets import register_default_targets
 
 HUB_ARGUMENTS = ("repo_id", "commit_message", "commit_description", "private", "token", "revision", "create_pr", "tags")
 
@@ -52,6 +53,10 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
         r"^config$",
     ]
 
+    def __init__(self, config: HfDebertaConfig, *args: Any, **kwargs: Any):
+        super().__init__(config, *args, **kwargs)
+        register_default_targets()
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
@@ -64,8 +69,9 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
 
         Call it after `post_init`, which adds the patterns of the encoder to those of a head.
         """
-        kind = type(self._keys_to_ignore_on_load_unexpected)  # a list before Transformers 5.9, then a set
-        self._keys_to_ignore_on_load_unexpected = kind([*type(self)._keys_to_ignore_on_load_unexpected, *patterns])
+        kept = [*(type(self)._keys_to_ignore_on_load_unexpected or ()), *patterns]
+        is_set = isinstance(self._keys_to_ignore_on_load_unexpected, set)  # from Transformers 5.9 on
+        self._keys_to_ignore_on_load_unexpected = set(kept) if is_set else kept
 
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:
@@ -85,6 +91,7 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
         No code of the checkpoint runs, and no weights are read outside of its folder, except through symbolic links,
         of which the Hub's cache consists.
         """
+        check_path(pretrained_model_name_or_path)  # before Transformers looks for an adapter there
         folder = Path(str(pretrained_model_name_or_path), kwargs.get("subfolder") or "")
         if folder.is_dir():
             check_json_files(folder)

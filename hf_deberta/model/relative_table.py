@@ -125,7 +125,7 @@ def relative_table(modules: tuple[nn.Module, ...], rows: RowsInUse, cache: Weigh
             table = norm(table)
         return table
 
-    if cache is not None and (rows.first, rows.end) == (0, embedding.num_embeddings) and can_cache(modules):
+    if cache is not None and can_cache(modules) and (rows.first, rows.end) == (0, embedding.num_embeddings):
         return cache.get_or_compute(modules, compute)
     if cache is not None:
         cache.clear()

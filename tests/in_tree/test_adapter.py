@@ -1,0 +1,80 @@
+"""Adapters that PEFT trained on Transformers' `deberta` (v1) give the same outputs on ours after `convert_adapter`."""
+
+import json
+
+import pytest
+import torch
+from transformers import DebertaConfig, DebertaForSequenceClassification
+
+from hf_deberta import HfDebertaForSequenceClassification
+from hf_deberta.in_tree.adapter import convert_adapter
+
+peft = pytest.importorskip("peft")
+
+IDS = torch.tensor([[1, 5, 7, 2], [1, 9, 8, 2]])
+FIELDS = {
+    "vocab_size": 32,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 16,
+    "relative_attention": True,
+    "pos_att_type": ["c2p", "p2c"],
+    "type_vocab_size": 0,
+    "position_biased_input": False,
+}
+ADAPTERS = {
+    "LoRA": lambda: peft.LoraConfig(task_type="SEQ_CLS"),
+    "DoRA": lambda: peft.LoraConfig(use_dora=True, target_modules=["in_proj", "pos_proj", "pos_q_proj", "dense"]),
+    "IA3": lambda: peft.IA3Config(task_type="SEQ_CLS"),
+}
+
+
+def trained(folder, config):
+    """Return a v1 model with an adapter of random weights, saved as `base` and `adapter` in the folder."""
+    base = DebertaForSequenceClassification(DebertaConfig(**FIELDS))
+    base.save_pretrained(folder / "base")
+    model = peft.get_peft_model(base, config).eval()
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter.data, std=0.5)
+    model.save_pretrained(folder / "adapter")
+    return model
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+@torch.random.fork_rng()
+def test_a_converted_adapter_gives_equal_outputs(name, tmp_path):
+    torch.manual_seed(0)
+    model = trained(tmp_path, ADAPTERS[name]())
+    convert_adapter(tmp_path / "adapter", tmp_path / "ours", num_attention_heads=4)
+    base = HfDebertaForSequenceClassification.from_pretrained(tmp_path / "base")
+    ours = peft.PeftModel.from_pretrained(base, tmp_path / "ours").eval()
+    with torch.no_grad():
+        expected = model(IDS).logits
+        torch.testing.assert_close(ours(IDS).logits, expected, rtol=1e-4, atol=1e-4)
+        with ours.disable_adapter():
+            assert (base(IDS).logits - expected).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"target_modules": ".*in_proj"}, "target_modules must be a list of names"),
+        ({"rank_pattern": {"in_proj": 4}}, "rank_pattern of .* names in_proj: name query_proj"),
+    ],
+)
+def test_an_adapter_that_cannot_be_converted_is_refused(fields, message, tmp_path):
+    trained(tmp_path, ADAPTERS["LoRA"]())
+    path = tmp_path / "adapter" / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+    with pytest.raises(ValueError, match=message):
+        convert_adapter(tmp_path / "adapter", tmp_path / "ours", num_attention_heads=4)
+    assert not (tmp_path / "ours").exists()
+
+
+def test_another_kind_of_adapter_is_refused(tmp_path):
+    trained(tmp_path, peft.LoHaConfig(target_modules=["in_proj"]))
+    with pytest.raises(ValueError, match="only LoRA, DoRA and IA3 adapters of in_proj can be converted"):
+        convert_adapter(tmp_path / "adapter", tmp_path / "ours", num_attention_heads=4)
