@@ -22,7 +22,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".venv-versions"
 MIDDLE = "5.16.1"  # the last release that GLiNER 0.2.29 accepts
-CORE = ("tests/model", "tests/in_tree", "tests/test_tokenization_hf_deberta.py")  # but for those marked slow
+CORE = (  # but for those marked slow
+    "tests/model",
+    "tests/in_tree",
+    "tests/test_tokenization_hf_deberta.py",
+    "tests/runs/test_private_trainer_apis.py",
+)
 SCRIPTS = (
     "tests/test_run_glue.py::test_the_demonstration_learns",
     "tests/test_run_mlm.py::test_from_text_to_a_model",
