@@ -369,7 +369,8 @@ def test_generate_with_left_padding_equals_each_row_alone(variant):
 @pytest.mark.parametrize("mode", MODES)
 def test_generate_with_a_cache_equals_without(mode, backend):
     model, inputs = causal_model(backend).eval(), left_padded(INPUTS)
-    settings = {"max_new_tokens": 5, "min_new_tokens": 5, "return_dict_in_generate": True, "output_logits": True}
+    settings = {"max_new_tokens": 5, "min_new_tokens": 5, "eos_token_id": 1}
+    settings |= {"return_dict_in_generate": True, "output_logits": True}
     if mode == "prompt lookup":
         inputs = {"input_ids": torch.tensor([[5, 6, 7, 8, 5, 6, 7]])}
     torch.manual_seed(0)
