@@ -92,6 +92,13 @@ def test_serving_snippets_run(checkpoint, capsys):
     assert capsys.readouterr().out.startswith("tensor([[")
 
 
+def test_visualize_snippets_run_and_print_what_they_say(checkpoint, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert len(run_snippets(ROOT / "docs" / "visualize.md", checkpoint)) >= 2
+    assert capsys.readouterr().out == "['c2c', 'c2p', 'p2c', 'sum'] True\n"
+    assert {path.name for path in tmp_path.iterdir()} >= {"attention.png", "positions.png", "attention.html"}
+
+
 def test_readme_is_short_and_narrow():
     lines = README.splitlines()
     assert len(lines) < 150

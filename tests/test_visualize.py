@@ -1,0 +1,278 @@
+"""The parts of the scores sum to what the model computes; plots, training curves, the page's data, the command."""
+
+import base64
+import json
+import re
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from hf_deberta import (
+    HfDebertaConfig,
+    HfDebertaForCausalLM,
+    HfDebertaForMaskedLM,
+    HfDebertaForSequenceClassification,
+    HfDebertaModel,
+)
+from hf_deberta.model.attention_reference import visible_softmax
+from hf_deberta.pretraining.tokenizer_training import train_tokenizer
+from hf_deberta.visualize import (
+    HIDDEN,
+    attention_page,
+    attention_parts,
+    main,
+    page_data,
+    plot_attention,
+    plot_position_table,
+    plot_training,
+    position_norms,
+)
+
+TEXT = "A new [MASK] opened </script> beside the new [MASK]."
+V1 = {"position_buckets": -1, "share_att_key": False, "norm_rel_ebd": "none", "attention_key_bias": False}
+VARIANTS = {
+    "v1": V1,
+    "v3": {},
+    "v2": {"conv_kernel_size": 3, "conv_act": "gelu"},
+    "p2p": {"pos_att_type": "c2p|p2c|p2p"},
+    "content": {"relative_attention": False},
+}
+TERMS = {"p2p": ["c2c", "c2p", "p2c", "p2p"], "content": ["c2c"]}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer([TEXT, "the paper says words have positions"] * 20, 300, "bpe")
+
+
+def make_model(model_class=HfDebertaModel, **fields):
+    torch.manual_seed(0)
+    config = HfDebertaConfig.from_preset("tiny", initializer_range=0.3, **fields)
+    model = model_class(config).eval()
+    torch.nn.init.normal_(model.base_model.embeddings.word_embeddings.weight)
+    return model
+
+
+def make_masked_lm(tokenizer, **fields):
+    return make_model(HfDebertaForMaskedLM, vocab_size=len(tokenizer), **fields)
+
+
+@pytest.fixture
+def inputs():
+    return {"input_ids": torch.arange(1, 13)[None]}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("model_class", [HfDebertaModel, HfDebertaForMaskedLM, HfDebertaForSequenceClassification])
+def test_parts_sum_to_the_scores_of_the_model(model_class, variant, inputs):
+    model = make_model(model_class, **VARIANTS[variant])
+    model.set_attn_implementation("eager")
+    attentions = model(**inputs, output_attentions=True).attentions
+    for layer, attention in enumerate(attentions):
+        parts = attention_parts(model, inputs, layer)
+        total = parts.pop("sum")
+        assert list(parts) == TERMS.get(variant, ["c2c", "c2p", "p2c"])
+        assert all(part.shape == (4, 12, 12) and part.std() > 0.01 for part in parts.values())
+        torch.testing.assert_close(sum(parts.values()), total)
+        torch.testing.assert_close(total.softmax(-1), attention[0])
+
+
+def test_content_is_that_of_the_formula(inputs):
+    """The first layer by hand: q_i . k_j / sqrt(3 d)."""
+    model = make_model()
+    attention = model.encoder.layer[0].attention.self
+    states = model.embeddings.LayerNorm(model.embeddings.word_embeddings(inputs["input_ids"]))[0]
+    query, key = (proj(states).view(12, 4, 8).transpose(0, 1) for proj in (attention.query_proj, attention.key_proj))
+    torch.testing.assert_close(attention_parts(model, inputs, 0)["c2c"], query @ key.mT / (3 * 8) ** 0.5)
+
+
+@pytest.mark.parametrize("term", ["c2p", "p2c"])
+def test_position_part_vanishes_with_its_projection(term, inputs):
+    model = make_model(**V1)
+    attention = model.encoder.layer[1].attention.self
+    for parameter in (attention.pos_key_proj if term == "c2p" else attention.pos_query_proj).parameters():
+        torch.nn.init.zeros_(parameter)
+    parts = attention_parts(model, inputs, 1)
+    assert [name for name in parts if not parts[name].any()] == [term]
+
+
+def test_half_precision_is_scored_in_float32(inputs):
+    model = make_model().to(torch.bfloat16)
+    total = attention_parts(model, inputs, 1)["sum"]
+    assert total.dtype == torch.float32
+    attention = model(**inputs, output_attentions=True).attentions[1][0]
+    torch.testing.assert_close(total.softmax(-1).bfloat16(), attention)
+
+
+def test_hidden_pairs_of_a_causal_model(tokenizer):
+    model = make_model(HfDebertaForCausalLM, vocab_size=len(tokenizer))
+    inputs = tokenizer("the paper says", return_tensors="pt")
+    length = inputs["input_ids"].shape[1]
+    visible = torch.ones(length, length).tril().bool()
+    total = attention_parts(model, inputs, 1)["sum"]
+    attention = model(**inputs, output_attentions=True).attentions[1][0]
+    torch.testing.assert_close(visible_softmax(total, visible), attention)
+    data = page_data(model, tokenizer, "the paper says")
+    hidden = decode(data["values"][1]["c2p"], 4, length, missing=np.nan)
+    assert (np.isnan(hidden) == ~visible.numpy()).all()
+    assert data["masks"] == []
+
+
+def test_forward_hooks_are_removed(inputs):
+    model = make_model()
+    with pytest.raises(ValueError, match=r"input_ids must lie in \[0, 128\)"):
+        attention_parts(model, {"input_ids": torch.tensor([[1, 999]])}, 0)
+    attention_parts(model, inputs, 0)
+    assert not [module for module in model.modules() if module._forward_pre_hooks]
+
+
+def test_errors_name_value_and_way_out(inputs, tokenizer):
+    model = make_model()
+    with pytest.raises(ValueError, match=r"layer must lie in \[0, 2\), not 2"):
+        attention_parts(model, inputs, 2)
+    with pytest.raises(ValueError, match="one text.* batch of 2"):
+        attention_parts(model, {"input_ids": torch.ones(2, 3, dtype=torch.long)}, 0)
+    with pytest.raises(TypeError, match="Linear has 0; load"):
+        attention_parts(torch.nn.Linear(2, 2), inputs, 0)
+    with pytest.raises(ValueError, match=r"model\.eval\(\)"):
+        attention_parts(make_model().train(), inputs, 0)
+    with pytest.raises(ValueError, match="no relative positions"):
+        plot_position_table(make_model(relative_attention=False), 0)
+    with pytest.raises(ValueError, match=r"head must lie in \[0, 4\), not -1"):
+        plot_attention(make_masked_lm(tokenizer), tokenizer, TEXT, 0, -1)
+
+
+def test_plot_attention(tokenizer):
+    model = make_masked_lm(tokenizer)
+    figure = plot_attention(model, tokenizer, TEXT, layer=1, head=2)
+    parts = attention_parts(model, tokenizer(TEXT, return_tensors="pt"), 1)
+    panels = [axes for axes in figure.axes if axes.get_title()]
+    assert [axes.get_title() for axes in panels][:2] == ["content to content", "content to position"]
+    for axes, part in zip(panels, parts.values(), strict=True):
+        np.testing.assert_allclose(axes.images[0].get_array(), part[2], rtol=1e-6)
+    assert [label.get_text() for label in panels[0].get_xticklabels()][::3][:2] == ["[CLS]", "[MASK]"]
+
+
+@pytest.mark.parametrize("variant", ["v1", "v3"])
+def test_position_norms_bound_the_change_over_distance(variant, inputs):
+    """|q . (Kr[r] - mean)| / |q| <= norm, reached by the query that is parallel to the row."""
+    model = make_model(**VARIANTS[variant])
+    attention, table = model.encoder.layer[0].attention.self, model.encoder.rel_embeddings.weight
+    table = table if variant == "v1" else model.encoder.LayerNorm(table)
+    projection = attention.pos_key_proj if variant == "v1" else attention.key_proj
+    rows = projection(table).view(len(table), 4, 8)
+    distances, norms = position_norms(model, 0)
+    assert set(norms) == {"c2p", "p2c"} and norms["c2p"].shape == (4, len(distances))
+    expected = (rows - rows.mean(0))[model.encoder.config.relative_span].norm(dim=-1)
+    torch.testing.assert_close(norms["c2p"][:, distances == 0][:, 0], expected)
+    figure = plot_position_table(model, 0)
+    assert [axes.get_title()[:3] for axes in figure.axes[:2]] == ["c2p", "p2c"]
+
+
+def write_state(folder, losses):
+    folder.mkdir(parents=True)
+    history = [{"step": step, "loss": loss, "epoch": 1} for step, loss in enumerate(losses, 1)]
+    history += [
+        {"step": 3, "eval_loss": 0.5, "eval_accuracy": 0.8, "eval_runtime": 3.0},
+        {"step": 3, "train_loss": 9.0},
+    ]
+    (folder / "trainer_state.json").write_text(json.dumps({"log_history": history}))
+
+
+def curves(figure):
+    return {line.get_label(): line.get_ydata().tolist() for axes in figure.axes for line in axes.lines}
+
+
+def test_plot_training(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no trainer_state\.json"):
+        plot_training(tmp_path)
+    write_state(tmp_path / "checkpoint-9", [9])
+    write_state(tmp_path / "checkpoint-10", [2, 1])  # the newest
+    expected = {"loss": [2, 1], "eval_loss": [0.5], "eval_accuracy": [0.8]}
+    assert curves(plot_training(tmp_path)) == expected
+    for seed in (1, 2):
+        write_state(tmp_path / "seeds" / f"seed-{seed}", [seed])
+    drawn = curves(plot_training(tmp_path / "seeds"))
+    assert drawn["seed-1 loss"] == [1] and drawn["seed-2 loss"] == [2] and len(drawn) == 6
+
+
+def test_without_matplotlib_the_error_names_the_extra(tmp_path, monkeypatch):
+    write_state(tmp_path / "run", [1])
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"pip install 'hf-deberta\[demo\]'"):
+        plot_training(tmp_path / "run")
+
+
+def read_page(file):
+    html = file.read_text(encoding="utf-8")
+    (data,) = re.findall(r'<script id="data" type="application/json">(.*?)</script>', html, flags=re.DOTALL)
+    return html, json.loads(data)
+
+
+def decode(encoded, heads, length, missing=0.0):
+    integers = np.frombuffer(base64.b64decode(encoded["base64"]), "<i2").reshape(heads, length, length)
+    return np.where(integers == HIDDEN, missing, integers * encoded["step"])
+
+
+def test_page_holds_the_parts(tokenizer, tmp_path):
+    model, file = make_masked_lm(tokenizer), tmp_path / "page.html"
+    attention_page(model, tokenizer, TEXT, file)
+    html, data = read_page(file)
+    assert data["text"] == TEXT and data["tokens"][0] == "[CLS]" and data["tokens"][3] == "[MASK]"
+    assert html.count("</script>") == 2 and "http" not in html
+    assert list(data["parts"]) == ["c2c", "c2p", "p2c", "sum"]
+    for layer, values in enumerate(data["values"]):
+        parts = attention_parts(model, tokenizer(TEXT, return_tensors="pt"), layer)
+        for name, encoded in values.items():
+            read = decode(encoded, 4, len(data["tokens"]))
+            np.testing.assert_allclose(read, parts[name], atol=encoded["step"] * 0.51)
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+def test_candidates_with_and_without_the_mask_decoder(tokenizer):
+    model = make_masked_lm(tokenizer)
+    inputs = tokenizer(TEXT, return_tensors="pt")
+    with torch.no_grad():
+        expected = {"with the mask decoder": model(**inputs).logits[0].softmax(-1)}
+        model.config.emd_steps = 0  # what the ablation computes
+        expected["without (last layer only)"] = model(**inputs).logits[0].softmax(-1)
+        model.config.emd_steps = 2
+    masks = page_data(model, tokenizer, TEXT)["masks"]
+    assert [mask["position"] for mask in masks] == (inputs["input_ids"][0] == tokenizer.mask_token_id).nonzero()[
+        :, 0
+    ].tolist()
+    for mask in masks:
+        assert set(mask["candidates"]) == set(expected)
+        for name, candidates in mask["candidates"].items():
+            best = expected[name][mask["position"]].topk(8).values
+            torch.testing.assert_close(torch.tensor([score for _, score in candidates]), best, atol=1e-4, rtol=0)
+    assert masks[0]["candidates"]["with the mask decoder"] != masks[0]["candidates"]["without (last layer only)"]
+
+
+def test_candidates_of_a_model_without_decoder(tokenizer):
+    masks = page_data(make_masked_lm(tokenizer, emd_steps=0), tokenizer, TEXT)["masks"]
+    assert [list(mask["candidates"]) for mask in masks] == [["masked-language model"]] * 2
+    encoder = make_model(vocab_size=len(tokenizer))
+    assert page_data(encoder, tokenizer, TEXT)["masks"] == []
+
+
+def test_long_text_is_refused(tokenizer, monkeypatch):
+    monkeypatch.setattr("hf_deberta.visualize.MAX_PAGE_MB", 0.001)
+    with pytest.raises(ValueError, match=r"would have .* MB, more than 0.001; shorten the text to \d+ tokens"):
+        page_data(make_masked_lm(tokenizer), tokenizer, TEXT)
+
+
+def test_command(tokenizer, tmp_path, capsys):
+    folder, file = tmp_path / "model", tmp_path / "page.html"
+    make_masked_lm(tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    assert main([str(folder), TEXT, "--output", str(file)]) == 0
+    assert capsys.readouterr().out == f"wrote {file}\n"
+    assert len(read_page(file)[1]["masks"]) == 2
+    make_model(HfDebertaForSequenceClassification, vocab_size=len(tokenizer)).save_pretrained(folder)
+    assert main([str(folder), TEXT, "--output", str(file)]) == 0
+    assert read_page(file)[1]["masks"] == []
+    assert main([str(tmp_path / "none"), TEXT, "--output", str(file)]) == 2
+    assert "error: " in capsys.readouterr().err
