@@ -39,6 +39,7 @@ TITLES = {
 }
 CANDIDATES = 8  # per [MASK]
 MAX_PAGE_MB = 40
+DECODER_POSITIONS = "deberta.embeddings.position_embeddings."
 HIDDEN = -(2**15)  # in the page's int16 values: a pair that the attention mask hides
 
 
@@ -162,8 +163,8 @@ def position_norms(model: torch.nn.Module, layer: int) -> tuple[torch.Tensor, di
     """Distances [D] (query - key), and for "c2p" and "p2c" how far each distance's row of the table stands out [H, D].
 
     That is the norm of the row, as the layer projects it, minus the mean row of the head. What all rows share does not
-    depend on the position. The score of a query (c2p) or key (p2c) can change with the distance by no more than this
-    norm times the norm of the query or key.
+    depend on the position. The score of a query (c2p) or key (p2c) deviates from its mean over the table by at most this
+    norm times the norm of the query or key, and the factor of the scores.
     """
     encoder = _encoder(model)
     _check_index("layer", layer, len(encoder.layer))
@@ -370,11 +371,12 @@ button[aria-pressed=true] { border-color: #06c; background: #e3eeff; }
 #columns { display: flex; flex-wrap: wrap; gap: 2rem; align-items: flex-start; margin-top: .6rem; }
 #overview { display: grid; gap: 3px; align-items: center; justify-content: start; }
 #overview { font-size: 11px; color: #666; text-align: center; }
+#overview, #map { min-width: 16rem; }
 #overview button { padding: 1px; line-height: 0; border-radius: 2px; border-width: 2px; border-color: #ddd; }
 #overview button[aria-pressed=true] { border-color: #06c; }
 canvas { image-rendering: pixelated; background: #ddd; }
 #overview canvas { width: 34px; height: 34px; }
-#map { display: grid; grid-template-columns: auto auto; font-size: 12px; }
+#map { display: grid; grid-template-columns: max-content max-content; font-size: 12px; }
 #map canvas { cursor: crosshair; }
 .keys, .queries { display: flex; white-space: nowrap; }
 .queries { flex-direction: column; text-align: right; padding-right: 5px; }
@@ -382,7 +384,8 @@ canvas { image-rendering: pixelated; background: #ddd; }
 .keys span, .queries span { display: flex; align-items: center; justify-content: flex-end; line-height: 1; }
 .keys span { justify-content: flex-start; }
 .lit { background: #ffe28a; }
-#value { min-height: 2.8em; margin: .5rem 0; font-variant-numeric: tabular-nums; }
+#value, #hint { width: 0; min-width: 100%; }
+#value { min-height: 4.2em; margin: .5rem 0; font-variant-numeric: tabular-nums; }
 #scale { display: inline-block; width: 120px; height: 10px; margin: 0 .5em; }
 table { border-collapse: collapse; margin: .3rem 2rem 1rem 0; display: inline-table; }
 td, th { padding: .15rem .6rem .15rem 0; text-align: left; font-weight: normal; }
@@ -394,7 +397,7 @@ caption { text-align: left; font-weight: 600; }
 <div id="masks"></div>
 <div id="parts"></div>
 <div id="columns">
-<div><div id="overview"></div><p>Rows are layers, columns heads. Click one, or use the arrow keys.</p></div>
+<div><div id="overview"></div><p id="hint">Rows are layers, columns heads. Click one, or use the arrow keys.</p></div>
 <div><div id="map"></div><div id="value"></div>
 <div><span id="low"></span><span id="scale"></span><span id="high"></span></div></div>
 </div>
@@ -562,10 +565,20 @@ def main(arguments: list[str] | None = None) -> int:
 def _load(name: str) -> hf_deberta.HfDebertaPreTrainedModel:
     """A masked-language model if the checkpoint has the weights of its head, otherwise the encoder."""
     options = {"dtype": torch.float32, "output_loading_info": True, "trust_remote_code": False}
-    model, info = hf_deberta.HfDebertaForMaskedLM.from_pretrained(name, **options)
-    if any("lm_head" in key for key in info["missing_keys"]):
-        return cast(hf_deberta.HfDebertaPreTrainedModel, hf_deberta.HfDebertaModel.from_pretrained(name)).eval()
-    return model.eval()
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()  # no table of missing weights: they are checked here
+    try:
+        model, info = hf_deberta.HfDebertaForMaskedLM.from_pretrained(name, **options)
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+    decoder = ("lm_predictions.",) if model.config.position_biased_input else ("lm_predictions.", DECODER_POSITIONS)
+    missing = sorted(key for key in info["missing_keys"] if not key.startswith(decoder))
+    if missing:
+        raise ValueError(f"{name} has no weights for {', '.join(missing[:3])}; is it a DeBERTa?")
+    if not info["missing_keys"]:
+        return model.eval()
+    print("The checkpoint has no masked-language-model head, so the page has no candidates for [MASK].")
+    return model.base_model.eval()
 
 
 if __name__ == "__main__":

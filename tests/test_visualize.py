@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from hf_deberta import (
     HfDebertaConfig,
@@ -274,5 +275,10 @@ def test_command(tokenizer, tmp_path, capsys):
     make_model(HfDebertaForSequenceClassification, vocab_size=len(tokenizer)).save_pretrained(folder)
     assert main([str(folder), TEXT, "--output", str(file)]) == 0
     assert read_page(file)[1]["masks"] == []
+    assert "no masked-language-model head" in capsys.readouterr().out
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: weights[name] for name in weights if "layer.1." not in name}, folder / "model.safetensors")
+    assert main([str(folder), TEXT, "--output", str(file)]) == 2
+    assert "no weights for deberta.encoder.layer.1." in capsys.readouterr().err
     assert main([str(tmp_path / "none"), TEXT, "--output", str(file)]) == 2
     assert "error: " in capsys.readouterr().err
