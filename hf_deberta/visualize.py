@@ -1,21 +1,18 @@
 """Pictures of disentangled attention: the parts of the scores, the position tables, training curves, and an HTML page.
 
-    python -m hf_deberta.visualize microsoft/deberta-v3-base "The [MASK] opened." --output page.html
+    hf-deberta attention microsoft/deberta-base "The new [MASK] opened." --output page.html
 
 Legend: H heads, N tokens, R rows of the relative table, k the largest distance.
 """
 
-import argparse
 import base64
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-import transformers
 
 import hf_deberta
 from hf_deberta.model.attention_context import AttentionContext
@@ -39,7 +36,6 @@ TITLES = {
 }
 CANDIDATES = 8  # per [MASK]
 MAX_PAGE_MB = 40
-DECODER_POSITIONS = "deberta.embeddings.position_embeddings."
 HIDDEN = -(2**15)  # in the page's int16 values: a pair that the attention mask hides
 
 
@@ -163,8 +159,8 @@ def position_norms(model: torch.nn.Module, layer: int) -> tuple[torch.Tensor, di
     """Distances [D] (query - key), and for "c2p" and "p2c" how far each distance's row of the table stands out [H, D].
 
     That is the norm of the row, as the layer projects it, minus the mean row of the head. What all rows share does not
-    depend on the position. The score of a query (c2p) or key (p2c) deviates from its mean over the table by at most this
-    norm times the norm of the query or key, and the factor of the scores.
+    depend on the position. The score of a query (c2p) or key (p2c) deviates from its mean over the table by at most
+    this norm times the norm of the query or key, and the factor of the scores.
     """
     encoder = _encoder(model)
     _check_index("layer", layer, len(encoder.layer))
@@ -539,47 +535,3 @@ showOverview();
 show();
 </script></body></html>
 """
-
-
-# The command
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Write the page of one text; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m hf_deberta.visualize", description=__doc__.partition("\n")[0])
-    parser.add_argument("model", help="folder with a saved model, or its name on the Hub")
-    parser.add_argument("text", help='such as "The new [MASK] opened."')
-    parser.add_argument("--output", type=Path, default=Path("attention.html"), help="default: %(default)s")
-    args = parser.parse_args(arguments)
-    transformers.logging.disable_progress_bar()
-    try:
-        tokenizer = hf_deberta.HfDebertaTokenizer.from_pretrained(args.model)
-        attention_page(_load(args.model), tokenizer, args.text, args.output)
-    except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(f"wrote {args.output}")
-    return 0
-
-
-def _load(name: str) -> hf_deberta.HfDebertaPreTrainedModel:
-    """A masked-language model if the checkpoint has the weights of its head, otherwise the encoder."""
-    options = {"dtype": torch.float32, "output_loading_info": True, "trust_remote_code": False}
-    verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()  # no table of missing weights: they are checked here
-    try:
-        model, info = hf_deberta.HfDebertaForMaskedLM.from_pretrained(name, **options)
-    finally:
-        transformers.logging.set_verbosity(verbosity)
-    decoder = ("lm_predictions.",) if model.config.position_biased_input else ("lm_predictions.", DECODER_POSITIONS)
-    missing = sorted(key for key in info["missing_keys"] if not key.startswith(decoder))
-    if missing:
-        raise ValueError(f"{name} has no weights for {', '.join(missing[:3])}; is it a DeBERTa?")
-    if not info["missing_keys"]:
-        return model.eval()
-    print("The checkpoint has no masked-language-model head, so the page has no candidates for [MASK].")
-    return model.base_model.eval()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -20,7 +20,9 @@ MAY_IMPORT = {
     "question_answering": {"fine_tuning"},
     "visualize": {"hf_deberta", "model", "runs"},
     "__main__": {"hf_deberta", "gpu_check", "commands", "runs"},
-    "commands": {"hf_deberta", "gpu_check", "model", "runs", "pretraining", "fine_tuning", "metrics", "demos", "visualize"},
+    "commands": {
+        *("hf_deberta", "gpu_check", "visualize", "model", "runs", "pretraining", "fine_tuning", "metrics", "demos"),
+    },
     "export": {"hf_deberta", "model"},
     "in_tree": {"model", "tokenization_hf_deberta"},
     "serving": {"model", "in_tree"},

@@ -8,7 +8,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from hf_deberta import (
     HfDebertaConfig,
@@ -23,7 +22,6 @@ from hf_deberta.visualize import (
     HIDDEN,
     attention_page,
     attention_parts,
-    main,
     page_data,
     plot_attention,
     plot_position_table,
@@ -263,22 +261,3 @@ def test_long_text_is_refused(tokenizer, monkeypatch):
     monkeypatch.setattr("hf_deberta.visualize.MAX_PAGE_MB", 0.001)
     with pytest.raises(ValueError, match=r"would have .* MB, more than 0.001; shorten the text to \d+ tokens"):
         page_data(make_masked_lm(tokenizer), tokenizer, TEXT)
-
-
-def test_command(tokenizer, tmp_path, capsys):
-    folder, file = tmp_path / "model", tmp_path / "page.html"
-    make_masked_lm(tokenizer).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    assert main([str(folder), TEXT, "--output", str(file)]) == 0
-    assert capsys.readouterr().out == f"wrote {file}\n"
-    assert len(read_page(file)[1]["masks"]) == 2
-    make_model(HfDebertaForSequenceClassification, vocab_size=len(tokenizer)).save_pretrained(folder)
-    assert main([str(folder), TEXT, "--output", str(file)]) == 0
-    assert read_page(file)[1]["masks"] == []
-    assert "no masked-language-model head" in capsys.readouterr().out
-    weights = load_file(folder / "model.safetensors")
-    save_file({name: weights[name] for name in weights if "layer.1." not in name}, folder / "model.safetensors")
-    assert main([str(folder), TEXT, "--output", str(file)]) == 2
-    assert "no weights for deberta.encoder.layer.1." in capsys.readouterr().err
-    assert main([str(tmp_path / "none"), TEXT, "--output", str(file)]) == 2
-    assert "error: " in capsys.readouterr().err
