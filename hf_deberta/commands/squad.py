@@ -230,8 +230,8 @@ def score_answers(answers: squad.PredictedAnswers, rows: Dataset, data_args: Squ
             {"id": x, "prediction_text": text, "no_answer_probability": answers.null_odds[x]}
             for x, text in answers.texts.items()
         ]
-        inputs = {"predictions": predictions, "references": references}
-        return compute_metric("squad_v2", **inputs, no_answer_threshold=data_args.null_score_diff_threshold)
+        threshold = data_args.null_score_diff_threshold
+        return compute_metric("squad_v2", predictions=predictions, references=references, no_answer_threshold=threshold)
     predictions = [{"id": x, "prediction_text": text} for x, text in answers.predictions.items()]
     return compute_metric("squad", predictions=predictions, references=references)
 
