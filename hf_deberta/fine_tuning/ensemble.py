@@ -107,7 +107,10 @@ def read_scores(folder: Path, split: str, rows: int) -> Scores:
             "the test rows. For a model without this file, run the script with --model_name_or_path, --do_eval and "
             "--do_predict, and name its --output_dir"
         )
-    scores = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    try:
+        scores = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    except ValueError as reason:
+        raise InputError(f"{file} is damaged: {reason}; evaluate and predict that run again") from None
     if not all(isinstance(row, dict) for row in scores):
         raise InputError(f"each line of {file} must be an object of scores by name")
     if len(scores) != rows:

@@ -70,6 +70,9 @@ def test_scores_that_do_not_fit(tmp_path):
     assert read_scores(tmp_path, "test", 1) == [{"a": 1.0}]
     with pytest.raises(InputError, match="the scores of 1 rows or words, and the test split has 2"):
         read_scores(tmp_path, "test", 2)
+    (tmp_path / "scores_test.jsonl").write_text('{"yes": 1.0}\n{"yes": 0.')
+    with pytest.raises(InputError, match=r"scores_test.jsonl is damaged: .*; evaluate and predict"):
+        read_scores(tmp_path, "test", 2)
     (tmp_path / "scores_test.jsonl").write_text("[1]\n")
     with pytest.raises(InputError, match="each line of .* must be an object"):
         read_scores(tmp_path, "test", 1)
