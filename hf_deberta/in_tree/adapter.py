@@ -7,6 +7,7 @@ Adapters of `deberta-v2` (v2 and v3) need no conversion, their modules have our 
 
 import json
 import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,11 @@ def convert_adapter(source: str | Path, target: str | Path, num_attention_heads:
         if FUSED in str(config.get(key)):
             raise ValueError(f"{key} of {source} names {FUSED}: name {', '.join(PARTS)} there instead")
     target.mkdir(parents=True, exist_ok=True)
-    (target / "adapter_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
-    save_file(weights, target / "adapter_model.safetensors", metadata={"format": "pt"})
+    with tempfile.TemporaryDirectory(dir=target) as unfinished:
+        save_file(weights, Path(unfinished) / "adapter_model.safetensors", metadata={"format": "pt"})
+        (Path(unfinished) / "adapter_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+        for file in ("adapter_model.safetensors", "adapter_config.json"):
+            (Path(unfinished) / file).replace(target / file)
 
 
 def _converted(name: str, weight: torch.Tensor, heads: int) -> dict[str, torch.Tensor]:
