@@ -98,10 +98,14 @@ def largest_difference(states: list[torch.Tensor]) -> float:
 
 
 def time_interleaved(calls: Mapping[str, Callable[[], Any]], turns: int, device: torch.device) -> dict[str, float]:
-    """Return the median milliseconds of each peer; peers take turns, after one call each that is not counted."""
+    """Return the median milliseconds of each peer; peers take turns, and the first turn is not counted.
+
+    A turn is two calls, and the second counts: threads of one runtime keep cores busy while the next peer begins.
+    """
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(turns + 1):
         for name, call in calls.items():
+            call()
             wait(device)
             start = time.perf_counter()
             call()
