@@ -21,7 +21,7 @@ from hf_deberta import HfDebertaTokenizer, export_to_transformers
 from hf_deberta.commands.any_checkpoint import MODEL_HELP, load_checkpoint
 from hf_deberta.runs.command_line import as_input_error
 from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.json_files import atomic_write
+from hf_deberta.runs.json_files import atomic_write, write_json
 
 OFFICIAL_TOKENIZERS = ("spm.model", "bpe_encoder.bin")  # v2 and v3, v1
 
@@ -73,7 +73,7 @@ def write_official(model: PreTrainedModel, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_write(folder / "pytorch_model.bin") as unfinished:
         torch.save({official_name(name): tensor for name, tensor in weights.items()}, unfinished)
-    (folder / "config.json").write_text(json.dumps(official_fields(fields), indent=2) + "\n", encoding="utf-8")
+    write_json(folder / "config.json", official_fields(fields))
 
 
 def official_name(name: str) -> str:
