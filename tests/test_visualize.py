@@ -19,15 +19,14 @@ from hf_deberta import (
 from hf_deberta.model.attention_reference import visible_softmax
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 from hf_deberta.visualize import (
-    HIDDEN,
     attention_page,
     attention_parts,
-    page_data,
     plot_attention,
     plot_position_table,
     plot_training,
     position_norms,
 )
+from hf_deberta.visualize.page import HIDDEN, page_data
 
 TEXT = "A new [MASK] opened </script> beside the new [MASK]."
 V1 = {"position_buckets": -1, "share_att_key": False, "norm_rel_ebd": "none", "attention_key_bias": False}
@@ -258,6 +257,6 @@ def test_candidates_of_a_model_without_decoder(tokenizer):
 
 
 def test_long_text_is_refused(tokenizer, monkeypatch):
-    monkeypatch.setattr("hf_deberta.visualize.MAX_PAGE_MB", 0.001)
+    monkeypatch.setattr("hf_deberta.visualize.page.MAX_PAGE_MB", 0.001)
     with pytest.raises(ValueError, match=r"would have .* MB, more than 0.001; shorten the text to \d+ tokens"):
         page_data(make_masked_lm(tokenizer), tokenizer, TEXT)

@@ -1,0 +1,152 @@
+"""Plots of the scores of one head, of the position tables, and of training curves.
+
+Legend: D distances, H heads.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+import hf_deberta
+from hf_deberta.model.modeling_hf_deberta import HfDebertaLayer
+from hf_deberta.model.relative_position import rows_at
+from hf_deberta.model.relative_table import relative_positions, relative_table, table_modules
+from hf_deberta.runs.checkpoints import checkpoints_by_step
+from hf_deberta.runs.json_files import read_json_object
+
+from .scores import TITLES, check_index, encoder_of, scores_of_layers, tokenize
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def plot_attention(model: torch.nn.Module, tokenizer: Any, text: str, layer: int, head: int) -> "Figure":
+    """A panel for each part of the scores of one head, queries down and keys across; all panels share their colours.
+
+    >>> plot_attention(model, tokenizer, "A good film.", layer=0, head=1).savefig("attention.png")
+    """
+    inputs, tokens = tokenize(model, tokenizer, text)
+    check_index("layer", layer, len(encoder_of(model).layer))
+    scores = scores_of_layers(model, inputs)[0][layer]
+    check_index("head", head, scores.parts["sum"].shape[0])
+    panels = {part: scores.shown(part)[head].float().cpu().numpy() for part in scores.parts}
+    size = max(3.2, 0.22 * len(tokens))
+    figure = _new_figure(size * len(panels) + 0.8, size + 1.2)
+    limit = float(max(scores.parts[part][head].abs().max() for part in scores.parts))
+    grid = figure.subplots(1, len(panels), sharey=True)
+    for axes, (part, values) in zip(grid, panels.items(), strict=True):
+        image = axes.imshow(values, cmap="RdBu_r", vmin=-limit, vmax=limit)
+        axes.set_title(TITLES[part], fontsize=10)
+        axes.set_xticks(range(len(tokens)), tokens, rotation=90, fontsize=8)
+        axes.set_yticks(range(len(tokens)), tokens, fontsize=8)
+        axes.set_xlabel("key")
+    grid[0].set_ylabel("query")
+    figure.colorbar(image, ax=grid, label="score", fraction=0.02, pad=0.01)
+    figure.suptitle(f"Layer {layer}, head {head}")
+    return figure
+
+
+@torch.no_grad()
+def position_norms(model: torch.nn.Module, layer: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Distances [D] (query - key), and for "c2p" and "p2c" how far each distance's row of the table stands out [H, D].
+
+    That is the norm of the row, as the layer projects it, minus the mean row of the head. What all rows share does not
+    depend on the position. The score of a query (c2p) or key (p2c) deviates from its mean over the table by at most
+    this norm times the norm of the query or key, and the factor of the scores.
+    """
+    encoder = encoder_of(model)
+    check_index("layer", layer, len(encoder.layer))
+    attention = cast(HfDebertaLayer, encoder.layer[layer]).attention.self
+    rows = encoder.whole_table()
+    with hf_deberta.reference_mode():
+        table = None if rows is None else relative_table(table_modules(encoder), rows, None)
+        positions = relative_positions(attention.table_projection(), table, rows, None)
+    if rows is None or positions is None:
+        raise ValueError("this model has no relative positions (relative_attention, pos_att_type in its configuration)")
+    positions = positions.with_scaled_queries(1.0, torch.float32)
+    span = positions.saturation
+    distances = torch.arange(-span, span + 1, device=rows.of_distance.device)
+    row = rows_at(distances, positions.rows_of_distance)
+    tables = {"c2p": positions.position_key, "p2c": positions.position_query}
+    norms = {
+        part: (projected.float() - projected.float().mean(1, keepdim=True)).norm(dim=-1)[:, row]
+        for part, projected in tables.items()
+        if projected is not None
+    }
+    return distances, norms
+
+
+def plot_position_table(model: torch.nn.Module, layer: int) -> "Figure":
+    """The tables of c2p and p2c in one layer over distance, a row of colours for each head; see `position_norms`."""
+    distances, norms = position_norms(model, layer)
+    figure = _new_figure(6 * len(norms), 1.6 + 0.25 * next(iter(norms.values())).shape[0])
+    span = int(distances[-1])
+    for axes, (part, values) in zip(figure.subplots(1, len(norms), squeeze=False)[0], norms.items(), strict=True):
+        edges = torch.arange(-span, span + 2) - 0.5
+        image = axes.pcolormesh(edges.numpy(), range(values.shape[0] + 1), values.cpu().numpy(), cmap="viridis")
+        if span > 16:
+            axes.set_xscale("symlog", linthresh=8, base=2)
+            ticks = [2**power for power in range(3, span.bit_length(), 2)]
+            ticks = [-tick for tick in reversed(ticks)] + [0, *ticks]
+            axes.set_xticks(ticks, ticks)
+            axes.minorticks_off()
+        axes.set_yticks([head + 0.5 for head in range(values.shape[0])], range(values.shape[0]))
+        axes.invert_yaxis()
+        axes.set(title=f"{part}: {TITLES[part]}", xlabel="distance, query - key", ylabel="head")
+        figure.colorbar(image, ax=axes, label="norm of row - mean row")
+    figure.suptitle(f"Position tables of layer {layer}")
+    return figure
+
+
+def plot_training(run_folder: str | Path) -> "Figure":
+    """Loss curves of a run, finished or not, and its other evaluation metrics; with several seeds, those of each.
+
+    Read from trainer_state.json in the folder, in its folders `seed-*`, or in their last checkpoints.
+    """
+    folder = Path(run_folder)
+    runs = {path.name: _training_log(path) for path in sorted(folder.glob("seed-*")) if path.is_dir()}
+    runs = runs or {"": _training_log(folder)}
+    names = {name for log in runs.values() for entry in log for name in entry if _is_loss(name)}
+    others = {name for log in runs.values() for entry in log for name in entry if _is_metric(name)}
+    panels = {title: sorted(group) for title, group in (("loss", names), ("evaluation", others)) if group}
+    if not panels:
+        raise ValueError(f"{folder} has logged neither a loss nor a metric yet; log more often with --logging_steps")
+    figure = _new_figure(6 * len(panels), 4)
+    for axes, (title, keys) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        for run, log in runs.items():
+            for key in keys:
+                points = [(entry["step"], entry[key]) for entry in log if isinstance(entry.get(key), int | float)]
+                if points:
+                    axes.plot(*zip(*points, strict=True), marker=".", label=f"{run} {key}".strip())
+        axes.set(title=title, xlabel="step")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    figure.suptitle(folder.resolve().name)
+    return figure
+
+
+def _training_log(folder: Path) -> list[dict[str, Any]]:
+    """The entries of the newest trainer_state.json."""
+    folders = [folder, *reversed(checkpoints_by_step(folder).values())]
+    for path in (path / "trainer_state.json" for path in folders):
+        if path.is_file():
+            return read_json_object(path).get("log_history", [])
+    raise FileNotFoundError(f"{folder} has no trainer_state.json, nor has a checkpoint in it; name the --output_dir")
+
+
+def _is_loss(name: str) -> bool:
+    return name.endswith("loss") and name != "train_loss"  # which is the mean of the whole run
+
+
+def _is_metric(name: str) -> bool:
+    timings = ("_runtime", "_per_second", "_samples", "_time", "loss")
+    return name.startswith("eval_") and not name.endswith(timings)
+
+
+def _new_figure(width: float, height: float) -> "Figure":
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("plots need matplotlib, which is not installed: pip install 'hf-deberta[demo]'") from error
+    return Figure(figsize=(width, height), layout="constrained")
