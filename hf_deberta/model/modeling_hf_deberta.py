@@ -5,7 +5,9 @@ Legend: B batch, N tokens, H heads, d head size, R rows of the relative table in
 Parameter names are those of the official v2 code and of in-tree `deberta-v2`.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import repeat
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -53,7 +55,8 @@ from .weight_cache import WeightCache
 
 logger = logging.get_logger(__name__)
 
-LARGEST_SERIAL = 32768  # numbers that single operations of PyTorch compute on one thread
+ON_ONE_THREAD = 32768  # numbers that one operation of PyTorch computes on one thread
+SHORT_TEXT = 8 * ON_ONE_THREAD  # numbers in the states of at most 256 tokens in a model of 1024 features
 
 
 class OutputFlags(NamedTuple):
@@ -61,6 +64,20 @@ class OutputFlags(NamedTuple):
 
     attentions: bool
     hidden_states: bool | int | list[int]  # indices as in Transformers, or all or none
+
+
+class TokenInputs(NamedTuple):
+    """What an embedding depends on, for each token."""
+
+    words: torch.Tensor  # [B, N], or embeddings [B, N, embedding]
+    position_ids: torch.Tensor | None  # [B or 1, N]
+    token_type_ids: torch.Tensor | None  # [B, N]
+    mask: torch.Tensor | None  # [B, N], False for padding
+
+    def split(self, tokens: int) -> list["TokenInputs"]:
+        """Parts of `tokens` tokens of each row."""
+        parts = (repeat(None) if each is None else each.split(tokens, dim=1) for each in self)
+        return [TokenInputs(*part) for part in zip(*parts, strict=False)]
 
 
 class HfDebertaEmbeddings(nn.Module):
@@ -87,22 +104,48 @@ class HfDebertaEmbeddings(nn.Module):
         context: AttentionContext,
         inputs_embeds: torch.Tensor | None,  # [B, N, embedding]
     ) -> torch.Tensor:
-        embeddings = self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
-        if self.config.position_biased_input:
-            embeddings = embeddings + self.positions(context)
-        if self.config.type_vocab_size > 0:
-            if token_type_ids is None:
-                token_type_ids = embeddings.new_zeros(embeddings.shape[:2], dtype=torch.long)
-            embeddings = embeddings + self.token_type_embeddings(token_type_ids)
+        words = input_ids if inputs_embeds is None else inputs_embeds
+        assert words is not None
+        if self.config.type_vocab_size == 0:
+            token_type_ids = None
+        elif token_type_ids is None:
+            token_type_ids = words.new_zeros(words.shape[:2], dtype=torch.long)
+        position_ids = self.position_ids(context) if self.config.position_biased_input else None
+        tokens = TokenInputs(words, position_ids, token_type_ids, context.token_mask)
+        numbers = words.shape[0] * words.shape[1] * self.config.hidden_size
+        if not context.prepared or numbers > SHORT_TEXT:
+            return self.embed(tokens, self.LayerNorm)
+        # PyTorch's threads, once woken, keep cores from OpenVINO's for 2 to 5 ms (docs/log.md)
+        size = max(1, ON_ONE_THREAD * words.shape[1] // numbers)
+        return torch.cat([self.embed(part, self.norm_on_one_thread) for part in tokens.split(size)], dim=1)
+
+    def embed(self, tokens: TokenInputs, norm: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        embeddings = self.word_embeddings(tokens.words) if tokens.words.dim() == 2 else tokens.words
+        if tokens.position_ids is not None:
+            embeddings = embeddings + self.position_embeddings(tokens.position_ids)
+        if tokens.token_type_ids is not None:
+            embeddings = embeddings + self.token_type_embeddings(tokens.token_type_ids)
         if self.config.embedding_size != self.config.hidden_size:
             embeddings = dense(self.embed_proj, embeddings)
-        embeddings = norm_of_few(self.LayerNorm, embeddings) if context.prepared else self.LayerNorm(embeddings)
-        if context.token_mask is not None:
-            embeddings = embeddings * context.token_mask[..., None]
+        embeddings = norm(embeddings)
+        if tokens.mask is not None:
+            embeddings = embeddings * tokens.mask[..., None]
         return self.dropout(embeddings)
+
+    def norm_on_one_thread(self, states: torch.Tensor) -> torch.Tensor:
+        """LayerNorm in operations that PyTorch computes on one thread, given at most `ON_ONE_THREAD` numbers."""
+        norm = self.LayerNorm
+        if not is_unmodified_module(norm):
+            return norm(states)
+        centred = states - states.mean(-1, keepdim=True)
+        variance = centred.square().mean(-1, keepdim=True)
+        return torch.addcmul(norm.bias, centred * torch.rsqrt(variance + norm.eps), norm.weight)
 
     def positions(self, context: AttentionContext) -> torch.Tensor:
         """Absolute position embeddings [B or 1, N, embedding]."""
+        return self.position_embeddings(self.position_ids(context))
+
+    def position_ids(self, context: AttentionContext) -> torch.Tensor:
         position_ids, limit = context.absolute_positions(), self.config.max_position_embeddings
         too_long = context.in_order and position_ids.shape[-1] > limit
         if too_long or any_outside(position_ids, limit):
@@ -111,20 +154,7 @@ class HfDebertaEmbeddings(nn.Module):
                 f"this input has {longest} positions, and max_position_embeddings is {limit}; shorten the input, or "
                 "train with a larger max_position_embeddings"
             )
-        return self.position_embeddings(position_ids)
-
-
-def norm_of_few(norm: nn.Module, states: torch.Tensor) -> torch.Tensor:
-    """`norm(states)`, on one thread if there are few states: for models whose layers OpenVINO may compute.
-
-    nn.LayerNorm wakes PyTorch's threads, which then keep cores from OpenVINO's for 2 to 3 ms (docs/log.md).
-    """
-    if states.numel() > LARGEST_SERIAL or not is_unmodified_module(norm):
-        return norm(states)
-    layer_norm = cast(nn.LayerNorm, norm)
-    centred = states - states.mean(-1, keepdim=True)
-    variance = centred.square().mean(-1, keepdim=True)
-    return torch.addcmul(layer_norm.bias, centred * torch.rsqrt(variance + layer_norm.eps), layer_norm.weight)
+        return position_ids
 
 
 class AttentionMemory(NamedTuple):

@@ -102,9 +102,9 @@ class OpenVinoLayers(NoneInCopies):
             return [self.output(i) if i in kept or i == len(self.layers) - 1 else None for i in range(len(self.layers))]
 
     def output(self, index: int) -> torch.Tensor:
-        """A copy of a result of the request, which the next call overwrites."""
+        """A copy of a result of the request, which the next call overwrites; by NumPy, which wakes no threads."""
         assert self.request is not None
-        return torch.tensor(self.request.get_output_tensor(index).data)
+        return torch.from_numpy(self.request.get_output_tensor(index).data.copy())
 
     def can_compute(self, states: torch.Tensor, mask: AttentionMask) -> bool:
         """True for whole texts, with padding between them or none, that are short enough."""
@@ -208,7 +208,8 @@ class GraphBuilder:
     def in_use(self, table: torch.Tensor | None, axis: int = 1) -> Any:
         """The rows of the distances N - 1 ... -N."""
         assert table is not None
-        return self.op.gather(self.floats(table), self.rows, self.op.constant(axis))
+        constant = self.floats(table) if self.dtype == torch.float32 else self.bfloat16(table)
+        return self.op.gather(constant, self.rows, self.op.constant(axis))
 
     def skewed(self, product: Any) -> Any:
         """Entry (i, j) of the result [.., N, N] is entry (i, N - 1 - i + j) of `product` [.., N, 2N]."""
@@ -236,6 +237,15 @@ class GraphBuilder:
 
     def integers(self, *values: int) -> Any:
         return self.op.constant(numpy.array(values, numpy.int64))
+
+    def bfloat16(self, values: torch.Tensor) -> Any:
+        """Values that OpenVINO would round to bfloat16 in each call."""
+        import openvino
+
+        bits = values.detach().to(torch.bfloat16).contiguous().view(torch.int16).numpy()
+        rounded = openvino.Tensor(openvino.Type.bf16, list(bits.shape))
+        rounded.data.view(numpy.int16)[...] = bits
+        return self.op.convert(self.op.constant(rounded), numpy.float32)
 
     def floats(self, values: torch.Tensor | float) -> Any:
         return self.op.constant(torch.as_tensor(values, dtype=torch.float32).detach().contiguous().numpy())

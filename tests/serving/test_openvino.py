@@ -13,11 +13,13 @@ import torch
 from test_optimize import CHANGES, HEADS, TOLERANCE, difference, make_in_tree, make_inputs, make_model, outputs
 
 import hf_deberta
+from hf_deberta.model.modeling_hf_deberta import HfDebertaEmbeddings
 from hf_deberta.serving import choices, openvino_layers, prepared_layers
 from hf_deberta.serving.openvino_layers import OpenVinoLayers
 from hf_deberta.serving.packed_layer import PackedLayer
 
 pytest.importorskip("openvino")
+ON_ONE_THREAD = HfDebertaEmbeddings.norm_on_one_thread
 WHOLE_TEXTS = ("equal", "one token", "padded on the left", "long")  # cases of `make_inputs` that OpenVINO computes
 
 
@@ -276,16 +278,23 @@ def test_answers_do_not_depend_on_other_texts(dtype):
     assert difference(outputs(model, inputs), alone) < TOLERANCE[dtype] / 10
 
 
-@pytest.mark.parametrize(("tokens", "calls"), [(37, 0), (300, 1)])
-def test_embeddings_of_short_texts_are_normalised_on_one_thread(tokens, calls):
-    model = make_model(hidden_size=128, embedding_size=128)
-    inputs = {"input_ids": torch.full((1, tokens), 7)}
-    expected = outputs(model, inputs)
+@pytest.mark.parametrize("embeds", [False, True])
+@pytest.mark.parametrize(("batch", "tokens", "parts"), [(1, 37, 1), (1, 300, 2), (3, 300, 4), (4, 600, 0)])
+def test_embeddings_of_short_texts_are_computed_on_one_thread(batch, tokens, parts, embeds):
+    """Operations on at most 32768 numbers wake no threads, and LayerNorm is such operations."""
+    model = make_model(preset="v1-base", hidden_size=128, embedding_size=128, position_biased_input=True)
+    inputs = {"input_ids": torch.randint(5, 90, (batch, tokens)), "attention_mask": torch.ones(batch, tokens)}
+    inputs["attention_mask"][0, 5:9] = 0
+    inputs["token_type_ids"] = torch.randint(0, 2, (batch, tokens))
+    if embeds:
+        inputs["inputs_embeds"] = model.embeddings.word_embeddings(inputs.pop("input_ids")).detach()
+    model.config.unpad_inputs = False
+    with torch.no_grad():
+        expected = model(**inputs, output_hidden_states=[0]).hidden_states[0]
     optimized(model)
-    with mock.patch.object(torch.nn.LayerNorm, "forward", autospec=True, side_effect=LAYER_NORM) as forward:
-        result = outputs(model, inputs)
-    assert forward.call_count == calls
+    norms = mock.patch.object(HfDebertaEmbeddings, "norm_on_one_thread", autospec=True, side_effect=ON_ONE_THREAD)
+    with norms as norms, torch.no_grad():
+        result = model(**inputs, output_hidden_states=[0]).hidden_states[0]
+    assert len(norms.mock_calls) == parts
+    assert all(call.args[1].numel() <= 32768 for call in norms.mock_calls)
     assert difference(result, expected) < TOLERANCE[torch.float32]
-
-
-LAYER_NORM = torch.nn.LayerNorm.forward
