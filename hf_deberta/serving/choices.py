@@ -1,5 +1,6 @@
 """Choices that `hf_deberta.optimize` makes by timing on this computer: processors of one maker differ as well."""
 
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -20,10 +21,10 @@ logger = logging.get_logger(__name__)
 ROWS, HEADS, HEAD_SIZE = 128, 12, 64  # of single products that are timed
 CALLS_IN_TURN = 3
 TURNS = 6
-TURNS_OF_LAYERS = 2
-SHORT_TEXT, LONG_BATCH = (1, 32), (8, 128)  # batch and tokens, for the choice of the runtime
-TOKENS_OF_SHORT_TEXTS = 256
+TURNS_OF_LAYERS = 3
+SHORT_TEXT, TEXT, LONG_BATCH = (1, 32), (1, 128), (8, 128)  # batch and tokens, for the choice of the runtime
 ALL = sys.maxsize
+AS_FAST = 1.05
 CLEARLY_SLOWER = 1.25  # less may be other work on the computer
 
 
@@ -71,15 +72,21 @@ def is_as_fast_as_float32(dtype: torch.dtype, threads: int) -> bool:
 def most_tokens_of_openvino(many_layers: OpenVinoLayers, one_layer: OpenVinoLayers) -> int:
     """Tokens of the largest batch that OpenVINO computes faster than packed layers do.
 
-    Many layers are timed on a short text, since reading the weights of all of them takes most of the time then.
+    Many layers are timed on short texts, since reading the weights of all of them takes much of the time then.
     """
-    if not openvino_is_faster(many_layers, SHORT_TEXT):
-        return 0
-    return ALL if openvino_is_faster(one_layer, LONG_BATCH) else TOKENS_OF_SHORT_TEXTS
+    most = 0
+    for shape, tokens in ((SHORT_TEXT, 64), (TEXT, 256), (LONG_BATCH, ALL)):
+        if not openvino_is_faster(one_layer if shape == LONG_BATCH else many_layers, shape):
+            break
+        most = tokens
+    return most
 
 
 def openvino_is_faster(openvino: OpenVinoLayers, shape: tuple[int, int]) -> bool:
-    """Time the same layers in OpenVINO and packed, on a batch of this shape."""
+    """Time the same layers in OpenVINO and packed, on a batch of this shape; within `AS_FAST`, OpenVINO is chosen.
+
+    It needs less memory where it computes all batches, and with int8 it changes fewer labels.
+    """
     states = torch.randn(*shape, openvino.layers[0].weights.query[0].shape[1])
     context = AttentionContext.from_inputs(None, None, None, shape, states.device)
 
@@ -89,21 +96,24 @@ def openvino_is_faster(openvino: OpenVinoLayers, shape: tuple[int, int]) -> bool
             new = layer(new, context)
         return new
 
-    return time_ratio(lambda: openvino(states, context.attention_mask), call_packed, TURNS_OF_LAYERS) < 1
+    return time_ratio(lambda: openvino(states, context.attention_mask), call_packed, TURNS_OF_LAYERS) < AS_FAST
 
 
 def time_ratio(call: Callable[[], object], other: Callable[[], object], turns: int = TURNS) -> float:
-    """Time of `call` divided by that of `other`; they take turns, and the shortest time of each counts.
+    """Time of `call` divided by that of `other`; they take turns, and the median of the turns' ratios counts.
 
-    A turn is several calls, since threads of one runtime still wait for work, and keep cores busy, while the other one
-    begins.
+    A turn is several calls, of which the shortest counts, since threads of one runtime still wait for work, and keep
+    cores busy, while the other one begins. A computer's speed may change from turn to turn.
     """
-    times: tuple[list[float], list[float]] = ([], [])
+    ratios = []
     with torch.no_grad():
         for _ in range(turns):
-            for own_times, each in zip(times, (call, other), strict=True):
-                for _ in range(CALLS_IN_TURN):
-                    start = time.perf_counter()
-                    each()
-                    own_times.append(time.perf_counter() - start)
-    return min(times[0]) / min(times[1])
+            times = [min(call_time(each) for _ in range(CALLS_IN_TURN)) for each in (call, other)]
+            ratios.append(times[0] / times[1])
+    return statistics.median(ratios)
+
+
+def call_time(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start

@@ -73,6 +73,13 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@lru_cache(maxsize=512)
+def rows_in_use(tokens: int, saturation: int) -> torch.Tensor:
+    """The rows of the distances N - 1 ... -N in tables whose first row is that of distance s, [2N]."""
+    rows = torch.arange(1 - tokens, tokens + 1, dtype=torch.int32)
+    return rows.clamp_(-saturation, saturation).add_(saturation)
+
+
 class OpenVinoLayers(NoneInCopies):
     """Neighbouring layers of an encoder, compiled when first used, for as many threads as PyTorch has then."""
 
@@ -91,7 +98,7 @@ class OpenVinoLayers(NoneInCopies):
         The mask hides padding or nothing.
         """
         visible = torch.ones(1, 1) if mask.mask is None else mask.mask.float()
-        inputs = states.contiguous(), visible, self.rows_in_use(states.shape[1])
+        inputs = states.contiguous(), visible, rows_in_use(states.shape[1], self.saturation)
         with self.lock:
             if self.request is None:
                 self.compile(torch.get_num_threads())
@@ -111,11 +118,6 @@ class OpenVinoLayers(NoneInCopies):
         batch, tokens, _ = states.shape
         plain = mask.is_padding_only or (mask.mask is None and not mask.is_structured)
         return plain and mask.query_positions is None and batch * self.heads * tokens**2 <= LARGEST_SCORES
-
-    def rows_in_use(self, tokens: int) -> torch.Tensor:
-        """The rows of the distances N - 1 ... -N in tables whose first row is that of distance s, [2N]."""
-        rows = torch.arange(1 - tokens, tokens + 1, dtype=torch.int32)
-        return rows.clamp_(-self.saturation, self.saturation).add_(self.saturation)
 
     def compile(self, threads: int) -> None:
         import openvino
