@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet
+from datasets import IterableDataset
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
@@ -268,7 +269,7 @@ class Corpus:
             return existing
         if (folder / "about.json").exists():
             logger.warning(f"{folder} was made from another text or tokenizer: tokenizing again")
-        batches = self.batches(split)
+        batches = with_progress(self.batches(split), self.splits[split], f"tokenizing {split}")
         counts: dict[str, int] = {}
         if self.arguments.deduplicate and split == "train":
             deduplication = ExactDeduplication()
@@ -307,15 +308,23 @@ class Corpus:
         if not args.streaming and len(documents) > MAX_TOKENIZER_DOCUMENTS:
             chosen = np.linspace(0, len(documents) - 1, MAX_TOKENIZER_DOCUMENTS, dtype=np.int64)
             documents = set_source(documents.select(chosen), [], in_order=False)
-        texts = islice(
-            (text for batch in self._batches_of(documents, "train") for text in batch), MAX_TOKENIZER_DOCUMENTS
-        )
+        batches = with_progress(self._batches_of(documents, "train"), documents, "reading text for the tokenizer")
+        texts = islice((text for batch in batches for text in batch), MAX_TOKENIZER_DOCUMENTS)
         tokenizer = train_tokenizer(texts, args.train_tokenizer or 0, args.tokenizer_type, model_max_length)
         with temporary_folder_beside(folder) as unfinished:
             tokenizer.save_pretrained(unfinished)
             (unfinished / TOKENIZER_FLAGS).write_text(json.dumps(flags), encoding="utf-8")
             rename_unless_taken(unfinished, folder)
         return HfDebertaTokenizer.from_pretrained(folder, trust_remote_code=False)
+
+
+def with_progress(batches: Iterable[list[str]], documents: Documents, label: str) -> Iterator[list[str]]:
+    """Yield the batches and show a progress bar, which knows the remaining time if the documents can be counted."""
+    total = None if isinstance(documents, IterableDataset) else len(documents)
+    with logging.tqdm(total=total, desc=label, unit=" documents", unit_scale=True) as bar:
+        for batch in batches:
+            yield batch
+            bar.update(len(batch))
 
 
 def load_trained_tokenizer(folder: Path, flags: dict[str, Any]) -> HfDebertaTokenizer:

@@ -20,6 +20,7 @@ from inspect import cleandoc
 from pathlib import Path
 from typing import Any, cast
 
+import datasets
 from huggingface_hub.errors import StrictDataclassError
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
@@ -266,6 +267,13 @@ def read_flags(file: str | Path) -> dict[str, Any]:
 
 
 def parse_into_dataclasses(parser: HfArgumentParser, arguments: list[str]) -> tuple[Any, ...]:
-    """One instance per dataclass of the parser; invalid values raise InputError."""
+    """One instance per dataclass of the parser; invalid values raise InputError.
+
+    `--disable_tqdm` switches off the bars of loading and tokenizing too.
+    """
     with as_input_error(ValueError):
-        return parser.parse_args_into_dataclasses(arguments)
+        instances = parser.parse_args_into_dataclasses(arguments)
+    if any(getattr(instance, "disable_tqdm", False) for instance in instances):
+        logging.disable_progress_bar()
+        datasets.disable_progress_bars()
+    return instances

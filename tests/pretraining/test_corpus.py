@@ -9,6 +9,7 @@ from dataclasses import replace
 import datasets
 import pytest
 from transformers import ByT5Tokenizer
+from transformers.utils import logging
 
 from hf_deberta.pretraining.corpus import Corpus, CorpusArguments, encode
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
@@ -110,6 +111,20 @@ def test_token_file_is_reused(text_file, tokenizer, tmp_path, caplog):
         corpus.token_file("train", other, tmp_path / "tokens")
     assert "made from another text or tokenizer" in caplog.text
     assert (tmp_path / "tokens" / "train" / "about.json").stat().st_mtime_ns != made
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_progress_is_shown(text_file, tokenizer, tmp_path, capsys, streaming):
+    """With the number of documents, and so the remaining time, unless they come as a stream."""
+    logging.enable_progress_bar()
+    arguments = CorpusArguments(train_file=[text_file], streaming=streaming, validation_split_percentage=0)
+    corpus = Corpus(arguments, str(tmp_path / "cache"))
+    capsys.readouterr()
+    corpus.token_file("train", tokenizer, tmp_path / "tokens")
+    shown = capsys.readouterr().err.split("\r")[-1]
+    assert shown.startswith("tokenizing train: 202 documents" if streaming else "tokenizing train: 100%")
+    assert streaming or "202/202" in shown
+    assert "documents/s" in shown
 
 
 def test_overwrite_token_file(text_file, tokenizer, tmp_path):

@@ -8,9 +8,11 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import datasets
 import pytest
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
+from transformers import TrainingArguments
 from transformers.dynamic_module_utils import resolve_trust_remote_code
 from transformers.utils import logging
 
@@ -112,6 +114,19 @@ def test_an_invalid_configuration_is_shown_by_the_rule_that_it_breaks():
 
 
 # Flags
+
+
+def test_bars_can_be_switched_off():
+    logging.enable_progress_bar()
+    datasets.enable_progress_bars()
+    try:
+        parse_into_dataclasses(ScriptParser((TrainingArguments,)), ["--output_dir", "x"])
+        assert logging.is_progress_bar_enabled() and datasets.are_progress_bars_disabled() is False
+        parse_into_dataclasses(ScriptParser((TrainingArguments,)), ["--output_dir", "x", "--disable_tqdm", "true"])
+        assert not logging.is_progress_bar_enabled() and datasets.are_progress_bars_disabled()
+    finally:
+        logging.enable_progress_bar()
+        datasets.enable_progress_bars()
 
 
 def test_flags_of_a_json_file_are_defaults(tmp_path, monkeypatch):
