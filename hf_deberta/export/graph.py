@@ -207,7 +207,7 @@ class GraphEncoder(HfDebertaEncoder):
     def __init__(self, encoder: HfDebertaEncoder):
         nn.Module.__init__(self)
         self.config, self.layer, self.conv = encoder.config, encoder.layer, encoder.conv
-        self.prepared = None
+        self.prepared_layers = None
         self.reach, table, rows = 0, None, None
         if self.config.relative_attention:
             self.reach = encoder.saturation

@@ -352,7 +352,7 @@ def tables_for(positions: RelativePositions | None, mask: AttentionMask, longest
     far_is_plain = joins_parts and longest > positions.saturation + QUERY_BLOCK
     reach = positions.saturation + QUERY_BLOCK if far_is_plain else longest
     saturation = positions.saturation if far_is_plain else None
-    if not positions.constant:
+    if not positions.reusable:
         return laid_out(positions, key, query, constant, reach, saturation)
     kept = positions.computed.get("distance tables")
     if kept is None or reach > kept[0]:

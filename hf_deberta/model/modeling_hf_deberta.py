@@ -113,7 +113,7 @@ class HfDebertaEmbeddings(nn.Module):
         position_ids = self.position_ids(context) if self.config.position_biased_input else None
         tokens = TokenInputs(words, position_ids, token_type_ids, context.token_mask)
         numbers = words.shape[0] * words.shape[1] * self.config.hidden_size
-        if not context.prepared or numbers > SHORT_TEXT:
+        if not context.use_prepared or numbers > SHORT_TEXT:
             return self.embed(tokens, self.LayerNorm)
         # PyTorch's threads, once woken, keep cores from OpenVINO's for 2 to 5 ms (docs/log.md)
         size = max(1, ON_ONE_THREAD * words.shape[1] // numbers)
@@ -290,7 +290,7 @@ class HfDebertaLayer(GradientCheckpointingLayer):
         self.attention = HfDebertaAttention(config, layer_idx)
         self.intermediate = HfDebertaIntermediate(config)
         self.output = HfDebertaResidual(config, config.intermediate_size)
-        self.prepared: Any = None  # this layer prepared for inference, by hf_deberta.optimize
+        self.packed_layer: Any = None  # this layer prepared for inference, by hf_deberta.optimize
 
     def forward(
         self,
@@ -306,9 +306,9 @@ class HfDebertaLayer(GradientCheckpointingLayer):
 
         `steps`: how often the layer is applied to the queries, with the same keys and values.
         """
-        if context.prepared and not output_attentions:
+        if context.use_prepared and not output_attentions:
             backend = self.attention.self.backend(output_attentions)
-            return self.prepared(hidden_states, context, query_states, query_positions, steps, backend), None
+            return self.packed_layer(hidden_states, context, query_states, query_positions, steps, backend), None
         memory = None
         states = hidden_states if query_states is None else query_states
         for _ in range(steps):
@@ -340,13 +340,13 @@ class HfDebertaEncoder(nn.Module):
         if config.norm_rel_ebd == "layer_norm":
             self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.conv = NgramInputEncoding(config) if config.conv_kernel_size > 0 else None
-        self.prepared: Any = None  # tells whether its layers' `prepared` may compute; by hf_deberta.optimize
+        self.prepared_layers: Any = None  # PreparedLayers, by hf_deberta.optimize
 
     def train(self, mode: bool = True) -> "HfDebertaEncoder":
         if mode:
-            self.prepared = None
+            self.prepared_layers = None
             for layer in self.layer:
-                cast(HfDebertaLayer, layer).prepared = None
+                cast(HfDebertaLayer, layer).packed_layer = None
         return super().train(mode)
 
     def compute_rows_of_distance(self) -> torch.Tensor:
@@ -381,7 +381,7 @@ class HfDebertaEncoder(nn.Module):
 
         None without relative attention, and for prepared layers, which have projected it.
         """
-        if context.relative_rows is None or (context.prepared and not output_attentions):
+        if context.relative_rows is None or (context.use_prepared and not output_attentions):
             return None
         return relative_table(table_modules(self), context.relative_rows, self.weight_cache)
 
@@ -408,10 +408,10 @@ class HfDebertaEncoder(nn.Module):
         last = len(self.layer) - 1
         needs_all = output_attentions or last + 1 in kept or (last == 0 and self.conv is not None)
         computed = []
-        if context.prepared and not output_attentions:
+        if context.use_prepared and not output_attentions:
             whole = last if skip_last or (query_positions is not None and not needs_all) else last + 1
             backend = str(self.config._attn_implementation)
-            computed = self.prepared.first_layers(hidden_states, context, whole, kept, backend)
+            computed = self.prepared_layers.first_layers(hidden_states, context, whole, kept, backend)
             states += [new if i in kept else None for i, new in enumerate(computed, 1)]
             hidden_states = computed[-1] if computed else hidden_states
         for i, layer in list(enumerate(self.layer))[len(computed) : last if skip_last else None]:
@@ -597,13 +597,14 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         else:
             context = AttentionContext.with_cache(past_key_values, attention_mask, position_ids, shape, device)
         source = self.embeddings.word_embeddings.weight if inputs_embeds is None else inputs_embeds
-        prepared = self.encoder.prepared is not None and self.encoder.prepared.is_usable(self.encoder, source)
+        layers = self.encoder.prepared_layers
+        prepared = layers is not None and layers.is_usable(self.encoder, source)
         if prepared and context.cache is not None:
             logger.warning_once(
                 "this model was prepared by hf_deberta.optimize, which has no effect with a key-value cache"
             )
             prepared = False
-        context = replace(context, prepared=prepared)
+        context = replace(context, use_prepared=prepared)
         embeddings = self.embeddings(input_ids, token_type_ids, context, inputs_embeds)
         context = context.unpadded(self.config.hidden_size, num_real_tokens) if unpad else context
         rows = self.encoder.whole_table() if prepared else self.encoder.rows_in_use(context.longest(length))

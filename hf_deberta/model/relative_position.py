@@ -35,7 +35,7 @@ class RelativePositions:
     saturation: int  # from this distance on, all distances of a side share a row
     terms: tuple[str, ...]  # the position terms to add, a subset of TERMS
     query_scale: float = 1.0  # factor of the scores that position queries include already
-    constant: bool = False  # kept for other calls, so backends may keep what they compute from it in `computed`
+    reusable: bool = False  # kept for other calls, so backends may keep what they compute from it in `computed`
     computed: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod

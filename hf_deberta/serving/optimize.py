@@ -103,10 +103,10 @@ def prepare_ours(encoder: Any, dtype: torch.dtype, dtype_of_attention: torch.dty
     rows = encoder.whole_table()
     table = None if rows is None else relative_table(table_modules(encoder), rows, None)
     for before, layer in zip([None, *encoder.layer], encoder.layer, strict=False):
-        layer.prepared = PackedLayer(weights_of(layer, before), table, rows, dtype, dtype_of_attention)
+        layer.packed_layer = PackedLayer(weights_of(layer, before), table, rows, dtype, dtype_of_attention)
     inside = [module for layer in encoder.layer for module in list(layer.modules())[1:]]
-    encoder.prepared = PreparedLayers(encoder, [layer.prepared for layer in encoder.layer], inside)
-    return encoder.prepared
+    encoder.prepared_layers = PreparedLayers(encoder, [layer.packed_layer for layer in encoder.layer], inside)
+    return encoder.prepared_layers
 
 
 def weights_of(layer: HfDebertaLayer, before: HfDebertaLayer | None = None) -> LayerWeights:

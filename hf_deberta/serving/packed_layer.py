@@ -199,7 +199,7 @@ def constant_positions(
     if positions is None:
         return None
     scaled = positions.with_scaled_queries(projection.scale, torch.float32)
-    return replace(scaled, query_scale=1.0, constant=True)
+    return replace(scaled, query_scale=1.0, reusable=True)
 
 
 def joined(*layers: WeightAndBias) -> WeightAndBias:

@@ -136,7 +136,7 @@ def test_training_undoes_it():
     model, inputs = make_model(), make_inputs("equal")
     expected = outputs(model, inputs)
     optimized(model).train()
-    assert model.encoder.prepared is None
+    assert model.encoder.prepared_layers is None
     assert torch.equal(outputs(model.eval(), inputs), expected)
 
 
@@ -144,7 +144,7 @@ def test_training_undoes_it():
 def test_threads_are_pinned_only_to_as_many_cores(cores, pinned, monkeypatch):
     """Pinned threads of several processes would share cores."""
     monkeypatch.setattr(openvino_layers, "available_cores", lambda: cores)
-    layers = optimized(make_model()).encoder.prepared.last
+    layers = optimized(make_model()).encoder.prepared_layers.last
     with mock.patch.object(openvino_layers, "openvino_core") as core:
         layers.compile(2)
     assert core.return_value.compile_model.call_args.args[2]["ENABLE_CPU_PINNING"] is pinned
@@ -182,7 +182,7 @@ def test_large_batches_need_less_memory_in_packed_layers(monkeypatch):
 
 def test_packed_weights_are_made_when_they_are_used():
     model = optimized(make_model())
-    layers = model.encoder.prepared.layers
+    layers = model.encoder.prepared_layers.layers
     outputs(model, make_inputs("equal"))
     assert not any("output" in vars(layer) for layer in layers)
     outputs(model, make_inputs("structured"))
@@ -196,14 +196,14 @@ def test_packed_weights_are_made_when_they_are_used():
 def test_the_faster_runtime_is_chosen(faster, most, monkeypatch):
     answers = iter(faster)
     monkeypatch.setattr(choices, "openvino_is_faster", lambda *_: next(answers))
-    prepared = hf_deberta.optimize(make_model()).encoder.prepared
+    prepared = hf_deberta.optimize(make_model()).encoder.prepared_layers
     assert prepared.most_tokens == most
     assert all(("output" in vars(layer)) == (most != choices.ALL) for layer in prepared.layers)
 
 
 def test_tokens_decide_between_runtimes(monkeypatch):
     model = optimized(make_model())
-    model.encoder.prepared.most_tokens = 4 * 37
+    model.encoder.prepared_layers.most_tokens = 4 * 37
     with count_calls(OpenVinoLayers) as calls:
         outputs(model, make_inputs("equal"))
         outputs(model, make_inputs("long"))
@@ -213,7 +213,7 @@ def test_tokens_decide_between_runtimes(monkeypatch):
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_timing_gives_a_choice(dtype):
     """Not which one: that depends on the processor."""
-    prepared = hf_deberta.optimize(make_model(), dtype).encoder.prepared
+    prepared = hf_deberta.optimize(make_model(), dtype).encoder.prepared_layers
     assert prepared.most_tokens in (0, 64, 256, choices.ALL)
 
 
@@ -229,7 +229,7 @@ def test_median_of_the_turns_decides(monkeypatch):
 @pytest.mark.parametrize(("ratio", "answer"), [(1.04, True), (1.06, False)])
 def test_openvino_may_be_a_little_slower(ratio, answer, monkeypatch):
     monkeypatch.setattr(choices, "time_ratio", lambda *_: ratio)
-    assert choices.openvino_is_faster(optimized(make_model()).encoder.prepared.last, (1, 32)) is answer
+    assert choices.openvino_is_faster(optimized(make_model()).encoder.prepared_layers.last, (1, 32)) is answer
 
 
 def test_torch_can_be_asked_for():
@@ -265,7 +265,7 @@ def test_other_layers_are_for_torch(settings):
     model = make_model(**settings)
     with pytest.raises(ValueError, match="use runtime='torch'"):
         optimized(model)
-    assert hf_deberta.optimize(model).encoder.prepared.last is None
+    assert hf_deberta.optimize(model).encoder.prepared_layers.last is None
 
 
 def test_unknown_runtimes_are_refused():

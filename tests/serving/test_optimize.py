@@ -131,7 +131,7 @@ def test_tables_grow_with_the_longest_text_and_serve_shorter_ones():
     hf_deberta.optimize(model)
     for inputs, states in zip(cases, expected, strict=True):
         assert difference(outputs(model, inputs), states) < TOLERANCE[torch.float32]
-    attention = model.encoder.layer[0].prepared.attention
+    attention = model.encoder.layer[0].packed_layer.attention
     assert attention.tables.shape[2] == 2 * LONGEST_IN_ONE_PRODUCT[torch.float32] + 1
 
 
@@ -157,7 +157,7 @@ def test_feed_forward_networks_in_blocks(dtype, monkeypatch):
 
 def test_four_products_per_layer():
     model, inputs = hf_deberta.optimize(make_model()), make_inputs("equal")
-    kind = type(model.encoder.layer[0].prepared.output)
+    kind = type(model.encoder.layer[0].packed_layer.output)
     with mock.patch.object(kind, "__call__", autospec=True, side_effect=kind.__call__) as calls:
         outputs(model, inputs)
     assert calls.call_count == 4 * 3
@@ -177,8 +177,8 @@ def test_parameters_and_files_are_untouched(tmp_path):
 def test_a_copy_leaves_the_model_alone():
     model = make_model().train()
     prepared = hf_deberta.optimize(model, inplace=False)
-    assert prepared.encoder.prepared is not None and not prepared.training
-    assert model.encoder.prepared is None and model.training
+    assert prepared.encoder.prepared_layers is not None and not prepared.training
+    assert model.encoder.prepared_layers is None and model.training
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
@@ -186,7 +186,7 @@ def test_copies_and_pickles_are_not_prepared(duplicate):
     model, inputs = make_model(), make_inputs("equal")
     expected = outputs(model, inputs)
     twin = duplicate(hf_deberta.optimize(model, torch.int8))
-    assert twin.encoder.prepared is None
+    assert twin.encoder.prepared_layers is None
     assert torch.equal(outputs(twin, inputs), expected)
 
 
@@ -194,7 +194,7 @@ def test_training_undoes_it():
     model, inputs = make_model(), make_inputs("equal")
     expected = outputs(model, inputs)
     hf_deberta.optimize(model, torch.int8).train()
-    assert model.encoder.prepared is None and all(layer.prepared is None for layer in model.encoder.layer)
+    assert model.encoder.prepared_layers is None and all(layer.packed_layer is None for layer in model.encoder.layer)
     assert torch.equal(outputs(model.eval(), inputs), expected)
 
 
@@ -328,7 +328,7 @@ def test_a_hooked_layer_is_called():
 
 
 def test_tables_that_another_thread_replaces():
-    attention = hf_deberta.optimize(make_model()).encoder.layer[0].prepared.attention
+    attention = hf_deberta.optimize(make_model()).encoder.layer[0].packed_layer.attention
     short = attention.laid_out_tables(64)
 
     class Raced(PackedAttention):
