@@ -35,6 +35,8 @@ logger = logging.get_logger(__name__)
 
 HIDDEN = -1e30  # added to the scores of padding; finite in bfloat16 too
 LARGEST_SCORES = 2**24  # numbers in the scores of a batch, 64 MB: packed layers need less memory for more
+# OpenVINO keeps what it has compiled for each shape: 5000 operations by default, gigabytes after 2000 shapes
+CACHED_OPERATIONS = 256
 SETTINGS: dict[torch.dtype, dict[str, Any]] = {
     torch.float32: {"INFERENCE_PRECISION_HINT": "f32"},
     torch.bfloat16: {"INFERENCE_PRECISION_HINT": "bf16"},
@@ -122,7 +124,8 @@ class OpenVinoLayers(NoneInCopies):
     def compile(self, threads: int) -> None:
         import openvino
 
-        settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads}
+        settings: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads}
+        settings["CPU_RUNTIME_CACHE_CAPACITY"] = CACHED_OPERATIONS
         # pinned threads of several processes would share some cores and leave others idle
         settings["ENABLE_CPU_PINNING"] = threads == available_cores()
         model = GraphBuilder(self.layers).model()

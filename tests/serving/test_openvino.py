@@ -180,6 +180,15 @@ def test_large_batches_need_less_memory_in_packed_layers(monkeypatch):
     assert calls.call_count == 0
 
 
+def test_few_compiled_operations_are_kept(monkeypatch):
+    """Memory must not grow with each new length; benchmarks/mixed_lengths.py measures it."""
+    core = mock.Mock(wraps=openvino_layers.openvino_core())
+    monkeypatch.setattr(openvino_layers, "openvino_core", lambda: core)
+    outputs(optimized(make_model()), make_inputs("equal"))
+    settings = [call.args[2] for call in core.compile_model.call_args_list]
+    assert [each["CPU_RUNTIME_CACHE_CAPACITY"] for each in settings] == [256, 256]
+
+
 def test_packed_weights_are_made_when_they_are_used():
     model = optimized(make_model())
     layers = model.encoder.prepared_layers.layers
