@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
+DOCS_READY := $(VENV)/.ready-docs
 TEXT ?=
 LENGTHS ?= 512 2048 8192
 GPU_CASES ?= 8x128 32x512 1x8192 mnli
@@ -114,8 +115,15 @@ gpu-sweep: $(READY) ## on a GPU: time the Triton kernels with other tiles, warps
 gpu-tests: $(READY) ## on a GPU: all its tests (in 8 processes if pytest-xdist is installed)
 	$(RUN) -m pytest -m gpu $(GPU_TESTS) $$($(RUN) -c 'import xdist' 2>/dev/null && echo --numprocesses=8)
 
-clean: ## remove .venv, .venv-versions and the output of demo, package and tests
-	rm -rf $(VENV) .venv-versions demo_output build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache
+docs: $(READY) $(DOCS_READY) ## build the documentation into site/
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
-.PHONY: help setup demo check quick test test-fake-cuda gpu-counts faults soak format package test-common bench bench-gpu
-.PHONY: $(GPU_STEPS) clean test-versions
+$(DOCS_READY): $(READY) pyproject.toml constraints.txt
+	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
+clean: ## remove .venv, .venv-versions and the output of demo, docs, package and tests
+	rm -rf $(VENV) .venv-versions demo_output build dist site *.egg-info .pytest_cache .ruff_cache .mypy_cache
+
+.PHONY: help setup demo check quick test test-fake-cuda gpu-counts faults soak format package docs test-common bench
+.PHONY: $(GPU_STEPS) bench-gpu clean test-versions

@@ -2,7 +2,7 @@
 
 Legend: B batch, H heads, N tokens, d head size.
 
-docs/usage.md describes what is checked and timed, and when. A choice is made once for each `Kernel` and `Workload` and
+docs/gpu.md describes what is checked and timed, and when. A choice is made once for each `Kernel` and `Workload` and
 kept until the process ends. Each process of a distributed run decides on its own: backends have no parameters, hooks or
 collectives, so DDP, FSDP and tensor parallelism do the same in the same order whatever each rank chooses.
 """

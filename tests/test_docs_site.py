@@ -1,0 +1,62 @@
+"""The documentation site: the build warns of nothing, and every page and link is in place.
+
+Links between files are also checked by tests/test_readme.py, without mkdocs.
+"""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+CONFIGURATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+needs_mkdocs = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("material", "mkdocs", "mkdocstrings_handlers")),
+    reason="pip install 'hf-deberta[docs]'",
+)
+
+
+def test_every_page_is_in_the_navigation_once():
+    listed = re.findall(r": (\w+\.md)$", CONFIGURATION.partition("\nnav:\n")[2], flags=re.MULTILINE)
+    assert sorted(listed) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+
+
+def test_every_public_name_is_in_the_reference():
+    import hf_deberta
+    from hf_deberta import export, visualize
+
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    names = {name for module in (hf_deberta, export, visualize) for name in module.__all__}
+    missing = [name for name in sorted(names) if not re.search(rf"\b{name}\b", page)]
+    assert not missing, f"docs/api.md: add {', '.join(missing)}"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The built site; a warning is an error."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+@needs_mkdocs
+def test_nothing_is_loaded_from_the_network(site):
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 20
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        assert not re.findall(r"<(?:script|link|img)[^>]*(?:src|href)=\"?(https?:[^\"\s>]*)", text), page
+
+
+@needs_mkdocs
+def test_docstrings_are_rendered(site):
+    text = (site / "api" / "index.html").read_text(encoding="utf-8")
+    for anchor in ("HfDebertaConfig", "HfDebertaForMaskedLM.forward", "enable", "metrics.path", "export.to_onnx"):
+        assert f'id="hf_deberta.{anchor}"' in text, anchor
+    assert "<blockquote>" not in text, "an example outside a code block"
+    assert "<code>position_buckets</code>" in text
