@@ -1,15 +1,18 @@
 """What the documentation site changes in pages and docstrings, see mkdocs.yml."""
 
+import html as html_escapes
 import os
 import re
 from pathlib import Path
 from typing import Any
 
 import griffe
+from latex2mathml.converter import convert
 
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"\[([^\]]*)\]\((\.\./[^)\s]+)\)")
 FENCED = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
+FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 EXAMPLE = re.compile(r"^( *)>>> .*(?:\n\1.*\S.*)*", re.MULTILINE)
 SECTION = re.compile(r"^([A-Z][^\n]*):\n((?:    .*\n?)+)", re.MULTILINE)
 FIELD = re.compile(r"^    (\w+)( \(.*?\))?: ", re.MULTILINE)
@@ -27,6 +30,15 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
     parts = FENCED.split(markdown)
     return "".join(part if part.startswith("```") else LINK.sub(link, part) for part in parts)
+
+
+def on_page_content(html: str, **kwargs: Any) -> str:
+    """Write formulas as MathML, which browsers show without a script."""
+
+    def formula(match: re.Match) -> str:
+        return convert(html_escapes.unescape(match[2]), display="inline" if match[1] == "span" else "block")
+
+    return FORMULA.sub(formula, html)
 
 
 def as_markdown(docstring: str) -> str:

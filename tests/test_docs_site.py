@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 CONFIGURATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 needs_mkdocs = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("material", "mkdocs", "mkdocstrings_handlers")),
+    any(importlib.util.find_spec(name) is None for name in ("latex2mathml", "material", "mkdocs", "mkdocstrings")),
     reason="pip install 'hf-deberta[docs]'",
 )
 
@@ -60,3 +60,9 @@ def test_docstrings_are_rendered(site):
         assert f'id="hf_deberta.{anchor}"' in text, anchor
     assert "<blockquote>" not in text, "an example outside a code block"
     assert "<code>position_buckets</code>" in text
+
+
+@needs_mkdocs
+def test_formulas_are_rendered(site):
+    text = (site / "sift" / "index.html").read_text(encoding="utf-8")
+    assert text.count("<math") > 10 and "arithmatex" not in text
