@@ -31,6 +31,9 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## pretrain a tiny model with and without the enhanced mask decoder (on your text: TEXT=my.txt)
 	$(RUN) demo.py $(if $(TEXT),--text "$(TEXT)")
 
+notebooks: $(READY) ## execute the notebooks in place and keep their outputs (offline)
+	$(RUN) tests/execute_notebooks.py
+
 check: $(READY) ## lint, format and types
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
@@ -125,5 +128,5 @@ $(DOCS_READY): $(READY) pyproject.toml constraints.txt
 clean: ## remove .venv, .venv-versions and the output of demo, docs, package and tests
 	rm -rf $(VENV) .venv-versions demo_output build dist site *.egg-info .pytest_cache .ruff_cache .mypy_cache
 
-.PHONY: help setup demo check quick test test-fake-cuda gpu-counts faults soak format package docs test-common bench
+.PHONY: help setup demo notebooks check quick test test-fake-cuda gpu-counts faults soak format package docs test-common bench
 .PHONY: $(GPU_STEPS) bench-gpu clean test-versions
