@@ -8,7 +8,7 @@ from importlib import import_module
 from transformers.utils import logging
 
 from hf_deberta import gpu_check
-from hf_deberta.commands import attention, bench, convert, inspect_checkpoint
+from hf_deberta.commands import attention, bench, convert, inspect_checkpoint, score
 from hf_deberta.runs.command_line import show_input_errors_in_one_line
 
 PROGRAM = "hf-deberta"
@@ -27,6 +27,7 @@ OTHERS = {
     "inspect": (inspect_checkpoint, "show configuration, parameters, attention backend and memory of a checkpoint"),
     "convert": (convert, "write a checkpoint in the format of this package, of Transformers, or of Microsoft's code"),
     "bench": (bench, "time a checkpoint on this machine against Transformers' own classes"),
+    "score": (score, "classify all texts of parquet or jsonl files, on this machine or a cluster of Ray"),
     "attention": (attention, "write an HTML page with the attention of one text, by part, layer and head"),
     "gpu-check": (gpu_check, "check the Triton kernels on this machine's GPU, and time them against sdpa"),
 }

@@ -18,10 +18,12 @@ MAY_IMPORT = {
     "tokenization_hf_deberta": set(),
     "gpu_check": {"model"},
     "question_answering": {"fine_tuning"},
+    "scoring": {"model", "runs", "serving", "tokenization_hf_deberta"},
     "visualize": {"hf_deberta", "model", "runs"},
     "__main__": {"hf_deberta", "gpu_check", "commands", "runs"},
     "commands": {
         *("hf_deberta", "gpu_check", "visualize", "model", "runs", "pretraining", "fine_tuning", "metrics", "demos"),
+        *("scoring", "tokenization_hf_deberta"),
     },
     "export": {"hf_deberta", "model"},
     "in_tree": {"model", "tokenization_hf_deberta"},

@@ -1,0 +1,283 @@
+"""`hf-deberta score`: equal to Transformers' pipeline, rows as they were, resumable; with Ray where it is installed."""
+
+import gzip
+import json
+import os
+import signal
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from transformers import pipeline
+
+from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
+from hf_deberta.__main__ import main
+from hf_deberta.commands import score
+from hf_deberta.pretraining.tokenizer_training import train_tokenizer
+from hf_deberta.runs.errors import InputError
+from hf_deberta.scoring import ScoreSettings, TextClassifier, one_ahead, pack_by_tokens, score_shard
+
+WORDS = ["the", "old", "man", "walked", "to", "a", "quiet", "harbour"]
+TEXTS = [" ".join(WORDS[(number + i) % 8] for i in range(1 + number * 7 % 40)) for number in range(30)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    folder = str(tmp_path_factory.mktemp("model"))
+    tokenizer = train_tokenizer(TEXTS, 300, "bpe", model_max_length=64)
+    tokenizer.save_pretrained(folder)
+    labels = {0: "bad", 1: "fair", 2: "good"}
+    config = HfDebertaConfig.from_preset("tiny", vocab_size=len(tokenizer), id2label=labels, emd_steps=0)
+    config.pad_token_id, config.initializer_range = tokenizer.pad_token_id, 0.3
+    HfDebertaForSequenceClassification(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def classifier(model) -> TextClassifier:
+    return TextClassifier(ScoreSettings(model, tokens_per_batch=100, all_scores=True))
+
+
+def rewired(classifier: TextClassifier, **changes: object) -> TextClassifier:
+    """The same classifier with other settings."""
+    other = object.__new__(TextClassifier)
+    vars(other).update(vars(classifier), settings=replace(classifier.settings, **changes))
+    return other
+
+
+def write_parquet(path: Path, texts: list, **columns: list) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pyarrow.table({"id": list(range(len(texts))), "text": texts, **columns})
+    pyarrow.parquet.write_table(table, path, row_group_size=7)
+    return path
+
+
+def read_lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_batches_hold_each_text_once_and_at_most_so_many_tokens():
+    lengths = np.random.default_rng(0).integers(1, 50, 200).tolist()
+    batches = list(pack_by_tokens([*lengths, 500], 100))
+    assert sorted(index for batch in batches for index in batch) == list(range(201))
+    assert batches[0] == [200]  # longer than the limit
+    assert all(sum(lengths[index] for index in batch) <= 100 for batch in batches[1:])
+    assert list(pack_by_tokens([], 100)) == []
+
+
+def test_the_scores_are_those_of_the_pipeline(model, classifier, tmp_path, monkeypatch):
+    monkeypatch.setattr("hf_deberta.scoring.WINDOW_ROWS", 11)
+    counts = score_shard(classifier, write_parquet(tmp_path / "a.parquet", TEXTS), tmp_path / "out" / "a.parquet")
+    rows = pyarrow.parquet.read_table(tmp_path / "out" / "a.parquet").to_pylist()
+    expected = pipeline("text-classification", model=model, truncation=True)(TEXTS, top_k=None)
+    assert counts.rows == len(rows) == 30 and counts.bad_rows == 0
+    assert counts.tokens == sum(len(classifier.tokenizer(text)["input_ids"]) for text in TEXTS)
+    assert [(row["id"], row["text"]) for row in rows] == list(enumerate(TEXTS))
+    for row, scores in zip(rows, expected, strict=True):
+        assert row["label"] == scores[0]["label"] and row["score"] == pytest.approx(scores[0]["score"], abs=1e-5)
+        assert row["scores"] == pytest.approx({one["label"]: one["score"] for one in scores}, abs=1e-5)
+    assert len({row["label"] for row in rows}) > 1  # else the order of rows would not matter
+    assert not list((tmp_path / "out").glob("_*"))
+
+
+def test_pairs_and_long_texts(model, tmp_path):
+    pairs = TextClassifier(ScoreSettings(model, text_pair="other", max_length=20))
+    source = write_parquet(tmp_path / "a.parquet", TEXTS, other=TEXTS[::-1])
+    score_shard(pairs, source, tmp_path / "b.parquet")
+    inputs = [{"text": text, "text_pair": other} for text, other in zip(TEXTS, TEXTS[::-1], strict=True)]
+    expected = pipeline("text-classification", model=model)(inputs, truncation=True, max_length=20)
+    scores = pyarrow.parquet.read_table(tmp_path / "b.parquet")["score"].to_pylist()
+    assert scores == pytest.approx([row["score"] for row in expected], abs=1e-5)
+
+
+@pytest.mark.parametrize(("labels", "problem"), [(1, None), (1, "regression"), (3, "multi_label_classification")])
+def test_other_kinds_of_classifiers(model, classifier, labels, problem, tmp_path):
+    classifier.tokenizer.save_pretrained(tmp_path)
+    names = {number: f"label {number}" for number in range(labels)}
+    config = HfDebertaConfig.from_pretrained(model, id2label=names, problem_type=problem)
+    HfDebertaForSequenceClassification(config).save_pretrained(tmp_path)
+    other = TextClassifier(ScoreSettings(str(tmp_path)))
+    found = other.probabilities(other.tokenize([TEXTS])).max(1).tolist()
+    expected = [row["score"] for row in pipeline("text-classification", model=str(tmp_path), truncation=True)(TEXTS)]
+    assert found == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".jsonl.gz"])
+def test_lines_of_json_stay_as_they_are(classifier, ending, tmp_path):
+    lines = ['{"text": "the old man", "n": 1.50, "x": null} ', '{ "text":"caf\u00e9 é", "deep": {"label": 1} }']
+    data = "\n".join(lines).encode()
+    source, target = tmp_path / f"a{ending}", tmp_path / f"b{ending}"
+    source.write_bytes(gzip.compress(data) if ending.endswith("gz") else data)
+    assert score_shard(classifier, source, target).rows == 2
+    text = (gzip.decompress(target.read_bytes()) if ending.endswith("gz") else target.read_bytes()).decode()
+    first, second = text.splitlines()
+    assert first.startswith(lines[0][:-2] + ', "label": ') and second.startswith(lines[1][:-2] + ', "label": ')
+    assert json.loads(second)["scores"].keys() == {"bad", "fair", "good"}
+
+
+BAD = {
+    '{"text": null}': "line 2 has a bad text: the text must be text, not null",
+    '{"other": "a"}': "line 2 has a bad text: the text must be text, not null",
+    '{"text": 5}': "line 2 has a bad text: the text must be text, not a number, 5",
+    '{"text": "\\ud800"}': "line 2 has a bad text: the text has half of a surrogate pair",
+    '{"text": "a", "label": 1}': "a column 'label' already: add --prefix",
+    "[1]": "line 2 holds a list, .* not a JSON object",
+    '{"text": ': "line 2 is no valid JSON",
+}
+
+
+@pytest.mark.parametrize(("line", "message"), BAD.items(), ids=range(len(BAD)))
+def test_a_bad_row_is_named_and_nothing_is_left(classifier, line, message, tmp_path):
+    source = tmp_path / "a.jsonl"
+    source.write_text('{"text": "the old man"}\n' + line, encoding="utf-8")
+    with pytest.raises(InputError, match=message) as caught:
+        score_shard(classifier, source, tmp_path / "b.jsonl")
+    assert str(source) in str(caught.value) and [*tmp_path.iterdir()] == [source]
+    if "bad text" in message:
+        counts = score_shard(rewired(classifier, skip_bad_rows=True), source, tmp_path / "b.jsonl")
+        rows = read_lines(tmp_path / "b.jsonl")
+        assert (counts.rows, counts.bad_rows) == (2, 1) and rows[0]["label"] is not None
+        assert rows[1]["label"] is rows[1]["score"] is rows[1]["scores"] is None
+
+
+def test_files_of_parquet_that_cannot_be_scored(classifier, tmp_path):
+    target = tmp_path / "out.parquet"
+    broken = tmp_path / "broken.parquet"
+    broken.write_bytes(b"PAR1")
+    with pytest.raises(InputError, match="broken.parquet could not be scored"):
+        score_shard(classifier, broken, target)
+    with pytest.raises(InputError, match="no column 'body'; it has id, text"):
+        score_shard(rewired(classifier, text="body"), write_parquet(tmp_path / "a.parquet", TEXTS), target)
+    with pytest.raises(InputError, match="a.parquet, row 31 has a bad text"):
+        score_shard(classifier, write_parquet(tmp_path / "a.parquet", [*TEXTS, None]), target)
+    assert not target.exists()
+    score_shard(classifier, write_parquet(tmp_path / "empty.parquet", pyarrow.array([], "string")), target)
+    assert pyarrow.parquet.read_table(target).column_names == ["id", "text", "label", "score", "scores"]
+
+
+def test_an_error_of_the_thread_that_reads_ahead_is_raised():
+    def numbers():
+        yield 1
+        raise InputError("end")
+
+    ahead = one_ahead(numbers())
+    assert next(ahead) == 1
+    with pytest.raises(InputError, match="end"):
+        next(ahead)
+
+
+def test_where_the_shards_are_written(tmp_path, monkeypatch):
+    for name in ("a/x.parquet", "b/x.parquet", "b/y.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "out"
+    found = score.find_shards(["**/*.parquet", "b/y.jsonl"], out)
+    assert [str(path.relative_to(out)) for path in found.values()] == ["a/x.parquet", "b/x.parquet", "y.jsonl"]
+    for patterns, message in {
+        ("a/*.parquet", "b/*.parquet"): "would both be written",
+        ("*.csv",): "no such file",
+        ("s3://a/*.parquet",): "is no path",
+        ("b",): "names folders",
+    }.items():
+        with pytest.raises(InputError, match=message):
+            score.find_shards(patterns, out)
+    with pytest.raises(InputError, match="would be overwritten"):
+        score.find_shards(["b/*"], tmp_path / "b")
+
+
+def test_a_folder_holds_results_of_one_model_and_its_settings(model, tmp_path):
+    settings = ScoreSettings(model)
+    score.check_same_settings(tmp_path, settings)
+    score.check_same_settings(tmp_path, replace(settings, cores=2, tokens_per_batch=10, skip_bad_rows=True))
+    with pytest.raises(InputError, match="other settings: max_length None, now 8; take another --output"):
+        score.check_same_settings(tmp_path, replace(settings, max_length=8))
+
+
+def test_a_shard_that_kills_its_workers_ends(model, tmp_path):
+    source, target = write_parquet(tmp_path / "a[1].parquet", TEXTS), tmp_path / "out" / "a[1].parquet"
+    target.parent.mkdir()
+    scorer = score.ShardScorer(ScoreSettings(model))
+    for number in range(score.ATTEMPTS):
+        (target.parent / f"_{target.name}.{number}.unfinished").touch()
+    row = {"source": str(source), "target": str(target)}
+    assert "10 workers died of it" in scorer(row)["error"] and not target.exists()
+    score.remove_unfinished(tmp_path)
+    assert scorer(row) == {"rows": 30, "tokens": scorer(row)["tokens"], "bad_rows": 0, "error": ""}
+    assert "all nodes must see it" in scorer({**row, "source": f"{source}.gone"})["error"]
+
+
+# With Ray
+
+
+@pytest.fixture
+def shards(tmp_path, monkeypatch) -> Path:
+    for number in range(4):
+        write_parquet(tmp_path / "in" / f"{number}.parquet", TEXTS)
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # else other tests of this machine go first
+    return tmp_path
+
+
+def run(model: str, folder: Path, *flags: str) -> int:
+    return main(["score", "--model", model, "--input", f"{folder}/in/*", "--output", f"{folder}/out", *flags])
+
+
+def test_a_run_skips_shards_that_are_done(model, shards, capsys):
+    pytest.importorskip("ray")
+    assert run(model, shards) == 0
+    assert "4 shards, 120 rows" in capsys.readouterr().out
+    done = {path: path.stat().st_mtime_ns for path in (shards / "out").glob("*.parquet")}
+    (shards / "out" / "2.parquet").unlink()
+    (shards / "in" / "4.jsonl").write_text('{"text": null}')
+    with pytest.raises(SystemExit, match="1 of 2 shards failed; the first: .*4.jsonl, line 1 has a bad text"):
+        run(model, shards)
+    assert "2 shards to score, 3 done before" in capsys.readouterr().out
+    changed = {path.name for path, before in done.items() if path.stat().st_mtime_ns != before}
+    assert changed == {"2.parquet"}
+    with pytest.raises(SystemExit, match="all_scores False, now True"):
+        run(model, shards, "--all_scores")
+
+
+@pytest.mark.slow
+def test_no_row_is_lost_when_a_worker_is_killed(model, shards, capsys):
+    """Two nodes with one core each; the worker of one is killed while it computes."""
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    for number in range(4, 12):
+        write_parquet(shards / "in" / f"{number}.parquet", TEXTS * 60)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    cluster.add_node(num_cpus=1)
+    killed: list[int] = []
+    finished = threading.Event()
+    thread = threading.Thread(target=kill_a_worker, args=(shards / "out", killed, finished))
+    thread.start()
+    try:
+        assert run(model, shards, "--address", cluster.address) == 0
+    finally:
+        finished.set()
+        thread.join()
+        cluster.shutdown()
+    assert killed and "12 shards, 14,520 rows" in capsys.readouterr().out
+    for source in (shards / "in").iterdir():
+        before, after = (pyarrow.parquet.read_table(path) for path in (source, shards / "out" / source.name))
+        assert after.select(["id", "text"]).equals(before) and after["label"].null_count == 0
+    assert not list((shards / "out").glob("*.unfinished"))
+
+
+def kill_a_worker(output: Path, killed: list[int], finished: threading.Event) -> None:
+    """Kill the first process that has an unfinished file open."""
+    while not finished.wait(0.01):
+        for link in Path("/proc").glob("[0-9]*/fd/*"):
+            try:
+                is_writing = os.readlink(link).startswith(f"{output}/_") and link.parts[2] != str(os.getpid())
+            except OSError:
+                continue
+            if is_writing and ".unfinished" in os.readlink(link):
+                killed.append(int(link.parts[2]))
+                os.kill(killed[0], signal.SIGKILL)
+                return
