@@ -191,6 +191,10 @@ class HfDebertaForRtdPretraining(PreTrainedModel):
     def get_input_embeddings(self) -> nn.Module:
         return self.generator.get_input_embeddings()
 
+    def get_output_embeddings(self) -> nn.Module:
+        """Return the generator's, which share their weight with its input embeddings: FSDP2 keeps both in one group."""
+        return self.generator.get_output_embeddings()
+
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
         raise ValueError(
             "a pair cannot be resized, since its tables belong together: save_pair, resize generator and "

@@ -41,6 +41,13 @@ UNFINISHED = "_unfinished"
 ARCHIVE = "_before"
 FINAL_WEIGHTS = ("model*.safetensors", "model.safetensors.index.json")
 NOT_NEEDED = ("README.md", "training_args.bin")  # to load a final model
+WHOLE_MODEL = "the whole model in each process"
+LAYOUTS = {  # files of a checkpoint, and how the run that wrote them was divided among processes
+    "global_step*": "DeepSpeed",
+    "pytorch_model_fsdp_[0-9]*": "FSDP (SHARDED_STATE_DICT)",
+    "pytorch_model_fsdp.bin": "FSDP (FULL_STATE_DICT)",
+    "pytorch_model_fsdp_rank*.bin": "FSDP (LOCAL_STATE_DICT)",
+}
 
 logger = logging.get_logger(__name__)
 
@@ -54,6 +61,28 @@ class AtomicCheckpointsMixin(Trainer):
     final_models: tuple[str, ...] = (".",)  # folders in `output_dir` that hold the weights of a finished run
     saved_files: Collection[Path] = ()  # of the final model, in `output_dir`
     _writing_checkpoint = False
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Train as `Trainer` does. A checkpoint that this configuration of accelerate cannot load is an InputError."""
+        if isinstance(resume_from_checkpoint, str):
+            self._require_same_layout(Path(resume_from_checkpoint))
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def _require_same_layout(self, checkpoint: Path) -> None:
+        before, now = layout_of_checkpoint(checkpoint), self._layout()
+        if before != now:
+            raise InputError(
+                f"{checkpoint} was saved with {before}, and cannot be resumed with {now}: start with the same "
+                "configuration of accelerate as before, or start over with --resume_from_checkpoint false"
+            )
+
+    def _layout(self) -> str:
+        if self.is_deepspeed_enabled:
+            return "DeepSpeed"
+        if not self.is_fsdp_enabled:
+            return WHOLE_MODEL
+        plugin: Any = self.accelerator.state.fsdp_plugin
+        return f"FSDP ({str(plugin.state_dict_type).rpartition('.')[2]})"
 
     def _get_output_dir(self, trial: Any) -> str:
         folder = super()._get_output_dir(trial)
@@ -123,8 +152,7 @@ class AtomicCheckpointsMixin(Trainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model as `Trainer` does; each file of the final model appears once it is complete.
 
-        With FSDP and sharded checkpoints (accelerate's default) the final model is gathered and saved whole. This is
-        tested with a stand-in for accelerate's FSDP plugin only.
+        With FSDP and sharded checkpoints (accelerate's default) the final model is gathered and saved whole.
         """
         if self._writing_checkpoint:
             return super().save_model(output_dir, _internal_call=True)
@@ -318,6 +346,11 @@ def require_checkpoint(folder: Path, damage: list[str]) -> None:
             f"{message}, and no checkpoint: restore its files, or start over with --resume_from_checkpoint false"
         )
     logger.warning(f"{message}: it is finished again from its last checkpoint")
+
+
+def layout_of_checkpoint(folder: Path) -> str:
+    """Return how the run that saved a checkpoint was divided among processes: Trainer loads it in no other way."""
+    return next((layout for pattern, layout in LAYOUTS.items() if any(folder.glob(pattern))), WHOLE_MODEL)
 
 
 def checkpoints_by_step(folder: Path) -> dict[int, Path]:

@@ -8,6 +8,7 @@ InputError: out holds a run with other settings: batch 32, now 64; take another 
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -110,6 +111,16 @@ class RunArguments(TrainingArguments):
         self.identifying_flags: dict[str, Any] = {}  # see the function of this name
         self._check_numbers()
         super().__post_init__()
+        self._check_launch()
+
+    def _check_launch(self) -> None:
+        """Refuse processes that would each train alone: on CPUs they are connected with --use_cpu only."""
+        started = int(os.environ.get("WORLD_SIZE", 1))
+        if started > 1 and self.world_size == 1:
+            raise InputError(
+                f"{started} processes were started, but they cannot find each other, because there is no GPU: add "
+                "--use_cpu, or start one process"
+            )
 
     def _check_numbers(self) -> None:
         for name, rule in NUMBER_RULES.items():

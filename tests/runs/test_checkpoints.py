@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -122,6 +123,30 @@ def test_fsdp_shards_are_gathered_into_the_final_model(tmp_path, monkeypatch):
     run._writing_checkpoint = True  # its shards are saved elsewhere
     run.save_model(str(tmp_path / "checkpoint"), _internal_call=True)
     assert len(plugin.history) == 4 and not (tmp_path / "checkpoint").exists()
+
+
+LAYOUTS = {
+    "global_step2": "DeepSpeed",
+    "pytorch_model_fsdp_0": "FSDP (SHARDED_STATE_DICT)",
+    "pytorch_model_fsdp.bin": "FSDP (FULL_STATE_DICT)",
+    "model.safetensors": "the whole model in each process",
+}
+
+
+@pytest.mark.parametrize(("name", "layout"), LAYOUTS.items())
+def test_a_checkpoint_is_resumed_with_the_layout_it_was_saved_with(tmp_path, monkeypatch, name, layout):
+    run, checkpoint = trainer(tmp_path / "run"), tmp_path / "checkpoint-2"
+    (checkpoint / name).mkdir(parents=True)
+    monkeypatch.setattr(Trainer, "train", lambda self, *_, **__: "trained")
+    monkeypatch.setattr(run.accelerator.state, "fsdp_plugin", FsdpPlugin(), raising=False)
+    layouts = {"DeepSpeed": (True, False), "FSDP (SHARDED_STATE_DICT)": (False, True)}
+    for now in ("DeepSpeed", "FSDP (SHARDED_STATE_DICT)", "the whole model in each process"):
+        run.is_deepspeed_enabled, run.is_fsdp_enabled = layouts.get(now, (False, False))
+        if now == layout:
+            assert run.train(str(checkpoint)) == "trained"
+            continue
+        with pytest.raises(InputError, match=re.escape(f"was saved with {layout}, and cannot be resumed with {now}:")):
+            run.train(str(checkpoint))
 
 
 def test_flush_skips_folders_that_cannot_be_opened(tmp_path, monkeypatch):

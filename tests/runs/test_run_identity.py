@@ -126,6 +126,13 @@ def test_content_hash_depends_on_values_alone(tmp_path):
     assert len({content_hash(variant) for variant in [rows, *others]}) == 5
 
 
+def test_processes_that_are_not_connected_are_refused(tmp_path, monkeypatch):
+    """As accelerate launch starts them on a machine without a GPU."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="2 processes were started, but they cannot find each other.* add --use_cpu"):
+        RunArguments(str(tmp_path))
+
+
 def test_total_batch(tmp_path):
     given = arguments(tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=3)
     assert given.total_batch == 12
