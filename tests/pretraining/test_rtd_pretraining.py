@@ -483,3 +483,9 @@ def test_gradient_checkpointing_changes_nothing():
     model.gradient_checkpointing_enable()
     _, found = trained(model, **batch)
     assert_same_by_name(found, expected)
+
+
+def test_the_tied_table_of_a_pair_is_found_by_accelerate():
+    """accelerate puts input and output embeddings into one group of FSDP2 if they share their weight."""
+    pair = tiny_pair()
+    assert pair.get_output_embeddings().weight is pair.get_input_embeddings().weight
