@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, TypeVar, cast
 from uuid import uuid4
 
 import numpy as np
@@ -205,7 +205,7 @@ class JsonRows:
 
     def __init__(self, source: Path, target: IO[bytes], settings: ScoreSettings, labels: Sequence[str]):
         self.path, self.settings, self.is_zipped = source, settings, source.name.endswith(".gz")
-        self.target: IO[bytes] = gzip.GzipFile(fileobj=target, mode="wb") if self.is_zipped else target
+        self.target = cast(IO[bytes], gzip.GzipFile(fileobj=target, mode="wb")) if self.is_zipped else target
 
     def windows(self) -> Iterator[list[bytes]]:
         with gzip.open(self.path) if self.is_zipped else open(self.path, "rb") as file:
