@@ -21,6 +21,7 @@ def other_run(tmp_path):
     process = os.fork()
     if process == 0:
         os.setpgid(0, 0)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored where tests run in the background
         try:
             with lock_folder(tmp_path / "out"):
                 if os.fork():
