@@ -138,8 +138,8 @@ TASKS = {
     "squad_v2": squad("squad_v2", "v2-constructed", short(1, batch=16), "--version_2_with_negative", published="84.8"),
     "dream": choice("dream", "race", short(1, batch=16, rows=400, eval_rows=300), "--task_name", "race"),
     "arc": choice("arc", "swag", short(1, batch=16, rows=800, eval_rows=300), "--task_name", "swag"),
-    "conll2003": ner(
-        "conll2003", "conll2003", "valid", short(1, rows=3000, eval_rows=1000), "--task_name", "conll2003"
+    "conll2003": ner(  # sentences of a document are merged to rows of 512 tokens: 120 rows
+        "conll2003", "conll2003", "valid", short(3, batch=2, rows=3000, eval_rows=1000), "--task_name", "conll2003"
     ),
     "wnut17": ner("wnut17", "ner", "dev", short(1)),
 }
