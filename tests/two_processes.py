@@ -7,6 +7,8 @@
 ...     fork_two(one_of_two)
 """
 
+import faulthandler
+import gc
 import os
 import socket
 import subprocess
@@ -42,4 +44,16 @@ def fork_two(work: Callable[[int, Path], None]) -> None:
 def _connect(rank: int, work: Callable[[int, Path], None], folder: Path, port: int) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    faulthandler.dump_traceback_later(TIMEOUT - 60, exit=True)
     work(rank, folder)
+    faulthandler.cancel_dump_traceback_later()
+
+
+def end_process_group() -> None:
+    """Leave the process group. Delete every DistributedDataParallel before.
+
+    The last one to be deleted would free the group while it holds Python's lock. The threads of the group may wait
+    for that lock, and the process for them, for ever.
+    """
+    gc.collect()
+    torch.distributed.destroy_process_group()

@@ -28,6 +28,7 @@ from transformers import (
     Trainer,
     TrainingArguments,
 )
+from two_processes import end_process_group
 
 from hf_deberta import (
     HfDebertaConfig,
@@ -578,6 +579,12 @@ def worker(rank: int, folder: str) -> None:
     environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "ACCELERATE_USE_CPU": True}
     os.environ.update({name: str(value).lower() for name, value in environment.items()})  # as accelerate launch does
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    train_in_three_ways(rank, folder)
+    dist.barrier()
+    end_process_group()
+
+
+def train_in_three_ways(rank: int, folder: str) -> None:
     sizes = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
     run, _ = train(f"{folder}/trainer", settings=SWITCHED_ON, **sizes)
     assert run.accelerator.num_processes == 2
@@ -593,8 +600,6 @@ def worker(rank: int, folder: str) -> None:
         losses = torch.tensor(train_in_loop(DistributedDataParallel(model) if kind == "ddp" else model, rows))
         dist.all_reduce(losses)
         torch.save(losses / 2, f"{folder}/{kind}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from test_attention_triton import BUCKETS, inputs_of, installed, interpreted, lo
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModel, AutoModelForSequenceClassification
-from two_processes import fork_two, run_script
+from two_processes import end_process_group, fork_two, run_script
 
 from hf_deberta import HfDebertaForSequenceClassification, HfDebertaModel
 from hf_deberta.model import attention_auto, attention_check, attention_triton
@@ -510,7 +510,8 @@ def one_of_two(rank, folder):
         ddp_loss(model, rank).backward()
         (chosen,) = set(attention_auto._choices.values())
     torch.save({"chosen": chosen, "gradients": gradients_of(model.module)}, folder / f"{rank}.pt")
-    torch.distributed.destroy_process_group()
+    del model
+    end_process_group()
 
 
 def real_work(gpu, monkeypatch):
