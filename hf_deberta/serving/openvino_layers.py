@@ -15,7 +15,7 @@ subsets of queries, long texts.
 
 import os
 import threading
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
@@ -83,17 +83,20 @@ def rows_in_use(tokens: int, saturation: int) -> torch.Tensor:
 
 
 class OpenVinoLayers(NoneInCopies):
-    """Neighbouring layers of an encoder, compiled when first used, for as many threads as PyTorch has then."""
+    """Neighbouring layers of an encoder, compiled when first used, for as many threads as PyTorch has then.
 
-    def __init__(self, layers: Sequence[PackedLayer]):
-        self.layers, self.dtype = layers, layers[0].dtype
+    Batches of one of the `shapes` [B, N] without padding have a graph for that shape, with its own copy of the weights.
+    """
+
+    def __init__(self, layers: Sequence[PackedLayer], shapes: Collection[tuple[int, int]] = ()):
+        self.layers, self.dtype, self.shapes = layers, layers[0].dtype, shapes
         self.heads, positions = layers[0].weights.heads, layers[0].positions
         self.saturation = 0 if positions is None else positions.saturation
-        self.request, self.tensor_class = None, None
+        self.requests: dict[tuple[int, int] | None, Any] = {}  # by shape; None: of any shape
         self.lock = threading.Lock()  # a request computes one batch at a time
 
     def __call__(
-        self, states: torch.Tensor, mask: AttentionMask, kept: Container[int] = ()
+        self, states: torch.Tensor, mask: AttentionMask, kept: Collection[int] = ()
     ) -> list[torch.Tensor | None]:
         """States [B, N, hidden] after each layer: those of the last, and of the layers whose numbers are `kept`.
 
@@ -101,19 +104,20 @@ class OpenVinoLayers(NoneInCopies):
         """
         visible = torch.ones(1, 1) if mask.mask is None else mask.mask.float()
         inputs = states.contiguous(), visible, rows_in_use(states.shape[1], self.saturation)
+        shape = (states.shape[0], states.shape[1]) if self.has_graph_for(states, mask) else None
         with self.lock:
-            if self.request is None:
-                self.compile(torch.get_num_threads())
-            assert self.request is not None
+            if shape not in self.requests:
+                self.requests[shape] = self.compile(torch.get_num_threads(), shape)
+            request = self.requests[shape]
             for i, tensor in enumerate(inputs):
-                self.request.set_input_tensor(i, self.tensor_class(tensor.numpy(), shared_memory=True))
-            self.request.infer()
-            return [self.output(i) if i in kept or i == len(self.layers) - 1 else None for i in range(len(self.layers))]
+                request.set_input_tensor(i, self.tensor_class(tensor.numpy(), shared_memory=True))
+            request.infer()
+            needed = {*kept, len(self.layers) - 1}
+            return [copy_of(request, i) if i in needed else None for i in range(len(self.layers))]
 
-    def output(self, index: int) -> torch.Tensor:
-        """A copy of a result of the request, which the next call overwrites; by NumPy, which wakes no threads."""
-        assert self.request is not None
-        return torch.from_numpy(self.request.get_output_tensor(index).data.copy())
+    def has_graph_for(self, states: torch.Tensor, mask: AttentionMask) -> bool:
+        """True for batches without padding of one of the `shapes`."""
+        return mask.mask is None and (states.shape[0], states.shape[1]) in self.shapes
 
     def can_compute(self, states: torch.Tensor, mask: AttentionMask) -> bool:
         """True for whole texts, with padding between them or none, that are short enough."""
@@ -121,16 +125,26 @@ class OpenVinoLayers(NoneInCopies):
         plain = mask.is_padding_only or (mask.mask is None and not mask.is_structured)
         return plain and mask.query_positions is None and batch * self.heads * tokens**2 <= LARGEST_SCORES
 
-    def compile(self, threads: int) -> None:
+    def compile(self, threads: int, shape: tuple[int, int] | None) -> Any:
+        """A request for batches of this shape without padding; None: of any shape."""
         import openvino
 
+        self.tensor_class = openvino.Tensor
         settings: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads}
         settings["CPU_RUNTIME_CACHE_CAPACITY"] = CACHED_OPERATIONS
         # pinned threads of several processes would share some cores and leave others idle
         settings["ENABLE_CPU_PINNING"] = threads == available_cores()
         model = GraphBuilder(self.layers).model()
+        if shape is not None:
+            states, visible, rows = model.inputs
+            model.reshape({states: [*shape, states.partial_shape[2]], visible: [1, 1], rows: [2 * shape[1]]})
         compiled = openvino_core().compile_model(model, "CPU", settings | SETTINGS[self.dtype])
-        self.request, self.tensor_class = compiled.create_infer_request(), openvino.Tensor
+        return compiled.create_infer_request()
+
+
+def copy_of(request: Any, index: int) -> torch.Tensor:
+    """A copy of a result, which the next call overwrites; by NumPy, which wakes no threads."""
+    return torch.from_numpy(request.get_output_tensor(index).data.copy())
 
 
 class GraphBuilder:

@@ -1,6 +1,6 @@
 """When the prepared layers of an encoder may compute in place of the layers that they were made from."""
 
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Iterable
 from itertools import chain, repeat
 from operator import attrgetter, contains
 from typing import Any, cast
@@ -60,16 +60,21 @@ class PreparedLayers(NoneInCopies):
             any(self.hooks) or any(map(contains, map(vars, self.bypassed), repeat("forward"))),  # hooked or patched
         )
 
-    def choose_runtime(self, runtime: str | None, has_convolution: bool) -> None:
-        """Decide which batches OpenVINO computes: none ("torch"), all that it can, or those for which it is faster."""
+    def choose_runtime(
+        self, runtime: str | None, has_convolution: bool, shapes: Collection[tuple[int, int]] = ()
+    ) -> None:
+        """Decide which batches OpenVINO computes: none ("torch"), all that it can, or those for which it is faster.
+
+        It computes batches of the `shapes` [B, N] without padding too, each by a graph of its own.
+        """
         supported = not has_convolution and all(layer.has_gelu for layer in self.layers)
         if runtime == "openvino" and not supported:
             raise ValueError(
                 "runtime='openvino' is for encoders with GELU and without a convolution; use runtime='torch'"
             )
         if runtime != "torch" and supported and has_openvino():
-            self.all_but_last = OpenVinoLayers(self.layers[:-1]) if len(self.layers) > 1 else None
-            self.last = OpenVinoLayers(self.layers[-1:])
+            self.all_but_last = OpenVinoLayers(self.layers[:-1], shapes) if len(self.layers) > 1 else None
+            self.last = OpenVinoLayers(self.layers[-1:], shapes)
             parts = self.last if self.all_but_last is None else self.all_but_last
             self.most_tokens = ALL if runtime == "openvino" else most_tokens_of_openvino(parts, self.last)
         for layer in self.layers:
@@ -79,7 +84,7 @@ class PreparedLayers(NoneInCopies):
                 layer.pack_all()
 
     def first_layers(
-        self, states: torch.Tensor, context: AttentionContext, layers: int, kept: Container[int], backend: str
+        self, states: torch.Tensor, context: AttentionContext, layers: int, kept: Collection[int], backend: str
     ) -> list[torch.Tensor | None]:
         """The states after each of the first `layers` layers, or [] if OpenVINO does not compute them.
 
@@ -90,7 +95,7 @@ class PreparedLayers(NoneInCopies):
             self.last is None
             or backend not in ("auto", "sdpa")
             or layers < count - 1
-            or states.shape[0] * states.shape[1] > self.most_tokens
+            or (states.shape[0] * states.shape[1] > self.most_tokens and not self.last.has_graph_for(states, mask))
             or not self.last.can_compute(states, mask)
             or any(map(is_hooked_or_patched, self.called))
         ):

@@ -1,6 +1,7 @@
 """`hf_deberta.optimize(model, runtime="openvino")`: the same numbers, for batches that OpenVINO can compute."""
 
 import copy
+import importlib
 import subprocess
 import sys
 from importlib.machinery import ModuleSpec
@@ -19,6 +20,7 @@ from hf_deberta.serving.openvino_layers import OpenVinoLayers
 from hf_deberta.serving.packed_layer import PackedLayer
 
 pytest.importorskip("openvino")
+optimize_module = importlib.import_module("hf_deberta.serving.optimize")  # the name is a function in the package
 ON_ONE_THREAD = HfDebertaEmbeddings.norm_on_one_thread
 WHOLE_TEXTS = ("equal", "one token", "padded on the left", "long")  # cases of `make_inputs` that OpenVINO computes
 
@@ -146,7 +148,7 @@ def test_threads_are_pinned_only_to_as_many_cores(cores, pinned, monkeypatch):
     monkeypatch.setattr(openvino_layers, "available_cores", lambda: cores)
     layers = optimized(make_model()).encoder.prepared_layers.last
     with mock.patch.object(openvino_layers, "openvino_core") as core:
-        layers.compile(2)
+        layers.compile(2, None)
     assert core.return_value.compile_model.call_args.args[2]["ENABLE_CPU_PINNING"] is pinned
 
 
@@ -323,3 +325,41 @@ def test_embeddings_of_short_texts_are_computed_on_one_thread(batch, tokens, par
     assert len(norms.mock_calls) == parts
     assert all(call.args[1].numel() <= 32768 for call in norms.mock_calls)
     assert difference(result, expected) < TOLERANCE[torch.float32]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=str)
+@pytest.mark.parametrize("model_class", [hf_deberta.HfDebertaModel, hf_deberta.HfDebertaForSequenceClassification])
+def test_shapes_have_graphs_of_their_own(model_class, dtype):
+    model = make_model(model_class)
+    ids = torch.randint(5, 100, (3, 9))
+    padded = {"input_ids": ids[:2], "attention_mask": torch.arange(9) >= torch.tensor([[0], [4]])}
+    batches = [{"input_ids": ids[:2]}, {"input_ids": ids}, {"input_ids": ids[:2, :5]}, padded]
+    expected = [outputs(model, batch) for batch in batches]
+    hf_deberta.optimize(model, dtype, runtime="openvino", shapes=[(2, 9), (2, 5)])
+    for batch, states in zip(batches, expected, strict=True):
+        real = ... if "attention_mask" not in batch or states.dim() == 2 else batch["attention_mask"]
+        assert difference(outputs(model, batch)[real], states[real]) < TOLERANCE[dtype]
+    assert model.base_model.encoder.prepared_layers.all_but_last.requests.keys() == {(2, 9), (2, 5), None}
+
+
+def test_openvino_computes_shapes_that_are_slower_otherwise(monkeypatch):
+    monkeypatch.setattr(prepared_layers, "most_tokens_of_openvino", lambda *layers: 0)
+    model = hf_deberta.optimize(make_model(), shapes=[[1, 6]])
+    for tokens, calls_expected in ((6, 2), (7, 0)):
+        with count_calls(OpenVinoLayers) as calls:
+            outputs(model, {"input_ids": torch.full((1, tokens), 7)})
+        assert calls.call_count == calls_expected
+
+
+@pytest.mark.parametrize("shapes", [[512], [(1,)], [(0, 5)], [(1, 5.0)], ["ab"]], ids=str)
+def test_shapes_are_pairs_of_sizes(shapes):
+    with pytest.raises(ValueError, match="shapes must be pairs"):
+        hf_deberta.optimize(make_model(), shapes=shapes)
+
+
+def test_shapes_need_openvino(monkeypatch):
+    with pytest.raises(ValueError, match="leave out runtime='torch' or shapes"):
+        hf_deberta.optimize(make_model(), runtime="torch", shapes=[(1, 5)])
+    monkeypatch.setattr(optimize_module, "has_openvino", lambda: False)
+    with pytest.raises(ImportError, match="pip install"):
+        hf_deberta.optimize(make_model(), shapes=[(1, 5)])
