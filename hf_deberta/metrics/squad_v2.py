@@ -91,12 +91,12 @@ def best_threshold(
 ) -> tuple[float, float]:
     """Return the best score in percent over all thresholds on the null odds, and that threshold.
 
-    Starts with no question answered, then answers them in the order of their odds. If answering none is best, the
-    threshold is 0, as in the official script.
+    Starts with no question answered, then answers them in the order of their odds, equal odds in the order of
+    `null_odds`. If answering none is best, the threshold is 0. Both as in the official script.
     """
     score: float = sum(not has_answer for has_answer in answerable.values())
     best, threshold = score, 0.0
-    for x in sorted(answerable, key=null_odds.__getitem__):
+    for x in sorted((x for x in null_odds if x in answerable), key=null_odds.__getitem__):
         score += scores[x] if answerable[x] else -bool(texts[x])
         if score > best:
             best, threshold = score, null_odds[x]
