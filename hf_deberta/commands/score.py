@@ -21,6 +21,7 @@ from hf_deberta import HfDebertaConfig
 from hf_deberta.commands.any_checkpoint import MODEL_HELP, checkpoint_errors, class_candidates
 from hf_deberta.gpu_check import parse_size
 from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.file_faults import one_line
 from hf_deberta.runs.json_files import DamagedFileError, read_json_object, write_json
 from hf_deberta.runs.run_identity import weight_hashes
 from hf_deberta.runs.run_lock import lock_folder
@@ -41,6 +42,7 @@ FREE_SETTINGS = ("tokens_per_batch", "device", "cores", "skip_bad_rows")  # may 
 SECONDS_BETWEEN_LINES = 10
 ATTEMPTS = 10  # of a shard whose workers die
 LOCAL = "local"
+SECONDS_TO_START = 120  # that Ray waits for its first process; 30 by default, too few on a busy machine
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -133,6 +135,7 @@ def base_folder(pattern: str) -> Path:
 def running_ray(address: str) -> Iterator[Any]:
     """Connect to a cluster, or start Ray on this machine."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", str(SECONDS_TO_START))
     try:
         import ray
         import ray.data
@@ -143,6 +146,14 @@ def running_ray(address: str) -> Iterator[Any]:
         ray.init(address, logging_level="warning", **own)
     except (ConnectionError, ValueError) as error:
         raise InputError(f"--address {address}: {' '.join(str(error).split())}") from error
+    except Exception as error:  # Ray has no class of its own for a start that takes too long
+        ray.shutdown()
+        if "timed out" not in str(error).lower():
+            raise
+        raise InputError(
+            f"Ray did not start in time, so the machine is probably busy: start the command again, or run `ray start "
+            f"--head` and add --address auto. Ray says: {one_line(error)}"
+        ) from error
     try:
         yield ray
     finally:

@@ -4,9 +4,13 @@ import gzip
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -214,11 +218,26 @@ def test_a_shard_that_kills_its_workers_ends(model, tmp_path):
 # With Ray
 
 
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Two nodes with one core each, started once. Limits are long enough for a busy machine."""
+    pytest.importorskip("ray")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_worker_niceness", "0")  # else other tests of this machine go first
+        patch.setenv("RAY_gcs_server_port_wait_time_s", "300")
+        patch.setenv("RAY_health_check_failure_threshold", "100")
+        from ray.cluster_utils import Cluster
+
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+        cluster.add_node(num_cpus=1)
+        yield cluster
+        cluster.shutdown()
+
+
 @pytest.fixture
-def shards(tmp_path, monkeypatch) -> Path:
+def shards(tmp_path) -> Path:
     for number in range(4):
         write_parquet(tmp_path / "in" / f"{number}.parquet", TEXTS)
-    monkeypatch.setenv("RAY_worker_niceness", "0")  # else other tests of this machine go first
     return tmp_path
 
 
@@ -226,32 +245,49 @@ def run(model: str, folder: Path, *flags: str) -> int:
     return main(["score", "--model", model, "--input", f"{folder}/in/*", "--output", f"{folder}/out", *flags])
 
 
-def test_a_run_skips_shards_that_are_done(model, shards, capsys):
-    pytest.importorskip("ray")
-    assert run(model, shards) == 0
+def test_a_run_skips_shards_that_are_done(model, shards, cluster, capsys):
+    flags = ("--address", cluster.address)
+    assert run(model, shards, *flags) == 0
     assert "4 shards, 120 rows" in capsys.readouterr().out
     done = {path: path.stat().st_mtime_ns for path in (shards / "out").glob("*.parquet")}
     (shards / "out" / "2.parquet").unlink()
     (shards / "in" / "4.jsonl").write_text('{"text": null}')
     with pytest.raises(SystemExit, match="1 of 2 shards failed; the first: .*4.jsonl, line 1 has a bad text"):
-        run(model, shards)
+        run(model, shards, *flags)
     assert "2 shards to score, 3 done before" in capsys.readouterr().out
     changed = {path.name for path, before in done.items() if path.stat().st_mtime_ns != before}
     assert changed == {"2.parquet"}
     with pytest.raises(SystemExit, match="all_scores False, now True"):
-        run(model, shards, "--all_scores")
+        run(model, shards, *flags, "--all_scores")
 
 
 @pytest.mark.slow
-def test_no_row_is_lost_when_a_worker_is_killed(model, shards, capsys):
-    """Two nodes with one core each; the worker of one is killed while it computes."""
+def test_ray_starts_on_this_machine(model, shards):
+    """In a process of its own, as users run it: a process that switched clusters lost its workers in Ray 2.60."""
     pytest.importorskip("ray")
-    from ray.cluster_utils import Cluster
+    command = [sys.executable, "-m", "hf_deberta", "score", "--model", model]
+    command += ["--input", f"{shards}/in/*", "--output", f"{shards}/out"]
+    environment = {**os.environ, "RAY_worker_niceness": "0"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+    assert done.returncode == 0 and "4 shards, 120 rows" in done.stdout, done.stderr
 
+
+def test_a_slow_start_is_one_sentence(monkeypatch):
+    ray = pytest.importorskip("ray")
+
+    def time_out(*arguments: object, **options: object) -> None:
+        raise RuntimeError("Timed out waiting for file /tmp/ray/port")
+
+    monkeypatch.setattr(ray, "init", time_out)
+    with pytest.raises(InputError, match="Ray did not start in time.*--address auto"), score.running_ray("local"):
+        pass
+
+
+@pytest.mark.slow
+def test_no_row_is_lost_when_a_worker_is_killed(model, shards, cluster, capsys):
+    """The worker of one node is killed while it computes."""
     for number in range(4, 12):
         write_parquet(shards / "in" / f"{number}.parquet", TEXTS * 60)
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    cluster.add_node(num_cpus=1)
     killed: list[int] = []
     finished = threading.Event()
     thread = threading.Thread(target=kill_a_worker, args=(shards / "out", killed, finished))
@@ -261,7 +297,6 @@ def test_no_row_is_lost_when_a_worker_is_killed(model, shards, capsys):
     finally:
         finished.set()
         thread.join()
-        cluster.shutdown()
     assert killed and "12 shards, 14,520 rows" in capsys.readouterr().out
     for source in (shards / "in").iterdir():
         before, after = (pyarrow.parquet.read_table(path) for path in (source, shards / "out" / source.name))
