@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-import hf_deberta
+from hf_deberta import HfDebertaForMaskedLM
 from hf_deberta.model.relative_position import TERMS
 from hf_deberta.runs.json_files import atomic_write
 
-from .scores import TITLES, encoder_of, scores_of_layers, token_name, tokenize
+from .candidates import mask_candidates, missing_candidates
+from .scores import TITLES, encoder_of, scores_of_layers, tokenize
 
 TEMPLATE = Path(__file__).with_name("page.html")
-CANDIDATES = 8  # per [MASK]
 MAX_PAGE_MB = 40
 HIDDEN = -(2**15)  # in the page's int16 values: a pair that the attention mask hides
 
@@ -25,17 +25,27 @@ def attention_page(model: torch.nn.Module, tokenizer: Any, text: str, file: str 
     For a masked-language model it also lists the best candidates for each [MASK] of the text, with the enhanced mask
     decoder and without it.
     """
-    data = json.dumps(page_data(model, tokenizer, text), ensure_ascii=False).replace("<", "\\u003c")
+    html = render_page(page_data(model, tokenizer, text))
     with atomic_write(Path(file)) as unfinished:
-        unfinished.write_text(TEMPLATE.read_text(encoding="utf-8").replace("__DATA__", data), encoding="utf-8")
+        unfinished.write_text(html, encoding="utf-8")
+
+
+def render_page(data: dict[str, Any]) -> str:
+    """The page as HTML: the template with the data, which its script draws."""
+    text = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
+    return TEMPLATE.read_text(encoding="utf-8").replace("__DATA__", text)
 
 
 def page_data(model: torch.nn.Module, tokenizer: Any, text: str) -> dict[str, Any]:
     """The contents of the page.
 
     `values[layer][part]` has the values of all heads, queries and keys as base64 of int16, to be multiplied by `step`.
-    The page adds up the parts.
+    The page adds up the parts. `note` says why there are no candidates. Other heads than those of language models need
+    other inputs, and are left out.
     """
+    note = missing_candidates(model)
+    if not isinstance(model, HfDebertaForMaskedLM):
+        model = getattr(model, "base_model", model)
     inputs, tokens = tokenize(model, tokenizer, text)
     config = encoder_of(model).config
     parts = ["c2c", *(term for term in TERMS if config.relative_attention and term in (config.pos_att_type or ()))]
@@ -46,13 +56,15 @@ def page_data(model: torch.nn.Module, tokenizer: Any, text: str) -> dict[str, An
             f"to {int(len(tokens) * (MAX_PAGE_MB / megabytes) ** 0.5)} tokens"
         )
     layers, output = scores_of_layers(model, inputs)
+    masks = [] if note else mask_candidates(model, tokenizer, inputs, output)
     return {
         "text": text,
         "tokens": tokens,
         "heads": config.num_attention_heads,
         "parts": {part: TITLES[part] for part in [*parts, "sum"]},
         "values": [{part: _encode(layer.shown(part)) for part in parts} for layer in layers],
-        "masks": _mask_candidates(model, tokenizer, inputs, output),
+        "masks": masks,
+        "note": note or ("" if masks else f"Write {tokenizer.mask_token} in place of a word to see candidates for it."),
     }
 
 
@@ -61,35 +73,3 @@ def _encode(values: torch.Tensor) -> dict[str, Any]:
     step = float(values.nan_to_num().abs().max()) / (2**15 - 1) or 1.0
     integers = (values.double() / step).round().nan_to_num(HIDDEN).cpu().numpy().astype("<i2")
     return {"step": step, "base64": base64.b64encode(integers.tobytes()).decode()}
-
-
-@torch.no_grad()
-def _mask_candidates(
-    model: torch.nn.Module, tokenizer: Any, inputs: dict[str, torch.Tensor], output: Any
-) -> list[dict[str, Any]]:
-    """The best tokens at each [MASK], with and without the decoder; empty if the model is no masked-language model.
-
-    Without the decoder, the logits are those of the ordinary last layer, as if `emd_steps` were 0, from the same
-    weights.
-    """
-    if not isinstance(model, hf_deberta.HfDebertaForMaskedLM) or isinstance(model, hf_deberta.HfDebertaForCausalLM):
-        return []
-    variants = {"masked-language model": output.logits[0]}
-    if model.config.uses_mask_decoder:
-        without = model.lm_predictions.lm_head(output.hidden_states[-1])
-        variants = {"with the mask decoder": output.logits[0], "without (last layer only)": without[0]}
-    masks = (inputs["input_ids"][0] == tokenizer.mask_token_id).nonzero().flatten().tolist()
-    return [
-        {
-            "position": position,
-            "candidates": {name: _best(logits[position], tokenizer) for name, logits in variants.items()},
-        }
-        for position in masks
-    ]
-
-
-def _best(logits: torch.Tensor, tokenizer: Any) -> list[tuple[str, float]]:
-    """The tokens with the highest probability."""
-    best = logits.float().softmax(-1).topk(min(CANDIDATES, len(logits)))
-    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return [(token_name(tokenizer, token), round(probability, 4)) for token, probability in pairs]
