@@ -3,7 +3,13 @@
 import base64
 import json
 import re
+import shutil
+import socket
 import sys
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
 
 import numpy as np
 import pytest
@@ -13,12 +19,14 @@ from hf_deberta import (
     HfDebertaConfig,
     HfDebertaForCausalLM,
     HfDebertaForMaskedLM,
+    HfDebertaForPreTraining,
     HfDebertaForSequenceClassification,
     HfDebertaModel,
 )
 from hf_deberta.model.attention_reference import visible_softmax
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 from hf_deberta.visualize import (
+    attention_app,
     attention_page,
     attention_parts,
     plot_attention,
@@ -192,8 +200,36 @@ def test_plot_training(tmp_path):
     assert curves(plot_training(tmp_path)) == expected
     for seed in (1, 2):
         write_state(tmp_path / "seeds" / f"seed-{seed}", [seed])
+    (tmp_path / "seeds" / "seed-3").mkdir()  # not begun
     drawn = curves(plot_training(tmp_path / "seeds"))
     assert drawn["seed-1 loss"] == [1] and drawn["seed-2 loss"] == [2] and len(drawn) == 6
+
+
+def write_history(folder, *entries):
+    folder.mkdir()
+    (folder / "trainer_state.json").write_text(json.dumps({"log_history": entries}))
+    return folder
+
+
+def test_plot_training_of_a_run_shorter_than_logging_steps(tmp_path):
+    run = write_history(tmp_path / "run", {"step": 1, "eval_accuracy": 0.5}, {"step": 1, "train_loss": 0.7})
+    assert curves(plot_training(run)) == {"train_loss": [0.7], "eval_accuracy": [0.5]}
+
+
+def test_plot_training_separates_scales(tmp_path):
+    """Counts and thresholds of SQuAD are no metrics, and perplexity has a panel of its own."""
+    entry = {"step": 1, "eval_f1": 80, "eval_total": 900, "eval_best_f1_thresh": -1.5, "eval_perplexity": 60}
+    figure = plot_training(write_history(tmp_path / "run", entry))
+    assert {axes.get_title(): [line.get_label() for line in axes.lines] for axes in figure.axes} == {
+        "evaluation": ["eval_f1"],
+        "perplexity": ["eval_perplexity"],
+    }
+
+
+def test_plot_training_of_a_folder_that_was_only_evaluated(tmp_path):
+    (tmp_path / "all_results.json").write_text('{"eval_accuracy": 0.5}')
+    with pytest.raises(FileNotFoundError, match=r"evaluated, not trained.*all_results\.json"):
+        plot_training(tmp_path)
 
 
 def test_without_matplotlib_the_error_names_the_extra(tmp_path, monkeypatch):
@@ -203,9 +239,12 @@ def test_without_matplotlib_the_error_names_the_extra(tmp_path, monkeypatch):
         plot_training(tmp_path / "run")
 
 
+PAGE_DATA = re.compile(r'<script id="data" type="application/json">(.*?)</script>', flags=re.DOTALL)
+
+
 def read_page(file):
     html = file.read_text(encoding="utf-8")
-    (data,) = re.findall(r'<script id="data" type="application/json">(.*?)</script>', html, flags=re.DOTALL)
+    (data,) = PAGE_DATA.findall(html)
     return html, json.loads(data)
 
 
@@ -219,7 +258,7 @@ def test_page_holds_the_parts(tokenizer, tmp_path):
     attention_page(model, tokenizer, TEXT, file)
     html, data = read_page(file)
     assert data["text"] == TEXT and data["tokens"][0] == "[CLS]" and data["tokens"][3] == "[MASK]"
-    assert html.count("</script>") == 2 and "http" not in html
+    assert html.count("</script>") == 2 and not re.search(r"(src|href)=.http|url\(", html)
     assert list(data["parts"]) == ["c2c", "c2p", "p2c", "sum"]
     for layer, values in enumerate(data["values"]):
         parts = attention_parts(model, tokenizer(TEXT, return_tensors="pt"), layer)
@@ -252,11 +291,101 @@ def test_candidates_with_and_without_the_mask_decoder(tokenizer):
 def test_candidates_of_a_model_without_decoder(tokenizer):
     masks = page_data(make_masked_lm(tokenizer, emd_steps=0), tokenizer, TEXT)["masks"]
     assert [list(mask["candidates"]) for mask in masks] == [["masked-language model"]] * 2
-    encoder = make_model(vocab_size=len(tokenizer))
-    assert page_data(encoder, tokenizer, TEXT)["masks"] == []
+
+
+@pytest.mark.parametrize(
+    ("model_class", "expected"),
+    [
+        (HfDebertaForPreTraining, "discriminator.*--generator"),
+        (HfDebertaForSequenceClassification, "no masked-language head.*microsoft/deberta-base"),
+        (HfDebertaForCausalLM, "predicts the next token"),
+    ],
+)
+def test_missing_candidates_are_explained(model_class, expected, tokenizer):
+    data = page_data(make_model(model_class, vocab_size=len(tokenizer)), tokenizer, TEXT)
+    assert data["masks"] == [] and re.search(expected, data["note"])
+
+
+def test_text_without_mask_is_told_to_have_one(tokenizer):
+    model = make_masked_lm(tokenizer)
+    assert "[MASK]" in page_data(model, tokenizer, "the paper")["note"]
+    assert page_data(model, tokenizer, TEXT)["note"] == ""
 
 
 def test_long_text_is_refused(tokenizer, monkeypatch):
     monkeypatch.setattr("hf_deberta.visualize.page.MAX_PAGE_MB", 0.001)
     with pytest.raises(ValueError, match=r"would have .* MB, more than 0.001; shorten the text to \d+ tokens"):
         page_data(make_masked_lm(tokenizer), tokenizer, TEXT)
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+@pytest.fixture
+def served(tokenizer):
+    """The address of the served page."""
+    pytest.importorskip("starlette", reason="needs the extra page")
+    uvicorn = pytest.importorskip("uvicorn", reason="needs the extra page")
+    config = uvicorn.Config(attention_app(make_masked_lm(tokenizer), tokenizer, TEXT), log_level="error")
+    server = uvicorn.Server(config)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()  # early requests wait
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        server.should_exit = True
+        thread.join()
+
+
+def fetch(address):
+    try:
+        with urllib.request.urlopen(address) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_served_page_is_that_of_the_text(served, monkeypatch):
+    query = urllib.parse.urlencode({"text": "words have <b>[MASK]</b>"})
+    pages = [(*fetch(served), TEXT), (*fetch(f"{served}?{query}"), "words have <b>[MASK]</b>")]
+    for status, html, text in pages:
+        data = json.loads(PAGE_DATA.search(html)[1])
+        assert (status, data["text"], data["served"]) == (200, text, True) and "<b>" not in html
+    monkeypatch.setattr("hf_deberta.visualize.page.MAX_PAGE_MB", 0.001)
+    status, html = fetch(served)
+    assert status == 422 and "shorten the text" in json.loads(PAGE_DATA.search(html)[1])["error"]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
+def test_page_in_chromium(served, tmp_path, monkeypatch):
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
+    with playwright.sync_playwright() as browsers:
+        browser = browsers.chromium.launch(executable_path=CHROMIUM)
+        page = browser.new_page()
+        errors, requests = [], []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda message: errors.append(message.text))
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(served)
+        assert page.locator("caption").count() == 4  # two [MASK], with and without the decoder
+        page.click("#overview button[value='1 2']")
+        page.click("#parts button[value=p2c]")
+        assert page.inner_text("#title") == "Layer 1, head 2 | position to content"
+        page.fill("#ask input", "the [MASK] says")
+        page.press("#ask input", "ArrowDown")  # moves in the field, not through the layers
+        page.click("#ask button")
+        page.wait_for_url("**text=the*")
+        assert page.inner_text("#title") == "Layer 1, head 2 | position to content"  # kept for the new text
+        assert page.input_value("#ask input") == "the [MASK] says" and page.locator("caption").count() == 2
+        page.hover("#map canvas")
+        assert re.search(r"query \d+ .*c2c -?\d.*c2p .*p2c .*sum .*attention \d", page.inner_text("#value"))
+        page.set_viewport_size({"width": 360, "height": 700})
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        page.screenshot(path=tmp_path / "page.png", full_page=True)
+        monkeypatch.setattr("hf_deberta.visualize.page.MAX_PAGE_MB", 0.001)
+        errors_before = list(errors)
+        page.reload()
+        assert "shorten the text" in page.inner_text("#error") and not page.is_visible("#main")
+        browser.close()
+    assert not errors_before and all(url.startswith(served) or url == "data:," for url in requests)

@@ -9,9 +9,7 @@ import hf_deberta
 from .scores import token_name
 
 CANDIDATES = 8  # per [MASK]
-WITH_A_HEAD = (
-    "Checkpoints that fill masks: microsoft/deberta-base and others of v1 and v2, and models of hf-deberta mlm."
-)
+WITH_A_HEAD = "These have: microsoft/deberta-base and others of v1 and v2, and models of hf-deberta mlm."
 
 
 def missing_candidates(model: torch.nn.Module) -> str | None:
@@ -32,7 +30,7 @@ def missing_candidates(model: torch.nn.Module) -> str | None:
 
 @torch.no_grad()
 def mask_candidates(
-    model: torch.nn.Module, tokenizer: Any, inputs: dict[str, torch.Tensor], output: Any
+    model: hf_deberta.HfDebertaForMaskedLM, tokenizer: Any, inputs: dict[str, torch.Tensor], output: Any
 ) -> list[dict[str, Any]]:
     """The best tokens at each [MASK], with and without the decoder, of a masked-language model.
 

@@ -3,7 +3,7 @@
 import base64
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -56,7 +56,7 @@ def page_data(model: torch.nn.Module, tokenizer: Any, text: str) -> dict[str, An
             f"to {int(len(tokens) * (MAX_PAGE_MB / megabytes) ** 0.5)} tokens"
         )
     layers, output = scores_of_layers(model, inputs)
-    masks = [] if note else mask_candidates(model, tokenizer, inputs, output)
+    masks = [] if note else mask_candidates(cast(HfDebertaForMaskedLM, model), tokenizer, inputs, output)
     return {
         "text": text,
         "tokens": tokens,

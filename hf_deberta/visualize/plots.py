@@ -102,14 +102,26 @@ def plot_position_table(model: torch.nn.Module, layer: int) -> "Figure":
 def plot_training(run_folder: str | Path) -> "Figure":
     """Loss curves of a run, finished or not, and its other evaluation metrics; with several seeds, those of each.
 
-    Read from trainer_state.json in the folder, in its folders `seed-*`, or in their last checkpoints.
+    Read from trainer_state.json in the folder, in its folders `seed-*`, or in their last checkpoints. Seeds that have
+    none, because they wait or were only evaluated, are left out. A run that ended before the first `--logging_steps` is
+    shown with its mean loss.
     """
     folder = Path(run_folder)
-    runs = {path.name: _training_log(path) for path in sorted(folder.glob("seed-*")) if path.is_dir()}
-    runs = runs or {"": _training_log(folder)}
-    names = {name for log in runs.values() for entry in log for name in entry if _is_loss(name)}
-    others = {name for log in runs.values() for entry in log for name in entry if _is_metric(name)}
-    panels = {title: sorted(group) for title, group in (("loss", names), ("evaluation", others)) if group}
+    seeds = [path for path in sorted(folder.glob("seed-*")) if path.is_dir()]
+    runs = {path.name: log for path in seeds if (log := _training_log(path)) is not None}
+    if not runs:
+        log = _training_log(folder)
+        if log is None:
+            raise FileNotFoundError(_missing_log(folder))
+        runs = {"": log}
+    logged = {name for log in runs.values() for entry in log for name in entry}
+    others = {name for name in logged if _is_metric(name)}
+    perplexities = {name for name in others if name.endswith("perplexity")}  # of another scale
+    losses = {name for name in logged if _is_loss(name)}
+    if "train_loss" in logged and not any(name == "loss" for name in logged):
+        losses.add("train_loss")
+    groups = {"loss": losses, "evaluation": others - perplexities, "perplexity": perplexities}
+    panels = {title: sorted(group) for title, group in groups.items() if group}
     if not panels:
         raise ValueError(f"{folder} has logged neither a loss nor a metric yet; log more often with --logging_steps")
     figure = _new_figure(6 * len(panels), 4)
@@ -126,13 +138,19 @@ def plot_training(run_folder: str | Path) -> "Figure":
     return figure
 
 
-def _training_log(folder: Path) -> list[dict[str, Any]]:
-    """The entries of the newest trainer_state.json."""
+def _training_log(folder: Path) -> list[dict[str, Any]] | None:
+    """The entries of the newest trainer_state.json; None if there is none."""
     folders = [folder, *reversed(checkpoints_by_step(folder).values())]
     for path in (path / "trainer_state.json" for path in folders):
         if path.is_file():
             return read_json_object(path).get("log_history", [])
-    raise FileNotFoundError(f"{folder} has no trainer_state.json, nor has a checkpoint in it; name the --output_dir")
+    return None
+
+
+def _missing_log(folder: Path) -> str:
+    if (folder / "all_results.json").is_file():
+        return f"{folder} has no trainer_state.json: it was evaluated, not trained; its results are in all_results.json"
+    return f"{folder} has no trainer_state.json, nor has a checkpoint in it; name the --output_dir"
 
 
 def _is_loss(name: str) -> bool:
@@ -140,8 +158,8 @@ def _is_loss(name: str) -> bool:
 
 
 def _is_metric(name: str) -> bool:
-    timings = ("_runtime", "_per_second", "_samples", "_time", "loss")
-    return name.startswith("eval_") and not name.endswith(timings)
+    no_metrics = ("_runtime", "_per_second", "_samples", "_time", "_total", "_thresh", "loss")
+    return name.startswith("eval_") and not name.endswith(no_metrics)
 
 
 def _new_figure(width: float, height: float) -> "Figure":

@@ -1,9 +1,16 @@
 """`hf-deberta attention`: the page of a masked-language model and of a classifier, and mistakes."""
 
+import re
+
 import pytest
 import torch
 
-from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaForSequenceClassification
+from hf_deberta import (
+    HfDebertaConfig,
+    HfDebertaForMaskedLM,
+    HfDebertaForPreTraining,
+    HfDebertaForSequenceClassification,
+)
 from hf_deberta.__main__ import main
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 
@@ -20,8 +27,47 @@ def test_page(model_class, tmp_path, capsys):
     assert main(["attention", str(tmp_path), TEXT, "--output", str(file)]) == 0
     output, fills_masks = capsys.readouterr().out, model_class is HfDebertaForMaskedLM
     assert output.endswith(f"wrote {file}\n")
-    assert ("is no masked-language model" in output) != fills_masks
+    assert ("no masked-language head" in output) != fills_masks
     assert ('"with the mask decoder"' in file.read_text(encoding="utf-8")) == fills_masks
     with pytest.raises(SystemExit) as stopped:
         main(["attention", str(tmp_path), TEXT, "--output", str(tmp_path / "none" / "page.html")])
     assert stopped.value.code.startswith("hf-deberta attention: ") and "none" in stopped.value.code
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "--serve"),
+        (["--serve", "--output", "page.html"], "leave out --output"),
+        ([TEXT, "--generator", "--architecture", "HfDebertaForMaskedLM"], "leave out --architecture"),
+        ([TEXT, "--generator"], "pytorch_model.generator.bin.*leave out --generator"),
+    ],
+)
+def test_mistakes(flags, message, tmp_path):
+    with pytest.raises(SystemExit) as stopped:
+        main(["attention", str(tmp_path), *flags])
+    assert re.search(message, stopped.value.code)
+
+
+def test_generator_beside_a_discriminator(tmp_path, capsys):
+    tokenizer = train_tokenizer([TEXT] * 20, 280, "bpe")
+    config = HfDebertaConfig.from_preset("tiny", vocab_size=len(tokenizer))
+    HfDebertaForPreTraining(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    torch.save(HfDebertaForMaskedLM(config).state_dict(), tmp_path / "pytorch_model.generator.bin")
+    command = ["attention", str(tmp_path), TEXT, "--output", str(tmp_path / "page.html")]
+    main(command)
+    assert "--generator" in capsys.readouterr().out
+    main([*command, "--generator"])
+    assert "discriminator" not in capsys.readouterr().out
+    assert '"with the mask decoder"' in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_serve(tmp_path, monkeypatch):
+    tokenizer = train_tokenizer([TEXT] * 20, 280, "bpe")
+    HfDebertaForMaskedLM(HfDebertaConfig.from_preset("tiny", vocab_size=len(tokenizer))).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    calls = []
+    monkeypatch.setattr("uvicorn.run", lambda app, **options: calls.append(options))
+    main(["attention", str(tmp_path), "--serve"])
+    assert calls[0]["host"] == "127.0.0.1" and calls[0]["port"] == 8765
