@@ -15,7 +15,7 @@ subsets of queries, long texts.
 
 import os
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
@@ -96,12 +96,14 @@ class OpenVinoLayers(NoneInCopies):
         self.lock = threading.Lock()  # a request computes one batch at a time
 
     def __call__(
-        self, states: torch.Tensor, mask: AttentionMask, kept: Collection[int] = ()
+        self, states: torch.Tensor, mask: AttentionMask, kept: Container[int] = ()
     ) -> list[torch.Tensor | None]:
         """States [B, N, hidden] after each layer: those of the last, and of the layers whose numbers are `kept`.
 
         The mask hides padding or nothing.
         """
+        from openvino import Tensor
+
         visible = torch.ones(1, 1) if mask.mask is None else mask.mask.float()
         inputs = states.contiguous(), visible, rows_in_use(states.shape[1], self.saturation)
         shape = (states.shape[0], states.shape[1]) if self.has_graph_for(states, mask) else None
@@ -110,10 +112,10 @@ class OpenVinoLayers(NoneInCopies):
                 self.requests[shape] = self.compile(torch.get_num_threads(), shape)
             request = self.requests[shape]
             for i, tensor in enumerate(inputs):
-                request.set_input_tensor(i, self.tensor_class(tensor.numpy(), shared_memory=True))
+                request.set_input_tensor(i, Tensor(tensor.numpy(), shared_memory=True))
             request.infer()
-            needed = {*kept, len(self.layers) - 1}
-            return [copy_of(request, i) if i in needed else None for i in range(len(self.layers))]
+            last = len(self.layers) - 1
+            return [copy_of(request, i) if i in kept or i == last else None for i in range(last + 1)]
 
     def has_graph_for(self, states: torch.Tensor, mask: AttentionMask) -> bool:
         """True for batches without padding of one of the `shapes`."""
@@ -123,13 +125,13 @@ class OpenVinoLayers(NoneInCopies):
         """True for whole texts, with padding between them or none, that are short enough."""
         batch, tokens, _ = states.shape
         plain = mask.is_padding_only or (mask.mask is None and not mask.is_structured)
-        return plain and mask.query_positions is None and batch * self.heads * tokens**2 <= LARGEST_SCORES
+        return plain and mask.query_positions is None and self.has_room_for(batch, tokens)
+
+    def has_room_for(self, batch: int, tokens: int) -> bool:
+        return batch * self.heads * tokens**2 <= LARGEST_SCORES
 
     def compile(self, threads: int, shape: tuple[int, int] | None) -> Any:
         """A request for batches of this shape without padding; None: of any shape."""
-        import openvino
-
-        self.tensor_class = openvino.Tensor
         settings: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads}
         settings["CPU_RUNTIME_CACHE_CAPACITY"] = CACHED_OPERATIONS
         # pinned threads of several processes would share some cores and leave others idle

@@ -1,6 +1,6 @@
 """When the prepared layers of an encoder may compute in place of the layers that they were made from."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Container, Iterable
 from itertools import chain, repeat
 from operator import attrgetter, contains
 from typing import Any, cast
@@ -68,13 +68,20 @@ class PreparedLayers(NoneInCopies):
         It computes batches of the `shapes` [B, N] without padding too, each by a graph of its own.
         """
         supported = not has_convolution and all(layer.has_gelu for layer in self.layers)
-        if runtime == "openvino" and not supported:
+        if (runtime == "openvino" or shapes) and not supported:
             raise ValueError(
-                "runtime='openvino' is for encoders with GELU and without a convolution; use runtime='torch'"
+                "runtime='openvino' and shapes are for encoders with GELU and without a convolution; use "
+                "runtime='torch' and no shapes"
             )
         if runtime != "torch" and supported and has_openvino():
             self.all_but_last = OpenVinoLayers(self.layers[:-1], shapes) if len(self.layers) > 1 else None
             self.last = OpenVinoLayers(self.layers[-1:], shapes)
+            too_large = [shape for shape in shapes if not self.last.has_room_for(*shape)]
+            if too_large:
+                raise ValueError(
+                    f"shapes {sorted(too_large)} would need much memory for attention scores: leave them out, and "
+                    "PyTorch computes such batches in parts"
+                )
             parts = self.last if self.all_but_last is None else self.all_but_last
             self.most_tokens = ALL if runtime == "openvino" else most_tokens_of_openvino(parts, self.last)
         for layer in self.layers:
@@ -84,7 +91,7 @@ class PreparedLayers(NoneInCopies):
                 layer.pack_all()
 
     def first_layers(
-        self, states: torch.Tensor, context: AttentionContext, layers: int, kept: Collection[int], backend: str
+        self, states: torch.Tensor, context: AttentionContext, layers: int, kept: Container[int], backend: str
     ) -> list[torch.Tensor | None]:
         """The states after each of the first `layers` layers, or [] if OpenVINO does not compute them.
 

@@ -357,6 +357,14 @@ def test_shapes_are_pairs_of_sizes(shapes):
         hf_deberta.optimize(make_model(), shapes=shapes)
 
 
+def test_shapes_without_a_graph_are_refused(monkeypatch):
+    with pytest.raises(ValueError, match="shapes are for encoders with GELU"):
+        hf_deberta.optimize(make_model(hidden_act="relu"), shapes=[(1, 5)])
+    monkeypatch.setattr(openvino_layers, "LARGEST_SCORES", 1000)
+    with pytest.raises(ValueError, match=r"shapes \[\(9, 99\)\] would need much memory"):
+        hf_deberta.optimize(make_model(), shapes=[(9, 99), (1, 5)])
+
+
 def test_shapes_need_openvino(monkeypatch):
     with pytest.raises(ValueError, match="leave out runtime='torch' or shapes"):
         hf_deberta.optimize(make_model(), runtime="torch", shapes=[(1, 5)])
