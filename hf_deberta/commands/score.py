@@ -145,14 +145,12 @@ def running_ray(address: str) -> Iterator[Any]:
     try:
         ray.init(address, logging_level="warning", **own)
     except (ConnectionError, ValueError) as error:
-        raise InputError(f"--address {address}: {' '.join(str(error).split())}") from error
+        raise InputError(f"--address {address}: {one_line(error)}") from error
     except Exception as error:  # Ray has no class of its own for a start that takes too long
         ray.shutdown()
-        if "timed out" not in str(error).lower():
-            raise
         raise InputError(
-            f"Ray did not start in time, so the machine is probably busy: start the command again, or run `ray start "
-            f"--head` and add --address auto. Ray says: {one_line(error)}"
+            f"Ray did not start in time, or not at all: {one_line(error)}. If the machine is busy, start the command "
+            "again, or run `ray start --head` and add --address auto"
         ) from error
     try:
         yield ray
