@@ -40,11 +40,11 @@ def main() -> None:
     draw = random.Random(0)
     lengths = [draw.randint(*arguments.lengths) for _ in range(arguments.documents)]
     texts = [" ".join(draw.choices(WORDS, k=length - 2)) for length in lengths]  # a word is a token
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        model = arguments.model or name
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        model = arguments.model or temporary
         if arguments.model is None:
-            save_random_model(arguments.preset, name)
+            save_random_model(arguments.preset, temporary)
         pyarrow.parquet.write_table(pyarrow.table({"text": texts}), folder / "in.parquet")
         pipe = transformers.pipeline("text-classification", model=model, device="cpu")
         check_equal(pipe, texts, model, folder, arguments)
@@ -58,7 +58,7 @@ def main() -> None:
     rows = [
         {
             "peer": peer,
-            "model": arguments.name or arguments.preset,
+            "model": arguments.name or Path(arguments.model or arguments.preset).name,
             "documents": arguments.documents * (arguments.shards if peer.startswith("command") else 1),
             "lengths": "{} to {}".format(*arguments.lengths),
             "documents_per_second": f"{rate:.1f}",
@@ -78,7 +78,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--preset", default="v3-xsmall", help="size of the random model")
     parser.add_argument("--model", help="a classifier in place of a random one")
-    parser.add_argument("--name", help="of --model in the results")
+    parser.add_argument("--name", help="of --model in the results, by default its last part")
     parser.add_argument("--documents", type=int, default=256)
     parser.add_argument("--lengths", type=int, nargs=2, default=(12, 300), metavar="N", help="smallest and largest")
     parser.add_argument("--batch_sizes", type=int, nargs="+", default=(1, 8, 16, 32), help="of the pipeline")
