@@ -1,5 +1,7 @@
 """The public interface of the models: outputs, masks, packing, padding, bad input, resizing, pipelines, compiling."""
 
+import logging
+
 import pytest
 import torch
 import transformers
@@ -53,6 +55,20 @@ def name_of(model_class):
 def test_dropout_before_the_classifier(head, cls_dropout, expected):
     model = tiny_model(head, hidden_dropout_prob=0.1, cls_dropout=cls_dropout)
     assert model.dropout.p == expected
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask", "expected"),
+    [([[7, 8, 0]], None, 1), ([[0, 7, 8]], None, 1), ([[7, 0, 8]], None, 0), ([[7]], None, 0), ([[7, 0]], [[1, 0]], 0)],
+    ids=str,
+)
+def test_padding_without_a_mask_is_warned_of(ids, mask, expected, caplog):
+    transformers.logging.enable_propagation()
+    logging.Logger.warning_once.cache_clear()
+    model = tiny_model(HfDebertaModel, pad_token_id=0)
+    with caplog.at_level("WARNING"):
+        model(torch.tensor(ids), attention_mask=None if mask is None else torch.tensor(mask))
+    assert sum("passing in an `attention_mask`" in record.message for record in caplog.records) == expected
 
 
 def word_labels(inputs, keep=3):
