@@ -15,9 +15,10 @@ subsets of queries, long texts.
 
 import os
 import threading
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
+from itertools import repeat
 from typing import Any
 
 import numpy
@@ -85,7 +86,8 @@ def rows_in_use(tokens: int, saturation: int) -> torch.Tensor:
 class OpenVinoLayers(NoneInCopies):
     """Neighbouring layers of an encoder, compiled when first used, for as many threads as PyTorch has then.
 
-    Batches of one of the `shapes` [B, N] without padding have a graph for that shape, with its own copy of the weights.
+    Batches of one of the `shapes` [B, N] without padding have a graph for that shape, with its own copy of the weights
+    and no output but the last states.
     """
 
     def __init__(self, layers: Sequence[PackedLayer], shapes: Collection[tuple[int, int]] = ()):
@@ -96,7 +98,7 @@ class OpenVinoLayers(NoneInCopies):
         self.lock = threading.Lock()  # a request computes one batch at a time
 
     def __call__(
-        self, states: torch.Tensor, mask: AttentionMask, kept: Container[int] = ()
+        self, states: torch.Tensor, mask: AttentionMask, kept: Collection[int] = ()
     ) -> list[torch.Tensor | None]:
         """States [B, N, hidden] after each layer: those of the last, and of the layers whose numbers are `kept`.
 
@@ -106,7 +108,8 @@ class OpenVinoLayers(NoneInCopies):
 
         visible = torch.ones(1, 1) if mask.mask is None else mask.mask.float()
         inputs = states.contiguous(), visible, rows_in_use(states.shape[1], self.saturation)
-        shape = (states.shape[0], states.shape[1]) if self.has_graph_for(states, mask) else None
+        shape = (states.shape[0], states.shape[1]) if self.has_graph_for(states, mask, kept) else None
+        last = len(self.layers) - 1
         with self.lock:
             if shape not in self.requests:
                 self.requests[shape] = self.compile(torch.get_num_threads(), shape)
@@ -114,12 +117,14 @@ class OpenVinoLayers(NoneInCopies):
             for i, tensor in enumerate(inputs):
                 request.set_input_tensor(i, Tensor(tensor.numpy(), shared_memory=True))
             request.infer()
-            last = len(self.layers) - 1
+            if shape is not None:
+                return [*repeat(None, last), copy_of(request, 0)]
             return [copy_of(request, i) if i in kept or i == last else None for i in range(last + 1)]
 
-    def has_graph_for(self, states: torch.Tensor, mask: AttentionMask) -> bool:
-        """True for batches without padding of one of the `shapes`."""
-        return mask.mask is None and (states.shape[0], states.shape[1]) in self.shapes
+    def has_graph_for(self, states: torch.Tensor, mask: AttentionMask, kept: Collection[int]) -> bool:
+        """True for batches of one of the `shapes`, without padding, of which no states but the last are `kept`."""
+        shape = (states.shape[0], states.shape[1])
+        return shape in self.shapes and mask.mask is None and not any(i < len(self.layers) - 1 for i in kept)
 
     def can_compute(self, states: torch.Tensor, mask: AttentionMask) -> bool:
         """True for whole texts, with padding between them or none, that are short enough."""
@@ -138,6 +143,8 @@ class OpenVinoLayers(NoneInCopies):
         settings["ENABLE_CPU_PINNING"] = threads == available_cores()
         model = GraphBuilder(self.layers).model()
         if shape is not None:
+            for result in model.get_results()[:-1]:
+                model.remove_result(result)
             states, visible, rows = model.inputs
             model.reshape({states: [*shape, states.partial_shape[2]], visible: [1, 1], rows: [2 * shape[1]]})
         compiled = openvino_core().compile_model(model, "CPU", settings | SETTINGS[self.dtype])

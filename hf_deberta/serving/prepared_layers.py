@@ -1,6 +1,6 @@
 """When the prepared layers of an encoder may compute in place of the layers that they were made from."""
 
-from collections.abc import Collection, Container, Iterable
+from collections.abc import Collection, Iterable
 from itertools import chain, repeat
 from operator import attrgetter, contains
 from typing import Any, cast
@@ -10,13 +10,14 @@ from torch import nn
 from transformers.utils import logging
 
 from hf_deberta.model.attention_context import AttentionContext
+from hf_deberta.model.attention_mask import AttentionMask
 from hf_deberta.model.fast_path_guards import (
     has_global_hooks_or_modes,
     in_functorch_transform,
     in_reference_mode,
     is_tracing_or_compiling,
 )
-from hf_deberta.model.private_apis import hooks, is_hooked_or_patched, registries, versions
+from hf_deberta.model.private_apis import hooks, registries, versions
 from hf_deberta.model.relative_table import table_modules
 
 from .choices import ALL, most_tokens_of_openvino
@@ -34,15 +35,17 @@ class PreparedLayers(NoneInCopies):
         modules = table_modules(encoder)
         self.layers, self.bypassed = layers, (*bypassed, encoder.layer, *modules)
         self.called = tuple(encoder.layer)
-        # OpenVINO: all layers but the last, of which heads may need only some states, and the last
+        self.hooks_of_called = tuple(chain.from_iterable(map(hooks, self.called)))
+        # OpenVINO: all layers but the last, of which heads may need only some states, and the last; all, of some shapes
         self.all_but_last: OpenVinoLayers | None = None
         self.last: OpenVinoLayers | None = None
+        self.all: OpenVinoLayers | None = None
         self.most_tokens = 0  # of a batch that OpenVINO computes
         weights = [weight for module in (encoder.layer, *modules) for weight in module.parameters()]
         self.weights = tuple(weights)
         self.counted = tuple(weight for weight in weights if not weight.is_inference())  # their writes are counted
         self.registries = tuple(registry for module in self.bypassed for registry in registries(module))
-        self.hooks = tuple(hook for module in self.bypassed for hook in hooks(module))
+        self.hooks = tuple(chain.from_iterable(map(hooks, self.bypassed)))
         self.state = self.present_state(encoder)
 
     def present_state(self, encoder: Any) -> tuple[Any, ...]:
@@ -57,7 +60,7 @@ class PreparedLayers(NoneInCopies):
             [*map(torch.Tensor.data_ptr, self.weights)],
             versions(self.counted),
             any(map(attrgetter("training"), self.bypassed)),
-            any(self.hooks) or any(map(contains, map(vars, self.bypassed), repeat("forward"))),  # hooked or patched
+            any(self.hooks) or any_is_patched(self.bypassed),
         )
 
     def choose_runtime(
@@ -75,7 +78,8 @@ class PreparedLayers(NoneInCopies):
             )
         if runtime != "torch" and supported and has_openvino():
             self.all_but_last = OpenVinoLayers(self.layers[:-1], shapes) if len(self.layers) > 1 else None
-            self.last = OpenVinoLayers(self.layers[-1:], shapes)
+            self.last = OpenVinoLayers(self.layers[-1:])
+            self.all = OpenVinoLayers(self.layers, shapes)
             too_large = [shape for shape in shapes if not self.last.has_room_for(*shape)]
             if too_large:
                 raise ValueError(
@@ -91,27 +95,38 @@ class PreparedLayers(NoneInCopies):
                 layer.pack_all()
 
     def first_layers(
-        self, states: torch.Tensor, context: AttentionContext, layers: int, kept: Container[int], backend: str
+        self, states: torch.Tensor, context: AttentionContext, layers: int, kept: Collection[int], backend: str
     ) -> list[torch.Tensor | None]:
         """The states after each of the first `layers` layers, or [] if OpenVINO does not compute them.
 
         Those of the last of them, and those whose indices are `kept`, counted from 1; the others are None.
         """
-        mask, count = context.attention_mask, len(self.layers)
+        mask, kept = context.attention_mask, [i - 1 for i in kept if i > 0]
         if (
             self.last is None
+            or self.all is None
             or backend not in ("auto", "sdpa")
-            or layers < count - 1
-            or (states.shape[0] * states.shape[1] > self.most_tokens and not self.last.has_graph_for(states, mask))
+            or layers < len(self.layers) - 1
+            or (states.shape[0] * states.shape[1] > self.most_tokens and not self.all.has_graph_for(states, mask, kept))
             or not self.last.can_compute(states, mask)
-            or any(map(is_hooked_or_patched, self.called))
+            or any(self.hooks_of_called)
+            or any_is_patched(self.called)
         ):
             return []
         computed: list[torch.Tensor | None] = []
-        if self.all_but_last is not None:
-            computed = self.all_but_last(states, mask, [i for i in range(count - 1) if i + 1 in kept])
+        for part in self.parts(states, mask, layers, kept):
+            computed += part(states, mask, {i - len(computed) for i in kept})
             states = cast(torch.Tensor, computed[-1])
-        return computed + self.last(states, mask) if layers == count else computed
+        return computed
+
+    def parts(
+        self, states: torch.Tensor, mask: AttentionMask, layers: int, kept: Collection[int]
+    ) -> list[OpenVinoLayers]:
+        """The graphs that compute the first `layers` layers, one after another: all of them, or all but the last."""
+        whole = layers == len(self.layers)
+        if whole and self.all is not None and self.all.has_graph_for(states, mask, kept):
+            return [self.all]
+        return [part for part in (self.all_but_last, self.last if whole else None) if part is not None]
 
     def is_usable(self, encoder: nn.Module, states: torch.Tensor) -> bool:
         """True if the prepared layers give what calling the layers gives."""
@@ -132,3 +147,8 @@ class PreparedLayers(NoneInCopies):
         if self.present_state(encoder) != self.state:
             return "weights or modules have changed since; call hf_deberta.optimize again"
         return None
+
+
+def any_is_patched(modules: tuple[nn.Module, ...]) -> bool:
+    """True if one of the modules has a `forward` of its own, beside that of its class."""
+    return any(map(contains, map(vars, modules), repeat("forward")))

@@ -339,13 +339,28 @@ def test_shapes_have_graphs_of_their_own(model_class, dtype):
     for batch, states in zip(batches, expected, strict=True):
         real = ... if "attention_mask" not in batch or states.dim() == 2 else batch["attention_mask"]
         assert difference(outputs(model, batch)[real], states[real]) < TOLERANCE[dtype]
-    assert model.base_model.encoder.prepared_layers.all_but_last.requests.keys() == {(2, 9), (2, 5), None}
+    layers = model.base_model.encoder.prepared_layers
+    requests = (layers.all if model is model.base_model else layers.all_but_last).requests
+    assert requests.keys() >= {(2, 9), (2, 5)} and layers.last.requests.keys() <= {None}
+
+
+@pytest.mark.parametrize("indices, graphs", [([0, 2], set()), ([0, 3], {(2, 9)})], ids=str)
+def test_hidden_states_of_a_shape(indices, graphs):
+    """The graph of a shape has the last states alone."""
+    model = make_model(num_hidden_layers=3)
+    inputs = {"input_ids": torch.randint(5, 100, (2, 9)), "output_hidden_states": indices}
+    with torch.no_grad():
+        expected = model(**inputs).hidden_states
+        result = hf_deberta.optimize(model, runtime="openvino", shapes=[(2, 9)])(**inputs).hidden_states
+    assert model.encoder.prepared_layers.all.requests.keys() == graphs
+    assert [i for i, states in enumerate(result) if states is not None] == indices
+    assert all(difference(result[i], expected[i]) < TOLERANCE[torch.float32] for i in indices)
 
 
 def test_openvino_computes_shapes_that_are_slower_otherwise(monkeypatch):
     monkeypatch.setattr(prepared_layers, "most_tokens_of_openvino", lambda *layers: 0)
     model = hf_deberta.optimize(make_model(), shapes=[[1, 6]])
-    for tokens, calls_expected in ((6, 2), (7, 0)):
+    for tokens, calls_expected in ((6, 1), (7, 0)):
         with count_calls(OpenVinoLayers) as calls:
             outputs(model, {"input_ids": torch.full((1, tokens), 7)})
         assert calls.call_count == calls_expected
