@@ -11,8 +11,10 @@ Peers, by their names in the result file (docs/benchmarks.md explains them):
 - enabled: the same while `hf_deberta.enable()` is on
 - bert: BERT with SDPA, which has the same matrices without position terms
 - ours sdpa, ours eager, ours triton: this package with each backend
-- ours optimized: this package after `hf_deberta.optimize()`, forward on the CPU; with ", torch" without OpenVINO
-- onnxruntime in-tree, openvino in-tree, openvino ours, openvino bert: other runtimes (runtimes.py), the same
+- ours optimized: this package after `hf_deberta.optimize()`, forward on the CPU; with ", torch" without OpenVINO, with
+  ", fixed shape" with the shape of the inputs among its `shapes`
+- onnxruntime in-tree, openvino in-tree, openvino ours, openvino bert: other runtimes (runtimes.py) with their fastest
+  settings, forward on the CPU; with ", any shape" the fastest settings of a graph for all shapes
 - ours sdpa, no oneDNN: only on processors where oneDNN is used
 - disentangled-flash, flashdeberta: where they are installed and can run
 - any of these with ", compiled" (torch.compile) or, on CUDA, ", CUDA graph" after its name, if asked for by --peers
@@ -115,6 +117,7 @@ def available_peers(device: str, training: bool = False) -> list[str]:
     elif not training:
         peers += ["ours optimized", "ours optimized, torch"]
         modules |= {name: MODULES[name.split()[0]] for name in RUNTIMES}
+        modules["ours optimized, fixed shape"] = ("openvino",)
     for name, needed in modules.items():
         try:
             for module in needed:
@@ -127,12 +130,15 @@ def available_peers(device: str, training: bool = False) -> list[str]:
 
 
 def split_name(peer: str) -> tuple[str, str]:
-    """Return the name of a peer and what is added to it: "no oneDNN", "torch", "compiled", "CUDA graph" or nothing."""
+    """Return the name of a peer and the addition after its comma, or nothing."""
     name, _, addition = peer.partition(", ")
-    if addition not in ("", "no oneDNN", "torch", "compiled", "CUDA graph"):
-        raise SystemExit(f"{peer!r}: write 'compiled', 'CUDA graph', 'torch' or 'no oneDNN' after the comma")
-    if addition == "torch" and name != "ours optimized":
-        raise SystemExit(f"{peer!r}: 'torch' is for 'ours optimized'; leave it out")
+    known = ["no oneDNN", "compiled", "CUDA graph"]
+    if name == "ours optimized":
+        known = ["torch", "fixed shape"]
+    elif name in RUNTIMES:
+        known = ["any shape"]
+    if addition and addition not in known:
+        raise SystemExit(f"{peer!r}: after the comma may stand {' or '.join(known)}")
     return name, addition
 
 
@@ -142,9 +148,11 @@ def prepare(peer: str, model: Any, inputs: dict[str, Any], arguments: argparse.N
     peer, addition = split_name(peer)
     model.to(device).train(training)
     if peer in RUNTIMES:
-        return fastest_runner(peer, model, inputs_of(peer, inputs), dtype, graphs)
+        return fastest_runner(peer, model, inputs_of(peer, inputs), dtype, graphs, any_shape=addition == "any shape")
     if peer == "ours optimized":
-        return hf_deberta.optimize(model, dtype=getattr(torch, dtype), runtime=addition or None)
+        shapes = [tuple(inputs["input_ids"].shape)] if addition == "fixed shape" else []
+        runtime = "torch" if addition == "torch" else None
+        return hf_deberta.optimize(model, dtype=getattr(torch, dtype), runtime=runtime, shapes=shapes)
     model = quantize(model) if dtype == "int8" else model.to(getattr(torch, dtype))
     if addition == "compiled":
         model.compile()
@@ -307,7 +315,7 @@ def report(case: str, times: dict[str, float], errors: dict[str, float], chosen:
     for peer, time in times.items():
         ratio = f"({time / ours:.2f})" if ours else ""
         error = f"difference {errors[peer]:.0e}" if peer in errors else ""
-        print(f"{case:>7}  {peer:<25} {time:9.1f} ms {ratio:>8}  {error:<16} {chosen[peer]}".rstrip(), flush=True)
+        print(f"{case:>7}  {peer:<31} {time:9.1f} ms {ratio:>8}  {error:<16} {chosen[peer]}".rstrip(), flush=True)
 
 
 def main() -> None:

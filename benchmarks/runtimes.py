@@ -9,7 +9,8 @@ A peer is a runtime and the source of its graph. "in-tree" and "bert" are export
 hf_deberta.export.to_openvino. Threads are as many as PyTorch's. The settings of a type are timed one after another on
 the inputs, and the fastest stay:
 
-- float32 and bfloat16: graphs for any shape, or compiled for the shape of the inputs. ONNX Runtime has no bfloat16.
+- all types: graphs for any shape, or for the shape of the inputs.
+- float32 and bfloat16: ONNX Runtime has no bfloat16.
 - int8, ONNX Runtime: weights per channel, activations quantized dynamically.
 - int8, OpenVINO: weights per channel, with activations in bfloat16, or in float32 and quantized dynamically.
 """
@@ -27,6 +28,7 @@ from hf_deberta.serving.openvino_layers import openvino_core
 
 RUNTIMES = ("onnxruntime in-tree", "openvino in-tree", "openvino ours", "openvino bert")
 MODULES = {"onnxruntime": ("onnx", "onnxruntime"), "openvino": ("onnx", "openvino", "nncf")}
+AXES = {0: "batch", 1: "tokens"}  # names of the sizes that inputs may have
 TRIAL_CALLS = 5  # timed calls of each setting; the fastest call counts
 WHOLE_ROW = 1 << 20  # group size of OpenVINO's dynamic quantization: one scale for each row
 
@@ -90,14 +92,13 @@ class Graphs:
 def write_onnx(model: Any, file: Path) -> None:
     """Export by TorchScript: the graph of torch.export was no faster in either runtime, and takes longer to write."""
     ids = torch.randint(5, model.config.vocab_size, (2, 48))
-    axes = {0: "batch", 1: "tokens"}
     torch.onnx.export(
         FirstOutput(model),
         (ids, torch.ones_like(ids)),
         str(file),
         input_names=["input_ids", "attention_mask"],
         output_names=["output"],
-        dynamic_axes={"input_ids": axes, "attention_mask": axes, "output": {0: "batch"}},
+        dynamic_axes={"input_ids": AXES, "attention_mask": AXES, "output": {0: "batch"}},
         opset_version=17,
         dynamo=False,
     )
@@ -118,10 +119,16 @@ def write_openvino_int8(source: Path, file: Path) -> None:
     openvino.save_model(graph, file, compress_to_fp16=False)
 
 
-def fastest_runner(peer: str, model: Any, inputs: dict[str, Any], dtype: str, graphs: Graphs) -> Runner:
-    """Return the runner of a peer with the settings that are fastest for these inputs and give finite numbers."""
+def fastest_runner(
+    peer: str, model: Any, inputs: dict[str, Any], dtype: str, graphs: Graphs, any_shape: bool = False
+) -> Runner:
+    """Return the runner of a peer with the settings that are fastest for these inputs and give finite numbers.
+
+    With `any_shape` only settings that take inputs of other shapes too.
+    """
     runners = []
-    for runner in all_runners(peer, model, tuple(inputs["input_ids"].shape), dtype, graphs):
+    shape = None if any_shape else tuple(inputs["input_ids"].shape)
+    for runner in all_runners(peer, model, shape, dtype, graphs):
         if runner(**inputs)[0].isfinite().all():
             runners.append(runner)
         else:  # OpenVINO in bfloat16 rounds the lowest number of in-tree's mask to -inf
@@ -148,7 +155,9 @@ def all_runners(peer: str, model: Any, shape: tuple[int, ...] | None, dtype: str
         if dtype == "bfloat16":
             raise ValueError("ONNX Runtime has no matrix products in bfloat16 on x86 processors")
         file = graphs.onnx_int8(source, model) if dtype == "int8" else graphs.onnx(source, model)
-        yield Runner(onnxruntime_session(file), "any shape")
+        yield Runner(onnxruntime_session(file, None), "any shape")
+        if shape is not None:
+            yield Runner(onnxruntime_session(file, shape), "fixed shapes")
         return
     file = graphs.openvino_int8(source, model) if dtype == "int8" else graphs.openvino(source, model)
     precisions: dict[str, dict[str, Any]] = {
@@ -168,7 +177,7 @@ def all_runners(peer: str, model: Any, shape: tuple[int, ...] | None, dtype: str
             yield Runner(openvino_request(file, shape, options), f"fixed shapes, {name}")
 
 
-def onnxruntime_session(file: Path) -> Callable[[dict[str, Any]], Any]:
+def onnxruntime_session(file: Path, shape: tuple[int, ...] | None) -> Callable[[dict[str, Any]], Any]:
     """All graph optimizations; threads spin within a run and stop after it, so that they do not slow other peers."""
     import onnxruntime
 
@@ -178,6 +187,8 @@ def onnxruntime_session(file: Path) -> Callable[[dict[str, Any]], Any]:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.add_session_config_entry("session.intra_op.allow_spinning", "1")
     options.add_session_config_entry("session.force_spinning_stop", "1")
+    for name, size in zip(AXES.values(), shape or (), strict=False):
+        options.add_free_dimension_override_by_name(name, size)
     session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     return lambda inputs: session.run(None, inputs)[0]
 
