@@ -6,6 +6,7 @@ worker if one dies; the file of a shard appears when it is complete, so a run th
 
 import argparse
 import glob
+import math
 import os
 import socket
 import time
@@ -71,17 +72,25 @@ def main(args: argparse.Namespace) -> int:
         shards = find_shards(args.input, folder)
         remove_unfinished(folder)
         todo = {source: target for source, target in shards.items() if not target.exists()}
+        if not todo:
+            check_finished(folder, args)
+            print(f"Nothing to do: {plural(len(shards), 'shard')} done before")
+            return 0
         with running_ray(args.address) as ray:
             settings, workers = plan(args, ray.cluster_resources())
             check_same_settings(folder, settings)
             done = len(shards) - len(todo)
-            where = "GPU" if settings.device == "cuda" else f"{settings.cores} core(s)"
             workers = min(workers, len(todo))
-            print(f"{len(todo):,} shards to score, {done:,} done before; {workers} workers, {where} each", flush=True)
-            if todo:
-                score_all(ray, todo, settings, workers)
+            share = "1 GPU" if settings.device == "cuda" else plural(settings.cores, "core")
+            each = f"{plural(workers, 'worker')} with {share}{' each' if workers > 1 else ''}"
+            print(f"{plural(len(todo), 'shard')} to score, {done:,} done before; {each}", flush=True)
+            score_all(ray, todo, settings, workers)
         remove_unfinished(folder)
     return 0
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def remove_unfinished(folder: Path) -> None:
@@ -165,19 +174,29 @@ def plan(args: argparse.Namespace, resources: dict[str, float]) -> tuple[ScoreSe
     if workers < 1:
         need = "a GPU" if device == "cuda" else f"--cores_per_worker {args.cores_per_worker}"
         raise InputError(f"Ray has {resources.get('CPU', 0):g} cores and {resources.get('GPU', 0):g} GPUs, not {need}")
+    return settings_on(args, device), workers
+
+
+def settings_on(args: argparse.Namespace, device: str) -> ScoreSettings:
+    """Return the settings of workers on CPUs or GPUs."""
     dtype = args.dtype or ("bfloat16" if device == "cuda" else "float32")
     if (device, dtype) == ("cuda", "int8"):
         raise InputError("--dtype int8 is for CPUs: on GPUs take bfloat16 or float32")
     model = str(Path(args.model).absolute()) if Path(args.model).exists() else args.model
-    settings = ScoreSettings(
+    return ScoreSettings(
         model, args.text_column, args.text_pair_column, args.max_length, args.tokens_per_batch, device, dtype,
         args.cores_per_worker, args.all_scores, args.skip_bad_rows, args.prefix,
     )  # fmt: skip
-    return settings, workers
 
 
-def check_same_settings(folder: Path, settings: ScoreSettings) -> None:
-    """Refuse a folder with results of another model or other settings; record new ones."""
+def check_finished(folder: Path, args: argparse.Namespace) -> None:
+    """Refuse a folder with results of other settings, without Ray, which alone knows the default dtype."""
+    is_known = args.dtype or args.device
+    check_same_settings(folder, settings_on(args, args.device or "cpu"), () if is_known else ("dtype",))
+
+
+def check_same_settings(folder: Path, settings: ScoreSettings, unknown: Sequence[str] = ()) -> None:
+    """Refuse a folder with results of another model or other settings; record new ones, if none is unknown."""
     with checkpoint_errors(settings.model):
         config = HfDebertaConfig.from_pretrained(settings.model)
     now = {name: value for name, value in asdict(settings).items() if name not in FREE_SETTINGS}
@@ -191,11 +210,13 @@ def check_same_settings(folder: Path, settings: ScoreSettings) -> None:
         before = read_json_object(path) if path.exists() else now
     except DamagedFileError as error:
         raise InputError(f"{error}; take another --output") from error
+    now |= {name: before.get(name) for name in unknown}
     changed = [name for name in sorted({*now, *before}) if now.get(name) != before.get(name)]
     if changed:
         changes = ", ".join(f"{name} {before.get(name)}, now {now.get(name)}" for name in changed)
         raise InputError(f"{folder} holds results of other settings: {changes}; take another --output")
-    write_json(path, now)
+    if not unknown:
+        write_json(path, now)
 
 
 class ShardScorer:
@@ -211,6 +232,7 @@ class ShardScorer:
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         source, target = Path(row["source"]), Path(row["target"])
+        start = time.monotonic()
         died = target.parent.glob(UNFINISHED.replace("*", f"{glob.escape(target.name)}.*"))
         try:
             if self.load_error:
@@ -221,35 +243,35 @@ class ShardScorer:
                 raise InputError(f"{source}: {ATTEMPTS} workers died of it, perhaps for lack of memory")
             counts = score_shard(self.classifier, source, target)
         except InputError as error:
-            return {**asdict(ShardCounts()), "error": str(error)}
-        return {**asdict(counts), "error": ""}
+            return {**asdict(ShardCounts()), "seconds": time.monotonic() - start, "error": str(error)}
+        return {**asdict(counts), "seconds": time.monotonic() - start, "error": ""}
 
 
 def score_all(ray: Any, todo: dict[Path, Path], settings: ScoreSettings, workers: int) -> None:
     """Score shards on the workers, print progress and a summary; raise an InputError if there were errors."""
     start = printed = time.monotonic()
-    total, errors = ShardCounts(), []
+    total, errors, work = ShardCounts(), [], 0.0
     for number, result in enumerate(ray_results(ray, todo, settings, workers), 1):
         error = result.pop("error")
+        work += result.pop("seconds")
         total += ShardCounts(**result)
         if error:
             errors.append(error)
             print(error, flush=True)
         if time.monotonic() - printed > SECONDS_BETWEEN_LINES:
             printed = time.monotonic()
-            left = (printed - start) / number * (len(todo) - number)
-            print(
-                f"{number:,} of {len(todo):,} shards, {speed(total, printed - start)}, {left:,.0f} s left", flush=True
-            )
+            left = work / number * math.ceil((len(todo) - number) / workers)  # without the start of the workers
+            progress = f"{number:,} of {plural(len(todo), 'shard')}, {speed(total, printed - start)}"
+            print(f"{progress}, {left:,.0f} s left", flush=True)
     skipped = f", {total.bad_rows:,} of them bad, with a null label" if total.bad_rows else ""
-    print(f"{len(todo) - len(errors):,} shards, {speed(total, time.monotonic() - start)}{skipped}", flush=True)
+    print(f"{plural(len(todo) - len(errors), 'shard')}, {speed(total, time.monotonic() - start)}{skipped}", flush=True)
     if errors:
-        raise InputError(f"{len(errors)} of {len(todo)} shards failed; the first: {errors[0]}")
+        raise InputError(f"{len(errors):,} of {plural(len(todo), 'shard')} failed; the first: {errors[0]}")
 
 
 def speed(total: ShardCounts, seconds: float) -> str:
     rates = f"{total.rows / seconds:,.1f} rows/s, {total.tokens / seconds:,.0f} tokens/s"
-    return f"{total.rows:,} rows and {total.tokens:,} tokens in {seconds:,.0f} s: {rates}"
+    return f"{plural(total.rows, 'row')} and {plural(total.tokens, 'token')} in {seconds:,.0f} s: {rates}"
 
 
 def ray_results(ray: Any, todo: dict[Path, Path], settings: ScoreSettings, workers: int) -> Iterator[dict[str, Any]]:

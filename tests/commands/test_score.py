@@ -211,8 +211,38 @@ def test_a_shard_that_kills_its_workers_ends(model, tmp_path):
     row = {"source": str(source), "target": str(target)}
     assert "10 workers died of it" in scorer(row)["error"] and not target.exists()
     score.remove_unfinished(tmp_path)
-    assert scorer(row) == {"rows": 30, "tokens": scorer(row)["tokens"], "bad_rows": 0, "error": ""}
+    result = scorer(row)
+    assert (result["rows"], result["bad_rows"], result["error"]) == (30, 0, "") and result["seconds"] > 0
     assert "all nodes must see it" in scorer({**row, "source": f"{source}.gone"})["error"]
+
+
+def test_a_finished_folder_needs_no_ray(model, shards, monkeypatch, capsys):
+    monkeypatch.setattr(score, "running_ray", lambda address: pytest.fail("Ray was started"))
+    (shards / "out").mkdir()
+    score.check_same_settings(shards / "out", ScoreSettings(model, dtype="bfloat16"))
+    for source in (shards / "in").iterdir():
+        (shards / "out" / source.name).touch()
+    assert run(model, shards) == 0 and run(model, shards, "--dtype", "bfloat16") == 0
+    assert "Nothing to do: 4 shards done before\n" in capsys.readouterr().out
+    for flags, message in {
+        ("--all_scores",): "all_scores False, now True",
+        ("--dtype", "int8"): "dtype bfloat16, now int8",
+        ("--device", "cpu"): "dtype bfloat16, now float32",
+    }.items():
+        with pytest.raises(SystemExit, match=message):
+            run(model, shards, *flags)
+
+
+def test_the_time_left_is_that_of_the_work(monkeypatch, capsys):
+    """Workers that take a minute to start, then 3 seconds for each of 5 shards."""
+    clock = iter([0, *[60] * 10])
+    results = ({"rows": 1, "tokens": 9, "bad_rows": 0, "seconds": 3.0, "error": ""} for _ in range(5))
+    monkeypatch.setattr(score.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(score, "ray_results", lambda *arguments: results)
+    score.score_all(None, {Path(f"{number}"): Path() for number in range(5)}, ScoreSettings(""), workers=2)
+    first, summary = capsys.readouterr().out.splitlines()
+    assert first.startswith("1 of 5 shards, 1 row and 9 tokens in 60 s") and first.endswith(", 6 s left")
+    assert summary.startswith("5 shards, 5 rows and 45 tokens in 60 s")
 
 
 # With Ray
@@ -254,7 +284,7 @@ def test_a_run_skips_shards_that_are_done(model, shards, cluster, capsys):
     (shards / "in" / "4.jsonl").write_text('{"text": null}')
     with pytest.raises(SystemExit, match="1 of 2 shards failed; the first: .*4.jsonl, line 1 has a bad text"):
         run(model, shards, *flags)
-    assert "2 shards to score, 3 done before" in capsys.readouterr().out
+    assert "2 shards to score, 3 done before; 2 workers with 1 core each\n" in capsys.readouterr().out
     changed = {path.name for path, before in done.items() if path.stat().st_mtime_ns != before}
     assert changed == {"2.parquet"}
     with pytest.raises(SystemExit, match="all_scores False, now True"):
