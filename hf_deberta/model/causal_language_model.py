@@ -14,6 +14,7 @@ earlier tokens do not change. Position terms of a new query use the cached conte
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -129,6 +130,14 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
         labels = self._check_labels(labels, attention_mask, input_ids, inputs_embeds, max_predictions_per_row)
         last_positions = None
         batch, length = embeddings.shape[:2]
+        if past_key_values is not None and past_key_values.get_seq_length():
+            first: Any = past_key_values.layers[0]
+            rows = first.keys.shape[0]
+            if rows != batch:
+                raise ValueError(
+                    f"past_key_values must hold the rows of this batch, {batch}, not {rows}; pass the cache of these "
+                    "rows or a new one, or change its rows with batch_repeat_interleave or batch_select_indices"
+                )
         if 0 < logits_to_keep < length:
             last_positions = torch.arange(length, device=embeddings.device)[-logits_to_keep:].expand(batch, -1)
         output = self._predict(

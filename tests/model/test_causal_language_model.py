@@ -557,6 +557,19 @@ def test_mask_of_the_new_tokens_alone_is_an_error():
         model(torch.ones(4, 1, dtype=torch.long), attention_mask=torch.ones(4, 1), past_key_values=cache)
 
 
+@pytest.mark.parametrize("call", ["forward", "generate"])
+def test_a_cache_of_another_batch_size_is_an_error(call):
+    model = causal_model().eval()
+    input_ids = INPUTS["input_ids"]
+    cache = model(input_ids[:2], use_cache=True).past_key_values
+    arguments = {"max_new_tokens": 1} if call == "generate" else {}
+    ids = torch.cat([input_ids, input_ids[:, :1]], dim=1)[:1]
+    with pytest.raises(ValueError, match="must hold the rows of this batch, 1, not 2; pass the cache of these rows"):
+        getattr(model, call)(ids, past_key_values=cache, **arguments)
+    cache.batch_select_indices(torch.tensor([0]))
+    assert getattr(model, call)(ids, past_key_values=cache, **arguments) is not None
+
+
 # ---- parameters ---------------------------------------------------------------------------------------------------
 
 
