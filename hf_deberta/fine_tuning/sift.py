@@ -1,6 +1,6 @@
 """Scale-invariant fine-tuning (SiFT): adversarial training on normalized word embeddings.
 
-Section 5 of the DeBERTa paper: virtual adversarial training whose perturbation is added to normalized embeddings, so
+Section 4 of the DeBERTa paper: virtual adversarial training whose perturbation is added to normalized embeddings, so
 that one size of perturbation fits all words and models. `sift_loss` computes the loss for your own training loop,
 `SiftTrainer` adds it to any `Trainer`, and `docs/sift.md` has the equations and the differences from the released code.
 

@@ -118,13 +118,13 @@ class HfDebertaConfig(PreTrainedConfig):
         hidden_dropout_prob (`float`, 0.1): dropout of hidden states and of the relative-position table, in [0, 1).
         attention_probs_dropout_prob (`float`, 0.1): dropout of attention probabilities, in [0, 1).
 
-    Relative positions (P1 sections 3.1 and 3.2):
+    Relative positions (P1 section 3.1):
         relative_attention (`bool`, True): use disentangled attention (P1 eq. 4).
         pos_att_type (`list[str]` or `str`, ["c2p", "p2c"]): position terms of the attention score: "c2p"
             (content to position), "p2c" (position to content), "p2p" (P1 eq. 2, an ablation). "c2p|p2c" and "none" are
             accepted. Each term counts in the scale 1/sqrt((1 + terms) d), even without `relative_attention`.
         max_relative_positions (`int`, -1): largest distance k; below 1 it is `max_position_embeddings`.
-        position_buckets (`int`, 256): logarithmic buckets per side (P1 section 5.1.2); below 1, one row per distance.
+        position_buckets (`int`, 256): logarithmic buckets per side (v2 and v3); below 1, one row per distance.
         share_att_key (`bool`, True): project positions with the query and key matrices of the content (v2, v3), or with
             matrices of their own, `pos_key_proj` and `pos_query_proj` (False, v1).
         norm_rel_ebd (`str`, "layer_norm"): "layer_norm" normalizes the relative-position table (v2, v3); "none" (v1).
@@ -132,7 +132,7 @@ class HfDebertaConfig(PreTrainedConfig):
         clamp_relative_distance (`bool`, True): clamp distances before bucketing, as the official code does. False gives
             the outputs of Transformers' classes for distances past k, for which they use an untrained row.
 
-    Absolute positions and the enhanced mask decoder (P1 section 3.3):
+    Absolute positions and the enhanced mask decoder (P1 section 3.2):
         max_position_embeddings (`int`, 512): number of absolute positions.
         position_biased_input (`bool`, False): add absolute positions to the input (BERT) instead of in the decoder.
         type_vocab_size (`int`, 0): number of token types at the input; 0 in released models.
@@ -145,7 +145,7 @@ class HfDebertaConfig(PreTrainedConfig):
         unpad_inputs (`bool`, True): leave out padding in the layers if a batch has enough of it. Outputs at real tokens
             are the same and those at padding are zeros. Hooks on layers then see one row [1, total, hidden].
 
-    Convolution beside the first layer (nGiE of v2, P1 section 5.1.2):
+    Convolution beside the first layer (nGiE of v2, P1 section 5.3):
         conv_kernel_size (`int`, 0): width of the convolution, an odd number (3 in v2); 0 for none.
         conv_groups (`int`, 1): groups of the convolution; must divide `hidden_size`.
         conv_act (`str`, "tanh"): activation of the convolution ("gelu" in v2).

@@ -1,4 +1,4 @@
-"""The enhanced mask decoder (EMD, paper section 3.3) and `HfDebertaForMaskedLM`.
+"""The enhanced mask decoder (EMD, paper section 3.2) and `HfDebertaForMaskedLM`.
 
     H      = output of the layer before the last
     z_0    = H + absolute position embeddings

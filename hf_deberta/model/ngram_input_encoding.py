@@ -1,4 +1,4 @@
-"""nGiE, the n-gram induced input encoding of DeBERTa v2 (paper section 5.1.2): a convolution beside the first layer.
+"""nGiE, the n-gram induced input encoding of DeBERTa v2 (paper section 5.3): a convolution beside the first layer.
 
     output = LayerNorm( layer_1(x) + act(dropout(conv(x))) )
 
