@@ -7,7 +7,7 @@ Train a new pair of generator and discriminator, and its tokenizer, on one file:
 Continue pretraining from a released pair, on several GPUs. Its generator lies beside the discriminator:
 
     accelerate launch -m hf_deberta.commands.rtd \
-        --discriminator_name_or_path microsoft/deberta-v3-base --train_file 'notes/*.txt' \
+        --discriminator_name_or_path microsoft/deberta-v3-large --train_file 'notes/*.txt' \
         --bf16 --output_dir my-domain-deberta
 
 Continue from two checkpoints:

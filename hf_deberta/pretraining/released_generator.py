@@ -1,9 +1,9 @@
-"""Load the generator of a released pair. It lies beside the discriminator, as in microsoft/deberta-v3-base:
+"""Load the generator of a released pair. It lies beside the discriminator, as in microsoft/deberta-v3-large:
 
     config.json              pytorch_model.bin              the discriminator
     generator_config.json    pytorch_model.generator.bin    the generator
 
->>> generator = load_released_generator("microsoft/deberta-v3-base")
+>>> generator = load_released_generator("microsoft/deberta-v3-large")
 """
 
 import re

@@ -349,12 +349,12 @@ class HfDebertaForRtdPretraining(PreTrainedModel):
         table is dropped.
 
         Args:
-            generator: None if it lies beside the discriminator, as in Microsoft's releases (`released_generator`).
+            generator: None if it lies beside the discriminator, as in microsoft/deberta-v3-large (`released_generator`).
             options: keyword arguments of `from_pretrained` for both models.
             fields: fields of the pair's configuration.
 
         >>> pair = HfDebertaForRtdPretraining.from_pair("my-deberta/generator", "my-deberta/discriminator")
-        >>> pair = HfDebertaForRtdPretraining.from_pair(None, "microsoft/deberta-v3-base")
+        >>> pair = HfDebertaForRtdPretraining.from_pair(None, "microsoft/deberta-v3-large")
         >>> pair = HfDebertaForRtdPretraining.from_pair("me/g", "me/d", {"revision": "v2"}, embedding_sharing="es")
         """
         options = {"dtype": torch.float32, **(options or {})}
