@@ -349,7 +349,7 @@ class HfDebertaForRtdPretraining(PreTrainedModel):
         table is dropped.
 
         Args:
-            generator: None if it lies beside the discriminator, as in microsoft/deberta-v3-large (`released_generator`).
+            generator: None if it lies beside the discriminator, as in microsoft/deberta-v3-large.
             options: keyword arguments of `from_pretrained` for both models.
             fields: fields of the pair's configuration.
 
