@@ -73,7 +73,7 @@ package: $(READY) ## build wheel and source distribution into dist/ (no network 
 test-common: $(READY) ## run Transformers' common model tests on its classes and on ours (network needed once)
 	$(RUN) tests/common_model_tests.py --workers 2 --csv benchmarks/results/common_model_tests.csv
 
-test-versions: ## run the core tests on the oldest, a middle and the newest Transformers (half an hour; needs a network)
+test-versions: ## run the core tests on the oldest, a middle and the newest Transformers (over an hour; needs a network)
 	$(PYTHON) tests/versions.py --csv benchmarks/results/versions.csv
 
 bench: $(READY) ## measure time and memory on the CPU against Transformers, BERT and installed peers (an hour)
