@@ -22,7 +22,8 @@ FILES = [*sorted(ROOT.glob("*.py")), *sorted((ROOT / "examples").glob("*.py")), 
 # Not load_dataset: `datasets` runs no code of a repository since version 4, the oldest that pyproject.toml allows.
 LOADING_CALLS = {"from_pretrained", "load_tokenizer", "load_deberta_tokenizer"}
 OPTIONS_WITH_FLAG = ("load_options()", "hub_options()", "'trust_remote_code': False")  # see test_options_hold_the_flag
-WITHOUT_CODE = "HfDeberta"  # these classes never look for code: see test_hostile_folder
+# classes of this package never look for code (see test_hostile_folder); GLiNER has no flag, and its example says so
+WITHOUT_CODE = ("HfDeberta", "GLiNER")
 
 
 def calls_without_flag(tree: ast.AST) -> Iterator[ast.Call]:

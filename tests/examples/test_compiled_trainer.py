@@ -1,0 +1,29 @@
+"""Trainer with torch_compile: two graphs for batches of many lengths, and a model that loads without prefixes."""
+
+import compiled_trainer
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from hf_deberta import HfDebertaForSequenceClassification
+
+
+@pytest.fixture(autouse=True)
+def restore_compiler(monkeypatch):
+    """TrainingArguments chooses the backend in the environment, where later Accelerators would find it."""
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "no")
+    torch.compiler.reset()
+    counters.clear()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.slow  # 8 seconds, of which tracing takes most
+def test_it_learns_in_two_graphs(tiny_model, sentiment, capsys):
+    flags = ["--model", str(tiny_model), *sentiment[:2], "--max_steps", "40", "--learning_rate", "3e-3"]
+    losses = compiled_trainer.main([*flags, "--backend", "eager"])
+    assert sum(losses[-10:]) < 0.6 * sum(losses[:10])
+    assert 1 <= counters["stats"]["unique_graphs"] <= 2
+    assert "first two steps" in capsys.readouterr().out
+    _, info = HfDebertaForSequenceClassification.from_pretrained("compiled_trainer", output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
