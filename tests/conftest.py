@@ -1,3 +1,4 @@
+import gc
 import os
 import sys
 from pathlib import Path
@@ -11,6 +12,15 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 torch.set_num_threads(1)  # tiny tensors, and the tests already run in several processes
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+def pytest_collection_finish():
+    """Leave imported modules out of garbage collections: each run of a script forces two, which then take no time."""
+    gc.freeze()
+
+
+def pytest_unconfigure():
+    gc.unfreeze()  # nanobind calls what is left at exit a leak
 
 
 @pytest.fixture
