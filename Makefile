@@ -40,10 +40,10 @@ check: $(READY) ## lint, format and types
 	$(RUN) -m mypy
 
 quick: check ## check, and all tests that are not marked slow
-	$(RUN) -m pytest -n 2 -m "not slow"
+	$(RUN) -m pytest -n 2 --dist worksteal -m "not slow"
 
 test: check ## check, and all tests
-	$(RUN) -m pytest -n 2
+	$(RUN) -m pytest -n 2 --dist worksteal
 
 test-fake-cuda: $(READY) ## run all heads on a simulated GPU: devices, syncs, work (needs a C++ compiler)
 	$(RUN) -m pytest -rs tests/test_fake_cuda.py
