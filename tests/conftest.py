@@ -19,8 +19,29 @@ def pytest_collection_finish():
     gc.freeze()
 
 
-def pytest_unconfigure():
+def pytest_sessionfinish():
     gc.unfreeze()  # nanobind calls what is left at exit a leak
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patch_triton_once():
+    """Wrap a module of Triton's language only if it is not wrapped: its interpreter does so at each nested call."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        yield
+        return
+    from triton import language
+    from triton.runtime import interpreter
+
+    def patch_unpatched(function):
+        modules = [value for value in function.__globals__.values() if value is language or value is language.core]
+        if any(language.core.is_builtin(module.load) for module in modules):
+            return patch_all(function)
+        return interpreter._LangPatchScope()
+
+    patch_all = interpreter._patch_lang
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter, "_patch_lang", patch_unpatched)
+        yield
 
 
 @pytest.fixture
