@@ -14,6 +14,7 @@ from numerics import (
     tiny_model,
 )
 from torch import nn
+from transformers.cache_utils import QuantizedLayer
 
 from hf_deberta import HfDebertaForCausalLM, HfDebertaForMaskedLM, optimize
 from hf_deberta.model import modeling_hf_deberta
@@ -578,3 +579,23 @@ def test_parameters_are_those_of_the_masked_language_model():
         config = tiny_config(**CAUSAL, **{name: value for name, value in variant.items() if name not in CAUSAL})
         causal, masked = HfDebertaForCausalLM(config).state_dict(), HfDebertaForMaskedLM(config).state_dict()
         assert {name: each.shape for name, each in causal.items()} == {n: each.shape for n, each in masked.items()}
+
+
+class UnchangedWhenQuantized(QuantizedLayer):
+    """A quantized layer that loses nothing, without a library."""
+
+    def _quantize(self, tensor, axis):
+        return tensor
+
+    def _dequantize(self, tensor):
+        return tensor
+
+
+def test_a_quantized_cache():
+    """After its first step it holds an empty vector in place of keys of 4 dimensions."""
+    model, ids = causal_model().eval(), INPUTS["input_ids"]
+    layers = [UnchangedWhenQuantized(residual_length=4) for _ in range(model.config.num_hidden_layers)]
+    cache = transformers.Cache(layers=layers)
+    with torch.no_grad():
+        parts = [model(part, past_key_values=cache).logits for part in ids.split([3, 1, 1, 4], dim=1)]
+        torch.testing.assert_close(torch.cat(parts, 1), model(ids).logits)
