@@ -36,10 +36,9 @@ class PreparedLayers(NoneInCopies):
         self.layers, self.bypassed = layers, (*bypassed, encoder.layer, *modules)
         self.called = tuple(encoder.layer)
         self.hooks_of_called = tuple(chain.from_iterable(map(hooks, self.called)))
-        # OpenVINO: all layers but the last, of which heads may need only some states, and the last; all, of some shapes
-        self.all_but_last: OpenVinoLayers | None = None
+        self.all_but_last: OpenVinoLayers | None = None  # heads may need only some states of the last layer
         self.last: OpenVinoLayers | None = None
-        self.all: OpenVinoLayers | None = None
+        self.all_layers: OpenVinoLayers | None = None  # used for batches of a listed shape
         self.most_tokens = 0  # of a batch that OpenVINO computes
         weights = [weight for module in (encoder.layer, *modules) for weight in module.parameters()]
         self.weights = tuple(weights)
@@ -77,9 +76,9 @@ class PreparedLayers(NoneInCopies):
                 "runtime='torch' and no shapes"
             )
         if runtime != "torch" and supported and has_openvino():
-            self.all_but_last = OpenVinoLayers(self.layers[:-1], shapes) if len(self.layers) > 1 else None
+            self.all_but_last = OpenVinoLayers(self.layers[:-1]) if len(self.layers) > 1 else None
             self.last = OpenVinoLayers(self.layers[-1:])
-            self.all = OpenVinoLayers(self.layers, shapes)
+            self.all_layers = OpenVinoLayers(self.layers, shapes)
             too_large = [shape for shape in shapes if not self.last.has_room_for(*shape)]
             if too_large:
                 raise ValueError(
@@ -88,6 +87,8 @@ class PreparedLayers(NoneInCopies):
                 )
             parts = self.last if self.all_but_last is None else self.all_but_last
             self.most_tokens = ALL if runtime == "openvino" else most_tokens_of_openvino(parts, self.last)
+            if self.all_but_last is not None:
+                self.all_but_last.shapes = shapes  # only now: the graph for any shape was timed
         for layer in self.layers:
             if self.most_tokens == ALL:
                 layer.free()
@@ -104,10 +105,13 @@ class PreparedLayers(NoneInCopies):
         mask, kept = context.attention_mask, [i - 1 for i in kept if i > 0]
         if (
             self.last is None
-            or self.all is None
+            or self.all_layers is None
             or backend not in ("auto", "sdpa")
             or layers < len(self.layers) - 1
-            or (states.shape[0] * states.shape[1] > self.most_tokens and not self.all.has_graph_for(states, mask, kept))
+            or (
+                states.shape[0] * states.shape[1] > self.most_tokens
+                and not self.all_layers.has_graph_for(states, mask, kept)
+            )
             or not self.last.can_compute(states, mask)
             or any(self.hooks_of_called)
             or any_is_patched(self.called)
@@ -124,8 +128,8 @@ class PreparedLayers(NoneInCopies):
     ) -> list[OpenVinoLayers]:
         """The graphs that compute the first `layers` layers, one after another: all of them, or all but the last."""
         whole = layers == len(self.layers)
-        if whole and self.all is not None and self.all.has_graph_for(states, mask, kept):
-            return [self.all]
+        if whole and self.all_layers is not None and self.all_layers.has_graph_for(states, mask, kept):
+            return [self.all_layers]
         return [part for part in (self.all_but_last, self.last if whole else None) if part is not None]
 
     def is_usable(self, encoder: nn.Module, states: torch.Tensor) -> bool:

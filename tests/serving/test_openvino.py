@@ -340,11 +340,11 @@ def test_shapes_have_graphs_of_their_own(model_class, dtype):
         real = ... if "attention_mask" not in batch or states.dim() == 2 else batch["attention_mask"]
         assert difference(outputs(model, batch)[real], states[real]) < TOLERANCE[dtype]
     layers = model.base_model.encoder.prepared_layers
-    requests = (layers.all if model is model.base_model else layers.all_but_last).requests
+    requests = (layers.all_layers if model is model.base_model else layers.all_but_last).requests
     assert requests.keys() >= {(2, 9), (2, 5)} and layers.last.requests.keys() <= {None}
 
 
-@pytest.mark.parametrize("indices, graphs", [([0, 2], set()), ([0, 3], {(2, 9)})], ids=str)
+@pytest.mark.parametrize("indices, graphs", [([0, 1], set()), ([0, 3], {(2, 9)})], ids=str)
 def test_hidden_states_of_a_shape(indices, graphs):
     """The graph of a shape has the last states alone."""
     model = make_model(num_hidden_layers=3)
@@ -352,7 +352,9 @@ def test_hidden_states_of_a_shape(indices, graphs):
     with torch.no_grad():
         expected = model(**inputs).hidden_states
         result = hf_deberta.optimize(model, runtime="openvino", shapes=[(2, 9)])(**inputs).hidden_states
-    assert model.encoder.prepared_layers.all.requests.keys() == graphs
+    layers = model.encoder.prepared_layers
+    assert layers.all_layers.requests.keys() == graphs
+    assert layers.all_but_last.requests.keys() == ({None} if indices == [0, 1] else set())
     assert [i for i, states in enumerate(result) if states is not None] == indices
     assert all(difference(result[i], expected[i]) < TOLERANCE[torch.float32] for i in indices)
 
