@@ -50,7 +50,8 @@ def main(flags: list[str] | None = None) -> float:
     train: Any = DataLoader(rows["train"], arguments.batch_size, shuffle=True, collate_fn=collator)
     validation: Any = DataLoader(rows["validation"], arguments.batch_size, collate_fn=collator)
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=arguments.learning_rate)
-    steps = arguments.epochs * math.ceil(len(train) / arguments.accumulate)  # as for one process: accelerate divides
+    # of one process: with more, accelerate advances the schedule several times in each step
+    steps = arguments.epochs * math.ceil(len(train) / arguments.accumulate)
     schedule: Any = get_linear_schedule_with_warmup(optimizer, steps // 10, steps)
     model, optimizer, train, validation, schedule = accelerator.prepare(model, optimizer, train, validation, schedule)
 

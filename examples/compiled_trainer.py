@@ -17,6 +17,7 @@ import time
 from statistics import mean, median
 from typing import Any
 
+import torch
 from datasets import load_dataset
 from transformers import DataCollatorWithPadding, Trainer, TrainerCallback, TrainingArguments, set_seed
 
@@ -33,6 +34,8 @@ class StepTimes(TrainerCallback):
         self.start = time.perf_counter()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         self.seconds.append(time.perf_counter() - self.start)
 
 
@@ -73,8 +76,9 @@ def main(flags: list[str] | None = None) -> list[float]:
     trainer.save_model()
     tokenizer.save_pretrained(arguments.output_dir)
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    later = median(times.seconds[2:] or times.seconds)
     print(
-        f"first two steps: {sum(times.seconds[:2]):.1f} s; then {median(times.seconds[2:]):.3f} s a step (median); "
+        f"first two steps: {sum(times.seconds[:2]):.1f} s; then {later:.3f} s a step (median); "
         f"loss of the last 10 steps {mean(losses[-10:]):.3f}"
     )
     return losses

@@ -34,7 +34,7 @@ def main(flags: list[str] | None = None) -> tuple[float, float]:
     parser.add_argument("--validation_file", required=True)
     parser.add_argument("--output_dir", default="lora")
     parser.add_argument("--max_steps", type=int, default=-1, help="default: three epochs")
-    parser.add_argument("--learning_rate", type=float, default=3e-4, help="ten times that of all weights")
+    parser.add_argument("--learning_rate", type=float, default=3e-4, help="over ten times that of all weights")
     arguments = parser.parse_args(flags)
     set_seed(0)
 
@@ -46,7 +46,7 @@ def main(flags: list[str] | None = None) -> tuple[float, float]:
     # a pretrained checkpoint has no pooler: left out here, it would stay random, and the adapter would not contain it
     heads = ["pooler", "classifier"]
     model: Any = get_peft_model(
-        base, LoraConfig("SEQ_CLS", r=8, lora_alpha=16, lora_dropout=0.1, modules_to_save=heads)
+        base, LoraConfig(task_type="SEQ_CLS", r=8, lora_alpha=16, lora_dropout=0.1, modules_to_save=heads)
     )
     model.print_trainable_parameters()
 

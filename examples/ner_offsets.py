@@ -8,13 +8,15 @@ It prints line, start, end, type, score and text of each entity, tab-separated:
     1	0	12	PER	...	Barack Obama
 
 DeBERTa's tokens include the space before a word, so the pipeline's offsets begin one character early, and a model that
-was trained on words sees "Paris." as one. Here the text is split first, and the pipeline gets words; the type of a word
-is that of its first token, the one that was trained.
+was trained on words sees "Paris." as one. Here the text is split first, at spaces and around punctuation ("U.S." is
+four words, unlike in CoNLL-2003), and the pipeline gets words; the type of a word is that of its first token, the one
+that was trained.
 """
 
 import argparse
 import re
 import warnings
+from bisect import bisect_right
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -29,16 +31,18 @@ def find_entities(tagger: Any, text: str) -> list[dict[str, Any]]:
     words = list(re.finditer(r"\w+|[^\w\s]", text))
     if not words:
         return []
-    joined = [0, *accumulate(len(word[0]) + 1 for word in words)]  # where words begin if one space separates them
-    starts = {begin: word.start() for begin, word in zip(joined, words, strict=False)}
-    ends = {begin + len(word[0]): word.end() for begin, word in zip(joined, words, strict=False)}
+    joined = [0, *accumulate(len(word[0]) + 1 for word in words[:-1])]  # where words begin if one space separates them
+
+    def word_at(character: int) -> re.Match[str]:
+        return words[bisect_right(joined, character) - 1]
+
     (entities,) = tagger([[word[0] for word in words]], is_split_into_words=True)
     return [
         {
             "type": entity["entity_group"],
             "score": float(entity["score"]),
-            "start": starts[entity["start"]],
-            "end": ends[entity["end"]],
+            "start": word_at(entity["start"]).start(),
+            "end": word_at(entity["end"] - 1).end(),
         }
         for entity in entities
     ]

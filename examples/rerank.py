@@ -54,6 +54,8 @@ def main(flags: list[str] | None = None) -> tuple[float, float, list[dict[str, A
     rows = load_dataset("json", data_files={"train": arguments.train_file, "validation": arguments.validation_file})
     train = rows["train"].select_columns(["query", "document", "label"])  # inputs in this order
     samples = candidates(rows["validation"].to_pandas())
+    if not samples:
+        parser.error(f"{arguments.validation_file} has no query with documents of both kinds, label 0 and label 1")
     evaluator = CrossEncoderRerankingEvaluator(samples, write_csv=False)
     with hf_deberta.enable():
         model = CrossEncoder(arguments.model, num_labels=1, max_length=256, trust_remote_code=False)

@@ -4,7 +4,8 @@
     python examples/search.py --train_file train.jsonl --validation_file dev.jsonl --trials 20
 
 Rows have a `sentence` and a `label`, which counts from 0: {"sentence": "a fine film", "label": 1}. After each epoch,
-optuna stops trials that are worse than the median of the earlier ones at that epoch. It prints:
+from the sixth trial on, optuna stops trials that are worse than the median of the earlier ones at that epoch. It
+prints:
 
     best of all trials: accuracy ... with {'learning_rate': ..., 'warmup_steps': ...}
 

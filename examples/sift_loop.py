@@ -2,9 +2,9 @@
 
     python examples/sift_loop.py --train_file train.jsonl --validation_file dev.jsonl
 
-Rows have a `sentence` and a `label`, which counts from 0: {"sentence": "a fine film", "label": 1}. SiFT adds two lines
-to a loop: the context manager, and the second loss. A step has three forward passes. docs/sift.md has the equations and
-the published settings. It prints the means of both losses, and the accuracy:
+Rows have a `sentence` and a `label`, which counts from 0: {"sentence": "a fine film", "label": 1}. SiFT adds a context
+manager and a second loss to a loop, and a step then has three forward passes. docs/sift.md has the equations and the
+published settings. It prints the means of both losses, and the accuracy:
 
     epoch 1: loss ..., sift loss ..., accuracy ...
 """

@@ -1,6 +1,7 @@
 """The offsets of named entities cut the right words out of a text."""
 
 import random
+from unittest import mock
 
 import ner_offsets
 import pytest
@@ -50,3 +51,11 @@ def test_offsets(tagger, tmp_path, capsys):
     assert cut == expected and not second
     assert [long[entity["start"] : entity["end"]] for entity in third] == ["Rome"]
     assert capsys.readouterr().out.splitlines()[0].split("\t")[:4] == ["1", "0", "7", "PER"]
+
+
+def test_offsets_inside_a_word_become_those_of_the_word():
+    """As the pipeline gives them for unknown letters within a word."""
+    text = "In Ann-Marie."
+    tagger = mock.Mock(return_value=[[{"entity_group": "PER", "score": 1.0, "start": 5, "end": 12}]])  # "n - Mar"
+    (entity,) = ner_offsets.find_entities(tagger, text)
+    assert text[entity["start"] : entity["end"]] == "Ann-Marie"
