@@ -29,7 +29,7 @@ from hf_deberta.serving.openvino_layers import openvino_core
 RUNTIMES = ("onnxruntime in-tree", "openvino in-tree", "openvino ours", "openvino bert")
 MODULES = {"onnxruntime": ("onnx", "onnxruntime"), "openvino": ("onnx", "openvino", "nncf")}
 AXES = {0: "batch", 1: "tokens"}  # names of the sizes that inputs may have
-TRIAL_CALLS = 5  # timed calls of each setting; the fastest call counts
+TRIAL_CALLS = 15  # timed calls of each setting; the fastest call counts
 WHOLE_ROW = 1 << 20  # group size of OpenVINO's dynamic quantization: one scale for each row
 
 
