@@ -15,7 +15,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
 def pytest_collection_finish():
-    """Leave imported modules out of garbage collections: each run of a script forces two, which then take no time."""
+    """Leave imported modules out of garbage collections: each run of a script forces two."""
     gc.freeze()
 
 
@@ -25,12 +25,16 @@ def pytest_sessionfinish():
 
 @pytest.fixture(scope="session", autouse=True)
 def patch_triton_once():
-    """Wrap a module of Triton's language only if it is not wrapped: its interpreter does so at each nested call."""
+    """Triton's interpreter wraps the modules of its language at each call of a function; wrap those that are not."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         yield
         return
     from triton import language
     from triton.runtime import interpreter
+
+    if not hasattr(interpreter, "_patch_lang"):  # another version of Triton
+        yield
+        return
 
     def patch_unpatched(function):
         modules = [value for value in function.__globals__.values() if value is language or value is language.core]

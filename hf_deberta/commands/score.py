@@ -191,7 +191,7 @@ def settings_on(args: argparse.Namespace, device: str) -> ScoreSettings:
 
 def check_finished(folder: Path, args: argparse.Namespace) -> None:
     """Refuse a folder with results of other settings, without Ray, which alone knows the default dtype."""
-    is_known = args.dtype or args.device
+    is_known = bool(args.dtype or args.device)
     check_same_settings(folder, settings_on(args, args.device or "cpu"), () if is_known else ("dtype",))
 
 
