@@ -252,17 +252,21 @@ def score_all(ray: Any, todo: dict[Path, Path], settings: ScoreSettings, workers
     start = printed = time.monotonic()
     total, errors, work = ShardCounts(), [], 0.0
     for number, result in enumerate(ray_results(ray, todo, settings, workers), 1):
-        error = result.pop("error")
-        work += result.pop("seconds")
+        error, seconds = result.pop("error"), result.pop("seconds")
         total += ShardCounts(**result)
         if error:
             errors.append(error)
             print(error, flush=True)
+        else:
+            work += seconds
         if time.monotonic() - printed > SECONDS_BETWEEN_LINES:
             printed = time.monotonic()
-            left = work / number * math.ceil((len(todo) - number) / workers)  # without the start of the workers
             progress = f"{number:,} of {plural(len(todo), 'shard')}, {speed(total, printed - start)}"
-            print(f"{progress}, {left:,.0f} s left", flush=True)
+            if number > len(errors):
+                rounds = math.ceil((len(todo) - number) / workers)
+                left = work / (number - len(errors)) * rounds  # without the start of the workers
+                progress += f", {left:,.0f} s left"
+            print(progress, flush=True)
     skipped = f", {total.bad_rows:,} of them bad, with a null label" if total.bad_rows else ""
     print(f"{plural(len(todo) - len(errors), 'shard')}, {speed(total, time.monotonic() - start)}{skipped}", flush=True)
     if errors:

@@ -9,7 +9,9 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -234,15 +236,20 @@ def test_a_finished_folder_needs_no_ray(model, shards, monkeypatch, capsys):
 
 
 def test_the_time_left_is_that_of_the_work(monkeypatch, capsys):
-    """Workers that take a minute to start, then 3 seconds for each of 5 shards."""
-    clock = iter([0, *[60] * 10])
-    results = ({"rows": 1, "tokens": 9, "bad_rows": 0, "seconds": 3.0, "error": ""} for _ in range(5))
-    monkeypatch.setattr(score.time, "monotonic", lambda: next(clock))
+    """Workers that take a minute to start, a shard that fails at once, then 3 seconds for each of 4 shards."""
+    clock = chain([0], repeat(60))
+    failed = {"rows": 0, "tokens": 0, "bad_rows": 0, "seconds": 0.0, "error": "bad.parquet is damaged"}
+    scored = {"rows": 1, "tokens": 9, "bad_rows": 0, "seconds": 3.0, "error": ""}
+    results = (dict(result) for result in [failed, *[scored] * 4])
+    monkeypatch.setattr(score, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(score, "SECONDS_BETWEEN_LINES", -1)
     monkeypatch.setattr(score, "ray_results", lambda *arguments: results)
-    score.score_all(None, {Path(f"{number}"): Path() for number in range(5)}, ScoreSettings(""), workers=2)
-    first, summary = capsys.readouterr().out.splitlines()
-    assert first.startswith("1 of 5 shards, 1 row and 9 tokens in 60 s") and first.endswith(", 6 s left")
-    assert summary.startswith("5 shards, 5 rows and 45 tokens in 60 s")
+    with pytest.raises(InputError, match="1 of 5 shards failed"):
+        score.score_all(None, {Path(f"{number}"): Path() for number in range(5)}, ScoreSettings(""), workers=2)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "bad.parquet is damaged" and not lines[1].endswith("left")
+    assert lines[2].startswith("2 of 5 shards, 1 row and 9 tokens in 60 s") and lines[2].endswith(", 6 s left")
+    assert lines[-1].startswith("4 shards, 4 rows and 36 tokens in 60 s")
 
 
 # With Ray
