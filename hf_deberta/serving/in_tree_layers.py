@@ -27,7 +27,7 @@ def is_in_tree_encoder(module: nn.Module) -> bool:
 
 
 def prepare_in_tree(encoder: InTree, dtype: torch.dtype, attention_dtype: torch.dtype) -> PreparedLayers:
-    """Prepare each layer of an in-tree encoder, and switch `enable()` on."""
+    """Prepare each layer of an in-tree encoder."""
     table = rows = None
     if encoder.relative_attention:
         distances = distance_rows_of(encoder, next(encoder.parameters()))
@@ -39,10 +39,14 @@ def prepare_in_tree(encoder: InTree, dtype: torch.dtype, attention_dtype: torch.
         PackedLayer(weights_of(layer, before), table, rows, dtype, attention_dtype)
         for before, layer in zip([None, *encoder.layer], encoder.layer, strict=False)
     ]
-    prepared_encoders[encoder] = PreparedLayers(encoder, layers, list(encoder.layer.modules())[1:])
+    return PreparedLayers(encoder, layers, list(encoder.layer.modules())[1:])
+
+
+def use_in_tree(encoder: InTree, prepared: PreparedLayers) -> None:
+    """Let the prepared layers compute in place of the encoder's, and switch `enable()` on."""
+    prepared_encoders[encoder] = prepared
     if not is_enabled():
         enable()
-    return prepared_encoders[encoder]
 
 
 def weights_of(layer: InTree, before: InTree | None) -> LayerWeights:

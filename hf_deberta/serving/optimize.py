@@ -39,7 +39,7 @@ from hf_deberta.model.private_apis import has_onednn_linear, is_hooked_or_patche
 from hf_deberta.model.relative_table import relative_table, table_modules
 
 from .choices import attention_dtype, warn_if_slower
-from .in_tree_layers import is_in_tree_encoder, prepare_in_tree
+from .in_tree_layers import is_in_tree_encoder, prepare_in_tree, use_in_tree
 from .openvino_layers import has_openvino
 from .packed_layer import LayerWeights, NormWeights, PackedLayer
 from .prepared_layers import PreparedLayers
@@ -86,10 +86,14 @@ def optimize(
     limit_onednn_caches()
     warn_if_slower(dtype)
     with torch.no_grad():
+        prepared = []
         for encoder in encoders:
             prepare = prepare_ours if is_ours(encoder) else prepare_in_tree
-            prepared = prepare(encoder, dtype, attention_dtype(dtype))
-            prepared.choose_runtime(runtime, getattr(encoder, "conv", None) is not None, shapes)
+            layers = prepare(encoder, dtype, attention_dtype(dtype))
+            layers.choose_runtime(runtime, getattr(encoder, "conv", None) is not None, shapes)
+            prepared.append(layers)
+    for encoder, layers in zip(encoders, prepared, strict=True):  # only now: one may be refused
+        (use_in_ours if is_ours(encoder) else use_in_tree)(encoder, layers)
     return model
 
 
@@ -125,11 +129,19 @@ def prepare_ours(encoder: Any, dtype: torch.dtype, dtype_of_attention: torch.dty
     """Prepare each layer of an encoder of this package."""
     rows = encoder.whole_table()
     table = None if rows is None else relative_table(table_modules(encoder), rows, None)
-    for before, layer in zip([None, *encoder.layer], encoder.layer, strict=False):
-        layer.packed_layer = PackedLayer(weights_of(layer, before), table, rows, dtype, dtype_of_attention)
+    layers = [
+        PackedLayer(weights_of(layer, before), table, rows, dtype, dtype_of_attention)
+        for before, layer in zip([None, *encoder.layer], encoder.layer, strict=False)
+    ]
     inside = [module for layer in encoder.layer for module in list(layer.modules())[1:]]
-    encoder.prepared_layers = PreparedLayers(encoder, [layer.packed_layer for layer in encoder.layer], inside)
-    return encoder.prepared_layers
+    return PreparedLayers(encoder, layers, inside)
+
+
+def use_in_ours(encoder: Any, prepared: PreparedLayers) -> None:
+    """Let the prepared layers compute in place of the encoder's."""
+    for layer, packed in zip(encoder.layer, prepared.layers, strict=True):
+        layer.packed_layer = packed
+    encoder.prepared_layers = prepared
 
 
 def weights_of(layer: HfDebertaLayer, before: HfDebertaLayer | None = None) -> LayerWeights:

@@ -378,8 +378,10 @@ def test_shapes_without_a_graph_are_refused(monkeypatch):
     with pytest.raises(ValueError, match="shapes are for encoders with GELU"):
         hf_deberta.optimize(make_model(hidden_act="relu"), shapes=[(1, 5)])
     monkeypatch.setattr(openvino_layers, "LARGEST_SCORES", 1000)
+    model = make_model()
     with pytest.raises(ValueError, match=r"shapes \[\(9, 99\)\] would need much memory"):
-        hf_deberta.optimize(make_model(), shapes=[(9, 99), (1, 5)])
+        hf_deberta.optimize(model, shapes=[(9, 99), (1, 5)])
+    assert model.encoder.prepared_layers is None and model.encoder.layer[0].packed_layer is None
 
 
 def test_shapes_need_openvino(monkeypatch):
