@@ -132,13 +132,13 @@ def available_peers(device: str, training: bool = False) -> list[str]:
 def split_name(peer: str) -> tuple[str, str]:
     """Return the name of a peer and the addition after its comma, or nothing."""
     name, _, addition = peer.partition(", ")
-    known = ["no oneDNN", "compiled", "CUDA graph"]
+    additions = ["no oneDNN", "compiled", "CUDA graph"]
     if name == "ours optimized":
-        known = ["torch", "fixed shape"]
+        additions = ["torch", "fixed shape"]
     elif name in RUNTIMES:
-        known = ["any shape"]
-    if addition and addition not in known:
-        raise SystemExit(f"{peer!r}: after the comma may stand {' or '.join(known)}")
+        additions = ["any shape"]
+    if addition and addition not in additions:
+        raise SystemExit(f"{peer!r}: write {' or '.join(map(repr, additions))} after the comma, or nothing")
     return name, addition
 
 

@@ -9,8 +9,8 @@ A peer is a runtime and the source of its graph. "in-tree" and "bert" are export
 hf_deberta.export.to_openvino. Threads are as many as PyTorch's. The settings of a type are timed one after another on
 the inputs, and the fastest stay:
 
-- all types: graphs for any shape, or for the shape of the inputs.
-- float32 and bfloat16: ONNX Runtime has no bfloat16.
+- all types: graphs for any shape, or compiled for the shape of the inputs.
+- bfloat16: OpenVINO alone.
 - int8, ONNX Runtime: weights per channel, activations quantized dynamically.
 - int8, OpenVINO: weights per channel, with activations in bfloat16, or in float32 and quantized dynamically.
 """

@@ -26,8 +26,8 @@ _caches: dict[tuple[int, float, int], tuple[StorageWeakRef, WeightCache]] = {}
 _lock = Lock()  # around changes of `_caches`
 
 
-def can_cache_in_graph(modules: tuple[nn.Module, ...]) -> bool:
-    """True while torch.compile builds a graph for inference in which `modules` may be replaced by the operator.
+def can_call_operators(modules: tuple[nn.Module, ...]) -> bool:
+    """True while torch.compile builds a graph for inference in which operators may replace calls of `modules`.
 
     torch.export and torch.jit.trace are excluded: their graphs leave the process.
     """

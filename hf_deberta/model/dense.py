@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from .compiled_table import OPERATORS, can_cache_in_graph
+from .compiled_table import OPERATORS, can_call_operators
 from .fast_path_guards import (
     PLAIN_TENSORS,
     has_global_hooks_or_modes,
@@ -37,7 +37,7 @@ def dense(layer: nn.Module, states: torch.Tensor) -> torch.Tensor:
     >>> dense(nn.Linear(4, 3), torch.zeros(2, 5, 4)).shape
     torch.Size([2, 5, 3])
     """
-    if can_cache_in_graph((layer,)) and states.dtype == torch.float32 and prefers_onednn_in_graph():
+    if can_call_operators((layer,)) and states.dtype == torch.float32 and prefers_onednn_in_graph():
         return multiply_in_graph(states.flatten(0, -2), layer.weight, layer.bias).unflatten(0, states.shape[:-1])
     if is_tracing_or_compiling() or not (uses_onednn() and is_float32_linear(layer, states)):
         return layer(states)

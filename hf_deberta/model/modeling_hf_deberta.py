@@ -587,7 +587,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         """
         batch, length, device = self._check_inputs(input_ids, token_type_ids, inputs_embeds)
         packed = cu_seq_lens_q is not None or position_ids is not None  # packed rows have no mask
-        if input_ids is not None and attention_mask is None and not packed and self.may_hold_padding(input_ids):
+        if input_ids is not None and attention_mask is None and not packed and self._may_hold_padding(input_ids):
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
         shape = (batch, length)
         if past_key_values is None:
@@ -610,7 +610,7 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         rows = self.encoder.whole_table() if prepared else self.encoder.rows_in_use(context.longest(length))
         return context.gather(embeddings), replace(context, relative_rows=rows)
 
-    def may_hold_padding(self, input_ids: torch.Tensor) -> bool:
+    def _may_hold_padding(self, input_ids: torch.Tensor) -> bool:
         """True if a row begins or ends with padding: Transformers' own check takes longer, so this comes before it."""
         padding = self.config.pad_token_id
         if padding is None or not can_read_values(input_ids):

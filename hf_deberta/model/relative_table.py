@@ -13,7 +13,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import nn
 
-from .compiled_table import can_cache_in_graph, project_table
+from .compiled_table import can_call_operators, project_table
 from .dense import dense
 from .fast_path_guards import is_tracing_or_compiling
 from .relative_position import RelativePositions, RowsInUse, rows_in_use, rows_in_window
@@ -54,8 +54,8 @@ class TableProjection:
     def can_cache(self) -> bool:
         return not self.dropout.training and can_cache(self.modules())
 
-    def can_cache_in_graph(self) -> bool:
-        return not self.dropout.training and can_cache_in_graph(self.modules())
+    def can_call_operators(self) -> bool:
+        return not self.dropout.training and can_call_operators(self.modules())
 
     def project_in_graph(self, rows: RowsInUse) -> Tables:
         """`project` by an operator that caches the projection of all rows."""
@@ -95,7 +95,7 @@ def find_rows_in_use(
     a graph of torch.compile for inference, `length` may be a symbol, and so is the number of rows.
     """
     projections = list(projections)
-    if can_cache_in_graph(modules) and all(projection.can_cache_in_graph() for projection in projections):
+    if can_call_operators(modules) and all(projection.can_call_operators() for projection in projections):
         reach = min(length, distances.span) if distances.can_be_pruned else distances.span
         first, end = distances.span - reach, distances.span + reach
         of_distance = rows_in_window(distances.of_distance, first, end)

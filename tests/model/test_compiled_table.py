@@ -10,7 +10,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from hf_deberta import HfDebertaModel
 from hf_deberta.model import compiled_table
-from hf_deberta.model.compiled_table import can_cache_in_graph, project_table
+from hf_deberta.model.compiled_table import can_call_operators, project_table
 from hf_deberta.model.fast_path_guards import reference_mode
 
 LENGTHS = (7, 12, 16, 17, 23, 33, 40, 60)  # on both sides of the table's span
@@ -120,7 +120,7 @@ def test_other_graphs_project_their_tables_themselves(case):
 def test_exported_graphs_do_not_call_the_operator():
     graph = torch.export.export(eval_model(), (ids(9),), strict=False).graph
     assert not any("project_table" in str(node.target) for node in graph.nodes)
-    assert not can_cache_in_graph((nn.Linear(2, 2).eval(),))  # outside of a compiler
+    assert not can_call_operators((nn.Linear(2, 2).eval(),))  # outside of a compiler
 
 
 def operator_inputs(heads=2, rows=5, **options):
