@@ -164,8 +164,9 @@ class AttentionContext:
         return replace(self.attention_mask, query_positions=query_positions)
 
     def unpadded(self, width: int, num_real_tokens: int | None = None) -> "AttentionContext":
-        """The context of the batch as one unpadded row; this context if unpadding saves no time at this model width.
+        """The context of the batch as one row without padding, or without its mask if there is no padding.
 
+        This context if unpadding saves no time at this model width, or if the model is causal.
         Where the mask cannot be read without waiting for a device, the number of real tokens must be given.
         """
         mask = self.attention_mask.mask
@@ -176,6 +177,8 @@ class AttentionContext:
         unpadding = None
         if mask is not None and can_read_values(mask):
             check_number_of_tokens(mask, num_real_tokens)
+            if bool(mask.all()):
+                return replace(self, attention_mask=replace(self.attention_mask, mask=None), token_mask=None)
             unpadding = unpadding_of_mask(mask, width)
         elif mask is not None and num_real_tokens is not None:
             unpadding = unpadding_of_counted_mask(mask, num_real_tokens, width)

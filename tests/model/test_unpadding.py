@@ -202,6 +202,20 @@ def test_when_layers_see_real_tokens_only():
     assert rows_seen(eager, **inputs) == [(3, 9)] * 2
 
 
+@pytest.mark.parametrize("model_class", [HfDebertaModel, HfDebertaForMaskedLM])
+def test_a_mask_without_padding_is_left_out(model_class, monkeypatch):
+    """Tokenizers return one with every text, and to apply it takes time."""
+    contexts, unpadded = [], AttentionContext.unpadded
+    monkeypatch.setattr(AttentionContext, "unpadded", lambda *args: contexts.append(unpadded(*args)) or contexts[-1])
+    model = tiny_model(model_class).eval()
+    ids = tiny_inputs((7, 7, 7))["input_ids"]
+    expected = first_tensor(model(ids))
+    assert torch.equal(first_tensor(model(ids, attention_mask=torch.ones_like(ids))), expected)
+    assert [context.attention_mask.mask for context in contexts] == [None, None]
+    with pytest.raises(ValueError, match="num_real_tokens is 20"):
+        model.base_model(ids, attention_mask=torch.ones_like(ids), num_real_tokens=20)
+
+
 def test_a_fully_padded_row_is_zeros():
     model = tiny_model(HfDebertaModel).eval()
     inputs = tiny_inputs((9, 4, 7))
