@@ -11,14 +11,15 @@ The position terms become a bias of the scores. Four methods keep it cheap (docs
 - Skew. The table is laid out by distance instead of by row. Then c2p of a tile is the product query @ table^T, of which
   entry (i, n - 1 - i + j) is the term of query i and key j: a view that costs nothing. p2c is the same with keys and
   queries exchanged, transposed.
-- Query blocks. The bias exists for one block of queries at a time (a subset of queries is one block).
+- Blocks. The bias exists for one block of queries and a few heads at a time (a subset of queries is one block).
 - Far keys. From the saturation distance on, all keys on one side of a query share one row. These keys are *far*, the
   others *near*. Over far keys attention needs no bias: the score is (q + Qr).(k + Kr) minus a constant. Each part, near
   or far, gives a context and its log sum, log(sum of exp(score)); a softmax over the log sums weights the contexts.
 - Documents of a packed row are processed one by one; neighbours of equal length form a batch.
 """
 
-from itertools import groupby
+from collections.abc import Iterator
+from itertools import groupby, repeat
 from typing import NamedTuple
 
 import torch
@@ -35,6 +36,7 @@ QUERY_BLOCK = 256  # queries whose scores are in memory at once; few enough to s
 TRAINING_BLOCK = 512  # the same in training, where more than one block means computing each of them twice
 LARGEST_BFLOAT16_SCORE = 128  # see `needs_float32`
 GPUS = ("cuda", "xpu", "mps")
+LARGEST_BIAS = 2**22  # position terms of the heads that are computed together, to stay in a cache (16 MiB of float32)
 SHORTEST_KEPT_REACH = 64  # of tables that are kept between calls
 TILE = 64  # a tile of n x m computes n + m - 1 columns; smaller tiles waste less, larger ones multiply faster
 
@@ -46,6 +48,12 @@ class DistanceTables(NamedTuple):
     rising: torch.Tensor | None  # Qr [H, 2r + 1, d], the smallest distance first
     constant: torch.Tensor | None  # p2p [H, 2r + 1], the smallest distance first
     saturation: int | None  # None if all keys are treated as near
+
+    def split(self, heads: int) -> "Iterator[DistanceTables]":
+        """The tables of so many heads at a time."""
+        parts = [repeat(None) if each is None else each.split(heads) for each in self[:3]]
+        for falling, rising, constant in zip(*parts, strict=False):
+            yield DistanceTables(falling, rising, constant, self.saturation)
 
 
 class RowTables(NamedTuple):
@@ -214,8 +222,26 @@ def attend_rows(
         return attend(query, key, value, gathered_bias(query, key, tables, query_positions), visible, dropout_p)
     training = torch.is_grad_enabled() or dropout_p > 0  # reentrant checkpoints draw dropout without gradients first
     size = TRAINING_BLOCK if training else QUERY_BLOCK
-    # a loop would tie a graph to this length, and torch.func does not support checkpoints
-    if is_tracing_or_compiling() or in_functorch_transform() or query.shape[2] <= size:
+    # a loop would tie a graph to this shape, and torch.func does not support checkpoints
+    if is_tracing_or_compiling() or in_functorch_transform():
+        return attend_block(query, key, value, tables, visible, 0, dropout_p)
+    heads = max(1, LARGEST_BIAS // (query.shape[0] * min(query.shape[2], size) * key.shape[2]))
+    parts = zip(query.split(heads, 1), key.split(heads, 1), value.split(heads, 1), tables.split(heads), strict=True)
+    contexts = [attend_in_blocks(q, k, v, table, visible, dropout_p, size) for q, k, v, table in parts]
+    return contexts[0] if len(contexts) == 1 else torch.cat(contexts, 1)
+
+
+def attend_in_blocks(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    tables: DistanceTables,
+    visible: torch.Tensor | None,
+    dropout_p: float,
+    size: int,  # of a block
+) -> torch.Tensor:
+    """Context block by block of the queries; in training each block is computed again for the gradients."""
+    if query.shape[2] <= size:
         return attend_block(query, key, value, tables, visible, 0, dropout_p)
     recompute, contexts = torch.is_grad_enabled(), []
     for start in range(0, query.shape[2], size):
@@ -445,17 +471,13 @@ class BandBias(torch.autograd.Function):
         ctx.save_for_backward(query, key, falling, rising)
         ctx.offset = offset
         query, key = query.transpose(0, 1), key.transpose(0, 1)  # [H, B, ., d]: one product serves the whole batch
-        n, m = query.shape[2], key.shape[2]
-        bias = query.new_empty(*query.shape[:3], m)
+        bias = query.new_empty(*query.shape[:3], key.shape[2])
         if falling is not None:
-            for tile in tiles(n):
-                window = falling[:, window_of(tile.start, tile.stop, m, offset, falling)]
-                bias[:, :, tile] = skewed(products(query[:, :, tile], window), m)
+            fill_tiles(bias, query, falling, offset)
         if rising is not None:
-            for tile in tiles(m):
-                window = rising[:, window_of(tile.start, tile.stop, n, -offset, rising)]
-                part = skewed(products(key[:, :, tile], window), n).mT
-                bias[..., tile].copy_(part) if falling is None else bias[..., tile].add_(part)
+            by_key = torch.empty_like(bias.mT, memory_format=torch.contiguous_format)
+            fill_tiles(by_key, key, rising, -offset)  # transposed as a whole, which is faster than tile by tile
+            bias.copy_(by_key.mT) if falling is None else bias.add_(by_key.mT)
         return bias.transpose(0, 1)
 
     @staticmethod
@@ -497,6 +519,14 @@ def term_gradients(
         for_states[:, :, tile] = products(by_column, table[:, columns].mT)
         for_table[:, columns] += by_column.flatten(1, 2).mT @ states[:, :, tile].flatten(1, 2)
     return for_states.transpose(0, 1), for_table
+
+
+def fill_tiles(target: torch.Tensor, states: torch.Tensor, table: torch.Tensor, offset: int) -> None:
+    """Write the skewed product of states [H, B, n, d] and table [H, 2r + 1, d] into `target` [H, B, n, m]."""
+    n, m = target.shape[-2:]
+    for tile in tiles(n):
+        window = table[:, window_of(tile.start, tile.stop, m, offset, table)]
+        target[:, :, tile] = skewed(products(states[:, :, tile], window), m)
 
 
 def tiles(length: int) -> list[slice]:

@@ -23,14 +23,20 @@ from hf_deberta.model.relative_position import (
 
 TABLES = {"clipped at 12": (12, 0), "8 buckets to 24": (24, 8), "16 buckets to 64": (64, 16)}
 TERMS = [("c2p", "p2c"), ("c2p",), ("p2c",), ("p2p",), ("c2p", "p2c", "p2p"), ()]
-SIZES = {"one block": (512, 128), "several tiles": (512, 8), "several blocks": (16, 8), "ragged blocks": (7, 3)}
+SIZES = {  # of a block, a tile and the largest bias
+    "one block": (512, 128, 2**22),
+    "several tiles": (512, 8, 2**22),
+    "several blocks, each head alone": (16, 8, 1),
+    "ragged blocks, two heads and one": (7, 3, 2 * 2 * 7 * 40),
+}
 DEVICE_SIZES = {"one block": (512, 512), "tiles": (512, 8), "blocks of tiles": (16, 8), "ragged": (11, 7)}
 HEADS, WIDTH = 3, 4
 
 
 @pytest.fixture(params=SIZES)
 def sizes(request, monkeypatch):
-    block, tile = SIZES[request.param]
+    block, tile, bias = SIZES[request.param]
+    monkeypatch.setattr(attention_sdpa, "LARGEST_BIAS", bias)
     monkeypatch.setattr(attention_sdpa, "QUERY_BLOCK", block)
     monkeypatch.setattr(attention_sdpa, "TRAINING_BLOCK", block)
     monkeypatch.setattr(attention_sdpa, "TILE", tile)
