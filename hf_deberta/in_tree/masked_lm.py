@@ -20,19 +20,34 @@ from .encoder import shared_by_layers
 _loading_official = ContextVar("_loading_official", default=False)  # True while a checkpoint is read as an official one
 
 
+class _NotOfficialError(Exception):
+    """The checkpoint has no head of an official release."""
+
+
 def from_pretrained_of(in_tree: Any) -> classmethod:
-    def from_pretrained(cls, *args, output_loading_info: bool = False, **kwargs):
-        for official in (True, False):
-            token = _loading_official.set(official)
-            try:
-                model, info = in_tree.__func__(cls, *args, output_loading_info=True, **kwargs)
-            finally:
-                _loading_official.reset(token)
-            if not any(name.startswith("lm_predictions.") for name in info["missing_keys"]):
-                break  # otherwise the checkpoint is not official or has no such head: load it as Transformers does
-        return (model, info) if output_loading_info else model
+    def from_pretrained(cls, *args, **kwargs):
+        token = _loading_official.set(True)
+        random_state = torch.get_rng_state()
+        try:
+            return in_tree.__func__(cls, *args, **kwargs)
+        except _NotOfficialError:  # load it as Transformers does, with the same random numbers
+            torch.set_rng_state(random_state)
+        finally:
+            _loading_official.reset(token)
+        return in_tree.__func__(cls, *args, **kwargs)
 
     return classmethod(from_pretrained)
+
+
+def adjust_keys_of(in_tree: Callable) -> Callable:
+    def _adjust_missing_and_unexpected_keys(self, loading_info) -> None:
+        if _loading_official.get() and any(name.startswith("lm_predictions.") for name in loading_info.missing_keys):
+            for keys in (loading_info.missing_keys, loading_info.unexpected_keys, loading_info.mismatched_keys):
+                keys.clear()  # otherwise a report lists the trained head as unexpected
+            raise _NotOfficialError
+        in_tree(self, loading_info)
+
+    return _adjust_missing_and_unexpected_keys
 
 
 def init_of(in_tree: Callable) -> Callable:
@@ -141,6 +156,7 @@ REPLACEMENTS = {
     "__init__": init_of,
     "post_init": post_init_of,
     "from_pretrained": from_pretrained_of,
+    "_adjust_missing_and_unexpected_keys": adjust_keys_of,
     "forward": forward_of,
     "get_output_embeddings": output_embeddings_of,
     "resize_token_embeddings": resize_of,

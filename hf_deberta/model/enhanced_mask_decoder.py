@@ -174,7 +174,8 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         head = self.lm_predictions.lm_head
         added = embeddings.num_embeddings - head.bias.shape[0]
         if added != 0:
-            bias = nn.functional.pad(head.bias.data, (0, added), value=float(head.bias.mean()))
+            old = head.bias.data
+            bias = nn.functional.pad(old, (0, added), value=old.mean().item())
             head.bias = nn.Parameter(bias, requires_grad=head.bias.requires_grad)
         return embeddings
 

@@ -450,6 +450,22 @@ def test_from_config_and_in_tree_checkpoints_stay_without_decoder(tmp_path):
         )
 
 
+def test_loading_an_in_tree_checkpoint_reports_and_draws_what_transformers_does(tmp_path, caplog):
+    in_tree("v3", "ForMaskedLM").save_pretrained(tmp_path / "masked_lm")
+    in_tree("v3", "Model").save_pretrained(tmp_path / "encoder")
+    heads = []
+    for block in (nullcontext(), enable()):
+        with block:
+            caplog.clear()
+            AUTO["ForMaskedLM"].from_pretrained(tmp_path / "masked_lm")
+            assert "LOAD REPORT" not in caplog.text
+            torch.manual_seed(0)
+            model = AUTO["ForMaskedLM"].from_pretrained(tmp_path / "encoder")
+            assert caplog.text.count("LOAD REPORT") == 1 and "lm_predictions" not in caplog.text
+            heads.append(model.cls.state_dict())
+    assert all(torch.equal(value, heads[1][name]) for name, value in heads[0].items())
+
+
 def test_more_positions_than_the_decoder_has_are_refused(tmp_path):
     folder, _ = released("v3", tmp_path / "released")
     with enable():

@@ -568,6 +568,11 @@ def test_resizing_keeps_the_remaining_words(size, tied, tmp_path):
         model(new + 1)
 
 
+def test_resizing_with_gradients_on_gives_no_warning(recwarn):
+    tiny_model(HfDebertaForMaskedLM).resize_token_embeddings(160)
+    assert not [warning for warning in recwarn if "requires_grad" in str(warning.message)]
+
+
 def test_input_and_output_embeddings_can_be_replaced():
     model = tiny_model(HfDebertaForMaskedLM).eval()
     assert_tied(model)
