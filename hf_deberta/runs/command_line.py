@@ -24,6 +24,10 @@ import datasets
 from huggingface_hub.errors import StrictDataclassError
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
+from transformers.integrations.integration_utils import (
+    INTEGRATION_TO_CALLBACK,
+    get_available_reporting_integrations,
+)
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
@@ -61,6 +65,7 @@ GROUP_OF_FLAG = {
     **dict.fromkeys(("cache_dir", "model_revision", "token", "trust_remote_code"), DOWNLOAD),
 }
 FULL_DISK = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
+UNCHECKED_REPORTERS = ("azure_ml", "flyte")  # Transformers does not list them as available if they are
 METAVARS = {int: "N", float: "X", string_to_bool: "BOOL"}
 
 
@@ -153,6 +158,15 @@ def require_attention_name(name: str | None) -> None:
     registered = ALL_ATTENTION_FUNCTIONS.valid_keys()
     if name is not None and name not in (*NAMES, *registered) and "/" not in name:  # with "/": a kernel of the Hub
         raise InputError(f"there is no attention backend {name!r}: choose {', '.join(sorted(NAMES))}")
+
+
+def require_reporters(names: Sequence[str]) -> None:
+    """Raise an InputError if --report_to names a library that Transformers does not know or that is not installed."""
+    for name in names:
+        if name not in INTEGRATION_TO_CALLBACK:
+            raise InputError(f"--report_to takes none, all or some of {', '.join(INTEGRATION_TO_CALLBACK)}, not {name}")
+        if name not in (*get_available_reporting_integrations(), *UNCHECKED_REPORTERS):
+            raise InputError(f"--report_to {name} needs a package that is not installed: pip install {name}")
 
 
 class ScriptParser(HfArgumentParser):
@@ -273,6 +287,8 @@ def parse_into_dataclasses(parser: HfArgumentParser, arguments: list[str]) -> tu
     """
     with as_input_error(ValueError):
         instances = parser.parse_args_into_dataclasses(arguments)
+    for instance in instances:
+        require_reporters(getattr(instance, "report_to", []))
     if any(getattr(instance, "disable_tqdm", False) for instance in instances):
         logging.disable_progress_bar()
         datasets.disable_progress_bars()

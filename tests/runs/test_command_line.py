@@ -17,6 +17,7 @@ from transformers.dynamic_module_utils import resolve_trust_remote_code
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaConfig
+from hf_deberta.runs import command_line
 from hf_deberta.runs.command_line import (
     ScriptParser,
     as_input_error,
@@ -160,6 +161,19 @@ def test_values_that_a_dataclass_refuses_and_unknown_flags_are_input_errors():
         parse_into_dataclasses(ScriptParser((MyTaskArguments,)), ["--rate", "-1"])
     with pytest.raises(InputError, match="--rates"):
         parse_into_dataclasses(ScriptParser((MyTaskArguments,)), ["--rates", "1"])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("wandb", "--report_to wandb needs a package that is not installed: pip install wandb"), ("wand", "not wand")],
+)
+def test_libraries_to_report_to_are_known_and_installed(name, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(command_line, "get_available_reporting_integrations", lambda: ["trackio"])
+    parser, flags = ScriptParser((TrainingArguments,)), ["--output_dir", str(tmp_path), "--use_cpu", "--report_to"]
+    for accepted in ("trackio", "none", "all"):
+        parse_into_dataclasses(parser, [*flags, accepted])
+    with pytest.raises(InputError, match=message):
+        parse_into_dataclasses(parser, [*flags, name])
 
 
 # Help
