@@ -15,10 +15,11 @@ from argparse import SUPPRESS, Action, ArgumentDefaultsHelpFormatter, RawDescrip
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import Field, fields, is_dataclass
+from difflib import get_close_matches
 from functools import partial
 from inspect import cleandoc
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import datasets
 from huggingface_hub.errors import StrictDataclassError
@@ -204,6 +205,12 @@ class ScriptParser(HfArgumentParser):
             self.groups.setdefault(title, []).append(action)
         if RECIPE in self.groups:
             self.groups[RECIPE].sort(key=lambda action: action.dest != "recipe")  # --recipe first
+
+    def error(self, message: str) -> NoReturn:
+        """Exit as argparse does; of an unknown flag, name the most similar one."""
+        unknown = re.match(r"unrecognized arguments: (--\S+)", message)
+        similar = get_close_matches(unknown[1], self._option_string_actions, n=1) if unknown else []
+        super().error(f"{message}; did you mean {similar[0]}?" if similar else message)
 
     def format_help(self) -> str:
         formatter = self._get_formatter()

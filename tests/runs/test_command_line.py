@@ -163,6 +163,13 @@ def test_values_that_a_dataclass_refuses_and_unknown_flags_are_input_errors():
         parse_into_dataclasses(ScriptParser((MyTaskArguments,)), ["--rates", "1"])
 
 
+def test_an_unknown_flag_is_shown_with_the_most_similar_one(capsys):
+    for words, end in (["--qick"], "--qick; did you mean --quick?"), (["--zzz", "1"], "--zzz 1"):
+        with pytest.raises(SystemExit):
+            ScriptParser((MyTaskArguments,)).parse_args(words)
+        assert capsys.readouterr().err.rstrip().endswith(end)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [("wandb", "--report_to wandb needs a package that is not installed: pip install wandb"), ("wand", "not wand")],
