@@ -9,6 +9,7 @@ Windows, candidates and probabilities are those of `run_squad.py`, whose functio
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,11 @@ from hf_deberta.fine_tuning.task_model import max_input_length
 from hf_deberta.fine_tuning.tasks.squad import AnswerSpan, SquadEncoder, rank_spans, span_probabilities
 
 Answer = dict[str, Any]  # score, start, end, answer
+ARGUMENT_OF_FLAG = {
+    "max_seq_length": "max_seq_len",
+    "max_query_length": "max_question_len",
+    "max_answer_length": "max_answer_len",
+}
 
 
 class QuestionAnswerer:
@@ -68,11 +74,12 @@ class QuestionAnswerer:
         questions, contexts = question_rows(question, context)
         if max_seq_len is None:
             max_seq_len = (getattr(self.model.config, "fine_tuning_flags", None) or {}).get("max_seq_length")
-        length = max_input_length(max_seq_len, self.tokenizer, self.model.config, default=384)
-        encoder = SquadEncoder(self.tokenizer, length, doc_stride, max_question_len)
-        windows = encoder.windows(questions, contexts)
-        logits = self._logits(windows)
-        candidates = rank_spans(windows, len(questions), *logits, max(n_best_size, top_k), max_answer_len)
+        with own_names_in_errors():
+            length = max_input_length(max_seq_len, self.tokenizer, self.model.config, default=384)
+            encoder = SquadEncoder(self.tokenizer, length, doc_stride, max_question_len)
+            windows = encoder.windows(questions, contexts)
+            logits = self._logits(windows)
+            candidates = rank_spans(windows, len(questions), *logits, max(n_best_size, top_k), max_answer_len)
         answers = []
         for text, (spans, null) in zip(contexts, candidates, strict=True):
             if handle_impossible_answer:
@@ -95,6 +102,18 @@ class QuestionAnswerer:
             for i, window in enumerate(batch):
                 starts[window], ends[window] = logits[:, i, : lengths[window]]
         return starts, ends
+
+
+@contextmanager
+def own_names_in_errors() -> Iterator[None]:
+    """Put the arguments of `QuestionAnswerer` in place of the flags of `run_squad.py` in errors."""
+    try:
+        yield
+    except ValueError as error:
+        message = str(error)
+        for flag, argument in ARGUMENT_OF_FLAG.items():
+            message = message.replace(f"--{flag}", argument).replace(flag, argument)
+        raise ValueError(message) from error
 
 
 def question_rows(question: str | Sequence[str], context: str | Sequence[str]) -> tuple[list[str], list[str]]:

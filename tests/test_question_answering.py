@@ -125,7 +125,7 @@ def test_lengths_of_answers_and_questions(answerer, tokenizer):
     tokens = tokenizer.tokenize("It is blue.")
     assert all(entry["answer"] in {token.strip("▁") for token in tokens} for entry in entries)
     long = QUESTION * 30
-    with pytest.raises(ValueError, match="truncate questions"):
+    with pytest.raises(ValueError, match="a max_seq_len of 48 .* truncate questions with max_question_len$"):
         answerer(long, CONTEXT, max_seq_len=48, doc_stride=8)
     assert answerer(long, CONTEXT, max_seq_len=48, doc_stride=8, max_question_len=10)["answer"] in CONTEXT
 
@@ -144,7 +144,7 @@ def test_batches_hold_every_window_once():
         ([], "x", {}, "no question"),
         (["x", "y"], ["x"], {}, "2 questions have 1 contexts"),
         ("x", "y", {"top_k": 0}, "top_k must be at least 1, not 0"),
-        ("x", "y", {"max_answer_len": 0}, "max_answer_length must be at least 1"),
+        ("x", "y", {"max_answer_len": 0}, "max_answer_len must be at least 1"),
     ],
 )
 def test_invalid_arguments(answerer, question, context, arguments, message):
