@@ -29,6 +29,11 @@ def make_model(head: str, **fields) -> HfDebertaPreTrainedModel:
     return model
 
 
+def make_shallow_model(head: str) -> HfDebertaPreTrainedModel:
+    """A tiny model with one layer, as exporting takes seconds a layer; two where the mask decoder reads the first."""
+    return make_model(head, **({} if head == "HfDebertaForMaskedLM" else {"num_hidden_layers": 1, "emd_steps": 0}))
+
+
 def padded_inputs(model: HfDebertaPreTrainedModel, shape: tuple[int, int]) -> dict[str, torch.Tensor]:
     """A batch with padding on the right in the first row, and on the left in the last."""
     batch, length = shape

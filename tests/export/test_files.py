@@ -2,14 +2,21 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy
 import pytest
 import torch
-from export_cases import HEADS, PACKED_HEADS, SHAPES, largest_error, make_model, packed_inputs, padded_inputs
+from export_cases import (
+    HEADS,
+    PACKED_HEADS,
+    SHAPES,
+    largest_error,
+    make_model,
+    make_shallow_model,
+    packed_inputs,
+    padded_inputs,
+)
 
 from hf_deberta.export import to_onnx, to_openvino
 from hf_deberta.export.__main__ import main, model_class
@@ -69,15 +76,14 @@ def test_openvino(tmp_path):
     file = to_openvino(model, tmp_path / "model.xml", packed=True)
     for inputs in inputs_of(model, packed=True):
         assert largest_error(model, run_openvino(file), inputs) < TOLERANCE
-        assert (
-            largest_error(model, run_openvino(file, "bf16"), inputs) < 0.1
-        )  # where the processor has no bfloat16: float32
+        # where the processor has no bfloat16: float32
+        assert largest_error(model, run_openvino(file, "bf16"), inputs) < 0.1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.bin", "model.xml"]
 
 
 @pytest.mark.parametrize("head, packed", CASES)
 def test_every_head(head, packed, tmp_path):
-    model = make_model(head)
+    model = make_shallow_model(head)
     file = to_onnx(model, tmp_path / "model.onnx", packed=packed)
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
     xml = tmp_path / "model.xml"
@@ -95,12 +101,12 @@ def test_every_head(head, packed, tmp_path):
 def test_the_command_writes_int8(runtime, packed, tmp_path):
     if runtime == "openvino":
         pytest.importorskip("nncf")
-    model = make_model("HfDebertaForTokenClassification")
+    model = make_shallow_model("HfDebertaForTokenClassification")
     model.save_pretrained(tmp_path / "saved")
     file = tmp_path / ("model.onnx" if runtime == "onnx" else "model.xml")
     command = ["--model", tmp_path / "saved", "--to", runtime, "--output", file, "--dtype", "int8"]
     command += ["--packed"] if packed else []
-    subprocess.run([sys.executable, "-m", "hf_deberta.export", *map(str, command)], check=True)
+    assert main([str(word) for word in command]) == 0
     run = run_onnx(file) if runtime == "onnx" else run_openvino(file)
     for inputs in inputs_of(model, packed):
         assert 1e-6 < largest_error(model, run, inputs) < 0.1
@@ -169,7 +175,7 @@ def test_the_folder_of_a_file_is_made(tmp_path):
 @pytest.mark.slow
 def test_snippets_of_the_documentation_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    model = make_model("HfDebertaForSequenceClassification")
+    model = make_shallow_model("HfDebertaForSequenceClassification")
     to_onnx(model, "model.onnx")
     to_openvino(model, "model.xml")
     session = onnxruntime.InferenceSession(to_onnx(model, "packed.onnx", packed=True))

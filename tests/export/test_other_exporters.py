@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from export_cases import SHAPES, largest_error, make_model, padded_inputs
+from export_cases import SHAPES, largest_error, make_model, make_shallow_model, padded_inputs
 
 TOLERANCE = 1e-5  # float32 sums in another order
 HEAD = "HfDebertaForSequenceClassification"
@@ -40,7 +40,7 @@ def test_torch_export():
 def test_torch_onnx_export(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    model = make_model(HEAD)
+    model = make_shallow_model(HEAD)
     inputs, axes = example(model)
     with torch.no_grad():
         program = torch.onnx.export(
@@ -59,7 +59,7 @@ def test_exporter_of_transformers(tmp_path):
     exporters = pytest.importorskip("transformers.exporters")  # Transformers 5.17 has none
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    model = make_model(HEAD)
+    model = make_shallow_model(HEAD)
     config = exporters.OnnxConfig(dynamic=True)
     exporters.OnnxExporter().export(model, padded_inputs(model, (3, 7)), config).save_pretrained(tmp_path)
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
