@@ -1,7 +1,9 @@
 """Folders of the package import in one direction, and `hf_deberta/model/` follows the rules of the Hub."""
 
 import ast
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
@@ -109,6 +111,20 @@ def test_model_files_have_no_import_circle():
     stems = {path.stem for path in MODEL}
     siblings = {path.stem: {name.rpartition(".")[2] for name in imported_modules(path)} & stems for path in MODEL}
     TopologicalSorter(siblings).prepare()  # CycleError names the files of a circle
+
+
+def test_a_model_on_the_cpu_imports_neither_kernels_nor_libraries_of_others():
+    """Those of `evaluate` import all pipelines of Transformers, which takes seconds."""
+    code = (
+        "import sys, torch; from hf_deberta import HfDebertaConfig, HfDebertaModel; "
+        "model = HfDebertaModel(HfDebertaConfig.from_preset('tiny')); "
+        "model(torch.tensor([[1, 2, 3]])).last_hidden_state.sum().backward(); "
+        "assert model.config._attn_implementation == 'auto'; "
+        "unwanted = {'hf_deberta.model.attention_triton', 'peft', 'evaluate'} & set(sys.modules); "
+        "assert not unwanted, unwanted"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "HF_DEBERTA_ATTENTION"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 
 
 def test_no_utility_modules():

@@ -1,14 +1,13 @@
 """`attn_implementation="auto"`: what is checked and timed, how often, and which backend follows.
 
 Devices, checks and times are replaced: the CPU stands for a GPU, and a check or a time is what a test says.
+`test_attention_triton` has the real check of the real kernels.
 """
 
 import copy
+import importlib.util
 import logging
-import os
 import pickle
-import subprocess
-import sys
 import threading
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -18,7 +17,7 @@ import torch
 import torch.distributed
 import transformers
 from numerics import assert_same_by_name, attend, tiny_inputs, tiny_model
-from test_attention_triton import BUCKETS, inputs_of, installed, interpreted, loops, on_gpu
+from test_attention_triton import BUCKETS, inputs_of, on_gpu
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModel, AutoModelForSequenceClassification
@@ -119,18 +118,6 @@ def test_the_cpu_uses_sdpa_and_looks_at_nothing(monkeypatch):
     monkeypatch.setattr(attention_auto, "triton_errors", fail)
     monkeypatch.setattr(attention_triton, "unsupported_reason", fail)
     assert choose() == choose(training=True) == "sdpa"
-
-
-def test_the_cpu_does_not_import_the_kernels():
-    code = (
-        "import sys, torch; from hf_deberta import HfDebertaConfig, HfDebertaModel; "
-        "model = HfDebertaModel(HfDebertaConfig.from_preset('tiny')); "
-        "model(torch.tensor([[1, 2, 3]])).last_hidden_state.sum().backward(); "
-        "assert model.config._attn_implementation == 'auto'; "
-        "assert 'hf_deberta.model.attention_triton' not in sys.modules"
-    )
-    environment = {name: value for name, value in os.environ.items() if name != attention_auto.VARIABLE}
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 
 
 def test_a_fake_gpu_tensor_uses_sdpa():
@@ -333,12 +320,14 @@ def test_the_environment_variable_fixes_the_choice(gpu, monkeypatch, setting):
     assert choose() == setting and not gpu.checked and not gpu.timed
 
 
-def test_the_environment_variable_is_read(tmp_path):
-    code = "from hf_deberta.model import attention_auto; print(attention_auto.SETTING)"
-    for value, expected in (("triton", "triton"), ("", "auto")):
-        environment = {**os.environ, "HF_DEBERTA_ATTENTION": value}
-        ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-        assert ran.stdout.strip() == expected
+@pytest.mark.parametrize(("value", "expected"), [("triton", "triton"), ("", "auto")])
+def test_the_environment_variable_is_read(monkeypatch, value, expected):
+    monkeypatch.setenv("HF_DEBERTA_ATTENTION", value)
+    specification = importlib.util.find_spec(attention_auto.__name__)
+    imported_again = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(imported_again)
+    setting = imported_again.SETTING
+    assert setting == expected
 
 
 def test_an_unknown_setting_is_an_error(monkeypatch):
@@ -781,49 +770,6 @@ def test_wrong_gradients_are_detected(monkeypatch, case):
     errors = attention_check.triton_errors(kernel)
     wrong = {name for name, error in errors.items() if not error <= kernel.tolerance}
     assert wrong == {f"the {case.rpartition(' ')[0]}"} if case in WRONG_GRADIENTS else len(wrong) > 1
-
-
-# ---- the kernels themselves, in Triton's interpreter -------------------------------------------------------------
-
-
-@pytest.mark.slow
-@installed
-@loops
-@pytest.mark.skipif(attention_triton.INTERPRETING, reason="is this process")
-def test_in_the_interpreter():
-    command = [sys.executable, "-m", "pytest", __file__, "-k", "real_kernels", "-x", "-p", "no:cacheprovider"]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    ran = subprocess.run([*command, "-p", "no:xdist"], env=environment, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0 and "3 passed" in ran.stdout, ran.stdout + ran.stderr
-
-
-@interpreted
-def test_real_kernels_pass_the_check_forward_and_backward():
-    """In float16: the interpreter multiplies the bits of bfloat16 numbers as if they were integers."""
-    assert attention_auto.find_fault(Kernel(CPU, torch.float16, False, 24, True)) is None
-
-
-@interpreted
-def test_real_kernels_with_wrong_products_fail_the_check():
-    assert attention_auto.find_fault(Kernel(CPU, torch.bfloat16, False, 16, False)) is not None
-
-
-@interpreted
-def test_real_kernels_are_used_by_a_model(monkeypatch):
-    """Only the device, and the clock, are replaced."""
-    calls = []
-    original = attention_triton.attention_in_tiles
-    monkeypatch.setattr(attention_auto, "may_use_triton", lambda query: True)
-    monkeypatch.setattr(attention_auto, "median_milliseconds", lambda run, device: run() or -len(calls))
-    monkeypatch.setattr(attention_triton, "attention_in_tiles", lambda *args: calls.append(args) or original(*args))
-    model, inputs = tiny_model(HfDebertaModel, dtype=torch.float32).eval(), tiny_inputs((9, 5))
-    with torch.no_grad():
-        found = model(**inputs).last_hidden_state
-        assert len(calls) == 2 + model.config.num_hidden_layers  # a check, a time, and the layers
-        monkeypatch.undo()
-        expected = model(**inputs).last_hidden_state
-    real = inputs["attention_mask"].bool()
-    torch.testing.assert_close(found[real], expected[real], atol=2e-6, rtol=1e-5)
 
 
 # ---- on a GPU ----------------------------------------------------------------------------------------------------

@@ -18,9 +18,10 @@ import torch
 import transformers
 from numerics import assert_same_by_name, assert_within_budget, attend, tiny_inputs, tiny_model
 
-from hf_deberta import HfDebertaForSequenceClassification
-from hf_deberta.model import attention_triton
+from hf_deberta import HfDebertaForSequenceClassification, HfDebertaModel
+from hf_deberta.model import attention_auto, attention_triton
 from hf_deberta.model.attention import attention_scale, disentangled_attention
+from hf_deberta.model.attention_check import Kernel
 from hf_deberta.model.attention_mask import AttentionMask
 from hf_deberta.model.attention_triton import CHIPS, INTERPRETING, LAUNCHES, tile_spans, triton_attention
 from hf_deberta.model.relative_position import (
@@ -33,6 +34,7 @@ from hf_deberta.model.relative_position import (
 
 CLIPPED, BUCKETS, V3 = (12, 0), (24, 8), (512, 256)  # k, buckets
 BOTH = ("c2p", "p2c")
+CPU = torch.device("cpu")
 TRITON = find_spec("triton") and tuple(int(part) for part in version("triton").split(".")[:2])
 installed = pytest.mark.skipif(TRITON is None, reason="triton is not installed (pip install triton)")
 loops = pytest.mark.skipif(
@@ -340,6 +342,36 @@ def test_a_model_uses_the_kernels():
     rows_and_layout = [(one, other) for one, other in zip(first[5:], second[5:], strict=True) if torch.is_tensor(one)]
     assert len(rows_and_layout) >= 2  # rows, and places or numbers and spans
     assert all(one is other for one, other in rows_and_layout)
+
+
+@interpreted
+def test_auto_passes_the_kernels_forward_and_backward():
+    """In float16: the interpreter multiplies the bits of bfloat16 numbers as if they were integers."""
+    assert attention_auto.find_fault(Kernel(CPU, torch.float16, False, 24, True)) is None
+
+
+@interpreted
+def test_auto_refuses_kernels_with_wrong_products():
+    assert attention_auto.find_fault(Kernel(CPU, torch.bfloat16, False, 16, False)) is not None
+
+
+@interpreted
+def test_auto_uses_the_kernels_in_a_model(monkeypatch):
+    """Only the device, and the clock, are replaced."""
+    torch.use_deterministic_algorithms(False)  # with them, `auto` measures no time
+    calls = []
+    original = attention_triton.attention_in_tiles
+    monkeypatch.setattr(attention_auto, "may_use_triton", lambda query: True)
+    monkeypatch.setattr(attention_auto, "median_milliseconds", lambda run, device: run() or -len(calls))
+    monkeypatch.setattr(attention_triton, "attention_in_tiles", lambda *args: calls.append(args) or original(*args))
+    model, inputs = tiny_model(HfDebertaModel, dtype=torch.float32).eval(), tiny_inputs((9, 5))
+    with torch.no_grad():
+        found = model(**inputs).last_hidden_state
+        assert len(calls) == 2 + model.config.num_hidden_layers  # a check, a time, and the layers
+        monkeypatch.undo()
+        expected = model(**inputs).last_hidden_state
+    real = inputs["attention_mask"].bool()
+    torch.testing.assert_close(found[real], expected[real], atol=2e-6, rtol=1e-5)
 
 
 @interpreted
