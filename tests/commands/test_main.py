@@ -1,8 +1,6 @@
 """`hf-deberta` and `python -m hf_deberta`: each command starts, and mistakes are one line."""
 
 import importlib
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -56,12 +54,3 @@ def test_unknown_commands(capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["glu"])
     assert stopped.value.code == 2 and "invalid choice: 'glu'" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_accelerate_launches_a_command_from_another_folder(tmp_path):
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1", "-m"]
-    command += ["hf_deberta.commands.glue", "--demo", "--max_steps", "1", "--max_eval_samples", "8", "--use_cpu"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=300)
-    assert (tmp_path / "demo_output" / "glue" / "all_results.json").exists()
