@@ -104,6 +104,11 @@ def freeze_lower_layers(model):
         part.requires_grad_(False)
 
 
+# all heads, and with every backend those that need the first states, labelled states, and a causal mask
+HEADS_AND_BACKENDS = [(head, "sdpa") for head in HEADS if head not in ("choices", "entities")]
+HEADS_AND_BACKENDS += [(head, other) for head in ("sequence", "masked LM", "causal") for other in ("eager", "triton")]
+
+
 def assert_never_waits(counter):
     assert (counter.syncs, counter.copies, counter.on_host) == ([], [], [])
 
@@ -125,8 +130,7 @@ def test_frozen_layers(backend):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("head", [head for head in HEADS if head not in ("choices", "entities")])
+@pytest.mark.parametrize(("head", "backend"), HEADS_AND_BACKENDS)
 def test_head(head, backend, mode):
     model_class, labels = HEADS[head]
     counter = run(model_class, tiny(), lambda: {**padded(), **labels()}, **MODES[mode], backend=backend)

@@ -5,7 +5,7 @@ from functools import lru_cache
 import pytest
 import torch
 from layer_counts import count_layer, with_mask
-from test_models import BACKENDS, BATCH, HEADS, LENGTH, MODES, assert_never_waits, padded, run, tiny
+from test_models import BATCH, HEADS, LENGTH, MODES, assert_never_waits, padded, run, tiny
 
 from hf_deberta.model import unpadding
 
@@ -13,6 +13,8 @@ from hf_deberta.model import unpadding
 MNLI_LENGTHS = [40, 27, 33, 39, 75, 68, 85, 81, 33, 33, 64, 53, 13, 34, 45, 81]
 MNLI_LENGTHS += [85, 31, 59, 68, 34, 45, 36, 51, 37, 32, 16, 67, 30, 64, 37, 101]
 MNLI_SHAPE = (len(MNLI_LENGTHS), max(MNLI_LENGTHS))
+HEADS_AND_BACKENDS = [(head, "sdpa") for head in HEADS if head != "causal"]
+HEADS_AND_BACKENDS += [(head, "triton") for head in ("sequence", "tokens", "masked LM")]
 counts_of = lru_cache(count_layer)
 
 
@@ -21,8 +23,7 @@ def with_counted_mask(batch: int, length: int) -> dict[str, torch.Tensor | int]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("backend", [backend for backend in BACKENDS if backend != "eager"])
-@pytest.mark.parametrize("head", [head for head in HEADS if head != "causal"])
+@pytest.mark.parametrize(("head", "backend"), HEADS_AND_BACKENDS)
 def test_head(head, backend, mode, monkeypatch):
     monkeypatch.setattr(unpadding, "COST_OF_EXTRA_LAUNCHES", 0)
     seen = []
