@@ -19,6 +19,13 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def leave_older_objects_out_of_garbage_collections():
+    """Compilers and libraries that other files have used keep hundreds of thousands of objects."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_sessionfinish():
     gc.unfreeze()  # nanobind calls what is left at exit a leak
 
