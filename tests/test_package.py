@@ -53,8 +53,10 @@ def unpacked(source) -> Path:
 def test_source_distribution_is_complete_and_its_tests_run(source, unpacked):
     files = {path.relative_to(source) for path in source.rglob("*") if path.is_file()}
     assert not [str(file) for file in files if not (unpacked / file).exists()]
-    # collects all tests, and runs some
-    output = run(sys.executable, "-m", "pytest", "-n", "0", "-k", "import_directions or log_buckets", cwd=unpacked)
+    tests = ["tests/test_import_directions.py", "tests/model/test_relative_position.py"]
+    output = run(
+        sys.executable, "-m", "pytest", "-n", "0", *tests, "-k", "rules_of_the_hub or log_buckets", cwd=unpacked
+    )
     assert re.search(r"[1-9]\d* passed.* [1-9]\d* deselected", output), output[-500:]
 
 
