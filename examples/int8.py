@@ -4,8 +4,9 @@
 
 Rows are json lines with one or two columns of text. It prints, for both models prepared by `hf_deberta.optimize`:
 
-    500 rows: ... with the same label (...%); ... s in float32, ... s in int8
+    100 rows: ... with the same label (...%); ... s in float32, ... s in int8
 
+Where OpenVINO is installed, both are timed first, to choose the faster one: --runtime torch leaves that out.
 docs/serving.md says when bfloat16 is the better choice. examples/serve.py serves over HTTP: --dtype int8.
 """
 
@@ -15,17 +16,18 @@ from typing import Any
 
 import torch
 from datasets import load_dataset
+from tqdm import tqdm
 
 import hf_deberta
 from hf_deberta import HfDebertaForSequenceClassification, HfDebertaTokenizer
 
 
 @torch.inference_mode()
-def predict(model: Any, batches: list[Any]) -> tuple[torch.Tensor, float]:
+def predict(model: Any, batches: list[Any], name: str) -> tuple[torch.Tensor, float]:
     """Return the labels of all rows, and the seconds that they took."""
     model(**batches[0])  # the first call prepares
     start = time.perf_counter()
-    labels = torch.cat([model(**batch).logits.argmax(-1) for batch in batches])
+    labels = torch.cat([model(**batch).logits.argmax(-1) for batch in tqdm(batches, f"batches in {name}")])
     return labels, time.perf_counter() - start
 
 
@@ -35,7 +37,7 @@ def main(flags: list[str] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     parser.add_argument("--model", default="cross-encoder/nli-deberta-v3-base", help="folder or Hub id of a classifier")
     parser.add_argument("--rows", required=True, help="json lines")
     parser.add_argument("--columns", nargs="+", default=["sentence1", "sentence2"], help="one or two columns of text")
-    parser.add_argument("--max_rows", type=int, default=500)
+    parser.add_argument("--max_rows", type=int, default=100)
     parser.add_argument("--batch_size", type=int, default=8)
     parser.add_argument("--runtime", choices=["torch", "openvino"], help="default: the faster one")
     arguments = parser.parse_args(flags)
@@ -47,9 +49,10 @@ def main(flags: list[str] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         for batch in rows.iter(arguments.batch_size)
     ]
     model = HfDebertaForSequenceClassification.from_pretrained(arguments.model, dtype=torch.float32)
-    labels, seconds = predict(hf_deberta.optimize(model, runtime=arguments.runtime), batches)
+    print("preparing the model in float32 and in int8 takes some seconds each")
+    labels, seconds = predict(hf_deberta.optimize(model, runtime=arguments.runtime), batches, "float32")
     model = hf_deberta.optimize(model, torch.int8, runtime=arguments.runtime)  # starts anew from the weights
-    rounded, fewer_seconds = predict(model, batches)
+    rounded, fewer_seconds = predict(model, batches, "int8")
     same = int((labels == rounded).sum())
     print(
         f"{len(rows)} rows: {same} with the same label ({same / len(rows):.1%}); "

@@ -22,6 +22,7 @@ ROWS, HEADS, HEAD_SIZE = 128, 12, 64  # of single products that are timed
 CALLS_IN_TURN = 3
 TURNS = 6
 TURNS_OF_LAYERS = 3
+MAX_SECONDS_OF_TURNS = 3.0  # on a busy computer, where each call waits for its threads
 SHORT_TEXT, TEXT, LONG_BATCH = (1, 32), (1, 128), (8, 128)  # batch and tokens, for the choice of the runtime
 ALL = sys.maxsize
 AS_FAST = 1.05
@@ -103,11 +104,13 @@ def time_ratio(call: Callable[[], object], other: Callable[[], object], turns: i
     """Time of `call` divided by that of `other`; they take turns, and the median of the turns' ratios counts.
 
     A turn is several calls, of which the shortest counts, since threads of one runtime still wait for work, and keep
-    cores busy, while the other one begins. A computer's speed may change from turn to turn.
+    cores busy, while the other one begins. A computer's speed may change from turn to turn. No turn begins after
+    `MAX_SECONDS_OF_TURNS`.
     """
-    ratios = []
+    ratios: list[float] = []
+    start = time.perf_counter()
     with torch.no_grad():
-        for _ in range(turns):
+        while len(ratios) < turns and (not ratios or time.perf_counter() - start < MAX_SECONDS_OF_TURNS):
             times = [min(call_time(each) for _ in range(CALLS_IN_TURN)) for each in (call, other)]
             ratios.append(times[0] / times[1])
     return statistics.median(ratios)

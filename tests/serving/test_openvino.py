@@ -237,6 +237,14 @@ def test_median_of_the_turns_decides(monkeypatch):
     assert choices.time_ratio(outputs, outputs, turns=3) == 0.5
 
 
+def test_no_turn_begins_after_the_limit(monkeypatch):
+    """A choice takes seconds on a busy computer too."""
+    seconds = iter([9, 9, 9, 1, 1, 1])
+    monkeypatch.setattr(choices, "call_time", lambda call: next(seconds))
+    monkeypatch.setattr(choices, "MAX_SECONDS_OF_TURNS", 0)
+    assert choices.time_ratio(outputs, outputs, turns=3) == 9
+
+
 @pytest.mark.parametrize(("ratio", "answer"), [(1.04, True), (1.06, False)])
 def test_openvino_may_be_a_little_slower(ratio, answer, monkeypatch):
     monkeypatch.setattr(choices, "time_ratio", lambda *_: ratio)
