@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaForSequenceClassification
+from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaForSequenceClassification, HfDebertaModel
 
 peft = pytest.importorskip("peft")
 
@@ -45,6 +46,27 @@ def test_an_adapter_has_gradients_and_is_saved_loaded_and_merged(name, model_cla
         if name == "words" and model_class is HfDebertaForMaskedLM:
             return  # PEFT adapts the input only, and would merge into the output matrix too, which is the same tensor
         torch.testing.assert_close(model.merge_and_unload()(**INPUTS).logits, adapted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("heads", [(), ("pooler", "classifier")])
+@torch.random.fork_rng()
+def test_a_pooler_that_the_checkpoint_lacks_is_saved_only_if_it_is_named(heads, tmp_path):
+    """With task_type="SEQ_CLS" PEFT saves the classifier; a checkpoint of pretraining has no pooler."""
+    HfDebertaModel(HfDebertaConfig.from_preset("tiny", initializer_range=0.3)).save_pretrained(tmp_path / "base")
+    outputs = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        model = HfDebertaForSequenceClassification.from_pretrained(tmp_path / "base")
+        if seed == 0:
+            config = peft.LoraConfig(task_type="SEQ_CLS", modules_to_save=list(heads) or None)
+            model = peft.get_peft_model(model, config)
+            model.save_pretrained(tmp_path / "adapter")
+        else:
+            model = peft.PeftModel.from_pretrained(model, tmp_path / "adapter")
+        outputs.append(model.eval()(**INPUTS).logits)
+    saved = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert {name.split(".")[2] for name in saved if "lora" not in name} == {"classifier", *heads}
+    assert torch.allclose(*outputs, atol=1e-5) == bool(heads)
 
 
 def test_default_targets_are_those_of_deberta_v2():
