@@ -1,21 +1,29 @@
-"""The search takes the best learning rate, keeps its trials, and saves the best model."""
+"""The search keeps its trials, takes the best of them, and trains the saved model with its parameters."""
 
 import pytest
+import torch
 
 pytest.importorskip("optuna", reason="needs pip install optuna")
-import optuna
 import search
 
 from hf_deberta import HfDebertaForSequenceClassification
 
+LEARNING_RATES = (1e-7, 1e-2)
+
 
 @pytest.mark.slow  # the database of optuna and four trainings
-def test_search(tiny_model, sentiment, tmp_path, capsys):
-    flags = ["--model", str(tiny_model), *sentiment, "--epochs", "1", "--learning_rates", "1e-7", "1e-2"]
-    search.main([*flags, "--trials", "1"])
-    best = search.main([*flags, "--trials", "1"])
-    study = optuna.load_study(study_name="search", storage=f"sqlite:///{tmp_path}/search/trials.db")
-    assert len(study.trials) == 2 and best.hyperparameters == study.best_params
-    assert best.objective == max(trial.value for trial in study.trials if trial.value is not None)
-    assert f"accuracy {best.objective:.3f}" in capsys.readouterr().out
+def test_search(tiny_model, sentiment, monkeypatch, capsys):
+    scores = iter([0.8, 0.1, 0.6, 0.9])  # of a trial and of the last training, twice
+    monkeypatch.setattr(search, "accuracy", lambda outputs: {"accuracy": next(scores)})
+    flags = ["--model", str(tiny_model), *sentiment, "--epochs", "1", "--trials", "1"]
+    flags += ["--learning_rates", *map(str, LEARNING_RATES)]
+    first = search.main(flags)
+    best = search.main(flags)
+    assert next(scores, None) is None
+    assert best.objective == 0.8 and best.hyperparameters == first.hyperparameters
+    assert LEARNING_RATES[0] <= best.hyperparameters["learning_rate"] <= LEARNING_RATES[1]
+    assert 0 <= best.hyperparameters["warmup_steps"] <= 0.2
+    assert capsys.readouterr().out.count("best of all trials: accuracy 0.800") == 2
+    used = torch.load("search/best/training_args.bin", weights_only=False)
+    assert {name: getattr(used, name) for name in best.hyperparameters} == best.hyperparameters
     assert HfDebertaForSequenceClassification.from_pretrained("search/best").num_labels == 2
