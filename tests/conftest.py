@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers.utils import logging
 
 from hf_deberta.model import attention_context, enhanced_mask_decoder, modeling_hf_deberta, unpadding
 
@@ -24,6 +25,14 @@ def leave_older_objects_out_of_garbage_collections():
     """Compilers and libraries that other files have used keep hundreds of thousands of objects."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def keep_verbosity():
+    """Benchmarks silence Transformers."""
+    verbosity = logging.get_verbosity()
+    yield
+    logging.set_verbosity(verbosity)
 
 
 def pytest_sessionfinish():
