@@ -66,7 +66,7 @@ GROUP_OF_FLAG = {
     **dict.fromkeys(("cache_dir", "model_revision", "token", "trust_remote_code"), DOWNLOAD),
 }
 FULL_DISK = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-UNCHECKED_REPORTERS = ("azure_ml", "flyte")  # Transformers does not list them as available if they are
+UNCHECKED_REPORTERS = ("azure_ml", "comet_ml", "flyte")  # Transformers may not list them although they work
 METAVARS = {int: "N", float: "X", string_to_bool: "BOOL"}
 
 
@@ -162,12 +162,14 @@ def require_attention_name(name: str | None) -> None:
 
 
 def require_reporters(names: Sequence[str]) -> None:
-    """Raise an InputError if --report_to names a library that Transformers does not know or that is not installed."""
+    """Raise an InputError if --report_to names a library that Transformers does not know or that is not available."""
     for name in names:
         if name not in INTEGRATION_TO_CALLBACK:
             raise InputError(f"--report_to takes none, all or some of {', '.join(INTEGRATION_TO_CALLBACK)}, not {name}")
         if name not in (*get_available_reporting_integrations(), *UNCHECKED_REPORTERS):
-            raise InputError(f"--report_to {name} needs a package that is not installed: pip install {name}")
+            raise InputError(
+                f"--report_to {name} is not available: its package or its settings are missing (pip install {name}?)"
+            )
 
 
 class ScriptParser(HfArgumentParser):

@@ -11,7 +11,7 @@ import datasets
 import pytest
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import TrainingArguments
+from transformers import TrainingArguments, integrations
 from transformers.dynamic_module_utils import resolve_trust_remote_code
 from transformers.utils import logging
 
@@ -171,10 +171,11 @@ def test_an_unknown_flag_is_shown_with_the_most_similar_one(capsys):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("wandb", "--report_to wandb needs a package that is not installed: pip install wandb"), ("wand", "not wand")],
+    [("wandb", "--report_to wandb is not available: its package or its settings are missing"), ("wand", "not wand")],
 )
 def test_libraries_to_report_to_are_known_and_installed(name, message, tmp_path, monkeypatch):
-    monkeypatch.setattr(command_line, "get_available_reporting_integrations", lambda: ["trackio"])
+    for module in (command_line, integrations):
+        monkeypatch.setattr(module, "get_available_reporting_integrations", lambda: ["trackio"])
     parser, flags = ScriptParser((TrainingArguments,)), ["--output_dir", str(tmp_path), "--use_cpu", "--report_to"]
     for accepted in ("trackio", "none", "all"):
         parse_into_dataclasses(parser, [*flags, accepted])
