@@ -67,7 +67,7 @@ class AtomicCheckpointsMixin(Trainer):
         """Create the repository on the Hub as `Trainer` does; whatever fails there is an InputError."""
         try:
             super().init_hf_repo(*args, **kwargs)
-        except Exception as error:  # no connection, offline mode, no token, no permission, an invalid name
+        except Exception as error:  # of many types: the Hub's client has changed its library for HTTP twice
             raise InputError(
                 f"--push_to_hub cannot create or open the repository on the Hub ({one_line(error)}): log in with "
                 "`hf auth login`, or leave the flag out and upload the model later with model.push_to_hub"
