@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_deberta.fine_tuning.task_model import max_input_length
 from hf_deberta.fine_tuning.tasks.squad import AnswerSpan, SquadEncoder, rank_spans, span_probabilities
+from hf_deberta.runs.errors import InputError
 
 Answer = dict[str, Any]  # score, start, end, answer
 ARGUMENT_OF_FLAG = {
@@ -109,11 +110,11 @@ def own_names_in_errors() -> Iterator[None]:
     """Put the arguments of `QuestionAnswerer` in place of the flags of `run_squad.py` in errors."""
     try:
         yield
-    except ValueError as error:
+    except InputError as error:
         message = str(error)
         for flag, argument in ARGUMENT_OF_FLAG.items():
             message = message.replace(f"--{flag}", argument).replace(flag, argument)
-        raise ValueError(message) from error
+        raise InputError(message) from error
 
 
 def question_rows(question: str | Sequence[str], context: str | Sequence[str]) -> tuple[list[str], list[str]]:
