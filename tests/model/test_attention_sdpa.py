@@ -147,6 +147,15 @@ def assert_equal_to_the_reference(table, kind):
 
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_an_empty_batch(backend):
+    states = [leaf(0, HEADS, 9, WIDTH) for _ in range(3)]
+    tables = [leaf(HEADS, 24, WIDTH) for _ in range(2)]
+    with torch.no_grad():
+        context, _ = attend(*states, *tables, rows_of_distance=rows_of_distances(12, 0), backend=backend)
+    assert context.shape == (0, HEADS, 9, WIDTH)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("device_path", [False, True], ids=["CPU", "device"])
 def test_one_mask_serves_calls_of_other_lengths_and_tables(device_path, causal, backend, monkeypatch):
