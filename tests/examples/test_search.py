@@ -1,5 +1,8 @@
 """The search keeps its trials, takes the best of them, and trains the saved model with its parameters."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 
@@ -9,6 +12,12 @@ import search
 from hf_deberta import HfDebertaForSequenceClassification
 
 LEARNING_RATES = (1e-7, 1e-2)
+
+
+def test_accuracy():
+    logits = np.array([[2.0, 1.0], [0.0, 3.0], [5.0, 4.0], [1.0, 0.0]])
+    outputs = SimpleNamespace(predictions=logits, label_ids=np.array([0, 1, 1, 0]))
+    assert search.accuracy(outputs) == {"accuracy": 0.75}
 
 
 @pytest.mark.slow  # the database of optuna and four trainings

@@ -101,7 +101,7 @@ def folder_of(model, folder):
 def test_same_outputs_of_a_model_in_memory(shape, head):
     model = in_tree(shape, head)
     longest = 40 if "narrow" in shape else 129
-    for lengths in [(37, 20, 5), (1,), (longest, 7)]:
+    for lengths in [(37, 20, 5), (1,), (6, 6), (longest, 7)]:
         inputs = batch(lengths=lengths, types=model.config.type_vocab_size > 0)
         before = outputs(model, inputs)
         with enabled():
