@@ -6,7 +6,7 @@ Rows are json lines with one or two columns of text. It prints, for both models 
 
     100 rows: ... with the same label (...%); ... s in float32, ... s in int8
 
-Where OpenVINO is installed, both are timed first, to choose the faster one: --runtime torch leaves that out.
+Where OpenVINO is installed, it and PyTorch are timed first, to choose the faster: --runtime torch leaves that out.
 docs/serving.md says when bfloat16 is the better choice. examples/serve.py serves over HTTP: --dtype int8.
 """
 
@@ -49,7 +49,7 @@ def main(flags: list[str] | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         for batch in rows.iter(arguments.batch_size)
     ]
     model = HfDebertaForSequenceClassification.from_pretrained(arguments.model, dtype=torch.float32)
-    print("preparing the model in float32 and in int8 takes some seconds each")
+    print("preparing the model, in float32 and in int8, takes seconds each; a minute or more on a busy computer")
     labels, seconds = predict(hf_deberta.optimize(model, runtime=arguments.runtime), batches, "float32")
     model = hf_deberta.optimize(model, torch.int8, runtime=arguments.runtime)  # starts anew from the weights
     rounded, fewer_seconds = predict(model, batches, "int8")

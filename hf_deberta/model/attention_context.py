@@ -166,8 +166,9 @@ class AttentionContext:
     def unpadded(self, width: int, num_real_tokens: int | None = None) -> "AttentionContext":
         """The context of the batch as one row without padding, or without its mask if there is no padding.
 
-        This context if unpadding saves no time at this model width, or if the model is causal.
-        Where the mask cannot be read without waiting for a device, the number of real tokens must be given.
+        This context if unpadding saves no time at this model width, if the row is packed, if the mask is [B, N, N], or
+        if the model is causal. Where the mask cannot be read without waiting for a device, the number of real tokens
+        must be given.
         """
         mask = self.attention_mask.mask
         if self.attention_mask.cu_seqlens is not None or self.attention_mask.causal:

@@ -142,8 +142,9 @@ class HfDebertaConfig(PreTrainedConfig):
             then has `losses` and `predictions` instead of `logits`, see `HfDebertaMaskedLMOutput`.
 
     Speed:
-        unpad_inputs (`bool`, True): leave out padding in the layers if a batch has enough of it. Outputs at real tokens
-            are the same and those at padding are zeros. Hooks on layers then see one row [1, total, hidden].
+        unpad_inputs (`bool`, True): leave out padding in the layers if a batch has enough of it, and masks without
+            any. Outputs at real tokens are the same and those at padding are zeros. Hooks on layers then see one row
+            [1, total, hidden].
 
     Convolution beside the first layer (nGiE of v2, P1 section 5.3):
         conv_kernel_size (`int`, 0): width of the convolution, an odd number (3 in v2); 0 for none.
