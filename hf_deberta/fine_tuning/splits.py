@@ -18,7 +18,14 @@ from transformers import TrainingArguments
 from transformers.utils import logging
 
 from hf_deberta.runs.command_line import as_input_error
-from hf_deberta.runs.data_files import explain_bad_files, is_in_order, read_table, set_source, source_files
+from hf_deberta.runs.data_files import (
+    explain_bad_files,
+    is_in_order,
+    read_table,
+    set_source,
+    source_files,
+    warn_of_shared_files,
+)
 from hf_deberta.runs.errors import InputError
 
 SPLITS = ("train", "validation", "test")
@@ -115,6 +122,7 @@ def read_splits(
             "give a dataset (--dataset_name, --dataset_config_name) or files (--train_file, --data_dir), not both"
         )
     if files:
+        warn_of_shared_files(files)
         splits = {split: read_files(paths, read_file) for split, paths in files.items()}
     else:
         name, config = (args.dataset_name, None) if args.dataset_name else (hub or (None, None))

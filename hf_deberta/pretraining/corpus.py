@@ -33,6 +33,7 @@ from hf_deberta.runs.data_files import (
     load_files,
     place_of_row,
     set_source,
+    warn_of_shared_files,
 )
 from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.json_files import read_json_object
@@ -174,6 +175,8 @@ class Corpus:
             hub_options = {**options, "token": self.token}
             splits = load_datasets(names, args.text_column, args.stopping_strategy, hub_options)
         else:
+            files = {"train": args.train_file, "validation": args.validation_file, "test": args.test_file}
+            warn_of_shared_files({split: expand_patterns(names) for split, names in files.items() if names})
             splits = {"train": read_files(args.train_file or [], args, options)}
         if args.validation_file is not None:
             splits["validation"] = read_files(args.validation_file, args, options)

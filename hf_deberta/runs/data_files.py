@@ -10,7 +10,7 @@ InputError: train.jsonl, line 7: the question must be text, not null
 import csv
 import glob
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,15 @@ def load_files(
                 if (fault := explain_failure(file)) is not None:
                     raise fault
     return set_source(rows, files)
+
+
+def warn_of_shared_files(files: Mapping[str, Sequence[str | Path]]) -> None:
+    """Warn if a file that is trained on is also evaluated; `files` are those of each split, `train` among them."""
+    train = {Path(file).resolve() for file in files.get("train", ())}
+    for split, paths in files.items():
+        shared = [file for file in paths if split != "train" and Path(file).resolve() in train]
+        if shared:
+            logger.warning(f"also trained on, so the scores are too good: {list_files(shared)} ({split})")
 
 
 @contextmanager

@@ -149,6 +149,14 @@ def test_the_configuration_of_the_tasks_own_data_set(monkeypatch):
     assert asked == [("of/task", "all"), ("of/task", "middle"), ("me/mine", None)]
 
 
+def test_rows_that_are_trained_on_and_evaluated(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": "b", "label": 1}\n', encoding="utf-8")
+    read_splits(DataArguments(train_file=str(path), validation_file=str(tmp_path / "." / "rows.jsonl")))
+    assert "also trained on, so the scores are too good:" in caplog.text and "(validation)" in caplog.text
+
+
 def test_an_empty_split_of_the_task(monkeypatch):
     monkeypatch.setattr("datasets.load_dataset", lambda *_: {"train": Dataset.from_dict({"a": []})})
     with pytest.raises(ValueError, match="the split 'train' is empty .of/task."):

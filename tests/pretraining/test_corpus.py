@@ -60,6 +60,17 @@ def test_the_number_of_workers_has_no_effect(text_file, caplog):
     assert "--preprocessing_num_workers has no effect" in caplog.text
 
 
+def test_a_validation_file_that_is_also_trained_on(text_file, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.get_logger("transformers"), "propagate", True)
+    other = tmp_path / "other.txt"
+    other.write_text(LINES[0] + "\n", encoding="utf-8")
+    for validation, warned in ((str(other), False), (text_file, True)):
+        Corpus(
+            CorpusArguments(train_file=[f"{tmp_path}/c*.txt"], validation_file=[validation]), str(tmp_path / "cache")
+        )
+        assert (f"also trained on, so the scores are too good: {text_file} (validation)" in caplog.text) == warned
+
+
 @pytest.mark.parametrize("streaming", [False, True], ids=["mapped", "streamed"])
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "tsv", "parquet", "txt.gz"])
 def test_file_types(tmp_path, kind, streaming):
