@@ -226,7 +226,7 @@ def run_with_arguments(argument_classes: tuple[type, ...], run: Callable[..., An
 
 def apply_recipe(parser: ScriptParser, words: list[str], file_flags: dict[str, Any], objective: str) -> None:
     """Make the settings of --recipe the defaults of the parser, and log them with their source."""
-    flags = parser.parse_args(words)
+    flags, _ = parser.parse_known_args(words)  # unknown ones are reported after this
     if flags.recipe == "none":
         return
     source, model = parse_name(flags.recipe)

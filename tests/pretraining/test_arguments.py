@@ -143,15 +143,6 @@ def test_a_folder_that_does_not_exist(tmp_path):
         arguments.load_config("nosuchfolder")
 
 
-@pytest.mark.parametrize("recipe", ["none", "paper"])
-def test_an_unknown_flag(recipe, tmp_path, monkeypatch, capsys):
-    words = ["script", "--use_cpu", "--output_dir", str(tmp_path), "--recipe", recipe, "--config_preset", "v3-small"]
-    monkeypatch.setattr(sys, "argv", [*words, "--max_stpes", "5"])
-    with pytest.raises(SystemExit):
-        run_with_arguments((NewModelArguments, CorpusArguments, PretrainingArguments), lambda *_: None)
-    assert "--max_stpes 5; did you mean --max_steps?" in capsys.readouterr().err
-
-
 def test_help_of_resume_from_checkpoint():
     help = PretrainingArguments.__dataclass_fields__["resume_from_checkpoint"].metadata["help"]
     assert "each time the command is run" in help
