@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "model": set(),
     "tokenization_hf_deberta": set(),
     "gpu_check": {"model"},
-    "question_answering": {"fine_tuning"},
+    "question_answering": {"fine_tuning", "runs"},
     "scoring": {"model", "runs", "serving", "tokenization_hf_deberta"},
     "visualize": {"hf_deberta", "model", "runs"},
     "__main__": {"hf_deberta", "gpu_check", "commands", "runs"},
