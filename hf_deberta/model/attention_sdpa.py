@@ -225,7 +225,8 @@ def attend_rows(
     # a loop would tie a graph to this shape, and torch.func does not support checkpoints
     if is_tracing_or_compiling() or in_functorch_transform():
         return attend_block(query, key, value, tables, visible, 0, dropout_p)
-    heads = max(1, LARGEST_BIAS // max(1, query.shape[0] * min(query.shape[2], size) * key.shape[2]))
+    near = key.shape[2] if tables.saturation is None else min(key.shape[2], size + 2 * tables.saturation)
+    heads = max(1, LARGEST_BIAS // max(1, query.shape[0] * min(query.shape[2], size) * near))
     parts = zip(query.split(heads, 1), key.split(heads, 1), value.split(heads, 1), tables.split(heads), strict=True)
     contexts = [attend_in_blocks(q, k, v, table, visible, dropout_p, size) for q, k, v, table in parts]
     return contexts[0] if len(contexts) == 1 else torch.cat(contexts, 1)
