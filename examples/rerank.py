@@ -58,7 +58,9 @@ def main(flags: list[str] | None = None) -> tuple[float, float, list[dict[str, A
         parser.error(f"{arguments.validation_file} has no query with documents of both kinds, label 0 and label 1")
     evaluator = CrossEncoderRerankingEvaluator(samples, write_csv=False)
     with hf_deberta.enable():
-        model = CrossEncoder(arguments.model, num_labels=1, max_length=256, trust_remote_code=False)
+        # a checkpoint for NLI has a head of three labels, which is replaced
+        head = {"ignore_mismatched_sizes": True}
+        model = CrossEncoder(arguments.model, num_labels=1, max_length=256, trust_remote_code=False, model_kwargs=head)
         before = evaluator(model)["map"]
         settings = CrossEncoderTrainingArguments(
             arguments.output_dir,

@@ -9,6 +9,7 @@ import rerank
 from example_rows import sentiment_rows
 from fine_tuning_models import write_json_lines
 from sentence_transformers import CrossEncoder
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 
 def relevance_rows(count: int, seed: int) -> list[dict]:
@@ -20,12 +21,15 @@ def relevance_rows(count: int, seed: int) -> list[dict]:
     ]
 
 
-def test_it_learns(in_tree_model, tmp_path, capsys):
+def test_it_learns_from_a_model_with_another_head(in_tree_model, tmp_path, capsys):
+    nli_model = tmp_path / "nli"
+    AutoModelForSequenceClassification.from_pretrained(in_tree_model, num_labels=3).save_pretrained(nli_model)
+    AutoTokenizer.from_pretrained(in_tree_model).save_pretrained(nli_model)
     train = write_json_lines(tmp_path / "train.jsonl", relevance_rows(640, 1))
     validation = write_json_lines(tmp_path / "dev.jsonl", relevance_rows(64, 2))
     flags = [
         "--model",
-        in_tree_model,
+        nli_model,
         "--train_file",
         train,
         "--validation_file",
