@@ -13,8 +13,11 @@ It is built from the first of these files that exists:
 import copy
 import json
 import struct
+import unicodedata
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -62,7 +65,8 @@ MAX_LABELS = 10**6  # as in HfDebertaConfig
 UNIGRAM = 1  # type of model
 NORMAL, UNKNOWN, USER_DEFINED = 1, 2, 4  # types of pieces
 PUNCTUATION = r"[\p{P}$+<=>^`|~]"  # with the ASCII symbols, as in BERT
-SEPARATOR = "\x01"  # a control character, which the nmt normalization tables of SentencePiece delete
+HANGUL = (range(0x1100, 0x1113), range(0x1161, 0x1176), range(0x11A8, 0x11C3))  # initial, vowel, final of a syllable
+SEPARATOR, BOUNDARY = "\ufdd0", "\ufdd1"  # code points that Unicode reserves for internal use
 
 
 class UnigramFile(NamedTuple):
@@ -142,22 +146,61 @@ def read_unigram_file(path: str) -> UnigramFile:
     )
 
 
+@cache
+def composing_marks() -> tuple[str, str]:
+    """Return the characters that SentencePiece's tables may compose with a letter, and a pattern of where they do.
+
+    The tables compose full decompositions only: e with a circumflex and an acute accent becomes one character, but ê
+    with an acute accent stays. Any character may be a variant, such as a full-width e. Korean syllables are letters.
+    """
+    variants: dict[str, str] = defaultdict(str)
+    following: dict[tuple[str, ...], str] = defaultdict(str)  # (base, mark, ...) to the possible next marks
+    for letter in map(chr, range(0xA0, 0x20000)):  # no character beyond consists of a base and marks
+        if not (decomposition := unicodedata.decomposition(letter)):
+            continue
+        if len(single := unicodedata.normalize("NFKD", letter)) == 1:
+            variants[single] += letter
+        elif decomposition[0] != "<" and len(parts := unicodedata.normalize("NFD", letter)) > 1:
+            following[tuple(parts[:-1])] += parts[-1]
+    bases: dict[tuple[str, ...], str] = defaultdict(str)  # (mark, ..., possible next marks) to the bases
+    for (base, *marks), next_marks in following.items():
+        same_marks = (*marks, next_marks)
+        bases[same_marks] += base
+    initials, vowels, finals = ("".join(map(chr, codes)) for codes in HANGUL)
+    bases |= {(vowels,): initials, (vowels, finals): initials}
+
+    def one_of(characters: str) -> str:
+        return "[" + "".join(c + variants[c] for c in dict.fromkeys(characters)) + "]"
+
+    rules = []
+    for (*marks, last), base in bases.items():
+        before = "".join(map(one_of, [base, *marks]))
+        rules.append(f"(?<={before}){one_of(last)}")
+    composing = one_of("".join(last for *_, last in bases))
+    return composing, f"(?={composing})(?:{'|'.join(rules)})"  # the first part saves time
+
+
 def table_steps(table: normalizers.Precompiled) -> list[normalizers.Normalizer]:
     """Return the steps that apply a normalization table as SentencePiece does, also to accents.
 
     SentencePiece replaces the longest match. `Precompiled` looks up a character together with its accents, but replaces
-    all of these by the shortest match: of "ệ" in three code points it keeps "ẹ". Therefore accents are composed first
-    (NFC, the identity on most text), the remaining accents are separated from their letters, and after the table,
-    which may decompose characters, accents are composed again.
+    all of these by the shortest match: of "ệ" in three code points it keeps "ẹ". Therefore each accent is separated
+    from its letter while the table is applied, and NFC composes them. A boundary keeps NFC from composing and sorting
+    accents that SentencePiece leaves alone.
     """
     if table.normalize_str("e\u0301") != "\u00e9":
         return [table]
+    composing, where = composing_marks()
     # not before the first character, where `tokenizers` miscounts offsets
-    accents = Regex("(?<=[\\s\\S])(?=[\\p{M}\u200c\u200d])")
-    separate: list[normalizers.Normalizer] = []
-    if table.normalize_str(SEPARATOR) == "":
-        separate.append(normalizers.Replace(accents, SEPARATOR))
-    return [normalizers.NFC(), *separate, table, normalizers.NFC()]
+    accents = f"(?=[\\p{{M}}\u200c\u200d\u0e33\u0eb3]|{composing})(?<=[\\s\\S])"
+    return [
+        normalizers.Replace(Regex(f"{accents}(?!{where})"), BOUNDARY),
+        normalizers.Replace(Regex(accents), SEPARATOR),
+        table,
+        normalizers.Replace(SEPARATOR, ""),
+        normalizers.NFC(),
+        normalizers.Replace(BOUNDARY, ""),
+    ]
 
 
 def unigram_normalizer(spm: UnigramFile, do_lower_case: bool, split_by_punct: bool) -> normalizers.Sequence:
