@@ -105,9 +105,8 @@ def encoder_forward(in_tree: Callable) -> Callable:
             states = [*states, new] if output_hidden_states else [new]
             probabilities.append(probability)
         states = list(map(context.scatter, states))
-        if context.token_mask is not None:  # without this, LayerNorms multiply the gradients of a row of padding
-            empty = ~context.token_mask.any(1).to(states[-1].device)
-            states[-1] = states[-1].masked_fill(empty[:, None, None], 0)
+        if context.token_mask is not None:  # zero as in an unpadded batch; LayerNorms would multiply its gradients
+            states[-1] = states[-1].masked_fill(~context.token_mask[..., None].to(states[-1].device), 0)
         output = BaseModelOutput(
             last_hidden_state=states[-1],
             hidden_states=tuple(states) if output_hidden_states else None,

@@ -162,6 +162,20 @@ def test_attentions_are_the_same_without_a_warning(shape, caplog):
     assert not caplog.records
 
 
+def test_a_loss_over_padding_has_small_gradients_from_scratch():
+    """Question answering reads the states of padding; a LayerNorm of the constant states there multiplies gradients."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 50, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.DebertaV2Config(
+        **sizes, num_hidden_layers=2, relative_attention=True, pos_att_type=["c2p", "p2c"], position_biased_input=False
+    )
+    model = transformers.DebertaV2ForQuestionAnswering(config).eval()
+    ids, mask = torch.randint(1, 50, (2, 6)), torch.tensor([[1] * 6, [1] * 2 + [0] * 4])
+    with enabled():
+        model(ids, mask, start_positions=torch.tensor([1, 0]), end_positions=torch.tensor([2, 1])).loss.backward()
+    assert all(parameter.grad.norm() < 100 for parameter in model.parameters() if parameter.grad is not None)
+
+
 @pytest.mark.parametrize("shape", ["v1", "v3"])
 @pytest.mark.usefixtures("unpad_tiny_models")
 def test_other_token_masks(shape, caplog):
