@@ -102,8 +102,16 @@ class TextClassifier:
         self.tokenizer = load_tokenizer(settings.model, trust_remote_code=False)
         config = model.config
         self.labels = [config.id2label[number] for number in range(config.num_labels)]
+        if settings.all_scores and len(set(self.labels)) < len(self.labels):
+            labels = ", ".join(self.labels)
+            raise InputError(
+                f"--all_scores needs labels of different names, not {labels}: change id2label in config.json"
+            )
         limit = min(self.tokenizer.model_max_length, config.max_position_embeddings)
         self.max_length = settings.max_length or limit
+        special = self.tokenizer.num_special_tokens_to_add(pair=settings.text_pair is not None)
+        if self.max_length <= special:  # the tokenizer would not cut texts
+            raise InputError(f"--max_length must be more than the {special} special tokens, not {self.max_length}")
         self.max_tokens = settings.tokens_per_batch or TOKENS_PER_BATCH[settings.device]
 
     def tokenize(self, texts: Sequence[Sequence[str]]) -> list[dict[str, list[int]]]:

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -148,6 +149,16 @@ def test_a_bad_row_is_named_and_nothing_is_left(classifier, line, message, tmp_p
         rows = read_lines(tmp_path / "b.jsonl")
         assert (counts.rows, counts.bad_rows) == (2, 1) and rows[0]["label"] is not None
         assert rows[1]["label"] is rows[1]["score"] is rows[1]["scores"] is None
+
+
+def test_labels_and_lengths_that_cannot_work_are_refused(model, tmp_path):
+    with pytest.raises(InputError, match="more than the 3 special tokens, not 3"):
+        TextClassifier(ScoreSettings(model, text_pair="other", max_length=3))
+    shutil.copytree(model, tmp_path, dirs_exist_ok=True)
+    config = HfDebertaConfig.from_pretrained(model, id2label={0: "bad", 1: "good", 2: "good"})
+    config.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="labels of different names, not bad, good, good"):
+        TextClassifier(ScoreSettings(str(tmp_path), all_scores=True))
 
 
 def test_files_of_parquet_that_cannot_be_scored(classifier, tmp_path):
