@@ -254,7 +254,7 @@ def test_main_process_tokenizes_first(monkeypatch, text, tmp_path, script, each)
         ([], "give one of --model_name_or_path, --config_preset, --config_name, not none"),
         (["--config_preset", "tiny", "--config_name", "x"], "not --config_preset and --config_name"),
         (["--config_preset", "tiny"], "a new model needs a tokenizer"),
-        (["--config_preset", "huge", "--train_tokenizer", 300, "--tokenizer_type", "bpe"], "unknown preset 'huge'"),
+        (["--config_preset", "huge"], "unknown preset 'huge': choose one of v1-base, v1-large"),
         ([*TINY, "--config_overrides", "hidden=3"], "unknown field hidden"),
         ([*TINY, "--config_overrides", "emd_steps"], "name=value,name=value, but has 'emd_steps'"),
         ([*TINY, "--objective", "clm"], "--objective must be mlm, causal or joint, not 'clm'"),

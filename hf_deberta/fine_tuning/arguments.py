@@ -26,7 +26,7 @@ from hf_deberta.runs.command_line import (
 from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.processes import is_main_process
 from hf_deberta.runs.run_identity import RunArguments, identifying_flags
-from hf_deberta.runs.run_lock import lock_folder
+from hf_deberta.runs.run_lock import lock_folder, require_folder
 
 OPTIONAL_SWITCH = {"nargs": "?", "const": True}  # add_argument options of a flag that is true, false or None
 RECIPE_FLAGS = (
@@ -194,6 +194,8 @@ def run_script(
     with show_input_errors_in_one_line(Path(sys.argv[0]).name):
         arguments, file_flags = read_command_line(parser)
         flags = parser.parse_args(arguments)
+        if flags.output_dir is not None:
+            require_folder(flags.output_dir)  # before checkpoints and rows are read
         if flags.demo:
             parser.set_defaults(**{**demo_flags(flags.output_dir, demo), **file_flags})
         elif flags.intermediate or flags.model_name_or_path or flags.ensemble:
@@ -266,6 +268,7 @@ def demo_flags(output_dir: str | None, demo: Callable[[Path], dict[str, Any]]) -
     """Write the model and the rows of a demonstration to OUTPUT_DIR/inputs; return its flags."""
     task = demo.__module__.rpartition(".")[2]
     folder = Path(output_dir or f"demo_output/{task}") / "inputs"
+    require_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     flags = {
         "output_dir": str(folder.parent),

@@ -21,6 +21,7 @@ from hf_deberta.pretraining.packing import Rows, check_rows
 from hf_deberta.pretraining.recipes import Recipe, find_recipe, parse_name
 from hf_deberta.runs.command_line import (
     ScriptParser,
+    as_input_error,
     missing_folder_as_input_error,
     parse_into_dataclasses,
     read_command_line,
@@ -30,7 +31,7 @@ from hf_deberta.runs.command_line import (
 from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.processes import is_main_process
 from hf_deberta.runs.run_identity import RunArguments, identifying_flags
-from hf_deberta.runs.run_lock import lock_folder
+from hf_deberta.runs.run_lock import lock_folder, require_folder
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
 
 logger = logging.get_logger(__name__)
@@ -62,6 +63,9 @@ class NewModelArguments:
 
     def __post_init__(self) -> None:
         self.config_fields()  # report misspelt fields at once
+        if self.config_preset is not None:
+            with as_input_error(ValueError):  # an unknown preset
+                HfDebertaConfig.from_preset(self.config_preset)
 
     def hub_options(self) -> dict[str, Any]:
         """Keyword arguments of `from_pretrained`."""
@@ -215,6 +219,8 @@ def run_with_arguments(argument_classes: tuple[type, ...], run: Callable[..., An
     parser = ScriptParser(argument_classes, description=sys.modules[run.__module__].__doc__)
     with show_input_errors_in_one_line(Path(sys.argv[0]).name):
         words, file_flags = read_command_line(parser)
+        if (folder := parser.parse_known_args(words)[0].output_dir) is not None:
+            require_folder(folder)
         apply_recipe(parser, words, file_flags, objective)
         arguments = parse_into_dataclasses(parser, words)
         if parser.parse_args(words).output_dir is None and is_main_process():

@@ -57,10 +57,18 @@ def lock_folder(folder: Path) -> Iterator[None]:
                     path.parent.rmdir()
 
 
+def require_folder(folder: str | Path) -> None:
+    """Raise an InputError if --output_dir, or a folder that it lies in, is a file."""
+    existing = next((path for path in (Path(folder), *Path(folder).parents) if path.exists()), None)
+    if existing is not None and not existing.is_dir():
+        raise InputError(f"--output_dir {folder} cannot be used: {existing} is a file; name a folder")
+
+
 def take_lock(path: Path) -> bool:
     """Lock the file, and return True; return False if this process holds the lock already, or cannot lock there."""
     if path in _handles:
         return False
+    require_folder(path.parent)
     while True:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -280,6 +280,13 @@ def test_a_missing_checkpoint_is_shown_in_one_line(parse, tmp_path):
     assert raised.value.code == 2  # argparse: invalid choice
 
 
+@pytest.mark.parametrize("words", [["--demo"], ["--model_name_or_path", "no/such/folder"]])
+def test_a_file_as_the_output_folder_is_reported_first(parse, tmp_path, words):
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit, match=f"--output_dir {tmp_path}/file cannot be used: .*/file is a file"):
+        parse(*words, "--output_dir", tmp_path / "file", model=None)
+
+
 def test_a_script_locks_its_folder(tmp_path, monkeypatch):
     """Before it reads data, and the folder of each seed; and not once it has ended."""
     words = ["run_x.py", "--use_cpu", "--num_seeds", 2, "--output_dir", tmp_path, "--recipe", "none"]

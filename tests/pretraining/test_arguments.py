@@ -143,6 +143,13 @@ def test_a_folder_that_does_not_exist(tmp_path):
         arguments.load_config("nosuchfolder")
 
 
+def test_a_file_as_the_output_folder_is_reported_first(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(sys, "argv", ["script", "--use_cpu", "--recipe", "x", "--output_dir", str(tmp_path / "file")])
+    with pytest.raises(SystemExit, match="cannot be used: .*/file is a file; name a folder"):
+        run_with_arguments((CorpusArguments, PretrainingArguments), lambda *_: None)
+
+
 def test_help_of_resume_from_checkpoint():
     help = PretrainingArguments.__dataclass_fields__["resume_from_checkpoint"].metadata["help"]
     assert "each time the command is run" in help

@@ -122,6 +122,8 @@ def test_a_new_folder_goes_if_nothing_is_written(tmp_path):
 
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
-    for folder in (tmp_path / "file", tmp_path / "file" / "out", Path("/proc/out")):
-        with pytest.raises(InputError, match="--output_dir .* cannot be used: "), lock_folder(folder):
+    is_file = f"{tmp_path / 'file'} is a file; name a folder"
+    reasons = {tmp_path / "file": is_file, tmp_path / "file" / "out": is_file, Path("/proc/out"): "cannot be written"}
+    for folder, reason in reasons.items():
+        with pytest.raises(InputError, match=f"--output_dir {folder} cannot be used: .*{reason}"), lock_folder(folder):
             pass
