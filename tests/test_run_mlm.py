@@ -290,6 +290,7 @@ def test_main_process_tokenizes_first(monkeypatch, text, tmp_path, script, each)
         (["--model_name_or_path", "/no/such/folder"], "there is no model folder /no/such/folder"),
         ([*TINY, "--dtype", "float32"], "--dtype"),
         ([*TINY, "--lines"], "--lines"),
+        ([*TINY, "--recipe", "paper:v1-base", "--max_stpes", 5], "--max_stpes 5; did you mean --max_steps?"),
         ([*TINY, "--label_smoothing_factor", 0.1], "--label_smoothing_factor 0.1 is not supported"),
     ],
 )

@@ -19,7 +19,7 @@ from hf_deberta.fine_tuning.recipes import BASE_WIDTH, STARTED_FROM_MNLI, find_r
 from hf_deberta.fine_tuning.task_model import load_deberta_config, read_config
 from hf_deberta.runs.command_line import (
     ScriptParser,
-    parse_into_dataclasses,
+    make_dataclasses,
     read_command_line,
     show_input_errors_in_one_line,
 )
@@ -192,26 +192,29 @@ def run_script(
     """
     parser = ScriptParser(argument_classes, RECIPE_FLAGS, sys.modules[run.__module__].__doc__)
     with show_input_errors_in_one_line(Path(sys.argv[0]).name):
-        arguments, file_flags = read_command_line(parser)
-        flags = parser.parse_args(arguments)
+        words, file_flags = read_command_line(parser)
+
+        def parse_with_defaults(defaults: dict[str, Any]) -> Namespace:
+            parser.set_defaults(**{**defaults, **file_flags})
+            return parser.parse_args(words)
+
+        flags = parse_with_defaults({})
         if flags.output_dir is not None:
             require_folder(flags.output_dir)  # before checkpoints and rows are read
         if flags.demo:
-            parser.set_defaults(**{**demo_flags(flags.output_dir, demo), **file_flags})
+            flags = parse_with_defaults(demo_flags(flags.output_dir, demo))
         elif flags.intermediate or flags.model_name_or_path or flags.ensemble:
             if not (flags.intermediate or flags.model_name_or_path):  # labels and flags are those of the first run
-                parser.set_defaults(model_name_or_path=flags.ensemble[0])
-                flags = parser.parse_args(arguments)
+                flags = parse_with_defaults({"model_name_or_path": flags.ensemble[0]})
             if flags.recipe == "auto":
                 recipe, source = recipe_flags(flags, recipe_task(flags))
-                parser.set_defaults(**{**recipe, **file_flags})
-                log_recipe(recipe, source, parser.parse_args(arguments))
+                flags = parse_with_defaults(recipe)
+                log_recipe(recipe, source, flags)
             if is_without_training(flags):
                 trained = flags_of_training(flags)
-                parser.set_defaults(**{**trained, **file_flags})
-                log_flags_of_training(trained, parser.parse_args(arguments))
-        instances = parse_into_dataclasses(parser, arguments)
-        flags = parser.parse_args(arguments)
+                flags = parse_with_defaults(trained)
+                log_flags_of_training(trained, flags)
+        instances = make_dataclasses(parser, flags)
         if flags.output_dir is None and is_main_process():
             logger.warning(f"No --output_dir is given: everything is written to {instances[-1].output_folder}.")
         instances[-1].identifying_flags = identifying_flags(vars(flags))

@@ -22,8 +22,8 @@ from hf_deberta.pretraining.recipes import Recipe, find_recipe, parse_name
 from hf_deberta.runs.command_line import (
     ScriptParser,
     as_input_error,
+    make_dataclasses,
     missing_folder_as_input_error,
-    parse_into_dataclasses,
     read_command_line,
     require_attention_name,
     show_input_errors_in_one_line,
@@ -219,22 +219,23 @@ def run_with_arguments(argument_classes: tuple[type, ...], run: Callable[..., An
     parser = ScriptParser(argument_classes, description=sys.modules[run.__module__].__doc__)
     with show_input_errors_in_one_line(Path(sys.argv[0]).name):
         words, file_flags = read_command_line(parser)
-        if (folder := parser.parse_known_args(words)[0].output_dir) is not None:
-            require_folder(folder)
-        apply_recipe(parser, words, file_flags, objective)
-        arguments = parse_into_dataclasses(parser, words)
-        if parser.parse_args(words).output_dir is None and is_main_process():
+        flags = parser.parse_args(words)
+        if flags.output_dir is not None:
+            require_folder(flags.output_dir)
+        if flags.recipe != "none":
+            flags = apply_recipe(parser, words, file_flags, flags, objective)
+        arguments = make_dataclasses(parser, flags)
+        if flags.output_dir is None and is_main_process():
             logger.warning(f"No --output_dir was given: results go to the folder {arguments[-1].output_dir}")
-        arguments[-1].identifying_flags = identifying_flags(vars(parser.parse_args(words)), exclude=LENGTH_FLAGS)
+        arguments[-1].identifying_flags = identifying_flags(vars(flags), exclude=LENGTH_FLAGS)
         with lock_folder(Path(str(arguments[-1].output_dir))):
             return run(*arguments)
 
 
-def apply_recipe(parser: ScriptParser, words: list[str], file_flags: dict[str, Any], objective: str) -> None:
-    """Make the settings of --recipe the defaults of the parser, and log them with their source."""
-    flags, _ = parser.parse_known_args(words)  # unknown ones are reported after this
-    if flags.recipe == "none":
-        return
+def apply_recipe(
+    parser: ScriptParser, words: list[str], file_flags: dict[str, Any], flags: Namespace, objective: str
+) -> Namespace:
+    """Return the flags with the settings of --recipe as defaults, and log them with their source."""
     source, model = parse_name(flags.recipe)
     if not model:
         continued = getattr(flags, "discriminator_name_or_path", None) is not None
@@ -251,8 +252,10 @@ def apply_recipe(parser: ScriptParser, words: list[str], file_flags: dict[str, A
     if "num_train_epochs" in file_flags or parser.parse_args(words).num_train_epochs is not None:
         settings.pop("max_steps", None)  # the user chose the length in epochs
     parser.set_defaults(**{**settings, "num_train_epochs": epochs, **file_flags})
+    flags = parser.parse_args(words)
     if is_main_process():
-        logger.warning(describe_recipe(recipe, settings, parser.parse_args(words), devices))
+        logger.warning(describe_recipe(recipe, settings, flags, devices))
+    return flags
 
 
 def describe_recipe(recipe: Recipe, settings: dict[str, Any], flags: Namespace, devices: int) -> str:

@@ -2,8 +2,8 @@
 
 >>> parser = ScriptParser((ModelArguments, DataArguments, TrainingArguments))
 >>> with show_input_errors_in_one_line("run_glue.py"):
-...     arguments, _ = read_command_line(parser)
-...     model_args, data_args, training_args = parse_into_dataclasses(parser, arguments)
+...     words, _ = read_command_line(parser)
+...     model_args, data_args, training_args = make_dataclasses(parser, parser.parse_args(words))
 """
 
 import errno
@@ -11,7 +11,7 @@ import json
 import os
 import re
 import sys
-from argparse import SUPPRESS, Action, ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
+from argparse import SUPPRESS, Action, ArgumentDefaultsHelpFormatter, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import Field, fields, is_dataclass
@@ -209,10 +209,10 @@ class ScriptParser(HfArgumentParser):
             self.groups[RECIPE].sort(key=lambda action: action.dest != "recipe")  # --recipe first
 
     def error(self, message: str) -> NoReturn:
-        """Exit as argparse does; of an unknown flag, name the most similar one."""
+        """Raise an InputError; of an unknown flag, it names the most similar one."""
         unknown = re.match(r"unrecognized arguments: (--\S+)", message)
         similar = get_close_matches(unknown[1], self._option_string_actions, n=1) if unknown else []
-        super().error(f"{message}; did you mean {similar[0]}?" if similar else message)
+        raise InputError(message + (f"; did you mean {similar[0]}?" if similar else "; --help lists all flags"))
 
     def format_help(self) -> str:
         formatter = self._get_formatter()
@@ -289,13 +289,13 @@ def read_flags(file: str | Path) -> dict[str, Any]:
     return flags
 
 
-def parse_into_dataclasses(parser: HfArgumentParser, arguments: list[str]) -> tuple[Any, ...]:
+def make_dataclasses(parser: HfArgumentParser, flags: Namespace) -> tuple[Any, ...]:
     """One instance per dataclass of the parser; invalid values raise InputError.
 
     `--disable_tqdm` switches off the bars of loading and tokenizing too.
     """
     with as_input_error(ValueError):
-        instances = parser.parse_args_into_dataclasses(arguments)
+        instances = parser.parse_dict(vars(flags))
     for instance in instances:
         require_reporters(getattr(instance, "report_to", []))
     if any(getattr(instance, "disable_tqdm", False) for instance in instances):
