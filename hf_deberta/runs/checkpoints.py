@@ -210,19 +210,20 @@ class AtomicCheckpointsMixin(Trainer):
         return type(model).from_pretrained(folder, config=model.config, dtype=model.dtype, trust_remote_code=False)
 
     def save_metrics(self, split: str, metrics: dict[str, float], combined: bool = True) -> None:
-        """Write the metrics as `Trainer` does, each file complete or not at all."""
+        """Write the metrics as `Trainer` does, each file complete or not at all.
+
+        In all_results.json they replace all earlier metrics of the split, also those that this command did not compute.
+        """
         if not self.is_world_process_zero():
             return
         folder = Path(str(self.args.output_dir))
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / f"{split}_results.json", dict(sorted(metrics.items())))
+        path, combined_path = folder / f"{split}_results.json", folder / "all_results.json"
         if combined:
-            path = folder / "all_results.json"
-            try:
-                metrics = {**read_json_object(path), **metrics} if path.exists() else metrics
-            except DamagedFileError as error:
-                logger.warning(f"{error}; it is written anew, without the metrics of earlier commands")
-            write_json(path, dict(sorted(metrics.items())))
+            replaced = _read_metrics(path)
+            kept = {name: value for name, value in _read_metrics(combined_path).items() if name not in replaced}
+            write_json(combined_path, dict(sorted({**kept, **metrics}.items())))
+        write_json(path, dict(sorted(metrics.items())))
 
     @contextmanager
     def _full_state_dict(self) -> Iterator[None]:
@@ -246,6 +247,14 @@ class AtomicCheckpointsMixin(Trainer):
         self.model_wrapped = cast(nn.Module, self.model)
         gc.collect()
         self.accelerator.end_training()
+
+
+def _read_metrics(path: Path) -> dict[str, float]:
+    try:
+        return read_json_object(path) if path.exists() else {}
+    except DamagedFileError as error:
+        logger.warning(f"{error}; it is written anew, without the metrics of earlier commands")
+        return {}
 
 
 def last_checkpoint(arguments: TrainingArguments) -> str | None:

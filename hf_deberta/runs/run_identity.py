@@ -59,6 +59,11 @@ BEST_MODEL_FLAGS = (
     "validation_file", "max_eval_samples", "metric_for_best_model", "greater_is_better",
     "eval_strategy", "eval_steps", "save_strategy", "save_steps",
 )  # fmt: skip
+# Files that would mix the results of an earlier run with those of this one: in the model card, and in ensembles.
+RESULTS = (
+    "all_results.json", "train_results.json", "eval_results.json", "test_results.json", "predict*_results.json",
+    "scores_*.jsonl",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -156,7 +161,7 @@ def check_same_run(args: RunArguments, settings: dict[str, Any], may_grow: Colle
     """Return whether `output_dir` holds this run already. Refuse another run, and record a new one in run.json.
 
     With `--resume_from_checkpoint false` the run starts over, and the checkpoints of the previous one are moved to
-    `_before`.
+    `_before`. A new run deletes the metrics of an earlier one, and its scores for an ensemble.
 
     Args:
         settings: what identifies the run besides its flags, the seed and the weights it starts from.
@@ -171,6 +176,9 @@ def check_same_run(args: RunArguments, settings: dict[str, Any], may_grow: Colle
         if starts_over(args) and (checkpoints := checkpoints_by_step(folder).values()):
             shutil.rmtree(folder / ARCHIVE, ignore_errors=True)
             archive_checkpoints(checkpoints)
+        if not same_run:
+            for path in (path for pattern in RESULTS for path in folder.glob(pattern)):
+                path.unlink()
         write_json(folder / "run.json", settings)
     processes.wait_for_everyone()
     return same_run

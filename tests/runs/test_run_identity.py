@@ -112,6 +112,18 @@ def test_starting_over_archives_the_checkpoints(tmp_path):
     assert check_same_run(arguments(tmp_path, seed=3), {})
 
 
+def test_a_new_run_deletes_the_results_of_an_earlier_one(tmp_path):
+    """Its metrics would be in the card of this run, and its scores in an ensemble."""
+    results, folder = {"all_results.json", "predict_results.json", "scores_test.jsonl"}, tmp_path / "out"
+    check_same_run(arguments(tmp_path), {})
+    for name in {*results, "my_results.json"}:
+        (folder / name).touch()
+    assert check_same_run(arguments(tmp_path), {})
+    assert {path.name for path in folder.iterdir()} == {*results, "my_results.json", "run.json"}
+    assert not check_same_run(arguments(tmp_path, resume_from_checkpoint="false"), {})
+    assert {path.name for path in folder.iterdir()} == {"my_results.json", "run.json"}
+
+
 def test_content_hash_depends_on_values_alone(tmp_path):
     columns = {"input_ids": [[n, n + 1] * (n % 3 + 1) for n in range(40)], "labels": [n % 2 for n in range(40)]}
     rows = Dataset.from_dict(columns)
