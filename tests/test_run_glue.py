@@ -334,11 +334,16 @@ def test_validation_splits(data, mnli, tmp_path):
     assert matched != mismatched and {"eval_accuracy", "eval_accuracy_mismatched"} <= set(metrics)
     (tmp_path / "rows").mkdir()
     file = Path(shutil.copy(data / "mnli" / "validation_mismatched.jsonl", tmp_path / "rows"))
-    for name, flags in {"a": ["--validation_file", file], "b": ["--data_dir", file.parent]}.items():
+    for name in ("matched", "mismatched"):
+        shutil.copy(data / "mnli" / f"validation_{name}.jsonl", tmp_path / "rows" / f"test_{name}.jsonl")
+    for name, flags in {"a": ["--validation_file", file], "b": ["--data_dir", file.parent, "--do_predict"]}.items():
         run_glue("--model_name_or_path", mnli, "--task_name", "mnli", *flags, *RUN, "--do_eval",
                  "--output_dir", tmp_path / name)  # fmt: skip
         assert results(tmp_path / name)["eval_loss"] == pytest.approx(mismatched)
         assert not (tmp_path / name / "model.safetensors").exists()
+    predicted = results(tmp_path / "b")
+    assert predicted["predict_matched_loss"] == pytest.approx(matched)
+    assert predicted["predict_mismatched_loss"] == pytest.approx(mismatched)
 
 
 @pytest.mark.slow

@@ -252,7 +252,7 @@ def run(
             prefix = split.replace("test", "predict", 1)
             predicted = trainer.predict_split(split, prefix, without=() if labelled else ["labels"])
             if labelled:
-                save_prediction_metrics(trainer, "predict", predicted.metrics)
+                save_prediction_metrics(trainer, prefix, predicted.metrics)
             if trainer.is_world_process_zero():
                 logits = task_logits(predicted.predictions, task)
                 glue.write_glue_predictions(args.output_folder, task, data_args.name, split, logits, labels)
