@@ -108,6 +108,10 @@ def test_the_recipe_and_the_context_of_conll2003(data, tmp_path, caplog):
     assert "published settings for conll2003" in caplog.text and "Document context: merged" in caplog.text
     arguments = torch.load(out / "training_args.bin", weights_only=False)
     assert (arguments.per_device_train_batch_size, arguments.num_train_epochs) == (16, 15)
+    caplog.clear()
+    run_ner("--model_name_or_path", out, "--validation_file", data / "conll" / "valid.txt", "--do_eval",
+            "--output_dir", tmp_path / "evaluated", *CPU)  # fmt: skip
+    assert "Document context: merged" in caplog.text  # as it was trained
 
 
 @pytest.mark.slow

@@ -148,6 +148,7 @@ def fine_tune(
     if data_args.document_context is None:
         marked = all(sentence.document is not None for group in sentences.values() for sentence in group)
         data_args.document_context = "merged" if marked and data_args.task_name == "conll2003" else "none"
+        model_args.input_flags["document_context"] = data_args.document_context
     logger.warning(f"Labels: {', '.join(labels)}. Document context: {data_args.document_context}.")
     args.set_best_metric(ner.metric_names(labels, data_args.return_entity_level_metrics))
 

@@ -257,7 +257,7 @@ def group_sentences(sentences: Sequence[Sentence], context: str = "none") -> Ite
     if context != "none" and any(sentence.document is None for sentence in sentences):
         raise InputError(
             f"document context {context!r} needs documents, and the data has neither -DOCSTART- lines nor a column "
-            "document_id"
+            "document_id: add them, or read each sentence alone with --document_context none"
         )
     row: dict[str, Any] = {}
     last_document = None
