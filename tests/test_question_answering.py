@@ -69,7 +69,7 @@ def test_answers_are_those_of_run_squad(tmp_path):
     )
     model, rows = AutoModelForQuestionAnswering.from_pretrained(tmp_path), house_rows(50, 2)
     answer = QuestionAnswerer(model, AutoTokenizer.from_pretrained(tmp_path))  # with the windows of the training
-    arguments = {"doc_stride": 16, "handle_impossible_answer": True}
+    arguments = {"handle_impossible_answer": True}
     texts = {name: [row[name] for row in rows] for name in ("question", "context")}
     best = answer(**texts, **arguments)
     ranked = answer(**texts, **arguments, top_k=20)

@@ -150,6 +150,10 @@ def test_evaluation_and_prediction_without_training(data, tmp_path):
     assert len(read(tmp_path / "plain" / "predict_predictions.json")) == 9
     results = read(tmp_path / "plain" / "all_results.json")
     assert not any(name.startswith("predict_") for name in results)
+    run_squad("--model_name_or_path", trained, "--test_file", files["--test_file"], "--do_predict", *RUN,
+              "--output_dir", tmp_path / "alone")  # fmt: skip
+    for name in ("predict_predictions", "predict_null_odds"):  # windows and "no answer" are those of the training
+        assert read(tmp_path / "alone" / f"{name}.json") == read(tmp_path / "plain" / f"{name}.json")
     assert not (tmp_path / "plain" / "model.safetensors").exists()
 
 

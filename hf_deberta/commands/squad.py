@@ -71,7 +71,10 @@ class SquadArguments(DataArguments):
     )
     version_2_with_negative: bool | None = field(
         default=None,
-        metadata={"help": "Some questions have no answer; by default, if the rows have such.", **OPTIONAL_SWITCH},
+        metadata={
+            "help": "Some questions have no answer; by default, if the rows or those of the training have such.",
+            **OPTIONAL_SWITCH,
+        },
     )
     null_score_diff_threshold: float = field(
         default=0.0,
@@ -118,6 +121,8 @@ def fine_tune(
     rows = {split: squad.squad_rows(raw, split, with_answers=split != "test") for split, raw in splits.items()}
     if data_args.version_2_with_negative is None:
         data_args.version_2_with_negative = data_args.task_name == "squad_v2" or has_unanswerable(rows)
+    # kept in config.json, because test rows do not show it; not if false, since other rows may lack answers
+    model_args.input_flags["version_2_with_negative"] = data_args.version_2_with_negative or None
     args.set_best_metric(METRICS_V2 if data_args.version_2_with_negative else METRICS)
 
     # 2. Training, evaluation and predictions, once per seed

@@ -33,10 +33,12 @@ RECIPE_FLAGS = (
     "num_train_epochs", "learning_rate", "per_device_train_batch_size", "warmup_steps", "cls_dropout", "max_seq_length",
     "bf16", "fp16",
 )  # fmt: skip
-# Flags that say what the model reads, with their types. A trained model keeps them in its config.json.
+# Flags that say what the model reads, and whether it may give no answer, with their types. A trained model keeps them
+# in its config.json.
 INPUT_FLAGS: dict[str, type] = {
     "task_name": str, "text_column_names": list, "text_column_name": str, "label_column_name": str,
-    "max_seq_length": int, "fill_blanks": bool, "document_context": str,
+    "max_seq_length": int, "max_query_length": int, "doc_stride": int, "version_2_with_negative": bool,
+    "fill_blanks": bool, "document_context": str,
 }  # fmt: skip
 
 logger = logging.get_logger(__name__)
