@@ -7,6 +7,7 @@ that one size of perturbation fits all words and models. `sift_loss` computes th
 Legend: B batch, N tokens, C classes, M predictions in a batch (one or more per row).
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -89,7 +90,7 @@ class PerturbedEmbeddings:
     ):
         self.settings = settings or SiftArguments()
         self.generator = generator
-        self.layer_norms = embedding_layer_norms(without_ddp(model), self.settings.sift_layer)
+        self.layer_norms = embedding_layer_norms(unwrapped(model), self.settings.sift_layer)
         self.hooks: list[RemovableHandle] = []
         self.next_delta: Callable[[torch.Tensor], torch.Tensor] | None = None
 
@@ -158,7 +159,7 @@ def sift_loss(
         num_items_in_batch: labels in the whole batch under gradient accumulation; the result is then the share of
             these inputs in the mean over that batch.
     """
-    model = without_ddp(model)
+    model = unwrapped(model)
     settings = embeddings.settings
     without_labels = {name: value for name, value in inputs.items() if name not in LABELS}
     predictions = Predictions.from_outputs(model, inputs, outputs)
@@ -307,9 +308,11 @@ def frozen(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
-def without_ddp(model: nn.Module) -> nn.Module:
-    """The model inside DistributedDataParallel, which expects one backward pass per forward pass."""
-    return model.module if isinstance(model, DistributedDataParallel) else model
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside DistributedDataParallel or DeepSpeed's engine: these expect a backward pass per forward pass."""
+    deepspeed = sys.modules.get("deepspeed")  # imported by accelerate if the model is in an engine
+    wrappers = (DistributedDataParallel,) if deepspeed is None else (DistributedDataParallel, deepspeed.DeepSpeedEngine)
+    return cast(nn.Module, model.module) if isinstance(model, wrappers) else model
 
 
 def embedding_layer_norms(model: nn.Module, name: str | None = None) -> list[nn.Module]:

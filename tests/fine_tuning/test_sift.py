@@ -4,6 +4,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import golden_cases
 import pytest
@@ -572,6 +573,28 @@ def train_in_loop(model, rows) -> list[float]:
 
 def batches() -> list[dict[str, torch.Tensor]]:
     return [{**tiny_inputs((6, 6, 6, 6), seed=seed), "labels": torch.tensor([0, 1, 1, 0])} for seed in range(3)]
+
+
+class Engine(torch.nn.Module):
+    """Stands in for DeepSpeed's engine: a forward pass needs a backward pass before the next one."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module, self.passes = module, 0
+        self.config = {"zero_optimization": {"stage": 2}}  # not that of the model
+
+    def forward(self, **inputs):
+        self.passes += 1
+        return self.module(**inputs)
+
+
+def test_the_engine_of_deepspeed_runs_one_pass(deterministic_noise, monkeypatch):
+    model, inputs = tiny_model(Sequence, dtype=torch.float32, problem_type="multi_label_classification"), batches()[0]
+    inputs["labels"] = torch.eye(2)[inputs["labels"]]
+    expected = both_losses(model, inputs)
+    monkeypatch.setitem(sys.modules, "deepspeed", SimpleNamespace(DeepSpeedEngine=Engine))
+    engine = Engine(model)
+    assert both_losses(engine, inputs) == expected and engine.passes == 1
 
 
 def worker(rank: int, folder: str) -> None:
