@@ -6,8 +6,10 @@ Our classes load DeBERTa checkpoints of every format; Transformers' Auto classes
 >>> model = load_model(args, HfDebertaForSequenceClassification, num_labels=3)
 """
 
+import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from textwrap import shorten
 from typing import Any
@@ -16,6 +18,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaConfig
@@ -204,11 +207,19 @@ def replace_classifier(model: PreTrainedModel, args: ModelArguments) -> set[str]
 
 def initialize(model: PreTrainedModel, module: nn.Module) -> None:
     """Initialize a module as in a new model, also if weights were loaded into it."""
-    for submodule in module.modules():
-        part: Any
-        for part in (submodule, *submodule.parameters(recurse=False)):
-            part._is_hf_initialized = False  # set by from_pretrained; _init_weights skips what has it
-        model._init_weights(submodule)
+    with whole_parameters(module):
+        for submodule in module.modules():
+            part: Any
+            for part in (submodule, *submodule.parameters(recurse=False)):
+                part._is_hf_initialized = False  # set by from_pretrained; _init_weights skips what has it
+            model._init_weights(submodule)
+
+
+def whole_parameters(module: nn.Module) -> AbstractContextManager:
+    """Gather the parameters, which ZeRO-3 divides among processes, and keep what the main process writes to them."""
+    if not is_deepspeed_zero3_enabled():
+        return nullcontext()
+    return sys.modules["deepspeed"].zero.GatheredParameters(list(module.parameters()), modifier_rank=0)
 
 
 # Labels

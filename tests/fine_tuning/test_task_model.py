@@ -2,6 +2,8 @@
 
 import json
 import re
+import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import huggingface_hub
@@ -16,6 +18,7 @@ from hf_deberta import (
     HfDebertaModel,
     export_to_transformers,
 )
+from hf_deberta.fine_tuning import task_model
 from hf_deberta.fine_tuning.task_model import (
     ModelArguments,
     checkpoint_labels,
@@ -157,6 +160,20 @@ def test_an_intermediate_model_keeps_its_classifier_for_the_same_labels_only(che
     if not kept:
         with pytest.raises(InputError, match=r"no weights for .*classifier\.weight"):
             load_model(args, *CLASSES, do_train=False, **fields)
+
+
+def test_a_classifier_that_zero_3_divides_is_gathered_before_it_is_replaced(checkpoints, monkeypatch):
+    gathered = []
+
+    def gather(parameters, modifier_rank):
+        gathered.append(([parameter.shape for parameter in parameters], modifier_rank))
+        return nullcontext()
+
+    zero = SimpleNamespace(GatheredParameters=gather)
+    monkeypatch.setitem(sys.modules, "deepspeed", SimpleNamespace(zero=zero))
+    monkeypatch.setattr(task_model, "is_deepspeed_zero3_enabled", lambda: True)
+    load_model(ModelArguments(intermediate=str(checkpoints / "tuned")), *CLASSES, **label_fields(["good", "bad"]))
+    assert gathered == [([(2, 32), (2,)], 0)]
 
 
 def test_another_configuration_needs_a_deberta(tmp_path):
