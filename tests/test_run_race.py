@@ -157,6 +157,7 @@ def test_the_task_in_the_table_of_recipes():
     for task_name, expected in {
         "race": "race",
         "race_high": "race",
+        "RACE-high": "race",
         "swag": "swag",
         "anli": "anli",
         None: "own",

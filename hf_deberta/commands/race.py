@@ -79,7 +79,7 @@ class ChoiceArguments(DataArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.task_name = None if self.task_name is None else self.task_name.lower().replace("-", "_")
+        self.task_name = normalized_name(self.task_name)
         if self.task_name is not None and self.task_name not in HUB_NAMES:
             raise InputError(f"--task_name must be one of {', '.join(HUB_NAMES)}, not {self.task_name!r}")
         folder = Path(self.data_dir or ".")
@@ -91,8 +91,12 @@ class ChoiceArguments(DataArguments):
             self.data_dir = None
 
 
+def normalized_name(task_name: str | None) -> str | None:
+    return None if task_name is None else task_name.lower().replace("-", "_")
+
+
 def recipe_task(flags: Namespace) -> str:
-    return (flags.task_name or "own").partition("_")[0]
+    return (normalized_name(flags.task_name) or "own").partition("_")[0]
 
 
 def main() -> None:
