@@ -26,7 +26,7 @@ from hf_deberta.runs.command_line import (
 from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.processes import is_main_process
 from hf_deberta.runs.run_identity import RunArguments, identifying_flags
-from hf_deberta.runs.run_lock import lock_folder, require_folder
+from hf_deberta.runs.run_lock import lock_folder, require_folder, require_folders
 
 OPTIONAL_SWITCH = {"nargs": "?", "const": True}  # add_argument options of a flag that is true, false or None
 RECIPE_FLAGS = (
@@ -201,8 +201,7 @@ def run_script(
             return parser.parse_args(words)
 
         flags = parse_with_defaults({})
-        if flags.output_dir is not None:
-            require_folder(flags.output_dir)  # before checkpoints and rows are read
+        require_folders(flags)
         if flags.demo:
             flags = parse_with_defaults(demo_flags(flags.output_dir, demo))
         elif flags.intermediate or flags.model_name_or_path or flags.ensemble:

@@ -31,7 +31,7 @@ from hf_deberta.runs.command_line import (
 from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.processes import is_main_process
 from hf_deberta.runs.run_identity import RunArguments, identifying_flags
-from hf_deberta.runs.run_lock import lock_folder, require_folder
+from hf_deberta.runs.run_lock import lock_folder, require_folders
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
 
 logger = logging.get_logger(__name__)
@@ -220,8 +220,7 @@ def run_with_arguments(argument_classes: tuple[type, ...], run: Callable[..., An
     with show_input_errors_in_one_line(Path(sys.argv[0]).name):
         words, file_flags = read_command_line(parser)
         flags = parser.parse_args(words)
-        if flags.output_dir is not None:
-            require_folder(flags.output_dir)
+        require_folders(flags)
         if flags.recipe != "none":
             flags = apply_recipe(parser, words, file_flags, flags, objective)
         arguments = make_dataclasses(parser, flags)

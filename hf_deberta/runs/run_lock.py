@@ -13,6 +13,7 @@ import json
 import os
 import socket
 import sys
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -57,11 +58,18 @@ def lock_folder(folder: Path) -> Iterator[None]:
                     path.parent.rmdir()
 
 
-def require_folder(folder: str | Path) -> None:
-    """Raise an InputError if --output_dir, or a folder that it lies in, is a file."""
+def require_folders(flags: Namespace) -> None:
+    """Raise an InputError if a flag that names a folder to write to names a file."""
+    for name in ("output_dir", "tokens_dir", "cache_dir"):
+        if (folder := getattr(flags, name, None)) is not None:
+            require_folder(folder, f"--{name}")
+
+
+def require_folder(folder: str | Path, flag: str = "--output_dir") -> None:
+    """Raise an InputError if the folder, or one that it lies in, is a file."""
     existing = next((path for path in (Path(folder), *Path(folder).parents) if path.exists()), None)
     if existing is not None and not existing.is_dir():
-        raise InputError(f"--output_dir {folder} cannot be used: {existing} is a file; name a folder")
+        raise InputError(f"{flag} {folder} cannot be used: {existing} is a file; name a folder")
 
 
 def take_lock(path: Path) -> bool:

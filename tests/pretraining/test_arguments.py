@@ -143,11 +143,12 @@ def test_a_folder_that_does_not_exist(tmp_path):
         arguments.load_config("nosuchfolder")
 
 
-def test_a_file_as_the_output_folder_is_reported_first(tmp_path, monkeypatch):
+@pytest.mark.parametrize("flag", ["--output_dir", "--tokens_dir", "--cache_dir"])
+def test_a_file_in_place_of_a_folder_is_reported_first(tmp_path, monkeypatch, flag):
     (tmp_path / "file").touch()
-    monkeypatch.setattr(sys, "argv", ["script", "--use_cpu", "--recipe", "x", "--output_dir", str(tmp_path / "file")])
-    with pytest.raises(SystemExit, match="cannot be used: .*/file is a file; name a folder"):
-        run_with_arguments((CorpusArguments, PretrainingArguments), lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["script", "--use_cpu", "--recipe", "x", flag, str(tmp_path / "file")])
+    with pytest.raises(SystemExit, match=f"{flag} .*/file cannot be used: .*/file is a file; name a folder"):
+        run_with_arguments((NewModelArguments, CorpusArguments, PretrainingArguments), lambda *_: None)
 
 
 def test_help_of_resume_from_checkpoint():
