@@ -67,17 +67,19 @@ class QuestionAnswerer:
                 model, or 384.
             doc_stride: tokens that neighbouring windows share; by default as many as in the training, unless
                 `max_seq_len` is given, or 128, or fewer if the windows are short.
-            max_question_len: truncate questions to this number of tokens.
+            max_question_len: truncate questions to this number of tokens; by default as in the training.
             max_answer_len: tokens of an answer.
             n_best_size: candidates of each question.
         """
         if top_k < 1:
             raise ValueError(f"top_k must be at least 1, not {top_k}")
         questions, contexts = question_rows(question, context)
+        trained = getattr(self.model.config, "fine_tuning_flags", None) or {}
         if max_seq_len is None:
-            trained = getattr(self.model.config, "fine_tuning_flags", None) or {}
             max_seq_len = trained.get("max_seq_length")
             doc_stride = trained.get("doc_stride") if doc_stride is None else doc_stride
+        if max_question_len is None:
+            max_question_len = trained.get("max_query_length")
         with own_names_in_errors():
             length = max_input_length(max_seq_len, self.tokenizer, self.model.config, default=384)
             encoder = SquadEncoder(self.tokenizer, length, doc_stride, max_question_len)
