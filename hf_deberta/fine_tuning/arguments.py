@@ -24,7 +24,7 @@ from hf_deberta.runs.command_line import (
     show_input_errors_in_one_line,
 )
 from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.processes import in_main_process, is_main_process
+from hf_deberta.runs.processes import is_main_process
 from hf_deberta.runs.run_identity import RunArguments, identifying_flags
 from hf_deberta.runs.run_lock import lock_folder, require_folder, require_folders
 
@@ -284,7 +284,7 @@ def demo_flags(output_dir: str | None, demo: Callable[[Path], dict[str, Any]]) -
         "resume_from_checkpoint": "false",
         "save_strategy": "no",
     }
-    return {**flags, **in_main_process(lambda: demo(folder))}
+    return {**flags, **demo(folder)}
 
 
 def recipe_flags(flags: Namespace, task: str) -> tuple[dict[str, Any], str]:
