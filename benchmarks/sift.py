@@ -76,7 +76,6 @@ def measure(args: argparse.Namespace, task: str, training: str, seed: int, folde
     flags += ["--sift", "--sift_lambda", args.sift_lambda] if training == "SiFT" else []
     flags += ["--max_eval_samples", args.eval_rows]
     flags += ["--document_context", "none"] if script == "run_ner.py" else []
-    (folder / "run" / "all_results.json").unlink(missing_ok=True)  # a run adds its metrics to those of the last one
     metrics = run_script(script, list(map(str, flags)), folder / "run")
     row |= {"metric": metric}
     row |= {f"value{suffix}": f"{metrics[f'eval_{metric}{suffix}']:.4f}" for suffix in VERSIONS}

@@ -59,10 +59,10 @@ BEST_MODEL_FLAGS = (
     "validation_file", "max_eval_samples", "metric_for_best_model", "greater_is_better",
     "eval_strategy", "eval_steps", "save_strategy", "save_steps",
 )  # fmt: skip
-# Files that would mix the results of an earlier run with those of this one: in the model card, and in ensembles.
+# Files of a run that would be mixed with those of a new one: metrics in the model card, scores in ensembles.
 RESULTS = (
-    "all_results.json", "train_results.json", "eval_results.json", "test_results.json", "predict*_results.json",
-    "scores_*.jsonl",
+    "all_results.json", "train_results.json", "eval_results.json", "test_results.json", "predict_results.json",
+    "predict_*_results.json", "scores_validation*.jsonl", "scores_test*.jsonl",
 )  # fmt: skip
 
 
@@ -160,8 +160,8 @@ def identifying_flags(flags: dict[str, Any], exclude: Collection[str] = ()) -> d
 def check_same_run(args: RunArguments, settings: dict[str, Any], may_grow: Collection[str] = ()) -> bool:
     """Return whether `output_dir` holds this run already. Refuse another run, and record a new one in run.json.
 
-    With `--resume_from_checkpoint false` the run starts over, and the checkpoints of the previous one are moved to
-    `_before`. A new run deletes the metrics of an earlier one, and its scores for an ensemble.
+    With `--resume_from_checkpoint false` the run starts over: the checkpoints of the previous one are moved to
+    `_before`, its metrics and its scores for an ensemble are deleted.
 
     Args:
         settings: what identifies the run besides its flags, the seed and the weights it starts from.
@@ -176,12 +176,19 @@ def check_same_run(args: RunArguments, settings: dict[str, Any], may_grow: Colle
         if starts_over(args) and (checkpoints := checkpoints_by_step(folder).values()):
             shutil.rmtree(folder / ARCHIVE, ignore_errors=True)
             archive_checkpoints(checkpoints)
-        if not same_run:
-            for path in (path for pattern in RESULTS for path in folder.glob(pattern)):
-                path.unlink()
+        if not same_run and (folder / "run.json").exists():  # in other folders these files are not ours
+            delete_results(folder)
         write_json(folder / "run.json", settings)
     processes.wait_for_everyone()
     return same_run
+
+
+def delete_results(folder: Path) -> None:
+    results = [path for pattern in RESULTS for path in folder.glob(pattern) if path.is_file()]
+    if results:
+        logger.warning(f"Deleted results of the previous run: {', '.join(path.name for path in results)}.")
+    for path in results:
+        path.unlink(missing_ok=True)  # another machine may have been faster
 
 
 def starts_over(args: RunArguments) -> bool:

@@ -112,16 +112,19 @@ def test_starting_over_archives_the_checkpoints(tmp_path):
     assert check_same_run(arguments(tmp_path, seed=3), {})
 
 
-def test_a_new_run_deletes_the_results_of_an_earlier_one(tmp_path):
+def test_starting_over_deletes_the_results_of_the_previous_run(tmp_path):
     """Its metrics would be in the card of this run, and its scores in an ensemble."""
-    results, folder = {"all_results.json", "predict_results.json", "scores_test.jsonl"}, tmp_path / "out"
-    check_same_run(arguments(tmp_path), {})
-    for name in {*results, "my_results.json"}:
+    results, others = {"all_results.json", "predict_results.json", "scores_test.jsonl"}, {"scores_train.jsonl"}
+    folder = tmp_path / "out"
+    folder.mkdir()
+    for name in {*results, *others}:
         (folder / name).touch()
+    assert not check_same_run(arguments(tmp_path, resume_from_checkpoint="false"), {})  # the files are the user's
+    assert {path.name for path in folder.iterdir()} == {*results, *others, "run.json"}
     assert check_same_run(arguments(tmp_path), {})
-    assert {path.name for path in folder.iterdir()} == {*results, "my_results.json", "run.json"}
+    assert {path.name for path in folder.iterdir()} == {*results, *others, "run.json"}
     assert not check_same_run(arguments(tmp_path, resume_from_checkpoint="false"), {})
-    assert {path.name for path in folder.iterdir()} == {"my_results.json", "run.json"}
+    assert {path.name for path in folder.iterdir()} == {*others, "run.json"}
 
 
 def test_content_hash_depends_on_values_alone(tmp_path):
