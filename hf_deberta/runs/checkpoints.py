@@ -220,7 +220,7 @@ class AtomicCheckpointsMixin(Trainer):
         folder.mkdir(parents=True, exist_ok=True)
         path, combined_path = folder / f"{split}_results.json", folder / "all_results.json"
         if combined:
-            replaced = _read_metrics(path)
+            replaced = _read_metrics(path).keys() - {"epoch"}  # of all splits
             kept = {name: value for name, value in _read_metrics(combined_path).items() if name not in replaced}
             write_json(combined_path, dict(sorted({**kept, **metrics}.items())))
         write_json(path, dict(sorted(metrics.items())))

@@ -366,8 +366,10 @@ def test_metrics_are_combined(tmp_path, caplog):
     run.save_metrics("eval", {"eval_loss": 2.0})
     assert json.loads((tmp_path / "out" / "all_results.json").read_text()) == {"eval_loss": 2.0, "train_loss": 1.0}
     assert json.loads((tmp_path / "out" / "eval_results.json").read_text()) == {"eval_loss": 2.0}
+    run.save_metrics("eval", {"eval_loss": 2.0, "epoch": 3.0})
     run.save_metrics("eval", {"eval_f1": 2.5})  # another task
-    assert json.loads((tmp_path / "out" / "all_results.json").read_text()) == {"eval_f1": 2.5, "train_loss": 1.0}
+    combined = {"eval_f1": 2.5, "train_loss": 1.0, "epoch": 3.0}
+    assert json.loads((tmp_path / "out" / "all_results.json").read_text()) == combined
     (tmp_path / "out" / "all_results.json").write_text('{"train')
     run.save_metrics("eval", {"eval_loss": 3.0})
     assert json.loads((tmp_path / "out" / "all_results.json").read_text()) == {"eval_loss": 3.0}
