@@ -66,8 +66,11 @@ def require_folders(flags: Namespace) -> None:
 
 
 def require_folder(folder: str | Path, flag: str = "--output_dir") -> None:
-    """Raise an InputError if the folder, or one that it lies in, is a file."""
-    existing = next((path for path in (Path(folder), *Path(folder).parents) if path.exists()), None)
+    """Raise an InputError if the folder, or one that it lies in, is a file or cannot be reached."""
+    try:
+        existing = next((path for path in (Path(folder), *Path(folder).parents) if path.exists()), None)
+    except OSError as error:  # a name that is too long, or no permission
+        raise InputError(f"{flag} {folder} cannot be used: {error.strerror}; name another folder") from None
     if existing is not None and not existing.is_dir():
         raise InputError(f"{flag} {folder} cannot be used: {existing} is a file; name a folder")
 
