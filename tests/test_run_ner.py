@@ -112,6 +112,11 @@ def test_the_recipe_and_the_context_of_conll2003(data, tmp_path, caplog):
     run_ner("--model_name_or_path", out, "--validation_file", data / "conll" / "valid.txt", "--do_eval",
             "--output_dir", tmp_path / "evaluated", *CPU)  # fmt: skip
     assert "Document context: merged" in caplog.text  # as it was trained
+    lines = (data / "conll" / "valid.txt").read_text().splitlines(keepends=True)
+    (tmp_path / "valid.txt").write_text("".join(line for line in lines if "-DOCSTART-" not in line))
+    run_ner("--model_name_or_path", out, "--validation_file", tmp_path / "valid.txt", "--do_eval",
+            "--output_dir", tmp_path / "single", *CPU)  # fmt: skip
+    assert "the rows have none: using none" in caplog.text
 
 
 @pytest.mark.slow

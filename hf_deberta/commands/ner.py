@@ -145,8 +145,13 @@ def fine_tune(
             ner.require_known_labels(split_sentences, labels, split)
         words = sum(len(sentence.words) for sentence in split_sentences)
         logger.warning(f"{split}: {len(split_sentences):,} sentences, {words:,} words")
+    marked = all(sentence.document is not None for group in sentences.values() for sentence in group)
+    if not (marked or args.do_train or data_args.document_context in (None, "none")):
+        logger.warning(
+            f"--document_context {data_args.document_context} needs documents, and the rows have none: using none."
+        )
+        data_args.document_context = "none"
     if data_args.document_context is None:
-        marked = all(sentence.document is not None for group in sentences.values() for sentence in group)
         data_args.document_context = "merged" if marked and data_args.task_name == "conll2003" else "none"
         model_args.input_flags["document_context"] = data_args.document_context
     logger.warning(f"Labels: {', '.join(labels)}. Document context: {data_args.document_context}.")
