@@ -81,6 +81,15 @@ def test_answers_are_those_of_run_squad(tmp_path):
         assert all(row["context"][e["start"] : e["end"]] == e["answer"] for e in entries)
 
 
+def test_windows_are_those_of_the_training(answerer, tokenizer, monkeypatch):
+    question, lengths = f"{QUESTION} {QUESTION}", {"max_seq_len": 40, "doc_stride": 10, "max_question_len": 4}
+    expected = answerer(question, CONTEXT, **lengths)
+    assert answerer(question, CONTEXT, **{**lengths, "max_question_len": 8}) != expected
+    trained = {"max_seq_length": 40, "doc_stride": 10, "max_query_length": 4}
+    monkeypatch.setattr(answerer.model.config, "fine_tuning_flags", trained, raising=False)
+    assert answerer(question, CONTEXT) == expected
+
+
 @pytest.mark.parametrize("text", ["Zo\u00eb", "東京", "\U0001f600", "Zoe\u0308 Müller", "1999"])
 def test_characters_of_an_answer(tokenizer, text):
     answer = QuestionAnswerer(Finder(tokenizer, text), tokenizer)(QUESTION, f"In {text} .")

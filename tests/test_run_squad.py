@@ -154,6 +154,12 @@ def test_evaluation_and_prediction_without_training(data, tmp_path):
               "--output_dir", tmp_path / "alone")  # fmt: skip
     for name in ("predict_predictions", "predict_null_odds"):  # windows and "no answer" are those of the training
         assert read(tmp_path / "alone" / f"{name}.json") == read(tmp_path / "plain" / f"{name}.json")
+    config = read(trained / "config.json")
+    config["fine_tuning_flags"] |= {"doc_stride": 24}  # too long for the following inputs
+    (trained / "config.json").write_text(json.dumps(config))
+    run_squad("--model_name_or_path", trained, "--test_file", files["--test_file"], "--do_predict", *CPU,
+              "--max_seq_length", 20, "--output_dir", tmp_path / "short")  # fmt: skip
+    assert len(read(tmp_path / "short" / "predict_predictions.json")) == 9
     assert not (tmp_path / "plain" / "model.safetensors").exists()
 
 

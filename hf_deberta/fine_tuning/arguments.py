@@ -214,6 +214,9 @@ def run_script(
             if is_without_training(flags):
                 trained = flags_of_training(flags)
                 flags = parse_with_defaults(trained)
+                if "doc_stride" in trained and flags.max_seq_length != trained.get("max_seq_length"):
+                    del trained["doc_stride"]  # it may be too long
+                    flags = parse_with_defaults({"doc_stride": None})
                 log_flags_of_training(trained, flags)
         instances = make_dataclasses(parser, flags)
         if flags.output_dir is None and is_main_process():
