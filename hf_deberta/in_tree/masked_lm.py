@@ -27,7 +27,7 @@ class _NotOfficialError(Exception):
 def from_pretrained_of(in_tree: Any) -> classmethod:
     def from_pretrained(cls, *args, **kwargs):
         token = _loading_official.set(True)
-        random_state = torch.get_rng_state()  # A device's own is left: with `device_map`, missing weights advance it.
+        random_state = torch.get_rng_state()  # not of devices: only `device_map` makes weights there
         try:
             return in_tree.__func__(cls, *args, **kwargs)
         except _NotOfficialError:  # load it as Transformers does, with the same random numbers
