@@ -164,19 +164,18 @@ def composing_marks() -> tuple[str, str]:
             following[tuple(parts[:-1])] += parts[-1]
     bases: dict[tuple[str, ...], str] = defaultdict(str)  # (mark, ..., possible next marks) to the bases
     for (base, *marks), next_marks in following.items():
-        same_marks = (*marks, next_marks)
-        bases[same_marks] += base
+        bases[(*marks, next_marks)] += base
     initials, vowels, finals = ("".join(map(chr, codes)) for codes in HANGUL)
     bases |= {(vowels,): initials, (vowels, finals): initials}
 
-    def one_of(characters: str) -> str:
+    def character_class(characters: str) -> str:
         return "[" + "".join(c + variants[c] for c in dict.fromkeys(characters)) + "]"
 
     rules = []
     for (*marks, last), base in bases.items():
-        before = "".join(map(one_of, [base, *marks]))
-        rules.append(f"(?<={before}){one_of(last)}")
-    composing = one_of("".join(last for *_, last in bases))
+        before = "".join(map(character_class, [base, *marks]))
+        rules.append(f"(?<={before}){character_class(last)}")
+    composing = character_class("".join(last for *_, last in bases))
     return composing, f"(?={composing})(?:{'|'.join(rules)})"  # the first part saves time
 
 
@@ -190,11 +189,11 @@ def table_steps(table: normalizers.Precompiled) -> list[normalizers.Normalizer]:
     """
     if table.normalize_str("e\u0301") != "\u00e9":
         return [table]
-    composing, where = composing_marks()
+    composing, pattern = composing_marks()
     # not before the first character, where `tokenizers` miscounts offsets
     accents = f"(?=[\\p{{M}}\u200c\u200d\u0e33\u0eb3]|{composing})(?<=[\\s\\S])"
     return [
-        normalizers.Replace(Regex(f"{accents}(?!{where})"), BOUNDARY),
+        normalizers.Replace(Regex(f"{accents}(?!{pattern})"), BOUNDARY),
         normalizers.Replace(Regex(accents), SEPARATOR),
         table,
         normalizers.Replace(SEPARATOR, ""),
