@@ -164,7 +164,8 @@ def composing_marks() -> tuple[str, str]:
             following[tuple(parts[:-1])] += parts[-1]
     bases: dict[tuple[str, ...], str] = defaultdict(str)  # (mark, ..., possible next marks) to the bases
     for (base, *marks), next_marks in following.items():
-        bases[(*marks, next_marks)] += base
+        all_marks = (*marks, next_marks)
+        bases[all_marks] += base
     initials, vowels, finals = ("".join(map(chr, codes)) for codes in HANGUL)
     bases |= {(vowels,): initials, (vowels, finals): initials}
 
