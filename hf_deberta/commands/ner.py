@@ -148,7 +148,7 @@ def fine_tune(
     marked = all(sentence.document is not None for group in sentences.values() for sentence in group)
     if not (marked or args.do_train or data_args.document_context in (None, "none")):
         logger.warning(
-            f"--document_context {data_args.document_context} needs documents, and the rows have none: using none."
+            f"--document_context {data_args.document_context} needs documents, and some rows have none: using none."
         )
         data_args.document_context = "none"
     if data_args.document_context is None:

@@ -184,6 +184,7 @@ def check_same_run(args: RunArguments, settings: dict[str, Any], may_grow: Colle
 
 
 def delete_results(folder: Path) -> None:
+    """Delete the metrics and scores of the run in `folder`, and name them."""
     results = [path for pattern in RESULTS for path in folder.glob(pattern) if path.is_file()]
     if results:
         logger.warning(f"Deleted results of the previous run: {', '.join(path.name for path in results)}.")
