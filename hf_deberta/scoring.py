@@ -183,6 +183,8 @@ class ParquetRows:
         for column in settings.columns:
             if column not in schema.names:
                 raise InputError(f"{source} has no column {column!r}; it has {', '.join(schema.names)}")
+            if schema.names.count(column) > 1:
+                raise InputError(f"{source} has more than one column {column!r}: rename all but one")
         check_new_columns(schema.names, settings, str(source))
         scores = pyarrow.struct([(label, pyarrow.float32()) for label in labels])
         self.types = [pyarrow.string(), pyarrow.float32(), scores]
