@@ -1,5 +1,6 @@
 """Helpers of tests: rounding budgets instead of tolerances, gradients by name, tiny models with every mechanism on."""
 
+import pytest
 import torch
 
 from hf_deberta import HfDebertaConfig
@@ -24,6 +25,9 @@ EVERYTHING_ON = {
     "conv_kernel_size": 3,
 }
 V1_ATTENTION = {"share_att_key": False, "position_buckets": 0, "norm_rel_ebd": "none", "attention_key_bias": False}
+graphs_may_have_operators = pytest.mark.skipif(
+    torch.__version__ < (2, 9), reason="PyTorch takes torch.compile for torch.export"
+)
 
 
 def attend(

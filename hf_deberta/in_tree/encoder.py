@@ -23,7 +23,12 @@ from hf_deberta.model.attention import attention_scale, disentangled_attention
 from hf_deberta.model.attention_auto import AUTO
 from hf_deberta.model.attention_context import AttentionContext
 from hf_deberta.model.dense import dense
-from hf_deberta.model.fast_path_guards import can_read_values, in_reference_mode, is_tracing_or_compiling
+from hf_deberta.model.fast_path_guards import (
+    can_read_values,
+    in_reference_mode,
+    is_tracing_or_compiling,
+    is_tracing_or_exporting,
+)
 from hf_deberta.model.private_apis import has_no_values, without_dispatch_modes
 from hf_deberta.model.relative_position import RelativePositions, may_be_pruned, row_numbers, saturation_of
 from hf_deberta.model.relative_table import (
@@ -76,10 +81,9 @@ def encoder_forward(in_tree: Callable) -> Callable:
         return_dict: bool = True,
     ) -> BaseModelOutput | tuple:
         unsupported = query_states is not None or relative_pos is not None or has_talking_heads(self)
-        exporting = torch.compiler.is_exporting() or torch.jit.is_tracing()
         shared = None
         prepared = None if output_attentions else prepared_layers_of(self, hidden_states)
-        if not unsupported and not exporting:
+        if not unsupported and not is_tracing_or_exporting():
             shared = shared_by_layers(self, hidden_states, attention_mask, output_attentions, prepared is not None)
         if shared is None:
             rest = (output_hidden_states, output_attentions, query_states, relative_pos, return_dict)

@@ -24,7 +24,7 @@ from transformers.utils import logging
 from .attention_backends import BACKENDS
 from .attention_check import Kernel, triton_errors, uses_tf32
 from .attention_mask import AttentionMask
-from .fast_path_guards import in_functorch_transform
+from .fast_path_guards import in_functorch_transform, is_tracing_or_exporting
 from .private_apis import has_no_values, without_dispatch_modes
 from .relative_position import RelativePositions
 
@@ -92,7 +92,7 @@ def choose_backend(
         if SETTING not in SETTINGS:
             raise ValueError(f"{VARIABLE} must be {', '.join(SETTINGS)}, not {SETTING!r}")
         return SETTING
-    if not may_use_triton(query) or mask.query_positions is not None or is_exporting():
+    if not may_use_triton(query) or mask.query_positions is not None or is_tracing_or_exporting():
         return "sdpa"
     call: Call = (query, key, value, positions, mask, dropout_p, scale)
     # dropout implies training: reentrant checkpoints first run without gradients, and must drop the same in both passes
@@ -134,10 +134,6 @@ def decide(workload: Workload, call: Call) -> str:
 def may_use_triton(query: torch.Tensor) -> bool:
     """True for an ordinary tensor on a GPU: no DTensor, no fake tensor."""
     return query.is_cuda and type(query) is torch.Tensor
-
-
-def is_exporting() -> bool:
-    return torch.compiler.is_exporting() or torch.jit.is_tracing()
 
 
 def is_capturing(device: torch.device) -> bool:

@@ -48,7 +48,14 @@ class Kernel(NamedTuple):
 
 
 def uses_tf32(dtype: torch.dtype) -> bool:
-    return dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    """True if PyTorch's own products on GPUs round inputs of this type to TF32.
+
+    torch.get_float32_matmul_precision() fails once the setting was changed directly.
+    """
+    products = torch.backends.cuda.matmul
+    if dtype != torch.float32:
+        return False
+    return products.fp32_precision == "tf32" if hasattr(products, "fp32_precision") else products.allow_tf32
 
 
 def triton_errors(kernel: Kernel) -> dict[str, float]:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 
-from .fast_path_guards import in_reference_mode, is_unmodified_module
+from .fast_path_guards import in_reference_mode, is_tracing_or_exporting, is_unmodified_module
 from .weight_cache import WeightCache
 
 # the operator is registered by module name: a copy of this file from the Hub must not replace that of the package
@@ -33,7 +33,7 @@ def can_call_operators(modules: tuple[nn.Module, ...]) -> bool:
     """
     return (
         torch.compiler.is_compiling()
-        and not (torch.compiler.is_exporting() or torch.jit.is_tracing())
+        and not is_tracing_or_exporting()
         and not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or in_reference_mode())
         and all(not module.training and is_unmodified_module(module) for module in modules)
         and all(weight.device.type == "cpu" for module in modules for weight in module.parameters(recurse=False))

@@ -56,6 +56,14 @@ def is_tracing_or_compiling() -> bool:
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
+def is_tracing_or_exporting() -> bool:
+    """True while torch.export or torch.jit.trace builds a graph, which may leave the process.
+
+    PyTorch 2.7 and 2.8 say the same of torch.compile, so its graphs have plain operations there.
+    """
+    return torch.compiler.is_exporting() or torch.jit.is_tracing()
+
+
 def in_functorch_transform() -> bool:
     """True in torch.func and forward-mode differentiation, which cannot transform our autograd functions."""
     return in_torch_func() or in_forward_ad()

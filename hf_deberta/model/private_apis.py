@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
-from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._python_dispatch import (
     _disable_current_modes,
     _get_current_dispatch_mode,
@@ -34,7 +33,9 @@ def in_forward_ad() -> bool:
 
 def has_global_hook() -> bool:
     """True if a hook is registered for all modules, as by `register_module_forward_hook`."""
-    return bool(_has_any_global_hook())
+    of_all = nn.modules.module
+    forward = of_all._global_forward_hooks or of_all._global_forward_pre_hooks
+    return bool(forward or of_all._global_backward_hooks or of_all._global_backward_pre_hooks)
 
 
 def in_dispatch_mode() -> bool:

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed
 import transformers
-from numerics import assert_same_by_name, attend, tiny_inputs, tiny_model
+from numerics import assert_same_by_name, attend, graphs_may_have_operators, tiny_inputs, tiny_model
 from test_attention_triton import BUCKETS, inputs_of, on_gpu
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
@@ -211,12 +211,13 @@ def test_unsupported_calls_use_sdpa_silently(gpu, case, warnings):
 
 def test_function_transforms_use_sdpa(gpu):
     chosen = []
+    query, *others = call()
 
     def function(query):
-        chosen.append(choose_backend(query, *call()[1:]))
+        chosen.append(choose_backend(query, *others))
         return query.sum()
 
-    torch.func.grad(function)(call()[0])
+    torch.func.grad(function)(query)
     assert chosen == ["sdpa"] and not gpu.checked
 
 
@@ -413,6 +414,7 @@ def compiled(**options):
 
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.usefixtures("doubling_triton")
+@graphs_may_have_operators
 def test_a_compiled_graph_has_checked_kernels_and_measures_no_time(gpu, dynamic):
     function = compiled(dynamic=dynamic)
     assert uses_triton(function) and len(gpu.checked) == 1 and not gpu.timed
@@ -421,6 +423,7 @@ def test_a_compiled_graph_has_checked_kernels_and_measures_no_time(gpu, dynamic)
 
 
 @pytest.mark.usefixtures("doubling_triton")
+@graphs_may_have_operators
 def test_a_compiled_graph_has_sdpa_if_the_check_fails_or_all_times_say_so(gpu, warnings):
     gpu.errors = {"the context": 1.0}
     assert not uses_triton(compiled())

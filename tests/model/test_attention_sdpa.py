@@ -321,14 +321,14 @@ def test_second_derivatives_on_devices_equal_the_reference(kind):
 def test_function_transforms_past_one_block(monkeypatch):
     monkeypatch.setattr(attention_sdpa, "TRAINING_BLOCK", 8)
     rows = rows_of_distances(12)
-    tensors = [leaf(1, HEADS, 30, WIDTH).detach() for _ in range(3)] + [
-        leaf(HEADS, 24, WIDTH).detach() for _ in range(2)
-    ]
+    query, key, value = (leaf(1, HEADS, 30, WIDTH).detach() for _ in range(3))
+    tables = [leaf(HEADS, 24, WIDTH).detach() for _ in range(2)]
+    positions = RelativePositions.from_tables(*tables, rows)
 
     def loss(query, backend):
-        return attend(query, *tensors[1:], rows_of_distance=rows, backend=backend)[0].square().sum()
+        return disentangled_attention(query, key, value, positions, backend=backend)[0].square().sum()
 
-    found, expected = (torch.func.grad(loss)(tensors[0], backend) for backend in ("sdpa", "eager"))
+    found, expected = (torch.func.grad(loss)(query, backend) for backend in ("sdpa", "eager"))
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
 
 

@@ -52,7 +52,12 @@ FUNCTIONS = {
             logits[labels >= 0], labels[labels >= 0].double()
         ),
     ),
-    "squared error": (mean_squared_error, None, torch.linspace(-1, 2, 6), functional.mse_loss),
+    "squared error": (
+        mean_squared_error,
+        None,
+        torch.linspace(-1, 2, 6),
+        lambda logits, labels: functional.mse_loss(logits, labels.double()),
+    ),
 }
 
 

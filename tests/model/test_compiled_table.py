@@ -4,7 +4,7 @@ import gc
 
 import pytest
 import torch
-from numerics import V1_ATTENTION, tiny_model
+from numerics import V1_ATTENTION, graphs_may_have_operators, tiny_model
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -41,6 +41,7 @@ def calls_of_operator(counter):
 
 
 @pytest.mark.parametrize("fields", [{}, V1_ATTENTION, {"pos_att_type": ["p2c"]}], ids=["v2", "v1", "p2c"])
+@graphs_may_have_operators
 @torch.no_grad()
 def test_few_graphs_for_all_lengths(fields):
     model = eval_model(**fields)
@@ -52,6 +53,7 @@ def test_few_graphs_for_all_lengths(fields):
     assert calls_of_operator(counter) == model.config.num_hidden_layers * len(model.config.pos_att_type)
 
 
+@graphs_may_have_operators
 @torch.no_grad()
 def test_each_table_is_projected_once():
     model = eval_model()

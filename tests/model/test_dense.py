@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from numerics import graphs_may_have_operators
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -180,6 +181,7 @@ def graph_of(function, *inputs):
 
 
 @pytest.mark.parametrize("bias", [True, False])
+@graphs_may_have_operators
 @torch.no_grad()
 def test_graphs_for_inference_call_onednn(bias, products):
     layer = nn.Linear(6, 3, bias=bias).eval()
