@@ -15,6 +15,7 @@ import torch
 
 from .attention_backends import BACKENDS
 from .attention_mask import AttentionMask
+from .private_apis import products_use_tf32
 from .relative_position import RelativePositions, rows_of_distances
 
 # Largest allowed error, relative to the largest entry of a tensor, as a multiple of the rounding error of the type.
@@ -48,14 +49,7 @@ class Kernel(NamedTuple):
 
 
 def uses_tf32(dtype: torch.dtype) -> bool:
-    """True if PyTorch's own products on GPUs round inputs of this type to TF32.
-
-    torch.get_float32_matmul_precision() fails once the setting was changed directly.
-    """
-    products = torch.backends.cuda.matmul
-    if dtype != torch.float32:
-        return False
-    return products.fp32_precision == "tf32" if hasattr(products, "fp32_precision") else products.allow_tf32
+    return dtype == torch.float32 and products_use_tf32()
 
 
 def triton_errors(kernel: Kernel) -> dict[str, float]:

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import torch
 
-from .attention_check import uses_tf32
 from .attention_mask import AttentionMask
 from .fast_path_guards import in_functorch_transform, is_tracing_or_compiling
+from .private_apis import products_use_tf32
 from .relative_position import RelativePositions, rows_at
 
 IS_INSTALLED = find_spec("triton") is not None
@@ -434,7 +434,7 @@ class Call:
 
     def constants(self) -> dict[str, object]:
         mask = "none" if self.mask is None else "numbers" if self.mask.dim() == 2 else "pairs"
-        precision = "tf32" if uses_tf32(torch.float32) else "ieee"
+        precision = "tf32" if products_use_tf32() else "ieee"
         kinds = {"MASK": mask, "CAUSAL": self.causal, "PACKED": self.places is not None, "DROPOUT": self.dropout_p > 0}
         return {**kinds, "PRECISION": precision, "T": self.tile, "D": self.channels}
 

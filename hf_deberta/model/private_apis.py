@@ -1,4 +1,4 @@
-"""Every private function of PyTorch that the model uses, in one place.
+"""Every private function of PyTorch that the model uses, and a public one that depends on the release, in one place.
 
 When a release of PyTorch removes one, tests/model/test_private_apis.py says which and what it was for, and this file is
 the only one to change.
@@ -91,6 +91,17 @@ def versions(tensors: Iterable[torch.Tensor]) -> list[int]:
 def backward_keeps_graph() -> bool:
     """True in a backward pass with retain_graph=True."""
     return torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+def products_use_tf32() -> bool:
+    """True if PyTorch's own products of float32 on GPUs use TF32.
+
+    torch.get_float32_matmul_precision() fails once the setting was changed directly.
+    """
+    products = torch.backends.cuda.matmul
+    if not hasattr(products, "fp32_precision"):  # before PyTorch 2.9
+        return products.allow_tf32
+    return products.fp32_precision == "tf32"
 
 
 def has_onednn_linear() -> bool:
