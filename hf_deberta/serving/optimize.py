@@ -18,8 +18,10 @@ weights and states to 8 bits, and OpenVINO only weights, which changes fewer lab
 `model.train()` undoes it (in models of Transformers, the next forward pass in training mode), a second call starts anew
 with the present weights, and copies of the model are not prepared.
 Where prepared layers cannot be used (gradients, autocast, attention probabilities, hooks inside a layer,
-`reference_mode`, torch.compile), the plain ones compute, with a warning where the caller would not expect it. Weights
-that were written since are noticed, except through `weight.data`, and except weights made in `torch.inference_mode`.
+`reference_mode`, torch.compile), the plain ones compute, with a warning where the caller would not expect it. So
+they do when a weight has changed since: a merged adapter, a step of an optimizer, a loaded state. Not noticed are
+writes to a part of a weight that autograd does not count (through `weight.data[...]` or NumPy), and changed settings of
+a module, such as `LayerNorm.eps`: call `optimize()` again after them.
 
 Models of Transformers' own classes are prepared too: this calls `hf_deberta.enable()`, and works until `disable()`.
 """

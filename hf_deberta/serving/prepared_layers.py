@@ -26,6 +26,9 @@ from .packed_layer import NoneInCopies, PackedLayer
 
 logger = logging.get_logger(__name__)
 
+SAMPLE_SIZE = 16  # numbers of each weight: a cache line of float32
+GOLDEN_RATIO = 0.618034  # its multiples, without their whole parts, are spread evenly between 0 and 1
+
 
 class PreparedLayers(NoneInCopies):
     """The prepared layers of an encoder, and the state of the modules that they were made from."""
@@ -43,21 +46,33 @@ class PreparedLayers(NoneInCopies):
         weights = [weight for module in (encoder.layer, *modules) for weight in module.parameters()]
         self.weights = tuple(weights)
         self.counted = tuple(weight for weight in weights if not weight.is_inference())  # their writes are counted
+        self.samples = tuple(sample_of(weight, i * GOLDEN_RATIO % 1) for i, weight in enumerate(weights))
+        self.sampled = torch.cat(self.samples)
         self.registries = tuple(registry for module in self.bypassed for registry in registries(module))
         self.hooks = tuple(chain.from_iterable(map(hooks, self.bypassed)))
         self.state = self.present_state(encoder)
 
-    def present_state(self, encoder: Any) -> tuple[Any, ...]:
-        """Changes if a weight is written, moved or replaced, or a module is replaced, hooked, patched or trained.
+    def has_same_samples(self) -> bool:
+        """False if a whole weight was written, also by those whose writes autograd does not count.
 
-        The encoder is passed and not kept, so that it can be freed. This runs in each forward pass, when Python's
-        objects have left the processor's caches, hence `map` and not comprehensions.
+        PEFT merges adapters by `weight.data +=`, fused optimizers and NumPy write without a count. Reading all weights
+        would take as long as the forward pass, so only `SAMPLE_SIZE` numbers of each are compared, bit by bit.
+        """
+        return torch.equal(torch.cat(self.samples).view(torch.int32), self.sampled.view(torch.int32))
+
+    def present_state(self, encoder: Any) -> tuple[Any, ...]:
+        """Changes if a write to a weight is counted, a weight is moved or replaced, or a module is replaced or altered.
+
+        Alterations are hooks, a `forward` of its own, another class and training mode. The encoder is passed and not
+        kept, so that it can be freed. This runs in each forward pass, when Python's objects have left the processor's
+        caches, hence `map` and not comprehensions.
         """
         return (
             [*map(id, (encoder.layer, *table_modules(encoder)))],
             [*map(id, chain.from_iterable(map(dict.values, self.registries)))],
             [*map(torch.Tensor.data_ptr, self.weights)],
             versions(self.counted),
+            [*map(type, self.bypassed)],
             any(map(attrgetter("training"), self.bypassed)),
             any(self.hooks) or any_is_patched(self.bypassed),
         )
@@ -148,9 +163,16 @@ class PreparedLayers(NoneInCopies):
             return "autocast is on; pass a dtype to hf_deberta.optimize instead"
         if states.device.type != "cpu" or states.dtype != torch.float32:
             return f"its states are {states.dtype} on {states.device}; keep the model in float32 on the CPU"
-        if self.present_state(encoder) != self.state:
+        if self.present_state(encoder) != self.state or not self.has_same_samples():
             return "weights or modules have changed since; call hf_deberta.optimize again"
         return None
+
+
+def sample_of(weight: torch.Tensor, place: float) -> torch.Tensor:
+    """Neighbouring numbers of a weight, at a place from 0 (its start) to 1, as a view that shows later writes."""
+    values = weight.detach().as_strided((weight.numel(),), (1,))  # also if it is transposed
+    first = int(place * max(len(values) - SAMPLE_SIZE, 0))
+    return values[first : first + SAMPLE_SIZE]
 
 
 def any_is_patched(modules: tuple[nn.Module, ...]) -> bool:

@@ -10,7 +10,7 @@ from fault_cases import number_of_cases, seeds
 from torch import nn
 from transformers import DebertaV2Config, DebertaV2Model
 
-from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaModel, enable, reference_mode
+from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaModel, disable, enable, optimize, reference_mode
 from hf_deberta.model.weight_cache import checksums
 
 WRITES_PER_MODEL = 20
@@ -193,6 +193,74 @@ def test_random_writes_between_passes(build, seed, tally):
                 expected = model(ids)[0]
             assert (found - expected).abs().max() <= 1e-4 * expected.abs().max(), write.__name__
     tally.held("weights written between two passes", WRITES_PER_MODEL)
+
+
+def train_with_fused_adamw(model, rng):
+    optimizer = torch.optim.AdamW(model.parameters(), 0.05, fused=True)
+    with torch.enable_grad():
+        model(torch.randint(1, 37, (1, 5)))[0].square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def write_whole_weight_through_numpy(model, rng):
+    weight = rng.choice([*encoder_of(model).layer.parameters()])
+    weight.detach().numpy()[...] *= 1.5
+    weight.detach().numpy()[...] += 0.1
+
+
+def write_whole_storage(model, rng):
+    weight = rng.choice([*encoder_of(model).layer.parameters()])
+    weight.untyped_storage().copy_((weight.detach() + 0.1).untyped_storage())
+
+
+def merge_with_peft(model, rng):
+    peft = pytest.importorskip("peft")
+    targets = rng.choice((["query_proj"], ["value_proj", "key_proj"], ["dense"], ["query_proj", "dense"]))
+    lora, loha = peft.LoraConfig(init_lora_weights=False, r=2), peft.LoHaConfig(init_weights=False, r=2)
+    config = rng.choice((lora, loha))
+    config.target_modules = targets
+    peft.get_peft_model(model, config).merge_and_unload()
+
+
+def encoder_of(model):
+    return getattr(model, model.base_model_prefix, model).encoder
+
+
+WHOLE_WRITES = [
+    train_with_fused_adamw,
+    write_whole_weight_through_numpy,
+    write_whole_storage,
+    merge_with_peft,
+    exchange_values,
+    load_state,
+    cast_there_and_back,
+    replace_parameter,
+    quantize,
+    train_a_step,
+]
+
+
+@pytest.mark.parametrize("build", [ours, in_tree])
+@pytest.mark.parametrize("seed", seeds(sample=4, full=150))
+def test_writes_of_whole_weights_after_optimize(build, seed, tally):
+    """`optimize()` notices these, and not those of single blocks through `.data`."""
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    try:
+        for write in WHOLE_WRITES:
+            model = optimize(build(rng)[0], runtime="torch")
+            ids = torch.randint(1, 37, (rng.randint(1, 2), rng.randint(1, 20)))
+            with torch.no_grad():
+                before = model(ids)[0]
+                write(model, rng)
+                found = model(ids)[0]
+                with reference_mode():
+                    expected = model(ids)[0]
+            assert (found - expected).abs().max() <= 1e-4 * expected.abs().max(), write.__name__
+            tally.held("whole weights written after optimize()", not torch.equal(before, expected))
+    finally:
+        disable()
 
 
 @pytest.mark.parametrize("shape", [(768, 768), (512, 768), (1024, 1024)])

@@ -256,8 +256,43 @@ def replace_layers(model):
     model.encoder.layer = nn.ModuleList([model.encoder.layer[2], model.encoder.layer[0]])
 
 
+def write_data(model):
+    model.encoder.layer[1].output.dense.weight.data += 0.01
+
+
+def train_with_fused_adamw(model):
+    """Trainer's default optimizer, whose writes autograd does not count."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    with torch.enable_grad():
+        model(**make_inputs("equal"))[0].square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def write_through_numpy(model):
+    model.encoder.layer[0].attention.self.key_proj.bias.detach().numpy()[:] += 0.1
+
+
+def write_storage(model):
+    weight = model.encoder.layer[2].intermediate.dense.weight
+    weight.untyped_storage().copy_((0.9 * weight).detach().untyped_storage())
+
+
+def change_class(model):
+    class Doubled(nn.Linear):
+        def forward(self, states):
+            return 2 * super().forward(states)
+
+    model.encoder.layer[1].intermediate.dense.__class__ = Doubled
+
+
 CHANGES = [
     write_weight,
+    write_data,
+    train_with_fused_adamw,
+    write_through_numpy,
+    write_storage,
+    change_class,
     write_table,
     replace_weight,
     replace_module,
@@ -279,10 +314,27 @@ def test_changes_are_noticed(change, monkeypatch):
     change(model)
     expected = outputs(copy.deepcopy(model), inputs)
     assert torch.equal(outputs(model, inputs), expected)
-    assert "call hf_deberta.optimize again" in warnings[0]
+    assert "call hf_deberta.optimize again" in warnings[-1]
 
 
-@pytest.mark.parametrize("change", [replace_table_weight, replace_layer, replace_layers])
+@pytest.mark.parametrize("runtime", ["torch", "openvino"])
+@pytest.mark.parametrize("make", [make_model, lambda: make_in_tree("v2"), lambda: make_in_tree("v1")])
+def test_an_adapter_merged_after_optimize(make, runtime, tmp_path):
+    peft, inputs = pytest.importorskip("peft"), make_inputs("equal")
+    if runtime == "openvino":
+        pytest.importorskip("openvino")
+    model = make()
+    projection = "in_proj" if hasattr(model.encoder.layer[0].attention.self, "in_proj") else "query_proj"
+    config = peft.LoraConfig(target_modules=[projection, "dense"], init_lora_weights=False)
+    peft.get_peft_model(copy.deepcopy(model), config).save_pretrained(tmp_path)
+    expected = outputs(peft.PeftModel.from_pretrained(copy.deepcopy(model), tmp_path).merge_and_unload(), inputs)
+    merged = hf_deberta.optimize(copy.deepcopy(model), runtime=runtime)
+    merged = peft.PeftModel.from_pretrained(merged, tmp_path).merge_and_unload()
+    assert difference(outputs(merged, inputs), expected) < TOLERANCE[torch.float32]
+    assert difference(outputs(model, inputs), expected) > 0.1  # the adapter matters
+
+
+@pytest.mark.parametrize("change", [train_with_fused_adamw, replace_table_weight, replace_layer, replace_layers])
 def test_changes_of_in_tree_models_are_noticed(change):
     model, inputs = make_in_tree("v2"), make_inputs("equal")
     hf_deberta.optimize(model)
