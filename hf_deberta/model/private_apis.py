@@ -108,6 +108,11 @@ def has_onednn_linear() -> bool:
     return hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
+def has_onednn_bfloat16() -> bool:
+    """True if this processor has the instructions for oneDNN's products in bfloat16, as those with AVX-512 do."""
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
 def onednn_linear(
     states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str = "none"
 ) -> torch.Tensor:

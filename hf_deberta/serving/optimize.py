@@ -37,7 +37,7 @@ from transformers.models.deberta.modeling_deberta import DebertaLayerNorm
 
 from hf_deberta.model.fast_path_guards import is_unmodified_module
 from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder, HfDebertaLayer
-from hf_deberta.model.private_apis import has_onednn_linear, is_hooked_or_patched
+from hf_deberta.model.private_apis import has_onednn_bfloat16, has_onednn_linear, is_hooked_or_patched
 from hf_deberta.model.relative_table import relative_table, table_modules
 
 from .choices import attention_dtype, warn_if_slower
@@ -76,6 +76,8 @@ def optimize(
         raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, not {dtype}")
     if not has_onednn_linear():
         raise RuntimeError("hf_deberta.optimize needs a PyTorch with oneDNN; on this one, use the model without it")
+    if dtype == torch.bfloat16 and not has_onednn_bfloat16():
+        raise RuntimeError("this processor has no products in bfloat16; take torch.float32 or torch.int8")
     encoders = [module for module in model.modules() if is_ours(module) or is_in_tree_encoder(module)]
     if not encoders:
         name = type(model).__name__

@@ -15,9 +15,11 @@ what makes short texts fast. Three kinds, by the type of their factors; sums are
   the few tokens with very large values would leave the others few levels (docs/log.md), and the answer for a text would
   depend on its neighbours in the batch. Inputs that are always large, as LayerNorm makes some, would leave the other
   inputs of their row few levels: states are divided, and weights multiplied, by the root of an input's usual size.
+  Processors without VNNI add pairs of products in 16 bits, so weights have half the levels there (`weight_levels`).
 """
 
 from abc import ABC, abstractmethod
+from functools import cache
 
 import torch
 from torch.nn.functional import gelu
@@ -31,7 +33,8 @@ from hf_deberta.model.private_apis import (
     to_uint8,
 )
 
-INT8_LEVELS = 127  # weights are in [-127, 127]
+INT8_LEVELS = 127  # weights and states of both signs are in [-127, 127]
+INT8_LEVELS_WITHOUT_VNNI = 64  # of weights: a pair of products, 2 * 255 * 64, fits into 16 bits
 UINT8_LEVELS, MIDDLE = 255, 128  # states are in [0, 255]; of numbers of both signs, 0 is in the middle
 SMALLEST_SIZE = 1e-6  # of an input
 SMALLEST = 1e-30  # of a row's largest number, so that a row of zeros has a scale
@@ -108,7 +111,7 @@ class _Int8Linear(_Packed):
         self.lowest = lowest
         self.factors = None if sizes is None else sizes.detach().clamp(min=SMALLEST_SIZE).rsqrt()  # [K], of states
         weight = weight if self.factors is None else weight / self.factors
-        integers, self.scale = int8_weight(weight)
+        integers, self.scale = int8_weight(weight, weight_levels())
         self.zero_points = torch.zeros(len(weight), dtype=torch.int64)
         self.packed = pack_int8_weight(integers)
         self.summand = weight.new_zeros(len(weight)) if bias is None else bias  # [N]
@@ -139,8 +142,17 @@ class _Int8Linear(_Packed):
         return to_uint8(torch.addcmul(-self.lowest / scale, states, 1 / scale), 0), scale, 0
 
 
-def int8_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A weight [N, K] as int8, and the scale of each output [N]."""
+def int8_weight(weight: torch.Tensor, levels: int = INT8_LEVELS) -> tuple[torch.Tensor, torch.Tensor]:
+    """A weight [N, K] as int8, in [-levels, levels], and the scale of each output [N]."""
     largest = weight.abs().amax(1)
-    scale = torch.where(largest > 0, largest, 1.0) / INT8_LEVELS
+    scale = torch.where(largest > 0, largest, 1.0) / levels
     return (weight / scale[:, None]).round().to(torch.int8), scale
+
+
+@cache
+def weight_levels() -> int:
+    """The largest number of an int8 weight, by a product that shows whether this processor cuts sums off."""
+    states = torch.full((1, 64), UINT8_LEVELS, dtype=torch.uint8)
+    packed = pack_int8_weight(torch.full((64, 64), INT8_LEVELS, dtype=torch.int8))
+    product = onednn_int8_linear(states, 0, packed, torch.ones(64), torch.zeros(64, dtype=torch.int64))
+    return INT8_LEVELS if product[0, 0] == 64 * UINT8_LEVELS * INT8_LEVELS else INT8_LEVELS_WITHOUT_VNNI

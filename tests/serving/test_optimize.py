@@ -11,7 +11,9 @@ import transformers
 from torch import nn
 
 import hf_deberta
-from hf_deberta.serving import choices, prepared_layers
+from hf_deberta.model.private_apis import has_onednn_bfloat16
+from hf_deberta.serving import choices, packed_linear, prepared_layers
+from hf_deberta.serving import optimize as optimize_file
 from hf_deberta.serving.packed_attention import LONGEST_IN_ONE_PRODUCT, PackedAttention
 from hf_deberta.serving.packed_layer import NormWeights, PackedLayer
 from hf_deberta.serving.packed_linear import PackedLinear
@@ -38,6 +40,9 @@ HEADS = (
 )
 # largest difference, as a part of the largest number: of rounding to 24, 8 and 7 bits in some products
 TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 5e-2, torch.int8: 0.3}
+needs_bfloat16 = pytest.mark.skipif(not has_onednn_bfloat16(), reason="this processor has no products in bfloat16")
+BFLOAT16 = pytest.param(torch.bfloat16, marks=needs_bfloat16)
+DTYPES = [torch.float32, BFLOAT16, torch.int8]
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +82,7 @@ def difference(result: torch.Tensor, expected: torch.Tensor) -> float:
     return float((result - expected).abs().max() / expected.abs().max())
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", ["equal", "one token", "padded", "padded on the left", "structured", "packed", "long"])
 @pytest.mark.parametrize("preset", ["v1-base", "v2-xlarge", "v3-base"])
 def test_hidden_states_are_the_same(preset, case, dtype):
@@ -147,7 +152,7 @@ def test_many_documents_are_computed_in_parts(monkeypatch):
     assert difference(result, expected) < TOLERANCE[torch.float32]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8], ids=str)
+@pytest.mark.parametrize("dtype", [BFLOAT16, torch.int8], ids=str)
 def test_feed_forward_networks_in_blocks(dtype, monkeypatch):
     model, inputs = hf_deberta.optimize(make_model(), dtype), make_inputs("equal")
     expected = outputs(model, inputs)
@@ -403,6 +408,7 @@ def test_other_default_types(preset):
         torch.set_default_dtype(torch.float32)
 
 
+@needs_bfloat16
 def test_an_activation_with_parameters_in_bfloat16():
     model, inputs = make_model(hidden_act="prelu"), make_inputs("equal")
     expected = outputs(model, inputs)
@@ -460,7 +466,7 @@ def make_in_tree(version: str):
     return model_class(config_class(**settings)).eval()
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("version", ["v1", "v2"])
 def test_in_tree_models(version, dtype):
     model, inputs = make_in_tree(version), make_inputs("padded")
@@ -498,24 +504,43 @@ def test_caches_of_onednn_are_limited_unless_the_user_limits_them(monkeypatch):
     assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "256" and os.environ["LRU_CACHE_CAPACITY"] == "7"
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_answers_do_not_depend_on_other_texts(dtype):
     model, inputs = hf_deberta.optimize(make_model(), dtype), make_inputs("equal")
     alone = torch.cat([outputs(model, {"input_ids": ids[None]}) for ids in inputs["input_ids"]])
     assert difference(outputs(model, inputs), alone) < TOLERANCE[dtype] / 10
 
 
+def test_processors_without_bfloat16_and_vnni(monkeypatch):
+    monkeypatch.setattr(optimize_file, "has_onednn_bfloat16", lambda: False)
+    with pytest.raises(RuntimeError, match="no products in bfloat16; take torch.float32 or torch.int8"):
+        hf_deberta.optimize(make_model(), torch.bfloat16)
+    monkeypatch.setattr(packed_linear, "onednn_int8_linear", lambda *_: torch.tensor([[64 * 32767 / 2]]))
+    assert packed_linear.weight_levels.__wrapped__() == 64
+    integers, scale = packed_linear.int8_weight(torch.tensor([[-2.0, 1.0]]), 64)
+    assert integers.tolist() == [[-64, 32]] and scale.item() == 1 / 32
+
+
+def test_int8_of_the_largest_numbers():
+    """Pairs of their products do not fit into 16 bits, where processors without VNNI add them."""
+    layer, states = nn.Linear(64, 24, bias=False), torch.ones(2, 64)
+    with torch.no_grad():
+        layer.weight.fill_(1.0)
+        result = PackedLinear.from_weight(layer.weight, None, torch.int8, lowest=-0.17)(states)
+    assert (result - 64).abs().max() < 0.5
+
+
 def test_slow_types_are_reported(monkeypatch):
     warnings = []
     monkeypatch.setattr(choices.logger, "warning_once", warnings.append)
     monkeypatch.setattr(choices, "is_as_fast_as_float32", lambda dtype, threads: False)
-    hf_deberta.optimize(make_model(), torch.bfloat16)
+    hf_deberta.optimize(make_model(), torch.int8)
     assert "hf_deberta.optimize(model) would be faster" in warnings[0]
     hf_deberta.optimize(make_model())
     assert len(warnings) == 1
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("gelu", [False, True])
 @pytest.mark.parametrize("rows", [1, 8, 33])
 def test_packed_linear(dtype, gelu, rows):
@@ -527,7 +552,7 @@ def test_packed_linear(dtype, gelu, rows):
     assert difference(result, nn.functional.gelu(expected) if gelu else expected) < TOLERANCE[dtype] / 10 + 1e-6
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_packed_linear_with_a_residual(dtype):
     layer, states, residual = nn.Linear(40, 24), torch.randn(8, 40), torch.randn(8, 24)
     before = residual.clone()
@@ -562,7 +587,7 @@ def test_int8_of_constant_and_of_negative_states(case):
     layer = nn.Linear(40, 24)
     with torch.no_grad():
         result = PackedLinear.from_weight(layer.weight, layer.bias, torch.int8)(states)
-        assert (result - layer(states)).abs().max() < 0.03
+        assert (result - layer(states)).abs().max() < 0.03 * packed_linear.INT8_LEVELS / packed_linear.weight_levels()
 
 
 def test_int8_of_inputs_that_are_always_large():
