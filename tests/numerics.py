@@ -6,6 +6,7 @@ import torch
 from hf_deberta import HfDebertaConfig
 from hf_deberta.model.attention import disentangled_attention
 from hf_deberta.model.attention_mask import AttentionMask
+from hf_deberta.model.private_apis import has_onednn_bfloat16
 from hf_deberta.model.relative_position import RelativePositions
 
 TERMS = {
@@ -25,6 +26,9 @@ EVERYTHING_ON = {
     "conv_kernel_size": 3,
 }
 V1_ATTENTION = {"share_att_key": False, "position_buckets": 0, "norm_rel_ebd": "none", "attention_key_bias": False}
+needs_onednn_bfloat16 = pytest.mark.skipif(
+    not has_onednn_bfloat16(), reason="this processor has no products in bfloat16"
+)
 graphs_may_have_operators = pytest.mark.skipif(
     torch.__version__ < (2, 9), reason="PyTorch takes torch.compile for torch.export"
 )

@@ -8,10 +8,10 @@ from unittest import mock
 import pytest
 import torch
 import transformers
+from numerics import needs_onednn_bfloat16
 from torch import nn
 
 import hf_deberta
-from hf_deberta.model.private_apis import has_onednn_bfloat16
 from hf_deberta.serving import choices, packed_linear, prepared_layers
 from hf_deberta.serving import optimize as optimize_file
 from hf_deberta.serving.packed_attention import LONGEST_IN_ONE_PRODUCT, PackedAttention
@@ -40,8 +40,7 @@ HEADS = (
 )
 # largest difference, as a part of the largest number: of rounding to 24, 8 and 7 bits in some products
 TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 5e-2, torch.int8: 0.3}
-needs_bfloat16 = pytest.mark.skipif(not has_onednn_bfloat16(), reason="this processor has no products in bfloat16")
-BFLOAT16 = pytest.param(torch.bfloat16, marks=needs_bfloat16)
+BFLOAT16 = pytest.param(torch.bfloat16, marks=needs_onednn_bfloat16)
 DTYPES = [torch.float32, BFLOAT16, torch.int8]
 
 
@@ -408,7 +407,7 @@ def test_other_default_types(preset):
         torch.set_default_dtype(torch.float32)
 
 
-@needs_bfloat16
+@needs_onednn_bfloat16
 def test_an_activation_with_parameters_in_bfloat16():
     model, inputs = make_model(hidden_act="prelu"), make_inputs("equal")
     expected = outputs(model, inputs)
