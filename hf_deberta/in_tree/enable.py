@@ -12,8 +12,8 @@ place. This covers the Auto classes, pipelines, libraries that import `DebertaV2
 adapters, and models that are in memory already. `disable()` changes them all back. While enabled:
 
 - Encoders of model types "deberta" and "deberta-v2" use `disentangled_attention`, with the same numbers at real
-  tokens, and with masks [B, N, N] too. Beyond the largest relative distance they follow the official code;
-  Transformers does not.
+  tokens, and with masks [B, N, N] too. Beyond the largest relative distance Transformers reads another row of the
+  position table than the official code, whose rows are used with `enable(clamp_relative_distance=True)`.
 - `...ForMaskedLM.from_pretrained` loads the trained head and the enhanced mask decoder of official releases, where
   Transformers starts with a random head. Masked-LM checkpoints of Transformers stay without a decoder. Such a model is
   saved under the official parameter names; Transformers alone then reads the head but has no decoder.
@@ -60,14 +60,14 @@ from .encoder import (
     intermediate_forward,
     layer_norm,
     output_forward,
-    set_attn_implementation,
+    set_options,
 )
 from .masked_lm import REPLACEMENTS
 
 _lock = RLock()
 _changes = ExitStack()  # undoes the changes that are in place
-# calls of enable() that have not ended, in order, with their attn_implementation; without any, no change is in place
-_holders: dict[object, str] = {}
+# calls of enable() that have not ended, in order, with their arguments; without any, no change is in place
+_holders: dict[object, tuple[str, bool]] = {}
 _attention_forwards: set[Callable] = set()  # forward functions of attention classes that accept an AttentionContext
 
 
@@ -76,7 +76,7 @@ class _Enabled(ExitStack):
         return "hf_deberta enabled"  # what a notebook prints after `hf_deberta.enable()`
 
 
-def enable(attn_implementation: str = AUTO) -> AbstractContextManager:
+def enable(attn_implementation: str = AUTO, clamp_relative_distance: bool = False) -> AbstractContextManager:
     """Let Transformers' DeBERTa classes compute with this package; the module's docstring has the details.
 
     >>> hf_deberta.enable()
@@ -86,8 +86,9 @@ def enable(attn_implementation: str = AUTO) -> AbstractContextManager:
     As a context manager it ends with the block. If there are several blocks or calls, the changes end with the last.
 
     `attn_implementation` is "auto", "sdpa", "triton", "eager", or a function registered with Transformers'
-    `AttentionInterface` (see hf_deberta.model.attention), for all models in the process. Of several calls, the latest
-    that has not ended decides.
+    `AttentionInterface` (see hf_deberta.model.attention). `clamp_relative_distance`: beyond the largest relative
+    distance, use the rows of the position table that the official code uses, not those of Transformers. Both are for
+    all models in the process. Of several calls, the latest that has not ended decides.
     """
     global _changes
     check_attention_name(attn_implementation)
@@ -96,10 +97,11 @@ def enable(attn_implementation: str = AUTO) -> AbstractContextManager:
         if not _holders:
             _let_attention_accept_contexts()
             with ExitStack() as changes:
+                changes.callback(set_options)
                 _apply_changes(changes)
                 _changes = changes.pop_all()
-        _holders[holder] = attn_implementation
-        set_attn_implementation(attn_implementation)
+        _holders[holder] = attn_implementation, clamp_relative_distance
+        set_options(*_holders[holder])
     ending.callback(_release, holder)
     return ending
 
@@ -121,7 +123,7 @@ def _release(holder: object) -> None:
         if holder in _holders:  # else disable() came first
             del _holders[holder]
             if _holders:
-                set_attn_implementation(list(_holders.values())[-1])
+                set_options(*list(_holders.values())[-1])
             else:
                 _changes.close()
 

@@ -39,6 +39,7 @@ from hf_deberta.model.relative_table import (
     relative_table,
     split_heads,
     table_modules,
+    warn_past_largest_distance,
 )
 from hf_deberta.model.weight_cache import WeightCache
 
@@ -46,25 +47,28 @@ logger = logging.get_logger(__name__)
 
 InTree = Any  # a module of Transformers, whose attributes have no types
 
-_attn_implementation = AUTO  # of all models under enable()
+# of all models under enable()
+_attn_implementation = AUTO
+_clamp_relative_distance = False
 
 # beside the in-tree modules, so that nothing of this package stays in a model
 _weight_caches: WeakKeyDictionary[nn.Module, WeightCache] = WeakKeyDictionary()
-# layers that hf_deberta.optimize prepared
+# layers that hf_deberta.optimize prepared, and the `distance_parameters` of their tables
 prepared_encoders: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
-_distance_rows: dict[tuple[int, int], dict[torch.device, DistanceRows]] = {}
+_distance_rows: dict[tuple[int, int, bool], dict[torch.device, DistanceRows]] = {}
 
 
-def set_attn_implementation(name: str) -> None:
-    global _attn_implementation
-    _attn_implementation = name
+def set_options(attn_implementation: str | None = None, clamp_relative_distance: bool = False) -> None:
+    """Set the options of `enable()`; None keeps the implementation, for forward passes that have begun."""
+    global _attn_implementation, _clamp_relative_distance
+    _attn_implementation = attn_implementation or _attn_implementation
+    _clamp_relative_distance = clamp_relative_distance
 
 
 def encoder_init(in_tree: Callable) -> Callable:
     def __init__(self, config) -> None:
         in_tree(self, config)
-        if self.relative_attention:
-            _cache_rows_of_distances(self)  # the first forward may be a compiler's
+        _cache_rows_of_distances(self)  # the first forward may be a compiler's
 
     return __init__
 
@@ -86,6 +90,9 @@ def encoder_forward(in_tree: Callable) -> Callable:
         if not unsupported and not is_tracing_or_exporting():
             shared = shared_by_layers(self, hidden_states, attention_mask, output_attentions, prepared is not None)
         if shared is None:
+            buckets = getattr(self, "position_buckets", -1)
+            if _clamp_relative_distance and self.relative_attention and buckets > 0 and relative_pos is None:
+                relative_pos = self.get_rel_pos(hidden_states, query_states).clamp(1 - buckets, buckets - 1)
             rest = (output_hidden_states, output_attentions, query_states, relative_pos, return_dict)
             return in_tree(self, hidden_states, attention_mask, *rest)
         context, table = shared
@@ -127,7 +134,10 @@ def prepared_layers_of(encoder: nn.Module, states: torch.Tensor) -> Any:
         return None
     if encoder.training:
         prepared_encoders.pop(encoder, None)
-    prepared = prepared_encoders.get(encoder)
+    prepared, parameters = prepared_encoders.get(encoder, (None, None))
+    if prepared is not None and parameters != distance_parameters(encoder):
+        logger.warning_once("enable() has another clamp_relative_distance since: call hf_deberta.optimize again")
+        return None
     return prepared if prepared is not None and prepared.is_usable(encoder, states) else None
 
 
@@ -251,7 +261,7 @@ def distance_rows_of(encoder: InTree, states: torch.Tensor) -> DistanceRows | No
 
     None if the first call is in a graph, and for more buckets than distances.
     """
-    key, device, in_graph = _distances_and_buckets(encoder), states.device, torch.compiler.is_compiling()
+    key, device, in_graph = distance_parameters(encoder), states.device, torch.compiler.is_compiling()
     if key is None:
         return None
     if not in_graph and has_no_values(states):
@@ -272,21 +282,24 @@ def distance_rows_of(encoder: InTree, states: torch.Tensor) -> DistanceRows | No
 
 def _cache_rows_of_distances(encoder: InTree) -> None:
     """Compute the row of each distance once for all encoders with these distances, outside of graphs."""
-    key = _distances_and_buckets(encoder)
+    key = distance_parameters(encoder)
     if key is not None and key not in _distance_rows:
         with without_dispatch_modes():  # models may be made under FakeTensorMode
             cpu = torch.device("cpu")
             _distance_rows[key] = {cpu: _make_distance_rows(*key, cpu)}
 
 
-def _distances_and_buckets(encoder: InTree) -> tuple[int, int] | None:
-    """The largest distance and the number of buckets; None for more buckets than distances."""
+def distance_parameters(encoder: InTree) -> tuple[int, int, bool] | None:
+    """The arguments of `row_numbers`; None without relative attention, and for more buckets than distances."""
+    if not encoder.relative_attention:
+        return None
     distance, buckets = encoder.max_relative_positions, getattr(encoder, "position_buckets", -1)
-    return None if buckets == 1 or (buckets > 1 and buckets // 2 >= distance - 1) else (distance, buckets)
+    clamp = _clamp_relative_distance and buckets > 0  # without buckets the rows are the same
+    return None if buckets == 1 or (buckets > 1 and buckets // 2 >= distance - 1) else (distance, buckets, clamp)
 
 
-def _make_distance_rows(distance: int, buckets: int, device: torch.device) -> DistanceRows:
-    rows, span = row_numbers(distance, buckets), buckets if buckets > 0 else distance
+def _make_distance_rows(distance: int, buckets: int, clamp: bool, device: torch.device) -> DistanceRows:
+    rows, span = row_numbers(distance, buckets, clamp), buckets if buckets > 0 else distance
     return DistanceRows(torch.tensor(rows, device=device), span, may_be_pruned(rows, span), saturation_of(rows))
 
 
@@ -313,6 +326,7 @@ def shared_by_layers(
     unpads = can_read_values(states) and not in_reference_mode()
     if unpads and not output_attentions and getattr(encoder, "conv", None) is None:
         context = context.unpadded(states.shape[-1])
+    warn_past_largest_distance(context.longest(shape[1]), distance_parameters(encoder), "hf_deberta.enable")
     if prepared or not encoder.relative_attention:
         return context, None
     distances = distance_rows_of(encoder, states)

@@ -50,6 +50,7 @@ from .relative_table import (
     relative_table,
     split_heads,
     table_modules,
+    warn_past_largest_distance,
 )
 from .weight_cache import WeightCache
 
@@ -607,7 +608,10 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         context = replace(context, use_prepared=prepared)
         embeddings = self.embeddings(input_ids, token_type_ids, context, inputs_embeds)
         context = context.unpadded(self.config.hidden_size, num_real_tokens) if unpad else context
-        rows = self.encoder.whole_table() if prepared else self.encoder.rows_in_use(context.longest(length))
+        longest = context.longest(length)
+        if self.config.relative_attention and not context.attention_mask.causal:  # the rows are those of later tokens
+            warn_past_largest_distance(longest, self.encoder.distance_parameters(), "from_pretrained")
+        rows = self.encoder.whole_table() if prepared else self.encoder.rows_in_use(longest)
         return context.gather(embeddings), replace(context, relative_rows=rows)
 
     def _may_hold_padding(self, input_ids: torch.Tensor) -> bool:

@@ -12,12 +12,15 @@ from typing import NamedTuple, cast
 
 import torch
 from torch import nn
+from transformers.utils import logging
 
 from .compiled_table import can_call_operators, project_table
 from .dense import dense
 from .fast_path_guards import is_tracing_or_compiling
 from .relative_position import RelativePositions, RowsInUse, rows_in_use, rows_in_window
 from .weight_cache import WeightCache, can_cache
+
+logger = logging.get_logger(__name__)
 
 
 class Tables(NamedTuple):
@@ -105,6 +108,18 @@ def find_rows_in_use(
     first, end = rows_in_use(length, distances.span, pruned)
     of_distance = rows_in_window(distances.of_distance, first, end) if pruned else distances.of_distance
     return RowsInUse(first, end, of_distance, distances.saturation)
+
+
+def warn_past_largest_distance(length: int, parameters: tuple[int, int, bool] | None, function: str) -> None:
+    """Say once whose rows are in use if that matters; `parameters` are the arguments of `rows_of_distances`."""
+    max_distance, buckets, clamp = parameters or (0, 0, False)
+    if buckets > 0 and not is_tracing_or_compiling() and length > max_distance:
+        logger.warning_once(
+            f"this input has more than {max_distance} tokens, and for larger distances the official code and "
+            "Transformers read different rows of the position table. Those of "
+            f"{'the official code' if clamp else 'Transformers'} are in use; for the others, call {function} with "
+            f"clamp_relative_distance={not clamp}"
+        )
 
 
 def table_modules(encoder: nn.Module) -> tuple[nn.Module, ...]:

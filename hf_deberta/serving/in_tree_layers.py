@@ -8,6 +8,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Encoder
 from hf_deberta.in_tree.enable import enable, is_enabled
 from hf_deberta.in_tree.encoder import (
     InTree,
+    distance_parameters,
     distance_rows_of,
     has_fused_projection,
     has_talking_heads,
@@ -44,7 +45,7 @@ def prepare_in_tree(encoder: InTree, dtype: torch.dtype, attention_dtype: torch.
 
 def use_in_tree(encoder: InTree, prepared: PreparedLayers) -> None:
     """Let the prepared layers compute in place of the encoder's, and switch `enable()` on."""
-    prepared_encoders[encoder] = prepared
+    prepared_encoders[encoder] = prepared, distance_parameters(encoder)
     if not is_enabled():
         enable()
 

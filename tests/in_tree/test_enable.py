@@ -25,8 +25,10 @@ from transformers.models.deberta_v2 import modeling_deberta_v2
 
 import hf_deberta
 from hf_deberta import HfDebertaForMaskedLM, HfDebertaModel, HfDebertaTokenizer, disable, enable
-from hf_deberta.model import attention
+from hf_deberta.in_tree import encoder
+from hf_deberta.model import attention, attention_sdpa
 from hf_deberta.model.attention_backends import BACKENDS
+from hf_deberta.serving.openvino_layers import has_openvino
 
 RELEASES = ["v1", "v2", "v3"]
 AUTO = {head: getattr(transformers, f"Auto{head}" if head == "Model" else f"AutoModel{head}") for head in HEADS}
@@ -219,13 +221,37 @@ def test_pair_masks_through_the_encoder(shape, dims):
         assert (model.encoder(embeddings, mask.float() if dims == 3 else mask)[0][:, 5:9] - alone).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("shape", RELEASES)
-def test_beyond_the_largest_distance_rows_follow_the_official_code(shape, tmp_path):
-    model, inputs = in_tree(shape, "Model", initializer_range=0.05), batch(lengths=(700,))
+BUCKETS = {"position_buckets": 16}
+FAR = {"v1": ("v1", {}), "v2": ("v2", BUCKETS), "v3": ("v3", BUCKETS), "no buckets": ("v3", {"position_buckets": -1})}
+
+
+@pytest.mark.parametrize("path", ["auto", "eager", "device", "exported", "torch", "openvino"])
+@pytest.mark.parametrize("clamp", [False, True])
+@pytest.mark.parametrize("shape", FAR)
+@pytest.mark.usefixtures("unpad_tiny_models")
+def test_past_the_largest_distance_rows_are_as_chosen(shape, clamp, path, tmp_path, monkeypatch, caplog):
+    name, fields = FAR[shape]
+    model, inputs = in_tree(name, "Model", max_relative_positions=64, **fields), batch(lengths=(150, 90))
     model.save_pretrained(tmp_path)
-    official = HfDebertaModel.from_pretrained(tmp_path).eval()
-    with enabled():
-        assert_same(outputs(official, inputs), outputs(model, inputs), inputs["attention_mask"])
+    official = outputs(HfDebertaModel.from_pretrained(tmp_path).eval(), inputs)
+    expected = {False: outputs(model, inputs), True: official}
+    monkeypatch.setattr(attention_sdpa, "uses_device_path", lambda query: path == "device")
+    monkeypatch.setattr(encoder, "is_tracing_or_exporting", lambda: path == "exported")  # then in-tree code computes
+    logging.Logger.warning_once.cache_clear()
+    caplog.clear()
+    with enable("eager" if path == "eager" else "auto", clamp_relative_distance=clamp):
+        if path in ("torch", "openvino"):
+            has_graphs = has_openvino() and name != "v2"  # whose convolution PyTorch computes
+            hf_deberta.optimize(model, runtime=path if has_graphs else "torch")
+        outputs(model, batch(lengths=(64,)))
+        assert "position table" not in caplog.text
+        assert_same(expected[clamp], outputs(model, inputs), inputs["attention_mask"])
+        used = (
+            f"Those of {'the official code' if clamp else 'Transformers'} are in use; for the others, call hf_deberta"
+        )
+        assert caplog.text.count(used) == (fields == BUCKETS and path != "exported")
+        with enable(clamp_relative_distance=not clamp):  # prepared layers have the other rows
+            assert_same(expected[not clamp], outputs(model, inputs), inputs["attention_mask"])
 
 
 def test_fake_tensors_are_not_kept():
