@@ -14,23 +14,32 @@ earlier tokens do not change. Position terms of a new query use the cached conte
 """
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch.nn import functional
 from transformers import Cache, DynamicCache, GenerationMixin
+from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from .attention_context import AttentionContext
 from .batch_loss import IGNORED
 from .enhanced_mask_decoder import HfDebertaForMaskedLM, HfDebertaMaskedLMOutput
 
+# `generate` passes the cache, and finds it in outputs, by one name: "cache" from Transformers 5.24 on
+CACHE_NAME = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
+
 
 @dataclass
-class HfDebertaCausalLMOutput(HfDebertaMaskedLMOutput):
-    """`HfDebertaMaskedLMOutput` and the cache: keys and values of each layer, [B, H, N, d]."""
+class HfDebertaCausalLMOutput(HfDebertaMaskedLMOutput, CausalLMOutputWithPast):
+    """`HfDebertaMaskedLMOutput` and the cache: keys and values of each layer, [B, H, N, d].
 
-    past_key_values: Cache | None = None
+    The cache is the attribute `cache`, and also `past_key_values`, as Transformers called it before 5.24.
+    """
+
+    if CACHE_NAME == "past_key_values":
+        cache = property(attrgetter("past_key_values"))
 
 
 class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
@@ -43,8 +52,8 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
 
     `generate` supports greedy decoding, sampling and beams, with Transformers' `DynamicCache` of keys and values. If
     your tokenizer appends [SEP], drop it from the prompt: `input_ids[:, :-1]`. Outside of `generate`, a call has a
-    cache if you pass `use_cache=True` or `past_key_values`. Packed rows, and gradient checkpointing in training, cannot
-    have one.
+    cache if you pass `use_cache=True` or `cache`, which may also be called `past_key_values`. Packed rows, and gradient
+    checkpointing in training, cannot have one.
 
     >>> import torch
     >>> from hf_deberta import HfDebertaConfig, HfDebertaForCausalLM
@@ -77,6 +86,7 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
         max_predictions_per_row: int | None = None,
         past_key_values: Cache | None = None,
         use_cache: bool | None = None,
+        cache: Cache | None = None,
         **kwargs,
     ) -> HfDebertaMaskedLMOutput:
         """Return logits, and the loss if there are labels.
@@ -85,13 +95,15 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
         shift. `cu_seq_lens_q` are the document boundaries of a packed row. Without labels,
         `logits_to_keep` limits logits to that many last positions; 0 is all. `num_real_tokens` is for `causal=False`.
 
-        `past_key_values` holds the tokens before `input_ids`, and receives these; `use_cache=True` begins with an empty
-        one. The output, a `HfDebertaCausalLMOutput`, returns it. `attention_mask` [B, K] then covers all tokens.
+        `cache`, or `past_key_values`, holds the tokens before `input_ids`, and receives these; `use_cache=True` begins
+        with an empty one. The output, a `HfDebertaCausalLMOutput`, returns it. `attention_mask` [B, K] then covers all
+        tokens.
         """
-        if past_key_values is None and use_cache:
-            past_key_values = DynamicCache(config=self.config)
-        if past_key_values is not None:
-            self._check_cache(past_key_values, causal, labels, cu_seq_lens_q)
+        cache = only_cache(cache, past_key_values)
+        if cache is None and use_cache:
+            cache = DynamicCache(config=self.config)
+        if cache is not None:
+            self._check_cache(cache, causal, labels, cu_seq_lens_q)
         if not causal:
             return super().forward(
                 input_ids,
@@ -125,18 +137,18 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
             cu_seq_lens_q,
             causal=True,
             max_length_q=max_length_q,
-            past_key_values=past_key_values,
+            past_key_values=cache,
         )
         labels = self._check_labels(labels, attention_mask, input_ids, inputs_embeds, max_predictions_per_row)
         last_positions = None
         batch, length = embeddings.shape[:2]
-        if past_key_values is not None and past_key_values.get_seq_length():
-            first: Any = past_key_values.layers[0]
+        if cache is not None and cache.get_seq_length():
+            first: Any = cache.layers[0]
             rows = first.keys.shape[0]
             if first.keys.dim() == 4 and rows != batch:  # quantized caches keep an empty vector between two steps
                 raise ValueError(
-                    f"past_key_values must hold the rows of this batch, {batch}, not {rows}; pass the cache of these "
-                    "rows or a new one, or change its rows with batch_repeat_interleave or batch_select_indices"
+                    f"the key-value cache must hold the rows of this batch, {batch}, not {rows}; pass the cache of "
+                    "these rows or a new one, or change its rows with batch_repeat_interleave or batch_select_indices"
                 )
         if 0 < logits_to_keep < length:
             last_positions = torch.arange(length, device=embeddings.device)[-logits_to_keep:].expand(batch, -1)
@@ -150,8 +162,9 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
             query_positions=last_positions,
             max_predictions_per_row=max_predictions_per_row,
         )
-        if past_key_values is not None:
-            output = HfDebertaCausalLMOutput(**output, past_key_values=past_key_values)
+        if cache is not None:
+            fields: dict[str, Any] = {**output, CACHE_NAME: cache}
+            output = HfDebertaCausalLMOutput(**fields)
         return output
 
     def _check_cache(
@@ -160,7 +173,7 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
         """Raise a ValueError for calls that cannot have a key-value cache."""
         reason = None
         if not isinstance(cache, Cache) or cache.is_compileable:
-            reason = f"past_key_values must be a cache that grows, such as DynamicCache, not {type(cache).__name__}"
+            reason = f"the key-value cache must be one that grows, such as DynamicCache, not {type(cache).__name__}"
         elif not causal:
             reason = "a key-value cache needs causal=True: otherwise earlier tokens attend to the new ones"
         elif labels is not None:
@@ -173,6 +186,15 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
             raise ValueError(reason)
 
     # ---- generation: mypy cannot match the protocol that Transformers declares for `self` ------------------------
+
+    def generate(
+        self, *args: Any, cache: Cache | None = None, past_key_values: Cache | None = None, **kwargs: Any
+    ) -> Any:
+        """Return what Transformers' `generate` returns; it takes only one of the two names of the cache."""
+        cache = only_cache(cache, past_key_values)
+        if cache is not None:
+            kwargs[CACHE_NAME] = cache
+        return super().generate(*args, **kwargs)  # type: ignore[misc]
 
     def prepare_inputs_for_generation(self, input_ids, **kwargs):
         """Prepare inputs as Transformers does.
@@ -190,6 +212,13 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
                 f"the model has absolute positions up to max_position_embeddings = {limit}, but prompt and new tokens "
                 f"may reach {max_length}; shorten the prompt or lower max_new_tokens or max_length"
             )
+
+
+def only_cache(cache: Cache | None, past_key_values: Cache | None) -> Cache | None:
+    """Return the cache that was passed under one of its two names."""
+    if cache is not None and past_key_values is not None:
+        raise ValueError("cache and past_key_values are two names of one argument; pass only one")
+    return past_key_values if cache is None else cache
 
 
 def next_token_labels(labels: torch.Tensor, context: AttentionContext) -> torch.Tensor:

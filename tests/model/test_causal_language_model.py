@@ -429,6 +429,21 @@ def test_generation_from_inputs_embeds_is_an_error():
 
 # ---- key-value cache ---------------------------------------------------------------------------------------------
 
+
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+@torch.no_grad()
+def test_both_names_of_the_cache_work(name):
+    model, ids, cache = causal_model().eval(), INPUTS["input_ids"][:1], transformers.DynamicCache()
+    output = model(ids[:, :4], **{name: cache})
+    assert output.cache is output.past_key_values is cache
+    torch.testing.assert_close(model(ids[:, 4:], **{name: cache}).logits, model(ids).logits[:, 4:])
+    generated = model.generate(ids, max_new_tokens=3, **{name: transformers.DynamicCache()})
+    assert torch.equal(generated, model.generate(ids, max_new_tokens=3, use_cache=False))
+    for call in (model, model.generate):
+        with pytest.raises(ValueError, match="are two names of one argument; pass only one"):
+            call(ids, cache=cache, past_key_values=cache)
+
+
 CACHED_VARIANTS = {
     **VARIANTS,
     "all terms": {"pos_att_type": ["c2p", "p2c", "p2p"]},

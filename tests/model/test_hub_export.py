@@ -43,6 +43,8 @@ def run(folder, auto_class, without_triton, saved_again):
     model = load(folder, auto_class)
     with torch.no_grad():
         outputs = model(**inputs[auto_class]).to_tuple()
+    if auto_class == "AutoModelForCausalLM":
+        model.generate(torch.tensor([[1, 5, 9]]), max_new_tokens=2)
     model.save_pretrained(saved_again)
     if without_triton:
         del sys.modules["triton"]
