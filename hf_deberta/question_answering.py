@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from hf_deberta.fine_tuning.task_model import max_input_length
 from hf_deberta.fine_tuning.tasks.squad import AnswerSpan, SquadEncoder, rank_spans, span_probabilities
@@ -26,6 +27,8 @@ ARGUMENT_OF_FLAG = {
     "max_query_length": "max_question_len",
     "max_answer_length": "max_answer_len",
 }
+
+logger = logging.get_logger(__name__)
 
 
 class QuestionAnswerer:
@@ -57,7 +60,8 @@ class QuestionAnswerer:
         """Return the answer as a dict, a list of the best `top_k`, or a list of either for a list of questions.
 
         An answer has its probability among the candidates (`score`), the characters [start, end) in the context, and
-        their text (`answer`). It is "" if there is none.
+        their text (`answer`). It is "" if there is none, and does not depend on the other questions. A question that
+        leaves no room for its context is an error; in a list its answer is "" with score 0, and a warning counts them.
 
         Args:
             context: the text, or a list of as many texts as questions.
@@ -66,7 +70,7 @@ class QuestionAnswerer:
             max_seq_len: tokens of a window, question included; by default that of `run_squad.py` when it trained the
                 model, or 384.
             doc_stride: tokens that neighbouring windows share; by default as many as in the training, unless
-                `max_seq_len` is given, or 128, or fewer if the windows are short.
+                `max_seq_len` is given, or 128, or half of what the question leaves for the context if that is less.
             max_question_len: truncate questions to this number of tokens; by default as in the training.
             max_answer_len: tokens of an answer.
             n_best_size: candidates of each question.
@@ -83,14 +87,21 @@ class QuestionAnswerer:
         with own_names_in_errors():
             length = max_input_length(max_seq_len, self.tokenizer, self.model.config, default=384)
             encoder = SquadEncoder(self.tokenizer, length, doc_stride, max_question_len)
-            windows = encoder.windows(questions, contexts)
+            lengths, limit = encoder.question_lengths(questions), encoder.max_question_length
+            rows = [row for row, tokens in enumerate(lengths) if tokens <= limit or isinstance(question, str)]
+            if len(rows) < len(questions):
+                logger.warning(
+                    f"{len(questions) - len(rows)} of {len(questions)} questions leave no room for their context in "
+                    f"max_seq_len {length} and have the answer '' with score 0: raise it, or pass max_question_len"
+                )
+            windows = encoder.windows([questions[row] for row in rows], [contexts[row] for row in rows])
             logits = self._logits(windows)
-            candidates = rank_spans(windows, len(questions), *logits, max(n_best_size, top_k), max_answer_len)
-        answers = []
-        for text, (spans, null) in zip(contexts, candidates, strict=True):
+            candidates = rank_spans(windows, len(rows), *logits, max(n_best_size, top_k), max_answer_len)
+        answers = [answer_entries([], text) for text in contexts]
+        for row, (spans, null) in zip(rows, candidates, strict=True):
             if handle_impossible_answer:
                 spans = with_no_answer(spans, null, null_score_diff_threshold)
-            answers.append(answer_entries(spans, text)[:top_k])
+            answers[row] = answer_entries(spans, contexts[row])[:top_k]
         results = [entries[0] for entries in answers] if top_k == 1 else answers
         return results[0] if isinstance(question, str) else results
 

@@ -1,6 +1,7 @@
 """`QuestionAnswerer`: the answers of run_squad.py, windows, no answer, several questions, characters, bad input."""
 
 import json
+import logging
 from unittest import mock
 
 import pytest
@@ -127,6 +128,21 @@ def test_several_questions_and_candidates(answerer):
     one_context = answerer(questions, "It is blue.")
     assert_same(one_context, [answerer(question, "It is blue.") for question in questions])
     assert_same(answerer(questions[:1], "It is blue."), [answerer(questions[0], "It is blue.")])
+
+
+def test_answers_do_not_depend_on_other_questions(answerer, caplog, monkeypatch):
+    """Each question has its own stride, and one without room for its context does not refuse the others."""
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    questions = ["When?", f"{QUESTION} {QUESTION}", QUESTION * 30, "no answer?"]
+    arguments = {"context": CONTEXT, "max_seq_len": 48, "top_k": 3, "handle_impossible_answer": True}
+    together = answerer(questions, **arguments)
+    assert together.pop(2) == [{"score": 0.0, "start": 0, "end": 0, "answer": ""}]
+    assert "1 of 4 questions leave no room for their context in max_seq_len 48 and have the answer ''" in caplog.text
+    for question, entries in zip([*questions[:2], questions[3]], together, strict=True):
+        assert_same(entries, answerer(question, **arguments))
+    assert len(answerer([questions[2]], **arguments)) == 1
+    with pytest.raises(ValueError, match="a max_seq_len of 48 with a doc_stride of 0 leaves room for"):
+        answerer(questions[2], **arguments)
 
 
 def test_lengths_of_answers_and_questions(answerer, tokenizer):

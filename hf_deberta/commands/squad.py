@@ -84,7 +84,7 @@ class SquadArguments(DataArguments):
         default=None,
         metadata={
             "help": "Number of tokens that neighbouring windows of a context share (default: 128, or half of what the "
-            "longest question leaves for the context)."
+            "question leaves for the context)."
         },
     )
     max_query_length: int | None = field(

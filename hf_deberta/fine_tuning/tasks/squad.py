@@ -24,7 +24,7 @@ With a tokenizer, and logits [windows, N] of a model:
 
 import json
 import unicodedata
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -218,7 +218,7 @@ class SquadEncoder:
 
     Args:
         max_seq_length: tokens of an input, including special tokens.
-        doc_stride: tokens of the context that neighbouring windows share; by default 128, or half of what the longest
+        doc_stride: tokens of the context that neighbouring windows share; by default 128, or half of what the row's
             question leaves for the context if that is less.
         max_query_length: truncate questions to this number of tokens. By default, as in `run_qa.py`, they are not
             truncated, and a question that leaves no room for the context is an error.
@@ -272,8 +272,7 @@ class SquadEncoder:
     def windows(self, questions: list[str], contexts: list[str]) -> dict[str, list]:
         """Return the columns of `evaluation_features` for questions without answers, without files of a Dataset."""
         batch = {"id": list(map(str, range(len(questions)))), "question": questions, "context": contexts}
-        stride = self._default_stride(questions) if self.doc_stride is None else self.doc_stride
-        return self._encode_batch(batch, list(range(len(questions))), with_characters=True, stride=stride)
+        return self._encode_batch(batch, list(range(len(questions))), with_characters=True)
 
     def _encode(self, rows: Dataset, map_options: dict[str, Any] | None, with_characters: bool) -> Dataset:
         # datasets hashes the tokenizer to find cached inputs; truncation and padding left by earlier calls would
@@ -281,27 +280,39 @@ class SquadEncoder:
         self.tokenizer.backend_tokenizer.no_truncation()
         self.tokenizer.backend_tokenizer.no_padding()
         options = {**(map_options or {}), "batched": True, "with_indices": True, "remove_columns": rows.column_names}
-        stride = self._default_stride(rows["question"][:]) if self.doc_stride is None else self.doc_stride
         with locate_errors(rows, "questions"):
-            arguments = {"with_characters": with_characters, "stride": stride}
-            return rows.map(self._encode_batch, fn_kwargs=arguments, **options)
+            return rows.map(self._encode_batch, fn_kwargs={"with_characters": with_characters}, **options)
 
-    def _default_stride(self, questions: list[str]) -> int:
-        """Return the stride for rows with these questions, and log it if it is not the usual one."""
-        longest = max(self._question_lengths(self._truncate_questions(questions)), default=0)
-        room = max(0, self.max_seq_length - self.tokenizer.num_special_tokens_to_add(pair=True) - longest)
-        if room // 2 < DEFAULT_STRIDE:
-            logger.warning(
-                f"doc_stride {room // 2}: in max_seq_length {self.max_seq_length} the longest question, of {longest} "
-                f"tokens, leaves {room} for the context"
+    def _strides(self, questions: list[str], ids: list[str]) -> list[int]:
+        """Return the stride of each question, which must leave room for more tokens of the context."""
+        lengths, limit = self.question_lengths(questions), self.max_question_length
+        longest = max(lengths, default=0)
+        if longest > limit:
+            raise InputError(
+                f"the question of {ids[lengths.index(longest)]!r} has {longest} tokens, and a max_seq_length of "
+                f"{self.max_seq_length} with a doc_stride of {self.doc_stride or 0} leaves room for {max(limit, 0)}: "
+                "raise the first, lower the second, or truncate questions with max_query_length"
             )
-        return min(DEFAULT_STRIDE, room // 2)
+        if self.doc_stride is not None:
+            return [self.doc_stride] * len(lengths)
+        return [min(DEFAULT_STRIDE, (limit + 1 - length) // 2) for length in lengths]
 
-    def _encode_batch(
+    def _encode_batch(self, batch: dict[str, list], indices: list[int], with_characters: bool) -> dict[str, list]:
+        """Encode the rows with the same stride together, as a call of the tokenizer has one for all its rows."""
+        strides = self._strides(batch["question"], batch["id"])
+        features: dict[str, list] = defaultdict(list)
+        for stride in sorted(set(strides)):
+            rows = [row for row, own in enumerate(strides) if own == stride]
+            part = {name: [column[row] for row in rows] for name, column in batch.items()}
+            windows = self._encode_rows(part, [indices[row] for row in rows], with_characters, stride)
+            for name, values in windows.items():
+                features[name] += values
+        return features
+
+    def _encode_rows(
         self, batch: dict[str, list], indices: list[int], with_characters: bool, stride: int
     ) -> dict[str, list]:
         questions = self._truncate_questions(batch["question"])
-        self._require_room(questions, batch["id"], stride)
         encoded = self.tokenizer(
             questions,
             batch["context"],
@@ -313,11 +324,7 @@ class SquadEncoder:
         )
         rows, offsets = encoded.pop("overflow_to_sample_mapping"), encoded.pop("offset_mapping")
         answers = list(map(first_answer_span, batch["answers"])) if "answers" in batch else None
-        features: dict[str, list] = {**encoded, "row": [indices[row] for row in rows]}
-        if with_characters:
-            features |= {"first": [], "starts": [], "ends": []}
-        if answers is not None:
-            features |= {"start_positions": [], "end_positions": []}
+        features = defaultdict(list, encoded, row=[indices[row] for row in rows])
         for window, row in enumerate(rows):
             tokens = [token for token, sequence in enumerate(encoded.sequence_ids(window)) if sequence == 1]
             first, end = (tokens[0], tokens[-1] + 1) if tokens else (0, 0)
@@ -343,20 +350,17 @@ class SquadEncoder:
             questions = [question[:end] for question, end in zip(questions, ends, strict=True)]
         return questions
 
-    def _question_lengths(self, questions: list[str]) -> list[int]:
+    def question_lengths(self, questions: list[str]) -> list[int]:
+        """Return the number of tokens of each question, after its truncation."""
+        if not questions:
+            return []
+        questions = self._truncate_questions(questions)
         return list(map(len, self.tokenizer(questions, add_special_tokens=False, verbose=False)["input_ids"]))
 
-    def _require_room(self, questions: list[str], ids: list[str], stride: int) -> None:
-        """Require that each question leaves room for more tokens of the context than windows share."""
-        lengths = self._question_lengths(questions)
-        room = self.max_seq_length - stride - self.tokenizer.num_special_tokens_to_add(pair=True) - 1
-        longest = int(np.argmax(lengths))
-        if lengths[longest] > room:
-            raise InputError(
-                f"the question of {ids[longest]!r} has {lengths[longest]} tokens, and a max_seq_length of "
-                f"{self.max_seq_length} with a doc_stride of {stride} leaves room for {max(room, 0)}: raise the first, "
-                "lower the second, or truncate questions with max_query_length"
-            )
+    @property
+    def max_question_length(self) -> int:
+        """The most tokens of a question that leaves room for more tokens of the context than windows share."""
+        return self.max_seq_length - (self.doc_stride or 0) - self.tokenizer.num_special_tokens_to_add(pair=True) - 1
 
 
 def token_character_spans(

@@ -328,9 +328,8 @@ def test_a_question_that_leaves_no_room(tokenizer):
 
 
 @pytest.mark.parametrize(("length", "expected"), [(384, 128), (64, None)])
-def test_the_default_stride_fits_the_window(tokenizer, caplog, monkeypatch, length, expected):
-    """128 tokens, or half of what the longest question leaves for the context."""
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+def test_the_default_stride_fits_the_window(tokenizer, length, expected):
+    """128 tokens, or half of what the question leaves for the context."""
     rows = rows_of(["Paris", "1999"])
     questions = [question.strip() for question in rows["question"]]
     longest = max(map(len, tokenizer(questions, add_special_tokens=False)["input_ids"]))
@@ -338,7 +337,23 @@ def test_the_default_stride_fits_the_window(tokenizer, caplog, monkeypatch, leng
     features = SquadEncoder(tokenizer, length).evaluation_features(rows)
     explicit = SquadEncoder(tokenizer, length, expected).evaluation_features(rows)
     assert features["input_ids"][:] == explicit["input_ids"][:]
-    assert (f"doc_stride {expected}: in max_seq_length 64" in caplog.text) == (length == 64)
+
+
+def test_the_default_stride_is_that_of_each_question(tokenizer):
+    """The windows of a row do not depend on the other rows of its file."""
+    rows = rows_of(["Paris", "1999", "Paris"]).map(
+        lambda row, n: {"question": "What? " * (3 * n + 1)}, with_indices=True
+    )
+    encoder = SquadEncoder(tokenizer, 64)
+    features = encoder.evaluation_features(rows)
+    for n in range(3):
+        ids = [window["input_ids"] for window in features if window["row"] == n]
+        assert ids == encoder.evaluation_features(rows.select([n]))["input_ids"][:]
+    assert (
+        len(encoder.training_features(rows))
+        == len(features)
+        == len(encoder.windows(rows["question"][:], [CONTEXT] * 3)["row"])
+    )
 
 
 @pytest.mark.parametrize(
