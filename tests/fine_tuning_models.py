@@ -49,6 +49,8 @@ def results(folder: Path) -> dict:
 def ensemble_metrics(folder: Path, split: str = "validation") -> dict[str, dict[str, float]]:
     """The metrics of each run and of their ensemble, after checking that those of a seed are what it evaluated to."""
     metrics = json.loads((folder / "ensemble" / "ensemble.json").read_text())["metrics"][split]
+    (rows_hash,) = {(folder / name / f"scores_{split}.jsonl").read_text("utf-8").split("\n")[0] for name in metrics}
+    assert [*json.loads(rows_hash)] == ["rows"]
     for name in set(metrics) - {"ensemble"}:
         evaluated = results(folder / name)
         expected = {metric: evaluated[f"eval_{metric}"] for metric in metrics[name]}

@@ -244,7 +244,7 @@ def test_the_ensemble_of_several_seeds_and_of_finished_runs(data, tmp_path, caps
     metrics = ensemble_metrics(out)
     assert set(metrics) == {"seed-42", "seed-43", "ensemble"}
     assert "The ensemble of 2 runs, validation" in capsys.readouterr().out
-    scores = [read_json_lines(out / name / "scores_test.jsonl") for name in ("seed-42", "seed-43", "ensemble")]
+    scores = [read_json_lines(out / name / "scores_test.jsonl")[1:] for name in ("seed-42", "seed-43", "ensemble")]
     for first, second, mean in zip(*scores, strict=True):
         assert mean["positive"] == pytest.approx((first["positive"] + second["positive"]) / 2, rel=1e-5)
     lines = read_json_lines(out / "ensemble" / "predictions_sst2.jsonl")
@@ -258,7 +258,10 @@ def test_the_ensemble_of_several_seeds_and_of_finished_runs(data, tmp_path, caps
     assert (again / "SST-2.tsv").read_text() == (out / "ensemble" / "SST-2.tsv").read_text()
     found = json.loads((again / "ensemble.json").read_text())["metrics"]["validation"]["ensemble"]
     assert found == metrics["ensemble"] and not (again / "model.safetensors").exists()
+    lines = (data / "sst2" / "test.jsonl").read_text().splitlines()
+    reordered = write_json_lines(tmp_path / "reordered.jsonl", [json.loads(line) for line in lines[::-1]])
     for words, message in (
+        ((out / "seed-42", out / "seed-43", "--test_file", reordered), "others, or the same in another order: an"),
         ((out / "seed-42", data / "sst2"), r"there is no .*scores_\w+.jsonl: --ensemble takes folders of runs"),
         ((out / "seed-42",), "--ensemble needs two finished runs or more"),
         ((out / "seed-42", out / "seed-43", "--max_predict_samples", 1), "the test split has 1: an ensemble is for"),

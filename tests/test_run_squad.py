@@ -119,6 +119,7 @@ def test_the_ensemble_of_two_seeds(data, tmp_path, version):
             assert answers[row] == max(found, key=found.get)
     metrics = read(ensemble / "ensemble.json")["metrics"]
     assert set(metrics["validation"]) == set(metrics["test"]) == {"seed-42", "seed-43", "ensemble"}
+    assert (ensemble / "scores_test.jsonl").read_text().startswith('{"rows": ')
     assert (ensemble / "predict_null_odds.json").exists() == (version == "v2")
 
 

@@ -122,7 +122,7 @@ def test_the_ensemble_of_two_seeds(data, tmp_path, name):
                   "--num_seeds", 2)  # fmt: skip
     assert set(ensemble_metrics(tmp_path)) == {"seed-42", "seed-43", "ensemble"}
     folders = [tmp_path / folder for folder in ("seed-42", "seed-43", "ensemble")]
-    scores = [read_json_lines(folder / "scores_test.jsonl") for folder in folders]
+    scores = [read_json_lines(folder / "scores_test.jsonl")[1:] for folder in folders]
     for first, second, mean in zip(*scores, strict=True):
         expected = {key: (first[key] + second[key]) / 2 for key in first}
         assert mean == pytest.approx(expected, rel=1e-5) and len(mean) >= 2

@@ -39,7 +39,7 @@ from hf_deberta.demos.glue import write_glue_demo
 from hf_deberta.fine_tuning.arguments import OPTIONAL_SWITCH, FineTuningArguments, run_script
 from hf_deberta.fine_tuning.ensemble import EnsembleTask, Scores, label_logits, label_scores, number_scores, numbers
 from hf_deberta.fine_tuning.sift import SiftArguments
-from hf_deberta.fine_tuning.splits import DataArguments, read_splits
+from hf_deberta.fine_tuning.splits import DataArguments, hash_rows, read_splits
 from hf_deberta.fine_tuning.task_model import (
     ModelArguments,
     checkpoint_fields,
@@ -137,6 +137,7 @@ def fine_tune(
     hub = ("nyu-mll/glue", data_args.task_name) if data_args.task_name else None
     rows = read_splits(data_args, hub, download_options=model_args.download_options())
     args.drop_missing_splits(rows)
+    args.row_hashes = hash_rows(rows, data_args.label_column_name)
     task = glue.TASKS.get(data_args.name) or infer_task(model_args, data_args, args, rows)
     args.set_best_metric(task.metrics)
     labels = "regression targets" if task.labels is None else glue.listed(task.labels)
@@ -174,7 +175,7 @@ def ensemble_task(
     def write(folder: Path, split: str, scores: Scores) -> None:
         glue.write_glue_predictions(folder, task, data_args.name, split, logits_of_scores(scores), task.labels)
 
-    return EnsembleTask(scored_splits(rows, args), metrics, write)
+    return EnsembleTask(scored_splits(rows, args), metrics, write, args.row_hashes)
 
 
 def infer_task(

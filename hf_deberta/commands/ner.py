@@ -40,7 +40,7 @@ from hf_deberta.demos.ner import write_ner_demo
 from hf_deberta.fine_tuning.arguments import FineTuningArguments, run_script
 from hf_deberta.fine_tuning.ensemble import EnsembleTask, Scores
 from hf_deberta.fine_tuning.sift import SiftArguments
-from hf_deberta.fine_tuning.splits import DataArguments, read_splits
+from hf_deberta.fine_tuning.splits import DataArguments, hash_rows, read_splits
 from hf_deberta.fine_tuning.task_model import (
     ModelArguments,
     checkpoint_labels,
@@ -127,6 +127,7 @@ def fine_tune(
         download_options["revision"] = "refs/convert/parquet"  # the main branch is a script, which datasets refuses
     splits = read_splits(data_args, hub, read_file, download_options)
     args.drop_missing_splits(splits)
+    args.row_hashes = hash_rows(splits, data_args.label_column_name)
     sentences = {
         split: read_sentences(rows, split, data_args)
         for split, rows in splits.items()
@@ -180,7 +181,7 @@ def ensemble_task(
         ner.write_conll_predictions(folder / f"predictions_{split}.txt", sentences[split], tags)
 
     words = {split: [word for sentence in group for word in sentence.words] for split, group in sentences.items()}
-    return EnsembleTask(scored_splits(words, args), metrics, write)
+    return EnsembleTask(scored_splits(words, args), metrics, write, args.row_hashes)
 
 
 def score_tags(tags: list[list[str]], sentences: list[Sentence], data_args: NerArguments) -> dict[str, float]:

@@ -38,7 +38,7 @@ from hf_deberta.demos.race import write_race_demo
 from hf_deberta.fine_tuning.arguments import FineTuningArguments, run_script
 from hf_deberta.fine_tuning.ensemble import EnsembleTask, Scores, label_logits, label_scores
 from hf_deberta.fine_tuning.sift import SiftArguments
-from hf_deberta.fine_tuning.splits import DataArguments, read_splits, require_plain_splits
+from hf_deberta.fine_tuning.splits import DataArguments, hash_rows, read_splits, require_plain_splits
 from hf_deberta.fine_tuning.task_model import ModelArguments, load_model, load_tokenizer, max_input_length
 from hf_deberta.fine_tuning.tasks import race
 from hf_deberta.fine_tuning.trainer import (
@@ -111,6 +111,7 @@ def fine_tune(
     hub = HUB_NAMES[data_args.task_name] if data_args.task_name else None
     splits = read_splits(data_args, hub, race.read_choices, model_args.download_options())
     args.drop_missing_splits(require_plain_splits(splits))
+    args.row_hashes = hash_rows(splits, "answer", "label")
     rows = {
         split: race.choice_rows(raw, split, with_labels=split != "test", fill_blanks=data_args.fill_blanks)
         for split, raw in splits.items()
@@ -131,14 +132,13 @@ def ensemble_task(data_args: ChoiceArguments, args: FineTuningArguments, rows: d
     def metrics(split: str, scores: Scores) -> dict[str, float] | None:
         if "label" not in rows[split].column_names:
             return None
-        logits = label_logits(scores, race.choice_names(rows[split]))
-        return choice_scores(logits, rows[split])
+        return choice_scores(label_logits(scores, race.choice_names(rows[split])), rows[split])
 
     def write(folder: Path, split: str, scores: Scores) -> None:
         logits = label_logits(scores, race.choice_names(rows[split]))
         race.write_choice_predictions(folder, rows[split], logits, is_anli=data_args.task_name == "anli")
 
-    return EnsembleTask(scored_splits(rows, args), metrics, write)
+    return EnsembleTask(scored_splits(rows, args), metrics, write, args.row_hashes)
 
 
 def run(
@@ -162,8 +162,7 @@ def run(
         }
 
     def compute_metrics(split: str, prediction: EvalPrediction) -> dict[str, float]:
-        logits = logits_of(prediction.predictions)
-        return choice_scores(logits, rows[split])
+        return choice_scores(logits_of(prediction.predictions), rows[split])
 
     # 3. Training and evaluation
     trainer = FineTuningTrainer(
@@ -185,8 +184,7 @@ def run(
     if args.do_predict:
         logits = logits_of(trainer.predict_split("test", "predict", without=["labels"]).predictions)
         if trainer.is_world_process_zero():
-            is_anli = data_args.task_name == "anli"
-            race.write_choice_predictions(args.output_folder, rows["test"], logits, is_anli)
+            race.write_choice_predictions(args.output_folder, rows["test"], logits, data_args.task_name == "anli")
         if "label" in rows["test"].column_names:
             scores = choice_scores(logits, rows["test"])
             save_prediction_metrics(trainer, "predict", {f"predict_{name}": score for name, score in scores.items()})

@@ -33,7 +33,7 @@ from hf_deberta.demos.squad import write_squad_demo
 from hf_deberta.fine_tuning.arguments import OPTIONAL_SWITCH, FineTuningArguments, run_script
 from hf_deberta.fine_tuning.ensemble import EnsembleTask, Scores
 from hf_deberta.fine_tuning.sift import SiftArguments
-from hf_deberta.fine_tuning.splits import DataArguments, read_splits, require_plain_splits
+from hf_deberta.fine_tuning.splits import DataArguments, hash_rows, read_splits, require_plain_splits
 from hf_deberta.fine_tuning.task_model import ModelArguments, load_model, load_tokenizer, max_input_length
 from hf_deberta.fine_tuning.tasks import squad
 from hf_deberta.fine_tuning.trainer import (
@@ -118,6 +118,7 @@ def fine_tune(
     hub = (HUB_NAMES[data_args.task_name], None) if data_args.task_name else None
     splits = read_splits(data_args, hub, squad.read_squad, model_args.download_options())
     args.drop_missing_splits(require_plain_splits(splits))
+    args.row_hashes = hash_rows(splits, "answers")
     rows = {split: squad.squad_rows(raw, split, with_answers=split != "test") for split, raw in splits.items()}
     if data_args.version_2_with_negative is None:
         data_args.version_2_with_negative = data_args.task_name == "squad_v2" or has_unanswerable(rows)
@@ -147,7 +148,7 @@ def ensemble_task(data_args: SquadArguments, args: FineTuningArguments, rows: di
     def write(folder: Path, split: str, scores: Scores) -> None:
         answers_of(split, scores).write(folder, "predict_")
 
-    return EnsembleTask(scored_splits(rows, args), metrics, write)
+    return EnsembleTask(scored_splits(rows, args), metrics, write, args.row_hashes)
 
 
 def has_unanswerable(rows: dict[str, Dataset]) -> bool:

@@ -43,7 +43,7 @@ from hf_deberta.demos.superglue import write_superglue_demo
 from hf_deberta.fine_tuning.arguments import FineTuningArguments, run_script
 from hf_deberta.fine_tuning.ensemble import EnsembleTask, Scores, label_logits, label_scores
 from hf_deberta.fine_tuning.sift import SiftArguments
-from hf_deberta.fine_tuning.splits import DataArguments, read_splits
+from hf_deberta.fine_tuning.splits import DataArguments, hash_rows, read_splits
 from hf_deberta.fine_tuning.task_model import (
     ModelArguments,
     label_fields,
@@ -134,6 +134,7 @@ def fine_tune(
             superglue.require_labels(rows[key], split, name)
         if key == "train" and args.do_train:
             superglue.require_two_labels(rows[key], name)
+    args.row_hashes = hash_rows(rows, "answers", "label")
     args.set_best_metric(superglue.TASKS[data_args.task_name].metrics)
 
     # 2. Training, evaluation and predictions, once per seed
@@ -163,7 +164,7 @@ def ensemble_task(data_args: SuperGlueArguments, args: FineTuningArguments, rows
         logits = None if name == "record" else label_logits(scores, superglue.TASKS[name].labels)
         superglue.write_superglue_predictions(folder, name, rows[key], logits, ranked)
 
-    return EnsembleTask(scored_splits(rows, args), metrics, write)
+    return EnsembleTask(scored_splits(rows, args), metrics, write, args.row_hashes)
 
 
 def read_diagnostics(data_args: SuperGlueArguments, download_options: dict[str, Any]) -> dict[str, Dataset]:

@@ -122,6 +122,7 @@ class FineTuningArguments(RunArguments):
                 f"--ensemble needs two finished runs or more, and neither trains nor takes --num_seeds: "
                 f"{' '.join(self.ensemble)}"
             )
+        self.row_hashes: dict[str, str] = {}  # by `splits.hash_rows`
         self.user_chose_metric = self.metric_for_best_model is not None
         self.actions_inferred = not (self.do_train or self.do_eval or self.do_predict)
         if self.actions_inferred:

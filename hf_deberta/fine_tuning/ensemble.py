@@ -1,8 +1,9 @@
 """Average the predictions of several runs of a task: of several seeds, or of any finished runs.
 
-Each run writes the scores of its validation and test rows to `scores_SPLIT.jsonl`, an object for each row (for each
-word in named-entity recognition):
+Each run writes the scores of its validation and test rows to `scores_SPLIT.jsonl`, a hash of the rows in the first line
+(not in files of earlier versions) and an object for each row (for each word in named-entity recognition):
 
+    {"rows": "5d41402abc4b2a76"}                    only scores of the same rows in the same order are averaged
     {"entailment": 0.98, "not_entailment": 0.02}    the probabilities of labels; of choices by their number
     {"Rome": 0.7, "in Rome": 0.2, "": 0.1}          of answers (SQuAD), where "" is no answer; of entities (ReCoRD)
     {"value": 3.2}                                  a number (regression)
@@ -17,7 +18,7 @@ best, has the score 0 there. `python run_x.py --num_seeds 5 ...` writes an ensem
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -44,23 +45,26 @@ class EnsembleTask:
         splits: those that the runs have scores for, each with its number of rows.
         metrics: returns the metrics of a split's scores; None if its rows have no labels.
         write: writes the prediction files of a test split to a folder.
+        row_hashes: those of the splits, by `splits.hash_rows`.
     """
 
     splits: dict[str, int]
     metrics: Callable[[str, Scores], dict[str, float] | None]
     write: Callable[[Path, str, Scores], None]
+    row_hashes: dict[str, str] = field(default_factory=dict)
 
 
 def write_ensemble(folder: Path, runs: dict[str, Path], task: EnsembleTask) -> None:
     """Average the scores of runs, named as in the table that is printed; write predictions and ensemble.json."""
     results: dict[str, dict[str, dict[str, float]]] = {}
     for split, rows in task.splits.items():
-        members = {name: read_scores(run, split, rows) for name, run in runs.items()}
-        averaged = average_scores(list(members.values()))
-        write_scores(folder, split, averaged)
-        for name, scores in (*members.items(), ("ensemble", averaged)):
+        expected = task.row_hashes.get(split)
+        members, hashes = zip(*(read_scores(run, split, rows, expected) for run in runs.values()), strict=True)
+        averaged = average_scores(members)
+        for name, scores in zip((*runs, "ensemble"), (*members, averaged), strict=True):
             if (metrics := task.metrics(split, scores)) is not None:
                 results.setdefault(split, {})[name] = metrics
+        write_scores(folder, split, averaged, None if None in hashes else expected)
         if not split.startswith("validation"):
             task.write(folder, split, averaged)
     write_json(folder / "ensemble.json", {"runs": {name: str(run) for name, run in runs.items()}, "metrics": results})
@@ -89,18 +93,15 @@ def average_scores(members: Sequence[Scores]) -> Scores:
     return averaged
 
 
-def scores_file(folder: Path, split: str) -> Path:
-    return folder / f"scores_{split}.jsonl"
-
-
-def write_scores(folder: Path, split: str, scores: Scores) -> None:
+def write_scores(folder: Path, split: str, scores: Scores, rows_hash: str | None = None) -> None:
+    header = [] if rows_hash is None else [{"rows": rows_hash}]
     rows = ({name: float(f"{x:.9g}") for name, x in row.items() if abs(x) >= LEAST_SCORE} for row in scores)
-    write_json_lines(scores_file(folder, split), rows)
+    write_json_lines(folder / f"scores_{split}.jsonl", [*header, *rows])
 
 
-def read_scores(folder: Path, split: str, rows: int) -> Scores:
-    """The scores of a run, which must be those of so many rows."""
-    file = scores_file(folder, split)
+def read_scores(folder: Path, split: str, rows: int, rows_hash: str | None = None) -> tuple[Scores, str | None]:
+    """The scores of a run, which must be those of so many rows with this hash, and the hash in its file."""
+    file = folder / f"scores_{split}.jsonl"
     if not file.is_file():
         raise InputError(
             f"there is no {file}: --ensemble takes folders of runs that evaluated the validation rows and predicted "
@@ -108,17 +109,26 @@ def read_scores(folder: Path, split: str, rows: int) -> Scores:
             "--do_predict, and name its --output_dir"
         )
     try:
-        scores = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    except ValueError as reason:
+        lines = file.read_text(encoding="utf-8").rstrip("\n").split("\n")
+        found = json.loads(lines.pop(0))["rows"] if lines[0].startswith('{"rows": "') else None
+        scores = [json.loads(line, parse_int=float) for line in lines]
+    except (ValueError, RecursionError) as reason:
         raise InputError(f"{file} is damaged: {reason}; evaluate and predict that run again") from None
-    if not all(isinstance(row, dict) for row in scores):
-        raise InputError(f"each line of {file} must be an object of scores by name")
-    if len(scores) != rows:
+    for row in scores:
+        if not isinstance(row, dict) or not all(isinstance(x, float) and np.isfinite(x) for x in row.values()):
+            raise InputError(
+                f"each line of {file} must be an object of finite numbers by name, not {json.dumps(row)[:80]}; "
+                "evaluate and predict that run again"
+            )
+    if len(scores) != rows or found not in (None, rows_hash):
+        others = " others, or the same in another order" if len(scores) == rows else ""
         raise InputError(
-            f"{file} has the scores of {len(scores):,} rows or words, and the {split} split has {rows:,}: an ensemble "
-            "is for the rows that its runs evaluated and predicted"
+            f"{file} has the scores of {len(scores):,} rows or words, and the {split} split has {rows:,}{others}: an "
+            "ensemble is for the rows that its runs evaluated and predicted; evaluate and predict that run on these"
         )
-    return scores
+    if found is None and rows_hash is not None:
+        logger.warning(f"{file} has no hash of its rows: check their order, or evaluate and predict that run again")
+    return scores, found
 
 
 # Scores of labels as the arrays that the tasks compute metrics from
@@ -144,4 +154,8 @@ def number_scores(values: np.ndarray) -> Scores:
 
 def numbers(scores: Scores) -> np.ndarray:
     """The numbers [rows] of a regression."""
+    if any(name != VALUE for row in scores for name in row):
+        raise InputError(
+            "this task is a regression, and a run has scores of labels: an ensemble is of runs of one kind"
+        )
     return np.array([row.get(VALUE, 0.0) for row in scores])

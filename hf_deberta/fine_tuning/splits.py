@@ -5,6 +5,8 @@
 {'sentence': "Our friends won't buy this analysis ...", 'label': 1, 'idx': 0}
 """
 
+import hashlib
+import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection
@@ -138,6 +140,16 @@ def read_splits(
         limit = limits[split.partition("_")[0]]
         splits[split] = rows if limit is None else rows.select(range(min(limit, len(rows))))
     return splits
+
+
+def hash_rows(splits: dict[str, Dataset], *labels: str) -> dict[str, str]:
+    """Return a hash of the rows of each split, in their order and without the columns `labels`."""
+    digests = {split: hashlib.sha256() for split in splits if split != "train"}
+    for split, digest in digests.items():
+        unlabelled = [name for name in splits[split].column_names if name not in labels]
+        for table in splits[split].select_columns(unlabelled).with_format("arrow").iter(1000):
+            digest.update(json.dumps(table.to_pydict(), sort_keys=True, default=str).encode())
+    return {split: digest.hexdigest()[:16] for split, digest in digests.items()}
 
 
 def read_files(paths: list[Path], read_file: Callable[[str], Dataset]) -> Dataset:

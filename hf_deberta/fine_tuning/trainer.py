@@ -106,7 +106,8 @@ class FineTuningTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, 
     def write_scores(self, split: str, predictions: Any) -> None:
         """Write what an ensemble needs of this run."""
         if self.scores is not None and self.is_world_process_zero():
-            write_scores(self.args.output_folder, split, self.scores(split, predictions))
+            scores = self.scores(split, predictions)
+            write_scores(self.args.output_folder, split, scores, self.args.row_hashes.get(split))
 
     def predict_split(self, split: str, prefix: str, without: Iterable[str] = ()) -> PredictionOutput:
         """Predictions of a split; their metrics too if it has labels and the columns `without` do not hold them."""

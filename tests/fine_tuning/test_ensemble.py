@@ -1,9 +1,11 @@
 """Ensembles: averages of scores, the table, and files of scores."""
 
 import json
+import logging
 
 import numpy as np
 import pytest
+from datasets import Dataset
 
 from hf_deberta.fine_tuning.ensemble import (
     EnsembleTask,
@@ -16,6 +18,7 @@ from hf_deberta.fine_tuning.ensemble import (
     write_ensemble,
     write_scores,
 )
+from hf_deberta.fine_tuning.splits import hash_rows
 from hf_deberta.runs.errors import InputError
 
 
@@ -23,6 +26,8 @@ def test_averages_of_all_kinds_of_scores():
     assert average_scores([[{"a": 1.0}, {"x": 0.5}], [{"b": 1.0}, {"x": 0.25}]]) == [{"a": 0.5, "b": 0.5}, {"x": 0.375}]
     values = average_scores([number_scores(np.array([1.0, -2.0])), number_scores(np.array([2.0, 0.0]))])
     assert numbers(values).tolist() == [1.5, -1.0]
+    with pytest.raises(InputError, match="this task is a regression, and a run has scores of labels"):
+        numbers(average_scores([[{"value": 3.0}], [{"yes": 1.0}]]))
 
 
 @pytest.mark.parametrize("multi_label", [False, True])
@@ -59,7 +64,7 @@ def test_the_ensemble_corrects_its_members(tmp_path, capsys):
     assert metrics["ensemble"]["accuracy"] == 1 and list(written) == ["test"] and len(written["test"]) == 2
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].split() == ["ensemble", "1.0000"] and lines[-2].split() == ["run2", "0.6667"]
-    again = read_scores(tmp_path / "out", "test", 2)  # an ensemble may be a member of another
+    again, _ = read_scores(tmp_path / "out", "test", 2)  # an ensemble may be a member of another
     assert again[0]["yes"] == pytest.approx((0.4 + 0.9 + 0.9) / 3, rel=1e-5)
 
 
@@ -67,7 +72,7 @@ def test_scores_that_do_not_fit(tmp_path):
     with pytest.raises(InputError, match=r"no .*scores_test.jsonl: .*--do_eval and --do_predict"):
         read_scores(tmp_path, "test", 2)
     write_scores(tmp_path, "test", [{"a": 1.0, "b": 1e-12}])
-    assert read_scores(tmp_path, "test", 1) == [{"a": 1.0}]
+    assert read_scores(tmp_path, "test", 1) == ([{"a": 1.0}], None)
     with pytest.raises(InputError, match="the scores of 1 rows or words, and the test split has 2"):
         read_scores(tmp_path, "test", 2)
     (tmp_path / "scores_test.jsonl").write_text('{"yes": 1.0}\n{"yes": 0.')
@@ -76,3 +81,27 @@ def test_scores_that_do_not_fit(tmp_path):
     (tmp_path / "scores_test.jsonl").write_text("[1]\n")
     with pytest.raises(InputError, match="each line of .* must be an object"):
         read_scores(tmp_path, "test", 1)
+    for score in ("NaN", "1e999", "1" + "0" * 400, '"3"', "null", "true", "[1]"):
+        (tmp_path / "scores_test.jsonl").write_text(f'{{"\u2028": 1}}\n{{"yes": 0.5, "no": {score}}}\n', "utf-8")
+        with pytest.raises(InputError, match="must be an object of finite numbers by name, not .*; evaluate and"):
+            read_scores(tmp_path, "test", 2)
+
+
+def test_only_scores_of_the_same_rows_are_averaged(tmp_path, caplog, monkeypatch):
+    """In the same order, with labels or without. Files without a hash are taken with a warning."""
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    rows = Dataset.from_list([{"text": f"row {n}", "label": n} for n in range(3)])
+    variants = (rows, rows.remove_columns("label"), rows.select([2, 1, 0]))
+    own, unlabelled, reordered = (hash_rows({"test": table}, "label")["test"] for table in variants)
+    assert own == unlabelled != reordered
+    task = EnsembleTask({"test": 3}, lambda *_: None, lambda *_: None, {"test": own})
+    runs, scores = {name: tmp_path / name for name in ("one", "two")}, label_scores(np.eye(3), "abc")
+    write_scores(runs["one"], "test", scores, own)
+    for rows_hash in (own, None):
+        write_scores(runs["two"], "test", scores, rows_hash)
+        write_ensemble(tmp_path / "out", runs, task)
+        assert read_scores(tmp_path / "out", "test", 3, own)[1] == rows_hash
+    assert "two/scores_test.jsonl has no hash of its rows: check their order" in caplog.text
+    write_scores(runs["two"], "test", scores, reordered)
+    with pytest.raises(InputError, match="two/scores_test.* the test split has 3 others, or the same in another order"):
+        write_ensemble(tmp_path / "out", runs, task)
