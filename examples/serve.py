@@ -26,7 +26,7 @@ import torch
 import uvicorn
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, RedirectResponse
 from pydantic import AfterValidator, BaseModel, Field
 from token_batcher import QueueFull, Row, TokenBatcher
 from transformers import AutoConfig, AutoModelForSequenceClassification, HfArgumentParser
@@ -40,6 +40,7 @@ from hf_deberta.tokenization_hf_deberta import load_tokenizer
 logger = logging.getLogger("uvicorn.error")
 MAX_BODY_BYTES = 2**20
 MAX_CONNECTIONS = 1000
+MAX_CHARACTERS_PER_TOKEN = 16  # of a text, on average: longer texts are not even tokenized, which would take seconds
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ class Classifier:
     def probabilities(self, rows: list[Row]) -> list[list[float]]:
         """Return the probability of each label for each row: [rows, labels]. A regression keeps its numbers."""
         logits = self.model(**self.tokenizer.pad(rows, return_tensors="pt")).logits.float()
+        if not logits.isfinite().all():  # JSON would have null for them
+            raise FloatingPointError("the model returns scores that are not finite: check its weights, or --dtype")
         problem = self.model.config.problem_type
         if problem == "regression":
             return logits.tolist()
@@ -116,6 +119,7 @@ class Worker:
     def __init__(self, settings: Settings):
         self.settings = settings
         self.tokenizer_thread, self.model_thread = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        self.waiting_characters = 0  # of texts that are not yet tokenized
 
     @asynccontextmanager
     async def run(self, app: FastAPI) -> AsyncIterator[None]:
@@ -137,8 +141,8 @@ class Worker:
         try:
             return await asyncio.wait_for(self.tokenize_and_compute(texts), self.settings.timeout_s)
         except QueueFull:
-            message = f"{self.batcher.waiting_tokens} tokens are waiting: try again later"
-            raise HTTPException(503, message, {"Retry-After": "1"}) from None
+            waiting = f"{self.batcher.waiting_tokens} tokens and {self.waiting_characters} characters are waiting"
+            raise HTTPException(503, f"{waiting}: try again later", {"Retry-After": "1"}) from None
         except asyncio.TimeoutError:
             raise HTTPException(504, f"no result within {self.settings.timeout_s:g} seconds") from None
         except HTTPException:
@@ -150,15 +154,28 @@ class Worker:
     async def tokenize_and_compute(self, texts: list[Any]) -> list[list[float]]:
         limits = self.settings
         refuse_above(limits.max_texts, len(texts), "the request has {} texts")
-        if self.batcher.waiting_tokens >= limits.max_queue_tokens:
+        sizes = [len(text) if isinstance(text, str) else sum(map(len, text)) for text in texts]
+        self.refuse_long(sizes, "characters", MAX_CHARACTERS_PER_TOKEN)
+        waiting = self.waiting_characters + sum(sizes)
+        if (
+            self.batcher.waiting_tokens >= limits.max_queue_tokens
+            or waiting > limits.max_queue_tokens * MAX_CHARACTERS_PER_TOKEN
+        ):
             raise QueueFull  # before the tokenizer has work
+        self.waiting_characters = waiting
         loop = asyncio.get_running_loop()
-        rows = await loop.run_in_executor(self.tokenizer_thread, lambda: [*map(self.classifier.tokenize, texts)])
-        lengths = [len(row["input_ids"]) for row in rows]
-        for number, length in enumerate(lengths):
-            refuse_above(limits.max_length, length, f"text {number} has {{}} tokens")
-        refuse_above(limits.max_queue_tokens, sum(lengths), "the request has {} tokens")
+        try:
+            rows = await loop.run_in_executor(self.tokenizer_thread, lambda: [*map(self.classifier.tokenize, texts)])
+        finally:
+            self.waiting_characters -= sum(sizes)
+        self.refuse_long([len(row["input_ids"]) for row in rows], "tokens")
         return await self.batcher.submit(rows)
+
+    def refuse_long(self, sizes: list[int], unit: str, units_per_token: int = 1) -> None:
+        """Refuse a request if one of its texts, or all together, have more units than the limits in tokens allow."""
+        for number, size in enumerate(sizes):
+            refuse_above(self.settings.max_length * units_per_token, size, f"text {number} has {{}} {unit}")
+        refuse_above(self.settings.max_queue_tokens * units_per_token, sum(sizes), f"the request has {{}} {unit}")
 
     async def classify(self, request: ClassifyRequest) -> dict[str, Any]:
         return {"labels": self.classifier.labels, "probabilities": await self.score(request.texts)}
@@ -183,7 +200,8 @@ def refuse_above(limit: int, count: int, sentence: str) -> None:
 async def invalid_body(request: Request, error: Any) -> JSONResponse:
     """Say in one sentence what is wrong, in place of FastAPI's list."""
     first = error.errors()[0]
-    return JSONResponse({"detail": f"{'.'.join(map(str, first['loc']))}: {first['msg']}"}, status_code=422)
+    status = 400 if first["type"] == "json_invalid" else 422
+    return JSONResponse({"detail": f"{'.'.join(map(str, first['loc']))}: {first['msg']}"}, status_code=status)
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -192,6 +210,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_api_route("/classify", worker.classify, methods=["POST"])
     app.add_api_route("/rerank", worker.rerank, methods=["POST"])
     app.add_api_route("/health", worker.health)
+    app.add_api_route("/", lambda: RedirectResponse("docs"), include_in_schema=False)
     app.add_exception_handler(RequestValidationError, invalid_body)
     return app
 

@@ -121,7 +121,7 @@ def length_server(monkeypatch) -> Iterator[Callable[..., int]]:
 @pytest.mark.parametrize(
     "path, body, status, detail",
     [
-        ("/classify", b"{", 422, "JSON"),
+        ("/classify", b"{", 400, "JSON"),
         ("/classify", b"[" * 100_000, 400, "parsing"),
         ("/classify", {}, 422, "texts"),
         ("/classify", {"texts": "no list"}, 422, "texts"),
@@ -132,6 +132,8 @@ def length_server(monkeypatch) -> Iterator[Callable[..., int]]:
         ("/classify", {"texts": ["a", "b c d e f"]}, 413, "text 1 has 5 tokens: send at most 4"),
         ("/classify", {"texts": ["a"] * 6}, 413, "6 texts: send at most 5"),
         ("/classify", {"texts": ["a b"] * 5}, 413, "10 tokens: send at most 8"),
+        ("/classify", {"texts": ["a", ["b", "c" * 64]]}, 413, "text 1 has 65 characters: send at most 64"),
+        ("/classify", {"texts": ["a" * 43] * 3}, 413, "the request has 129 characters: send at most 128"),
         ("/classify", {"texts": ["a" * 2**20]}, 413, "Too Large"),
         ("/rerank", {"query": "a"}, 422, "documents"),
         ("/rerank", {"query": "a", "documents": [["b"]]}, 422, "documents.0"),
@@ -145,6 +147,32 @@ def test_bad_requests_get_a_sentence(length_server, path, body, status, detail):
     found, answer = Client(port).send(path, body)
     assert (found, detail in answer["detail"]) == (status, True), (found, answer)
     assert Client(port).classify("a b") == (200, {"labels": ["length"], "probabilities": [[2.0]]})
+
+
+def test_texts_that_wait_for_the_tokenizer_are_limited_by_characters(length_server, monkeypatch):
+    tokenizing, go_on = threading.Event(), threading.Event()
+
+    def tokenize(self, text):
+        tokenizing.set()
+        assert go_on.wait(TIMEOUT)
+        return {"input_ids": [1]}
+
+    monkeypatch.setattr(LengthClassifier, "tokenize", tokenize)
+    LengthClassifier.open.set()
+    port = length_server(max_queue_tokens=8)
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(Client(port).classify, "a" * 100)
+        assert tokenizing.wait(TIMEOUT)
+        status, answer = Client(port).classify("a" * 29)
+        go_on.set()
+        assert status == 503 and "100 characters are waiting" in answer["detail"]
+        assert first.result(TIMEOUT)[0] == 200 and Client(port).classify("a" * 29)[0] == 200
+
+
+def test_the_root_leads_to_the_list_of_requests(length_server):
+    client = Client(length_server())
+    assert client.send("/")[0] == 307
+    assert client.send(f"/{client.headers['location']}")[0] == 200
 
 
 def test_rerank_sorts_documents(length_server):
@@ -234,6 +262,15 @@ def test_answers_are_those_of_the_model(server, checkpoint):
         torch.testing.assert_close(torch.tensor(probabilities), expected, atol=1e-5, rtol=0)
     status, answer = Client(server[1]).send("/rerank", {"query": "a", "documents": ["b"]})
     assert status == 400 and "neutral" in answer["detail"]
+
+
+def test_weights_that_are_not_finite_do_not_start(checkpoint, tmp_path):
+    model = HfDebertaForSequenceClassification.from_pretrained(checkpoint)
+    torch.nn.init.constant_(model.classifier.weight[:1], torch.nan)
+    model.save_pretrained(tmp_path)
+    serve.load_tokenizer(str(checkpoint)).save_pretrained(tmp_path)
+    with pytest.raises(FloatingPointError, match="not finite"):
+        serve.Classifier(serve.Settings(str(tmp_path), threads=1))
 
 
 @pytest.mark.slow
