@@ -42,6 +42,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "tsv": {**CSV_OPTIONS, "sep": "\t", "quoting": csv.QUOTE_NONE},  # quotation marks are text, as in files of GLUE
 }
 IMPLICIT_INDEX = "__index_level_0__"  # pandas: every row of a csv has more fields than the header
+CHECKED = "hf_deberta_checked"
 MAX_FILES_IN_MESSAGE = 3
 
 logger = logging.get_logger(__name__)
@@ -91,14 +92,15 @@ def load_files(
 ) -> Any:
     """Return the rows of files of one type as a Dataset, or as an IterableDataset if `streaming`.
 
-    Files are checked before they are read for the first time; afterwards `datasets` has a copy of their rows.
+    Files are checked before they are read for the first time; afterwards `datasets` has a copy of their rows. Its name
+    begins with `CHECKED`, so a copy that other code has made without our check is never used.
     """
     options = {"cache_dir": cache_dir, **OPTIONS.get(kind, {}), **options}
     options["data_files"] = [glob.escape(file) for file in files]  # `datasets` takes names for patterns
     with explain_bad_files(files), _quiet_datasets():
         if streaming:
             return datasets.load_dataset(BUILDERS[kind], split="train", streaming=True, **options)
-        builder = datasets.load_dataset_builder(BUILDERS[kind], **options)
+        builder = datasets.load_dataset_builder(BUILDERS[kind], CHECKED, **options)
         if not Path(builder.cache_dir).exists():
             for file in without_empty_parts(files):
                 check_file(file)

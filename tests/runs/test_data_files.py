@@ -5,7 +5,7 @@ import logging
 import zipfile
 
 import pytest
-from datasets import Dataset
+from datasets import Dataset, load_dataset
 
 from hf_deberta.fine_tuning.splits import DataArguments, read_splits
 from hf_deberta.runs.data_files import (
@@ -57,6 +57,14 @@ def test_empty_parts_of_several_files(tmp_path, kind):
 
 def test_names_that_look_like_patterns(tmp_path):
     assert read_table(write(tmp_path, "a[1]*.jsonl", [{"a": "x"}]))["a"][:] == ["x"]
+
+
+@pytest.mark.parametrize("line", [b'{"a": "\xdf"}', b"null"], ids=["latin1", "null"])
+def test_a_file_that_datasets_has_read_before_is_checked_all_the_same(tmp_path, line):
+    (tmp_path / "a.jsonl").write_bytes(b'{"a": "x"}\n' + line)
+    load_dataset("json", data_files=[str(tmp_path / "a.jsonl")])
+    with pytest.raises(InputError, match="a.jsonl, line 2"):
+        read_table(tmp_path / "a.jsonl")
 
 
 def test_other_exceptions_name_the_file():
