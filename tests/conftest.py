@@ -3,13 +3,14 @@ import os
 import sys
 from pathlib import Path
 
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # huggingface_hub reads it when it is imported
+
 import pytest
 import torch
 from transformers.utils import logging
 
 from hf_deberta.model import attention_context, enhanced_mask_decoder, modeling_hf_deberta, unpadding
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
 torch.set_num_threads(1)  # tiny tensors, and the tests already run in several processes
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
