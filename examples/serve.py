@@ -152,15 +152,11 @@ class Worker:
             raise HTTPException(500, f"the model failed with {type(error).__name__}") from None
 
     async def tokenize_and_compute(self, texts: list[Any]) -> list[list[float]]:
-        limits = self.settings
-        refuse_above(limits.max_texts, len(texts), "the request has {} texts")
+        refuse_above(self.settings.max_texts, len(texts), "the request has {} texts")
         sizes = [len(text) if isinstance(text, str) else sum(map(len, text)) for text in texts]
         self.refuse_long(sizes, "characters", MAX_CHARACTERS_PER_TOKEN)
-        waiting = self.waiting_characters + sum(sizes)
-        if (
-            self.batcher.waiting_tokens >= limits.max_queue_tokens
-            or waiting > limits.max_queue_tokens * MAX_CHARACTERS_PER_TOKEN
-        ):
+        waiting, limit = self.waiting_characters + sum(sizes), self.settings.max_queue_tokens
+        if self.batcher.waiting_tokens >= limit or waiting > limit * MAX_CHARACTERS_PER_TOKEN:
             raise QueueFull  # before the tokenizer has work
         self.waiting_characters = waiting
         loop = asyncio.get_running_loop()

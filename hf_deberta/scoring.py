@@ -177,8 +177,9 @@ class ParquetRows:
     unit = "row"
 
     def __init__(self, source: Path, target: IO[bytes], settings: ScoreSettings, labels: Sequence[str]):
-        self.settings = settings
-        self.source = ParquetFile(source)
+        self.path, self.settings = source, settings
+        with explain_file_errors(source, "scored"):
+            self.source = ParquetFile(source)
         schema = self.source.schema_arrow
         for column in settings.columns:
             if column not in schema.names:
@@ -194,7 +195,8 @@ class ParquetRows:
         self.writer = ParquetWriter(target, schema, compression="zstd")
 
     def windows(self) -> Iterator[Any]:
-        return self.source.iter_batches(WINDOW_ROWS)
+        with explain_file_errors(self.path, "scored"):
+            yield from self.source.iter_batches(WINDOW_ROWS)
 
     def texts(self, window: Any) -> list[list[Any]]:
         return [window.column(column).to_pylist() for column in self.settings.columns]
@@ -218,7 +220,8 @@ class JsonRows:
         self.target = cast(IO[bytes], gzip.GzipFile(fileobj=target, mode="wb")) if self.is_zipped else target
 
     def windows(self) -> Iterator[list[bytes]]:
-        with gzip.open(self.path) if self.is_zipped else open(self.path, "rb") as file:
+        opened = gzip.open if self.is_zipped else open
+        with explain_file_errors(self.path, "scored"), opened(self.path, "rb") as file:
             window: list[bytes] = []
             for line in file:
                 window.append(line.strip())
@@ -273,6 +276,15 @@ def format_of(path: Path) -> str | None:
     return next((ending for ending in FORMATS if path.name.lower().endswith(ending)), None)
 
 
+@contextmanager
+def explain_file_errors(path: Path, action: str) -> Iterator[None]:
+    """Raise errors of reading or writing as an InputError that names the file."""
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError, *DAMAGED) as error:
+        raise InputError(f"{path} could not be {action}: {one_line(error)}") from error
+
+
 # 3. A shard
 
 
@@ -280,7 +292,7 @@ def score_shard(classifier: TextClassifier, source: Path, target: Path) -> Shard
     """Write the rows of `source` with label and score to `target`, which appears when it is complete."""
     counts = ShardCounts()
     try:
-        with unique_unfinished_file(target) as file:
+        with explain_file_errors(target, "written"), unique_unfinished_file(target) as file:
             kind = ParquetRows if format_of(source) == ".parquet" else JsonRows
             rows: Any = kind(source, file, classifier.settings, classifier.labels)
             with closing(rows), closing(one_ahead(tokenized_windows(classifier, rows, source))) as windows:
@@ -288,8 +300,6 @@ def score_shard(classifier: TextClassifier, source: Path, target: Path) -> Shard
                     rows.write(window, new_values(classifier, encoded, good))
                     tokens = sum(len(row["input_ids"]) for row in encoded)
                     counts += ShardCounts(len(good), tokens, len(good) - len(encoded))
-    except (pyarrow.ArrowException, OSError, *DAMAGED) as error:
-        raise InputError(f"{source} could not be scored: {one_line(error)}") from error
     except torch.OutOfMemoryError as error:
         raise InputError(f"{source} needs more memory than the GPU has: lower --tokens_per_batch") from error
     return counts

@@ -6,12 +6,13 @@ worker if one dies; the file of a shard appears when it is complete, so a run th
 
 import argparse
 import glob
+import json
 import math
 import os
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ from hf_deberta.scoring import (
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
 
 SETTINGS_FILE = "_score.json"  # Spark and others skip names that begin with an underscore
+SIZES_FILE = "_sizes.log"  # of the finished files beside it
 FREE_SETTINGS = ("tokens_per_batch", "device", "cores", "skip_bad_rows")  # may change when a run is started again
 SECONDS_BETWEEN_LINES = 10
 ATTEMPTS = 10  # of a shard whose workers die
@@ -71,7 +73,7 @@ def main(args: argparse.Namespace) -> int:
     with lock_folder(folder):
         shards = find_shards(args.input, folder)
         remove_unfinished(folder)
-        todo = {source: target for source, target in shards.items() if not target.exists()}
+        todo = unfinished_shards(shards)
         if not todo:
             check_finished(folder, args)
             print(f"Nothing to do: {plural(len(shards), 'shard')} done before")
@@ -132,6 +134,19 @@ def find_shards(patterns: Sequence[str], folder: Path) -> dict[Path, Path]:
     if not shards:
         raise InputError(f"--input {' '.join(patterns)} names folders, not files: add /*.parquet")
     return shards
+
+
+def unfinished_shards(shards: dict[Path, Path]) -> dict[Path, Path]:
+    """Return the shards without output, and those whose output has another size than when it was complete."""
+    sizes: dict[Path, int] = {}
+    for path in filter(Path.exists, {target.with_name(SIZES_FILE) for target in shards.values()}):
+        for line in path.read_bytes().splitlines():
+            with suppress(ValueError):  # a kill has cut the line
+                name, size = json.loads(line)
+                sizes[path.with_name(name)] = size
+    sizes_now = {target: target.stat().st_size for target in shards.values() if target.exists()}
+    done = {target for target, size in sizes_now.items() if sizes.get(target, size) == size}
+    return {source: target for source, target in shards.items() if target not in done}
 
 
 def base_folder(pattern: str) -> Path:
@@ -207,7 +222,8 @@ def check_same_settings(folder: Path, settings: ScoreSettings, unknown: Sequence
         del now["model"]
     path = folder / SETTINGS_FILE
     try:
-        before = read_json_object(path) if path.exists() else now
+        has_results = any(format_of(path) and path.is_file() for path in folder.rglob("*"))  # else a run has failed
+        before = read_json_object(path) if path.exists() and has_results else now
     except DamagedFileError as error:
         raise InputError(f"{error}; take another --output") from error
     now |= {name: before.get(name) for name in unknown}
@@ -243,8 +259,9 @@ class ShardScorer:
                 raise InputError(f"{source}: {ATTEMPTS} workers died of it, perhaps for lack of memory")
             counts = score_shard(self.classifier, source, target)
         except InputError as error:
-            return {**asdict(ShardCounts()), "seconds": time.monotonic() - start, "error": str(error)}
-        return {**asdict(counts), "seconds": time.monotonic() - start, "error": ""}
+            return {**row, "size": 0, **asdict(ShardCounts()), "seconds": time.monotonic() - start, "error": str(error)}
+        size = target.stat().st_size
+        return {**row, "size": size, **asdict(counts), "seconds": time.monotonic() - start, "error": ""}
 
 
 def score_all(ray: Any, todo: dict[Path, Path], settings: ScoreSettings, workers: int) -> None:
@@ -252,8 +269,8 @@ def score_all(ray: Any, todo: dict[Path, Path], settings: ScoreSettings, workers
     start = printed = time.monotonic()
     total, errors, work = ShardCounts(), [], 0.0
     for number, result in enumerate(ray_results(ray, todo, settings, workers), 1):
-        error, seconds = result.pop("error"), result.pop("seconds")
-        total += ShardCounts(**result)
+        error, seconds = result["error"], result["seconds"]
+        total += ShardCounts(result["rows"], result["tokens"], result["bad_rows"])
         if error:
             errors.append(error)
             print(error, flush=True)
@@ -279,7 +296,7 @@ def speed(total: ShardCounts, seconds: float) -> str:
 
 
 def ray_results(ray: Any, todo: dict[Path, Path], settings: ScoreSettings, workers: int) -> Iterator[dict[str, Any]]:
-    """Yield the result of each shard as soon as it is done."""
+    """Yield the result of each shard as soon as it is done, and record the size of its output."""
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.execution_options.preserve_order = False
@@ -292,4 +309,9 @@ def ray_results(ray: Any, todo: dict[Path, Path], settings: ScoreSettings, worke
         num_gpus=1 if settings.device == "cuda" else 0,
     )
     for block in results.iter_batches(batch_size=None, prefetch_batches=0, batch_format="pyarrow"):
-        yield from block.to_pylist()
+        for result in block.to_pylist():
+            if not result["error"]:
+                target = Path(result["target"])
+                with open(target.with_name(SIZES_FILE), "a", encoding="ascii") as file:  # a kill may cut the last line
+                    file.write(f"\n{json.dumps([target.name, result['size']])}")
+            yield result

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from transformers import pipeline
+from transformers import pipeline, set_seed
 
 from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
 from hf_deberta.__main__ import main
@@ -37,6 +37,7 @@ def model(tmp_path_factory) -> str:
     folder = str(tmp_path_factory.mktemp("model"))
     tokenizer = train_tokenizer(TEXTS, 300, "bpe", model_max_length=64)
     tokenizer.save_pretrained(folder)
+    set_seed(0)  # with one seed in five, all texts would get the same label
     labels = {0: "bad", 1: "fair", 2: "good"}
     config = HfDebertaConfig.from_preset("tiny", vocab_size=len(tokenizer), id2label=labels, emd_steps=0)
     config.pad_token_id, config.initializer_range = tokenizer.pad_token_id, 0.3
@@ -180,6 +181,23 @@ def test_files_of_parquet_that_cannot_be_scored(classifier, tmp_path):
     assert pyarrow.parquet.read_table(target).column_names == ["id", "text", "label", "score", "scores"]
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the full device of Linux")
+def test_a_full_disk_names_the_file_that_is_written(classifier, tmp_path, monkeypatch):
+    source = write_parquet(tmp_path / "a.parquet", TEXTS)
+    monkeypatch.setattr("hf_deberta.scoring.uuid4", lambda: SimpleNamespace(hex="0"))
+    (tmp_path / "_b.parquet.0.unfinished").symlink_to("/dev/full")
+    with pytest.raises(InputError, match=r"/b.parquet could not be written: .*No space left"):
+        score_shard(classifier, source, tmp_path / "b.parquet")
+
+
+def test_an_output_that_was_cut_is_scored_again(tmp_path):
+    shards = {tmp_path / "in.jsonl": tmp_path / "a.jsonl"}
+    (tmp_path / "_sizes.log").write_text('\n["a.jsonl", 1\n["a.jsonl", 6]')  # a kill has cut the first line
+    for text, todo in {"{}\n{}\n": {}, "{}\n": shards}.items():
+        (tmp_path / "a.jsonl").write_text(text)
+        assert score.unfinished_shards(shards) == todo
+
+
 def test_an_error_of_the_thread_that_reads_ahead_is_raised():
     def numbers():
         yield 1
@@ -213,7 +231,9 @@ def test_where_the_shards_are_written(tmp_path, monkeypatch):
 
 def test_a_folder_holds_results_of_one_model_and_its_settings(model, tmp_path):
     settings = ScoreSettings(model)
+    score.check_same_settings(tmp_path, replace(settings, text="wrong"))  # a run that fails before its first result
     score.check_same_settings(tmp_path, settings)
+    (tmp_path / "a.parquet").touch()
     score.check_same_settings(tmp_path, replace(settings, cores=2, tokens_per_batch=10, skip_bad_rows=True))
     with pytest.raises(InputError, match="other settings: max_length None, now 8; take another --output"):
         score.check_same_settings(tmp_path, replace(settings, max_length=8))
@@ -301,6 +321,7 @@ def test_a_run_skips_shards_that_are_done(model, shards, cluster, capsys):
     flags = ("--address", cluster.address)
     assert run(model, shards, *flags) == 0
     assert "4 shards, 120 rows" in capsys.readouterr().out
+    assert '["2.parquet", ' in (shards / "out" / "_sizes.log").read_text()
     done = {path: path.stat().st_mtime_ns for path in (shards / "out").glob("*.parquet")}
     (shards / "out" / "2.parquet").unlink()
     (shards / "in" / "4.jsonl").write_text('{"text": null}')

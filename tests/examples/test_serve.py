@@ -150,29 +150,16 @@ def test_bad_requests_get_a_sentence(length_server, path, body, status, detail):
 
 
 def test_texts_that_wait_for_the_tokenizer_are_limited_by_characters(length_server, monkeypatch):
-    tokenizing, go_on = threading.Event(), threading.Event()
-
-    def tokenize(self, text):
-        tokenizing.set()
-        assert go_on.wait(TIMEOUT)
-        return {"input_ids": [1]}
-
-    monkeypatch.setattr(LengthClassifier, "tokenize", tokenize)
-    LengthClassifier.open.set()
+    probabilities = LengthClassifier.probabilities  # waits for `open`
+    monkeypatch.setattr(LengthClassifier, "tokenize", lambda self, text: {"input_ids": probabilities(self, [])})
     port = length_server(max_queue_tokens=8)
     with ThreadPoolExecutor(1) as threads:
         first = threads.submit(Client(port).classify, "a" * 100)
-        assert tokenizing.wait(TIMEOUT)
+        assert LengthClassifier.started.wait(TIMEOUT)
         status, answer = Client(port).classify("a" * 29)
-        go_on.set()
+        LengthClassifier.open.set()
         assert status == 503 and "100 characters are waiting" in answer["detail"]
         assert first.result(TIMEOUT)[0] == 200 and Client(port).classify("a" * 29)[0] == 200
-
-
-def test_the_root_leads_to_the_list_of_requests(length_server):
-    client = Client(length_server())
-    assert client.send("/")[0] == 307
-    assert client.send(f"/{client.headers['location']}")[0] == 200
 
 
 def test_rerank_sorts_documents(length_server):
@@ -264,13 +251,12 @@ def test_answers_are_those_of_the_model(server, checkpoint):
     assert status == 400 and "neutral" in answer["detail"]
 
 
-def test_weights_that_are_not_finite_do_not_start(checkpoint, tmp_path):
-    model = HfDebertaForSequenceClassification.from_pretrained(checkpoint)
+def test_weights_that_are_not_finite_do_not_start(checkpoint, monkeypatch):
+    model = serve.load_model(serve.Settings(str(checkpoint)))
     torch.nn.init.constant_(model.classifier.weight[:1], torch.nan)
-    model.save_pretrained(tmp_path)
-    serve.load_tokenizer(str(checkpoint)).save_pretrained(tmp_path)
+    monkeypatch.setattr(serve, "load_model", lambda settings: model)
     with pytest.raises(FloatingPointError, match="not finite"):
-        serve.Classifier(serve.Settings(str(tmp_path), threads=1))
+        serve.Classifier(serve.Settings(str(checkpoint), threads=1))
 
 
 @pytest.mark.slow
@@ -349,3 +335,5 @@ def test_requests_in_the_documentation_are_answered(length_server):
         status, answer = Client(port).send(path, json.loads(body))
         fields = re.search(rf"8000{path} .*\n# {{\"(\w+)\"", DOCUMENTATION)
         assert status == 200 and fields[1] in answer
+    client = Client(port)
+    assert client.send("/")[0] == 307 and client.headers["location"] == "docs"
