@@ -22,6 +22,7 @@ from transformers.utils import logging
 from hf_deberta import HfDebertaConfig
 from hf_deberta.commands.any_checkpoint import MODEL_HELP, checkpoint_errors, class_candidates
 from hf_deberta.gpu_check import parse_size
+from hf_deberta.model.private_apis import has_onednn_bfloat16
 from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.file_faults import one_line
 from hf_deberta.runs.json_files import DamagedFileError, read_json_object, write_json
@@ -197,6 +198,8 @@ def settings_on(args: argparse.Namespace, device: str) -> ScoreSettings:
     dtype = args.dtype or ("bfloat16" if device == "cuda" else "float32")
     if (device, dtype) == ("cuda", "int8"):
         raise InputError("--dtype int8 is for CPUs: on GPUs take bfloat16 or float32")
+    if (device, dtype) == ("cpu", "bfloat16") and not has_onednn_bfloat16():
+        raise InputError("--dtype bfloat16: this processor has no products in bfloat16; take float32 or int8")
     model = str(Path(args.model).absolute()) if Path(args.model).exists() else args.model
     return ScoreSettings(
         model, args.text_column, args.text_pair_column, args.max_length, args.tokens_per_batch, device, dtype,
