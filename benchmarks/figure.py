@@ -1,6 +1,9 @@
 """Draw docs/speed.png from benchmarks/results: time of the peers divided by ours, and memory by length.
 
-python benchmarks/figure.py
+    python benchmarks/figure.py
+
+Times are ranges over the machines of encoder.csv, as in docs/benchmarks.md: a bar's solid part ends at the smallest
+ratio, its light part at the largest. Memory is that of one machine.
 """
 
 from pathlib import Path
@@ -9,6 +12,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from table import cpu_rows, machines, ratios_by_machine, read_times
 from timing import RESULTS, read_rows
 
 TARGET = Path(__file__).parents[1] / "docs" / "speed.png"
@@ -31,14 +35,16 @@ def read_cpu_rows(name: str) -> list[dict[str, str]]:
 
 def plot_times(axis: plt.Axes) -> None:
     """Draw each peer's time divided by ours, by case."""
-    rows = read_cpu_rows("encoder.csv")
-    times = {(row["mode"], row["case"], row["peer"]): float(row["milliseconds"]) for row in rows}
-    peers = ("in-tree", "disentangled-flash", "bert")
-    for i, peer in enumerate(peers):
-        ratios = [times.get((mode, case, peer), 0) / times[mode, case, "ours sdpa"] for mode, case in BARS]
+    times = [read_times(machine) for machine in machines("float32")]
+    for i, peer in enumerate(("in-tree", "disentangled-flash", "bert")):
+        ratios = [ratios_by_machine(times, case, (peer,), ("ours sdpa",)) or [0.0] for case in BARS]
         positions = [number + 0.27 * (i - 1) for number in range(len(BARS))]
-        bars = axis.bar(positions, ratios, 0.25, color=COLOURS[peer], label=LABELS[peer])
-        axis.bar_label(bars, [f"{ratio:.1f}" if ratio else "" for ratio in ratios], fontsize=7, padding=1)
+        low, high = list(map(min, ratios)), list(map(max, ratios))
+        bars = axis.bar(positions, high, 0.25, color=COLOURS[peer], alpha=0.45)
+        axis.bar_label(bars, [f"{value:.1f}" if value else "" for value in high], fontsize=7, padding=1)
+        bars = axis.bar(positions, low, 0.25, color=COLOURS[peer], label=LABELS[peer])
+        inside = [f"{value:.1f}" if len(values) > 1 else "" for value, values in zip(low, ratios, strict=True)]
+        axis.bar_label(bars, inside, fontsize=7, padding=-8, color="white")
     axis.axhline(1, color=COLOURS["ours sdpa"], linewidth=1.5, label="hf_deberta = 1")
     names = [case if mode == "forward" else f"{case}\ntraining" for mode, case in BARS]
     axis.set_xticks(range(len(BARS)), [name.replace("mnli", "MNLI\npadded") for name in names], fontsize=8)
@@ -66,8 +72,9 @@ def main() -> None:
     for axis in (left, right):
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(labelsize=8)
-    row = read_cpu_rows("encoder.csv")[-1]
-    caption = f"{row['machine']}, float32, torch {row['torch']}, transformers {row['transformers']}, {row['date']}"
+    row, dates = read_cpu_rows("memory.csv")[-1], sorted(row["date"] for row in cpu_rows("float32"))
+    caption = f"float32; times: smallest and largest of up to {len(machines('float32'))} machines, {dates[0]} to "
+    caption += f"{dates[-1]}; memory: {row['machine']}, {row['date']}"
     figure.text(0.01, 0.01, caption, fontsize=7, color="#555555")
     figure.tight_layout(rect=(0, 0.03, 1, 1))
     figure.savefig(TARGET, dpi=130)

@@ -6,9 +6,10 @@ tests/test_readme.py compares the printed tables with both files.
 """
 
 import csv
+import os
 from pathlib import Path
 
-RESULTS = Path(__file__).parent / "results" / "encoder.csv"
+RESULTS = Path(os.environ.get("RESULTS") or Path(__file__).parent / "results") / "encoder.csv"
 MEMORY = RESULTS.with_name("memory.csv")
 GPU_COUNTS = RESULTS.with_name("gpu_counts.csv")
 LABELS = RESULTS.with_name("label_agreement.csv")
@@ -88,26 +89,31 @@ def ratio_table() -> str:
     for dtype in DTYPES:
         times = [read_times(name, dtype) for name in machines(dtype)]
         for case, label in CASES.items():
-            cells = [ratio_range(times, case, theirs, ours) for theirs, ours in RATIOS.values()]
+            cells = [format_range(ratios_by_machine(times, case, *peers)) for peers in RATIOS.values()]
             if any(cells):
                 lines.append(f"| {label}, {dtype} | " + " | ".join(cell or "-" for cell in cells) + " |")
     lines += ["", "Processors, in brackets how many of them a range is from:", ""]
     return "\n".join(lines + [f"- {name}" for name in names])
 
 
-def ratio_range(
+def ratios_by_machine(
     times: list[dict[tuple[str, str, str], float]],
     case: tuple[str, str],
     theirs: tuple[str, ...],
     ours: tuple[str, ...],
-) -> str:
-    """One cell: the ratios of the machines that timed ours and one of the others; empty if none did."""
+) -> list[float]:
+    """The time of the fastest of theirs divided by that of ours, for each machine that timed both."""
     ratios = []
     for by_peer in times:
         of_case = {peer: time for (*key, peer), time in by_peer.items() if tuple(key) == case}
         others, own = ([of_case[peer] for peer in peers if peer in of_case] for peers in (theirs, ours))
         if others and own:
             ratios.append(min(others) / min(own))
+    return ratios
+
+
+def format_range(ratios: list[float]) -> str:
+    """One cell: the smallest to the largest, and their number; empty if there are none."""
     if not ratios:
         return ""
     low, high = f"{min(ratios):.1f}", f"{max(ratios):.1f}"
@@ -166,7 +172,7 @@ def readme_table() -> str:
     ]
     for (dtype, *case), label in README_CASES.items():
         times = [read_times(name, dtype) for name in machines(dtype)]
-        cells = [ratio_range(times, (case[0], case[1]), *RATIOS[name]) for name in README_RATIOS]
+        cells = [format_range(ratios_by_machine(times, (case[0], case[1]), *RATIOS[name])) for name in README_RATIOS]
         lines.append(f"| {label} | " + " | ".join(cell or "-" for cell in cells) + " |")
     with MEMORY.open() as file:
         rows = [row for row in csv.DictReader(file) if (row["device"], row["dtype"]) == ("cpu", "float32")]
