@@ -6,7 +6,8 @@
 
 Each variant is the same model (4 layers, `--hidden_size` wide) except for some fields of its configuration.
 `run_mlm.py` trains it from scratch on the same rows in the same order with the same masks. Rows are added to
-results/ablations.csv, with --causal to results/causal.csv, as runs finish; runs that are already there are skipped.
+results/ablations.csv, with --causal to results/causal.csv, as runs finish; runs that are already there are skipped,
+unless --again repeats them.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from timing import RESULTS, environment, read_rows, write_rows
+from timing import RESULTS, read_rows, record_runs
 
 ROOT = Path(__file__).parents[1]
 HEAD_SIZE = 64
@@ -39,7 +40,6 @@ CAUSAL_VARIANTS = {  # name -> objective, fields of the configuration
 }
 METRICS = {"validation_loss": "eval_loss", "masked_accuracy": "eval_masked_accuracy"}
 CAUSAL_METRICS = {name: f"eval_{name}" for name in ("token_perplexity", "word_perplexity", "bits_per_byte")}
-KEY = ("variant", "seed", "setting")
 
 
 def main() -> None:
@@ -56,6 +56,7 @@ def main() -> None:
     names = list(dict.fromkeys((*VARIANTS, *CAUSAL_VARIANTS)))
     parser.add_argument("--variants", nargs="+", choices=names, help="default: all")
     parser.add_argument("--causal", action="store_true", help="autoregressive models")
+    parser.add_argument("--again", action="store_true", help="repeat recorded runs, and print both")
     parser.add_argument("--work_dir", type=Path, default=Path(tempfile.gettempdir()) / "ablations")
     args = parser.parse_args()
     if args.hidden_size % HEAD_SIZE:
@@ -68,14 +69,12 @@ def main() -> None:
     setting += f", {args.vocab_size / 1000:g}k Unigram"
     if args.hidden_size != 256:  # rows without a width have this one
         setting += f", width {args.hidden_size}"
-    for seed in range(1, args.seeds + 1):
-        for variant in args.variants or variants:
-            row = {"variant": variant, "seed": str(seed), "setting": setting}
-            if any(all(earlier[column] == row[column] for column in KEY) for earlier in read_rows(results)):
-                continue
-            metrics = train(args, *variants[variant], seed)
-            write_rows(results, [{**row, **metrics, **environment()}], KEY)
-            print(f"{variant:26} seed {seed}: {metrics}", flush=True)
+    runs = [
+        {"variant": variant, "seed": str(seed), "setting": setting}
+        for seed in range(1, args.seeds + 1)
+        for variant in args.variants or variants
+    ]
+    record_runs(results, runs, lambda run: [train(args, *variants[run["variant"]], run["seed"])], args.again)
     print_table(results, setting, "word_perplexity" if args.causal else "validation_loss")
 
 
@@ -85,7 +84,7 @@ def size(width: int) -> str:
     return fields + f",intermediate_size={4 * width},hidden_dropout_prob=0,attention_probs_dropout_prob=0"
 
 
-def train(args: argparse.Namespace, objective: str, fields: str, seed: int) -> dict[str, str]:
+def train(args: argparse.Namespace, objective: str, fields: str, seed: str) -> dict[str, str]:
     """Pretrain one variant; return its metrics on the validation text."""
     folder = args.work_dir / "run"
     command: list[object] = [sys.executable, "-W", "ignore", ROOT / "run_mlm.py", "--config_preset", "v3-small"]

@@ -6,7 +6,7 @@
 
 Only the encoder of the checkpoint is kept, and exported once to the format of Transformers' DebertaV2 classes: both
 start from identical weights, with the same rows in the same order, seeds and settings. Rows are added to
-results/fine_tuning.csv as runs finish; runs that are already there are skipped.
+results/fine_tuning.csv as runs finish; runs that are already there are skipped, unless --again repeats them.
 
 `--settings uniform` trains every task alike, as the flags --epochs, --learning_rate, --length and --max_train_samples
 say. `--settings short` takes each task's recipe with the changes of `TASKS`, so that a run of an xsmall model ends
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timing import RESULTS, environment, read_rows, write_rows
+from timing import RESULTS, read_rows, record_runs
 from transformers import AutoTokenizer
 
 import hf_deberta
@@ -34,7 +34,6 @@ from hf_deberta.fine_tuning.recipes import find_recipe
 
 ROOT = Path(__file__).parents[1]
 RESULT_FILE = RESULTS / "fine_tuning.csv"
-KEY = ("checkpoint", "task", "who", "seed", "setting")
 # Runs a script. It adds the processor time of training to the metrics, which other programs on the machine do not
 # change. The scripts load every DeBERTa with our classes; "in-tree" makes them use Transformers' own.
 START = """
@@ -168,6 +167,7 @@ def main() -> None:
     parser.add_argument("--max_eval_samples", type=int, help="default: all, or what short settings say")
     parser.add_argument("--no_dropout", action="store_true", help="train without: both classes compute the same then")
     parser.add_argument("--extra", nargs="*", default=[], help="more flags for the script, without dashes")
+    parser.add_argument("--again", action="store_true", help="repeat recorded runs, and print both")
     parser.add_argument("--name", help="name of the checkpoint in the result file")
     args = parser.parse_args()
     if args.print:
@@ -175,13 +175,18 @@ def main() -> None:
         return
     if args.model is None or args.data is None:
         parser.error("--model and --data are required, or --print NAME")
+    name = args.name or args.model.name
+    runs = [
+        {"checkpoint": name, "task": task, "who": who, "seed": str(seed), "setting": describe_setting(args, task)}
+        for seed in range(args.first_seed, args.first_seed + args.seeds)
+        for task in args.tasks
+        for who in args.who
+    ]
     with tempfile.TemporaryDirectory() as scratch:
         checkpoints = {who: Path(scratch) / who for who in ("ours", "in-tree", "untrained")}
         prepare(args.model, checkpoints, args.no_dropout)
-        for seed in range(args.first_seed, args.first_seed + args.seeds):
-            for task in args.tasks:
-                for who in args.who:
-                    measure(args, task, who, seed, checkpoints[who], Path(scratch) / "run")
+        folder = Path(scratch) / "run"
+        record_runs(RESULT_FILE, runs, lambda run: [train(args, run, checkpoints[run["who"]], folder)], args.again)
     print_table()
 
 
@@ -213,21 +218,25 @@ def settings_of(args: argparse.Namespace, task: Task) -> dict[str, str]:
     return settings
 
 
-def measure(args: argparse.Namespace, name: str, who: str, seed: int, checkpoint: Path, folder: Path) -> None:
-    """Fine-tune once and write the row, unless it is there already."""
-    task = TASKS[name]
+def setting_flags(args: argparse.Namespace, task: Task) -> list[str]:
     settings = [word for flag, value in settings_of(args, task).items() for word in (f"--{flag}", value)]
-    settings += [f"--{word}" if word[0].isalpha() else word for word in args.extra]
+    return settings + [f"--{word}" if word[0].isalpha() else word for word in args.extra]
+
+
+def describe_setting(args: argparse.Namespace, name: str) -> str:
+    recipe = ["recipe", "auto"] if args.settings == "short" else []
+    words = [*recipe, *setting_flags(args, TASKS[name]), *(["no_dropout"] if args.no_dropout else [])]
+    return " ".join(words).replace("--", "")
+
+
+def train(args: argparse.Namespace, run: dict[str, str], checkpoint: Path, folder: Path) -> dict[str, str]:
+    """Fine-tune once; return score, loss, seconds and numbers of rows."""
+    task = TASKS[run["task"]]
     recipe = "auto" if args.settings == "short" else "none"
-    words = [*(["recipe", "auto"] if recipe == "auto" else []), *settings, *(["no_dropout"] if args.no_dropout else [])]
-    setting = " ".join(words).replace("--", "")
-    row = {"checkpoint": args.name or args.model.name, "task": name, "who": who, "seed": str(seed), "setting": setting}
-    if any(all(earlier[column] == row[column] for column in KEY) for earlier in read_rows(RESULT_FILE)):
-        return
     flags = [part.replace("DATA", str(args.data)) for part in task.flags]
-    command = [sys.executable, "-W", "ignore", "-c", START, who, str(ROOT / task.script)]
-    command += ["--model_name_or_path", str(checkpoint), "--output_dir", str(folder), "--seed", str(seed), *flags]
-    command += [*settings, "--recipe", recipe, "--do_train", "--do_eval", "--eval_strategy", "no"]
+    command = [sys.executable, "-W", "ignore", "-c", START, run["who"], str(ROOT / task.script)]
+    command += ["--model_name_or_path", str(checkpoint), "--output_dir", str(folder), "--seed", run["seed"], *flags]
+    command += [*setting_flags(args, task), "--recipe", recipe, "--do_train", "--do_eval", "--eval_strategy", "no"]
     command += ["--save_strategy", "no", "--resume_from_checkpoint", "false", "--disable_tqdm", "true"]
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "TRANSFORMERS_VERBOSITY": "error"}
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=variables)
@@ -240,7 +249,7 @@ def measure(args: argparse.Namespace, name: str, who: str, seed: int, checkpoint
         read_labels(args.data / file)[: int(limits.get(flag, 0)) or None]
         for file, flag in ((task.train_file, "max_train_samples"), (task.validation_file, "max_eval_samples"))
     )
-    row |= {
+    return {
         "metric": task.metric,
         "value": f"{metrics[f'eval_{task.metric}']:.4f}",
         "train_loss": f"{metrics['train_loss']:.4f}",
@@ -254,10 +263,7 @@ def measure(args: argparse.Namespace, name: str, who: str, seed: int, checkpoint
             for metric, value in metrics.items()
             if metric.startswith("eval_") and isinstance(value, float) and not metric.endswith(("runtime", "second"))
         ),
-        **environment(),
     }
-    write_rows(RESULT_FILE, [row], KEY)
-    print(f"{name:8} {who:10} seed {seed}: {row['value']} {task.metric}, {row['train_seconds']} s", flush=True)
 
 
 def read_labels(file: Path) -> list[Any]:

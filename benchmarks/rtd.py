@@ -6,7 +6,7 @@
 `released` continues a discriminator whose generator is not at hand, such as one that was fine-tuned. The generator
 starts as its embeddings and first layers, with a new head. `scratch` trains new pairs with each kind of embedding
 sharing: GDES, ES and NES, section 3.3 of the DeBERTaV3 paper. `run_rtd.py` trains; every evaluation is a row of
-results/rtd.csv. Rows are added as runs finish; runs that are already there are skipped.
+results/rtd.csv. Rows are added as runs finish; runs that are already there are skipped, unless --again repeats them.
 """
 
 import argparse
@@ -18,15 +18,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from timing import RESULTS, environment, read_rows, write_rows
+from timing import RESULTS, read_rows, record_runs
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
 
 ROOT = Path(__file__).parents[1]
 RESULT_FILE = RESULTS / "rtd.csv"
-RUN = ("experiment", "embedding_sharing", "seed", "setting")
-KEY = (*RUN, "step")
 METRICS = ("replaced_found", "original_kept", "rtd_loss", "masked_accuracy", "lm_loss")
 HEAD_SIZE = 64
 
@@ -56,17 +54,16 @@ def main() -> None:
         command.add_argument("--embedding_sharing", nargs="+", default=sharings, choices=["gdes", "es", "nes"])
         command.add_argument("--seeds", type=int, default=seeds)
         command.add_argument("--evaluations", type=int, default=10)
+        command.add_argument("--again", action="store_true", help="repeat recorded runs, and print both")
         command.add_argument("--work_dir", type=Path, default=Path(tempfile.gettempdir()) / "rtd")
     args = parser.parse_args()
     setting = describe_setting(args)
-    for seed in range(1, args.seeds + 1):
-        for sharing in args.embedding_sharing:
-            row = {"experiment": args.experiment, "embedding_sharing": sharing, "seed": str(seed), "setting": setting}
-            if any(all(earlier[column] == row[column] for column in RUN) for earlier in read_rows(RESULT_FILE)):
-                continue
-            for metrics in train(args, sharing, seed):
-                write_rows(RESULT_FILE, [{**row, **metrics, **environment()}], KEY)
-            print(f"{sharing} seed {seed}: {metrics}", flush=True)
+    runs = [
+        {"experiment": args.experiment, "embedding_sharing": sharing, "seed": str(seed), "setting": setting}
+        for seed in range(1, args.seeds + 1)
+        for sharing in args.embedding_sharing
+    ]
+    record_runs(RESULT_FILE, runs, lambda run: train(args, run["embedding_sharing"], run["seed"]), args.again)
     print_table(args.experiment, setting)
 
 
@@ -78,7 +75,7 @@ def describe_setting(args: argparse.Namespace) -> str:
     return f"{args.layers} layers of {args.hidden_size}, {args.vocab_size} pieces, {training}"
 
 
-def train(args: argparse.Namespace, sharing: str, seed: int) -> list[dict[str, str]]:
+def train(args: argparse.Namespace, sharing: str, seed: str) -> list[dict[str, str]]:
     """Pretrain one pair; return the metrics of each evaluation."""
     folder = args.work_dir / "run"
     command: list[object] = [sys.executable, "-W", "ignore", ROOT / "run_rtd.py", "--output_dir", folder]

@@ -4,8 +4,8 @@
 
 The validation rows are scored three times: as they are, with typos (in one word of five that has four letters or more,
 two neighbouring letters change places), and with one word of ten left out (of named entities, only words outside of
-them). Rows are added to results/sift.csv as runs finish; runs that are already there are skipped. --seeds 0 trains
-nothing and prints the table.
+them). Rows are added to results/sift.csv as runs finish; runs that are already there are skipped, unless --again
+repeats them. --seeds 0 trains nothing and prints the table.
 """
 
 import argparse
@@ -18,11 +18,10 @@ import tempfile
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from timing import RESULTS, environment, read_rows, write_rows
+from timing import RESULTS, read_rows, record_runs
 
 ROOT = Path(__file__).parents[1]
 RESULT_FILE = RESULTS / "sift.csv"
-KEY = ("checkpoint", "task", "training", "seed", "setting")
 TASKS = {  # script, folder of the data, metric, text columns; smallest inputs first
     "cola": ("run_glue.py", "glue/cola", "matthews_correlation", ("sentence",)),
     "stsb": ("run_glue.py", "glue/stsb", "pearson", ("sentence1", "sentence2")),
@@ -47,29 +46,31 @@ def main() -> None:
     parser.add_argument("--length", default="128", help="maximum number of tokens of an input")
     parser.add_argument("--eval_rows", default="500", help="score at most the first N validation rows")
     parser.add_argument("--sift_lambda", default="3", help="weight of the adversarial loss (3: published for xsmall)")
+    parser.add_argument("--again", action="store_true", help="repeat recorded runs, and print both")
     parser.add_argument("--name", help="name of the checkpoint in the result file")
     parser.add_argument("--work_dir", type=Path, help="folder for runs and damaged rows (default: a temporary one)")
     args = parser.parse_args()
+    setting = f"{args.steps} steps of {args.batch}, {args.length} tokens, learning rate {args.learning_rate}"
+    setting += f", lambda {args.sift_lambda}, at most {args.eval_rows} validation rows"
+    runs = [
+        {"checkpoint": args.name or args.model.name, "task": task, "training": training, "seed": str(seed)}
+        | {"setting": setting}
+        for seed in range(args.first_seed, args.first_seed + args.seeds)
+        for task in args.tasks
+        for training in ("plain", "SiFT")
+    ]
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.work_dir or Path(scratch)
-        for seed in range(args.first_seed, args.first_seed + args.seeds):
-            for task in args.tasks:
-                for training in ("plain", "SiFT"):
-                    measure(args, task, training, seed, folder)
+        record_runs(RESULT_FILE, runs, lambda run: [train(args, run, folder)], args.again)
     print(table())
 
 
-def measure(args: argparse.Namespace, task: str, training: str, seed: int, folder: Path) -> None:
-    """Fine-tune once and write the row, unless it is there already."""
-    setting = f"{args.steps} steps of {args.batch}, {args.length} tokens, learning rate {args.learning_rate}"
-    setting += f", lambda {args.sift_lambda}, at most {args.eval_rows} validation rows"
-    row = {"checkpoint": args.name or args.model.name, "task": task, "training": training, "seed": str(seed)}
-    row["setting"] = setting
-    if any(all(earlier[column] == row[column] for column in KEY) for earlier in read_rows(RESULT_FILE)):
-        return
+def train(args: argparse.Namespace, run: dict[str, str], folder: Path) -> dict[str, str]:
+    """Fine-tune once; return scores, losses and seconds."""
+    task, training = run["task"], run["training"]
     script, _, metric, _ = TASKS[task]
     flags = ["--intermediate", args.model, "--task_name", task, "--data_dir", write_rows_of(task, args, folder)]
-    flags += ["--output_dir", folder / "run", "--seed", seed, "--max_steps", args.steps, "--warmup_steps", "0.1"]
+    flags += ["--output_dir", folder / "run", "--seed", run["seed"], "--max_steps", args.steps, "--warmup_steps", "0.1"]
     flags += ["--per_device_train_batch_size", args.batch, "--learning_rate", args.learning_rate]
     flags += ["--max_seq_length", args.length, "--recipe", "none", "--do_train", "--do_eval", "--eval_strategy", "no"]
     flags += ["--save_strategy", "no", "--resume_from_checkpoint", "false", "--disable_tqdm", "true"]
@@ -77,16 +78,13 @@ def measure(args: argparse.Namespace, task: str, training: str, seed: int, folde
     flags += ["--max_eval_samples", args.eval_rows]
     flags += ["--document_context", "none"] if script == "run_ner.py" else []
     metrics = run_script(script, list(map(str, flags)), folder / "run")
-    row |= {"metric": metric}
-    row |= {f"value{suffix}": f"{metrics[f'eval_{metric}{suffix}']:.4f}" for suffix in VERSIONS}
-    row |= {
+    return {
+        "metric": metric,
+        **{f"value{suffix}": f"{metrics[f'eval_{metric}{suffix}']:.4f}" for suffix in VERSIONS},
         "task_loss": f"{metrics.get('train_task_loss', metrics['train_loss']):.5f}",
         "sift_loss": f"{metrics['train_sift_loss']:.6f}" if training == "SiFT" else "",
         "train_seconds": f"{metrics['train_runtime']:.1f}",
-        **environment(),
     }
-    write_rows(RESULT_FILE, [row], KEY)
-    print(*(f"{name} {row[name]}" for name in list(row)[1:-5] if name != "setting"), sep=", ", flush=True)
 
 
 def run_script(script: str, flags: list[str], folder: Path) -> dict[str, float]:

@@ -5,6 +5,7 @@ import datetime
 import os
 import platform
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
@@ -91,3 +92,29 @@ def write_rows(path: Path, rows: list[dict], key: tuple[str, ...]) -> None:
         writer.writeheader()
         writer.writerows(others + rows)
     os.replace(unfinished, path)
+
+
+def record_runs(
+    path: Path, runs: list[dict[str, str]], measure: Callable[[dict[str, str]], list[dict[str, str]]], again: bool
+) -> None:
+    """Measure the runs that a result file lacks and add their rows; print how many it has, of which date and machine.
+
+    A run is the values of the columns that name it; `measure` returns its other columns, for each `step` if there are
+    several. With `again` all runs are measured: new values are printed beside the recorded ones, which the file keeps.
+    """
+    rows = read_rows(path)
+    recorded = [[row for row in rows if run.items() <= row.items()] for run in runs]
+    origins = Counter(f"{earlier[0]['date']} on {earlier[0]['machine']}" for earlier in recorded if earlier)
+    for origin, count in origins.items():
+        print(f"{count} runs {'repeated' if again else 'skipped'}, recorded {origin}", flush=True)
+    for run, earlier in zip(runs, recorded, strict=True):
+        if earlier and not again:
+            continue
+        measured = measure(run)
+        if not earlier:
+            write_rows(path, [{**run, **values, **environment()} for values in measured], tuple(run))
+        for values in measured:
+            old = next((row for row in earlier if row.get("step") == values.get("step")), {})
+            note = " (recorded {})" if old else ""
+            cells = (f"{name} {value}{note.format(old.get(name))}" for name, value in values.items())
+            print(f"{', '.join(run.values())}: {', '.join(cells)}", flush=True)

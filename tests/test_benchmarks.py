@@ -1,6 +1,8 @@
 """Peers of the benchmarks compute what their model computes, and tables take ratios from one machine at a time."""
 
 import csv
+import shlex
+import sys
 
 import pytest
 import torch
@@ -103,13 +105,32 @@ def test_operations_and_parameters_beside_bert(load):
 def test_rows_of_rtd_become_a_table(load, tmp_path, monkeypatch, capsys):
     rtd = load("rtd")
     monkeypatch.setattr(rtd, "RESULT_FILE", tmp_path / "rtd.csv")
-    for seed, found in (("1", "0.2"), ("2", "0.4")):
-        row = {"experiment": "scratch", "embedding_sharing": "gdes", "seed": seed, "setting": "small", "step": "100"}
-        rtd.write_rows(
-            rtd.RESULT_FILE, [{**row, **dict.fromkeys(rtd.METRICS, "0.9"), "replaced_found": found}], rtd.KEY
-        )
+    found = {"1": "0.2", "2": "0.4"}
+    runs = [{"experiment": "scratch", "embedding_sharing": "gdes", "seed": seed, "setting": "small"} for seed in found]
+    scores = {"step": "100", **dict.fromkeys(rtd.METRICS, "0.9")}
+    rtd.record_runs(rtd.RESULT_FILE, runs, lambda run: [{**scores, "replaced_found": found[run["seed"]]}], again=False)
     rtd.print_table("scratch", "small")
     assert "| gdes | 100 | 2 | 0.300 (0.200 to 0.400) | 0.900 (0.900 to 0.900) |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "name, flags, skipped",
+    [
+        ("ablations", "--train_file t --validation_file v --variants DeBERTa", 3),
+        ("rtd", "scratch --steps 500 --train_file t --validation_file v", 9),
+        ("fine_tuning", "--model v3-xsmall-nli --data d --tasks cola --settings short --who ours", 3),
+        ("sift", "--tasks rte --name 'a DeBERTa-v3-xsmall fine-tuned on NLI (int8 weights multiplied out)'", 10),
+    ],
+)
+def test_recorded_runs_are_counted_and_repeated_on_request(load, monkeypatch, capsys, name, flags, skipped):
+    script, measured = load(name), {"date": "today"}  # a column of all files
+    monkeypatch.setattr("timing.write_rows", None)  # results stay as they are
+    monkeypatch.setattr(script, "prepare", lambda *_: None, raising=False)
+    monkeypatch.setattr(script, "train", lambda *_: [{"step": "0", **measured}] if name == "rtd" else measured)
+    for again, expected in (([], f"{skipped} runs skipped, recorded 2026-11-2"), (["--again"], "today (recorded 202")):
+        monkeypatch.setattr(sys, "argv", [name, *shlex.split(flags), *again])
+        script.main()
+        assert capsys.readouterr().out.count(expected) == (skipped if again else 1)
 
 
 def test_a_token_file_of_a_large_text(load, tmp_path, monkeypatch):
