@@ -7,8 +7,6 @@ from importlib import import_module
 
 from transformers.utils import logging
 
-from hf_deberta import gpu_check
-from hf_deberta.commands import attention, bench, convert, inspect_checkpoint, score
 from hf_deberta.runs.command_line import show_input_errors_in_one_line
 
 PROGRAM = "hf-deberta"
@@ -24,13 +22,14 @@ SCRIPTS = {
     "demo": "see what the enhanced mask decoder is for, in a few minutes, offline",
 }
 OTHERS = {
-    "inspect": (inspect_checkpoint, "show configuration, parameters, attention backend and memory of a checkpoint"),
-    "convert": (convert, "write a checkpoint in the format of this package, of Transformers, or of Microsoft's code"),
-    "bench": (bench, "time a checkpoint on this machine against Transformers' own classes"),
-    "score": (score, "classify all texts of parquet or jsonl files, on this machine or a cluster of Ray"),
-    "attention": (attention, "write an HTML page with the attention of one text, by part, layer and head"),
-    "gpu-check": (gpu_check, "check the Triton kernels on this machine's GPU, and time them against sdpa"),
+    "inspect": "show configuration, parameters, attention backend and memory of a checkpoint",
+    "convert": "write a checkpoint in the format of this package, of Transformers, or of Microsoft's code",
+    "bench": "time a checkpoint on this machine against Transformers' own classes",
+    "score": "classify all texts of parquet or jsonl files, on this machine or a cluster of Ray",
+    "attention": "write an HTML page with the attention of one text, by part, layer and head",
+    "gpu-check": "check the Triton kernels on this machine's GPU, and time them against sdpa",
 }
+MODULES = {"inspect": "commands.inspect_checkpoint", "gpu-check": "gpu_check"}  # the others: commands.NAME
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -49,10 +48,12 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND FLAGS")
     for name, summary in SCRIPTS.items():
         commands.add_parser(name, help=summary)
-    for name, (module, summary) in OTHERS.items():
+    for name, summary in OTHERS.items():
         command = commands.add_parser(name, help=summary, description=summary)
-        module.add_arguments(command)
-        command.set_defaults(run=module.main, name=name)
+        if words[:1] == [name]:  # only this one is imported: gpu-check runs where `datasets` is missing
+            module = import_module("hf_deberta." + MODULES.get(name, f"commands.{name}"))
+            module.add_arguments(command)
+            command.set_defaults(run=module.main, name=name)
     args = parser.parse_args(words)
     logging.disable_progress_bar()  # of loading
     with show_input_errors_in_one_line(f"{PROGRAM} {args.name}"):

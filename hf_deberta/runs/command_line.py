@@ -21,7 +21,6 @@ from inspect import cleandoc
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-import datasets
 from huggingface_hub.errors import StrictDataclassError
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
@@ -299,6 +298,8 @@ def make_dataclasses(parser: HfArgumentParser, flags: Namespace) -> tuple[Any, .
     for instance in instances:
         require_reporters(getattr(instance, "report_to", []))
     if any(getattr(instance, "disable_tqdm", False) for instance in instances):
+        import datasets
+
         logging.disable_progress_bar()
         datasets.disable_progress_bars()
     return instances

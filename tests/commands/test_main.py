@@ -1,6 +1,7 @@
 """`hf-deberta` and `python -m hf_deberta`: each command starts, and mistakes are one line."""
 
 import importlib
+import subprocess
 import sys
 from pathlib import Path
 
@@ -48,6 +49,13 @@ def test_mistakes_are_reported_in_one_line(words, message, tmp_path, monkeypatch
     with pytest.raises(SystemExit) as stopped:
         main(words)
     assert stopped.value.code.startswith(message) and "\n" not in stopped.value.code
+
+
+def test_gpu_check_runs_on_a_bare_machine():
+    """Without `datasets`, as where only PyTorch and Transformers are installed."""
+    code = "import sys; sys.modules['datasets'] = None; from hf_deberta.__main__ import main; main(['gpu-check', '-h'])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0 and "--head_sizes" in ran.stdout, ran.stderr
 
 
 def test_unknown_commands(capsys):
