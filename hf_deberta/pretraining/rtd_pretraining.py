@@ -34,6 +34,7 @@ from hf_deberta.model.attention_context import real_tokens
 from hf_deberta.model.batch_loss import IGNORED, loss_divisor
 from hf_deberta.model.input_checks import check_tensors
 from hf_deberta.model.linear_cross_entropy import MAX_CHUNK_LOGITS, MIN_CHUNK_TOKENS
+from hf_deberta.model.pretrained_model import HfDebertaPreTrainedModel
 from hf_deberta.pretraining.gradient_disentangled_embedding import (
     SHARINGS,
     GradientDisentangledEmbedding,
@@ -167,6 +168,9 @@ class HfDebertaForRtdPretraining(PreTrainedModel):
     _supports_sdpa = True
     accepts_loss_kwargs = True
     _no_split_modules = ["HfDebertaLayer"]
+    # the names of this package, as for each of the two models
+    _can_set_attn_implementation = HfDebertaPreTrainedModel._can_set_attn_implementation
+    get_correct_attn_implementation = HfDebertaPreTrainedModel.get_correct_attn_implementation
 
     def __init__(self, config: HfDebertaRtdConfig):
         super().__init__(config)
@@ -183,10 +187,6 @@ class HfDebertaForRtdPretraining(PreTrainedModel):
         for module in self.modules():  # the two models do not initialize these
             if isinstance(module, GradientDisentangledEmbedding):
                 init.zeros_(module.delta)
-
-    @classmethod
-    def _can_set_attn_implementation(cls) -> bool:
-        return True
 
     def get_input_embeddings(self) -> nn.Module:
         return self.generator.get_input_embeddings()

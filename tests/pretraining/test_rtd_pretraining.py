@@ -115,8 +115,11 @@ def test_attention_backends_are_kept():
     config = HfDebertaRtdConfig(discriminator=discriminator, generator=tiny_config(attn_implementation="sdpa"))
     model = HfDebertaForRtdPretraining(config)
     assert [getattr(model, name).config._attn_implementation for name in MODELS] == ["sdpa", "eager"]
-    model.set_attn_implementation("eager")
-    assert model.generator.config._attn_implementation == "eager"
+    for backend in ("eager", "triton", "auto"):
+        model.set_attn_implementation(backend)
+        assert {getattr(model, name).config._attn_implementation for name in MODELS} == {backend}
+    with pytest.raises(ValueError, match="unknown attention backend 'flash_attention_2': choose one of auto"):
+        model.set_attn_implementation("flash_attention_2")
 
 
 @pytest.mark.parametrize(
