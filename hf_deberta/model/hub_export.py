@@ -63,8 +63,9 @@ vocabulary of {vocab_size} tokens.
 tokenizer = AutoTokenizer.from_pretrained("{name}", trust_remote_code=False)  # the tokenizer needs no custom code
 ```
 
-With the `hf_deberta` package installed, `import hf_deberta` replaces `trust_remote_code=True`. The package can
-also export this model to the format of Transformers' own classes: `export_to_transformers(model, folder)`.
+This needs Transformers 5.12 or later. With the `hf_deberta` package installed, `import hf_deberta` replaces
+`trust_remote_code=True`. The package can also export this model to the format of Transformers' own classes:
+`export_to_transformers(model, folder)`.
 """
 
 

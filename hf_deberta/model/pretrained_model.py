@@ -69,9 +69,7 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
 
         Call it after `post_init`, which adds the patterns of the encoder to those of a head.
         """
-        kept = [*(type(self)._keys_to_ignore_on_load_unexpected or ()), *patterns]
-        is_set = isinstance(self._keys_to_ignore_on_load_unexpected, set)  # from Transformers 5.9 on
-        self._keys_to_ignore_on_load_unexpected = set(kept) if is_set else kept
+        self._keys_to_ignore_on_load_unexpected = {*(type(self)._keys_to_ignore_on_load_unexpected or ()), *patterns}
 
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:

@@ -1,6 +1,7 @@
 """A saved folder loads in a process where this package cannot be imported."""
 
 import json
+import re
 import subprocess
 import sys
 from fnmatch import fnmatch
@@ -184,6 +185,8 @@ def test_model_card_says_how_to_load_and_is_not_overwritten(tmp_path):
     card = ModelCard.load(tmp_path / "my-model" / "README.md")
     assert card.data.library_name == "transformers" and card.data.pipeline_tag == "question-answering"
     assert 'AutoModelForQuestionAnswering.from_pretrained("my-model", trust_remote_code=True)' in card.text
+    oldest = re.search(r'"transformers>=([\d.]+)', (Path(__file__).parents[2] / "pyproject.toml").read_text())[1]
+    assert f"needs Transformers {oldest} or later" in card.text
     (tmp_path / "my-model" / "README.md").write_text("mine")
     model.save_pretrained(tmp_path / "my-model")
     assert (tmp_path / "my-model" / "README.md").read_text() == "mine"
