@@ -143,7 +143,7 @@ class Worker:
         except QueueFull:
             waiting = f"{self.batcher.waiting_tokens} tokens and {self.waiting_characters} characters are waiting"
             raise HTTPException(503, f"{waiting}: try again later", {"Retry-After": "1"}) from None
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise HTTPException(504, f"no result within {self.settings.timeout_s:g} seconds") from None
         except HTTPException:
             raise

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,15 @@ def test_wheel_in_an_environment_of_its_own(source, unpacked, tmp_path):
     assert "eval_accuracy" in (elsewhere / "demo_output" / "glue" / "all_results.json").read_text()
     installed = {str(path.relative_to(folder)) for path in (folder / "hf_deberta").rglob("*.py")}
     assert installed == {str(path.relative_to(source)) for path in (source / "hf_deberta").rglob("*.py")}
+
+
+def test_the_versions_of_python_that_are_claimed_are_those_of_the_workflow():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    workflow = re.findall(r'"(3\.\d+)"', (ROOT / ".github/workflows/tests.yml").read_text())
+    assert re.findall(r":: (3\.\d+)", "\n".join(project["classifiers"])) == workflow
+    assert project["requires-python"] == f">={workflow[0]}"
+    extras = str(project["optional-dependencies"])
+    assert "python_version" not in extras  # pip would leave out such a package without a word
 
 
 def test_links_of_the_readme_become_absolute():
