@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import os
 import subprocess
 import sys
 from importlib.machinery import ModuleSpec
@@ -154,7 +155,9 @@ def test_threads_are_pinned_only_to_as_many_cores(cores, pinned, monkeypatch):
 
 def test_signals_are_handled_after_models_are_gone():
     """A Core that ends after a later one leaves no stack for signal handlers, which ends the process."""
-    subprocess.run([sys.executable, "-c", MODELS_AND_A_SIGNAL], cwd=Path(__file__).parent, check=True)
+    folders = map(str, (Path(__file__).parent, Path(__file__).parents[1]))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")])}
+    subprocess.run([sys.executable, "-c", MODELS_AND_A_SIGNAL], env=environment, check=True)
 
 
 MODELS_AND_A_SIGNAL = """
