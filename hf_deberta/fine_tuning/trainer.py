@@ -93,8 +93,15 @@ class FineTuningTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, 
             self.add_callback(EarlyStoppingCallback(self.args.early_stopping_patience))
 
     def compute_split_metrics(self, prediction: EvalPrediction) -> dict[str, float]:
+        self.require_all_rows(prediction.predictions)
         self.predictions = None if self.is_in_train else prediction.predictions  # for `evaluate_split`
         return self.metrics(self.scored_split, prediction) if self.metrics is not None else {}
+
+    def require_all_rows(self, predictions: Any) -> None:
+        """Require a prediction for each row, before a file of predictions is written."""
+        rows, predicted = len(self.splits[self.scored_split]), len(logits_of(predictions))
+        if predicted != rows:
+            raise ValueError(f"there are {predicted:,} predictions for the {rows:,} rows of {self.scored_split}")
 
     def evaluate_split(self, split: str) -> dict[str, float]:
         self.scored_split = split
@@ -114,6 +121,7 @@ class FineTuningTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, 
         self.scored_split = split
         columns = [name for name in without if name in self.splits[split].column_names]
         output = self.predict(self.splits[split].remove_columns(columns), metric_key_prefix=prefix)
+        self.require_all_rows(output.predictions)
         self.predictions = None
         self.write_scores(split, output.predictions)
         return output

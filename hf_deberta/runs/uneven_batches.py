@@ -4,10 +4,12 @@ accelerate gives each process a full batch: it repeats rows from the start of th
 twice. `UnevenBatchesMixin` leaves them out, so that several processes compute the loss and the gradients of one.
 """
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 from transformers import Trainer
 from transformers.trainer_utils import has_length
 
@@ -33,7 +35,6 @@ class UnevenBatchesMixin(Trainer):
         if (
             arguments.world_size == 1
             or not state.end_of_dataloader
-            or arguments.dataloader_drop_last
             or not self.accelerator.even_batches
             or self.accelerator.parallelism_config is not None  # processes that share their rows
         ):
@@ -46,8 +47,20 @@ class UnevenBatchesMixin(Trainer):
         before = size * arguments.process_index  # rows of the batch that other processes have
         return first_rows(inputs, size, min(max(remainder - before, 0), size))
 
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
+        """Load all rows of a split: by these flags, Trainer would drop some, or load an earlier split again."""
+        args, self.args = self.args, copy.copy(self.args)
+        self.args.dataloader_drop_last = self.args.dataloader_persistent_workers = False
+        try:
+            return super().get_eval_dataloader(eval_dataset)
+        finally:
+            self.args = args
+
+    def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
+        return self.get_eval_dataloader(test_dataset)
+
     def get_batch_samples(self, epoch_iterator: Iterator, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
-        if has_length(self.train_dataset):
+        if has_length(self.train_dataset) and not self.args.dataloader_drop_last:
             rows = len(self.train_dataset)  # type: ignore[arg-type]
             epoch_iterator = (self.without_repeated_rows(batch, rows) for batch in epoch_iterator)
         return super().get_batch_samples(epoch_iterator, *args, **kwargs)

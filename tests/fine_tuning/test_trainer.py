@@ -76,6 +76,9 @@ def test_metrics_are_those_of_the_split(tmp_path):
     assert "predict_rows" not in trainer.predict_split("test", "predict", without=["labels", "no such"]).metrics
     main, other = ("validation_matched", 1), ("validation_mismatched", 3)
     assert scored == [main, other, main, ("test", 5)]
+    trainer.get_test_dataloader = lambda rows: FineTuningTrainer.get_test_dataloader(trainer, rows.select(range(4)))
+    with pytest.raises(ValueError, match="there are 4 predictions for the 5 rows of test"):
+        trainer.predict_split("test", "predict", without=["labels"])
 
 
 def test_rows_of_several_choices_are_grouped_by_their_longest(tmp_path):

@@ -4,6 +4,7 @@ Accumulation changes nothing either.
 """
 
 import math
+import random
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,14 @@ TRAINING = {
     "dataloader_pin_memory": False,
 }
 # rows, and rows per step: the second of two processes has one row or none of its own in the last batch
-SIZES = {"one row": (13, 8), "no row": (10, 8), "no full batch": (3, 8), "full": (16, 8)}
-ACCUMULATION = {"one row": 1, "no row": 1, "no full batch": 2, "full": 2}
+SIZES = {"one row": (13, 8), "no row": (10, 8), "no full batch": (3, 8), "full": (16, 8), "dropped": (13, 8)}
+ACCUMULATION = {"one row": 1, "no row": 1, "no full batch": 2, "full": 2, "dropped": 1}
+FLAGS = {
+    "dataloader_drop_last": [True],
+    "dataloader_num_workers": [0, 1],
+    "eval_accumulation_steps": [None, 1],
+    "accelerator_config": [None, {"split_batches": True}, {"even_batches": False}],
+}
 
 
 def task_rows(head: str, number: int) -> tuple[type, dict[str, Any], dict[str, list]]:
@@ -113,6 +120,7 @@ def run(kind: str, size: str, folder: Path, processes: int, pieces: int) -> dict
         per_device_train_batch_size=per_device,
         per_device_eval_batch_size=batch // processes,
         gradient_accumulation_steps=pieces,
+        dataloader_drop_last=size == "dropped",
     )
     trainer.train()
     logs = [entry for entry in trainer.state.log_history if "loss" in entry]
@@ -159,6 +167,21 @@ def test_unpadding_changes_nothing(kind, unpad_tiny_models, values_are_not_read,
     assert any(unpadded)
     monkeypatch.setattr(attention_context, "unpadding_of_counted_mask", lambda *inputs: None)
     assert_same(found, run(kind, "one row", tmp_path, 1, 2))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_flags_of_training_do_not_reach_evaluation(kind, tmp_path):
+    """It has all rows of its split, and no others."""
+    rng = random.Random(kind)
+    flags = {name: rng.choice(values) for name, values in FLAGS.items()}
+    flags["dataloader_persistent_workers"] = flags["dataloader_num_workers"] > 0
+    losses = []
+    for others in (flags, {}):
+        trainer = make_trainer(kind, tmp_path, 8, per_device_eval_batch_size=3, **others)
+        rows = make_trainer(kind, tmp_path, 5).eval_dataset
+        losses.append([trainer.evaluate()["eval_loss"], trainer.evaluate(rows)["eval_loss"]])
+        losses[-1].append(trainer.predict(rows).metrics["test_loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4), flags
 
 
 @pytest.fixture(scope="module")
