@@ -132,6 +132,8 @@ class FineTuningArguments(RunArguments):
             self.eval_strategy = "no"
         if self.eval_strategy == "steps" and self.save_strategy == "epoch":
             self.save_strategy, self.save_steps = "steps", self.eval_steps or self.logging_steps
+        elif self.save_strategy == "steps" and self.eval_strategy == "epoch" and self.load_best_model_at_end:
+            self.eval_strategy, self.eval_steps = "steps", self.eval_steps or self.save_steps
         if "no" in (self.eval_strategy, self.save_strategy):
             self.load_best_model_at_end = False
         if self.use_cpu or not torch.accelerator.is_available():
