@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer
 from transformers.trainer_utils import has_length
 
+from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.real_tokens import NUM_REAL_TOKENS
 
 STAND_IN = "is_stand_in"  # key of a batch whose loss does not count
@@ -46,6 +47,15 @@ class UnevenBatchesMixin(Trainer):
         self.stand_in = first_rows(inputs, size, 1)
         before = size * arguments.process_index  # rows of the batch that other processes have
         return first_rows(inputs, size, min(max(remainder - before, 0), size))
+
+    def get_train_dataloader(self) -> DataLoader:
+        loader = super().get_train_dataloader()
+        if self.args.dataloader_drop_last and has_length(loader) and not len(loader):
+            raise InputError(
+                f"--dataloader_drop_last leaves no batch of {self._train_batch_size} rows for each process: there "
+                f"are {self.num_examples(loader):,} training rows: leave it out"
+            )
+        return loader
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
         """Load all rows of a split: by these flags, Trainer would drop some, or load an earlier split again."""

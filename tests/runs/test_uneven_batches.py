@@ -184,6 +184,11 @@ def test_flags_of_training_do_not_reach_evaluation(kind, tmp_path):
     assert losses[0] == pytest.approx(losses[1], rel=1e-4), flags
 
 
+def test_a_training_without_a_full_batch(tmp_path):
+    with pytest.raises(InputError, match="--dataloader_drop_last leaves no batch of 8 rows .*5 training rows: leave"):
+        make_trainer("mlm", tmp_path, 5, per_device_train_batch_size=8, dataloader_drop_last=True).train()
+
+
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory) -> dict[tuple[str, str], Any]:
     folder = tmp_path_factory.mktemp("two")
