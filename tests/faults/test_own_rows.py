@@ -56,6 +56,7 @@ LABELS = {
     "dict": lambda r, i: {"a": 1},
     "blank": lambda r, i: r.choice(["", " ", "yes", "no"]),
     "minus one": lambda r, i: r.choice([-1, 0, 1]),
+    "odd cell": lambda r, i: str(i / 4) if i else r.choice(["nan", "NA", "null", "None", "-", "1,5"]),
     "bytes": lambda r, i: r.choice([b"x", b"y"]),
     "null": lambda r, i: None,
     "mixed": lambda r, i: r.choice([1, "yes", None, [2]]),
@@ -124,6 +125,7 @@ def make_rows(table: dict, salt: int, damage: str | None = None) -> Dataset:
 def check_task(task: glue.GlueTask, rows: Dataset, table: dict) -> None:
     """The columns hold text, and no identifiers; the labels are those of the rows."""
     assert 1 <= len(task.columns) <= 2 and len(set(task.columns)) == len(task.columns)
+    assert table["label"] != "odd cell" or table["regression"] is not None or table["rows"] == 1
     assert table["label_column"] not in task.columns or table["text_column_names"]
     if not table["text_column_names"]:
         for name in task.columns:

@@ -49,7 +49,9 @@ CLASS_METRICS, REGRESSION_METRICS = ("accuracy", "f1"), ("pearson", "spearmanr")
 MULTI_LABEL_METRICS = ("f1_micro", "f1_macro", "accuracy")
 CODES = "values without spaces, most with digits: identifiers"
 MANY_LABELS = 50  # from here on a warning asks whether the column holds labels
-NUMBER = re.compile(r"-?\d+(\.\d+)?")
+NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?\s*", re.IGNORECASE)
+MISSING_WORDS = ("nan", "na", "n/a", "#n/a", "<na>", "null", "none", "-", "--")  # in tables of numbers
+NEARLY_ALL = 0.9
 NAMES_SHOWN = 10  # in messages that list columns or labels
 shortened = partial(shorten, length=100)  # values in messages
 
@@ -121,6 +123,8 @@ def infer_task(
         return task(labels, MULTI_LABEL_METRICS, multi_label=True)
     require_label_format(rows, label_column, "train", multi_label=False)
     require_no_missing_labels([_is_missing(value) for value in rows[label_column][:]], "train", label_column)
+    if regression is None and _is_text(feature):
+        require_names_or_numbers(rows[label_column][:], label_column, "train")
     if regression or (regression is None and getattr(feature, "dtype", "").startswith("float")):
         if regression is None and all(value.is_integer() for value in rows[label_column][:]):
             logger.warning(
@@ -337,6 +341,22 @@ def require_no_missing_labels(is_missing: list[bool], split: str, column: str) -
         raise InputError(f"{message}: add labels, or remove these rows")
     if missing < len(is_missing):
         logger.warning(f"{message}: the predictions are written without metrics")
+
+
+def require_names_or_numbers(labels: Sequence[str], column: str, split: str) -> None:
+    """Refuse a word for a missing value among numbers, and any other among decimals: it would make classes of them."""
+    odd = {row: label for row, label in enumerate(labels, start=1) if not NUMBER.fullmatch(label)}
+    numbers = [label for row, label in enumerate(labels, start=1) if row not in odd]
+    decimals = sum(not number.strip().isdecimal() for number in numbers)
+    has_fractions = any(not float(number).is_integer() for number in numbers)
+    are_targets = len(numbers) >= NEARLY_ALL * (len(labels) - 1) and 2 * decimals >= len(numbers) and has_fractions
+    are_missing = len(set(numbers)) > 1 and all(label.strip().lower() in MISSING_WORDS for label in odd.values())
+    if odd and (are_targets or are_missing):
+        row, label = next(iter(odd.items()))
+        raise InputError(
+            f"the {split} rows have {shortened(label)} in row {row} of the column {column!r}, and others have numbers "
+            f"such as {numbers[0]}: correct it, or remove the row; if numbers are classes, add --do_regression false"
+        )
 
 
 def _is_missing(value: Any) -> bool:

@@ -10,7 +10,7 @@ from datasets import ClassLabel, Dataset, Features, List, Value
 
 from hf_deberta.fine_tuning.tasks import glue
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
-from hf_deberta.runs.data_files import read_table
+from hf_deberta.runs.data_files import locate_errors, read_table
 from hf_deberta.runs.errors import InputError
 
 WORDS = "the cat sat on a mat while many old birds sang in some tall trees"
@@ -162,6 +162,25 @@ def test_labels_that_may_be_mistakes(caplog):
     caplog.clear()
     assert glue.infer_task({"train": rows(text=texts[:2], label=[0.0, 1.0])}).labels is None
     assert "--do_regression false" in caplog.text
+
+
+def test_a_cell_that_is_no_number_among_numbers(tmp_path):
+    """It would make a class of each number. Names, versions and whole numbers may be labels, also beside each other."""
+
+    def labels_of(*labels, **options):
+        (tmp_path / "train.jsonl").write_text("".join(json.dumps({"text": "a b", "label": x}) + "\n" for x in labels))
+        train = read_table(tmp_path / "train.jsonl")
+        with locate_errors(train, "train"):
+            return glue.infer_task({"train": train}, **options).labels
+
+    half, whole = [str(n / 2) for n in range(12)], [str(n % 4) for n in range(12)]
+    for odd in ("nan", "NA", "null", "None", "-", "1,5"):
+        for numbers in (half,) if odd == "1,5" else (half, whole):
+            with pytest.raises(InputError, match=f"train.jsonl: .* have '{odd}' in row 3 .*; .* --do_regression false"):
+                labels_of(*numbers[:2], odd, *numbers[2:])
+            assert odd in labels_of(*numbers, odd, regression=False)
+    for labels in ("1.0 2.0 3.0", "1.0 2.0 other", "yes no -", "1.2 2.5 beta new", "1 2 2.5 other", "1 -", "nan yes 1"):
+        assert set(labels_of(*12 * labels.split())) == set(labels.split())
 
 
 @pytest.mark.parametrize("name", ["id", "idx", "guid", "ID", "example_id"])
