@@ -270,7 +270,7 @@ def read_labels(file: Path) -> list[Any]:
     """Return a label for each row: None for questions with an answer in a text, and for sentences of words."""
     text = file.read_text(encoding="utf-8")
     if file.suffix == ".jsonl":
-        rows = [json.loads(line) for line in text.splitlines()]
+        rows = [json.loads(line) for line in text.removesuffix("\n").split("\n")]
         return [row["label"] if "label" in row else row["answer"] for row in rows]
     if file.suffix == ".json":
         questions = [

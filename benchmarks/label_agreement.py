@@ -36,7 +36,7 @@ RUNTIME_PEERS = (
 def read_batches(arguments: argparse.Namespace) -> list[dict[str, torch.Tensor]]:
     """Return the tokenized rows of the file, in batches of similar length."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(arguments.model)
-    lines = arguments.file.read_text(encoding="utf-8").splitlines()[: arguments.rows]
+    lines = arguments.file.read_text(encoding="utf-8").removesuffix("\n").split("\n")[: arguments.rows]
     rows = [json.loads(line) for line in lines]
     rows.sort(key=lambda row: sum(len(row[column]) for column in arguments.columns))
     batches = []

@@ -110,7 +110,7 @@ def write_rows_of(task: str, args: argparse.Namespace, folder: Path) -> Path:
             continue
         (target / path.name).symlink_to(path.resolve())
         for suffix in ("_typos", "_drops") if path.stem.startswith("valid") else ():
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
             damaged = damage_columns(lines, suffix) if path.suffix == ".txt" else damage_rows(lines, columns, suffix)
             (target / f"validation{suffix}{path.suffix}").write_text("\n".join(damaged) + "\n", encoding="utf-8")
     return target

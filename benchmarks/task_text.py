@@ -27,7 +27,7 @@ def main() -> None:
 def read_json_lines(data: Path) -> Iterator[str]:
     """Yield the text fields of each row of GLUE, CB, COPA and DREAM."""
     for path in [*sorted(data.glob("glue/*/train.jsonl")), *(data / name / "train.jsonl" for name in OTHER_TASKS)]:
-        for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+        for row in map(json.loads, path.read_text(encoding="utf-8").removesuffix("\n").split("\n")):
             values = [value for name, value in row.items() if name not in FIELDS_WITHOUT_TEXT]
             yield " ".join(part for value in values for part in (value if isinstance(value, list) else [value]))
 

@@ -30,7 +30,7 @@ def main(flags: list[str] | None = None) -> tuple[list[Any], list[Any]]:
     parser.add_argument("--types", nargs="+", default=["person", "organization", "location"])
     parser.add_argument("--threshold", type=float, default=0.5)
     arguments = parser.parse_args(flags)
-    texts = arguments.texts.read_text(encoding="utf-8").splitlines()
+    texts = arguments.texts.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     # GLiNER has no trust_remote_code: with encoders other than DeBERTa it runs code of their repositories
     model = GLiNER.from_pretrained(arguments.model).eval()
 

@@ -55,7 +55,7 @@ def main(flags: list[str] | None = None) -> list[list[dict[str, Any]]]:
     parser.add_argument("--texts", type=Path, required=True, help="file with a text per line")
     parser.add_argument("--stride", type=int, default=64, help="tokens that two parts of a long text share")
     arguments = parser.parse_args(flags)
-    texts = arguments.texts.read_text(encoding="utf-8").splitlines()
+    texts = arguments.texts.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     warnings.filterwarnings("ignore", message="Tokenizer does not support real words")  # it gets words
     with hf_deberta.enable():  # the model may be one of Transformers
         tagger = pipeline(

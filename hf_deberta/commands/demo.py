@@ -159,7 +159,7 @@ def read_lines(path: Path) -> list[str]:
         raise SystemExit(f"{path} cannot be read: {error.strerror}.") from None
     if len(text) > MAX_CHARACTERS:
         print(f"{path} is long: the demo reads its first {MAX_CHARACTERS:,} characters.")
-    lines = [line.strip() for line in text[:MAX_CHARACTERS].splitlines() if line.strip()]
+    lines = [line.strip() for line in text[:MAX_CHARACTERS].split("\n") if line.strip()]
     characters = sum(map(len, lines))
     if len(lines) < MIN_LINES or characters < MIN_CHARACTERS:
         raise SystemExit(

@@ -26,6 +26,7 @@ from transformers.utils import logging
 
 from hf_deberta.fine_tuning.tasks.submission import write_json_lines
 from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.file_faults import read_lines
 from hf_deberta.runs.json_files import write_json
 
 Scores = list[dict[str, float]]  # of each row
@@ -109,8 +110,8 @@ def read_scores(folder: Path, split: str, rows: int, rows_hash: str | None = Non
             "--do_predict, and name its --output_dir"
         )
     try:
-        lines = file.read_text(encoding="utf-8").rstrip("\n").split("\n")
-        found = json.loads(lines.pop(0))["rows"] if lines[0].startswith('{"rows": "') else None
+        lines = [*read_lines(file)]
+        found = json.loads(lines.pop(0))["rows"] if lines and lines[0].startswith('{"rows": "') else None
         scores = [json.loads(line, parse_int=float) for line in lines]
     except (ValueError, RecursionError) as reason:
         raise InputError(f"{file} is damaged: {reason}; evaluate and predict that run again") from None

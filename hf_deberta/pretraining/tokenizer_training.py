@@ -87,7 +87,7 @@ def train_tokenizer(
 
 
 def _train_unigram(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    lines = subsample_lines(line for text in texts for line in text.splitlines())
+    lines = subsample_lines(line for text in texts for line in text.split("\n"))
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "spm.model")
         with open(path, "wb") as file:

@@ -7,8 +7,10 @@ InputError: reviews.jsonl, line 2, column 16: the byte 0xdf is not UTF-8 text: c
 import csv
 import gzip
 import json
+import re
 import sys
 import zlib
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -27,6 +29,7 @@ BINARY_FORMATS = {  # by the first bytes of a file
     b"PK\x03\x04": "a zip file or an Excel workbook: unzip it, or save its table as csv",
 }
 DAMAGED = (gzip.BadGzipFile, EOFError, zlib.error)  # what gzip raises
+SURROGATE = re.compile("[\ud800-\udfff]")  # half of a pair; no text has it
 TYPE_NAMES = {
     str: "text", bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "an object",
     type(None): "null",
@@ -259,12 +262,13 @@ def _check_json_rows(file: str | Path, types: bool = True) -> None:
     first_types: dict[str, tuple[str, str]] = {}
     for place, row in _json_rows(file):
         _require_object(row, file, place)
-        for path, value in _leaves(row, "") if types else ():
-            if isinstance(value, str) and not _is_encodable(value):
+        for path, value in _leaves(row):
+            if SURROGATE.search(path + value if isinstance(value, str) else path):
+                path = path.encode("utf-8", "backslashreplace").decode()
                 raise InputError(f"{file}, {place}: {path} has half of a surrogate pair, which no text has")
             kind = type_name(value)
             other, other_place = first_types.setdefault(path, (kind, place))
-            if kind != other:
+            if types and kind != other:
                 raise InputError(
                     f"{file}, {place}: {path} holds {kind}, {shorten(value)}, but {other} in {other_place}"
                 )
@@ -279,35 +283,26 @@ def _json_rows(file: str | Path) -> Iterator[tuple[str, Any]]:
         document = read_json(file)
         rows = document if isinstance(document, list) else [document]
         if rows and all(isinstance(row, str) for row in rows):
-            return  # a list of texts, which `datasets` reads as the column "text"
+            rows = [{"text": row} for row in rows]  # as `datasets` reads a list of texts
         for index, row in enumerate(rows):
             yield f"row {index + 1}", row
 
 
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+def _leaves(row: Any) -> Iterator[tuple[str, Any]]:
     """Yield the path and value of fields, lists and the values in them; without nulls, which fit every type."""
-    if value is None:
-        return
-    if path:
-        yield path, value
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from _leaves(item, f"{path}.{key}" if path else key)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _leaves(item, f"{path}[]")
+    pending = deque([("", row)])
+    while pending:
+        path, value = pending.popleft()
+        if path and value is not None:
+            yield path, value
+        if isinstance(value, dict):
+            pending.extend((f"{path}.{key}" if path else key, item) for key, item in value.items())
+        elif isinstance(value, list):
+            pending.extend((f"{path}[]", item) for item in value)
 
 
 def type_name(value: Any) -> str:
     return TYPE_NAMES.get(type(value), type(value).__name__)
-
-
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 # csv and tsv

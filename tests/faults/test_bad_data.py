@@ -10,6 +10,7 @@ import gzip
 import io
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ VALUES: list[Any] = [
     None, "", " ", 5, -1, 2.5, True, float("nan"), 2**70, -(2**40), [], ["a", "b"], [["a"]], [1, None], {}, {"a": 1},
     {"text": ["a"]}, "x" * 3000, "Straße", "\u0000", "\u2028", "\ufeff", "None", "NaN", "2020-01-01", "D", "0",
     [{"text": "a"}], "a\nb", 'quote " and, comma', "\r", "tab\there",
+    "a\u2028b\u2029c\u0085d", "\ud800", "a\udfffb",
 ]  # fmt: skip
 WORDS = [
     "the",
@@ -310,6 +312,12 @@ def serialize(rows: Any, kind: str, folder: Path) -> bytes:
     return text.getvalue().encode()
 
 
+def replace_in_texts(rows: Any, old: str, new: str) -> Any:
+    if isinstance(rows, str):
+        return rows.replace(old, new)
+    return json.loads(json.dumps(rows, separators=(",", ":")).replace(old, new))
+
+
 OTHER_JSON = (
     *(b"[]", b"{}", b"null", b"null\nnull", b"[null]", b"5", b'"text"', b"[1, 2]", b"[[]]", b'{"data": []}'),
     *(b'{"data": [1]}', b'{"data": null}', b'{"data": {"paragraphs": []}}'),
@@ -364,6 +372,8 @@ def attack(task: str, seed: int, folder: Path, tokenizer: Any) -> bool:
     rng = random.Random(f"{task} {seed}")
     make_rows, kinds, use = TASKS[task]
     kind, rows, damaged_row, suffix = rng.choice(kinds), make_rows(rng), None, ""
+    if separator := rng.choice(("", "\u2028", "\u2029", "\u0085")):
+        rows = replace_in_texts(rows, "e" if task == "conll" else " ", separator)
     if kind == "txt" or rng.random() < 0.4:
         content = serialize(rows, kind, folder)
         content, suffix = damage_bytes(content, rng)
@@ -375,6 +385,8 @@ def attack(task: str, seed: int, folder: Path, tokenizer: Any) -> bool:
             kind = "jsonl" if kind != "data" else kind
             content = serialize(rows, kind, folder)
     path = folder / f"train{seed}.{'json' if kind == 'data' else kind}{suffix}"
+    if separator and kind in NESTED[:2]:  # as it is, not escaped
+        content = content.replace(f"\\u{ord(separator):04x}".encode(), separator.encode())
     path.write_bytes(content)
     try:
         features = use(path, tokenizer)
@@ -391,6 +403,7 @@ def attack(task: str, seed: int, folder: Path, tokenizer: Any) -> bool:
             assert named or damaged_row == 0, f"not line {damaged_row + 1}: {message}"
         return False
     assert len(features) and all(len(ids) for ids in features["input_ids"]), "inputs are empty"
+    assert kind == "data" or not re.search(rb"\\ud(800|fff)", content), "half of a surrogate pair"
     return True
 
 

@@ -26,7 +26,7 @@ TEXTS = {
     "sentence": lambda r, i: " ".join(r.choices(WORDS, k=r.randint(2, 9))),
     "one word": lambda r, i: r.choice(WORDS),
     "long": lambda r, i: "very long " * r.choice([1, 50, 400]),
-    "blank": lambda r, i: r.choice(["", " ", "\n", "a text", "\u00a0"]),
+    "blank": lambda r, i: r.choice(["", " ", "\n", "a text", "\u00a0", "a\u2028b\u2029c\x85d"]),
     "strange": lambda r, i: "".join(r.choices(["\x00", "\u202e", "\ufeff", "a", " ", "é", "👩‍🚀", "[SEP]"], k=5)),
 }
 OTHERS = {
@@ -57,6 +57,7 @@ LABELS = {
     "blank": lambda r, i: r.choice(["", " ", "yes", "no"]),
     "minus one": lambda r, i: r.choice([-1, 0, 1]),
     "odd cell": lambda r, i: str(i / 4) if i else r.choice(["nan", "NA", "null", "None", "-", "1,5"]),
+    "separators": lambda r, i: r.choice(["a\u2028b", "a\u2029b", "a\x85b"]),
     "bytes": lambda r, i: r.choice([b"x", b"y"]),
     "null": lambda r, i: None,
     "mixed": lambda r, i: r.choice([1, "yes", None, [2]]),

@@ -73,6 +73,8 @@ def test_scores_that_do_not_fit(tmp_path):
         read_scores(tmp_path, "test", 2)
     write_scores(tmp_path, "test", [{"a": 1.0, "b": 1e-12}])
     assert read_scores(tmp_path, "test", 1) == ([{"a": 1.0}], None)
+    write_scores(tmp_path, "test", separated := [{"a\u2028b\u2029c\x85d": 1.0}])  # ends of lines for str.splitlines
+    assert read_scores(tmp_path, "test", 1) == (separated, None)
     with pytest.raises(InputError, match="the scores of 1 rows or words, and the test split has 2"):
         read_scores(tmp_path, "test", 2)
     (tmp_path / "scores_test.jsonl").write_text('{"yes": 1.0}\n{"yes": 0.')

@@ -8,7 +8,7 @@ from datasets import Dataset
 
 from hf_deberta.runs.data_files import RowError, describe, set_source, source_files
 from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.file_faults import TYPE_NAMES, one_line
+from hf_deberta.runs.file_faults import SURROGATE, TYPE_NAMES, one_line
 
 
 def expand_rows(
@@ -62,7 +62,7 @@ def require_field(record: Any, name: str, *kinds: type, place: str = "") -> Any:
         return int(value)  # a float in another row makes floats of all
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         raise InputError(f"{path} must be {expected}, not {describe(value)}")
-    if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+    if isinstance(value, str) and SURROGATE.search(value):
         raise InputError(f"{path} has half of a surrogate pair, which no text has: {describe(value)}")
     return value
 
