@@ -177,17 +177,17 @@ def _project(
     attention: InTree, hidden_states: torch.Tensor, query_states: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Query, key and value [B, H, N, d]."""
-    heads = attention.num_attention_heads
+    size = attention.attention_head_size
     query_input = hidden_states if query_states is None else query_states
     if not has_fused_projection(attention):
-        query = split_heads(dense(attention.query_proj, query_input), heads)
-        key = split_heads(dense(attention.key_proj, hidden_states), heads)
-        return query, key, split_heads(dense(attention.value_proj, hidden_states), heads)
-    query, key, value = split_heads(dense(attention.in_proj, hidden_states), heads).chunk(3, dim=-1)  # by head
+        query = split_heads(dense(attention.query_proj, query_input), size)
+        key = split_heads(dense(attention.key_proj, hidden_states), size)
+        return query, key, split_heads(dense(attention.value_proj, hidden_states), size)
+    query, key, value = split_heads(dense(attention.in_proj, hidden_states), 3 * size).chunk(3, dim=-1)  # by head
     if query_states is not None:
-        query = split_heads(dense(attention.in_proj, query_states), heads).chunk(3, dim=-1)[0]
+        query = split_heads(dense(attention.in_proj, query_states), 3 * size).chunk(3, dim=-1)[0]
     # biases are left in float32 by autocast, with which in-tree v1 fails
-    shape = (heads, 1, query.shape[-1])
+    shape = (-1, 1, size)
     query_bias, value_bias = (bias.view(shape).to(query.dtype) for bias in (attention.q_bias, attention.v_bias))
     return query + query_bias, key, value + value_bias
 
@@ -218,7 +218,7 @@ def table_projection_of(attention: InTree) -> TableProjection:
         key=getattr(attention, names[0]) if "c2p" in terms else None,
         query=getattr(attention, names[1]) if "p2c" in terms else None,
         dropout=attention.pos_dropout,
-        heads=attention.num_attention_heads,
+        head_size=attention.attention_head_size,
         scale=scale_of(attention),
         terms=terms,
     )

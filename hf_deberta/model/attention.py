@@ -69,11 +69,11 @@ def disentangled_attention(
     """
     if mask is None:
         mask = AttentionMask()
+    _check_shapes(query, key, value)
     if positions is not None:
-        positions.check()
+        positions.check(query.shape[1])
         if not positions.terms:
             positions = None
-    _check_shapes(query, key, value)
     mask.check(query, key)
     if scale is None:
         scale = attention_scale(1 + (0 if positions is None else len(positions.terms)), query.shape[-1])

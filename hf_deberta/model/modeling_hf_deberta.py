@@ -175,7 +175,8 @@ class HfDebertaSelfAttention(nn.Module):
         self.layer_idx = layer_idx
         width, key_bias = config.hidden_size, config.attention_key_bias
         self.terms = tuple(config.pos_att_type or ()) if config.relative_attention else ()
-        self.scale = attention_scale(config.attention_terms, width // config.num_attention_heads)
+        self.head_size = width // config.num_attention_heads
+        self.scale = attention_scale(config.attention_terms, self.head_size)
         self.query_proj = nn.Linear(width, width)
         self.key_proj = nn.Linear(width, width, bias=key_bias)
         self.value_proj = nn.Linear(width, width)
@@ -203,7 +204,7 @@ class HfDebertaSelfAttention(nn.Module):
             memory = self.project_memory(hidden_states, relative_table, context)
         query = dense(self.query_proj, hidden_states if query_states is None else query_states)
         states, probabilities = disentangled_attention(
-            split_heads(query, self.config.num_attention_heads),
+            split_heads(query, self.head_size),
             memory.key,
             memory.value,
             memory.positions,
@@ -227,9 +228,8 @@ class HfDebertaSelfAttention(nn.Module):
         positions = relative_positions(
             self.table_projection(), relative_table, context.relative_rows, self.weight_cache
         )
-        heads = self.config.num_attention_heads
-        key = split_heads(dense(self.key_proj, hidden_states), heads)
-        value = split_heads(dense(self.value_proj, hidden_states), heads)
+        key = split_heads(dense(self.key_proj, hidden_states), self.head_size)
+        value = split_heads(dense(self.value_proj, hidden_states), self.head_size)
         if context.cache is not None:
             key, value = context.cache.extend(self.layer_idx, key, value)
         return AttentionMemory(key, value, positions)
@@ -243,7 +243,7 @@ class HfDebertaSelfAttention(nn.Module):
             key=key if {"c2p", "p2p"} & terms else None,
             query=query if {"p2c", "p2p"} & terms else None,
             dropout=self.pos_dropout,
-            heads=self.config.num_attention_heads,
+            head_size=self.head_size,
             scale=self.scale,
             terms=self.terms,
         )
@@ -334,7 +334,8 @@ class HfDebertaEncoder(nn.Module):
             self.rel_embeddings = nn.Embedding(2 * config.relative_span, config.hidden_size)
             default = torch.get_default_device()
             device = torch.device("cpu") if default.type == "meta" else default  # meta weights may be assigned later
-            self.register_buffer("rows_of_distance", self.compute_rows_of_distance().to(device), persistent=False)
+            rows_of_distance = rows_of_distances(*self.distance_parameters()).to(device)
+            self.register_buffer("rows_of_distance", rows_of_distance, persistent=False)
             rows = row_numbers(*self.distance_parameters())
             self.can_be_pruned, self.saturation = may_be_pruned(rows, config.relative_span), saturation_of(rows)
             self.weight_cache = WeightCache()
@@ -350,9 +351,6 @@ class HfDebertaEncoder(nn.Module):
                 cast(HfDebertaLayer, layer).packed_layer = None
         return super().train(mode)
 
-    def compute_rows_of_distance(self) -> torch.Tensor:
-        return rows_of_distances(*self.distance_parameters())
-
     def distance_parameters(self) -> tuple[int, int, bool]:
         """The arguments of `rows_of_distances`."""
         return self.config.max_distance, self.config.position_buckets, self.config.clamp_relative_distance
@@ -360,7 +358,7 @@ class HfDebertaEncoder(nn.Module):
     def init_buffers(self) -> None:
         """Fill the buffers that no checkpoint holds; `HfDebertaPreTrainedModel._init_weights` calls this."""
         if self.config.relative_attention:
-            init.copy_(self.rows_of_distance, self.compute_rows_of_distance())
+            init.copy_(self.rows_of_distance, rows_of_distances(*self.distance_parameters()))
 
     def whole_table(self) -> RowsInUse | None:
         """All rows of the relative table."""

@@ -59,8 +59,8 @@ class RelativePositions:
             rows_of_distance = rows_in_window(rows_of_distance, first_row, first_row + table.shape[-2])
         return cls(position_key, position_query, rows_of_distance, saturation, tuple(terms))
 
-    def check(self) -> None:
-        """Raise a ValueError for unknown terms and missing tables."""
+    def check(self, heads: int) -> None:
+        """Raise a ValueError for unknown terms, missing tables, and tables of another number of heads."""
         tables = {
             "c2p": (self.position_key,),
             "p2c": (self.position_query,),
@@ -69,9 +69,10 @@ class RelativePositions:
         for term in self.terms:
             if term not in tables:
                 raise ValueError(f"unknown position term {term!r}: choose from {', '.join(TERMS)}")
-            if any(table is None for table in tables[term]):
+            if any(table is None or table.shape[0] != heads for table in tables[term]):
                 raise ValueError(
-                    f"position term {term!r} needs its table: position_key for c2p, position_query for p2c"
+                    f"position term {term!r} needs its table with the queries' {heads} heads: position_key for c2p, "
+                    "position_query for p2c; a tensor-parallel plan splits their projections like query_proj"
                 )
 
     def to(self, dtype: torch.dtype) -> "RelativePositions":

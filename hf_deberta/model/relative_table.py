@@ -47,7 +47,7 @@ class TableProjection:
     key: nn.Module | None  # hidden to H d, for c2p and p2p
     query: nn.Module | None  # hidden to H d, for p2c and p2p
     dropout: nn.Module  # on the table
-    heads: int
+    head_size: int
     scale: float  # of the attention scores
     terms: tuple[str, ...]  # the position terms of the layer
 
@@ -71,7 +71,8 @@ class TableProjection:
             if layer is None:
                 return None
             weights = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
-            return project_table(table, weights, epsilon, self.heads, scale, rows.first, rows.end - rows.first)
+            heads = cast(torch.Tensor, layer.weight).shape[0] // self.head_size
+            return project_table(table, weights, epsilon, heads, scale, rows.first, rows.end - rows.first)
 
         return Tables(project(self.key, 1.0), project(self.query, scale), scale)
 
@@ -82,8 +83,8 @@ class TableProjection:
         scales in float32.
         """
         table = self.dropout(table)
-        key = None if self.key is None else split_heads(dense(self.key, table), self.heads)
-        query = None if self.query is None else split_heads(dense(self.query, table), self.heads)
+        key = None if self.key is None else split_heads(dense(self.key, table), self.head_size)
+        query = None if self.query is None else split_heads(dense(self.query, table), self.head_size)
         if query is None or query.dtype not in (torch.float32, torch.float64):
             return Tables(key, query)
         return Tables(key, query * self.scale, self.scale)
@@ -166,6 +167,6 @@ def relative_positions(
     )
 
 
-def split_heads(states: torch.Tensor, heads: int) -> torch.Tensor:
-    """[..., N, hidden] to [..., H, N, d]."""
-    return states.unflatten(-1, (heads, -1)).transpose(-3, -2)
+def split_heads(states: torch.Tensor, head_size: int) -> torch.Tensor:
+    """[..., N, H d] to [..., H, N, d]; with tensor parallelism a process has some of the configuration's heads."""
+    return states.unflatten(-1, (-1, head_size)).transpose(-3, -2)

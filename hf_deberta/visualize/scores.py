@@ -94,7 +94,7 @@ def _layer_scores(
     if batch != 1:
         raise ValueError(f"pass the inputs of one text, [1, N], not a batch of {batch}")
     memory = attention.project_memory(hidden_states, table, context)
-    query = split_heads(dense(attention.query_proj, hidden_states), attention.config.num_attention_heads)
+    query = split_heads(dense(attention.query_proj, hidden_states), attention.head_size)
     dtype = torch.promote_types(query.dtype, torch.float32)
     positions, row = memory.positions, None
     if positions is not None:

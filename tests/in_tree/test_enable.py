@@ -24,7 +24,7 @@ from transformers.models.deberta import modeling_deberta
 from transformers.models.deberta_v2 import modeling_deberta_v2
 
 import hf_deberta
-from hf_deberta import HfDebertaForMaskedLM, HfDebertaModel, HfDebertaTokenizer, disable, enable
+from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaModel, HfDebertaTokenizer, disable, enable
 from hf_deberta.in_tree import encoder
 from hf_deberta.model import attention, attention_sdpa
 from hf_deberta.model.attention_backends import BACKENDS
@@ -238,20 +238,30 @@ def test_past_the_largest_distance_rows_are_as_chosen(shape, clamp, path, tmp_pa
     monkeypatch.setattr(attention_sdpa, "uses_device_path", lambda query: path == "device")
     monkeypatch.setattr(encoder, "is_tracing_or_exporting", lambda: path == "exported")  # then in-tree code computes
     logging.Logger.warning_once.cache_clear()
-    caplog.clear()
+    used = f"Those of {'the official code' if clamp else 'Transformers'} are in use; for the others, call hf_deberta"
     with enable("eager" if path == "eager" else "auto", clamp_relative_distance=clamp):
         if path in ("torch", "openvino"):
             has_graphs = has_openvino() and name != "v2"  # whose convolution PyTorch computes
             hf_deberta.optimize(model, runtime=path if has_graphs else "torch")
         outputs(model, batch(lengths=(64,)))
-        assert "position table" not in caplog.text
+        assert used not in caplog.text
         assert_same(expected[clamp], outputs(model, inputs), inputs["attention_mask"])
-        used = (
-            f"Those of {'the official code' if clamp else 'Transformers'} are in use; for the others, call hf_deberta"
-        )
         assert caplog.text.count(used) == (fields == BUCKETS and path != "exported")
         with enable(clamp_relative_distance=not clamp):  # prepared layers have the other rows
             assert_same(expected[not clamp], outputs(model, inputs), inputs["attention_mask"])
+
+
+def test_some_rows_of_each_projection_are_some_heads():
+    """As in a process of a column-wise tensor-parallel plan."""
+    for model in (in_tree("v3", "Model"), HfDebertaModel(HfDebertaConfig.from_preset("tiny")).eval()):
+        attention, calls = model.encoder.layer[0].attention.self, []
+        attention.register_forward_hook(lambda *call, calls=calls: calls.append(call), with_kwargs=True)
+        with enable():
+            model(**batch())
+            _, inputs, named, (whole, *_) = calls[0]
+            for layer in (attention.query_proj, attention.key_proj, attention.value_proj):
+                layer.weight.data, layer.bias.data = layer.weight.data[:16], layer.bias.data[:16]
+            torch.testing.assert_close(attention(*inputs, **named)[0], whole[..., :16])
 
 
 def test_fake_tensors_are_not_kept():

@@ -205,6 +205,7 @@ WRONG = {
     ),
     "another batch size": (lambda x: {"query": x["query"][:1]}, r"agree in B, H and d, not \(1, 2, 5, 4\)"),
     "another number of heads": (lambda x: {"query": x["query"][:, :1]}, r"agree in B, H and d, not \(2, 1, 5, 4\)"),
+    "a table of one head": (lambda x: {"position_key": x["position_key"][:1]}, "'c2p' needs its table with .* 2 heads"),
     "another head size": (lambda x: {"query": x["query"][..., :3]}, r"agree in B, H and d, not \(2, 2, 5, 3\)"),
     "c2p without position_key": (lambda x: {"position_key": None, "terms": ("c2p",)}, "'c2p' needs its table"),
     "p2c without position_query": (lambda x: {"position_query": None, "terms": ("p2c",)}, "'p2c' needs its table"),
