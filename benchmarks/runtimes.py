@@ -107,7 +107,7 @@ def write_onnx(model: Any, file: Path) -> None:
 def write_onnx_int8(source: Path, file: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    quantize_dynamic(source, file, per_channel=True, weight_type=QuantType.QInt8)
+    quantize_dynamic(source, file, per_channel=True, weight_type=QuantType.QInt8, reduce_range=True)
 
 
 def write_openvino_int8(source: Path, file: Path) -> None:

@@ -1,7 +1,7 @@
 """Run the core tests on several releases of Transformers and print a table of passes.
 
     python tests/versions.py
-    python tests/versions.py --releases 5.6.0 5.12.0 --csv benchmarks/results/versions.csv
+    python tests/versions.py --releases 5.12.0 5.16.1 --csv benchmarks/results/versions.csv
 
 Each release gets a virtual environment in `.venv-versions/`, with this package, what its tests need, and the versions
 of constraints.txt; of tokenizers and huggingface_hub, the newest that the release accepts. Environments are kept and

@@ -31,7 +31,7 @@ def to_onnx(
 
     Inputs are `input_ids` and `attention_mask` [B, N], of any batch size and length. With `packed` they are `input_ids`
     [1, T], a row of documents, and their boundaries `cu_seq_lens_q` [documents + 1]: no time is spent on padding but in
-    attention. With `dtype=torch.int8`, weights have 8 bits, with a scale per output channel, and ONNX Runtime quantizes
+    attention. With `dtype=torch.int8`, weights have 7 bits, with a scale per output channel, and ONNX Runtime quantizes
     activations as it runs. Weights beyond 2 GB go to a second file, FILE.data.
 
     >>> from hf_deberta.export import to_onnx

@@ -41,6 +41,11 @@ INPUT_FLAGS: dict[str, type] = {
     "fill_blanks": bool, "document_context": str,
 }  # fmt: skip
 
+# With other values than Trainer's defaults, evaluation has no metrics, or fails after the training.
+EVALUATION_FLAGS = (
+    "batch_eval_metrics", "eval_do_concat_batches", "prediction_loss_only", "label_names", "remove_unused_columns",
+)  # fmt: skip
+
 logger = logging.get_logger(__name__)
 
 
@@ -144,6 +149,9 @@ class FineTuningArguments(RunArguments):
             raise InputError(
                 f"--train_sampling_strategy must be random or group_by_length, not {self.train_sampling_strategy}"
             )
+        for name in EVALUATION_FLAGS:
+            if (value := getattr(self, name)) != getattr(RunArguments, name):
+                raise InputError(f"--{name} {value} is not supported, since evaluation would fail: leave it out")
         super().__post_init__()
 
     @property

@@ -110,7 +110,7 @@ def has_onednn_linear() -> bool:
 
 def has_onednn_bfloat16() -> bool:
     """True if this processor has the instructions for oneDNN's products in bfloat16, as those with AVX-512 do."""
-    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return has_onednn_linear() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def onednn_linear(

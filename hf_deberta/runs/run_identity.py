@@ -99,11 +99,6 @@ NUMBER_RULES = {
     "max_grad_norm": CLIPPING,
     "dataloader_num_workers": whole_number(0),
 }
-# With other values than Trainer's defaults, evaluation has no metrics, or fails after the training.
-EVALUATION_FLAGS = (
-    "batch_eval_metrics", "eval_do_concat_batches", "prediction_loss_only", "label_names", "remove_unused_columns",
-)  # fmt: skip
-
 logger = logging.get_logger(__name__)
 
 
@@ -111,7 +106,7 @@ logger = logging.get_logger(__name__)
 class RunArguments(TrainingArguments):
     """`TrainingArguments` that carry the flags which identify the run, and log losses as they are.
 
-    Numbers that make no sense, a training without a step, and evaluations without metrics are refused.
+    Numbers that make no sense and a training without a step are refused.
     """
 
     logging_nan_inf_filter: bool = False
@@ -135,9 +130,6 @@ class RunArguments(TrainingArguments):
         for name, rule in NUMBER_RULES.items():
             if getattr(self, name) != getattr(TrainingArguments, name):  # a default may be None
                 self._require(name, rule)
-        for name in EVALUATION_FLAGS:
-            if (value := getattr(self, name)) != getattr(TrainingArguments, name):
-                raise InputError(f"--{name} {value} is not supported, since evaluation would fail: leave it out")
         if self.do_train and self.max_steps != -1:
             self._require("max_steps", STEPS)
         elif self.do_train:

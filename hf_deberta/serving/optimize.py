@@ -13,7 +13,7 @@ so another computer may give slightly different numbers.
 
 In bfloat16 and int8 only the factors of products have fewer bits in PyTorch: sums, residuals, LayerNorm and softmax are
 in float32. OpenVINO rounds some residuals too, with the same error (docs/benchmarks.md). With int8, PyTorch rounds
-weights and states to 8 bits, and OpenVINO only weights, which changes fewer labels.
+weights (to 7 bits without VNNI) and states to 8 bits, and OpenVINO only weights, which changes fewer labels.
 
 `model.train()` undoes it (in models of Transformers, the next forward pass in training mode), a second call starts anew
 with the present weights, and copies of the model are not prepared.

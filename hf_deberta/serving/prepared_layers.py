@@ -46,8 +46,10 @@ class PreparedLayers(NoneInCopies):
         weights = [weight for module in (encoder.layer, *modules) for weight in module.parameters()]
         self.weights = tuple(weights)
         self.counted = tuple(weight for weight in weights if not weight.is_inference())  # their writes are counted
-        self.samples = tuple(sample_of(weight, i * GOLDEN_RATIO % 1) for i, weight in enumerate(weights))
-        self.sampled = torch.cat(self.samples)
+        samples = [sample_of(weight, i * GOLDEN_RATIO % 1) for i, weight in enumerate(weights)]
+        # of the table a number of each row: training changes the rows of the distances that it has seen
+        samples += [table.detach()[:, 0] for module in modules for table in module.parameters() if table.dim() == 2]
+        self.samples, self.sampled = samples, torch.cat(samples)
         self.registries = tuple(registry for module in self.bypassed for registry in registries(module))
         self.hooks = tuple(chain.from_iterable(map(hooks, self.bypassed)))
         self.state = self.present_state(encoder)
@@ -169,8 +171,10 @@ class PreparedLayers(NoneInCopies):
 
 
 def sample_of(weight: torch.Tensor, place: float) -> torch.Tensor:
-    """Neighbouring numbers of a weight, at a place from 0 (its start) to 1, as a view that shows later writes."""
-    values = weight.detach().as_strided((weight.numel(),), (1,))  # also if it is transposed
+    """Neighbouring numbers of a row, at a place from 0 (the first) to 1, as a view that shows later writes."""
+    values = weight.detach()
+    while values.dim() > 1:
+        values = values[int(place * (len(values) - 1))]
     first = int(place * max(len(values) - SAMPLE_SIZE, 0))
     return values[first : first + SAMPLE_SIZE]
 

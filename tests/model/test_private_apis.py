@@ -40,6 +40,7 @@ TORCH = {
     "torch:utils._python_dispatch._get_current_dispatch_mode": "detect FLOP counters and other dispatch modes",
     "torch:utils._python_dispatch._get_current_dispatch_mode_stack": "detect modes whose tensors have no values",
     "torch:utils._python_dispatch.TorchDispatchMode.is_infra_mode": "detect modes whose tensors have no values",
+    "torch:ops.mkldnn._is_mkldnn_bf16_supported": "whether hf_deberta.optimize can take bfloat16",
     "torch:ops.mkldnn._linear_pointwise": "linear layers on AMD processors, and those of hf_deberta.optimize",
     "torch:ops.mkldnn._reorder_linear_weight": "pack weights in hf_deberta.optimize",
     "torch:ops.onednn.qlinear_prepack": "pack int8 weights in hf_deberta.optimize",

@@ -349,8 +349,9 @@ def require_names_or_numbers(labels: Sequence[str], column: str, split: str) -> 
     numbers = [label for row, label in enumerate(labels, start=1) if row not in odd]
     decimals = sum(not number.strip().isdecimal() for number in numbers)
     has_fractions = any(not float(number).is_integer() for number in numbers)
-    are_targets = len(numbers) >= NEARLY_ALL * (len(labels) - 1) and 2 * decimals >= len(numbers) and has_fractions
-    are_missing = len(set(numbers)) > 1 and all(label.strip().lower() in MISSING_WORDS for label in odd.values())
+    nearly_all = len(numbers) >= NEARLY_ALL * (len(labels) - 1)
+    are_targets = nearly_all and 2 * decimals >= len(numbers) and has_fractions
+    are_missing = nearly_all and all(label.strip().lower() in MISSING_WORDS for label in odd.values())
     if odd and (are_targets or are_missing):
         row, label = next(iter(odd.items()))
         raise InputError(
