@@ -76,6 +76,9 @@ test-common: $(READY) ## run Transformers' common model tests on its classes and
 test-versions: ## run the core tests on the oldest, a middle and the newest Transformers (over an hour; needs a network)
 	$(PYTHON) tests/versions.py --csv benchmarks/results/versions.csv
 
+test-newest: ## run the tests that are not slow with the newest release of every package but PyTorch (needs a network)
+	$(PYTHON) tests/versions.py --releases newest
+
 bench: $(READY) ## measure time and memory on the CPU against Transformers, BERT and installed peers (an hour)
 	for dtype in float32 bfloat16 int8; do $(RUN) -W ignore benchmarks/encoder.py --dtype $$dtype || exit 1; done
 	$(RUN) -W ignore benchmarks/encoder.py --mode training --cases 8x128 mnli
@@ -129,4 +132,4 @@ clean: ## remove .venv, .venv-versions and the output of demo, docs, package and
 	rm -rf $(VENV) .venv-versions demo_output build dist site *.egg-info .pytest_cache .ruff_cache .mypy_cache
 
 .PHONY: help setup demo notebooks check quick test test-fake-cuda gpu-counts faults soak format package docs test-common bench
-.PHONY: $(GPU_STEPS) bench-gpu clean test-versions
+.PHONY: $(GPU_STEPS) bench-gpu clean test-versions test-newest

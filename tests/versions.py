@@ -1,11 +1,12 @@
 """Run the core tests on several releases of Transformers and print a table of passes.
 
     python tests/versions.py
-    python tests/versions.py --releases 5.12.0 5.16.1 --csv benchmarks/results/versions.csv
+    python tests/versions.py --releases 5.12.0 newest --csv benchmarks/results/versions.csv
 
 Each release gets a virtual environment in `.venv-versions/`, with this package, what its tests need, and the versions
 of constraints.txt; of tokenizers and huggingface_hub, the newest that the release accepts. Environments are kept and
-used again. The program exits with 1 if a test failed.
+used again. "newest" is the newest release of every package, but of PyTorch that of constraints.txt; it runs all tests
+that are not slow. The program exits with 1 if a test failed.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".venv-versions"
+NEWEST = "newest"
 MIDDLE = "5.16.1"  # the last release that GLiNER 0.2.29 accepts
 CORE = (  # but for those marked slow
     "tests/model",
@@ -34,6 +36,7 @@ SCRIPTS = (
     "tests/test_run_mlm.py::test_from_text_to_a_model",
     "tests/test_run_mlm.py::test_continue_from_a_transformers_checkpoint",
 )
+SAVED_FOLDERS = ("tests/model/test_hub_export.py", "-m", "slow")
 TOOLS = ("hypothesis", "parameterized", "peft", "pytest", "pytest-xdist", "seqeval")
 OUTCOMES = ("passed", "failed", "error", "skipped")
 CHOSEN_BY_RELEASE = ("transformers", "tokenizers", "huggingface_hub")
@@ -45,25 +48,30 @@ print(platform.python_version(), *map(importlib.metadata.version, {VERSIONS}))
 
 
 def default_releases() -> list[str]:
-    """Return the oldest release that pyproject.toml allows, one in the middle, and that of constraints.txt."""
+    """Return the oldest release that pyproject.toml allows, one in the middle, and the newest."""
     oldest = re.search(r'"transformers>=([\d.]+)', (ROOT / "pyproject.toml").read_text())[1]
-    newest = re.search(r"^transformers==([\d.]+)$", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)[1]
-    return [oldest if oldest.count(".") == 2 else f"{oldest}.0", MIDDLE, newest]
+    return [oldest if oldest.count(".") == 2 else f"{oldest}.0", MIDDLE, NEWEST]
 
 
 def environment(release: str) -> Path:
-    """Return the interpreter of the environment for a release of Transformers; create the environment if needed."""
+    """Return the interpreter of the environment for a release of Transformers; create or upgrade it if needed."""
     folder = FOLDER / release
     python, ready = folder / "bin" / "python", folder / ".ready"
-    if ready.exists():
+    if ready.exists() and release != NEWEST:
         return python
-    venv.create(folder, with_pip=True, clear=True)
+    if not ready.exists():
+        venv.create(folder, with_pip=True, clear=True)
+    packages = [f"transformers=={release}", *TOOLS, "--editable", ROOT]
     lines = (ROOT / "constraints.txt").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if not line.startswith(CHOSEN_BY_RELEASE)]
+    if release == NEWEST:
+        packages = ["--upgrade", "--upgrade-strategy", "eager", "--editable", f"{ROOT}[dev]"]
+        kept = [line for line in lines if line.startswith("torch==")]
     constraints = folder / "constraints.txt"
-    constraints.write_text("".join(line for line in lines if not line.startswith(CHOSEN_BY_RELEASE)))
+    constraints.write_text("".join(kept))
     install = [python, "-m", "pip", "install", "--quiet", "--constraint", constraints]
     subprocess.run([*install, "torch"], check=True)  # first, so that no other package pulls in a different build
-    subprocess.run([*install, f"transformers=={release}", *TOOLS, "--editable", ROOT], check=True)
+    subprocess.run([*install, *packages], check=True)
     ready.touch()
     return python
 
@@ -77,7 +85,8 @@ def run_tests(release: str, workers: int) -> dict[str, str]:
     row = dict(zip(("python", *VERSIONS), printed.split(), strict=True))
     command = [python, "-m", "pytest", "-p", "no:cacheprovider", "--numprocesses", str(workers)]
     counts = Counter()
-    for tests in ([*CORE, "-m", "not slow"], SCRIPTS):
+    not_slow = ["tests"] if release == NEWEST else CORE
+    for tests in ([*not_slow, "-m", "not slow"], SCRIPTS, SAVED_FOLDERS):
         done = subprocess.run([*command, *tests], cwd=ROOT, env=variables, capture_output=True, text=True)
         lines = done.stdout.splitlines() or [""]
         print(*(line for line in lines if line.startswith(("FAILED", "ERROR"))), sep="\n", end="")
@@ -103,7 +112,7 @@ def write_csv(path: Path, rows: list[dict[str, str]]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--releases", nargs="+", default=default_releases(), help="releases of Transformers")
+    parser.add_argument("--releases", nargs="+", default=default_releases(), help="releases of Transformers, or newest")
     parser.add_argument("--workers", type=int, default=2, help="processes of pytest")
     parser.add_argument("--csv", type=Path, help="write the table to this file")
     arguments = parser.parse_args()
