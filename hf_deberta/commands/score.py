@@ -190,6 +190,8 @@ def plan(args: argparse.Namespace, resources: dict[str, float]) -> tuple[ScoreSe
     if workers < 1:
         need = "a GPU" if device == "cuda" else f"--cores_per_worker {args.cores_per_worker}"
         raise InputError(f"Ray has {resources.get('CPU', 0):g} cores and {resources.get('GPU', 0):g} GPUs, not {need}")
+    if (device, args.dtype) == ("cpu", "bfloat16") and not has_onednn_bfloat16():
+        raise InputError("--dtype bfloat16: this processor has no products in bfloat16; take float32 or int8")
     return settings_on(args, device), workers
 
 
@@ -198,8 +200,6 @@ def settings_on(args: argparse.Namespace, device: str) -> ScoreSettings:
     dtype = args.dtype or ("bfloat16" if device == "cuda" else "float32")
     if (device, dtype) == ("cuda", "int8"):
         raise InputError("--dtype int8 is for CPUs: on GPUs take bfloat16 or float32")
-    if (device, dtype) == ("cpu", "bfloat16") and not has_onednn_bfloat16():
-        raise InputError("--dtype bfloat16: this processor has no products in bfloat16; take float32 or int8")
     model = str(Path(args.model).absolute()) if Path(args.model).exists() else args.model
     return ScoreSettings(
         model, args.text_column, args.text_pair_column, args.max_length, args.tokens_per_batch, device, dtype,
