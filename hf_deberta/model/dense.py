@@ -3,8 +3,7 @@
 PyTorch multiplies float32 matrices with MKL. On two cores of an AMD EPYC with AVX-512 that reaches 207 GFLOP/s, while
 oneDNN, which PyTorch also contains, reaches 460 (docs/log.md). On these processors, and only there, `dense` calls
 oneDNN in the forward and the backward pass; `torch.backends.mkldnn.flags(enabled=False)` turns this off. The module
-remains an ordinary `nn.Linear`, and is called if it was hooked, patched or replaced. Graphs that torch.compile builds
-for inference call oneDNN too, as an operator.
+remains an ordinary `nn.Linear`, and is called in graphs of torch.compile, and if it was hooked, patched or replaced.
 
 oneDNN compiles a primitive for each pair of a number of rows and a shape of weights, and keeps the last 1024 of them,
 0.6 MB each. So that inputs of many lengths do not fill this cache, products have few numbers of rows: `pad_rows`.
@@ -19,7 +18,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from .compiled_table import OPERATORS, can_call_operators
 from .fast_path_guards import (
     PLAIN_TENSORS,
     has_global_hooks_or_modes,
@@ -37,26 +35,11 @@ def dense(layer: nn.Module, states: torch.Tensor) -> torch.Tensor:
     >>> dense(nn.Linear(4, 3), torch.zeros(2, 5, 4)).shape
     torch.Size([2, 5, 3])
     """
-    if can_call_operators((layer,)) and states.dtype == torch.float32 and prefers_onednn_in_graph():
-        return multiply_in_graph(states.flatten(0, -2), layer.weight, layer.bias).unflatten(0, states.shape[:-1])
     if is_tracing_or_compiling() or not (uses_onednn() and is_float32_linear(layer, states)):
         return layer(states)
     flat = states.reshape(-1, states.shape[-1])
     product = OneDNNProduct.apply if torch.is_grad_enabled() else multiply_padded
     return product(flat, layer.weight, layer.bias)[: flat.shape[0]].unflatten(0, states.shape[:-1])
-
-
-@torch.library.custom_op(f"{OPERATORS}::multiply_in_graph", mutates_args=())
-def multiply_in_graph(states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return states [M, K] @ weight^T [K, N] + bias [N], in graphs of torch.compile."""
-    if states.numel() > 0 and torch.backends.mkldnn.enabled:
-        return multiply(states, weight, bias)
-    return functional.linear(states, weight, bias)
-
-
-@multiply_in_graph.register_fake
-def _(states, weight, bias):
-    return states.new_empty(states.shape[0], weight.shape[0])
 
 
 class OneDNNProduct(torch.autograd.Function):
@@ -149,11 +132,6 @@ def is_float32_linear(layer: nn.Module, states: torch.Tensor) -> TypeGuard[nn.Li
         and not torch.is_autocast_enabled("cpu")
         and not in_functorch_transform()
     )
-
-
-@torch.compiler.assume_constant_result
-def prefers_onednn_in_graph() -> bool:
-    return prefers_onednn()
 
 
 @lru_cache(maxsize=1)

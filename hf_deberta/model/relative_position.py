@@ -14,7 +14,6 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import nn
 
 from .private_apis import without_dispatch_modes
 
@@ -98,8 +97,6 @@ class RowsInUse:
     end: int
     of_distance: torch.Tensor  # [2k + 1], counted from `first`
     saturation: int  # from this distance on, all distances of a side share a row
-    # in a compiled graph for inference, the modules of the table: layers take rows of cached projections
-    cached_modules: tuple[nn.Module, ...] = ()
 
 
 def log_bucket(distance: torch.Tensor, buckets: int, max_distance: int) -> torch.Tensor:

@@ -8,13 +8,12 @@ for inference: there the projected tables depend on weights only.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from transformers.utils import logging
 
-from .compiled_table import can_call_operators, project_table
 from .dense import dense
 from .fast_path_guards import is_tracing_or_compiling
 from .relative_position import RelativePositions, RowsInUse, rows_in_use, rows_in_window
@@ -57,25 +56,6 @@ class TableProjection:
     def can_cache(self) -> bool:
         return not self.dropout.training and can_cache(self.modules())
 
-    def can_call_operators(self) -> bool:
-        return not self.dropout.training and can_call_operators(self.modules())
-
-    def project_in_graph(self, rows: RowsInUse) -> Tables:
-        """`project` by an operator that caches the projection of all rows."""
-        embedding, *norms = rows.cached_modules
-        table = [embedding.weight, *(weight for norm in norms for weight in (norm.weight, norm.bias))]
-        epsilon = norms[0].eps if norms else 0.0
-        scale = self.scale if embedding.weight.dtype in (torch.float32, torch.float64) else 1.0
-
-        def project(layer: nn.Module | None, scale: float) -> torch.Tensor | None:
-            if layer is None:
-                return None
-            weights = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
-            heads = cast(torch.Tensor, layer.weight).shape[0] // self.head_size
-            return project_table(table, weights, epsilon, heads, scale, rows.first, rows.end - rows.first)
-
-        return Tables(project(self.key, 1.0), project(self.query, scale), scale)
-
     def project(self, table: torch.Tensor) -> Tables:
         """Project a table [R, hidden].
 
@@ -95,15 +75,8 @@ def find_rows_in_use(
 ) -> RowsInUse:
     """The rows that sequences of `length` tokens use, or all rows.
 
-    All rows are projected if the projections are cached, and in a captured graph, which must hold for other lengths. In
-    a graph of torch.compile for inference, `length` may be a symbol, and so is the number of rows.
+    All rows are projected if the projections are cached, and in a captured graph, which must hold for other lengths.
     """
-    projections = list(projections)
-    if can_call_operators(modules) and all(projection.can_call_operators() for projection in projections):
-        reach = min(length, distances.span) if distances.can_be_pruned else distances.span
-        first, end = distances.span - reach, distances.span + reach
-        of_distance = rows_in_window(distances.of_distance, first, end)
-        return RowsInUse(first, end, of_distance, distances.saturation, modules)
     cached = can_cache(modules) and all(projection.can_cache() for projection in projections)
     pruned = distances.can_be_pruned and not is_tracing_or_compiling() and not cached
     first, end = rows_in_use(length, distances.span, pruned)
@@ -132,8 +105,6 @@ def table_modules(encoder: nn.Module) -> tuple[nn.Module, ...]:
 def relative_table(modules: tuple[nn.Module, ...], rows: RowsInUse, cache: WeightCache | None) -> torch.Tensor:
     """The rows in use of the relative table, normalised, [R, hidden]; cached if they are the whole table."""
     embedding, *norms = modules
-    if rows.cached_modules:
-        return cast(torch.Tensor, embedding.weight)  # layers take rows of their cached projections
 
     def compute() -> torch.Tensor:
         table = embedding(torch.arange(rows.first, rows.end, device=rows.of_distance.device))
@@ -154,9 +125,7 @@ def relative_positions(
     """The position terms of a layer, whose tables are cached for inference; None if the layer has no terms."""
     if table is None or rows is None or not projection.terms:
         return None
-    if rows.cached_modules:
-        tables = projection.project_in_graph(rows)
-    elif cache is not None and projection.can_cache():
+    if cache is not None and projection.can_cache():
         tables = cache.get_or_compute(projection.modules(), lambda: projection.project(table), table)
     else:
         if cache is not None:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from numerics import graphs_may_have_operators, needs_onednn_bfloat16
+from numerics import needs_onednn_bfloat16
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -172,58 +172,15 @@ def test_frozen_layers_save_no_activations():
     assert saved == [(3, 6)]
 
 
-def graph_of(function, *inputs):
-    """Return the names of the operations that torch.compile captures, and the result."""
+@pytest.mark.parametrize("gradients", [False, True])
+def test_graphs_call_the_layer(gradients, products):
+    """What torch.compile and torch.export capture are plain operations."""
+    model, states = nn.Sequential(nn.Linear(6, 3)).eval(), torch.randn(2, 6)
+    model.forward = lambda states: dense(model[0], states)
     torch.compiler.reset()
     counter = CompileCounterWithBackend("eager")
-    result = torch.compile(function, backend=counter, fullgraph=True, dynamic=True)(*inputs)
-    return [str(node.target) for node in counter.graphs[-1].graph.nodes], result
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@graphs_may_have_operators
-@torch.no_grad()
-def test_graphs_for_inference_call_onednn(bias, products):
-    layer = nn.Linear(6, 3, bias=bias).eval()
-    for shape in ((5,), (2, 7), (0, 4)):
-        states = torch.randn(*shape, 6)
-        names, result = graph_of(lambda states: dense(layer, states), states)
-        assert sum("multiply_in_graph" in name for name in names) == 1
-        torch.testing.assert_close(result, layer(states))
-    assert len(products) == 2  # empty states have no product
-
-
-@torch.no_grad()
-def test_a_graph_obeys_the_switch_of_onednn(products):
-    layer, states = nn.Linear(6, 3).eval(), torch.randn(2, 6)
-    with torch.backends.mkldnn.flags(enabled=False):
-        _, result = graph_of(lambda states: dense(layer, states), states)
-    torch.testing.assert_close(result, layer(states))
-    assert not products
-
-
-@pytest.mark.parametrize("case", ["gradients", "training", "bfloat16", "another processor"])
-def test_other_graphs_call_the_layer(case, monkeypatch):
-    layer, states = nn.Linear(6, 3).train(case == "training"), torch.randn(2, 6)
-    if case == "bfloat16":
-        layer, states = layer.bfloat16(), states.bfloat16()
-    if case == "another processor":
-        monkeypatch.setattr(module, "prefers_onednn", lambda: False)
-    with torch.set_grad_enabled(case == "gradients"):
-        names, result = graph_of(lambda states: dense(layer, states), states)
-    torch.testing.assert_close(result, layer(states))
-    assert not any("multiply_in_graph" in name for name in names)
-
-
-@torch.no_grad()
-def test_exported_graphs_call_the_layer():
-    model = nn.Sequential(nn.Linear(6, 3)).eval()
-    model.forward = lambda states: dense(model[0], states)
-    graph = torch.export.export(model, (torch.randn(2, 6),)).graph
-    assert not any("multiply_in_graph" in str(node.target) for node in graph.nodes)
-
-
-def test_operator():
-    layer, states = nn.Linear(6, 3), torch.randn(5, 6)
-    for bias in (layer.bias.detach(), None):
-        torch.library.opcheck(module.multiply_in_graph, (states, layer.weight.detach(), bias))
+    with torch.set_grad_enabled(gradients):
+        result = torch.compile(model.forward, backend=counter, fullgraph=True, dynamic=True)(states)
+        torch.testing.assert_close(result, model[0](states))
+        graphs = [counter.graphs[-1].graph, torch.export.export(model, (states,)).graph]
+    assert not any("mkldnn" in str(node.target) for graph in graphs for node in graph.nodes) and not products
