@@ -20,7 +20,7 @@ def saved_by_one_layer(model: HfDebertaForMaskedLM, batch: int, length: int) -> 
     """Return the bytes of bf16 activations that a layer saves for its backward pass, without its weights."""
     config = model.config
     embeddings = torch.zeros(batch, length, config.hidden_size, dtype=torch.bfloat16, device="meta")
-    states, context = model.deberta.embed(inputs_embeds=embeddings)
+    states, context = model.deberta.start(inputs_embeds=embeddings)
     table = model.deberta.encoder.relative_table(context)
     weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     saved: dict[int, torch.Tensor] = {}

@@ -10,6 +10,7 @@ import pytest
 import transformers
 
 import hf_deberta
+from hf_deberta.model.input_checks import EncoderKwargs
 from hf_deberta.commands import mlm, rtd
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
 from hf_deberta.fine_tuning.sift import SiftArguments
@@ -53,7 +54,8 @@ def test_fields_and_arguments_exist():
     }
     assert fields > {"clamp_relative_distance", "token_classifier"}
     (arguments,) = [cell for cell in OURS if "token_type_ids" in cell]
-    assert set(in_code(arguments)) <= set(inspect.signature(hf_deberta.HfDebertaModel.forward).parameters)
+    known = {*inspect.signature(hf_deberta.HfDebertaModel.forward).parameters, *EncoderKwargs.__annotations__}
+    assert set(in_code(arguments)) <= known
 
 
 def test_names_of_weights():

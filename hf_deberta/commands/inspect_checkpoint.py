@@ -116,7 +116,7 @@ def saved_by_one_layer(model: PreTrainedModel, batch: int, tokens: int) -> int:
     """Return the bytes that a layer saves for its backward pass, without its weights; nothing is allocated."""
     encoder_model: Any = model.base_model
     embeddings = torch.zeros(batch, tokens, model.config.hidden_size, device="meta")
-    states, context = encoder_model.embed(inputs_embeds=embeddings)
+    states, context = encoder_model.start(inputs_embeds=embeddings)
     table = encoder_model.encoder.relative_table(context)
     weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     saved: dict[int, torch.Tensor] = {}

@@ -8,6 +8,7 @@ a mask [B, N, N] in which two neighbours do not see each other.
 
 import itertools
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -129,6 +130,7 @@ class AttentionContext:
         batch, length = shape
         cache = KeyValueCache(past_key_values, past_key_values.get_seq_length())
         keys = cache.tokens + length
+        check_rows_of_cache(past_key_values, batch)
         if attention_mask is not None and attention_mask.shape != (batch, keys):
             raise ValueError(
                 f"with a key-value cache attention_mask must be [B, K] = {(batch, keys)}, for {cache.tokens} cached "
@@ -308,6 +310,16 @@ def next_real_tokens(token_mask: torch.Tensor) -> torch.Tensor:
 def check_positions(position_ids: torch.Tensor | None, batch: int, length: int) -> None:
     if position_ids is not None and tuple(position_ids.shape) not in ((batch, length), (1, length)):
         raise ValueError(f"position_ids must be [B, N] = {(batch, length)}, not {tuple(position_ids.shape)}")
+
+
+def check_rows_of_cache(cache: Cache, batch: int) -> None:
+    """Raise a ValueError if a cache that is not empty holds another number of rows."""
+    keys: Any = getattr(cache.layers[0], "keys", None) if cache.get_seq_length() else None
+    if keys is not None and keys.dim() == 4 and keys.shape[0] != batch:  # quantized caches keep an empty vector
+        raise ValueError(
+            f"the key-value cache must hold the rows of this batch, {batch}, not {keys.shape[0]}; pass the cache of "
+            "these rows or a new one, or change its rows with batch_repeat_interleave or batch_select_indices"
+        )
 
 
 def check_one_document(position_ids: torch.Tensor | None) -> None:

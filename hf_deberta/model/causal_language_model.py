@@ -13,9 +13,10 @@ With a key-value cache, a step of `generate` computes the new tokens only: causa
 earlier tokens do not change. Position terms of a new query use the cached content keys and the model's tables.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, Unpack, cast
 
 import torch
 from torch.nn import functional
@@ -25,10 +26,18 @@ from transformers.utils.generic import can_return_tuple
 
 from .attention_context import AttentionContext
 from .batch_loss import IGNORED
-from .enhanced_mask_decoder import HfDebertaForMaskedLM, HfDebertaMaskedLMOutput
+from .enhanced_mask_decoder import HfDebertaForMaskedLM, HfDebertaMaskedLMOutput, MaskedLMKwargs
 
 # `generate` passes the cache, and finds it in outputs, by one name: "cache" from Transformers 5.24 on
 CACHE_NAME = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
+
+
+class CausalLMKwargs(MaskedLMKwargs, total=False):
+    """What a causal language model takes beside tokens and labels."""
+
+    cache: Cache | None
+    past_key_values: Cache | None
+    use_cache: bool | None
 
 
 @dataclass
@@ -74,98 +83,54 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,  # [B, N]
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | int | list[int] | None = None,
-        cu_seq_lens_q: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
-        sparse_prediction: bool | None = None,
         causal: bool = True,
         logits_to_keep: int = 0,
-        max_length_q: int | None = None,
-        num_real_tokens: int | None = None,
-        max_predictions_per_row: int | None = None,
-        past_key_values: Cache | None = None,
-        use_cache: bool | None = None,
-        cache: Cache | None = None,
-        **kwargs,
+        **kwargs: Unpack[CausalLMKwargs],
     ) -> HfDebertaMaskedLMOutput:
         """Return logits, and the loss if there are labels.
 
         The summed loss is divided by `num_items_in_batch`, by default the number of labels in this call after the
-        shift. `cu_seq_lens_q` are the document boundaries of a packed row. Without labels,
-        `logits_to_keep` limits logits to that many last positions; 0 is all. `num_real_tokens` is for `causal=False`.
+        shift. Without labels, `logits_to_keep` limits logits to that many last positions; 0 is all. `num_real_tokens`
+        is for `causal=False`.
 
         `cache`, or `past_key_values`, holds the tokens before `input_ids`, and receives these; `use_cache=True` begins
         with an empty one. The output, a `HfDebertaCausalLMOutput`, returns it. `attention_mask` [B, K] then covers all
         tokens.
         """
-        cache = only_cache(cache, past_key_values)
-        if cache is None and use_cache:
-            cache = DynamicCache(config=self.config)
+        others, cache = self._without_cache(kwargs)
         if cache is not None:
-            self._check_cache(cache, causal, labels, cu_seq_lens_q)
+            self._check_cache(cache, causal, labels, others.get("cu_seq_lens_q"))
+        inputs = input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds
         if not causal:
-            return super().forward(
-                input_ids,
-                attention_mask,
-                token_type_ids,
-                position_ids,
-                inputs_embeds,
-                labels=labels,
-                output_attentions=output_attentions,
-                output_hidden_states=output_hidden_states,
-                cu_seq_lens_q=cu_seq_lens_q,
-                max_length_q=max_length_q,
-                num_real_tokens=num_real_tokens,
-                max_predictions_per_row=max_predictions_per_row,
-                num_items_in_batch=num_items_in_batch,
-                sparse_prediction=sparse_prediction,
-                return_dict=True,
-            )
+            return super().forward(*inputs, labels, num_items_in_batch, return_dict=True, **others)
         if self.config.conv_kernel_size > 0:
             raise ValueError(
                 f"the convolution (conv_kernel_size={self.config.conv_kernel_size}) reads the next token, which a "
                 "causal language model must not; use a configuration with conv_kernel_size=0, or causal=False"
             )
-        output_flags = self.deberta.output_flags(output_attentions, output_hidden_states)
-        embeddings, context = self.deberta.embed(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds,
-            cu_seq_lens_q,
-            causal=True,
-            max_length_q=max_length_q,
-            past_key_values=cache,
-        )
-        labels = self._check_labels(labels, attention_mask, input_ids, inputs_embeds, max_predictions_per_row)
-        last_positions = None
+        embeddings, context = self.deberta.start(*inputs, causal=True, cache=cache, **others)
+        tokens = input_ids if inputs_embeds is None else inputs_embeds
+        labels = self._check_labels(labels, attention_mask, tokens, others.get("max_predictions_per_row"))
+        labels = None if labels is None else next_token_labels(labels, context)
         batch, length = embeddings.shape[:2]
-        if cache is not None and cache.get_seq_length():
-            first: Any = cache.layers[0]
-            rows = first.keys.shape[0]
-            if first.keys.dim() == 4 and rows != batch:  # quantized caches keep an empty vector between two steps
-                raise ValueError(
-                    f"the key-value cache must hold the rows of this batch, {batch}, not {rows}; pass the cache of "
-                    "these rows or a new one, or change its rows with batch_repeat_interleave or batch_select_indices"
-                )
+        last_positions = None
         if 0 < logits_to_keep < length:
             last_positions = torch.arange(length, device=embeddings.device)[-logits_to_keep:].expand(batch, -1)
-        output = self._predict(
-            embeddings,
-            context,
-            output_flags=output_flags,
-            labels=None if labels is None else next_token_labels(labels, context),
-            num_items_in_batch=num_items_in_batch,
-            sparse=self._uses_sparse_prediction(sparse_prediction, max_predictions_per_row),
-            query_positions=last_positions,
-            max_predictions_per_row=max_predictions_per_row,
-        )
+        output = self._predict(embeddings, context, labels, num_items_in_batch, last_positions, **others)
         if cache is not None:
             fields: dict[str, Any] = {**output, CACHE_NAME: cache}
             output = HfDebertaCausalLMOutput(**fields)
         return output
+
+    def _without_cache(self, kwargs: Mapping[str, Any]) -> tuple[MaskedLMKwargs, Cache | None]:
+        """Return the arguments that concern no cache, and the cache, which `use_cache` makes."""
+        rest: dict[str, Any] = {**kwargs}
+        use_cache = rest.pop("use_cache", None)
+        cache = only_cache(rest.pop("cache", None), rest.pop("past_key_values", None))
+        if cache is None and use_cache:
+            cache = DynamicCache(config=self.config)
+        return cast(MaskedLMKwargs, rest), cache
 
     def _check_cache(
         self, cache: Cache, causal: bool, labels: torch.Tensor | None, cu_seq_lens_q: torch.Tensor | None

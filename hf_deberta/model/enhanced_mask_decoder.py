@@ -12,7 +12,7 @@ Legend: B batch, N tokens, Q query positions per row, M predicted positions in t
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
@@ -33,15 +33,22 @@ from .fast_path_guards import (
     is_tracing_or_compiling,
     is_unmodified_module,
 )
-from .input_checks import class_labels
+from .input_checks import EncoderKwargs, class_labels
 from .linear_cross_entropy import linear_cross_entropy
-from .modeling_hf_deberta import HfDebertaModel, OutputFlags, gather_positions, kept_states
+from .modeling_hf_deberta import HfDebertaModel, gather_positions, kept_states
 from .pretrained_model import HfDebertaPreTrainedModel
 from .private_apis import is_hooked_or_patched, registered_parameter
 
 DENSE_DECODING_THRESHOLD = 3 / 4  # if a row has a larger share of labelled positions, decode all positions
 
 logger = logging.get_logger(__name__)
+
+
+class MaskedLMKwargs(EncoderKwargs, total=False):
+    """What a masked-language model takes beside tokens and labels."""
+
+    sparse_prediction: bool | None
+    max_predictions_per_row: int | None
 
 
 class HfDebertaLMHead(nn.Module):
@@ -203,58 +210,38 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,  # [B, N]
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | int | list[int] | None = None,
-        cu_seq_lens_q: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
-        sparse_prediction: bool | None = None,
-        max_length_q: int | None = None,
-        num_real_tokens: int | None = None,
-        max_predictions_per_row: int | None = None,
-        **kwargs,
+        **kwargs: Unpack[MaskedLMKwargs],
     ) -> HfDebertaMaskedLMOutput:
         """Return logits, and the loss if there are labels; with sparse prediction see the class.
 
         The summed loss is divided by `num_items_in_batch`, by default the number of labelled positions in this call.
-        `cu_seq_lens_q` are the document boundaries of a packed row, with B = 1; absolute positions then restart in
-        each document. With `max_predictions_per_row`, a row with more labels raises a ValueError on the CPU, and
-        elsewhere makes the loss NaN.
+        Absolute positions restart in each document of a packed row. `sparse_prediction` overrides the configuration's.
+        With `max_predictions_per_row`, a row with more labels raises a ValueError on the CPU, and elsewhere makes the
+        loss NaN.
         """
-        output_flags = self.deberta.output_flags(output_attentions, output_hidden_states)
-        embeddings, context = self.deberta.embed(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds,
-            cu_seq_lens_q,
-            unpad=self.deberta.can_unpad(*output_flags, num_real_tokens),
-            max_length_q=max_length_q,
-            num_real_tokens=num_real_tokens,
+        embeddings, context = self.deberta.start(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
         )
-        return self._predict(
-            embeddings,
-            context,
-            output_flags=output_flags,
-            labels=self._check_labels(labels, attention_mask, input_ids, inputs_embeds, max_predictions_per_row),
-            num_items_in_batch=num_items_in_batch,
-            sparse=self._uses_sparse_prediction(sparse_prediction, max_predictions_per_row),
-            max_predictions_per_row=max_predictions_per_row,
-        )
+        tokens = input_ids if inputs_embeds is None else inputs_embeds
+        labels = self._check_labels(labels, attention_mask, tokens, kwargs.get("max_predictions_per_row"))
+        return self._predict(embeddings, context, labels, num_items_in_batch, **kwargs)
 
     def _predict(
         self,
         embeddings: torch.Tensor,
         context: AttentionContext,
-        *,
-        output_flags: OutputFlags,
         labels: torch.Tensor | None,  # [B, N]
         num_items_in_batch: torch.Tensor | int | None,
-        sparse: bool,
         query_positions: torch.Tensor | None = None,  # [B, Q]
-        max_predictions_per_row: int | None = None,
+        **kwargs: Unpack[MaskedLMKwargs],
     ) -> HfDebertaMaskedLMOutput:
         """Return the output from the embeddings. Without labels, logits are of `query_positions`, or of all if None."""
+        output_flags, max_predictions_per_row = (
+            self.deberta.output_flags(**kwargs),
+            kwargs.get("max_predictions_per_row"),
+        )
+        sparse = self._uses_sparse_prediction(kwargs.get("sparse_prediction"), max_predictions_per_row)
         uses_decoder = self.config.uses_mask_decoder
         encoded = self.deberta.encoder(embeddings, context, *output_flags, skip_last=uses_decoder)
         states = encoded.last_hidden_state
@@ -291,12 +278,10 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         self,
         labels: torch.Tensor | None,
         attention_mask: torch.Tensor | None,
-        input_ids: torch.Tensor | None,
-        inputs_embeds: torch.Tensor | None,
+        tokens: torch.Tensor | None,  # ids [B, N], or embeddings [B, N, embedding]
         max_predictions_per_row: int | None = None,
     ) -> torch.Tensor | None:
         """Return the labels [B, N] with -100 at padding."""
-        tokens = input_ids if inputs_embeds is None else inputs_embeds
         if labels is None or tokens is None:
             return labels
         shape = tokens.shape[:2]

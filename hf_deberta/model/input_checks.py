@@ -4,12 +4,90 @@ Shapes and types are always checked. Values are checked where reading them costs
 captured graphs and transforms (`can_read_values`). On a GPU the check would have to wait for the device.
 """
 
+from typing import TypedDict
+
 import torch
 
 from .batch_loss import IGNORED
+from .configuration_hf_deberta import HfDebertaConfig
 from .fast_path_guards import can_read_values
 
 SUM_TOLERANCE = 0.01  # a distribution over thousands of classes in half precision sums to 1 within this
+
+
+class EncoderKwargs(TypedDict, total=False):
+    """What every model takes beside its tokens; `HfDebertaModel.forward` describes it."""
+
+    output_attentions: bool | None
+    output_hidden_states: bool | int | list[int] | None
+    cu_seq_lens_q: torch.Tensor | None
+    max_length_q: int | None
+    num_real_tokens: int | None
+
+
+def require_tokens(
+    config: HfDebertaConfig,
+    vocabulary: int,
+    input_ids: torch.Tensor | None,
+    token_type_ids: torch.Tensor | None,
+    inputs_embeds: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return ids [B, N] or embeddings [B, N, embedding], or raise a ValueError if the model cannot take them.
+
+    `vocabulary` is the number of word embeddings.
+    """
+    check_tensors(input_ids=input_ids, token_type_ids=token_type_ids, inputs_embeds=inputs_embeds)
+    if input_ids is not None and inputs_embeds is None:
+        tokens, name, shape = input_ids, "input_ids", "[B, N]"
+    elif inputs_embeds is not None and input_ids is None:
+        tokens, name, shape = inputs_embeds, "inputs_embeds", "[B, N, embedding]"
+    else:
+        given = "neither" if input_ids is None else "both"
+        raise ValueError(f"pass either input_ids or inputs_embeds, not {given}")
+    if tokens.dim() != shape.count(",") + 1 or tokens.numel() == 0:
+        raise ValueError(f"{name} must be {shape} with at least one row and one token, not {tuple(tokens.shape)}")
+    width = config.embedding_size
+    if inputs_embeds is not None and inputs_embeds.shape[-1] != width:
+        raise ValueError(f"inputs_embeds must be [B, N, {width}], the embedding size, not {tuple(tokens.shape)}")
+    if input_ids is not None:
+        check_integers("input_ids", input_ids)
+    if input_ids is not None and any_outside(input_ids, vocabulary):
+        raise ValueError(
+            f"input_ids must lie in [0, {vocabulary}), the vocabulary of this model, and range from "
+            f"{int(input_ids.min())} to {int(input_ids.max())}; use the model's own tokenizer, or "
+            "resize_token_embeddings"
+        )
+    if token_type_ids is not None and config.type_vocab_size > 0:
+        _check_token_types(token_type_ids, tokens.shape[:2], config.type_vocab_size)
+    return tokens
+
+
+def _check_token_types(token_type_ids: torch.Tensor, shape: torch.Size, types: int) -> None:
+    batch, length = shape
+    check_integers("token_type_ids", token_type_ids)
+    if tuple(token_type_ids.shape) not in ((batch, length), (1, length)):
+        raise ValueError(f"token_type_ids must be [B, N] = {(batch, length)}, not {tuple(token_type_ids.shape)}")
+    if any_outside(token_type_ids, types):
+        raise ValueError(f"token_type_ids must lie in [0, {types}), and range up to {int(token_type_ids.max())}")
+
+
+def check_positions(position_ids: torch.Tensor, limit: int, in_order: bool) -> None:
+    """Raise a ValueError if absolute positions lie outside their table; `in_order`: they are 0, 1, ... in each row."""
+    too_long = in_order and position_ids.shape[-1] > limit
+    if too_long or any_outside(position_ids, limit):
+        longest = position_ids.shape[-1] if too_long else int(position_ids.max()) + 1
+        raise ValueError(
+            f"this input has {longest} positions, and max_position_embeddings is {limit}; shorten the input, or train "
+            "with a larger max_position_embeddings"
+        )
+
+
+def may_hold_padding(input_ids: torch.Tensor, padding: int | None) -> bool:
+    """True if a row begins or ends with padding: Transformers' own check takes longer, so this comes before it."""
+    if padding is None or not can_read_values(input_ids):
+        return False
+    first_and_last = input_ids[:, :: max(1, input_ids.shape[1] - 1)]
+    return bool((first_and_last == padding).any())
 
 
 def check_tensors(**inputs: object) -> None:

@@ -6,7 +6,8 @@ it has. So fine-tuned checkpoints load and give the same logits. Every loss resp
 """
 
 import math
-from typing import cast
+from collections.abc import Mapping
+from typing import Any, Unpack, cast
 
 import torch
 from torch import nn
@@ -23,6 +24,7 @@ from .attention_context import check_one_document, first_real_tokens, real_token
 from .batch_loss import IGNORED, binary_cross_entropy, cross_entropy, mean_squared_error, soft_cross_entropy
 from .configuration_hf_deberta import HfDebertaConfig
 from .input_checks import (
+    EncoderKwargs,
     binary_labels,
     check_indices,
     check_tensors,
@@ -89,19 +91,13 @@ class HfDebertaForSequenceClassification(HfDebertaPreTrainedModel):
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | int | list[int] | None = None,
-        cu_seq_lens_q: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
-        max_length_q: int | None = None,
-        num_real_tokens: int | None = None,
-        **kwargs,
+        **kwargs: Unpack[EncoderKwargs],
     ) -> SequenceClassifierOutput:
         """Return logits [B, num_labels], and the loss if there are labels.
 
-        The summed loss is divided by `num_items_in_batch`, by default the number of labelled items in this call.
-        `cu_seq_lens_q` are the document boundaries [documents + 1] of a packed row, whose logits and labels are one
-        per document.
+        The summed loss is divided by `num_items_in_batch`, by default the number of labelled items in this call. A
+        packed row (`cu_seq_lens_q`) has logits and labels for each document.
         """
         encoded = self.deberta(
             input_ids,
@@ -109,13 +105,9 @@ class HfDebertaForSequenceClassification(HfDebertaPreTrainedModel):
             token_type_ids,
             position_ids,
             inputs_embeds,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-            cu_seq_lens_q=cu_seq_lens_q,
-            max_length_q=max_length_q,
-            num_real_tokens=num_real_tokens,
             first_token_only=True,
             return_dict=True,
+            **kwargs,
         )
         pooled = self.pooler(encoded.last_hidden_state)
         logits = self.classifier(self.dropout(pooled))
@@ -176,31 +168,15 @@ class HfDebertaForTokenClassification(HfDebertaPreTrainedModel):
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,  # [B, N], negative is ignored
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | int | list[int] | None = None,
-        cu_seq_lens_q: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
-        max_length_q: int | None = None,
-        num_real_tokens: int | None = None,
-        **kwargs,
+        **kwargs: Unpack[EncoderKwargs],
     ) -> TokenClassifierOutput:
         """Return logits [B, N, num_labels], and the loss if there are labels.
 
         The summed loss is divided by `num_items_in_batch`, by default the number of labelled tokens in this call.
-        `cu_seq_lens_q` are the document boundaries of a packed row.
         """
         encoded = self.deberta(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-            cu_seq_lens_q=cu_seq_lens_q,
-            max_length_q=max_length_q,
-            num_real_tokens=num_real_tokens,
-            return_dict=True,
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, return_dict=True, **kwargs
         )
         states = encoded.last_hidden_state
         if self.config.token_classifier == "projection":
@@ -246,31 +222,16 @@ class HfDebertaForQuestionAnswering(HfDebertaPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         start_positions: torch.Tensor | None = None,  # [B]
         end_positions: torch.Tensor | None = None,  # [B]
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | int | list[int] | None = None,
-        cu_seq_lens_q: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
-        max_length_q: int | None = None,
-        num_real_tokens: int | None = None,
-        **kwargs,
+        **kwargs: Unpack[EncoderKwargs],
     ) -> QuestionAnsweringModelOutput:
         """Return start and end logits [B, N], and the loss if both positions are passed.
 
-        Both summed losses are divided by `num_items_in_batch`, by default the number of answers in this call.
-        `cu_seq_lens_q` are the document boundaries of a packed row; the loss still treats the row as one input.
+        Both summed losses are divided by `num_items_in_batch`, by default the number of answers in this call. They
+        treat a packed row as one input.
         """
         encoded = self.deberta(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-            cu_seq_lens_q=cu_seq_lens_q,
-            max_length_q=max_length_q,
-            num_real_tokens=num_real_tokens,
-            return_dict=True,
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, return_dict=True, **kwargs
         )
         start_logits, end_logits = self.qa_outputs(encoded.last_hidden_state).unbind(-1)
         loss = None
@@ -318,11 +279,8 @@ class HfDebertaForMultipleChoice(HfDebertaPreTrainedModel):
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,  # [B]
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | int | list[int] | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
-        num_real_tokens: int | None = None,
-        **kwargs,
+        **kwargs: Unpack[EncoderKwargs],
     ) -> MultipleChoiceModelOutput:
         """Return logits [B, choices], and the loss if there are labels.
 
@@ -340,11 +298,9 @@ class HfDebertaForMultipleChoice(HfDebertaPreTrainedModel):
         }
         encoded = self.deberta(
             **_flatten_choices(tensors, (batch, num_choices)),
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-            num_real_tokens=num_real_tokens,
             first_token_only=True,
             return_dict=True,
+            **kwargs,
         )
         pooled = self.pooler(encoded.last_hidden_state)
         logits = self.classifier(self.dropout(pooled)).view(-1, num_choices)
@@ -390,11 +346,8 @@ class HfDebertaForEntityChoice(HfDebertaPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         entity_indices: torch.Tensor | None = None,  # [B, E, S]
         labels: torch.Tensor | None = None,  # [B, E]
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | int | list[int] | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
-        num_real_tokens: int | None = None,
-        **kwargs,
+        **kwargs: Unpack[EncoderKwargs],
     ) -> SequenceClassifierOutput:
         """Return logits [B, E], and the loss if there are labels.
 
@@ -405,15 +358,7 @@ class HfDebertaForEntityChoice(HfDebertaPreTrainedModel):
         if entity_indices is None:
             raise ValueError("entity choice needs entity_indices [B, entities, tokens], 0 for padding")
         encoded = self.deberta(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-            num_real_tokens=num_real_tokens,
-            return_dict=True,
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, return_dict=True, **kwargs
         )
         states = encoded.last_hidden_state
         real = None if attention_mask is None else real_tokens(attention_mask, *states.shape[:2])
@@ -496,7 +441,7 @@ def label_answers(
     return positions.masked_fill(ignored, IGNORED)
 
 
-def _refuse_packed_rows(kwargs: dict) -> None:
+def _refuse_packed_rows(kwargs: Mapping[str, Any]) -> None:
     if kwargs.get("cu_seq_lens_q") is not None:
         raise ValueError("this head does not support packed rows; pass padded rows without cu_seq_lens_q")
 

@@ -8,7 +8,7 @@ Parameter names are those of the official v2 code and of in-tree `deberta-v2`.
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import repeat
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Unpack, cast
 
 import torch
 from torch import nn
@@ -31,7 +31,7 @@ from .fast_path_guards import (
     is_tracing_or_compiling,
     is_unmodified_module,
 )
-from .input_checks import any_outside, check_integers, check_tensors
+from .input_checks import EncoderKwargs, check_positions, may_hold_padding, require_tokens
 from .ngram_input_encoding import NgramInputEncoding
 from .pretrained_model import HfDebertaPreTrainedModel
 from .relative_position import (
@@ -147,14 +147,8 @@ class HfDebertaEmbeddings(nn.Module):
         return self.position_embeddings(self.position_ids(context))
 
     def position_ids(self, context: AttentionContext) -> torch.Tensor:
-        position_ids, limit = context.absolute_positions(), self.config.max_position_embeddings
-        too_long = context.in_order and position_ids.shape[-1] > limit
-        if too_long or any_outside(position_ids, limit):
-            longest = position_ids.shape[-1] if too_long else int(position_ids.max()) + 1
-            raise ValueError(
-                f"this input has {longest} positions, and max_position_embeddings is {limit}; shorten the input, or "
-                "train with a larger max_position_embeddings"
-            )
+        position_ids = context.absolute_positions()
+        check_positions(position_ids, self.config.max_position_embeddings, context.in_order)
         return position_ids
 
 
@@ -483,39 +477,29 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         token_type_ids: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | int | list[int] | None = None,
-        cu_seq_lens_q: torch.Tensor | None = None,
         first_token_only: bool = False,
-        max_length_q: int | None = None,
-        num_real_tokens: int | None = None,
-        **kwargs,
+        **kwargs: Unpack[EncoderKwargs],
     ) -> BaseModelOutput:
         """Return the last hidden states [B, N, hidden].
 
+        With `first_token_only`, for classifiers, return only the state of each row's first real token, [B, 1, hidden],
+        or of each document's, [1, documents, hidden]: zero, without a gradient, for a row of padding only.
+
+        `output_attentions` and `output_hidden_states` are as in Transformers, by default those of the configuration.
+
         `cu_seq_lens_q` are the document boundaries [documents + 1] of a packed row, with B = 1. `max_length_q` is the
         length of its longest document. Pass it on a GPU: without it a document may be as long as the row, because
-        reading the boundaries would wait for the device. With `first_token_only`, for classifiers, return only the
-        state of each row's first real token, [B, 1, hidden], or of each document's, [1, documents, hidden]: zero,
-        without a gradient, for a row of padding only.
+        reading the boundaries would wait for the device.
 
         `num_real_tokens` is the sum of an `attention_mask` [B, N] whose rows are padded on the right, none of them
         empty. With it a GPU leaves out padding too: it need not wait until the mask can be read. A wrong number gives
         wrong outputs or a failed assertion of the device there, and a ValueError on the CPU.
         """
-        flags = self.output_flags(output_attentions, output_hidden_states)
-        embeddings, context = self.embed(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds,
-            cu_seq_lens_q,
-            unpad=self.can_unpad(*flags, num_real_tokens),
-            max_length_q=max_length_q,
-            num_real_tokens=num_real_tokens,
+        flags = self.output_flags(**kwargs)
+        embeddings, context = self.start(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
         )
-        if first_token_only and attention_mask is None and cu_seq_lens_q is None:
+        if first_token_only and attention_mask is None and kwargs.get("cu_seq_lens_q") is None:
             check_one_document(position_ids)
         if not first_token_only:
             encoded = self.encoder(embeddings, context, *flags)
@@ -536,65 +520,59 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         encoded.hidden_states = context.scatter_each(encoded.hidden_states)
         return encoded
 
-    def can_unpad(
-        self,
-        output_attentions: bool,
-        output_hidden_states: bool | int | list[int],
-        num_real_tokens: int | None = None,
-    ) -> bool:
+    def can_unpad(self, flags: OutputFlags, num_real_tokens: int | None = None) -> bool:
         """True if this batch can run without padding.
 
         This must be enabled in the configuration and supported by the backend, and no gradients may be requested at
         hidden states, which would be copies. Outside of the CPU the number of real tokens must be given.
         """
-        returned = output_attentions or (output_hidden_states is not False and torch.is_grad_enabled())
+        returned = flags.attentions or (flags.hidden_states is not False and torch.is_grad_enabled())
         config, weight = self.config, self.embeddings.word_embeddings.weight
         enabled = config.unpad_inputs and config._attn_implementation in ("auto", "sdpa", "triton")
         is_eager = not (is_tracing_or_compiling() or in_functorch_transform())
         knows_lengths = can_read_values(weight) or (is_eager and num_real_tokens is not None)
         return enabled and not returned and knows_lengths and not in_reference_mode()
 
-    def output_flags(
-        self, output_attentions: bool | None, output_hidden_states: bool | int | list[int] | None
-    ) -> OutputFlags:
+    def output_flags(self, **kwargs: Any) -> OutputFlags:
         """The arguments, or the configuration's values for those that are None."""
-        if output_attentions is None:
-            output_attentions = self.config.output_attentions
-        if output_hidden_states is None:
-            output_hidden_states = self.config.output_hidden_states
-        return OutputFlags(bool(output_attentions), False if output_hidden_states is None else output_hidden_states)
+        attentions, hidden_states = kwargs.get("output_attentions"), kwargs.get("output_hidden_states")
+        if attentions is None:
+            attentions = self.config.output_attentions
+        if hidden_states is None:
+            hidden_states = self.config.output_hidden_states
+        return OutputFlags(bool(attentions), False if hidden_states is None else hidden_states)
 
-    def embed(
+    def start(
         self,
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         token_type_ids: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
-        cu_seq_lens_q: torch.Tensor | None = None,
-        unpad: bool = False,
         causal: bool = False,
-        max_length_q: int | None = None,
-        num_real_tokens: int | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
+        **kwargs: Any,  # those of `forward`; others are ignored
     ) -> tuple[torch.Tensor, AttentionContext]:
-        """Embeddings and the attention metadata of all layers; checks the inputs.
+        """Check the inputs; return the embeddings and the attention metadata of all layers.
 
-        Embeddings are [B, N, hidden]. With `unpad` they may be one row [1, total, hidden] of real tokens, which
-        `context.scatter` turns back into a batch. `causal`: no token sees those after it. `past_key_values` holds the
-        tokens before these; it implies `causal`.
+        Embeddings are [B, N, hidden], or one row [1, total, hidden] of real tokens if padding is left out, which
+        `context.scatter` turns back into a batch. `causal`: no token sees those after it. `cache` holds the tokens
+        before these; it implies `causal`.
         """
-        batch, length, device = self._check_inputs(input_ids, token_type_ids, inputs_embeds)
-        packed = cu_seq_lens_q is not None or position_ids is not None  # packed rows have no mask
-        if input_ids is not None and attention_mask is None and not packed and self._may_hold_padding(input_ids):
+        # a wrapper, such as PEFT's, may have no num_embeddings
+        words = getattr(self.embeddings.word_embeddings, "num_embeddings", self.config.vocab_size)
+        tokens = require_tokens(self.config, words, input_ids, token_type_ids, inputs_embeds)
+        cu_seq_lens_q, num_real_tokens = kwargs.get("cu_seq_lens_q"), kwargs.get("num_real_tokens")
+        has_no_mask = attention_mask is None and cu_seq_lens_q is None and position_ids is None  # packed rows need none
+        if input_ids is not None and has_no_mask and may_hold_padding(input_ids, self.config.pad_token_id):
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
-        shape = (batch, length)
-        if past_key_values is None:
+        shape = tokens.shape[0], tokens.shape[1]
+        if cache is None:
             context = AttentionContext.from_inputs(
-                attention_mask, position_ids, cu_seq_lens_q, shape, device, causal, max_length_q
+                attention_mask, position_ids, cu_seq_lens_q, shape, tokens.device, causal, kwargs.get("max_length_q")
             )
         else:
-            context = AttentionContext.with_cache(past_key_values, attention_mask, position_ids, shape, device)
+            context = AttentionContext.with_cache(cache, attention_mask, position_ids, shape, tokens.device)
         source = self.embeddings.word_embeddings.weight if inputs_embeds is None else inputs_embeds
         layers = self.encoder.prepared_layers
         prepared = layers is not None and layers.is_usable(self.encoder, source)
@@ -605,60 +583,10 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
             prepared = False
         context = replace(context, use_prepared=prepared)
         embeddings = self.embeddings(input_ids, token_type_ids, context, inputs_embeds)
-        context = context.unpadded(self.config.hidden_size, num_real_tokens) if unpad else context
-        longest = context.longest(length)
+        if not causal and cache is None and self.can_unpad(self.output_flags(**kwargs), num_real_tokens):
+            context = context.unpadded(self.config.hidden_size, num_real_tokens)
+        longest = context.longest(tokens.shape[1])
         if self.config.relative_attention and not context.attention_mask.causal:  # the rows are those of later tokens
             warn_past_largest_distance(longest, self.encoder.distance_parameters(), "from_pretrained")
         rows = self.encoder.whole_table() if prepared else self.encoder.rows_in_use(longest)
         return context.gather(embeddings), replace(context, relative_rows=rows)
-
-    def _may_hold_padding(self, input_ids: torch.Tensor) -> bool:
-        """True if a row begins or ends with padding: Transformers' own check takes longer, so this comes before it."""
-        padding = self.config.pad_token_id
-        if padding is None or not can_read_values(input_ids):
-            return False
-        first_and_last = input_ids[:, :: max(1, input_ids.shape[1] - 1)]
-        return bool((first_and_last == padding).any())
-
-    def _check_inputs(
-        self,
-        input_ids: torch.Tensor | None,
-        token_type_ids: torch.Tensor | None,
-        inputs_embeds: torch.Tensor | None,
-    ) -> tuple[int, int, torch.device]:
-        """Batch size, length and device; raises a ValueError for wrong types, shapes and ids."""
-        check_tensors(input_ids=input_ids, token_type_ids=token_type_ids, inputs_embeds=inputs_embeds)
-        if input_ids is not None and inputs_embeds is None:
-            tensor, name, shape = input_ids, "input_ids", "[B, N]"
-        elif inputs_embeds is not None and input_ids is None:
-            tensor, name, shape = inputs_embeds, "inputs_embeds", "[B, N, embedding]"
-        else:
-            given = "neither" if input_ids is None else "both"
-            raise ValueError(f"pass either input_ids or inputs_embeds, not {given}")
-        if tensor.dim() != shape.count(",") + 1 or tensor.numel() == 0:
-            raise ValueError(f"{name} must be {shape} with at least one row and one token, not {tuple(tensor.shape)}")
-        # a wrapper, such as PEFT's, may have no num_embeddings
-        words = getattr(self.embeddings.word_embeddings, "num_embeddings", self.config.vocab_size)
-        width = self.config.embedding_size
-        if inputs_embeds is not None and inputs_embeds.shape[-1] != width:
-            raise ValueError(f"inputs_embeds must be [B, N, {width}], the embedding size, not {tuple(tensor.shape)}")
-        if input_ids is not None:
-            check_integers("input_ids", input_ids)
-        if input_ids is not None and any_outside(input_ids, words):
-            raise ValueError(
-                f"input_ids must lie in [0, {words}), the vocabulary of this model, and range from "
-                f"{int(input_ids.min())} to {int(input_ids.max())}; use the model's own tokenizer, or "
-                "resize_token_embeddings"
-            )
-        types = self.config.type_vocab_size
-        batch, length = tensor.shape[:2]
-        if token_type_ids is not None and types > 0:
-            check_integers("token_type_ids", token_type_ids)
-            if tuple(token_type_ids.shape) not in ((batch, length), (1, length)):
-                raise ValueError(
-                    f"token_type_ids must be [B, N] = {(batch, length)}, not {tuple(token_type_ids.shape)}"
-                )
-            if any_outside(token_type_ids, types):
-                largest = int(token_type_ids.max())
-                raise ValueError(f"token_type_ids must lie in [0, {types}), and range up to {largest}")
-        return batch, length, tensor.device

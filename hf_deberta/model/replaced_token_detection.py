@@ -6,6 +6,8 @@ A token is positive if a generator replaced the original token by another one. T
 [CLS] and [SEP] included.
 """
 
+from typing import Unpack
+
 import torch
 from torch import nn
 from transformers.activations import ACT2FN
@@ -16,7 +18,7 @@ from .attention_context import real_tokens
 from .batch_loss import IGNORED, binary_cross_entropy
 from .configuration_hf_deberta import HfDebertaConfig
 from .dense import dense
-from .input_checks import binary_labels
+from .input_checks import EncoderKwargs, binary_labels
 from .modeling_hf_deberta import HfDebertaModel, gather_positions
 from .pretrained_model import HfDebertaPreTrainedModel
 
@@ -77,31 +79,17 @@ class HfDebertaForPreTraining(HfDebertaPreTrainedModel):
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,  # [B, N]: 1 replaced, 0 original, -100 ignored
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | int | list[int] | None = None,
-        cu_seq_lens_q: torch.Tensor | None = None,
         num_items_in_batch: torch.Tensor | int | None = None,
-        max_length_q: int | None = None,
-        num_real_tokens: int | None = None,
-        **kwargs,
+        **kwargs: Unpack[EncoderKwargs],
     ) -> TokenClassifierOutput:
         """Return logits [B, N], and the loss if there are labels.
 
-        The summed loss is divided by `num_items_in_batch`, by default the number of labelled tokens in this call.
-        `cu_seq_lens_q` are the document boundaries of a packed row; the head then adds to each token the state of its
-        document's first token.
+        The summed loss is divided by `num_items_in_batch`, by default the number of labelled tokens in this call. In a
+        packed row the head adds to each token the state of its document's first token.
         """
-        output_flags = self.deberta.output_flags(output_attentions, output_hidden_states)
-        embeddings, context = self.deberta.embed(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            inputs_embeds,
-            cu_seq_lens_q,
-            unpad=self.deberta.can_unpad(*output_flags, num_real_tokens),
-            max_length_q=max_length_q,
-            num_real_tokens=num_real_tokens,
+        output_flags = self.deberta.output_flags(**kwargs)
+        embeddings, context = self.deberta.start(
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
         )
         encoded = self.deberta.encoder(embeddings, context, *output_flags)
         states = encoded.last_hidden_state

@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import IterableDataset
 from transformers import Trainer
 
+from hf_deberta.model.pretrained_model import HfDebertaPreTrainedModel
 from hf_deberta.model.unpadding import is_right_padded
 
 NUM_REAL_TOKENS = "num_real_tokens"
@@ -30,7 +31,8 @@ class RealTokensMixin(Trainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        is_input = NUM_REAL_TOKENS in signature(cast(nn.Module, self.model).forward).parameters
+        model = cast(nn.Module, self.model)
+        is_input = isinstance(model, HfDebertaPreTrainedModel) or NUM_REAL_TOKENS in signature(model.forward).parameters
         one_collates_for_all = self.accelerator.dispatch_batches or isinstance(self.train_dataset, IterableDataset)
         if is_input and self.args.n_gpu <= 1 and not one_collates_for_all:
             self.data_collator = CountingCollator(self.data_collator)

@@ -108,7 +108,7 @@ def test_decoder_states_after_each_step(case, steps, tmp_path):
     model = golden_cases.load(HfDebertaForMaskedLM, case, tmp_path, emd_steps=steps)
     batch, expected = part(tensors, "in/A/"), part(tensors, "out/A/")
     with torch.no_grad():
-        embeddings, context = model.deberta.embed(**model_inputs(batch))
+        embeddings, context = model.deberta.start(**model_inputs(batch))
         before_last = model.deberta.encoder(embeddings, context, skip_last=True).last_hidden_state
         states = model._decode(before_last, context, None)
     torch.testing.assert_close(states[batch["labels"] > 0], expected[f"emd_states.{steps - 1}"], **STATES)
@@ -137,7 +137,7 @@ def test_replaced_token_detection(tmp_path):
 def encode_with_official_masks(model, batch, mask3d):
     """Return the output with the 2-D mask for embeddings, the 3-D mask for layers and no document boundaries."""
     deberta = model.deberta
-    embeddings, context = deberta.embed(batch["input_ids"], batch["attention_mask_2d"])
+    embeddings, context = deberta.start(batch["input_ids"], batch["attention_mask_2d"])
     context = replace(
         context, attention_mask=AttentionMask(mask3d.bool()), token_mask=mask3d.bool().any(1), documents=None
     )

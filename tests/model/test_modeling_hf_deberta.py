@@ -763,7 +763,9 @@ def test_context_follows_a_model_to_another_device():
     """Accelerate moves a layer's arguments to the layer's device if they have a method `to`."""
     from accelerate.utils import send_to_device
 
-    _, context = tiny_model(HfDebertaModel).embed(IDS, torch.ones_like(IDS))
+    mask = torch.ones_like(IDS)
+    mask[:, -1] = 0
+    _, context = tiny_model(HfDebertaModel).start(IDS, mask)
     moved = send_to_device(context, "meta")
     parts = (moved, moved.attention_mask, moved.relative_rows)
     tensors = [value for part in parts for value in vars(part).values() if torch.is_tensor(value)]
