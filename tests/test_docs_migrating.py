@@ -10,12 +10,12 @@ import pytest
 import transformers
 
 import hf_deberta
-from hf_deberta.model.input_checks import EncoderKwargs
 from hf_deberta.commands import mlm, rtd
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
 from hf_deberta.fine_tuning.sift import SiftArguments
 from hf_deberta.fine_tuning.splits import DataArguments
 from hf_deberta.fine_tuning.task_model import ModelArguments
+from hf_deberta.model.input_checks import EncoderKwargs
 from hf_deberta.pretraining.arguments import MaskingArguments, PretrainingArguments
 from hf_deberta.pretraining.corpus import CorpusArguments
 

@@ -207,7 +207,6 @@ class GraphEncoder(HfDebertaEncoder):
     def __init__(self, encoder: HfDebertaEncoder):
         nn.Module.__init__(self)
         self.config, self.layer, self.conv = encoder.config, encoder.layer, encoder.conv
-        self.prepared_layers = None
         self.reach, table, rows = 0, None, None
         if self.config.relative_attention:
             self.reach = encoder.saturation
@@ -217,10 +216,10 @@ class GraphEncoder(HfDebertaEncoder):
         for layer in cast(Iterable[Any], self.layer):
             layer.attention.self = GraphAttention(layer.attention.self, table, rows)
 
-    def rows_in_use(self, length: int) -> None:
-        return None
+    def shared_by_layers(self, states: torch.Tensor, context: AttentionContext) -> AttentionContext:
+        return context
 
-    def relative_table(self, context: AttentionContext, output_attentions: bool = False) -> Layout:  # type: ignore[override]
+    def relative_table(self, context: AttentionContext) -> Layout:  # type: ignore[override]
         return layout_of(context, self.reach)
 
 

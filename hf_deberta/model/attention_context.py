@@ -63,7 +63,6 @@ class AttentionContext:
     relative_rows: RowsInUse | None = None  # None without relative positions
     unpadding: Unpadding | None = None  # if a batch was unpadded to one row
     padded: "AttentionContext | None" = None  # of that batch, if its lengths were not read
-    use_prepared: bool = False  # True if the layers that hf_deberta.optimize prepared compute this pass
     cache: KeyValueCache | None = None  # then the other fields but the mask describe the new tokens only
 
     def to(self, device: torch.device | str, **kwargs) -> "AttentionContext":

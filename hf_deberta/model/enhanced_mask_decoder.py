@@ -324,7 +324,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         """Add the ordinary last layer, for callers who request the hidden states or attentions of all layers."""
         encoder, before_last = self.deberta.encoder, encoded.last_hidden_state
         needs_attentions = encoded.attentions is not None
-        table = encoder.relative_table(context, needs_attentions)
+        table = encoder.relative_table(context)
         last, probabilities = encoder.layer[-1](before_last, table, context, output_attentions=needs_attentions)
         layers = self.config.num_hidden_layers
         last_state: Any = last if layers in kept_states(output_hidden_states, layers + 1) else None

@@ -5,9 +5,7 @@ Legend: B batch, N tokens, H heads, d head size, R rows of the relative table in
 Parameter names are those of the official v2 code and of in-tree `deberta-v2`.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
-from itertools import repeat
 from typing import Any, NamedTuple, Unpack, cast
 
 import torch
@@ -29,7 +27,6 @@ from .fast_path_guards import (
     in_functorch_transform,
     in_reference_mode,
     is_tracing_or_compiling,
-    is_unmodified_module,
 )
 from .input_checks import EncoderKwargs, check_positions, may_hold_padding, require_tokens
 from .ngram_input_encoding import NgramInputEncoding
@@ -56,29 +53,12 @@ from .weight_cache import WeightCache
 
 logger = logging.get_logger(__name__)
 
-ON_ONE_THREAD = 32768  # numbers that one operation of PyTorch computes on one thread
-SHORT_TEXT = 8 * ON_ONE_THREAD  # numbers in the states of at most 256 tokens in a model of 1024 features
-
 
 class OutputFlags(NamedTuple):
     """What a model returns besides its main output."""
 
     attentions: bool
     hidden_states: bool | int | list[int]  # indices as in Transformers, or all or none
-
-
-class TokenInputs(NamedTuple):
-    """What an embedding depends on, for each token."""
-
-    words: torch.Tensor  # [B, N], or embeddings [B, N, embedding]
-    position_ids: torch.Tensor | None  # [B or 1, N]
-    token_type_ids: torch.Tensor | None  # [B, N]
-    mask: torch.Tensor | None  # [B, N], False for padding
-
-    def split(self, tokens: int) -> list["TokenInputs"]:
-        """Parts of `tokens` tokens of each row."""
-        parts = (repeat(None) if each is None else each.split(tokens, dim=1) for each in self)
-        return [TokenInputs(*part) for part in zip(*parts, strict=False)]
 
 
 class HfDebertaEmbeddings(nn.Module):
@@ -112,35 +92,33 @@ class HfDebertaEmbeddings(nn.Module):
         elif token_type_ids is None:
             token_type_ids = words.new_zeros(words.shape[:2], dtype=torch.long)
         position_ids = self.position_ids(context) if self.config.position_biased_input else None
-        tokens = TokenInputs(words, position_ids, token_type_ids, context.token_mask)
-        numbers = words.shape[0] * words.shape[1] * self.config.hidden_size
-        if not context.use_prepared or numbers > SHORT_TEXT:
-            return self.embed(tokens, self.LayerNorm)
-        # PyTorch's threads, once woken, keep cores from OpenVINO's for 2 to 5 ms (docs/log.md)
-        size = max(1, ON_ONE_THREAD * words.shape[1] // numbers)
-        return torch.cat([self.embed(part, self.norm_on_one_thread) for part in tokens.split(size)], dim=1)
+        return self.embed(words, position_ids, token_type_ids, context.token_mask)
 
-    def embed(self, tokens: TokenInputs, norm: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        embeddings = self.word_embeddings(tokens.words) if tokens.words.dim() == 2 else tokens.words
-        if tokens.position_ids is not None:
-            embeddings = embeddings + self.position_embeddings(tokens.position_ids)
-        if tokens.token_type_ids is not None:
-            embeddings = embeddings + self.token_type_embeddings(tokens.token_type_ids)
-        if self.config.embedding_size != self.config.hidden_size:
-            embeddings = dense(self.embed_proj, embeddings)
-        embeddings = norm(embeddings)
-        if tokens.mask is not None:
-            embeddings = embeddings * tokens.mask[..., None]
+    def embed(
+        self,
+        words: torch.Tensor,  # [B, N], or embeddings [B, N, embedding]
+        position_ids: torch.Tensor | None,  # [B or 1, N]
+        token_type_ids: torch.Tensor | None,  # [B, N]
+        token_mask: torch.Tensor | None,  # [B, N], False for padding
+    ) -> torch.Tensor:
+        """The embeddings [B, N, hidden] of tokens."""
+        embeddings = self.LayerNorm(self.sum_up(words, position_ids, token_type_ids))
+        if token_mask is not None:
+            embeddings = embeddings * token_mask[..., None]
         return self.dropout(embeddings)
 
-    def norm_on_one_thread(self, states: torch.Tensor) -> torch.Tensor:
-        """LayerNorm in operations that PyTorch computes on one thread, given at most `ON_ONE_THREAD` numbers."""
-        norm = self.LayerNorm
-        if not is_unmodified_module(norm):
-            return norm(states)
-        centred = states - states.mean(-1, keepdim=True)
-        variance = centred.square().mean(-1, keepdim=True)
-        return torch.addcmul(norm.bias, centred * torch.rsqrt(variance + norm.eps), norm.weight)
+    def sum_up(
+        self, words: torch.Tensor, position_ids: torch.Tensor | None, token_type_ids: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The sum of the embeddings of each token, [B, N, hidden]."""
+        embeddings = self.word_embeddings(words) if words.dim() == 2 else words
+        if position_ids is not None:
+            embeddings = embeddings + self.position_embeddings(position_ids)
+        if token_type_ids is not None:
+            embeddings = embeddings + self.token_type_embeddings(token_type_ids)
+        if self.config.embedding_size != self.config.hidden_size:
+            embeddings = dense(self.embed_proj, embeddings)
+        return embeddings
 
     def positions(self, context: AttentionContext) -> torch.Tensor:
         """Absolute position embeddings [B or 1, N, embedding]."""
@@ -285,7 +263,6 @@ class HfDebertaLayer(GradientCheckpointingLayer):
         self.attention = HfDebertaAttention(config, layer_idx)
         self.intermediate = HfDebertaIntermediate(config)
         self.output = HfDebertaResidual(config, config.intermediate_size)
-        self.packed_layer: Any = None  # this layer prepared for inference, by hf_deberta.optimize
 
     def forward(
         self,
@@ -301,9 +278,6 @@ class HfDebertaLayer(GradientCheckpointingLayer):
 
         `steps`: how often the layer is applied to the queries, with the same keys and values.
         """
-        if context.use_prepared and not output_attentions:
-            backend = self.attention.self.backend(output_attentions)
-            return self.packed_layer(hidden_states, context, query_states, query_positions, steps, backend), None
         memory = None
         states = hidden_states if query_states is None else query_states
         for _ in range(steps):
@@ -336,14 +310,6 @@ class HfDebertaEncoder(nn.Module):
         if config.norm_rel_ebd == "layer_norm":
             self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.conv = NgramInputEncoding(config) if config.conv_kernel_size > 0 else None
-        self.prepared_layers: Any = None  # PreparedLayers, by hf_deberta.optimize
-
-    def train(self, mode: bool = True) -> "HfDebertaEncoder":
-        if mode:
-            self.prepared_layers = None
-            for layer in self.layer:
-                cast(HfDebertaLayer, layer).packed_layer = None
-        return super().train(mode)
 
     def distance_parameters(self) -> tuple[int, int, bool]:
         """The arguments of `rows_of_distances`."""
@@ -369,12 +335,18 @@ class HfDebertaEncoder(nn.Module):
         projections = (cast(HfDebertaLayer, layer).attention.self.table_projection() for layer in self.layer)
         return find_rows_in_use(distances, length, table_modules(self), projections)
 
-    def relative_table(self, context: AttentionContext, output_attentions: bool = False) -> torch.Tensor | None:
+    def shared_by_layers(self, states: torch.Tensor, context: AttentionContext) -> AttentionContext:
+        """What each layer of this forward pass gets beside its states: `context` with the rows of the table in use."""
+        if not self.config.relative_attention:
+            return context
+        return replace(context, relative_rows=self.rows_in_use(context.longest(states.shape[1])))
+
+    def relative_table(self, context: AttentionContext) -> torch.Tensor | None:
         """The rows of the relative table that the context uses, [R, hidden]; one object while it is cached.
 
-        None without relative attention, and for prepared layers, which have projected it.
+        None without relative attention.
         """
-        if context.relative_rows is None or (context.use_prepared and not output_attentions):
+        if context.relative_rows is None:
             return None
         return relative_table(table_modules(self), context.relative_rows, self.weight_cache)
 
@@ -394,20 +366,13 @@ class HfDebertaEncoder(nn.Module):
         the other states are then None.
         """
         embeddings = hidden_states
-        table = self.relative_table(context, output_attentions)
+        table = self.relative_table(context)
         kept = kept_states(output_hidden_states, len(self.layer) + 1)
         states: list[torch.Tensor | None] = [hidden_states if 0 in kept else None]
         attentions: list[torch.Tensor] = []
         last = len(self.layer) - 1
         needs_all = output_attentions or last + 1 in kept or (last == 0 and self.conv is not None)
-        computed = []
-        if context.use_prepared and not output_attentions:
-            whole = last if skip_last or (query_positions is not None and not needs_all) else last + 1
-            backend = str(self.config._attn_implementation)
-            computed = self.prepared_layers.first_layers(hidden_states, context, whole, kept, backend)
-            states += [new if i in kept else None for i, new in enumerate(computed, 1)]
-            hidden_states = computed[-1] if computed else hidden_states
-        for i, layer in list(enumerate(self.layer))[len(computed) : last if skip_last else None]:
+        for i, layer in list(enumerate(self.layer))[: last if skip_last else None]:
             positions = query_positions if i == last and not needs_all else None
             queries = None if positions is None else gather_positions(hidden_states, positions)
             hidden_states, probabilities = layer(
@@ -573,20 +538,11 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
             )
         else:
             context = AttentionContext.with_cache(cache, attention_mask, position_ids, shape, tokens.device)
-        source = self.embeddings.word_embeddings.weight if inputs_embeds is None else inputs_embeds
-        layers = self.encoder.prepared_layers
-        prepared = layers is not None and layers.is_usable(self.encoder, source)
-        if prepared and context.cache is not None:
-            logger.warning_once(
-                "this model was prepared by hf_deberta.optimize, which has no effect with a key-value cache"
-            )
-            prepared = False
-        context = replace(context, use_prepared=prepared)
         embeddings = self.embeddings(input_ids, token_type_ids, context, inputs_embeds)
         if not causal and cache is None and self.can_unpad(self.output_flags(**kwargs), num_real_tokens):
             context = context.unpadded(self.config.hidden_size, num_real_tokens)
-        longest = context.longest(tokens.shape[1])
         if self.config.relative_attention and not context.attention_mask.causal:  # the rows are those of later tokens
+            longest = context.longest(tokens.shape[1])
             warn_past_largest_distance(longest, self.encoder.distance_parameters(), "from_pretrained")
-        rows = self.encoder.whole_table() if prepared else self.encoder.rows_in_use(longest)
-        return context.gather(embeddings), replace(context, relative_rows=rows)
+        states = context.gather(embeddings)
+        return states, self.encoder.shared_by_layers(states, context)

@@ -29,20 +29,21 @@ Models of Transformers' own classes are prepared too: this calls `hf_deberta.ena
 import copy
 import os
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
 from transformers.models.deberta.modeling_deberta import DebertaLayerNorm
 
 from hf_deberta.model.fast_path_guards import is_unmodified_module
-from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder, HfDebertaLayer
+from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder, HfDebertaLayer, HfDebertaModel
 from hf_deberta.model.private_apis import has_onednn_bfloat16, has_onednn_linear, is_hooked_or_patched
 from hf_deberta.model.relative_table import relative_table, table_modules
 
 from .choices import attention_dtype, warn_if_slower
 from .in_tree_layers import is_in_tree_encoder, prepare_in_tree, use_in_tree
 from .openvino_layers import has_openvino
+from .optimized_model import OptimizedEmbeddings, OptimizedEncoder, OptimizedLayer
 from .packed_layer import LayerWeights, NormWeights, PackedLayer
 from .prepared_layers import PreparedLayers
 
@@ -98,6 +99,10 @@ def optimize(
             prepared.append(layers)
     for encoder, layers in zip(encoders, prepared, strict=True):  # only now: one may be refused
         (use_in_ours if is_ours(encoder) else use_in_tree)(encoder, layers)
+    for module in model.modules():
+        if isinstance(module, HfDebertaModel) and cast(Any, module.encoder).prepared_layers.uses_openvino:
+            embeddings: Any = module.embeddings
+            embeddings.__class__, embeddings.prepared_layers = OptimizedEmbeddings, module.encoder.prepared_layers
     return model
 
 
@@ -143,9 +148,9 @@ def prepare_ours(encoder: Any, dtype: torch.dtype, dtype_of_attention: torch.dty
 
 def use_in_ours(encoder: Any, prepared: PreparedLayers) -> None:
     """Let the prepared layers compute in place of the encoder's."""
+    encoder.__class__, encoder.prepared_layers = OptimizedEncoder, prepared
     for layer, packed in zip(encoder.layer, prepared.layers, strict=True):
-        layer.packed_layer = packed
-    encoder.prepared_layers = prepared
+        layer.__class__, layer.packed_layer = OptimizedLayer, packed
 
 
 def weights_of(layer: HfDebertaLayer, before: HfDebertaLayer | None = None) -> LayerWeights:

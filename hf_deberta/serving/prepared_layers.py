@@ -54,6 +54,10 @@ class PreparedLayers(NoneInCopies):
         self.hooks = tuple(chain.from_iterable(map(hooks, self.bypassed)))
         self.state = self.present_state(encoder)
 
+    @property
+    def uses_openvino(self) -> bool:
+        return self.last is not None
+
     def has_same_samples(self) -> bool:
         """False if a whole weight was written, also by those whose writes autograd does not count.
 

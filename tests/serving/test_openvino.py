@@ -15,14 +15,15 @@ import torch
 from test_optimize import CHANGES, DTYPES, HEADS, TOLERANCE, difference, make_in_tree, make_inputs, make_model, outputs
 
 import hf_deberta
-from hf_deberta.model.modeling_hf_deberta import HfDebertaEmbeddings
+from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder, HfDebertaLayer
 from hf_deberta.serving import choices, openvino_layers, prepared_layers
 from hf_deberta.serving.openvino_layers import OpenVinoLayers
+from hf_deberta.serving.optimized_model import OptimizedEmbeddings
 from hf_deberta.serving.packed_layer import PackedLayer
 
 pytest.importorskip("openvino")
 optimize_module = importlib.import_module("hf_deberta.serving.optimize")  # the name is a function in the package
-ON_ONE_THREAD = HfDebertaEmbeddings.norm_on_one_thread
+ON_ONE_THREAD = OptimizedEmbeddings.embed_on_one_thread
 WHOLE_TEXTS = ("equal", "one token", "padded on the left", "long")  # cases of `make_inputs` that OpenVINO computes
 
 
@@ -139,7 +140,7 @@ def test_training_undoes_it():
     model, inputs = make_model(), make_inputs("equal")
     expected = outputs(model, inputs)
     optimized(model).train()
-    assert model.encoder.prepared_layers is None
+    assert type(model.encoder) is HfDebertaEncoder
     assert torch.equal(outputs(model.eval(), inputs), expected)
 
 
@@ -330,11 +331,11 @@ def test_embeddings_of_short_texts_are_computed_on_one_thread(batch, tokens, par
     with torch.no_grad():
         expected = model(**inputs, output_hidden_states=[0]).hidden_states[0]
     optimized(model)
-    norms = mock.patch.object(HfDebertaEmbeddings, "norm_on_one_thread", autospec=True, side_effect=ON_ONE_THREAD)
-    with norms as norms, torch.no_grad():
+    parts_of = mock.patch.object(OptimizedEmbeddings, "embed_on_one_thread", autospec=True, side_effect=ON_ONE_THREAD)
+    with parts_of as calls, torch.no_grad():
         result = model(**inputs, output_hidden_states=[0]).hidden_states[0]
-    assert len(norms.mock_calls) == parts
-    assert all(call.args[1].numel() <= 32768 for call in norms.mock_calls)
+    assert len(calls.mock_calls) == parts
+    assert all(call.args[1].shape[:2].numel() * 128 <= 32768 for call in calls.mock_calls)
     assert difference(result, expected) < TOLERANCE[torch.float32]
 
 
@@ -393,7 +394,7 @@ def test_shapes_without_a_graph_are_refused(monkeypatch):
     model = make_model()
     with pytest.raises(ValueError, match=r"shapes \[\(9, 99\)\] would need much memory"):
         hf_deberta.optimize(model, shapes=[(9, 99), (1, 5)])
-    assert model.encoder.prepared_layers is None and model.encoder.layer[0].packed_layer is None
+    assert type(model.encoder) is HfDebertaEncoder and type(model.encoder.layer[0]) is HfDebertaLayer
 
 
 def test_shapes_need_openvino(monkeypatch):

@@ -12,6 +12,7 @@ from numerics import needs_onednn_bfloat16
 from torch import nn
 
 import hf_deberta
+from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder, HfDebertaLayer
 from hf_deberta.serving import choices, packed_linear, prepared_layers
 from hf_deberta.serving import optimize as optimize_file
 from hf_deberta.serving.packed_attention import LONGEST_IN_ONE_PRODUCT, PackedAttention
@@ -182,7 +183,7 @@ def test_a_copy_leaves_the_model_alone():
     model = make_model().train()
     prepared = hf_deberta.optimize(model, inplace=False)
     assert prepared.encoder.prepared_layers is not None and not prepared.training
-    assert model.encoder.prepared_layers is None and model.training
+    assert type(model.encoder) is HfDebertaEncoder and model.training
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
@@ -198,7 +199,8 @@ def test_training_undoes_it():
     model, inputs = make_model(), make_inputs("equal")
     expected = outputs(model, inputs)
     hf_deberta.optimize(model, torch.int8).train()
-    assert model.encoder.prepared_layers is None and all(layer.packed_layer is None for layer in model.encoder.layer)
+    assert type(model.encoder) is HfDebertaEncoder
+    assert all(type(layer) is HfDebertaLayer for layer in model.encoder.layer)
     assert torch.equal(outputs(model.eval(), inputs), expected)
 
 
@@ -323,7 +325,7 @@ def test_changes_are_noticed(change, monkeypatch):
     hf_deberta.optimize(model)
     change(model)
     expected = outputs(copy.deepcopy(model), inputs)
-    assert torch.equal(outputs(model, inputs), expected)
+    assert difference(outputs(model, inputs), expected) < 1e-6  # embeddings may be split
     assert "call hf_deberta.optimize again" in warnings[-1]
 
 

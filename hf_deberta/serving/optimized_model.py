@@ -1,0 +1,173 @@
+"""The classes that a model's encoder, layers and embeddings have after `hf_deberta.optimize()`.
+
+They compute with the prepared layers in inference, and otherwise as the classes that they are made from, to which
+`model.train()` changes them back. Copies and pickles have these classes too, and no prepared layers.
+"""
+
+from dataclasses import dataclass, fields
+from itertools import repeat
+from typing import Any, cast
+
+import torch
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils import logging
+
+from hf_deberta.model.attention_context import AttentionContext
+from hf_deberta.model.fast_path_guards import (
+    has_global_hooks_or_modes,
+    in_functorch_transform,
+    in_reference_mode,
+    is_tracing_or_compiling,
+    is_unmodified_module,
+)
+from hf_deberta.model.modeling_hf_deberta import (
+    HfDebertaEmbeddings,
+    HfDebertaEncoder,
+    HfDebertaLayer,
+    gather_positions,
+    kept_states,
+)
+
+logger = logging.get_logger(__name__)
+
+MAX_NUMEL_SINGLE_THREAD = 32768  # numbers that one operation of PyTorch computes on one thread
+MAX_NUMEL_SHORT_TEXT = 8 * MAX_NUMEL_SINGLE_THREAD  # the states of at most 256 tokens in a model of 1024 features
+
+
+@dataclass(frozen=True)
+class PreparedContext(AttentionContext):
+    """The metadata of a forward pass that prepared layers compute."""
+
+
+class OptimizedEncoder(HfDebertaEncoder):
+    prepared_layers: Any = None  # PreparedLayers
+
+    def train(self, mode: bool = True) -> "OptimizedEncoder":
+        if not mode:
+            return super().train(mode)
+        self.__class__, self.prepared_layers = cast(Any, HfDebertaEncoder), None
+        return self.train(mode)
+
+    def shared_by_layers(self, states: torch.Tensor, context: AttentionContext) -> AttentionContext:
+        if self.prepared_layers is None or not self.prepared_layers.is_usable(self, states):
+            return super().shared_by_layers(states, context)
+        if context.cache is not None:
+            logger.warning_once(
+                "this model was prepared by hf_deberta.optimize, which has no effect with a key-value cache"
+            )
+            return super().shared_by_layers(states, context)
+        values = {field.name: getattr(context, field.name) for field in fields(context)}
+        return PreparedContext(**{**values, "relative_rows": self.whole_table()})
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,  # [B, N, hidden], the embeddings
+        context: AttentionContext,
+        output_attentions: bool = False,
+        output_hidden_states: bool | int | list[int] = False,
+        skip_last: bool = False,
+        query_positions: torch.Tensor | None = None,  # [B, Q]
+    ) -> BaseModelOutput:
+        """The output of all layers, as `HfDebertaEncoder.forward` describes it."""
+        if output_attentions or not isinstance(context, PreparedContext):
+            rest = (output_attentions, output_hidden_states, skip_last, query_positions)
+            return super().forward(hidden_states, context, *rest)
+        layers, backend = len(self.layer), str(self.config._attn_implementation)
+        kept = kept_states(output_hidden_states, layers + 1)
+        ends = layers - 1 if skip_last else layers
+        needs_all = query_positions is None or layers in kept or (layers == 1 and self.conv is not None)
+        states: list[torch.Tensor | None] = [hidden_states]
+        states += self.prepared_layers.first_layers(
+            hidden_states, context, ends if needs_all or skip_last else layers - 1, kept, backend
+        )
+        for i in range(len(states) - 1, ends):
+            before = cast(torch.Tensor, states[-1])
+            positions = None if needs_all or i < layers - 1 else query_positions
+            queries = None if positions is None else gather_positions(before, positions)
+            new, _ = self.layer[i](before, None, context, queries, positions)
+            if i == 0 and self.conv is not None:
+                new = self.conv(hidden_states, new, context.token_mask, context.documents)
+            states.append(new)
+        last = cast(torch.Tensor, states[-1])
+        returned = tuple(each if i in kept else None for i, each in enumerate(states))
+        return BaseModelOutput(
+            last_hidden_state=gather_positions(last, query_positions) if needs_all else last,
+            hidden_states=cast(tuple[torch.Tensor, ...], returned) if kept else None,
+        )
+
+
+class OptimizedLayer(HfDebertaLayer):
+    packed_layer: Any = None  # PackedLayer
+
+    def train(self, mode: bool = True) -> "OptimizedLayer":
+        if not mode:
+            return super().train(mode)
+        self.__class__, self.packed_layer = cast(Any, HfDebertaLayer), None
+        return self.train(mode)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,  # [B, N, hidden]
+        relative_table: torch.Tensor | None,  # [R, hidden]
+        context: AttentionContext,
+        query_states: torch.Tensor | None = None,  # [B, Q, hidden]
+        query_positions: torch.Tensor | None = None,  # [B, Q]
+        steps: int = 1,
+        output_attentions: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        queries = (query_states, query_positions, steps)
+        if output_attentions or not isinstance(context, PreparedContext):
+            return super().forward(hidden_states, relative_table, context, *queries, output_attentions)
+        return self.packed_layer(hidden_states, context, *queries, self.attention.self.backend(False)), None
+
+
+class OptimizedEmbeddings(HfDebertaEmbeddings):
+    """Embeddings of short texts, computed on one thread, for encoders whose layers OpenVINO computes.
+
+    PyTorch's threads, once woken, keep cores from OpenVINO's for 2 to 5 ms (docs/log.md).
+    """
+
+    prepared_layers: Any = None  # PreparedLayers, those of the encoder
+
+    def train(self, mode: bool = True) -> "OptimizedEmbeddings":
+        if not mode:
+            return super().train(mode)
+        self.__class__, self.prepared_layers = cast(Any, HfDebertaEmbeddings), None
+        return self.train(mode)
+
+    def embed(
+        self,
+        words: torch.Tensor,
+        position_ids: torch.Tensor | None,
+        token_type_ids: torch.Tensor | None,
+        token_mask: torch.Tensor | None,
+    ) -> torch.Tensor:
+        tokens = (words, position_ids, token_type_ids, token_mask)
+        numel = words.shape[0] * words.shape[1] * self.config.hidden_size
+        if numel > MAX_NUMEL_SHORT_TEXT or not self.can_split():
+            return super().embed(*tokens)
+        size = max(1, MAX_NUMEL_SINGLE_THREAD * words.shape[1] // numel)
+        parts = zip(*(repeat(None) if each is None else each.split(size, dim=1) for each in tokens), strict=False)
+        return torch.cat([self.embed_on_one_thread(*part) for part in parts], dim=1)
+
+    def embed_on_one_thread(self, words: Any, position_ids: Any, token_type_ids: Any, token_mask: Any) -> torch.Tensor:
+        """`embed` in operations that PyTorch computes on one thread, given few enough numbers."""
+        states, norm = self.sum_up(words, position_ids, token_type_ids), self.LayerNorm
+        if is_unmodified_module(norm):
+            states = states - states.mean(-1, keepdim=True)
+            variance = states.square().mean(-1, keepdim=True)
+            states = torch.addcmul(norm.bias, states * torch.rsqrt(variance + norm.eps), norm.weight)
+        else:
+            states = norm(states)
+        return states if token_mask is None else states * token_mask[..., None]
+
+    def can_split(self) -> bool:
+        """True in inference where nothing watches the modules, and not in copies."""
+        return not (
+            self.prepared_layers is None
+            or torch.is_grad_enabled()
+            or is_tracing_or_compiling()
+            or in_reference_mode()
+            or in_functorch_transform()
+            or has_global_hooks_or_modes()
+        )
