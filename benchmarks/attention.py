@@ -17,7 +17,7 @@ import transformers
 from encoder import backends, make_models
 from timing import RESULTS, environment, medians, time_interleaved, write_rows
 
-from hf_deberta.model.attention_context import AttentionContext
+from hf_deberta.model.batch_layout import BatchLayout
 
 MAX_LENGTH_IN_TREE = 2048  # on the CPU
 
@@ -49,9 +49,9 @@ def forward_of(peer: str, model: Any, attention: Any, states: torch.Tensor) -> C
     shape = (batch, length)
 
     def forward() -> torch.Tensor:
-        context = AttentionContext.from_inputs(None, None, None, shape, states.device)
-        context = replace(context, relative_rows=encoder.rows_in_use(length))
-        return attention(states, encoder.relative_table(context), context)[0]
+        layout = BatchLayout.from_inputs(None, None, None, shape, states.device)
+        layout = replace(layout, relative_rows=encoder.rows_in_use(length))
+        return attention(states, encoder.relative_table(layout), layout)[0]
 
     return forward
 

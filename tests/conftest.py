@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers.utils import logging
 
-from hf_deberta.model import attention_context, enhanced_mask_decoder, modeling_hf_deberta, unpadding
+from hf_deberta.model import batch_layout, enhanced_mask_decoder, modeling_hf_deberta, unpadding
 
 torch.set_num_threads(1)  # tiny tensors, and the tests already run in several processes
 
@@ -87,7 +87,7 @@ def unpad_tiny_models(monkeypatch):
 @pytest.fixture
 def values_are_not_read(monkeypatch):
     """Compute as on a GPU, where reading a tensor would wait for the device."""
-    for module in (attention_context, enhanced_mask_decoder, modeling_hf_deberta):
+    for module in (batch_layout, enhanced_mask_decoder, modeling_hf_deberta):
         monkeypatch.setattr(module, "can_read_values", lambda tensor: False)
 
 

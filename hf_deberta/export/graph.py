@@ -21,7 +21,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from hf_deberta.model.attention_context import AttentionContext
+from hf_deberta.model.batch_layout import BatchLayout
 from hf_deberta.model.modeling_heads import (
     HfDebertaForEntityChoice,
     HfDebertaForMultipleChoice,
@@ -53,7 +53,7 @@ class GraphLinear(nn.Module):
 
 
 @dataclass(frozen=True)
-class Layout:
+class GraphLayout:
     """What all layers share: visible keys, the rows of the tables in use, the documents of a packed row."""
 
     hidden: torch.Tensor | None  # [B, 1, 1 or N, N], 0, or LOWEST for keys that are not visible
@@ -63,30 +63,30 @@ class Layout:
     places: torch.Tensor | None = None  # [T], the place of each token of a packed row in `tokens`
 
 
-def layout_of(context: AttentionContext, saturation: int) -> Layout:
+def graph_layout_of(layout: BatchLayout, saturation: int) -> GraphLayout:
     """The layout of one forward pass."""
-    mask, device = context.attention_mask, context.position_ids.device
+    mask, device = layout.attention_mask, layout.position_ids.device
     tokens = places = visible = None
-    if mask.cu_seqlens is not None and context.documents is not None:
+    if mask.cu_seqlens is not None and layout.documents is not None:
         bounds = mask.cu_seqlens.long()
-        length, total = cast(int, bounds.diff().max().item()), context.position_ids.shape[1]
+        length, total = cast(int, bounds.diff().max().item()), layout.position_ids.shape[1]
         assume(length >= 1)
         position = torch.arange(length, device=device)
         tokens = bounds[:-1, None] + position  # [documents, longest]
         visible = (tokens < bounds[1:, None])[:, None, None]
-        tokens, places = tokens.clamp(max=total - 1), context.documents[0] * length + context.position_ids[0]
+        tokens, places = tokens.clamp(max=total - 1), layout.documents[0] * length + layout.position_ids[0]
         first = bounds.new_zeros(1, 1)
     else:
-        length = context.position_ids.shape[1]
+        length = layout.position_ids.shape[1]
         position = torch.arange(length, device=device)
         if mask.mask is not None:
             visible = mask.mask[:, None, None]
-        first = context.first_tokens()
+        first = layout.first_tokens()
     if mask.causal:
         causal = position[:, None] >= position
         visible = causal if visible is None else visible & causal
     window = torch.arange(1 - length, length + 1, device=device)
-    return Layout(
+    return GraphLayout(
         hidden=None if visible is None else torch.where(visible, 0.0, LOWEST),
         window=window.clamp(-saturation, saturation) + saturation,
         from_first=(position - first).clamp(-saturation, saturation) + saturation,
@@ -131,8 +131,8 @@ class GraphAttention(nn.Module):
     def forward(
         self,
         hidden_states: torch.Tensor,  # [B, N, hidden], or [1, T, hidden]
-        layout: Layout,
-        context: AttentionContext,
+        graph_layout: GraphLayout,
+        layout: BatchLayout,
         query_states: torch.Tensor,  # [B, N, hidden]; [B, 1, hidden] or [1, documents, hidden] with query_positions
         query_positions: torch.Tensor | None = None,  # of the first real tokens
         memory: tuple[torch.Tensor, torch.Tensor] | None = None,
@@ -140,26 +140,28 @@ class GraphAttention(nn.Module):
     ) -> tuple[torch.Tensor, None, tuple[torch.Tensor, torch.Tensor]]:
         """States of the queries, no probabilities, and keys and values for another call."""
         if query_states is hidden_states:
-            query, key, value = self.split(self.query_key_value(hidden_states), layout.tokens)
+            query, key, value = self.split(self.query_key_value(hidden_states), graph_layout.tokens)
         else:
-            key, value = self.split(self.key_value(hidden_states), layout.tokens) if memory is None else memory
+            key, value = self.split(self.key_value(hidden_states), graph_layout.tokens) if memory is None else memory
             query = self.query(query_states)
             if query_positions is None:
-                (query,) = self.split(query, layout.tokens)
+                (query,) = self.split(query, graph_layout.tokens)
             else:
                 query = query.reshape(key.shape[0], 1, self.heads, -1).transpose(1, 2)
         terms = (
-            self.window_terms(query, key, layout) if query_positions is None else self.first_terms(query, key, layout)
+            self.window_terms(query, key, graph_layout)
+            if query_positions is None
+            else self.first_terms(query, key, graph_layout)
         )
         scores = query @ key.mT
         for term in terms:
             scores = scores + term
-        if layout.hidden is not None:
-            scores = scores + layout.hidden
+        if graph_layout.hidden is not None:
+            scores = scores + graph_layout.hidden
         states = (scores.softmax(-1) @ value).transpose(1, 2).flatten(2)  # [B, N or 1, hidden]
-        if layout.places is not None:
+        if graph_layout.places is not None:
             states = states.flatten(0, 1)
-            states = (states if query_positions is not None else states[layout.places])[None]
+            states = (states if query_positions is not None else states[graph_layout.places])[None]
         return states, None, (key, value)
 
     def split(self, states: torch.Tensor, tokens: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
@@ -169,18 +171,18 @@ class GraphAttention(nn.Module):
         size = self.query.weight.shape[0] // self.heads
         return states.unflatten(-1, (-1, self.heads, size)).permute(2, 0, 3, 1, 4).unbind(0)
 
-    def window_terms(self, query: torch.Tensor, key: torch.Tensor, layout: Layout) -> Iterator[torch.Tensor]:
+    def window_terms(self, query: torch.Tensor, key: torch.Tensor, graph_layout: GraphLayout) -> Iterator[torch.Tensor]:
         """The position terms of all queries, each [B, H, N, N] or [H, N, N]."""
         if self.falling is not None:
-            yield skewed(query @ self.falling.index_select(1, layout.window).mT)
+            yield skewed(query @ self.falling.index_select(1, graph_layout.window).mT)
         if self.rising is not None:
-            yield skewed(key @ self.rising.index_select(1, layout.window).mT).mT
+            yield skewed(key @ self.rising.index_select(1, graph_layout.window).mT).mT
         if self.constant is not None:
-            yield skewed(self.constant.index_select(2, layout.window).expand(-1, query.shape[2], -1))
+            yield skewed(self.constant.index_select(2, graph_layout.window).expand(-1, query.shape[2], -1))
 
-    def first_terms(self, query: torch.Tensor, key: torch.Tensor, layout: Layout) -> Iterator[torch.Tensor]:
+    def first_terms(self, query: torch.Tensor, key: torch.Tensor, graph_layout: GraphLayout) -> Iterator[torch.Tensor]:
         """The position terms of one query per sequence, its first real token, each [B, H, 1, N]."""
-        rows = layout.from_first
+        rows = graph_layout.from_first
         if self.falling is not None:
             table = self.falling[:, rows].transpose(0, 1)  # [B or 1, H, N, d]
             yield query @ table.mT
@@ -202,7 +204,7 @@ def skewed(product: torch.Tensor) -> torch.Tensor:
 
 
 class GraphEncoder(HfDebertaEncoder):
-    """The encoder with `GraphAttention` in each layer; its "relative table" is the layout."""
+    """The encoder with `GraphAttention` in each layer; its "relative table" is the `GraphLayout`."""
 
     def __init__(self, encoder: HfDebertaEncoder):
         nn.Module.__init__(self)
@@ -216,11 +218,11 @@ class GraphEncoder(HfDebertaEncoder):
         for layer in cast(Iterable[Any], self.layer):
             layer.attention.self = GraphAttention(layer.attention.self, table, rows)
 
-    def shared_by_layers(self, states: torch.Tensor, context: AttentionContext) -> AttentionContext:
-        return context
+    def shared_by_layers(self, states: torch.Tensor, layout: BatchLayout) -> BatchLayout:
+        return layout
 
-    def relative_table(self, context: AttentionContext) -> Layout:  # type: ignore[override]
-        return layout_of(context, self.reach)
+    def relative_table(self, layout: BatchLayout) -> GraphLayout:  # type: ignore[override]
+        return graph_layout_of(layout, self.reach)
 
 
 class GraphModel(nn.Module):

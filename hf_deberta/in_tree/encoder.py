@@ -3,7 +3,7 @@
 Legend: B batch, N tokens, H heads, d head size, R rows of the relative table in use.
 
 Each function takes the in-tree method and returns its replacement, which calls the in-tree method for everything that
-it does not support. In-tree layers get an `AttentionContext` as their attention mask. Rows in use, projections of the
+it does not support. In-tree layers get an `BatchLayout` as their attention mask. Rows in use, projections of the
 relative table and caches are those of `hf_deberta.model.relative_table`.
 """
 
@@ -21,7 +21,7 @@ from transformers.utils import logging
 
 from hf_deberta.model.attention import attention_scale, disentangled_attention
 from hf_deberta.model.attention_auto import AUTO
-from hf_deberta.model.attention_context import AttentionContext
+from hf_deberta.model.batch_layout import BatchLayout
 from hf_deberta.model.dense import dense
 from hf_deberta.model.fast_path_guards import (
     can_read_values,
@@ -95,29 +95,29 @@ def encoder_forward(in_tree: Callable) -> Callable:
                 relative_pos = self.get_rel_pos(hidden_states, query_states).clamp(1 - buckets, buckets - 1)
             rest = (output_hidden_states, output_attentions, query_states, relative_pos, return_dict)
             return in_tree(self, hidden_states, attention_mask, *rest)
-        context, table = shared
-        hidden_states = context.gather(hidden_states)
+        layout, table = shared
+        hidden_states = layout.gather(hidden_states)
         states: list[torch.Tensor] = [hidden_states]
         probabilities: list[torch.Tensor | None] = []
         computed = []
         if prepared is not None:
             kept = range(len(self.layer)) if output_hidden_states else ()
-            computed = prepared.first_layers(states[-1], context, len(self.layer), kept, _attn_implementation)
+            computed = prepared.first_layers(states[-1], layout, len(self.layer), kept, _attn_implementation)
             states = [*states, *computed] if output_hidden_states else [*states, *computed][-1:]
         for i, layer in list(enumerate(self.layer))[len(computed) :]:
             if prepared is not None:
-                new, probability = prepared.layers[i](states[-1], context, backend=_attn_implementation), None
+                new, probability = prepared.layers[i](states[-1], layout, backend=_attn_implementation), None
             else:
                 # positional arguments: with keywords, reentrant checkpointing would use the table's graph twice
-                new, probability = layer(states[-1], context, None, None, table, output_attentions)
+                new, probability = layer(states[-1], layout, None, None, table, output_attentions)
             if i == 0 and getattr(self, "conv", None) is not None:
-                token_mask = cast(torch.Tensor, context.token_mask)  # with a convolution nothing is unpadded
+                token_mask = cast(torch.Tensor, layout.token_mask)  # with a convolution nothing is unpadded
                 new = self.conv(hidden_states, new, token_mask.long())
             states = [*states, new] if output_hidden_states else [new]
             probabilities.append(probability)
-        states = list(map(context.scatter, states))
-        if context.token_mask is not None:  # zero as in an unpadded batch; LayerNorms would multiply its gradients
-            states[-1] = states[-1].masked_fill(~context.token_mask[..., None].to(states[-1].device), 0)
+        states = list(map(layout.scatter, states))
+        if layout.token_mask is not None:  # zero as in an unpadded batch; LayerNorms would multiply its gradients
+            states[-1] = states[-1].masked_fill(~layout.token_mask[..., None].to(states[-1].device), 0)
         output = BaseModelOutput(
             last_hidden_state=states[-1],
             hidden_states=tuple(states) if output_hidden_states else None,
@@ -146,24 +146,24 @@ def attention_forward(in_tree: Callable) -> Callable:
     def forward(
         self,
         hidden_states: torch.Tensor,  # [B, N, hidden]
-        attention_mask: AttentionContext | torch.Tensor,
+        attention_mask: BatchLayout | torch.Tensor,
         output_attentions: bool = False,
         query_states: torch.Tensor | None = None,  # [B, N, hidden]
         relative_pos: torch.Tensor | None = None,
         rel_embeddings: torch.Tensor | None = None,  # [R, hidden]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        if not isinstance(attention_mask, AttentionContext):  # called by another encoder
+        if not isinstance(attention_mask, BatchLayout):  # called by another encoder
             return in_tree(
                 self, hidden_states, attention_mask, output_attentions, query_states, relative_pos, rel_embeddings
             )
-        context = attention_mask
+        layout = attention_mask
         query, key, value = _project(self, hidden_states, query_states)
         states, probabilities = disentangled_attention(
             query,
             key,
             value,
-            _relative_positions(self, rel_embeddings, context),
-            context.attention_mask,
+            _relative_positions(self, rel_embeddings, layout),
+            layout.attention_mask,
             scale=scale_of(self),
             dropout_p=self.dropout.p if self.dropout.training else 0.0,
             backend="eager" if output_attentions else _attn_implementation,
@@ -224,13 +224,11 @@ def table_projection_of(attention: InTree) -> TableProjection:
     )
 
 
-def _relative_positions(
-    attention: InTree, table: torch.Tensor | None, context: AttentionContext
-) -> RelativePositions | None:
+def _relative_positions(attention: InTree, table: torch.Tensor | None, layout: BatchLayout) -> RelativePositions | None:
     """The position terms of a layer; None if it has none."""
     if table is None:  # without relative attention, a layer lacks what a projection consists of
         return None
-    return relative_positions(table_projection_of(attention), table, context.relative_rows, _weight_cache(attention))
+    return relative_positions(table_projection_of(attention), table, layout.relative_rows, _weight_cache(attention))
 
 
 def _weight_cache(module: nn.Module) -> WeightCache | None:
@@ -309,15 +307,15 @@ def shared_by_layers(
     attention_mask: torch.Tensor,
     output_attentions: bool = True,
     prepared: bool = False,
-) -> tuple[AttentionContext, torch.Tensor | None] | None:
+) -> tuple[BatchLayout, torch.Tensor | None] | None:
     """The attention metadata and the relative table [R, hidden] of all layers; None if this is not supported.
 
     Prepared layers need no table. A batch is not unpadded for attention probabilities and for the convolution, which
     need its padding.
     """
     shape = (states.shape[0], states.shape[1])
-    context = AttentionContext.from_inputs(attention_mask.bool(), None, None, shape, states.device)
-    mask = context.token_mask
+    layout = BatchLayout.from_inputs(attention_mask.bool(), None, None, shape, states.device)
+    mask = layout.token_mask
     if mask is not None and can_read_values(states) and bool((mask.any(1) & ~mask[:, 0]).any()):
         logger.warning_once(
             "rows are padded on the left, and Transformers' DeBERTa classifiers read the first position, which is "
@@ -325,14 +323,14 @@ def shared_by_layers(
         )
     unpads = can_read_values(states) and not in_reference_mode()
     if unpads and not output_attentions and getattr(encoder, "conv", None) is None:
-        context = context.unpadded(states.shape[-1])
-    warn_past_largest_distance(context.longest(shape[1]), distance_parameters(encoder), "hf_deberta.enable")
+        layout = layout.unpadded(states.shape[-1])
+    warn_past_largest_distance(layout.longest(shape[1]), distance_parameters(encoder), "hf_deberta.enable")
     if prepared or not encoder.relative_attention:
-        return context, None
+        return layout, None
     distances = distance_rows_of(encoder, states)
     if distances is None:
         return None
     projections = (table_projection_of(layer.attention.self) for layer in encoder.layer)
     modules = table_modules(encoder)
-    rows = find_rows_in_use(distances, context.longest(shape[1]), modules, projections)
-    return replace(context, relative_rows=rows), relative_table(modules, rows, _weight_cache(encoder))
+    rows = find_rows_in_use(distances, layout.longest(shape[1]), modules, projections)
+    return replace(layout, relative_rows=rows), relative_table(modules, rows, _weight_cache(encoder))

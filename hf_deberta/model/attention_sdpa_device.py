@@ -85,7 +85,7 @@ def attend_in_blocks(
             dtype = query.dtype
             bias = mask.compute_once(("bias", length, dtype), lambda: hidden.to(dtype) * torch.finfo(dtype).min)
         return attend_with_bias(query, key, value, bias, dropout_p, scale)
-    layout = Layout.for_length(length, positions.saturation)
+    layout = DeviceLayout.for_length(length, positions.saturation)
     by_query, by_key = products_by_distance(query, key, positions, mask, layout, scale)
 
     def attend(block: torch.Tensor, by_query: torch.Tensor | None, start: int) -> torch.Tensor:
@@ -132,7 +132,7 @@ class Region(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layout:
+class DeviceLayout:
     """Which distances the products have, and which keys are near or far."""
 
     reach: int  # r, larger than any distance between a query and a near key
@@ -140,7 +140,7 @@ class Layout:
     tile: int
 
     @classmethod
-    def for_length(cls, length: int, saturation: int) -> "Layout":
+    def for_length(cls, length: int, saturation: int) -> "DeviceLayout":
         """The layout for sequences of this length; without far keys if these would be few."""
         if length <= TILE + saturation:
             return cls(length, length, length)
@@ -184,7 +184,7 @@ def products_by_distance(
     key: torch.Tensor,
     positions: RelativePositions,
     mask: AttentionMask,
-    layout: Layout,
+    layout: DeviceLayout,
     scale: float,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """`by_query` [H, B, N, W], which includes the term p2p, and `by_key` [H, B, N, W]; None without such terms."""
@@ -273,7 +273,7 @@ class PositionBias(torch.autograd.Function):
         by_query: torch.Tensor | None,  # [H, B, n, W]
         by_key: torch.Tensor | None,  # [H, B, m, W]
         hidden: torch.Tensor | None,  # [B or 1, 1, n or 1, m] of bool
-        layout: Layout,
+        layout: DeviceLayout,
         block: tuple[int, int, int],  # position of the first query, n, m
     ) -> torch.Tensor:
         ctx.layout, ctx.block = layout, block
@@ -307,7 +307,7 @@ class PositionBiasGradients(torch.autograd.Function):
         ctx: Any,
         gradient: torch.Tensor,  # [B, H, n, m]
         shapes: list[torch.Size | None],  # of the products
-        layout: Layout,
+        layout: DeviceLayout,
         block: tuple[int, int, int],
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         ctx.layout, ctx.block = layout, block

@@ -134,7 +134,7 @@ def longest_document(mask: AttentionMask, tokens: int) -> int:
     return min(mask.longest, tokens)
 
 
-class Layout(NamedTuple):
+class TileLayout(NamedTuple):
     """Which tokens see each other, for the kernels."""
 
     mask: torch.Tensor | None  # int32 [B, N], numbers of documents, -1 for padding; or bytes [B, N, N], 1 for visible
@@ -142,7 +142,7 @@ class Layout(NamedTuple):
     places: torch.Tensor | None  # int32 [programs, 3] of a packed row: first token and length of the document, block
 
 
-def layout_in_tiles(mask: AttentionMask, batch: int, tokens: int, tile: int) -> Layout:
+def layout_in_tiles(mask: AttentionMask, batch: int, tokens: int, tile: int) -> TileLayout:
     """The layout of a mask, which is the same for all layers."""
     visible, documents = mask.mask, mask.documents
     spans = places = None
@@ -151,18 +151,18 @@ def layout_in_tiles(mask: AttentionMask, batch: int, tokens: int, tile: int) -> 
     if visible is not None and visible.dim() == 3:
         if documents is not None:
             visible = visible & (documents[:, :, None] == documents[:, None, :])
-        return Layout(visible.contiguous().view(torch.uint8), spans, places)
+        return TileLayout(visible.contiguous().view(torch.uint8), spans, places)
     if documents is not None:
         numbers = (documents - documents[:, :1]).int().expand(batch, -1).contiguous()
     elif visible is not None:
         numbers = torch.zeros_like(visible, dtype=torch.int32)
     else:
-        return Layout(None, spans, places)
+        return TileLayout(None, spans, places)
     if places is None:
         spans = tile_spans(numbers, visible, tile)
     if visible is not None:
         numbers = numbers.masked_fill(~visible, -1)
-    return Layout(numbers, spans, places)
+    return TileLayout(numbers, spans, places)
 
 
 def places_in_packed_row(cu_seqlens: torch.Tensor, tokens: int, tile: int) -> torch.Tensor:
@@ -399,7 +399,7 @@ class Call:
     position_key: torch.Tensor | None  # [H, R, d]
     position_query: torch.Tensor | None
     rows: torch.Tensor | None  # [(2 * near + 2) * T], the row of each distance
-    mask: torch.Tensor | None  # these four are a `Layout`
+    mask: torch.Tensor | None  # these four are a `TileLayout`
     spans: torch.Tensor | None
     places: torch.Tensor | None
     dropout_seed: torch.Tensor | None  # [1], with dropout

@@ -24,7 +24,7 @@ from transformers import Cache, DynamicCache, GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
-from .attention_context import AttentionContext
+from .batch_layout import BatchLayout
 from .batch_loss import IGNORED
 from .enhanced_mask_decoder import HfDebertaForMaskedLM, HfDebertaMaskedLMOutput, MaskedLMKwargs
 
@@ -109,15 +109,15 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
                 f"the convolution (conv_kernel_size={self.config.conv_kernel_size}) reads the next token, which a "
                 "causal language model must not; use a configuration with conv_kernel_size=0, or causal=False"
             )
-        embeddings, context = self.deberta.start(*inputs, causal=True, cache=cache, **others)
+        embeddings, layout = self.deberta.start(*inputs, causal=True, cache=cache, **others)
         tokens = input_ids if inputs_embeds is None else inputs_embeds
         labels = self._check_labels(labels, attention_mask, tokens, others.get("max_predictions_per_row"))
-        labels = None if labels is None else next_token_labels(labels, context)
+        labels = None if labels is None else next_token_labels(labels, layout)
         batch, length = embeddings.shape[:2]
         last_positions = None
         if 0 < logits_to_keep < length:
             last_positions = torch.arange(length, device=embeddings.device)[-logits_to_keep:].expand(batch, -1)
-        output = self._predict(embeddings, context, labels, num_items_in_batch, last_positions, **others)
+        output = self._predict(embeddings, layout, labels, num_items_in_batch, last_positions, **others)
         if cache is not None:
             fields: dict[str, Any] = {**output, CACHE_NAME: cache}
             output = HfDebertaCausalLMOutput(**fields)
@@ -186,12 +186,12 @@ def only_cache(cache: Cache | None, past_key_values: Cache | None) -> Cache | No
     return past_key_values if cache is None else cache
 
 
-def next_token_labels(labels: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+def next_token_labels(labels: torch.Tensor, layout: BatchLayout) -> torch.Tensor:
     """Return at each position [B, N] the label of the next token, -100 at padding and at ends of rows and documents."""
     shifted = functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
-    if context.documents is not None:
-        ends = functional.pad(context.documents.diff(dim=-1) != 0, (0, 1), value=True)
+    if layout.documents is not None:
+        ends = functional.pad(layout.documents.diff(dim=-1) != 0, (0, 1), value=True)
         shifted = shifted.masked_fill(ends, IGNORED)
-    if context.token_mask is not None:
-        shifted = shifted.masked_fill(~context.token_mask, IGNORED)
+    if layout.token_mask is not None:
+        shifted = shifted.masked_fill(~layout.token_mask, IGNORED)
     return shifted

@@ -22,7 +22,7 @@ from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
-from .attention_context import AttentionContext, real_tokens
+from .batch_layout import BatchLayout, real_tokens
 from .batch_loss import IGNORED, cross_entropy, cross_entropy_per_item, mean_over_items
 from .configuration_hf_deberta import HfDebertaConfig
 from .dense import dense
@@ -220,17 +220,17 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         With `max_predictions_per_row`, a row with more labels raises a ValueError on the CPU, and elsewhere makes the
         loss NaN.
         """
-        embeddings, context = self.deberta.start(
+        embeddings, layout = self.deberta.start(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
         )
         tokens = input_ids if inputs_embeds is None else inputs_embeds
         labels = self._check_labels(labels, attention_mask, tokens, kwargs.get("max_predictions_per_row"))
-        return self._predict(embeddings, context, labels, num_items_in_batch, **kwargs)
+        return self._predict(embeddings, layout, labels, num_items_in_batch, **kwargs)
 
     def _predict(
         self,
         embeddings: torch.Tensor,
-        context: AttentionContext,
+        layout: BatchLayout,
         labels: torch.Tensor | None,  # [B, N]
         num_items_in_batch: torch.Tensor | int | None,
         query_positions: torch.Tensor | None = None,  # [B, Q]
@@ -243,31 +243,31 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         )
         sparse = self._uses_sparse_prediction(kwargs.get("sparse_prediction"), max_predictions_per_row)
         uses_decoder = self.config.uses_mask_decoder
-        encoded = self.deberta.encoder(embeddings, context, *output_flags, skip_last=uses_decoder)
+        encoded = self.deberta.encoder(embeddings, layout, *output_flags, skip_last=uses_decoder)
         states = encoded.last_hidden_state
         if uses_decoder and (output_flags.attentions or output_flags.hidden_states is not False):
-            encoded = self._with_last_layer(encoded, context, output_flags.hidden_states)
-        hidden_states = context.scatter_each(encoded.hidden_states)
-        if labels is not None and sparse and context.padded is not None:
-            states, context = context.scatter(states), context.padded_again()
+            encoded = self._with_last_layer(encoded, layout, output_flags.hidden_states)
+        hidden_states = layout.scatter_each(encoded.hidden_states)
+        if labels is not None and sparse and layout.padded is not None:
+            states, layout = layout.scatter(states), layout.padded_again()
         if labels is not None:
-            labels = context.gather(labels)
-            if can_read_values(labels) or context.unpadding is not None:
+            labels = layout.gather(labels)
+            if can_read_values(labels) or layout.unpadding is not None:
                 max_predictions_per_row = None  # the number of labels costs little to read, and may be smaller
             query_positions = labelled_positions(labels, max_predictions_per_row) if sparse else None
         if uses_decoder:
-            states = self._decode(states, context, query_positions)
+            states = self._decode(states, layout, query_positions)
         else:
             states = gather_positions(states, query_positions)
         fields: dict[str, torch.Tensor | None]
         if labels is not None and sparse:
             fields = self._predict_labelled(
-                states, labels, context, query_positions, num_items_in_batch, max_predictions_per_row
+                states, labels, layout, query_positions, num_items_in_batch, max_predictions_per_row
             )
         else:
             logits = self.lm_predictions.lm_head(states)
             loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
-            fields = {"loss": loss, "logits": context.scatter(logits)}
+            fields = {"loss": loss, "logits": layout.scatter(logits)}
         return HfDebertaMaskedLMOutput(
             **fields,
             hidden_states=hidden_states,
@@ -304,28 +304,26 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         # the number of labelled positions depends on the data, so a compiled graph predicts all positions
         return sparse_prediction and (max_predictions_per_row is not None or not is_tracing_or_compiling())
 
-    def _decode(
-        self, states: torch.Tensor, context: AttentionContext, query_positions: torch.Tensor | None
-    ) -> torch.Tensor:
+    def _decode(self, states: torch.Tensor, layout: BatchLayout, query_positions: torch.Tensor | None) -> torch.Tensor:
         """Return z_steps [B, Q, hidden] at the query positions, or [B, N, hidden] if None.
 
         `states` [B, N, hidden] are those of the layer before the last.
         """
         encoder = self.deberta.encoder
-        positions = self.deberta.embeddings.positions(context)
+        positions = self.deberta.embeddings.positions(layout)
         query_states = gather_positions(states + positions, query_positions)
-        table = encoder.relative_table(context)
+        table = encoder.relative_table(layout)
         steps = self.config.emd_steps
-        return encoder.layer[-1](states, table, context, query_states, query_positions, steps=steps)[0]
+        return encoder.layer[-1](states, table, layout, query_states, query_positions, steps=steps)[0]
 
     def _with_last_layer(
-        self, encoded: BaseModelOutput, context: AttentionContext, output_hidden_states: bool | int | list[int]
+        self, encoded: BaseModelOutput, layout: BatchLayout, output_hidden_states: bool | int | list[int]
     ) -> BaseModelOutput:
         """Add the ordinary last layer, for callers who request the hidden states or attentions of all layers."""
         encoder, before_last = self.deberta.encoder, encoded.last_hidden_state
         needs_attentions = encoded.attentions is not None
-        table = encoder.relative_table(context)
-        last, probabilities = encoder.layer[-1](before_last, table, context, output_attentions=needs_attentions)
+        table = encoder.relative_table(layout)
+        last, probabilities = encoder.layer[-1](before_last, table, layout, output_attentions=needs_attentions)
         layers = self.config.num_hidden_layers
         last_state: Any = last if layers in kept_states(output_hidden_states, layers + 1) else None
         return BaseModelOutput(
@@ -338,7 +336,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         self,
         states: torch.Tensor,  # [B, Q or N, hidden]
         labels: torch.Tensor,  # [B, N]
-        context: AttentionContext,
+        layout: BatchLayout,
         query_positions: torch.Tensor | None,  # [B, Q]
         num_items_in_batch: torch.Tensor | int | None,
         max_predictions_per_row: int | None,
@@ -365,7 +363,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
             fields |= {"logits": logits, "losses": losses.detach(), "predictions": logits.argmax(-1)}
         if max_predictions_per_row is not None:
             loss = loss.masked_fill((labelled.sum(1) > max_predictions_per_row).any(), torch.nan)
-        return {"loss": loss, **{name: in_batch_order(field, labelled, context) for name, field in fields.items()}}
+        return {"loss": loss, **{name: in_batch_order(field, labelled, layout) for name, field in fields.items()}}
 
 
 def labelled_positions(labels: torch.Tensor, max_predictions_per_row: int | None = None) -> torch.Tensor | None:
@@ -383,8 +381,8 @@ def labelled_positions(labels: torch.Tensor, max_predictions_per_row: int | None
     return labelled.int().argsort(dim=1, descending=True, stable=True)[:, :most].sort(dim=1).values
 
 
-def in_batch_order(values: torch.Tensor, labelled: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+def in_batch_order(values: torch.Tensor, labelled: torch.Tensor, layout: BatchLayout) -> torch.Tensor:
     """Return values of labelled positions [M, ...] in the order of the batch, which unpadding may have changed."""
-    if context.unpadding is None:
+    if layout.unpadding is None:
         return values
-    return values[context.unpadding.index.to(labelled.device)[labelled[0]].argsort()]
+    return values[layout.unpadding.index.to(labelled.device)[labelled[0]].argsort()]

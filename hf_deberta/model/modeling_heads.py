@@ -20,7 +20,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils.generic import can_return_tuple
 
-from .attention_context import check_one_document, first_real_tokens, real_tokens
+from .batch_layout import check_one_document, first_real_tokens, real_tokens
 from .batch_loss import IGNORED, binary_cross_entropy, cross_entropy, mean_squared_error, soft_cross_entropy
 from .configuration_hf_deberta import HfDebertaConfig
 from .input_checks import (

@@ -19,7 +19,7 @@ from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
 from .attention import attention_scale, disentangled_attention
-from .attention_context import AttentionContext, check_one_document
+from .batch_layout import BatchLayout, check_one_document
 from .configuration_hf_deberta import HfDebertaConfig
 from .dense import dense
 from .fast_path_guards import (
@@ -82,7 +82,7 @@ class HfDebertaEmbeddings(nn.Module):
         self,
         input_ids: torch.Tensor | None,  # [B, N]
         token_type_ids: torch.Tensor | None,
-        context: AttentionContext,
+        layout: BatchLayout,
         inputs_embeds: torch.Tensor | None,  # [B, N, embedding]
     ) -> torch.Tensor:
         words = input_ids if inputs_embeds is None else inputs_embeds
@@ -91,8 +91,8 @@ class HfDebertaEmbeddings(nn.Module):
             token_type_ids = None
         elif token_type_ids is None:
             token_type_ids = words.new_zeros(words.shape[:2], dtype=torch.long)
-        position_ids = self.position_ids(context) if self.config.position_biased_input else None
-        return self.embed(words, position_ids, token_type_ids, context.token_mask)
+        position_ids = self.position_ids(layout) if self.config.position_biased_input else None
+        return self.embed(words, position_ids, token_type_ids, layout.token_mask)
 
     def embed(
         self,
@@ -120,13 +120,13 @@ class HfDebertaEmbeddings(nn.Module):
             embeddings = dense(self.embed_proj, embeddings)
         return embeddings
 
-    def positions(self, context: AttentionContext) -> torch.Tensor:
+    def positions(self, layout: BatchLayout) -> torch.Tensor:
         """Absolute position embeddings [B or 1, N, embedding]."""
-        return self.position_embeddings(self.position_ids(context))
+        return self.position_embeddings(self.position_ids(layout))
 
-    def position_ids(self, context: AttentionContext) -> torch.Tensor:
-        position_ids = context.absolute_positions()
-        check_positions(position_ids, self.config.max_position_embeddings, context.in_order)
+    def position_ids(self, layout: BatchLayout) -> torch.Tensor:
+        position_ids = layout.absolute_positions()
+        check_positions(position_ids, self.config.max_position_embeddings, layout.in_order)
         return position_ids
 
 
@@ -165,7 +165,7 @@ class HfDebertaSelfAttention(nn.Module):
         self,
         hidden_states: torch.Tensor,  # [B, N, hidden], for keys and values
         relative_table: torch.Tensor | None,  # [R, hidden]
-        context: AttentionContext,
+        layout: BatchLayout,
         query_states: torch.Tensor | None = None,  # [B, Q, hidden], by default hidden_states
         query_positions: torch.Tensor | None = None,  # [B, Q]
         memory: AttentionMemory | None = None,
@@ -173,14 +173,14 @@ class HfDebertaSelfAttention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None, AttentionMemory]:
         """States [B, Q, hidden], probabilities if requested, and the memory for another call."""
         if memory is None:
-            memory = self.project_memory(hidden_states, relative_table, context)
+            memory = self.project_memory(hidden_states, relative_table, layout)
         query = dense(self.query_proj, hidden_states if query_states is None else query_states)
         states, probabilities = disentangled_attention(
             split_heads(query, self.head_size),
             memory.key,
             memory.value,
             memory.positions,
-            context.mask_of(query_positions),
+            layout.mask_of(query_positions),
             scale=self.scale,
             dropout_p=self.dropout.p if self.dropout.training else 0.0,
             backend=self.backend(output_attentions),
@@ -195,15 +195,13 @@ class HfDebertaSelfAttention(nn.Module):
         return "eager" if output_attentions else backend
 
     def project_memory(
-        self, hidden_states: torch.Tensor, relative_table: torch.Tensor | None, context: AttentionContext
+        self, hidden_states: torch.Tensor, relative_table: torch.Tensor | None, layout: BatchLayout
     ) -> AttentionMemory:
-        positions = relative_positions(
-            self.table_projection(), relative_table, context.relative_rows, self.weight_cache
-        )
+        positions = relative_positions(self.table_projection(), relative_table, layout.relative_rows, self.weight_cache)
         key = split_heads(dense(self.key_proj, hidden_states), self.head_size)
         value = split_heads(dense(self.value_proj, hidden_states), self.head_size)
-        if context.cache is not None:
-            key, value = context.cache.extend(self.layer_idx, key, value)
+        if layout.cache is not None:
+            key, value = layout.cache.extend(self.layer_idx, key, value)
         return AttentionMemory(key, value, positions)
 
     def table_projection(self) -> TableProjection:
@@ -268,7 +266,7 @@ class HfDebertaLayer(GradientCheckpointingLayer):
         self,
         hidden_states: torch.Tensor,  # [B, N, hidden]
         relative_table: torch.Tensor | None,  # [R, hidden]
-        context: AttentionContext,
+        layout: BatchLayout,
         query_states: torch.Tensor | None = None,  # [B, Q, hidden]
         query_positions: torch.Tensor | None = None,  # [B, Q]
         steps: int = 1,
@@ -282,7 +280,7 @@ class HfDebertaLayer(GradientCheckpointingLayer):
         states = hidden_states if query_states is None else query_states
         for _ in range(steps):
             attended, probabilities, memory = self.attention.self(
-                hidden_states, relative_table, context, states, query_positions, memory, output_attentions
+                hidden_states, relative_table, layout, states, query_positions, memory, output_attentions
             )
             attended = self.attention.output(attended, states)
             states = self.output(self.intermediate(attended), attended)
@@ -335,25 +333,25 @@ class HfDebertaEncoder(nn.Module):
         projections = (cast(HfDebertaLayer, layer).attention.self.table_projection() for layer in self.layer)
         return find_rows_in_use(distances, length, table_modules(self), projections)
 
-    def shared_by_layers(self, states: torch.Tensor, context: AttentionContext) -> AttentionContext:
-        """What each layer of this forward pass gets beside its states: `context` with the rows of the table in use."""
+    def shared_by_layers(self, states: torch.Tensor, layout: BatchLayout) -> BatchLayout:
+        """What each layer of this forward pass gets beside its states: `layout` with the rows of the table in use."""
         if not self.config.relative_attention:
-            return context
-        return replace(context, relative_rows=self.rows_in_use(context.longest(states.shape[1])))
+            return layout
+        return replace(layout, relative_rows=self.rows_in_use(layout.longest(states.shape[1])))
 
-    def relative_table(self, context: AttentionContext) -> torch.Tensor | None:
-        """The rows of the relative table that the context uses, [R, hidden]; one object while it is cached.
+    def relative_table(self, layout: BatchLayout) -> torch.Tensor | None:
+        """The rows of the relative table that the layout uses, [R, hidden]; one object while it is cached.
 
         None without relative attention.
         """
-        if context.relative_rows is None:
+        if layout.relative_rows is None:
             return None
-        return relative_table(table_modules(self), context.relative_rows, self.weight_cache)
+        return relative_table(table_modules(self), layout.relative_rows, self.weight_cache)
 
     def forward(
         self,
         hidden_states: torch.Tensor,  # [B, N, hidden], the embeddings
-        context: AttentionContext,
+        layout: BatchLayout,
         output_attentions: bool = False,
         output_hidden_states: bool | int | list[int] = False,
         skip_last: bool = False,
@@ -366,7 +364,7 @@ class HfDebertaEncoder(nn.Module):
         the other states are then None.
         """
         embeddings = hidden_states
-        table = self.relative_table(context)
+        table = self.relative_table(layout)
         kept = kept_states(output_hidden_states, len(self.layer) + 1)
         states: list[torch.Tensor | None] = [hidden_states if 0 in kept else None]
         attentions: list[torch.Tensor] = []
@@ -376,10 +374,10 @@ class HfDebertaEncoder(nn.Module):
             positions = query_positions if i == last and not needs_all else None
             queries = None if positions is None else gather_positions(hidden_states, positions)
             hidden_states, probabilities = layer(
-                hidden_states, table, context, queries, positions, output_attentions=output_attentions
+                hidden_states, table, layout, queries, positions, output_attentions=output_attentions
             )
             if i == 0 and self.conv is not None:
-                hidden_states = self.conv(embeddings, hidden_states, context.token_mask, context.documents)
+                hidden_states = self.conv(embeddings, hidden_states, layout.token_mask, layout.documents)
             states.append(hidden_states if i + 1 in kept else None)
             if output_attentions:
                 attentions.append(probabilities)
@@ -461,28 +459,28 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         wrong outputs or a failed assertion of the device there, and a ValueError on the CPU.
         """
         flags = self.output_flags(**kwargs)
-        embeddings, context = self.start(
+        embeddings, layout = self.start(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
         )
         if first_token_only and attention_mask is None and kwargs.get("cu_seq_lens_q") is None:
             check_one_document(position_ids)
         if not first_token_only:
-            encoded = self.encoder(embeddings, context, *flags)
-            encoded.last_hidden_state = context.scatter(encoded.last_hidden_state)
-        elif context.unpadding is not None:
-            positions, rows = context.unpadding.first_tokens()
-            encoded = self.encoder(embeddings, context, *flags, query_positions=positions[None])
+            encoded = self.encoder(embeddings, layout, *flags)
+            encoded.last_hidden_state = layout.scatter(encoded.last_hidden_state)
+        elif layout.unpadding is not None:
+            positions, rows = layout.unpadding.first_tokens()
+            encoded = self.encoder(embeddings, layout, *flags, query_positions=positions[None])
             first = encoded.last_hidden_state
-            empty = first.new_zeros(context.unpadding.shape[0], 1, first.shape[-1])
+            empty = first.new_zeros(layout.unpadding.shape[0], 1, first.shape[-1])
             encoded.last_hidden_state = empty.index_copy(0, rows.to(first.device), first[0][:, None])
         else:
-            positions, exist = context.pooled_tokens()
+            positions, exist = layout.pooled_tokens()
             positions = positions.expand(embeddings.shape[0], -1)
-            encoded = self.encoder(embeddings, context, *flags, query_positions=positions)
+            encoded = self.encoder(embeddings, layout, *flags, query_positions=positions)
             if exist is not None:
                 first = encoded.last_hidden_state
                 encoded.last_hidden_state = first.masked_fill(~exist[..., None].to(first.device), 0)
-        encoded.hidden_states = context.scatter_each(encoded.hidden_states)
+        encoded.hidden_states = layout.scatter_each(encoded.hidden_states)
         return encoded
 
     def can_unpad(self, flags: OutputFlags, num_real_tokens: int | None = None) -> bool:
@@ -517,11 +515,11 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         causal: bool = False,
         cache: Cache | None = None,
         **kwargs: Any,  # those of `forward`; others are ignored
-    ) -> tuple[torch.Tensor, AttentionContext]:
+    ) -> tuple[torch.Tensor, BatchLayout]:
         """Check the inputs; return the embeddings and the attention metadata of all layers.
 
         Embeddings are [B, N, hidden], or one row [1, total, hidden] of real tokens if padding is left out, which
-        `context.scatter` turns back into a batch. `causal`: no token sees those after it. `cache` holds the tokens
+        `layout.scatter` turns back into a batch. `causal`: no token sees those after it. `cache` holds the tokens
         before these; it implies `causal`.
         """
         # a wrapper, such as PEFT's, may have no num_embeddings
@@ -533,16 +531,16 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
             self.warn_if_padding_and_no_attention_mask(input_ids, attention_mask)
         shape = tokens.shape[0], tokens.shape[1]
         if cache is None:
-            context = AttentionContext.from_inputs(
+            layout = BatchLayout.from_inputs(
                 attention_mask, position_ids, cu_seq_lens_q, shape, tokens.device, causal, kwargs.get("max_length_q")
             )
         else:
-            context = AttentionContext.with_cache(cache, attention_mask, position_ids, shape, tokens.device)
-        embeddings = self.embeddings(input_ids, token_type_ids, context, inputs_embeds)
+            layout = BatchLayout.with_cache(cache, attention_mask, position_ids, shape, tokens.device)
+        embeddings = self.embeddings(input_ids, token_type_ids, layout, inputs_embeds)
         if not causal and cache is None and self.can_unpad(self.output_flags(**kwargs), num_real_tokens):
-            context = context.unpadded(self.config.hidden_size, num_real_tokens)
-        if self.config.relative_attention and not context.attention_mask.causal:  # the rows are those of later tokens
-            longest = context.longest(tokens.shape[1])
+            layout = layout.unpadded(self.config.hidden_size, num_real_tokens)
+        if self.config.relative_attention and not layout.attention_mask.causal:  # the rows are those of later tokens
+            longest = layout.longest(tokens.shape[1])
             warn_past_largest_distance(longest, self.encoder.distance_parameters(), "from_pretrained")
-        states = context.gather(embeddings)
-        return states, self.encoder.shared_by_layers(states, context)
+        states = layout.gather(embeddings)
+        return states, self.encoder.shared_by_layers(states, layout)

@@ -14,7 +14,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_outputs import TokenClassifierOutput
 from transformers.utils.generic import can_return_tuple
 
-from .attention_context import real_tokens
+from .batch_layout import real_tokens
 from .batch_loss import IGNORED, binary_cross_entropy
 from .configuration_hf_deberta import HfDebertaConfig
 from .dense import dense
@@ -88,14 +88,14 @@ class HfDebertaForPreTraining(HfDebertaPreTrainedModel):
         packed row the head adds to each token the state of its document's first token.
         """
         output_flags = self.deberta.output_flags(**kwargs)
-        embeddings, context = self.deberta.start(
+        embeddings, layout = self.deberta.start(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
         )
-        encoded = self.deberta.encoder(embeddings, context, *output_flags)
+        encoded = self.deberta.encoder(embeddings, layout, *output_flags)
         states = encoded.last_hidden_state
-        first_tokens = context.first_tokens().expand(states.shape[0], -1).to(states.device)
+        first_tokens = layout.first_tokens().expand(states.shape[0], -1).to(states.device)
         logits = self.mask_predictions(states, gather_positions(states, first_tokens))
-        logits = context.scatter(logits)
+        logits = layout.scatter(logits)
         loss = None
         if labels is not None:
             real = None if attention_mask is None else real_tokens(attention_mask, *logits.shape)
@@ -104,7 +104,7 @@ class HfDebertaForPreTraining(HfDebertaPreTrainedModel):
         return TokenClassifierOutput(
             loss=loss,
             logits=logits,
-            hidden_states=context.scatter_each(encoded.hidden_states),
+            hidden_states=layout.scatter_each(encoded.hidden_states),
             attentions=encoded.attentions,
         )
 

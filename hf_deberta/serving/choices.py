@@ -9,8 +9,8 @@ from functools import lru_cache
 import torch
 from transformers.utils import logging
 
-from hf_deberta.model.attention_context import AttentionContext
 from hf_deberta.model.attention_mask import AttentionMask
+from hf_deberta.model.batch_layout import BatchLayout
 
 from .openvino_layers import OpenVinoLayers
 from .packed_attention import PackedAttention
@@ -89,15 +89,15 @@ def openvino_is_faster(openvino: OpenVinoLayers, shape: tuple[int, int]) -> bool
     It needs less memory where it computes all batches, and with int8 it changes fewer labels.
     """
     states = torch.randn(*shape, openvino.layers[0].weights.query[0].shape[1])
-    context = AttentionContext.from_inputs(None, None, None, shape, states.device)
+    layout = BatchLayout.from_inputs(None, None, None, shape, states.device)
 
     def call_packed() -> torch.Tensor:
         new = states
         for layer in openvino.layers:
-            new = layer(new, context)
+            new = layer(new, layout)
         return new
 
-    return time_ratio(lambda: openvino(states, context.attention_mask), call_packed, TURNS_OF_LAYERS) < AS_FAST
+    return time_ratio(lambda: openvino(states, layout.attention_mask), call_packed, TURNS_OF_LAYERS) < AS_FAST
 
 
 def time_ratio(call: Callable[[], object], other: Callable[[], object], turns: int = TURNS) -> float:

@@ -12,7 +12,7 @@ import torch
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import logging
 
-from hf_deberta.model.attention_context import AttentionContext
+from hf_deberta.model.batch_layout import BatchLayout
 from hf_deberta.model.fast_path_guards import (
     has_global_hooks_or_modes,
     in_functorch_transform,
@@ -35,7 +35,7 @@ MAX_NUMEL_SHORT_TEXT = 8 * MAX_NUMEL_SINGLE_THREAD  # the states of at most 256 
 
 
 @dataclass(frozen=True)
-class PreparedContext(AttentionContext):
+class PreparedLayout(BatchLayout):
     """The metadata of a forward pass that prepared layers compute."""
 
 
@@ -48,45 +48,45 @@ class OptimizedEncoder(HfDebertaEncoder):
         self.__class__, self.prepared_layers = cast(Any, HfDebertaEncoder), None
         return self.train(mode)
 
-    def shared_by_layers(self, states: torch.Tensor, context: AttentionContext) -> AttentionContext:
+    def shared_by_layers(self, states: torch.Tensor, layout: BatchLayout) -> BatchLayout:
         if self.prepared_layers is None or not self.prepared_layers.is_usable(self, states):
-            return super().shared_by_layers(states, context)
-        if context.cache is not None:
+            return super().shared_by_layers(states, layout)
+        if layout.cache is not None:
             logger.warning_once(
                 "this model was prepared by hf_deberta.optimize, which has no effect with a key-value cache"
             )
-            return super().shared_by_layers(states, context)
-        values = {field.name: getattr(context, field.name) for field in fields(context)}
-        return PreparedContext(**{**values, "relative_rows": self.whole_table()})
+            return super().shared_by_layers(states, layout)
+        values = {field.name: getattr(layout, field.name) for field in fields(layout)}
+        return PreparedLayout(**{**values, "relative_rows": self.whole_table()})
 
     def forward(
         self,
         hidden_states: torch.Tensor,  # [B, N, hidden], the embeddings
-        context: AttentionContext,
+        layout: BatchLayout,
         output_attentions: bool = False,
         output_hidden_states: bool | int | list[int] = False,
         skip_last: bool = False,
         query_positions: torch.Tensor | None = None,  # [B, Q]
     ) -> BaseModelOutput:
         """The output of all layers, as `HfDebertaEncoder.forward` describes it."""
-        if output_attentions or not isinstance(context, PreparedContext):
+        if output_attentions or not isinstance(layout, PreparedLayout):
             rest = (output_attentions, output_hidden_states, skip_last, query_positions)
-            return super().forward(hidden_states, context, *rest)
+            return super().forward(hidden_states, layout, *rest)
         layers, backend = len(self.layer), str(self.config._attn_implementation)
         kept = kept_states(output_hidden_states, layers + 1)
         ends = layers - 1 if skip_last else layers
         needs_all = query_positions is None or layers in kept or (layers == 1 and self.conv is not None)
         states: list[torch.Tensor | None] = [hidden_states]
         states += self.prepared_layers.first_layers(
-            hidden_states, context, ends if needs_all or skip_last else layers - 1, kept, backend
+            hidden_states, layout, ends if needs_all or skip_last else layers - 1, kept, backend
         )
         for i in range(len(states) - 1, ends):
             before = cast(torch.Tensor, states[-1])
             positions = None if needs_all or i < layers - 1 else query_positions
             queries = None if positions is None else gather_positions(before, positions)
-            new, _ = self.layer[i](before, None, context, queries, positions)
+            new, _ = self.layer[i](before, None, layout, queries, positions)
             if i == 0 and self.conv is not None:
-                new = self.conv(hidden_states, new, context.token_mask, context.documents)
+                new = self.conv(hidden_states, new, layout.token_mask, layout.documents)
             states.append(new)
         last = cast(torch.Tensor, states[-1])
         returned = tuple(each if i in kept else None for i, each in enumerate(states))
@@ -109,16 +109,16 @@ class OptimizedLayer(HfDebertaLayer):
         self,
         hidden_states: torch.Tensor,  # [B, N, hidden]
         relative_table: torch.Tensor | None,  # [R, hidden]
-        context: AttentionContext,
+        layout: BatchLayout,
         query_states: torch.Tensor | None = None,  # [B, Q, hidden]
         query_positions: torch.Tensor | None = None,  # [B, Q]
         steps: int = 1,
         output_attentions: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         queries = (query_states, query_positions, steps)
-        if output_attentions or not isinstance(context, PreparedContext):
-            return super().forward(hidden_states, relative_table, context, *queries, output_attentions)
-        return self.packed_layer(hidden_states, context, *queries, self.attention.self.backend(False)), None
+        if output_attentions or not isinstance(layout, PreparedLayout):
+            return super().forward(hidden_states, relative_table, layout, *queries, output_attentions)
+        return self.packed_layer(hidden_states, layout, *queries, self.attention.self.backend(False)), None
 
 
 class OptimizedEmbeddings(HfDebertaEmbeddings):

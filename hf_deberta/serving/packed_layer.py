@@ -7,7 +7,7 @@ are packed (packed_linear.py); the projected position tables are constants, laid
 
     weights = weights_of(layer)                      # optimize.py; for in-tree layers in_tree_layers.py
     packed = PackedLayer(weights, relative_table, rows, torch.float32, torch.float32)
-    states = packed(hidden_states, context)          # [B, N, hidden]
+    states = packed(hidden_states, layout)          # [B, N, hidden]
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from hf_deberta.model.attention_context import AttentionContext
+from hf_deberta.model.batch_layout import BatchLayout
 from hf_deberta.model.dense import pad_rows
 from hf_deberta.model.relative_position import RelativePositions, RowsInUse
 from hf_deberta.model.relative_table import TableProjection, relative_positions
@@ -151,14 +151,14 @@ class PackedLayer(NoneInCopies):
     def __call__(
         self,
         hidden_states: torch.Tensor,  # [B, N, hidden]
-        context: AttentionContext,
+        layout: BatchLayout,
         query_states: torch.Tensor | None = None,  # [B, Q, hidden]
         query_positions: torch.Tensor | None = None,  # [B, Q]
         steps: int = 1,
         backend: str = "auto",
     ) -> torch.Tensor:
         """New states of the queries (by default of all tokens), [B, Q, hidden]; the arguments of `HfDebertaLayer`."""
-        mask, rows = context.attention_mask, pad_rows(hidden_states.flatten(0, 1))
+        mask, rows = layout.attention_mask, pad_rows(hidden_states.flatten(0, 1))
         if query_states is None and steps == 1:
             batch, tokens, _ = hidden_states.shape
             attended = self.attention.attend_all(self.query_key_value(rows), mask, (batch, tokens), backend)

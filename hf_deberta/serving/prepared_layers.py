@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from transformers.utils import logging
 
-from hf_deberta.model.attention_context import AttentionContext
 from hf_deberta.model.attention_mask import AttentionMask
+from hf_deberta.model.batch_layout import BatchLayout
 from hf_deberta.model.fast_path_guards import (
     has_global_hooks_or_modes,
     in_functorch_transform,
@@ -117,13 +117,13 @@ class PreparedLayers(NoneInCopies):
                 layer.pack_all()
 
     def first_layers(
-        self, states: torch.Tensor, context: AttentionContext, layers: int, kept: Collection[int], backend: str
+        self, states: torch.Tensor, layout: BatchLayout, layers: int, kept: Collection[int], backend: str
     ) -> list[torch.Tensor | None]:
         """The states after each of the first `layers` layers, or [] if OpenVINO does not compute them.
 
         Those of the last of them, and those whose indices are `kept`, counted from 1; the others are None.
         """
-        mask, kept = context.attention_mask, [i - 1 for i in kept if i > 0]
+        mask, kept = layout.attention_mask, [i - 1 for i in kept if i > 0]
         if (
             self.last is None
             or self.all_layers is None

@@ -7,8 +7,8 @@ from typing import Any, cast
 import torch
 
 import hf_deberta
-from hf_deberta.model.attention_context import AttentionContext
 from hf_deberta.model.attention_reference import score_terms
+from hf_deberta.model.batch_layout import BatchLayout
 from hf_deberta.model.dense import dense
 from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder, HfDebertaLayer, HfDebertaSelfAttention
 from hf_deberta.model.relative_position import rows_between
@@ -87,13 +87,13 @@ def _layer_scores(
     attention: HfDebertaSelfAttention,
     hidden_states: torch.Tensor,  # [1, N, hidden]
     table: torch.Tensor | None,  # [R, hidden]
-    context: AttentionContext,
+    layout: BatchLayout,
 ) -> LayerScores:
     """Compute the scores as `reference_attention` does, which does not return them."""
     batch, length = hidden_states.shape[:2]
     if batch != 1:
         raise ValueError(f"pass the inputs of one text, [1, N], not a batch of {batch}")
-    memory = attention.project_memory(hidden_states, table, context)
+    memory = attention.project_memory(hidden_states, table, layout)
     query = split_heads(dense(attention.query_proj, hidden_states), attention.head_size)
     dtype = torch.promote_types(query.dtype, torch.float32)
     positions, row = memory.positions, None
@@ -103,7 +103,7 @@ def _layer_scores(
         row = rows_between(at, at, positions.rows_of_distance)[None]
     terms = score_terms(query.to(dtype) * attention.scale, memory.key.to(dtype), positions, row)
     parts = {name: term[0] for name, term in terms.items()}
-    visible = context.mask_of(None).visible(length, query.device)
+    visible = layout.mask_of(None).visible(length, query.device)
     everything = torch.ones(length, length, dtype=torch.bool, device=query.device)
     total = torch.stack(list(parts.values())).sum(0)
     return LayerScores({**parts, "sum": total}, everything if visible is None else visible[0, 0])

@@ -311,7 +311,7 @@ def no_fast_path(monkeypatch):
         monkeypatch.delitem(attention.BACKENDS, "sdpa")
         monkeypatch.setattr(dense, "onednn_linear", forbid)
         monkeypatch.setattr("hf_deberta.model.weight_cache.CacheEntry", forbid)
-        monkeypatch.setattr("hf_deberta.model.attention_context.AttentionContext.unpadded", forbid)
+        monkeypatch.setattr("hf_deberta.model.batch_layout.BatchLayout.unpadded", forbid)
 
     return apply
 

@@ -14,7 +14,7 @@ from hf_deberta import (
     HfDebertaModel,
 )
 from hf_deberta.model import attention_sdpa, unpadding
-from hf_deberta.model.attention_context import AttentionContext
+from hf_deberta.model.batch_layout import BatchLayout
 from hf_deberta.model.unpadding import unpadding_of_counted_mask, unpadding_of_documents, unpadding_of_mask
 
 VARIANTS = {"v2": {}, "v1": V1_ATTENTION, "no relative": {"relative_attention": False, "position_biased_input": True}}
@@ -205,13 +205,13 @@ def test_when_layers_see_real_tokens_only():
 @pytest.mark.parametrize("model_class", [HfDebertaModel, HfDebertaForMaskedLM])
 def test_a_mask_without_padding_is_left_out(model_class, monkeypatch):
     """Tokenizers return one with every text, and to apply it takes time."""
-    contexts, unpadded = [], AttentionContext.unpadded
-    monkeypatch.setattr(AttentionContext, "unpadded", lambda *args: contexts.append(unpadded(*args)) or contexts[-1])
+    layouts, unpadded = [], BatchLayout.unpadded
+    monkeypatch.setattr(BatchLayout, "unpadded", lambda *args: layouts.append(unpadded(*args)) or layouts[-1])
     model = tiny_model(model_class).eval()
     ids = tiny_inputs((7, 7, 7))["input_ids"]
     expected = first_tensor(model(ids))
     assert torch.equal(first_tensor(model(ids, attention_mask=torch.ones_like(ids))), expected)
-    assert [context.attention_mask.mask for context in contexts] == [None, None]
+    assert [layout.attention_mask.mask for layout in layouts] == [None, None]
     with pytest.raises(ValueError, match="num_real_tokens is 20"):
         model.base_model(ids, attention_mask=torch.ones_like(ids), num_real_tokens=20)
 
@@ -325,9 +325,9 @@ def test_the_longest_length_of_a_packed_row(model_class):
 
 def test_a_long_packed_row_needs_no_mask_of_pairs():
     ids, ways, _ = packed([5, 9, 5])
-    context = AttentionContext.from_inputs(None, ways["position_ids"]["position_ids"], None, (1, 19), ids.device)
-    assert context.attention_mask.mask is None and context.unpadded(32).attention_mask.mask is None
-    assert context.attention_mask.documents.tolist() == [[0] * 5 + [1] * 9 + [2] * 5]
+    layout = BatchLayout.from_inputs(None, ways["position_ids"]["position_ids"], None, (1, 19), ids.device)
+    assert layout.attention_mask.mask is None and layout.unpadded(32).attention_mask.mask is None
+    assert layout.attention_mask.documents.tolist() == [[0] * 5 + [1] * 9 + [2] * 5]
 
 
 # ---- the first token only ----------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ class KeyValueCache:
 
 
 @dataclass(frozen=True)
-class AttentionContext:
+class BatchLayout:
     """Attention metadata of one forward pass, the same for all layers."""
 
     attention_mask: AttentionMask  # with a mask [B, N] or [B, N, N]
@@ -62,11 +62,11 @@ class AttentionContext:
     in_order: bool  # True if position_ids are 0, 1, ... along each row
     relative_rows: RowsInUse | None = None  # None without relative positions
     unpadding: Unpadding | None = None  # if a batch was unpadded to one row
-    padded: "AttentionContext | None" = None  # of that batch, if its lengths were not read
+    padded: "BatchLayout | None" = None  # of that batch, if its lengths were not read
     cache: KeyValueCache | None = None  # then the other fields but the mask describe the new tokens only
 
-    def to(self, device: torch.device | str, **kwargs) -> "AttentionContext":
-        """This context with its tensors on another device, for models that are spread over several."""
+    def to(self, device: torch.device | str, **kwargs) -> "BatchLayout":
+        """This layout with its tensors on another device, for models that are spread over several."""
         rows = self.relative_rows
         return replace(
             _moved(self, device),
@@ -84,7 +84,7 @@ class AttentionContext:
         device: torch.device,
         causal: bool = False,
         max_length_q: int | None = None,
-    ) -> "AttentionContext":
+    ) -> "BatchLayout":
         """Metadata from a model's inputs, which are checked; `causal`: no token sees those after it."""
         batch, length = shape
         check_tensors(position_ids=position_ids, cu_seq_lens_q=cu_seq_lens_q)
@@ -124,7 +124,7 @@ class AttentionContext:
         position_ids: torch.Tensor | None,
         shape: tuple[int, int],  # B, N
         device: torch.device,
-    ) -> "AttentionContext":
+    ) -> "BatchLayout":
         """Metadata of new tokens [B, N] of a causal model; the mask [B, K] and the keys include the cached tokens."""
         batch, length = shape
         cache = KeyValueCache(past_key_values, past_key_values.get_seq_length())
@@ -164,10 +164,10 @@ class AttentionContext:
             query_positions = query_positions + self.cache.tokens
         return replace(self.attention_mask, query_positions=query_positions)
 
-    def unpadded(self, width: int, num_real_tokens: int | None = None) -> "AttentionContext":
-        """The context of the batch as one row without padding, or without its mask if there is no padding.
+    def unpadded(self, width: int, num_real_tokens: int | None = None) -> "BatchLayout":
+        """The layout of the batch as one row without padding, or without its mask if there is no padding.
 
-        This context if unpadding saves no time at this model width, if the row is packed, if the mask is [B, N, N], or
+        This layout if unpadding saves no time at this model width, if the row is packed, if the mask is [B, N, N], or
         if the model is causal. Where the mask cannot be read without waiting for a device, the number of real tokens
         must be given.
         """
@@ -200,8 +200,8 @@ class AttentionContext:
             padded=self if lengths is None else None,
         )
 
-    def padded_again(self) -> "AttentionContext":
-        """The context of the padded batch, for a layer with many query positions.
+    def padded_again(self) -> "BatchLayout":
+        """The layout of the padded batch, for a layer with many query positions.
 
         Where lengths are not read, it would multiply each query of the unpadded row with the keys of all documents.
         """
