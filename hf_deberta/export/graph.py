@@ -135,14 +135,16 @@ class GraphAttention(nn.Module):
         layout: BatchLayout,
         query_states: torch.Tensor,  # [B, N, hidden]; [B, 1, hidden] or [1, documents, hidden] with query_positions
         query_positions: torch.Tensor | None = None,  # of the first real tokens
-        memory: tuple[torch.Tensor, torch.Tensor] | None = None,
+        projected: tuple[torch.Tensor, torch.Tensor] | None = None,
         output_attentions: bool = False,
     ) -> tuple[torch.Tensor, None, tuple[torch.Tensor, torch.Tensor]]:
         """States of the queries, no probabilities, and keys and values for another call."""
         if query_states is hidden_states:
             query, key, value = self.split(self.query_key_value(hidden_states), graph_layout.tokens)
         else:
-            key, value = self.split(self.key_value(hidden_states), graph_layout.tokens) if memory is None else memory
+            key, value = (
+                self.split(self.key_value(hidden_states), graph_layout.tokens) if projected is None else projected
+            )
             query = self.query(query_states)
             if query_positions is None:
                 (query,) = self.split(query, graph_layout.tokens)

@@ -130,7 +130,7 @@ class HfDebertaEmbeddings(nn.Module):
         return position_ids
 
 
-class AttentionMemory(NamedTuple):
+class ProjectedKeys(NamedTuple):
     """Projections that do not depend on the queries; the steps of the enhanced mask decoder share them."""
 
     key: torch.Tensor  # [B, H, N, d], with a cache those of earlier tokens too
@@ -168,24 +168,24 @@ class HfDebertaSelfAttention(nn.Module):
         layout: BatchLayout,
         query_states: torch.Tensor | None = None,  # [B, Q, hidden], by default hidden_states
         query_positions: torch.Tensor | None = None,  # [B, Q]
-        memory: AttentionMemory | None = None,
+        projected: ProjectedKeys | None = None,
         output_attentions: bool = False,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, AttentionMemory]:
-        """States [B, Q, hidden], probabilities if requested, and the memory for another call."""
-        if memory is None:
-            memory = self.project_memory(hidden_states, relative_table, layout)
+    ) -> tuple[torch.Tensor, torch.Tensor | None, ProjectedKeys]:
+        """States [B, Q, hidden], probabilities if requested, and the projected keys and values for another call."""
+        if projected is None:
+            projected = self.project_keys_and_values(hidden_states, relative_table, layout)
         query = dense(self.query_proj, hidden_states if query_states is None else query_states)
         states, probabilities = disentangled_attention(
             split_heads(query, self.head_size),
-            memory.key,
-            memory.value,
-            memory.positions,
+            projected.key,
+            projected.value,
+            projected.positions,
             layout.mask_of(query_positions),
             scale=self.scale,
             dropout_p=self.dropout.p if self.dropout.training else 0.0,
             backend=self.backend(output_attentions),
         )
-        return states.transpose(1, 2).flatten(2), probabilities if output_attentions else None, memory
+        return states.transpose(1, 2).flatten(2), probabilities if output_attentions else None, projected
 
     def backend(self, output_attentions: bool) -> str:
         """The configured backend, or "eager" for attention probabilities."""
@@ -194,15 +194,15 @@ class HfDebertaSelfAttention(nn.Module):
             logger.warning_once(f"backend {backend!r} has no attention probabilities: output_attentions uses 'eager'")
         return "eager" if output_attentions else backend
 
-    def project_memory(
+    def project_keys_and_values(
         self, hidden_states: torch.Tensor, relative_table: torch.Tensor | None, layout: BatchLayout
-    ) -> AttentionMemory:
+    ) -> ProjectedKeys:
         positions = relative_positions(self.table_projection(), relative_table, layout.relative_rows, self.weight_cache)
         key = split_heads(dense(self.key_proj, hidden_states), self.head_size)
         value = split_heads(dense(self.value_proj, hidden_states), self.head_size)
         if layout.cache is not None:
             key, value = layout.cache.extend(self.layer_idx, key, value)
-        return AttentionMemory(key, value, positions)
+        return ProjectedKeys(key, value, positions)
 
     def table_projection(self) -> TableProjection:
         """The projection of the relative table: with the content's matrices (v2, v3), or with its own (v1)."""
@@ -276,11 +276,11 @@ class HfDebertaLayer(GradientCheckpointingLayer):
 
         `steps`: how often the layer is applied to the queries, with the same keys and values.
         """
-        memory = None
+        projected = None
         states = hidden_states if query_states is None else query_states
         for _ in range(steps):
-            attended, probabilities, memory = self.attention.self(
-                hidden_states, relative_table, layout, states, query_positions, memory, output_attentions
+            attended, probabilities, projected = self.attention.self(
+                hidden_states, relative_table, layout, states, query_positions, projected, output_attentions
             )
             attended = self.attention.output(attended, states)
             states = self.output(self.intermediate(attended), attended)
@@ -369,9 +369,9 @@ class HfDebertaEncoder(nn.Module):
         states: list[torch.Tensor | None] = [hidden_states if 0 in kept else None]
         attentions: list[torch.Tensor] = []
         last = len(self.layer) - 1
-        needs_all = output_attentions or last + 1 in kept or (last == 0 and self.conv is not None)
+        last_layer_for_all_tokens = output_attentions or last + 1 in kept or (last == 0 and self.conv is not None)
         for i, layer in list(enumerate(self.layer))[: last if skip_last else None]:
-            positions = query_positions if i == last and not needs_all else None
+            positions = query_positions if i == last and not last_layer_for_all_tokens else None
             queries = None if positions is None else gather_positions(hidden_states, positions)
             hidden_states, probabilities = layer(
                 hidden_states, table, layout, queries, positions, output_attentions=output_attentions
@@ -381,7 +381,7 @@ class HfDebertaEncoder(nn.Module):
             states.append(hidden_states if i + 1 in kept else None)
             if output_attentions:
                 attentions.append(probabilities)
-        if needs_all:
+        if last_layer_for_all_tokens:
             hidden_states = gather_positions(hidden_states, query_positions)
         return BaseModelOutput(
             last_hidden_state=hidden_states,

@@ -75,14 +75,14 @@ class OptimizedEncoder(HfDebertaEncoder):
         layers, backend = len(self.layer), str(self.config._attn_implementation)
         kept = kept_states(output_hidden_states, layers + 1)
         ends = layers - 1 if skip_last else layers
-        needs_all = query_positions is None or layers in kept or (layers == 1 and self.conv is not None)
+        last_layer_for_all_tokens = query_positions is None or layers in kept or (layers == 1 and self.conv is not None)
         states: list[torch.Tensor | None] = [hidden_states]
         states += self.prepared_layers.first_layers(
-            hidden_states, layout, ends if needs_all or skip_last else layers - 1, kept, backend
+            hidden_states, layout, ends if last_layer_for_all_tokens or skip_last else layers - 1, kept, backend
         )
         for i in range(len(states) - 1, ends):
             before = cast(torch.Tensor, states[-1])
-            positions = None if needs_all or i < layers - 1 else query_positions
+            positions = None if last_layer_for_all_tokens or i < layers - 1 else query_positions
             queries = None if positions is None else gather_positions(before, positions)
             new, _ = self.layer[i](before, None, layout, queries, positions)
             if i == 0 and self.conv is not None:
@@ -91,7 +91,7 @@ class OptimizedEncoder(HfDebertaEncoder):
         last = cast(torch.Tensor, states[-1])
         returned = tuple(each if i in kept else None for i, each in enumerate(states))
         return BaseModelOutput(
-            last_hidden_state=gather_positions(last, query_positions) if needs_all else last,
+            last_hidden_state=gather_positions(last, query_positions) if last_layer_for_all_tokens else last,
             hidden_states=cast(tuple[torch.Tensor, ...], returned) if kept else None,
         )
 

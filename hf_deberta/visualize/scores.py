@@ -93,15 +93,15 @@ def _layer_scores(
     batch, length = hidden_states.shape[:2]
     if batch != 1:
         raise ValueError(f"pass the inputs of one text, [1, N], not a batch of {batch}")
-    memory = attention.project_memory(hidden_states, table, layout)
+    projected = attention.project_keys_and_values(hidden_states, table, layout)
     query = split_heads(dense(attention.query_proj, hidden_states), attention.head_size)
     dtype = torch.promote_types(query.dtype, torch.float32)
-    positions, row = memory.positions, None
+    positions, row = projected.positions, None
     if positions is not None:
         positions = positions.with_scaled_queries(attention.scale, dtype).to(dtype)
         at = torch.arange(length, device=query.device)
         row = rows_between(at, at, positions.rows_of_distance)[None]
-    terms = score_terms(query.to(dtype) * attention.scale, memory.key.to(dtype), positions, row)
+    terms = score_terms(query.to(dtype) * attention.scale, projected.key.to(dtype), positions, row)
     parts = {name: term[0] for name, term in terms.items()}
     visible = layout.mask_of(None).visible(length, query.device)
     everything = torch.ones(length, length, dtype=torch.bool, device=query.device)
