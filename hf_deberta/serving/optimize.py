@@ -102,7 +102,8 @@ def optimize(
     for module in model.modules():
         if isinstance(module, HfDebertaModel) and cast(Any, module.encoder).prepared_layers.uses_openvino:
             embeddings: Any = module.embeddings
-            embeddings.__class__, embeddings.prepared_layers = OptimizedEmbeddings, module.encoder.prepared_layers
+            embeddings.__class__ = OptimizedEmbeddings
+            embeddings.of_encoder = module.encoder, module.encoder.prepared_layers
     return model
 
 

@@ -9,17 +9,12 @@ from itertools import repeat
 from typing import Any, cast
 
 import torch
+from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import logging
 
 from hf_deberta.model.batch_layout import BatchLayout
-from hf_deberta.model.fast_path_guards import (
-    has_global_hooks_or_modes,
-    in_functorch_transform,
-    in_reference_mode,
-    is_tracing_or_compiling,
-    is_unmodified_module,
-)
+from hf_deberta.model.fast_path_guards import is_unmodified_module
 from hf_deberta.model.modeling_hf_deberta import (
     HfDebertaEmbeddings,
     HfDebertaEncoder,
@@ -127,12 +122,12 @@ class OptimizedEmbeddings(HfDebertaEmbeddings):
     PyTorch's threads, once woken, keep cores from OpenVINO's for 2 to 5 ms (docs/log.md).
     """
 
-    prepared_layers: Any = None  # PreparedLayers, those of the encoder
+    of_encoder: tuple[nn.Module, Any] | None = None  # the encoder and its PreparedLayers, None in copies
 
     def train(self, mode: bool = True) -> "OptimizedEmbeddings":
         if not mode:
             return super().train(mode)
-        self.__class__, self.prepared_layers = cast(Any, HfDebertaEmbeddings), None
+        self.__class__, self.of_encoder = cast(Any, HfDebertaEmbeddings), None
         return self.train(mode)
 
     def embed(
@@ -162,12 +157,6 @@ class OptimizedEmbeddings(HfDebertaEmbeddings):
         return states if token_mask is None else states * token_mask[..., None]
 
     def can_split(self) -> bool:
-        """True in inference where nothing watches the modules, and not in copies."""
-        return not (
-            self.prepared_layers is None
-            or torch.is_grad_enabled()
-            or is_tracing_or_compiling()
-            or in_reference_mode()
-            or in_functorch_transform()
-            or has_global_hooks_or_modes()
-        )
+        """True if OpenVINO may compute the layers of this pass."""
+        encoder, prepared = self.of_encoder or (None, None)
+        return prepared is not None and prepared.is_usable(encoder, self.word_embeddings.weight)
