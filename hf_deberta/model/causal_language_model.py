@@ -161,11 +161,13 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
             kwargs[CACHE_NAME] = cache
         return super().generate(*args, **kwargs)  # type: ignore[misc]
 
-    def prepare_inputs_for_generation(self, input_ids, **kwargs):
+    def prepare_inputs_for_generation(self, input_ids, past_key_values=None, cache=None, **kwargs):
         """Prepare inputs as Transformers does.
 
-        `inputs_embeds` is not in this signature, so Transformers' `generate` rejects it with an error.
+        `generate` accepts the arguments of this signature and of `forward`. `inputs_embeds` is in none of them, so it
+        is an error.
         """
+        kwargs[CACHE_NAME] = only_cache(cache, past_key_values)
         return super().prepare_inputs_for_generation(input_ids, **kwargs)  # type: ignore[misc]
 
     def _validate_generated_length(self, generation_config, *args, **kwargs) -> None:

@@ -324,7 +324,7 @@ def test_head_equals_its_formula():
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_steps_apply_the_last_layer_with_the_same_keys_and_values(steps):
-    model = tiny_model(HfDebertaForMaskedLM, num_hidden_layers=3, emd_steps=steps).eval()
+    model = tiny_model(HfDebertaForMaskedLM, num_hidden_layers=3, emd_steps=steps, unpad_inputs=False).eval()
     embeddings, context = model.deberta.start(**INPUTS)
     encoder = model.deberta.encoder
     memory = encoder(embeddings, context, skip_last=True).last_hidden_state
