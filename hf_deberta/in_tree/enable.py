@@ -36,7 +36,7 @@ computes the layers again.
 
 Code that reads states at padding gets other numbers than before: the question-answering loss (the in-tree softmax
 includes padding), token labels at padding that are not -100, means over states without the mask. Hooks on layers get
-an `BatchLayout` as the mask, and real tokens in one row. Gradients with respect to hidden states need `disable()`,
+a `BatchLayout` as the mask, and real tokens in one row. Gradients with respect to hidden states need `disable()`,
 because hidden states are then copies.
 """
 
@@ -68,7 +68,7 @@ _lock = RLock()
 _changes = ExitStack()  # undoes the changes that are in place
 # calls of enable() that have not ended, in order, with their arguments; without any, no change is in place
 _holders: dict[object, tuple[str, bool]] = {}
-_attention_forwards: set[Callable] = set()  # forward functions of attention classes that accept an BatchLayout
+_attention_forwards: set[Callable] = set()  # forward functions of attention classes that accept a BatchLayout
 
 
 class _Enabled(ExitStack):
@@ -129,7 +129,7 @@ def _release(holder: object) -> None:
 
 
 def _let_attention_accept_contexts() -> None:
-    """Let the in-tree attention compute with this package if its mask is an `BatchLayout`.
+    """Let the in-tree attention compute with this package if its mask is a `BatchLayout`.
 
     `disable()` does not undo this change, which no other call notices: in other threads, encoders that began while
     enabled have still to call their layers.

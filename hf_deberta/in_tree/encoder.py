@@ -3,7 +3,7 @@
 Legend: B batch, N tokens, H heads, d head size, R rows of the relative table in use.
 
 Each function takes the in-tree method and returns its replacement, which calls the in-tree method for everything that
-it does not support. In-tree layers get an `BatchLayout` as their attention mask. Rows in use, projections of the
+it does not support. In-tree layers get a `BatchLayout` as their attention mask. Rows in use, projections of the
 relative table and caches are those of `hf_deberta.model.relative_table`.
 """
 

@@ -99,6 +99,7 @@ NUMBER_RULES = {
     "max_grad_norm": CLIPPING,
     "dataloader_num_workers": whole_number(0),
 }
+
 logger = logging.get_logger(__name__)
 
 
@@ -106,14 +107,14 @@ logger = logging.get_logger(__name__)
 class RunArguments(TrainingArguments):
     """`TrainingArguments` that carry the flags which identify the run, and log losses as they are.
 
-    Numbers that make no sense and a training without a step are refused.
+    Numbers that make no sense, and a training without a step, are refused.
     """
 
     logging_nan_inf_filter: bool = False
 
     def __post_init__(self) -> None:
         self.identifying_flags: dict[str, Any] = {}  # see the function of this name
-        self._check_flags()
+        self._check_numbers()
         super().__post_init__()
         self._check_launch()
 
@@ -126,7 +127,7 @@ class RunArguments(TrainingArguments):
                 "--use_cpu, or start one process"
             )
 
-    def _check_flags(self) -> None:
+    def _check_numbers(self) -> None:
         for name, rule in NUMBER_RULES.items():
             if getattr(self, name) != getattr(TrainingArguments, name):  # a default may be None
                 self._require(name, rule)

@@ -34,14 +34,20 @@ class PreparedLayout(BatchLayout):
     """The metadata of a forward pass that prepared layers compute."""
 
 
-class OptimizedEncoder(HfDebertaEncoder):
-    prepared_layers: Any = None  # PreparedLayers
+class UndoneByTraining(nn.Module):
+    """First base of the classes below: in training mode a module has its second base as class again."""
 
-    def train(self, mode: bool = True) -> "OptimizedEncoder":
+    def train(self, mode: bool = True) -> Any:
         if not mode:
             return super().train(mode)
-        self.__class__, self.prepared_layers = cast(Any, HfDebertaEncoder), None
+        for name in ("prepared_layers", "packed_layer", "of_encoder"):
+            vars(self).pop(name, None)
+        self.__class__ = type(self).__bases__[1]
         return self.train(mode)
+
+
+class OptimizedEncoder(UndoneByTraining, HfDebertaEncoder):
+    prepared_layers: Any = None  # PreparedLayers
 
     def shared_by_layers(self, states: torch.Tensor, layout: BatchLayout) -> BatchLayout:
         if self.prepared_layers is None or not self.prepared_layers.is_usable(self, states):
@@ -91,44 +97,33 @@ class OptimizedEncoder(HfDebertaEncoder):
         )
 
 
-class OptimizedLayer(HfDebertaLayer):
+class OptimizedLayer(UndoneByTraining, HfDebertaLayer):
     packed_layer: Any = None  # PackedLayer
-
-    def train(self, mode: bool = True) -> "OptimizedLayer":
-        if not mode:
-            return super().train(mode)
-        self.__class__, self.packed_layer = cast(Any, HfDebertaLayer), None
-        return self.train(mode)
 
     def forward(
         self,
         hidden_states: torch.Tensor,  # [B, N, hidden]
         relative_table: torch.Tensor | None,  # [R, hidden]
         layout: BatchLayout,
-        query_states: torch.Tensor | None = None,  # [B, Q, hidden]
-        query_positions: torch.Tensor | None = None,  # [B, Q]
-        steps: int = 1,
+        *queries: Any,
         output_attentions: bool = False,
+        **options: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        queries = (query_states, query_positions, steps)
+        """New states of the queries, which `HfDebertaLayer.forward` describes."""
         if output_attentions or not isinstance(layout, PreparedLayout):
-            return super().forward(hidden_states, relative_table, layout, *queries, output_attentions)
-        return self.packed_layer(hidden_states, layout, *queries, self.attention.self.backend(False)), None
+            options["output_attentions"] = output_attentions
+            return super().forward(hidden_states, relative_table, layout, *queries, **options)
+        backend = self.attention.self.backend(output_attentions)
+        return self.packed_layer(hidden_states, layout, *queries, backend=backend, **options), None
 
 
-class OptimizedEmbeddings(HfDebertaEmbeddings):
+class OptimizedEmbeddings(UndoneByTraining, HfDebertaEmbeddings):
     """Embeddings of short texts, computed on one thread, for encoders whose layers OpenVINO computes.
 
     PyTorch's threads, once woken, keep cores from OpenVINO's for 2 to 5 ms (docs/log.md).
     """
 
     of_encoder: tuple[nn.Module, Any] | None = None  # the encoder and its PreparedLayers, None in copies
-
-    def train(self, mode: bool = True) -> "OptimizedEmbeddings":
-        if not mode:
-            return super().train(mode)
-        self.__class__, self.of_encoder = cast(Any, HfDebertaEmbeddings), None
-        return self.train(mode)
 
     def embed(
         self,

@@ -49,7 +49,7 @@ class PreparedLayers(NoneInCopies):
         samples = [sample_of(weight, i * GOLDEN_RATIO % 1) for i, weight in enumerate(weights)]
         # of the table a number of each row: training changes the rows of the distances that it has seen
         samples += [table.detach()[:, 0] for module in modules for table in module.parameters() if table.dim() == 2]
-        self.samples, self.sampled = samples, torch.cat(samples)
+        self.samples, self.sampled = samples, torch.cat(samples).view(torch.int32)
         self.registries = tuple(registry for module in self.bypassed for registry in registries(module))
         self.hooks = tuple(chain.from_iterable(map(hooks, self.bypassed)))
         self.state = self.present_state(encoder)
@@ -64,7 +64,7 @@ class PreparedLayers(NoneInCopies):
         PEFT merges adapters by `weight.data +=`, fused optimizers and NumPy write without a count. Reading all weights
         would take as long as the forward pass, so only `SAMPLE_SIZE` numbers of each are compared, bit by bit.
         """
-        return torch.equal(torch.cat(self.samples).view(torch.int32), self.sampled.view(torch.int32))
+        return torch.equal(torch.cat(self.samples).view(torch.int32), self.sampled)
 
     def present_state(self, encoder: Any) -> tuple[Any, ...]:
         """Changes if a write to a weight is counted, a weight is moved or replaced, or a module is replaced or altered.

@@ -46,7 +46,7 @@ def disabled_before_and_after():
 def changed_by_enable():
     """All state of Transformers that `enable()` may change: classes of the in-tree modules, Auto mappings.
 
-    The forward function of attention may be in-tree's or the one that also accepts an `BatchLayout`.
+    The forward function of attention may be in-tree's or the one that also accepts a `BatchLayout`.
     """
     modules = [modeling_deberta, modeling_deberta_v2, transformers.models.deberta.tokenization_deberta]
     modules += [transformers.models.deberta_v2.tokenization_deberta_v2, transformers.models.auto.tokenization_auto]
