@@ -1,1 +1,1 @@
-"""Inference on CPUs: models prepared once, with weights packed for the processor's matrix instructions."""
+"""Inference on CPUs: models prepared once, with weights laid out for the processor's matrix instructions."""

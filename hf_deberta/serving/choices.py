@@ -12,9 +12,9 @@ from transformers.utils import logging
 from hf_deberta.model.attention_mask import AttentionMask
 from hf_deberta.model.batch_layout import BatchLayout
 
+from .fused_attention import FusedAttention
+from .fused_linear import FusedLinear
 from .openvino_layers import OpenVinoLayers
-from .packed_attention import PackedAttention
-from .packed_linear import PackedLinear
 
 logger = logging.get_logger(__name__)
 
@@ -42,7 +42,7 @@ def attention_is_faster_in_bfloat16(threads: int) -> bool:
     projected = torch.randn(ROWS, 3 * HEADS * HEAD_SIZE)
 
     def attend(dtype: torch.dtype) -> Callable[[], object]:
-        attention = PackedAttention(None, HEADS, HEAD_SIZE, dtype)
+        attention = FusedAttention(None, HEADS, HEAD_SIZE, dtype)
         return lambda: attention.attend_all(projected, AttentionMask(), (1, ROWS), "sdpa")
 
     return time_ratio(attend(torch.bfloat16), attend(torch.float32)) < 1
@@ -64,14 +64,14 @@ def is_as_fast_as_float32(dtype: torch.dtype, threads: int) -> bool:
     states, weight = torch.randn(ROWS, width), torch.randn(4 * width, width)
 
     def multiply(dtype: torch.dtype) -> Callable[[], object]:
-        packed = PackedLinear.from_weight(weight, None, dtype)
-        return lambda: packed(states)
+        linear = FusedLinear.from_weight(weight, None, dtype)
+        return lambda: linear(states)
 
     return time_ratio(multiply(dtype), multiply(torch.float32)) < CLEARLY_SLOWER
 
 
 def most_tokens_of_openvino(many_layers: OpenVinoLayers, one_layer: OpenVinoLayers) -> int:
-    """Tokens of the largest batch that OpenVINO computes faster than packed layers do.
+    """Tokens of the largest batch that OpenVINO computes faster than fused layers do.
 
     Many layers are timed on short texts, since reading the weights of all of them takes much of the time then.
     """
@@ -84,20 +84,20 @@ def most_tokens_of_openvino(many_layers: OpenVinoLayers, one_layer: OpenVinoLaye
 
 
 def openvino_is_faster(openvino: OpenVinoLayers, shape: tuple[int, int]) -> bool:
-    """Time the same layers in OpenVINO and packed, on a batch of this shape; within `AS_FAST`, OpenVINO is chosen.
+    """True if OpenVINO computes a batch of this shape as fast as PyTorch, or nearly (`MAX_TIME_RATIO_OF_OPENVINO`).
 
     It needs less memory where it computes all batches, and with int8 it changes fewer labels.
     """
     states = torch.randn(*shape, openvino.layers[0].weights.query[0].shape[1])
     layout = BatchLayout.from_inputs(None, None, None, shape, states.device)
 
-    def call_packed() -> torch.Tensor:
+    def call_fused() -> torch.Tensor:
         new = states
         for layer in openvino.layers:
             new = layer(new, layout)
         return new
 
-    return time_ratio(lambda: openvino(states, layout.attention_mask), call_packed, TURNS_OF_LAYERS) < AS_FAST
+    return time_ratio(lambda: openvino(states, layout.attention_mask), call_fused, TURNS_OF_LAYERS) < AS_FAST
 
 
 def time_ratio(call: Callable[[], object], other: Callable[[], object], turns: int = TURNS) -> float:

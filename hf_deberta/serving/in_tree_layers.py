@@ -1,4 +1,4 @@
-"""Prepared layers (hf_deberta.optimize) for Transformers' own encoders, used while `enable()` is on."""
+"""Fused layers (hf_deberta.optimize) for Transformers' own encoders, used while `enable()` is on."""
 
 import torch
 from torch import nn
@@ -19,15 +19,15 @@ from hf_deberta.in_tree.encoder import (
 from hf_deberta.model.relative_position import RowsInUse
 from hf_deberta.model.relative_table import relative_table, table_modules
 
-from .packed_layer import LayerWeights, NormWeights, PackedLayer, WeightAndBias
-from .prepared_layers import PreparedLayers
+from .fused_layer import FusedLayer, LayerWeights, NormWeights, WeightAndBias
+from .fused_layers import FusedLayers
 
 
 def is_in_tree_encoder(module: nn.Module) -> bool:
     return isinstance(module, (DebertaEncoder, DebertaV2Encoder))
 
 
-def prepare_in_tree(encoder: InTree, dtype: torch.dtype, attention_dtype: torch.dtype) -> PreparedLayers:
+def prepare_in_tree(encoder: InTree, dtype: torch.dtype, attention_dtype: torch.dtype) -> FusedLayers:
     """Prepare each layer of an in-tree encoder."""
     table = rows = None
     if encoder.relative_attention:
@@ -37,14 +37,14 @@ def prepare_in_tree(encoder: InTree, dtype: torch.dtype, attention_dtype: torch.
         rows = RowsInUse(0, 2 * distances.span, distances.of_distance, distances.saturation)
         table = relative_table(table_modules(encoder), rows, None)
     layers = [
-        PackedLayer(weights_of(layer, before), table, rows, dtype, attention_dtype)
+        FusedLayer(weights_of(layer, before), table, rows, dtype, attention_dtype)
         for before, layer in zip([None, *encoder.layer], encoder.layer, strict=False)
     ]
-    return PreparedLayers(encoder, layers, list(encoder.layer.modules())[1:])
+    return FusedLayers(encoder, layers, list(encoder.layer.modules())[1:])
 
 
-def use_in_tree(encoder: InTree, prepared: PreparedLayers) -> None:
-    """Let the prepared layers compute in place of the encoder's, and switch `enable()` on."""
+def use_in_tree(encoder: InTree, prepared: FusedLayers) -> None:
+    """Let the fused layers compute in place of the encoder's, and switch `enable()` on."""
     prepared_encoders[encoder] = prepared, distance_parameters(encoder)
     if not is_enabled():
         enable()

@@ -4,11 +4,11 @@ Legend: B batch, N tokens, H heads, d head size, s saturation: the largest dista
 
 A forward pass of few tokens spends much of its time between operations and reading weights. One graph has no Python
 between its operations, and OpenVINO's products of few rows are faster than oneDNN's in PyTorch. The layers are those
-of packed_layer.py: query, key and value are one product, which includes the scale, and the projected tables are
-constants, laid out by distance -s ... s. Packed layers keep what the graph does not compute: packed rows, causal masks,
+of fused_layer.py: query, key and value are one product, which includes the scale, and the projected tables are
+constants, laid out by distance -s ... s. Fused layers keep what the graph does not compute: packed rows, causal masks,
 subsets of queries, long texts.
 
-    layers = OpenVinoLayers(packed_layers)
+    layers = OpenVinoLayers(fused_layers)
     if layers.can_compute(states, mask):
         states = layers(states, mask)[-1]            # [B, N, hidden]
 """
@@ -29,13 +29,13 @@ from hf_deberta.model.attention_mask import AttentionMask
 from hf_deberta.model.attention_sdpa import laid_out
 from hf_deberta.model.relative_position import RelativePositions
 
-from .packed_layer import LayerWeights, NoneInCopies, NormWeights, PackedLayer, WeightAndBias, joined, parameters
-from .packed_linear import int8_weight
+from .fused_layer import FusedLayer, LayerWeights, NoneInCopies, NormWeights, WeightAndBias, joined, parameters
+from .fused_linear import int8_weight
 
 logger = logging.get_logger(__name__)
 
 HIDDEN = -1e30  # added to the scores of padding; finite in bfloat16 too
-LARGEST_SCORES = 2**24  # numbers in the scores of a batch, 64 MB: packed layers need less memory for more
+LARGEST_SCORES = 2**24  # numbers in the scores of a batch, 64 MB: fused layers need less memory for more
 # OpenVINO keeps what it has compiled for each shape: 5000 operations by default, gigabytes after 2000 shapes
 CACHED_OPERATIONS = 256
 SETTINGS: dict[torch.dtype, dict[str, Any]] = {
@@ -90,7 +90,7 @@ class OpenVinoLayers(NoneInCopies):
     and no output but the last states.
     """
 
-    def __init__(self, layers: Sequence[PackedLayer], shapes: Collection[tuple[int, int]] = ()):
+    def __init__(self, layers: Sequence[FusedLayer], shapes: Collection[tuple[int, int]] = ()):
         self.layers, self.dtype, self.shapes = layers, layers[0].dtype, shapes
         self.heads, positions = layers[0].weights.heads, layers[0].positions
         self.saturation = 0 if positions is None else positions.saturation
@@ -159,7 +159,7 @@ def copy_of(request: Any, index: int) -> torch.Tensor:
 class GraphBuilder:
     """The graph of layers, from states [B, N, hidden], visible tokens [B, N] or [1, 1], and rows in use [2N]."""
 
-    def __init__(self, layers: Sequence[PackedLayer]):
+    def __init__(self, layers: Sequence[FusedLayer]):
         from openvino import opset13
 
         self.op, self.layers, self.dtype = opset13, layers, layers[0].dtype

@@ -6,7 +6,7 @@
     >>> model = hf_deberta.optimize(model, torch.int8)       # a quarter of the bits, if a small loss is acceptable
 
 The model keeps its class, parameters and saved files, and is used as before, under `torch.no_grad()`. Two runtimes can
-compute its layers, each from a copy of their weights: PyTorch with weights packed for the processor (packed_layer.py),
+compute its layers, each from a copy of their weights: PyTorch with weights laid out for the processor (fused_layer.py),
 and OpenVINO, if it is installed (`pip install openvino`), with a graph of all layers (openvino_layers.py). OpenVINO is
 faster for short texts, PyTorch for padded and long ones; a timing of a few seconds decides which batches each computes,
 so another computer may give slightly different numbers.
@@ -17,7 +17,7 @@ weights (to 7 bits without VNNI) and states to 8 bits, and OpenVINO only weights
 
 `model.train()` undoes it (in models of Transformers, the next forward pass in training mode), a second call starts anew
 with the present weights, and copies of the model are not prepared.
-Where prepared layers cannot be used (gradients, autocast, attention probabilities, hooks inside a layer,
+Where fused layers cannot be used (gradients, autocast, attention probabilities, hooks inside a layer,
 `reference_mode`, torch.compile), the plain ones compute, with a warning where the caller would not expect it. So
 they do when a weight has changed since: a merged adapter, a step of an optimizer, a loaded state. Not noticed are
 writes to a part of a weight that autograd does not count (through `weight.data[...]` or NumPy), and changed settings of
@@ -41,11 +41,11 @@ from hf_deberta.model.private_apis import has_onednn_bfloat16, has_onednn_linear
 from hf_deberta.model.relative_table import relative_table, table_modules
 
 from .choices import attention_dtype, warn_if_slower
+from .fused_layer import FusedLayer, LayerWeights, NormWeights
+from .fused_layers import FusedLayers
 from .in_tree_layers import is_in_tree_encoder, prepare_in_tree, use_in_tree
 from .openvino_layers import has_openvino
 from .optimized_model import OptimizedEmbeddings, OptimizedEncoder, OptimizedLayer
-from .packed_layer import LayerWeights, NormWeights, PackedLayer
-from .prepared_layers import PreparedLayers
 
 Model = TypeVar("Model", bound=nn.Module)
 OTHER_PLAIN_MODULES = (DebertaLayerNorm, nn.PReLU)  # their weights are not those of a layer that they wrap
@@ -100,10 +100,10 @@ def optimize(
     for encoder, layers in zip(encoders, prepared, strict=True):  # only now: one may be refused
         (use_in_ours if is_ours(encoder) else use_in_tree)(encoder, layers)
     for module in model.modules():
-        if isinstance(module, HfDebertaModel) and cast(Any, module.encoder).prepared_layers.uses_openvino:
+        if isinstance(module, HfDebertaModel) and cast(Any, module.encoder).fused_layers.uses_openvino:
             embeddings: Any = module.embeddings
             embeddings.__class__ = OptimizedEmbeddings
-            embeddings.of_encoder = module.encoder, module.encoder.prepared_layers
+            embeddings.of_encoder = module.encoder, module.encoder.fused_layers
     return model
 
 
@@ -135,23 +135,23 @@ def is_ours(module: nn.Module) -> bool:
     return isinstance(module, HfDebertaEncoder)
 
 
-def prepare_ours(encoder: Any, dtype: torch.dtype, dtype_of_attention: torch.dtype) -> PreparedLayers:
+def prepare_ours(encoder: Any, dtype: torch.dtype, dtype_of_attention: torch.dtype) -> FusedLayers:
     """Prepare each layer of an encoder of this package."""
     rows = encoder.whole_table()
     table = None if rows is None else relative_table(table_modules(encoder), rows, None)
     layers = [
-        PackedLayer(weights_of(layer, before), table, rows, dtype, dtype_of_attention)
+        FusedLayer(weights_of(layer, before), table, rows, dtype, dtype_of_attention)
         for before, layer in zip([None, *encoder.layer], encoder.layer, strict=False)
     ]
     inside = [module for layer in encoder.layer for module in list(layer.modules())[1:]]
-    return PreparedLayers(encoder, layers, inside)
+    return FusedLayers(encoder, layers, inside)
 
 
-def use_in_ours(encoder: Any, prepared: PreparedLayers) -> None:
-    """Let the prepared layers compute in place of the encoder's."""
-    encoder.__class__, encoder.prepared_layers = OptimizedEncoder, prepared
-    for layer, packed in zip(encoder.layer, prepared.layers, strict=True):
-        layer.__class__, layer.packed_layer = OptimizedLayer, packed
+def use_in_ours(encoder: Any, prepared: FusedLayers) -> None:
+    """Let the fused layers compute in place of the encoder's."""
+    encoder.__class__, encoder.fused_layers = OptimizedEncoder, prepared
+    for layer, fused in zip(encoder.layer, prepared.layers, strict=True):
+        layer.__class__, layer.fused_layer = OptimizedLayer, fused
 
 
 def weights_of(layer: HfDebertaLayer, before: HfDebertaLayer | None = None) -> LayerWeights:
@@ -181,7 +181,7 @@ def check_encoder(encoder: nn.Module) -> None:
             continue
         has_weight = hasattr(module, "weight")  # an adapter has the weight of the layer that it wraps
         plain = isinstance(module, OTHER_PLAIN_MODULES) or is_unmodified_module(module) or not has_weight
-        called = is_ours(encoder) and name.count(".") == 1  # a layer itself, which prepared layers do not bypass
+        called = is_ours(encoder) and name.count(".") == 1  # a layer itself, which fused layers do not bypass
         if not plain or (is_hooked_or_patched(module) and not called):
             raise ValueError(
                 f"{name} was hooked, patched or replaced; merge adapters and remove hooks before optimize()"

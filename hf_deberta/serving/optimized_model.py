@@ -1,7 +1,7 @@
 """The classes that a model's encoder, layers and embeddings have after `hf_deberta.optimize()`.
 
-They compute with the prepared layers in inference, and otherwise as the classes that they are made from, to which
-`model.train()` changes them back. Copies and pickles have these classes too, and no prepared layers.
+They compute with the fused layers in inference, and otherwise as the classes that they are made from, to which
+`model.train()` changes them back. Copies and pickles have these classes too, and no fused layers.
 """
 
 from dataclasses import dataclass, fields
@@ -30,8 +30,8 @@ MAX_NUMEL_SHORT_TEXT = 8 * MAX_NUMEL_SINGLE_THREAD  # the states of at most 256 
 
 
 @dataclass(frozen=True)
-class PreparedLayout(BatchLayout):
-    """The metadata of a forward pass that prepared layers compute."""
+class FusedLayout(BatchLayout):
+    """The metadata of a forward pass that fused layers compute."""
 
 
 class UndoneByTraining(nn.Module):
@@ -40,17 +40,17 @@ class UndoneByTraining(nn.Module):
     def train(self, mode: bool = True) -> Any:
         if not mode:
             return super().train(mode)
-        for name in ("prepared_layers", "packed_layer", "of_encoder"):
+        for name in ("fused_layers", "fused_layer", "of_encoder"):
             vars(self).pop(name, None)
         self.__class__ = type(self).__bases__[1]
         return self.train(mode)
 
 
 class OptimizedEncoder(UndoneByTraining, HfDebertaEncoder):
-    prepared_layers: Any = None  # PreparedLayers
+    fused_layers: Any = None  # FusedLayers
 
     def shared_by_layers(self, states: torch.Tensor, layout: BatchLayout) -> BatchLayout:
-        if self.prepared_layers is None or not self.prepared_layers.is_usable(self, states):
+        if self.fused_layers is None or not self.fused_layers.is_usable(self, states):
             return super().shared_by_layers(states, layout)
         if layout.cache is not None:
             logger.warning_once(
@@ -58,7 +58,7 @@ class OptimizedEncoder(UndoneByTraining, HfDebertaEncoder):
             )
             return super().shared_by_layers(states, layout)
         values = {field.name: getattr(layout, field.name) for field in fields(layout)}
-        return PreparedLayout(**{**values, "relative_rows": self.whole_table()})
+        return FusedLayout(**{**values, "relative_rows": self.whole_table()})
 
     def forward(
         self,
@@ -70,7 +70,7 @@ class OptimizedEncoder(UndoneByTraining, HfDebertaEncoder):
         query_positions: torch.Tensor | None = None,  # [B, Q]
     ) -> BaseModelOutput:
         """The output of all layers, as `HfDebertaEncoder.forward` describes it."""
-        if output_attentions or not isinstance(layout, PreparedLayout):
+        if output_attentions or not isinstance(layout, FusedLayout):
             rest = (output_attentions, output_hidden_states, skip_last, query_positions)
             return super().forward(hidden_states, layout, *rest)
         layers, backend = len(self.layer), str(self.config._attn_implementation)
@@ -78,7 +78,7 @@ class OptimizedEncoder(UndoneByTraining, HfDebertaEncoder):
         ends = layers - 1 if skip_last else layers
         last_layer_for_all_tokens = query_positions is None or layers in kept or (layers == 1 and self.conv is not None)
         states: list[torch.Tensor | None] = [hidden_states]
-        states += self.prepared_layers.first_layers(
+        states += self.fused_layers.first_layers(
             hidden_states, layout, ends if last_layer_for_all_tokens or skip_last else layers - 1, kept, backend
         )
         for i in range(len(states) - 1, ends):
@@ -98,7 +98,7 @@ class OptimizedEncoder(UndoneByTraining, HfDebertaEncoder):
 
 
 class OptimizedLayer(UndoneByTraining, HfDebertaLayer):
-    packed_layer: Any = None  # PackedLayer
+    fused_layer: Any = None  # FusedLayer
 
     def forward(
         self,
@@ -110,11 +110,11 @@ class OptimizedLayer(UndoneByTraining, HfDebertaLayer):
         **options: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """New states of the queries, which `HfDebertaLayer.forward` describes."""
-        if output_attentions or not isinstance(layout, PreparedLayout):
+        if output_attentions or not isinstance(layout, FusedLayout):
             options["output_attentions"] = output_attentions
             return super().forward(hidden_states, relative_table, layout, *queries, **options)
         backend = self.attention.self.backend(output_attentions)
-        return self.packed_layer(hidden_states, layout, *queries, backend=backend, **options), None
+        return self.fused_layer(hidden_states, layout, *queries, backend=backend, **options), None
 
 
 class OptimizedEmbeddings(UndoneByTraining, HfDebertaEmbeddings):
@@ -123,7 +123,7 @@ class OptimizedEmbeddings(UndoneByTraining, HfDebertaEmbeddings):
     PyTorch's threads, once woken, keep cores from OpenVINO's for 2 to 5 ms (docs/log.md).
     """
 
-    of_encoder: tuple[nn.Module, Any] | None = None  # the encoder and its PreparedLayers, None in copies
+    of_encoder: tuple[nn.Module, Any] | None = None  # the encoder and its FusedLayers, None in copies
 
     def embed(
         self,
@@ -153,5 +153,5 @@ class OptimizedEmbeddings(UndoneByTraining, HfDebertaEmbeddings):
 
     def can_split(self) -> bool:
         """True if OpenVINO may compute the layers of this pass."""
-        encoder, prepared = self.of_encoder or (None, None)
-        return prepared is not None and prepared.is_usable(encoder, self.word_embeddings.weight)
+        encoder, fused = self.of_encoder or (None, None)
+        return fused is not None and fused.is_usable(encoder, self.word_embeddings.weight)

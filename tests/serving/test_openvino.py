@@ -16,10 +16,10 @@ from test_optimize import CHANGES, DTYPES, HEADS, TOLERANCE, difference, make_in
 
 import hf_deberta
 from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder, HfDebertaLayer
-from hf_deberta.serving import choices, openvino_layers, prepared_layers
+from hf_deberta.serving import choices, fused_layers, openvino_layers
+from hf_deberta.serving.fused_layer import FusedLayer
 from hf_deberta.serving.openvino_layers import OpenVinoLayers
 from hf_deberta.serving.optimized_model import OptimizedEmbeddings
-from hf_deberta.serving.packed_layer import PackedLayer
 
 pytest.importorskip("openvino")
 optimize_module = importlib.import_module("hf_deberta.serving.optimize")  # the name is a function in the package
@@ -49,10 +49,10 @@ def test_hidden_states_are_the_same(preset, case, dtype):
     model, inputs = make_model(preset=preset), make_inputs(case)
     model.config.unpad_inputs = case != "padded"
     expected = outputs(model, inputs)
-    with count_calls(OpenVinoLayers) as calls, count_calls(PackedLayer) as packed_calls:
+    with count_calls(OpenVinoLayers) as calls, count_calls(FusedLayer) as fused_calls:
         result = outputs(optimized(model, dtype), inputs)
     computed = case in (*WHOLE_TEXTS, "padded")
-    assert (calls.call_count, packed_calls.call_count) == ((2, 0) if computed else (0, 3))
+    assert (calls.call_count, fused_calls.call_count) == ((2, 0) if computed else (0, 3))
     mask = inputs.get("attention_mask", torch.ones(1))
     real = mask.bool() if mask.dim() == 2 else ...  # LayerNorm makes noise large in states of padding
     assert difference(result[real], expected[real]) < TOLERANCE[dtype]
@@ -61,13 +61,13 @@ def test_hidden_states_are_the_same(preset, case, dtype):
 @pytest.mark.parametrize("model_class", HEADS, ids=lambda model_class: model_class.__name__)
 @pytest.mark.parametrize("case", ["equal", "padded on the left"])
 def test_heads_give_the_same(model_class, case):
-    """Heads that need some states of the last layer leave it to a packed layer."""
+    """Heads that need some states of the last layer leave it to a fused layer."""
     model, inputs = make_model(model_class), make_inputs(case)
     expected = outputs(model, inputs)
-    with count_calls(OpenVinoLayers) as calls, count_calls(PackedLayer) as packed_calls:
+    with count_calls(OpenVinoLayers) as calls, count_calls(FusedLayer) as fused_calls:
         result = outputs(optimized(model), inputs)
     causal = model_class is hf_deberta.HfDebertaForCausalLM
-    assert (calls.call_count, packed_calls.call_count) in ([(0, 3)] if causal else [(2, 0), (1, 1)])
+    assert (calls.call_count, fused_calls.call_count) in ([(0, 3)] if causal else [(2, 0), (1, 1)])
     assert difference(result, expected) < TOLERANCE[torch.float32]
 
 
@@ -148,7 +148,7 @@ def test_training_undoes_it():
 def test_threads_are_pinned_only_to_as_many_cores(cores, pinned, monkeypatch):
     """Pinned threads of several processes would share cores."""
     monkeypatch.setattr(openvino_layers, "available_cores", lambda: cores)
-    layers = optimized(make_model()).encoder.prepared_layers.last
+    layers = optimized(make_model()).encoder.fused_layers.last
     with mock.patch.object(openvino_layers, "openvino_core") as core:
         layers.compile(2, None)
     assert core.return_value.compile_model.call_args.args[2]["ENABLE_CPU_PINNING"] is pinned
@@ -177,7 +177,7 @@ os.kill(os.getpid(), signal.SIGUSR1)
 """
 
 
-def test_large_batches_need_less_memory_in_packed_layers(monkeypatch):
+def test_large_batches_need_less_memory_in_fused_layers(monkeypatch):
     model, inputs = optimized(make_model()), make_inputs("equal")
     expected = outputs(model, inputs)
     monkeypatch.setattr(openvino_layers, "LARGEST_SCORES", 4 * 4 * 37**2 - 1)
@@ -195,9 +195,9 @@ def test_few_compiled_operations_are_kept(monkeypatch):
     assert [each["CPU_RUNTIME_CACHE_CAPACITY"] for each in settings] == [256, 256]
 
 
-def test_packed_weights_are_made_when_they_are_used():
+def test_fused_weights_are_made_when_they_are_used():
     model = optimized(make_model())
-    layers = model.encoder.prepared_layers.layers
+    layers = model.encoder.fused_layers.layers
     outputs(model, make_inputs("equal"))
     assert not any("output" in vars(layer) for layer in layers)
     outputs(model, make_inputs("structured"))
@@ -211,14 +211,14 @@ def test_packed_weights_are_made_when_they_are_used():
 def test_the_faster_runtime_is_chosen(faster, most, monkeypatch):
     answers = iter(faster)
     monkeypatch.setattr(choices, "openvino_is_faster", lambda *_: next(answers))
-    prepared = hf_deberta.optimize(make_model()).encoder.prepared_layers
-    assert prepared.most_tokens == most
-    assert all(("output" in vars(layer)) == (most != choices.ALL) for layer in prepared.layers)
+    fused = hf_deberta.optimize(make_model()).encoder.fused_layers
+    assert fused.most_tokens == most
+    assert all(("output" in vars(layer)) == (most != choices.ALL) for layer in fused.layers)
 
 
 def test_tokens_decide_between_runtimes(monkeypatch):
     model = optimized(make_model())
-    model.encoder.prepared_layers.most_tokens = 4 * 37
+    model.encoder.fused_layers.most_tokens = 4 * 37
     with count_calls(OpenVinoLayers) as calls:
         outputs(model, make_inputs("equal"))
         outputs(model, make_inputs("long"))
@@ -228,8 +228,8 @@ def test_tokens_decide_between_runtimes(monkeypatch):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_timing_gives_a_choice(dtype):
     """Not which one: that depends on the processor."""
-    prepared = hf_deberta.optimize(make_model(), dtype).encoder.prepared_layers
-    assert prepared.most_tokens in (0, 64, 256, choices.ALL)
+    fused = hf_deberta.optimize(make_model(), dtype).encoder.fused_layers
+    assert fused.most_tokens in (0, 64, 256, choices.ALL)
 
 
 def test_median_of_the_turns_decides(monkeypatch):
@@ -252,7 +252,7 @@ def test_no_turn_begins_after_the_limit(monkeypatch):
 @pytest.mark.parametrize(("ratio", "answer"), [(1.04, True), (1.06, False)])
 def test_openvino_may_be_a_little_slower(ratio, answer, monkeypatch):
     monkeypatch.setattr(choices, "time_ratio", lambda *_: ratio)
-    assert choices.openvino_is_faster(optimized(make_model()).encoder.prepared_layers.last, (1, 32)) is answer
+    assert choices.openvino_is_faster(optimized(make_model()).encoder.fused_layers.last, (1, 32)) is answer
 
 
 def test_torch_can_be_asked_for():
@@ -263,7 +263,7 @@ def test_torch_can_be_asked_for():
 
 
 def test_without_openvino(monkeypatch):
-    monkeypatch.setattr(prepared_layers, "has_openvino", lambda: False)
+    monkeypatch.setattr(fused_layers, "has_openvino", lambda: False)
     monkeypatch.setattr("hf_deberta.serving.optimize.has_openvino", lambda: False)
     model, inputs = make_model(), make_inputs("equal")
     expected = outputs(model, inputs)
@@ -288,7 +288,7 @@ def test_other_layers_are_for_torch(settings):
     model = make_model(**settings)
     with pytest.raises(ValueError, match="use runtime='torch'"):
         optimized(model)
-    assert hf_deberta.optimize(model).encoder.prepared_layers.last is None
+    assert hf_deberta.optimize(model).encoder.fused_layers.last is None
 
 
 def test_unknown_runtimes_are_refused():
@@ -352,7 +352,7 @@ def test_shapes_have_graphs_of_their_own(model_class, dtype):
     for batch, states in zip(batches, expected, strict=True):
         real = batch["attention_mask"].bool() if "attention_mask" in batch and states.dim() == 3 else ...
         assert difference(outputs(model, batch)[real], states[real]) < TOLERANCE[dtype]
-    layers = model.base_model.encoder.prepared_layers
+    layers = model.base_model.encoder.fused_layers
     requests = (layers.all_layers if model is model.base_model else layers.all_but_last).requests
     assert requests.keys() >= {(2, 9), (2, 5)} and layers.last.requests.keys() <= {None}
 
@@ -365,7 +365,7 @@ def test_hidden_states_of_a_shape(indices, graphs):
     with torch.no_grad():
         expected = model(**inputs).hidden_states
         result = hf_deberta.optimize(model, runtime="openvino", shapes=[(2, 9)])(**inputs).hidden_states
-    layers = model.encoder.prepared_layers
+    layers = model.encoder.fused_layers
     assert layers.all_layers.requests.keys() == graphs
     assert layers.all_but_last.requests.keys() == ({None} if indices == [0, 1] else set())
     assert [i for i, states in enumerate(result) if states is not None] == indices
@@ -373,7 +373,7 @@ def test_hidden_states_of_a_shape(indices, graphs):
 
 
 def test_openvino_computes_shapes_that_are_slower_otherwise(monkeypatch):
-    monkeypatch.setattr(prepared_layers, "most_tokens_of_openvino", lambda *layers: 0)
+    monkeypatch.setattr(fused_layers, "most_tokens_of_openvino", lambda *layers: 0)
     model = hf_deberta.optimize(make_model(), shapes=[[1, 6]])
     for tokens, calls_expected in ((6, 1), (7, 0)):
         with count_calls(OpenVinoLayers) as calls:

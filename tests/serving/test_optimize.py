@@ -13,11 +13,11 @@ from torch import nn
 
 import hf_deberta
 from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder, HfDebertaLayer
-from hf_deberta.serving import choices, packed_linear, prepared_layers
+from hf_deberta.serving import choices, fused_layers, fused_linear
 from hf_deberta.serving import optimize as optimize_file
-from hf_deberta.serving.packed_attention import LONGEST_IN_ONE_PRODUCT, PackedAttention
-from hf_deberta.serving.packed_layer import NormWeights, PackedLayer
-from hf_deberta.serving.packed_linear import PackedLinear
+from hf_deberta.serving.fused_attention import LONGEST_IN_ONE_PRODUCT, FusedAttention
+from hf_deberta.serving.fused_layer import FusedLayer, NormWeights
+from hf_deberta.serving.fused_linear import FusedLinear
 
 SMALL = {
     "hidden_size": 48,
@@ -47,9 +47,9 @@ DTYPES = [torch.float32, BFLOAT16, torch.int8]
 
 @pytest.fixture(autouse=True)
 def seeded(monkeypatch):
-    """Seeds, and packed layers for all batches; tests/serving/test_openvino.py has the other runtime."""
+    """Seeds, and fused layers for all batches; tests/serving/test_openvino.py has the other runtime."""
     torch.manual_seed(0)
-    monkeypatch.setattr(prepared_layers, "most_tokens_of_openvino", lambda *_: 0)
+    monkeypatch.setattr(fused_layers, "most_tokens_of_openvino", lambda *_: 0)
     yield
     hf_deberta.disable()
 
@@ -98,7 +98,7 @@ def test_hidden_states_are_the_same(preset, case, dtype):
 def test_heads_give_the_same(model_class, case):
     model, inputs = make_model(model_class), make_inputs(case)
     expected = outputs(model, inputs)
-    with mock.patch.object(PackedLayer, "__call__", autospec=True, side_effect=PackedLayer.__call__) as calls:
+    with mock.patch.object(FusedLayer, "__call__", autospec=True, side_effect=FusedLayer.__call__) as calls:
         result = outputs(hf_deberta.optimize(model), inputs)
     assert calls.call_count == 3
     assert difference(result, expected) < TOLERANCE[torch.float32]
@@ -136,16 +136,16 @@ def test_tables_grow_with_the_longest_text_and_serve_shorter_ones():
     hf_deberta.optimize(model)
     for inputs, states in zip(cases, expected, strict=True):
         assert difference(outputs(model, inputs), states) < TOLERANCE[torch.float32]
-    attention = model.encoder.layer[0].packed_layer.attention
+    attention = model.encoder.layer[0].fused_layer.attention
     assert attention.tables.shape[2] == 2 * LONGEST_IN_ONE_PRODUCT[torch.float32] + 1
 
 
 def test_many_documents_are_computed_in_parts(monkeypatch):
     model, inputs = make_model(), make_inputs("padded on the left")
     expected = outputs(model, inputs)
-    monkeypatch.setattr("hf_deberta.serving.packed_attention.LARGEST_PRODUCT", 1)
+    monkeypatch.setattr("hf_deberta.serving.fused_attention.LARGEST_PRODUCT", 1)
     with mock.patch.object(
-        PackedAttention, "attend_short", autospec=True, side_effect=PackedAttention.attend_short
+        FusedAttention, "attend_short", autospec=True, side_effect=FusedAttention.attend_short
     ) as calls:
         result = outputs(hf_deberta.optimize(model), inputs)
     assert calls.call_count == 3 * 4  # layers, rows
@@ -156,13 +156,13 @@ def test_many_documents_are_computed_in_parts(monkeypatch):
 def test_feed_forward_networks_in_blocks(dtype, monkeypatch):
     model, inputs = hf_deberta.optimize(make_model(), dtype), make_inputs("equal")
     expected = outputs(model, inputs)
-    monkeypatch.setattr("hf_deberta.serving.packed_layer.FEED_FORWARD_ROWS", 64)
+    monkeypatch.setattr("hf_deberta.serving.fused_layer.FEED_FORWARD_ROWS", 64)
     assert difference(outputs(model, inputs), expected) < TOLERANCE[dtype] / 2
 
 
 def test_four_products_per_layer():
     model, inputs = hf_deberta.optimize(make_model()), make_inputs("equal")
-    kind = type(model.encoder.layer[0].packed_layer.output)
+    kind = type(model.encoder.layer[0].fused_layer.output)
     with mock.patch.object(kind, "__call__", autospec=True, side_effect=kind.__call__) as calls:
         outputs(model, inputs)
     assert calls.call_count == 4 * 3
@@ -181,8 +181,8 @@ def test_parameters_and_files_are_untouched(tmp_path):
 
 def test_a_copy_leaves_the_model_alone():
     model = make_model().train()
-    prepared = hf_deberta.optimize(model, inplace=False)
-    assert prepared.encoder.prepared_layers is not None and not prepared.training
+    optimized = hf_deberta.optimize(model, inplace=False)
+    assert optimized.encoder.fused_layers is not None and not optimized.training
     assert type(model.encoder) is HfDebertaEncoder and model.training
 
 
@@ -191,7 +191,7 @@ def test_copies_and_pickles_are_not_prepared(duplicate):
     model, inputs = make_model(), make_inputs("equal")
     expected = outputs(model, inputs)
     twin = duplicate(hf_deberta.optimize(model, torch.int8))
-    assert twin.encoder.prepared_layers is None
+    assert twin.encoder.fused_layers is None
     assert torch.equal(outputs(twin, inputs), expected)
 
 
@@ -321,7 +321,7 @@ CHANGES = [
 @pytest.mark.parametrize("change", CHANGES)
 def test_changes_are_noticed(change, monkeypatch):
     model, inputs, warnings = make_model(), make_inputs("equal"), []
-    monkeypatch.setattr(prepared_layers.logger, "warning_once", warnings.append)
+    monkeypatch.setattr(fused_layers.logger, "warning_once", warnings.append)
     hf_deberta.optimize(model)
     change(model)
     expected = outputs(copy.deepcopy(model), inputs)
@@ -394,10 +394,10 @@ def test_a_hooked_layer_is_called():
 
 
 def test_tables_that_another_thread_replaces():
-    attention = hf_deberta.optimize(make_model()).encoder.layer[0].packed_layer.attention
+    attention = hf_deberta.optimize(make_model()).encoder.layer[0].fused_layer.attention
     short = attention.laid_out_tables(64)
 
-    class Raced(PackedAttention):
+    class Raced(FusedAttention):
         def __setattr__(self, name, value):
             super().__setattr__(name, short if name == "tables" else value)
 
@@ -482,7 +482,7 @@ def test_in_tree_models(version, dtype):
     real = inputs["attention_mask"].bool()
     expected = outputs(model, inputs)[real]
     hf_deberta.optimize(model, dtype)
-    with mock.patch.object(PackedLayer, "__call__", autospec=True, side_effect=PackedLayer.__call__) as calls:
+    with mock.patch.object(FusedLayer, "__call__", autospec=True, side_effect=FusedLayer.__call__) as calls:
         result = outputs(model, inputs)[real]
     assert calls.call_count == 3
     assert 0 < difference(result, expected) < TOLERANCE[dtype]
@@ -524,9 +524,9 @@ def test_processors_without_bfloat16_and_vnni(monkeypatch):
     monkeypatch.setattr(optimize_file, "has_onednn_bfloat16", lambda: False)
     with pytest.raises(RuntimeError, match="no products in bfloat16; take torch.float32 or torch.int8"):
         hf_deberta.optimize(make_model(), torch.bfloat16)
-    monkeypatch.setattr(packed_linear, "onednn_int8_linear", lambda *_: torch.tensor([[64 * 32767 / 2]]))
-    assert packed_linear.weight_levels.__wrapped__() == 64
-    integers, scale = packed_linear.int8_weight(torch.tensor([[-2.0, 1.0]]), 64)
+    monkeypatch.setattr(fused_linear, "onednn_int8_linear", lambda *_: torch.tensor([[64 * 32767 / 2]]))
+    assert fused_linear.weight_levels.__wrapped__() == 64
+    integers, scale = fused_linear.int8_weight(torch.tensor([[-2.0, 1.0]]), 64)
     assert integers.tolist() == [[-64, 32]] and scale.item() == 1 / 32
 
 
@@ -535,7 +535,7 @@ def test_int8_of_the_largest_numbers():
     layer, states = nn.Linear(64, 24, bias=False), torch.ones(2, 64)
     with torch.no_grad():
         layer.weight.fill_(1.0)
-        result = PackedLinear.from_weight(layer.weight, None, torch.int8, lowest=-0.17)(states)
+        result = FusedLinear.from_weight(layer.weight, None, torch.int8, lowest=-0.17)(states)
     assert (result - 64).abs().max() < 0.5
 
 
@@ -552,21 +552,21 @@ def test_slow_types_are_reported(monkeypatch):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("gelu", [False, True])
 @pytest.mark.parametrize("rows", [1, 8, 33])
-def test_packed_linear(dtype, gelu, rows):
+def test_fused_linear(dtype, gelu, rows):
     layer, states = nn.Linear(40, 24), torch.randn(rows, 40)
-    packed = PackedLinear.from_weight(layer.weight, layer.bias, dtype, gelu)
+    linear = FusedLinear.from_weight(layer.weight, layer.bias, dtype, gelu)
     with torch.no_grad():
         expected = layer(states)
-        result = packed(states).float()
+        result = linear(states).float()
     assert difference(result, nn.functional.gelu(expected) if gelu else expected) < TOLERANCE[dtype] / 10 + 1e-6
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_packed_linear_with_a_residual(dtype):
+def test_fused_linear_with_a_residual(dtype):
     layer, states, residual = nn.Linear(40, 24), torch.randn(8, 40), torch.randn(8, 24)
     before = residual.clone()
     with torch.no_grad():
-        result = PackedLinear.from_weight(layer.weight, layer.bias, dtype)(states, residual)
+        result = FusedLinear.from_weight(layer.weight, layer.bias, dtype)(states, residual)
         expected = layer(states) + residual
     assert result.dtype == torch.float32 and torch.equal(residual, before)
     assert difference(result, expected) < TOLERANCE[dtype] / 10 + 1e-6
@@ -584,9 +584,9 @@ def test_int8_by_row(bias, lowest, residual):
         states = nn.functional.gelu(states)
     other = torch.randn(9, 24) if residual else None
     with torch.no_grad():
-        packed = PackedLinear.from_weight(layer.weight, layer.bias, torch.int8, lowest=lowest)
+        linear = FusedLinear.from_weight(layer.weight, layer.bias, torch.int8, lowest=lowest)
         expected = layer(states) + (0 if other is None else other)
-        error = (packed(states, other) - expected).abs().amax(1)
+        error = (linear(states, other) - expected).abs().amax(1)
     assert error[3] < 15 and error[[0, 1, 2, 4, 5, 6, 7, 8]].max() < 0.03
 
 
@@ -595,8 +595,8 @@ def test_int8_of_constant_and_of_negative_states(case):
     states = {"zero": torch.zeros(8, 40), "constant": torch.full((8, 40), 3.0), "negative": -torch.rand(8, 40)}[case]
     layer = nn.Linear(40, 24)
     with torch.no_grad():
-        result = PackedLinear.from_weight(layer.weight, layer.bias, torch.int8)(states)
-        assert (result - layer(states)).abs().max() < 0.03 * packed_linear.INT8_LEVELS / packed_linear.weight_levels()
+        result = FusedLinear.from_weight(layer.weight, layer.bias, torch.int8)(states)
+        assert (result - layer(states)).abs().max() < 0.03 * fused_linear.INT8_LEVELS / fused_linear.weight_levels()
 
 
 def test_int8_of_inputs_that_are_always_large():
@@ -609,6 +609,6 @@ def test_int8_of_inputs_that_are_always_large():
         states = norm(torch.randn(9, 256))
         expected = layer(states)
         sizes = NormWeights.from_module(norm).sizes()
-        plain, scaled = (PackedLinear.from_weight(layer.weight, layer.bias, torch.int8, sizes=x) for x in (None, sizes))
+        plain, scaled = (FusedLinear.from_weight(layer.weight, layer.bias, torch.int8, sizes=x) for x in (None, sizes))
         assert (scaled(states) - expected).abs().max() < 0.1 * (plain(states) - expected).abs().max()
         torch.testing.assert_close(sizes[[0, 5]], torch.tensor([100.0, 1.0]))

@@ -3,11 +3,11 @@
 Legend: B batch, N tokens, Q queries, M = B N rows, H heads, d head size.
 
 Against the plain layer: query, key and value are one product; GELU, bias and residual belong to the products; weights
-are packed (packed_linear.py); the projected position tables are constants, laid out by distance once.
+are laid out for oneDNN (fused_linear.py); the projected position tables are constants, laid out by distance once.
 
     weights = weights_of(layer)                      # optimize.py; for in-tree layers in_tree_layers.py
-    packed = PackedLayer(weights, relative_table, rows, torch.float32, torch.float32)
-    states = packed(hidden_states, layout)          # [B, N, hidden]
+    layer = FusedLayer(weights, relative_table, rows, torch.float32, torch.float32)
+    states = layer(hidden_states, layout)          # [B, N, hidden]
 """
 
 from collections.abc import Callable
@@ -23,8 +23,8 @@ from hf_deberta.model.dense import pad_rows
 from hf_deberta.model.relative_position import RelativePositions, RowsInUse
 from hf_deberta.model.relative_table import TableProjection, relative_positions
 
-from .packed_attention import PackedAttention, as_rows
-from .packed_linear import PackedLinear
+from .fused_attention import FusedAttention, as_rows
+from .fused_linear import FusedLinear
 
 FEED_FORWARD_ROWS = 256  # whose inner states fit into a cache; in float32 products take so long that it does not matter
 LOWEST_GELU = -0.17  # GELU is nowhere below
@@ -80,13 +80,13 @@ class NormWeights(NamedTuple):
 
 
 class NoneInCopies:
-    """An object that is None in copies and pickles of the model that holds it: packed weights cannot be copied."""
+    """An object that is None in copies and pickles of the model that holds it: oneDNN weights cannot be copied."""
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return type(None), ()
 
 
-class PackedLayer(NoneInCopies):
+class FusedLayer(NoneInCopies):
     """One encoder layer; with `query_states`, one enhanced-mask-decoder layer."""
 
     def __init__(
@@ -100,51 +100,51 @@ class PackedLayer(NoneInCopies):
         self.weights, self.dtype = weights, dtype
         self.positions = constant_positions(weights.table_projection, relative_table, rows)
         head_size = weights.query[0].shape[0] // weights.heads
-        self.attention = PackedAttention(self.positions, weights.heads, head_size, attention_dtype)
+        self.attention = FusedAttention(self.positions, weights.heads, head_size, attention_dtype)
         self.has_gelu = is_gelu(weights.activation)
 
-    # packed when first used: where OpenVINO computes the layer (openvino_layers.py), this may be never
+    # fused when first used: where OpenVINO computes the layer (openvino_layers.py), this may be never
 
     @cached_property
-    def query_key_value(self) -> PackedLinear:
+    def query_key_value(self) -> FusedLinear:
         projections = joined(self.weights.scaled_query(), self.weights.key, self.weights.value)
-        return self.pack(*projections, sizes=self.input_sizes())
+        return self.fuse(*projections, sizes=self.input_sizes())
 
     @cached_property
-    def query(self) -> PackedLinear:
+    def query(self) -> FusedLinear:
         """For subsets of queries."""
-        return self.pack(*self.weights.scaled_query())
+        return self.fuse(*self.weights.scaled_query())
 
     @cached_property
-    def key_value(self) -> PackedLinear:
-        return self.pack(*joined(self.weights.key, self.weights.value), sizes=self.input_sizes())
+    def key_value(self) -> FusedLinear:
+        return self.fuse(*joined(self.weights.key, self.weights.value), sizes=self.input_sizes())
 
     @cached_property
-    def attention_output(self) -> PackedLinear:
-        return self.pack(*parameters(self.weights.attention_output))
+    def attention_output(self) -> FusedLinear:
+        return self.fuse(*parameters(self.weights.attention_output))
 
     @cached_property
-    def intermediate(self) -> PackedLinear:
+    def intermediate(self) -> FusedLinear:
         sizes = self.weights.attention_norm.sizes()
-        return self.pack(*parameters(self.weights.intermediate), with_gelu=self.has_gelu, sizes=sizes)
+        return self.fuse(*parameters(self.weights.intermediate), with_gelu=self.has_gelu, sizes=sizes)
 
     @cached_property
-    def output(self) -> PackedLinear:
-        return self.pack(*parameters(self.weights.output), lowest=LOWEST_GELU if self.has_gelu else None)
+    def output(self) -> FusedLinear:
+        return self.fuse(*parameters(self.weights.output), lowest=LOWEST_GELU if self.has_gelu else None)
 
     def input_sizes(self) -> torch.Tensor | None:
         return None if self.weights.input_norm is None else self.weights.input_norm.sizes()
 
-    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None, **options: Any) -> PackedLinear:
-        return PackedLinear.from_weight(weight, bias, self.dtype, **options)
+    def fuse(self, weight: torch.Tensor, bias: torch.Tensor | None, **options: Any) -> FusedLinear:
+        return FusedLinear.from_weight(weight, bias, self.dtype, **options)
 
-    def pack_all(self) -> None:
-        """Pack the products of whole texts."""
+    def fuse_all(self) -> None:
+        """Fuse the products of whole texts."""
         for product in PRODUCTS:
             getattr(self, product)
 
     def free(self) -> None:
-        """Drop packed weights, until they are used."""
+        """Drop fused weights, until they are used."""
         for product in (*PRODUCTS, *PRODUCTS_OF_SUBSETS):
             vars(self).pop(product, None)
 

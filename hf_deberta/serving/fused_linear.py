@@ -1,10 +1,10 @@
-"""A linear layer prepared for inference on this processor: its weight is packed once, in the order oneDNN reads it.
+"""A linear layer prepared for inference on this processor: its weight is laid out once as oneDNN reads it.
 
 Legend: M rows of states, K inputs, N outputs.
 
-    packed = PackedLinear.from_weight(linear.weight, linear.bias, torch.bfloat16, with_gelu=True)
-    packed(states)                 # gelu(states @ weight^T + bias), [M, N]
-    packed(states, residual)       # states @ weight^T + bias + residual, [M, N]
+    linear = FusedLinear.from_weight(linear.weight, linear.bias, torch.bfloat16, with_gelu=True)
+    linear(states)                 # gelu(states @ weight^T + bias), [M, N]
+    linear(states, residual)       # states @ weight^T + bias + residual, [M, N]
 
 Products of few rows spend most of their time reading the weight, so a weight in the right order, or of fewer bits, is
 what makes short texts fast. Three kinds, by the type of their factors; sums are in float32 in all of them:
@@ -40,7 +40,7 @@ SMALLEST_SIZE = 1e-6  # of an input
 SMALLEST = 1e-30  # of a row's largest number, so that a row of zeros has a scale
 
 
-class PackedLinear(ABC):
+class FusedLinear(ABC):
     """`act(states @ weight^T + bias)`, or with a residual added to it."""
 
     @staticmethod
@@ -51,8 +51,8 @@ class PackedLinear(ABC):
         with_gelu: bool = False,
         lowest: float | None = None,
         sizes: torch.Tensor | None = None,
-    ) -> "PackedLinear":
-        """The prepared layer whose products have factors of `dtype`: float32, bfloat16 or int8.
+    ) -> "FusedLinear":
+        """The layer whose products have factors of `dtype`: float32, bfloat16 or int8.
 
         For int8, `lowest` is a bound of all states, if there is one near zero: there are no levels for numbers below
         it. Or `sizes` [K] are the usual sizes of the inputs.
@@ -69,34 +69,34 @@ class PackedLinear(ABC):
         """[M, K] to [M, N]; `residual` is float32 [M, N], and only for layers without GELU."""
 
 
-class _Packed(PackedLinear):
+class _Fused(FusedLinear):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, with_gelu: bool):
         self.bias = bias
         self.activation = "gelu" if with_gelu else "none"
 
 
-class _Float32Linear(_Packed):
+class _Float32Linear(_Fused):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, with_gelu: bool):
         super().__init__(weight, bias, with_gelu)
-        self.packed = pack_weight(weight)
+        self.onednn_weight = pack_weight(weight)
 
     def __call__(self, states: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         if residual is not None:
-            return onednn_linear_with_sum(states.float(), residual, self.packed, self.bias)
-        return onednn_linear(states.float(), self.packed, self.bias, self.activation)
+            return onednn_linear_with_sum(states.float(), residual, self.onednn_weight, self.bias)
+        return onednn_linear(states.float(), self.onednn_weight, self.bias, self.activation)
 
 
-class _BFloat16Linear(_Packed):
+class _BFloat16Linear(_Fused):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, with_gelu: bool):
         super().__init__(weight, None if bias is None else bias.bfloat16(), with_gelu)
-        self.packed = pack_weight(weight.bfloat16())
+        self.onednn_weight = pack_weight(weight.bfloat16())
 
     def __call__(self, states: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        product = onednn_linear(states.bfloat16(), self.packed, self.bias, self.activation)
+        product = onednn_linear(states.bfloat16(), self.onednn_weight, self.bias, self.activation)
         return product if residual is None else residual + product
 
 
-class _Int8Linear(_Packed):
+class _Int8Linear(_Fused):
     """One scale for each row of states; the offset is the same for all."""
 
     def __init__(
@@ -113,7 +113,7 @@ class _Int8Linear(_Packed):
         weight = weight if self.factors is None else weight / self.factors
         integers, self.scale = int8_weight(weight, weight_levels())
         self.zero_points = torch.zeros(len(weight), dtype=torch.int64)
-        self.packed = pack_int8_weight(integers)
+        self.onednn_weight = pack_int8_weight(integers)
         self.summand = weight.new_zeros(len(weight)) if bias is None else bias  # [N]
         if lowest is not None:  # states - lowest are multiplied, so lowest times the sums of the weights is missing
             self.summand = self.summand + lowest * self.multiply(weight.new_ones(1, weight.shape[1]).byte(), 0)[0]
@@ -128,7 +128,7 @@ class _Int8Linear(_Packed):
 
     def multiply(self, integers: torch.Tensor, offset: int) -> torch.Tensor:
         """(integers - offset) @ weight^T, [M, N] of float32."""
-        return onednn_int8_linear(integers, offset, self.packed, self.scale, self.zero_points)
+        return onednn_int8_linear(integers, offset, self.onednn_weight, self.scale, self.zero_points)
 
     def quantized(self, states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
         """States, or states - lowest, as uint8, with a scale per row [M, 1] and the offset."""
@@ -153,6 +153,6 @@ def int8_weight(weight: torch.Tensor, levels: int = INT8_LEVELS) -> tuple[torch.
 def weight_levels() -> int:
     """The largest number of an int8 weight, by a product that shows whether this processor cuts sums off."""
     states = torch.full((1, 64), UINT8_LEVELS, dtype=torch.uint8)
-    packed = pack_int8_weight(torch.full((64, 64), INT8_LEVELS, dtype=torch.int8))
-    product = onednn_int8_linear(states, 0, packed, torch.ones(64), torch.zeros(64, dtype=torch.int64))
+    onednn_weight = pack_int8_weight(torch.full((64, 64), INT8_LEVELS, dtype=torch.int8))
+    product = onednn_int8_linear(states, 0, onednn_weight, torch.ones(64), torch.zeros(64, dtype=torch.int64))
     return INT8_LEVELS if product[0, 0] == 64 * UINT8_LEVELS * INT8_LEVELS else INT8_LEVELS_WITHOUT_VNNI

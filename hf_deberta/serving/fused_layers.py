@@ -1,4 +1,4 @@
-"""When the prepared layers of an encoder may compute in place of the layers that they were made from."""
+"""When the fused layers of an encoder may compute in place of the layers that they were made from."""
 
 from collections.abc import Collection, Iterable
 from itertools import chain, repeat
@@ -21,8 +21,8 @@ from hf_deberta.model.private_apis import hooks, registries, versions
 from hf_deberta.model.relative_table import table_modules
 
 from .choices import ALL, most_tokens_of_openvino
+from .fused_layer import FusedLayer, NoneInCopies
 from .openvino_layers import OpenVinoLayers, has_openvino
-from .packed_layer import NoneInCopies, PackedLayer
 
 logger = logging.get_logger(__name__)
 
@@ -30,11 +30,11 @@ SAMPLE_SIZE = 16  # numbers of each weight: a cache line of float32
 GOLDEN_RATIO = 0.618034  # its multiples, without their whole parts, are spread evenly between 0 and 1
 
 
-class PreparedLayers(NoneInCopies):
-    """The prepared layers of an encoder, and the state of the modules that they were made from."""
+class FusedLayers(NoneInCopies):
+    """The fused layers of an encoder, and the state of the modules that they were made from."""
 
-    def __init__(self, encoder: Any, layers: list[PackedLayer], bypassed: Iterable[nn.Module]):
-        """`bypassed`: the modules inside the encoder's layers that prepared layers do not call."""
+    def __init__(self, encoder: Any, layers: list[FusedLayer], bypassed: Iterable[nn.Module]):
+        """`bypassed`: the modules inside the encoder's layers that fused layers do not call."""
         modules = table_modules(encoder)
         self.layers, self.bypassed = layers, (*bypassed, encoder.layer, *modules)
         self.called = tuple(encoder.layer)
@@ -114,7 +114,7 @@ class PreparedLayers(NoneInCopies):
             if self.most_tokens == ALL:
                 layer.free()
             else:
-                layer.pack_all()
+                layer.fuse_all()
 
     def first_layers(
         self, states: torch.Tensor, layout: BatchLayout, layers: int, kept: Collection[int], backend: str
@@ -154,7 +154,7 @@ class PreparedLayers(NoneInCopies):
         return [part for part in (self.all_but_last, self.last if whole else None) if part is not None]
 
     def is_usable(self, encoder: nn.Module, states: torch.Tensor) -> bool:
-        """True if the prepared layers give what calling the layers gives."""
+        """True if the fused layers give what calling the layers gives."""
         if is_tracing_or_compiling() or in_reference_mode() or in_functorch_transform() or has_global_hooks_or_modes():
             return False
         reason = self.unusable_reason(encoder, states)

@@ -1,4 +1,4 @@
-"""Disentangled attention of prepared layers: for short texts, both position terms from one product.
+"""Disentangled attention of fused layers: for short texts, both position terms from one product.
 
 Legend: B rows or documents of equal length, N tokens each, M = B N, H heads, d head size, r reach: the largest distance
 in the tables, T terms (1 or 2).
@@ -29,7 +29,7 @@ LARGEST_PRODUCT = 2**23  # numbers in the position terms of the documents that a
 LONGEST_IN_ONE_PRODUCT = {torch.float32: 128, torch.bfloat16: 512}
 
 
-class PackedAttention:
+class FusedAttention:
     """The attention of one layer, from its projected states to the context, for inference on the CPU."""
 
     def __init__(self, positions: RelativePositions | None, heads: int, head_size: int, dtype: torch.dtype):
