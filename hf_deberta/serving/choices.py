@@ -18,15 +18,16 @@ from .openvino_layers import OpenVinoLayers
 
 logger = logging.get_logger(__name__)
 
-ROWS, HEADS, HEAD_SIZE = 128, 12, 64  # of single products that are timed
-CALLS_IN_TURN = 3
-TURNS = 6
-TURNS_OF_LAYERS = 3
+TIMED_ROWS, TIMED_HEADS, TIMED_HEAD_SIZE = 128, 12, 64  # of single products that are timed
+CALLS_PER_TURN = 3
+MAX_TURNS = 6
+MAX_TURNS_OF_LAYERS = 3
 MAX_SECONDS_OF_TURNS = 3.0  # on a busy computer, where each call waits for its threads
-SHORT_TEXT, TEXT, LONG_BATCH = (1, 32), (1, 128), (8, 128)  # batch and tokens, for the choice of the runtime
-ALL = sys.maxsize
-AS_FAST = 1.05
-CLEARLY_SLOWER = 1.25  # less may be other work on the computer
+# batch and tokens, for the choice of the runtime
+SHORT_TEXT_SHAPE, TEXT_SHAPE, LONG_BATCH_SHAPE = (1, 32), (1, 128), (8, 128)
+UNLIMITED_TOKENS = sys.maxsize
+MAX_TIME_RATIO_OF_OPENVINO = 1.05
+MAX_TIME_RATIO_OF_FEWER_BITS = 1.25  # less may be other work on the computer
 
 
 def attention_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -39,11 +40,11 @@ def attention_dtype(dtype: torch.dtype) -> torch.dtype:
 @lru_cache(maxsize=8)
 def attention_is_faster_in_bfloat16(threads: int) -> bool:
     """Time attention of one text with products in float32 and in bfloat16."""
-    projected = torch.randn(ROWS, 3 * HEADS * HEAD_SIZE)
+    projected = torch.randn(TIMED_ROWS, 3 * TIMED_HEADS * TIMED_HEAD_SIZE)
 
     def attend(dtype: torch.dtype) -> Callable[[], object]:
-        attention = FusedAttention(None, HEADS, HEAD_SIZE, dtype)
-        return lambda: attention.attend_all(projected, AttentionMask(), (1, ROWS), "sdpa")
+        attention = FusedAttention(None, TIMED_HEADS, TIMED_HEAD_SIZE, dtype)
+        return lambda: attention.attend_whole_texts(projected, AttentionMask(), (1, TIMED_ROWS), "sdpa")
 
     return time_ratio(attend(torch.bfloat16), attend(torch.float32)) < 1
 
@@ -60,27 +61,27 @@ def warn_if_slower(dtype: torch.dtype) -> None:
 @lru_cache(maxsize=8)
 def is_as_fast_as_float32(dtype: torch.dtype, threads: int) -> bool:
     """Time one product of each type."""
-    width = HEADS * HEAD_SIZE
-    states, weight = torch.randn(ROWS, width), torch.randn(4 * width, width)
+    width = TIMED_HEADS * TIMED_HEAD_SIZE
+    states, weight = torch.randn(TIMED_ROWS, width), torch.randn(4 * width, width)
 
     def multiply(dtype: torch.dtype) -> Callable[[], object]:
         linear = FusedLinear.from_weight(weight, None, dtype)
         return lambda: linear(states)
 
-    return time_ratio(multiply(dtype), multiply(torch.float32)) < CLEARLY_SLOWER
+    return time_ratio(multiply(dtype), multiply(torch.float32)) < MAX_TIME_RATIO_OF_FEWER_BITS
 
 
-def most_tokens_of_openvino(many_layers: OpenVinoLayers, one_layer: OpenVinoLayers) -> int:
+def choose_max_openvino_tokens(many_layers: OpenVinoLayers, one_layer: OpenVinoLayers) -> int:
     """Tokens of the largest batch that OpenVINO computes faster than fused layers do.
 
     Many layers are timed on short texts, since reading the weights of all of them takes much of the time then.
     """
-    most = 0
-    for shape, tokens in ((SHORT_TEXT, 64), (TEXT, 256), (LONG_BATCH, ALL)):
-        if not openvino_is_faster(one_layer if shape == LONG_BATCH else many_layers, shape):
+    max_tokens = 0
+    for shape, tokens in ((SHORT_TEXT_SHAPE, 64), (TEXT_SHAPE, 256), (LONG_BATCH_SHAPE, UNLIMITED_TOKENS)):
+        if not openvino_is_faster(one_layer if shape == LONG_BATCH_SHAPE else many_layers, shape):
             break
-        most = tokens
-    return most
+        max_tokens = tokens
+    return max_tokens
 
 
 def openvino_is_faster(openvino: OpenVinoLayers, shape: tuple[int, int]) -> bool:
@@ -97,10 +98,11 @@ def openvino_is_faster(openvino: OpenVinoLayers, shape: tuple[int, int]) -> bool
             new = layer(new, layout)
         return new
 
-    return time_ratio(lambda: openvino(states, layout.attention_mask), call_fused, TURNS_OF_LAYERS) < AS_FAST
+    ratio = time_ratio(lambda: openvino(states, layout.attention_mask), call_fused, MAX_TURNS_OF_LAYERS)
+    return ratio < MAX_TIME_RATIO_OF_OPENVINO
 
 
-def time_ratio(call: Callable[[], object], other: Callable[[], object], turns: int = TURNS) -> float:
+def time_ratio(call: Callable[[], object], other: Callable[[], object], turns: int = MAX_TURNS) -> float:
     """Time of `call` divided by that of `other`; they take turns, and the median of the turns' ratios counts.
 
     A turn is several calls, of which the shortest counts, since threads of one runtime still wait for work, and keep
@@ -111,7 +113,7 @@ def time_ratio(call: Callable[[], object], other: Callable[[], object], turns: i
     start = time.perf_counter()
     with torch.no_grad():
         while len(ratios) < turns and (not ratios or time.perf_counter() - start < MAX_SECONDS_OF_TURNS):
-            times = [min(call_time(each) for _ in range(CALLS_IN_TURN)) for each in (call, other)]
+            times = [min(call_time(each) for _ in range(CALLS_PER_TURN)) for each in (call, other)]
             ratios.append(times[0] / times[1])
     return statistics.median(ratios)
 

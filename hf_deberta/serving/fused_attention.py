@@ -6,8 +6,9 @@ in the tables, T terms (1 or 2).
 Queries and keys are neighbours in the projected states [M, 3, H, d], and so are the tables, which are laid out by
 distance: falling for queries, rising for keys (attention_sdpa.py). So one product [T H, M, d] @ [T H, d, 2N] has all
 position terms; entry (i, N - 1 - i + j) of the first half is c2p of query i and key j, and entry (j, N - 1 - j + i)
-of the second is p2c. A product computes 2N columns where N are needed, which is fastest up to `LONGEST_IN_ONE_PRODUCT`
-tokens. Longer texts, masks between tokens and subsets of queries go to `disentangled_attention`, in float32.
+of the second is p2c. A product computes 2N columns where N are needed, which is fastest up to
+`MAX_TOKENS_IN_ONE_PRODUCT` tokens. Longer texts, masks between tokens and subsets of queries go to
+`disentangled_attention`, in float32.
 
 The scale of the scores is part of the query projection and of the tables.
 """
@@ -23,10 +24,10 @@ from hf_deberta.model.attention_sdpa import document_lengths, laid_out, skewed
 from hf_deberta.model.private_apis import cpu_attention_with_log_sum
 from hf_deberta.model.relative_position import RelativePositions
 
-SHORTEST_REACH = 64  # of the tables, which grow with the longest text so far
-LARGEST_PRODUCT = 2**23  # numbers in the position terms of the documents that are computed together
+MIN_TABLE_REACH = 64  # of the tables, which grow with the longest text so far
+MAX_POSITION_TERMS_NUMEL = 2**23  # numbers in the position terms of the documents that are computed together
 # more columns cost less than smaller tiles up to here; bfloat16 products are faster, and their tiles not
-LONGEST_IN_ONE_PRODUCT = {torch.float32: 128, torch.bfloat16: 512}
+MAX_TOKENS_IN_ONE_PRODUCT = {torch.float32: 128, torch.bfloat16: 512}
 
 
 class FusedAttention:
@@ -39,7 +40,7 @@ class FusedAttention:
         self.terms = tuple(term for term in ("c2p", "p2c") if term in terms)  # in the order of queries and keys
         self.tables: torch.Tensor | None = None  # [T H, d, 2r + 1]
 
-    def attend_all(
+    def attend_whole_texts(
         self,
         projected: torch.Tensor,  # [M or more, 3 H d], query, key and value of each token
         mask: AttentionMask,
@@ -50,34 +51,37 @@ class FusedAttention:
         runs = self.equal_lengths(mask, shape, backend)
         if runs is None:
             query, key, value = self.split(projected, shape)
-            return as_rows(self.attend(query, key, value, mask, backend), len(projected))
+            return as_rows(self.attend_with_any_mask(query, key, value, mask, backend), len(projected))
         context = projected.new_empty(len(projected), self.heads * self.head_size, dtype=self.dtype)
         projected, start = projected.to(self.dtype), 0
         for length, documents in runs:
-            at_once = max(1, LARGEST_PRODUCT // (4 * self.heads * length**2))
+            at_once = max(1, MAX_POSITION_TERMS_NUMEL // (4 * self.heads * length**2))
             for first in range(0, documents, at_once):
                 end = min(first + at_once, documents)
                 rows = slice(start + first * length, start + end * length)
                 visible = None if mask.mask is None else mask.mask[first:end]
                 by_head = context[rows].view(-1, length, self.heads, self.head_size)
-                by_head.copy_(self.attend_short(projected[rows], length, visible))
+                by_head.copy_(self.attend_equal_short_texts(projected[rows], length, visible))
             start += documents * length
         context[start:] = 0
         return context
 
     def equal_lengths(self, mask: AttentionMask, shape: tuple[int, int], backend: str) -> list[tuple[int, int]] | None:
-        """The lengths of all texts, each with the number of neighbours that have it; None if `attend` is needed."""
+        """The lengths of all texts, each with the number of neighbours that have it.
+
+        None if only `attend_with_any_mask` can compute them.
+        """
         if backend not in ("auto", "sdpa") or (self.positions is not None and "p2p" in self.positions.terms):
             return None
         if mask.is_padding_only or (mask.mask is None and not mask.is_structured):
             lengths: tuple[int, ...] | None = (shape[1],) * shape[0]
         else:
             lengths = document_lengths(mask)
-        if lengths is None or max(lengths) > LONGEST_IN_ONE_PRODUCT[self.dtype]:
+        if lengths is None or max(lengths) > MAX_TOKENS_IN_ONE_PRODUCT[self.dtype]:
             return None
         return [(length, len(list(run))) for length, run in groupby(lengths)]
 
-    def attend_short(
+    def attend_equal_short_texts(
         self,
         projected: torch.Tensor,  # [B N, 3 H d]
         length: int,
@@ -89,9 +93,9 @@ class FusedAttention:
         if self.positions is not None:
             bias = self.position_bias(projected, length)
         if visible is not None:
-            hidden = ~visible[:, None, None]
-            bias = query.new_zeros(hidden.shape, dtype=torch.float32) if bias is None else bias
-            bias = bias.masked_fill(hidden, torch.finfo(bias.dtype).min)
+            masked = ~visible[:, None, None]
+            bias = query.new_zeros(masked.shape, dtype=torch.float32) if bias is None else bias
+            bias = bias.masked_fill(masked, torch.finfo(bias.dtype).min)
         context, _ = cpu_attention_with_log_sum(query, key, value, bias)
         context = context.transpose(1, 2)
         return context if visible is None else context * visible[..., None, None]
@@ -112,7 +116,7 @@ class FusedAttention:
         """The tables for texts of this length, [T H, d, 2N]."""
         tables = self.tables  # read once: another thread may replace it by a smaller one
         if tables is None or (tables.shape[2] - 1) // 2 < length:
-            tables = self.tables = self.laid_out_tables(max(SHORTEST_REACH, 2 ** (length - 1).bit_length()))
+            tables = self.tables = self.laid_out_tables(max(MIN_TABLE_REACH, 2 ** (length - 1).bit_length()))
         reach = (tables.shape[2] - 1) // 2
         return tables[:, :, reach - length + 1 : reach + length + 1]
 
@@ -131,7 +135,7 @@ class FusedAttention:
         rows = projected[: batch * tokens]
         return rows.view(batch, tokens, -1, self.heads, self.head_size).permute(2, 0, 3, 1, 4).unbind(0)
 
-    def attend(
+    def attend_with_any_mask(
         self,
         query: torch.Tensor,  # [B, H, Q, d]
         key: torch.Tensor,  # [B, H, N, d]

@@ -26,8 +26,9 @@ from hf_deberta.model.relative_table import TableProjection, relative_positions
 from .fused_attention import FusedAttention, as_rows
 from .fused_linear import FusedLinear
 
-FEED_FORWARD_ROWS = 256  # whose inner states fit into a cache; in float32 products take so long that it does not matter
-LOWEST_GELU = -0.17  # GELU is nowhere below
+# whose inner states fit into a cache; in float32 products take so long that it does not matter
+MAX_FEED_FORWARD_ROWS = 256
+MIN_GELU_OUTPUT = -0.17  # GELU is nowhere below
 PRODUCTS = ("query_key_value", "attention_output", "intermediate", "output")
 PRODUCTS_OF_SUBSETS = ("query", "key_value")
 
@@ -107,7 +108,7 @@ class FusedLayer(NoneInCopies):
 
     @cached_property
     def query_key_value(self) -> FusedLinear:
-        projections = joined(self.weights.scaled_query(), self.weights.key, self.weights.value)
+        projections = concatenate_projections(self.weights.scaled_query(), self.weights.key, self.weights.value)
         return self.fuse(*projections, sizes=self.input_sizes())
 
     @cached_property
@@ -117,7 +118,7 @@ class FusedLayer(NoneInCopies):
 
     @cached_property
     def key_value(self) -> FusedLinear:
-        return self.fuse(*joined(self.weights.key, self.weights.value), sizes=self.input_sizes())
+        return self.fuse(*concatenate_projections(self.weights.key, self.weights.value), sizes=self.input_sizes())
 
     @cached_property
     def attention_output(self) -> FusedLinear:
@@ -130,7 +131,7 @@ class FusedLayer(NoneInCopies):
 
     @cached_property
     def output(self) -> FusedLinear:
-        return self.fuse(*parameters(self.weights.output), lowest=LOWEST_GELU if self.has_gelu else None)
+        return self.fuse(*parameters(self.weights.output), lowest=MIN_GELU_OUTPUT if self.has_gelu else None)
 
     def input_sizes(self) -> torch.Tensor | None:
         return None if self.weights.input_norm is None else self.weights.input_norm.sizes()
@@ -161,7 +162,7 @@ class FusedLayer(NoneInCopies):
         mask, rows = layout.attention_mask, pad_rows(hidden_states.flatten(0, 1))
         if query_states is None and steps == 1:
             batch, tokens, _ = hidden_states.shape
-            attended = self.attention.attend_all(self.query_key_value(rows), mask, (batch, tokens), backend)
+            attended = self.attention.attend_whole_texts(self.query_key_value(rows), mask, (batch, tokens), backend)
             return self.feed_forward(attended, rows)[: batch * tokens].view(hidden_states.shape)
         if query_positions is not None:
             mask = replace(mask, query_positions=query_positions)
@@ -170,15 +171,15 @@ class FusedLayer(NoneInCopies):
         for _ in range(steps):
             rows = pad_rows(states.flatten(0, 1))
             (query,) = self.attention.split(self.query(rows), states.shape[:2])
-            attended = as_rows(self.attention.attend(query, key, value, mask, backend), len(rows))
+            attended = as_rows(self.attention.attend_with_any_mask(query, key, value, mask, backend), len(rows))
             states = self.feed_forward(attended, rows)[: states.shape[0] * states.shape[1]].view(states.shape)
         return states
 
     def feed_forward(self, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """The layer after its attention, of rows: output projection, feed-forward network, residuals, LayerNorms."""
-        if self.dtype == torch.float32 or len(attended) <= FEED_FORWARD_ROWS:
+        if self.dtype == torch.float32 or len(attended) <= MAX_FEED_FORWARD_ROWS:
             return self.feed_forward_block(attended, residual)
-        blocks = zip(attended.split(FEED_FORWARD_ROWS), residual.split(FEED_FORWARD_ROWS), strict=True)
+        blocks = zip(attended.split(MAX_FEED_FORWARD_ROWS), residual.split(MAX_FEED_FORWARD_ROWS), strict=True)
         return torch.cat([self.feed_forward_block(*block) for block in blocks])
 
     def feed_forward_block(self, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
@@ -202,7 +203,7 @@ def constant_positions(
     return replace(scaled, query_scale=1.0, reusable=True)
 
 
-def joined(*layers: WeightAndBias) -> WeightAndBias:
+def concatenate_projections(*layers: WeightAndBias) -> WeightAndBias:
     """Several projections as one; a missing bias is zero."""
     biases = [weight.new_zeros(len(weight)) if bias is None else bias for weight, bias in layers]
     return torch.cat([weight for weight, _ in layers]), torch.cat(biases)

@@ -20,7 +20,7 @@ from hf_deberta.model.fast_path_guards import (
 from hf_deberta.model.private_apis import hooks, registries, versions
 from hf_deberta.model.relative_table import table_modules
 
-from .choices import ALL, most_tokens_of_openvino
+from .choices import UNLIMITED_TOKENS, choose_max_openvino_tokens
 from .fused_layer import FusedLayer, NoneInCopies
 from .openvino_layers import OpenVinoLayers, has_openvino
 
@@ -42,7 +42,7 @@ class FusedLayers(NoneInCopies):
         self.all_but_last: OpenVinoLayers | None = None  # heads may need only some states of the last layer
         self.last: OpenVinoLayers | None = None
         self.all_layers: OpenVinoLayers | None = None  # used for batches of a listed shape
-        self.most_tokens = 0  # of a batch that OpenVINO computes
+        self.max_openvino_tokens = 0  # of a batch that OpenVINO computes
         weights = [weight for module in (encoder.layer, *modules) for weight in module.parameters()]
         self.weights = tuple(weights)
         self.counted = tuple(weight for weight in weights if not weight.is_inference())  # their writes are counted
@@ -107,11 +107,13 @@ class FusedLayers(NoneInCopies):
                     "PyTorch computes such batches in parts"
                 )
             parts = self.last if self.all_but_last is None else self.all_but_last
-            self.most_tokens = ALL if runtime == "openvino" else most_tokens_of_openvino(parts, self.last)
+            self.max_openvino_tokens = (
+                UNLIMITED_TOKENS if runtime == "openvino" else choose_max_openvino_tokens(parts, self.last)
+            )
             if self.all_but_last is not None:
                 self.all_but_last.shapes = shapes  # only now: the graph for any shape was timed
         for layer in self.layers:
-            if self.most_tokens == ALL:
+            if self.max_openvino_tokens == UNLIMITED_TOKENS:
                 layer.free()
             else:
                 layer.fuse_all()
@@ -130,7 +132,7 @@ class FusedLayers(NoneInCopies):
             or backend not in ("auto", "sdpa")
             or layers < len(self.layers) - 1
             or (
-                states.shape[0] * states.shape[1] > self.most_tokens
+                states.shape[0] * states.shape[1] > self.max_openvino_tokens
                 and not self.all_layers.has_graph_for(states, mask, kept)
             )
             or not self.last.can_compute(states, mask)

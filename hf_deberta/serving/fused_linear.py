@@ -35,9 +35,9 @@ from hf_deberta.model.private_apis import (
 
 INT8_LEVELS = 127  # weights and states of both signs are in [-127, 127]
 INT8_LEVELS_WITHOUT_VNNI = 64  # of weights: a pair of products, 2 * 255 * 64, fits into 16 bits
-UINT8_LEVELS, MIDDLE = 255, 128  # states are in [0, 255]; of numbers of both signs, 0 is in the middle
-SMALLEST_SIZE = 1e-6  # of an input
-SMALLEST = 1e-30  # of a row's largest number, so that a row of zeros has a scale
+UINT8_LEVELS, UINT8_MIDDLE = 255, 128  # states are in [0, 255]; of numbers of both signs, 0 is in the middle
+MIN_INPUT_SIZE = 1e-6  # of an input
+MIN_ROW_MAXIMUM = 1e-30  # of a row's largest number, so that a row of zeros has a scale
 
 
 class FusedLinear(ABC):
@@ -109,7 +109,7 @@ class _Int8Linear(_Fused):
     ):
         super().__init__(weight, bias, with_gelu)
         self.lowest = lowest
-        self.factors = None if sizes is None else sizes.detach().clamp(min=SMALLEST_SIZE).rsqrt()  # [K], of states
+        self.factors = None if sizes is None else sizes.detach().clamp(min=MIN_INPUT_SIZE).rsqrt()  # [K], of states
         weight = weight if self.factors is None else weight / self.factors
         integers, self.scale = int8_weight(weight, weight_levels())
         self.zero_points = torch.zeros(len(weight), dtype=torch.int64)
@@ -136,9 +136,9 @@ class _Int8Linear(_Fused):
             states = states * self.factors
         if self.lowest is None:
             largest = torch.linalg.vector_norm(states, torch.inf, 1, keepdim=True)
-            scale = largest.clamp_(min=SMALLEST) / INT8_LEVELS
-            return to_uint8(states / scale, MIDDLE), scale, MIDDLE
-        scale = (states.amax(1, keepdim=True) - self.lowest).clamp_(min=SMALLEST) / UINT8_LEVELS
+            scale = largest.clamp_(min=MIN_ROW_MAXIMUM) / INT8_LEVELS
+            return to_uint8(states / scale, UINT8_MIDDLE), scale, UINT8_MIDDLE
+        scale = (states.amax(1, keepdim=True) - self.lowest).clamp_(min=MIN_ROW_MAXIMUM) / UINT8_LEVELS
         return to_uint8(torch.addcmul(-self.lowest / scale, states, 1 / scale), 0), scale, 0
 
 

@@ -29,16 +29,24 @@ from hf_deberta.model.attention_mask import AttentionMask
 from hf_deberta.model.attention_sdpa import laid_out
 from hf_deberta.model.relative_position import RelativePositions
 
-from .fused_layer import FusedLayer, LayerWeights, NoneInCopies, NormWeights, WeightAndBias, joined, parameters
+from .fused_layer import (
+    FusedLayer,
+    LayerWeights,
+    NoneInCopies,
+    NormWeights,
+    WeightAndBias,
+    concatenate_projections,
+    parameters,
+)
 from .fused_linear import int8_weight
 
 logger = logging.get_logger(__name__)
 
-HIDDEN = -1e30  # added to the scores of padding; finite in bfloat16 too
-LARGEST_SCORES = 2**24  # numbers in the scores of a batch, 64 MB: fused layers need less memory for more
+MASKED_SCORE = -1e30  # added to the scores of padding; finite in bfloat16 too
+MAX_SCORES_NUMEL = 2**24  # numbers in the scores of a batch, 64 MB: fused layers need less memory for more
 # OpenVINO keeps what it has compiled for each shape: 5000 operations by default, gigabytes after 2000 shapes
-CACHED_OPERATIONS = 256
-SETTINGS: dict[torch.dtype, dict[str, Any]] = {
+MAX_CACHED_OPERATIONS = 256
+PRECISION_SETTINGS: dict[torch.dtype, dict[str, Any]] = {
     torch.float32: {"INFERENCE_PRECISION_HINT": "f32"},
     torch.bfloat16: {"INFERENCE_PRECISION_HINT": "bf16"},
     # only weights have 8 bits: more labels stay the same than with states of 8 bits (docs/benchmarks.md)
@@ -77,7 +85,7 @@ def available_cores() -> int:
 
 
 @lru_cache(maxsize=512)
-def rows_in_use(tokens: int, saturation: int) -> torch.Tensor:
+def distance_index(tokens: int, saturation: int) -> torch.Tensor:
     """The rows of the distances N - 1 ... -N in tables whose first row is that of distance s, [2N]."""
     rows = torch.arange(1 - tokens, tokens + 1, dtype=torch.int32)
     return rows.clamp_(-saturation, saturation).add_(saturation)
@@ -107,7 +115,7 @@ class OpenVinoLayers(NoneInCopies):
         from openvino import Tensor
 
         visible = torch.ones(1, 1) if mask.mask is None else mask.mask.float()
-        inputs = states.contiguous(), visible, rows_in_use(states.shape[1], self.saturation)
+        inputs = states.contiguous(), visible, distance_index(states.shape[1], self.saturation)
         shape = (states.shape[0], states.shape[1]) if self.has_graph_for(states, mask, kept) else None
         last = len(self.layers) - 1
         with self.lock:
@@ -133,12 +141,12 @@ class OpenVinoLayers(NoneInCopies):
         return plain and mask.query_positions is None and self.has_room_for(batch, tokens)
 
     def has_room_for(self, batch: int, tokens: int) -> bool:
-        return batch * self.heads * tokens**2 <= LARGEST_SCORES
+        return batch * self.heads * tokens**2 <= MAX_SCORES_NUMEL
 
     def compile(self, threads: int, shape: tuple[int, int] | None) -> Any:
         """A request for batches of this shape without padding; None: of any shape."""
         settings: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads}
-        settings["CPU_RUNTIME_CACHE_CAPACITY"] = CACHED_OPERATIONS
+        settings["CPU_RUNTIME_CACHE_CAPACITY"] = MAX_CACHED_OPERATIONS
         # pinned threads of several processes would share some cores and leave others idle
         settings["ENABLE_CPU_PINNING"] = threads == available_cores()
         model = GraphBuilder(self.layers).model()
@@ -147,7 +155,7 @@ class OpenVinoLayers(NoneInCopies):
                 model.remove_result(result)
             states, visible, rows = model.inputs
             model.reshape({states: [*shape, states.partial_shape[2]], visible: [1, 1], rows: [2 * shape[1]]})
-        compiled = openvino_core().compile_model(model, "CPU", settings | SETTINGS[self.dtype])
+        compiled = openvino_core().compile_model(model, "CPU", settings | PRECISION_SETTINGS[self.dtype])
         return compiled.create_infer_request()
 
 
@@ -157,7 +165,7 @@ def copy_of(request: Any, index: int) -> torch.Tensor:
 
 
 class GraphBuilder:
-    """The graph of layers, from states [B, N, hidden], visible tokens [B, N] or [1, 1], and rows in use [2N]."""
+    """The graph of layers, from states [B, N, hidden], visible tokens [B, N] or [1, 1], and `distance_index` [2N]."""
 
     def __init__(self, layers: Sequence[FusedLayer]):
         from openvino import opset13
@@ -170,10 +178,10 @@ class GraphBuilder:
         op, hidden = self.op, self.layers[0].weights.query[0].shape[1]
         states = op.parameter([-1, -1, hidden], numpy.float32)
         visible = op.parameter([-1, -1], numpy.float32)
-        self.rows = op.parameter([-1], numpy.int32)
-        inputs = [states, visible, self.rows]
-        self.hidden = op.unsqueeze(
-            op.multiply(op.subtract(visible, self.floats(1)), self.floats(-HIDDEN)), self.integers(1, 2)
+        self.distance_index = op.parameter([-1], numpy.int32)
+        inputs = [states, visible, self.distance_index]
+        self.masked_pairs = op.unsqueeze(
+            op.multiply(op.subtract(visible, self.floats(1)), self.floats(-MASKED_SCORE)), self.integers(1, 2)
         )
         self.visible = op.unsqueeze(visible, self.integers(2))
         self.count(states)
@@ -202,12 +210,12 @@ class GraphBuilder:
     def attention(self, states: Any, weights: LayerWeights, positions: RelativePositions | None) -> Any:
         """The context [B, N, H d]; zero for padding."""
         op, heads, size = self.op, weights.heads, weights.query[0].shape[0] // weights.heads
-        projected = self.linear(states, joined(weights.scaled_query(), weights.key, weights.value))
+        projected = self.linear(states, concatenate_projections(weights.scaled_query(), weights.key, weights.value))
         projected = op.reshape(projected, self.integers(0, 0, 3, heads, size), True)
         by_part = op.transpose(projected, self.integers(2, 0, 3, 1, 4))  # [3, B, H, N, d]
         parts = op.split(by_part, op.constant(0), 3).outputs()
         query, key, value = (op.squeeze(part, self.integers(0)) for part in parts)
-        scores = op.add(op.matmul(query, key, False, True), self.hidden)
+        scores = op.add(op.matmul(query, key, False, True), self.masked_pairs)
         if positions is not None:
             for term in self.position_terms(query, key, positions):
                 scores = op.add(scores, term)
@@ -237,7 +245,7 @@ class GraphBuilder:
         """The rows of the distances N - 1 ... -N."""
         assert table is not None
         constant = self.floats(table) if self.dtype == torch.float32 else self.bfloat16(table)
-        return self.op.gather(constant, self.rows, self.op.constant(axis))
+        return self.op.gather(constant, self.distance_index, self.op.constant(axis))
 
     def skewed(self, product: Any) -> Any:
         """Entry (i, j) of the result [.., N, N] is entry (i, N - 1 - i + j) of `product` [.., N, 2N]."""

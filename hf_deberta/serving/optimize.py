@@ -50,7 +50,7 @@ from .optimized_model import OptimizedEmbeddings, OptimizedEncoder, OptimizedLay
 Model = TypeVar("Model", bound=nn.Module)
 OTHER_PLAIN_MODULES = (DebertaLayerNorm, nn.PReLU)  # their weights are not those of a layer that they wrap
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)
-CACHED_PRIMITIVES = 256  # about 0.6 MB each, and half a millisecond to compile again
+MAX_CACHED_PRIMITIVES = 256  # about 0.6 MB each, and half a millisecond to compile again
 RUNTIMES = ("torch", "openvino")
 
 
@@ -128,7 +128,7 @@ def limit_onednn_caches() -> None:
     The limits are read at oneDNN's first use in the process; values that the user set stay.
     """
     for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):  # oneDNN's own, and PyTorch's beside it
-        os.environ.setdefault(name, str(CACHED_PRIMITIVES))
+        os.environ.setdefault(name, str(MAX_CACHED_PRIMITIVES))
 
 
 def is_ours(module: nn.Module) -> bool:

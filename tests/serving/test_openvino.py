@@ -180,7 +180,7 @@ os.kill(os.getpid(), signal.SIGUSR1)
 def test_large_batches_need_less_memory_in_fused_layers(monkeypatch):
     model, inputs = optimized(make_model()), make_inputs("equal")
     expected = outputs(model, inputs)
-    monkeypatch.setattr(openvino_layers, "LARGEST_SCORES", 4 * 4 * 37**2 - 1)
+    monkeypatch.setattr(openvino_layers, "MAX_SCORES_NUMEL", 4 * 4 * 37**2 - 1)
     with count_calls(OpenVinoLayers) as calls:
         assert difference(outputs(model, inputs), expected) < TOLERANCE[torch.float32]
     assert calls.call_count == 0
@@ -206,19 +206,19 @@ def test_fused_weights_are_made_when_they_are_used():
 
 @pytest.mark.parametrize(
     ("faster", "most"),
-    [((False,), 0), ((True, False), 64), ((True, True, False), 256), ((True, True, True), choices.ALL)],
+    [((False,), 0), ((True, False), 64), ((True, True, False), 256), ((True, True, True), choices.UNLIMITED_TOKENS)],
 )
 def test_the_faster_runtime_is_chosen(faster, most, monkeypatch):
     answers = iter(faster)
     monkeypatch.setattr(choices, "openvino_is_faster", lambda *_: next(answers))
     fused = hf_deberta.optimize(make_model()).encoder.fused_layers
-    assert fused.most_tokens == most
-    assert all(("output" in vars(layer)) == (most != choices.ALL) for layer in fused.layers)
+    assert fused.max_openvino_tokens == most
+    assert all(("output" in vars(layer)) == (most != choices.UNLIMITED_TOKENS) for layer in fused.layers)
 
 
 def test_tokens_decide_between_runtimes(monkeypatch):
     model = optimized(make_model())
-    model.encoder.fused_layers.most_tokens = 4 * 37
+    model.encoder.fused_layers.max_openvino_tokens = 4 * 37
     with count_calls(OpenVinoLayers) as calls:
         outputs(model, make_inputs("equal"))
         outputs(model, make_inputs("long"))
@@ -229,7 +229,7 @@ def test_tokens_decide_between_runtimes(monkeypatch):
 def test_timing_gives_a_choice(dtype):
     """Not which one: that depends on the processor."""
     fused = hf_deberta.optimize(make_model(), dtype).encoder.fused_layers
-    assert fused.most_tokens in (0, 64, 256, choices.ALL)
+    assert fused.max_openvino_tokens in (0, 64, 256, choices.UNLIMITED_TOKENS)
 
 
 def test_median_of_the_turns_decides(monkeypatch):
@@ -373,7 +373,7 @@ def test_hidden_states_of_a_shape(indices, graphs):
 
 
 def test_openvino_computes_shapes_that_are_slower_otherwise(monkeypatch):
-    monkeypatch.setattr(fused_layers, "most_tokens_of_openvino", lambda *layers: 0)
+    monkeypatch.setattr(fused_layers, "choose_max_openvino_tokens", lambda *layers: 0)
     model = hf_deberta.optimize(make_model(), shapes=[[1, 6]])
     for tokens, calls_expected in ((6, 1), (7, 0)):
         with count_calls(OpenVinoLayers) as calls:
@@ -390,7 +390,7 @@ def test_shapes_are_pairs_of_sizes(shapes):
 def test_shapes_without_a_graph_are_refused(monkeypatch):
     with pytest.raises(ValueError, match="shapes are for encoders with GELU"):
         hf_deberta.optimize(make_model(hidden_act="relu"), shapes=[(1, 5)])
-    monkeypatch.setattr(openvino_layers, "LARGEST_SCORES", 1000)
+    monkeypatch.setattr(openvino_layers, "MAX_SCORES_NUMEL", 1000)
     model = make_model()
     with pytest.raises(ValueError, match=r"shapes \[\(9, 99\)\] would need much memory"):
         hf_deberta.optimize(model, shapes=[(9, 99), (1, 5)])

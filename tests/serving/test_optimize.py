@@ -15,7 +15,7 @@ import hf_deberta
 from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder, HfDebertaLayer
 from hf_deberta.serving import choices, fused_layers, fused_linear
 from hf_deberta.serving import optimize as optimize_file
-from hf_deberta.serving.fused_attention import LONGEST_IN_ONE_PRODUCT, FusedAttention
+from hf_deberta.serving.fused_attention import MAX_TOKENS_IN_ONE_PRODUCT, FusedAttention
 from hf_deberta.serving.fused_layer import FusedLayer, NormWeights
 from hf_deberta.serving.fused_linear import FusedLinear
 
@@ -49,7 +49,7 @@ DTYPES = [torch.float32, BFLOAT16, torch.int8]
 def seeded(monkeypatch):
     """Seeds, and fused layers for all batches; tests/serving/test_openvino.py has the other runtime."""
     torch.manual_seed(0)
-    monkeypatch.setattr(fused_layers, "most_tokens_of_openvino", lambda *_: 0)
+    monkeypatch.setattr(fused_layers, "choose_max_openvino_tokens", lambda *_: 0)
     yield
     hf_deberta.disable()
 
@@ -137,15 +137,15 @@ def test_tables_grow_with_the_longest_text_and_serve_shorter_ones():
     for inputs, states in zip(cases, expected, strict=True):
         assert difference(outputs(model, inputs), states) < TOLERANCE[torch.float32]
     attention = model.encoder.layer[0].fused_layer.attention
-    assert attention.tables.shape[2] == 2 * LONGEST_IN_ONE_PRODUCT[torch.float32] + 1
+    assert attention.tables.shape[2] == 2 * MAX_TOKENS_IN_ONE_PRODUCT[torch.float32] + 1
 
 
 def test_many_documents_are_computed_in_parts(monkeypatch):
     model, inputs = make_model(), make_inputs("padded on the left")
     expected = outputs(model, inputs)
-    monkeypatch.setattr("hf_deberta.serving.fused_attention.LARGEST_PRODUCT", 1)
+    monkeypatch.setattr("hf_deberta.serving.fused_attention.MAX_POSITION_TERMS_NUMEL", 1)
     with mock.patch.object(
-        FusedAttention, "attend_short", autospec=True, side_effect=FusedAttention.attend_short
+        FusedAttention, "attend_equal_short_texts", autospec=True, side_effect=FusedAttention.attend_equal_short_texts
     ) as calls:
         result = outputs(hf_deberta.optimize(model), inputs)
     assert calls.call_count == 3 * 4  # layers, rows
@@ -156,7 +156,7 @@ def test_many_documents_are_computed_in_parts(monkeypatch):
 def test_feed_forward_networks_in_blocks(dtype, monkeypatch):
     model, inputs = hf_deberta.optimize(make_model(), dtype), make_inputs("equal")
     expected = outputs(model, inputs)
-    monkeypatch.setattr("hf_deberta.serving.fused_layer.FEED_FORWARD_ROWS", 64)
+    monkeypatch.setattr("hf_deberta.serving.fused_layer.MAX_FEED_FORWARD_ROWS", 64)
     assert difference(outputs(model, inputs), expected) < TOLERANCE[dtype] / 2
 
 
