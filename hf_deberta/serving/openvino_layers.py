@@ -29,16 +29,9 @@ from hf_deberta.model.attention_mask import AttentionMask
 from hf_deberta.model.attention_sdpa import laid_out
 from hf_deberta.model.relative_position import RelativePositions
 
-from .fused_layer import (
-    FusedLayer,
-    LayerWeights,
-    NoneInCopies,
-    NormWeights,
-    WeightAndBias,
-    concatenate_projections,
-    parameters,
-)
+from .fused_layer import FusedLayer, NoneInCopies
 from .fused_linear import int8_weight
+from .layer_weights import LayerWeights, NormWeights, WeightAndBias, concatenate_projections
 
 logger = logging.get_logger(__name__)
 
@@ -100,7 +93,7 @@ class OpenVinoLayers(NoneInCopies):
 
     def __init__(self, layers: Sequence[FusedLayer], shapes: Collection[tuple[int, int]] = ()):
         self.layers, self.dtype, self.shapes = layers, layers[0].dtype, shapes
-        self.heads, positions = layers[0].weights.heads, layers[0].positions
+        self.heads, positions = layers[0].weights.heads, layers[0].weights.positions
         self.saturation = 0 if positions is None else positions.saturation
         self.requests: dict[tuple[int, int] | None, Any] = {}  # by shape; None: of any shape
         self.lock = threading.Lock()  # a request computes one batch at a time
@@ -187,7 +180,7 @@ class GraphBuilder:
         self.count(states)
         results = []
         for layer in self.layers:
-            states = self.layer(states, layer.weights, layer.positions)
+            states = self.layer(states, layer.weights)
             results.append(op.result(states))
         return openvino.Model(results, inputs)
 
@@ -200,24 +193,24 @@ class GraphBuilder:
         self.first = op.subtract(self.tokens, self.integers(1))
         self.end = op.add(self.first, op.multiply(self.tokens, self.skewed_columns))
 
-    def layer(self, states: Any, weights: LayerWeights, positions: RelativePositions | None) -> Any:
+    def layer(self, states: Any, weights: LayerWeights) -> Any:
         op = self.op
-        attended = self.linear(self.attention(states, weights, positions), parameters(weights.attention_output))
+        attended = self.linear(self.attention(states, weights), weights.attention_output)
         middle = self.norm(op.add(attended, states), weights.attention_norm)
-        inner = op.gelu(self.linear(middle, parameters(weights.intermediate)), "erf")
-        return self.norm(op.add(self.linear(inner, parameters(weights.output)), middle), weights.output_norm)
+        inner = op.gelu(self.linear(middle, weights.intermediate), "erf")
+        return self.norm(op.add(self.linear(inner, weights.output), middle), weights.output_norm)
 
-    def attention(self, states: Any, weights: LayerWeights, positions: RelativePositions | None) -> Any:
+    def attention(self, states: Any, weights: LayerWeights) -> Any:
         """The context [B, N, H d]; zero for padding."""
-        op, heads, size = self.op, weights.heads, weights.query[0].shape[0] // weights.heads
+        op, heads, size = self.op, weights.heads, weights.head_size
         projected = self.linear(states, concatenate_projections(weights.scaled_query(), weights.key, weights.value))
         projected = op.reshape(projected, self.integers(0, 0, 3, heads, size), True)
         by_part = op.transpose(projected, self.integers(2, 0, 3, 1, 4))  # [3, B, H, N, d]
         parts = op.split(by_part, op.constant(0), 3).outputs()
         query, key, value = (op.squeeze(part, self.integers(0)) for part in parts)
         scores = op.add(op.matmul(query, key, False, True), self.masked_pairs)
-        if positions is not None:
-            for term in self.position_terms(query, key, positions):
+        if weights.positions is not None:
+            for term in self.position_terms(query, key, weights.positions):
                 scores = op.add(scores, term)
         context = op.matmul(op.softmax(scores, -1), value, False, False)
         context = op.reshape(op.transpose(context, self.integers(0, 2, 1, 3)), self.integers(0, 0, heads * size), True)

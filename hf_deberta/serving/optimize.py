@@ -33,21 +33,24 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
-from transformers.models.deberta.modeling_deberta import DebertaLayerNorm
+from transformers.models.deberta.modeling_deberta import DebertaEncoder, DebertaLayerNorm
+from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Encoder
 
+from hf_deberta.in_tree.enable import enable, is_enabled
+from hf_deberta.in_tree.encoder import distance_parameters, prepared_encoders
 from hf_deberta.model.fast_path_guards import is_unmodified_module
-from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder, HfDebertaLayer, HfDebertaModel
+from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder, HfDebertaModel
 from hf_deberta.model.private_apis import has_onednn_bfloat16, has_onednn_linear, is_hooked_or_patched
-from hf_deberta.model.relative_table import relative_table, table_modules
 
 from .choices import attention_dtype, warn_if_slower
-from .fused_layer import FusedLayer, LayerWeights, NormWeights
+from .fused_layer import FusedLayer
 from .fused_layers import FusedLayers
-from .in_tree_layers import is_in_tree_encoder, prepare_in_tree, use_in_tree
+from .layer_weights import layer_weights, position_table
 from .openvino_layers import has_openvino
 from .optimized_model import OptimizedEmbeddings, OptimizedEncoder, OptimizedLayer
 
 Model = TypeVar("Model", bound=nn.Module)
+ENCODERS = (HfDebertaEncoder, DebertaEncoder, DebertaV2Encoder)
 OTHER_PLAIN_MODULES = (DebertaLayerNorm, nn.PReLU)  # their weights are not those of a layer that they wrap
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 MAX_CACHED_PRIMITIVES = 256  # about 0.6 MB each, and half a millisecond to compile again
@@ -79,26 +82,23 @@ def optimize(
         raise RuntimeError("hf_deberta.optimize needs a PyTorch with oneDNN; on this one, use the model without it")
     if dtype == torch.bfloat16 and not has_onednn_bfloat16():
         raise RuntimeError("this processor has no products in bfloat16; take torch.float32 or torch.int8")
-    encoders = [module for module in model.modules() if is_ours(module) or is_in_tree_encoder(module)]
+    if not inplace:
+        model = copy.deepcopy(model)
+    encoders = [module for module in model.modules() if isinstance(module, ENCODERS)]
     if not encoders:
         name = type(model).__name__
         raise ValueError(f"{name} has no DeBERTa encoder; pass a model of this package or of Transformers")
     for encoder in encoders:
         check_encoder(encoder)
-    if not inplace:
-        return optimize(copy.deepcopy(model), dtype, runtime=runtime, shapes=shapes)
     model.eval()
     limit_onednn_caches()
     warn_if_slower(dtype)
     with torch.no_grad():
-        prepared = []
-        for encoder in encoders:
-            prepare = prepare_ours if is_ours(encoder) else prepare_in_tree
-            layers = prepare(encoder, dtype, attention_dtype(dtype))
+        fused = [fuse_layers(encoder, dtype) for encoder in encoders]
+        for encoder, layers in zip(encoders, fused, strict=True):
             layers.choose_runtime(runtime, getattr(encoder, "conv", None) is not None, shapes)
-            prepared.append(layers)
-    for encoder, layers in zip(encoders, prepared, strict=True):  # only now: one may be refused
-        (use_in_ours if is_ours(encoder) else use_in_tree)(encoder, layers)
+    for encoder, layers in zip(encoders, fused, strict=True):  # only now: one may be refused
+        use_fused_layers(encoder, layers)
     for module in model.modules():
         if isinstance(module, HfDebertaModel) and cast(Any, module.encoder).fused_layers.uses_openvino:
             embeddings: Any = module.embeddings
@@ -135,43 +135,27 @@ def is_ours(module: nn.Module) -> bool:
     return isinstance(module, HfDebertaEncoder)
 
 
-def prepare_ours(encoder: Any, dtype: torch.dtype, dtype_of_attention: torch.dtype) -> FusedLayers:
-    """Prepare each layer of an encoder of this package."""
-    rows = encoder.whole_table()
-    table = None if rows is None else relative_table(table_modules(encoder), rows, None)
+def fuse_layers(encoder: Any, dtype: torch.dtype) -> FusedLayers:
+    """The fused layers of an encoder of this package or of Transformers."""
+    table, rows = position_table(encoder)
     layers = [
-        FusedLayer(weights_of(layer, before), table, rows, dtype, dtype_of_attention)
+        FusedLayer(layer_weights(layer, before, table, rows), dtype, attention_dtype(dtype))
         for before, layer in zip([None, *encoder.layer], encoder.layer, strict=False)
     ]
-    inside = [module for layer in encoder.layer for module in list(layer.modules())[1:]]
+    inside = [m for layer in encoder.layer for m in layer.modules() if m is not layer or not is_ours(encoder)]
     return FusedLayers(encoder, layers, inside)
 
 
-def use_in_ours(encoder: Any, prepared: FusedLayers) -> None:
-    """Let the fused layers compute in place of the encoder's."""
-    encoder.__class__, encoder.fused_layers = OptimizedEncoder, prepared
-    for layer, fused in zip(encoder.layer, prepared.layers, strict=True):
-        layer.__class__, layer.fused_layer = OptimizedLayer, fused
-
-
-def weights_of(layer: HfDebertaLayer, before: HfDebertaLayer | None = None) -> LayerWeights:
-    """The weights of a layer; `before` is the one before it."""
-    attention = layer.attention.self
-    return LayerWeights(
-        query=(attention.query_proj.weight, attention.query_proj.bias),
-        key=(attention.key_proj.weight, attention.key_proj.bias),
-        value=(attention.value_proj.weight, attention.value_proj.bias),
-        attention_output=layer.attention.output.dense,
-        attention_norm=NormWeights.from_module(layer.attention.output.LayerNorm),
-        intermediate=layer.intermediate.dense,
-        activation=layer.intermediate.activation,
-        output=layer.output.dense,
-        output_norm=NormWeights.from_module(layer.output.LayerNorm),
-        table_projection=attention.table_projection() if attention.terms else None,
-        heads=attention.config.num_attention_heads,
-        scale=attention.scale,
-        input_norm=None if before is None else NormWeights.from_module(before.output.LayerNorm),
-    )
+def use_fused_layers(encoder: Any, fused: FusedLayers) -> None:
+    """Let the fused layers compute in place of the encoder's; for an encoder of Transformers, `enable()` is on."""
+    if is_ours(encoder):
+        encoder.__class__, encoder.fused_layers = OptimizedEncoder, fused
+        for layer, fused_layer in zip(encoder.layer, fused.layers, strict=True):
+            layer.__class__, layer.fused_layer = OptimizedLayer, fused_layer
+    else:
+        prepared_encoders[encoder] = fused, distance_parameters(encoder)
+        if not is_enabled():
+            enable()
 
 
 def check_encoder(encoder: nn.Module) -> None:

@@ -16,8 +16,9 @@ from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder, HfDebertaLaye
 from hf_deberta.serving import choices, fused_layers, fused_linear
 from hf_deberta.serving import optimize as optimize_file
 from hf_deberta.serving.fused_attention import MAX_TOKENS_IN_ONE_PRODUCT, FusedAttention
-from hf_deberta.serving.fused_layer import FusedLayer, NormWeights
+from hf_deberta.serving.fused_layer import FusedLayer
 from hf_deberta.serving.fused_linear import FusedLinear
+from hf_deberta.serving.layer_weights import NormWeights
 
 SMALL = {
     "hidden_size": 48,
