@@ -4,9 +4,10 @@ They compute with the fused layers in inference, and otherwise as the classes th
 `model.train()` changes them back. Copies and pickles have these classes too, and no fused layers.
 """
 
-from dataclasses import dataclass, fields
+from collections import deque
+from dataclasses import dataclass, field, replace
 from itertools import repeat
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,13 +16,7 @@ from transformers.utils import logging
 
 from hf_deberta.model.batch_layout import BatchLayout
 from hf_deberta.model.fast_path_guards import is_unmodified_module
-from hf_deberta.model.modeling_hf_deberta import (
-    HfDebertaEmbeddings,
-    HfDebertaEncoder,
-    HfDebertaLayer,
-    gather_positions,
-    kept_states,
-)
+from hf_deberta.model.modeling_hf_deberta import HfDebertaEmbeddings, HfDebertaEncoder, HfDebertaLayer, kept_states
 
 logger = logging.get_logger(__name__)
 
@@ -32,6 +27,9 @@ MAX_NUMEL_SHORT_TEXT = 8 * MAX_NUMEL_SINGLE_THREAD  # the states of at most 256 
 @dataclass(frozen=True)
 class FusedLayout(BatchLayout):
     """The metadata of a forward pass that fused layers compute."""
+
+    # states that OpenVINO has computed, from the first layer on; each layer takes one, None if it is not requested
+    computed: deque[Any] = field(default_factory=deque)
 
 
 class UndoneByTraining(nn.Module):
@@ -57,8 +55,7 @@ class OptimizedEncoder(UndoneByTraining, HfDebertaEncoder):
                 "this model was prepared by hf_deberta.optimize, which has no effect with a key-value cache"
             )
             return super().shared_by_layers(states, layout)
-        values = {field.name: getattr(layout, field.name) for field in fields(layout)}
-        return FusedLayout(**{**values, "relative_rows": self.whole_table()})
+        return FusedLayout(**{**vars(layout), "relative_rows": self.whole_table()})
 
     def forward(
         self,
@@ -69,31 +66,17 @@ class OptimizedEncoder(UndoneByTraining, HfDebertaEncoder):
         skip_last: bool = False,
         query_positions: torch.Tensor | None = None,  # [B, Q]
     ) -> BaseModelOutput:
-        """The output of all layers, as `HfDebertaEncoder.forward` describes it."""
-        if output_attentions or not isinstance(layout, FusedLayout):
-            rest = (output_attentions, output_hidden_states, skip_last, query_positions)
-            return super().forward(hidden_states, layout, *rest)
-        layers, backend = len(self.layer), str(self.config._attn_implementation)
-        kept = kept_states(output_hidden_states, layers + 1)
-        ends = layers - 1 if skip_last else layers
-        last_layer_for_all_tokens = query_positions is None or layers in kept or (layers == 1 and self.conv is not None)
-        states: list[torch.Tensor | None] = [hidden_states]
-        states += self.fused_layers.first_layers(
-            hidden_states, layout, ends if last_layer_for_all_tokens or skip_last else layers - 1, kept, backend
-        )
-        for i in range(len(states) - 1, ends):
-            before = cast(torch.Tensor, states[-1])
-            positions = None if last_layer_for_all_tokens or i < layers - 1 else query_positions
-            queries = None if positions is None else gather_positions(before, positions)
-            new, _ = self.layer[i](before, None, layout, queries, positions)
-            if i == 0 and self.conv is not None:
-                new = self.conv(hidden_states, new, layout.token_mask, layout.documents)
-            states.append(new)
-        last = cast(torch.Tensor, states[-1])
-        returned = tuple(each if i in kept else None for i, each in enumerate(states))
-        return BaseModelOutput(
-            last_hidden_state=gather_positions(last, query_positions) if last_layer_for_all_tokens else last,
-            hidden_states=cast(tuple[torch.Tensor, ...], returned) if kept else None,
+        """The output of all layers, as `HfDebertaEncoder.forward` describes it; OpenVINO may compute them before."""
+        if isinstance(layout, FusedLayout) and not output_attentions:
+            layers, backend = len(self.layer), str(self.config._attn_implementation)
+            kept = kept_states(output_hidden_states, layers + 1)
+            needs_last = not skip_last and (query_positions is None or layers in kept)
+            computed = self.fused_layers.first_layers(
+                hidden_states, layout, layers if needs_last else layers - 1, kept, backend
+            )
+            layout = replace(layout, computed=deque(computed), relative_rows=None)  # fused layers have their tables
+        return super().forward(
+            hidden_states, layout, output_attentions, output_hidden_states, skip_last, query_positions
         )
 
 
@@ -113,6 +96,8 @@ class OptimizedLayer(UndoneByTraining, HfDebertaLayer):
         if output_attentions or not isinstance(layout, FusedLayout):
             options["output_attentions"] = output_attentions
             return super().forward(hidden_states, relative_table, layout, *queries, **options)
+        if layout.computed:
+            return layout.computed.popleft(), None
         backend = self.attention.self.backend(output_attentions)
         return self.fused_layer(hidden_states, layout, *queries, backend=backend, **options), None
 
