@@ -71,20 +71,25 @@ def is_as_fast_as_float32(dtype: torch.dtype, threads: int) -> bool:
     return time_ratio(multiply(dtype), multiply(torch.float32)) < MAX_TIME_RATIO_OF_FEWER_BITS
 
 
-def choose_max_openvino_tokens(many_layers: OpenVinoLayers, one_layer: OpenVinoLayers) -> int:
+def choose_max_openvino_tokens(openvino: OpenVinoLayers) -> int:
     """Tokens of the largest batch that OpenVINO computes faster than fused layers do.
 
     Many layers are timed on short texts, since reading the weights of all of them takes much of the time then.
     """
-    max_tokens = 0
-    for shape, tokens in ((SHORT_TEXT_SHAPE, 64), (TEXT_SHAPE, 256), (LONG_BATCH_SHAPE, UNLIMITED_TOKENS)):
-        if not openvino_is_faster(one_layer if shape == LONG_BATCH_SHAPE else many_layers, shape):
+    last, max_tokens = len(openvino.layers) - 1, 0
+    many, one = range(max(1, last)), range(last, last + 1)
+    for shape, part, tokens in (
+        (SHORT_TEXT_SHAPE, many, 64),
+        (TEXT_SHAPE, many, 256),
+        (LONG_BATCH_SHAPE, one, UNLIMITED_TOKENS),
+    ):
+        if not openvino_is_faster(openvino, part, shape):
             break
         max_tokens = tokens
     return max_tokens
 
 
-def openvino_is_faster(openvino: OpenVinoLayers, shape: tuple[int, int]) -> bool:
+def openvino_is_faster(openvino: OpenVinoLayers, part: range, shape: tuple[int, int]) -> bool:
     """True if OpenVINO computes a batch of this shape as fast as PyTorch, or nearly (`MAX_TIME_RATIO_OF_OPENVINO`).
 
     It needs less memory where it computes all batches, and with int8 it changes fewer labels.
@@ -94,11 +99,11 @@ def openvino_is_faster(openvino: OpenVinoLayers, shape: tuple[int, int]) -> bool
 
     def call_fused() -> torch.Tensor:
         new = states
-        for layer in openvino.layers:
-            new = layer(new, layout)
+        for i in part:
+            new = openvino.layers[i](new, layout)
         return new
 
-    ratio = time_ratio(lambda: openvino(states, layout.attention_mask), call_fused, MAX_TURNS_OF_LAYERS)
+    ratio = time_ratio(lambda: openvino.compute(part, states, layout.attention_mask), call_fused, MAX_TURNS_OF_LAYERS)
     return ratio < MAX_TIME_RATIO_OF_OPENVINO
 
 

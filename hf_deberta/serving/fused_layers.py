@@ -3,13 +3,12 @@
 from collections.abc import Collection, Iterable
 from itertools import chain, repeat
 from operator import attrgetter, contains
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 from transformers.utils import logging
 
-from hf_deberta.model.attention_mask import AttentionMask
 from hf_deberta.model.batch_layout import BatchLayout
 from hf_deberta.model.fast_path_guards import (
     has_global_hooks_or_modes,
@@ -39,9 +38,7 @@ class FusedLayers(NoneInCopies):
         self.layers, self.bypassed = layers, (*bypassed, encoder.layer, *modules)
         self.called = tuple(encoder.layer)
         self.hooks_of_called = tuple(chain.from_iterable(map(hooks, self.called)))
-        self.all_but_last: OpenVinoLayers | None = None  # heads may need only some states of the last layer
-        self.last: OpenVinoLayers | None = None
-        self.all_layers: OpenVinoLayers | None = None  # used for batches of a listed shape
+        self.openvino: OpenVinoLayers | None = None
         self.max_openvino_tokens = 0  # of a batch that OpenVINO computes
         weights = [weight for module in (encoder.layer, *modules) for weight in module.parameters()]
         self.weights = tuple(weights)
@@ -53,10 +50,6 @@ class FusedLayers(NoneInCopies):
         self.registries = tuple(registry for module in self.bypassed for registry in registries(module))
         self.hooks = tuple(chain.from_iterable(map(hooks, self.bypassed)))
         self.state = self.present_state(encoder)
-
-    @property
-    def uses_openvino(self) -> bool:
-        return self.last is not None
 
     def has_same_samples(self) -> bool:
         """False if a whole weight was written, also by those whose writes autograd does not count.
@@ -97,21 +90,15 @@ class FusedLayers(NoneInCopies):
                 "runtime='torch' and no shapes"
             )
         if runtime != "torch" and supported and has_openvino():
-            self.all_but_last = OpenVinoLayers(self.layers[:-1]) if len(self.layers) > 1 else None
-            self.last = OpenVinoLayers(self.layers[-1:])
-            self.all_layers = OpenVinoLayers(self.layers, shapes)
-            too_large = [shape for shape in shapes if not self.last.has_room_for(*shape)]
+            self.openvino = OpenVinoLayers(self.layers, shapes)
+            too_large = [shape for shape in shapes if not self.openvino.has_room_for(*shape)]
             if too_large:
                 raise ValueError(
                     f"shapes {sorted(too_large)} would need much memory for attention scores: leave them out, and "
                     "PyTorch computes such batches in parts"
                 )
-            parts = self.last if self.all_but_last is None else self.all_but_last
-            self.max_openvino_tokens = (
-                UNLIMITED_TOKENS if runtime == "openvino" else choose_max_openvino_tokens(parts, self.last)
-            )
-            if self.all_but_last is not None:
-                self.all_but_last.shapes = shapes  # only now: the graph for any shape was timed
+            chosen = UNLIMITED_TOKENS if runtime == "openvino" else choose_max_openvino_tokens(self.openvino)
+            self.max_openvino_tokens = chosen
         for layer in self.layers:
             if self.max_openvino_tokens == UNLIMITED_TOKENS:
                 layer.free()
@@ -125,35 +112,21 @@ class FusedLayers(NoneInCopies):
 
         Those of the last of them, and those whose indices are `kept`, counted from 1; the others are None.
         """
-        mask, kept = layout.attention_mask, [i - 1 for i in kept if i > 0]
+        openvino, mask, kept = self.openvino, layout.attention_mask, [i - 1 for i in kept if i > 0]
         if (
-            self.last is None
-            or self.all_layers is None
+            openvino is None
+            or layers == 0
             or backend not in ("auto", "sdpa")
-            or layers < len(self.layers) - 1
             or (
                 states.shape[0] * states.shape[1] > self.max_openvino_tokens
-                and not self.all_layers.has_graph_for(states, mask, kept)
+                and not openvino.has_graph_for(states, mask, layers, kept)
             )
-            or not self.last.can_compute(states, mask)
+            or not openvino.can_compute(states, mask)
             or any(self.hooks_of_called)
             or any_is_patched(self.called)
         ):
             return []
-        computed: list[torch.Tensor | None] = []
-        for part in self.parts(states, mask, layers, kept):
-            computed += part(states, mask, {i - len(computed) for i in kept})
-            states = cast(torch.Tensor, computed[-1])
-        return computed
-
-    def parts(
-        self, states: torch.Tensor, mask: AttentionMask, layers: int, kept: Collection[int]
-    ) -> list[OpenVinoLayers]:
-        """The graphs that compute the first `layers` layers, one after another: all of them, or all but the last."""
-        whole = layers == len(self.layers)
-        if whole and self.all_layers is not None and self.all_layers.has_graph_for(states, mask, kept):
-            return [self.all_layers]
-        return [part for part in (self.all_but_last, self.last if whole else None) if part is not None]
+        return openvino(states, mask, layers, kept)
 
     def is_usable(self, encoder: nn.Module, states: torch.Tensor) -> bool:
         """True if the fused layers give what calling the layers gives."""

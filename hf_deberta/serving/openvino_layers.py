@@ -1,4 +1,4 @@
-"""Neighbouring encoder layers as one OpenVINO graph, for batches of texts of equal length.
+"""Encoder layers as OpenVINO graphs, for batches of texts of equal length.
 
 Legend: B batch, N tokens, H heads, d head size, s saturation: the largest distance with a row of its own.
 
@@ -8,9 +8,9 @@ of fused_layer.py: query, key and value are one product, which includes the scal
 constants, laid out by distance -s ... s. Fused layers keep what the graph does not compute: packed rows, causal masks,
 subsets of queries, long texts.
 
-    layers = OpenVinoLayers(fused_layers)
-    if layers.can_compute(states, mask):
-        states = layers(states, mask)[-1]            # [B, N, hidden]
+    openvino = OpenVinoLayers(fused_layers)
+    if openvino.can_compute(states, mask):
+        states = openvino(states, mask, len(fused_layers))[-1]            # [B, N, hidden]
 """
 
 import os
@@ -85,47 +85,65 @@ def distance_index(tokens: int, saturation: int) -> torch.Tensor:
 
 
 class OpenVinoLayers(NoneInCopies):
-    """Neighbouring layers of an encoder, compiled when first used, for as many threads as PyTorch has then.
+    """The layers of an encoder as graphs, compiled when first used, for as many threads as PyTorch has then.
 
-    Batches of one of the `shapes` [B, N] without padding have a graph for that shape, with its own copy of the weights
-    and no output but the last states.
+    One graph has all layers but the last, of which heads may need only some states; another has the last. Batches of
+    one of the `shapes` [B, N] without padding have a graph for that shape, with its own copy of the weights and no
+    output but the last states.
     """
 
     def __init__(self, layers: Sequence[FusedLayer], shapes: Collection[tuple[int, int]] = ()):
         self.layers, self.dtype, self.shapes = layers, layers[0].dtype, shapes
         self.heads, positions = layers[0].weights.heads, layers[0].weights.positions
         self.saturation = 0 if positions is None else positions.saturation
-        self.requests: dict[tuple[int, int] | None, Any] = {}  # by shape; None: of any shape
+        self.requests: dict[tuple[range, tuple[int, int] | None], Any] = {}  # by layers and shape; None: of any shape
         self.lock = threading.Lock()  # a request computes one batch at a time
 
     def __call__(
-        self, states: torch.Tensor, mask: AttentionMask, kept: Collection[int] = ()
+        self, states: torch.Tensor, mask: AttentionMask, layers: int, kept: Collection[int] = ()
     ) -> list[torch.Tensor | None]:
-        """States [B, N, hidden] after each layer: those of the last, and of the layers whose numbers are `kept`.
+        """States [B, N, hidden] after each of the first `layers` layers, which may leave out the last of the encoder.
 
-        The mask hides padding or nothing.
+        Those of the last of them, and of the layers whose numbers are `kept`; the others are None. The mask hides
+        padding or nothing.
         """
+        if self.has_graph_for(states, mask, layers, kept):
+            return self.compute(range(layers), states, mask, shape=(states.shape[0], states.shape[1]))
+        computed: list[Any] = []
+        last = len(self.layers) - 1
+        for part in filter(None, (range(last), range(last, layers))):
+            computed += self.compute(part, states, mask, kept)
+            states = computed[-1]
+        return computed
+
+    def compute(
+        self,
+        part: range,
+        states: torch.Tensor,
+        mask: AttentionMask,
+        kept: Collection[int] = (),
+        shape: tuple[int, int] | None = None,
+    ) -> list[torch.Tensor | None]:
+        """States after each layer of a part, by one graph."""
         from openvino import Tensor
 
         visible = torch.ones(1, 1) if mask.mask is None else mask.mask.float()
         inputs = states.contiguous(), visible, distance_index(states.shape[1], self.saturation)
-        shape = (states.shape[0], states.shape[1]) if self.has_graph_for(states, mask, kept) else None
-        last = len(self.layers) - 1
         with self.lock:
-            if shape not in self.requests:
-                self.requests[shape] = self.compile(torch.get_num_threads(), shape)
-            request = self.requests[shape]
+            if (part, shape) not in self.requests:
+                self.requests[part, shape] = self.compile(part, shape, torch.get_num_threads())
+            request = self.requests[part, shape]
             for i, tensor in enumerate(inputs):
                 request.set_input_tensor(i, Tensor(tensor.numpy(), shared_memory=True))
             request.infer()
             if shape is not None:
-                return [*repeat(None, last), copy_of(request, 0)]
-            return [copy_of(request, i) if i in kept or i == last else None for i in range(last + 1)]
+                return [*repeat(None, len(part) - 1), copy_of(request, 0)]
+            return [copy_of(request, i) if n in kept or n == part[-1] else None for i, n in enumerate(part)]
 
-    def has_graph_for(self, states: torch.Tensor, mask: AttentionMask, kept: Collection[int]) -> bool:
+    def has_graph_for(self, states: torch.Tensor, mask: AttentionMask, layers: int, kept: Collection[int]) -> bool:
         """True for batches of one of the `shapes`, without padding, of which no states but the last are `kept`."""
         shape = (states.shape[0], states.shape[1])
-        return shape in self.shapes and mask.mask is None and not any(i < len(self.layers) - 1 for i in kept)
+        return shape in self.shapes and mask.mask is None and not any(i < layers - 1 for i in kept)
 
     def can_compute(self, states: torch.Tensor, mask: AttentionMask) -> bool:
         """True for whole texts, with padding between them or none, that are short enough."""
@@ -136,18 +154,18 @@ class OpenVinoLayers(NoneInCopies):
     def has_room_for(self, batch: int, tokens: int) -> bool:
         return batch * self.heads * tokens**2 <= MAX_SCORES_NUMEL
 
-    def compile(self, threads: int, shape: tuple[int, int] | None) -> Any:
+    def compile(self, part: range, shape: tuple[int, int] | None, threads: int) -> Any:
         """A request for batches of this shape without padding; None: of any shape."""
         settings: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads}
         settings["CPU_RUNTIME_CACHE_CAPACITY"] = MAX_CACHED_OPERATIONS
         # pinned threads of several processes would share some cores and leave others idle
         settings["ENABLE_CPU_PINNING"] = threads == available_cores()
-        model = GraphBuilder(self.layers).model()
+        model = GraphBuilder([self.layers[i] for i in part]).model()
         if shape is not None:
             for result in model.get_results()[:-1]:
                 model.remove_result(result)
-            states, visible, rows = model.inputs
-            model.reshape({states: [*shape, states.partial_shape[2]], visible: [1, 1], rows: [2 * shape[1]]})
+            states, visible, index = model.inputs
+            model.reshape({states: [*shape, states.partial_shape[2]], visible: [1, 1], index: [2 * shape[1]]})
         compiled = openvino_core().compile_model(model, "CPU", settings | PRECISION_SETTINGS[self.dtype])
         return compiled.create_infer_request()
 

@@ -100,7 +100,7 @@ def optimize(
     for encoder, layers in zip(encoders, fused, strict=True):  # only now: one may be refused
         use_fused_layers(encoder, layers)
     for module in model.modules():
-        if isinstance(module, HfDebertaModel) and cast(Any, module.encoder).fused_layers.uses_openvino:
+        if isinstance(module, HfDebertaModel) and cast(Any, module.encoder).fused_layers.openvino is not None:
             embeddings: Any = module.embeddings
             embeddings.__class__ = OptimizedEmbeddings
             embeddings.of_encoder = module.encoder, module.encoder.fused_layers

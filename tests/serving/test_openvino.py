@@ -35,7 +35,8 @@ def seeded():
 
 
 def count_calls(layers):
-    return mock.patch.object(layers, "__call__", autospec=True, side_effect=layers.__call__)
+    method = "compute" if layers is OpenVinoLayers else "__call__"  # of one graph, of one layer
+    return mock.patch.object(layers, method, autospec=True, side_effect=getattr(layers, method))
 
 
 def optimized(model, dtype=torch.float32):
@@ -148,9 +149,9 @@ def test_training_undoes_it():
 def test_threads_are_pinned_only_to_as_many_cores(cores, pinned, monkeypatch):
     """Pinned threads of several processes would share cores."""
     monkeypatch.setattr(openvino_layers, "available_cores", lambda: cores)
-    layers = optimized(make_model()).encoder.fused_layers.last
+    openvino = optimized(make_model()).encoder.fused_layers.openvino
     with mock.patch.object(openvino_layers, "openvino_core") as core:
-        layers.compile(2, None)
+        openvino.compile(range(1), None, 2)
     assert core.return_value.compile_model.call_args.args[2]["ENABLE_CPU_PINNING"] is pinned
 
 
@@ -252,7 +253,9 @@ def test_no_turn_begins_after_the_limit(monkeypatch):
 @pytest.mark.parametrize(("ratio", "answer"), [(1.04, True), (1.06, False)])
 def test_openvino_may_be_a_little_slower(ratio, answer, monkeypatch):
     monkeypatch.setattr(choices, "time_ratio", lambda *_: ratio)
-    assert choices.openvino_is_faster(optimized(make_model()).encoder.fused_layers.last, (1, 32)) is answer
+    assert (
+        choices.openvino_is_faster(optimized(make_model()).encoder.fused_layers.openvino, range(1), (1, 32)) is answer
+    )
 
 
 def test_torch_can_be_asked_for():
@@ -288,7 +291,7 @@ def test_other_layers_are_for_torch(settings):
     model = make_model(**settings)
     with pytest.raises(ValueError, match="use runtime='torch'"):
         optimized(model)
-    assert hf_deberta.optimize(model).encoder.fused_layers.last is None
+    assert hf_deberta.optimize(model).encoder.fused_layers.openvino is None
 
 
 def test_unknown_runtimes_are_refused():
@@ -352,12 +355,17 @@ def test_shapes_have_graphs_of_their_own(model_class, dtype):
     for batch, states in zip(batches, expected, strict=True):
         real = batch["attention_mask"].bool() if "attention_mask" in batch and states.dim() == 3 else ...
         assert difference(outputs(model, batch)[real], states[real]) < TOLERANCE[dtype]
-    layers = model.base_model.encoder.fused_layers
-    requests = (layers.all_layers if model is model.base_model else layers.all_but_last).requests
-    assert requests.keys() >= {(2, 9), (2, 5)} and layers.last.requests.keys() <= {None}
+    requests = model.base_model.encoder.fused_layers.openvino.requests
+    first = range(3 if model is model.base_model else 2)  # a classifier needs one state of the last layer
+    assert {(first, (2, 9)), (first, (2, 5))} <= set(requests)
+    assert {shape for part, shape in requests if part != first} <= {None}
 
 
-@pytest.mark.parametrize("indices, graphs", [([0, 1], set()), ([0, 3], {(2, 9)})], ids=str)
+@pytest.mark.parametrize(
+    "indices, graphs",
+    [([0, 1], {(range(2), None), (range(2, 3), None)}), ([0, 3], {(range(3), (2, 9))})],
+    ids=["between layers", "last"],
+)
 def test_hidden_states_of_a_shape(indices, graphs):
     """The graph of a shape has the last states alone."""
     model = make_model(num_hidden_layers=3)
@@ -365,9 +373,7 @@ def test_hidden_states_of_a_shape(indices, graphs):
     with torch.no_grad():
         expected = model(**inputs).hidden_states
         result = hf_deberta.optimize(model, runtime="openvino", shapes=[(2, 9)])(**inputs).hidden_states
-    layers = model.encoder.fused_layers
-    assert layers.all_layers.requests.keys() == graphs
-    assert layers.all_but_last.requests.keys() == ({None} if indices == [0, 1] else set())
+    assert set(model.encoder.fused_layers.openvino.requests) == graphs
     assert [i for i, states in enumerate(result) if states is not None] == indices
     assert all(difference(result[i], expected[i]) < TOLERANCE[torch.float32] for i in indices)
 
