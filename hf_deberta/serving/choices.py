@@ -18,6 +18,8 @@ from .openvino_layers import OpenVinoLayers
 
 logger = logging.get_logger(__name__)
 
+TimedCall = Callable[[], object]
+
 TIMED_ROWS, TIMED_HEADS, TIMED_HEAD_SIZE = 128, 12, 64  # of single products that are timed
 CALLS_PER_TURN = 3
 MAX_TURNS = 6
@@ -34,41 +36,37 @@ def attention_dtype(dtype: torch.dtype) -> torch.dtype:
     """The type of attention's products: that of the linear layers, or beside int8 the faster floating type."""
     if dtype != torch.int8:
         return dtype
-    return torch.bfloat16 if attention_is_faster_in_bfloat16(torch.get_num_threads()) else torch.float32
-
-
-@lru_cache(maxsize=8)
-def attention_is_faster_in_bfloat16(threads: int) -> bool:
-    """Time attention of one text with products in float32 and in bfloat16."""
-    projected = torch.randn(TIMED_ROWS, 3 * TIMED_HEADS * TIMED_HEAD_SIZE)
-
-    def attend(dtype: torch.dtype) -> Callable[[], object]:
-        attention = FusedAttention(None, TIMED_HEADS, TIMED_HEAD_SIZE, dtype)
-        return lambda: attention.attend_whole_texts(projected, AttentionMask(), (1, TIMED_ROWS), "sdpa")
-
-    return time_ratio(attend(torch.bfloat16), attend(torch.float32)) < 1
+    is_faster = ratio_to_float32(attention_of_one_text, torch.bfloat16, torch.get_num_threads()) < 1
+    return torch.bfloat16 if is_faster else torch.float32
 
 
 def warn_if_slower(dtype: torch.dtype) -> None:
     """Warn if products of fewer bits take longer on this processor."""
-    if dtype != torch.float32 and not is_as_fast_as_float32(dtype, torch.get_num_threads()):
+    if dtype == torch.float32:
+        return
+    if ratio_to_float32(product_of_one_text, dtype, torch.get_num_threads()) >= MAX_TIME_RATIO_OF_FEWER_BITS:
         logger.warning_once(
             f"products in {dtype} take longer than in float32 on this processor: hf_deberta.optimize(model) would be "
             "faster"
         )
 
 
-@lru_cache(maxsize=8)
-def is_as_fast_as_float32(dtype: torch.dtype, threads: int) -> bool:
-    """Time one product of each type."""
+@lru_cache(maxsize=16)
+def ratio_to_float32(make_call: Callable[[torch.dtype], TimedCall], dtype: torch.dtype, threads: int) -> float:
+    """Time of the call for products in `dtype`, divided by that in float32; measured once per number of threads."""
+    return time_ratio(make_call(dtype), make_call(torch.float32))
+
+
+def attention_of_one_text(dtype: torch.dtype) -> TimedCall:
+    projected = torch.randn(TIMED_ROWS, 3 * TIMED_HEADS * TIMED_HEAD_SIZE)
+    attention = FusedAttention(None, TIMED_HEADS, TIMED_HEAD_SIZE, dtype)
+    return lambda: attention.attend_whole_texts(projected, AttentionMask(), (1, TIMED_ROWS), "sdpa")
+
+
+def product_of_one_text(dtype: torch.dtype) -> TimedCall:
     width = TIMED_HEADS * TIMED_HEAD_SIZE
-    states, weight = torch.randn(TIMED_ROWS, width), torch.randn(4 * width, width)
-
-    def multiply(dtype: torch.dtype) -> Callable[[], object]:
-        linear = FusedLinear.from_weight(weight, None, dtype)
-        return lambda: linear(states)
-
-    return time_ratio(multiply(dtype), multiply(torch.float32)) < MAX_TIME_RATIO_OF_FEWER_BITS
+    states, linear = torch.randn(TIMED_ROWS, width), FusedLinear.from_weight(torch.randn(4 * width, width), None, dtype)
+    return lambda: linear(states)
 
 
 def choose_max_openvino_tokens(openvino: OpenVinoLayers) -> int:
@@ -107,7 +105,7 @@ def openvino_is_faster(openvino: OpenVinoLayers, part: range, shape: tuple[int, 
     return ratio < MAX_TIME_RATIO_OF_OPENVINO
 
 
-def time_ratio(call: Callable[[], object], other: Callable[[], object], turns: int = MAX_TURNS) -> float:
+def time_ratio(call: TimedCall, other: TimedCall, turns: int = MAX_TURNS) -> float:
     """Time of `call` divided by that of `other`; they take turns, and the median of the turns' ratios counts.
 
     A turn is several calls, of which the shortest counts, since threads of one runtime still wait for work, and keep
@@ -123,7 +121,7 @@ def time_ratio(call: Callable[[], object], other: Callable[[], object], turns: i
     return statistics.median(ratios)
 
 
-def call_time(call: Callable[[], object]) -> float:
+def call_time(call: TimedCall) -> float:
     start = time.perf_counter()
     call()
     return time.perf_counter() - start

@@ -21,6 +21,7 @@ import torch
 from hf_deberta.model.attention import disentangled_attention
 from hf_deberta.model.attention_mask import AttentionMask
 from hf_deberta.model.attention_sdpa import document_lengths, laid_out, skewed
+from hf_deberta.model.dense import pad_rows
 from hf_deberta.model.private_apis import cpu_attention_with_log_sum
 from hf_deberta.model.relative_position import RelativePositions
 
@@ -42,7 +43,7 @@ class FusedAttention:
 
     def attend_whole_texts(
         self,
-        projected: torch.Tensor,  # [M or more, 3 H d], query, key and value of each token
+        projected: torch.Tensor,  # [M or more, 3 H d], query, key and value of each token, and rows from `pad_rows`
         mask: AttentionMask,
         shape: tuple[int, int],  # B, N
         backend: str,
@@ -51,7 +52,7 @@ class FusedAttention:
         runs = self.equal_lengths(mask, shape, backend)
         if runs is None:
             query, key, value = self.split(projected, shape)
-            return as_rows(self.attend_with_any_mask(query, key, value, mask, backend), len(projected))
+            return self.attend_with_any_mask(query, key, value, mask, backend)
         context = projected.new_empty(len(projected), self.heads * self.head_size, dtype=self.dtype)
         projected, start = projected.to(self.dtype), 0
         for length, documents in runs:
@@ -124,10 +125,8 @@ class FusedAttention:
         positions = self.positions
         assert positions is not None
         tables = laid_out(positions, positions.position_key, positions.position_query, None, reach, None)
-        parts = {"c2p": tables.falling, "p2c": tables.rising}
-        return (
-            torch.cat([part for term in self.terms if (part := parts[term]) is not None]).mT.to(self.dtype).contiguous()
-        )
+        parts = [table for table in (tables.falling, tables.rising) if table is not None]
+        return torch.cat(parts).mT.to(self.dtype).contiguous()
 
     def split(self, projected: torch.Tensor, shape: Sequence[int]) -> tuple[torch.Tensor, ...]:
         """The parts of projected states, each [B, H, N, d]; `shape` is B, N."""
@@ -143,16 +142,7 @@ class FusedAttention:
         mask: AttentionMask,
         backend: str,
     ) -> torch.Tensor:
-        """The context [B, H, Q, d], for all masks and lengths, in float32."""
+        """The context for all masks and lengths, in float32: rows [B Q, H d], and zeros that `pad_rows` adds."""
         query, key, value = query.float(), key.float(), value.float()
-        return disentangled_attention(query, key, value, self.positions, mask, scale=1.0, backend=backend)[0]
-
-
-def as_rows(context: torch.Tensor, rows: int) -> torch.Tensor:
-    """A context [B, H, Q, d] as rows [B Q, H d], with zeros below them up to `rows`."""
-    batch, heads, queries, head_size = context.shape
-    padded = context.new_empty(rows, heads * head_size)
-    real = batch * queries
-    padded[:real].view(batch, queries, heads, head_size).copy_(context.transpose(1, 2))
-    padded[real:] = 0
-    return padded
+        context, _ = disentangled_attention(query, key, value, self.positions, mask, scale=1.0, backend=backend)
+        return pad_rows(context.transpose(1, 2).flatten(2).flatten(0, 1))

@@ -11,7 +11,6 @@ are laid out for oneDNN (fused_linear.py); the projected position tables are con
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -21,7 +20,7 @@ from torch import nn
 from hf_deberta.model.batch_layout import BatchLayout
 from hf_deberta.model.dense import pad_rows
 
-from .fused_attention import FusedAttention, as_rows
+from .fused_attention import FusedAttention
 from .fused_linear import FusedLinear
 from .layer_weights import LayerWeights, concatenate_projections
 
@@ -29,7 +28,6 @@ from .layer_weights import LayerWeights, concatenate_projections
 MAX_FEED_FORWARD_ROWS = 256
 MIN_GELU_OUTPUT = -0.17  # GELU is nowhere below
 PRODUCTS = ("query_key_value", "attention_output", "intermediate", "output")
-PRODUCTS_OF_SUBSETS = ("query", "key_value")
 
 
 class NoneInCopies:
@@ -52,7 +50,7 @@ class FusedLayer(NoneInCopies):
     @cached_property
     def query_key_value(self) -> FusedLinear:
         projections = concatenate_projections(self.weights.scaled_query(), self.weights.key, self.weights.value)
-        return self.fuse(*projections, sizes=self.input_sizes())
+        return self.fuse(*projections, sizes=self.weights.input_sizes)
 
     @cached_property
     def query(self) -> FusedLinear:
@@ -61,7 +59,7 @@ class FusedLayer(NoneInCopies):
 
     @cached_property
     def key_value(self) -> FusedLinear:
-        return self.fuse(*concatenate_projections(self.weights.key, self.weights.value), sizes=self.input_sizes())
+        return self.fuse(*concatenate_projections(self.weights.key, self.weights.value), sizes=self.weights.input_sizes)
 
     @cached_property
     def attention_output(self) -> FusedLinear:
@@ -76,9 +74,6 @@ class FusedLayer(NoneInCopies):
     def output(self) -> FusedLinear:
         return self.fuse(*self.weights.output, lowest=MIN_GELU_OUTPUT if self.has_gelu else None)
 
-    def input_sizes(self) -> torch.Tensor | None:
-        return None if self.weights.input_norm is None else self.weights.input_norm.sizes()
-
     def fuse(self, weight: torch.Tensor, bias: torch.Tensor | None, **options: Any) -> FusedLinear:
         return FusedLinear.from_weight(weight, bias, self.dtype, **options)
 
@@ -88,8 +83,8 @@ class FusedLayer(NoneInCopies):
             getattr(self, product)
 
     def free(self) -> None:
-        """Drop fused weights, until they are used."""
-        for product in (*PRODUCTS, *PRODUCTS_OF_SUBSETS):
+        """Drop the products of whole texts, until they are used."""
+        for product in PRODUCTS:
             vars(self).pop(product, None)
 
     def __call__(
@@ -102,19 +97,17 @@ class FusedLayer(NoneInCopies):
         backend: str = "auto",
     ) -> torch.Tensor:
         """New states of the queries (by default of all tokens), [B, Q, hidden]; the arguments of `HfDebertaLayer`."""
-        mask, rows = layout.attention_mask, pad_rows(hidden_states.flatten(0, 1))
+        mask, rows = layout.mask_of(query_positions), pad_rows(hidden_states.flatten(0, 1))
         if query_states is None and steps == 1:
             batch, tokens, _ = hidden_states.shape
             attended = self.attention.attend_whole_texts(self.query_key_value(rows), mask, (batch, tokens), backend)
             return self.feed_forward(attended, rows)[: batch * tokens].view(hidden_states.shape)
-        if query_positions is not None:
-            mask = replace(mask, query_positions=query_positions)
         states = hidden_states if query_states is None else query_states
         key, value = self.attention.split(self.key_value(rows), hidden_states.shape[:2])
         for _ in range(steps):
             rows = pad_rows(states.flatten(0, 1))
             (query,) = self.attention.split(self.query(rows), states.shape[:2])
-            attended = as_rows(self.attention.attend_with_any_mask(query, key, value, mask, backend), len(rows))
+            attended = self.attention.attend_with_any_mask(query, key, value, mask, backend)
             states = self.feed_forward(attended, rows)[: states.shape[0] * states.shape[1]].view(states.shape)
         return states
 

@@ -38,6 +38,7 @@ class FusedLayers(NoneInCopies):
         self.layers, self.bypassed = layers, (*bypassed, encoder.layer, *modules)
         self.called = tuple(encoder.layer)
         self.hooks_of_called = tuple(chain.from_iterable(map(hooks, self.called)))
+        self.openvino_supports = getattr(encoder, "conv", None) is None and all(layer.has_gelu for layer in layers)
         self.openvino: OpenVinoLayers | None = None
         self.max_openvino_tokens = 0  # of a batch that OpenVINO computes
         weights = [weight for module in (encoder.layer, *modules) for weight in module.parameters()]
@@ -76,20 +77,17 @@ class FusedLayers(NoneInCopies):
             any(self.hooks) or any_is_patched(self.bypassed),
         )
 
-    def choose_runtime(
-        self, runtime: str | None, has_convolution: bool, shapes: Collection[tuple[int, int]] = ()
-    ) -> None:
+    def choose_runtime(self, runtime: str | None, shapes: Collection[tuple[int, int]] = ()) -> None:
         """Decide which batches OpenVINO computes: none ("torch"), all that it can, or those for which it is faster.
 
         It computes batches of the `shapes` [B, N] without padding too, each by a graph of its own.
         """
-        supported = not has_convolution and all(layer.has_gelu for layer in self.layers)
-        if (runtime == "openvino" or shapes) and not supported:
+        if (runtime == "openvino" or shapes) and not self.openvino_supports:
             raise ValueError(
                 "runtime='openvino' and shapes are for encoders with GELU and without a convolution; use "
                 "runtime='torch' and no shapes"
             )
-        if runtime != "torch" and supported and has_openvino():
+        if runtime != "torch" and self.openvino_supports and has_openvino():
             self.openvino = OpenVinoLayers(self.layers, shapes)
             too_large = [shape for shape in shapes if not self.openvino.has_room_for(*shape)]
             if too_large:

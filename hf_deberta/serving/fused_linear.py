@@ -43,6 +43,10 @@ MIN_ROW_MAXIMUM = 1e-30  # of a row's largest number, so that a row of zeros has
 class FusedLinear(ABC):
     """`act(states @ weight^T + bias)`, or with a residual added to it."""
 
+    def __init__(self, bias: torch.Tensor | None, with_gelu: bool):
+        self.bias = bias
+        self.activation = "gelu" if with_gelu else "none"
+
     @staticmethod
     def from_weight(
         weight: torch.Tensor,  # [N, K], float32
@@ -69,15 +73,9 @@ class FusedLinear(ABC):
         """[M, K] to [M, N]; `residual` is float32 [M, N], and only for layers without GELU."""
 
 
-class _Fused(FusedLinear):
+class _Float32Linear(FusedLinear):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, with_gelu: bool):
-        self.bias = bias
-        self.activation = "gelu" if with_gelu else "none"
-
-
-class _Float32Linear(_Fused):
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, with_gelu: bool):
-        super().__init__(weight, bias, with_gelu)
+        super().__init__(bias, with_gelu)
         self.onednn_weight = pack_weight(weight)
 
     def __call__(self, states: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
@@ -86,9 +84,9 @@ class _Float32Linear(_Fused):
         return onednn_linear(states.float(), self.onednn_weight, self.bias, self.activation)
 
 
-class _BFloat16Linear(_Fused):
+class _BFloat16Linear(FusedLinear):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, with_gelu: bool):
-        super().__init__(weight, None if bias is None else bias.bfloat16(), with_gelu)
+        super().__init__(None if bias is None else bias.bfloat16(), with_gelu)
         self.onednn_weight = pack_weight(weight.bfloat16())
 
     def __call__(self, states: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
@@ -96,7 +94,7 @@ class _BFloat16Linear(_Fused):
         return product if residual is None else residual + product
 
 
-class _Int8Linear(_Fused):
+class _Int8Linear(FusedLinear):
     """One scale for each row of states; the offset is the same for all."""
 
     def __init__(
@@ -107,7 +105,7 @@ class _Int8Linear(_Fused):
         lowest: float | None,
         sizes: torch.Tensor | None,
     ):
-        super().__init__(weight, bias, with_gelu)
+        super().__init__(bias, with_gelu)
         self.lowest = lowest
         self.factors = None if sizes is None else sizes.detach().clamp(min=MIN_INPUT_SIZE).rsqrt()  # [K], of states
         weight = weight if self.factors is None else weight / self.factors

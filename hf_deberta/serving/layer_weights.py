@@ -61,7 +61,7 @@ class LayerWeights:
     activation: Callable[[torch.Tensor], torch.Tensor]
     output: WeightAndBias
     output_norm: NormWeights
-    input_norm: NormWeights | None  # of the layer before, if there is one
+    input_sizes: torch.Tensor | None  # [hidden], of the layer before, if there is one; see `NormWeights.sizes`
     head_size: int
     scale: float  # of the attention scores
     positions: RelativePositions | None  # projected once, in float32, for queries that include the scale
@@ -102,7 +102,7 @@ def layer_weights(layer: Any, before: Any, table: torch.Tensor | None, rows: Row
         activation=activation,
         output=weight_and_bias(layer.output.dense),
         output_norm=NormWeights.from_module(layer.output.LayerNorm),
-        input_norm=None if before is None else NormWeights.from_module(before.output.LayerNorm),
+        input_sizes=None if before is None else NormWeights.from_module(before.output.LayerNorm).sizes(),
         head_size=head_size,
         scale=scale,
         positions=positions,

@@ -71,11 +71,13 @@ def optimize(
     `shapes` [B, N] are those of batches that come often, without padding, such as windows of a long text: OpenVINO
     computes each by a graph of its own. That takes less time, and memory for one more copy of the layers' weights.
     """
-    shapes = check_shapes(shapes, runtime)
     if runtime not in (None, *RUNTIMES):
         raise ValueError(f"runtime must be one of {', '.join(RUNTIMES)} or None, not {runtime!r}")
-    if runtime == "openvino" and not has_openvino():
-        raise ImportError("runtime='openvino' needs OpenVINO: pip install 'hf-deberta[openvino]'")
+    pairs = check_shapes(shapes)
+    if pairs and runtime == "torch":
+        raise ValueError("shapes are for OpenVINO; leave out runtime='torch' or shapes")
+    if (pairs or runtime == "openvino") and not has_openvino():
+        raise ImportError("runtime='openvino' and shapes need OpenVINO: pip install 'hf-deberta[openvino]'")
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, not {dtype}")
     if not has_onednn_linear():
@@ -95,8 +97,8 @@ def optimize(
     warn_if_slower(dtype)
     with torch.no_grad():
         fused = [fuse_layers(encoder, dtype) for encoder in encoders]
-        for encoder, layers in zip(encoders, fused, strict=True):
-            layers.choose_runtime(runtime, getattr(encoder, "conv", None) is not None, shapes)
+        for layers in fused:
+            layers.choose_runtime(runtime, pairs)
     for encoder, layers in zip(encoders, fused, strict=True):  # only now: one may be refused
         use_fused_layers(encoder, layers)
     for module in model.modules():
@@ -107,18 +109,14 @@ def optimize(
     return model
 
 
-def check_shapes(shapes: Iterable[Iterable[int]], runtime: str | None) -> set[tuple[int, int]]:
-    """The shapes as a set; raises an error if one is no pair of sizes, or if OpenVINO is not to be used or missing."""
+def check_shapes(shapes: Iterable[Iterable[int]]) -> set[tuple[int, int]]:
+    """The shapes as a set; raises an error if one is no pair of sizes."""
     checked = set()
     for shape in shapes:
         sizes = tuple(shape) if isinstance(shape, Iterable) else ()
         if len(sizes) != 2 or not all(isinstance(size, int) and size > 0 for size in sizes):
             raise ValueError(f"shapes must be pairs (batch, tokens) of sizes above 0, not {shape!r}")
         checked.add((sizes[0], sizes[1]))
-    if checked and runtime == "torch":
-        raise ValueError("shapes are for OpenVINO; leave out runtime='torch' or shapes")
-    if checked and not has_openvino():
-        raise ImportError("shapes need OpenVINO: pip install 'hf-deberta[openvino]'")
     return checked
 
 

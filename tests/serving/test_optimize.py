@@ -543,7 +543,7 @@ def test_int8_of_the_largest_numbers():
 def test_slow_types_are_reported(monkeypatch):
     warnings = []
     monkeypatch.setattr(choices.logger, "warning_once", warnings.append)
-    monkeypatch.setattr(choices, "is_as_fast_as_float32", lambda dtype, threads: False)
+    monkeypatch.setattr(choices, "ratio_to_float32", lambda *_: 1.26)
     hf_deberta.optimize(make_model(), torch.int8)
     assert "hf_deberta.optimize(model) would be faster" in warnings[0]
     hf_deberta.optimize(make_model())
