@@ -1,13 +1,32 @@
-"""`hf_deberta.optimize()` refuses layers that it would bypass: hooked ones and adapters. Training undoes it."""
+"""Changes of a model before and after `hf_deberta.optimize()`: refused, noticed, undone or kept.
+
+Hooks inside a layer and adapters would be bypassed; weights and modules may change later; training undoes it.
+"""
+
+import copy
+import pickle
 
 import pytest
 import torch
-import transformers
+from test_optimize import RUNTIMES, TOLERANCE, difference, make_in_tree, make_inputs, make_model, outputs
 from torch import nn
 
 import hf_deberta
 from hf_deberta.in_tree.encoder import prepared_encoders
+from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder, HfDebertaLayer
+from hf_deberta.serving import fused_layers
 from hf_deberta.serving import optimize as optimize_module
+
+MODELS = {"ours": make_model, "v1": lambda: make_in_tree("v1"), "v2": lambda: make_in_tree("v2")}
+
+
+@pytest.fixture(autouse=True)
+def seeded(monkeypatch):
+    """Seeds, and fused layers for all batches, unless a test asks for OpenVINO."""
+    torch.manual_seed(0)
+    monkeypatch.setattr(fused_layers, "choose_max_openvino_tokens", lambda *_: 0)
+    yield
+    hf_deberta.disable()
 
 
 class Adapter(nn.Module):
@@ -30,10 +49,6 @@ class ScaledLinear(nn.Linear):
         return 2 * super().forward(states)
 
 
-def make_model():
-    return hf_deberta.HfDebertaModel(hf_deberta.HfDebertaConfig.from_preset("tiny")).eval()
-
-
 def adapt(layer):
     layer.attention.self.value_proj = Adapter(layer.attention.self.value_proj)
 
@@ -46,43 +61,214 @@ def hook_norm(layer):
     layer.output.LayerNorm.register_forward_hook(lambda *_: None)
 
 
+def hook_dense(layer):
+    layer.intermediate.dense.register_forward_hook(lambda module, inputs, output: 2 * output)
+
+
 def hook_attention(layer):
     layer.attention.register_forward_pre_hook(lambda *_: None)
 
 
-@pytest.mark.parametrize("change", [adapt, replace_by_subclass, hook_norm, hook_attention])
-def test_modified_layers_are_refused(change):
-    model = make_model()
+@pytest.mark.parametrize("change", [adapt, replace_by_subclass, hook_norm, hook_dense, hook_attention])
+@pytest.mark.parametrize("version", ["ours", "v2"])
+def test_modified_layers_are_refused(version, change):
+    model = MODELS[version]()
     change(model.encoder.layer[1])
     with pytest.raises(ValueError, match=r"layer\.1.* was hooked, patched or replaced"):
         hf_deberta.optimize(model)
 
 
-@torch.no_grad()
-def test_hooks_of_whole_layers_run():
-    model, calls, ids = make_model(), [], torch.randint(5, 90, (2, 7))
-    model.encoder.layer[0].register_forward_hook(lambda *_: calls.append(1))
-    hf_deberta.optimize(model)(ids)
-    assert len(calls) == 1
-
-
-@torch.no_grad()
-def test_training_undoes_it_in_models_of_transformers():
-    settings = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = transformers.DebertaV2Config(**settings, intermediate_size=64, relative_attention=True)
-    model, ids = transformers.DebertaV2Model(config).eval(), torch.randint(5, 90, (2, 7))
+@pytest.mark.parametrize("hooked_first", [True, False])
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_hooked_layer_is_called(runtime, hooked_first):
+    """In models of Transformers it is not, and so it is refused."""
+    model, inputs, seen = make_model(), make_inputs("equal"), []
+    if not hooked_first:
+        outputs(hf_deberta.optimize(model, runtime=runtime), inputs)
+    model.encoder.layer[1].register_forward_hook(lambda module, inputs, output: seen.append(output[0]))
+    outputs(hf_deberta.optimize(model, runtime=runtime) if hooked_first else model, inputs)
+    assert len(seen) == 1
+    model = make_in_tree("v2")
     model.encoder.layer[0].register_forward_hook(lambda *_: None)
     with pytest.raises(ValueError, match="hooked"):
         hf_deberta.optimize(model)
-    model.encoder.layer[0]._forward_hooks.clear()
-    hf_deberta.optimize(model)
-    try:
-        model(ids)
-        assert model.encoder in prepared_encoders
-        model.train()(ids)
-        assert model.encoder not in prepared_encoders
-    finally:
-        hf_deberta.disable()
+
+
+def write_weight(model):
+    with torch.no_grad():
+        model.encoder.layer[1].output.dense.weight.mul_(2)
+
+
+def write_table(model):
+    with torch.no_grad():
+        model.encoder.rel_embeddings.weight.mul_(2)
+        model.encoder.LayerNorm.weight[:9].mul_(3)
+
+
+def replace_weight(model):
+    model.encoder.layer[1].output.dense.weight = nn.Parameter(torch.zeros(48, 96))
+
+
+def replace_module(model):
+    model.encoder.layer[1].intermediate.dense = nn.Linear(48, 96)
+
+
+def hook_module(model):
+    hook_dense(model.encoder.layer[1])
+
+
+def load(model):
+    model.load_state_dict(make_model().state_dict())
+
+
+def replace_table(model):
+    model.encoder.rel_embeddings = nn.Embedding.from_pretrained(torch.randn(512, 48))
+
+
+def replace_table_weight(model):
+    model.encoder.rel_embeddings.weight = nn.Parameter(torch.randn(512, 48))
+
+
+def hook_table_norm(model):
+    model.encoder.LayerNorm.register_forward_hook(lambda module, inputs, output: 2 * output)
+
+
+def replace_layer(model):
+    model.encoder.layer[1] = copy.deepcopy(model.encoder.layer[2])
+
+
+def replace_layers(model):
+    model.encoder.layer = nn.ModuleList([model.encoder.layer[2], model.encoder.layer[0]])
+
+
+def write_data(model):
+    model.encoder.layer[1].output.dense.weight.data += 0.01
+
+
+def write_rows_of_table(model):
+    """As merging an adapter of the table: of short texts, only rows near distance 0 were trained."""
+    model.encoder.rel_embeddings.weight.data[253:259] += torch.randn(6, 2) @ torch.randn(2, 48)
+
+
+def train_with_fused_adamw(model):
+    """Trainer's default optimizer, whose writes autograd does not count."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    with torch.enable_grad():
+        model(**make_inputs("equal"))[0].square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def write_through_numpy(model):
+    model.encoder.layer[0].attention.self.key_proj.bias.detach().numpy()[:] += 0.1
+
+
+def write_storage(model):
+    weight = model.encoder.layer[2].intermediate.dense.weight
+    weight.untyped_storage().copy_((0.9 * weight).detach().untyped_storage())
+
+
+def change_class(model):
+    model.encoder.layer[1].intermediate.dense.__class__ = ScaledLinear
+
+
+CHANGES = [
+    write_weight,
+    write_data,
+    write_rows_of_table,
+    train_with_fused_adamw,
+    write_through_numpy,
+    write_storage,
+    change_class,
+    write_table,
+    replace_weight,
+    replace_module,
+    hook_module,
+    load,
+    replace_table,
+    replace_table_weight,
+    hook_table_norm,
+    replace_layer,
+    replace_layers,
+]
+
+
+IN_TREE_CHANGES = [train_with_fused_adamw, write_rows_of_table, replace_table_weight, replace_layer, replace_layers]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_changes_are_noticed(runtime, change, monkeypatch):
+    check_change(make_model(), change, runtime, monkeypatch)
+
+
+@pytest.mark.parametrize("change", IN_TREE_CHANGES)
+def test_changes_of_in_tree_models_are_noticed(change, monkeypatch):
+    check_change(make_in_tree("v2"), change, None, monkeypatch)
+
+
+def check_change(model, change, runtime, monkeypatch):
+    """After the change, the plain layers compute, with a warning."""
+    inputs, warnings = make_inputs("equal"), []
+    monkeypatch.setattr(fused_layers.logger, "warning_once", warnings.append)
+    outputs(hf_deberta.optimize(model, runtime=runtime), inputs)
+    change(model)
+    expected = outputs(copy.deepcopy(model), inputs)
+    assert torch.equal(outputs(model, inputs), expected)
+    assert "call hf_deberta.optimize again" in warnings[-1]
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("version", MODELS)
+def test_an_adapter_merged_after_optimize(version, runtime, tmp_path):
+    peft, inputs = pytest.importorskip("peft"), make_inputs("equal")
+    model = MODELS[version]()
+    projection = "in_proj" if hasattr(model.encoder.layer[0].attention.self, "in_proj") else "query_proj"
+    config = peft.LoraConfig(target_modules=[projection, "dense"], init_lora_weights=False)
+    peft.get_peft_model(copy.deepcopy(model), config).save_pretrained(tmp_path)
+    expected = outputs(peft.PeftModel.from_pretrained(copy.deepcopy(model), tmp_path).merge_and_unload(), inputs)
+    merged = hf_deberta.optimize(copy.deepcopy(model), runtime=runtime)
+    merged = peft.PeftModel.from_pretrained(merged, tmp_path).merge_and_unload()
+    assert difference(outputs(merged, inputs), expected) < TOLERANCE[torch.float32]
+    assert difference(outputs(model, inputs), expected) > 0.1  # the adapter matters
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_and_pickles_are_not_prepared(duplicate):
+    model, inputs = make_model(), make_inputs("equal")
+    expected = outputs(model, inputs)
+    twin = duplicate(hf_deberta.optimize(model, torch.int8))
+    assert twin.encoder.fused_layers is None
+    assert torch.equal(outputs(twin, inputs), expected)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_training_undoes_it(runtime):
+    model, inputs = make_model(), make_inputs("equal")
+    expected = outputs(model, inputs)
+    hf_deberta.optimize(model, torch.int8, runtime=runtime).train()
+    assert type(model.encoder) is HfDebertaEncoder
+    assert all(type(layer) is HfDebertaLayer for layer in model.encoder.layer)
+    assert torch.equal(outputs(model.eval(), inputs), expected)
+
+
+def test_training_undoes_it_in_models_of_transformers():
+    model, inputs = hf_deberta.optimize(make_in_tree("v2")), make_inputs("equal")
+    outputs(model, inputs)
+    assert model.encoder in prepared_encoders
+    outputs(model.train(), inputs)
+    assert model.encoder not in prepared_encoders
+
+
+def test_a_second_call_starts_with_the_present_weights():
+    model, inputs = make_model(), make_inputs("equal")
+    hf_deberta.optimize(model, torch.int8)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.1)
+    plain = copy.deepcopy(model)
+    expected = outputs(plain, inputs)
+    assert difference(outputs(hf_deberta.optimize(model), inputs), expected) < TOLERANCE[torch.float32]
 
 
 def test_without_onednn(monkeypatch):
