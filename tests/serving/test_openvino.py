@@ -11,7 +11,16 @@ from unittest import mock
 
 import pytest
 import torch
-from test_optimize import DTYPES, TOLERANCE, count_computations, difference, make_inputs, make_model, outputs
+from test_optimize import (
+    DTYPES,
+    TOLERANCE,
+    check_same_outputs,
+    count_computations,
+    difference,
+    make_inputs,
+    make_model,
+    outputs,
+)
 
 import hf_deberta
 from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder, HfDebertaLayer
@@ -100,11 +109,9 @@ os.kill(os.getpid(), signal.SIGUSR1)
 
 
 def test_large_batches_need_less_memory_in_fused_layers(monkeypatch):
-    model, inputs = optimized(make_model()), make_inputs("equal")
-    expected = outputs(model, inputs)
     monkeypatch.setattr(openvino_layers, "MAX_SCORES_NUMEL", 4 * 4 * 37**2 - 1)
     with count_computations() as counts:
-        assert difference(outputs(model, inputs), expected) < TOLERANCE[torch.float32]
+        check_same_outputs(make_model(), make_inputs("equal"), runtime="openvino")
     assert counts()[0] == 0
 
 
@@ -154,46 +161,39 @@ def test_timing_gives_a_choice(dtype):
     assert fused.max_openvino_tokens in (0, 64, 256, choices.UNLIMITED_TOKENS)
 
 
-def test_median_of_the_turns_decides(monkeypatch):
+@pytest.mark.parametrize(
+    ("last_turn", "limit", "ratio"),
+    [([9, 9, 9, 2, 2, 2], 3, 4.5), ([1, 1, 1, 2, 2, 2], 3, 0.5), ([], 0, 9)],
+    ids=["OpenVINO is slower", "OpenVINO is faster", "no turn begins after the limit"],
+)
+def test_median_of_the_turns_decides(last_turn, limit, ratio, monkeypatch):
     """The first turn, in which OpenVINO compiles, and one turn in which the processor was slow do not count."""
-    seconds = iter([9, 9, 9, 1, 1, 1, *[1, 3, 5, 2, 4, 6], *[9, 9, 9, 2, 2, 2]])
+    seconds = iter([9, 9, 9, 1, 1, 1, *[1, 3, 5, 2, 4, 6], *last_turn])
     monkeypatch.setattr(choices, "call_time", lambda call: next(seconds))
-    assert choices.time_ratio(outputs, outputs, turns=3) == 4.5
-    seconds = iter([9, 9, 9, 1, 1, 1, *[1, 3, 5, 2, 4, 6], *[1, 1, 1, 2, 2, 2]])
-    assert choices.time_ratio(outputs, outputs, turns=3) == 0.5
-
-
-def test_no_turn_begins_after_the_limit(monkeypatch):
-    """A choice takes seconds on a busy computer too."""
-    seconds = iter([9, 9, 9, 1, 1, 1])
-    monkeypatch.setattr(choices, "call_time", lambda call: next(seconds))
-    monkeypatch.setattr(choices, "MAX_SECONDS_OF_TURNS", 0)
-    assert choices.time_ratio(outputs, outputs, turns=3) == 9
+    monkeypatch.setattr(choices, "MAX_SECONDS_OF_TURNS", limit)
+    assert choices.time_ratio(outputs, outputs, turns=3) == ratio
 
 
 @pytest.mark.parametrize(("ratio", "answer"), [(1.04, True), (1.06, False)])
 def test_openvino_may_be_a_little_slower(ratio, answer, monkeypatch):
     monkeypatch.setattr(choices, "time_ratio", lambda *_: ratio)
-    assert (
-        choices.openvino_is_faster(optimized(make_model()).encoder.fused_layers.openvino, range(1), (1, 32)) is answer
-    )
+    openvino = optimized(make_model()).encoder.fused_layers.openvino
+    assert choices.openvino_is_faster(openvino, range(1), (1, 32)) is answer
 
 
 def test_torch_can_be_asked_for():
-    model, inputs = hf_deberta.optimize(make_model(), runtime="torch"), make_inputs("equal")
     with count_computations() as counts:
-        outputs(model, inputs)
+        check_same_outputs(make_model(), make_inputs("equal"), runtime="torch")
     assert counts()[0] == 0
 
 
 def test_without_openvino(monkeypatch):
     monkeypatch.setattr(fused_layers, "has_openvino", lambda: False)
-    monkeypatch.setattr("hf_deberta.serving.optimize.has_openvino", lambda: False)
-    model, inputs = make_model(), make_inputs("equal")
-    expected = outputs(model, inputs)
-    assert difference(outputs(hf_deberta.optimize(model), inputs), expected) < TOLERANCE[torch.float32]
-    with pytest.raises(ImportError, match="pip install 'hf-deberta\\[openvino\\]'"):
-        optimized(make_model())
+    monkeypatch.setattr(optimize_module, "has_openvino", lambda: False)
+    check_same_outputs(make_model(), make_inputs("equal"))
+    for options in ({"runtime": "openvino"}, {"shapes": [(1, 5)]}):
+        with pytest.raises(ImportError, match="pip install 'hf-deberta\\[openvino\\]'"):
+            hf_deberta.optimize(make_model(), **options)
 
 
 def test_a_broken_openvino_is_not_used(monkeypatch):
@@ -207,12 +207,32 @@ def test_a_broken_openvino_is_not_used(monkeypatch):
     assert "PyTorch computes all batches" in message and "opset13" in message
 
 
-@pytest.mark.parametrize("settings", [{"hidden_act": "relu"}, {"preset": "v2-xlarge"}], ids=str)
-def test_other_layers_are_for_torch(settings):
+RELU, CONVOLUTION = {"hidden_act": "relu"}, {"preset": "v2-xlarge"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "message"),
+    [
+        (RELU, {"runtime": "openvino"}, "use runtime='torch'"),
+        (CONVOLUTION, {"runtime": "openvino"}, "use runtime='torch'"),
+        (RELU, {"shapes": [(1, 5)]}, "shapes are for encoders with GELU"),
+        ({}, {"shapes": [(1, 5)], "runtime": "torch"}, "leave out runtime='torch' or shapes"),
+        ({}, {"shapes": [(9, 99), (1, 5)]}, r"shapes \[\(9, 99\)\] would need much memory"),
+        *(({}, {"shapes": shapes}, "must be pairs") for shapes in ([512], [(1,)], [(0, 5)], [(1, 5.0)], ["ab"])),
+    ],
+    ids=str,
+)
+def test_what_openvino_cannot_compute_is_refused(settings, options, message, monkeypatch):
+    monkeypatch.setattr(openvino_layers, "MAX_SCORES_NUMEL", 1000)
     model = make_model(**settings)
-    with pytest.raises(ValueError, match="use runtime='torch'"):
-        optimized(model)
-    assert hf_deberta.optimize(model).encoder.fused_layers.openvino is None
+    with pytest.raises(ValueError, match=message):
+        hf_deberta.optimize(model, **options)
+    assert type(model.encoder) is HfDebertaEncoder and type(model.encoder.layer[0]) is HfDebertaLayer
+
+
+@pytest.mark.parametrize("settings", [RELU, CONVOLUTION], ids=str)
+def test_other_layers_are_for_torch(settings):
+    assert hf_deberta.optimize(make_model(**settings)).encoder.fused_layers.openvino is None
 
 
 @pytest.mark.parametrize("embeds", [False, True])
@@ -280,27 +300,3 @@ def test_openvino_computes_shapes_that_are_slower_otherwise(monkeypatch):
         with count_computations() as counts:
             outputs(model, {"input_ids": torch.full((1, tokens), 7)})
         assert counts()[0] == calls_expected
-
-
-@pytest.mark.parametrize("shapes", [[512], [(1,)], [(0, 5)], [(1, 5.0)], ["ab"]], ids=str)
-def test_shapes_are_pairs_of_sizes(shapes):
-    with pytest.raises(ValueError, match="shapes must be pairs"):
-        hf_deberta.optimize(make_model(), shapes=shapes)
-
-
-def test_shapes_without_a_graph_are_refused(monkeypatch):
-    with pytest.raises(ValueError, match="shapes are for encoders with GELU"):
-        hf_deberta.optimize(make_model(hidden_act="relu"), shapes=[(1, 5)])
-    monkeypatch.setattr(openvino_layers, "MAX_SCORES_NUMEL", 1000)
-    model = make_model()
-    with pytest.raises(ValueError, match=r"shapes \[\(9, 99\)\] would need much memory"):
-        hf_deberta.optimize(model, shapes=[(9, 99), (1, 5)])
-    assert type(model.encoder) is HfDebertaEncoder and type(model.encoder.layer[0]) is HfDebertaLayer
-
-
-def test_shapes_need_openvino(monkeypatch):
-    with pytest.raises(ValueError, match="leave out runtime='torch' or shapes"):
-        hf_deberta.optimize(make_model(), runtime="torch", shapes=[(1, 5)])
-    monkeypatch.setattr(optimize_module, "has_openvino", lambda: False)
-    with pytest.raises(ImportError, match="pip install"):
-        hf_deberta.optimize(make_model(), shapes=[(1, 5)])

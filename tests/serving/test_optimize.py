@@ -167,6 +167,13 @@ def test_other_activations(activation, dtype):
     check_same_outputs(model, inputs, dtype, tokens=real_tokens(inputs))
 
 
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_layers_with_the_same_weights(runtime):
+    model = make_model()
+    model.encoder.layer[1] = model.encoder.layer[2] = model.encoder.layer[0]
+    check_same_outputs(model, make_inputs("equal"), runtime=runtime)
+
+
 def test_tables_grow_with_the_longest_text_and_serve_shorter_ones():
     model = make_model()
     cases = [{"input_ids": torch.randint(5, 200, (2, tokens))} for tokens in (3, 100, 65, 128, 129, 7)]
@@ -179,15 +186,11 @@ def test_tables_grow_with_the_longest_text_and_serve_shorter_ones():
 
 
 def test_many_documents_are_computed_in_parts(monkeypatch):
-    model, inputs = make_model(), make_inputs("padded on the left")
-    expected = outputs(model, inputs)
     monkeypatch.setattr("hf_deberta.serving.fused_attention.MAX_POSITION_TERMS_NUMEL", 1)
-    with mock.patch.object(
-        FusedAttention, "attend_equal_short_texts", autospec=True, side_effect=FusedAttention.attend_equal_short_texts
-    ) as calls:
-        result = outputs(hf_deberta.optimize(model), inputs)
+    attend = FusedAttention.attend_equal_short_texts
+    with mock.patch.object(FusedAttention, attend.__name__, autospec=True, side_effect=attend) as calls:
+        check_same_outputs(make_model(), make_inputs("padded on the left"))
     assert calls.call_count == 3 * 4  # layers, rows
-    assert difference(result, expected) < TOLERANCE[torch.float32]
 
 
 @pytest.mark.parametrize("dtype", [BFLOAT16, torch.int8], ids=str)
@@ -258,12 +261,14 @@ def test_gradients_need_the_plain_layers():
     assert torch.equal(model.encoder.layer[0].output.dense.weight.grad, expected)
 
 
-def test_attentions_and_hidden_states():
-    model, inputs = make_model(), make_inputs("equal")
+@pytest.mark.parametrize("model_class", [hf_deberta.HfDebertaModel, hf_deberta.HfDebertaForMaskedLM])
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_attentions_and_hidden_states(runtime, model_class):
+    model, inputs = make_model(model_class), make_inputs("equal")
     flags = {"output_attentions": True, "output_hidden_states": True}
     with torch.no_grad():
         expected = model(**inputs, **flags)
-        hf_deberta.optimize(model)
+        hf_deberta.optimize(model, runtime=runtime)
         result = model(**inputs, **flags)
         states = model(**inputs, output_hidden_states=True).hidden_states
     for ours, theirs in zip(
