@@ -49,26 +49,25 @@ class FusedAttention:
         backend: str,
     ) -> torch.Tensor:
         """The context of all tokens, as many rows as `projected` has; rows that are no token are zero."""
-        runs = self.equal_lengths(mask, shape, backend)
-        if runs is None:
+        groups = self.equal_short_texts(mask, shape, backend)
+        if groups is None:
             query, key, value = self.split(projected, shape)
             return self.attend_with_any_mask(query, key, value, mask, backend)
         context = projected.new_empty(len(projected), self.heads * self.head_size, dtype=self.dtype)
-        projected, start = projected.to(self.dtype), 0
-        for length, documents in runs:
-            at_once = max(1, MAX_POSITION_TERMS_NUMEL // (4 * self.heads * length**2))
-            for first in range(0, documents, at_once):
-                end = min(first + at_once, documents)
-                rows = slice(start + first * length, start + end * length)
-                visible = None if mask.mask is None else mask.mask[first:end]
-                by_head = context[rows].view(-1, length, self.heads, self.head_size)
-                by_head.copy_(self.attend_equal_short_texts(projected[rows], length, visible))
-            start += documents * length
-        context[start:] = 0
+        projected, row, document = projected.to(self.dtype), 0, 0
+        for length, documents in groups:
+            rows = slice(row, row + documents * length)
+            visible = None if mask.mask is None else mask.mask[document : document + documents]
+            by_head = context[rows].view(documents, length, self.heads, self.head_size)
+            by_head.copy_(self.attend_equal_short_texts(projected[rows], length, visible))
+            row, document = rows.stop, document + documents
+        context[row:] = 0
         return context
 
-    def equal_lengths(self, mask: AttentionMask, shape: tuple[int, int], backend: str) -> list[tuple[int, int]] | None:
-        """The lengths of all texts, each with the number of neighbours that have it.
+    def equal_short_texts(
+        self, mask: AttentionMask, shape: tuple[int, int], backend: str
+    ) -> list[tuple[int, int]] | None:
+        """Length and number of neighbouring texts that are computed together.
 
         None if only `attend_with_any_mask` can compute them.
         """
@@ -80,7 +79,11 @@ class FusedAttention:
             lengths = document_lengths(mask)
         if lengths is None or max(lengths) > MAX_TOKENS_IN_ONE_PRODUCT[self.dtype]:
             return None
-        return [(length, len(list(run))) for length, run in groupby(lengths)]
+        groups = []
+        for length, run in groupby(lengths):
+            texts, at_once = len(list(run)), max(1, MAX_POSITION_TERMS_NUMEL // (4 * self.heads * length**2))
+            groups += [(length, min(at_once, texts - first)) for first in range(0, texts, at_once)]
+        return groups
 
     def attend_equal_short_texts(
         self,

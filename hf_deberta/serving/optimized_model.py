@@ -119,7 +119,8 @@ class OptimizedEmbeddings(UndoneByTraining, HfDebertaEmbeddings):
     ) -> torch.Tensor:
         tokens = (words, position_ids, token_type_ids, token_mask)
         numel = words.shape[0] * words.shape[1] * self.config.hidden_size
-        if numel > MAX_NUMEL_SHORT_TEXT or not self.can_split():
+        encoder, fused = self.of_encoder or (None, None)
+        if fused is None or numel > MAX_NUMEL_SHORT_TEXT or not fused.is_usable(encoder, self.word_embeddings.weight):
             return super().embed(*tokens)
         size = max(1, MAX_NUMEL_SINGLE_THREAD * words.shape[1] // numel)
         parts = zip(*(repeat(None) if each is None else each.split(size, dim=1) for each in tokens), strict=False)
@@ -135,8 +136,3 @@ class OptimizedEmbeddings(UndoneByTraining, HfDebertaEmbeddings):
         else:
             states = norm(states)
         return states if token_mask is None else states * token_mask[..., None]
-
-    def can_split(self) -> bool:
-        """True if OpenVINO may compute the layers of this pass."""
-        encoder, fused = self.of_encoder or (None, None)
-        return fused is not None and fused.is_usable(encoder, self.word_embeddings.weight)
