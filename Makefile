@@ -8,7 +8,7 @@ DOCS_READY := $(VENV)/.ready-docs
 TEXT ?=
 LENGTHS ?= 512 2048 8192
 GPU_CASES ?= 8x128 32x512 1x8192 mnli
-GPU_TESTS := $(foreach name,sdpa triton auto,tests/model/test_attention_$(name).py)
+GPU_TESTS := $(foreach name,sdpa triton auto,tests/engines/test_attention_$(name).py)
 # steps of bench-gpu, the most important first
 GPU_STEPS := gpu-correctness gpu-attention gpu-encoder gpu-training gpu-pretraining gpu-graphs gpu-sweep gpu-tests
 export HF_HUB_OFFLINE ?= 1

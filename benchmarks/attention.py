@@ -9,7 +9,6 @@ caches its projected position tables, while in-tree projects them in each call. 
 
 import argparse
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -50,8 +49,8 @@ def forward_of(peer: str, model: Any, attention: Any, states: torch.Tensor) -> C
 
     def forward() -> torch.Tensor:
         layout = BatchLayout.from_inputs(None, None, None, shape, states.device)
-        layout = replace(layout, relative_rows=encoder.rows_in_use(length))
-        return attention(states, encoder.relative_table(layout), layout)[0]
+        layout = encoder.shared_by_layers(states, layout)
+        return attention(states, encoder.position_table(layout), layout)[0]
 
     return forward
 

@@ -40,7 +40,7 @@ from timing import RESULTS, environment, synchronize, write_rows
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from hf_deberta.model import attention_triton
+from hf_deberta.engines import attention_triton
 from hf_deberta.model.attention import disentangled_attention
 from hf_deberta.model.relative_position import RelativePositions, rows_between, rows_of_distances, saturation_of
 

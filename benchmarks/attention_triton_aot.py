@@ -27,9 +27,9 @@ from timing import RESULTS, write_rows
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from hf_deberta.model.attention_triton import CHIPS, LAUNCHES
-from hf_deberta.model.attention_triton_backward import own_gradients_kernel, table_gradients_kernel
-from hf_deberta.model.attention_triton_forward import forward_kernel
+from hf_deberta.engines.attention_triton import CHIPS, LAUNCHES
+from hf_deberta.engines.attention_triton_backward import own_gradients_kernel, table_gradients_kernel
+from hf_deberta.engines.attention_triton_forward import forward_kernel
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 FLOATS: tuple[str, ...] = ("far_query", "far_key", "far_own", "far_other", "log_sum", "delta")

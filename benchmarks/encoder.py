@@ -39,8 +39,8 @@ from timing import RESULTS, environment, medians, synchronize, time_interleaved,
 from torch import nn
 
 import hf_deberta
+from hf_deberta.engines.onednn import prefers_onednn
 from hf_deberta.model.attention import BACKENDS
-from hf_deberta.model.dense import prefers_onednn
 
 # Lengths of 32 random pairs of MNLI's validation set, in word pieces of a 30k vocabulary.
 MNLI_LENGTHS = [40, 27, 33, 39, 75, 68, 85, 81, 33, 33, 64, 53, 13, 34, 45, 81]

@@ -21,7 +21,7 @@ def saved_by_one_layer(model: HfDebertaForMaskedLM, batch: int, length: int) -> 
     config = model.config
     embeddings = torch.zeros(batch, length, config.hidden_size, dtype=torch.bfloat16, device="meta")
     states, context = model.deberta.start(inputs_embeds=embeddings)
-    table = model.deberta.encoder.relative_table(context)
+    table = model.deberta.encoder.position_table(context)
     weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     saved: dict[int, torch.Tensor] = {}
 

@@ -3,12 +3,9 @@
     python benchmarks/mixed_lengths.py
     python benchmarks/mixed_lengths.py --calls 200 1000 --peers "ours, oneDNN" in-tree
 
-oneDNN keeps a compiled primitive for each number of rows that it has multiplied (hf_deberta/model/dense.py), so memory
-may grow with each new length. Batches have 1 to 8 rows of 1 to 512 tokens without padding. The model is small (two
-layers, 64 wide): its weights and activations hide nothing. A new process measures each peer. Linux only.
-
-Two numbers are reported: the resident memory, and what is left of it when the C library has returned its free memory
-to the system; the difference is fragmentation. Writes benchmarks/results/mixed_lengths.csv.
+oneDNN keeps a compiled primitive for each number of rows that it has multiplied (hf_deberta/engines/onednn.py), so
+memory may grow with each new length. Batches have 1 to 8 rows of 1 to 512 tokens without padding. The model is small
+(two layers, 64 wide): its weights and activations hide nothing. A new process measures each peer. Linux only.
 """
 
 import argparse
@@ -26,7 +23,7 @@ from memory import status
 from timing import RESULTS, environment, write_rows
 
 import hf_deberta
-from hf_deberta.model import dense
+from hf_deberta.engines import onednn
 
 SMALL: dict[str, Any] = {
     "vocab_size": 1000,
@@ -48,7 +45,7 @@ def make_ours() -> Any:
 
 def make_ours_with_onednn() -> Any:
     """Ours as on processors where oneDNN is used."""
-    dense.prefers_onednn = lambda: True  # type: ignore[assignment]
+    onednn.prefers_onednn = lambda: True  # type: ignore[assignment]
     return make_ours()
 
 

@@ -2,15 +2,13 @@
 
 import transformers
 
-from . import metrics
+from . import engines, metrics  # noqa: F401  # engines fills the slots of the model
+from .export.transformers_format import export_to_transformers
 from .in_tree.enable import disable, enable
 from .model.attention import disentangled_attention
 from .model.causal_language_model import HfDebertaForCausalLM
-from .model.checkpoint_conversion import export_to_transformers
 from .model.configuration_hf_deberta import PRESETS, HfDebertaConfig
 from .model.enhanced_mask_decoder import HfDebertaForMaskedLM
-from .model.fast_path_guards import reference_mode
-from .model.hub_export import AUTO_MAP
 from .model.modeling_heads import (
     HfDebertaForEntityChoice,
     HfDebertaForMultipleChoice,
@@ -19,8 +17,9 @@ from .model.modeling_heads import (
     HfDebertaForTokenClassification,
 )
 from .model.modeling_hf_deberta import HfDebertaModel
-from .model.pretrained_model import HfDebertaPreTrainedModel
+from .model.pretrained_model import AUTO_MAP, HfDebertaPreTrainedModel
 from .model.replaced_token_detection import HfDebertaForPreTraining, replaced_token_labels
+from .model.slots import reference_mode
 from .serving.optimize import optimize
 from .tokenization_hf_deberta import HfDebertaTokenizer
 

@@ -3,7 +3,7 @@
 Legend: B batch, H heads, N tokens, d head size.
 
 It shows what `attn_implementation="auto"` decides here, with the check and the clock that it uses
-(hf_deberta/model/attention_auto.py).
+(hf_deberta/engines/attention_auto.py).
 """
 
 import argparse
@@ -13,10 +13,10 @@ from math import inf
 
 import torch
 
-from hf_deberta.model.attention_auto import Call, faster_of, find_fault, milliseconds
-from hf_deberta.model.attention_backends import BACKENDS
-from hf_deberta.model.attention_check import Kernel, uses_tf32
-from hf_deberta.model.attention_mask import AttentionMask
+from hf_deberta.engines.attention_auto import Call, faster_of, find_fault, milliseconds
+from hf_deberta.engines.attention_check import KernelVariant, uses_tf32
+from hf_deberta.model.attention import BACKENDS
+from hf_deberta.model.batch_layout import AttentionMask
 from hf_deberta.model.relative_position import RelativePositions, rows_of_distances
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -66,7 +66,7 @@ def main(args: argparse.Namespace) -> int:
     print_row(HEADER)
     checks, notes = set(), []
     for dtype, head_size, training in product(args.dtypes, args.head_sizes, (False, True)):
-        kernel = Kernel(device, getattr(torch, dtype), uses_tf32(getattr(torch, dtype)), head_size, training)
+        kernel = KernelVariant(device, getattr(torch, dtype), uses_tf32(getattr(torch, dtype)), head_size, training)
         check, reason = check_kernel(kernel)
         checks.add(check)
         if reason is not None:
@@ -86,7 +86,7 @@ def current_gpu() -> torch.device | None:
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
 
 
-def check_kernel(kernel: Kernel) -> tuple[str, str | None]:
+def check_kernel(kernel: KernelVariant) -> tuple[str, str | None]:
     """If the kernels passed their check, and otherwise why not."""
     unsupported = BACKENDS["triton"].unsupported_reason(*make_call(kernel, 1, 1, 1)[:-1])
     if unsupported is not None:
@@ -95,7 +95,7 @@ def check_kernel(kernel: Kernel) -> tuple[str, str | None]:
     return (PASSED, None) if fault is None else (FAILED, fault.message)
 
 
-def time_shape(kernel: Kernel, check: str, batch: int, heads: int, tokens: int) -> tuple[Row, list[str]]:
+def time_shape(kernel: KernelVariant, check: str, batch: int, heads: int, tokens: int) -> tuple[Row, list[str]]:
     """A row of the table, and why a backend has no time in it."""
     shape, mode = f"{batch}x{tokens}", "training" if kernel.training else "inference"
     call = make_call(kernel, batch, heads, tokens)
@@ -112,7 +112,7 @@ def time_shape(kernel: Kernel, check: str, batch: int, heads: int, tokens: int) 
     return (kernel.precision, str(kernel.head_size), mode, check, shape, *numbers, choice), failures
 
 
-def make_call(kernel: Kernel, batch: int, heads: int, tokens: int) -> Call:
+def make_call(kernel: KernelVariant, batch: int, heads: int, tokens: int) -> Call:
     """The arguments of a backend, with the strides that projections leave, and both tables of v3."""
     zeros = partial(torch.zeros, device=kernel.device, dtype=kernel.dtype)  # timings draw random numbers
     states = zeros((batch, tokens, heads, kernel.head_size)).transpose(1, 2)

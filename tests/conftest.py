@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers.utils import logging
 
-from hf_deberta.model import batch_layout, enhanced_mask_decoder, modeling_hf_deberta, unpadding
+from hf_deberta.engines import unpadding
+from hf_deberta.model import batch_layout, enhanced_mask_decoder
 
 torch.set_num_threads(1)  # tiny tensors, and the tests already run in several processes
 
@@ -87,7 +88,7 @@ def unpad_tiny_models(monkeypatch):
 @pytest.fixture
 def values_are_not_read(monkeypatch):
     """Compute as on a GPU, where reading a tensor would wait for the device."""
-    for module in (batch_layout, enhanced_mask_decoder, modeling_hf_deberta):
+    for module in (batch_layout, enhanced_mask_decoder, unpadding):
         monkeypatch.setattr(module, "can_read_values", lambda tensor: False)
 
 

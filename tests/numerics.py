@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from hf_deberta import HfDebertaConfig
+from hf_deberta.engines.onednn import has_onednn_bfloat16
 from hf_deberta.model.attention import disentangled_attention
-from hf_deberta.model.attention_mask import AttentionMask
-from hf_deberta.model.private_apis import has_onednn_bfloat16
+from hf_deberta.model.batch_layout import AttentionMask
 from hf_deberta.model.relative_position import RelativePositions
 
 TERMS = {

@@ -8,8 +8,8 @@ import torch
 
 from hf_deberta import gpu_check
 from hf_deberta.__main__ import main
-from hf_deberta.model.attention_auto import Failure
-from hf_deberta.model.attention_backends import BACKENDS, Backend
+from hf_deberta.engines.attention_auto import Failure
+from hf_deberta.model.attention import BACKENDS, Backend
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -41,7 +41,7 @@ SPECIAL_TOKENS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
 
 def released_v1(folder: Path) -> Path:
     """Write a tiny checkpoint with the files and the fused weights of a released v1."""
-    from hf_deberta.model.checkpoint_conversion import to_v1_layout
+    from hf_deberta.export.transformers_format import to_v1_layout
 
     folder.mkdir()
     bpe = Tokenizer(models.BPE())

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from huggingface_hub.utils import filter_repo_objects
-from test_hub_export import FakeHub
+from test_saved_folders import FakeHub
 from tokenizers import Tokenizer, models
 from transformers import (
     AutoModelForCausalLM,

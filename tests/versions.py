@@ -25,6 +25,7 @@ FOLDER = ROOT / ".venv-versions"
 NEWEST = "newest"
 MIDDLE = "5.16.1"  # the last release that GLiNER 0.2.29 accepts
 CORE = (  # but for those marked slow
+    "tests/engines",
     "tests/model",
     "tests/in_tree",
     "tests/test_tokenization_hf_deberta.py",
@@ -36,7 +37,7 @@ SCRIPTS = (
     "tests/test_run_mlm.py::test_from_text_to_a_model",
     "tests/test_run_mlm.py::test_continue_from_a_transformers_checkpoint",
 )
-SAVED_FOLDERS = ("tests/model/test_hub_export.py", "-m", "slow")
+SAVED_FOLDERS = ("tests/model/test_saved_folders.py", "-m", "slow")
 TOOLS = ("hypothesis", "parameterized", "peft", "pytest", "pytest-xdist", "seqeval")
 OUTCOMES = ("passed", "failed", "error", "skipped")
 CHOSEN_BY_RELEASE = ("transformers", "tokenizers", "huggingface_hub")

@@ -16,8 +16,8 @@ from hf_deberta.commands.any_checkpoint import (
     is_preset,
     read_fields,
 )
-from hf_deberta.model import attention_auto
-from hf_deberta.model.attention_check import Kernel, uses_tf32
+from hf_deberta.engines import attention_auto
+from hf_deberta.engines.attention_check import KernelVariant, uses_tf32
 
 BYTES_OF_ADAM = 16  # for each parameter in float32: weight, gradient, and two moments
 
@@ -83,8 +83,8 @@ def describe_backend(config: HfDebertaConfig, batch: int, tokens: int) -> dict[s
     chosen = config._attn_implementation or attention_auto.AUTO
     if chosen != attention_auto.AUTO:
         return {chosen: "set in the configuration of the checkpoint"}
-    if attention_auto.SETTING != attention_auto.AUTO:
-        return {attention_auto.SETTING: f"set by the environment variable {attention_auto.VARIABLE}"}
+    if attention_auto.FORCED_BACKEND != attention_auto.AUTO:
+        return {attention_auto.FORCED_BACKEND: f"set by the environment variable {attention_auto.ENVIRONMENT_VARIABLE}"}
     device = gpu_check.current_gpu()
     if device is None:
         return {"sdpa": "there is no CUDA device, and the Triton kernels need one"}
@@ -92,7 +92,7 @@ def describe_backend(config: HfDebertaConfig, batch: int, tokens: int) -> dict[s
     head_size = config.attention_head_size or config.hidden_size // config.num_attention_heads
     for name in gpu_check.DTYPES:
         dtype = getattr(torch, name)
-        kernel = Kernel(device, dtype, uses_tf32(dtype), head_size, False)
+        kernel = KernelVariant(device, dtype, uses_tf32(dtype), head_size, False)
         check, reason = gpu_check.check_kernel(kernel)
         row, _ = gpu_check.time_shape(kernel, check, batch, config.num_attention_heads, tokens)
         sdpa, triton, choice = row[-3:]
@@ -117,7 +117,7 @@ def saved_by_one_layer(model: PreTrainedModel, batch: int, tokens: int) -> int:
     encoder_model: Any = model.base_model
     embeddings = torch.zeros(batch, tokens, model.config.hidden_size, device="meta")
     states, context = encoder_model.start(inputs_embeds=embeddings)
-    table = encoder_model.encoder.relative_table(context)
+    table = encoder_model.encoder.position_table(context)
     weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     saved: dict[int, torch.Tensor] = {}
 

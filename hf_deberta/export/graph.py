@@ -29,9 +29,7 @@ from hf_deberta.model.modeling_heads import (
 )
 from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder, HfDebertaModel, HfDebertaSelfAttention
 from hf_deberta.model.pretrained_model import HfDebertaPreTrainedModel
-from hf_deberta.model.private_apis import assume
-from hf_deberta.model.relative_position import RowsInUse, rows_at
-from hf_deberta.model.relative_table import relative_table, table_modules
+from hf_deberta.model.relative_position import TableWindow, position_table, rows_at
 
 LOWEST = torch.finfo(torch.float32).min
 
@@ -65,23 +63,23 @@ class GraphLayout:
 
 def graph_layout_of(layout: BatchLayout, saturation: int) -> GraphLayout:
     """The layout of one forward pass."""
-    mask, device = layout.attention_mask, layout.position_ids.device
+    mask, device = layout.attention_mask, layout.device
     tokens = places = visible = None
     if mask.cu_seqlens is not None and layout.documents is not None:
         bounds = mask.cu_seqlens.long()
-        length, total = cast(int, bounds.diff().max().item()), layout.position_ids.shape[1]
-        assume(length >= 1)
+        length, total = cast(int, bounds.diff().max().item()), layout.length
+        torch._check(length >= 1)  # torch.export then takes it for granted
         position = torch.arange(length, device=device)
         tokens = bounds[:-1, None] + position  # [documents, longest]
         visible = (tokens < bounds[1:, None])[:, None, None]
-        tokens, places = tokens.clamp(max=total - 1), layout.documents[0] * length + layout.position_ids[0]
+        tokens, places = tokens.clamp(max=total - 1), layout.documents[0] * length + layout.absolute_positions()[0]
         first = bounds.new_zeros(1, 1)
     else:
-        length = layout.position_ids.shape[1]
+        length = layout.length
         position = torch.arange(length, device=device)
         if mask.mask is not None:
             visible = mask.mask[:, None, None]
-        first = layout.first_tokens()
+        first = layout.first_token_positions()
     if mask.causal:
         causal = position[:, None] >= position
         visible = causal if visible is None else visible & causal
@@ -117,11 +115,11 @@ class GraphAttention(nn.Module):
         )
         falling = rising = constant = None
         if table is not None and rows is not None and attention.terms:
-            tables = attention.table_projection().project(table)
-            if tables.key is not None:
-                falling = tables.key[:, rows.flip(0)].contiguous()
-            if tables.query is not None:
-                rising = (tables.query[:, rows] * (scale / tables.query_scale)).contiguous()
+            position_key, position_query, query_scale = attention.table_projection().project(table)
+            if position_key is not None:
+                falling = position_key[:, rows.flip(0)].contiguous()
+            if position_query is not None:
+                rising = (position_query[:, rows] * (scale / query_scale)).contiguous()
             if "p2p" in attention.terms and falling is not None and rising is not None:
                 constant = (falling.double() * rising.flip(1).double()).sum(-1).to(table.dtype)[:, None]
         self.register_buffer("falling", falling if "c2p" in attention.terms else None)
@@ -215,15 +213,14 @@ class GraphEncoder(HfDebertaEncoder):
         if self.config.relative_attention:
             self.reach = encoder.saturation
             rows = rows_at(torch.arange(-self.reach, self.reach + 1), encoder.rows_of_distance)
-            whole = cast(RowsInUse, encoder.whole_table())
-            table = relative_table(table_modules(encoder), whole, None)
+            table = position_table(encoder, cast(TableWindow, encoder.whole_table()))
         for layer in cast(Iterable[Any], self.layer):
             layer.attention.self = GraphAttention(layer.attention.self, table, rows)
 
     def shared_by_layers(self, states: torch.Tensor, layout: BatchLayout) -> BatchLayout:
         return layout
 
-    def relative_table(self, layout: BatchLayout) -> GraphLayout:  # type: ignore[override]
+    def position_table(self, layout: BatchLayout) -> GraphLayout:  # type: ignore[override]
         return graph_layout_of(layout, self.reach)
 
 

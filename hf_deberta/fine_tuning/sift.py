@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel, Trainer
 
 from hf_deberta.model.batch_layout import real_tokens
-from hf_deberta.model.batch_loss import IGNORED, mean_over_items
+from hf_deberta.model.losses import IGNORED, mean_over_items
 from hf_deberta.model.modeling_heads import label_answers
 from hf_deberta.runs.errors import InputError
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from ..model.checkpoint_conversion import RENAMINGS, split_heads
+from hf_deberta.model.pretrained_model import RENAMINGS, unfuse_qkv
 
 FUSED, PARTS = "in_proj", ("query_proj", "key_proj", "value_proj")
 COPIED = ("lora_A",)  # parameters of the input of in_proj
@@ -55,7 +55,7 @@ def _converted(name: str, weight: torch.Tensor, heads: int) -> dict[str, torch.T
     kind = name.partition(f".{FUSED}.")[2].partition(".")[0]
     if kind not in COPIED + SPLIT:
         raise ValueError(f"{name}: only LoRA, DoRA and IA3 adapters of {FUSED} can be converted, which have no {kind}")
-    parts = [weight.clone() for _ in PARTS] if kind in COPIED else split_heads(weight, heads)
+    parts = [weight.clone() for _ in PARTS] if kind in COPIED else unfuse_qkv(weight, heads)
     return {name.replace(f".{FUSED}.", f".{part}."): each for part, each in zip(PARTS, parts, strict=True)}
 
 

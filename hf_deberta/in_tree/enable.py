@@ -49,8 +49,7 @@ from transformers import DebertaTokenizer, DebertaV2Tokenizer
 from transformers.models.deberta import modeling_deberta as v1
 from transformers.models.deberta_v2 import modeling_deberta_v2 as v2
 
-from hf_deberta.model.attention import check_attention_name
-from hf_deberta.model.attention_auto import AUTO
+from hf_deberta.model.attention import AUTO, check_attention_name
 from hf_deberta.tokenization_hf_deberta import HfDebertaTokenizer
 
 from .encoder import (

@@ -3,8 +3,8 @@
 Legend: B batch, N tokens, H heads, d head size, R rows of the relative table in use.
 
 Each function takes the in-tree method and returns its replacement, which calls the in-tree method for everything that
-it does not support. In-tree layers get a `BatchLayout` as their attention mask. Rows in use, projections of the
-relative table and caches are those of `hf_deberta.model.relative_table`.
+it does not support. In-tree layers get a `BatchLayout` as their attention mask. The rows of the
+relative table and their projections are those of `hf_deberta.model.relative_position`.
 """
 
 from collections.abc import Callable
@@ -19,29 +19,22 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.deberta.modeling_deberta import DebertaEncoder
 from transformers.utils import logging
 
-from hf_deberta.model.attention import attention_scale, disentangled_attention
-from hf_deberta.model.attention_auto import AUTO
+from hf_deberta.engines.guards import is_tracing_or_exporting, without_dispatch_modes
+from hf_deberta.engines.unpadding import unpad
+from hf_deberta.model.attention import AUTO, attention_scale, disentangled_attention
 from hf_deberta.model.batch_layout import BatchLayout
-from hf_deberta.model.dense import dense
-from hf_deberta.model.fast_path_guards import (
-    can_read_values,
-    in_reference_mode,
-    is_tracing_or_compiling,
-    is_tracing_or_exporting,
-)
-from hf_deberta.model.private_apis import has_no_values, without_dispatch_modes
-from hf_deberta.model.relative_position import RelativePositions, may_be_pruned, row_numbers, saturation_of
-from hf_deberta.model.relative_table import (
-    DistanceRows,
+from hf_deberta.model.input_checks import can_read_values, has_no_values, in_captured_graph
+from hf_deberta.model.relative_position import (
+    RelativePositions,
     TableProjection,
-    find_rows_in_use,
-    relative_positions,
-    relative_table,
+    TableWindow,
+    position_table,
+    row_numbers,
     split_heads,
-    table_modules,
     warn_past_largest_distance,
+    window_for,
 )
-from hf_deberta.model.weight_cache import WeightCache
+from hf_deberta.model.slots import in_reference_mode, linear
 
 logger = logging.get_logger(__name__)
 
@@ -51,11 +44,10 @@ InTree = Any  # a module of Transformers, whose attributes have no types
 _attn_implementation = AUTO
 _clamp_relative_distance = False
 
-# beside the in-tree modules, so that nothing of this package stays in a model
-_weight_caches: WeakKeyDictionary[nn.Module, WeightCache] = WeakKeyDictionary()
-# layers that hf_deberta.optimize prepared, and the `distance_parameters` of their tables
+# beside the in-tree modules, so that nothing of this package stays in a model: the layers that hf_deberta.optimize
+# prepared, and the `distance_parameters` of their tables
 prepared_encoders: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
-_distance_rows: dict[tuple[int, int, bool], dict[torch.device, DistanceRows]] = {}
+_whole_tables: dict[tuple[int, int, bool], dict[torch.device, TableWindow]] = {}
 
 
 def set_options(attn_implementation: str | None = None, clamp_relative_distance: bool = False) -> None:
@@ -68,7 +60,7 @@ def set_options(attn_implementation: str | None = None, clamp_relative_distance:
 def encoder_init(in_tree: Callable) -> Callable:
     def __init__(self, config) -> None:
         in_tree(self, config)
-        _cache_rows_of_distances(self)  # the first forward may be a compiler's
+        _cache_whole_table(self)  # the first forward may be a compiler's
 
     return __init__
 
@@ -130,7 +122,7 @@ def encoder_forward(in_tree: Callable) -> Callable:
 
 def prepared_layers_of(encoder: nn.Module, states: torch.Tensor) -> Any:
     """The layers that hf_deberta.optimize prepared, if they may compute. Training drops them."""
-    if is_tracing_or_compiling():
+    if in_captured_graph():
         return None
     if encoder.training:
         prepared_encoders.pop(encoder, None)
@@ -180,12 +172,12 @@ def _project(
     size = attention.attention_head_size
     query_input = hidden_states if query_states is None else query_states
     if not has_fused_projection(attention):
-        query = split_heads(dense(attention.query_proj, query_input), size)
-        key = split_heads(dense(attention.key_proj, hidden_states), size)
-        return query, key, split_heads(dense(attention.value_proj, hidden_states), size)
-    query, key, value = split_heads(dense(attention.in_proj, hidden_states), 3 * size).chunk(3, dim=-1)  # by head
+        query = split_heads(linear(attention.query_proj, query_input), size)
+        key = split_heads(linear(attention.key_proj, hidden_states), size)
+        return query, key, split_heads(linear(attention.value_proj, hidden_states), size)
+    query, key, value = split_heads(linear(attention.in_proj, hidden_states), 3 * size).chunk(3, dim=-1)  # by head
     if query_states is not None:
-        query = split_heads(dense(attention.in_proj, query_states), 3 * size).chunk(3, dim=-1)[0]
+        query = split_heads(linear(attention.in_proj, query_states), 3 * size).chunk(3, dim=-1)[0]
     # biases are left in float32 by autocast, with which in-tree v1 fails
     shape = (-1, 1, size)
     query_bias, value_bias = (bias.view(shape).to(query.dtype) for bias in (attention.q_bias, attention.v_bias))
@@ -228,12 +220,7 @@ def _relative_positions(attention: InTree, table: torch.Tensor | None, layout: B
     """The position terms of a layer; None if it has none."""
     if table is None:  # without relative attention, a layer lacks what a projection consists of
         return None
-    return relative_positions(table_projection_of(attention), table, layout.relative_rows, _weight_cache(attention))
-
-
-def _weight_cache(module: nn.Module) -> WeightCache | None:
-    """The cache of an in-tree module; None in a graph, which cannot hold one."""
-    return None if is_tracing_or_compiling() else _weight_caches.setdefault(module, WeightCache())
+    return table_projection_of(attention).positions(table, layout.window, attention)
 
 
 def has_talking_heads(encoder: nn.Module) -> bool:
@@ -247,15 +234,15 @@ def layer_norm(self, hidden_states: torch.Tensor) -> torch.Tensor:
 
 
 def intermediate_forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-    return self.intermediate_act_fn(dense(self.dense, hidden_states))
+    return self.intermediate_act_fn(linear(self.dense, hidden_states))
 
 
 def output_forward(self, hidden_states: torch.Tensor, input_tensor: torch.Tensor) -> torch.Tensor:
-    return self.LayerNorm(self.dropout(dense(self.dense, hidden_states)) + input_tensor)
+    return self.LayerNorm(self.dropout(linear(self.dense, hidden_states)) + input_tensor)
 
 
-def distance_rows_of(encoder: InTree, states: torch.Tensor) -> DistanceRows | None:
-    """The row of each distance in an encoder's table, on the device of `states`.
+def whole_table_of(encoder: InTree, states: torch.Tensor) -> TableWindow | None:
+    """All rows of an encoder's table, with the row of each distance on the device of `states`.
 
     None if the first call is in a graph, and for more buckets than distances.
     """
@@ -263,28 +250,28 @@ def distance_rows_of(encoder: InTree, states: torch.Tensor) -> DistanceRows | No
     if key is None:
         return None
     if not in_graph and has_no_values(states):
-        return _make_distance_rows(*key, device)  # fake tensors belong to one mode: they are not cached
+        return _make_whole_table(*key, device)  # fake tensors belong to one mode: they are not cached
     if not in_graph:
-        _cache_rows_of_distances(encoder)
-    elif key not in _distance_rows:
+        _cache_whole_table(encoder)
+    elif key not in _whole_tables:
         return None
-    by_device = _distance_rows[key]
+    by_device = _whole_tables[key]
     if device in by_device:
         return by_device[device]
     on_cpu = by_device[torch.device("cpu")]
-    distances = on_cpu._replace(of_distance=on_cpu.of_distance.to(device))
+    whole = replace(on_cpu, rows_of_distance=on_cpu.rows_of_distance.to(device))
     if not in_graph:
-        by_device[device] = distances
-    return distances
+        by_device[device] = whole
+    return whole
 
 
-def _cache_rows_of_distances(encoder: InTree) -> None:
+def _cache_whole_table(encoder: InTree) -> None:
     """Compute the row of each distance once for all encoders with these distances, outside of graphs."""
     key = distance_parameters(encoder)
-    if key is not None and key not in _distance_rows:
+    if key is not None and key not in _whole_tables:
         with without_dispatch_modes():  # models may be made under FakeTensorMode
             cpu = torch.device("cpu")
-            _distance_rows[key] = {cpu: _make_distance_rows(*key, cpu)}
+            _whole_tables[key] = {cpu: _make_whole_table(*key, cpu)}
 
 
 def distance_parameters(encoder: InTree) -> tuple[int, int, bool] | None:
@@ -296,9 +283,9 @@ def distance_parameters(encoder: InTree) -> tuple[int, int, bool] | None:
     return None if buckets == 1 or (buckets > 1 and buckets // 2 >= distance - 1) else (distance, buckets, clamp)
 
 
-def _make_distance_rows(distance: int, buckets: int, clamp: bool, device: torch.device) -> DistanceRows:
-    rows, span = row_numbers(distance, buckets, clamp), buckets if buckets > 0 else distance
-    return DistanceRows(torch.tensor(rows, device=device), span, may_be_pruned(rows, span), saturation_of(rows))
+def _make_whole_table(distance: int, buckets: int, clamp: bool, device: torch.device) -> TableWindow:
+    rows = row_numbers(distance, buckets, clamp)
+    return TableWindow.whole(torch.tensor(rows, device=device), rows, buckets if buckets > 0 else distance)
 
 
 def shared_by_layers(
@@ -323,14 +310,13 @@ def shared_by_layers(
         )
     unpads = can_read_values(states) and not in_reference_mode()
     if unpads and not output_attentions and getattr(encoder, "conv", None) is None:
-        layout = layout.unpadded(states.shape[-1])
-    warn_past_largest_distance(layout.longest(shape[1]), distance_parameters(encoder), "hf_deberta.enable")
+        layout = unpad(layout, states.shape[-1])
+    warn_past_largest_distance(layout.longest(), distance_parameters(encoder), "hf_deberta.enable")
     if prepared or not encoder.relative_attention:
         return layout, None
-    distances = distance_rows_of(encoder, states)
-    if distances is None:
+    whole = whole_table_of(encoder, states)
+    if whole is None:
         return None
     projections = (table_projection_of(layer.attention.self) for layer in encoder.layer)
-    modules = table_modules(encoder)
-    rows = find_rows_in_use(distances, layout.longest(shape[1]), modules, projections)
-    return replace(layout, relative_rows=rows), relative_table(modules, rows, _weight_cache(encoder))
+    window = window_for(encoder, whole, layout.longest(), projections)
+    return replace(layout, window=window), position_table(encoder, window)

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import MaskedLMOutput
 
-from hf_deberta.model.batch_loss import cross_entropy
 from hf_deberta.model.configuration_hf_deberta import infer_emd_steps
+from hf_deberta.model.losses import cross_entropy
 
 from .encoder import shared_by_layers
 

@@ -8,8 +8,7 @@ Legend: B batch, H heads, Q queries, K keys, d head size, m number of terms of t
 
 `positions` is None without position terms. Scores are multiplied by `scale`; position queries may include it already,
 see `RelativePositions.query_scale`. Probabilities are [B, H, Q, K]. The context of a query that sees nothing is zero.
-Backends do not import each other; a new one is a file with such a function, and a line in `BACKENDS`
-(attention_backends.py).
+Backends do not import each other; a new one is a file with such a function, and an entry of `BACKENDS`.
 
 From outside the package, register a function that returns the context alone. It has the same parameters except for the
 scale, which its queries and position queries include:
@@ -20,22 +19,38 @@ scale, which its queries and position queries include:
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
-from .attention_auto import AUTO, choose_backend
-from .attention_backends import BACKENDS, Backend, Result
-from .attention_mask import AttentionMask
-from .fast_path_guards import in_reference_mode, is_tracing_or_compiling
+from .attention_reference import reference_attention
+from .attention_sdpa import sdpa_attention
+from .batch_layout import AttentionMask
+from .input_checks import in_captured_graph
 from .relative_position import RelativePositions
+from .slots import in_reference_mode, slot
 
 logger = logging.get_logger(__name__)
 
+AUTO = "auto"
+
+Result = tuple[torch.Tensor, torch.Tensor | None]  # context [B, H, Q, d], probabilities [B, H, Q, K]
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # query, key, value
-NAMES = (AUTO, *BACKENDS)  # values of attn_implementation, beside registered functions
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A way of computing disentangled attention; calls that it does not support go to its `fallback`."""
+
+    attend: Callable[..., Result]
+    unsupported_reason: Callable[..., str | None] = lambda *_: None  # has the parameters of `attend` but the scale
+    supports_query_positions: bool = True  # if not, such calls go to the fallback without a warning
+    fallback: str = "sdpa"
+
+
+BACKENDS = {"eager": Backend(reference_attention), "sdpa": Backend(sdpa_attention)}
 
 
 def disentangled_attention(
@@ -55,7 +70,7 @@ def disentangled_attention(
         positions: position terms to add to the scores; by default none.
         mask: which keys each query may see, and the positions of the queries; by default every query sees every key.
         scale: factor of the scores, by default `attention_scale`.
-        backend: "eager", "sdpa", "triton", "auto" (which chooses one, see attention_auto.py), or a name registered with
+        backend: one of `BACKENDS`, "auto", which chooses one, or a name registered with
             Transformers' `AttentionInterface`.
 
     Example:
@@ -83,6 +98,20 @@ def disentangled_attention(
     return selected.attend(query, key, value, positions, mask, dropout_p, scale)
 
 
+@slot
+def choose_backend(
+    query: torch.Tensor,  # [B, H, Q, d]
+    key: torch.Tensor,  # [B, H, K, d]
+    value: torch.Tensor,
+    positions: RelativePositions | None,
+    mask: AttentionMask,
+    dropout_p: float,
+    scale: float,
+) -> str:
+    """The backend that "auto" stands for in this call; an engine may measure which one is faster."""
+    return "sdpa"
+
+
 def attention_scale(terms: int, head_size: int) -> float:
     """1 / sqrt(m d), the factor of all scores; m counts content to content and the position terms.
 
@@ -96,7 +125,7 @@ def attention_scale(terms: int, head_size: int) -> float:
 
 def check_attention_name(name: str) -> None:
     """Raise a ValueError if there is no backend and no registered function of this name."""
-    if name not in NAMES:
+    if name != AUTO and name not in BACKENDS:
         registered_attention_function(name)
 
 
@@ -105,8 +134,8 @@ def registered_attention_function(name: str) -> Callable[..., torch.Tensor]:
     function = ALL_ATTENTION_FUNCTIONS.get(name)
     if function is None or function.__module__.startswith("transformers."):
         raise ValueError(
-            f"unknown attention backend {name!r}: choose one of {', '.join(NAMES)}, or register a function, see the "
-            "module hf_deberta.model.attention"
+            f"unknown attention backend {name!r}: choose one of {', '.join((AUTO, *sorted(BACKENDS)))}, or register a "
+            "function, see the module hf_deberta.model.attention; `import hf_deberta` may add backends"
         )
     return function
 
@@ -125,7 +154,7 @@ def _select_backend(
     reason = backend.unsupported_reason(*tensors, positions, mask, dropout_p)
     if reason is None:
         return backend
-    if not is_tracing_or_compiling():
+    if not in_captured_graph():
         logger.warning_once(f"backend {name!r} falls back to {backend.fallback!r}: {reason}")
     return BACKENDS[backend.fallback]
 

@@ -13,7 +13,7 @@ q and Qr are multiplied by the scale, 1 / sqrt(m d), first: each term contains o
 import torch
 from torch.nn.functional import dropout
 
-from .attention_mask import AttentionMask
+from .batch_layout import AttentionMask
 from .relative_position import RelativePositions, rows_between
 
 
@@ -35,10 +35,10 @@ def reference_attention(
         at_keys = torch.arange(key.shape[2], device=key.device)
         at_queries = at_keys[None] if mask.query_positions is None else mask.query_positions
         row = rows_between(at_queries, at_keys, positions.rows_of_distance)
-    return attend(query, key, value, positions, row, mask.visible(key.shape[2], key.device), dropout_p)
+    return softmax_attention(query, key, value, positions, row, mask.visible(key.shape[2], key.device), dropout_p)
 
 
-def attend(
+def softmax_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -68,12 +68,20 @@ def score_terms(
     row: torch.Tensor | None,  # [B or 1, Q, K]
 ) -> dict[str, torch.Tensor]:
     """Every term of S by name, each [B, H, Q, K]."""
-    parts = {"c2c": query @ key.mT}
+    content = query @ key.mT
     if positions is None or row is None:
-        return parts
-    batch, heads, queries, keys = parts["c2c"].shape
+        return {"c2c": content}
+    return {"c2c": content, **position_terms(query, key, positions, row)}
+
+
+def position_terms(
+    query: torch.Tensor, key: torch.Tensor, positions: RelativePositions, row: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """The terms of S that have a row, delta(i, j), by name."""
+    batch, heads, queries, keys = *query.shape[:3], key.shape[2]
     index = row[:, None].expand(batch, heads, queries, keys)
     position_key, position_query, terms = positions.position_key, positions.position_query, positions.terms
+    parts = {}
     if position_key is not None and "c2p" in terms:
         by_row = query @ position_key.mT  # [B, H, Q, R]
         parts["c2p"] = by_row.gather(-1, index)

@@ -1,30 +1,141 @@
 """Per-forward attention metadata: masks, document boundaries, positions, rows of the relative table in use.
 
-Legend: B batch, N tokens.
+Legend: B batch, N tokens, H heads, Q queries, K keys, d head size.
 
 Documents of a packed row are separated by `cu_seq_lens_q`, by `position_ids` that restart (if there is no mask), or by
 a mask [B, N, N] in which two neighbours do not see each other.
 """
 
 import itertools
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from transformers import Cache
 
-from .attention_mask import AttentionMask, document_numbers
-from .fast_path_guards import can_read_values
-from .input_checks import check_tensors
-from .relative_position import RowsInUse
-from .unpadding import (
-    Unpadding,
-    is_right_padded,
-    unpadding_of_counted_mask,
-    unpadding_of_documents,
-    unpadding_of_mask,
-)
+from .configuration_hf_deberta import HfDebertaConfig
+from .input_checks import can_read_values, check_positions, check_tensors, in_captured_graph
+from .relative_position import TableWindow
+from .slots import slot
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class AttentionMask:
+    """Which keys each query may see, and the positions of the queries.
+
+    The default is full attention of every position to every position.
+
+    Args:
+        mask: boolean, True for visible. With [B, K], padding is not visible and sees nothing; with [B, K, K],
+            entry [b, i, j] lets position i see position j. The context of a query that sees nothing is zero.
+        documents: [B, K], the number of each token's document, which never decreases along a row. Documents do not see
+            one another.
+        causal: no token sees those after it.
+        cu_seqlens: [documents + 1], boundaries of the documents of a packed row, with B = 1, instead of `documents`.
+        lengths: lengths of these documents, if they are available without waiting for a device.
+        longest: the largest of these lengths, or a bound for it, if available; `lengths` imply it.
+        query_positions: [B, Q], positions of the queries in the key sequence; by default query i is at position i.
+    """
+
+    mask: torch.Tensor | None = None
+    documents: torch.Tensor | None = None
+    causal: bool = False
+    cu_seqlens: torch.Tensor | None = None
+    lengths: tuple[int, ...] | None = None
+    longest: int | None = None
+    query_positions: torch.Tensor | None = None
+    _computed: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def is_padding_only(self) -> bool:
+        """True if the mask only separates real tokens from padding."""
+        return self.mask is not None and self.mask.dim() == 2 and not self.is_structured
+
+    @property
+    def is_structured(self) -> bool:
+        """True if what a token may see also depends on its position: in documents, or causally."""
+        return self.documents is not None or self.cu_seqlens is not None or self.causal
+
+    def compute_once(self, key: Hashable, compute: Callable[[], Result]) -> Result:
+        """Return `compute()`, computed once for all layers; in a captured graph it is computed each time.
+
+        The key holds all that the result depends on beside this mask. Tensors are compared by identity.
+
+        >>> mask.compute_once(("documents", length), lambda: document_numbers(mask.cu_seqlens, length))
+        """
+        if in_captured_graph():
+            return compute()
+        key = torch.is_inference_mode_enabled(), key  # autograd cannot save tensors that were made in inference mode
+        if key not in self._computed:
+            self._computed[key] = compute()
+        return self._computed[key]
+
+    def visible(self, keys: int, device: torch.device) -> torch.Tensor | None:
+        """Which key each query may see, [B or 1, 1, Q, K] of bool; None if every query sees every key."""
+        return self.compute_once(("visible", keys, device), lambda: self._visible(keys, device))
+
+    def _visible(self, keys: int, device: torch.device) -> torch.Tensor | None:
+        conditions = []
+        if self.mask is not None and self.mask.dim() == 3:
+            conditions.append(self._at_queries(self.mask))
+        elif self.mask is not None:
+            conditions.append(self._at_queries(self.mask[:, :, None]) & self.mask[:, None, :])
+        if self.documents is not None:
+            conditions.append(self._at_queries(self.documents[:, :, None]) == self.documents[:, None, :])
+        if self.cu_seqlens is not None:
+            document = document_numbers(self.cu_seqlens, keys)[None]
+            conditions.append(self._at_queries(document[:, :, None]) == document[:, None, :])
+        if self.causal:
+            position = torch.arange(keys, device=device)[None]
+            conditions.append(self._at_queries(position[:, :, None]) >= position[:, None, :])
+        if not conditions:
+            return None
+        visible = conditions[0]
+        for condition in conditions[1:]:
+            visible = visible & condition
+        return visible[:, None]
+
+    def _at_queries(self, values: torch.Tensor) -> torch.Tensor:
+        """Values [B or 1, Q, ...] of the queries from those of all positions [B or 1, K, ...]."""
+        if self.query_positions is None:
+            return values
+        batch = max(values.shape[0], self.query_positions.shape[0])
+        index = self.query_positions[:, :, None].expand(batch, -1, values.shape[2])
+        return values.expand(batch, -1, -1).gather(1, index)
+
+    def has_sorted_queries(self) -> bool:
+        """True if query positions never decrease along a row."""
+        return self.query_positions is None or bool((self.query_positions.diff() >= 0).all())
+
+    def check(self, query: torch.Tensor, key: torch.Tensor) -> None:
+        """Raise a ValueError if shapes or types do not fit query [B, H, Q, d] and key [B, H, K, d]."""
+        batch, queries, keys = key.shape[0], query.shape[2], key.shape[2]
+        positions, mask = self.query_positions, self.mask
+        if positions is None and queries != keys:
+            raise ValueError(f"{queries} queries for {keys} keys need query_positions [B, Q]")
+        if positions is not None and positions.shape != (batch, queries):
+            raise ValueError(f"query_positions must be [B, Q] = {(batch, queries)}, not {tuple(positions.shape)}")
+        if mask is not None and mask.dtype != torch.bool:
+            raise ValueError(f"mask must be boolean, True for visible, not {mask.dtype}")
+        if mask is not None and tuple(mask.shape) not in ((batch, keys), (batch, keys, keys)):
+            raise ValueError(
+                f"mask must be [B, K] = {(batch, keys)} or [B, K, K] = {(batch, keys, keys)}, not {tuple(mask.shape)}"
+            )
+        documents = self.documents
+        if documents is not None and tuple(documents.shape) not in ((batch, keys), (1, keys)):
+            raise ValueError(f"documents must be [B, K] = {(batch, keys)}, not {tuple(documents.shape)}")
+        if self.cu_seqlens is not None and batch != 1:
+            raise ValueError(f"cu_seqlens describes one packed row, not a batch of {batch}")
+
+
+def document_numbers(cu_seqlens: torch.Tensor, length: int) -> torch.Tensor:
+    """Document number of each token, [length]: boundaries [0, 2, 5] give 0 0 1 1 1."""
+    position = torch.arange(length, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
+    return torch.searchsorted(cu_seqlens[1:].contiguous(), position, right=True)
 
 
 @dataclass(frozen=True)
@@ -58,20 +169,19 @@ class BatchLayout:
     attention_mask: AttentionMask  # with a mask [B, N] or [B, N, N]
     token_mask: torch.Tensor | None  # bool, [B, N], False for padding
     documents: torch.Tensor | None  # [B, N], the number of each token's document
-    position_ids: torch.Tensor  # [B or 1, N], as given, or counted from the start of the row or document
-    in_order: bool  # True if position_ids are 0, 1, ... along each row
-    relative_rows: RowsInUse | None = None  # None without relative positions
-    unpadding: Unpadding | None = None  # if a batch was unpadded to one row
-    padded: "BatchLayout | None" = None  # of that batch, if its lengths were not read
+    position_ids: torch.Tensor | None  # [B or 1, N], as given, or counted from the start of each document
+    length: int  # N
+    device: torch.device
+    window: TableWindow | None = None  # of the relative table; None without relative positions
     cache: KeyValueCache | None = None  # then the other fields but the mask describe the new tokens only
 
     def to(self, device: torch.device | str, **kwargs) -> "BatchLayout":
         """This layout with its tensors on another device, for models that are spread over several."""
-        rows = self.relative_rows
         return replace(
             _moved(self, device),
+            device=torch.device(device),
             attention_mask=_moved(self.attention_mask, device),
-            relative_rows=None if rows is None else _moved(rows, device),
+            window=None if self.window is None else _moved(self.window, device),
         )
 
     @classmethod
@@ -88,7 +198,7 @@ class BatchLayout:
         """Metadata from a model's inputs, which are checked; `causal`: no token sees those after it."""
         batch, length = shape
         check_tensors(position_ids=position_ids, cu_seq_lens_q=cu_seq_lens_q)
-        check_positions(position_ids, batch, length)
+        _check_position_ids(position_ids, batch, length)
         mask = token_mask = documents = lengths = longest = None
         if attention_mask is not None:
             mask = boolean_mask(attention_mask, batch, length)
@@ -105,16 +215,13 @@ class BatchLayout:
         elif mask is None and position_ids is not None:
             documents = number_from_boundaries(position_ids.diff(dim=-1) != 1).expand(batch, -1)
         separated = documents if cu_seq_lens_q is None and (mask is None or mask.dim() == 2) else None
-        in_order = position_ids is None and cu_seq_lens_q is None
-        if position_ids is None:
-            position_ids = torch.arange(length, device=device)[None]
-            if cu_seq_lens_q is not None and documents is not None:
-                first = cu_seq_lens_q[documents].long()
-                if token_mask is not None:
-                    first = next_real_tokens(token_mask).gather(1, first)
-                position_ids = (position_ids - first).clamp(min=0)
+        if position_ids is None and cu_seq_lens_q is not None and documents is not None:
+            first = cu_seq_lens_q[documents].long()
+            if token_mask is not None:
+                first = next_real_tokens(token_mask).gather(1, first)
+            position_ids = (torch.arange(length, device=device) - first).clamp(min=0)
         attention = AttentionMask(mask, separated, causal, cu_seq_lens_q, lengths, longest)
-        return cls(attention, token_mask, documents, position_ids, in_order)
+        return cls(attention, token_mask, documents, position_ids, length, device)
 
     @classmethod
     def with_cache(
@@ -135,7 +242,7 @@ class BatchLayout:
                 f"with a key-value cache attention_mask must be [B, K] = {(batch, keys)}, for {cache.tokens} cached "
                 f"and {length} new tokens, not {tuple(attention_mask.shape)}"
             )
-        check_positions(position_ids, batch, length)
+        _check_position_ids(position_ids, batch, length)
         can_check = attention_mask is None and position_ids is not None and can_read_values(position_ids)
         if position_ids is not None and can_check and bool((position_ids.diff(dim=-1) != 1).any()):
             raise ValueError(
@@ -152,7 +259,7 @@ class BatchLayout:
             attention_mask=whole.attention_mask if cache.tokens == 0 else mask,
             token_mask=None if whole.token_mask is None else whole.token_mask[:, cache.tokens :],
             position_ids=position_ids,
-            in_order=False,
+            length=length,
             cache=cache,
         )
 
@@ -164,103 +271,89 @@ class BatchLayout:
             query_positions = query_positions + self.cache.tokens
         return replace(self.attention_mask, query_positions=query_positions)
 
-    def unpadded(self, width: int, num_real_tokens: int | None = None) -> "BatchLayout":
-        """The layout of the batch as one row without padding, or without its mask if there is no padding.
-
-        This layout if unpadding saves no time at this model width, if the row is packed, if the mask is [B, N, N], or
-        if the model is causal. Where the mask cannot be read without waiting for a device, the number of real tokens
-        must be given.
-        """
-        mask = self.attention_mask.mask
-        if self.attention_mask.cu_seqlens is not None or self.attention_mask.causal:
-            return self
-        if mask is not None and mask.dim() == 3:
-            return self
-        unpadding = None
-        if mask is not None and can_read_values(mask):
-            check_number_of_tokens(mask, num_real_tokens)
-            if bool(mask.all()):
-                return replace(self, attention_mask=replace(self.attention_mask, mask=None), token_mask=None)
-            unpadding = unpadding_of_mask(mask, width)
-        elif mask is not None and num_real_tokens is not None:
-            unpadding = unpadding_of_counted_mask(mask, num_real_tokens, width)
-        elif self.documents is not None and can_read_values(self.documents):
-            unpadding = unpadding_of_documents(self.documents)
-        if unpadding is None:
-            return self
-        cu_seqlens, lengths = unpadding.cu_seqlens, unpadding.lengths
-        return replace(
-            self,
-            attention_mask=AttentionMask(cu_seqlens=cu_seqlens, lengths=lengths, longest=unpadding.longest),
-            token_mask=None,
-            documents=document_numbers(cu_seqlens, unpadding.index.shape[0])[None],
-            position_ids=unpadding.gather(self.position_ids.expand(unpadding.shape)),
-            in_order=False,
-            unpadding=unpadding,
-            padded=self if lengths is None else None,
-        )
-
-    def padded_again(self) -> "BatchLayout":
-        """The layout of the padded batch, for a layer with many query positions.
-
-        Where lengths are not read, it would multiply each query of the unpadded row with the keys of all documents.
-        """
-        return self if self.padded is None else replace(self.padded, relative_rows=self.relative_rows)
-
-    def absolute_positions(self) -> torch.Tensor:
+    def absolute_positions(self, limit: int | None = None) -> torch.Tensor:
         """Positions [B or 1, N] for absolute position embeddings: as given, or counted from the first real token.
 
         So a row that is padded on the left has the positions that it has alone. Padding between real tokens is counted,
-        as relative positions count it. Documents that a mask [B, N, N] separates are counted as one row.
+        as relative positions count it. Documents that a mask [B, N, N] separates are counted as one row. A ValueError
+        if positions reach the `limit`, the number of position embeddings.
         """
-        mask = self.token_mask
-        if mask is None or not self.in_order or (can_read_values(mask) and bool(mask[:, 0].all())):
+        if limit is not None:
+            check_positions(self.position_ids, self.length, limit)
+        if self.position_ids is not None:
             return self.position_ids
-        return (self.position_ids - first_real_tokens(mask)).clamp(min=0)
+        positions, mask = torch.arange(self.length, device=self.device)[None], self.token_mask
+        if mask is None or (can_read_values(mask) and bool(mask[:, 0].all())):
+            return positions
+        return (positions - first_real_tokens(mask)).clamp(min=0)
 
-    def first_tokens(self) -> torch.Tensor:
+    def first_token_positions(self) -> torch.Tensor:
         """Position of the first real token of each row, [B or 1, 1], or of each token's document, [B, N]."""
         if self.documents is None:
             if self.token_mask is None:
-                return torch.zeros_like(self.position_ids[:1, :1])
+                return torch.zeros(1, 1, dtype=torch.long, device=self.device)
             return first_real_tokens(self.token_mask)
         documents = self.documents.contiguous()
         starts = torch.searchsorted(documents, documents)  # document numbers never decrease
         return starts if self.token_mask is None else next_real_tokens(self.token_mask).gather(1, starts)
 
-    def pooled_tokens(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Positions [B or 1, S] of the first real token of each row (S = 1), or of each document of a packed row.
-
-        Also which of them exist, [B or 1, S]: a row of padding only has none. None if all exist.
-        """
+    def pooled_positions(self) -> torch.Tensor:
+        """Positions [B or 1, S] of the first real token of each row (S = 1), or of each document of a packed row."""
         bounds, mask = self.attention_mask.cu_seqlens, self.token_mask
         if bounds is None:
-            positions = self.first_tokens()[:, :1]
-            return positions, None if mask is None else mask.gather(1, positions)
+            return self.first_token_positions()[:, :1]
         starts = bounds[None, :-1].long()
+        return starts if mask is None else next_real_tokens(mask).gather(1, starts)
+
+    def scatter_pooled(self, states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """States [B or 1, S, hidden] at `pooled_positions`, zero where a row or document has no real token."""
+        bounds, mask = self.attention_mask.cu_seqlens, self.token_mask
         if mask is None:
-            return starts, None
-        positions = next_real_tokens(mask).gather(1, starts)
-        return positions, mask.gather(1, positions) & (positions < bounds[1:])
+            return states
+        exist = mask.gather(1, positions)
+        if bounds is not None:
+            exist = exist & (positions < bounds[1:])
+        return states.masked_fill(~exist[..., None].to(states.device), 0)
+
+    # ---- an engine may compute the layers without padding: states are then one row, see `unpadded` below -------------
 
     def gather(self, states: torch.Tensor) -> torch.Tensor:
-        """Inputs [B, N, ...] in the layout of the layers, without padding if the batch was unpadded."""
-        return states if self.unpadding is None else self.unpadding.gather(states)
+        """Inputs [B, N, ...] as the layers read them."""
+        return states
 
     def scatter(self, states: torch.Tensor) -> torch.Tensor:
         """Outputs of the layers as [B, N, ...]."""
-        return states if self.unpadding is None else self.unpadding.scatter(states)
+        return states
+
+    def batch_order(self, labelled: torch.Tensor) -> torch.Tensor | None:
+        """The order in the batch of the labelled tokens of a row [1, N], or None if it is their order in the row."""
+        return None
+
+    def for_many_queries(self) -> "BatchLayout":
+        """The layout for a layer whose queries are a large part of all tokens; states must be scattered for it."""
+        return self
 
     def scatter_each(self, hidden_states: tuple[torch.Tensor | None, ...] | None) -> tuple | None:
         """The hidden states of all layers as [B, N, hidden]; None stays None."""
         return hidden_states and tuple(None if states is None else self.scatter(states) for states in hidden_states)
 
-    def longest(self, length: int) -> int:
-        """Tokens of the longest document, or, if there is no packed row, `length` and the cached tokens."""
-        longest = self.attention_mask.longest
+    def longest(self) -> int:
+        """The distance that tokens may be apart: of the longest document, or of the row with its cached tokens."""
         if self.cache is not None:
-            return self.cache.tokens + length
-        return length if longest is None else longest
+            return self.cache.tokens + self.length
+        return self.length if self.attention_mask.longest is None else self.attention_mask.longest
+
+
+@slot
+def unpadded(
+    layout: BatchLayout,
+    states: torch.Tensor,  # [B, N, hidden], the embeddings
+    config: HfDebertaConfig,
+    returns_states: bool,  # hidden states to which gradients may be requested, or attention probabilities
+    num_real_tokens: int | None,
+) -> BatchLayout:
+    """The layout in which the layers compute; an engine leaves padding out where that saves time."""
+    return layout
 
 
 def _moved(data, device: torch.device | str):
@@ -306,7 +399,7 @@ def next_real_tokens(token_mask: torch.Tensor) -> torch.Tensor:
     return positions.masked_fill(~token_mask, last).flip(-1).cummin(-1).values.flip(-1)
 
 
-def check_positions(position_ids: torch.Tensor | None, batch: int, length: int) -> None:
+def _check_position_ids(position_ids: torch.Tensor | None, batch: int, length: int) -> None:
     if position_ids is not None and tuple(position_ids.shape) not in ((batch, length), (1, length)):
         raise ValueError(f"position_ids must be [B, N] = {(batch, length)}, not {tuple(position_ids.shape)}")
 
@@ -328,18 +421,6 @@ def check_one_document(position_ids: torch.Tensor | None) -> None:
             "position_ids that do not rise one by one pack several documents into a row: pass their boundaries as "
             "cu_seq_lens_q to classify each document, for a row of logits per document"
         )
-
-
-def check_number_of_tokens(mask: torch.Tensor, given: int | None) -> None:
-    """Raise a ValueError unless `num_real_tokens`, if given, is that of right-padded rows, none of them empty."""
-    if given is None:
-        return
-    if int(mask.sum()) != given:
-        raise ValueError(
-            f"num_real_tokens is {given}, but attention_mask has {int(mask.sum())} real tokens; pass its sum"
-        )
-    if not mask[:, 0].all() or not is_right_padded(mask):
-        raise ValueError("num_real_tokens is for rows padded on the right, none of them empty; leave it out")
 
 
 def longest_of(lengths: tuple[int, ...], given: int | None) -> int:

@@ -25,8 +25,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from .batch_layout import BatchLayout
-from .batch_loss import IGNORED
 from .enhanced_mask_decoder import HfDebertaForMaskedLM, HfDebertaMaskedLMOutput, MaskedLMKwargs
+from .losses import IGNORED
 
 # `generate` passes the cache, and finds it in outputs, by one name: "cache" from Transformers 5.24 on
 CACHE_NAME = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"

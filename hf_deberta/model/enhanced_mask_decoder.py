@@ -11,6 +11,7 @@ not attend to one another. So only the positions to predict need a query, and th
 Legend: B batch, N tokens, Q query positions per row, M predicted positions in the batch.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -23,21 +24,12 @@ from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
 from .batch_layout import BatchLayout, real_tokens
-from .batch_loss import IGNORED, cross_entropy, cross_entropy_per_item, mean_over_items
 from .configuration_hf_deberta import HfDebertaConfig
-from .dense import dense
-from .fast_path_guards import (
-    PLAIN_TENSORS,
-    can_read_values,
-    in_functorch_transform,
-    is_tracing_or_compiling,
-    is_unmodified_module,
-)
-from .input_checks import EncoderKwargs, class_labels
-from .linear_cross_entropy import linear_cross_entropy
+from .input_checks import EncoderKwargs, can_read_values, in_captured_graph
+from .losses import IGNORED, class_labels, cross_entropy, cross_entropy_per_item, mean_over_items
 from .modeling_hf_deberta import HfDebertaModel, gather_positions, kept_states
 from .pretrained_model import HfDebertaPreTrainedModel
-from .private_apis import is_hooked_or_patched, registered_parameter
+from .slots import linear, slot
 
 DENSE_DECODING_THRESHOLD = 3 / 4  # if a row has a larger share of labelled positions, decode all positions
 
@@ -65,25 +57,25 @@ class HfDebertaLMHead(nn.Module):
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Return logits [..., vocabulary] from states [..., hidden]."""
-        return dense(self.decoder, self.transform(states)) + self.bias
+        return linear(self.decoder, self.transform(states)) + self.bias
 
     def transform(self, states: torch.Tensor) -> torch.Tensor:
         """Return the input of the output matrix, [..., embedding]."""
-        return self.LayerNorm(self.activation(dense(self.dense, states)))
+        return self.LayerNorm(self.activation(linear(self.dense, states)))
 
-    def can_skip_logits(self) -> bool:
-        """Return whether the loss may be computed from the weights of this module without calling it.
 
-        False if anything could observe or change the logits: a hook, another class, a patched `forward`, a tracer.
-        """
-        return (
-            not (is_hooked_or_patched(self) or is_tracing_or_compiling() or in_functorch_transform())
-            and type(self) is HfDebertaLMHead
-            and type(registered_parameter(self, "bias")) in PLAIN_TENSORS
-            and type(self.decoder) is nn.Linear
-            and is_unmodified_module(self.decoder)
-            and self.decoder.bias is None
-        )
+@slot
+def vocabulary_loss(
+    head: HfDebertaLMHead,
+    states: torch.Tensor,  # [M, hidden]
+    labels: torch.Tensor,  # [M], a negative label is ignored
+    num_items_in_batch: torch.Tensor | int | None,
+) -> dict[str, torch.Tensor]:
+    """Return the loss, the losses [M] and the predictions [M]; an engine may do without the logits [M, vocabulary]."""
+    logits = head(states)
+    losses = cross_entropy_per_item(logits, labels)
+    loss = mean_over_items(losses, labels >= 0, num_items_in_batch)
+    return {"loss": loss, "losses": losses.detach(), "predictions": logits.argmax(-1)}
 
 
 class HfDebertaLMPredictions(nn.Module):
@@ -106,8 +98,7 @@ class HfDebertaMaskedLMOutput(MaskedLMOutput):
     These are the labelled positions. On a GPU and in compiled graphs, `max_predictions_per_row` adds positions without
     a label, so that all rows have as many: their label is -100 and their loss 0.
 
-    With sparse prediction `logits` is None. Only if a hook, an adapter or the like needs the output matrix to run,
-    `logits` holds those of the predicted positions, [M, vocabulary].
+    With sparse prediction `logits` is None.
     """
 
     losses: torch.Tensor | None = None
@@ -237,10 +228,8 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         **kwargs: Unpack[MaskedLMKwargs],
     ) -> HfDebertaMaskedLMOutput:
         """Return the output from the embeddings. Without labels, logits are of `query_positions`, or of all if None."""
-        output_flags, max_predictions_per_row = (
-            self.deberta.output_flags(**kwargs),
-            kwargs.get("max_predictions_per_row"),
-        )
+        output_flags = self.deberta.output_flags(**kwargs)
+        max_predictions_per_row = kwargs.get("max_predictions_per_row")
         sparse = self._uses_sparse_prediction(kwargs.get("sparse_prediction"), max_predictions_per_row)
         uses_decoder = self.config.uses_mask_decoder
         encoded = self.deberta.encoder(embeddings, layout, *output_flags, skip_last=uses_decoder)
@@ -248,18 +237,19 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         if uses_decoder and (output_flags.attentions or output_flags.hidden_states is not False):
             encoded = self._with_last_layer(encoded, layout, output_flags.hidden_states)
         hidden_states = layout.scatter_each(encoded.hidden_states)
-        if labels is not None and sparse and layout.padded is not None:
-            states, layout = layout.scatter(states), layout.padded_again()
+        if labels is not None and sparse and layout.for_many_queries() is not layout:
+            states, layout = layout.scatter(states), layout.for_many_queries()
         if labels is not None:
-            labels = layout.gather(labels)
-            if can_read_values(labels) or layout.unpadding is not None:
+            gathered = layout.gather(labels)
+            if can_read_values(labels) or gathered is not labels:
                 max_predictions_per_row = None  # the number of labels costs little to read, and may be smaller
+            labels = gathered
             query_positions = labelled_positions(labels, max_predictions_per_row) if sparse else None
         if uses_decoder:
             states = self._decode(states, layout, query_positions)
         else:
             states = gather_positions(states, query_positions)
-        fields: dict[str, torch.Tensor | None]
+        fields: Mapping[str, torch.Tensor | None]
         if labels is not None and sparse:
             fields = self._predict_labelled(
                 states, labels, layout, query_positions, num_items_in_batch, max_predictions_per_row
@@ -302,7 +292,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         if sparse_prediction is None:
             sparse_prediction = self.training and self.config.sparse_prediction
         # the number of labelled positions depends on the data, so a compiled graph predicts all positions
-        return sparse_prediction and (max_predictions_per_row is not None or not is_tracing_or_compiling())
+        return sparse_prediction and (max_predictions_per_row is not None or not in_captured_graph())
 
     def _decode(self, states: torch.Tensor, layout: BatchLayout, query_positions: torch.Tensor | None) -> torch.Tensor:
         """Return z_steps [B, Q, hidden] at the query positions, or [B, N, hidden] if None.
@@ -312,7 +302,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         encoder = self.deberta.encoder
         positions = self.deberta.embeddings.positions(layout)
         query_states = gather_positions(states + positions, query_positions)
-        table = encoder.relative_table(layout)
+        table = encoder.position_table(layout)
         steps = self.config.emd_steps
         return encoder.layer[-1](states, table, layout, query_states, query_positions, steps=steps)[0]
 
@@ -322,7 +312,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         """Add the ordinary last layer, for callers who request the hidden states or attentions of all layers."""
         encoder, before_last = self.deberta.encoder, encoded.last_hidden_state
         needs_attentions = encoded.attentions is not None
-        table = encoder.relative_table(layout)
+        table = encoder.position_table(layout)
         last, probabilities = encoder.layer[-1](before_last, table, layout, output_attentions=needs_attentions)
         layers = self.config.num_hidden_layers
         last_state: Any = last if layers in kept_states(output_hidden_states, layers + 1) else None
@@ -340,7 +330,7 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         query_positions: torch.Tensor | None,  # [B, Q]
         num_items_in_batch: torch.Tensor | int | None,
         max_predictions_per_row: int | None,
-    ) -> dict[str, torch.Tensor | None]:
+    ) -> dict[str, torch.Tensor]:
         """Return the output fields of sparse prediction, without logits if nothing can observe them."""
         labelled = labels != IGNORED  # [B, N]
         if query_positions is not None:
@@ -350,20 +340,15 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         else:
             predicted = labels != IGNORED  # [B, Q or N]
             states, labels = states[predicted], labels[predicted]
-        fields = {"states": states.detach(), "labels": labels}
-        head = self.lm_predictions.lm_head
-        if head.can_skip_logits():
-            loss, fields["losses"], fields["predictions"] = linear_cross_entropy(
-                head.transform(states), head.decoder.weight, head.bias, labels, num_items_in_batch
-            )
-        else:
-            logits = head(states)
-            losses = cross_entropy_per_item(logits, labels)
-            loss = mean_over_items(losses, labels >= 0, num_items_in_batch)
-            fields |= {"logits": logits, "losses": losses.detach(), "predictions": logits.argmax(-1)}
+        fields = vocabulary_loss(self.lm_predictions.lm_head, states, labels, num_items_in_batch)
+        loss = fields.pop("loss")
+        fields |= {"states": states.detach(), "labels": labels}
         if max_predictions_per_row is not None:
             loss = loss.masked_fill((labelled.sum(1) > max_predictions_per_row).any(), torch.nan)
-        return {"loss": loss, **{name: in_batch_order(field, labelled, layout) for name, field in fields.items()}}
+        order = layout.batch_order(labelled)
+        if order is not None:
+            fields = {name: field[order] for name, field in fields.items()}
+        return {"loss": loss, **fields}
 
 
 def labelled_positions(labels: torch.Tensor, max_predictions_per_row: int | None = None) -> torch.Tensor | None:
@@ -379,10 +364,3 @@ def labelled_positions(labels: torch.Tensor, max_predictions_per_row: int | None
     if most > DENSE_DECODING_THRESHOLD * labels.shape[1]:
         return None
     return labelled.int().argsort(dim=1, descending=True, stable=True)[:, :most].sort(dim=1).values
-
-
-def in_batch_order(values: torch.Tensor, labelled: torch.Tensor, layout: BatchLayout) -> torch.Tensor:
-    """Return values of labelled positions [M, ...] in the order of the batch, which unpadding may have changed."""
-    if layout.unpadding is None:
-        return values
-    return values[layout.unpadding.index.to(labelled.device)[labelled[0]].argsort()]

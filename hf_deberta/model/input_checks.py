@@ -1,4 +1,4 @@
-"""Checks of inputs and labels: each raises a ValueError that names the rule, the value and the way out.
+"""Checks of inputs: each raises a ValueError that names the rule, the value and the way out. Labels: losses.py.
 
 Shapes and types are always checked. Values are checked where reading them costs nothing: on the CPU, outside of
 captured graphs and transforms (`can_read_values`). On a GPU the check would have to wait for the device.
@@ -7,12 +7,10 @@ captured graphs and transforms (`can_read_values`). On a GPU the check would hav
 from typing import TypedDict
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from .batch_loss import IGNORED
 from .configuration_hf_deberta import HfDebertaConfig
-from .fast_path_guards import can_read_values
-
-SUM_TOLERANCE = 0.01  # a distribution over thousands of classes in half precision sums to 1 within this
 
 
 class EncoderKwargs(TypedDict, total=False):
@@ -71,11 +69,11 @@ def _check_token_types(token_type_ids: torch.Tensor, shape: torch.Size, types: i
         raise ValueError(f"token_type_ids must lie in [0, {types}), and range up to {int(token_type_ids.max())}")
 
 
-def check_positions(position_ids: torch.Tensor, limit: int, in_order: bool) -> None:
-    """Raise a ValueError if absolute positions lie outside their table; `in_order`: they are 0, 1, ... in each row."""
-    too_long = in_order and position_ids.shape[-1] > limit
-    if too_long or any_outside(position_ids, limit):
-        longest = position_ids.shape[-1] if too_long else int(position_ids.max()) + 1
+def check_positions(position_ids: torch.Tensor | None, length: int, limit: int) -> None:
+    """Raise a ValueError if absolute positions lie outside their table; None: they are 0, 1, ... in each row."""
+    too_long = position_ids is None and length > limit
+    if too_long or (position_ids is not None and any_outside(position_ids, limit)):
+        longest = length if position_ids is None else int(position_ids.max()) + 1
         raise ValueError(
             f"this input has {longest} positions, and max_position_embeddings is {limit}; shorten the input, or train "
             "with a larger max_position_embeddings"
@@ -88,6 +86,12 @@ def may_hold_padding(input_ids: torch.Tensor, padding: int | None) -> bool:
         return False
     first_and_last = input_ids[:, :: max(1, input_ids.shape[1] - 1)]
     return bool((first_and_last == padding).any())
+
+
+def refuse(wrong: torch.Tensor, rule: str, way_out: str = "") -> None:
+    """Raise a ValueError with the rule and the first value that breaks it, if there is one."""
+    if wrong.numel() > 0:
+        raise ValueError(f"{rule}, not {wrong[0].item():g}{way_out}")
 
 
 def check_tensors(**inputs: object) -> None:
@@ -107,7 +111,7 @@ def check_indices(name: str, indices: torch.Tensor, size: int) -> None:
     check_integers(name, indices)
     if any_outside(indices, size):
         wrong = indices[(indices < 0) | (indices >= size)]
-        _refuse(wrong, f"{name} must be positions of tokens, in [0, {size})")
+        refuse(wrong, f"{name} must be positions of tokens, in [0, {size})")
 
 
 def check_integers(name: str, ids: torch.Tensor) -> None:
@@ -116,81 +120,22 @@ def check_integers(name: str, ids: torch.Tensor) -> None:
         raise ValueError(f"{name} must be of type int64 or int32, not {ids.dtype}; pass {name}.long()")
 
 
-# ---- labels: each function returns them, with -100 where `real` [B, N] is False ----------------------------------
+# ---- what can be known of a tensor ---------------------------------------------------------------------------------
 
 
-def class_labels(
-    labels: torch.Tensor,
-    shape: torch.Size,
-    classes: int | None = None,
-    real: torch.Tensor | None = None,
-    name: str = "labels",
-) -> torch.Tensor:
-    """Return class numbers as int64: below `classes`, or negative to be ignored. For shape [B], [B, 1] is accepted."""
-    check_tensors(**{name: labels})
-    if len(shape) == 1 and labels.shape[1:] == (1,):
-        labels = labels.squeeze(1)
-    _check_shape(name, labels, shape)
-    if labels.is_floating_point() and can_read_values(labels):
-        _refuse(labels[labels != labels.round()], f"{name} must be whole numbers, the classes")
-    labels = _ignore_padding(labels.long(), real)
-    if classes is not None and can_read_values(labels):
-        rule = f"{name} must be below {classes}, the number of classes, or negative to be ignored"
-        _refuse(labels[labels >= classes], rule)
-    return labels
+def in_captured_graph() -> bool:
+    """True while torch.compile, torch.export or torch.jit.trace builds a graph, which must hold for other inputs."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
-def binary_labels(labels: torch.Tensor, shape: torch.Size, real: torch.Tensor | None = None) -> torch.Tensor:
-    """Return labels that must be 0, 1, or -100 to be ignored."""
-    _check_shape("labels", labels, shape)
-    labels = _ignore_padding(labels.long() if labels.dtype in (torch.bool, torch.uint8) else labels, real)
-    if can_read_values(labels):
-        wrong = labels[(labels != 0) & (labels != 1) & (labels != IGNORED)]
-        _refuse(wrong, f"labels must be 0 or 1, or {IGNORED} to be ignored")
-    return labels
+def has_no_values(tensor: torch.Tensor) -> bool:
+    """True for a fake tensor, and where operations give fake or symbolic tensors."""
+    return isinstance(tensor, FakeTensor) or any(mode.is_infra_mode() for mode in _get_current_dispatch_mode_stack())
 
 
-def multi_labels(labels: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """Return labels that must be probabilities, or -100 to be ignored."""
-    _check_shape("labels", labels, shape)
-    if can_read_values(labels):
-        wrong = labels[~((labels >= 0) & (labels <= 1)) & (labels != IGNORED)]
-        _refuse(wrong, f"labels of a multi-label classification must lie in [0, 1], or be {IGNORED} to be ignored")
-    return labels
-
-
-def distributions(labels: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """Return labels that must be one distribution over the classes per row."""
-    _check_shape("labels", labels, shape)
-    if can_read_values(labels):
-        rule = f"labels {tuple(shape)} are distributions over the classes, which must"
-        way_out = "; pass class numbers [B], or set config.problem_type to the loss that you want"
-        _refuse(labels[~(labels >= 0)], f"{rule} not be negative", way_out)
-        sums = labels.float().sum(-1)
-        _refuse(sums[~((sums - 1).abs() <= SUM_TOLERANCE)], f"{rule} sum to 1", way_out)
-    return labels
-
-
-def regression_targets(labels: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """Return finite numbers in the shape of the predictions; [B] will do for [B, 1]."""
-    check_tensors(labels=labels)
-    _check_shape("labels", labels, shape[:1] if shape[1] == 1 and labels.dim() == 1 else shape)
-    if can_read_values(labels):
-        _refuse(labels[~labels.isfinite()], "labels of a regression must be finite", "; drop rows without a label")
-    return labels
-
-
-def _ignore_padding(labels: torch.Tensor, real: torch.Tensor | None) -> torch.Tensor:
-    return labels if real is None else labels.masked_fill(~real.to(labels.device), IGNORED)
-
-
-def _check_shape(name: str, tensor: torch.Tensor, shape: torch.Size) -> None:
-    check_tensors(**{name: tensor})
-    if tensor.shape != shape:
-        raise ValueError(f"{name} must be of shape {tuple(shape)}, not {tuple(tensor.shape)}")
-
-
-def _refuse(wrong: torch.Tensor, rule: str, way_out: str = "") -> None:
-    """Raise a ValueError with the rule and the first value that breaks it, if there is one."""
-    if wrong.numel() > 0:
-        raise ValueError(f"{rule}, not {wrong[0].item():g}{way_out}")
+def can_read_values(tensor: torch.Tensor) -> bool:
+    """True if Python may read the tensor's values: it has some, and reading them does not wait for a device."""
+    in_torch_func = torch._C._functorch.peek_interpreter_stack
+    return tensor.device.type == "cpu" and not (
+        in_captured_graph() or in_torch_func() is not None or has_no_values(tensor)
+    )

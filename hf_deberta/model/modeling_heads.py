@@ -2,7 +2,7 @@
 
 Parameter names and arithmetic are those of Transformers' DeBERTa classes, and of the official code for the heads that
 it has. So fine-tuned checkpoints load and give the same logits. Every loss respects `num_items_in_batch`, see
-`batch_loss`.
+`losses`.
 """
 
 import math
@@ -21,17 +21,19 @@ from transformers.modeling_outputs import (
 from transformers.utils.generic import can_return_tuple
 
 from .batch_layout import check_one_document, first_real_tokens, real_tokens
-from .batch_loss import IGNORED, binary_cross_entropy, cross_entropy, mean_squared_error, soft_cross_entropy
 from .configuration_hf_deberta import HfDebertaConfig
-from .input_checks import (
-    EncoderKwargs,
+from .input_checks import EncoderKwargs, check_indices, check_tensors
+from .losses import (
+    IGNORED,
+    binary_cross_entropy,
     binary_labels,
-    check_indices,
-    check_tensors,
     class_labels,
+    cross_entropy,
     distributions,
+    mean_squared_error,
     multi_labels,
     regression_targets,
+    soft_cross_entropy,
 )
 from .modeling_hf_deberta import HfDebertaModel, gather_positions
 from .pretrained_model import HfDebertaPreTrainedModel

@@ -19,37 +19,25 @@ from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
 from .attention import attention_scale, disentangled_attention
-from .batch_layout import BatchLayout, check_one_document
+from .batch_layout import BatchLayout, check_one_document, unpadded
 from .configuration_hf_deberta import HfDebertaConfig
-from .dense import dense
-from .fast_path_guards import (
-    can_read_values,
-    in_functorch_transform,
-    in_reference_mode,
-    is_tracing_or_compiling,
-)
-from .input_checks import EncoderKwargs, check_positions, may_hold_padding, require_tokens
+from .input_checks import EncoderKwargs, may_hold_padding, require_tokens
 from .ngram_input_encoding import NgramInputEncoding
 from .pretrained_model import HfDebertaPreTrainedModel
 from .relative_position import (
     RelativePositions,
-    RowsInUse,
+    TableProjection,
+    TableWindow,
     may_be_pruned,
+    position_table,
     row_numbers,
     rows_of_distances,
     saturation_of,
-)
-from .relative_table import (
-    DistanceRows,
-    TableProjection,
-    find_rows_in_use,
-    relative_positions,
-    relative_table,
     split_heads,
-    table_modules,
     warn_past_largest_distance,
+    window_for,
 )
-from .weight_cache import WeightCache
+from .slots import linear
 
 logger = logging.get_logger(__name__)
 
@@ -91,7 +79,9 @@ class HfDebertaEmbeddings(nn.Module):
             token_type_ids = None
         elif token_type_ids is None:
             token_type_ids = words.new_zeros(words.shape[:2], dtype=torch.long)
-        position_ids = self.position_ids(layout) if self.config.position_biased_input else None
+        position_ids = None
+        if self.config.position_biased_input:
+            position_ids = layout.absolute_positions(self.config.max_position_embeddings)
         return self.embed(words, position_ids, token_type_ids, layout.token_mask)
 
     def embed(
@@ -117,17 +107,12 @@ class HfDebertaEmbeddings(nn.Module):
         if token_type_ids is not None:
             embeddings = embeddings + self.token_type_embeddings(token_type_ids)
         if self.config.embedding_size != self.config.hidden_size:
-            embeddings = dense(self.embed_proj, embeddings)
+            embeddings = linear(self.embed_proj, embeddings)
         return embeddings
 
     def positions(self, layout: BatchLayout) -> torch.Tensor:
         """Absolute position embeddings [B or 1, N, embedding]."""
-        return self.position_embeddings(self.position_ids(layout))
-
-    def position_ids(self, layout: BatchLayout) -> torch.Tensor:
-        position_ids = layout.absolute_positions()
-        check_positions(position_ids, self.config.max_position_embeddings, layout.in_order)
-        return position_ids
+        return self.position_embeddings(layout.absolute_positions(self.config.max_position_embeddings))
 
 
 class ProjectedKeys(NamedTuple):
@@ -159,12 +144,11 @@ class HfDebertaSelfAttention(nn.Module):
                 self.pos_query_proj = nn.Linear(width, width)
         self.pos_dropout = nn.Dropout(config.hidden_dropout_prob)
         self.dropout = nn.Dropout(config.attention_probs_dropout_prob)
-        self.weight_cache = WeightCache()
 
     def forward(
         self,
         hidden_states: torch.Tensor,  # [B, N, hidden], for keys and values
-        relative_table: torch.Tensor | None,  # [R, hidden]
+        position_table: torch.Tensor | None,  # [R, hidden]
         layout: BatchLayout,
         query_states: torch.Tensor | None = None,  # [B, Q, hidden], by default hidden_states
         query_positions: torch.Tensor | None = None,  # [B, Q]
@@ -173,8 +157,8 @@ class HfDebertaSelfAttention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None, ProjectedKeys]:
         """States [B, Q, hidden], probabilities if requested, and the projected keys and values for another call."""
         if projected is None:
-            projected = self.project_keys_and_values(hidden_states, relative_table, layout)
-        query = dense(self.query_proj, hidden_states if query_states is None else query_states)
+            projected = self.project_keys_and_values(hidden_states, position_table, layout)
+        query = linear(self.query_proj, hidden_states if query_states is None else query_states)
         states, probabilities = disentangled_attention(
             split_heads(query, self.head_size),
             projected.key,
@@ -195,11 +179,11 @@ class HfDebertaSelfAttention(nn.Module):
         return "eager" if output_attentions else backend
 
     def project_keys_and_values(
-        self, hidden_states: torch.Tensor, relative_table: torch.Tensor | None, layout: BatchLayout
+        self, hidden_states: torch.Tensor, position_table: torch.Tensor | None, layout: BatchLayout
     ) -> ProjectedKeys:
-        positions = relative_positions(self.table_projection(), relative_table, layout.relative_rows, self.weight_cache)
-        key = split_heads(dense(self.key_proj, hidden_states), self.head_size)
-        value = split_heads(dense(self.value_proj, hidden_states), self.head_size)
+        positions = self.table_projection().positions(position_table, layout.window, self)
+        key = split_heads(linear(self.key_proj, hidden_states), self.head_size)
+        value = split_heads(linear(self.value_proj, hidden_states), self.head_size)
         if layout.cache is not None:
             key, value = layout.cache.extend(self.layer_idx, key, value)
         return ProjectedKeys(key, value, positions)
@@ -229,7 +213,7 @@ class HfDebertaResidual(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
     def forward(self, states: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        return self.LayerNorm(self.dropout(dense(self.dense, states)) + residual)
+        return self.LayerNorm(self.dropout(linear(self.dense, states)) + residual)
 
 
 class HfDebertaAttention(nn.Module):
@@ -250,7 +234,7 @@ class HfDebertaIntermediate(nn.Module):
         self.activation = ACT2FN[config.hidden_act]
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        return self.activation(dense(self.dense, states))
+        return self.activation(linear(self.dense, states))
 
 
 class HfDebertaLayer(GradientCheckpointingLayer):
@@ -265,7 +249,7 @@ class HfDebertaLayer(GradientCheckpointingLayer):
     def forward(
         self,
         hidden_states: torch.Tensor,  # [B, N, hidden]
-        relative_table: torch.Tensor | None,  # [R, hidden]
+        position_table: torch.Tensor | None,  # [R, hidden]
         layout: BatchLayout,
         query_states: torch.Tensor | None = None,  # [B, Q, hidden]
         query_positions: torch.Tensor | None = None,  # [B, Q]
@@ -280,7 +264,7 @@ class HfDebertaLayer(GradientCheckpointingLayer):
         states = hidden_states if query_states is None else query_states
         for _ in range(steps):
             attended, probabilities, projected = self.attention.self(
-                hidden_states, relative_table, layout, states, query_positions, projected, output_attentions
+                hidden_states, position_table, layout, states, query_positions, projected, output_attentions
             )
             attended = self.attention.output(attended, states)
             states = self.output(self.intermediate(attended), attended)
@@ -303,8 +287,7 @@ class HfDebertaEncoder(nn.Module):
             rows_of_distance = rows_of_distances(*self.distance_parameters()).to(device)
             self.register_buffer("rows_of_distance", rows_of_distance, persistent=False)
             rows = row_numbers(*self.distance_parameters())
-            self.can_be_pruned, self.saturation = may_be_pruned(rows, config.relative_span), saturation_of(rows)
-            self.weight_cache = WeightCache()
+            self.can_shrink, self.saturation = may_be_pruned(rows, config.relative_span), saturation_of(rows)
         if config.norm_rel_ebd == "layer_norm":
             self.LayerNorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.conv = NgramInputEncoding(config) if config.conv_kernel_size > 0 else None
@@ -318,35 +301,23 @@ class HfDebertaEncoder(nn.Module):
         if self.config.relative_attention:
             init.copy_(self.rows_of_distance, rows_of_distances(*self.distance_parameters()))
 
-    def whole_table(self) -> RowsInUse | None:
-        """All rows of the relative table."""
+    def whole_table(self) -> TableWindow | None:
+        """All rows of the relative table; None without relative attention."""
         if not self.config.relative_attention:
             return None
-        return RowsInUse(0, 2 * self.config.relative_span, self.rows_of_distance, self.saturation)
-
-    def rows_in_use(self, length: int) -> RowsInUse | None:
-        """The rows of the relative table for sequences of `length` tokens."""
-        if not self.config.relative_attention:
-            return None
-        span = self.config.relative_span
-        distances = DistanceRows(self.rows_of_distance, span, self.can_be_pruned, self.saturation)
-        projections = (cast(HfDebertaLayer, layer).attention.self.table_projection() for layer in self.layer)
-        return find_rows_in_use(distances, length, table_modules(self), projections)
+        return TableWindow(0, 2 * self.config.relative_span, self.rows_of_distance, self.saturation, self.can_shrink)
 
     def shared_by_layers(self, states: torch.Tensor, layout: BatchLayout) -> BatchLayout:
         """What each layer of this forward pass gets beside its states: `layout` with the rows of the table in use."""
-        if not self.config.relative_attention:
+        whole = self.whole_table()
+        if whole is None:
             return layout
-        return replace(layout, relative_rows=self.rows_in_use(layout.longest(states.shape[1])))
+        projections = (cast(HfDebertaLayer, layer).attention.self.table_projection() for layer in self.layer)
+        return replace(layout, window=window_for(self, whole, layout.longest(), projections))
 
-    def relative_table(self, layout: BatchLayout) -> torch.Tensor | None:
-        """The rows of the relative table that the layout uses, [R, hidden]; one object while it is cached.
-
-        None without relative attention.
-        """
-        if layout.relative_rows is None:
-            return None
-        return relative_table(table_modules(self), layout.relative_rows, self.weight_cache)
+    def position_table(self, layout: BatchLayout) -> torch.Tensor | None:
+        """The rows of the relative table that the layout uses, [R, hidden]; None without relative attention."""
+        return None if layout.window is None else position_table(self, layout.window)
 
     def forward(
         self,
@@ -364,7 +335,7 @@ class HfDebertaEncoder(nn.Module):
         the other states are then None.
         """
         embeddings = hidden_states
-        table = self.relative_table(layout)
+        table = self.position_table(layout)
         kept = kept_states(output_hidden_states, len(self.layer) + 1)
         states: list[torch.Tensor | None] = [hidden_states if 0 in kept else None]
         attentions: list[torch.Tensor] = []
@@ -464,37 +435,15 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         )
         if first_token_only and attention_mask is None and kwargs.get("cu_seq_lens_q") is None:
             check_one_document(position_ids)
-        if not first_token_only:
+        if first_token_only:
+            positions = layout.pooled_positions().expand(embeddings.shape[0], -1)
+            encoded = self.encoder(embeddings, layout, *flags, query_positions=positions)
+            encoded.last_hidden_state = layout.scatter_pooled(encoded.last_hidden_state, positions)
+        else:
             encoded = self.encoder(embeddings, layout, *flags)
             encoded.last_hidden_state = layout.scatter(encoded.last_hidden_state)
-        elif layout.unpadding is not None:
-            positions, rows = layout.unpadding.first_tokens()
-            encoded = self.encoder(embeddings, layout, *flags, query_positions=positions[None])
-            first = encoded.last_hidden_state
-            empty = first.new_zeros(layout.unpadding.shape[0], 1, first.shape[-1])
-            encoded.last_hidden_state = empty.index_copy(0, rows.to(first.device), first[0][:, None])
-        else:
-            positions, exist = layout.pooled_tokens()
-            positions = positions.expand(embeddings.shape[0], -1)
-            encoded = self.encoder(embeddings, layout, *flags, query_positions=positions)
-            if exist is not None:
-                first = encoded.last_hidden_state
-                encoded.last_hidden_state = first.masked_fill(~exist[..., None].to(first.device), 0)
         encoded.hidden_states = layout.scatter_each(encoded.hidden_states)
         return encoded
-
-    def can_unpad(self, flags: OutputFlags, num_real_tokens: int | None = None) -> bool:
-        """True if this batch can run without padding.
-
-        This must be enabled in the configuration and supported by the backend, and no gradients may be requested at
-        hidden states, which would be copies. Outside of the CPU the number of real tokens must be given.
-        """
-        returned = flags.attentions or (flags.hidden_states is not False and torch.is_grad_enabled())
-        config, weight = self.config, self.embeddings.word_embeddings.weight
-        enabled = config.unpad_inputs and config._attn_implementation in ("auto", "sdpa", "triton")
-        is_eager = not (is_tracing_or_compiling() or in_functorch_transform())
-        knows_lengths = can_read_values(weight) or (is_eager and num_real_tokens is not None)
-        return enabled and not returned and knows_lengths and not in_reference_mode()
 
     def output_flags(self, **kwargs: Any) -> OutputFlags:
         """The arguments, or the configuration's values for those that are None."""
@@ -537,10 +486,10 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         else:
             layout = BatchLayout.with_cache(cache, attention_mask, position_ids, shape, tokens.device)
         embeddings = self.embeddings(input_ids, token_type_ids, layout, inputs_embeds)
-        if not causal and cache is None and self.can_unpad(self.output_flags(**kwargs), num_real_tokens):
-            layout = layout.unpadded(self.config.hidden_size, num_real_tokens)
+        flags = self.output_flags(**kwargs)
+        returns_states = flags.attentions or (flags.hidden_states is not False and torch.is_grad_enabled())
+        layout = unpadded(layout, embeddings, self.config, returns_states, num_real_tokens)
         if self.config.relative_attention and not layout.attention_mask.causal:  # the rows are those of later tokens
-            longest = layout.longest(tokens.shape[1])
-            warn_past_largest_distance(longest, self.encoder.distance_parameters(), "from_pretrained")
+            warn_past_largest_distance(layout.longest(), self.encoder.distance_parameters(), "from_pretrained")
         states = layout.gather(embeddings)
         return states, self.encoder.shared_by_layers(states, layout)

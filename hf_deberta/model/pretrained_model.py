@@ -1,24 +1,63 @@
-"""`HfDebertaPreTrainedModel`: how every `HfDeberta` class is initialized, loaded and saved."""
+"""`HfDebertaPreTrainedModel`: how every `HfDeberta` class is initialized, loaded, saved and uploaded.
+
+Saved folders can be loaded where this package is not installed: next to the weights stand the source files of the model
+(flat, so that `trust_remote_code=True` finds them), an `auto_map` in config.json with every head, and a model card.
+"""
 
 import errno
 import json
+import shutil
+import sys
 from pathlib import Path
 from pickle import UnpicklingError
 from tempfile import TemporaryDirectory
 from traceback import walk_tb
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from huggingface_hub import HfApi, ModelCard
 from safetensors import SafetensorError
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.conversion_mapping import register_checkpoint_conversion_mapping
+from transformers.core_model_loading import ConversionOps, WeightConverter, WeightRenaming
+from transformers.dynamic_module_utils import get_relative_import_files
 
-from .attention import check_attention_name
-from .attention_auto import AUTO
-from .checkpoint_conversion import register_conversions
+from .attention import AUTO, check_attention_name
 from .configuration_hf_deberta import HfDebertaConfig, check_path
-from .hub_export import AUTO_MAP, upload, write_code, write_model_card
-from .peft_targets import register_default_targets
+
+if TYPE_CHECKING:
+    # Transformers finds the files that a model needs by searching the text for relative imports. These lines make the
+    # file of every head part of every saved folder, and cause no import circle because they never run.
+    from .causal_language_model import HfDebertaForCausalLM  # noqa: F401
+    from .enhanced_mask_decoder import HfDebertaForMaskedLM  # noqa: F401
+    from .modeling_heads import HfDebertaForSequenceClassification  # noqa: F401
+    from .modeling_hf_deberta import HfDebertaModel  # noqa: F401
+    from .replaced_token_detection import HfDebertaForPreTraining  # noqa: F401
+
+# Auto class -> "file.Class": the `auto_map` of config.json. Entity choice has no Auto class and uses its own name.
+AUTO_MAP = {
+    "AutoConfig": "configuration_hf_deberta.HfDebertaConfig",
+    "AutoModel": "modeling_hf_deberta.HfDebertaModel",
+    "AutoModelForTextEncoding": "modeling_hf_deberta.HfDebertaModel",
+    "AutoModelForMaskedLM": "enhanced_mask_decoder.HfDebertaForMaskedLM",
+    "AutoModelForCausalLM": "causal_language_model.HfDebertaForCausalLM",
+    "AutoModelForPreTraining": "replaced_token_detection.HfDebertaForPreTraining",
+    "AutoModelForSequenceClassification": "modeling_heads.HfDebertaForSequenceClassification",
+    "AutoModelForTokenClassification": "modeling_heads.HfDebertaForTokenClassification",
+    "AutoModelForQuestionAnswering": "modeling_heads.HfDebertaForQuestionAnswering",
+    "AutoModelForMultipleChoice": "modeling_heads.HfDebertaForMultipleChoice",
+    "HfDebertaForEntityChoice": "modeling_heads.HfDebertaForEntityChoice",
+}
+
+PIPELINE_TAGS = {
+    "AutoModelForMaskedLM": "fill-mask",
+    "AutoModelForCausalLM": "text-generation",
+    "AutoModelForSequenceClassification": "text-classification",
+    "AutoModelForTokenClassification": "token-classification",
+    "AutoModelForQuestionAnswering": "question-answering",
+    "AutoModelForMultipleChoice": "multiple-choice",
+}
 
 HUB_ARGUMENTS = ("repo_id", "commit_message", "commit_description", "private", "token", "revision", "create_pr", "tags")
 
@@ -55,7 +94,7 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
 
     def __init__(self, config: HfDebertaConfig, *args: Any, **kwargs: Any):
         super().__init__(config, *args, **kwargs)
-        register_default_targets()
+        register_default_peft_targets()
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -124,7 +163,7 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
         save_original_format: bool = False,
         **kwargs: Any,
     ) -> None:
-        """As in Transformers; also writes the source files, `auto_map` and a model card, see `hub_export`."""
+        """As in Transformers; also writes the source files, `auto_map` and a model card, see `write_code`."""
         hub_arguments = {name: kwargs.pop(name) for name in HUB_ARGUMENTS if name in kwargs}
         token = hub_arguments.get("token")
         self.config.auto_map = dict(AUTO_MAP)
@@ -196,6 +235,192 @@ def check_declared_size(folder: Path, config: Any) -> None:
 def _was_raised_in(error: Exception, module: str) -> bool:
     """True if a function of `module` is in the traceback of `error`."""
     return any(frame.f_globals.get("__name__") == module for frame, _ in walk_tb(error.__traceback__))
+
+
+# ---- names in other checkpoints: ours are those of the official v2 code and of in-tree `deberta-v2` -----------------
+
+
+def unfuse_qkv(fused: torch.Tensor, heads: int) -> list[torch.Tensor]:
+    """Return query, key and value weights [hidden, hidden] from `in_proj` of v1 [heads * 3 * d, hidden].
+
+    Each head of `in_proj` has its d query rows, then its d key rows, then its d value rows.
+    """
+    by_head = fused.unflatten(0, (heads, 3, -1))
+    return [by_head[:, part].flatten(0, 1).contiguous() for part in range(3)]
+
+
+def fuse_qkv(parts: list[torch.Tensor], heads: int) -> torch.Tensor:
+    """Return `in_proj` of v1 from query, key and value weights: the exact inverse of `unfuse_qkv`."""
+    return torch.stack([part.unflatten(0, (heads, -1)) for part in parts], dim=1).flatten(0, 2).contiguous()
+
+
+class UnfuseQKV(ConversionOps):
+    """`unfuse_qkv` as an operation of Transformers' checkpoint loader."""
+
+    @torch.no_grad()
+    def convert(self, input_dict, source_patterns, target_patterns, config=None, **kwargs):
+        (fused,) = (value[0] if isinstance(value, list) else value for value in input_dict.values())
+        return dict(zip(target_patterns, unfuse_qkv(fused, config.num_attention_heads), strict=True))
+
+    @property
+    def reverse_op(self):
+        return FuseQKV()
+
+
+class FuseQKV(ConversionOps):
+    """`fuse_qkv` as an operation of Transformers' checkpoint loader."""
+
+    @torch.no_grad()
+    def convert(self, input_dict, source_patterns, target_patterns, config=None, **kwargs):
+        parts = [value[0] if isinstance(value, list) else value for value in map(input_dict.get, source_patterns)]
+        return {target_patterns[0]: fuse_qkv(parts, config.num_attention_heads)}
+
+    @property
+    def reverse_op(self):
+        return UnfuseQKV()
+
+
+# patterns of parameter names in other checkpoints -> our names
+RENAMINGS = [
+    (r"^bert\.", "deberta."),
+    (r"attention\.self\.q_bias$", "attention.self.query_proj.bias"),
+    (r"attention\.self\.v_bias$", "attention.self.value_proj.bias"),
+    (r"attention\.self\.pos_proj\.", "attention.self.pos_key_proj."),
+    (r"attention\.self\.pos_q_proj\.", "attention.self.pos_query_proj."),
+    (r"cls\.predictions\.transform\.", "lm_predictions.lm_head."),
+    (r"cls\.predictions\.decoder\.weight$", "lm_predictions.lm_head.decoder.weight"),
+    (r"cls\.predictions\.bias$", "lm_predictions.lm_head.bias"),
+]
+
+
+def register_conversions() -> None:
+    """Register the conversions with Transformers' checkpoint loader.
+
+    Safe to call repeatedly: code from the Hub may be imported more than once, and a later call replaces an earlier one.
+    """
+    attention = "attention.self."
+    fused = WeightConverter(
+        attention + "in_proj.weight",
+        [attention + name for name in ("query_proj.weight", "key_proj.weight", "value_proj.weight")],
+        operations=[UnfuseQKV()],
+    )
+    renamings = [WeightRenaming(source, target) for source, target in RENAMINGS]
+    register_checkpoint_conversion_mapping("hf_deberta", [*renamings, fused], overwrite=True)
+
+
+def register_default_peft_targets() -> None:
+    """Give PEFT's adapters the default `target_modules` of Transformers' `deberta-v2`.
+
+    PEFT looks them up by model type in tables of its own and offers no way to register one. A row for ours is added,
+    and no other row is changed. PEFT is not imported for that: this runs when a model is created after `import peft`.
+    """
+    for name, table in list(vars(sys.modules.get("peft.utils.constants", sys)).items()):
+        if name.startswith("TRANSFORMERS_MODELS_TO_") and "deberta-v2" in table:
+            table.setdefault("hf_deberta", table["deberta-v2"])
+
+
+# ---- what stands beside the weights -------------------------------------------------------------------------------
+
+MODEL_CARD = """---
+library_name: transformers
+tags:
+- deberta
+- hf_deberta
+pipeline_tag: {pipeline_tag}
+---
+
+# {name}
+
+A DeBERTa model: `{architecture}` with {layers} layers, hidden size {hidden_size} and a
+vocabulary of {vocab_size} tokens.
+
+```python
+{load}
+tokenizer = AutoTokenizer.from_pretrained("{name}", trust_remote_code=False)  # the tokenizer needs no custom code
+```
+
+This needs Transformers 5.12 or later. With the `hf_deberta` package installed, `import hf_deberta` replaces
+`trust_remote_code=True` and computes the same numbers faster: the Python files beside the weights are the model alone.
+The package can also export this model to the format of Transformers' own classes:
+`export_to_transformers(model, folder)`.
+"""
+
+
+def write_code(folder: str | Path) -> None:
+    """Copy this file, and every sibling that it imports directly or indirectly, into `folder`."""
+    for source in {__file__, *get_relative_import_files(__file__)}:
+        target = Path(folder) / Path(source).name
+        if not target.exists() or target.read_bytes() != Path(source).read_bytes():
+            shutil.copyfile(source, target)
+
+
+def loading_code(auto_class: str, name: str) -> str:
+    """Return the Python lines of the model card that load the model."""
+    if not auto_class.startswith("Auto"):
+        return f'''from hf_deberta import {auto_class}
+from transformers import AutoTokenizer
+
+model = {auto_class}.from_pretrained("{name}")'''
+    return f'''from transformers import {auto_class}, AutoTokenizer
+
+model = {auto_class}.from_pretrained("{name}", trust_remote_code=True)'''
+
+
+def write_model_card(folder: str | Path, architecture: str, config: HfDebertaConfig, name: str | None = None) -> None:
+    """Write a README.md that shows how to load the model, unless `folder` has one."""
+    path = Path(folder) / "README.md"
+    if path.exists():
+        return
+    auto_class = next((auto for auto, cls in AUTO_MAP.items() if cls.endswith(f".{architecture}")), "AutoModel")
+    name = name or Path(folder).resolve().name
+    path.write_text(
+        MODEL_CARD.format(
+            name=name,
+            architecture=architecture,
+            layers=config.num_hidden_layers,
+            hidden_size=config.hidden_size,
+            vocab_size=config.vocab_size,
+            load=loading_code(auto_class, name),
+            pipeline_tag=PIPELINE_TAGS.get(auto_class, "feature-extraction"),
+        ),
+        encoding="utf-8",
+    )
+
+
+def upload(
+    folder: str | Path,
+    repo_id: str,
+    *,
+    private: bool | None = None,
+    token: bool | str | None = None,
+    revision: str | None = None,
+    create_pr: bool = False,
+    tags: list[str] | None = None,
+    **commit: Any,
+) -> str:
+    """Upload the files of a saved folder, without its subfolders, to a Hub repository; create it if it is missing.
+
+    If the repository already has a model card, that card is kept, and `tags` are added to it. `commit` may have
+    `commit_message` and `commit_description`.
+    """
+    api = HfApi(token=token)
+    repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+    if revision is not None and not create_pr:
+        api.create_branch(repo_id, branch=revision, exist_ok=True)
+    has_card = api.file_exists(repo_id, "README.md", revision=revision)
+    if tags:
+        path = api.hf_hub_download(repo_id, "README.md", revision=revision) if has_card else Path(folder) / "README.md"
+        card = ModelCard.load(path)
+        card.data.tags = list(dict.fromkeys([*(card.data.tags or []), *tags]))
+        card.save(Path(folder) / "README.md")
+    return api.upload_folder(
+        repo_id=repo_id,
+        folder_path=folder,
+        ignore_patterns=["*/*", *(["README.md"] if has_card and not tags else [])],
+        revision=revision,
+        create_pr=create_pr,
+        **{"commit_message": "Upload model", **commit},
+    )
 
 
 register_conversions()

@@ -1,4 +1,4 @@
-"""Relative positions: which row of the relative table belongs to a distance, and which rows a sequence needs.
+"""Relative positions: the row of the relative table for a distance, the rows that a length needs, their projections.
 
 Legend: H heads, N tokens, Q queries, K keys, d head size, R rows of the table in use, k the largest distance,
 s rows per side (buckets, or k).
@@ -8,14 +8,20 @@ clipping turn it into a row in [0, 2s); row s is distance 0. All of this is inte
 """
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
+import numpy
 import torch
+from torch import nn
+from transformers.utils import logging
 
-from .private_apis import without_dispatch_modes
+from .input_checks import in_captured_graph
+from .slots import cached, linear, slot
+
+logger = logging.get_logger(__name__)
 
 TERMS = ("c2p", "p2c", "p2p")  # content to position, position to content, position to position
 
@@ -90,36 +96,138 @@ class RelativePositions:
 
 
 @dataclass(frozen=True)
-class RowsInUse:
-    """The rows [first, end) of the relative table that a forward pass projects, and the row of each distance."""
+class TableWindow:
+    """The rows [first, end) of the relative table that a forward pass uses, and the row of each distance."""
 
     first: int
     end: int
-    of_distance: torch.Tensor  # [2k + 1], counted from `first`
+    rows_of_distance: torch.Tensor  # [2k + 1], counted from `first`
     saturation: int  # from this distance on, all distances of a side share a row
+    can_shrink: bool  # True if short sequences use rows near distance 0 only, see `may_be_pruned`
+    is_whole: bool = True
+
+    @classmethod
+    def whole(cls, rows_of_distance: torch.Tensor, rows: Sequence[int], span: int) -> "TableWindow":
+        """All 2 * span rows; `rows` are the integers of `rows_of_distance`, which may have no values."""
+        return cls(0, 2 * span, rows_of_distance, saturation_of(rows), may_be_pruned(rows, span))
+
+    def for_length(self, length: int) -> "TableWindow":
+        """The rows that sequences of `length` tokens use, of a window with all rows."""
+        if not self.can_shrink:
+            return self
+        first, end = rows_for_length(length, self.end // 2)
+        rows_of_distance = rows_in_window(self.rows_of_distance, first, end)
+        return replace(self, first=first, end=end, rows_of_distance=rows_of_distance, is_whole=False)
 
 
-def log_bucket(distance: torch.Tensor, buckets: int, max_distance: int) -> torch.Tensor:
+@dataclass(frozen=True)
+class TableProjection:
+    """The projection of the relative table by one layer; a projection that no position term needs is None."""
+
+    key: nn.Module | None  # hidden to H d, for c2p and p2p
+    query: nn.Module | None  # hidden to H d, for p2c and p2p
+    dropout: nn.Module  # on the table
+    head_size: int
+    scale: float  # of the attention scores
+    terms: tuple[str, ...]  # the position terms of the layer
+
+    def modules(self) -> tuple[nn.Module, ...]:
+        return tuple(module for module in (self.key, self.query, self.dropout) if module is not None)
+
+    def positions(
+        self, table: torch.Tensor | None, window: TableWindow | None, owner: nn.Module
+    ) -> RelativePositions | None:
+        """The position terms of a layer, the `owner`; None if the layer has no terms."""
+        if table is None or window is None or not self.terms:
+            return None
+        key, query, query_scale = cached(owner, self.modules(), lambda: self.project(table), table)
+        return RelativePositions(key, query, window.rows_of_distance, window.saturation, self.terms, query_scale)
+
+    def project(self, table: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, float]:
+        """Position keys and position queries [H, R, d] of a table [R, hidden], and the factor that the latter include.
+
+        Position queries are scaled here, once for the cache, except in half precision, which the reference backend
+        scales in float32.
+        """
+        table = self.dropout(table)
+        key = None if self.key is None else split_heads(linear(self.key, table), self.head_size)
+        query = None if self.query is None else split_heads(linear(self.query, table), self.head_size)
+        if query is None or query.dtype not in (torch.float32, torch.float64):
+            return key, query, 1.0
+        return key, query * self.scale, self.scale
+
+
+def split_heads(states: torch.Tensor, head_size: int) -> torch.Tensor:
+    """[..., N, H d] to [..., H, N, d]; with tensor parallelism a process has some of the configuration's heads."""
+    return states.unflatten(-1, (-1, head_size)).transpose(-3, -2)
+
+
+def table_modules(encoder: nn.Module) -> tuple[nn.Module, ...]:
+    """The embedding of an encoder's relative table and, if the encoder has one, its LayerNorm."""
+    modules = (getattr(encoder, "rel_embeddings", None), getattr(encoder, "LayerNorm", None))
+    return tuple(module for module in modules if isinstance(module, nn.Module))
+
+
+@slot
+def window_for(
+    encoder: nn.Module, whole: TableWindow, length: int, projections: Iterable[TableProjection]
+) -> TableWindow:
+    """The rows that sequences of `length` tokens use; all rows in a captured graph, which must hold for other lengths.
+
+    An engine that caches the projections of all layers lets them project all rows.
+    """
+    return whole if in_captured_graph() else whole.for_length(length)
+
+
+def position_table(encoder: nn.Module, window: TableWindow) -> torch.Tensor:
+    """The rows of the window of the relative table, normalised, [R, hidden]; cached if it has all rows."""
+    modules = table_modules(encoder)
+    embedding: Any = modules[0]
+
+    def compute() -> torch.Tensor:
+        table = embedding(torch.arange(window.first, window.end, device=window.rows_of_distance.device))
+        for norm in modules[1:]:
+            table = norm(table)
+        return table
+
+    return cached(encoder, modules, compute) if window.is_whole else compute()
+
+
+def warn_past_largest_distance(length: int, parameters: tuple[int, int, bool] | None, function: str) -> None:
+    """Say once which rows are in use if that matters; `parameters` are the arguments of `rows_of_distances`."""
+    max_distance, buckets, clamp = parameters or (0, 0, False)
+    if buckets > 0 and not in_captured_graph() and length > max_distance:
+        logger.warning_once(
+            f"this input has more than {max_distance} tokens, and for larger distances the official code and "
+            "Transformers read different rows of the position table. Those of "
+            f"{'the official code' if clamp else 'Transformers'} are in use; for the others, call {function} with "
+            f"clamp_relative_distance={not clamp}"
+        )
+
+
+def log_bucket(distance: numpy.ndarray, buckets: int, max_distance: int) -> numpy.ndarray:
     """Bucket in (-buckets, buckets) of a signed distance.
 
-    Distances up to `buckets // 2` have a bucket each. The float32 arithmetic, with a Python double as divisor, is part
+    Distances up to `buckets // 2` have a bucket each. The float32 arithmetic, with a Python float as divisor, is part
     of the definition: released weights were trained with its rounding.
     """
     middle = buckets // 2
-    magnitude = distance.abs().clamp(min=middle - 1).to(torch.float32)
-    logarithmic = torch.ceil(float32_log(magnitude / middle) / math.log((max_distance - 1) / middle) * (middle - 1))
-    far = distance.sign() * (logarithmic.to(torch.long) + middle)
-    return torch.where(distance.abs() <= middle, distance, far)
+    magnitude = numpy.abs(distance).clip(min=middle - 1).astype(numpy.float32)
+    logarithmic = float32_log(magnitude / numpy.float32(middle))
+    logarithmic = numpy.ceil(logarithmic / numpy.float32(math.log((max_distance - 1) / middle)) * (middle - 1))
+    far = numpy.sign(distance) * (logarithmic.astype(numpy.int64) + middle)
+    return numpy.where(numpy.abs(distance) <= middle, distance, far)
 
 
-def float32_log(x: torch.Tensor) -> torch.Tensor:
-    """ln x, bit-identical on every processor, unlike torch.log.
+def float32_log(x: numpy.ndarray) -> numpy.ndarray:
+    """ln x of float32, bit-identical on every processor.
 
     With x = 2^e m and 1 <= m < 2 it is e ln 2 + ln m, each rounded to float32. This gives all official tables, also the
-    two for which torch.log on Intel processors rounds the farthest distance the other way (docs/log.md).
+    two for which a float32 logarithm on Intel processors rounds the farthest distance the other way (docs/log.md).
     """
-    half, exponent = torch.frexp(x)
-    return (exponent - 1).to(torch.float32) * math.log(2) + torch.log(2 * half.double()).to(torch.float32)
+    half, exponent = numpy.frexp(x)
+    powers = (exponent - 1).astype(numpy.float32) * numpy.float32(math.log(2))
+    return powers + numpy.log(2 * half.astype(numpy.float64)).astype(numpy.float32)
 
 
 def rows_of_distances(max_distance: int, buckets: int = 0, clamp: bool = True) -> torch.Tensor:
@@ -138,17 +246,13 @@ def rows_of_distances(max_distance: int, buckets: int = 0, clamp: bool = True) -
 @lru_cache(maxsize=64)
 def row_numbers(max_distance: int, buckets: int = 0, clamp: bool = True) -> tuple[int, ...]:
     """`rows_of_distances` as Python integers, which have values even where tensors have none."""
-    with without_dispatch_modes():
-        distance = torch.arange(-max_distance, max_distance + 1, device="cpu")
-        span = max_distance
-        if buckets > 0:
-            span = buckets
-            clamped = distance.clamp(-(max_distance - 1), max_distance - 1)
-            bucket = log_bucket(clamped, buckets, max_distance)
-            if not clamp:
-                bucket[0] = -span
-            distance = bucket
-        return tuple((distance + span).clamp(0, 2 * span - 1).tolist())
+    distance, span = numpy.arange(-max_distance, max_distance + 1), max_distance
+    if buckets > 0:
+        span = buckets
+        distance = log_bucket(distance.clip(-(max_distance - 1), max_distance - 1), buckets, max_distance)
+        if not clamp:
+            distance[0] = -span
+    return tuple((distance + span).clip(0, 2 * span - 1).tolist())
 
 
 def saturation_of(rows_of_distance: torch.Tensor | Sequence[int]) -> int:
@@ -190,16 +294,12 @@ def rows_in_window(rows_of_distance: torch.Tensor, first: int, end: int) -> torc
     return (rows_of_distance - first).clamp(0, end - first - 1)
 
 
-def rows_in_use(length: int, span: int, pruned: bool = True) -> tuple[int, int]:
-    """[first, end) rows that sequences of `length` tokens can reach; other rows need no projection.
+def rows_for_length(length: int, span: int) -> tuple[int, int]:
+    """[first, end) rows that sequences of `length` tokens can reach, if `may_be_pruned`; others need no projection.
 
-    `pruned=False` is the whole table, for tables that fail `may_be_pruned`.
-
-    >>> rows_in_use(32, 256)
+    >>> rows_for_length(32, 256)
     (225, 288)
     """
-    if not pruned:
-        return 0, 2 * span
     return max(span - length + 1, 0), min(span + length, 2 * span)
 
 

@@ -15,12 +15,12 @@ from transformers.modeling_outputs import TokenClassifierOutput
 from transformers.utils.generic import can_return_tuple
 
 from .batch_layout import real_tokens
-from .batch_loss import IGNORED, binary_cross_entropy
 from .configuration_hf_deberta import HfDebertaConfig
-from .dense import dense
-from .input_checks import EncoderKwargs, binary_labels
+from .input_checks import EncoderKwargs
+from .losses import IGNORED, binary_cross_entropy, binary_labels
 from .modeling_hf_deberta import HfDebertaModel, gather_positions
 from .pretrained_model import HfDebertaPreTrainedModel
+from .slots import linear
 
 
 class HfDebertaMaskPredictions(nn.Module):
@@ -36,7 +36,7 @@ class HfDebertaMaskPredictions(nn.Module):
     def forward(self, states: torch.Tensor, first_states: torch.Tensor) -> torch.Tensor:
         """Return logits [B, N] from states [B, N, hidden] and first-token states [B, 1 or N, hidden]."""
         mixed = self.LayerNorm(first_states + states)
-        return self.classifier(self.activation(dense(self.dense, mixed))).squeeze(-1)
+        return self.classifier(self.activation(linear(self.dense, mixed))).squeeze(-1)
 
 
 class HfDebertaForPreTraining(HfDebertaPreTrainedModel):
@@ -93,8 +93,8 @@ class HfDebertaForPreTraining(HfDebertaPreTrainedModel):
         )
         encoded = self.deberta.encoder(embeddings, layout, *output_flags)
         states = encoded.last_hidden_state
-        first_tokens = layout.first_tokens().expand(states.shape[0], -1).to(states.device)
-        logits = self.mask_predictions(states, gather_positions(states, first_tokens))
+        first = layout.first_token_positions().expand(states.shape[0], -1).to(states.device)
+        logits = self.mask_predictions(states, gather_positions(states, first))
         logits = layout.scatter(logits)
         loss = None
         if labels is not None:

@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional
 from transformers.trainer_utils import EvalPrediction
 
-from hf_deberta.model.batch_loss import IGNORED, cross_entropy_per_item
 from hf_deberta.model.enhanced_mask_decoder import HfDebertaMaskedLMOutput
+from hf_deberta.model.losses import IGNORED, cross_entropy_per_item
 from hf_deberta.pretraining.packing import Rows
 from hf_deberta.pretraining.perplexity import perplexity_of_documents
 from hf_deberta.pretraining.trainer import PretrainingTrainer

@@ -25,7 +25,7 @@ import numpy as np
 from tokenizers.decoders import ByteLevel
 from transformers import PreTrainedTokenizerBase
 
-from hf_deberta.model.batch_loss import IGNORED
+from hf_deberta.model.losses import IGNORED
 from hf_deberta.runs.errors import InputError
 
 GENERATORS = ("unbiased", "official")

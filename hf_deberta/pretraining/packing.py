@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from hf_deberta.model.batch_loss import IGNORED
+from hf_deberta.model.losses import IGNORED
 from hf_deberta.pretraining.masking import Masking
 from hf_deberta.pretraining.token_file import TokenFile
 from hf_deberta.runs.errors import InputError

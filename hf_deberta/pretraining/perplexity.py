@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from hf_deberta.model.batch_loss import cross_entropy_per_item
+from hf_deberta.model.losses import cross_entropy_per_item
 from hf_deberta.pretraining.packing import Rows
 
 

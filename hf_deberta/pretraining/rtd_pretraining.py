@@ -30,10 +30,10 @@ from transformers import initialization as init
 from transformers.utils.generic import ModelOutput, can_return_tuple
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaForPreTraining, replaced_token_labels
+from hf_deberta.engines.linear_cross_entropy import MAX_CHUNK_LOGITS, MIN_CHUNK_TOKENS
 from hf_deberta.model.batch_layout import real_tokens
-from hf_deberta.model.batch_loss import IGNORED, loss_divisor
 from hf_deberta.model.input_checks import check_tensors
-from hf_deberta.model.linear_cross_entropy import MAX_CHUNK_LOGITS, MIN_CHUNK_TOKENS
+from hf_deberta.model.losses import IGNORED, loss_divisor
 from hf_deberta.model.pretrained_model import HfDebertaPreTrainedModel
 from hf_deberta.pretraining.gradient_disentangled_embedding import (
     SHARINGS,

@@ -9,7 +9,7 @@ import torch
 from transformers import TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput
 
-from hf_deberta.model.batch_loss import IGNORED
+from hf_deberta.model.losses import IGNORED
 from hf_deberta.pretraining.rtd_pretraining import (
     MODELS,
     HfDebertaForRtdPretraining,

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
-from hf_deberta.model.batch_loss import IGNORED
 from hf_deberta.model.configuration_hf_deberta import HfDebertaConfig
+from hf_deberta.model.losses import IGNORED
 
 # Dense peaks in operations per second, from the makers' data sheets. The first name that a device's name contains wins.
 BF16_PEAKS = {

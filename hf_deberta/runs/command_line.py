@@ -31,7 +31,7 @@ from transformers.integrations.integration_utils import (
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
-from hf_deberta.model.attention import NAMES
+from hf_deberta.model.attention import AUTO, BACKENDS
 from hf_deberta.runs.errors import InputError
 
 # Titles of the groups in --help, by dataclass; an unlisted dataclass is named by its class.
@@ -155,9 +155,10 @@ def is_path(name: str) -> bool:
 
 def require_attention_name(name: str | None) -> None:
     """Raise an InputError if no attention backend has this name."""
-    registered = ALL_ATTENTION_FUNCTIONS.valid_keys()
-    if name is not None and name not in (*NAMES, *registered) and "/" not in name:  # with "/": a kernel of the Hub
-        raise InputError(f"there is no attention backend {name!r}: choose {', '.join(sorted(NAMES))}")
+    names = (AUTO, *BACKENDS)
+    known = name is None or name in (*names, *ALL_ATTENTION_FUNCTIONS.valid_keys())
+    if not known and "/" not in str(name):  # with "/": a kernel of the Hub
+        raise InputError(f"there is no attention backend {name!r}: choose {', '.join(sorted(names))}")
 
 
 def require_reporters(names: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from transformers import Trainer
 from transformers.modelcard import TrainingSummary
 
 from hf_deberta.model.configuration_hf_deberta import HfDebertaConfig
-from hf_deberta.model.hub_export import write_model_card
+from hf_deberta.model.pretrained_model import write_model_card
 from hf_deberta.runs.json_files import atomic_write
 
 TIMINGS = ("epoch", "runtime", "per_second", "total_flos", "samples", "preparation_time")

@@ -14,8 +14,8 @@ from torch import nn
 from torch.utils.data import IterableDataset
 from transformers import Trainer
 
+from hf_deberta.engines.unpadding import is_right_padded
 from hf_deberta.model.pretrained_model import HfDebertaPreTrainedModel
-from hf_deberta.model.unpadding import is_right_padded
 
 NUM_REAL_TOKENS = "num_real_tokens"
 

@@ -9,8 +9,7 @@ from functools import lru_cache
 import torch
 from transformers.utils import logging
 
-from hf_deberta.model.attention_mask import AttentionMask
-from hf_deberta.model.batch_layout import BatchLayout
+from hf_deberta.model.batch_layout import AttentionMask, BatchLayout
 
 from .fused_attention import FusedAttention
 from .fused_linear import FusedLinear

@@ -18,11 +18,11 @@ from itertools import groupby
 
 import torch
 
+from hf_deberta.engines.attention_sdpa import cpu_attention_with_log_sum, document_lengths
+from hf_deberta.engines.onednn import pad_rows
 from hf_deberta.model.attention import disentangled_attention
-from hf_deberta.model.attention_mask import AttentionMask
-from hf_deberta.model.attention_sdpa import document_lengths, laid_out, skewed
-from hf_deberta.model.dense import pad_rows
-from hf_deberta.model.private_apis import cpu_attention_with_log_sum
+from hf_deberta.model.attention_sdpa import distance_tables, skewed
+from hf_deberta.model.batch_layout import AttentionMask
 from hf_deberta.model.relative_position import RelativePositions
 
 MIN_TABLE_REACH = 64  # of the tables, which grow with the longest text so far
@@ -127,7 +127,7 @@ class FusedAttention:
     def laid_out_tables(self, reach: int) -> torch.Tensor:
         positions = self.positions
         assert positions is not None
-        tables = laid_out(positions, positions.position_key, positions.position_query, None, reach, None)
+        tables = distance_tables(positions, reach)
         parts = [table for table in (tables.falling, tables.rising) if table is not None]
         return torch.cat(parts).mT.to(self.dtype).contiguous()
 

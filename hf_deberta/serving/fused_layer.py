@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from hf_deberta.engines.onednn import pad_rows
 from hf_deberta.model.batch_layout import BatchLayout
-from hf_deberta.model.dense import pad_rows
 
 from .fused_attention import FusedAttention
 from .fused_linear import FusedLinear

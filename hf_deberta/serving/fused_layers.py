@@ -9,15 +9,11 @@ import torch
 from torch import nn
 from transformers.utils import logging
 
+from hf_deberta.engines.guards import has_global_hooks_or_modes, hooks, in_functorch_transform, registries
 from hf_deberta.model.batch_layout import BatchLayout
-from hf_deberta.model.fast_path_guards import (
-    has_global_hooks_or_modes,
-    in_functorch_transform,
-    in_reference_mode,
-    is_tracing_or_compiling,
-)
-from hf_deberta.model.private_apis import hooks, registries, versions
-from hf_deberta.model.relative_table import table_modules
+from hf_deberta.model.input_checks import in_captured_graph
+from hf_deberta.model.relative_position import table_modules
+from hf_deberta.model.slots import in_reference_mode
 
 from .choices import UNLIMITED_TOKENS, choose_max_openvino_tokens
 from .fused_layer import FusedLayer, NoneInCopies
@@ -71,7 +67,7 @@ class FusedLayers(NoneInCopies):
             [*map(id, (encoder.layer, *table_modules(encoder)))],
             [*map(id, chain.from_iterable(map(dict.values, self.registries)))],
             [*map(torch.Tensor.data_ptr, self.weights)],
-            versions(self.counted),
+            [*map(attrgetter("_version"), self.counted)],
             [*map(type, self.bypassed)],
             any(map(attrgetter("training"), self.bypassed)),
             any(self.hooks) or any_is_patched(self.bypassed),
@@ -128,7 +124,7 @@ class FusedLayers(NoneInCopies):
 
     def is_usable(self, encoder: nn.Module, states: torch.Tensor) -> bool:
         """True if the fused layers give what calling the layers gives."""
-        if is_tracing_or_compiling() or in_reference_mode() or in_functorch_transform() or has_global_hooks_or_modes():
+        if in_captured_graph() or in_reference_mode() or in_functorch_transform() or has_global_hooks_or_modes():
             return False
         reason = self.unusable_reason(encoder, states)
         if reason is not None:

@@ -24,7 +24,7 @@ from functools import cache
 import torch
 from torch.nn.functional import gelu
 
-from hf_deberta.model.private_apis import (
+from hf_deberta.engines.onednn import (
     onednn_int8_linear,
     onednn_linear,
     onednn_linear_with_sum,

@@ -14,15 +14,15 @@ import torch
 from torch import nn
 
 from hf_deberta.in_tree.encoder import (
-    distance_rows_of,
     has_fused_projection,
     has_talking_heads,
     scale_of,
     table_projection_of,
+    whole_table_of,
 )
+from hf_deberta.model import relative_position
 from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder, HfDebertaLayer
-from hf_deberta.model.relative_position import RelativePositions, RowsInUse
-from hf_deberta.model.relative_table import relative_positions, relative_table, table_modules
+from hf_deberta.model.relative_position import RelativePositions, TableWindow
 
 WeightAndBias = tuple[torch.Tensor, torch.Tensor | None]
 
@@ -76,7 +76,7 @@ class LayerWeights:
         return weight * self.scale, None if bias is None else bias * self.scale
 
 
-def layer_weights(layer: Any, before: Any, table: torch.Tensor | None, rows: RowsInUse | None) -> LayerWeights:
+def layer_weights(layer: Any, before: Any, table: torch.Tensor | None, rows: TableWindow | None) -> LayerWeights:
     """The weights of a layer; `before` is the layer before it or None, and the table is that of `position_table`."""
     attention, is_ours = layer.attention.self, isinstance(layer, HfDebertaLayer)
     if is_ours:
@@ -85,10 +85,12 @@ def layer_weights(layer: Any, before: Any, table: torch.Tensor | None, rows: Row
         activation, head_size = layer.intermediate.intermediate_act_fn, attention.attention_head_size
         scale = scale_of(attention)
     positions = None
-    if table is not None:
-        projection = attention.table_projection() if is_ours else table_projection_of(attention)
-        positions = relative_positions(projection, table, rows, None)
-    if positions is not None:
+    projection = attention.table_projection() if is_ours else table_projection_of(attention) if rows else None
+    if projection is not None and projection.terms and table is not None and rows is not None:
+        key_table, query_table, query_scale = projection.project(table)
+        positions = RelativePositions(
+            key_table, query_table, rows.rows_of_distance, rows.saturation, projection.terms, query_scale
+        )
         scaled = positions.with_scaled_queries(scale, torch.float32)
         positions = replace(scaled, query_scale=1.0, reusable=True)
     query, key, value = projections_of(attention)
@@ -128,15 +130,14 @@ def concatenate_projections(*layers: WeightAndBias) -> WeightAndBias:
     return torch.cat([weight for weight, _ in layers]), torch.cat(biases)
 
 
-def position_table(encoder: Any) -> tuple[torch.Tensor | None, RowsInUse | None]:
+def position_table(encoder: Any) -> tuple[torch.Tensor | None, TableWindow | None]:
     """The whole relative-position table [R, hidden], normalised, and its rows; None without relative attention."""
     if isinstance(encoder, HfDebertaEncoder):
         rows = encoder.whole_table()
     elif not encoder.relative_attention:
         rows = None
     else:
-        distances = distance_rows_of(encoder, next(encoder.parameters()))
-        if distances is None or has_talking_heads(encoder):
+        rows = whole_table_of(encoder, next(encoder.parameters()))
+        if rows is None or has_talking_heads(encoder):
             raise ValueError("this encoder has options that hf_deberta does not compute, so it cannot be prepared")
-        rows = RowsInUse(0, 2 * distances.span, distances.of_distance, distances.saturation)
-    return None if rows is None else relative_table(table_modules(encoder), rows, None), rows
+    return None if rows is None else relative_position.position_table(encoder, rows), rows

@@ -25,8 +25,8 @@ import numpy
 import torch
 from transformers.utils import logging
 
-from hf_deberta.model.attention_mask import AttentionMask
-from hf_deberta.model.attention_sdpa import laid_out
+from hf_deberta.model.attention_sdpa import distance_tables
+from hf_deberta.model.batch_layout import AttentionMask
 from hf_deberta.model.relative_position import RelativePositions
 
 from .fused_layer import FusedLayer, NoneInCopies
@@ -237,7 +237,7 @@ class GraphBuilder:
     def position_terms(self, query: Any, key: Any, positions: RelativePositions) -> list[Any]:
         """c2p, p2c and p2p, each [B or 1, H, N, N]."""
         op, reach = self.op, positions.saturation
-        tables = laid_out(positions, positions.position_key, positions.position_query, None, reach, None)
+        tables = distance_tables(positions, reach)
         terms = []
         if "c2p" in positions.terms:
             terms.append(self.skewed(op.matmul(query, self.in_use(tables.falling), False, True)))
@@ -245,8 +245,8 @@ class GraphBuilder:
             by_key = self.skewed(op.matmul(key, self.in_use(tables.rising), False, True))
             terms.append(op.transpose(by_key, self.integers(0, 1, 3, 2)))
         if "p2p" in positions.terms:
-            assert tables.falling is not None and tables.rising is not None
-            constant = (tables.falling * tables.rising.flip(1)).sum(2)[None, :, :, None]  # [1, H, 2s + 1, 1]
+            assert tables.constant is not None
+            constant = tables.constant.flip(1)[None, :, :, None]  # [1, H, 2s + 1, 1]
             by_distance = op.transpose(self.in_use(constant, 2), self.integers(0, 1, 3, 2))
             shape = op.concat([self.integers(1, constant.shape[1]), self.tokens, self.columns], 0)
             terms.append(self.skewed(op.broadcast(by_distance, shape)))

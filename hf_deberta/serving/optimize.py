@@ -36,11 +36,11 @@ from torch import nn
 from transformers.models.deberta.modeling_deberta import DebertaEncoder, DebertaLayerNorm
 from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Encoder
 
+from hf_deberta.engines.guards import is_hooked_or_patched, is_unmodified_module
+from hf_deberta.engines.onednn import has_onednn_bfloat16, has_onednn_linear
 from hf_deberta.in_tree.enable import enable, is_enabled
 from hf_deberta.in_tree.encoder import distance_parameters, prepared_encoders
-from hf_deberta.model.fast_path_guards import is_unmodified_module
 from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder, HfDebertaModel
-from hf_deberta.model.private_apis import has_onednn_bfloat16, has_onednn_linear, is_hooked_or_patched
 
 from .choices import attention_dtype, warn_if_slower
 from .fused_layer import FusedLayer

@@ -5,7 +5,7 @@ They compute with the fused layers in inference, and otherwise as the classes th
 """
 
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any
 
@@ -14,9 +14,10 @@ from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.utils import logging
 
+from hf_deberta.engines.guards import is_unmodified_module
 from hf_deberta.model.batch_layout import BatchLayout
-from hf_deberta.model.fast_path_guards import is_unmodified_module
 from hf_deberta.model.modeling_hf_deberta import HfDebertaEmbeddings, HfDebertaEncoder, HfDebertaLayer, kept_states
+from hf_deberta.model.relative_position import TableWindow
 
 logger = logging.get_logger(__name__)
 
@@ -25,11 +26,11 @@ MAX_NUMEL_SHORT_TEXT = 8 * MAX_NUMEL_SINGLE_THREAD  # the states of at most 256 
 
 
 @dataclass(frozen=True)
-class FusedLayout(BatchLayout):
-    """The metadata of a forward pass that fused layers compute."""
+class FusedWindow(TableWindow):
+    """In place of the window of a layout whose layers are fused: these have projected tables of their own."""
 
     # states that OpenVINO has computed, from the first layer on; each layer takes one, None if it is not requested
-    computed: deque[Any] = field(default_factory=deque)
+    computed: deque[Any] | None = None
 
 
 class UndoneByTraining(nn.Module):
@@ -55,7 +56,12 @@ class OptimizedEncoder(UndoneByTraining, HfDebertaEncoder):
                 "this model was prepared by hf_deberta.optimize, which has no effect with a key-value cache"
             )
             return super().shared_by_layers(states, layout)
-        return FusedLayout(**{**vars(layout), "relative_rows": self.whole_table()})
+        whole = self.whole_table() or TableWindow(0, 0, torch.empty(0), 0, can_shrink=False)
+        return replace(layout, window=FusedWindow(**vars(whole)))
+
+    def position_table(self, layout: BatchLayout) -> torch.Tensor | None:
+        is_fused = isinstance(layout.window, FusedWindow) and layout.window.computed is not None
+        return None if is_fused or not self.config.relative_attention else super().position_table(layout)
 
     def forward(
         self,
@@ -67,14 +73,14 @@ class OptimizedEncoder(UndoneByTraining, HfDebertaEncoder):
         query_positions: torch.Tensor | None = None,  # [B, Q]
     ) -> BaseModelOutput:
         """The output of all layers, as `HfDebertaEncoder.forward` describes it; OpenVINO may compute them before."""
-        if isinstance(layout, FusedLayout) and not output_attentions:
+        if isinstance(layout.window, FusedWindow) and not output_attentions:
             layers, backend = len(self.layer), str(self.config._attn_implementation)
             kept = kept_states(output_hidden_states, layers + 1)
             needs_last = not skip_last and (query_positions is None or layers in kept)
             computed = self.fused_layers.first_layers(
                 hidden_states, layout, layers if needs_last else layers - 1, kept, backend
             )
-            layout = replace(layout, computed=deque(computed), relative_rows=None)  # fused layers have their tables
+            layout = replace(layout, window=replace(layout.window, computed=deque(computed)))
         return super().forward(
             hidden_states, layout, output_attentions, output_hidden_states, skip_last, query_positions
         )
@@ -86,18 +92,18 @@ class OptimizedLayer(UndoneByTraining, HfDebertaLayer):
     def forward(
         self,
         hidden_states: torch.Tensor,  # [B, N, hidden]
-        relative_table: torch.Tensor | None,  # [R, hidden]
+        position_table: torch.Tensor | None,  # [R, hidden]
         layout: BatchLayout,
         *queries: Any,
         output_attentions: bool = False,
         **options: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """New states of the queries, which `HfDebertaLayer.forward` describes."""
-        if output_attentions or not isinstance(layout, FusedLayout):
+        if output_attentions or not isinstance(layout.window, FusedWindow):
             options["output_attentions"] = output_attentions
-            return super().forward(hidden_states, relative_table, layout, *queries, **options)
-        if layout.computed:
-            return layout.computed.popleft(), None
+            return super().forward(hidden_states, position_table, layout, *queries, **options)
+        if layout.window.computed:
+            return layout.window.computed.popleft(), None
         backend = self.attention.self.backend(output_attentions)
         return self.fused_layer(hidden_states, layout, *queries, backend=backend, **options), None
 

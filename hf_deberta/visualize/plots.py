@@ -10,8 +10,7 @@ import torch
 
 import hf_deberta
 from hf_deberta.model.modeling_hf_deberta import HfDebertaLayer
-from hf_deberta.model.relative_position import rows_at
-from hf_deberta.model.relative_table import relative_positions, relative_table, table_modules
+from hf_deberta.model.relative_position import position_table, rows_at
 from hf_deberta.runs.checkpoints import checkpoints_by_step
 from hf_deberta.runs.json_files import read_json_object
 
@@ -60,13 +59,13 @@ def position_norms(model: torch.nn.Module, layer: int) -> tuple[torch.Tensor, di
     attention = cast(HfDebertaLayer, encoder.layer[layer]).attention.self
     rows = encoder.whole_table()
     with hf_deberta.reference_mode():
-        table = None if rows is None else relative_table(table_modules(encoder), rows, None)
-        positions = relative_positions(attention.table_projection(), table, rows, None)
+        table = None if rows is None else position_table(encoder, rows)
+        positions = attention.table_projection().positions(table, rows, attention)
     if rows is None or positions is None:
         raise ValueError("this model has no relative positions (relative_attention, pos_att_type in its configuration)")
     positions = positions.with_scaled_queries(1.0, torch.float32)
     span = positions.saturation
-    distances = torch.arange(-span, span + 1, device=rows.of_distance.device)
+    distances = torch.arange(-span, span + 1, device=rows.rows_of_distance.device)
     row = rows_at(distances, positions.rows_of_distance)
     tables = {"c2p": positions.position_key, "p2c": positions.position_query}
     norms = {

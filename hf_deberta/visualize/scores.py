@@ -9,10 +9,9 @@ import torch
 import hf_deberta
 from hf_deberta.model.attention_reference import score_terms
 from hf_deberta.model.batch_layout import BatchLayout
-from hf_deberta.model.dense import dense
 from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder, HfDebertaLayer, HfDebertaSelfAttention
-from hf_deberta.model.relative_position import rows_between
-from hf_deberta.model.relative_table import split_heads
+from hf_deberta.model.relative_position import rows_between, split_heads
+from hf_deberta.model.slots import linear
 
 TITLES = {
     "c2c": "content to content",
@@ -94,7 +93,7 @@ def _layer_scores(
     if batch != 1:
         raise ValueError(f"pass the inputs of one text, [1, N], not a batch of {batch}")
     projected = attention.project_keys_and_values(hidden_states, table, layout)
-    query = split_heads(dense(attention.query_proj, hidden_states), attention.head_size)
+    query = split_heads(linear(attention.query_proj, hidden_states), attention.head_size)
     dtype = torch.promote_types(query.dtype, torch.float32)
     positions, row = projected.positions, None
     if positions is not None:

@@ -50,7 +50,7 @@ def test_the_backend_has_a_reason(monkeypatch):
     config = HfDebertaConfig.from_preset("tiny")
     monkeypatch.setattr(inspect_checkpoint.gpu_check, "current_gpu", lambda: None)
     assert inspect_checkpoint.describe_backend(config, 8, 128)["sdpa"].startswith("there is no CUDA device")
-    monkeypatch.setattr(inspect_checkpoint.attention_auto, "SETTING", "triton")
+    monkeypatch.setattr(inspect_checkpoint.attention_auto, "FORCED_BACKEND", "triton")
     assert "HF_DEBERTA_ATTENTION" in inspect_checkpoint.describe_backend(config, 8, 128)["triton"]
     config._attn_implementation = "eager"
     assert "configuration" in inspect_checkpoint.describe_backend(config, 8, 128)["eager"]

@@ -9,7 +9,7 @@ import pytest
 from test_models import MODES, assert_never_waits, padded, run, tiny, tokens
 
 from hf_deberta import HfDebertaModel
-from hf_deberta.model import attention_auto
+from hf_deberta.engines import attention_auto
 
 INPUTS = {"no mask": tokens, "padding": padded}
 

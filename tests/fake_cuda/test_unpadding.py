@@ -7,7 +7,7 @@ import torch
 from layer_counts import count_layer, with_mask
 from test_models import BATCH, HEADS, LENGTH, MODES, assert_never_waits, padded, run, tiny
 
-from hf_deberta.model import unpadding
+from hf_deberta.engines import unpadding
 
 # of 32 random pairs of MNLI's validation set, in word pieces
 MNLI_LENGTHS = [40, 27, 33, 39, 75, 68, 85, 81, 33, 33, 64, 53, 13, 34, 45, 81]

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from numerics import V1_ATTENTION, assert_same_by_name, largest, tiny_config, tiny_model
 
 import hf_deberta
-from hf_deberta.model import unpadding
-from hf_deberta.model.batch_loss import IGNORED
+from hf_deberta.engines import unpadding
+from hf_deberta.model.losses import IGNORED
 from hf_deberta.pretraining.rtd_pretraining import HfDebertaForRtdPretraining, HfDebertaRtdConfig
 
 VOCABULARY, CLASSES = 128, 5

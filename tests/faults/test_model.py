@@ -32,7 +32,7 @@ from hf_deberta import (
     HfDebertaModel,
     reference_mode,
 )
-from hf_deberta.model import unpadding
+from hf_deberta.engines import unpadding
 
 VOCABULARY, CHOICES, ENTITIES, LABELS = 37, 3, 4, 3
 HEADS = (

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import DebertaV2Config, DebertaV2Model
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaModel, disable, enable, optimize, reference_mode
-from hf_deberta.model.weight_cache import checksums
+from hf_deberta.engines.weight_cache import checksums
 
 WRITES_PER_MODEL = 20
 SIZES = {

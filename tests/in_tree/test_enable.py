@@ -25,9 +25,10 @@ from transformers.models.deberta_v2 import modeling_deberta_v2
 
 import hf_deberta
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaModel, HfDebertaTokenizer, disable, enable
+from hf_deberta.engines import attention_sdpa
 from hf_deberta.in_tree import encoder
-from hf_deberta.model import attention, attention_sdpa
-from hf_deberta.model.attention_backends import BACKENDS
+from hf_deberta.model import attention
+from hf_deberta.model.attention import BACKENDS
 from hf_deberta.serving.openvino_layers import has_openvino
 
 RELEASES = ["v1", "v2", "v3"]

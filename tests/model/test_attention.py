@@ -13,8 +13,8 @@ from transformers import AttentionInterface
 
 from hf_deberta import HfDebertaForMaskedLM
 from hf_deberta.model.attention import BACKENDS, Backend, disentangled_attention
-from hf_deberta.model.attention_mask import AttentionMask, document_numbers
-from hf_deberta.model.relative_position import rows_in_use, rows_of_distances
+from hf_deberta.model.batch_layout import AttentionMask, document_numbers
+from hf_deberta.model.relative_position import rows_for_length, rows_of_distances
 
 TABLES = {"buckets": (64, 16), "clipped": (6, 0)}  # k, buckets
 HEADS, SIZE = 2, 4
@@ -38,7 +38,7 @@ def attend(inputs, table="buckets", **options):
 
 def windowed(inputs, table="buckets"):
     """The same inputs with only the rows that the length uses, and the first of these rows."""
-    first, last = rows_in_use(inputs["query"].shape[2], span(table))
+    first, last = rows_for_length(inputs["query"].shape[2], span(table))
     window = {name: inputs[name][:, first:last] for name in ("position_key", "position_query")}
     return {**inputs, **window}, first
 

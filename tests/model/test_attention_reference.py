@@ -7,7 +7,7 @@ import torch
 from numerics import TERMS, assert_within_budget, gradients, largest
 from numerics import attend as attend_with
 
-from hf_deberta.model.attention_reference import attend, score_terms, visible_softmax
+from hf_deberta.model.attention_reference import score_terms, softmax_attention, visible_softmax
 from hf_deberta.model.relative_position import RelativePositions, rows_of_distances
 
 VISIBLE = {
@@ -44,7 +44,7 @@ def reference_attention(
     """The reference for any row of each pair, scaled in float32 at least as `disentangled_attention` does."""
     dtype = torch.promote_types(query.dtype, torch.float32)
     positions = relative_positions(position_key, position_query, terms).with_scaled_queries(scale, dtype)
-    return attend(query.to(dtype) * scale, key, value, positions, row, visible, dropout_p)
+    return softmax_attention(query.to(dtype) * scale, key, value, positions, row, visible, dropout_p)
 
 
 def relative_positions(position_key, position_query, terms):

@@ -767,10 +767,10 @@ def test_context_follows_a_model_to_another_device():
     mask[:, -1] = 0
     _, context = tiny_model(HfDebertaModel).start(IDS, mask)
     moved = send_to_device(context, "meta")
-    parts = (moved, moved.attention_mask, moved.relative_rows)
+    parts = (moved, moved.attention_mask, moved.window)
     tensors = [value for part in parts for value in vars(part).values() if torch.is_tensor(value)]
-    assert len(tensors) == 4 and {tensor.device.type for tensor in tensors} == {"meta"}
-    assert moved.relative_rows.first == context.relative_rows.first and context.attention_mask.mask.device.type == "cpu"
+    assert len(tensors) == 3 and {tensor.device.type for tensor in tensors} == {"meta"}
+    assert moved.window.first == context.window.first and context.attention_mask.mask.device.type == "cpu"
 
 
 @pytest.mark.parametrize("device", ["meta", "cpu"])
@@ -780,7 +780,7 @@ def test_models_can_be_made_without_values(fields, device):
         model = HfDebertaForMaskedLM(tiny_config(**fields))
     real = HfDebertaForMaskedLM(tiny_config(**fields))
     encoders = [each.deberta.encoder for each in (model, real)]
-    assert encoders[0].saturation == encoders[1].saturation and encoders[0].can_be_pruned == encoders[1].can_be_pruned
+    assert encoders[0].saturation == encoders[1].saturation and encoders[0].can_shrink == encoders[1].can_shrink
     shapes = [{name: tensor.shape for name, tensor in each.state_dict().items()} for each in (model, real)]
     assert shapes[0] == shapes[1]
 

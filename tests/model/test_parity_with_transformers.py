@@ -184,7 +184,7 @@ def released(tmp_path, shape="v3", prefix="deberta.", binary=False, extra=None, 
     if shape == "v1":
         fields = hf_deberta.HfDebertaConfig.from_dict({"model_type": "deberta", **SMALL}).to_dict()
     model = hf_deberta.HfDebertaForMaskedLM(hf_deberta.HfDebertaConfig(**fields)).eval()
-    from hf_deberta.model.checkpoint_conversion import to_v1_layout
+    from hf_deberta.export.transformers_format import to_v1_layout
 
     weights = {name: value for name, value in model.state_dict().items() if ".decoder." not in name}
     if shape == "v1":

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from hf_deberta.model import relative_position
 from hf_deberta.model.relative_position import (
-    log_bucket,
     may_be_pruned,
     row_numbers,
     rows_between,
-    rows_in_use,
+    rows_for_length,
     rows_of_distances,
     saturation_of,
 )
@@ -17,6 +17,10 @@ from hf_deberta.model.relative_position import (
 BUCKETED = [(512, 256), (64, 16), (64, 4), (64, 2), (64, 3), (128, 80)]  # k, buckets
 STEEP = [(64, 64), (16, 24), (256, 256)]  # so many buckets that a bucket's number exceeds its distance
 CLIPPED = [(1, 0), (2, 0), (7, 0), (64, 0), (512, 0)]
+
+
+def log_bucket(distance, buckets, max_distance):
+    return torch.from_numpy(relative_position.log_bucket(distance.numpy(), buckets, max_distance))
 
 
 def ids(case):
@@ -96,7 +100,7 @@ def test_rows_between_looks_up_every_pair(case, clamp):
 
 @pytest.mark.parametrize("case", BUCKETED + STEEP, ids=ids)
 def test_buckets_that_exceed_their_distance(case):
-    """For these tables `rows_in_use` must not prune, see test_modeling_hf_deberta."""
+    """For these tables `rows_for_length` must not prune, see test_modeling_hf_deberta."""
     bucket = log_bucket(torch.arange(case[0]), case[1], case[0])
     assert bool((bucket > torch.arange(case[0])).any()) == (case in STEEP)
 
@@ -110,7 +114,7 @@ def test_rows_in_use_hold_every_row_that_a_length_reaches(case, clamp):
     for length in sorted({1, 2, 3, 5, 8, 9, 10, 31, 33, k - 1, k, k + 1, 3 * k} - {0}):
         position = torch.arange(length)
         reached = rows_between(position, position, table)
-        first, last = rows_in_use(length, span(k, buckets))
+        first, last = rows_for_length(length, span(k, buckets))
         assert first <= reached.min() and reached.max() < last, f"length {length}"
         assert first >= 0 and last <= 2 * span(k, buckets)
         assert last - first <= 2 * length  # no more than there are distances

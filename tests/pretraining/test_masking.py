@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from hf_deberta.model.batch_loss import IGNORED
+from hf_deberta.model.losses import IGNORED
 from hf_deberta.pretraining.masking import Masking, Vocabulary, choose_words, number_words
 from hf_deberta.runs.errors import InputError
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM
-from hf_deberta.model.batch_loss import IGNORED
+from hf_deberta.model.losses import IGNORED
 from hf_deberta.pretraining.masking import Masking, Vocabulary
 from hf_deberta.pretraining.packing import RowCollator, Rows, bound_of_predictions, packed_rows, single_rows
 from hf_deberta.pretraining.token_file import TokenFile

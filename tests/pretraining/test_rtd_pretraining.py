@@ -195,7 +195,7 @@ def test_other_paths_sample_the_same_tokens(variant, monkeypatch, request):
     elif variant == "int32":
         batch = {name: tensor.int() for name, tensor in batch.items()}
     elif variant == "as if compiled":
-        monkeypatch.setattr(enhanced_mask_decoder, "is_tracing_or_compiling", lambda: True)
+        monkeypatch.setattr(enhanced_mask_decoder, "in_captured_graph", lambda: True)
     elif variant == "a bound of labels":
         request.getfixturevalue("values_are_not_read")
         batch["max_predictions_per_row"] = 7

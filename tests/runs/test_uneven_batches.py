@@ -25,9 +25,10 @@ from hf_deberta import (
     HfDebertaForSequenceClassification,
     HfDebertaForTokenClassification,
 )
+from hf_deberta.engines import unpadding
 from hf_deberta.fine_tuning import sift
 from hf_deberta.fine_tuning.trainer import FineTuningTrainer
-from hf_deberta.model import batch_layout, unpadding
+from hf_deberta.model import batch_layout
 from hf_deberta.runs.errors import InputError
 
 TRAINING = {
@@ -156,16 +157,16 @@ def test_accumulation_changes_nothing(kind, tmp_path):
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "causal"])
 def test_unpadding_changes_nothing(kind, unpad_tiny_models, values_are_not_read, monkeypatch, tmp_path):
     """Also in a last batch that is not full."""
-    unpadded, unpad = [], batch_layout.unpadding_of_counted_mask
+    unpadded, unpad = [], unpadding.unpadding_of_counted_mask
 
     def unpad_and_note(*inputs: Any) -> unpadding.Unpadding | None:
         unpadded.append(unpad(*inputs))
         return unpadded[-1]
 
-    monkeypatch.setattr(batch_layout, "unpadding_of_counted_mask", unpad_and_note)
+    monkeypatch.setattr(unpadding, "unpadding_of_counted_mask", unpad_and_note)
     found = run(kind, "one row", tmp_path, 1, 2)
     assert any(unpadded)
-    monkeypatch.setattr(batch_layout, "unpadding_of_counted_mask", lambda *inputs: None)
+    monkeypatch.setattr(unpadding, "unpadding_of_counted_mask", lambda *inputs: None)
     assert_same(found, run(kind, "one row", tmp_path, 1, 2))
 
 

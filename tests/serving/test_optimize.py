@@ -140,7 +140,7 @@ def test_heads_give_the_same(runtime, case, model_class):
 def test_unpadded_documents_of_equal_and_different_lengths(unpadded):
     model, inputs = make_model(), make_inputs("padded")
     model.config.unpad_inputs = unpadded
-    with mock.patch("hf_deberta.model.unpadding.COST_OF_EXTRA_CALLS", 0):
+    with mock.patch("hf_deberta.engines.unpadding.COST_OF_EXTRA_CALLS", 0):
         check_same_outputs(model, inputs, tokens=real_tokens(inputs))
 
 

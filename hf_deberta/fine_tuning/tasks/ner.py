@@ -39,7 +39,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from hf_deberta.fine_tuning.tasks.submission import write_lines
-from hf_deberta.model.batch_loss import IGNORED
+from hf_deberta.model.losses import IGNORED
 from hf_deberta.runs.data_files import RowError, describe
 from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.file_faults import read_lines, shorten

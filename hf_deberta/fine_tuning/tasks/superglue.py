@@ -48,7 +48,7 @@ from hf_deberta.fine_tuning.tasks.glue import (
     warn_of_truncation,
 )
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_json_lines
-from hf_deberta.model.batch_loss import IGNORED
+from hf_deberta.model.losses import IGNORED
 from hf_deberta.runs.data_files import RowError, csv_text, describe, locate_errors, require_texts
 from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.file_faults import shorten

@@ -16,8 +16,9 @@ from transformers import AutoConfig, AutoModelForMaskedLM, Trainer, TrainingArgu
 
 import hf_deberta
 from hf_deberta import HfDebertaConfig
-from hf_deberta.model import hub_export, unpadding
-from hf_deberta.model.hub_export import AUTO_MAP
+from hf_deberta.engines import unpadding
+from hf_deberta.model import pretrained_model
+from hf_deberta.model.pretrained_model import AUTO_MAP
 
 INPUT = {"input_ids": torch.tensor([[1, 5, 9, 7, 2, 0], [1, 8, 8, 4, 3, 2]])}
 INPUT["attention_mask"] = (INPUT["input_ids"] > 0).long()
@@ -167,7 +168,7 @@ def test_the_error_without_trust_names_the_argument(other_process):
 
 @pytest.mark.slow
 def test_a_folder_holds_the_files_of_the_model(other_process):
-    model_files = {path.name for path in Path(hub_export.__file__).parent.glob("*.py")} - {"__init__.py"}
+    model_files = {path.name for path in Path(pretrained_model.__file__).parent.glob("*.py")} - {"__init__.py"}
     assert {path.name for path in (other_process.folder / "AutoModel").glob("*.py")} == model_files
 
 
@@ -221,7 +222,7 @@ class FakeHub:
 @pytest.mark.parametrize("method", ["push_to_hub", "save_pretrained"])
 def test_push_uploads_weights_code_and_card(method, has_card, tmp_path, monkeypatch):
     hub = FakeHub(has_card)
-    monkeypatch.setattr("hf_deberta.model.hub_export.HfApi", hub)
+    monkeypatch.setattr("hf_deberta.model.pretrained_model.HfApi", hub)
     model = hf_deberta.HfDebertaModel(HfDebertaConfig.from_preset("tiny"))
     options = {"commit_message": "first", "tags": None if has_card else ["dutch"]}
     if method == "push_to_hub":
@@ -230,7 +231,7 @@ def test_push_uploads_weights_code_and_card(method, has_card, tmp_path, monkeypa
         model.save_pretrained(tmp_path / "mine", push_to_hub=True, max_shard_size="30KB", **options)
     ((repo, files, options),) = hub.uploads
     assert repo == "me/mine" and options["commit_message"] == "first"
-    assert {"config.json", "modeling_hf_deberta.py", "hub_export.py"} <= files.keys()
+    assert {"config.json", "modeling_hf_deberta.py", "pretrained_model.py"} <= files.keys()
     weights = "model.safetensors" if method == "push_to_hub" else "model.safetensors.index.json"  # as it was saved
     assert weights in files
     assert ("README.md" in files) is not has_card
@@ -242,7 +243,7 @@ def test_push_adds_tags_to_the_card_of_the_repository(tmp_path, monkeypatch):
     card = tmp_path / "README.md"
     card.write_text("---\ntags: [old]\n---\nwritten by hand\n")
     hub = FakeHub(True, card)
-    monkeypatch.setattr("hf_deberta.model.hub_export.HfApi", hub)
+    monkeypatch.setattr("hf_deberta.model.pretrained_model.HfApi", hub)
     hf_deberta.HfDebertaModel(HfDebertaConfig.from_preset("tiny")).push_to_hub("mine", tags=["dutch"])
     ((_, files, options),) = hub.uploads
     assert options["commit_message"] == "Upload model"

@@ -6,9 +6,9 @@ from numerics import needs_onednn_bfloat16
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from hf_deberta.model import dense as module
-from hf_deberta.model.dense import OneDNNProduct, dense, pad_rows, rounded_rows
-from hf_deberta.model.fast_path_guards import reference_mode
+from hf_deberta.engines import onednn as module
+from hf_deberta.engines.onednn import OneDNNProduct, linear_by_onednn, pad_rows, rounded_rows
+from hf_deberta.model.slots import reference_mode
 
 if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
     pytest.skip("this torch has no oneDNN", allow_module_level=True)
@@ -33,13 +33,13 @@ def test_product_and_gradients(shape, bias, products):
     layer, states = nn.Linear(6, 3, bias=bias), torch.randn(*shape, 6, requires_grad=True)
     weight = torch.randn(*shape, 3)
     leaves = [states, *layer.parameters()]
-    actual, expected = dense(layer, states), layer(states)
+    actual, expected = linear_by_onednn(layer, states), layer(states)
     torch.testing.assert_close(actual, expected)
     gradients = [torch.autograd.grad((product * weight).sum(), leaves) for product in (actual, expected)]
     torch.testing.assert_close(*gradients)
     assert len(products) == 3
     with torch.no_grad():
-        torch.testing.assert_close(dense(layer, states), layer(states))
+        torch.testing.assert_close(linear_by_onednn(layer, states), layer(states))
 
 
 def test_rounded_rows_are_few_and_close():
@@ -60,7 +60,7 @@ def test_all_lengths_need_few_primitives(monkeypatch):
     )
     layer = nn.Linear(6, 3)
     for length in range(1, 513):
-        dense(layer, torch.randn(length, 6, requires_grad=True)).sum().backward()
+        linear_by_onednn(layer, torch.randn(length, 6, requires_grad=True)).sum().backward()
     assert len(sizes) == 3 * 33
 
 
@@ -83,7 +83,7 @@ def test_an_expanded_gradient():
     """The gradient of a sum has strides of zero."""
     layer, states = nn.Linear(6, 3), torch.randn(2, 5, 6, requires_grad=True)
     actual, expected = (
-        torch.autograd.grad(call(states).sum(), states)[0] for call in (lambda x: dense(layer, x), layer)
+        torch.autograd.grad(call(states).sum(), states)[0] for call in (lambda x: linear_by_onednn(layer, x), layer)
     )
     torch.testing.assert_close(actual, expected)
 
@@ -99,7 +99,7 @@ def test_second_derivatives():
 
 def test_only_required_gradients_are_computed(products):
     layer = nn.Linear(6, 3).requires_grad_(False)
-    dense(layer, torch.randn(4, 6, requires_grad=True)).sum().backward()
+    linear_by_onednn(layer, torch.randn(4, 6, requires_grad=True)).sum().backward()
     assert len(products) == 2
 
 
@@ -132,7 +132,7 @@ def patched(layer):
 )
 def test_unusual_layers_and_states_call_the_layer(layer, states, products):
     with torch.no_grad():
-        assert dense(layer, states).shape == (states.shape[0], 3)
+        assert linear_by_onednn(layer, states).shape == (states.shape[0], 3)
     assert not products
 
 
@@ -141,24 +141,24 @@ def test_the_layer_is_called_in_special_contexts(products):
 
     layer, states = nn.Linear(6, 3), torch.randn(4, 6)
     with FlopCounterMode(display=False) as counter:
-        dense(layer, states)
+        linear_by_onednn(layer, states)
     assert counter.get_total_flops() == 2 * 4 * 6 * 3
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert dense(layer, states).dtype == torch.bfloat16
-    per_row = torch.func.vmap(lambda row: dense(layer, row))(states)
+        assert linear_by_onednn(layer, states).dtype == torch.bfloat16
+    per_row = torch.func.vmap(lambda row: linear_by_onednn(layer, row))(states)
     torch.testing.assert_close(per_row, layer(states))
-    torch.compile(lambda x: dense(layer, x), backend="eager", fullgraph=True)(states)
+    torch.compile(lambda x: linear_by_onednn(layer, x), backend="eager", fullgraph=True)(states)
     with torch.backends.mkldnn.flags(enabled=False):
-        dense(layer, states)
+        linear_by_onednn(layer, states)
     calls = []
     handle = nn.modules.module.register_module_forward_hook(lambda *_: calls.append(1))
-    dense(layer, states)
+    linear_by_onednn(layer, states)
     handle.remove()
     assert calls
     with reference_mode():
-        dense(layer, states)
+        linear_by_onednn(layer, states)
     assert not products
-    dense(layer, states)
+    linear_by_onednn(layer, states)
     assert len(products) == 1
 
 
@@ -168,7 +168,7 @@ def test_frozen_layers_save_no_activations():
     with torch.autograd.graph.saved_tensors_hooks(
         lambda tensor: saved.append(tuple(tensor.shape)) or tensor, lambda x: x
     ):
-        dense(layer, torch.randn(4, 6, requires_grad=True))
+        linear_by_onednn(layer, torch.randn(4, 6, requires_grad=True))
     assert saved == [(3, 6)]
 
 
@@ -176,7 +176,7 @@ def test_frozen_layers_save_no_activations():
 def test_graphs_call_the_layer(gradients, products):
     """What torch.compile and torch.export capture are plain operations."""
     model, states = nn.Sequential(nn.Linear(6, 3)).eval(), torch.randn(2, 6)
-    model.forward = lambda states: dense(model[0], states)
+    model.forward = lambda states: linear_by_onednn(model[0], states)
     torch.compiler.reset()
     counter = CompileCounterWithBackend("eager")
     with torch.set_grad_enabled(gradients):

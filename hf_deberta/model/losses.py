@@ -13,7 +13,10 @@ of equal size: count the answers and pass their number, as the trainer of run_sq
 import torch
 from torch.nn import functional
 
+from .input_checks import can_read_values, check_tensors, refuse
+
 IGNORED = -100  # the label of items that have no loss
+SUM_TOLERANCE = 0.01  # a distribution over thousands of classes in half precision sums to 1 within this
 
 
 def mean_over_items(
@@ -100,3 +103,77 @@ def _check_same_shape(predictions: torch.Tensor, labels: torch.Tensor) -> None:
         raise ValueError(
             f"labels {tuple(labels.shape)} must have the shape of the predictions {tuple(predictions.shape)}"
         )
+
+
+# ---- labels: each function returns them, with -100 where `real` [B, N] is False ----------------------------------
+
+
+def class_labels(
+    labels: torch.Tensor,
+    shape: torch.Size,
+    classes: int | None = None,
+    real: torch.Tensor | None = None,
+    name: str = "labels",
+) -> torch.Tensor:
+    """Return class numbers as int64: below `classes`, or negative to be ignored. For shape [B], [B, 1] is accepted."""
+    check_tensors(**{name: labels})
+    if len(shape) == 1 and labels.shape[1:] == (1,):
+        labels = labels.squeeze(1)
+    _check_shape(name, labels, shape)
+    if labels.is_floating_point() and can_read_values(labels):
+        refuse(labels[labels != labels.round()], f"{name} must be whole numbers, the classes")
+    labels = _ignore_padding(labels.long(), real)
+    if classes is not None and can_read_values(labels):
+        rule = f"{name} must be below {classes}, the number of classes, or negative to be ignored"
+        refuse(labels[labels >= classes], rule)
+    return labels
+
+
+def binary_labels(labels: torch.Tensor, shape: torch.Size, real: torch.Tensor | None = None) -> torch.Tensor:
+    """Return labels that must be 0, 1, or -100 to be ignored."""
+    _check_shape("labels", labels, shape)
+    labels = _ignore_padding(labels.long() if labels.dtype in (torch.bool, torch.uint8) else labels, real)
+    if can_read_values(labels):
+        wrong = labels[(labels != 0) & (labels != 1) & (labels != IGNORED)]
+        refuse(wrong, f"labels must be 0 or 1, or {IGNORED} to be ignored")
+    return labels
+
+
+def multi_labels(labels: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Return labels that must be probabilities, or -100 to be ignored."""
+    _check_shape("labels", labels, shape)
+    if can_read_values(labels):
+        wrong = labels[~((labels >= 0) & (labels <= 1)) & (labels != IGNORED)]
+        refuse(wrong, f"labels of a multi-label classification must lie in [0, 1], or be {IGNORED} to be ignored")
+    return labels
+
+
+def distributions(labels: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Return labels that must be one distribution over the classes per row."""
+    _check_shape("labels", labels, shape)
+    if can_read_values(labels):
+        rule = f"labels {tuple(shape)} are distributions over the classes, which must"
+        way_out = "; pass class numbers [B], or set config.problem_type to the loss that you want"
+        refuse(labels[~(labels >= 0)], f"{rule} not be negative", way_out)
+        sums = labels.float().sum(-1)
+        refuse(sums[~((sums - 1).abs() <= SUM_TOLERANCE)], f"{rule} sum to 1", way_out)
+    return labels
+
+
+def regression_targets(labels: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Return finite numbers in the shape of the predictions; [B] will do for [B, 1]."""
+    check_tensors(labels=labels)
+    _check_shape("labels", labels, shape[:1] if shape[1] == 1 and labels.dim() == 1 else shape)
+    if can_read_values(labels):
+        refuse(labels[~labels.isfinite()], "labels of a regression must be finite", "; drop rows without a label")
+    return labels
+
+
+def _ignore_padding(labels: torch.Tensor, real: torch.Tensor | None) -> torch.Tensor:
+    return labels if real is None else labels.masked_fill(~real.to(labels.device), IGNORED)
+
+
+def _check_shape(name: str, tensor: torch.Tensor, shape: torch.Size) -> None:
+    check_tensors(**{name: tensor})
+    if tensor.shape != shape:
+        raise ValueError(f"{name} must be of shape {tuple(shape)}, not {tuple(tensor.shape)}")

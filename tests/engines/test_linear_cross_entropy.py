@@ -7,10 +7,10 @@ from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hf_deberta.model import dense
-from hf_deberta.model import linear_cross_entropy as module
-from hf_deberta.model.batch_loss import cross_entropy
-from hf_deberta.model.linear_cross_entropy import linear_cross_entropy
+from hf_deberta.engines import linear_cross_entropy as module
+from hf_deberta.engines import onednn
+from hf_deberta.engines.linear_cross_entropy import linear_cross_entropy
+from hf_deberta.model.losses import cross_entropy
 
 SHAPES = [(1, 1, 1), (7, 5, 3), (6, 33, 4), (13, 97, 8)]  # tokens, vocabulary, hidden size
 
@@ -249,10 +249,10 @@ def test_gradient_of_the_weight_accumulates_in_float32(monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this torch has no oneDNN")
-def test_uses_onednn_where_dense_does(monkeypatch):
-    monkeypatch.setattr(dense, "prefers_onednn", lambda: True)
-    calls, product = [], dense.onednn_linear
-    monkeypatch.setattr(dense, "onednn_linear", lambda *arguments: calls.append(1) or product(*arguments))
+def test_uses_onednn_where_it_is_faster(monkeypatch):
+    monkeypatch.setattr(onednn, "prefers_onednn", lambda: True)
+    calls, product = [], onednn.onednn_linear
+    monkeypatch.setattr(onednn, "onednn_linear", lambda *arguments: calls.append(1) or product(*arguments))
     inputs, labels = random_inputs(7, 33, 4, torch.float32), random_labels(7, 33)
     loss, _, _ = chunked_loss(inputs, labels)
     assert len(calls) == 3 * (2 + 3)  # three chunks: logits, states, and the weight in three parts

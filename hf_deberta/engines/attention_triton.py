@@ -7,17 +7,17 @@ docs/attention_triton.md. This file has the operator that PyTorch calls, its lau
 """
 
 import os
-import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
 
-from .attention_mask import AttentionMask
-from .fast_path_guards import in_functorch_transform, is_tracing_or_compiling
-from .private_apis import products_use_tf32
-from .relative_position import RelativePositions, rows_at
+from ..model.batch_layout import AttentionMask
+from ..model.input_checks import in_captured_graph
+from ..model.relative_position import RelativePositions, rows_at
+from .attention_check import products_use_tf32
+from .guards import in_functorch_transform
 
 IS_INSTALLED = find_spec("triton") is not None
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"  # Triton runs kernels in Python, on the CPU: for tests
@@ -36,8 +36,6 @@ CHIPS = {9: "Hopper", 10: "Blackwell"}  # by the first number of the compute cap
 TABLE_GRADIENT_SPLITS = 8  # programs that share a block of distances in table_gradients_kernel
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LARGEST_HEAD = 128
-# operators are registered by module name: a copy of this file from the Hub must not replace those of the package
-OPERATORS = re.sub(r"\W", "_", __name__.rpartition(".")[0])
 
 
 def unsupported_reason(
@@ -69,7 +67,7 @@ def unsupported_reason(
         return "it does not support a dropout of 1"
     if positions is not None and "p2p" in positions.terms:
         return "it does not support the term p2p"
-    if in_functorch_transform() and not is_tracing_or_compiling():
+    if in_functorch_transform() and not in_captured_graph():
         return "it supports neither torch.func nor forward-mode differentiation"
     return None
 
@@ -207,7 +205,7 @@ def rows_by_distance(rows_of_distance: torch.Tensor, reach: int) -> torch.Tensor
     return rows_at(torch.arange(-reach, reach, device=rows_of_distance.device), rows_of_distance)
 
 
-@torch.library.custom_op(f"{OPERATORS}::attention_in_tiles", mutates_args=())
+@torch.library.custom_op("hf_deberta::attention_in_tiles", mutates_args=())
 def attention_in_tiles(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -253,7 +251,7 @@ def _(query, *_):
     return context, query.new_empty(batch, heads, tokens, dtype=torch.float32)
 
 
-@torch.library.custom_op(f"{OPERATORS}::attention_in_tiles_backward", mutates_args=())
+@torch.library.custom_op("hf_deberta::attention_in_tiles_backward", mutates_args=())
 def attention_in_tiles_backward(
     gradient: torch.Tensor,
     query: torch.Tensor,

@@ -17,11 +17,20 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from torch import nn
 from torch.nn import functional
 
-from .batch_loss import loss_divisor
-from .dense import multiply, multiply_transposed, uses_onednn
-from .private_apis import backward_keeps_graph
+from ..model.enhanced_mask_decoder import HfDebertaLMHead, vocabulary_loss
+from ..model.input_checks import in_captured_graph
+from ..model.losses import loss_divisor
+from .guards import (
+    PLAIN_TENSORS,
+    in_functorch_transform,
+    is_hooked_or_patched,
+    is_unmodified_module,
+    registered_parameter,
+)
+from .onednn import multiply, multiply_transposed, uses_onednn
 
 # 128 MiB of logits in float32, and the same again for their softmax: together less than the gradient of the weight at
 # base size with 128100 tokens. Smaller chunks save little, and each chunk reads and writes that whole gradient once.
@@ -38,6 +47,36 @@ class Gradients(NamedTuple):
     bias: torch.Tensor | None  # [V]
 
 
+def loss_without_logits(
+    head: HfDebertaLMHead,
+    states: torch.Tensor,  # [M, hidden]
+    labels: torch.Tensor,  # [M]
+    num_items_in_batch: torch.Tensor | int | None,
+) -> dict[str, torch.Tensor]:
+    """Fill the slot `vocabulary_loss`: without the logits, if nothing can observe them."""
+    if not can_skip_logits(head):
+        return vocabulary_loss.plain(head, states, labels, num_items_in_batch)
+    loss, losses, predictions = linear_cross_entropy(
+        head.transform(states), head.decoder.weight, head.bias, labels, num_items_in_batch
+    )
+    return {"loss": loss, "losses": losses, "predictions": predictions}
+
+
+def can_skip_logits(head: HfDebertaLMHead) -> bool:
+    """True if the loss may be computed from the weights of the head without calling it.
+
+    False if anything could observe or change the logits: a hook, another class, a patched `forward`, a tracer.
+    """
+    return (
+        not (is_hooked_or_patched(head) or in_captured_graph() or in_functorch_transform())
+        and type(head) is HfDebertaLMHead
+        and type(registered_parameter(head, "bias")) in PLAIN_TENSORS
+        and type(head.decoder) is nn.Linear
+        and is_unmodified_module(head.decoder)
+        and head.decoder.bias is None
+    )
+
+
 def linear_cross_entropy(
     states: torch.Tensor,  # [M, h]
     weight: torch.Tensor,  # [V, h]
@@ -47,12 +86,12 @@ def linear_cross_entropy(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the loss, the loss of each token [M] (0 if ignored) and its most likely token [M].
 
-    The loss equals `batch_loss.cross_entropy` of `nn.functional.linear(states, weight, bias)`. It has first derivatives
+    The loss equals `losses.cross_entropy` of `nn.functional.linear(states, weight, bias)`. It has first derivatives
     only; the other two results have no gradient. Under autocast, matrix products use the autocast dtype; losses and
     sums are float32, or float64 for float64 states.
 
     >>> import torch
-    >>> from hf_deberta.model.linear_cross_entropy import linear_cross_entropy
+    >>> from hf_deberta.engines.linear_cross_entropy import linear_cross_entropy
     >>> states, weight = torch.randn(5, 8, requires_grad=True), torch.randn(100, 8, requires_grad=True)
     >>> loss, losses, predictions = linear_cross_entropy(states, weight, None, torch.tensor([3, 99, -100, 0, 7]))
     >>> loss.backward()
@@ -91,7 +130,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             return None, None, None, None, None
         factor = gradient / divisor
         # the gradient of the weight is large: scale it in place unless the graph is kept for another backward
-        kept = backward_keeps_graph()
+        kept = torch._C._autograd._get_current_graph_task_keep_graph()
         scaled = [saved if saved is None else saved * factor if kept else saved.mul_(factor) for saved in gradients]
         typed = (each if each is None else each.to(dtype) for each, dtype in zip(scaled, ctx.dtypes, strict=True))
         return *typed, None, None
@@ -175,7 +214,7 @@ def add_product(
 
 
 def select_linear(states: torch.Tensor) -> Callable[..., torch.Tensor]:
-    """Return the function for states [M, K] times weight [N, K]^T plus bias [N]: oneDNN's where `dense` uses it."""
+    """Return the function for states [M, K] times weight [N, K]^T plus bias [N]: oneDNN's where it is faster."""
     plain_float32 = states.device.type == "cpu" and states.dtype == torch.float32
     return multiply if plain_float32 and uses_onednn() else functional.linear
 

@@ -5,7 +5,7 @@ import torch
 from numerics import assert_equal_but_for_rounding, assert_same_by_name, gradients
 from torch.nn import functional
 
-from hf_deberta.model.batch_loss import (
+from hf_deberta.model.losses import (
     binary_cross_entropy,
     cross_entropy,
     mean_over_items,

@@ -13,10 +13,9 @@ from typing import NamedTuple
 
 import torch
 
-from .attention_backends import BACKENDS
-from .attention_mask import AttentionMask
-from .private_apis import products_use_tf32
-from .relative_position import RelativePositions, rows_of_distances
+from ..model.attention import BACKENDS
+from ..model.batch_layout import AttentionMask
+from ..model.relative_position import RelativePositions, rows_of_distances
 
 # Largest allowed error, relative to the largest entry of a tensor, as a multiple of the rounding error of the type.
 # Correct kernels have 1 (float16) and 8 (float32, whose sums are no finer than its results) in the interpreter, and
@@ -26,7 +25,7 @@ EPSILONS = {"float16": 2**-10, "bfloat16": 2**-7, "tf32": 2**-10, "float32": 2**
 INPUTS = ("query", "key", "value", "position_key", "position_query")
 
 
-class Kernel(NamedTuple):
+class KernelVariant(NamedTuple):
     """What is checked once: each combination is compiled on its own."""
 
     device: torch.device
@@ -52,7 +51,18 @@ def uses_tf32(dtype: torch.dtype) -> bool:
     return dtype == torch.float32 and products_use_tf32()
 
 
-def triton_errors(kernel: Kernel) -> dict[str, float]:
+def products_use_tf32() -> bool:
+    """True if PyTorch's own products of float32 on GPUs use TF32.
+
+    torch.get_float32_matmul_precision() fails once the setting was changed directly.
+    """
+    products = torch.backends.cuda.matmul
+    if not hasattr(products, "fp32_precision"):  # before PyTorch 2.9
+        return products.allow_tf32
+    return products.fp32_precision == "tf32"
+
+
+def triton_errors(kernel: KernelVariant) -> dict[str, float]:
     """Errors of the Triton backend by name: of the context and, in training, of the gradient of each input.
 
     An error is the largest difference from the reference, divided by the largest entry of the reference.

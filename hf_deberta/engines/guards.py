@@ -1,4 +1,4 @@
-"""When a fast path is safe, and the switch that turns all fast paths off.
+"""When a fast path is safe.
 
 A fast path computes the same numbers without calling a module, or with another operation (docs/debugging.md). Fast
 paths are not used where they would be wrong or would bypass user code: in captured graphs (torch.compile, torch.export,
@@ -6,54 +6,16 @@ torch.jit.trace), in transforms of torch.func, for modules that were hooked, pat
 and dispatch modes. Input checks do not depend on hooks or modes.
 """
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import nn
-
-from .private_apis import (
-    has_global_hook,
-    has_no_values,
-    in_dispatch_mode,
-    in_forward_ad,
-    in_torch_func,
-    is_hooked_or_patched,
-    registered_parameter,
-)
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 PLAIN_MODULES = (nn.Linear, nn.Embedding, nn.LayerNorm)
 PLAIN_TENSORS = (torch.Tensor, nn.Parameter)
-
-_reference_requests = int(os.environ.get("HF_DEBERTA_REFERENCE", "0") not in ("", "0"))
-
-
-@contextmanager
-def reference_mode() -> Iterator[None]:
-    """Switch all fast paths off in the whole process: eager attention, nn.Linear, no cache, no unpadding.
-
-    >>> with hf_deberta.reference_mode():
-    ...     output = model(**inputs)
-
-    Setting the environment variable HF_DEBERTA_REFERENCE=1 before the start does the same until the process ends.
-    """
-    global _reference_requests
-    _reference_requests += 1
-    try:
-        yield
-    finally:
-        _reference_requests -= 1
-
-
-def in_reference_mode() -> bool:
-    """True if `reference_mode` or HF_DEBERTA_REFERENCE asks for the plain computation."""
-    return _reference_requests > 0
-
-
-def is_tracing_or_compiling() -> bool:
-    """True while torch.compile, torch.export or torch.jit.trace builds a graph, which must hold for other inputs."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
 def is_tracing_or_exporting() -> bool:
@@ -66,7 +28,7 @@ def is_tracing_or_exporting() -> bool:
 
 def in_functorch_transform() -> bool:
     """True in torch.func and forward-mode differentiation, which cannot transform our autograd functions."""
-    return in_torch_func() or in_forward_ad()
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def has_global_hooks_or_modes() -> bool:
@@ -74,12 +36,7 @@ def has_global_hooks_or_modes() -> bool:
 
     These may also replace results, so nothing that was computed under them may be cached.
     """
-    return in_dispatch_mode() or has_global_hook()
-
-
-def can_read_values(tensor: torch.Tensor) -> bool:
-    """True if Python may read the tensor's values: it has some, and reading them does not wait for a device."""
-    return tensor.device.type == "cpu" and not (is_tracing_or_compiling() or in_torch_func() or has_no_values(tensor))
+    return _get_current_dispatch_mode() is not None or has_global_hook()
 
 
 def is_unmodified_module(module: nn.Module) -> bool:
@@ -94,3 +51,35 @@ def is_unmodified_module(module: nn.Module) -> bool:
         and type(registered_parameter(module, "weight")) in PLAIN_TENSORS
         and type(registered_parameter(module, "bias")) in (*PLAIN_TENSORS, type(None))
     )
+
+
+def has_global_hook() -> bool:
+    """True if a hook is registered for all modules, as by `register_module_forward_hook`."""
+    of_all = nn.modules.module
+    forward = of_all._global_forward_hooks or of_all._global_forward_pre_hooks
+    return bool(forward or of_all._global_backward_hooks or of_all._global_backward_pre_hooks)
+
+
+def without_dispatch_modes() -> AbstractContextManager:
+    """Return a context in which tensors are real and have values, also inside FakeTensorMode and other modes."""
+    return _disable_current_modes()
+
+
+def is_hooked_or_patched(module: nn.Module) -> bool:
+    """True if calling the module does more than the `forward` of its class."""
+    return any(hooks(module)) or "forward" in vars(module)
+
+
+def hooks(module: nn.Module) -> tuple[dict[int, Any], ...]:
+    """Return the dictionaries of the module's hooks."""
+    return module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+
+
+def registered_parameter(module: nn.Module, name: str) -> nn.Parameter | None:
+    """Return the module's own parameter of this name, or None; unlike an attribute it is never a plain tensor."""
+    return module._parameters.get(name)
+
+
+def registries(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the dictionaries of the module's own parameters and of its children."""
+    return module._parameters, module._modules

@@ -2,9 +2,9 @@
 
 Legend: B batch, H heads, N tokens, d head size.
 
-docs/gpu.md describes what is checked and timed, and when. A choice is made once for each `Kernel` and `Workload` and
-kept until the process ends. Each process of a distributed run decides on its own: backends have no parameters, hooks or
-collectives, so DDP, FSDP and tensor parallelism do the same in the same order whatever each rank chooses.
+docs/gpu.md describes what is checked and timed, and when. A choice is made once for each `KernelVariant` and `Workload`
+and kept until the process ends. Each process of a distributed run decides on its own: backends have no parameters,
+hooks or collectives, so DDP, FSDP and tensor parallelism do the same in the same order whatever each rank chooses.
 """
 
 import os
@@ -21,24 +21,23 @@ from typing import Any, NamedTuple
 import torch
 from transformers.utils import logging
 
-from .attention_backends import BACKENDS
-from .attention_check import Kernel, triton_errors, uses_tf32
-from .attention_mask import AttentionMask
-from .fast_path_guards import in_functorch_transform, is_tracing_or_exporting
-from .private_apis import has_no_values, without_dispatch_modes
-from .relative_position import RelativePositions
+from ..model.attention import AUTO, BACKENDS
+from ..model.batch_layout import AttentionMask
+from ..model.input_checks import has_no_values
+from ..model.relative_position import RelativePositions
+from .attention_check import KernelVariant, triton_errors, uses_tf32
+from .guards import in_functorch_transform, is_tracing_or_exporting, without_dispatch_modes
 
 logger = logging.get_logger(__name__)
 
-AUTO = "auto"
-VARIABLE = "HF_DEBERTA_ATTENTION"
-SETTING = os.environ.get(VARIABLE) or AUTO
-SETTINGS = (AUTO, "sdpa", "triton")
+ENVIRONMENT_VARIABLE = "HF_DEBERTA_ATTENTION"
+FORCED_BACKEND = os.environ.get(ENVIRONMENT_VARIABLE) or AUTO
+ALLOWED_FORCED = (AUTO, "sdpa", "triton")
 WARM_UP_CALLS = 2  # the first one compiles
 TIMED_CALLS = 5
 HOW_TO_SET = (
-    f"To use the kernels all the same, set attn_implementation or the environment variable {VARIABLE} to 'triton'; to "
-    "use sdpa without a check, to 'sdpa'."
+    f"To use the kernels all the same, set attn_implementation or the environment variable {ENVIRONMENT_VARIABLE} to "
+    "'triton'; to use sdpa without a check, to 'sdpa'."
 )
 
 # query, key, value, positions, mask, dropout_p, scale: the arguments of a backend
@@ -48,7 +47,7 @@ Call = tuple[torch.Tensor, torch.Tensor, torch.Tensor, RelativePositions | None,
 class Workload(NamedTuple):
     """What is decided once: calls that take about the same time. Sizes are exponents of powers of two, rounded up."""
 
-    kernel: Kernel
+    kernel: KernelVariant
     dtypes: tuple[torch.dtype, torch.dtype]  # of keys and values
     tokens: int  # N
     heads: int  # B * H
@@ -72,13 +71,13 @@ class Failure(NamedTuple):
 Timing = tuple[float, Failure | None]  # milliseconds; infinity and the reason if there is no time
 
 
-_faults: dict[Kernel, Failure | None] = {}  # None if the kernel passed its check
+_faults: dict[KernelVariant, Failure | None] = {}  # None if the kernel passed its check
 # one thread at a time checks and times; reentrant, because autograd may run the backward pass of a caller in between
 _deciding = threading.RLock()
 _choices: dict[Workload, str | None] = {}  # None if the Triton backend does not support it
 
 
-def choose_backend(
+def measured_backend(
     query: torch.Tensor,  # [B, H, Q, d]
     key: torch.Tensor,  # [B, H, K, d]
     value: torch.Tensor,
@@ -87,11 +86,11 @@ def choose_backend(
     dropout_p: float,
     scale: float,
 ) -> str:
-    """The backend that "auto" stands for in this call: the name of one that supports it, or what the user has set."""
-    if SETTING != AUTO:
-        if SETTING not in SETTINGS:
-            raise ValueError(f"{VARIABLE} must be {', '.join(SETTINGS)}, not {SETTING!r}")
-        return SETTING
+    """Fill the slot `choose_backend`: the faster of sdpa and Triton, if it supports the call, or what the user set."""
+    if FORCED_BACKEND != AUTO:
+        if FORCED_BACKEND not in ALLOWED_FORCED:
+            raise ValueError(f"{ENVIRONMENT_VARIABLE} must be {', '.join(ALLOWED_FORCED)}, not {FORCED_BACKEND!r}")
+        return FORCED_BACKEND
     if not may_use_triton(query) or mask.query_positions is not None or is_tracing_or_exporting():
         return "sdpa"
     call: Call = (query, key, value, positions, mask, dropout_p, scale)
@@ -151,7 +150,7 @@ def unsupported(call: Call) -> bool:
 @torch.compiler.assume_constant_result
 def choice_in_graph(device: torch.device, dtype: torch.dtype, head_size: int, training: bool) -> str:
     """The backend of a graph, which holds for all shapes; runs while torch.compile traces."""
-    kernel = Kernel(device, dtype, uses_tf32(dtype), head_size, training)
+    kernel = KernelVariant(device, dtype, uses_tf32(dtype), head_size, training)
     deterministic = torch.are_deterministic_algorithms_enabled()
     choices = {
         choice
@@ -167,7 +166,7 @@ def workload_of(call: Call, training: bool) -> Workload:
     batch, heads, tokens, head_size = query.shape
     longest = max(mask.lengths) if mask.lengths else mask.longest
     return Workload(  # built for each call, so by position: it takes less time
-        Kernel(query.device, query.dtype, uses_tf32(query.dtype), head_size, training),
+        KernelVariant(query.device, query.dtype, uses_tf32(query.dtype), head_size, training),
         (key.dtype, value.dtype),
         exponent(tokens),
         exponent(batch * heads),
@@ -190,7 +189,7 @@ def exponent(number: int) -> int:
 # ---- the check ---------------------------------------------------------------------------------------------------
 
 
-def fault_of(kernel: Kernel) -> Failure | None:
+def fault_of(kernel: KernelVariant) -> Failure | None:
     """What is wrong with the Triton backend here, or None; checked at the first call, which warns.
 
     If there was no memory for the check, the next call checks again.
@@ -205,7 +204,7 @@ def fault_of(kernel: Kernel) -> Failure | None:
     return fault
 
 
-def find_fault(kernel: Kernel) -> Failure | None:
+def find_fault(kernel: KernelVariant) -> Failure | None:
     try:
         with own_state(kernel.device):
             errors = triton_errors(kernel)
@@ -219,7 +218,7 @@ def find_fault(kernel: Kernel) -> Failure | None:
     )
 
 
-def warn_that_sdpa_is_used(kernel: Kernel, reason: str) -> None:
+def warn_that_sdpa_is_used(kernel: KernelVariant, reason: str) -> None:
     logger.warning(f"attn_implementation='auto' uses sdpa on {kernel.device} for {kernel}: {reason}. {HOW_TO_SET}")
 
 
@@ -231,7 +230,7 @@ def failure_of(error: Exception) -> Failure:
 # ---- the times ---------------------------------------------------------------------------------------------------
 
 
-def faster_backend(kernel: Kernel, call: Call) -> str:
+def faster_backend(kernel: KernelVariant, call: Call) -> str:
     """The backend that takes less time."""
     sdpa = milliseconds("sdpa", call, kernel.training)
     triton = milliseconds("triton", call, kernel.training)

@@ -5,7 +5,7 @@ tables, W columns of a product.
 
 The position terms are a bias of the scores, built from two products with tables that are laid out by distance:
 
-    by_query[i, c] = q_i . Kr[r - c]        c2p of query i and key j is column j - i + r: a skewed view
+    by_query[i, c] = q_i . Kr[r - c]        c2p of query i and key j is column j - i + r: a skewed_view view
     by_key[j, c]   = k_j . Qr[c - r]        p2c is column i - j + r: the same view, transposed
 
 From the saturation distance on, all keys on one side of a query share a row of the table: they are *far*. Queries are
@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 from transformers.utils import logging
 
-from .attention_mask import AttentionMask, document_numbers
-from .relative_position import RelativePositions, rows_at
+from ..model.attention_sdpa import attend_with_bias
+from ..model.batch_layout import AttentionMask, document_numbers
+from ..model.relative_position import RelativePositions, rows_at
 
 logger = logging.get_logger(__name__)
 
@@ -51,12 +51,12 @@ def attend_on_device(
     if documents is not None:
         query, key, value = map(documents.pad, (query, key, value))
         return documents.unpad(attend_on_device(query, key, value, positions, documents.mask, dropout_p, scale))
-    hidden, fully_masked = mask.compute_once(("hidden pairs", length), lambda: hidden_pairs(mask, key))
-    context = attend_in_blocks(query, key, value, positions, mask, hidden, dropout_p, scale)
+    masked, fully_masked = mask.compute_once(("masked pairs", length), lambda: masked_pairs(mask, key))
+    context = attend_in_blocks(query, key, value, positions, mask, masked, dropout_p, scale)
     return context if fully_masked is None else context.masked_fill(fully_masked, 0)
 
 
-def hidden_pairs(mask: AttentionMask, key: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def masked_pairs(mask: AttentionMask, key: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Pairs that attention must skip, [B or 1, 1, 1 or N, N], and queries that see nothing, [B or 1, 1, N, 1]."""
     if mask.mask is not None and mask.is_padding_only:
         return ~mask.mask[:, None, None, :], ~mask.mask[:, None, :, None]
@@ -73,7 +73,7 @@ def attend_in_blocks(
     value: torch.Tensor,
     positions: RelativePositions | None,
     mask: AttentionMask,
-    hidden: torch.Tensor | None,
+    masked: torch.Tensor | None,
     dropout_p: float,
     scale: float,
 ) -> torch.Tensor:
@@ -81,17 +81,17 @@ def attend_in_blocks(
     length = query.shape[2]
     if positions is None:
         bias = None
-        if hidden is not None:  # a finite number, because a query that sees nothing must not give NaN
+        if masked is not None:  # a finite number, because a query that sees nothing must not give NaN
             dtype = query.dtype
-            bias = mask.compute_once(("bias", length, dtype), lambda: hidden.to(dtype) * torch.finfo(dtype).min)
+            bias = mask.compute_once(("bias", length, dtype), lambda: masked.to(dtype) * torch.finfo(dtype).min)
         return attend_with_bias(query, key, value, bias, dropout_p, scale)
     layout = DeviceLayout.for_length(length, positions.saturation)
     by_query, by_key = products_by_distance(query, key, positions, mask, layout, scale)
 
     def attend(block: torch.Tensor, by_query: torch.Tensor | None, start: int) -> torch.Tensor:
-        pairs = hidden
-        if hidden is not None and hidden.shape[2] > 1:
-            pairs = hidden[:, :, start : start + block.shape[2]]
+        pairs = masked
+        if masked is not None and masked.shape[2] > 1:
+            pairs = masked[:, :, start : start + block.shape[2]]
         bias = PositionBias.apply(by_query, by_key, pairs, layout, (start, block.shape[2], length))
         return attend_with_bias(block, key, value, bias, dropout_p, scale)
 
@@ -105,21 +105,6 @@ def attend_in_blocks(
         else:
             contexts.append(attend(*call))
     return torch.cat(contexts, 2)
-
-
-def attend_with_bias(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    bias: torch.Tensor | None,  # [B, H, n, m]
-    dropout_p: float,
-    scale: float,
-) -> torch.Tensor:
-    """softmax(scale * query key + bias) value."""
-    if bias is not None and bias.requires_grad and not any(each.requires_grad for each in (query, key, value)):
-        # in frozen layers: CUDA keeps no log sums if only the bias needs a gradient (pytorch issue 148476)
-        query = query.detach().requires_grad_()
-    return scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout_p, scale=scale)
 
 
 class Region(NamedTuple):
@@ -166,7 +151,9 @@ class DeviceLayout:
     def by_query(self, product: torch.Tensor, region: Region) -> torch.Tensor:
         """The view of `by_query` [H, B, n, W] that the region needs, [H, B, queries, keys or 1]."""
         if region.side == "near":
-            return skewed(product, region.queries, region.offset + self.reach, region.keys.stop - region.keys.start)
+            return skewed_view(
+                product, region.queries, region.offset + self.reach, region.keys.stop - region.keys.start
+            )
         column = 0 if region.side == "left" else 2 * self.reach
         return product[:, :, region.queries, column : column + 1]
 
@@ -174,7 +161,7 @@ class DeviceLayout:
         """The view of `by_key` [H, B, m, W] that the region needs, [H, B, keys, queries or 1]."""
         if region.side == "near":
             queries = region.queries.stop - region.queries.start
-            return skewed(product, region.keys, self.reach - region.offset, queries)
+            return skewed_view(product, region.keys, self.reach - region.offset, queries)
         column = 2 * self.reach if region.side == "left" else 0
         return product[:, :, region.keys, column : column + 1]
 
@@ -262,7 +249,7 @@ def scaled_product(left: torch.Tensor, right: torch.Tensor, factor: float) -> to
 
 
 class PositionBias(torch.autograd.Function):
-    """The bias [B, H, n, m] of a block of queries; `hidden` pairs have the lowest number.
+    """The bias [B, H, n, m] of a block of queries; `masked` pairs have the lowest number.
 
     Hidden pairs need no special gradient: their probability is zero, and so is the gradient of their score.
     """
@@ -272,7 +259,7 @@ class PositionBias(torch.autograd.Function):
         ctx: Any,
         by_query: torch.Tensor | None,  # [H, B, n, W]
         by_key: torch.Tensor | None,  # [H, B, m, W]
-        hidden: torch.Tensor | None,  # [B or 1, 1, n or 1, m] of bool
+        masked: torch.Tensor | None,  # [B or 1, 1, n or 1, m] of bool
         layout: DeviceLayout,
         block: tuple[int, int, int],  # position of the first query, n, m
     ) -> torch.Tensor:
@@ -292,7 +279,7 @@ class PositionBias(torch.autograd.Function):
                 target.copy_(layout.by_query(by_query, region))
             elif by_key is not None:
                 target.copy_(layout.by_key(by_key, region).mT)
-        return bias if hidden is None else bias.masked_fill_(hidden, torch.finfo(bias.dtype).min)
+        return bias if masked is None else bias.masked_fill_(masked, torch.finfo(bias.dtype).min)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor):
@@ -325,11 +312,11 @@ class PositionBiasGradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, for_query: torch.Tensor | None, for_key: torch.Tensor | None):
-        products = (None if part is None else part.contiguous() for part in (for_query, for_key))  # for `skewed`
+        products = (None if part is None else part.contiguous() for part in (for_query, for_key))  # for `skewed_view`
         return PositionBias.apply(*products, None, ctx.layout, ctx.block), None, None, None
 
 
-def skewed(product: torch.Tensor, rows: slice, column: int, columns: int) -> torch.Tensor:
+def skewed_view(product: torch.Tensor, rows: slice, column: int, columns: int) -> torch.Tensor:
     """The view [H, B, rows, columns] whose entry (a, b) is row a of `rows` and column `column` - a + b."""
     width = product.shape[3]  # the stride of rows too, but for a single row any stride would do
     offset = product.storage_offset() + rows.start * width + column

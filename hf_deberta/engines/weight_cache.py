@@ -13,18 +13,15 @@ weights would miss writes. On a GPU a comparison would have to wait for the devi
 
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
-from .fast_path_guards import (
-    has_global_hooks_or_modes,
-    in_functorch_transform,
-    in_reference_mode,
-    is_tracing_or_compiling,
-    is_unmodified_module,
-)
-from .private_apis import version
+from ..model.input_checks import in_captured_graph
+from ..model.relative_position import TableProjection, TableWindow, table_modules
+from ..model.slots import in_reference_mode
+from .guards import has_global_hooks_or_modes, in_functorch_transform, is_unmodified_module
 
 NUMBER_OF_SUMS = 16411  # prime; many, because adding long rows is as fast as reading them
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
@@ -49,12 +46,6 @@ class WeightCache:
 
     def __init__(self) -> None:
         self._entry: CacheEntry | None = None
-
-    def __reduce__(self) -> tuple[type["WeightCache"], tuple[()]]:
-        return WeightCache, ()  # copies and pickles start empty
-
-    def clear(self) -> None:
-        self._entry = None
 
     def get_or_compute(self, modules: Iterable[nn.Module], compute: Callable[[], Result], *inputs: object) -> Result:
         """Return the cached result if the weights of `modules` and the `inputs` (by identity) are unchanged."""
@@ -85,14 +76,48 @@ def can_cache(modules: Iterable[nn.Module]) -> bool:
     if (
         torch.is_grad_enabled()
         or in_reference_mode()
-        or is_tracing_or_compiling()
+        or in_captured_graph()
         or in_functorch_transform()
         or has_global_hooks_or_modes()
     ):
         return False
-    return all(
-        not module.training and is_unmodified_module(module) and has_detectable_changes(module) for module in modules
-    )
+    return all(map(is_fixed, modules))
+
+
+def is_fixed(module: nn.Module) -> bool:
+    """True if the module computes the same until one of its weights changes, which is detected."""
+    if module.training:
+        return False
+    return isinstance(module, nn.Dropout) or (is_unmodified_module(module) and has_detectable_changes(module))
+
+
+# beside the modules, so that copies, pickles and models of Transformers hold nothing of this
+_caches: WeakKeyDictionary[nn.Module, WeightCache] = WeakKeyDictionary()
+
+
+def cached_by_weights(
+    owner: nn.Module, modules: Iterable[nn.Module], compute: Callable[[], Result], *inputs: object
+) -> Result:
+    """Fill the slot `cached`: the result of the last call for this owner, if weights and inputs are the same."""
+    if in_captured_graph():  # which cannot hold a cache
+        return compute()
+    modules = tuple(modules)
+    if can_cache(modules):
+        return _caches.setdefault(owner, WeightCache()).get_or_compute(modules, compute, *inputs)
+    _caches.pop(owner, None)
+    return compute()
+
+
+def window_for_cache(
+    encoder: nn.Module, whole: TableWindow, length: int, projections: Iterable[TableProjection]
+) -> TableWindow:
+    """Fill the slot `window_for`: all rows if the table and its projections are cached."""
+    if in_captured_graph():
+        return whole
+    if can_cache(table_modules(encoder)) and all(can_cache(projection.modules()) for projection in projections):
+        return whole
+    _caches.pop(encoder, None)
+    return whole.for_length(length)
 
 
 def has_detectable_changes(module: nn.Module) -> bool:
@@ -108,7 +133,7 @@ def weight_state(weights: list[torch.Tensor]) -> tuple[Any, ...]:
     """
     device = weights[0].device.type
     autocast_dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    return autocast_dtype, *((weight.data_ptr(), version(weight), weight.dtype, weight.device) for weight in weights)
+    return autocast_dtype, *((weight.data_ptr(), weight._version, weight.dtype, weight.device) for weight in weights)
 
 
 def checksums(weight: torch.Tensor) -> tuple[torch.Tensor, ...]:

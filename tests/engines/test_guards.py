@@ -21,17 +21,16 @@ from transformers import DebertaV2Config, DebertaV2Model
 
 import hf_deberta
 from hf_deberta import HfDebertaForMaskedLM, HfDebertaModel
-from hf_deberta.model import attention, dense, unpadding
-from hf_deberta.model.fast_path_guards import (
-    can_read_values,
+from hf_deberta.engines import onednn, unpadding, weight_cache
+from hf_deberta.engines.guards import (
     has_global_hooks_or_modes,
     in_functorch_transform,
-    in_reference_mode,
-    is_tracing_or_compiling,
     is_unmodified_module,
-    reference_mode,
 )
-from hf_deberta.model.private_apis import has_onednn_linear
+from hf_deberta.engines.onednn import has_onednn_linear
+from hf_deberta.model import attention
+from hf_deberta.model.input_checks import can_read_values, in_captured_graph
+from hf_deberta.model.slots import in_reference_mode, reference_mode
 
 INPUTS = tiny_inputs((9, 5, 7))
 
@@ -67,11 +66,11 @@ def unpad_tiny_models(monkeypatch):
 
 
 @pytest.fixture
-def onednn(monkeypatch):
-    """Let `dense` prefer oneDNN on any processor; return a list that grows with each product of oneDNN."""
-    products, product = [], dense.onednn_linear
-    monkeypatch.setattr(dense, "prefers_onednn", has_onednn_linear)
-    monkeypatch.setattr(dense, "onednn_linear", lambda *matrices: products.append(1) or product(*matrices))
+def onednn_products(monkeypatch):
+    """Prefer oneDNN on any processor; return a list that grows with each product of oneDNN."""
+    products, product = [], onednn.onednn_linear
+    monkeypatch.setattr(onednn, "prefers_onednn", has_onednn_linear)
+    monkeypatch.setattr(onednn, "onednn_linear", lambda *matrices: products.append(1) or product(*matrices))
     return products
 
 
@@ -104,7 +103,7 @@ def test_invalid_inputs_raise_the_same_error_under_observers(case, observer):
 
 @pytest.mark.parametrize("observer", OBSERVERS)
 @pytest.mark.parametrize("with_gradients", [True, False])
-def test_outputs_and_unpadding_are_the_same_under_observers(observer, with_gradients, onednn):
+def test_outputs_and_unpadding_are_the_same_under_observers(observer, with_gradients, onednn_products):
     model = tiny_model(HfDebertaModel, dtype=torch.float32).eval()
     shapes = row_shapes(model)
     with torch.set_grad_enabled(with_gradients):
@@ -116,7 +115,7 @@ def test_outputs_and_unpadding_are_the_same_under_observers(observer, with_gradi
 
 
 @pytest.mark.parametrize("observer", OBSERVERS)
-def test_masked_lm_output_is_the_same_under_observers(observer, onednn):
+def test_masked_lm_output_is_the_same_under_observers(observer, onednn_products):
     model = tiny_model(HfDebertaForMaskedLM, dtype=torch.float32)
     labels = INPUTS["input_ids"].where(INPUTS["attention_mask"].bool(), -100)
     expected = model(**INPUTS, labels=labels)
@@ -164,8 +163,8 @@ def in_observer(name):
 SITUATIONS = {
     "plain": (lambda function, tensor: function(tensor), {"can_read_values"}),
     "meta device": (lambda function, tensor: function(tensor.to("meta")), set()),
-    "jit.trace": (trace, {"is_tracing_or_compiling"}),
-    "compile": (compile_eager, {"is_tracing_or_compiling"}),
+    "jit.trace": (trace, {"in_captured_graph"}),
+    "compile": (compile_eager, {"in_captured_graph"}),
     "make_fx": (lambda function, tensor: make_fx(function)(tensor), {"has_global_hooks_or_modes"}),
     "fake mode": (in_fake_mode, {"has_global_hooks_or_modes"}),
     "fake tensor": (on_fake_tensor, set()),
@@ -187,8 +186,8 @@ def test_guards(situation):
 
     def function(tensor):
         results["can_read_values"] = can_read_values(tensor)
-        results["is_tracing_or_compiling"] = is_tracing_or_compiling()
-        if not is_tracing_or_compiling():  # which is tested first everywhere: compilers cannot follow the others
+        results["in_captured_graph"] = in_captured_graph()
+        if not in_captured_graph():  # which is tested first everywhere: compilers cannot follow the others
             results["in_functorch_transform"] = in_functorch_transform()
             results["has_global_hooks_or_modes"] = has_global_hooks_or_modes()
         return tensor * 2
@@ -267,7 +266,7 @@ def test_results_of_a_global_hook_are_not_cached(is_cached_before):
     torch.testing.assert_close(restored, expected)
 
 
-def test_torch_func_gives_the_gradients_of_autograd(onednn):
+def test_torch_func_gives_the_gradients_of_autograd(onednn_products):
     """Also of the masked-LM loss, although transforms cannot enter our autograd functions."""
     model = tiny_model(HfDebertaForMaskedLM, dtype=torch.float32)
     labels = INPUTS["input_ids"].where(INPUTS["attention_mask"].bool(), -100)
@@ -309,16 +308,16 @@ def no_fast_path(monkeypatch):
 
     def apply():
         monkeypatch.delitem(attention.BACKENDS, "sdpa")
-        monkeypatch.setattr(dense, "onednn_linear", forbid)
-        monkeypatch.setattr("hf_deberta.model.weight_cache.CacheEntry", forbid)
-        monkeypatch.setattr("hf_deberta.model.batch_layout.BatchLayout.unpadded", forbid)
+        monkeypatch.setattr(onednn, "onednn_linear", forbid)
+        monkeypatch.setattr("hf_deberta.engines.weight_cache.CacheEntry", forbid)
+        monkeypatch.setattr("hf_deberta.engines.unpadding.unpad", forbid)
 
     return apply
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 @pytest.mark.parametrize("with_gradients", [True, False])
-def test_reference_mode_gives_the_same_output(with_gradients, packed, no_fast_path, onednn):
+def test_reference_mode_gives_the_same_output(with_gradients, packed, no_fast_path, onednn_products):
     model = tiny_model(HfDebertaModel, dtype=torch.float32).eval()
     inputs = INPUTS
     if packed:
@@ -326,8 +325,8 @@ def test_reference_mode_gives_the_same_output(with_gradients, packed, no_fast_pa
         inputs = {"input_ids": INPUTS["input_ids"].clamp(min=1), "position_ids": positions}
     with torch.set_grad_enabled(with_gradients):
         expected = model(**inputs).last_hidden_state
-        model.encoder.weight_cache.clear()
-        assert onednn
+        weight_cache._caches.clear()
+        assert onednn_products
         no_fast_path()
         with reference_mode():
             actual = model(**inputs).last_hidden_state
@@ -336,7 +335,7 @@ def test_reference_mode_gives_the_same_output(with_gradients, packed, no_fast_pa
     torch.testing.assert_close(actual, expected)
 
 
-def test_reference_mode_holds_for_enabled_models(no_fast_path, onednn):
+def test_reference_mode_holds_for_enabled_models(no_fast_path, onednn_products):
     model = small_in_tree_model()
     with torch.no_grad():
         in_tree = model(**INPUTS).last_hidden_state

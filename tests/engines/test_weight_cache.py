@@ -11,8 +11,8 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 from hf_deberta import HfDebertaModel
-from hf_deberta.model.fast_path_guards import reference_mode
-from hf_deberta.model.weight_cache import WeightCache, can_cache, checksums
+from hf_deberta.engines.weight_cache import WeightCache, _caches, can_cache, checksums
+from hf_deberta.model.slots import reference_mode
 
 INPUTS = tiny_inputs((9, 5, 7))
 
@@ -222,9 +222,9 @@ def test_copies_pickles_and_state_dicts_contain_no_cache():
     model = eval_model()
     with torch.no_grad():
         expected = model(**INPUTS).last_hidden_state
-    assert model.encoder.weight_cache._entry is not None
+    assert _caches[model.encoder]._entry is not None
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert twin.encoder.weight_cache._entry is None
+        assert twin.encoder not in _caches
         with torch.no_grad():
             torch.testing.assert_close(twin(**INPUTS).last_hidden_state, expected)
     assert not [name for name in model.state_dict() if "weight_cache" in name]
@@ -319,4 +319,4 @@ def test_a_training_pass_clears_the_cache():
         model(**INPUTS)
     model.train()(**INPUTS)
     attention = model.encoder.layer[0].attention.self
-    assert model.encoder.weight_cache._entry is None and attention.weight_cache._entry is None
+    assert model.encoder not in _caches and attention not in _caches

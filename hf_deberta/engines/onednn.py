@@ -1,15 +1,16 @@
 """Linear layers computed by oneDNN on AMD processors with AVX-512.
 
 PyTorch multiplies float32 matrices with MKL. On two cores of an AMD EPYC with AVX-512 that reaches 207 GFLOP/s, while
-oneDNN, which PyTorch also contains, reaches 460 (docs/log.md). On these processors, and only there, `dense` calls
-oneDNN in the forward and the backward pass; `torch.backends.mkldnn.flags(enabled=False)` turns this off. The module
-remains an ordinary `nn.Linear`, and is called in graphs of torch.compile, and if it was hooked, patched or replaced.
+oneDNN, which PyTorch also contains, reaches 460 (docs/log.md). On these processors, and only there, oneDNN computes the
+forward and the backward pass; `torch.backends.mkldnn.flags(enabled=False)` turns this off. The module remains an
+ordinary `nn.Linear`, and is called in graphs of torch.compile, and if it was hooked, patched or replaced.
 
 oneDNN compiles a primitive for each pair of a number of rows and a shape of weights, and keeps the last 1024 of them,
 0.6 MB each. So that inputs of many lengths do not fill this cache, products have few numbers of rows: `pad_rows`.
 """
 
 import platform
+import warnings
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -18,24 +19,18 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from .fast_path_guards import (
-    PLAIN_TENSORS,
-    has_global_hooks_or_modes,
-    in_functorch_transform,
-    in_reference_mode,
-    is_tracing_or_compiling,
-    is_unmodified_module,
-)
-from .private_apis import has_onednn_linear, onednn_linear
+from ..model.input_checks import in_captured_graph
+from ..model.slots import in_reference_mode
+from .guards import PLAIN_TENSORS, has_global_hooks_or_modes, in_functorch_transform, is_unmodified_module
 
 
-def dense(layer: nn.Module, states: torch.Tensor) -> torch.Tensor:
-    """Return `layer(states)`.
+def linear_by_onednn(layer: nn.Module, states: torch.Tensor) -> torch.Tensor:
+    """Apply a linear layer, with oneDNN where that is faster; the module itself is then not called.
 
-    >>> dense(nn.Linear(4, 3), torch.zeros(2, 5, 4)).shape
+    >>> linear_by_onednn(nn.Linear(4, 3), torch.zeros(2, 5, 4)).shape
     torch.Size([2, 5, 3])
     """
-    if is_tracing_or_compiling() or not (uses_onednn() and is_float32_linear(layer, states)):
+    if in_captured_graph() or not (uses_onednn() and is_float32_linear(layer, states)):
         return layer(states)
     flat = states.reshape(-1, states.shape[-1])
     product = OneDNNProduct.apply if torch.is_grad_enabled() else multiply_padded
@@ -152,3 +147,62 @@ def processor_vendor() -> str:
     if cpuinfo.exists():
         return "".join(line for line in cpuinfo.read_text().splitlines() if line.startswith("vendor_id"))
     return platform.processor()
+
+
+# ---- private functions of PyTorch --------------------------------------------------------------------------------
+
+
+def has_onednn_linear() -> bool:
+    return hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def has_onednn_bfloat16() -> bool:
+    """True if this processor has the instructions for oneDNN's products in bfloat16, as those with AVX-512 do."""
+    return has_onednn_linear() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def onednn_linear(
+    states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: str = "none"
+) -> torch.Tensor:
+    """Return act(states [M, K] @ weight^T [K, N] + bias [N]), computed by oneDNN; `activation` is "none" or "gelu"."""
+    algorithm = "" if activation == "none" else "none"  # of the GELU: by the error function
+    return torch.ops.mkldnn._linear_pointwise(states, weight, bias, activation, [], algorithm)
+
+
+def pack_weight(weight: torch.Tensor) -> torch.Tensor:
+    """Return a weight [N, K] in the order in which oneDNN reads it, for `onednn_linear` and the next function."""
+    return torch.ops.mkldnn._reorder_linear_weight(weight, 128)  # a usual number of rows; for 1 the order differs
+
+
+def onednn_linear_with_sum(
+    states: torch.Tensor, other: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Return states [M, K] @ weight^T [K, N] + bias [N] + other [M, N], computed by oneDNN."""
+    return torch.ops.mkldnn._linear_pointwise.binary(states, other, weight, bias, "add")
+
+
+def to_uint8(states: torch.Tensor, offset: int) -> torch.Tensor:
+    """Return round(states) + offset as uint8, for states of float32."""
+    if hasattr(torch, "quantize_per_tensor"):  # in one pass; deprecated, which it says once
+        return torch.quantize_per_tensor(states, 1.0, offset, torch.quint8).view(torch.uint8)
+    return states.round().add_(offset).clamp_(0, 255).to(torch.uint8)
+
+
+def pack_int8_weight(weight: torch.Tensor) -> torch.Tensor:
+    """Return a weight [N, K] of int8 for `onednn_int8_linear`."""
+    with warnings.catch_warnings():  # that to_uint8 is deprecated, which PyTorch says once in a process
+        warnings.simplefilter("ignore")
+        to_uint8(torch.zeros(1), 0)
+    return torch.ops.onednn.qlinear_prepack(weight, None)
+
+
+def onednn_int8_linear(
+    states: torch.Tensor,  # [M, K] of uint8
+    offset: int,
+    weight: torch.Tensor,  # from pack_int8_weight
+    weight_scale: torch.Tensor,  # [N]
+    weight_offset: torch.Tensor,  # [N]
+) -> torch.Tensor:
+    """Return (states - offset) @ weight^T * weight_scale, [M, N] of float32."""
+    factors = (states, 1.0, offset, weight, weight_scale, weight_offset)
+    return torch.ops.onednn.qlinear_pointwise(*factors, None, 1.0, 0, torch.float32, "none", [], "")

@@ -7,16 +7,17 @@ import torch
 from numerics import assert_within_budget, attend
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaModel
-from hf_deberta.model import attention_sdpa, attention_sdpa_device
+from hf_deberta.engines import attention_sdpa, attention_sdpa_device
+from hf_deberta.engines.attention_sdpa import needs_float32
+from hf_deberta.model import attention_sdpa as plain_sdpa
 from hf_deberta.model.attention import attention_scale, disentangled_attention
-from hf_deberta.model.attention_mask import AttentionMask
 from hf_deberta.model.attention_reference import score_terms, visible_softmax
-from hf_deberta.model.attention_sdpa import needs_float32
+from hf_deberta.model.batch_layout import AttentionMask
 from hf_deberta.model.relative_position import (
     RelativePositions,
     may_be_pruned,
     rows_between,
-    rows_in_use,
+    rows_for_length,
     rows_of_distances,
     saturation_of,
 )
@@ -113,7 +114,7 @@ def assert_equal_to_the_reference(table, kind):
     rows, span = rows_of_distances(k, buckets), buckets or k
     torch.manual_seed(0)
     for length in (1, 2, 17, 40, 90):
-        first, last = rows_in_use(length, span, may_be_pruned(rows, span))
+        first, last = rows_for_length(length, span) if may_be_pruned(rows, span) else (0, 2 * span)
         for terms in TERMS:
             batch = 1 if "packed" in kind else 2
             queries = 3 if "some" in kind else length
@@ -176,8 +177,10 @@ def test_one_mask_serves_calls_of_other_lengths_and_tables(device_path, causal, 
 def test_far_keys_are_joined_by_log_sums(monkeypatch):
     """Blocks have far keys on the left, on the right or on both sides; the joined parts hold every key once."""
     monkeypatch.setattr(attention_sdpa, "QUERY_BLOCK", 16)
-    parts, joined = [], attention_sdpa.joined
-    monkeypatch.setattr(attention_sdpa, "joined", lambda found: parts.append(len(found)) or joined(found))
+    parts, merge = [], attention_sdpa.merge_partial_attention
+    monkeypatch.setattr(
+        attention_sdpa, "merge_partial_attention", lambda found: parts.append(len(found)) or merge(found)
+    )
     torch.manual_seed(0)
     rows = rows_of_distances(12)
     tensors = [torch.randn(1, HEADS, 90, WIDTH, dtype=torch.float64) for _ in range(3)]
@@ -419,14 +422,14 @@ def test_on_a_gpu(case, dtype):
 @pytest.mark.parametrize("frozen", [("query", "key", "value"), ("position_key",), ("query", "position_query")], ids=str)
 def test_frozen_inputs_on_devices(frozen, queries, device_sizes, monkeypatch):
     """Only what needs a gradient gets one. No bias needs one alone: on CUDA its gradient would read no log sums."""
-    plain = attention_sdpa_device.scaled_dot_product_attention
+    plain = plain_sdpa.scaled_dot_product_attention
 
     def checked(query, key, value, attn_mask, **options):
         needed = [tensor.requires_grad for tensor in (query, key, value)]
         assert any(needed) or not attn_mask.requires_grad
         return plain(query, key, value, attn_mask=attn_mask, **options)
 
-    monkeypatch.setattr(attention_sdpa_device, "scaled_dot_product_attention", checked)
+    monkeypatch.setattr(plain_sdpa, "scaled_dot_product_attention", checked)
     torch.manual_seed(0)
     leaves = {name: leaf(1, HEADS, 40, WIDTH) for name in ("query", "key", "value")}
     leaves |= {name: leaf(HEADS, 24, WIDTH) for name in ("position_key", "position_query")}

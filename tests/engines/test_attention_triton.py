@@ -19,15 +19,15 @@ import transformers
 from numerics import assert_same_by_name, assert_within_budget, attend, tiny_inputs, tiny_model
 
 from hf_deberta import HfDebertaForSequenceClassification, HfDebertaModel
-from hf_deberta.model import attention_auto, attention_triton
+from hf_deberta.engines import attention_auto, attention_triton
+from hf_deberta.engines.attention_check import KernelVariant
+from hf_deberta.engines.attention_triton import CHIPS, INTERPRETING, LAUNCHES, tile_spans, triton_attention
 from hf_deberta.model.attention import attention_scale, disentangled_attention
-from hf_deberta.model.attention_check import Kernel
-from hf_deberta.model.attention_mask import AttentionMask
-from hf_deberta.model.attention_triton import CHIPS, INTERPRETING, LAUNCHES, tile_spans, triton_attention
+from hf_deberta.model.batch_layout import AttentionMask
 from hf_deberta.model.relative_position import (
     RelativePositions,
     may_be_pruned,
-    rows_in_use,
+    rows_for_length,
     rows_of_distances,
     saturation_of,
 )
@@ -68,7 +68,7 @@ def inputs_of(table, length, batch=1, heads=1, size=20, dtype=torch.float32, dev
     """Inputs with gradients by name, the rows of distances, and the first row in use."""
     torch.manual_seed(0)
     rows, span = rows_of_distances(*table), table[1] or table[0]
-    first, last = rows_in_use(length, span, pruned and may_be_pruned(rows, span))
+    first, last = rows_for_length(length, span) if pruned and may_be_pruned(rows, span) else (0, 2 * span)
     shapes = dict.fromkeys(("query", "key", "value"), (batch, heads, length, size))
     shapes |= dict.fromkeys(("position_key", "position_query"), (heads, last - first, size))
     leaves = {name: (spread * torch.randn(shape)).to(device, dtype) for name, shape in shapes.items()}
@@ -347,12 +347,12 @@ def test_a_model_uses_the_kernels():
 @interpreted
 def test_auto_passes_the_kernels_forward_and_backward():
     """In float16: the interpreter multiplies the bits of bfloat16 numbers as if they were integers."""
-    assert attention_auto.find_fault(Kernel(CPU, torch.float16, False, 24, True)) is None
+    assert attention_auto.find_fault(KernelVariant(CPU, torch.float16, False, 24, True)) is None
 
 
 @interpreted
 def test_auto_refuses_kernels_with_wrong_products():
-    assert attention_auto.find_fault(Kernel(CPU, torch.bfloat16, False, 16, False)) is not None
+    assert attention_auto.find_fault(KernelVariant(CPU, torch.bfloat16, False, 16, False)) is not None
 
 
 @interpreted

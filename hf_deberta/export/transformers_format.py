@@ -1,8 +1,7 @@
-"""Convert official and in-tree checkpoints to our parameter names and back.
+"""Write a model in the format of Transformers' own DeBERTa classes, which load it without custom code.
 
-"In-tree" means Transformers' own DeBERTa classes. Our names are those of the official v2 code and of in-tree
-`deberta-v2`. Only three things differ in other checkpoints: the attention of v1 (query, key and value fused head by
-head, with separate biases), the in-tree masked-LM head, and the prefix `bert.` of some official files.
+Our parameter names are those of in-tree `deberta-v2`. In-tree `deberta` (v1) has the attention's query, key and value
+in one matrix, head by head, with separate biases, and both have another masked-LM head.
 
     >>> from hf_deberta import HfDebertaForSequenceClassification, export_to_transformers
     >>> model = HfDebertaForSequenceClassification.from_pretrained("microsoft/deberta-v3-base")
@@ -17,79 +16,8 @@ from pathlib import Path
 import torch
 from huggingface_hub import save_torch_state_dict
 from transformers import DebertaConfig, DebertaV2Config, PreTrainedConfig, PreTrainedModel
-from transformers.conversion_mapping import register_checkpoint_conversion_mapping
-from transformers.core_model_loading import ConversionOps, WeightConverter, WeightRenaming
 
-
-def split_heads(fused: torch.Tensor, heads: int) -> list[torch.Tensor]:
-    """Return query, key and value weights [hidden, hidden] from `in_proj` of v1 [heads * 3 * d, hidden].
-
-    Each head of `in_proj` has its d query rows, then its d key rows, then its d value rows.
-    """
-    by_head = fused.unflatten(0, (heads, 3, -1))
-    return [by_head[:, part].flatten(0, 1).contiguous() for part in range(3)]
-
-
-def fuse_heads(parts: list[torch.Tensor], heads: int) -> torch.Tensor:
-    """Return `in_proj` of v1 from query, key and value weights: the exact inverse of `split_heads`."""
-    return torch.stack([part.unflatten(0, (heads, -1)) for part in parts], dim=1).flatten(0, 2).contiguous()
-
-
-class SplitHeads(ConversionOps):
-    """`split_heads` as an operation of Transformers' checkpoint loader."""
-
-    @torch.no_grad()
-    def convert(self, input_dict, source_patterns, target_patterns, config=None, **kwargs):
-        (fused,) = (value[0] if isinstance(value, list) else value for value in input_dict.values())
-        return dict(zip(target_patterns, split_heads(fused, config.num_attention_heads), strict=True))
-
-    @property
-    def reverse_op(self):
-        return FuseHeads()
-
-
-class FuseHeads(ConversionOps):
-    """`fuse_heads` as an operation of Transformers' checkpoint loader."""
-
-    @torch.no_grad()
-    def convert(self, input_dict, source_patterns, target_patterns, config=None, **kwargs):
-        parts = [value[0] if isinstance(value, list) else value for value in map(input_dict.get, source_patterns)]
-        return {target_patterns[0]: fuse_heads(parts, config.num_attention_heads)}
-
-    @property
-    def reverse_op(self):
-        return SplitHeads()
-
-
-# patterns of parameter names in other checkpoints -> our names
-RENAMINGS = [
-    (r"^bert\.", "deberta."),
-    (r"attention\.self\.q_bias$", "attention.self.query_proj.bias"),
-    (r"attention\.self\.v_bias$", "attention.self.value_proj.bias"),
-    (r"attention\.self\.pos_proj\.", "attention.self.pos_key_proj."),
-    (r"attention\.self\.pos_q_proj\.", "attention.self.pos_query_proj."),
-    (r"cls\.predictions\.transform\.", "lm_predictions.lm_head."),
-    (r"cls\.predictions\.decoder\.weight$", "lm_predictions.lm_head.decoder.weight"),
-    (r"cls\.predictions\.bias$", "lm_predictions.lm_head.bias"),
-]
-
-
-def register_conversions() -> None:
-    """Register the conversions with Transformers' checkpoint loader.
-
-    Safe to call repeatedly: code from the Hub may be imported more than once, and a later call replaces an earlier one.
-    """
-    attention = "attention.self."
-    fused = WeightConverter(
-        attention + "in_proj.weight",
-        [attention + name for name in ("query_proj.weight", "key_proj.weight", "value_proj.weight")],
-        operations=[SplitHeads()],
-    )
-    renamings = [WeightRenaming(source, target) for source, target in RENAMINGS]
-    register_checkpoint_conversion_mapping("hf_deberta", [*renamings, fused], overwrite=True)
-
-
-# ---- export ------------------------------------------------------------------------------------------
+from hf_deberta.model.pretrained_model import fuse_qkv
 
 # fields that Transformers' classes do not have; attention_head_size they have, but cannot read as None
 FIELDS_WITHOUT_IN_TREE_EQUIVALENT = (
@@ -190,7 +118,7 @@ def to_v1_layout(weights: dict[str, torch.Tensor], heads: int) -> dict[str, torc
         if name.endswith(attention + "query_proj.weight"):
             layer = name.removesuffix("query_proj.weight")
             parts = [weights[f"{layer}{part}_proj.weight"] for part in ("query", "key", "value")]
-            converted[layer + "in_proj.weight"] = fuse_heads(parts, heads)
+            converted[layer + "in_proj.weight"] = fuse_qkv(parts, heads)
         elif not name.endswith((attention + "key_proj.weight", attention + "value_proj.weight")):
             for ours, theirs in v1_names.items():
                 name = name.replace(ours, theirs)

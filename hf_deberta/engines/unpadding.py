@@ -7,9 +7,14 @@ see one another, and the final states are scattered back to [B, N]. On the CPU, 
 attention handles those of equal length as one batch. On a device their lengths stay there, and so does their order.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
+
+from ..model.batch_layout import AttentionMask, BatchLayout, document_numbers
+from ..model.configuration_hf_deberta import HfDebertaConfig
+from ..model.input_checks import can_read_values, in_captured_graph
+from .guards import in_functorch_transform
 
 MIN_PADDING_FRACTION = 1 / 16  # of a batch, to unpad it
 COST_OF_EXTRA_CALLS = 1e8  # of attention per length of documents, in operations of dense layers
@@ -43,12 +48,102 @@ class Unpadding:
         empty = states.new_zeros(batch * tokens, *states.shape[2:])
         return empty.index_copy(0, self.index.to(states.device), states[0]).unflatten(0, self.shape)
 
-    def first_tokens(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def first_token_positions(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Positions of the batch's first tokens in the row, ascending, and the batch row of each."""
         if self.lengths is None:
             return self.cu_seqlens[:-1].long(), torch.arange(self.shape[0], device=self.index.device)
         positions = (self.index % self.shape[1] == 0).nonzero()[:, 0]
         return positions, self.index[positions] // self.shape[1]
+
+
+@dataclass(frozen=True)
+class UnpaddedLayout(BatchLayout):
+    """The layout of a batch as one row of its real tokens."""
+
+    unpadding: Unpadding = None  # type: ignore[assignment]  # follows fields with defaults
+    padded: BatchLayout = None  # type: ignore[assignment]  # of the batch
+
+    def gather(self, states: torch.Tensor) -> torch.Tensor:
+        return self.unpadding.gather(states)
+
+    def scatter(self, states: torch.Tensor) -> torch.Tensor:
+        return self.unpadding.scatter(states)
+
+    def absolute_positions(self, limit: int | None = None) -> torch.Tensor:
+        return self.gather(self.padded.absolute_positions(limit).expand(self.unpadding.shape))
+
+    def pooled_positions(self) -> torch.Tensor:
+        return self.unpadding.first_token_positions()[0][None]
+
+    def scatter_pooled(self, states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        _, rows = self.unpadding.first_token_positions()
+        empty = states.new_zeros(self.unpadding.shape[0], 1, states.shape[-1])
+        return empty.index_copy(0, rows.to(states.device), states[0][:, None])
+
+    def batch_order(self, labelled: torch.Tensor) -> torch.Tensor:
+        return self.unpadding.index.to(labelled.device)[labelled[0]].argsort()
+
+    def for_many_queries(self) -> BatchLayout:
+        """Where lengths are not read, a layer would multiply each query of the row with the keys of all documents."""
+        return self if self.unpadding.lengths is not None else replace(self.padded, window=self.window)
+
+
+def unpadded_where_faster(
+    layout: BatchLayout,
+    states: torch.Tensor,
+    config: HfDebertaConfig,
+    returns_states: bool,
+    num_real_tokens: int | None,
+) -> BatchLayout:
+    """Fill the slot `unpadded`: enabled in the configuration, supported by the backend, no states returned.
+
+    States at padding would be copies, without the gradients of the layers. Outside of the CPU the number of real tokens
+    must be given.
+    """
+    if returns_states or not config.unpad_inputs or config._attn_implementation not in ("auto", "sdpa", "triton"):
+        return layout
+    is_eager = not (in_captured_graph() or in_functorch_transform())
+    if can_read_values(states) or (is_eager and num_real_tokens is not None):
+        return unpad(layout, config.hidden_size, num_real_tokens)
+    return layout
+
+
+def unpad(layout: BatchLayout, width: int, num_real_tokens: int | None = None) -> BatchLayout:
+    """The layout of the batch as one row without padding, or without its mask if there is no padding.
+
+    The same layout if unpadding saves no time at this model width, if the row is packed, if the mask is [B, N, N], or
+    if the model is causal. Where the mask cannot be read without waiting for a device, the number of real tokens must
+    be given.
+    """
+    mask = layout.attention_mask.mask
+    if layout.attention_mask.cu_seqlens is not None or layout.attention_mask.causal or layout.cache is not None:
+        return layout
+    if mask is not None and mask.dim() == 3:
+        return layout
+    unpadding = None
+    if mask is not None and can_read_values(mask):
+        check_number_of_tokens(mask, num_real_tokens)
+        if bool(mask.all()):
+            return replace(layout, attention_mask=replace(layout.attention_mask, mask=None), token_mask=None)
+        unpadding = unpadding_of_mask(mask, width)
+    elif mask is not None and num_real_tokens is not None:
+        unpadding = unpadding_of_counted_mask(mask, num_real_tokens, width)
+    elif layout.documents is not None and can_read_values(layout.documents):
+        unpadding = unpadding_of_documents(layout.documents)
+    return layout if unpadding is None else layout_of_row(layout, unpadding)
+
+
+def layout_of_row(layout: BatchLayout, unpadding: Unpadding) -> UnpaddedLayout:
+    bounds, total = unpadding.cu_seqlens, unpadding.index.shape[0]
+    changed = {
+        "attention_mask": AttentionMask(cu_seqlens=bounds, lengths=unpadding.lengths, longest=unpadding.longest),
+        "token_mask": None,
+        "documents": document_numbers(bounds, total)[None],
+        "position_ids": None,
+        "length": total,
+    }
+    same = {each.name: getattr(layout, each.name) for each in fields(layout)}
+    return UnpaddedLayout(**{**same, **changed}, unpadding=unpadding, padded=layout)
 
 
 def dense_operations(tokens: int, width: int) -> int:
@@ -122,3 +217,15 @@ def side_by_side(starts: torch.Tensor, lengths: torch.Tensor, shape: tuple[int, 
     lengths = lengths[lengths > 0]
     cu_seqlens = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
     return Unpadding(index, cu_seqlens, shape, tuple(lengths.tolist()))
+
+
+def check_number_of_tokens(mask: torch.Tensor, given: int | None) -> None:
+    """Raise a ValueError unless `num_real_tokens`, if given, is that of right-padded rows, none of them empty."""
+    if given is None:
+        return
+    if int(mask.sum()) != given:
+        raise ValueError(
+            f"num_real_tokens is {given}, but attention_mask has {int(mask.sum())} real tokens; pass its sum"
+        )
+    if not mask[:, 0].all() or not is_right_padded(mask):
+        raise ValueError("num_real_tokens is for rows padded on the right, none of them empty; leave it out")

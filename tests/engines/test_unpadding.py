@@ -13,9 +13,9 @@ from hf_deberta import (
     HfDebertaForTokenClassification,
     HfDebertaModel,
 )
-from hf_deberta.model import attention_sdpa, unpadding
+from hf_deberta.engines import attention_sdpa, unpadding
+from hf_deberta.engines.unpadding import unpadding_of_counted_mask, unpadding_of_documents, unpadding_of_mask
 from hf_deberta.model.batch_layout import BatchLayout
-from hf_deberta.model.unpadding import unpadding_of_counted_mask, unpadding_of_documents, unpadding_of_mask
 
 VARIANTS = {"v2": {}, "v1": V1_ATTENTION, "no relative": {"relative_attention": False, "position_biased_input": True}}
 BACKENDS = ("sdpa", "eager")
@@ -33,7 +33,7 @@ def test_real_tokens_in_a_row_shortest_document_first():
     assert found.lengths == (2, 2, 3, 4) and found.shape == (4, 4)
     assert found.index.tolist() == [4, 5, 12, 13, 8, 9, 10, 0, 1, 2, 3]
     assert found.cu_seqlens.tolist() == [0, 2, 4, 7, 11]
-    positions, rows = found.first_tokens()
+    positions, rows = found.first_token_positions()
     assert positions.tolist() == [0, 2, 4, 7] and rows.tolist() == [1, 3, 2, 0]
 
 
@@ -43,7 +43,7 @@ def test_real_tokens_in_a_row_in_the_order_of_the_batch():
     assert found.lengths is None and found.longest == 4 and found.shape == (4, 4)
     assert found.index.tolist() == [0, 1, 2, 3, 4, 5, 8, 9, 10, 12, 13]
     assert found.cu_seqlens.tolist() == [0, 4, 6, 9, 11]
-    positions, rows = found.first_tokens()
+    positions, rows = found.first_token_positions()
     assert positions.tolist() == [0, 4, 6, 9] and rows.tolist() == [0, 1, 2, 3]
     assert unpadding_of_counted_mask(lengths_mask(8, 7), 15, 768) is None  # too little padding
 
@@ -205,8 +205,8 @@ def test_when_layers_see_real_tokens_only():
 @pytest.mark.parametrize("model_class", [HfDebertaModel, HfDebertaForMaskedLM])
 def test_a_mask_without_padding_is_left_out(model_class, monkeypatch):
     """Tokenizers return one with every text, and to apply it takes time."""
-    layouts, unpadded = [], BatchLayout.unpadded
-    monkeypatch.setattr(BatchLayout, "unpadded", lambda *args: layouts.append(unpadded(*args)) or layouts[-1])
+    layouts, unpad = [], unpadding.unpad
+    monkeypatch.setattr(unpadding, "unpad", lambda *args: layouts.append(unpad(*args)) or layouts[-1])
     model = tiny_model(model_class).eval()
     ids = tiny_inputs((7, 7, 7))["input_ids"]
     expected = first_tensor(model(ids))
@@ -326,7 +326,7 @@ def test_the_longest_length_of_a_packed_row(model_class):
 def test_a_long_packed_row_needs_no_mask_of_pairs():
     ids, ways, _ = packed([5, 9, 5])
     layout = BatchLayout.from_inputs(None, ways["position_ids"]["position_ids"], None, (1, 19), ids.device)
-    assert layout.attention_mask.mask is None and layout.unpadded(32).attention_mask.mask is None
+    assert layout.attention_mask.mask is None and unpadding.unpad(layout, 32).attention_mask.mask is None
     assert layout.attention_mask.documents.tolist() == [[0] * 5 + [1] * 9 + [2] * 5]
 
 

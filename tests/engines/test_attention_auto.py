@@ -24,14 +24,13 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 from two_processes import end_process_group, fork_two, run_script
 
 from hf_deberta import HfDebertaForSequenceClassification, HfDebertaModel
-from hf_deberta.model import attention_auto, attention_check, attention_triton
-from hf_deberta.model.attention import disentangled_attention
-from hf_deberta.model.attention_auto import Workload, choose_backend
-from hf_deberta.model.attention_backends import BACKENDS, Backend
-from hf_deberta.model.attention_check import Kernel
-from hf_deberta.model.attention_mask import AttentionMask
+from hf_deberta.engines import attention_auto, attention_check, attention_triton
+from hf_deberta.engines.attention_auto import Workload, measured_backend
+from hf_deberta.engines.attention_check import KernelVariant
+from hf_deberta.engines.attention_sdpa import sdpa_attention
+from hf_deberta.model.attention import BACKENDS, Backend, disentangled_attention
 from hf_deberta.model.attention_reference import reference_attention, score_terms, visible_softmax
-from hf_deberta.model.attention_sdpa import sdpa_attention
+from hf_deberta.model.batch_layout import AttentionMask
 from hf_deberta.model.relative_position import RelativePositions, rows_between, rows_of_distances, saturation_of
 
 CPU = torch.device("cpu")
@@ -105,7 +104,7 @@ def call(batch=2, heads=3, tokens=20, size=8, dtype=torch.float32, training=Fals
 
 
 def choose(**options):
-    return choose_backend(*call(**options))
+    return measured_backend(*call(**options))
 
 
 # ---- without a GPU -----------------------------------------------------------------------------------------------
@@ -144,7 +143,7 @@ def test_one_check_per_kernel_and_one_timing_per_workload(gpu):
     for tokens in (17, 32, 20, 17):  # up to 32
         for batch, heads in ((2, 3), (8, 1)):  # up to 8
             choose(tokens=tokens, batch=batch, heads=heads)
-    assert gpu.checked == [Kernel(CPU, torch.float32, False, 8, False)]
+    assert gpu.checked == [KernelVariant(CPU, torch.float32, False, 8, False)]
     assert gpu.timed == ["sdpa", "triton"]
     others = {
         "tokens": {"tokens": 33},
@@ -173,7 +172,7 @@ def test_dropout_is_training_with_and_without_gradients(gpu):
     with torch.no_grad():
         choose(dropout_p=0.1, training=True)
     choose(dropout_p=0.1, training=True)
-    assert gpu.checked == [Kernel(CPU, torch.float32, False, 8, True)] and len(gpu.timed) == 2
+    assert gpu.checked == [KernelVariant(CPU, torch.float32, False, 8, True)] and len(gpu.timed) == 2
 
 
 def test_frozen_inputs_and_no_grad_are_inference(gpu):
@@ -214,7 +213,7 @@ def test_function_transforms_use_sdpa(gpu):
     query, *others = call()
 
     def function(query):
-        chosen.append(choose_backend(query, *others))
+        chosen.append(measured_backend(query, *others))
         return query.sum()
 
     torch.func.grad(function)(query)
@@ -316,7 +315,7 @@ def test_deterministic_choices_do_not_depend_on_times(gpu):
 
 @pytest.mark.parametrize("setting", ["sdpa", "triton"])
 def test_the_environment_variable_fixes_the_choice(gpu, monkeypatch, setting):
-    monkeypatch.setattr(attention_auto, "SETTING", setting)
+    monkeypatch.setattr(attention_auto, "FORCED_BACKEND", setting)
     gpu.errors = {"the context": 1.0}
     assert choose() == setting and not gpu.checked and not gpu.timed
 
@@ -327,18 +326,18 @@ def test_the_environment_variable_is_read(monkeypatch, value, expected):
     specification = importlib.util.find_spec(attention_auto.__name__)
     imported_again = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(imported_again)
-    setting = imported_again.SETTING
+    setting = imported_again.FORCED_BACKEND
     assert setting == expected
 
 
 def test_an_unknown_setting_is_an_error(monkeypatch):
-    monkeypatch.setattr(attention_auto, "SETTING", "flash")
+    monkeypatch.setattr(attention_auto, "FORCED_BACKEND", "flash")
     with pytest.raises(ValueError, match="HF_DEBERTA_ATTENTION must be auto, sdpa, triton, not 'flash'"):
         choose()
 
 
 def test_triton_by_the_variable_warns_where_it_cannot_run(monkeypatch, warnings):
-    monkeypatch.setattr(attention_auto, "SETTING", "triton")
+    monkeypatch.setattr(attention_auto, "FORCED_BACKEND", "triton")
     monkeypatch.setattr(attention_triton, "INTERPRETING", False)
     leaves, rows, _ = inputs_of(BUCKETS, 7)
     found, expected = (attend(**leaves, rows_of_distance=rows, backend=backend)[0] for backend in ("auto", "sdpa"))
@@ -548,7 +547,7 @@ def test_the_state_of_the_caller_is_neither_used_nor_changed(gpu, monkeypatch, s
     torch.manual_seed(0)
     with STATES[state]() as mode:
         enabled = torch.is_grad_enabled()
-        assert choose_backend(*arguments) == "sdpa"
+        assert measured_backend(*arguments) == "sdpa"
         assert torch.is_grad_enabled() == enabled
     assert gpu.timed == ["sdpa", "triton"]
     assert torch.equal(torch.randn(3), expected)
@@ -563,7 +562,7 @@ def test_random_numbers_of_other_threads_are_not_drawn_again(gpu, monkeypatch):
     torch.manual_seed(0)
     expected = torch.randn(6)
     torch.manual_seed(0)
-    choose_backend(*arguments)
+    measured_backend(*arguments)
     assert gpu.timed and torch.equal(torch.cat([*drawn, torch.randn(3)]), expected)
 
 
@@ -665,7 +664,7 @@ def use_as_triton(monkeypatch, attend):
 def test_correct_kernels_pass(monkeypatch, dtype, head_size):
     use_as_triton(monkeypatch, reference_attention)  # which rounds what the kernels round
     for training in (False, True):
-        kernel = Kernel(CPU, dtype, False, head_size, training)
+        kernel = KernelVariant(CPU, dtype, False, head_size, training)
         errors = attention_check.triton_errors(kernel)
         assert len(errors) == (6 if training else 1)
         assert all(0 < error < kernel.tolerance / 2 for error in errors.values()), errors
@@ -762,14 +761,14 @@ WRONG_GRADIENTS = {
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_kernels_are_detected(monkeypatch, case):
     use_as_triton(monkeypatch, WRONG[case])
-    fault = attention_auto.find_fault(Kernel(CPU, torch.bfloat16, False, 64, False))
+    fault = attention_auto.find_fault(KernelVariant(CPU, torch.bfloat16, False, 64, False))
     assert fault is not None and fault.message.startswith("the context is off by")
 
 
 @pytest.mark.parametrize("case", {**WRONG, **WRONG_GRADIENTS})
 def test_wrong_gradients_are_detected(monkeypatch, case):
     use_as_triton(monkeypatch, {**WRONG, **WRONG_GRADIENTS}[case])
-    kernel = Kernel(CPU, torch.bfloat16, False, 64, True)
+    kernel = KernelVariant(CPU, torch.bfloat16, False, 64, True)
     errors = attention_check.triton_errors(kernel)
     wrong = {name for name, error in errors.items() if not error <= kernel.tolerance}
     assert wrong == {f"the {case.rpartition(' ')[0]}"} if case in WRONG_GRADIENTS else len(wrong) > 1
@@ -788,7 +787,7 @@ def test_this_gpu_passes_the_check(dtype, head_size, training):
     reason = attention_triton.unsupported_reason(query, query, query, None, AttentionMask())
     if reason is not None:
         pytest.skip(reason)
-    assert attention_auto.find_fault(Kernel(query.device, dtype, False, head_size, training)) is None
+    assert attention_auto.find_fault(KernelVariant(query.device, dtype, False, head_size, training)) is None
 
 
 @pytest.mark.gpu

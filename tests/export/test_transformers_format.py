@@ -7,7 +7,7 @@ from test_parity_with_transformers import batch, ours
 
 import hf_deberta
 from hf_deberta import export_to_transformers
-from hf_deberta.model.checkpoint_conversion import fuse_heads, split_heads
+from hf_deberta.model.pretrained_model import fuse_qkv, unfuse_qkv
 
 
 def test_exported_folder_loads_with_auto_classes(tmp_path):
@@ -86,11 +86,11 @@ def test_export_into_a_used_folder_removes_old_weights(tmp_path):
     assert torch.equal(plain.embeddings.word_embeddings.weight, second.embeddings.word_embeddings.weight)
 
 
-def test_fuse_heads_is_the_inverse_of_split_heads():
+def test_fuse_qkv_is_the_inverse_of_unfuse_qkv():
     """In `in_proj` of v1, each head has its query rows, then its key rows, then its value rows."""
     fused = torch.arange(12.0)[:, None].expand(12, 4)  # 2 heads of 2 rows each
-    query, key, value = split_heads(fused, heads=2)
+    query, key, value = unfuse_qkv(fused, heads=2)
     assert query[:, 0].tolist() == [0, 1, 6, 7]
     assert key[:, 0].tolist() == [2, 3, 8, 9]
     assert value[:, 0].tolist() == [4, 5, 10, 11]
-    assert torch.equal(fuse_heads([query, key, value], heads=2), fused)
+    assert torch.equal(fuse_qkv([query, key, value], heads=2), fused)

@@ -1,0 +1,33 @@
+"""The speed: faster answers for the slots of `hf_deberta.model`, filled when the package is imported."""
+
+from ..model import attention, batch_layout, enhanced_mask_decoder, relative_position, slots
+from .attention_auto import measured_backend
+from .attention_sdpa import sdpa_attention
+from .linear_cross_entropy import loss_without_logits
+from .onednn import linear_by_onednn
+from .unpadding import unpadded_where_faster
+from .weight_cache import cached_by_weights, window_for_cache
+
+
+def _triton_attention(*call) -> attention.Result:
+    from .attention_triton import triton_attention  # imported late: it reads what is installed
+
+    return triton_attention(*call)
+
+
+def _triton_unsupported_reason(*call) -> str | None:
+    from .attention_triton import unsupported_reason
+
+    return unsupported_reason(*call)
+
+
+slots.linear.fast = linear_by_onednn
+slots.cached.fast = cached_by_weights
+relative_position.window_for.fast = window_for_cache
+batch_layout.unpadded.fast = unpadded_where_faster
+attention.choose_backend.fast = measured_backend
+enhanced_mask_decoder.vocabulary_loss.fast = loss_without_logits
+attention.BACKENDS["sdpa"] = attention.Backend(sdpa_attention)
+attention.BACKENDS["triton"] = attention.Backend(
+    _triton_attention, _triton_unsupported_reason, supports_query_positions=False
+)

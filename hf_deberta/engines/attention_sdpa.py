@@ -1,0 +1,474 @@
+"""The sdpa backend of the package: on CPUs in tiles that fit into caches, with cheap far keys; on GPUs see
+attention_sdpa_device.py.
+
+Captured graphs and function transforms have the plain backend (hf_deberta/model/attention_sdpa.py), whose operations
+any tool understands, and whose legend this file shares; r is the reach of a table.
+
+- Tiles. The skewed products are computed tile by tile into one tensor.
+- Blocks. The bias exists for one block of queries and a few heads at a time (a subset of queries is one block).
+- Far keys. From the saturation distance on, all keys on one side of a query share one row. These keys are *far*, the
+  others *near*. Over far keys attention needs no bias: the score is (q + Qr).(k + Kr) minus a constant. Each part, near
+  or far, gives a context and its log sum, log(sum of exp(score)); a softmax over the log sums weights the contexts.
+- Documents of a packed row are processed one by one; neighbours of equal length form a batch.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import groupby, repeat
+from typing import NamedTuple
+
+import torch
+from torch.nn.functional import dropout
+from torch.utils.checkpoint import checkpoint
+
+from ..model import attention_sdpa as plain
+from ..model.attention_sdpa import (
+    DistanceTables,
+    attend_with_bias,
+    columns_of,
+    constant_bias,
+    content_bias,
+    distance_tables,
+    masked,
+    products,
+    skewed,
+    zero_fully_masked_queries,
+)
+from ..model.batch_layout import AttentionMask
+from ..model.input_checks import can_read_values, in_captured_graph
+from ..model.relative_position import RelativePositions, rows_between
+from .attention_sdpa_device import attend_on_device
+from .guards import in_functorch_transform
+
+QUERY_BLOCK = 256  # queries whose scores are in memory at once; few enough to stay in a cache
+TRAINING_BLOCK = 512  # the same in training, where more than one block means computing each of them twice
+LARGEST_BFLOAT16_SCORE = 128  # see `needs_float32`
+GPUS = ("cuda", "xpu", "mps")
+LARGEST_BIAS = 2**22  # position terms of the heads that are computed together, to stay in a cache (16 MiB of float32)
+SHORTEST_KEPT_REACH = 64  # of tables that are kept between calls
+TILE = 64  # a tile of n x m computes n + m - 1 columns; smaller tiles waste less, larger ones multiply faster
+
+
+class Tables(NamedTuple):
+    """Tables by distance, and the distance from which on keys are far; None if all keys are treated as near."""
+
+    by_distance: DistanceTables
+    saturation: int | None
+
+    def split(self, heads: int) -> Iterator["Tables"]:
+        """The tables of so many heads at a time."""
+        parts = [repeat(None) if each is None else each.split(heads) for each in self.by_distance]
+        for tables in zip(*parts, strict=False):
+            yield Tables(DistanceTables(*tables), self.saturation)
+
+
+def sdpa_attention(
+    query: torch.Tensor,  # [B, H, Q, d]
+    key: torch.Tensor,  # [B, H, K, d]
+    value: torch.Tensor,  # [B, H, K, d]
+    positions: RelativePositions | None,
+    mask: AttentionMask,
+    dropout_p: float,
+    scale: float,
+) -> tuple[torch.Tensor, None]:
+    """Context [B, H, Q, d]; there are no probabilities."""
+    if in_captured_graph() or in_functorch_transform():
+        return attend_in_graph(query, key, value, positions, mask, dropout_p, scale), None
+    if uses_device_path(query) and mask.query_positions is None:
+        return attend_on_device(query, key, value, positions, mask, dropout_p, scale), None
+    if needs_float32(query, key, positions, scale):
+        positions = None if positions is None else positions.with_scaled_queries(scale, torch.float32).to(torch.float32)
+        with torch.autocast(query.device.type, enabled=False):
+            query = query.float() * scale
+            context = attend_with_scaled_queries(query, key.float(), value.float(), positions, mask, dropout_p)
+        return context.to(value.dtype), None
+    positions = None if positions is None else positions.with_scaled_queries(scale, query.dtype)
+    return attend_with_scaled_queries(query * scale, key, value, positions, mask, dropout_p), None
+
+
+def attend_with_scaled_queries(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    positions: RelativePositions | None,
+    mask: AttentionMask,
+    dropout_p: float,
+) -> torch.Tensor:
+    """Context [B, H, Q, d]."""
+    lengths = document_lengths(mask)
+    longest = max(lengths) if lengths else key.shape[2]
+    tables = None
+    if positions is not None and mask.query_positions is None:
+        tables = tables_for(positions, longest, can_join_parts(query, dropout_p))
+    if lengths:
+        return attend_documents(query, key, value, tables or positions, mask.query_positions, lengths, dropout_p)
+    if mask.mask is not None and mask.is_padding_only:
+        visible: torch.Tensor | None = mask.mask[:, None, None]
+    else:
+        visible = mask.visible(key.shape[2], key.device)
+    context = attend_rows(query, key, value, tables or positions, mask.query_positions, visible, dropout_p)
+    return zero_fully_masked_queries(context, mask, visible)
+
+
+def uses_device_path(query: torch.Tensor) -> bool:
+    return query.device.type in GPUS
+
+
+def attend_in_graph(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    positions: RelativePositions | None,
+    mask: AttentionMask,
+    dropout_p: float,
+    scale: float,
+) -> torch.Tensor:
+    """Context [B, H, Q, d] in operations that any tool understands."""
+    if torch.jit.is_tracing() and torch.onnx.is_in_onnx_export():
+        raise RuntimeError(
+            "torch.onnx.export(dynamo=False) would tie the graph to the length of the example; use "
+            "hf_deberta.export.to_onnx, or torch.onnx.export(dynamo=True) with dynamic_shapes"
+        )
+    context, _ = plain.sdpa_attention(query, key, value, positions, mask, dropout_p, scale)
+    # exporters decompose the kernel into products, whose context is in another order: views of it would not hold
+    return context.contiguous() if torch.compiler.is_exporting() else context
+
+
+def needs_float32(query: torch.Tensor, key: torch.Tensor, positions: RelativePositions | None, scale: float) -> bool:
+    """True if the scores of half-precision inputs should be computed in float32.
+
+    On the CPU float16 is several times slower than float32, and overflows. The position terms are a bias in the type of
+    the queries: bfloat16 rounds them by up to 1 from 128 on. Whether they may be so large is known from the norms of
+    queries, keys and tables, where these can be read.
+    """
+    if query.device.type != "cpu" or query.dtype not in (torch.float16, torch.bfloat16):
+        return False
+    if query.dtype == torch.float16:
+        return True
+    if positions is None or not can_read_values(query):
+        return False
+    query_norm, key_norm, position_key_norm, position_query_norm = map(
+        largest_norm, (query, key, positions.position_key, positions.position_query)
+    )
+    largest_score = query_norm * (key_norm + position_key_norm) + key_norm * position_query_norm / positions.query_scale
+    return not largest_score * scale < LARGEST_BFLOAT16_SCORE
+
+
+def largest_norm(vectors: torch.Tensor | None) -> float:
+    """The largest Euclidean norm of vectors [..., d]; 0 if there are none."""
+    if vectors is None or vectors.numel() == 0:
+        return 0.0
+    return float(torch.linalg.vector_norm(vectors.detach(), dim=-1).amax())
+
+
+def document_lengths(mask: AttentionMask) -> tuple[int, ...] | None:
+    """Lengths of the documents if they can be processed one by one."""
+    if mask.cu_seqlens is None or mask.mask is not None or mask.causal or not can_read_values(mask.cu_seqlens):
+        return None
+    return (mask.lengths or tuple(mask.cu_seqlens.diff().tolist())) if mask.has_sorted_queries() else None
+
+
+def attend_documents(
+    query: torch.Tensor,  # [1, H, Q, d]
+    key: torch.Tensor,
+    value: torch.Tensor,
+    tables: Tables | RelativePositions | None,
+    query_positions: torch.Tensor | None,  # [1, Q], sorted
+    lengths: tuple[int, ...],
+    dropout_p: float,
+) -> torch.Tensor:
+    """Context of a packed row, document by document; neighbours with equal numbers of queries and keys form a batch."""
+    counts = lengths if query_positions is None else queries_per_document(query_positions, lengths)
+    runs = [(n, count, len(list(run))) for (n, count), run in groupby(zip(lengths, counts, strict=True))]
+    keys, values = ([part[0] for part in tensor.split([n * d for n, _, d in runs], 2)] for tensor in (key, value))
+    queries = [part[0] for part in query.split([count * d for _, count, d in runs], 2)]
+    contexts, start, first = [], 0, 0
+    for i, (length, count, documents) in enumerate(runs):
+        if count > 0:
+            positions = None
+            if query_positions is not None:
+                in_row = query_positions[0, first : first + count * documents].unflatten(0, (documents, count))
+                starts = torch.arange(start, start + length * documents, length, device=query.device)
+                positions = in_row - starts[:, None]
+            q, k, v = (states[i].unflatten(1, (documents, -1)).transpose(0, 1) for states in (queries, keys, values))
+            context = attend_rows(q, k, v, tables, positions, None, dropout_p)
+            contexts.append(context.transpose(0, 1).flatten(1, 2))
+        start, first = start + length * documents, first + count * documents
+    return torch.cat(contexts, 1)[None]
+
+
+def queries_per_document(query_positions: torch.Tensor, lengths: tuple[int, ...]) -> tuple[int, ...]:
+    """Number of queries in each document, from sorted positions [1, Q]."""
+    ends = torch.tensor(lengths, device=query_positions.device).cumsum(0)
+    document = torch.searchsorted(ends, query_positions[0].contiguous(), right=True)
+    return tuple(torch.bincount(document, minlength=len(lengths)).tolist())
+
+
+def attend_rows(
+    query: torch.Tensor,  # [B, H, Q, d]
+    key: torch.Tensor,
+    value: torch.Tensor,
+    tables: Tables | RelativePositions | None,
+    query_positions: torch.Tensor | None,  # [B, Q]
+    visible: torch.Tensor | None,  # [B or 1, 1, 1 or Q, K] of bool
+    dropout_p: float,
+) -> torch.Tensor:
+    """Context of a batch in which each row is one sequence.
+
+    If a query sees no key, its context is finite but meaningless: `zero_fully_masked_queries` zeroes it later.
+    """
+    if tables is None:
+        return softmax_attention(query, key, value, None, visible, dropout_p)
+    if isinstance(tables, RelativePositions):
+        assert query_positions is not None  # attend_with_scaled_queries
+        bias = gathered_bias(query, key, tables, query_positions)
+        return softmax_attention(query, key, value, bias, visible, dropout_p)
+    training = torch.is_grad_enabled() or dropout_p > 0  # reentrant checkpoints draw dropout without gradients first
+    size = TRAINING_BLOCK if training else QUERY_BLOCK
+    near = key.shape[2] if tables.saturation is None else min(key.shape[2], size + 2 * tables.saturation)
+    heads = max(1, LARGEST_BIAS // max(1, query.shape[0] * min(query.shape[2], size) * near))
+    parts = zip(query.split(heads, 1), key.split(heads, 1), value.split(heads, 1), tables.split(heads), strict=True)
+    contexts = [attend_in_blocks(q, k, v, table, visible, dropout_p, size) for q, k, v, table in parts]
+    return contexts[0] if len(contexts) == 1 else torch.cat(contexts, 1)
+
+
+def attend_in_blocks(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    tables: Tables,
+    visible: torch.Tensor | None,
+    dropout_p: float,
+    size: int,  # of a block
+) -> torch.Tensor:
+    """Context block by block of the queries; in training each block is computed again for the gradients."""
+    if query.shape[2] <= size:
+        return attend_block(query, key, value, tables, visible, 0, dropout_p)
+    recompute, contexts = torch.is_grad_enabled(), []
+    for start in range(0, query.shape[2], size):
+        block = query[:, :, start : start + size]
+        seen = visible if visible is None or visible.shape[2] == 1 else visible[:, :, start : start + size]
+        arguments = (block, key, value, tables, seen, start, dropout_p)
+        context = checkpoint(attend_block, *arguments, use_reentrant=False) if recompute else attend_block(*arguments)
+        contexts.append(context)
+    return torch.cat(contexts, 2)
+
+
+def attend_block(
+    query: torch.Tensor,  # [B, H, n, d]
+    key: torch.Tensor,  # [B, H, K, d]
+    value: torch.Tensor,
+    tables: Tables,
+    visible: torch.Tensor | None,  # [B or 1, 1, 1 or n, K]
+    start: int,
+    dropout_p: float,
+) -> torch.Tensor:
+    """Context of the queries from position `start` on."""
+    queries, keys, saturation = query.shape[2], key.shape[2], tables.saturation
+    low, high = 0, keys
+    if saturation is not None:
+        low, high = max(start - saturation + 1, 0), min(start + queries - 1 + saturation, keys)
+    near = slice(low, high)
+    bias = band_bias(query, key[:, :, near], tables.by_distance, start - low)
+    seen = None if visible is None else visible[..., near]
+    if low == 0 and high == keys:
+        return softmax_attention(query, key, value, bias, seen, dropout_p)
+    parts = [attend_part(query, key[:, :, near], value[:, :, near], bias, seen)]
+    for far, distance in ((slice(0, low), -1), (slice(high, keys), 0)):  # the largest distance, the smallest
+        if far.start < far.stop:
+            seen = None if visible is None else visible[..., far]
+            parts.append(attend_far(query, key[:, :, far], value[:, :, far], tables.by_distance, distance, seen))
+    return merge_partial_attention(parts)
+
+
+def attend_far(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    tables: DistanceTables,
+    distance: int,  # index into tables from the smallest distance to the largest
+    visible: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Context over far keys, which share one row of the table, and log(sum of exp(score))."""
+    shift: float | torch.Tensor = 0.0
+    if tables.rising is not None:
+        position_query = tables.rising[:, distance, None]
+        query = query + position_query
+    if tables.falling is not None:
+        position_key = tables.falling[:, -1 - distance, None]
+        key = key + position_key
+    if tables.rising is not None and tables.falling is not None:
+        # (q + Qr).(k + Kr) holds Qr.Kr as well; the kernel adds it up in float32 at least
+        wide = torch.promote_types(query.dtype, torch.float32)
+        shift = -(position_key.to(wide) * position_query.to(wide)).sum(-1)
+    if tables.constant is not None:
+        shift = shift + tables.constant[:, distance, None]
+    context, log_sum = attend_part(query, key, value, None, visible)
+    return context, log_sum + shift
+
+
+def attend_part(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, visible: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Context over a part of the keys, and log(sum of exp(score)) [B, H, Q]."""
+    return cpu_attention_with_log_sum(query, key, value, masked(bias, visible, query))
+
+
+def merge_partial_attention(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    """Context over all keys, from the contexts and log sums over parts of the keys."""
+    weights = torch.stack([log_sum for _, log_sum in parts]).softmax(0)[..., None].to(parts[0][0].dtype)
+    products = [context * weight for (context, _), weight in zip(parts, weights, strict=True)]
+    return sum(products[1:], start=products[0])
+
+
+def can_join_parts(query: torch.Tensor, dropout_p: float) -> bool:
+    """True if attention over a part of the keys can return its log sum, which joining needs."""
+    return (
+        query.device.type == "cpu"
+        and dropout_p == 0
+        and not torch.is_grad_enabled()
+        and has_cpu_attention_with_log_sum()
+    )
+
+
+def softmax_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+    visible: torch.Tensor | None,
+    dropout_p: float,
+) -> torch.Tensor:
+    """softmax(q k + bias) v over visible keys."""
+    bias = masked(bias, visible, query)
+    if bias is not None and query.device.type == "cpu" and (bias.requires_grad or dropout_p > 0):
+        # the CPU's fused kernel has neither a gradient for a bias nor dropout, and its unfused one copies more
+        heads_first = [tensor.transpose(0, 1).flatten(0, 1) for tensor in (query, key, value)]
+        bias = bias.expand(*query.shape[:3], key.shape[2]).transpose(0, 1).flatten(0, 1)
+        scores = torch.baddbmm(bias, heads_first[0], heads_first[1].mT)
+        probabilities = dropout(scores.softmax(-1), dropout_p)
+        return (probabilities @ heads_first[2]).unflatten(0, (query.shape[1], -1)).transpose(0, 1)
+    return attend_with_bias(query, key, value, bias, dropout_p, scale=1.0)
+
+
+def tables_for(positions: RelativePositions, longest: int, joins_parts: bool) -> Tables:
+    """The tables that the queries need; `longest` is the length of the longest sequence."""
+    far_is_plain = joins_parts and longest > positions.saturation + QUERY_BLOCK
+    reach = positions.saturation + QUERY_BLOCK if far_is_plain else longest
+    saturation = positions.saturation if far_is_plain else None
+    if not positions.reusable:
+        return Tables(distance_tables(positions, reach), saturation)
+    kept = positions.computed.get("distance tables")
+    if kept is None or reach > kept[0]:
+        grown = max(SHORTEST_KEPT_REACH, 2 ** (reach - 1).bit_length())  # with the longest text, in few steps
+        reach = max(reach, min(grown, positions.saturation + QUERY_BLOCK))
+        kept = reach, distance_tables(positions, reach)
+        positions.computed["distance tables"] = kept
+    return Tables(kept[1], saturation)
+
+
+def gathered_bias(
+    query: torch.Tensor, key: torch.Tensor, positions: RelativePositions, query_positions: torch.Tensor
+) -> torch.Tensor:
+    """The position terms [B, H, Q, K] of queries at any positions; p2c of one query needs one row for each key."""
+    table = positions.position_query
+    if table is None or "p2c" not in positions.terms or query.shape[2] > 1 or torch.is_grad_enabled():
+        return plain.gathered_bias(query, key, positions, query_positions)
+    row = rows_between(query_positions, torch.arange(key.shape[2], device=key.device), positions.rows_of_distance)
+    rows = table[:, row[:, 0]].transpose(0, 1)  # [B, H, K, d]
+    wide = torch.promote_types(key.dtype, torch.float32)
+    bias = (key.to(wide) * rows).sum(-1)[:, :, None].to(key.dtype)
+    others = replace(positions, terms=tuple(term for term in positions.terms if term != "p2c"))
+    return bias + plain.gathered_bias(query, key, others, query_positions) if others.terms else bias
+
+
+def band_bias(query: torch.Tensor, key: torch.Tensor, tables: DistanceTables, offset: int) -> torch.Tensor:
+    """The position terms [B, H, n, m] of queries at consecutive positions, the first of them at key `offset`."""
+    parts = []
+    if tables.falling is not None or tables.rising is not None:
+        fill = BandBias.apply if query.device.type == "cpu" else content_bias
+        parts.append(fill(query, key, tables.falling, tables.rising, offset))
+    if tables.constant is not None:
+        parts.append(constant_bias(tables.constant, query.shape[2], key.shape[2], offset))
+    return sum(parts[1:], start=parts[0])
+
+
+class BandBias(torch.autograd.Function):
+    """The position terms of contents, `content_bias`, tile by tile into one tensor; its gradients likewise."""
+
+    @staticmethod
+    def forward(ctx, query, key, falling, rising, offset):
+        ctx.save_for_backward(query, key, falling, rising)
+        ctx.offset = offset
+        query, key = query.transpose(0, 1), key.transpose(0, 1)  # [H, B, ., d]: one product serves the whole batch
+        bias = query.new_empty(*query.shape[:3], key.shape[2])
+        if falling is not None:
+            fill_tiles(bias, query, falling, offset)
+        if rising is not None:
+            by_key = torch.empty_like(bias.mT, memory_format=torch.contiguous_format)
+            fill_tiles(by_key, key, rising, -offset)  # transposed as a whole, which is faster than tile by tile
+            bias.copy_(by_key.mT) if falling is None else bias.add_(by_key.mT)
+        return bias.transpose(0, 1)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if torch.is_grad_enabled():  # for second derivatives
+            return *differentiable_gradients(ctx.saved_tensors, ctx.offset, gradient, ctx.needs_input_grad), None
+        query, key, falling, rising = ctx.saved_tensors
+        gradient = gradient.transpose(0, 1)
+        for_query = for_key = for_falling = for_rising = None
+        if falling is not None:
+            for_query, for_falling = term_gradients(gradient, query.transpose(0, 1), falling, ctx.offset)
+        if rising is not None:
+            for_key, for_rising = term_gradients(gradient.mT, key.transpose(0, 1), rising, -ctx.offset)
+        return for_query, for_key, for_falling, for_rising, None
+
+
+def differentiable_gradients(
+    tensors: tuple[torch.Tensor, ...], offset: int, gradient: torch.Tensor, needed: tuple[bool, ...]
+) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of `content_bias` with a graph, so that they can be differentiated again."""
+    query, key, falling, rising = tensors
+    bias = content_bias(query, key, falling, rising, offset)
+    inputs = [tensor for tensor, need in zip(tensors, needed[:4], strict=True) if need]
+    gradients = iter(torch.autograd.grad(bias, inputs, gradient, create_graph=True))
+    return tuple(next(gradients) if need else None for need in needed[:4])
+
+
+def term_gradients(
+    gradient: torch.Tensor, states: torch.Tensor, table: torch.Tensor, offset: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of states [H, B, n, d] and table [H, 2r + 1, d] from that of their skewed product [H, B, n, m]."""
+    n, m = gradient.shape[-2:]
+    for_states, for_table = torch.empty_like(states), torch.zeros_like(table)
+    for tile in tiles(n):
+        part = gradient[:, :, tile]
+        by_column = part.new_zeros(*part.shape[:3], part.shape[2] + m - 1)
+        skewed(by_column, m).copy_(part)
+        columns = columns_of(tile.start, tile.stop, m, offset, table)
+        for_states[:, :, tile] = products(by_column, table[:, columns].mT)
+        for_table[:, columns] += by_column.flatten(1, 2).mT @ states[:, :, tile].flatten(1, 2)
+    return for_states.transpose(0, 1), for_table
+
+
+def fill_tiles(target: torch.Tensor, states: torch.Tensor, table: torch.Tensor, offset: int) -> None:
+    """Write the skewed product of states [H, B, n, d] and table [H, 2r + 1, d] into `target` [H, B, n, m]."""
+    n, m = target.shape[-2:]
+    for tile in tiles(n):
+        window = table[:, columns_of(tile.start, tile.stop, m, offset, table)]
+        target[:, :, tile] = skewed(products(states[:, :, tile], window), m)
+
+
+def tiles(length: int) -> list[slice]:
+    return [slice(begin, min(begin + TILE, length)) for begin in range(0, length, TILE)]
+
+
+def has_cpu_attention_with_log_sum() -> bool:
+    return hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
+
+
+def cpu_attention_with_log_sum(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return attention [B, H, Q, d] with scores query @ key^T + bias, and their log-sum-exp [B, H, Q]."""
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, attn_mask=bias, scale=1.0)
