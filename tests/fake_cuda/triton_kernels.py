@@ -9,9 +9,9 @@ from unittest.mock import patch
 import torch
 from triton.runtime.jit import KernelInterface
 
-import hf_deberta.model
+import hf_deberta.engines
 
-FILES = sorted(Path(hf_deberta.model.__file__).parent.glob("attention_triton*.py"))
+FILES = sorted(Path(hf_deberta.engines.__file__).parent.glob("attention_triton*.py"))
 Launch = Callable[[str, tuple[torch.Tensor, ...]], None]  # the kernel's name and its tensors
 
 
@@ -34,7 +34,7 @@ def stubbed_kernels(report: Launch) -> Iterator[None]:
     """Replace every kernel in the files of the Triton backend."""
     patches = []
     for path in FILES:
-        module = importlib.import_module(f"hf_deberta.model.{path.stem}")
+        module = importlib.import_module(f"hf_deberta.engines.{path.stem}")
         for name, value in vars(module).items():
             if isinstance(value, KernelInterface):
                 patches.append(patch.object(module, name, KernelStub(name, report)))
