@@ -14,6 +14,8 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
+from ..model.input_checks import in_torch_func
+
 PLAIN_MODULES = (nn.Linear, nn.Embedding, nn.LayerNorm)
 PLAIN_TENSORS = (torch.Tensor, nn.Parameter)
 
@@ -28,7 +30,7 @@ def is_tracing_or_exporting() -> bool:
 
 def in_functorch_transform() -> bool:
     """True in torch.func and forward-mode differentiation, which cannot transform our autograd functions."""
-    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    return in_torch_func() or forward_ad._current_level >= 0
 
 
 def has_global_hooks_or_modes() -> bool:

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .attention_reference import position_terms
 from .batch_layout import AttentionMask
-from .input_checks import in_captured_graph
+from .input_checks import in_captured_graph, in_torch_func
 from .relative_position import RelativePositions, rows_at, rows_between
 
 QUERY_BLOCK = 512  # queries whose scores are in memory at once
@@ -81,7 +81,8 @@ def attend_in_blocks(
             seen = visible[:, :, start : start + block.shape[2]]
         return attend_with_bias(block, key, value, masked(bias, seen, block), dropout_p, scale=1.0)
 
-    if query.shape[2] <= QUERY_BLOCK or in_captured_graph():  # a loop would tie a graph to this length
+    # a loop would tie a graph to this length, and torch.func does not support checkpoints
+    if query.shape[2] <= QUERY_BLOCK or in_captured_graph() or in_torch_func():
         context = attend(query, 0)
     else:
         contexts = []

@@ -322,7 +322,7 @@ def test_second_derivatives_on_devices_equal_the_reference(kind):
 
 
 def test_function_transforms_past_one_block(monkeypatch):
-    monkeypatch.setattr(attention_sdpa, "TRAINING_BLOCK", 8)
+    monkeypatch.setattr(plain_sdpa, "QUERY_BLOCK", 8)
     rows = rows_of_distances(12)
     query, key, value = (leaf(1, HEADS, 30, WIDTH).detach() for _ in range(3))
     tables = [leaf(HEADS, 24, WIDTH).detach() for _ in range(2)]

@@ -1,0 +1,52 @@
+"""The sdpa backend that a saved folder has, without the package: equal to the reference, forward and backward."""
+
+import pytest
+import torch
+from numerics import attend
+from test_attention_sdpa import HEADS, KINDS_ON_DEVICES, TABLES, WIDTH, assert_equal_to_the_reference, leaf
+
+from hf_deberta.model import attention_sdpa
+from hf_deberta.model.attention import BACKENDS, Backend, choose_backend
+from hf_deberta.model.relative_position import rows_of_distances
+
+
+@pytest.fixture(params=[512, 16, 7], ids="blocks of {}".format)
+def plain_backend(request, monkeypatch):
+    monkeypatch.setitem(BACKENDS, "sdpa", Backend(attention_sdpa.sdpa_attention))
+    monkeypatch.setattr(attention_sdpa, "QUERY_BLOCK", request.param)
+
+
+@pytest.mark.parametrize("kind", KINDS_ON_DEVICES)
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.usefixtures("plain_backend")
+def test_output_and_gradients_equal_the_reference(table, kind):
+    assert_equal_to_the_reference(table, kind)
+
+
+@pytest.mark.usefixtures("plain_backend")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("autocasts", [True, False])
+def test_half_precision_on_cpus_is_scored_in_float32(dtype, autocasts):
+    torch.manual_seed(0)
+    shapes = [(1, HEADS, 40, WIDTH)] * 3 + [(HEADS, 24, WIDTH)] * 2
+    inputs = [20 * torch.randn(shape).to(dtype) for shape in shapes]
+    results = []
+    for backend in ("sdpa", "eager"):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocasts):
+            results.append(attend(*inputs, rows_of_distances(12), backend=backend)[0])
+    assert results[0].dtype == results[1].dtype
+    torch.testing.assert_close(*results, atol=0.02, rtol=0.02)
+
+
+@pytest.mark.usefixtures("plain_backend")
+def test_dropout_keeps_the_mean():
+    torch.manual_seed(0)
+    inputs = [leaf(1, HEADS, 20, WIDTH) for _ in range(3)] + [leaf(HEADS, 24, WIDTH) for _ in range(2)]
+    rows = rows_of_distances(12)
+    expected = attend(*inputs, rows, backend="eager")[0]
+    drawn = torch.stack([attend(*inputs, rows, backend="sdpa", dropout_p=0.3)[0].detach() for _ in range(400)])
+    torch.testing.assert_close(drawn.mean(0), expected.detach(), atol=0.25, rtol=0)
+
+
+def test_auto_is_sdpa():
+    assert choose_backend.plain(None, None, None, None, None, 0.0, 1.0) == "sdpa"
