@@ -165,7 +165,9 @@ def document_lengths(mask: AttentionMask) -> tuple[int, ...] | None:
     """Lengths of the documents if they can be processed one by one."""
     if mask.cu_seqlens is None or mask.mask is not None or mask.causal or not can_read_values(mask.cu_seqlens):
         return None
-    return (mask.lengths or tuple(mask.cu_seqlens.diff().tolist())) if mask.has_sorted_queries() else None
+    if mask.query_positions is not None and bool((mask.query_positions.diff() < 0).any()):
+        return None
+    return mask.lengths or tuple(mask.cu_seqlens.diff().tolist())
 
 
 def attend_documents(

@@ -220,7 +220,7 @@ def _relative_positions(attention: InTree, table: torch.Tensor | None, layout: B
     """The position terms of a layer; None if it has none."""
     if table is None:  # without relative attention, a layer lacks what a projection consists of
         return None
-    return table_projection_of(attention).positions(table, layout.window, attention)
+    return table_projection_of(attention).relative_positions(table, layout.window, attention)
 
 
 def has_talking_heads(encoder: nn.Module) -> bool:
@@ -311,12 +311,12 @@ def shared_by_layers(
     unpads = can_read_values(states) and not in_reference_mode()
     if unpads and not output_attentions and getattr(encoder, "conv", None) is None:
         layout = unpad(layout, states.shape[-1])
-    warn_past_largest_distance(layout.longest(), distance_parameters(encoder), "hf_deberta.enable")
+    warn_past_largest_distance(layout.largest_span(), distance_parameters(encoder), "hf_deberta.enable")
     if prepared or not encoder.relative_attention:
         return layout, None
     whole = whole_table_of(encoder, states)
     if whole is None:
         return None
     projections = (table_projection_of(layer.attention.self) for layer in encoder.layer)
-    window = window_for(encoder, whole, layout.longest(), projections)
+    window = window_for(encoder, whole, layout.largest_span(), projections)
     return replace(layout, window=window), position_table(encoder, window)

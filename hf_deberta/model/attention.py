@@ -92,7 +92,7 @@ def disentangled_attention(
     mask.check(query, key)
     if scale is None:
         scale = attention_scale(1 + (0 if positions is None else len(positions.terms)), query.shape[-1])
-    if backend == AUTO and not in_reference_mode():
+    if backend == AUTO:
         backend = choose_backend(query, key, value, positions, mask, dropout_p, scale)
     selected = _select_backend(backend, (query, key, value), positions, mask, dropout_p)
     return selected.attend(query, key, value, positions, mask, dropout_p, scale)

@@ -7,6 +7,12 @@ Tables laid out by distance instead of by row make the terms cheap (docs/disenta
 and m keys is the product query @ table^T, of which entry (i, n - 1 - i + j) is the term of query i and key j. That is a
 view, `skewed`, which costs nothing. p2c is the same with keys and queries exchanged, transposed.
 
+For n = m = 3, with table columns for the distances 2, 1, 0, -1, -2:
+
+    product row 0:  .  .  0 -1 -2        skewed row 0:  0 -1 -2
+    product row 1:  .  1  0 -1  .        skewed row 1:  1  0 -1
+    product row 2:  2  1  0  .  .        skewed row 2:  2  1  0
+
 The package replaces this backend by faster ones (hf_deberta/engines), which use the functions from `masked` on.
 """
 
@@ -63,9 +69,10 @@ def attend_in_blocks(
     dropout_p: float,
 ) -> torch.Tensor:
     """Context [B, H, Q, d] of scaled queries; in training, several blocks are computed again for the gradients."""
-    visible = mask.visible(key.shape[2], key.device)
-    if visible is not None and mask.mask is not None and mask.is_padding_only:
-        visible = mask.mask[:, None, None]
+    if mask.mask is not None and mask.is_padding_only:
+        visible: torch.Tensor | None = mask.mask[:, None, None]
+    else:
+        visible = mask.visible(key.shape[2], key.device)
     tables = None
     if positions is not None and mask.query_positions is None:
         tables = distance_tables(positions, key.shape[2])

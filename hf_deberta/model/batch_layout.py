@@ -107,10 +107,6 @@ class AttentionMask:
         index = self.query_positions[:, :, None].expand(batch, -1, values.shape[2])
         return values.expand(batch, -1, -1).gather(1, index)
 
-    def has_sorted_queries(self) -> bool:
-        """True if query positions never decrease along a row."""
-        return self.query_positions is None or bool((self.query_positions.diff() >= 0).all())
-
     def check(self, query: torch.Tensor, key: torch.Tensor) -> None:
         """Raise a ValueError if shapes or types do not fit query [B, H, Q, d] and key [B, H, K, d]."""
         batch, queries, keys = key.shape[0], query.shape[2], key.shape[2]
@@ -176,7 +172,7 @@ class BatchLayout:
     cache: KeyValueCache | None = None  # then the other fields but the mask describe the new tokens only
 
     def to(self, device: torch.device | str, **kwargs) -> "BatchLayout":
-        """This layout with its tensors on another device, for models that are spread over several."""
+        """This layout with its tensors on another device: Accelerate calls this if layers are on several devices."""
         return replace(
             _moved(self, device),
             device=torch.device(device),
@@ -202,7 +198,7 @@ class BatchLayout:
         mask = token_mask = documents = lengths = longest = None
         if attention_mask is not None:
             mask = boolean_mask(attention_mask, batch, length)
-            token_mask = real_tokens(mask, batch, length)
+            token_mask = mask if mask.dim() == 2 else mask.any(1)
         if cu_seq_lens_q is not None:
             documents = document_numbers(cu_seq_lens_q, length)[None]
             longest = None if max_length_q is None else min(max_length_q, length)
@@ -214,7 +210,7 @@ class BatchLayout:
             documents = number_from_boundaries(hidden_neighbours)
         elif mask is None and position_ids is not None:
             documents = number_from_boundaries(position_ids.diff(dim=-1) != 1).expand(batch, -1)
-        separated = documents if cu_seq_lens_q is None and (mask is None or mask.dim() == 2) else None
+        separated = documents if cu_seq_lens_q is None and mask is None else None  # by the boundaries or the mask
         if position_ids is None and cu_seq_lens_q is not None and documents is not None:
             first = cu_seq_lens_q[documents].long()
             if token_mask is not None:
@@ -337,8 +333,8 @@ class BatchLayout:
         """The hidden states of all layers as [B, N, hidden]; None stays None."""
         return hidden_states and tuple(None if states is None else self.scatter(states) for states in hidden_states)
 
-    def longest(self) -> int:
-        """The distance that tokens may be apart: of the longest document, or of the row with its cached tokens."""
+    def largest_span(self) -> int:
+        """Tokens of the longest sequence: a document, or the row with its cached tokens."""
         if self.cache is not None:
             return self.cache.tokens + self.length
         return self.length if self.attention_mask.longest is None else self.attention_mask.longest

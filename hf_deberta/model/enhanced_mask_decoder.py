@@ -300,8 +300,8 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         `states` [B, N, hidden] are those of the layer before the last.
         """
         encoder = self.deberta.encoder
-        positions = self.deberta.embeddings.positions(layout)
-        query_states = gather_positions(states + positions, query_positions)
+        absolute = self.deberta.embeddings.absolute_embeddings(layout)
+        query_states = gather_positions(states + absolute, query_positions)
         table = encoder.position_table(layout)
         steps = self.config.emd_steps
         return encoder.layer[-1](states, table, layout, query_states, query_positions, steps=steps)[0]

@@ -110,8 +110,8 @@ class HfDebertaEmbeddings(nn.Module):
             embeddings = linear(self.embed_proj, embeddings)
         return embeddings
 
-    def positions(self, layout: BatchLayout) -> torch.Tensor:
-        """Absolute position embeddings [B or 1, N, embedding]."""
+    def absolute_embeddings(self, layout: BatchLayout) -> torch.Tensor:
+        """Absolute position embeddings [B or 1, N, embedding], which the enhanced mask decoder adds."""
         return self.position_embeddings(layout.absolute_positions(self.config.max_position_embeddings))
 
 
@@ -120,7 +120,7 @@ class ProjectedKeys(NamedTuple):
 
     key: torch.Tensor  # [B, H, N, d], with a cache those of earlier tokens too
     value: torch.Tensor  # [B, H, N, d]
-    positions: RelativePositions | None
+    relative: RelativePositions | None
 
 
 class HfDebertaSelfAttention(nn.Module):
@@ -133,7 +133,7 @@ class HfDebertaSelfAttention(nn.Module):
         width, key_bias = config.hidden_size, config.attention_key_bias
         self.terms = tuple(config.pos_att_type or ()) if config.relative_attention else ()
         self.head_size = width // config.num_attention_heads
-        self.scale = attention_scale(config.attention_terms, self.head_size)
+        self.scale = attention_scale(config.attention_terms, self.head_size)  # without relative attention, too
         self.query_proj = nn.Linear(width, width)
         self.key_proj = nn.Linear(width, width, bias=key_bias)
         self.value_proj = nn.Linear(width, width)
@@ -163,7 +163,7 @@ class HfDebertaSelfAttention(nn.Module):
             split_heads(query, self.head_size),
             projected.key,
             projected.value,
-            projected.positions,
+            projected.relative,
             layout.mask_of(query_positions),
             scale=self.scale,
             dropout_p=self.dropout.p if self.dropout.training else 0.0,
@@ -181,12 +181,12 @@ class HfDebertaSelfAttention(nn.Module):
     def project_keys_and_values(
         self, hidden_states: torch.Tensor, position_table: torch.Tensor | None, layout: BatchLayout
     ) -> ProjectedKeys:
-        positions = self.table_projection().positions(position_table, layout.window, self)
+        relative = self.table_projection().relative_positions(position_table, layout.window, self)
         key = split_heads(linear(self.key_proj, hidden_states), self.head_size)
         value = split_heads(linear(self.value_proj, hidden_states), self.head_size)
         if layout.cache is not None:
             key, value = layout.cache.extend(self.layer_idx, key, value)
-        return ProjectedKeys(key, value, positions)
+        return ProjectedKeys(key, value, relative)
 
     def table_projection(self) -> TableProjection:
         """The projection of the relative table: with the content's matrices (v2, v3), or with its own (v1)."""
@@ -238,7 +238,7 @@ class HfDebertaIntermediate(nn.Module):
 
 
 class HfDebertaLayer(GradientCheckpointingLayer):
-    """One encoder layer; with `query_states`, one enhanced-mask-decoder layer."""
+    """One encoder layer. With `query_states` only these are computed; keys and values come from `hidden_states`."""
 
     def __init__(self, config: HfDebertaConfig, layer_idx: int = 0):
         super().__init__()
@@ -313,7 +313,7 @@ class HfDebertaEncoder(nn.Module):
         if whole is None:
             return layout
         projections = (cast(HfDebertaLayer, layer).attention.self.table_projection() for layer in self.layer)
-        return replace(layout, window=window_for(self, whole, layout.longest(), projections))
+        return replace(layout, window=window_for(self, whole, layout.largest_span(), projections))
 
     def position_table(self, layout: BatchLayout) -> torch.Tensor | None:
         """The rows of the relative table that the layout uses, [R, hidden]; None without relative attention."""
@@ -341,7 +341,7 @@ class HfDebertaEncoder(nn.Module):
         attentions: list[torch.Tensor] = []
         last = len(self.layer) - 1
         last_layer_for_all_tokens = output_attentions or last + 1 in kept or (last == 0 and self.conv is not None)
-        for i, layer in list(enumerate(self.layer))[: last if skip_last else None]:
+        for i, layer in enumerate(list(self.layer)[:-1] if skip_last else self.layer):
             positions = query_positions if i == last and not last_layer_for_all_tokens else None
             queries = None if positions is None else gather_positions(hidden_states, positions)
             hidden_states, probabilities = layer(
@@ -490,6 +490,6 @@ class HfDebertaModel(HfDebertaPreTrainedModel):
         returns_states = flags.attentions or (flags.hidden_states is not False and torch.is_grad_enabled())
         layout = unpadded(layout, embeddings, self.config, returns_states, num_real_tokens)
         if self.config.relative_attention and not layout.attention_mask.causal:  # the rows are those of later tokens
-            warn_past_largest_distance(layout.longest(), self.encoder.distance_parameters(), "from_pretrained")
+            warn_past_largest_distance(layout.largest_span(), self.encoder.distance_parameters(), "from_pretrained")
         states = layout.gather(embeddings)
         return states, self.encoder.shared_by_layers(states, layout)

@@ -134,7 +134,7 @@ class TableProjection:
     def modules(self) -> tuple[nn.Module, ...]:
         return tuple(module for module in (self.key, self.query, self.dropout) if module is not None)
 
-    def positions(
+    def relative_positions(
         self, table: torch.Tensor | None, window: TableWindow | None, owner: nn.Module
     ) -> RelativePositions | None:
         """The position terms of a layer, the `owner`; None if the layer has no terms."""

@@ -60,7 +60,7 @@ def position_norms(model: torch.nn.Module, layer: int) -> tuple[torch.Tensor, di
     rows = encoder.whole_table()
     with hf_deberta.reference_mode():
         table = None if rows is None else position_table(encoder, rows)
-        positions = attention.table_projection().positions(table, rows, attention)
+        positions = attention.table_projection().relative_positions(table, rows, attention)
     if rows is None or positions is None:
         raise ValueError("this model has no relative positions (relative_attention, pos_att_type in its configuration)")
     positions = positions.with_scaled_queries(1.0, torch.float32)

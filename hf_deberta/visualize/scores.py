@@ -95,7 +95,7 @@ def _layer_scores(
     projected = attention.project_keys_and_values(hidden_states, table, layout)
     query = split_heads(linear(attention.query_proj, hidden_states), attention.head_size)
     dtype = torch.promote_types(query.dtype, torch.float32)
-    positions, row = projected.positions, None
+    positions, row = projected.relative, None
     if positions is not None:
         positions = positions.with_scaled_queries(attention.scale, dtype).to(dtype)
         at = torch.arange(length, device=query.device)

@@ -113,7 +113,7 @@ def test_decoder_states_after_each_step(case, steps, tmp_path):
         states = model._decode(before_last, context, None)
     torch.testing.assert_close(states[batch["labels"] > 0], expected[f"emd_states.{steps - 1}"], **STATES)
     torch.testing.assert_close(
-        model.deberta.embeddings.positions(context).expand_as(expected["position_embeddings"]),
+        model.deberta.embeddings.absolute_embeddings(context).expand_as(expected["position_embeddings"]),
         expected["position_embeddings"],
     )
 

@@ -24,8 +24,7 @@ def test_output_and_gradients_equal_the_reference(table, kind):
 
 
 @pytest.mark.usefixtures("plain_backend")
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("autocasts", [True, False])
+@pytest.mark.parametrize("dtype, autocasts", [(torch.float16, False), (torch.bfloat16, False), (torch.bfloat16, True)])
 def test_half_precision_on_cpus_is_scored_in_float32(dtype, autocasts):
     torch.manual_seed(0)
     shapes = [(1, HEADS, 40, WIDTH)] * 3 + [(HEADS, 24, WIDTH)] * 2
