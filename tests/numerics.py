@@ -54,19 +54,28 @@ def tiny_config(**fields):
 def tiny_model(model_class, seed=0, dtype=torch.float64, **fields):
     """A training model whose biases and norms are not the identity; only losses are computed in float32."""
     torch.manual_seed(seed)
-    model = model_class(tiny_config(**fields)).to(dtype)
+    return move_off_identity(model_class(tiny_config(**fields)).to(dtype)).train()
+
+
+def move_off_identity(model):
+    """Change biases and norms, which begin as 0 and 1, at random; return the model."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:
                 parameter.add_(0.2 * torch.randn_like(parameter))
             assert parameter.is_floating_point(), name
-    return model.train()
+    return model
+
+
+def lengths_mask(*lengths):
+    """The real tokens [B, N] of rows of these lengths, padded on the right."""
+    return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
 
 
 def tiny_inputs(lengths=(9, 5, 7), vocab=128, seed=1):
     """Right-padded input_ids and attention_mask."""
     generator = torch.Generator().manual_seed(seed)
-    mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
+    mask = lengths_mask(*lengths).long()
     ids = torch.randint(1, vocab, mask.shape, generator=generator) * mask
     return {"input_ids": ids, "attention_mask": mask}
 
