@@ -1,4 +1,7 @@
-"""Weights written in every way between two passes: the outputs are those of the weights as they are now."""
+"""Weights written in every way between two passes: the outputs are those of the weights as they are now.
+
+tests/serving/test_modified_models.py has the writes that models notice after `hf_deberta.optimize()`.
+"""
 
 import copy
 import random
@@ -10,10 +13,10 @@ from fault_cases import number_of_cases, seeds
 from torch import nn
 from transformers import DebertaV2Config, DebertaV2Model
 
-from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaModel, disable, enable, optimize, reference_mode
+from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaModel, enable, reference_mode
 from hf_deberta.engines.weight_cache import checksums
 
-WRITES_PER_MODEL = 20
+MORE_BLOCKS = 8  # writes of a random block per model, beside one of each other kind
 SIZES = {
     "vocab_size": 37,
     "hidden_size": 24,
@@ -116,13 +119,6 @@ def cast_there_and_back(model, rng):
     model.to(rng.choice((torch.bfloat16, torch.float16))).float()
 
 
-def merge_low_rank(model, rng):
-    """As merging a LoRA adapter does."""
-    _, weight = rng.choice([pair for pair in cached_weights(model) if pair[1].dim() == 2])
-    rows, columns = weight.shape
-    weight.data += torch.randn(rows, 2) @ torch.randn(2, columns) * 0.1
-
-
 def train_a_step(model, rng):
     optimizer = rng.choice((torch.optim.SGD, torch.optim.AdamW))(model.parameters(), 0.05)
     with torch.enable_grad():
@@ -130,16 +126,6 @@ def train_a_step(model, rng):
     optimizer.step()
     optimizer.zero_grad()
     model.eval()
-
-
-def quantize(model, rng):
-    _, weight = rng.choice(cached_weights(model))
-    weight.data = torch.round(weight.data * 8) / 8
-
-
-def prune(model, rng):
-    _, weight = rng.choice(cached_weights(model))
-    weight.data[weight.data.abs() < weight.data.abs().median()] = 0
 
 
 WRITES = [
@@ -153,10 +139,7 @@ WRITES = [
     replace_parameter,
     load_state,
     cast_there_and_back,
-    merge_low_rank,
     train_a_step,
-    quantize,
-    prune,
 ]
 
 
@@ -178,12 +161,11 @@ def in_tree(rng):
 def test_random_writes_between_passes(build, seed, tally):
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    model, enabled = build(rng)
+    (model, enabled), writes = build(rng), [*WRITES, *[write_block] * MORE_BLOCKS]
     model.eval()
     with enabled(), torch.no_grad():
-        for _ in range(WRITES_PER_MODEL):
+        for write in rng.sample(writes, len(writes)):
             ids = torch.randint(1, 37, (rng.randint(1, 2), rng.randint(1, 20)))
-            write = rng.choice([write_block, *WRITES])
             model(ids)  # fills the cache
             if rng.random() < 0.05:
                 model = copy.deepcopy(model)
@@ -192,90 +174,21 @@ def test_random_writes_between_passes(build, seed, tally):
             with reference_mode():
                 expected = model(ids)[0]
             assert (found - expected).abs().max() <= 1e-4 * expected.abs().max(), write.__name__
-    tally.held("weights written between two passes", WRITES_PER_MODEL)
+    tally.held("weights written between two passes", len(writes))
 
 
-def train_with_fused_adamw(model, rng):
-    optimizer = torch.optim.AdamW(model.parameters(), 0.05, fused=True)
-    with torch.enable_grad():
-        model(torch.randint(1, 37, (1, 5)))[0].square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def write_whole_weight_through_numpy(model, rng):
-    weight = rng.choice([*encoder_of(model).layer.parameters()])
-    weight.detach().numpy()[...] *= 1.5
-    weight.detach().numpy()[...] += 0.1
-
-
-def write_whole_storage(model, rng):
-    weight = rng.choice([*encoder_of(model).layer.parameters()])
-    weight.untyped_storage().copy_((weight.detach() + 0.1).untyped_storage())
-
-
-def merge_with_peft(model, rng):
-    peft = pytest.importorskip("peft")
-    targets = rng.choice((["query_proj"], ["value_proj", "key_proj"], ["dense"], ["query_proj", "dense"]))
-    lora, loha = peft.LoraConfig(init_lora_weights=False, r=2), peft.LoHaConfig(init_weights=False, r=2)
-    config = rng.choice((lora, loha))
-    config.target_modules = targets
-    peft.get_peft_model(model, config).merge_and_unload()
-
-
-def encoder_of(model):
-    return getattr(model, model.base_model_prefix, model).encoder
-
-
-WHOLE_WRITES = [
-    train_with_fused_adamw,
-    write_whole_weight_through_numpy,
-    write_whole_storage,
-    merge_with_peft,
-    exchange_values,
-    load_state,
-    cast_there_and_back,
-    replace_parameter,
-    quantize,
-    train_a_step,
-]
-
-
-@pytest.mark.parametrize("build", [ours, in_tree])
-@pytest.mark.parametrize("seed", seeds(sample=4, full=150))
-def test_writes_of_whole_weights_after_optimize(build, seed, tally):
-    """`optimize()` notices these, and not those of single blocks through `.data`."""
-    rng = random.Random(seed)
-    torch.manual_seed(seed)
-    try:
-        for write in WHOLE_WRITES:
-            model = optimize(build(rng)[0], runtime="torch")
-            ids = torch.randint(1, 37, (rng.randint(1, 2), rng.randint(1, 20)))
-            with torch.no_grad():
-                before = model(ids)[0]
-                write(model, rng)
-                found = model(ids)[0]
-                with reference_mode():
-                    expected = model(ids)[0]
-            assert (found - expected).abs().max() <= 1e-4 * expected.abs().max(), write.__name__
-            tally.held("whole weights written after optimize()", not torch.equal(before, expected))
-    finally:
-        disable()
-
-
-@pytest.mark.parametrize("shape", [(768, 768), (512, 768), (1024, 1024)])
-def test_random_blocks_of_a_large_weight(shape, tally):
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(768, 768), (512, 768), (1024, 1024), (301, 257)], ids=str)
+def test_random_blocks_of_a_large_weight(shape, dtype, tally):
     """Widths at which many values share a sum: see `checksums`."""
     torch.manual_seed(0)
-    rng, weight = random.Random(0), nn.Parameter(torch.randn(shape) * 0.02)
-    sums = checksums(weight)
-    before = [part.clone() for part in sums]
-    cases = number_of_cases(30, 1000)
+    rng, weight = random.Random(0), nn.Parameter((torch.randn(shape) * 0.02).to(dtype))
+    before = [part.clone() for part in checksums(weight)]
+    cases = number_of_cases(30, 250)
     for _ in range(cases):
         block = random_block(weight, rng)
         old = block.clone()
         rng.choice(BLOCK_WRITES)(block, rng)
-        changed = not torch.equal(old.view(torch.int32), block.clone().view(torch.int32))
-        assert changed != all(map(torch.equal, before, checksums(weight)))
+        assert torch.equal(old, block) == all(map(torch.equal, before, checksums(weight)))
         block.copy_(old)
     tally.held("blocks of a large weight written through .data", cases)
