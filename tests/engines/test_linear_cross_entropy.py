@@ -69,17 +69,6 @@ def test_equals_the_loss_of_whole_logits(shape, items, bias):
             assert torch.equal(actual, trained)
 
 
-def test_equals_batch_loss():
-    inputs, labels = random_inputs(13, 97, 8, torch.float32), random_labels(13, 97)
-    logits = functional.linear(*inputs.values())
-    for items in (None, 5, torch.tensor(20)):
-        actual, expected = chunked_loss(inputs, labels, items)[0], cross_entropy(logits, labels, items)
-        assert_equal_but_for_rounding(actual, expected)
-        actual, expected = (gradients(loss, inputs) for loss in (actual, cross_entropy(logits.clone(), labels, items)))
-        assert_same_by_name(actual, expected)
-        logits = functional.linear(*inputs.values())
-
-
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 7, 100])
 def test_chunk_size_does_not_matter(size, monkeypatch):
     inputs, labels = random_inputs(7, 9, 4), random_labels(7, 9)
@@ -90,12 +79,6 @@ def test_chunk_size_does_not_matter(size, monkeypatch):
     assert_equal_but_for_rounding(loss, expected)
     assert_same_by_name(gradients(loss, inputs), gradients(expected, inputs), torch.float64)
     assert torch.equal(predictions, functional.linear(*inputs.values()).argmax(-1))
-
-
-@pytest.mark.parametrize("shape", SHAPES[1:], ids=str)
-def test_gradcheck(shape):
-    inputs, labels = random_inputs(*shape), random_labels(*shape[:2])
-    assert torch.autograd.gradcheck(lambda *tensors: linear_cross_entropy(*tensors, labels)[0], tuple(inputs.values()))
 
 
 @pytest.mark.parametrize("tokens", [0, 4])
@@ -147,11 +130,8 @@ def test_frozen_inputs_get_no_gradient_and_no_products(frozen, monkeypatch):
 
 
 def test_loss_of_frozen_inputs_requires_no_grad():
-    inputs, labels = random_inputs(7, 9, 4), random_labels(7, 9)
-    frozen = {name: tensor.detach() for name, tensor in inputs.items()}
-    loss = chunked_loss(frozen, labels)[0]
-    assert not loss.requires_grad
-    assert_equal_but_for_rounding(loss, whole_loss(inputs, labels)[0])
+    frozen = {name: tensor.detach() for name, tensor in random_inputs(7, 9, 4).items()}
+    assert not chunked_loss(frozen, random_labels(7, 9))[0].requires_grad
 
 
 def test_weight_tied_to_the_embedding_gets_both_gradients():
@@ -248,21 +228,18 @@ def test_gradient_of_the_weight_accumulates_in_float32(monkeypatch):
     assert weight.grad.flatten().tolist() == [-0.5, 0.5]
 
 
-@pytest.mark.skipif(not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this torch has no oneDNN")
-def test_uses_onednn_where_it_is_faster(monkeypatch):
-    monkeypatch.setattr(onednn, "prefers_onednn", lambda: True)
-    calls, product = [], onednn.onednn_linear
-    monkeypatch.setattr(onednn, "onednn_linear", lambda *arguments: calls.append(1) or product(*arguments))
+@pytest.mark.skipif(not onednn.has_onednn_linear(), reason="this torch has no oneDNN")
+def test_uses_onednn_where_it_is_faster(onednn_products):
     inputs, labels = random_inputs(7, 33, 4, torch.float32), random_labels(7, 33)
     loss, _, _ = chunked_loss(inputs, labels)
-    assert len(calls) == 3 * (2 + 3)  # three chunks: logits, states, and the weight in three parts
+    assert len(onednn_products) == 3 * (2 + 3)  # three chunks: logits, states, and the weight in three parts
     expected = whole_loss(inputs, labels)[0]
     assert_equal_but_for_rounding(loss, expected)
     assert_same_by_name(gradients(loss, inputs), gradients(expected, inputs))
-    calls.clear()
+    onednn_products.clear()
     with torch.backends.mkldnn.flags(enabled=False):
         chunked_loss(inputs, labels)
     chunked_loss(random_inputs(7, 33, 4), labels)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         chunked_loss(inputs, labels)
-    assert not calls
+    assert not onednn_products
