@@ -1,14 +1,13 @@
 """Fast paths are skipped where they would be wrong, input checks never are; `reference_mode` skips all fast paths."""
 
 import copy
-import subprocess
-import sys
-from contextlib import contextmanager, nullcontext
-from pathlib import Path
+import importlib.util
+from contextlib import contextmanager
 
 import pytest
 import torch
 from numerics import at_real_tokens, tiny_inputs, tiny_model
+from test_parity_with_transformers import in_tree
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
@@ -17,18 +16,12 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import parametrizations
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import DebertaV2Config, DebertaV2Model
 
 import hf_deberta
 from hf_deberta import HfDebertaForMaskedLM, HfDebertaModel
-from hf_deberta.engines import onednn, unpadding, weight_cache
-from hf_deberta.engines.guards import (
-    has_global_hooks_or_modes,
-    in_functorch_transform,
-    is_unmodified_module,
-)
-from hf_deberta.engines.onednn import has_onednn_linear
-from hf_deberta.model import attention
+from hf_deberta.engines import onednn, weight_cache
+from hf_deberta.engines.guards import has_global_hooks_or_modes, in_functorch_transform, is_unmodified_module
+from hf_deberta.model import attention, slots
 from hf_deberta.model.input_checks import can_read_values, in_captured_graph
 from hf_deberta.model.slots import in_reference_mode, reference_mode
 
@@ -52,26 +45,13 @@ def global_hook(hook=lambda *_: None):
 
 
 OBSERVERS = {
-    "nothing": nullcontext,
     "global hook": global_hook,
     "dispatch mode": PassThroughMode,
     "FLOP counter": lambda: FlopCounterMode(display=False),
 }
 
 
-@pytest.fixture(autouse=True)
-def unpad_tiny_models(monkeypatch):
-    """Unpad batches of tiny models too: these are too narrow for unpadding to save time."""
-    monkeypatch.setattr(unpadding, "COST_OF_EXTRA_CALLS", 0)
-
-
-@pytest.fixture
-def onednn_products(monkeypatch):
-    """Prefer oneDNN on any processor; return a list that grows with each product of oneDNN."""
-    products, product = [], onednn.onednn_linear
-    monkeypatch.setattr(onednn, "prefers_onednn", has_onednn_linear)
-    monkeypatch.setattr(onednn, "onednn_linear", lambda *matrices: products.append(1) or product(*matrices))
-    return products
+pytestmark = pytest.mark.usefixtures("unpad_tiny_models")
 
 
 def row_shapes(model):
@@ -222,15 +202,10 @@ def with_fake_weight(layer):
 
 
 MODIFICATIONS = {
-    **{
-        name: hooked(name)
-        for name in (
-            "register_forward_hook",
-            "register_forward_pre_hook",
-            "register_full_backward_hook",
-            "register_full_backward_pre_hook",
-        )
-    },
+    "forward hook": hooked("register_forward_hook"),
+    "forward pre-hook": hooked("register_forward_pre_hook"),
+    "backward hook": hooked("register_full_backward_hook"),
+    "backward pre-hook": hooked("register_full_backward_pre_hook"),
     "patched forward": patched,
     "subclass": lambda layer: type("Adapter", (nn.Linear,), {})(6, 3),
     "parametrization": parametrizations.weight_norm,
@@ -241,12 +216,11 @@ MODIFICATIONS = {
 
 @pytest.mark.parametrize("modification", MODIFICATIONS)
 def test_modified_modules_are_recognised(modification):
-    assert is_unmodified_module(nn.Linear(6, 3))
     assert not is_unmodified_module(MODIFICATIONS[modification](nn.Linear(6, 3)))
 
 
 def test_unmodified_modules_are_recognised():
-    for module in (nn.Linear(6, 3, bias=False), nn.Embedding(4, 3), nn.LayerNorm(3)):
+    for module in (nn.Linear(6, 3), nn.Linear(6, 3, bias=False), nn.Embedding(4, 3), nn.LayerNorm(3)):
         assert is_unmodified_module(module)
     assert not is_unmodified_module(nn.GELU())
 
@@ -279,24 +253,6 @@ def test_torch_func_gives_the_gradients_of_autograd(onednn_products):
 
 
 # ---- reference mode
-
-
-def small_in_tree_model():
-    torch.manual_seed(0)
-    config = DebertaV2Config(
-        vocab_size=128,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=64,
-        position_buckets=8,
-        relative_attention=True,
-        pos_att_type=["c2p", "p2c"],
-        share_att_key=True,
-        norm_rel_ebd="layer_norm",
-    )
-    return DebertaV2Model(config).eval()
 
 
 @pytest.fixture
@@ -336,14 +292,14 @@ def test_reference_mode_gives_the_same_output(with_gradients, packed, no_fast_pa
 
 
 def test_reference_mode_holds_for_enabled_models(no_fast_path, onednn_products):
-    model = small_in_tree_model()
+    model = in_tree("v3", "Model", vocab_size=128)
     with torch.no_grad():
-        in_tree = model(**INPUTS).last_hidden_state
+        expected = model(**INPUTS).last_hidden_state
         no_fast_path()
         with hf_deberta.enable(), hf_deberta.reference_mode():
             actual = model(**INPUTS).last_hidden_state
     is_real = INPUTS["attention_mask"].bool()
-    torch.testing.assert_close(actual[is_real], in_tree[is_real])
+    torch.testing.assert_close(actual[is_real], expected[is_real], atol=1e-5, rtol=1e-5)
 
 
 def test_reference_mode_ends_with_its_last_block():
@@ -355,44 +311,13 @@ def test_reference_mode_ends_with_its_last_block():
     assert not in_reference_mode()
 
 
-ENVIRONMENT_TEST = """
-import sys, torch, transformers
-from transformers import AutoModel, DebertaV2Model
-
-inputs = torch.load("inputs.pt")
-sys.modules["hf_deberta"] = None  # importing it is an error
-remote = AutoModel.from_pretrained("saved", trust_remote_code=True).eval()
-sys.modules[type(remote).__module__.rpartition(".")[0] + ".attention"].BACKENDS.pop("sdpa")
-del sys.modules["hf_deberta"]
-
-import hf_deberta
-from hf_deberta.model import attention
-
-attention.BACKENDS.pop("sdpa")
-hf_deberta.enable()
-models = [remote, hf_deberta.HfDebertaModel.from_pretrained("saved"), DebertaV2Model.from_pretrained("in_tree")]
-with torch.no_grad():
-    torch.save([model(**inputs).last_hidden_state for model in models], "outputs.pt")
-"""
-
-
-@pytest.mark.slow
-def test_environment_variable_turns_on_reference_mode(tmp_path):
-    """For models of the package, of a folder that carries its code, and of Transformers' classes when enabled."""
-    model, in_tree = tiny_model(HfDebertaModel, dtype=torch.float32).eval(), small_in_tree_model()
-    model.save_pretrained(tmp_path / "saved")
-    in_tree.save_pretrained(tmp_path / "in_tree")
-    torch.save(INPUTS, tmp_path / "inputs.pt")
-    environment = {
-        "HF_DEBERTA_REFERENCE": "1",
-        "HF_HUB_OFFLINE": "1",
-        "HF_MODULES_CACHE": str(tmp_path / "modules"),
-        "PYTHONPATH": str(Path(__file__).parents[2]),  # not sys.path: other tests add their caches of code
-        "PATH": "",
-    }
-    subprocess.run([sys.executable, "-c", ENVIRONMENT_TEST], cwd=tmp_path, env=environment, check=True)
-    is_real = INPUTS["attention_mask"].bool()
-    with torch.no_grad():
-        expected = model(**INPUTS).last_hidden_state, model(**INPUTS).last_hidden_state, in_tree(**INPUTS)[0]
-    for actual, tensor in zip(torch.load(tmp_path / "outputs.pt"), expected, strict=True):
-        torch.testing.assert_close(actual[is_real], tensor[is_real])
+@pytest.mark.parametrize("value, expected", [("1", True), ("0", False), ("", False), (None, False)])
+def test_the_environment_variable_turns_on_reference_mode(value, expected, monkeypatch):
+    """When `slots` is imported, here once more; a saved folder imports its own copy of the file."""
+    monkeypatch.delenv("HF_DEBERTA_REFERENCE", raising=False)
+    if value is not None:
+        monkeypatch.setenv("HF_DEBERTA_REFERENCE", value)
+    specification = importlib.util.find_spec(slots.__name__)
+    imported_again = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(imported_again)
+    assert imported_again.in_reference_mode() == expected
