@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from numerics import V1_ATTENTION, assert_same_by_name, tiny_config, tiny_inputs, tiny_model
+from numerics import V1_ATTENTION, assert_same_by_name, lengths_mask, tiny_config, tiny_inputs, tiny_model
 from test_modeling_hf_deberta import HEADS, first_tensor, name_of, trained, with_labels
 
 from hf_deberta import (
@@ -10,7 +10,6 @@ from hf_deberta import (
     HfDebertaForMaskedLM,
     HfDebertaForMultipleChoice,
     HfDebertaForSequenceClassification,
-    HfDebertaForTokenClassification,
     HfDebertaModel,
 )
 from hf_deberta.engines import attention_sdpa, unpadding
@@ -22,10 +21,6 @@ BACKENDS = ("sdpa", "eager")
 REAL_COSTS = unpadding.COST_OF_EXTRA_CALLS, unpadding.COST_OF_EXTRA_LAUNCHES
 
 pytestmark = pytest.mark.usefixtures("unpad_tiny_models")
-
-
-def lengths_mask(*lengths):
-    return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
 
 
 def test_real_tokens_in_a_row_shortest_document_first():
@@ -112,17 +107,32 @@ def mask_is(request, monkeypatch):
     return request.param
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("model_class", HEADS, ids=name_of)
+HEADS_AND_VARIANTS = [(head, "v2") for head in (*HEADS, HfDebertaForMultipleChoice, HfDebertaForEntityChoice)]
+HEADS_AND_VARIANTS += [(head, variant) for head in HEADS[:2] for variant in ("v1", "no relative")]
+
+
+def labelled_batch(model_class):
+    """Six rows of 27 real tokens with labels, also for heads whose inputs are not [B, N] or labels not of rows."""
+    inputs = tiny_inputs((9, 4, 7, 4, 1, 2))
+    if model_class is HfDebertaForMultipleChoice:
+        return {name: tensor.view(2, 3, 9) for name, tensor in inputs.items()} | {"labels": torch.tensor([1, 0])}
+    if model_class is HfDebertaForEntityChoice:
+        return inputs | {"entity_indices": torch.tensor([[[1, 2], [3, 0]]] * 6), "labels": torch.tensor([[0, 1]] * 6)}
+    return with_labels(model_class, inputs)
+
+
+@pytest.mark.parametrize(
+    "model_class, variant", HEADS_AND_VARIANTS, ids=lambda value: value if isinstance(value, str) else name_of(value)
+)
 def test_output_and_gradients_equal_those_of_the_padded_batch(model_class, variant, mask_is):
-    inputs = with_labels(model_class, tiny_inputs((9, 4, 7, 4, 1)))
+    inputs = labelled_batch(model_class)
     real = inputs["attention_mask"].bool()
+    if mask_is != "read":
+        inputs["num_real_tokens"] = 27
     results = []
     for unpad in (True, False):
         model = tiny_model(model_class, num_hidden_layers=3, unpad_inputs=unpad, **VARIANTS[variant])
-        if mask_is != "read":
-            inputs["num_real_tokens"] = 25
-        assert {shape[0] for shape in rows_seen(model, **inputs)[:2]} == {1 if unpad else 5}
+        assert {shape[0] for shape in rows_seen(model, **inputs)[:2]} == {1 if unpad else 6}
         loss, gradients = trained(model, **inputs)
         with torch.no_grad():
             output = first_tensor(model.eval()(**inputs))
@@ -130,12 +140,11 @@ def test_output_and_gradients_equal_those_of_the_padded_batch(model_class, varia
     (loss, gradients, output), (expected_loss, expected_gradients, expected) = results
     torch.testing.assert_close(loss, expected_loss)
     assert_same_by_name(gradients, expected_gradients)
-    if output.shape[:2] == real.shape:
-        torch.testing.assert_close(output[real], expected[real])
-    else:
-        torch.testing.assert_close(output, expected)
     if model_class is HfDebertaModel:
         assert not output[~real].any() and expected[~real].any()
+    if output.shape[:2] == real.shape:
+        output, expected = output[real], expected[real]
+    torch.testing.assert_close(output, expected)
 
 
 def rows_seen(model, **inputs):
@@ -159,24 +168,6 @@ def test_wide_models_are_unpadded(width, unpadded):
     model = tiny_model(HfDebertaForSequenceClassification, dtype=torch.float32, num_attention_heads=2, **fields)
     inputs = tiny_inputs((50, 50, 34, 34, 34))
     assert rows_seen(model, **inputs)[0] == ((1, 202) if unpadded else (5, 50))
-
-
-@pytest.mark.parametrize("model_class", [HfDebertaForMultipleChoice, HfDebertaForEntityChoice], ids=name_of)
-def test_heads_of_choices(model_class, mask_is):
-    """Their inputs are not [B, N], or their labels not one per row or token."""
-    inputs = tiny_inputs((9, 4, 7, 4))
-    if model_class is HfDebertaForMultipleChoice:
-        inputs = {name: tensor.view(2, 2, 9) for name, tensor in inputs.items()} | {"labels": torch.tensor([1, 0])}
-    else:
-        inputs |= {"entity_indices": torch.tensor([[[1, 2], [3, 0]]] * 4), "labels": torch.tensor([[0, 1]] * 4)}
-    results = []
-    for unpad in (True, False):
-        model = tiny_model(model_class, unpad_inputs=unpad)
-        assert {shape[0] for shape in rows_seen(model, **inputs, num_real_tokens=24)} == {1 if unpad else 4}
-        results.append(trained(model, **inputs, num_real_tokens=24))
-    (loss, gradients), (expected_loss, expected_gradients) = results
-    torch.testing.assert_close(loss, expected_loss)
-    assert_same_by_name(gradients, expected_gradients)
 
 
 def test_a_wrong_number_of_real_tokens():
@@ -216,16 +207,6 @@ def test_a_mask_without_padding_is_left_out(model_class, monkeypatch):
         model.base_model(ids, attention_mask=torch.ones_like(ids), num_real_tokens=20)
 
 
-def test_a_fully_padded_row_is_zeros():
-    model = tiny_model(HfDebertaModel).eval()
-    inputs = tiny_inputs((9, 4, 7))
-    inputs["attention_mask"][1] = 0
-    states = model(**inputs).last_hidden_state
-    assert not states[1].any() and states.isfinite().all()
-    logits = tiny_model(HfDebertaForSequenceClassification).eval()(**inputs).logits
-    assert logits.isfinite().all()
-
-
 def test_the_mask_decoder_decodes_the_padded_batch_if_lengths_are_not_read(values_are_not_read):
     inputs = {**with_labels(HfDebertaForMaskedLM, tiny_inputs((9, 4, 7))), "num_real_tokens": 20}
     assert rows_seen(tiny_model(HfDebertaForMaskedLM, emd_steps=2), **inputs) == [(1, 20), (3, 9), (3, 9)]
@@ -241,45 +222,20 @@ def test_losses_and_predictions_of_labels_are_in_the_order_of_the_batch(mask_is)
 # ---- packed documents --------------------------------------------------------------------------------------------
 
 
-def packed(lengths, vocab=128):
-    """One row of documents, three ways to separate them, and the documents by themselves."""
-    ids = torch.randint(1, vocab, (1, sum(lengths)))
+def packed(lengths):
+    """One row of documents, their boundaries, their positions, and the documents by themselves."""
+    ids = torch.randint(1, 128, (1, sum(lengths)))
     bounds = torch.tensor([0, *lengths]).cumsum(0).int()
     positions = torch.cat([torch.arange(length) for length in lengths])[None]
-    document = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
-    ways = {
-        "cu_seq_lens": {
-            "cu_seq_lens_q": bounds,
-            "cu_seq_lens_k": bounds,
-            "max_length_q": max(lengths),
-            "max_length_k": max(lengths),
-            "position_ids": positions,
-        },
-        "position_ids": {"position_ids": positions},
-        "mask": {"attention_mask": (document[:, None] == document)[None], "position_ids": positions},
-    }
-    return ids, ways, ids[0].split(lengths)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("way", ["cu_seq_lens", "position_ids", "mask"])
-@pytest.mark.parametrize("model_class", [HfDebertaModel, HfDebertaForMaskedLM], ids=name_of)
-def test_documents_of_a_row_are_isolated(model_class, way, backend):
-    model = tiny_model(model_class).eval()
-    model.set_attn_implementation(backend)
-    ids, ways, documents = packed([5, 9, 5, 5, 1, 12])
-    found = first_tensor(model(ids, **ways[way]))
-    expected = torch.cat([first_tensor(model(document[None])) for document in documents], 1)
-    torch.testing.assert_close(found, expected)
+    return ids, bounds, positions, ids[0].split(lengths)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_rows_of_packed_documents_train_as_documents_do(backend):
     """Two rows whose positions restart: the loss and gradients of five separate documents."""
-    ids, _, documents = packed([5, 9, 5, 7, 12])
+    ids, _, positions, documents = packed([5, 9, 5, 7, 12])
     model = tiny_model(HfDebertaForMaskedLM)
     model.set_attn_implementation(backend)
-    positions = torch.cat([torch.arange(len(document)) for document in documents])
     labels = ids.masked_fill(ids % 3 > 0, -100)
     loss, gradients = trained(
         model, input_ids=ids.view(2, 19), position_ids=positions.view(2, 19), labels=labels.view(2, 19)
@@ -297,16 +253,11 @@ def test_rows_of_packed_documents_train_as_documents_do(backend):
     assert_same_by_name(gradients, expected)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_classifiers_of_packed_rows(backend):
-    """One output per document with `cu_seq_lens_q`; positions alone are refused."""
+def test_classifiers_of_packed_rows_need_boundaries():
     model = tiny_model(HfDebertaForSequenceClassification).eval()
-    model.set_attn_implementation(backend)
-    ids, ways, documents = packed([5, 9, 5])
-    expected = torch.cat([model(document[None]).logits for document in documents])
-    torch.testing.assert_close(model(ids, **ways["cu_seq_lens"]).logits, expected)
+    ids, _, positions, _ = packed([5, 9, 5])
     with pytest.raises(ValueError, match="pass their boundaries as cu_seq_lens_q"):
-        model(ids, **ways["position_ids"])
+        model(ids, position_ids=positions)
     assert model(ids, position_ids=torch.arange(19)[None]).logits.shape == (1, 2)  # one document
 
 
@@ -314,18 +265,17 @@ def test_classifiers_of_packed_rows(backend):
 def test_the_longest_length_of_a_packed_row(model_class):
     """On the CPU it changes nothing, and one that is too small is refused."""
     model = tiny_model(model_class).eval()
-    ids, ways, _ = packed([5, 9, 5])
-    bounds = {"cu_seq_lens_q": ways["cu_seq_lens"]["cu_seq_lens_q"]}
-    expected = model(ids, **bounds)[0]
+    ids, bounds, _, _ = packed([5, 9, 5])
+    expected = model(ids, cu_seq_lens_q=bounds)[0]
     for longest in (9, 19):
-        torch.testing.assert_close(model(ids, **bounds, max_length_q=longest)[0], expected)
+        torch.testing.assert_close(model(ids, cu_seq_lens_q=bounds, max_length_q=longest)[0], expected)
     with pytest.raises(ValueError, match="max_length_q is 8, but cu_seq_lens_q has a document of 9 tokens"):
-        model(ids, **bounds, max_length_q=8)
+        model(ids, cu_seq_lens_q=bounds, max_length_q=8)
 
 
 def test_a_long_packed_row_needs_no_mask_of_pairs():
-    ids, ways, _ = packed([5, 9, 5])
-    layout = BatchLayout.from_inputs(None, ways["position_ids"]["position_ids"], None, (1, 19), ids.device)
+    _, _, positions, _ = packed([5, 9, 5])
+    layout = BatchLayout.from_inputs(None, positions, None, (1, 19), positions.device)
     assert layout.attention_mask.mask is None and unpadding.unpad(layout, 32).attention_mask.mask is None
     assert layout.attention_mask.documents.tolist() == [[0] * 5 + [1] * 9 + [2] * 5]
 
@@ -353,9 +303,8 @@ def test_the_first_token_of_left_padded_rows(backend):
     model.set_attn_implementation(backend)
     inputs = tiny_inputs((9, 4, 7))
     right = model(**inputs).logits
-    shifts = (9, 4, 7)
     left = {
-        name: torch.stack([row.roll(9 - n) for row, n in zip(given, shifts, strict=True)])
+        name: torch.stack([row.roll(9 - n) for row, n in zip(given, (9, 4, 7), strict=True)])
         for name, given in inputs.items()
     }
     assert left["attention_mask"][1].tolist() == [0] * 5 + [1] * 4
@@ -397,13 +346,6 @@ def test_on_the_meta_device():
     assert model(**inputs, num_real_tokens=20).last_hidden_state.shape == (3, 9, 32)
     assert rows_seen(model, **inputs, num_real_tokens=20) == [(1, 20)] * 2
     assert rows_seen(model, **inputs, num_real_tokens=20, first_token_only=True) == [(1, 20)] * 2
-
-
-def test_labels_at_padding_do_not_count_for_tokens():
-    inputs = with_labels(HfDebertaForTokenClassification, tiny_inputs((9, 4, 7)))
-    inputs["labels"] = inputs["input_ids"] % 2
-    losses = [tiny_model(HfDebertaForTokenClassification, unpad_inputs=unpad)(**inputs).loss for unpad in (True, False)]
-    torch.testing.assert_close(*losses)
 
 
 def test_one_compiled_graph_for_all_numbers_of_real_tokens():
