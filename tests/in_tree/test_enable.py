@@ -5,11 +5,11 @@ import inspect
 import json
 import logging
 import pickle
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -98,8 +98,7 @@ def folder_of(model, folder):
 # ---- same numbers ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape, head", [*product(SHAPES, HEADS[:1]), *product(RELEASES, HEADS[1:])])
 @pytest.mark.usefixtures("unpad_tiny_models")
 def test_same_outputs_of_a_model_in_memory(shape, head):
     model = in_tree(shape, head)
@@ -165,18 +164,30 @@ def test_attentions_are_the_same_without_a_warning(shape, caplog):
     assert not caplog.records
 
 
-def test_a_loss_over_padding_has_small_gradients_from_scratch():
-    """Question answering reads the states of padding; a LayerNorm of the constant states there multiplies gradients."""
+def gradients_from_scratch(head, layers, mask, **labels):
+    """Gradients of a model whose states at padding are constant, because its biases are zero."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 50, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
-    config = transformers.DebertaV2Config(
-        **sizes, num_hidden_layers=2, relative_attention=True, pos_att_type=["c2p", "p2c"], position_biased_input=False
-    )
-    model = transformers.DebertaV2ForQuestionAnswering(config).eval()
-    ids, mask = torch.randint(1, 50, (2, 6)), torch.tensor([[1] * 6, [1] * 2 + [0] * 4])
+    relative = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False}
+    config = transformers.DebertaV2Config(**sizes, **relative, num_hidden_layers=layers)
+    model = getattr(transformers, f"DebertaV2{head}")(config)
     with enabled():
-        model(ids, mask, start_positions=torch.tensor([1, 0]), end_positions=torch.tensor([2, 1])).loss.backward()
-    assert all(parameter.grad.norm() < 100 for parameter in model.parameters() if parameter.grad is not None)
+        model(torch.randint(1, 50, (2, 6)), torch.tensor(mask), **labels).loss.backward()
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+def test_a_loss_over_padding_has_small_gradients_from_scratch():
+    """Question answering reads the states of padding; a LayerNorm of the constant states there multiplies gradients."""
+    labels = {"start_positions": torch.tensor([1, 0]), "end_positions": torch.tensor([2, 1])}
+    gradients = gradients_from_scratch("ForQuestionAnswering", 2, [[1] * 6, [1] * 2 + [0] * 4], **labels)
+    assert all(gradient.norm() < 100 for gradient in gradients)
+
+
+def test_a_row_of_padding_only_has_a_finite_gradient():
+    """In-tree the gradient of a model from scratch with many layers is NaN: its states there are constant."""
+    labels = torch.tensor([1, 0])
+    gradients = gradients_from_scratch("ForSequenceClassification", 12, [[1] * 6, [0] * 6], labels=labels)
+    assert all(gradient.isfinite().all() for gradient in gradients)
 
 
 @pytest.mark.parametrize("shape", ["v1", "v3"])
@@ -190,20 +201,6 @@ def test_other_token_masks(shape, caplog):
         assert "padded on the left" not in caplog.text
         model(ids.flip(1), mask.flip(1))
     assert "padding_side = 'right'" in caplog.text
-
-
-def test_a_row_of_padding_only_has_a_finite_gradient():
-    """In-tree the gradient of a model from scratch with many layers is NaN: its states there are constant."""
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 50, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
-    config = transformers.DebertaV2Config(
-        **sizes, num_hidden_layers=12, relative_attention=True, pos_att_type=["c2p", "p2c"], position_biased_input=False
-    )
-    model = transformers.DebertaV2ForSequenceClassification(config).train()
-    ids, mask = torch.randint(1, 50, (2, 6)), torch.tensor([[1] * 6, [0] * 6])
-    with enabled():
-        model(ids, mask, labels=torch.tensor([1, 0])).loss.backward()
-    assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
 
 
 @pytest.mark.parametrize("shape", ["v1", "v3"])
@@ -342,38 +339,6 @@ def test_auto_classes_load_and_save_in_tree_files(shape, head, tmp_path):
     assert saved[0].keys() == saved[1].keys() and all(torch.equal(saved[0][name], saved[1][name]) for name in saved[0])
 
 
-@pytest.mark.usefixtures("unpad_tiny_models")
-def test_multiple_choice(tmp_path):
-    theirs = in_tree("v3", "ForMultipleChoice")
-    theirs.save_pretrained(tmp_path)
-    inputs = {name: tensor[None] for name, tensor in batch().items()}
-    with enabled():
-        model = transformers.AutoModelForMultipleChoice.from_pretrained(tmp_path)
-        found = model(**inputs).logits
-    assert (found - theirs(**inputs).logits).abs().max() < 1e-5
-
-
-@pytest.mark.slow
-def test_saved_models_load_in_a_process_without_the_package(tmp_path):
-    theirs = in_tree("v1", "ForTokenClassification")
-    theirs.save_pretrained(tmp_path / "before")
-    with enable():
-        model = AUTO["ForTokenClassification"].from_pretrained(tmp_path / "before")
-        with torch.no_grad():
-            model.classifier.bias += 1
-        model.save_pretrained(tmp_path / "after")
-    torch.save({name: value.clone() for name, value in model.state_dict().items()}, tmp_path / "expected.pt")
-    script = (
-        "import sys, torch, transformers\n"
-        "model = transformers.AutoModelForTokenClassification.from_pretrained('after')\n"
-        "expected = torch.load('expected.pt')\n"
-        "state = model.state_dict()\n"
-        "assert 'hf_deberta' not in sys.modules\n"
-        "assert state.keys() == expected.keys() and all(torch.equal(state[k], expected[k]) for k in state)\n"
-    )
-    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=300)
-
-
 def test_classes_imported_before_subclasses_and_pickles(tmp_path):
     class Mine(DebertaV2Model):
         pass
@@ -494,11 +459,8 @@ def test_from_config_and_in_tree_checkpoints_stay_without_decoder(tmp_path):
         assert AUTO["ForMaskedLM"].from_pretrained(tmp_path).legacy
         config = AutoConfig.from_pretrained(tmp_path, architectures=None)  # like an official release, without its head
         again = AUTO["ForMaskedLM"].from_pretrained(tmp_path, config=config)
-        assert (
-            again.legacy
-            and again.config.legacy
-            and all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
-        )
+        assert again.legacy and again.config.legacy
+        assert all(torch.equal(value, again.state_dict()[name]) for name, value in model.state_dict().items())
 
 
 def test_loading_an_in_tree_checkpoint_reports_and_draws_what_transformers_does(tmp_path, caplog):
@@ -600,9 +562,11 @@ def test_disable_undoes_every_change():
     disable()  # a second call has no effect
 
 
+def is_on():
+    return modeling_deberta_v2.DebertaV2Encoder.forward.__module__.startswith("hf_deberta")
+
+
 def test_repeated_nested_and_unused_calls():
-    in_tree_forward = modeling_deberta_v2.DebertaV2Encoder.forward
-    is_on = lambda: modeling_deberta_v2.DebertaV2Encoder.forward is not in_tree_forward  # noqa: E731
     enable()
     once = modeling_deberta_v2.DebertaV2Encoder.forward
     gc.collect()  # frees the return value of enable()
@@ -624,8 +588,6 @@ def test_repeated_nested_and_unused_calls():
 
 
 def test_blocks_that_overlap():
-    in_tree_forward = modeling_deberta_v2.DebertaV2Encoder.forward
-    is_on = lambda: modeling_deberta_v2.DebertaV2Encoder.forward is not in_tree_forward  # noqa: E731
     first, second = enable(), enable()
     first.close()
     first.close()  # has no effect
@@ -724,7 +686,7 @@ def test_blocks_of_many_threads():
     def enter_and_leave(_):
         for _ in range(100):
             with enable():
-                assert modeling_deberta_v2.DebertaV2Encoder.forward.__module__.startswith("hf_deberta")
+                assert is_on()
 
     sys.setswitchinterval(1e-6)
     try:
