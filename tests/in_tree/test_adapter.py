@@ -58,23 +58,23 @@ def test_a_converted_adapter_gives_equal_outputs(name, tmp_path):
             assert (base(IDS).logits - expected).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize(
-    "fields, message",
-    [
-        ({"target_modules": ".*in_proj"}, "target_modules must be a list of names"),
-        ({"rank_pattern": {"in_proj": 4}}, "rank_pattern of .* names in_proj: name query_proj"),
-    ],
-)
-def test_an_adapter_that_cannot_be_converted_is_refused(fields, message, tmp_path):
-    trained(tmp_path, ADAPTERS["LoRA"]())
+REFUSED = {
+    "a pattern of names": ("LoRA", {"target_modules": ".*in_proj"}, "target_modules must be a list of names"),
+    "a rank of in_proj": (
+        "LoRA",
+        {"rank_pattern": {"in_proj": 4}},
+        "rank_pattern .* names in_proj: name query_proj",
+    ),
+    "another kind": ("LoHa", {}, "only LoRA, DoRA and IA3 adapters of in_proj can be converted"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_an_adapter_that_cannot_be_converted_is_refused(case, tmp_path):
+    name, fields, message = REFUSED[case]
+    trained(tmp_path, ADAPTERS[name]() if name in ADAPTERS else peft.LoHaConfig(target_modules=["in_proj"]))
     path = tmp_path / "adapter" / "adapter_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
     with pytest.raises(ValueError, match=message):
         convert_adapter(tmp_path / "adapter", tmp_path / "ours", num_attention_heads=4)
     assert not (tmp_path / "ours").exists()
-
-
-def test_another_kind_of_adapter_is_refused(tmp_path):
-    trained(tmp_path, peft.LoHaConfig(target_modules=["in_proj"]))
-    with pytest.raises(ValueError, match="only LoRA, DoRA and IA3 adapters of in_proj can be converted"):
-        convert_adapter(tmp_path / "adapter", tmp_path / "ours", num_attention_heads=4)
