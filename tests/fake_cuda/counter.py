@@ -89,7 +89,6 @@ class Counter(TorchDispatchMode):
         self.bytes = 0
         self.flops = 0
         self.launches_by_operator: Multiset[str] = Multiset()
-        self.bytes_by_operator: Multiset[str] = Multiset()
         self.syncs: list[str] = []  # operators that wait for the device, and their callers
         self.copies: list[str] = []  # from the host to the device
         self.on_host: list[str] = []  # operators on tensors in the host's memory
@@ -134,23 +133,19 @@ class Counter(TorchDispatchMode):
         name = func._schema.name.removeprefix("aten::")
         if func.is_view or name in FREE or func.namespace == "prim":
             return
-        moved = bytes_of_operator(name, inputs, outputs)
         launches = 2 if name in TWO_LAUNCHES else 1
         self.launches += launches
         self.launches_by_operator[name] += launches
-        self.bytes += moved
-        self.bytes_by_operator[name] += moved
+        self.bytes += bytes_of_operator(name, inputs, outputs)
         if func._overloadpacket in flop_registry:
             self.flops += flop_registry[func._overloadpacket](*args, **kwargs, out_val=output)
 
     def count_kernel(self, name: str, tensors: tuple[torch.Tensor, ...]) -> None:
         """Count the launch of a Triton kernel, whose FLOPs are not known here."""
         assert all(tensor.device.type == "cuda" for tensor in tensors), f"{name} gets tensors on the host"
-        moved = sum(bytes_of(tensor) for tensor in tensors)
         self.triton_launches += 1
         self.launches_by_operator[name] += 1
-        self.bytes += moved
-        self.bytes_by_operator[name] += moved
+        self.bytes += sum(map(bytes_of, tensors))
 
     def count_list(self, tensor: torch.Tensor) -> list:
         """`tensor.tolist()`: one sync. The test says what the values are, see `with_values`."""
