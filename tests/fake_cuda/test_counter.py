@@ -42,33 +42,27 @@ def test_overlapping_views_are_read_once():
     assert bytes_of(states(4).expand(1000, 4)) == 2 * 4
 
 
-@pytest.mark.parametrize(
-    "operation",
-    [
-        lambda x: bool((x > 0).all()),
-        lambda x: x.sum().item(),
-        lambda x: x[x > 0],
-        lambda x: x.nonzero(),
-        lambda x: x.cpu(),
-        lambda x: with_values([1, 2]).tolist(),
-    ],
-)
-def test_syncs_are_listed(operation):
+# what makes the host wait, and what it copies to the device
+LISTED = {
+    "a condition": ("syncs", lambda x: bool((x > 0).all())),
+    "a number": ("syncs", lambda x: x.sum().item()),
+    "a mask": ("syncs", lambda x: x[x > 0]),
+    "indices": ("syncs", lambda x: x.nonzero()),
+    "to the host": ("syncs", lambda x: x.cpu()),
+    "values": ("syncs", lambda x: with_values([1, 2]).tolist()),
+    "to the device": ("copies", lambda x: x + torch.arange(4).to("cuda")),
+    "a list as index": ("copies", lambda x: x[[0, 2]]),
+    "a list": ("copies", lambda x: torch.tensor([1, 2], device="cuda")),
+}
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_syncs_and_copies_are_listed(name):
+    kind, operation = LISTED[name]
     x = states(4, 4)
     with counting() as counter:
         operation(x)
-    assert len(counter.syncs) == 1
-
-
-@pytest.mark.parametrize(
-    "operation",
-    [lambda x: x + torch.arange(4).to("cuda"), lambda x: x[[0, 2]], lambda x: torch.tensor([1, 2], device="cuda")],
-)
-def test_copies_from_the_host_are_listed(operation):
-    x = states(4, 4)
-    with counting() as counter:
-        operation(x)
-    assert len(counter.copies) == 1
+    assert len(getattr(counter, kind)) == 1
 
 
 def test_two_devices_are_an_error():
