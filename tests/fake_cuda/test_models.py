@@ -38,8 +38,8 @@ def tokens() -> dict[str, torch.Tensor]:
     return {"input_ids": integers(BATCH, LENGTH)}
 
 
-def padded() -> dict[str, torch.Tensor]:
-    return {**tokens(), "attention_mask": integers(BATCH, LENGTH)}
+def padded(rows: tuple[int, ...] = (BATCH,)) -> dict[str, torch.Tensor]:
+    return {name: integers(*rows, LENGTH) for name in ("input_ids", "attention_mask")}
 
 
 def with_mask_of_pairs() -> dict[str, torch.Tensor]:
@@ -63,12 +63,7 @@ HEADS = {
         HfDebertaForQuestionAnswering,
         lambda: {"start_positions": integers(BATCH), "end_positions": integers(BATCH)},
     ),
-    "choices": (
-        HfDebertaForMultipleChoice,
-        lambda: (
-            {name: integers(BATCH, 3, LENGTH) for name in ("input_ids", "attention_mask")} | {"labels": integers(BATCH)}
-        ),
-    ),
+    "choices": (HfDebertaForMultipleChoice, lambda: {**padded((BATCH, 3)), "labels": integers(BATCH)}),
     "entities": (
         HfDebertaForEntityChoice,
         lambda: {"entity_indices": integers(BATCH, 4, 5), "labels": integers(BATCH, 4)},
@@ -98,12 +93,6 @@ def run(model_class, config, inputs, training, autocast, backend=None):
     return counter
 
 
-def freeze_lower_layers(model):
-    """Freeze the embeddings and the first layer; the relative table of all layers stays trainable."""
-    for part in (model.deberta.embeddings, model.deberta.encoder.layer[0]):
-        part.requires_grad_(False)
-
-
 # all heads, and with every backend those that need the first states, labelled states, and a causal mask
 HEADS_AND_BACKENDS = [(head, "sdpa") for head in HEADS if head not in ("choices", "entities")]
 HEADS_AND_BACKENDS += [(head, other) for head in ("sequence", "masked LM", "causal") for other in ("eager", "triton")]
@@ -119,11 +108,13 @@ def tiny(**fields):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_frozen_layers(backend):
+    """The position table of all layers stays trainable."""
     model_class, labels = HEADS["sequence"]
 
     def build(config):
         model = model_class(config)
-        freeze_lower_layers(model)
+        for part in (model.deberta.embeddings, model.deberta.encoder.layer[0]):
+            part.requires_grad_(False)
         return model
 
     assert_never_waits(run(build, tiny(), lambda: {**padded(), **labels()}, True, False, backend))
@@ -138,11 +129,6 @@ def test_head(head, backend, mode):
     assert (counter.triton_launches > 0) == (backend == "triton")
 
 
-def with_number_of_real_tokens() -> dict[str, torch.Tensor | int]:
-    """A batch that is computed without its padding."""
-    return {**padded(), "num_real_tokens": 60}
-
-
 # case -> head, backend, configuration, inputs
 CASES = {
     "no mask": ("model", "sdpa", {}, tokens),
@@ -153,10 +139,6 @@ CASES = {
     "position_ids, triton": ("masked LM", "triton", {}, packed_by_position_ids),
     "position_ids, causal": ("causal", "sdpa", {}, packed_by_position_ids),
     "position_ids, replaced tokens": ("replaced tokens", "sdpa", {}, packed_by_position_ids),
-    "unpadded": ("sequence", "sdpa", {}, with_number_of_real_tokens),
-    "unpadded, triton": ("tokens", "triton", {}, with_number_of_real_tokens),
-    "unpadded masked LM": ("masked LM", "sdpa", {}, with_number_of_real_tokens),
-    "unpadded replaced tokens": ("replaced tokens", "sdpa", {}, with_number_of_real_tokens),
     "choices": ("choices", "sdpa", {}, lambda: {}),
     "choices, triton": ("choices", "triton", {}, lambda: {}),
     "entities": ("entities", "sdpa", {}, padded),
@@ -201,26 +183,15 @@ def packed() -> dict[str, torch.Tensor | int]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("head", ["model", "tokens", "masked LM", "causal", "replaced tokens"])
+@pytest.mark.parametrize("head", ["model", "sequence", "tokens", "masked LM", "causal", "replaced tokens"])
 def test_packed_row(head, backend):
     model_class, labels = HEADS[head]
 
     def inputs():
-        return {**packed(), **{name: one_row(value) for name, value in labels().items()}}
+        of_rows = {name: value[:1] if isinstance(value, torch.Tensor) else value for name, value in labels().items()}
+        return {**packed(), **({"labels": integers(3)} if head == "sequence" else of_rows)}
 
     assert_never_waits(run(model_class, tiny(), inputs, **MODES["training"], backend=backend))
-
-
-@pytest.mark.parametrize("backend", ["sdpa", "triton"])
-def test_packed_row_of_texts_to_classify(backend):
-    def inputs():
-        return {**packed(), "labels": integers(3)}
-
-    assert_never_waits(run(HfDebertaForSequenceClassification, tiny(), inputs, **MODES["training"], backend=backend))
-
-
-def one_row(value):
-    return value[:1] if isinstance(value, torch.Tensor) else value
 
 
 # ---- in-tree models under `enable()` -----------------------------------------------------------------------------
