@@ -5,7 +5,7 @@ relative positions count it, and v2's convolution reads its zeros. A row of padd
 padding. Ids and labels at padding are random. Labels that a head does not take are refused.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import pytest
@@ -13,12 +13,13 @@ import torch
 from fault_cases import number_of_cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numerics import V1_ATTENTION, assert_same_by_name, largest, tiny_config, tiny_model
+from numerics import V1_ATTENTION, assert_same_by_name, gradients, largest, tiny_config, tiny_model
 
 import hf_deberta
-from hf_deberta.engines import unpadding
 from hf_deberta.model.losses import IGNORED
 from hf_deberta.pretraining.rtd_pretraining import HfDebertaForRtdPretraining, HfDebertaRtdConfig
+
+pytestmark = pytest.mark.usefixtures("unpad_tiny_models")
 
 VOCABULARY, CLASSES = 128, 5
 VERSIONS = {
@@ -45,6 +46,10 @@ HEADS = {
     "causal LM": (hf_deberta.HfDebertaForCausalLM, {"sparse_prediction": False}, "next words", False, True),
     "RTD pair": (HfDebertaForRtdPretraining, {}, "pair", False, True),
 }
+
+
+# kind of labels -> field of a row
+TOKEN_LABELS = {"tokens": "classes", "replaced": "replaced", "words": "words", "next words": "words", "pair": "words"}
 
 
 @dataclass
@@ -102,18 +107,15 @@ def placed(row: Row, before: int, length: int, random: torch.Generator) -> Row:
 
     mask = torch.zeros(length, dtype=torch.long)
     mask[before : before + n] = row.mask
-    return Row(
+    return replace(
+        row,
         ids=pad(row.ids, VOCABULARY),
         mask=mask,
         words=pad(row.words, VOCABULARY),
         classes=pad(row.classes, CLASSES),
         replaced=pad(row.replaced, 2),
-        label=row.label,
-        several=row.several,
-        number=row.number,
         answer=tuple(at if at < 0 else at + before for at in row.answer),
         entities=torch.where(row.entities > 0, row.entities + before, 0),
-        entity_labels=row.entity_labels,
     )
 
 
@@ -130,20 +132,16 @@ def model_inputs(rows: list[Row], kind: str | None, packed: bool) -> dict[str, t
         inputs["cu_seq_lens_q"] = bounds.int()
         if bool(inputs["attention_mask"].all()):
             del inputs["attention_mask"]
-    labels = {
-        "class": lambda: torch.tensor([row.label for row in rows]),
-        "classes": lambda: torch.stack([row.several for row in rows]).float(),
-        "number": lambda: torch.tensor([row.number for row in rows]),
-        "tokens": lambda: of_tokens("classes"),
-        "entities": lambda: torch.stack([row.entity_labels for row in rows]),
-        "replaced": lambda: of_tokens("replaced"),
-        "words": lambda: of_tokens("words"),
-        "next words": lambda: of_tokens("words"),
-        "pair": lambda: of_tokens("words"),
-    }
-    if kind in labels:
-        inputs["labels"] = labels[kind]()
+    if kind in TOKEN_LABELS:
+        inputs["labels"] = of_tokens(TOKEN_LABELS[kind])
+    if kind == "class":
+        inputs["labels"] = torch.tensor([row.label for row in rows])
+    if kind == "classes":
+        inputs["labels"] = torch.stack([row.several for row in rows]).float()
+    if kind == "number":
+        inputs["labels"] = torch.tensor([row.number for row in rows])
     if kind == "entities":
+        inputs["labels"] = torch.stack([row.entity_labels for row in rows])
         inputs["entity_indices"] = torch.stack([row.entities for row in rows])
     if kind == "answer":
         inputs["start_positions"], inputs["end_positions"] = torch.tensor([row.answer for row in rows]).unbind(1)
@@ -166,21 +164,18 @@ def summed_loss(output, rows: list[Row], kind: str | None, inputs: dict[str, tor
     if kind == "pair":
         masked = torch.cat([row.words for row in rows])[real] >= 0
         return output.lm_loss * masked.sum() + output.rtd_loss * real.sum()
-    if kind == "class":
+    if kind == "answer":
+        return answer_losses(output, rows, inputs)
+    if kind in ("class", "classes"):
         items = (inputs["labels"] >= 0).sum()
     elif kind == "number":
         items = len(rows)
-    elif kind == "classes":
-        items = (inputs["labels"] >= 0).sum()
-    elif kind == "answer":
-        return answer_losses(output, rows, inputs)
     elif kind == "entities":
         items = sum(int((row.mask[row.entities].bool() & (row.entities > 0)).any(-1).sum()) for row in rows)
     elif kind == "next words":
         items = sum(int(((row.words[1:] >= 0) & row.mask[1:].bool() & row.mask[:-1].bool()).sum()) for row in rows)
     else:
-        name = {"tokens": "classes", "replaced": "replaced", "words": "words"}[kind]
-        items = int((torch.cat([getattr(row, name) for row in rows])[real] >= 0).sum())
+        items = int((torch.cat([getattr(row, TOKEN_LABELS[kind]) for row in rows])[real] >= 0).sum())
     return output.loss * items
 
 
@@ -217,23 +212,6 @@ def model_of(head: str, version: str, layers: int, dtype: torch.dtype):
         return tiny_model(HEADS[head][0], dtype=dtype, **fields)
     torch.manual_seed(0)
     return HfDebertaForRtdPretraining(HfDebertaRtdConfig(discriminator=tiny_config(**fields))).to(dtype).train()
-
-
-def gradients_of(model, loss: torch.Tensor) -> dict[str, torch.Tensor]:
-    model.zero_grad()
-    loss.backward()
-    return {
-        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
-        for name, parameter in model.named_parameters()
-    }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def unpad_small_batches():
-    """Unpad tiny batches too, for which it saves no time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(unpadding, "COST_OF_EXTRA_CALLS", 0)
-        yield
 
 
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-3, torch.bfloat16: 0.25}
@@ -300,9 +278,10 @@ def test_a_row_among_others_equals_the_row_alone(
     if dtype != torch.bfloat16:
         torch.testing.assert_close(loss.float(), losses.float(), rtol=1e-3, atol=1e-3)
     if exact:
-        gradients = gradients_of(model, loss)
-        assert all(gradient.isfinite().all() for gradient in gradients.values())
-        assert_same_by_name(gradients, gradients_of(model, losses))
+        parameters = dict(model.named_parameters())
+        found = gradients(loss, parameters)
+        assert all(gradient.isfinite().all() for gradient in found.values())
+        assert_same_by_name(found, gradients(losses, parameters))
     tally.held("a padded or packed row equals the row alone")
 
 
