@@ -141,17 +141,6 @@ def code_in_the_attention_backend(attack):
     attack.change_json("config.json", **{field: attack.rng.choice(["evil/kernel", "evil/kernel:evil", "../outside"])})
 
 
-def custom_pipeline(attack):
-    code_files(attack)
-    attack.change_json("config.json", custom_pipelines={"text-classification": {"impl": "evil.Evil", "pt": ["Evil"]}})
-
-
-def chat_template(attack):
-    template = "{{ ''.__class__.__mro__[1].__subclasses__() }}{{ cycler.__init__.__globals__.os.system('touch x') }}"
-    attack.change_json("tokenizer_config.json", chat_template=template)
-    (attack.folder / "chat_template.jinja").write_text(template)
-
-
 def generation_config(attack):
     value = attack.rng.choice(["{", "[]", '{"max_length": 1e400}', '{"custom_generate": "evil"}', "[" * 50_000])
     (attack.folder / "generation_config.json").write_text(value)
@@ -249,8 +238,6 @@ ATTACKS = [
     auto_map_of_tokenizer,
     other_model_type,
     code_in_the_attention_backend,
-    custom_pipeline,
-    chat_template,
     generation_config,
     index_of_another_folder,
     damaged_index,
@@ -287,7 +274,7 @@ AUTO_LOADERS = {
 ERRORS = (OSError, ValueError, InputError, StrictDataclassError, ImportError)
 
 
-@pytest.mark.parametrize("seed", seeds(sample=22, full=1500))
+@pytest.mark.parametrize("seed", seeds(sample=len(ATTACKS), full=1500))
 def test_hostile_folder(seed, folders, tmp_path, monkeypatch, tally):
     rng = random.Random(seed)
     folder, sentinel = tmp_path / "model", tmp_path / "code ran"
