@@ -1,5 +1,7 @@
 """Helpers of tests: rounding budgets instead of tolerances, gradients by name, tiny models with every mechanism on."""
 
+import importlib.util
+
 import pytest
 import torch
 
@@ -94,6 +96,14 @@ def gradients(output, tensors):
         name: torch.zeros_like(tensor) if gradient is None else gradient
         for (name, tensor), gradient in zip(tensors.items(), found, strict=True)
     }
+
+
+def import_again(module):
+    """Another copy of a module, which reads the environment as it is now."""
+    specification = importlib.util.find_spec(module.__name__)
+    copy = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(copy)
+    return copy
 
 
 def largest(tensor):

@@ -1,12 +1,11 @@
 """Fast paths are skipped where they would be wrong, input checks never are; `reference_mode` skips all fast paths."""
 
 import copy
-import importlib.util
 from contextlib import contextmanager
 
 import pytest
 import torch
-from numerics import at_real_tokens, tiny_inputs, tiny_model
+from numerics import at_real_tokens, import_again, tiny_inputs, tiny_model
 from test_parity_with_transformers import in_tree
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -317,7 +316,4 @@ def test_the_environment_variable_turns_on_reference_mode(value, expected, monke
     monkeypatch.delenv("HF_DEBERTA_REFERENCE", raising=False)
     if value is not None:
         monkeypatch.setenv("HF_DEBERTA_REFERENCE", value)
-    specification = importlib.util.find_spec(slots.__name__)
-    imported_again = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(imported_again)
-    assert imported_again.in_reference_mode() == expected
+    assert import_again(slots).in_reference_mode() == expected
