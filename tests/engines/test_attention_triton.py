@@ -4,7 +4,6 @@ The interpreter must be enabled before Triton is imported, so `test_in_the_inter
 its own. Tiles have 16 tokens there, and inputs are tiny, because the interpreter is slow.
 """
 
-import logging
 import os
 import re
 import subprocess
@@ -15,8 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import transformers
-from numerics import assert_same_by_name, assert_within_budget, attend, tiny_inputs, tiny_model
+from numerics import assert_same_by_name, assert_within_budget, attend, lengths_mask, tiny_inputs, tiny_model
 
 from hf_deberta import HfDebertaForSequenceClassification, HfDebertaModel
 from hf_deberta.engines import attention_auto, attention_triton
@@ -64,14 +62,14 @@ def poison():
     torch.use_deterministic_algorithms(False)
 
 
-def inputs_of(table, length, batch=1, heads=1, size=20, dtype=torch.float32, device="cpu", pruned=False, spread=1.0):
+def inputs_of(table, length, batch=1, heads=1, size=20, dtype=torch.float32, device="cpu", pruned=False):
     """Inputs with gradients by name, the rows of distances, and the first row in use."""
     torch.manual_seed(0)
     rows, span = rows_of_distances(*table), table[1] or table[0]
     first, last = rows_for_length(length, span) if pruned and may_be_pruned(rows, span) else (0, 2 * span)
     shapes = dict.fromkeys(("query", "key", "value"), (batch, heads, length, size))
     shapes |= dict.fromkeys(("position_key", "position_query"), (heads, last - first, size))
-    leaves = {name: (spread * torch.randn(shape)).to(device, dtype) for name, shape in shapes.items()}
+    leaves = {name: torch.randn(shape).to(device, dtype) for name, shape in shapes.items()}
     return {name: leaf.requires_grad_() for name, leaf in leaves.items()}, rows.to(device), first
 
 
@@ -101,10 +99,6 @@ def in_both(leaves, rows, first, terms, dtype=torch.float64, scale=None, **mask)
     return results(ours, leaves), results(reference, exact)
 
 
-def ragged(*lengths):
-    return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-
-
 def some_pairs(length):
     torch.manual_seed(3)
     pairs = torch.rand(1, length, length) < 0.4
@@ -132,8 +126,8 @@ CASES = {
     "c2p, pairs, far": (CLIPPED, ("c2p",), {"length": 40}, {"mask": some_pairs(40)}),
     "p2c, causal, holes": (CLIPPED, ("p2c",), {"length": 40, "size": 16}, {"mask": with_holes(40), "causal": True}),
     "causal": (CLIPPED, BOTH, {"length": 37}, {"causal": True}),
-    "no terms, padding": (CLIPPED, (), {"length": 20, "batch": 2}, {"mask": ragged(20, 3)}),
-    "padding": (CLIPPED, BOTH, {"length": 33, "batch": 2}, {"mask": ragged(33, 9)}),
+    "no terms, padding": (CLIPPED, (), {"length": 20, "batch": 2}, {"mask": lengths_mask(20, 3)}),
+    "padding": (CLIPPED, BOTH, {"length": 33, "batch": 2}, {"mask": lengths_mask(33, 9)}),
     "packed": (CLIPPED, BOTH, {"length": 56}, {"cu_seqlens": BOUNDS}),
     "packed, with lengths": (
         CLIPPED, BOTH, {"length": 56}, {"cu_seqlens": torch.tensor([0, 9, 25, 40]), "lengths": (9, 16, 15)},
@@ -142,20 +136,20 @@ CASES = {
     "packed, holes": (BUCKETS, BOTH, {"length": 22}, {"cu_seqlens": torch.tensor([0, 5, 22]), "mask": with_holes(22)}),
     "packed, causal": (CLIPPED, BOTH, {"length": 45}, {"cu_seqlens": torch.tensor([0, 5, 45]), "causal": True}),
     "packed, longest": (CLIPPED, BOTH, {"length": 50}, {"cu_seqlens": torch.tensor([0, 9, 50]), "longest": 41}),
-    "padding on the left": (CLIPPED, BOTH, {"length": 37}, {"mask": ragged(37, 17).flip(1)[1:]}),
-    "a row of padding": (CLIPPED, ("c2p",), {"length": 19, "batch": 2}, {"mask": ragged(19, 0)}),
+    "padding on the left": (CLIPPED, BOTH, {"length": 37}, {"mask": lengths_mask(37, 17).flip(1)[1:]}),
+    "a row of padding": (CLIPPED, ("c2p",), {"length": 19, "batch": 2}, {"mask": lengths_mask(19, 0)}),
     "documents": (CLIPPED, BOTH, {"length": 53, "batch": 2}, {"documents": numbers((3, 1, 40, 9), (16, 37))}),
     "documents, far": (CLIPPED, BOTH, {"length": 71, "size": 16}, {"documents": numbers((6, 65))}),
     "documents of all rows": (BUCKETS, BOTH, {"length": 23, "batch": 2}, {"documents": 5 + numbers((4, 19))}),
     "documents, padding": (
         CLIPPED, BOTH, {"length": 41, "batch": 2},
-        {"documents": numbers((20, 5, 16), (7, 9, 25)), "mask": ragged(41, 30)},
+        {"documents": numbers((20, 5, 16), (7, 9, 25)), "mask": lengths_mask(41, 30)},
     ),
     "documents, holes": (CLIPPED, BOTH, {"length": 39}, {"documents": numbers((20, 19)), "mask": with_holes(39)}),
     "documents, causal": (CLIPPED, BOTH, {"length": 51}, {"documents": numbers((2, 33, 16)), "causal": True}),
     "documents, padding, causal": (
         BUCKETS, ("p2c",), {"length": 35, "batch": 2, "heads": 2},
-        {"documents": numbers((18, 17), (1, 34)), "mask": ragged(35, 29), "causal": True},
+        {"documents": numbers((18, 17), (1, 34)), "mask": lengths_mask(35, 29), "causal": True},
     ),
     "documents, pairs": (CLIPPED, BOTH, {"length": 21}, {"documents": numbers((8, 13)), "mask": some_pairs(21)}),
     "pairs, causal": (CLIPPED, BOTH, {"length": 35}, {"mask": some_pairs(35), "causal": True}),
@@ -174,21 +168,21 @@ def test_output_and_gradients_equal_the_reference(case):
 
 
 @interpreted
-def test_half_precision_is_no_worse_than_the_reference_in_it():
-    """In float16: the interpreter multiplies the bits of bfloat16 numbers as if they were integers."""
-    leaves, rows, first = inputs_of(CLIPPED, 36, dtype=torch.float16)
-    assert_no_worse_in_float16(leaves, rows, first)
+@pytest.mark.parametrize("spread", [1, 8, 15])
+def test_half_precision_is_no_worse_than_the_reference_in_it(spread):
+    """In float16: the interpreter multiplies the bits of bfloat16 numbers as if they were integers.
 
-
-@interpreted
-@pytest.mark.parametrize("spread", [8, 15])
-def test_large_scores_are_no_worse_than_the_reference_in_float16(spread):
-    """Scores of up to 150 and 500, which a rounding of scaled queries to half precision would change by 0.1 and 0.5."""
+    Scores are up to 150 and 500, which a rounding of scaled queries to half precision would change by 0.1 and 0.5.
+    """
     leaves, rows, first = inputs_of(CLIPPED, 36, dtype=torch.float16)
     with torch.no_grad():
         for name in ("query", "key", "position_key", "position_query"):
             leaves[name].mul_(spread)
-    assert_no_worse_in_float16(leaves, rows, first)
+    found, exact = in_both(leaves, rows, first, BOTH)
+    _, plain = in_both(leaves, rows, first, BOTH, dtype=torch.float16)
+    for name, tensor in found.items():
+        assert tensor.dtype == torch.float16
+        assert_within_budget(tensor, plain[name], exact[name], name)
 
 
 @interpreted
@@ -210,14 +204,6 @@ def test_scales_that_are_not_positive(scale):
     assert_same_by_name(found, expected)
 
 
-def assert_no_worse_in_float16(leaves, rows, first):
-    found, exact = in_both(leaves, rows, first, BOTH)
-    _, plain = in_both(leaves, rows, first, BOTH, dtype=torch.float16)
-    for name, tensor in found.items():
-        assert tensor.dtype == torch.float16
-        assert_within_budget(tensor, plain[name], exact[name], name)
-
-
 @pytest.mark.parametrize(
     "device",
     [pytest.param("cpu", marks=interpreted), pytest.param("cuda", marks=[on_gpu, pytest.mark.gpu])],
@@ -228,7 +214,7 @@ def test_dropout_applies_to_probabilities_and_is_repeated_in_the_backward_pass(d
     length, rate = (128 if device == "cuda" else 40), 0.4  # with tiles of 16 some are far
     fields = {}
     if masked:  # documents, padding and causal together
-        fields = {"documents": numbers((3, length - 3)), "mask": ragged(length, length - 2)[1:], "causal": True}
+        fields = {"documents": numbers((3, length - 3)), "mask": lengths_mask(length, length - 2)[1:], "causal": True}
         fields = {name: value.to(device) if torch.is_tensor(value) else value for name, value in fields.items()}
     visible = AttentionMask(**fields).visible(length, device)
     leaves, rows, _ = inputs_of(CLIPPED, length, size=length, device=device)
@@ -258,7 +244,7 @@ def test_dropout_applies_to_probabilities_and_is_repeated_in_the_backward_pass(d
 
 @pytest.mark.parametrize("tile", [4, 16])
 def test_spans_hold_the_blocks_that_a_tile_sees(tile):
-    documents, mask = numbers((1, 14, 1, 3, 10), (6, 23, 0, 0, 0)), ragged(29, 22)
+    documents, mask = numbers((1, 14, 1, 3, 10), (6, 23, 0, 0, 0)), lengths_mask(29, 22)
     visible = AttentionMask(mask=mask, documents=documents).visible(29, torch.device("cpu"))[:, 0]
     blocks = torch.nn.functional.pad(visible, (0, -29 % tile, 0, -29 % tile))
     sees = blocks.unflatten(2, (-1, tile)).unflatten(1, (-1, tile)).any(4).any(2)  # [B, blocks, blocks]
@@ -288,7 +274,7 @@ def test_tiles_between_documents_are_skipped():
 def test_compiles_to_one_graph():
     leaves, rows, _ = inputs_of(BUCKETS, 18)
     saturation = saturation_of(rows)
-    mask = AttentionMask(ragged(18, 17)[1:], numbers((7, 11)), causal=True)
+    mask = AttentionMask(lengths_mask(18, 17)[1:], numbers((7, 11)), causal=True)
 
     def attention(query, key, value, position_key, position_query):
         positions = RelativePositions(position_key, position_query, rows, saturation, BOTH)
@@ -386,69 +372,39 @@ def test_one_mask_serves_calls_of_other_sizes_and_tables():
         assert torch.equal(found, expected)
 
 
-@pytest.fixture
-def warnings_of(caplog):
-    transformers.utils.logging.enable_propagation()
-    logging.Logger.warning_once.cache_clear()
-    caplog.set_level("WARNING")
-    return lambda: [record.message for record in caplog.records if "'triton' falls back to 'sdpa'" in record.message]
-
-
+# arguments of inputs_of, arguments of the call, constants of the module, what the warning says
 LIMITS = {
-    "float64": ({"dtype": torch.float64}, {}, "float16, bfloat16 and float32, not torch.float64"),
-    "wide heads": ({"size": 132}, {}, "heads of 132 channels are larger than 128"),
-    "p2p": ({}, {"terms": ("c2p", "p2p")}, "p2p"),
-    "dropout of all": ({}, {"dropout_p": 1.0}, "a dropout of 1"),
+    "float64": ({"dtype": torch.float64}, {}, {}, "float16, bfloat16 and float32, not torch.float64"),
+    "wide heads": ({"size": 132}, {}, {}, "heads of 132 channels are larger than 128"),
+    "p2p": ({}, {"terms": ("c2p", "p2p")}, {}, "p2p"),
+    "dropout of all": ({}, {"dropout_p": 1.0}, {}, "a dropout of 1"),
+    "no triton": ({}, {}, {"IS_INSTALLED": False}, "triton is not installed"),
+    "a CPU": ({}, {}, {"INTERPRETING": False}, "runs on GPUs, not on cpu"),
 }
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-def test_unsupported_calls_fall_back_to_sdpa_with_one_warning(limit, warnings_of, monkeypatch):
-    monkeypatch.setattr(attention_triton, "INTERPRETING", True)
-    monkeypatch.setattr(attention_triton, "IS_INSTALLED", True)
-    shape, arguments, message = LIMITS[limit]
+def test_unsupported_calls_fall_back_to_sdpa_with_one_warning(limit, sdpa_warnings, monkeypatch):
+    shape, arguments, environment, message = LIMITS[limit]
+    for name, value in {"INTERPRETING": True, "IS_INSTALLED": True, **environment}.items():
+        monkeypatch.setattr(attention_triton, name, value)
     leaves, rows, _ = inputs_of(BUCKETS, 7, **shape)
     for _ in range(2):
         found, _ = attend(**leaves, rows_of_distance=rows, backend="triton", **arguments)
     expected, _ = attend(**leaves, rows_of_distance=rows, backend="sdpa", **arguments)
     assert torch.equal(found, expected)
-    (warning,) = warnings_of()
-    assert message in warning
+    (warning,) = sdpa_warnings()
+    assert "'triton' falls back to 'sdpa'" in warning and message in warning
 
 
-def test_without_triton_sdpa_is_used(warnings_of, monkeypatch):
-    monkeypatch.setattr(attention_triton, "INTERPRETING", True)
-    monkeypatch.setattr(attention_triton, "IS_INSTALLED", False)
-    leaves, rows, _ = inputs_of(BUCKETS, 7)
-    found, expected = (attend(**leaves, rows_of_distance=rows, backend=backend)[0] for backend in ("triton", "sdpa"))
-    assert torch.equal(found, expected)
-    assert ["triton is not installed" in warning for warning in warnings_of()] == [True]
-
-
-def test_query_subsets_are_computed_by_sdpa_without_a_warning(warnings_of):
+def test_query_subsets_are_computed_by_sdpa_without_a_warning(sdpa_warnings):
     leaves, rows, _ = inputs_of(BUCKETS, 7)
     subset = {**leaves, "query": leaves["query"][:, :, :2]}
     positions = torch.tensor([[3, 1]])
     found = attend(**subset, rows_of_distance=rows, query_positions=positions, backend="triton")[0]
     expected = attend(**subset, rows_of_distance=rows, query_positions=positions, backend="sdpa")[0]
     assert torch.equal(found, expected)
-    assert not warnings_of()
-
-
-@pytest.mark.skipif(INTERPRETING, reason="the interpreter runs on the CPU")
-def test_on_a_cpu_sdpa_is_used(warnings_of):
-    leaves, rows, _ = inputs_of(BUCKETS, 7)
-    found, expected = (attend(**leaves, rows_of_distance=rows, backend=backend)[0] for backend in ("triton", "sdpa"))
-    assert torch.equal(found, expected)
-    assert ["runs on GPUs, not on cpu" in warning for warning in warnings_of()] == [True]
-
-
-def test_models_accept_the_name_triton():
-    model = tiny_model(HfDebertaForSequenceClassification, attn_implementation="triton")
-    assert model.config._attn_implementation == "triton"
-    model.set_attn_implementation("sdpa")
-    model.set_attn_implementation("triton")
-    assert model.config._attn_implementation == "triton"
+    assert not sdpa_warnings()
 
 
 # ---- on a GPU, at real sizes -------------------------------------------------------------------------------------
@@ -460,7 +416,7 @@ REAL = {
     "p2c": (("p2c",), {"length": 1300, "size": 128}, {}),
     "none": ((), {"length": 700, "size": 32}, {}),
     "causal": (BOTH, {"length": 1500, "heads": 2}, {"causal": True}),
-    "padding": (BOTH, {"length": 900, "batch": 2}, {"mask": ragged(900, 333)}),
+    "padding": (BOTH, {"length": 900, "batch": 2}, {"mask": lengths_mask(900, 333)}),
     "holes": (BOTH, {"length": 900}, {"mask": with_holes(900)}),
     "pairs": (BOTH, {"length": 700}, {"mask": some_pairs(700)}),
     "packed": (BOTH, {"length": 1700, "heads": 2}, {"cu_seqlens": torch.tensor([0, 3, 40, 40, 300, 1700])}),
@@ -468,7 +424,11 @@ REAL = {
     "documents, padding, causal": (
         BOTH,
         {"length": 1300, "batch": 2},
-        {"documents": numbers((100, 77, 900, 223), (64, 64, 128, 1044)), "mask": ragged(1300, 1000), "causal": True},
+        {
+            "documents": numbers((100, 77, 900, 223), (64, 64, 128, 1044)),
+            "mask": lengths_mask(1300, 1000),
+            "causal": True,
+        },
     ),
     "packed, holes": (BOTH, {"length": 900}, {"cu_seqlens": torch.tensor([0, 77, 900]), "mask": with_holes(900)}),
 }
