@@ -414,8 +414,6 @@ class BandBias(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        if torch.is_grad_enabled():  # for second derivatives
-            return *differentiable_gradients(ctx.saved_tensors, ctx.offset, gradient, ctx.needs_input_grad), None
         query, key, falling, rising = ctx.saved_tensors
         gradient = gradient.transpose(0, 1)
         for_query = for_key = for_falling = for_rising = None
@@ -424,17 +422,6 @@ class BandBias(torch.autograd.Function):
         if rising is not None:
             for_key, for_rising = term_gradients(gradient.mT, key.transpose(0, 1), rising, -ctx.offset)
         return for_query, for_key, for_falling, for_rising, None
-
-
-def differentiable_gradients(
-    tensors: tuple[torch.Tensor, ...], offset: int, gradient: torch.Tensor, needed: tuple[bool, ...]
-) -> tuple[torch.Tensor | None, ...]:
-    """The gradients of `content_bias` with a graph, so that they can be differentiated again."""
-    query, key, falling, rising = tensors
-    bias = content_bias(query, key, falling, rising, offset)
-    inputs = [tensor for tensor, need in zip(tensors, needed[:4], strict=True) if need]
-    gradients = iter(torch.autograd.grad(bias, inputs, gradient, create_graph=True))
-    return tuple(next(gradients) if need else None for need in needed[:4])
 
 
 def term_gradients(

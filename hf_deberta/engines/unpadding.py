@@ -13,7 +13,7 @@ import torch
 
 from ..model.batch_layout import AttentionMask, BatchLayout, document_numbers
 from ..model.configuration_hf_deberta import HfDebertaConfig
-from ..model.input_checks import can_read_values, in_captured_graph
+from ..model.input_checks import can_read_values, check_positions, in_captured_graph
 from .guards import in_functorch_transform
 
 MIN_PADDING_FRACTION = 1 / 16  # of a batch, to unpad it
@@ -70,7 +70,10 @@ class UnpaddedLayout(BatchLayout):
         return self.unpadding.scatter(states)
 
     def absolute_positions(self, limit: int | None = None) -> torch.Tensor:
-        return self.gather(self.padded.absolute_positions(limit).expand(self.unpadding.shape))
+        positions = self.gather(self.padded.absolute_positions().expand(self.unpadding.shape))
+        if limit is not None:
+            check_positions(positions, self.length, limit)
+        return positions
 
     def pooled_positions(self) -> torch.Tensor:
         return self.unpadding.first_token_positions()[0][None]

@@ -88,7 +88,8 @@ def is_fixed(module: nn.Module) -> bool:
     """True if the module computes the same until one of its weights changes, which is detected."""
     if module.training:
         return False
-    return isinstance(module, nn.Dropout) or (is_unmodified_module(module) and has_detectable_changes(module))
+    has_no_weights = isinstance(module, nn.Dropout | nn.Identity)
+    return has_no_weights or (is_unmodified_module(module) and has_detectable_changes(module))
 
 
 # beside the modules, so that copies, pickles and models of Transformers hold nothing of this

@@ -135,7 +135,7 @@ def registered_attention_function(name: str) -> Callable[..., torch.Tensor]:
     if function is None or function.__module__.startswith("transformers."):
         raise ValueError(
             f"unknown attention backend {name!r}: choose one of {', '.join((AUTO, *sorted(BACKENDS)))}, or register a "
-            "function, see the module hf_deberta.model.attention; `import hf_deberta` may add backends"
+            "function, see the module hf_deberta.model.attention"
         )
     return function
 

@@ -88,8 +88,8 @@ def attend_in_blocks(
             seen = visible[:, :, start : start + block.shape[2]]
         return attend_with_bias(block, key, value, masked(bias, seen, block), dropout_p, scale=1.0)
 
-    # a loop would tie a graph to this length, and torch.func does not support checkpoints
-    if query.shape[2] <= QUERY_BLOCK or in_captured_graph() or in_torch_func():
+    # a loop, or a comparison of lengths, would tie a graph to them; torch.func does not support checkpoints
+    if in_captured_graph() or in_torch_func() or query.shape[2] <= QUERY_BLOCK:
         context = attend(query, 0)
     else:
         contexts = []
@@ -131,10 +131,15 @@ def attend_with_bias(
     scale: float,
 ) -> torch.Tensor:
     """softmax(scale * query key + bias) value."""
-    if bias is not None and bias.requires_grad and not any(each.requires_grad for each in (query, key, value)):
-        # in frozen layers: CUDA keeps no log sums if only the bias needs a gradient (pytorch issue 148476)
+    only_bias = bias is not None and bias.requires_grad and not any(x.requires_grad for x in (query, key, value))
+    if only_bias and drops_log_sums(query):  # in frozen layers
         query = query.detach().requires_grad_()
     return scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout_p, scale=scale)
+
+
+def drops_log_sums(query: torch.Tensor) -> bool:
+    """True for CUDA, whose kernel keeps no log sums if only the bias needs a gradient (pytorch issue 148476)."""
+    return query.device.type != "cpu"
 
 
 def gathered_bias(

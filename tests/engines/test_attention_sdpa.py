@@ -274,7 +274,7 @@ SECOND_KINDS = ["all", "padding", "packed, longest"]
 @pytest.mark.parametrize("kind", SECOND_KINDS)
 @pytest.mark.parametrize("sizes", SIZES, indirect=True)
 def test_second_derivatives_equal_the_reference(sizes, kind):
-    assert_same_second_derivatives(kind, [("c2p", "p2c"), ("c2p", "p2c", "p2p")])
+    assert_same_second_derivatives(kind, filter(None, TERMS))
 
 
 @pytest.mark.parametrize("kind", SECOND_KINDS)
@@ -396,6 +396,7 @@ def test_frozen_inputs_on_devices(frozen, queries, device_sizes, monkeypatch):
         return plain(query, key, value, attn_mask=attn_mask, **options)
 
     monkeypatch.setattr(plain_sdpa, "scaled_dot_product_attention", checked)
+    monkeypatch.setattr(plain_sdpa, "drops_log_sums", lambda query: True)
     torch.manual_seed(0)
     leaves = {name: leaf(1, HEADS, 40, WIDTH) for name in ("query", "key", "value")}
     leaves |= {name: leaf(HEADS, 24, WIDTH) for name in ("position_key", "position_query")}

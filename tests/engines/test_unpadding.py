@@ -358,3 +358,13 @@ def test_one_compiled_graph_for_all_numbers_of_real_tokens():
             found = compiled(**inputs, num_real_tokens=sum(lengths)).logits
         torch.testing.assert_close(found, model(**inputs).logits)
     assert len(graphs) == 1
+
+
+def test_padding_may_exceed_the_position_embeddings(unpad_tiny_models):
+    """Absolute positions of real tokens count; without unpadding those of padding do too."""
+    model = tiny_model(HfDebertaForMaskedLM, max_position_embeddings=32).eval()
+    ids, mask = torch.randint(4, 120, (3, 40)), torch.arange(40) < torch.tensor([[20], [30], [5]])
+    expected = model(ids[:, :30], attention_mask=mask[:, :30]).logits[mask[:, :30]]
+    torch.testing.assert_close(model(ids, attention_mask=mask).logits[mask], expected)
+    with pytest.raises(ValueError, match="40 positions, and max_position_embeddings is 32"):
+        model(ids, attention_mask=torch.ones_like(ids))

@@ -750,13 +750,30 @@ def test_one_graph_for_all_lengths(model_class, training):
 @pytest.mark.parametrize("fields", [{}, V1_ATTENTION], ids=["v2", "v1"])
 def test_exports_for_any_length(fields):
     model = tiny_model(HfDebertaForSequenceClassification, dtype=torch.float32, **fields).eval()
-    length = torch.export.Dim("length", min=2, max=64)
+    length = torch.export.Dim("length", min=2, max=700)  # past a block of queries
     inputs = tiny_inputs((20, 13, 20))
     shapes = {name: {1: length} for name in inputs}
     exported = torch.export.export(model, (), kwargs=inputs, dynamic_shapes=shapes, strict=False).module()
-    for lengths in ((2, 1, 2), (17, 4, 9), (64, 33, 1)):
+    for lengths in ((2, 1, 2), (17, 4, 9), (600, 33, 1)):
         inputs = tiny_inputs(lengths)
         torch.testing.assert_close(exported(**inputs).logits, model(**inputs).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_frozen_layers_are_trained_in_one_graph():
+    """The position table alone needs a gradient there."""
+    model = tiny_model(HfDebertaModel).eval()
+    model.embeddings.requires_grad_(False)
+    model.encoder.layer.requires_grad_(False)
+    table = model.encoder.rel_embeddings.weight
+    losses = [model, torch.compile(model, backend="eager", fullgraph=True)]
+    expected, actual = (torch.autograd.grad(each(IDS).last_hidden_state.square().mean(), table) for each in losses)
+    torch.testing.assert_close(actual, expected)
+    name = "encoder.rel_embeddings.weight"
+
+    def loss(weights):
+        return torch.func.functional_call(model, weights, (IDS,)).last_hidden_state.square().mean()
+
+    torch.testing.assert_close(torch.func.grad(loss)({name: table.detach()})[name], expected[0])
 
 
 def test_context_follows_a_model_to_another_device():
