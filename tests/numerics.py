@@ -106,6 +106,14 @@ def import_again(module):
     return copy
 
 
+def train_step(model, **inputs):
+    """The output of a training step, and the gradients by name of all parameters that have one."""
+    model.zero_grad()
+    output = model(**inputs)
+    output.loss.backward()
+    return output, {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+
+
 def largest(tensor):
     return tensor.detach().abs().max().item() if tensor.numel() else 0.0
 
