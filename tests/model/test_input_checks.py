@@ -12,80 +12,81 @@ CHOICE, ENTITIES = hf_deberta.HfDebertaForMultipleChoice, hf_deberta.HfDebertaFo
 REPLACED, WORDS = hf_deberta.HfDebertaForPreTraining, hf_deberta.HfDebertaForMaskedLM
 ANSWERS, MODEL = hf_deberta.HfDebertaForQuestionAnswering, hf_deberta.HfDebertaModel
 IDS = tiny_inputs((4, 4))["input_ids"]
-MULTI_LABEL = {"num_labels": 3, "problem_type": "multi_label_classification"}
+EMBEDDED = torch.zeros(2, 4, 32, dtype=torch.float64)
+NO_IDS = {"input_ids": None}
+ONE, THREE, TYPES = {"num_labels": 1}, {"num_labels": 3}, {"type_vocab_size": 2}
+MULTI_LABEL = {**THREE, "problem_type": "multi_label_classification"}
 SPANS = torch.tensor([[[1, 2]], [[3, 0]]])
+MENTIONS = {"entity_indices": SPANS}
+FIVE = torch.ones(5, dtype=torch.long)
 
 # class, config fields, inputs, message
 WRONG = {
-    "a class too large": (
-        SEQUENCE,
-        {"num_labels": 3},
-        {"labels": torch.tensor([0, 3])},
-        "labels must be below 3, .*not 3",
-    ),
-    "half a class": (SEQUENCE, {"num_labels": 3}, {"labels": torch.tensor([0, 0.5])}, "whole numbers, .*not 0.5"),
-    "one number": (SEQUENCE, {"num_labels": 3}, {"labels": torch.tensor(1)}, r"must be of shape \(2,\), not \(\)"),
-    "no target": (SEQUENCE, {"num_labels": 1}, {"labels": torch.tensor([0, torch.nan])}, "finite, not nan; drop rows"),
-    "two labels of one": (SEQUENCE, MULTI_LABEL, {"labels": torch.full((2, 3), 2)}, r"must lie in \[0, 1\], .*not 2"),
-    "several classes, no problem type": (
-        SEQUENCE,
-        {"num_labels": 3},
-        {"labels": torch.tensor([[1.0, 1, 0], [0, 1, 0]])},
-        "distributions over the classes, which must sum to 1, not 2; .*problem_type",
-    ),
-    "a token's class": (TOKENS, {"num_labels": 3}, {"labels": IDS * 0 + 10**6}, "labels must be below 3, .*not 1e"),
-    "labels of tokens as a list": (TOKENS, {}, {"labels": (IDS * 0).tolist()}, "labels must be a tensor, not list"),
-    "a choice too large": (CHOICE, {}, {"input_ids": IDS[None], "labels": torch.tensor([2])}, "labels must be below 2"),
-    "an order of choices": (
+    # tokens
+    "neither ids nor embeddings": (MODEL, {}, NO_IDS, "either input_ids or inputs_embeds, not neither"),
+    "both": (MODEL, {}, {"inputs_embeds": EMBEDDED}, "either input_ids or inputs_embeds, not both"),
+    "no rows": (MODEL, {}, {"input_ids": IDS[:0]}, r"\[B, N\] with at least one row and one token, not \(0, 4\)"),
+    "no tokens": (MODEL, {}, {"input_ids": IDS[:, :0]}, r"at least one row and one token, not \(2, 0\)"),
+    "one dimension": (MODEL, {}, {"input_ids": IDS[0]}, r"input_ids must be \[B, N\] .* not \(4,\)"),
+    "an id too large": (MODEL, {}, {"input_ids": IDS + 128}, r"input_ids must lie in \[0, 128\), .* to \d+.*tokenizer"),
+    "a negative id": (WORDS, {}, {"input_ids": IDS - 128}, r"input_ids must lie in \[0, 128\), .* from -\d+"),
+    "a list of ids": (MODEL, {}, {"input_ids": IDS.tolist()}, "must be a tensor, not list; pass torch.tensor"),
+    "an array of ids": (MODEL, {}, {"input_ids": IDS.numpy()}, "input_ids must be a tensor, not ndarray"),
+    "ids with a fraction": (MODEL, {}, {"input_ids": IDS.float()}, "must be of type int64 or int32, not torch.float32"),
+    "embeddings of one row": (MODEL, {}, {**NO_IDS, "inputs_embeds": EMBEDDED[0]}, r"\[B, N, embedding\] .* \(4, 32\)"),
+    "narrow embeddings": (MODEL, {}, {**NO_IDS, "inputs_embeds": EMBEDDED[..., :8]}, r"\[B, N, 32\], .*\(2, 4, 8\)"),
+    "types, one too few": (MODEL, TYPES, {"token_type_ids": IDS[:, 1:] * 0}, r"\[B, N\] = \(2, 4\), .*\(2, 3\)"),
+    "a type too large": (MODEL, TYPES, {"token_type_ids": IDS * 0 + 2}, r"must lie in \[0, 2\), .* up to 2"),
+    # masks and boundaries
+    "a mask of three tokens": (MODEL, {}, {"attention_mask": torch.ones(2, 3)}, r"= \(2, 4, 4\), not \(2, 3\)"),
+    "a mask of one query": (MODEL, {}, {"attention_mask": torch.ones(2, 1, 4)}, r"not \(2, 1, 4\)"),
+    "an additive mask": (MODEL, {}, {"attention_mask": torch.zeros(2, 4, 4)}, "boolean or integer.* not additive"),
+    "an additive mask of tokens": (MODEL, {}, {"attention_mask": IDS * -1e9}, r"holds -.*e\+.*attention_mask == 0"),
+    "an array as mask": (MODEL, {}, {"attention_mask": numpy.ones((2, 4))}, "attention_mask must be a tensor, not nda"),
+    "boundaries of a batch": (WORDS, {}, {"cu_seq_lens_q": torch.tensor([0, 4])}, "one packed row, not a batch of 2"),
+    "packed entities": (ENTITIES, {}, {**MENTIONS, "cu_seq_lens_q": torch.tensor([0, 4])}, "not support packed rows"),
+    # what a head needs
+    "no choices": (CHOICE, {}, {}, r"multiple choice takes input_ids \[B, choices, N\], not \(2, 4\)"),
+    "a mask without choices": (
         CHOICE,
         {},
         {"input_ids": IDS[:1, None], "attention_mask": IDS[None] > 0},
         r"attention_mask must begin with \[B, choices\] = \(1, 1\)",
     ),
-    "an entity's label": (
-        ENTITIES,
-        {},
-        {"entity_indices": SPANS, "labels": torch.tensor([[1], [2]])},
-        "labels must be 0 or 1, or -100 to be ignored, not 2",
-    ),
+    "no entities": (ENTITIES, {}, {}, r"entity choice needs entity_indices \[B, entities, tokens\]"),
     "an entity outside": (ENTITIES, {}, {"entity_indices": SPANS + 1}, r"entity_indices .*in \[0, 4\), not 4"),
     "an entity before": (ENTITIES, {}, {"entity_indices": SPANS - 1}, r"entity_indices .*in \[0, 4\), not -1"),
     "entities of one row": (ENTITIES, {}, {"entity_indices": SPANS[:1]}, r"with B = 2, not \(1, 1, 2\)"),
-    "packed entities": (
-        ENTITIES,
-        {},
-        {"entity_indices": SPANS, "cu_seq_lens_q": torch.tensor([0, 4])},
-        "does not support packed rows",
-    ),
-    "a replaced token": (REPLACED, {}, {"labels": IDS * 0 + 10**6}, "labels must be 0 or 1, .*not 1e"),
+    # labels
+    "words, one too few": (WORDS, {}, {"labels": IDS[:, 1:]}, r"labels must be of shape \(2, 4\), not \(2, 3\)"),
+    "words, flat": (WORDS, {}, {"labels": IDS.flatten()}, r"labels must be of shape \(2, 4\), not \(8,\)"),
     "a word": (WORDS, {}, {"labels": IDS * 0 + 128}, "labels must be below 128, .*not 128"),
-    "a start without an end": (ANSWERS, {}, {"start_positions": torch.tensor([1, 1])}, "both .* or neither"),
+    "tokens, one too few": (TOKENS, {}, {"labels": IDS[:, 1:] % 2}, r"\(2, 4\), not \(2, 3\)"),
+    "a token's class": (TOKENS, THREE, {"labels": IDS * 0 + 10**6}, "labels must be below 3, .*not 1e"),
+    "labels of tokens as a list": (TOKENS, {}, {"labels": (IDS * 0).tolist()}, "labels must be a tensor, not list"),
+    "replaced tokens, one too few": (REPLACED, {}, {"labels": IDS[:, 1:] % 2}, r"\(2, 4\), not \(2, 3\)"),
+    "a replaced token": (REPLACED, {}, {"labels": IDS * 0 + 10**6}, "labels must be 0 or 1, .*not 1e"),
+    "classes, too many": (SEQUENCE, {}, {"labels": FIVE}, r"\(2,\), not \(5,\)"),
+    "one class": (SEQUENCE, THREE, {"labels": torch.tensor(1)}, r"must be of shape \(2,\), not \(\)"),
+    "a class too large": (SEQUENCE, THREE, {"labels": torch.tensor([0, 3])}, "labels must be below 3, .*not 3"),
+    "half a class": (SEQUENCE, THREE, {"labels": torch.tensor([0, 0.5])}, "whole numbers, .*not 0.5"),
+    "one number for all": (SEQUENCE, ONE, {"labels": torch.ones(1)}, r"labels .*\(1,\)"),
+    "numbers, too many": (SEQUENCE, ONE, {"labels": torch.ones(3)}, r"labels .*\(3,\)"),
+    "no number": (SEQUENCE, ONE, {"labels": torch.tensor([0, torch.nan])}, "finite, not nan; drop rows"),
+    "one distribution for all": (SEQUENCE, THREE, {"labels": torch.ones(1, 3) / 3}, r"labels .*\(1, 3\)"),
+    "distributions, a class too few": (SEQUENCE, THREE, {"labels": torch.ones(2, 2) / 2}, r"labels .*\(2, 2\)"),
+    "classes, no problem type": (SEQUENCE, THREE, {"labels": torch.ones(2, 3)}, "must sum to 1, .*problem_type"),
+    "several labels, one too few": (SEQUENCE, MULTI_LABEL, {"labels": torch.ones(2, 2)}, r"labels .*\(2, 2\)"),
+    "two labels of one": (SEQUENCE, MULTI_LABEL, {"labels": torch.full((2, 3), 2)}, r"must lie in \[0, 1\], .*not 2"),
+    "a choice too large": (CHOICE, {}, {"input_ids": IDS[None], "labels": torch.tensor([2])}, "labels must be below 2"),
+    "an entity's label": (ENTITIES, {}, {**MENTIONS, "labels": torch.tensor([[1], [2]])}, "0 or 1, or -100 .*not 2"),
+    "answers, too many": (ANSWERS, {}, {"start_positions": FIVE, "end_positions": FIVE}, r"\(2,\), not \(5,\)"),
+    "a start without an end": (ANSWERS, {}, {"start_positions": FIVE[:2]}, "both .* or neither"),
     "half a position": (
         ANSWERS,
         {},
-        {"start_positions": torch.tensor([1, 1]), "end_positions": torch.tensor([1, 1.5])},
+        {"start_positions": FIVE[:2], "end_positions": torch.tensor([1, 1.5])},
         "end_positions must be whole numbers, .*not 1.5",
-    ),
-    "a list of ids": (
-        MODEL,
-        {},
-        {"input_ids": IDS.tolist()},
-        "input_ids must be a tensor, not list; pass torch.tensor",
-    ),
-    "an array of ids": (MODEL, {}, {"input_ids": IDS.numpy()}, "input_ids must be a tensor, not ndarray"),
-    "an array as mask": (MODEL, {}, {"attention_mask": numpy.ones((2, 4))}, "attention_mask must be a tensor, not nda"),
-    "ids with a fraction": (
-        MODEL,
-        {},
-        {"input_ids": IDS.float()},
-        "input_ids must be of type int64 or int32, not torch",
-    ),
-    "narrow embeddings": (MODEL, {}, {"input_ids": None, "inputs_embeds": torch.ones(2, 4, 8)}, r"\[B, N, 32\]"),
-    "types of one row too few": (
-        MODEL,
-        {"type_vocab_size": 2},
-        {"token_type_ids": IDS[:, 1:] * 0},
-        r"token_type_ids must be \[B, N\] = \(2, 4\), not \(2, 3\)",
     ),
 }
 
@@ -93,9 +94,8 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_inputs_and_labels_are_refused(case):
     model_class, fields, inputs, message = WRONG[case]
-    model = tiny_model(model_class, **fields)
     with pytest.raises(ValueError, match=message) as caught:
-        model(**{"input_ids": IDS, **inputs})
+        tiny_model(model_class, **fields)(**{"input_ids": IDS, **inputs})
     assert "\n" not in str(caught.value)
 
 
