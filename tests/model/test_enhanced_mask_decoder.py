@@ -9,13 +9,14 @@ from numerics import (
     assert_within_budget,
     tiny_inputs,
     tiny_model,
+    train_step,
 )
 from torch import nn
 from transformers.modeling_outputs import MaskedLMOutput
 from transformers.utils.generic import find_labels
 
 from hf_deberta import HfDebertaForMaskedLM
-from hf_deberta.model.enhanced_mask_decoder import HfDebertaMaskedLMOutput, gather_positions, labelled_positions
+from hf_deberta.model.enhanced_mask_decoder import HfDebertaMaskedLMOutput, labelled_positions
 from hf_deberta.pretraining.rtd_pretraining import HfDebertaForRtdPretraining
 
 pytestmark = pytest.mark.usefixtures("unpad_tiny_models")
@@ -40,26 +41,14 @@ def random_mask():
     return (torch.rand(REAL.shape, generator=torch.Generator().manual_seed(0)) < 0.4) & REAL
 
 
-def random_mask_of_some_rows():
-    return random_mask() & torch.tensor([[True], [False], [True], [False]])
-
-
 LABEL_MASKS = {
     "at random": random_mask,
-    "rows without labels": random_mask_of_some_rows,
+    "rows without labels": lambda: random_mask() & torch.tensor([[True], [False], [True], [False]]),
     "one": lambda: torch.arange(36).view(4, 9) == 13,
     "all real tokens": lambda: REAL,
     "real tokens and padding": lambda: torch.ones_like(REAL),
     "none": lambda: torch.zeros_like(REAL),
 }
-
-
-def train_step(model, **inputs):
-    """Return the output, and the gradients by name."""
-    model.zero_grad()
-    output = model(**inputs)
-    output.loss.backward()
-    return output, {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
 def assert_matches_logits(output, logits, labels):
@@ -83,22 +72,6 @@ def test_sparse_equals_dense_prediction(mask, variant, unpad):
     assert_matches_logits(sparse, dense.logits[labelled], labels[labelled])
     assert_equal_but_for_rounding(sparse.loss, dense.loss)
     assert (sparse.loss > 0) == (mask != "none")
-    assert_same_by_name(sparse_gradients, dense_gradients)
-
-
-def test_sparse_equals_dense_prediction_of_packed_documents():
-    model = tiny_model(HfDebertaForMaskedLM)
-    ids = tiny_inputs((20,))["input_ids"]
-    inputs = {
-        "input_ids": ids,
-        "cu_seq_lens_q": torch.tensor([0, 3, 11, 20]),
-        "labels": ids.masked_fill(ids % 2 == 0, -100),
-    }
-    sparse, sparse_gradients = train_step(model, **inputs)
-    model.config.sparse_prediction = False
-    dense, dense_gradients = train_step(model, **inputs)
-    labelled = inputs["labels"] != -100
-    assert_matches_logits(sparse, dense.logits[labelled], inputs["labels"][labelled])
     assert_same_by_name(sparse_gradients, dense_gradients)
 
 
@@ -143,15 +116,20 @@ def test_bounded_equals_counted_number_of_labels(mask, variant, unused, request)
         assert not bounded.losses[~predicted].any()
 
 
-def test_bound_in_a_packed_row(values_are_not_read):
+def test_prediction_in_a_packed_row(request):
     model = tiny_model(HfDebertaForMaskedLM)
-    bounds = torch.tensor([0, 9, 14, 21], dtype=torch.int32)
     input_ids = torch.arange(1, 22)[None]
     inputs = {"input_ids": input_ids, "labels": torch.where(input_ids % 4 == 1, input_ids, -100)}
-    counted, gradients = train_step(model, **inputs, cu_seq_lens_q=bounds)
-    bounded, bounded_gradients = train_step(model, **inputs, cu_seq_lens_q=bounds, max_predictions_per_row=9)
+    inputs["cu_seq_lens_q"] = torch.tensor([0, 9, 14, 21], dtype=torch.int32)
+    dense, gradients = train_step(model, **inputs, sparse_prediction=False)
+    counted, counted_gradients = train_step(model, **inputs)
+    labelled = inputs["labels"] != -100
+    assert_matches_logits(counted, dense.logits[labelled], inputs["labels"][labelled])
+    assert_same_by_name(counted_gradients, gradients)
+    request.getfixturevalue("values_are_not_read")
+    bounded, bounded_gradients = train_step(model, **inputs, max_predictions_per_row=9)
     assert bounded.losses.shape == (9,) and counted.losses.shape == (6,)
-    assert_equal_but_for_rounding(bounded.loss, counted.loss)
+    assert_equal_but_for_rounding(bounded.loss, dense.loss)
     assert_same_by_name(bounded_gradients, gradients)
 
 
@@ -223,18 +201,6 @@ def test_a_hooked_or_modified_output_matrix_is_called(modification):
     assert_same_by_name({name: model.get_parameter(name).grad}, {name: plain_gradients[name]})
 
 
-def test_global_hooks_and_dispatch_modes_change_no_output():
-    from torch.utils.flop_counter import FlopCounterMode
-
-    model, labels = tiny_model(HfDebertaForMaskedLM), labels_where(random_mask())
-    with FlopCounterMode(display=False):
-        assert model(**INPUTS, labels=labels).logits is None
-    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
-    assert model(**INPUTS, labels=labels).logits is None
-    handle.remove()
-    assert model(**INPUTS, labels=labels).logits is None
-
-
 def test_sparse_prediction_argument():
     """The argument takes precedence over the configuration, in evaluation as in training."""
     model, labels = tiny_model(HfDebertaForMaskedLM), labels_where(random_mask())
@@ -258,9 +224,7 @@ def test_frozen_parameters_of_the_head(frozen):
         model = tiny_model(HfDebertaForMaskedLM, sparse_prediction=sparse)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(frozen not in name or not frozen)
-        loss = model(**INPUTS, labels=labels).loss
-        loss.backward()
-        gradients = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+        _, gradients = train_step(model, **INPUTS, labels=labels)
         assert (len(gradients) < len(list(model.parameters()))) == bool(frozen)
         results.append(gradients)
     assert_same_by_name(*results)
@@ -288,52 +252,12 @@ def test_untied_output_matrix_under_autocast():
 def test_output_class_and_fields():
     labels = labels_where(random_mask())
     model = tiny_model(HfDebertaForMaskedLM)
+    assert list(model(**INPUTS)) == ["logits"]
     output = model(**INPUTS, labels=labels)
     assert type(output) is HfDebertaMaskedLMOutput and isinstance(output, MaskedLMOutput)
     assert list(output) == ["loss", "losses", "predictions", "states", "labels"]
     assert torch.equal(model.lm_predictions.lm_head(output.states).argmax(-1), output.predictions)
     assert list(model.eval()(**INPUTS, labels=labels)) == ["loss", "logits"]
-
-
-def test_logits_of_all_positions_in_evaluation():
-    model = tiny_model(HfDebertaForMaskedLM)
-    labels = labels_where(random_mask())
-    assert model(**INPUTS).logits.shape == (4, 9, 128)  # in training without labels
-    training_loss = model(**INPUTS, labels=labels).loss
-    output = model.eval()(**INPUTS, labels=labels)
-    assert output.logits.shape == (4, 9, 128)
-    assert_equal_but_for_rounding(output.loss, training_loss)
-
-
-def test_zero_steps_apply_the_head_to_the_last_layer():
-    model = tiny_model(HfDebertaForMaskedLM, emd_steps=0).eval()
-    assert not hasattr(model.deberta.embeddings, "position_embeddings")
-    expected = model.lm_predictions.lm_head(model.deberta(**INPUTS).last_hidden_state)
-    torch.testing.assert_close(model(**INPUTS).logits[REAL], expected[REAL])
-
-
-def test_head_equals_its_formula():
-    """dense, gelu, LayerNorm, then the word embedding as output matrix and a bias per token."""
-    model = tiny_model(HfDebertaForMaskedLM, emd_steps=0).eval()
-    head, states = model.lm_predictions.lm_head, model.deberta(**INPUTS).last_hidden_state
-    mixed = states @ head.dense.weight.T + head.dense.bias
-    mixed = mixed * 0.5 * (1 + torch.erf(mixed / 2**0.5))
-    mixed = (mixed - mixed.mean(-1, keepdim=True)) / (mixed.var(-1, keepdim=True, unbiased=False) + 1e-7).sqrt()
-    mixed = mixed * head.LayerNorm.weight + head.LayerNorm.bias
-    expected = mixed @ model.get_input_embeddings().weight.T + head.bias
-    torch.testing.assert_close(model(**INPUTS).logits[REAL], expected[REAL])
-
-
-@pytest.mark.parametrize("steps", [1, 2, 3])
-def test_steps_apply_the_last_layer_with_the_same_keys_and_values(steps):
-    model = tiny_model(HfDebertaForMaskedLM, num_hidden_layers=3, emd_steps=steps, unpad_inputs=False).eval()
-    embeddings, context = model.deberta.start(**INPUTS)
-    encoder = model.deberta.encoder
-    memory = encoder(embeddings, context, skip_last=True).last_hidden_state
-    queries = memory + model.deberta.embeddings.position_embeddings.weight[:9]
-    for _ in range(steps):
-        queries, _ = encoder.layer[-1](memory, encoder.position_table(context), context, queries)
-    torch.testing.assert_close(model(**INPUTS).logits[REAL], model.lm_predictions.lm_head(queries)[REAL])
 
 
 def record_projections(model):
@@ -375,21 +299,6 @@ def test_absolute_positions_change_the_decoder_only():
             assert (plain - permuted)[REAL].abs().max() > 0.01
 
 
-def test_position_embeddings_have_gradients_at_labelled_positions_only():
-    model = tiny_model(HfDebertaForMaskedLM)
-    _, gradients = train_step(model, **INPUTS, labels=labels_where(torch.arange(36).view(4, 9) == 13))  # row 1, token 4
-    has_gradient = gradients["deberta.embeddings.position_embeddings.weight"].any(-1)
-    assert has_gradient.nonzero().flatten().tolist() == [4]
-
-
-def test_queries_do_not_attend_to_one_another():
-    model = tiny_model(HfDebertaForMaskedLM)
-    mask = random_mask()
-    losses = model(**INPUTS, labels=labels_where(mask)).losses
-    first = mask & (mask.cumsum(1) == 1)
-    torch.testing.assert_close(model(**INPUTS, labels=labels_where(first)).losses, losses[first[mask]])
-
-
 def test_labelled_positions():
     labels = torch.tensor([[-100, 5, -100, 0], [-100] * 4, [7, -100, -100, -100]])
     positions = labelled_positions(labels)
@@ -399,10 +308,3 @@ def test_labelled_positions():
     assert labelled_positions(torch.full((2, 3), -100)).shape == (2, 1)
     assert labelled_positions(torch.tensor([[5, 6, 7, -100], [-100] * 4])).shape == (2, 3)
     assert labelled_positions(torch.tensor([[5, 6, 7, 8], [-100] * 4])) is None  # nearly all
-
-
-def test_gather_positions():
-    states = torch.arange(24.0).view(2, 3, 4)
-    assert gather_positions(states, None) is states
-    gathered = gather_positions(states, torch.tensor([[2, 0], [1, 1]]))
-    assert torch.equal(gathered, torch.stack([states[0, [2, 0]], states[1, [1, 1]]]))
