@@ -189,39 +189,25 @@ def test_sequence_classification(case, tmp_path):
                 torch.testing.assert_close(loss, expected[f"loss_labels_{kind}"], **STATES)
 
 
+HEADS = {
+    "case08d_ner": (HfDebertaForTokenClassification, {"num_labels": 5, "token_classifier": "projection"}),
+    "case08e_multichoice": (HfDebertaForMultipleChoice, {}),
+    "case08f_record": (HfDebertaForEntityChoice, {}),
+}
+
+
+@pytest.mark.parametrize("case", HEADS)
 @pytest.mark.usefixtures("unpadded_or_padded")
-def test_token_classification_with_projection(tmp_path):
-    tensors = golden_cases.tensors("case08d_ner")
+def test_other_heads(case, tmp_path):
+    tensors = golden_cases.tensors(case)
     batch, expected = part(tensors, "in/"), part(tensors, "out/")
-    model = golden_cases.load(
-        HfDebertaForTokenClassification, "case08d_ner", tmp_path, num_labels=5, token_classifier="projection"
-    )
+    model_class, fields = HEADS[case]
+    model = golden_cases.load(model_class, case, tmp_path, **fields)
+    entities = {"entity_indices": batch["entity_indice"]} if "entity_indice" in batch else {}
     with torch.no_grad():
-        output = model(**model_inputs(batch), labels=batch["labels"])
-    real = batch["attention_mask"].bool()
-    torch.testing.assert_close(output.logits[real], expected["logits"][real], **STATES)
-    torch.testing.assert_close(output.loss, expected["loss"], **STATES)
-
-
-@pytest.mark.usefixtures("unpadded_or_padded")
-def test_multiple_choice(tmp_path):
-    tensors = golden_cases.tensors("case08e_multichoice")
-    batch, expected = part(tensors, "in/"), part(tensors, "out/")
-    model = golden_cases.load(HfDebertaForMultipleChoice, "case08e_multichoice", tmp_path)
-    with torch.no_grad():
-        output = model(**model_inputs(batch), labels=batch["labels"])
-    torch.testing.assert_close(output.logits, expected["logits"], **STATES)
-    torch.testing.assert_close(output.loss, expected["loss"], **STATES)
-
-
-@pytest.mark.usefixtures("unpadded_or_padded")
-def test_entity_choice(tmp_path):
-    tensors = golden_cases.tensors("case08f_record")
-    batch, expected = part(tensors, "in/"), part(tensors, "out/")
-    model = golden_cases.load(HfDebertaForEntityChoice, "case08f_record", tmp_path)
-    with torch.no_grad():
-        output = model(**model_inputs(batch), entity_indices=batch["entity_indice"], labels=batch["labels"])
-    torch.testing.assert_close(output.logits, expected["logits"], **STATES)
+        output = model(**model_inputs(batch), **entities, labels=batch["labels"])
+    compared = batch["attention_mask"].bool() if case == "case08d_ner" else ...
+    torch.testing.assert_close(output.logits[compared], expected["logits"][compared], **STATES)
     torch.testing.assert_close(output.loss, expected["loss"], **STATES)
 
 
