@@ -27,39 +27,37 @@ def count_parameters(config, model_class=HfDebertaModel):
 
 # ---- presets -----------------------------------------------------------------------------------------------------
 
-SIZES = {  # layers, hidden size, heads, vocabulary size
-    "v1-base": (12, 768, 12, 50265),
-    "v1-large": (24, 1024, 16, 50265),
-    "v1-xlarge": (48, 1024, 16, 50265),
-    "v2-xlarge": (24, 1536, 24, 128100),
-    "v2-xxlarge": (48, 1536, 24, 128100),
-    "v3-xsmall": (12, 384, 6, 128100),
-    "v3-small": (6, 768, 12, 128100),
-    "v3-base": (12, 768, 12, 128100),
-    "v3-large": (24, 1024, 16, 128100),
-    "mdeberta-v3-base": (12, 768, 12, 251000),
-    "tiny": (2, 32, 4, 128),
+# layers, hidden size, heads, vocabulary size, published million parameters: of the word embedding and the rest, or all
+PUBLISHED = {
+    "v1-base": (12, 768, 12, 50265, 134),
+    "v1-large": (24, 1024, 16, 50265, 390),
+    "v1-xlarge": (48, 1024, 16, 50265, 750),
+    "v2-xlarge": (24, 1536, 24, 128100, 900),
+    "v2-xxlarge": (48, 1536, 24, 128100, 1500),
+    "v3-xsmall": (12, 384, 6, 128100, (48, 22)),
+    "v3-small": (6, 768, 12, 128100, (98, 44)),
+    "v3-base": (12, 768, 12, 128100, (98, 86)),
+    "v3-large": (24, 1024, 16, 128100, (131, 304)),
+    "mdeberta-v3-base": (12, 768, 12, 251000, (190, 86)),
 }
-PUBLISHED = {  # million parameters of the word embedding and of the rest
-    "v3-xsmall": (48, 22),
-    "v3-small": (98, 44),
-    "v3-base": (98, 86),
-    "v3-large": (131, 304),
-    "mdeberta-v3-base": (190, 86),
-}
-PUBLISHED_TOTALS = {"v1-base": 134, "v1-large": 390, "v1-xlarge": 750, "v2-xlarge": 900, "v2-xxlarge": 1500}
 
 
-def test_tables_contain_every_preset():
-    assert PRESETS.keys() == SIZES.keys() == {*PUBLISHED, *PUBLISHED_TOTALS, "tiny"}
+@pytest.mark.parametrize("name", sorted({*PRESETS, *PUBLISHED} - {"tiny"}))
+def test_published_sizes(name):
+    config = HfDebertaConfig.from_preset(name)
+    *sizes, millions = PUBLISHED[name]
+    assert sizes == [config.num_hidden_layers, config.hidden_size, config.num_attention_heads, config.vocab_size]
+    assert config.intermediate_size == 4 * config.hidden_size
+    words, rest = (count / MILLION for count in count_parameters(config))
+    if isinstance(millions, tuple):
+        assert (words, rest) == pytest.approx(millions, rel=0.03)
+    else:
+        assert words + rest == pytest.approx(millions, rel=0.05)
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_preset_fields(name):
     config = HfDebertaConfig.from_preset(name)
-    layers, width, heads, vocabulary = SIZES[name]
-    sizes = (config.num_hidden_layers, config.hidden_size, config.num_attention_heads, config.vocab_size)
-    assert sizes == (layers, width, heads, vocabulary) and config.intermediate_size == 4 * width
     v1, v2 = name.startswith("v1"), name.startswith("v2")
     assert config.share_att_key is not v1 and config.attention_key_bias is not v1
     assert config.norm_rel_ebd == ("none" if v1 else "layer_norm")
@@ -67,22 +65,6 @@ def test_preset_fields(name):
     assert config.conv_kernel_size == (3 if v2 else 0)
     assert config.attention_terms == 3 and config.emd_steps == 2 and config.uses_mask_decoder
     assert HfDebertaConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()
-    if name == "tiny":
-        assert HfDebertaForMaskedLM(config)(torch.tensor([[1, 5, 2]])).logits.shape == (1, 3, 128)
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_published_sizes(name):
-    words, rest = count_parameters(HfDebertaConfig.from_preset(name))
-    assert words / MILLION == pytest.approx(PUBLISHED[name][0], rel=0.03)
-    assert rest / MILLION == pytest.approx(PUBLISHED[name][1], rel=0.03)
-
-
-@pytest.mark.parametrize("name", PUBLISHED_TOTALS)
-def test_published_totals(name):
-    assert sum(count_parameters(HfDebertaConfig.from_preset(name))) / MILLION == pytest.approx(
-        PUBLISHED_TOTALS[name], rel=0.05
-    )
 
 
 def test_only_the_masked_language_model_has_position_embeddings():
@@ -159,9 +141,7 @@ INVALID = [
     ({"max_relative_positions": 10**9}, "largest relative distance must be at most 10000000: 1000000000"),
     ({"emd_steps": 10**9}, "emd_steps must be at most 1000, not 1000000000"),
     ({"hidden_size": "wide"}, "'hidden_size' expected int, got str"),
-    ({"relative_attention": "yes"}, "'relative_attention' expected bool, got str"),
     ({"vocab_size": True}, "'vocab_size' expected int, got bool"),
-    ({"vocab_size": 3.5}, "'vocab_size' expected int, got float"),
 ]
 INVALID_BEFORE_CONVERSION = [
     ({"num_labels": 0}, r"num_labels must be an integer in \[1, 1000000\], not 0"),
@@ -175,12 +155,27 @@ INVALID_BEFORE_CONVERSION = [
 ]
 
 
-@pytest.mark.parametrize("fields, message", INVALID_BEFORE_CONVERSION)
-def test_error_of_fields_that_transformers_converts(fields, message):
-    for build in (HfDebertaConfig, HfDebertaConfig.from_dict):
-        arguments = ({**HfDebertaConfig.from_preset("tiny").to_dict(), **fields},)
-        with pytest.raises(ValueError, match=message):
-            build(*arguments) if build is not HfDebertaConfig else build(**fields)
+TINY = {"model_type": "hf_deberta", **PRESETS["tiny"]}
+
+
+def written(folder, fields):
+    (folder / "config.json").write_text(json.dumps({**TINY, **fields}))
+    return folder
+
+
+CONSTRUCTORS = {
+    "preset": lambda folder, fields: HfDebertaConfig.from_preset("tiny", **fields),
+    "dictionary": lambda folder, fields: HfDebertaConfig.from_dict({**TINY, **fields}),
+    "file": lambda folder, fields: HfDebertaConfig.from_pretrained(written(folder, fields)),
+    "file, AutoConfig": lambda folder, fields: AutoConfig.from_pretrained(written(folder, fields)),
+}
+
+
+@pytest.mark.parametrize("constructor", CONSTRUCTORS)
+@pytest.mark.parametrize("fields, message", [*INVALID, *INVALID_BEFORE_CONVERSION])
+def test_error_names_the_field_and_its_value(fields, message, constructor, tmp_path):
+    with pytest.raises((StrictDataclassError, ValueError), match=message):
+        CONSTRUCTORS[constructor](tmp_path, fields)
 
 
 def test_the_number_of_labels_is_checked_when_it_is_set():
@@ -190,15 +185,6 @@ def test_the_number_of_labels_is_checked_when_it_is_set():
     assert HfDebertaConfig(num_labels=np.int64(4)).num_labels == 4
     with pytest.raises(ValueError, match="num_labels .*not 0"):
         config.num_labels = 0
-
-
-@pytest.mark.parametrize("load", [HfDebertaConfig.from_pretrained, AutoConfig.from_pretrained])
-@pytest.mark.parametrize("fields, message", [*INVALID, *INVALID_BEFORE_CONVERSION])
-def test_error_of_a_file(fields, message, load, tmp_path):
-    values = {"model_type": "hf_deberta", **PRESETS["tiny"], **fields}
-    (tmp_path / "config.json").write_text(json.dumps(values))
-    with pytest.raises((StrictDataclassError, ValueError), match=message):
-        load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -244,12 +230,6 @@ def test_fields_of_wrong_types_in_other_formats(fields):
 def test_unknown_attention_backend():
     with pytest.raises(ValueError, match="unknown attention backend 'bogus': choose one of auto, eager, sdpa, triton"):
         HfDebertaModel(HfDebertaConfig.from_preset("tiny", attn_implementation="bogus"))
-
-
-@pytest.mark.parametrize("fields, message", INVALID, ids=lambda value: str(value) if isinstance(value, dict) else "")
-def test_error_names_the_field_and_its_value(fields, message):
-    with pytest.raises(StrictDataclassError, match=message):
-        HfDebertaConfig.from_preset("tiny", **fields)
 
 
 @pytest.mark.parametrize(
@@ -364,12 +344,6 @@ def test_official_file_without_keys_has_official_defaults():
     assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (768, 12, 12)
 
 
-def test_each_key_is_absent_from_some_official_files_and_present_in_others():
-    configs = [param.values[0] for param in official_configs()]
-    for key in ("position_buckets", "share_att_key", "norm_rel_ebd", "conv_kernel_size", "pos_att_type", "pooling"):
-        assert {key in fields for fields in configs} == {True, False}, key
-
-
 IN_TREE = {
     "deberta": (
         transformers.DebertaConfig(relative_attention=True, pos_att_type=["c2p", "p2c"], position_biased_input=False),
@@ -380,34 +354,8 @@ IN_TREE = {
         {"share_att_key": False, "position_buckets": -1, "norm_rel_ebd": "none", "pos_att_type": []},
     ),
     "deberta-v2 with defaults": (
-        transformers.DebertaV2Config(),
-        {"hidden_size": 1536, "num_hidden_layers": 24, "relative_attention": False, "position_biased_input": True},
-    ),
-    "deberta-v2 with all mechanisms": (
-        transformers.DebertaV2Config(
-            hidden_size=768,
-            num_hidden_layers=12,
-            num_attention_heads=12,
-            relative_attention=True,
-            position_buckets=256,
-            share_att_key=True,
-            norm_rel_ebd="layer_norm",
-            pos_att_type="p2c|c2p",
-            position_biased_input=False,
-            conv_kernel_size=3,
-            conv_act="gelu",
-            num_labels=5,
-        ),
-        {
-            "share_att_key": True,
-            "position_buckets": 256,
-            "norm_rel_ebd": "layer_norm",
-            "pos_att_type": ["p2c", "c2p"],
-            "conv_kernel_size": 3,
-            "conv_act": "gelu",
-            "num_labels": 5,
-            "attention_key_bias": True,
-        },
+        transformers.DebertaV2Config(num_labels=5),
+        {"hidden_size": 1536, "num_hidden_layers": 24, "relative_attention": False, "num_labels": 5},
     ),
 }
 
@@ -477,18 +425,11 @@ def test_round_trip_of_every_field(tmp_path):
     assert type(automatic) is HfDebertaConfig and automatic.to_diff_dict() == again.to_diff_dict()
 
 
-@pytest.mark.parametrize("source", ["dictionary", "file"])
-def test_another_architecture_is_an_error(source, tmp_path):
+def test_another_architecture_is_an_error(tmp_path):
     bert = transformers.BertConfig()
     bert.save_pretrained(tmp_path)
+    for load in (HfDebertaConfig.from_pretrained, HfDebertaModel.from_pretrained):
+        with pytest.raises(ValueError, match="hf_deberta, deberta and deberta-v2, not 'bert'"):
+            load(tmp_path)
     with pytest.raises(ValueError, match="hf_deberta, deberta and deberta-v2, not 'bert'"):
-        if source == "file":
-            HfDebertaConfig.from_pretrained(tmp_path)
-        else:
-            HfDebertaConfig.from_dict(bert.to_dict())
-
-
-def test_invalid_value_in_a_file_is_an_error(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "deberta-v2", "num_attention_heads": 7}))
-    with pytest.raises(StrictDataclassError, match="7 does not divide 1536"):
-        HfDebertaConfig.from_pretrained(tmp_path)
+        HfDebertaConfig.from_dict(bert.to_dict())
