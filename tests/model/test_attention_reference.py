@@ -93,26 +93,6 @@ def test_equals_equation_four_by_hand(queries, keys, terms, visible):
     torch.testing.assert_close(found, expected)
 
 
-def test_rows_of_pairs_are_shared_by_the_batch():
-    tensors, row = random_inputs(3, 4)
-    one = reference_attention(**tensors, row=row[:1], visible=None, scale=0.5)
-    both = reference_attention(**tensors, row=row[:1].expand(2, -1, -1), visible=None, scale=0.5)
-    torch.testing.assert_close(one, both)
-
-
-def test_terms_are_named_and_sum_to_the_score():
-    tensors, row = random_inputs(3, 4)
-    del tensors["value"]
-    positions = relative_positions(tensors["position_key"], tensors["position_query"], TERMS["all"])
-    parts = score_terms(tensors["query"], tensors["key"], positions, row)
-    assert list(parts) == ["c2c", "c2p", "p2c", "p2p"]
-    assert all(part.shape == (2, 2, 3, 4) for part in parts.values())
-    total = visible_softmax(sum(parts.values()) * 0.5, None)
-    value = torch.zeros(2, 2, 4, 3, dtype=torch.float64)
-    found = reference_attention(**tensors, value=value, row=row, visible=None, scale=0.5, terms=TERMS["all"])
-    torch.testing.assert_close(found[1], total)
-
-
 @pytest.mark.parametrize("visible", VISIBLE)
 @pytest.mark.parametrize("terms", TERMS)
 def test_gradients_equal_finite_differences(terms, visible):
@@ -194,10 +174,10 @@ def test_half_precision_is_no_worse_than_plain_half_arithmetic(dtype, terms, vis
         assert_within_budget(found[name], plain[name], exactly[name], f"gradient of {name}")
 
 
-def test_dropout_keeps_the_expectation_and_the_seed():
+def test_dropout_scales_the_probabilities_that_it_keeps_and_follows_the_seed():
     rate, draws = 0.3, 4000
     tensors, row = random_inputs(2, 5, batch=1, heads=1)
-    kept, plain = reference_attention(**tensors, row=row, visible=None, scale=0.5)
+    _, plain = reference_attention(**tensors, row=row, visible=None, scale=0.5)
     many = {name: t if name.startswith("pos") else t.expand(draws, -1, -1, -1) for name, t in tensors.items()}
 
     def draw(seed):
@@ -209,12 +189,7 @@ def test_dropout_keeps_the_expectation_and_the_seed():
     torch.testing.assert_close(context, probabilities @ many["value"])
     dropped = probabilities == 0
     torch.testing.assert_close(probabilities[~dropped], (plain / (1 - rate)).expand_as(probabilities)[~dropped])
-    deviation = (rate * (1 - rate) / dropped.numel()) ** 0.5
-    assert abs(dropped.double().mean().item() - rate) < 5 * deviation
-    spread = (plain.square() * rate / (1 - rate) / draws).sqrt()
-    assert ((probabilities.mean(0, keepdim=True) - plain).abs() < 5 * spread).all()
-    spread = ((plain.square() * rate / (1 - rate)) @ tensors["value"].square() / draws).sqrt()
-    assert ((context.mean(0, keepdim=True) - kept).abs() < 5 * spread).all()
+    assert dropped.double().mean(0).sub(rate).abs().max() < 5 * (rate * (1 - rate) / draws) ** 0.5  # of each pair
 
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
