@@ -23,16 +23,11 @@ def log_bucket(distance, buckets, max_distance):
     return torch.from_numpy(relative_position.log_bucket(distance.numpy(), buckets, max_distance))
 
 
-def ids(case):
-    k, buckets = case
-    return f"{buckets} buckets to {k}" if buckets else f"clipped at {k}"
-
-
 def span(k, buckets):
     return buckets or k
 
 
-@pytest.mark.parametrize("case", BUCKETED + STEEP, ids=ids)
+@pytest.mark.parametrize("case", BUCKETED + STEEP, ids=str)
 def test_log_buckets(case):
     k, buckets = case
     distance = torch.arange(-(k - 1), k)
@@ -45,37 +40,21 @@ def test_log_buckets(case):
     assert found[-1] == 2 * (buckets // 2) - 1  # the farthest distance has the last bucket
 
 
-def test_log_buckets_thin_out_with_distance():
-    bucket = log_bucket(torch.arange(512), 256, 512)
-    widths = torch.bincount(bucket)[129:]  # distances per bucket, past the exact half
-    assert widths[:8].sum() < widths[-8:].sum()
-    assert widths.min() >= 1 and widths.max() > 3
-
-
-@pytest.mark.parametrize("case", BUCKETED + STEEP + CLIPPED, ids=ids)
-def test_rows_are_monotone_and_within_the_table(case):
-    k, buckets = case
-    rows, side = rows_of_distances(k, buckets), span(k, buckets)
-    assert rows.shape == (2 * k + 1,) and rows.dtype == torch.long
-    assert (rows.diff() >= 0).all() and rows.min() >= 0 and rows.max() < 2 * side
-    assert rows[k] == side
-
-
-@pytest.mark.parametrize("case", CLIPPED, ids=ids)
+@pytest.mark.parametrize("case", CLIPPED, ids=str)
 def test_clipping_gives_every_distance_its_row(case):
     k, _ = case
     assert rows_of_distances(k)[:-1].tolist() == list(range(2 * k))
     assert rows_of_distances(k)[-1] == 2 * k - 1
 
 
-@pytest.mark.parametrize("case", BUCKETED + STEEP, ids=ids)
+@pytest.mark.parametrize("case", BUCKETED + STEEP, ids=str)
 def test_distances_are_clamped_before_they_are_bucketed(case):
     rows = rows_of_distances(*case)
     assert rows[0] == rows[1] and rows[-1] == rows[-2]
     assert rows[1:-1].tolist() == (log_bucket(torch.arange(1 - case[0], case[0]), case[1], case[0]) + case[1]).tolist()
 
 
-@pytest.mark.parametrize("case", BUCKETED + STEEP + CLIPPED, ids=ids)
+@pytest.mark.parametrize("case", BUCKETED + STEEP + CLIPPED, ids=str)
 def test_without_clamping_only_the_far_right_differs(case):
     k, buckets = case
     clamped, not_clamped = rows_of_distances(k, buckets), rows_of_distances(k, buckets, False)
@@ -84,29 +63,13 @@ def test_without_clamping_only_the_far_right_differs(case):
     assert buckets == 0 or clamped[0] > 0
 
 
-@pytest.mark.parametrize("clamp", [True, False], ids=["clamped", "as in-tree"])
-@pytest.mark.parametrize("case", [(64, 16), (5, 0)], ids=ids)
-def test_rows_between_looks_up_every_pair(case, clamp):
-    k, _ = case
-    table = rows_of_distances(*case, clamp)
-    queries, keys = torch.tensor([[0, 3], [k, 200]]), torch.tensor([0, 1, k - 1, 150])
-    found = rows_between(queries, keys, table)
-    for b in range(2):
-        for i in range(2):
-            for j in range(4):
-                distance = int(queries[b, i] - keys[j])
-                assert found[b, i, j] == table[max(-k, min(k, distance)) + k]
-
-
-@pytest.mark.parametrize("case", BUCKETED + STEEP, ids=ids)
-def test_buckets_that_exceed_their_distance(case):
-    """For these tables `rows_for_length` must not prune, see test_modeling_hf_deberta."""
-    bucket = log_bucket(torch.arange(case[0]), case[1], case[0])
-    assert bool((bucket > torch.arange(case[0])).any()) == (case in STEEP)
+@pytest.mark.parametrize("case", BUCKETED + STEEP + CLIPPED, ids=str)
+def test_tables_whose_buckets_exceed_their_distance_are_not_pruned(case):
+    assert may_be_pruned(row_numbers(*case), span(*case)) == (case not in STEEP)
 
 
 @pytest.mark.parametrize("clamp", [True, False], ids=["clamped", "as in-tree"])
-@pytest.mark.parametrize("case", BUCKETED + CLIPPED, ids=ids)
+@pytest.mark.parametrize("case", BUCKETED + CLIPPED, ids=str)
 def test_rows_in_use_hold_every_row_that_a_length_reaches(case, clamp):
     k, buckets = case
     table = rows_of_distances(k, buckets, clamp)
@@ -122,7 +85,7 @@ def test_rows_in_use_hold_every_row_that_a_length_reaches(case, clamp):
         before = first, last
 
 
-@pytest.mark.parametrize("case", BUCKETED + STEEP + CLIPPED, ids=ids)
+@pytest.mark.parametrize("case", BUCKETED + STEEP + CLIPPED, ids=str)
 def test_rows_first_computed_under_fake_tensor_mode(case):
     """Their numbers are the same, and tensors belong to the mode in which they were made."""
     row_numbers.cache_clear()
