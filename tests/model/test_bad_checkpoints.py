@@ -15,38 +15,29 @@ def folder(tmp_path):
     return tmp_path / "model"
 
 
+def change_config(folder, **fields):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **fields}))
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "zip", "legacy"])
 @pytest.mark.parametrize("size", [0, 4, 100, 5000])
-def test_truncated_safetensors(folder, size):
+def test_truncated_weights(folder, size, kind):
     weights = folder / "model.safetensors"
+    if kind != "safetensors":
+        weights.unlink()
+        weights = folder / "pytorch_model.bin"
+        torch.save({"x": torch.zeros(64, 64)}, weights, _use_new_zipfile_serialization=kind == "zip")
     weights.write_bytes(weights.read_bytes()[:size])
-    with pytest.raises(OSError, match=r"model has a truncated .*\.safetensors.*again"):
+    with pytest.raises(OSError, match="model has a .*truncated") as caught:
         HfDebertaModel.from_pretrained(folder)
-
-
-@pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "legacy"])
-@pytest.mark.parametrize("size", [0, 4, 100, 5000])
-def test_truncated_bin(folder, size, is_zip):
-    (folder / "model.safetensors").unlink()
-    weights = folder / "pytorch_model.bin"
-    torch.save({"x": torch.zeros(64, 64)}, weights, _use_new_zipfile_serialization=is_zip)
-    weights.write_bytes(weights.read_bytes()[:size])
-    with pytest.raises(OSError, match=r"model has a .*truncated .*\.bin|model has a \.bin .*truncated"):
-        HfDebertaModel.from_pretrained(folder)
+    assert weights.suffix in str(caught.value)
 
 
 def test_weights_of_other_sizes_than_the_configuration(folder):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(
-        json.dumps({**config, "hidden_size": 64, "pooler_hidden_size": 64, "embedding_size": 64})
-    )
+    change_config(folder, hidden_size=64, pooler_hidden_size=64, embedding_size=64)
     with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
         HfDebertaModel.from_pretrained(folder)
-
-
-def test_config_of_another_architecture(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "hidden_size": 8}))
-    with pytest.raises(ValueError, match="not 'bert'.*another architecture"):
-        HfDebertaModel.from_pretrained(tmp_path)
 
 
 def test_pickle_with_code_is_refused(folder):
@@ -62,22 +53,28 @@ def test_pickle_with_code_is_refused(folder):
         HfDebertaModel.from_pretrained(folder)
 
 
-@pytest.mark.parametrize(
-    "shard", ["../other/model.safetensors", "/other/model.safetensors", "a/../../x.safetensors", 5]
-)
-def test_an_index_cannot_name_files_of_another_folder(folder, shard):
-    (folder / "model.safetensors").unlink()
-    index = {"metadata": {}, "weight_map": {"deberta.embeddings.word_embeddings.weight": shard}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(OSError, match=r"index\.json must name files in its own folder, not "):
-        HfDebertaModel.from_pretrained(folder)
+def index_of(shard):
+    return json.dumps({"metadata": {}, "weight_map": {"deberta.embeddings.word_embeddings.weight": shard}})
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"weight_map": 5}', '{"metadata": {}, "weight_map": {}}'])
-def test_damaged_index(folder, text):
+DAMAGED, FOREIGN = r"index\.json (is not valid JSON|must )", r"index\.json must name files in its own folder, not "
+BAD_INDICES = {
+    "": DAMAGED,
+    "[]": DAMAGED,
+    '{"weight_map": 5}': DAMAGED,
+    '{"metadata": {}, "weight_map": {}}': DAMAGED,
+    index_of("../other/model.safetensors"): FOREIGN,
+    index_of("/other/model.safetensors"): FOREIGN,
+    index_of("a/../../x.safetensors"): FOREIGN,
+    index_of(5): FOREIGN,
+}
+
+
+@pytest.mark.parametrize("text", BAD_INDICES)
+def test_an_index_that_is_damaged_or_names_files_of_another_folder(folder, text):
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors.index.json").write_text(text)
-    with pytest.raises(OSError, match=r"model\.safetensors\.index\.json (is not valid JSON|must )"):
+    with pytest.raises(OSError, match=BAD_INDICES[text]):
         HfDebertaModel.from_pretrained(folder)
 
 
@@ -90,8 +87,7 @@ def test_sharded_weights_load(folder, tmp_path):
 
 
 def test_a_declared_size_that_the_weights_do_not_have(folder):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 10**9}))
+    change_config(folder, vocab_size=10**9)
     with pytest.raises(
         OSError, match=r"a model of 32,\d+,\d+,\d+ parameters, and its weights are a file of \d+,\d+ bytes"
     ):
@@ -100,8 +96,7 @@ def test_a_declared_size_that_the_weights_do_not_have(folder):
 
 def test_files_that_are_not_the_weights_of_the_model_are_not_checked(folder):
     """Such as an adapter beside the configuration of its large base model."""
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 10**9}))
+    change_config(folder, vocab_size=10**9)
     (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
     (folder / "training_args.bin").write_bytes(b"a pickle")
     (folder / "pages.index.json").write_text("[]")
@@ -111,8 +106,7 @@ def test_files_that_are_not_the_weights_of_the_model_are_not_checked(folder):
 
 @pytest.mark.parametrize("field", ["attn_implementation", "_attn_implementation", "_attn_implementation_internal"])
 def test_an_attention_backend_from_the_hub_is_refused(folder, field):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, field: "evil/kernel"}))
+    change_config(folder, **{field: "evil/kernel"})
     with pytest.raises(ValueError, match=f"{field} must be the name of a backend, .*not 'evil/kernel'"):
         HfDebertaModel.from_pretrained(folder)
 
