@@ -6,20 +6,8 @@ from numerics import gradients, tiny_config
 
 from hf_deberta.model.ngram_input_encoding import NgramInputEncoding
 
-SHAPES = [(3, 1), (5, 1), (3, 4), (5, 2), (1, 1)]  # kernel, groups
-DOCUMENTS = {
-    "four documents": (1, 2, 1, 5),
-    "one document": (9,),
-    "two documents": (4, 5),
-    "single tokens": (1,) * 9,
-}
 
-
-def shape_id(shape):
-    return f"kernel {shape[0]}, groups {shape[1]}"
-
-
-@pytest.fixture(params=SHAPES, ids=shape_id)
+@pytest.fixture(params=[(3, 1), (5, 1), (3, 4), (5, 2), (1, 1)], ids=str)
 def encoding(request):
     torch.manual_seed(0)
     kernel, groups = request.param
@@ -60,8 +48,7 @@ def assert_same(encoding, inputs, output, expected):
     torch.testing.assert_close(output, expected)
     weight = torch.linspace(-1, 2, 32, dtype=torch.float64)
     actual, expected = (gradients(each * weight, tensors_by_name(encoding, *inputs)) for each in (output, expected))
-    for name in actual:
-        torch.testing.assert_close(actual[name], expected[name], msg=lambda text, name=name: f"{name}: {text}")
+    torch.testing.assert_close(actual, expected)
 
 
 def test_single_documents_equal_the_formula(encoding):
@@ -69,14 +56,13 @@ def test_single_documents_equal_the_formula(encoding):
     assert_same(encoding, inputs, encoding(*inputs, None, None), formula(encoding, *inputs))
 
 
-@pytest.mark.parametrize("rows", [1, 2], ids=["numbers for all rows", "numbers per row"])
-@pytest.mark.parametrize("lengths", DOCUMENTS.values(), ids=DOCUMENTS)
-def test_documents_equal_separate_sequences(encoding, lengths, rows):
+@pytest.mark.parametrize("lengths", [(1, 2, 1, 5), (9,), (4, 5), (1,) * 9], ids=str)
+def test_documents_equal_separate_sequences(encoding, lengths):
     inputs = embeddings, layer_output = tuple(random_inputs())
     documents = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
     pieces = zip(embeddings.split(lengths, 1), layer_output.split(lengths, 1), strict=True)
     separate = torch.cat([encoding(*piece, None, None) for piece in pieces], 1)
-    assert_same(encoding, inputs, encoding(*inputs, None, documents.expand(rows, -1)), separate)
+    assert_same(encoding, inputs, encoding(*inputs, None, documents[None]), separate)
 
 
 def test_each_row_has_its_own_documents(encoding):
