@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
+import pytest
 import torch
 
 import hf_deberta
@@ -17,6 +18,7 @@ PACKED_HEADS = (
     "HfDebertaForCausalLM",
 )
 HEADS = (*PACKED_HEADS, "HfDebertaForMultipleChoice", "HfDebertaForEntityChoice")
+LENGTHS = ((1,), (2, 1), (5, 1, 60, 2))
 SHAPES = ((1, 1), (1, 2), (2, 7), (3, 60))  # the tiny model's tables saturate at 47
 
 
@@ -57,6 +59,15 @@ def packed_inputs(model: HfDebertaPreTrainedModel, lengths: Iterable[int]) -> di
     if model.config.type_vocab_size > 0:
         inputs["token_type_ids"] = torch.randint(0, 2, inputs["input_ids"].shape)
     return inputs
+
+
+def run_onnx(file) -> Callable:
+    session = pytest.importorskip("onnxruntime").InferenceSession(file)
+    return lambda inputs: session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
+
+
+def assert_agrees(model: HfDebertaPreTrainedModel, run: Callable, inputs: dict[str, torch.Tensor]) -> None:
+    assert largest_error(model, run, inputs) < 1e-5  # float32 sums in another order
 
 
 @torch.no_grad()
