@@ -9,13 +9,16 @@ import pytest
 import torch
 from export_cases import (
     HEADS,
+    LENGTHS,
     PACKED_HEADS,
     SHAPES,
+    assert_agrees,
     largest_error,
     make_model,
     make_shallow_model,
     packed_inputs,
     padded_inputs,
+    run_onnx,
 )
 
 from hf_deberta.export import to_onnx, to_openvino
@@ -27,19 +30,12 @@ onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 openvino = pytest.importorskip("openvino")
 pytest.importorskip("onnxscript")
-TOLERANCE = 1e-5  # float32 sums in another order
-LENGTHS = ((1,), (2, 1), (5, 1, 60, 2))
 QUICK = ("HfDebertaForMaskedLM", False)  # it has the enhanced mask decoder, which the other heads lack
 CASES = [
     pytest.param(head, packed, marks=[] if (head, packed) == QUICK else pytest.mark.slow)
     for packed, heads in ((False, HEADS), (True, PACKED_HEADS))
     for head in heads
 ]
-
-
-def run_onnx(file):
-    session = onnxruntime.InferenceSession(file)
-    return lambda inputs: session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
 
 
 def run_openvino(file, precision="f32"):
@@ -75,7 +71,7 @@ def test_openvino(tmp_path):
     model = make_model("HfDebertaForSequenceClassification")
     file = to_openvino(model, tmp_path / "model.xml", packed=True)
     for inputs in inputs_of(model, packed=True):
-        assert largest_error(model, run_openvino(file), inputs) < TOLERANCE
+        assert_agrees(model, run_openvino(file), inputs)
         # where the processor has no bfloat16: float32
         assert largest_error(model, run_openvino(file, "bf16"), inputs) < 0.1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.bin", "model.xml"]
@@ -89,8 +85,8 @@ def test_every_head(head, packed, tmp_path):
     xml = tmp_path / "model.xml"
     openvino.save_model(openvino.convert_model(file), xml, compress_to_fp16=False)
     for inputs in inputs_of(model, packed):
-        assert largest_error(model, run_onnx(file), inputs) < TOLERANCE
-        assert largest_error(model, run_openvino(xml), inputs) < TOLERANCE
+        assert_agrees(model, run_onnx(file), inputs)
+        assert_agrees(model, run_openvino(xml), inputs)
     assert constant_products(file) == []
 
 
