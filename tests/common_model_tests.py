@@ -17,18 +17,16 @@ import argparse
 import copy
 import csv
 import datetime
+import importlib
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
 import unittest
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -40,9 +38,7 @@ PACKAGE = "transformers_tests"  # the temporary package that contains the distri
 SIDES = ("in-tree", "hf_deberta")
 
 
-# --------------------------------------------------------------------------------------------------
-# Tested models: four shapes of DeBERTa, each with in-tree classes and ours
-# --------------------------------------------------------------------------------------------------
+# ---- Tested models: four shapes of DeBERTa, each with in-tree classes and ours ---------------------------------------
 
 SMALL: dict[str, Any] = {
     "vocab_size": 99,
@@ -82,31 +78,17 @@ SKIPPED_TESTS = {
 }
 
 
-@dataclass(frozen=True)
-class Family:
-    """A shape of DeBERTa: the prefix of its in-tree classes, and its configuration fields."""
-
-    in_tree: str
-    fields: dict[str, Any]
-
-    def prefix(self, side: str) -> str:
-        return self.in_tree if side == "in-tree" else "HfDeberta"
-
-
-FAMILIES = {
-    "v1": Family("Deberta", V1_POSITIONS | {"attention_key_bias": False}),
-    "v2": Family("DebertaV2", LOG_BUCKETS | {"conv_kernel_size": 3, "conv_act": "gelu"}),
-    "v3": Family("DebertaV2", LOG_BUCKETS),
-    "absolute": Family(
-        "DebertaV2",
-        V1_POSITIONS
-        | {
-            "relative_attention": False,
-            "position_biased_input": True,
-            "pos_att_type": None,
-            "type_vocab_size": 3,
-        },
-    ),
+ABSOLUTE: dict[str, Any] = {
+    "relative_attention": False,
+    "position_biased_input": True,
+    "pos_att_type": None,
+    "type_vocab_size": 3,
+}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # prefix of the in-tree classes, configuration fields
+    "v1": ("Deberta", V1_POSITIONS | {"attention_key_bias": False}),
+    "v2": ("DebertaV2", LOG_BUCKETS | {"conv_kernel_size": 3, "conv_act": "gelu"}),
+    "v3": ("DebertaV2", LOG_BUCKETS),
+    "absolute": ("DebertaV2", V1_POSITIONS | ABSOLUTE),
 }
 
 
@@ -154,9 +136,9 @@ def case_name(family: str, side: str) -> str:
 
 def make_case(family: str, side: str, common: ModuleType, config_common: ModuleType) -> type:
     """Return the test case of one family for in-tree classes or ours."""
-    shape = FAMILIES[family]
-    library = load_library(side)
-    prefix = shape.prefix(side)
+    prefix, fields = FAMILIES[family]
+    library = importlib.import_module("transformers" if side == "in-tree" else "hf_deberta")
+    prefix = prefix if side == "in-tree" else "HfDeberta"
     config_class = getattr(library, f"{prefix}Config")
     classes = {head: getattr(library, prefix + head, None) for head in HEADS}
     classes = {head: model_class for head, model_class in classes.items() if model_class}
@@ -164,7 +146,7 @@ def make_case(family: str, side: str, common: ModuleType, config_common: ModuleT
         register_our_heads(common, config_class.model_type, classes)
 
     def set_up(self: Any) -> None:
-        self.model_tester = DebertaTester(common, config_class, SMALL | shape.fields)
+        self.model_tester = DebertaTester(common, config_class, SMALL | fields)
 
     def test_config(self: Any) -> None:
         tester = config_common.ConfigTester(self, config_class=config_class, hidden_size=48)
@@ -185,22 +167,8 @@ def make_case(family: str, side: str, common: ModuleType, config_common: ModuleT
         "test_can_init_all_missing_weights_before_2023": side == "hf_deberta",
     }
     if side == "hf_deberta":
-        body |= {test: skipping(reason) for test, reason in SKIPPED_TESTS.items()}
+        body |= {test: unittest.skip(reason)(lambda self: None) for test, reason in SKIPPED_TESTS.items()}
     return type(case_name(family, side), (common.ModelTesterMixin, unittest.TestCase), body)
-
-
-def skipping(reason: str) -> Callable[[unittest.TestCase], None]:
-    return lambda self: self.skipTest(reason)
-
-
-def load_library(side: str) -> ModuleType:
-    if side == "in-tree":
-        import transformers
-
-        return transformers
-    import hf_deberta
-
-    return hf_deberta
 
 
 def register_our_heads(common: ModuleType, model_type: str, classes: dict[str, type]) -> None:
@@ -213,9 +181,7 @@ def register_our_heads(common: ModuleType, model_type: str, classes: dict[str, t
         setattr(common, table, {**getattr(common, table), model_type: model_class.__name__})
 
 
-# --------------------------------------------------------------------------------------------------
-# The temporary folder: the distribution's tests and the other files that they import
-# --------------------------------------------------------------------------------------------------
+# ---- The temporary folder: the distribution's tests and the other files that they import -----------------------------
 
 GENERATED = {
     "pytest.ini": """\
@@ -252,12 +218,12 @@ globals().update(make_cases(test_modeling_common, test_configuration_common))
 }
 
 
-def download_sdist(release: str, cache: Path) -> Path:
+def download_sdist(release: str) -> Path:
     """Return the tarball of this release, from the cache or from the package index."""
-    tarball = cache / f"transformers-{release}.tar.gz"
+    tarball = CACHE / f"transformers-{release}.tar.gz"
     if not tarball.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(cache)]
+        CACHE.mkdir(parents=True, exist_ok=True)
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(CACHE)]
         package = ["--no-deps", "--no-binary", "transformers", f"transformers=={release}"]
         subprocess.run([*pip, *package], check=False)
     if not tarball.exists():
@@ -267,29 +233,22 @@ def download_sdist(release: str, cache: Path) -> Path:
 
 def copy_tests(sdist: Path, release: str, folder: Path) -> None:
     """Fill a folder with the distribution's tests, as a package, and the generated files."""
-    if sdist.is_file():
-        with tarfile.open(sdist) as archive:
-            root = f"transformers-{release}"
-            prefixes = (f"{root}/PKG-INFO", f"{root}/tests/")
-            members = [member for member in archive.getmembers() if member.name.startswith(prefixes)]
-            archive.extractall(folder, members=members, filter="data")
-        sdist = folder / root
-    if not (sdist / "tests" / "test_modeling_common.py").exists():
-        raise SystemExit(f"{sdist} has no tests/test_modeling_common.py of transformers {release}")
-    if f"\nVersion: {release}\n" not in (sdist / "PKG-INFO").read_text(encoding="utf-8"):
-        raise SystemExit(f"{sdist} is not transformers {release}, the installed release")
-    shutil.copytree(sdist / "tests", folder / PACKAGE)
+    tests = f"transformers-{release}/tests"
+    with tarfile.open(sdist) as archive:
+        members = [member for member in archive.getmembers() if member.name.startswith(f"{tests}/")]
+        archive.extractall(folder, members=members, filter="data")
+    if not (folder / tests / "test_modeling_common.py").exists():
+        raise SystemExit(f"{sdist} has no {tests}/test_modeling_common.py, which the installed release has")
+    (folder / tests).rename(folder / PACKAGE)
     for name, text in GENERATED.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
 
-@contextmanager
-def working_in(folder: Path, families: list[str], sides: Iterable[str]) -> Iterator[None]:
-    """Run in `folder` without network and with this repository importable, also in child processes."""
+def work_in(folder: Path, families: list[str], sides: Iterable[str]) -> None:
+    """Work in `folder` without network and with this repository importable, also in child processes."""
     paths = [str(REPOSITORY), str(Path(__file__).resolve().parent)]
-    before, environment = Path.cwd(), dict(os.environ)
     os.environ.update(
         HF_HUB_OFFLINE="1",
         OMP_NUM_THREADS="1",  # the models are tiny
@@ -299,18 +258,9 @@ def working_in(folder: Path, families: list[str], sides: Iterable[str]) -> Itera
     )
     sys.path[:0] = paths
     os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
-        del sys.path[: len(paths)]
-        os.environ.clear()
-        os.environ.update(environment)
 
 
-# --------------------------------------------------------------------------------------------------
-# Results
-# --------------------------------------------------------------------------------------------------
+# ---- Results ---------------------------------------------------------------------------------------------------------
 
 
 class Outcomes:
@@ -356,19 +306,16 @@ def shorten(text: str, limit: int = 300) -> str:
 
 
 def count_outcomes(outcomes: Outcomes, families: list[str], sides: Iterable[str]) -> list[list[Any]]:
-    """Return rows [family, classes, passed, skipped, failed]."""
+    """Print and return rows [family, classes, passed, skipped, failed]."""
     rows = []
+    print(f"\n{'family':10} {'classes':12} {'passed':>6} {'skipped':>8} {'failed':>7}")
     for family in families:
         for side in sides:
             number = Counter(outcome for outcome, _ in outcomes.results_of_case(case_name(family, side)).values())
-            rows.append([family, side, number["passed"], number["skipped"], number["failed"]])
+            counts = [number[outcome] for outcome in ("passed", "skipped", "failed")]
+            rows.append([family, side, *counts])
+            print(f"{family:10} {side:12} {counts[0]:6} {counts[1]:8} {counts[2]:7}")
     return rows
-
-
-def print_counts(rows: list[list[Any]]) -> None:
-    print(f"\n{'family':10} {'classes':12} {'passed':>6} {'skipped':>8} {'failed':>7}")
-    for family, side, passed, skipped, failed in rows:
-        print(f"{family:10} {side:12} {passed:6} {skipped:8} {failed:7}")
 
 
 def write_csv(path: Path, rows: list[list[Any]]) -> None:
@@ -385,8 +332,8 @@ def write_csv(path: Path, rows: list[list[Any]]) -> None:
         writer.writerows([*row, *environment.values()] for row in rows)
 
 
-def find_worse(outcomes: Outcomes, families: list[str]) -> dict[str, list[str]]:
-    """Return the tests that hf_deberta fails or that only in-tree passes, grouped by outcome and reason."""
+def print_worse(outcomes: Outcomes, families: list[str]) -> bool:
+    """Print the tests that hf_deberta fails or that only in-tree passes, by reason; return whether there are any."""
     worse: dict[str, list[str]] = defaultdict(list)
     for family in families:
         in_tree, ours = (outcomes.results_of_case(case_name(family, side)) for side in SIDES)
@@ -395,31 +342,16 @@ def find_worse(outcomes: Outcomes, families: list[str]) -> dict[str, list[str]]:
             outcome, reason = ours.get(test, ("not run", ""))
             if outcome == "failed" or (outcome != "passed" and theirs == "passed"):
                 worse[f"{outcome}: {reason}"].append(f"{family} {test} (in-tree: {theirs})")
-    return worse
-
-
-def find_failures(outcomes: Outcomes, families: list[str], side: str) -> dict[str, list[str]]:
-    failures: dict[str, list[str]] = defaultdict(list)
-    for family in families:
-        for test, (outcome, reason) in sorted(outcomes.results_of_case(case_name(family, side)).items()):
-            if outcome == "failed":
-                failures[reason].append(f"{family} {test}")
-    return failures
-
-
-def print_by_reason(title: str, groups: dict[str, list[str]]) -> None:
-    print(f"\n{title}: {sum(map(len, groups.values()))}")
-    for reason, tests in groups.items():
-        print(f"  {reason}")
-        for test in tests:
-            print(f"      {test}")
+    print(f"\nhf_deberta fails or only in-tree passes: {sum(map(len, worse.values()))}")
+    for reason, tests in worse.items():
+        print(f"  {reason}", *tests, sep="\n      ")
+    return bool(worse)
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add = parser.add_argument
-    add("--sdist", type=Path, help="source distribution of Transformers, tarball or folder, instead of a download")
-    add("--cache", type=Path, default=CACHE, help="folder for downloads (%(default)s)")
+    add("--sdist", type=Path, help="source distribution of Transformers, instead of a download")
     add("--families", nargs="+", choices=list(FAMILIES), default=list(FAMILIES), help="shapes to test")
     add("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="classes to test")
     add("--workers", type=int, default=1, help="number of processes; more than one needs pytest-xdist (%(default)s)")
@@ -434,27 +366,22 @@ def main() -> int:
 
     arguments = parse_arguments()
     release = version("transformers")
-    sdist = (arguments.sdist or download_sdist(release, arguments.cache)).resolve()
+    sdist = (arguments.sdist or download_sdist(release)).resolve()
     command = ["-q", "--no-header", "-rN", f"--tb={arguments.tb}", "-k", arguments.keyword]
     if arguments.workers > 1:
         command += ["-n", str(arguments.workers)]
-    outcomes = Outcomes()
+    outcomes, here = Outcomes(), Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
         copy_tests(sdist, release, Path(folder))
-        with working_in(Path(folder), arguments.families, arguments.sides):
-            status = pytest.main([*command, f"{PACKAGE}/test_deberta.py"], plugins=[outcomes])
+        work_in(Path(folder), arguments.families, arguments.sides)
+        status = pytest.main([*command, f"{PACKAGE}/test_deberta.py"], plugins=[outcomes])
+        os.chdir(here)
     if not outcomes.tests or status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         raise SystemExit(f"pytest ran no tests or stopped early ({status!r}); --tb short prints the errors")
     rows = count_outcomes(outcomes, arguments.families, arguments.sides)
-    print_counts(rows)
     if arguments.csv:
         write_csv(arguments.csv, rows)
-    print_by_reason("in-tree fails", find_failures(outcomes, arguments.families, "in-tree"))
-    if "hf_deberta" not in arguments.sides:
-        return 0
-    worse = find_worse(outcomes, arguments.families)
-    print_by_reason("hf_deberta fails or only in-tree passes", worse)
-    return 1 if worse else 0
+    return 1 if "hf_deberta" in arguments.sides and print_worse(outcomes, arguments.families) else 0
 
 
 if __name__ == "__main__":
