@@ -1,6 +1,7 @@
 """HfDebertaTokenizer against sentencepiece itself, and against plain Transformers without the plugin."""
 
 import copy
+import functools
 import inspect
 import json
 import logging
@@ -212,21 +213,12 @@ def copy_folder(source: Path, target: Path, config: dict) -> Path:
     return target
 
 
-CACHE: dict[Path, HfDebertaTokenizer] = {}
-
-
+@functools.cache
 def cached(folder: Path) -> HfDebertaTokenizer:
-    if folder not in CACHE:
-        CACHE[folder] = HfDebertaTokenizer.from_pretrained(folder)
-    return CACHE[folder]
+    return HfDebertaTokenizer.from_pretrained(folder)
 
 
 class TestVersion1:
-    def test_pairs_have_one_separator_and_two_types(self, folders):
-        encoding = cached(folders / "v1")("a", "b")
-        assert encoding.tokens() == ["[CLS]", "a", "[SEP]", "b", "[SEP]"]
-        assert encoding["token_type_ids"] == [0, 0, 0, 1, 1]
-
     def test_ids_come_from_the_vocabulary(self, folders):
         tokenizer = cached(folders / "v1")
         vocabulary = json.loads((folders / "v1" / "vocab.json").read_text(encoding="utf-8"))
@@ -376,18 +368,16 @@ def test_saved_folders_load_in_plain_transformers(folders, tmp_path):
             assert type(AutoTokenizer.from_pretrained(folder)) is HfDebertaTokenizer
             cases[str(folder)] = encode(tokenizer)
     write_json(tmp_path / "batch.json", {"BATCH": BATCH, "folders": list(cases)})
-    program = "\n".join(
-        [
-            "import json, sys",
-            "sys.modules['hf_deberta'] = None",
-            inspect.getsource(encode),
-            "inputs = json.load(open('batch.json', encoding='utf-8'))",
-            "BATCH = inputs['BATCH']",
-            "from transformers import AutoTokenizer",
-            "got = {folder: encode(AutoTokenizer.from_pretrained(folder)) for folder in inputs['folders']}",
-            "json.dump(got, open('got.json', 'w'))",
-        ]
-    )
+    program = f"""
+import json, sys
+sys.modules["hf_deberta"] = None
+{inspect.getsource(encode)}
+inputs = json.load(open("batch.json", encoding="utf-8"))
+BATCH = inputs["BATCH"]
+from transformers import AutoTokenizer
+got = {{folder: encode(AutoTokenizer.from_pretrained(folder)) for folder in inputs["folders"]}}
+json.dump(got, open("got.json", "w"))
+"""
     subprocess.run([sys.executable, "-I", "-c", program], cwd=tmp_path, check=True, timeout=120)
     got = json.loads((tmp_path / "got.json").read_text())
     for folder, expected in cases.items():
@@ -413,11 +403,6 @@ class TestBadInput:
         (folder / "merges.txt").write_text("#version: 0.2\nqqq zzz\n")
         with pytest.raises(ValueError, match=r"vocab\.json and .*merges\.txt .*BPE"):
             HfDebertaTokenizer.from_pretrained(folder)
-
-    def test_broken_tokenizer_json(self, tmp_path):
-        (tmp_path / "tokenizer.json").write_text('{"version": "1.0", "added_tokens": []}')
-        with pytest.raises(ValueError, match=r"tokenizer\.json is not a valid tokenizer\.json"):
-            HfDebertaTokenizer.from_pretrained(tmp_path)
 
     @pytest.mark.parametrize(
         "content",
@@ -460,6 +445,7 @@ class TestBadInput:
         ("tokenizer.json", "", "tokenizer.json is not valid"),
         ("tokenizer.json", '{"version": "1.0", "model": {', "tokenizer.json is not valid"),
         ("tokenizer.json", "[]", "tokenizer.json is not valid"),
+        ("tokenizer.json", '{"version": "1.0", "added_tokens": []}', r"is not a valid tokenizer\.json"),
         ("tokenizer.json", '{"version": "1.0", "model": {"type": "Nope"}}', "tokenizer.json is not (a )?valid"),
         ("tokenizer_config.json", "{", "tokenizer_config.json is not valid"),
         ("tokenizer_config.json", "[1]", "tokenizer_config.json is not valid"),
