@@ -18,13 +18,13 @@ from itertools import groupby, repeat
 from typing import NamedTuple
 
 import torch
-from torch.nn.functional import dropout
 from torch.utils.checkpoint import checkpoint
 
 from ..model import attention_sdpa as plain
 from ..model.attention_sdpa import (
+    QUERY_BLOCK,
+    TRAINING_BLOCK,
     DistanceTables,
-    attend_with_bias,
     columns_of,
     constant_bias,
     content_bias,
@@ -32,6 +32,7 @@ from ..model.attention_sdpa import (
     masked,
     products,
     skewed,
+    softmax_attention,
     zero_fully_masked_queries,
 )
 from ..model.batch_layout import AttentionMask
@@ -40,8 +41,6 @@ from ..model.relative_position import RelativePositions, rows_between
 from .attention_sdpa_device import attend_on_device
 from .guards import in_functorch_transform
 
-QUERY_BLOCK = 256  # queries whose scores are in memory at once; few enough to stay in a cache
-TRAINING_BLOCK = 512  # the same in training, where more than one block means computing each of them twice
 LARGEST_BFLOAT16_SCORE = 128  # see `needs_float32`
 GPUS = ("cuda", "xpu", "mps")
 LARGEST_BIAS = 2**22  # position terms of the heads that are computed together, to stay in a cache (16 MiB of float32)
@@ -331,26 +330,6 @@ def can_join_parts(query: torch.Tensor, dropout_p: float) -> bool:
         and not torch.is_grad_enabled()
         and has_cpu_attention_with_log_sum()
     )
-
-
-def softmax_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    bias: torch.Tensor | None,
-    visible: torch.Tensor | None,
-    dropout_p: float,
-) -> torch.Tensor:
-    """softmax(q k + bias) v over visible keys."""
-    bias = masked(bias, visible, query)
-    if bias is not None and query.device.type == "cpu" and (bias.requires_grad or dropout_p > 0):
-        # the CPU's fused kernel has neither a gradient for a bias nor dropout, and its unfused one copies more
-        heads_first = [tensor.transpose(0, 1).flatten(0, 1) for tensor in (query, key, value)]
-        bias = bias.expand(*query.shape[:3], key.shape[2]).transpose(0, 1).flatten(0, 1)
-        scores = torch.baddbmm(bias, heads_first[0], heads_first[1].mT)
-        probabilities = dropout(scores.softmax(-1), dropout_p)
-        return (probabilities @ heads_first[2]).unflatten(0, (query.shape[1], -1)).transpose(0, 1)
-    return attend_with_bias(query, key, value, bias, dropout_p, scale=1.0)
 
 
 def tables_for(positions: RelativePositions, longest: int, joins_parts: bool) -> Tables:

@@ -13,13 +13,14 @@ For n = m = 3, with table columns for the distances 2, 1, 0, -1, -2:
     product row 1:  .  1  0 -1  .        skewed row 1:  1  0 -1
     product row 2:  2  1  0  .  .        skewed row 2:  2  1  0
 
-The package replaces this backend by faster ones (hf_deberta/engines), which use the functions from `masked` on.
+The package replaces this backend by faster ones (hf_deberta/engines), which use the functions from `softmax_attention`
+on.
 """
 
 from typing import NamedTuple
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import dropout, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 from .attention_reference import position_terms
@@ -27,7 +28,8 @@ from .batch_layout import AttentionMask
 from .input_checks import in_captured_graph, in_torch_func
 from .relative_position import RelativePositions, rows_at, rows_between
 
-QUERY_BLOCK = 512  # queries whose scores are in memory at once
+QUERY_BLOCK = 256  # queries whose scores are in memory at once; few enough to stay in a cache
+TRAINING_BLOCK = 512  # the same in training, where more than one block means computing each of them twice
 
 
 class DistanceTables(NamedTuple):
@@ -86,21 +88,40 @@ def attend_in_blocks(
         seen = visible
         if visible is not None and visible.shape[2] > 1:
             seen = visible[:, :, start : start + block.shape[2]]
-        return attend_with_bias(block, key, value, masked(bias, seen, block), dropout_p, scale=1.0)
+        return softmax_attention(block, key, value, bias, seen, dropout_p)
 
+    training = torch.is_grad_enabled() or dropout_p > 0  # reentrant checkpoints draw dropout without gradients first
+    size = TRAINING_BLOCK if training else QUERY_BLOCK
     # a loop, or a comparison of lengths, would tie a graph to them; torch.func does not support checkpoints
-    if in_captured_graph() or in_torch_func() or query.shape[2] <= QUERY_BLOCK:
+    if in_captured_graph() or in_torch_func() or query.shape[2] <= size:
         context = attend(query, 0)
     else:
-        contexts = []
-        for start in range(0, query.shape[2], QUERY_BLOCK):
-            block = query[:, :, start : start + QUERY_BLOCK]
-            recompute = torch.is_grad_enabled()
-            contexts.append(
-                checkpoint(attend, block, start, use_reentrant=False) if recompute else attend(block, start)
-            )
-        context = torch.cat(contexts, 2)
+        calls = [(query[:, :, start : start + size], start) for start in range(0, query.shape[2], size)]
+        if torch.is_grad_enabled():
+            context = torch.cat([checkpoint(attend, *call, use_reentrant=False) for call in calls], 2)
+        else:
+            context = torch.cat([attend(*call) for call in calls], 2)
     return zero_fully_masked_queries(context, mask, visible)
+
+
+def softmax_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+    visible: torch.Tensor | None,
+    dropout_p: float,
+) -> torch.Tensor:
+    """softmax(q k + bias) v over visible keys."""
+    bias = masked(bias, visible, query)
+    if bias is not None and query.device.type == "cpu" and (bias.requires_grad or dropout_p > 0):
+        # the CPU's fused kernel has neither a gradient for a bias nor dropout, and its unfused one copies more
+        heads_first = [tensor.transpose(0, 1).flatten(0, 1) for tensor in (query, key, value)]
+        bias = bias.expand(*query.shape[:3], key.shape[2]).transpose(0, 1).flatten(0, 1)
+        scores = torch.baddbmm(bias, heads_first[0], heads_first[1].mT)
+        probabilities = dropout(scores.softmax(-1), dropout_p)
+        return (probabilities @ heads_first[2]).unflatten(0, (query.shape[1], -1)).transpose(0, 1)
+    return attend_with_bias(query, key, value, bias, dropout_p, scale=1.0)
 
 
 def masked(bias: torch.Tensor | None, visible: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:

@@ -300,7 +300,7 @@ def assert_same_second_derivatives(kind, cases):
 
 
 def test_function_transforms_past_one_block(monkeypatch):
-    monkeypatch.setattr(plain_sdpa, "QUERY_BLOCK", 8)
+    monkeypatch.setattr(plain_sdpa, "TRAINING_BLOCK", 8)
     rows = rows_of_distances(12)
     query, key, value = (leaf(1, HEADS, 30, WIDTH).detach() for _ in range(3))
     tables = [leaf(HEADS, 24, WIDTH).detach() for _ in range(2)]

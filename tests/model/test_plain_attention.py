@@ -14,6 +14,7 @@ from hf_deberta.model.relative_position import rows_of_distances
 def plain_backend(request, monkeypatch):
     monkeypatch.setitem(BACKENDS, "sdpa", Backend(attention_sdpa.sdpa_attention))
     monkeypatch.setattr(attention_sdpa, "QUERY_BLOCK", request.param)
+    monkeypatch.setattr(attention_sdpa, "TRAINING_BLOCK", request.param)
 
 
 @pytest.mark.parametrize("kind", KINDS_ON_DEVICES)
