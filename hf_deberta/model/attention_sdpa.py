@@ -114,7 +114,8 @@ def softmax_attention(
 ) -> torch.Tensor:
     """softmax(q k + bias) v over visible keys."""
     bias = masked(bias, visible, query)
-    if bias is not None and query.device.type == "cpu" and (bias.requires_grad or dropout_p > 0):
+    needs_unfused = bias is not None and query.device.type == "cpu" and (bias.requires_grad or dropout_p > 0)
+    if bias is not None and needs_unfused and not in_captured_graph():  # a graph must hold for other lengths
         # the CPU's fused kernel has neither a gradient for a bias nor dropout, and its unfused one copies more
         heads_first = [tensor.transpose(0, 1).flatten(0, 1) for tensor in (query, key, value)]
         bias = bias.expand(*query.shape[:3], key.shape[2]).transpose(0, 1).flatten(0, 1)
