@@ -26,13 +26,13 @@ from ..model.attention_sdpa import (
     TRAINING_BLOCK,
     DistanceTables,
     columns_of,
-    constant_bias,
-    content_bias,
     distance_tables,
     masked,
+    position_bias,
     products,
     skewed,
     softmax_attention,
+    visible_keys,
     zero_fully_masked_queries,
 )
 from ..model.batch_layout import AttentionMask
@@ -101,10 +101,7 @@ def attend_with_scaled_queries(
         tables = tables_for(positions, longest, can_join_parts(query, dropout_p))
     if lengths:
         return attend_documents(query, key, value, tables or positions, mask.query_positions, lengths, dropout_p)
-    if mask.mask is not None and mask.is_padding_only:
-        visible: torch.Tensor | None = mask.mask[:, None, None]
-    else:
-        visible = mask.visible(key.shape[2], key.device)
+    visible = visible_keys(mask, key)
     context = attend_rows(query, key, value, tables or positions, mask.query_positions, visible, dropout_p)
     return zero_fully_masked_queries(context, mask, visible)
 
@@ -270,7 +267,8 @@ def attend_block(
     if saturation is not None:
         low, high = max(start - saturation + 1, 0), min(start + queries - 1 + saturation, keys)
     near = slice(low, high)
-    bias = band_bias(query, key[:, :, near], tables.by_distance, start - low)
+    in_tiles = BandBias.apply if query.device.type == "cpu" else None
+    bias = position_bias(query, key[:, :, near], tables.by_distance, start - low, in_tiles)
     seen = None if visible is None else visible[..., near]
     if low == 0 and high == keys:
         return softmax_attention(query, key, value, bias, seen, dropout_p)
@@ -361,17 +359,6 @@ def gathered_bias(
     bias = (key.to(wide) * rows).sum(-1)[:, :, None].to(key.dtype)
     others = replace(positions, terms=tuple(term for term in positions.terms if term != "p2c"))
     return bias + plain.gathered_bias(query, key, others, query_positions) if others.terms else bias
-
-
-def band_bias(query: torch.Tensor, key: torch.Tensor, tables: DistanceTables, offset: int) -> torch.Tensor:
-    """The position terms [B, H, n, m] of queries at consecutive positions, the first of them at key `offset`."""
-    parts = []
-    if tables.falling is not None or tables.rising is not None:
-        fill = BandBias.apply if query.device.type == "cpu" else content_bias
-        parts.append(fill(query, key, tables.falling, tables.rising, offset))
-    if tables.constant is not None:
-        parts.append(constant_bias(tables.constant, query.shape[2], key.shape[2], offset))
-    return sum(parts[1:], start=parts[0])
 
 
 class BandBias(torch.autograd.Function):

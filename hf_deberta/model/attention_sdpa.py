@@ -17,6 +17,7 @@ The package replaces this backend by faster ones (hf_deberta/engines), which use
 on.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -71,10 +72,7 @@ def attend_in_blocks(
     dropout_p: float,
 ) -> torch.Tensor:
     """Context [B, H, Q, d] of scaled queries; in training, several blocks are computed again for the gradients."""
-    if mask.mask is not None and mask.is_padding_only:
-        visible: torch.Tensor | None = mask.mask[:, None, None]
-    else:
-        visible = mask.visible(key.shape[2], key.device)
+    visible = visible_keys(mask, key)
     tables = None
     if positions is not None and mask.query_positions is None:
         tables = distance_tables(positions, key.shape[2])
@@ -102,6 +100,13 @@ def attend_in_blocks(
         else:
             context = torch.cat([attend(*call) for call in calls], 2)
     return zero_fully_masked_queries(context, mask, visible)
+
+
+def visible_keys(mask: AttentionMask, key: torch.Tensor) -> torch.Tensor | None:
+    """Which keys each query sees, [B or 1, 1, 1 or Q, K]; padding sees them too, see `zero_fully_masked_queries`."""
+    if mask.mask is not None and mask.is_padding_only:
+        return mask.mask[:, None, None]
+    return mask.visible(key.shape[2], key.device)
 
 
 def softmax_attention(
@@ -188,11 +193,17 @@ def distance_tables(positions: RelativePositions, reach: int) -> DistanceTables:
     return DistanceTables(falling, rising, constant)
 
 
-def position_bias(query: torch.Tensor, key: torch.Tensor, tables: DistanceTables, offset: int) -> torch.Tensor:
+def position_bias(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    tables: DistanceTables,
+    offset: int,
+    by_content: Callable[..., torch.Tensor] | None = None,  # by default `content_bias`
+) -> torch.Tensor:
     """The position terms [B, H, n, m] of queries at consecutive positions, the first of them at key `offset`."""
     parts = []
     if tables.falling is not None or tables.rising is not None:
-        parts.append(content_bias(query, key, tables.falling, tables.rising, offset))
+        parts.append((by_content or content_bias)(query, key, tables.falling, tables.rising, offset))
     if tables.constant is not None:
         parts.append(constant_bias(tables.constant, query.shape[2], key.shape[2], offset))
     return sum(parts[1:], start=parts[0])
