@@ -22,7 +22,8 @@ from hf_deberta.in_tree.encoder import (
 )
 from hf_deberta.model import relative_position
 from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder, HfDebertaLayer
-from hf_deberta.model.relative_position import RelativePositions, TableWindow
+from hf_deberta.model.pretrained_model import unfuse_qkv
+from hf_deberta.model.relative_position import RelativePositions, TableProjection, TableWindow
 
 WeightAndBias = tuple[torch.Tensor, torch.Tensor | None]
 
@@ -85,14 +86,9 @@ def layer_weights(layer: Any, before: Any, table: torch.Tensor | None, rows: Tab
         activation, head_size = layer.intermediate.intermediate_act_fn, attention.attention_head_size
         scale = scale_of(attention)
     positions = None
-    projection = attention.table_projection() if is_ours else table_projection_of(attention) if rows else None
-    if projection is not None and projection.terms and table is not None and rows is not None:
-        key_table, query_table, query_scale = projection.project(table)
-        positions = RelativePositions(
-            key_table, query_table, rows.rows_of_distance, rows.saturation, projection.terms, query_scale
-        )
-        scaled = positions.with_scaled_queries(scale, torch.float32)
-        positions = replace(scaled, query_scale=1.0, reusable=True)
+    if table is not None and rows is not None:
+        projection = attention.table_projection() if is_ours else table_projection_of(attention)
+        positions = constant_positions(projection, table, rows)
     query, key, value = projections_of(attention)
     return LayerWeights(
         query=query,
@@ -111,12 +107,22 @@ def layer_weights(layer: Any, before: Any, table: torch.Tensor | None, rows: Tab
     )
 
 
+def constant_positions(projection: TableProjection, table: torch.Tensor, rows: TableWindow) -> RelativePositions | None:
+    """The position terms of a layer, projected once, for queries that include the scale; None without terms."""
+    if not projection.terms:
+        return None
+    key, query, query_scale = projection.project(table)
+    positions = RelativePositions(
+        key, query, rows.rows_of_distance, rows.saturation, projection.terms, query_scale, reusable=True
+    )
+    return replace(positions.with_scaled_queries(projection.scale, torch.float32), query_scale=1.0)
+
+
 def projections_of(attention: Any) -> tuple[WeightAndBias, ...]:
     """Weight and bias of query, key and value; in-tree v1 has one weight with the three of each head."""
     if not has_fused_projection(attention):
         return tuple(map(weight_and_bias, (attention.query_proj, attention.key_proj, attention.value_proj)))
-    by_head = attention.in_proj.weight.unflatten(0, (attention.num_attention_heads, 3, -1))
-    query, key, value = (part.flatten(0, 1) for part in by_head.unbind(1))
+    query, key, value = unfuse_qkv(attention.in_proj.weight, attention.num_attention_heads)
     return (query, attention.q_bias), (key, None), (value, attention.v_bias)
 
 
