@@ -7,7 +7,7 @@ see one another, and the final states are scattered back to [B, N]. On the CPU, 
 attention handles those of equal length as one batch. On a device their lengths stay there, and so does their order.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 import torch
 
@@ -60,8 +60,8 @@ class Unpadding:
 class UnpaddedLayout(BatchLayout):
     """The layout of a batch as one row of its real tokens."""
 
-    unpadding: Unpadding = None  # type: ignore[assignment]  # follows fields with defaults
-    padded: BatchLayout = None  # type: ignore[assignment]  # of the batch
+    unpadding: Unpadding = field(kw_only=True)
+    padded: BatchLayout = field(kw_only=True)  # of the batch
 
     def gather(self, states: torch.Tensor) -> torch.Tensor:
         return self.unpadding.gather(states)
