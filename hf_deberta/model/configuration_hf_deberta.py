@@ -18,13 +18,24 @@ from transformers.activations import ACT2FN
 # Upper bounds, so that a damaged or hostile configuration is an error and not hours of work or all of the memory.
 # The largest released model has 48 layers and 1.5 billion parameters.
 MAX_PARAMETERS = 10**11
-MAX_LAYERS = 10_000
 MAX_LABELS = 10**6
-MAX_DISTANCE = 10**7
-MAX_EMD_STEPS = 1000
+LARGEST = {"num_hidden_layers": 10_000, "max_distance": 10**7, "emd_steps": 1000}
 
-PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
+SIZES = ("vocab_size", "hidden_size", "embedding_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+SMALLEST = {
+    **dict.fromkeys((*SIZES, "max_position_embeddings", "conv_groups"), 1),
+    **dict.fromkeys(("type_vocab_size", "emd_steps", "conv_kernel_size"), 0),
+}
+POSITIVE = ("layer_norm_eps", "initializer_range")
+DROPOUT_RATES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "pooler_dropout", "cls_dropout")
+BACKEND_FIELDS = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
 POSITION_TERMS = ("c2p", "p2c", "p2p")
+CHOICES = {
+    "norm_rel_ebd": ("none", "layer_norm"),
+    "token_classifier": ("linear", "projection"),
+    "problem_type": (None, "regression", "single_label_classification", "multi_label_classification"),
+    **dict.fromkeys(("hidden_act", "pooler_hidden_act", "conv_act"), sorted(ACT2FN)),
+}
 
 # The official code's defaults for keys that are absent from its configuration file.
 OFFICIAL_DEFAULTS: dict[str, Any] = {
@@ -346,91 +357,91 @@ class HfDebertaConfig(PreTrainedConfig):
 
         An attention backend with a slash would be downloaded from the Hub and run.
         """
-        for name in ("attn_implementation", "_attn_implementation", "_attn_implementation_internal"):
-            backend = others.get(name)
-            _require(
-                backend is None or (isinstance(backend, str) and "/" not in backend),
-                f"{name} must be the name of a backend, such as 'sdpa', not {backend!r:.100}",
-            )
-        for name in others:
+        for name, value in others.items():
             attribute = getattr_static(type(self), name, None)
             is_method = callable(attribute) or isinstance(attribute, classmethod | staticmethod)
             is_read_only = isinstance(attribute, property) and attribute.fset is None
+            is_field = not is_method and not is_read_only and name != "per_layer_config"
+            _require(is_field, f"{name} is not a field of a configuration: leave it out")
+            is_backend = value is None or (isinstance(value, str) and "/" not in value)
             _require(
-                not is_method and not is_read_only and name != "per_layer_config",
-                f"{name} is not a field of a configuration: leave it out",
+                is_backend or name not in BACKEND_FIELDS,
+                f"{name} must be the name of a backend, such as 'sdpa', not {value!r:.100}",
             )
         dtype = getattr(torch, self.dtype, None) if isinstance(self.dtype, str) else self.dtype
+        labels, numbers = self.id2label, self.label2id
         _require(
             self.dtype is None or isinstance(dtype, torch.dtype),
             f"dtype must be a type of torch, such as 'float32', not {self.dtype!r}",
         )
-        labels = self.id2label
         _require(
             labels is None or (isinstance(labels, dict) and all(str(label).isdecimal() for label in labels)),
             f"id2label must be a dictionary from label numbers to names, not {labels!r:.100}",
         )
         _require(
-            self.label2id is None or isinstance(self.label2id, dict),
-            f"label2id must be a dictionary from names of labels to numbers, not {self.label2id!r:.100}",
+            numbers is None or isinstance(numbers, dict),
+            f"label2id must be a dictionary from names of labels to numbers, not {numbers!r:.100}",
         )
 
-    def validate_sizes(self) -> None:
-        for name in (
-            "vocab_size",
-            "hidden_size",
-            "embedding_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "intermediate_size",
-        ):
-            _require(getattr(self, name) > 0, f"{name} must be positive, not {getattr(self, name)}")
-        _require(self.type_vocab_size >= 0, f"type_vocab_size must be 0 or more, not {self.type_vocab_size}")
-        heads, width = self.num_attention_heads, self.hidden_size
-        _require(
-            width % heads == 0,
-            f"num_attention_heads must divide hidden_size, but {heads} does not divide {width}",
-        )
+    def validate_fields(self) -> None:
+        self._check_values()
+        self._check_sizes()
+        self._check_positions()
+
+    def _check_values(self) -> None:
+        for name, low in SMALLEST.items():
+            value = getattr(self, name)
+            _require(value >= low, f"{name} must be {low} or more, not {value}")
+        for name in POSITIVE:
+            value = getattr(self, name)
+            _require(isfinite(value) and value > 0, f"{name} must be positive and finite, not {value}")
+        for name in DROPOUT_RATES:
+            rate = getattr(self, name)
+            _require(rate is None or 0 <= rate < 1, f"{name} must be in [0, 1), not {rate}")
+        for name, choices in CHOICES.items():
+            value = getattr(self, name)
+            _require(value in choices, f"{name} must be one of {', '.join(map(str, choices))}, not {value!r}")
+        for name, largest in LARGEST.items():
+            _require(getattr(self, name) <= largest, f"{name} must be at most {largest}, not {getattr(self, name)}")
+
+    def _check_sizes(self) -> None:
+        heads, width, padding = self.num_attention_heads, self.hidden_size, self.pad_token_id
+        for name, divisor in (("num_attention_heads", heads), ("conv_groups", self.conv_groups)):
+            _require(width % divisor == 0, f"{name} must divide hidden_size, but {divisor} does not divide {width}")
         for name, required in (("attention_head_size", width // heads), ("pooler_hidden_size", width)):
             value = getattr(self, name)
             _require(
                 value in (None, required),
                 f"{name} must be {required} for hidden_size {width}, not {value}; leave it out",
             )
-        for name in ("layer_norm_eps", "initializer_range"):
-            value = getattr(self, name)
-            _require(isfinite(value) and value > 0, f"{name} must be positive and finite, not {value}")
-        padding = self.pad_token_id
         _require(
             padding is None or 0 <= padding < self.vocab_size,
             f"pad_token_id must be an id of the vocabulary, in [0, {self.vocab_size}), or None, not {padding}",
         )
-
-    def validate_bounds(self) -> None:
-        layers, parameters = self.num_hidden_layers, self.approximate_parameters()
-        _require(layers <= MAX_LAYERS, f"num_hidden_layers must be at most {MAX_LAYERS}, not {layers}")
+        kernel = self.conv_kernel_size
+        _require(kernel == 0 or kernel % 2 == 1, f"conv_kernel_size must be odd, or 0 for none, not {kernel}")
+        _require(bool(self.id2label), "num_labels must be at least 1, and id2label is empty")
+        parameters = self.approximate_parameters()
         _require(
             parameters <= MAX_PARAMETERS,
             f"these sizes give a model of {Decimal(parameters):.1e} parameters, and the largest that is accepted has "
-            f"{Decimal(MAX_PARAMETERS):.0e}: vocab_size {self.vocab_size}, hidden_size {self.hidden_size}, "
-            f"num_hidden_layers {layers}, intermediate_size {self.intermediate_size}, position tables of "
-            f"{self.max_position_embeddings} and {2 * self.relative_span} rows, conv_kernel_size "
-            f"{self.conv_kernel_size}, {self.num_labels} labels",
+            f"{MAX_PARAMETERS:.0e}: vocab_size {self.vocab_size}, hidden_size {width}, num_hidden_layers "
+            f"{self.num_hidden_layers}, intermediate_size {self.intermediate_size}, position tables of "
+            f"{self.max_position_embeddings} and {2 * self.relative_span} rows, conv_kernel_size {kernel}, "
+            f"{self.num_labels} labels",
         )
-        distance = self.max_distance
-        _require(distance <= MAX_DISTANCE, f"the largest relative distance must be at most {MAX_DISTANCE}: {distance}")
 
     def approximate_parameters(self) -> int:
         """Number of parameters of a model with these sizes, without biases and norms."""
         width, embedding = self.hidden_size, self.embedding_size or self.hidden_size
         rows = self.vocab_size + self.max_position_embeddings + self.type_vocab_size
         layer = (4 if self.share_att_key else 6) * width**2 + 2 * width * self.intermediate_size
-        convolution = self.conv_kernel_size * width**2 // max(self.conv_groups, 1)
+        convolution = self.conv_kernel_size * width**2 // self.conv_groups
         table = 2 * self.relative_span * width
         heads = (embedding + len(self.id2label or ())) * width
         return rows * embedding + self.num_hidden_layers * layer + convolution + table + heads
 
-    def validate_positions(self) -> None:
+    def _check_positions(self) -> None:
         terms = list(self.pos_att_type or ())
         unknown = [term for term in terms if term not in POSITION_TERMS]
         _require(
@@ -438,25 +449,13 @@ class HfDebertaConfig(PreTrainedConfig):
             f"pos_att_type must contain only {', '.join(POSITION_TERMS)}, not {', '.join(map(repr, unknown))}",
         )
         _require(len(set(terms)) == len(terms), f"pos_att_type must not contain a term twice: {terms}")
+        buckets, distance = self.position_buckets, self.max_distance
         _require(
-            self.norm_rel_ebd in ("none", "layer_norm"),
-            f"norm_rel_ebd must be 'none' or 'layer_norm', not {self.norm_rel_ebd!r}",
+            buckets < 1 or (buckets > 1 and buckets // 2 < distance - 1),
+            f"position_buckets must be 0 (off), or at least 2 and half of it below {distance - 1}, the largest "
+            f"distance minus 1, not {buckets}; raise max_relative_positions (or max_position_embeddings) or use fewer "
+            "buckets",
         )
-        _require(
-            self.max_position_embeddings > 0,
-            f"max_position_embeddings must be positive, not {self.max_position_embeddings}",
-        )
-        buckets = self.position_buckets
-        _require(
-            buckets < 1 or (buckets > 1 and buckets // 2 < self.max_distance - 1),
-            f"position_buckets must be 0 (off), or at least 2 and half of it below {self.max_distance - 1}, the "
-            f"largest distance minus 1, not {buckets}; raise max_relative_positions (or max_position_embeddings) or "
-            "use fewer buckets",
-        )
-
-    def validate_decoder(self) -> None:
-        _require(self.emd_steps >= 0, f"emd_steps must be 0 or more, not {self.emd_steps}")
-        _require(self.emd_steps <= MAX_EMD_STEPS, f"emd_steps must be at most {MAX_EMD_STEPS}, not {self.emd_steps}")
         if not self.uses_mask_decoder:
             return
         _require(
@@ -468,32 +467,6 @@ class HfDebertaConfig(PreTrainedConfig):
             self.embedding_size == self.hidden_size,
             f"the enhanced mask decoder adds position embeddings to hidden states, so embedding_size "
             f"({self.embedding_size}) must equal hidden_size ({self.hidden_size}); set emd_steps=0 otherwise",
-        )
-
-    def validate_convolution_and_heads(self) -> None:
-        kernel, groups = self.conv_kernel_size, self.conv_groups
-        _require(
-            kernel == 0 or (kernel > 0 and kernel % 2 == 1),
-            f"conv_kernel_size must be odd, or 0 for none, not {kernel}",
-        )
-        _require(
-            groups > 0 and self.hidden_size % groups == 0,
-            f"conv_groups must divide hidden_size, but {groups} does not divide {self.hidden_size}",
-        )
-        _require(
-            self.token_classifier in ("linear", "projection"),
-            f"token_classifier must be 'linear' or 'projection', not {self.token_classifier!r}",
-        )
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "pooler_dropout", "cls_dropout"):
-            rate = getattr(self, name)
-            _require(rate is None or 0 <= rate < 1, f"{name} must be in [0, 1), not {rate}")
-        for name in ("hidden_act", "pooler_hidden_act", "conv_act"):
-            known = ", ".join(sorted(ACT2FN))
-            _require(getattr(self, name) in ACT2FN, f"{name} must be one of {known}, not {getattr(self, name)!r}")
-        _require(bool(self.id2label), "num_labels must be at least 1, and id2label is empty")
-        _require(
-            self.problem_type in (None, *PROBLEM_TYPES),
-            f"problem_type must be {', '.join(PROBLEM_TYPES)} or None, not {self.problem_type!r}",
         )
 
 

@@ -135,22 +135,13 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
             check_declared_size(folder, kwargs.get("config"))
         try:
             return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
-        except SafetensorError as error:
-            raise OSError(
-                f"{pretrained_model_name_or_path} has a truncated or corrupt .safetensors file ({error}); "
-                "download or save it again"
-            ) from error
-        except (UnpicklingError, EOFError) as error:
-            raise OSError(
-                f"{pretrained_model_name_or_path} has a .bin file that is truncated or holds more than tensors, which "
-                "could run code when loaded; use .safetensors weights, or convert the file where you trust it"
-            ) from error
-        except (RuntimeError, OSError) as error:
-            is_system_error = isinstance(error, OSError) and error.errno != errno.EINVAL  # no permission, disk failure
-            if is_system_error or not _was_raised_in(error, "torch.serialization"):
+        except (SafetensorError, UnpicklingError, EOFError, RuntimeError, OSError) as error:
+            if not _is_damaged_file(error):
                 raise
+            kind = ".safetensors" if isinstance(error, SafetensorError) else ".bin"
             raise OSError(
-                f"{pretrained_model_name_or_path} has a truncated or corrupt .bin file; download it again"
+                f"{pretrained_model_name_or_path} has a {kind} file that is truncated or corrupt, or that holds more "
+                f"than tensors and could run code when loaded ({error}); download or save it again"
             ) from error
 
     def save_pretrained(  # type: ignore[override]  # arguments after state_dict are passed on, by name
@@ -232,9 +223,13 @@ def check_declared_size(folder: Path, config: Any) -> None:
         )
 
 
-def _was_raised_in(error: Exception, module: str) -> bool:
-    """True if a function of `module` is in the traceback of `error`."""
-    return any(frame.f_globals.get("__name__") == module for frame, _ in walk_tb(error.__traceback__))
+def _is_damaged_file(error: Exception) -> bool:
+    """True if the error says that a file of weights cannot be read as such."""
+    if isinstance(error, SafetensorError | UnpicklingError | EOFError):
+        return True
+    if isinstance(error, OSError) and error.errno != errno.EINVAL:  # no permission, disk failure
+        return False
+    return any(frame.f_globals.get("__name__") == "torch.serialization" for frame, _ in walk_tb(error.__traceback__))
 
 
 # ---- names in other checkpoints: ours are those of the official v2 code and of in-tree `deberta-v2` -----------------
