@@ -1,6 +1,7 @@
 import gc
 import os
 import sys
+from logging import Logger
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # huggingface_hub reads it when it is imported
@@ -83,6 +84,15 @@ def unpad_tiny_models(monkeypatch):
     """Unpad batches of tiny models too: these are too narrow for unpadding to save time."""
     monkeypatch.setattr(unpadding, "COST_OF_EXTRA_CALLS", 0)
     monkeypatch.setattr(unpadding, "COST_OF_EXTRA_LAUNCHES", 0)
+
+
+@pytest.fixture
+def warnings_so_far(caplog):
+    """Return a function that returns the warnings so far; those given once in a process are given again."""
+    logging.enable_propagation()
+    Logger.warning_once.cache_clear()
+    caplog.set_level("WARNING")
+    return lambda: [record.message for record in caplog.records]
 
 
 @pytest.fixture

@@ -1,9 +1,6 @@
 """Fixtures of the engines' tests: products of oneDNN on any processor, and warnings that name a backend."""
 
-import logging
-
 import pytest
-import transformers
 
 from hf_deberta.engines import onednn
 
@@ -18,9 +15,6 @@ def onednn_products(monkeypatch):
 
 
 @pytest.fixture
-def sdpa_warnings(caplog):
+def sdpa_warnings(warnings_so_far):
     """Return a function that returns the messages so far that name the backend sdpa."""
-    transformers.utils.logging.enable_propagation()
-    logging.Logger.warning_once.cache_clear()
-    caplog.set_level("WARNING")
-    return lambda: [record.message for record in caplog.records if "sdpa" in record.message]
+    return lambda: [message for message in warnings_so_far() if "sdpa" in message]

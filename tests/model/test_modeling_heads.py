@@ -235,7 +235,7 @@ def test_a_row_of_padding_only_has_a_finite_gradient(name, backend):
     torch.testing.assert_close(output.logits.flatten()[-1], model(**alone).logits.flatten()[-1])
 
 
-@pytest.mark.parametrize("name", ["entities", "replaced token detection"])
+@pytest.mark.parametrize("name", ["single label", "entities", "replaced token detection"])
 def test_left_padding_equals_right_padding(name):
     model, inputs = build(name)
     shifts = [9 - length for length in LENGTHS]

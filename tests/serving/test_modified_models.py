@@ -20,13 +20,7 @@ from hf_deberta.serving import optimize as optimize_module
 MODELS = {"ours": make_model, "v1": lambda: make_in_tree("v1"), "v2": lambda: make_in_tree("v2")}
 
 
-@pytest.fixture(autouse=True)
-def seeded(monkeypatch):
-    """Seeds, and fused layers for all batches, unless a test asks for OpenVINO."""
-    torch.manual_seed(0)
-    monkeypatch.setattr(fused_layers, "choose_max_openvino_tokens", lambda *_: 0)
-    yield
-    hf_deberta.disable()
+pytestmark = pytest.mark.usefixtures("fused_layers_for_all_batches")
 
 
 class Adapter(nn.Module):

@@ -32,13 +32,6 @@ optimize_module = importlib.import_module("hf_deberta.serving.optimize")  # the 
 ON_ONE_THREAD = OptimizedEmbeddings.embed_on_one_thread
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
-    yield
-    hf_deberta.disable()
-
-
 def optimized(model, dtype=torch.float32):
     return hf_deberta.optimize(model, dtype, runtime="openvino")
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import hf_deberta
 from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder
-from hf_deberta.serving import choices, fused_layers, fused_linear
+from hf_deberta.serving import choices, fused_linear
 from hf_deberta.serving import optimize as optimize_file
 from hf_deberta.serving.fused_attention import MAX_TOKENS_IN_ONE_PRODUCT, FusedAttention
 from hf_deberta.serving.fused_layer import FusedLayer
@@ -46,20 +46,15 @@ TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 5e-2, torch.int8: 0.3}
 BFLOAT16 = pytest.param(torch.bfloat16, marks=needs_onednn_bfloat16)
 DTYPES = [torch.float32, BFLOAT16, torch.int8]
 needs_openvino = pytest.mark.skipif(not has_openvino(), reason="needs OpenVINO")
-RUNTIMES = [None, pytest.param("openvino", marks=needs_openvino)]  # None: fused layers, see `seeded`
+RUNTIMES = [
+    None,
+    pytest.param("openvino", marks=needs_openvino),
+]  # None: fused layers
 RUNTIMES_AND_CASES = [
     *((None, case) for case in ("equal", "padded")),
     *(pytest.param("openvino", case, marks=needs_openvino) for case in ("equal", "padded on the left")),
 ]
-
-
-@pytest.fixture(autouse=True)
-def seeded(monkeypatch):
-    """Seeds, and fused layers for all batches, unless a test asks for OpenVINO."""
-    torch.manual_seed(0)
-    monkeypatch.setattr(fused_layers, "choose_max_openvino_tokens", lambda *_: 0)
-    yield
-    hf_deberta.disable()
+pytestmark = pytest.mark.usefixtures("fused_layers_for_all_batches")
 
 
 def make_model(model_class=hf_deberta.HfDebertaModel, preset="v3-base", **settings):
