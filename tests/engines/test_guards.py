@@ -62,22 +62,14 @@ def row_shapes(model):
 
 # ---- input checks and unpadding depend on no observer
 
-INVALID = {
-    "id outside the vocabulary": ({"input_ids": torch.tensor([[1, 128, 2]])}, "128"),
-    "negative id": ({"input_ids": torch.tensor([[1, -1, 2]])}, "-1"),
-    "token type": ({"input_ids": torch.tensor([[1, 2]]), "token_type_ids": torch.tensor([[0, 9]])}, "token_type_ids"),
-    "additive mask": ({"input_ids": torch.tensor([[1, 2]]), "attention_mask": torch.tensor([[0.0, -1e4]])}, "-10000"),
-    "position": ({"input_ids": torch.tensor([[1, 2]]), "position_ids": torch.tensor([[98, 99]])}, "100"),
-}
-
 
 @pytest.mark.parametrize("observer", OBSERVERS)
-@pytest.mark.parametrize("case", INVALID)
-def test_invalid_inputs_raise_the_same_error_under_observers(case, observer):
-    inputs, message = INVALID[case]
-    model = tiny_model(HfDebertaModel, position_biased_input=True, type_vocab_size=2).eval()
-    with OBSERVERS[observer](), pytest.raises(ValueError, match=message):
-        model(**inputs)
+def test_invalid_inputs_raise_the_same_error_under_observers(observer):
+    model = tiny_model(HfDebertaModel).eval()
+    with OBSERVERS[observer](), pytest.raises(ValueError, match="128"):
+        model(torch.tensor([[1, 128, 2]]))
+    with OBSERVERS[observer](), pytest.raises(ValueError, match="-10000"):
+        model(torch.tensor([[1, 2]]), attention_mask=torch.tensor([[0.0, -1e4]]))
 
 
 @pytest.mark.parametrize("observer", OBSERVERS)

@@ -1,6 +1,5 @@
 """Inputs and labels that a head does not take raise a ValueError with the rule, the value and the way out."""
 
-import numpy
 import pytest
 import torch
 from numerics import assert_equal_but_for_rounding, tiny_inputs, tiny_model
@@ -26,12 +25,10 @@ WRONG = {
     "neither ids nor embeddings": (MODEL, {}, NO_IDS, "either input_ids or inputs_embeds, not neither"),
     "both": (MODEL, {}, {"inputs_embeds": EMBEDDED}, "either input_ids or inputs_embeds, not both"),
     "no rows": (MODEL, {}, {"input_ids": IDS[:0]}, r"\[B, N\] with at least one row and one token, not \(0, 4\)"),
-    "no tokens": (MODEL, {}, {"input_ids": IDS[:, :0]}, r"at least one row and one token, not \(2, 0\)"),
     "one dimension": (MODEL, {}, {"input_ids": IDS[0]}, r"input_ids must be \[B, N\] .* not \(4,\)"),
     "an id too large": (MODEL, {}, {"input_ids": IDS + 128}, r"input_ids must lie in \[0, 128\), .* to \d+.*tokenizer"),
     "a negative id": (WORDS, {}, {"input_ids": IDS - 128}, r"input_ids must lie in \[0, 128\), .* from -\d+"),
     "a list of ids": (MODEL, {}, {"input_ids": IDS.tolist()}, "must be a tensor, not list; pass torch.tensor"),
-    "an array of ids": (MODEL, {}, {"input_ids": IDS.numpy()}, "input_ids must be a tensor, not ndarray"),
     "ids with a fraction": (MODEL, {}, {"input_ids": IDS.float()}, "must be of type int64 or int32, not torch.float32"),
     "embeddings of one row": (MODEL, {}, {**NO_IDS, "inputs_embeds": EMBEDDED[0]}, r"\[B, N, embedding\] .* \(4, 32\)"),
     "narrow embeddings": (MODEL, {}, {**NO_IDS, "inputs_embeds": EMBEDDED[..., :8]}, r"\[B, N, 32\], .*\(2, 4, 8\)"),
@@ -39,10 +36,8 @@ WRONG = {
     "a type too large": (MODEL, TYPES, {"token_type_ids": IDS * 0 + 2}, r"must lie in \[0, 2\), .* up to 2"),
     # masks and boundaries
     "a mask of three tokens": (MODEL, {}, {"attention_mask": torch.ones(2, 3)}, r"= \(2, 4, 4\), not \(2, 3\)"),
-    "a mask of one query": (MODEL, {}, {"attention_mask": torch.ones(2, 1, 4)}, r"not \(2, 1, 4\)"),
     "an additive mask": (MODEL, {}, {"attention_mask": torch.zeros(2, 4, 4)}, "boolean or integer.* not additive"),
     "an additive mask of tokens": (MODEL, {}, {"attention_mask": IDS * -1e9}, r"holds -.*e\+.*attention_mask == 0"),
-    "an array as mask": (MODEL, {}, {"attention_mask": numpy.ones((2, 4))}, "attention_mask must be a tensor, not nda"),
     "boundaries of a batch": (WORDS, {}, {"cu_seq_lens_q": torch.tensor([0, 4])}, "one packed row, not a batch of 2"),
     "packed entities": (ENTITIES, {}, {**MENTIONS, "cu_seq_lens_q": torch.tensor([0, 4])}, "not support packed rows"),
     # what a head needs
@@ -55,11 +50,9 @@ WRONG = {
     ),
     "no entities": (ENTITIES, {}, {}, r"entity choice needs entity_indices \[B, entities, tokens\]"),
     "an entity outside": (ENTITIES, {}, {"entity_indices": SPANS + 1}, r"entity_indices .*in \[0, 4\), not 4"),
-    "an entity before": (ENTITIES, {}, {"entity_indices": SPANS - 1}, r"entity_indices .*in \[0, 4\), not -1"),
     "entities of one row": (ENTITIES, {}, {"entity_indices": SPANS[:1]}, r"with B = 2, not \(1, 1, 2\)"),
     # labels
     "words, one too few": (WORDS, {}, {"labels": IDS[:, 1:]}, r"labels must be of shape \(2, 4\), not \(2, 3\)"),
-    "words, flat": (WORDS, {}, {"labels": IDS.flatten()}, r"labels must be of shape \(2, 4\), not \(8,\)"),
     "a word": (WORDS, {}, {"labels": IDS * 0 + 128}, "labels must be below 128, .*not 128"),
     "tokens, one too few": (TOKENS, {}, {"labels": IDS[:, 1:] % 2}, r"\(2, 4\), not \(2, 3\)"),
     "a token's class": (TOKENS, THREE, {"labels": IDS * 0 + 10**6}, "labels must be below 3, .*not 1e"),
@@ -67,14 +60,11 @@ WRONG = {
     "replaced tokens, one too few": (REPLACED, {}, {"labels": IDS[:, 1:] % 2}, r"\(2, 4\), not \(2, 3\)"),
     "a replaced token": (REPLACED, {}, {"labels": IDS * 0 + 10**6}, "labels must be 0 or 1, .*not 1e"),
     "classes, too many": (SEQUENCE, {}, {"labels": FIVE}, r"\(2,\), not \(5,\)"),
-    "one class": (SEQUENCE, THREE, {"labels": torch.tensor(1)}, r"must be of shape \(2,\), not \(\)"),
     "a class too large": (SEQUENCE, THREE, {"labels": torch.tensor([0, 3])}, "labels must be below 3, .*not 3"),
     "half a class": (SEQUENCE, THREE, {"labels": torch.tensor([0, 0.5])}, "whole numbers, .*not 0.5"),
     "one number for all": (SEQUENCE, ONE, {"labels": torch.ones(1)}, r"labels .*\(1,\)"),
-    "numbers, too many": (SEQUENCE, ONE, {"labels": torch.ones(3)}, r"labels .*\(3,\)"),
     "no number": (SEQUENCE, ONE, {"labels": torch.tensor([0, torch.nan])}, "finite, not nan; drop rows"),
     "one distribution for all": (SEQUENCE, THREE, {"labels": torch.ones(1, 3) / 3}, r"labels .*\(1, 3\)"),
-    "distributions, a class too few": (SEQUENCE, THREE, {"labels": torch.ones(2, 2) / 2}, r"labels .*\(2, 2\)"),
     "classes, no problem type": (SEQUENCE, THREE, {"labels": torch.ones(2, 3)}, "must sum to 1, .*problem_type"),
     "several labels, one too few": (SEQUENCE, MULTI_LABEL, {"labels": torch.ones(2, 2)}, r"labels .*\(2, 2\)"),
     "two labels of one": (SEQUENCE, MULTI_LABEL, {"labels": torch.full((2, 3), 2)}, r"must lie in \[0, 1\], .*not 2"),
