@@ -12,13 +12,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.distributed
-from numerics import assert_same_by_name, attend, graphs_may_have_operators, import_again, tiny_inputs, tiny_model
-from test_attention_triton import BUCKETS, inputs_of, on_gpu
+from numerics import graphs_may_have_operators, import_again, tiny_inputs, tiny_model
+from test_attention_triton import on_gpu
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModel, AutoModelForSequenceClassification
-from two_processes import end_process_group, fork_two, run_script
 
 from hf_deberta import HfDebertaForSequenceClassification, HfDebertaModel
 from hf_deberta.engines import attention_auto, attention_check, attention_triton
@@ -245,13 +243,6 @@ def test_without_memory_for_the_check_the_next_call_checks_again(gpu, sdpa_warni
     assert choose() == "triton" and len(gpu.checked) == 2
 
 
-def test_a_fault_in_training_does_not_concern_inference(gpu):
-    gpu.errors = {"the gradient of key": 1.0}
-    assert choose(training=True) == "sdpa"
-    gpu.errors = PASSED
-    assert choose() == "triton"
-
-
 def test_the_tolerance_depends_on_the_dtype(gpu):
     gpu.errors = {"the context": 0.01}
     assert choose(dtype=torch.bfloat16) == "triton"
@@ -295,15 +286,6 @@ def test_an_unknown_setting_is_an_error(monkeypatch):
     monkeypatch.setattr(attention_auto, "FORCED_BACKEND", "flash")
     with pytest.raises(ValueError, match="HF_DEBERTA_ATTENTION must be auto, sdpa, triton, not 'flash'"):
         choose()
-
-
-def test_triton_by_the_variable_warns_where_it_cannot_run(monkeypatch, sdpa_warnings):
-    monkeypatch.setattr(attention_auto, "FORCED_BACKEND", "triton")
-    monkeypatch.setattr(attention_triton, "INTERPRETING", False)
-    leaves, rows, _ = inputs_of(BUCKETS, 7)
-    found, expected = (attend(**leaves, rows_of_distance=rows, backend=backend)[0] for backend in ("auto", "sdpa"))
-    assert torch.equal(found, expected)
-    assert ["runs on GPUs, not on cpu" in warning for warning in sdpa_warnings()] == [True]
 
 
 # ---- captured graphs, distributed runs, and the state of the caller ----------------------------------------------
@@ -418,47 +400,6 @@ def test_exported_graphs_have_sdpa(gpu):
     assert not uses_triton(torch.jit.trace(Attention(), (states,), check_trace=False))
 
 
-@pytest.mark.slow
-def test_ranks_may_choose_differently(tmp_path):
-    """Two ranks with other lengths and other times: neither waits for the other, and both get the same gradients."""
-    run_script(__file__, tmp_path)
-    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)]
-    assert [rank["chosen"] for rank in ranks] == ["triton", "sdpa"]
-    model = ddp_model()
-    for rank in (0, 1):
-        (ddp_loss(model, rank) / 2).backward()
-    first, second = (rank["gradients"] for rank in ranks)
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    assert_same_by_name(first, gradients_of(model))
-
-
-def ddp_model():
-    return tiny_model(HfDebertaModel, dtype=torch.float32)
-
-
-def ddp_loss(model, rank):
-    return model(**tiny_inputs(((9, 5), (40, 33))[rank])).last_hidden_state.square().mean()
-
-
-def gradients_of(model):
-    return {name: parameter.grad for name, parameter in model.named_parameters()}
-
-
-def one_of_two(rank, folder):
-    torch.distributed.init_process_group("gloo")
-    gpu, model = Gpu(), torch.nn.parallel.DistributedDataParallel(ddp_model())
-    gpu.times = ({"sdpa": 2.0, "triton": 1.0}, {"sdpa": 1.0, "triton": 2.0})[rank]
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        gpu.install(monkeypatch)
-        monkeypatch.setitem(BACKENDS, "sdpa", gpu.timed_backend("sdpa", sdpa_attention))
-        monkeypatch.setitem(BACKENDS, "triton", gpu.timed_backend("triton", reference_attention))
-        ddp_loss(model, rank).backward()
-        (chosen,) = set(attention_auto._choices.values())
-    torch.save({"chosen": chosen, "gradients": gradients_of(model.module)}, folder / f"{rank}.pt")
-    del model
-    end_process_group()
-
-
 def real_work(gpu, monkeypatch):
     """Let checks and timings compute and save tensors, as on a GPU; dropout would use the CPU's generator here."""
 
@@ -562,18 +503,6 @@ def test_in_a_checkpoint(gpu, monkeypatch, reentrant):
 
 
 # ---- models ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("doubling_triton")
-def test_a_model_uses_what_was_chosen(gpu):
-    model, inputs = tiny_model(HfDebertaModel, dtype=torch.float32).eval(), tiny_inputs()
-    with torch.no_grad():
-        automatic = model(**inputs).last_hidden_state
-        model.set_attn_implementation("triton")
-        doubled = model(**inputs).last_hidden_state
-        model.set_attn_implementation("sdpa")
-        exact = model(**inputs).last_hidden_state
-    assert torch.equal(automatic, doubled) and not torch.equal(automatic, exact)
 
 
 def test_auto_is_the_default_and_survives_copies_and_folders(tmp_path):
@@ -748,7 +677,3 @@ def test_this_gpu_times_both_backends_once_and_not_in_a_captured_graph():
     graph.replay()
     assert len(attention_auto._choices) == known + 1
     torch.testing.assert_close(found, expected, atol=0.03, rtol=0.03)
-
-
-if __name__ == "__main__":
-    fork_two(one_of_two)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from numerics import assert_equal_but_for_rounding, assert_same_by_name, assert_within_budget, gradients, largest
-from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -132,14 +131,6 @@ def test_frozen_inputs_get_no_gradient_and_no_products(frozen, monkeypatch):
 def test_loss_of_frozen_inputs_requires_no_grad():
     frozen = {name: tensor.detach() for name, tensor in random_inputs(7, 9, 4).items()}
     assert not chunked_loss(frozen, random_labels(7, 9))[0].requires_grad
-
-
-def test_weight_tied_to_the_embedding_gets_both_gradients():
-    labels, ids = random_labels(7, 9), torch.tensor([3, 3, 0, 8, 1, 2, 3])
-    actual, expected = nn.Parameter(random_inputs(7, 9, 4)["weight"].detach()), random_inputs(7, 9, 4)["weight"]
-    linear_cross_entropy(functional.embedding(ids, actual).tanh(), actual, None, labels)[0].backward()
-    whole_loss({"states": functional.embedding(ids, expected).tanh(), "weight": expected}, labels)[0].backward()
-    torch.testing.assert_close(actual.grad, expected.grad)
 
 
 def test_backward_can_run_again_if_the_graph_is_retained():

@@ -230,29 +230,6 @@ def packed(lengths):
     return ids, bounds, positions, ids[0].split(lengths)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_rows_of_packed_documents_train_as_documents_do(backend):
-    """Two rows whose positions restart: the loss and gradients of five separate documents."""
-    ids, _, positions, documents = packed([5, 9, 5, 7, 12])
-    model = tiny_model(HfDebertaForMaskedLM)
-    model.set_attn_implementation(backend)
-    labels = ids.masked_fill(ids % 3 > 0, -100)
-    loss, gradients = trained(
-        model, input_ids=ids.view(2, 19), position_ids=positions.view(2, 19), labels=labels.view(2, 19)
-    )
-    items = (labels != -100).sum()
-    model.zero_grad()
-    parts = labels[0].split([len(document) for document in documents])
-    losses = [
-        model(document[None], labels=part[None], num_items_in_batch=items).loss
-        for document, part in zip(documents, parts, strict=True)
-    ]
-    sum(losses).backward()
-    torch.testing.assert_close(loss, sum(losses).detach())
-    expected = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
-    assert_same_by_name(gradients, expected)
-
-
 def test_classifiers_of_packed_rows_need_boundaries():
     model = tiny_model(HfDebertaForSequenceClassification).eval()
     ids, _, positions, _ = packed([5, 9, 5])
@@ -295,20 +272,6 @@ def test_first_token_only(padded, layers, backend):
     both = model(**inputs, first_token_only=True, output_hidden_states=True)
     torch.testing.assert_close(both.last_hidden_state, first.last_hidden_state)
     assert both.hidden_states[-1].shape == (3, 9, 32)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_the_first_token_of_left_padded_rows(backend):
-    model = tiny_model(HfDebertaForSequenceClassification).eval()
-    model.set_attn_implementation(backend)
-    inputs = tiny_inputs((9, 4, 7))
-    right = model(**inputs).logits
-    left = {
-        name: torch.stack([row.roll(9 - n) for row, n in zip(given, (9, 4, 7), strict=True)])
-        for name, given in inputs.items()
-    }
-    assert left["attention_mask"][1].tolist() == [0] * 5 + [1] * 4
-    torch.testing.assert_close(model(**left).logits, right)
 
 
 @pytest.mark.parametrize("model_class", [HfDebertaForSequenceClassification, HfDebertaForMultipleChoice], ids=name_of)
