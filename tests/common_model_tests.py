@@ -1,7 +1,7 @@
 """Run Transformers' common model tests on hf_deberta and, with equal inputs, on Transformers' own DeBERTa ("in-tree").
 
     python tests/common_model_tests.py
-    python tests/common_model_tests.py --families v1 v3 -k "save_load or sdpa" --tb short
+    python tests/common_model_tests.py -k "(v1 or v3) and save_load" --tb short
     python tests/common_model_tests.py --sdist transformers-5.23.0.tar.gz --workers 2
 
 pip downloads the source distribution of the installed Transformers release. Its tests are copied to
@@ -26,7 +26,6 @@ import tarfile
 import tempfile
 import unittest
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -124,9 +123,7 @@ class DebertaTester:
 def make_cases(common: ModuleType, config_common: ModuleType) -> dict[str, type]:
     """Return the test cases by name. The generated module in the temporary package calls this."""
     return {
-        case_name(family, side): make_case(family, side, common, config_common)
-        for family in os.environ["COMMON_MODEL_TESTS_FAMILIES"].split()
-        for side in os.environ["COMMON_MODEL_TESTS_SIDES"].split()
+        case_name(family, side): make_case(family, side, common, config_common) for family in FAMILIES for side in SIDES
     }
 
 
@@ -246,15 +243,13 @@ def copy_tests(sdist: Path, release: str, folder: Path) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def work_in(folder: Path, families: list[str], sides: Iterable[str]) -> None:
+def work_in(folder: Path) -> None:
     """Work in `folder` without network and with this repository importable, also in child processes."""
     paths = [str(REPOSITORY), str(Path(__file__).resolve().parent)]
     os.environ.update(
         HF_HUB_OFFLINE="1",
         OMP_NUM_THREADS="1",  # the models are tiny
         PYTHONPATH=os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])]),
-        COMMON_MODEL_TESTS_FAMILIES=" ".join(families),
-        COMMON_MODEL_TESTS_SIDES=" ".join(sides),
     )
     sys.path[:0] = paths
     os.chdir(folder)
@@ -305,12 +300,12 @@ def shorten(text: str, limit: int = 300) -> str:
     return f"{text[: limit // 2]} ... {text[-limit // 2 :]}"
 
 
-def count_outcomes(outcomes: Outcomes, families: list[str], sides: Iterable[str]) -> list[list[Any]]:
+def count_outcomes(outcomes: Outcomes) -> list[list[Any]]:
     """Print and return rows [family, classes, passed, skipped, failed]."""
     rows = []
     print(f"\n{'family':10} {'classes':12} {'passed':>6} {'skipped':>8} {'failed':>7}")
-    for family in families:
-        for side in sides:
+    for family in FAMILIES:
+        for side in SIDES:
             number = Counter(outcome for outcome, _ in outcomes.results_of_case(case_name(family, side)).values())
             counts = [number[outcome] for outcome in ("passed", "skipped", "failed")]
             rows.append([family, side, *counts])
@@ -332,10 +327,10 @@ def write_csv(path: Path, rows: list[list[Any]]) -> None:
         writer.writerows([*row, *environment.values()] for row in rows)
 
 
-def print_worse(outcomes: Outcomes, families: list[str]) -> bool:
+def print_worse(outcomes: Outcomes) -> bool:
     """Print the tests that hf_deberta fails or that only in-tree passes, by reason; return whether there are any."""
     worse: dict[str, list[str]] = defaultdict(list)
-    for family in families:
+    for family in FAMILIES:
         in_tree, ours = (outcomes.results_of_case(case_name(family, side)) for side in SIDES)
         for test in sorted(in_tree | ours):
             theirs = in_tree.get(test, ("not run", ""))[0]
@@ -352,8 +347,6 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add = parser.add_argument
     add("--sdist", type=Path, help="source distribution of Transformers, instead of a download")
-    add("--families", nargs="+", choices=list(FAMILIES), default=list(FAMILIES), help="shapes to test")
-    add("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="classes to test")
     add("--workers", type=int, default=1, help="number of processes; more than one needs pytest-xdist (%(default)s)")
     add("--tb", default="no", help="pytest's --tb; short or long prints tracebacks (%(default)s)")
     add("--csv", type=Path, help="also write the counts to this file")
@@ -373,15 +366,15 @@ def main() -> int:
     outcomes, here = Outcomes(), Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
         copy_tests(sdist, release, Path(folder))
-        work_in(Path(folder), arguments.families, arguments.sides)
+        work_in(Path(folder))
         status = pytest.main([*command, f"{PACKAGE}/test_deberta.py"], plugins=[outcomes])
         os.chdir(here)
     if not outcomes.tests or status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         raise SystemExit(f"pytest ran no tests or stopped early ({status!r}); --tb short prints the errors")
-    rows = count_outcomes(outcomes, arguments.families, arguments.sides)
+    rows = count_outcomes(outcomes)
     if arguments.csv:
         write_csv(arguments.csv, rows)
-    return 1 if "hf_deberta" in arguments.sides and print_worse(outcomes, arguments.families) else 0
+    return int(print_worse(outcomes))
 
 
 if __name__ == "__main__":
