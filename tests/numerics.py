@@ -106,12 +106,17 @@ def import_again(module):
     return copy
 
 
+def gradients_of(model):
+    """Copies of the gradients by name of all parameters that have one."""
+    return {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+
+
 def train_step(model, **inputs):
-    """The output of a training step, and the gradients by name of all parameters that have one."""
+    """The output of a training step, and its gradients by name."""
     model.zero_grad()
     output = model(**inputs)
     output.loss.backward()
-    return output, {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+    return output, gradients_of(model)
 
 
 def largest(tensor):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from numerics import assert_same_by_name, tiny_config
+from numerics import assert_same_by_name, tiny_config, train_step
 from transformers import TrainingArguments
 
 from hf_deberta.pretraining.rtd_pretraining import HfDebertaForRtdPretraining, HfDebertaRtdConfig
@@ -44,15 +44,7 @@ def batch_of(rows):
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-def gradients_of(model):
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-def trained(model, **inputs):
-    model.zero_grad()
-    output = model(**inputs)
-    output.loss.backward()
-    return output, gradients_of(model)
+trained = train_step
 
 
 LOGGED = ("loss", "lm_loss", "rtd_loss", "masked_accuracy", "replaced_found", "original_kept")

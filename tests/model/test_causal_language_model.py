@@ -19,6 +19,7 @@ from transformers.cache_utils import QuantizedLayer
 
 from hf_deberta import HfDebertaForCausalLM, HfDebertaForMaskedLM, optimize
 from hf_deberta.model import modeling_hf_deberta
+from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 
 CAUSAL = {"conv_kernel_size": 0, "num_hidden_layers": 3}
 VARIANTS = {
@@ -248,9 +249,7 @@ def test_logits_to_keep():
 
 def test_text_generation_pipeline(tmp_path):
     """With a tokenizer, a saved model and the Auto class."""
-    from test_modeling_hf_deberta import tiny_tokenizer
-
-    tokenizer = tiny_tokenizer()
+    tokenizer = train_tokenizer(["the cat sat on a mat"] * 9, 280, "bpe")
     model = tiny_model(HfDebertaForCausalLM, dtype=torch.float32, vocab_size=len(tokenizer), **CAUSAL).eval()
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)

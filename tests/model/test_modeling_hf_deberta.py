@@ -8,12 +8,12 @@ from numerics import (
     assert_equal_but_for_rounding,
     assert_same_by_name,
     at_real_tokens,
+    gradients_of,
     tiny_config,
     tiny_inputs,
     tiny_model,
 )
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hf_deberta import (
@@ -26,6 +26,7 @@ from hf_deberta import (
     HfDebertaModel,
 )
 from hf_deberta.model.modeling_hf_deberta import HfDebertaLayer
+from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 
 HEADS = [
     HfDebertaModel,
@@ -101,7 +102,7 @@ def trained(model, **inputs):
     output = model(**inputs)
     loss = loss_of(output, inputs)
     loss.backward()
-    return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return loss.detach(), gradients_of(model)
 
 
 # ---- gradient checkpointing --------------------------------------------------------------------------------------
@@ -445,23 +446,12 @@ def test_tied_weights_are_written_once(tmp_path):
 # ---- pipelines, compiling, devices -------------------------------------------------------------------------------
 
 
-def tiny_tokenizer():
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "a", "cat", "dog", "sat", "ran", "on", "mat"]
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
-
-
 @pytest.mark.parametrize("emd_steps", [0, 2], ids=["no decoder", "decoder"])
 def test_fill_mask_pipeline(emd_steps):
-    tokenizer = tiny_tokenizer()
+    sentences = ["the [MASK] sat on a mat", "a [MASK] ran"]
+    tokenizer = train_tokenizer(sentences * 9, 280, "bpe")
     model = tiny_model(HfDebertaForMaskedLM, dtype=torch.float32, vocab_size=len(tokenizer), emd_steps=emd_steps).eval()
     fill = transformers.pipeline("fill-mask", model=model, tokenizer=tokenizer, device="cpu")
-    sentences = ["the [MASK] sat on a mat", "a [MASK] ran"]
     for sentence, answers in zip(sentences, fill(sentences, batch_size=2, top_k=3), strict=True):
         encoded = tokenizer(sentence, return_tensors="pt")
         masked = (encoded["input_ids"] == tokenizer.mask_token_id)[0]
@@ -500,8 +490,7 @@ def test_compiles_into_one_graph(case, masked):
     loss = loss_of(output, inputs)
     loss.backward()
     assert_equal_but_for_rounding(loss.detach(), expected)
-    found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
-    assert_same_by_name(found, expected_gradients)
+    assert_same_by_name(gradients_of(model), expected_gradients)
 
 
 @pytest.mark.slow
