@@ -7,58 +7,29 @@ from threading import Event
 import pytest
 import torch
 from fault_cases import number_of_cases
-from transformers import DebertaConfig, DebertaForMaskedLM, DebertaV2Config, DebertaV2ForMaskedLM
+from test_parity_with_transformers import batch, in_tree
 
 from hf_deberta import disable, enable
 
-SIZES = {
-    "vocab_size": 99,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 37,
-    "relative_attention": True,
-    "pos_att_type": ["c2p", "p2c"],
-    "position_biased_input": False,
-    "type_vocab_size": 0,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.2,
-}
-V2_SIZES = {"position_buckets": 16, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
 
-
-def v1_model():
-    return DebertaForMaskedLM(DebertaConfig(**SIZES, legacy=True))
-
-
-def v2_model():
-    return DebertaV2ForMaskedLM(DebertaV2Config(**SIZES, **V2_SIZES, conv_kernel_size=3, legacy=True))
-
-
-def v3_model():
-    return DebertaV2ForMaskedLM(DebertaV2Config(**SIZES, **V2_SIZES, legacy=True))
-
-
-@pytest.mark.parametrize("build", [v1_model, v2_model, v3_model])
-def test_toggled_while_threads_infer(build, tally):
-    torch.manual_seed(0)
-    model, mask = build().eval(), torch.tensor([[1] * 17, [1] * 9 + [0] * 8])
-    ids = torch.randint(1, 99, mask.shape) * mask
+@pytest.mark.parametrize("shape", ["v1", "v2", "v3"])
+def test_toggled_while_threads_infer(shape, tally):
+    model, inputs = in_tree(shape, "ForMaskedLM"), batch(lengths=(17, 9))
     stop, switch_interval = Event(), sys.getswitchinterval()
 
     @torch.no_grad()
     def infer():
-        return model(input_ids=ids, attention_mask=mask).logits[mask.bool()]
+        return model(**inputs).logits[inputs["attention_mask"].bool()]
 
     def infer_until_stopped(_):
         passes = 0
         while not stop.is_set():
             logits = infer()
-            assert min((logits - other).abs().max() for other in (in_tree, enabled)) < 1e-5
+            assert min((logits - other).abs().max() for other in (plain, enabled)) < 1e-5
             passes += 1
         return passes
 
-    in_tree = infer()
+    plain = infer()
     with enable():
         enabled = infer()
     sys.setswitchinterval(1e-5)

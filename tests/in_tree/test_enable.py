@@ -15,8 +15,8 @@ import pytest
 import torch
 import transformers
 from numerics import assert_same_by_name
-from safetensors.torch import load_file, save_file
-from test_parity_with_transformers import HEADS, SHAPES, assert_same, batch, in_tree, outputs
+from safetensors.torch import load_file
+from test_parity_with_transformers import HEADS, SHAPES, assert_same, batch, in_tree, outputs, released
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from transformers import AutoConfig, AutoTokenizer, DebertaV2Model, Trainer, TrainingArguments, pipeline
@@ -29,6 +29,7 @@ from hf_deberta.engines import attention_sdpa
 from hf_deberta.in_tree import encoder
 from hf_deberta.model import attention
 from hf_deberta.model.attention import BACKENDS
+from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 from hf_deberta.serving.openvino_layers import has_openvino
 
 RELEASES = ["v1", "v2", "v3"]
@@ -77,22 +78,6 @@ def enabled():
         for module in (modeling_deberta, modeling_deberta_v2):
             patch.setattr(module, "scaled_size_sqrt", fail)
         yield
-
-
-def words_tokenizer(folder=None):
-    tokenizer = Tokenizer(models.BPE(unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.train_from_iterator(TEXTS * 4, trainers.BpeTrainer(vocab_size=99, special_tokens=SPECIAL_TOKENS))
-    tokenizer = HfDebertaTokenizer(tokenizer_object=tokenizer)
-    if folder is not None:
-        tokenizer.save_pretrained(folder)
-    return tokenizer
-
-
-def folder_of(model, folder):
-    model.save_pretrained(folder)
-    words_tokenizer(folder)
-    return str(folder)
 
 
 # ---- same numbers ------------------------------------------------------------------------------------------------
@@ -363,8 +348,10 @@ def test_pipelines(shape, tmp_path, caplog):
     }
     for task, (head, options) in tasks.items():
         labels = {"id2label": {0: "contradiction", 1: "entailment"}, "label2id": {"contradiction": 0, "entailment": 1}}
-        theirs = in_tree(shape, head, **labels)
-        folder = folder_of(theirs, tmp_path / task)
+        theirs = in_tree(shape, head, **labels, vocab_size=300)
+        folder = tmp_path / task
+        theirs.save_pretrained(folder)
+        train_tokenizer(TEXTS * 4, 280, "bpe").save_pretrained(folder)
         text = "Paris is the [MASK] of France." if task == "fill-mask" else TEXTS[0]
         before = flat(pipeline(task, model=folder)(text, **options))
         caplog.clear()
@@ -404,25 +391,11 @@ def test_gradient_accumulation_does_not_multiply_the_loss(tmp_path):
 # ---- masked-language model ---------------------------------------------------------------------------------------
 
 
-def released(shape, folder):
-    """A folder like the official releases: lm_predictions and position_embeddings, no `architectures`."""
-    with enable():  # Transformers 5.17 cannot create it otherwise
-        theirs = in_tree(shape, "ForMaskedLM", legacy=False)
-    weights = {name: tensor.clone() for name, tensor in theirs.state_dict().items()}
-    positions = torch.randn(theirs.config.max_position_embeddings, theirs.config.hidden_size)
-    weights["deberta.embeddings.position_embeddings.weight"] = positions
-    fields = {key: value for key, value in theirs.config.to_dict().items() if key not in ("architectures", "legacy")}
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(fields))
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    return folder, weights
-
-
 @pytest.mark.parametrize("shape", RELEASES)
 @pytest.mark.usefixtures("unpad_tiny_models")
 def test_an_official_release_gets_its_decoder(shape, tmp_path):
-    folder, weights = released(shape, tmp_path / "released")
-    ours = HfDebertaForMaskedLM.from_pretrained(folder).eval()
+    ours, folder = released(tmp_path / "released", shape)
+    weights = load_file(folder / "model.safetensors")
     inputs = batch()
     unlabelled = (inputs["input_ids"] % 5 != 0) | (inputs["attention_mask"] == 0)
     labels = inputs["input_ids"].masked_fill(unlabelled, -100)
@@ -478,7 +451,7 @@ def test_loading_an_in_tree_checkpoint_reports_and_draws_what_transformers_does(
 
 
 def test_more_positions_than_the_decoder_has_are_refused(tmp_path):
-    folder, _ = released("v3", tmp_path / "released")
+    _, folder = released(tmp_path / "released")
     with enable():
         model = AUTO["ForMaskedLM"].from_pretrained(folder)
         with pytest.raises(ValueError, match="513 positions, and max_position_embeddings is 512"):
@@ -487,7 +460,7 @@ def test_more_positions_than_the_decoder_has_are_refused(tmp_path):
 
 @pytest.mark.parametrize("shape", ["v1", "v3"])
 def test_new_tokens(shape, tmp_path):
-    folder, _ = released(shape, tmp_path / "released")
+    _, folder = released(tmp_path / "released", shape)
     inputs = batch()
     with enable():
         model = AUTO["ForMaskedLM"].from_pretrained(folder)

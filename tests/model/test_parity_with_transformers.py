@@ -174,6 +174,7 @@ def released(tmp_path, shape="v3", prefix="deberta.", binary=False, extra=None):
     weights = {name.replace("deberta.", prefix): value.clone() for name, value in weights.items()}
     weights.update(extra or {})
     fields |= {"pos_att_type": "p2c|c2p", "padding_idx": 0}
+    tmp_path.mkdir(exist_ok=True)
     (tmp_path / "config.json").write_text(json.dumps(fields))
     if binary:
         torch.save(weights, tmp_path / "pytorch_model.bin")
