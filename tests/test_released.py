@@ -9,10 +9,12 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from spm_files import write_spm
+from test_parity_with_transformers import in_tree
 
 from hf_deberta import HfDebertaForSequenceClassification, HfDebertaTokenizer
 
-sentencepiece = pytest.importorskip("sentencepiece")
+pytest.importorskip("sentencepiece")
 ROOT = Path(__file__).parents[1]
 README, BENCHMARKS, REPRODUCTION = (
     (ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/benchmarks.md", "docs/reproduction.md")
@@ -28,34 +30,9 @@ TEXTS = [
 def checkpoint(tmp_path_factory) -> Path:
     """Write a tiny classifier of Transformers with an `spm.model`, like a released v3."""
     folder = tmp_path_factory.mktemp("checkpoint") / "tiny-v3"
-    folder.mkdir()
-    options = {"model_type": "unigram", "vocab_size": 80, "hard_vocab_limit": False, "minloglevel": 2}
-    for number, (kind, piece) in enumerate({"pad": "[PAD]", "bos": "[CLS]", "eos": "[SEP]", "unk": "[UNK]"}.items()):
-        options |= {f"{kind}_id": number, f"{kind}_piece": piece}
-    with (folder / "spm.model").open("wb") as file:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter([TEXTS[0], "We find the file.", TEXTS[2]] * 20), model_writer=file, **options
-        )
-    (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False, "vocab_type": "spm"}))
-    torch.manual_seed(0)
-    config = transformers.DebertaV2Config(
-        vocab_size=128,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        relative_attention=True,
-        position_buckets=8,
-        max_position_embeddings=64,
-        norm_rel_ebd="layer_norm",
-        share_att_key=True,
-        pos_att_type=["c2p", "p2c"],
-        position_biased_input=False,
-        type_vocab_size=0,
-        initializer_range=0.3,
-        num_labels=3,
-    )
-    transformers.DebertaV2ForSequenceClassification(config).save_pretrained(folder)
+    write_spm(folder, [TEXTS[0], "We find the file.", TEXTS[2]], vocab_size=80)
+    fields = {"vocab_size": 128, "num_labels": 3, "type_vocab_size": 0, "initializer_range": 0.3}
+    in_tree("v3", "ForSequenceClassification", **fields).save_pretrained(folder)
     return folder
 
 

@@ -16,6 +16,7 @@ import torch
 import transformers
 from numerics import assert_same_by_name
 from safetensors.torch import load_file
+from spm_files import write_spm
 from test_parity_with_transformers import HEADS, SHAPES, assert_same, batch, in_tree, outputs, released
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -500,14 +501,9 @@ def test_v1_pairs_are_tokenized_as_in_the_original(tmp_path):
 
 
 def test_v3_uses_the_normalizer_of_its_file(tmp_path):
-    sentencepiece = pytest.importorskip("sentencepiece")
+    pytest.importorskip("sentencepiece")
     pytest.importorskip("google.protobuf", reason="Transformers reads spm.model with it")
-    numbered = enumerate({"pad": "[PAD]", "bos": "[CLS]", "eos": "[SEP]", "unk": "[UNK]"}.items())
-    pieces = {f"{kind}_{what}": value for i, (kind, p) in numbered for what, value in (("id", i), ("piece", p))}
-    with open(tmp_path / "spm.model", "wb") as file:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(TEXTS * 20), model_writer=file, vocab_size=60, hard_vocab_limit=False, **pieces
-        )
+    write_spm(tmp_path, TEXTS, vocab_size=60)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "deberta-v2"}))
     before = AutoTokenizer.from_pretrained(tmp_path)
     with enable():
