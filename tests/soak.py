@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from numerics import tiny_inputs
 from transformers import (
     DebertaV2Config,
     DebertaV2ForSequenceClassification,
@@ -63,10 +64,8 @@ def make_batches(seed: int) -> list[dict[str, torch.Tensor]]:
     generator, batches = random.Random(seed), []
     for _ in range(BATCHES):
         rows, longest = generator.randint(1, 6), generator.choice((3, 17, 40, 64, 200))
-        lengths = torch.tensor([generator.randint(1, longest) for _ in range(rows)])
-        mask = (torch.arange(int(lengths.max())) < lengths[:, None]).long()
-        ids = torch.randint(5, 128, mask.shape, generator=torch.Generator().manual_seed(generator.randrange(2**31)))
-        batches.append({"input_ids": ids * mask, "attention_mask": mask})
+        lengths = [generator.randint(1, longest) for _ in range(rows)]
+        batches.append(tiny_inputs(lengths, seed=generator.randrange(2**31)))
     return batches
 
 
@@ -99,16 +98,10 @@ def train(folder: str) -> float:
 
     set_seed(1)
     model = hf_deberta.HfDebertaForSequenceClassification(HfDebertaConfig.from_preset("tiny", num_labels=2))
-    generator = torch.Generator().manual_seed(2)
-    lengths = [int(n) for n in torch.randint(4, 60, (24,), generator=generator)]
-    longest = max(lengths)
+    lengths = torch.randint(4, 60, (24,), generator=torch.Generator().manual_seed(2)).tolist()
     rows = [
-        {
-            "input_ids": torch.cat([torch.randint(5, 128, (n,), generator=generator), torch.zeros(longest - n).long()]),
-            "attention_mask": (torch.arange(longest) < n).long(),
-            "labels": n % 2,
-        }
-        for n in lengths
+        {"input_ids": ids, "attention_mask": mask, "labels": n % 2}
+        for ids, mask, n in zip(*tiny_inputs(lengths).values(), lengths, strict=True)
     ]
     args = TrainingArguments(
         folder, max_steps=6, per_device_train_batch_size=8, save_steps=3, save_total_limit=1, report_to="none",

@@ -68,18 +68,6 @@ def test_equals_the_loss_of_whole_logits(shape, items, bias):
             assert torch.equal(actual, trained)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 7, 100])
-def test_chunk_size_does_not_matter(size, monkeypatch):
-    inputs, labels = random_inputs(7, 9, 4), random_labels(7, 9)
-    expected = whole_loss(inputs, labels)[0]
-    monkeypatch.setattr(module, "MIN_CHUNK_TOKENS", 1)
-    monkeypatch.setattr(module, "MAX_CHUNK_LOGITS", size * 9)
-    loss, _, predictions = chunked_loss(inputs, labels)
-    assert_equal_but_for_rounding(loss, expected)
-    assert_same_by_name(gradients(loss, inputs), gradients(expected, inputs), torch.float64)
-    assert torch.equal(predictions, functional.linear(*inputs.values()).argmax(-1))
-
-
 @pytest.mark.parametrize("tokens", [0, 4])
 @pytest.mark.parametrize("items", [None, 0, torch.tensor(0), 5], ids=str)
 def test_without_labels_loss_and_gradients_are_zero(tokens, items):
@@ -163,12 +151,6 @@ def test_second_derivatives_are_an_error():
     inputs, labels = random_inputs(7, 9, 4), random_labels(7, 9)
     with pytest.raises(RuntimeError, match=r"second derivatives .*sparse_prediction=False"):
         torch.autograd.grad(chunked_loss(inputs, labels)[0], inputs["states"], create_graph=True)
-
-
-def test_label_outside_the_vocabulary_is_an_error():
-    inputs = random_inputs(7, 9, 4)
-    with pytest.raises(RuntimeError, match="index 9 is out of bounds"):
-        chunked_loss(inputs, torch.tensor([0, 1, 2, 3, 9, 5, 6]))
 
 
 # ---- precision ---------------------------------------------------------------------------------------------------

@@ -65,11 +65,6 @@ def test_syncs_and_copies_are_listed(name):
     assert len(getattr(counter, kind)) == 1
 
 
-def test_two_devices_are_an_error():
-    with pytest.raises(RuntimeError, match="same device"):
-        states(4) + torch.empty(4)
-
-
 # bias of scores [2, 3, 64, keys] -> operators beside the attention
 BIASES = {
     "none": (None, 64, "_scaled_dot_product_flash_attention", set()),

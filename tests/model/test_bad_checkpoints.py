@@ -34,12 +34,6 @@ def test_truncated_weights(folder, size, kind):
     assert weights.suffix in str(caught.value)
 
 
-def test_weights_of_other_sizes_than_the_configuration(folder):
-    change_config(folder, hidden_size=64, pooler_hidden_size=64, embedding_size=64)
-    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
-        HfDebertaModel.from_pretrained(folder)
-
-
 def test_pickle_with_code_is_refused(folder):
     class Payload:
         def __reduce__(self):
@@ -59,12 +53,10 @@ def index_of(shard):
 
 DAMAGED, FOREIGN = r"index\.json (is not valid JSON|must )", r"index\.json must name files in its own folder, not "
 BAD_INDICES = {
-    "": DAMAGED,
     "[]": DAMAGED,
     '{"weight_map": 5}': DAMAGED,
     '{"metadata": {}, "weight_map": {}}': DAMAGED,
     index_of("../other/model.safetensors"): FOREIGN,
-    index_of("/other/model.safetensors"): FOREIGN,
     index_of("a/../../x.safetensors"): FOREIGN,
     index_of(5): FOREIGN,
 }

@@ -171,8 +171,6 @@ def test_bounded_training_step_is_one_graph():
 
 MODIFICATIONS = {
     "hook on the head": lambda model: model.get_submodule(LM_HEAD).register_forward_hook(lambda *_: None),
-    "pre-hook on the head": lambda model: model.get_submodule(LM_HEAD).register_forward_pre_hook(lambda *_: None),
-    "backward hook": lambda model: model.get_submodule(LM_HEAD).register_full_backward_hook(lambda *_: None),
     "hook on the matrix": lambda model: model.get_output_embeddings().register_forward_hook(lambda *_: None),
     "patched forward": patch_forward_of_head,
     "adapter": replace_output_matrix,

@@ -27,19 +27,6 @@ def span(k, buckets):
     return buckets or k
 
 
-@pytest.mark.parametrize("case", BUCKETED + STEEP, ids=str)
-def test_log_buckets(case):
-    k, buckets = case
-    distance = torch.arange(-(k - 1), k)
-    found = log_bucket(distance, buckets, k)
-    near = distance.abs() <= buckets // 2
-    assert found[near].tolist() == distance[near].tolist()
-    assert found.flip(0).tolist() == (-found).tolist()
-    assert (found.diff() >= 0).all()
-    assert found.abs().max() < buckets
-    assert found[-1] == 2 * (buckets // 2) - 1  # the farthest distance has the last bucket
-
-
 @pytest.mark.parametrize("case", CLIPPED, ids=str)
 def test_clipping_gives_every_distance_its_row(case):
     k, _ = case
