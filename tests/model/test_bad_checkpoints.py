@@ -53,10 +53,12 @@ def index_of(shard):
 
 DAMAGED, FOREIGN = r"index\.json (is not valid JSON|must )", r"index\.json must name files in its own folder, not "
 BAD_INDICES = {
+    "": DAMAGED,
     "[]": DAMAGED,
     '{"weight_map": 5}': DAMAGED,
     '{"metadata": {}, "weight_map": {}}': DAMAGED,
     index_of("../other/model.safetensors"): FOREIGN,
+    index_of("/other/model.safetensors"): FOREIGN,
     index_of("a/../../x.safetensors"): FOREIGN,
     index_of(5): FOREIGN,
 }

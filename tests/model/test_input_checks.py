@@ -1,5 +1,6 @@
 """Inputs and labels that a head does not take raise a ValueError with the rule, the value and the way out."""
 
+import numpy
 import pytest
 import torch
 from numerics import assert_equal_but_for_rounding, tiny_inputs, tiny_model
@@ -36,6 +37,8 @@ WRONG = {
     "a type too large": (MODEL, TYPES, {"token_type_ids": IDS * 0 + 2}, r"must lie in \[0, 2\), .* up to 2"),
     # masks and boundaries
     "a mask of three tokens": (MODEL, {}, {"attention_mask": torch.ones(2, 3)}, r"= \(2, 4, 4\), not \(2, 3\)"),
+    "a mask of one query": (MODEL, {}, {"attention_mask": torch.ones(2, 1, 4)}, r"not \(2, 1, 4\)"),
+    "an array as mask": (MODEL, {}, {"attention_mask": numpy.ones((2, 4))}, "attention_mask must be a tensor, not nda"),
     "an additive mask": (MODEL, {}, {"attention_mask": torch.zeros(2, 4, 4)}, "boolean or integer.* not additive"),
     "an additive mask of tokens": (MODEL, {}, {"attention_mask": IDS * -1e9}, r"holds -.*e\+.*attention_mask == 0"),
     "boundaries of a batch": (WORDS, {}, {"cu_seq_lens_q": torch.tensor([0, 4])}, "one packed row, not a batch of 2"),
