@@ -55,7 +55,8 @@ DAMAGED, FOREIGN = r"index\.json (is not valid JSON|must )", r"index\.json must 
 BAD_INDICES = {
     "": DAMAGED,
     "[]": DAMAGED,
-    '{"weight_map": 5}': DAMAGED,
+    '{"metadata": {}, "weight_map": 5}': DAMAGED,
+    '{"weight_map": {"a": "model.safetensors"}}': DAMAGED,
     '{"metadata": {}, "weight_map": {}}': DAMAGED,
     index_of("../other/model.safetensors"): FOREIGN,
     index_of("/other/model.safetensors"): FOREIGN,
