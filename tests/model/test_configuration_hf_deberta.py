@@ -133,7 +133,7 @@ INVALID_TOGETHER = [
     ({"pos_att_type": ["c2p", "c2c"]}, "pos_att_type .*not 'c2c'"),
     ({"pos_att_type": "p2c|c2p|p2c"}, r"pos_att_type .*\['p2c', 'c2p', 'p2c'\]"),
     ({"max_relative_positions": 8}, "position_buckets .*below 7, .*not 16; .*max_relative_positions"),
-    ({"max_relative_positions": 10**9}, "distance .*: 1000000000"),
+    ({"max_relative_positions": 10**9}, "max_distance .*not 1000000000"),
     ({"id2label": {}}, "num_labels .*id2label is empty"),
 ]
 
