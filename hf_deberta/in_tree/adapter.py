@@ -18,14 +18,15 @@ from hf_deberta.model.pretrained_model import RENAMINGS, unfuse_qkv
 
 FUSED, PARTS = "in_proj", ("query_proj", "key_proj", "value_proj")
 COPIED = ("lora_A",)  # parameters of the input of in_proj
-SPLIT = ("lora_B", "lora_magnitude_vector", "ia3_l")  # parameters of its output, a row each
+SPLIT = ("lora_B", "lora_magnitude_vector")  # parameters of its output, a row each
 MODULES = {FUSED: PARTS, "pos_proj": ("pos_key_proj",), "pos_q_proj": ("pos_query_proj",)}
 
 
 def convert_adapter(source: str | Path, target: str | Path, num_attention_heads: int) -> None:
     """Read the adapter of a v1 model in the folder `source`, and write one with equal outputs to the folder `target`.
 
-    LoRA, DoRA and IA3 are supported; ValueError for others. `num_attention_heads` is that of the model, 12 for base.
+    LoRA and DoRA are supported; ValueError for others. IA3 cannot be: it scales the output of `in_proj`, to which v1
+    adds biases afterwards, and our projections include them. `num_attention_heads` is the model's, 12 for base.
     """
     source, target = Path(source), Path(target)
     config = json.loads((source / "adapter_config.json").read_text(encoding="utf-8"))
@@ -54,7 +55,7 @@ def _converted(name: str, weight: torch.Tensor, heads: int) -> dict[str, torch.T
         return {name: weight}
     kind = name.partition(f".{FUSED}.")[2].partition(".")[0]
     if kind not in COPIED + SPLIT:
-        raise ValueError(f"{name}: only LoRA, DoRA and IA3 adapters of {FUSED} can be converted, which have no {kind}")
+        raise ValueError(f"{name}: only LoRA and DoRA adapters of {FUSED} can be converted, which have no {kind}")
     parts = [weight.clone() for _ in PARTS] if kind in COPIED else unfuse_qkv(weight, heads)
     return {name.replace(f".{FUSED}.", f".{part}."): each for part, each in zip(PARTS, parts, strict=True)}
 

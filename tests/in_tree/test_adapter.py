@@ -27,13 +27,15 @@ FIELDS = {
 ADAPTERS = {
     "LoRA": lambda: peft.LoraConfig(task_type="SEQ_CLS"),
     "DoRA": lambda: peft.LoraConfig(use_dora=True, target_modules=["in_proj", "pos_proj", "pos_q_proj", "dense"]),
-    "IA3": lambda: peft.IA3Config(task_type="SEQ_CLS"),
 }
 
 
 def trained(folder, config):
     """Return a v1 model with an adapter of random weights, saved as `base` and `adapter` in the folder."""
     base = DebertaForSequenceClassification(DebertaConfig(**FIELDS))
+    for name, parameter in base.named_parameters():
+        if name.endswith("bias"):  # of a trained checkpoint
+            torch.nn.init.normal_(parameter.data, std=0.5)
     base.save_pretrained(folder / "base")
     model = peft.get_peft_model(base, config).eval()
     for parameter in model.parameters():
@@ -65,14 +67,20 @@ REFUSED = {
         {"rank_pattern": {"in_proj": 4}},
         "rank_pattern .* names in_proj: name query_proj",
     ),
-    "another kind": ("LoHa", {}, "only LoRA, DoRA and IA3 adapters of in_proj can be converted"),
+    "another kind": ("LoHa", {}, "only LoRA and DoRA adapters of in_proj can be converted"),
+    "a scale before the bias": ("IA3", {}, "only LoRA and DoRA adapters of in_proj can be converted"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_an_adapter_that_cannot_be_converted_is_refused(case, tmp_path):
     name, fields, message = REFUSED[case]
-    trained(tmp_path, ADAPTERS[name]() if name in ADAPTERS else peft.LoHaConfig(target_modules=["in_proj"]))
+    kinds = {
+        **ADAPTERS,
+        "LoHa": lambda: peft.LoHaConfig(target_modules=["in_proj"]),
+        "IA3": lambda: peft.IA3Config(task_type="SEQ_CLS"),
+    }
+    trained(tmp_path, kinds[name]())
     path = tmp_path / "adapter" / "adapter_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
     with pytest.raises(ValueError, match=message):
