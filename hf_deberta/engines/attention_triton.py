@@ -9,7 +9,7 @@ docs/attention_triton.md. This file has the operator that PyTorch calls, its lau
 import os
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -205,40 +205,27 @@ def rows_by_distance(rows_of_distance: torch.Tensor, reach: int) -> torch.Tensor
     return rows_at(torch.arange(-reach, reach, device=rows_of_distance.device), rows_of_distance)
 
 
-@torch.library.custom_op("hf_deberta::attention_in_tiles", mutates_args=())
-def attention_in_tiles(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    position_key: torch.Tensor | None,
-    position_query: torch.Tensor | None,
-    rows: torch.Tensor | None,
-    mask: torch.Tensor | None,
-    spans: torch.Tensor | None,
-    places: torch.Tensor | None,
-    seed: torch.Tensor | None,
-    scale: float,
-    dropout_p: float,
-    causal: bool,
-    near: int,
-    furthest: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Context [B, H, N, d], and the log-sums [B, H, N] of scores, in base 2, that the backward pass needs.
+# the fields of `Call`, as both operators take them
+CALL = (
+    "Tensor query, Tensor key, Tensor value, Tensor? position_key, Tensor? position_query, Tensor? rows, Tensor? mask, "
+    "Tensor? spans, Tensor? places, Tensor? dropout_seed, float scale, float dropout_p, bool causal, SymInt near, "
+    "SymInt furthest"
+)
 
-    Tiles of one document are up to `furthest` apart, and those more than `near` apart share a row.
-    """
+
+@torch.library.custom_op("hf_deberta::attention_in_tiles", mutates_args=(), schema=f"({CALL}) -> (Tensor, Tensor)")
+def attention_in_tiles(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Context [B, H, N, d], and the log-sums [B, H, N] of scores, in base 2, that the backward pass needs."""
     from .attention_triton_forward import forward_kernel
 
-    call = Call(
-        query, key, value, position_key, position_query, rows, mask, spans, places, seed, scale, dropout_p,
-        causal, near, furthest,
-    )  # fmt: skip
+    call = Call(*arguments)
+    shape = (call.batch, call.heads, call.tokens)
     context = torch.empty_like(call.query)
-    log_sum = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
-    with torch.cuda.device_of(query):
+    log_sum = torch.empty(shape, dtype=torch.float32, device=context.device)
+    with torch.cuda.device_of(context):
         forward_kernel[(call.programs, call.heads)](
             call.query, call.key, call.value, *call.tables(), *call.far_products(), *call.visibility(), call.seed,
-            context, log_sum, *call.sizes(), scale, dropout_p,
+            context, log_sum, *call.sizes(), call.scale, call.dropout_p,
             C2P=call.c2p, P2C=call.p2c, FAR=call.far, **call.constants(), **call.launch(0),
         )  # fmt: skip
     return context.transpose(1, 2), log_sum
@@ -251,42 +238,26 @@ def _(query, *_):
     return context, query.new_empty(batch, heads, tokens, dtype=torch.float32)
 
 
-@torch.library.custom_op("hf_deberta::attention_in_tiles_backward", mutates_args=())
+@torch.library.custom_op(
+    "hf_deberta::attention_in_tiles_backward",
+    mutates_args=(),
+    schema=f"(Tensor gradient, Tensor context, Tensor log_sum, bool train_tables, {CALL}) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
 def attention_in_tiles_backward(
-    gradient: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    position_key: torch.Tensor | None,
-    position_query: torch.Tensor | None,
-    rows: torch.Tensor | None,
-    mask: torch.Tensor | None,
-    spans: torch.Tensor | None,
-    places: torch.Tensor | None,
-    seed: torch.Tensor | None,
-    context: torch.Tensor,
-    log_sum: torch.Tensor,
-    scale: float,
-    dropout_p: float,
-    causal: bool,
-    near: int,
-    furthest: int,
-    train_tables: bool,
+    gradient: torch.Tensor, context: torch.Tensor, log_sum: torch.Tensor, train_tables: bool, *arguments: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of query, key, value, position_key and position_query, empty for tables that are None."""
-    call = Call(
-        query, key, value, position_key, position_query, rows, mask, spans, places, seed, scale, dropout_p,
-        causal, near, furthest,
-    )  # fmt: skip
+    call = Call(*arguments)
     delta = torch.empty_like(log_sum)
     states = [torch.empty_like(part) for part in (call.query, call.key, call.value)]
     for_tables = []
-    with torch.cuda.device_of(query):
+    with torch.cuda.device_of(delta):
         inputs = (tokens_first(context), tokens_first(gradient), log_sum, delta, call.tables(), call.far_products())
-        for keys, table in ((False, position_key), (True, position_query)):
+        for keys, table in ((False, call.position_key), (True, call.position_query)):
             keep = train_tables and table is not None
             far, band, kept = own_gradients(call, keys, keep, *inputs, states[keys], states[2])
-            for_table = query.new_empty(0)
+            for_table = call.query.new_empty(0)
             if keep and table is not None:
                 for_table = table_gradients(call, keys, far, band, kept, table)
             for_tables.append(for_table)
@@ -356,25 +327,25 @@ def table_gradients(
 
 
 @attention_in_tiles_backward.register_fake
-def _(gradient, query, key, value, position_key, position_query, *rest):
+def _(gradient, context, log_sum, train_tables, query, key, value, position_key, position_query, *_):
     batch, heads, tokens, size = query.shape
     states = (query.new_empty(batch, tokens, heads, size).transpose(1, 2) for _ in range(3))
-    tables, train_tables = (position_key, position_query), rest[-1]
+    tables = (position_key, position_query)
     return *states, *(query.new_empty(table.shape if train_tables and table is not None else 0) for table in tables)
 
 
 def _save_for_backward(ctx, inputs, output):
-    *tensors, ctx.scale, ctx.dropout_p, ctx.causal, ctx.near, ctx.furthest = inputs
-    ctx.save_for_backward(*tensors, *output)
+    tensors, ctx.numbers = inputs[:10], inputs[10:]
+    ctx.save_for_backward(*output, *tensors)
     ctx.set_materialize_grads(False)
 
 
 def _backward(ctx, gradient, _):
     if gradient is None:
         return (None,) * 15
+    context, log_sum, *tensors = ctx.saved_tensors
     train_tables = any(ctx.needs_input_grad[3:5])
-    arguments = (ctx.scale, ctx.dropout_p, ctx.causal, ctx.near, ctx.furthest, train_tables)
-    gradients = attention_in_tiles_backward(gradient, *ctx.saved_tensors, *arguments)
+    gradients = attention_in_tiles_backward(gradient, context, log_sum, train_tables, *tensors, *ctx.numbers)
     needed = (part if need else None for part, need in zip(gradients, ctx.needs_input_grad[:5], strict=True))
     return *needed, *(None,) * 10
 
