@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from tokenizers import (
     AddedToken,
@@ -52,14 +52,8 @@ SPECIAL_TOKENS = {
     "cls_token": "[CLS]",
     "mask_token": "[MASK]",
 }
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "config.json",
-)
+# what Transformers raises for files of wrong content; tokenizers raises a bare Exception
+ERRORS_OF_DAMAGE = (AttributeError, LookupError, RecursionError, TypeError, json.JSONDecodeError, UnicodeDecodeError)
 MAX_LABELS = 10**6  # as in HfDebertaConfig
 # values of enumerations in an spm.model
 UNIGRAM = 1  # type of model
@@ -257,60 +251,31 @@ def build_unigram(
 
 def build_byte_bpe(vocab_path: str, merges_path: str, add_prefix_space: bool) -> Tokenizer:
     """Return a `Tokenizer` made from `vocab.json` and `merges.txt`; offsets of a word include the space before it."""
-    try:
-        tokenizer = Tokenizer(models.BPE.from_file(vocab_path, merges_path))
-    except Exception as error:  # tokenizers raises bare Exception
-        raise ValueError(
-            f"{vocab_path} and {merges_path} are not a byte-level BPE model ({error}); download both again"
-        ) from error
+    tokenizer = Tokenizer(models.BPE.from_file(vocab_path, merges_path))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
-def read_tokenizer_json(path: str) -> Tokenizer:
-    try:
-        return Tokenizer.from_file(path)
-    except Exception as error:  # tokenizers raises bare Exception
-        raise ValueError(f"{path} is not a valid tokenizer.json ({error}); save it again") from error
-
-
 @contextmanager
-def naming_damaged_files(name: Any) -> Iterator[None]:
-    """Raise a ValueError that names the damaged file if the tokenizer files of a folder cannot be read."""
+def damage_as_value_error(name: Any) -> Iterator[None]:
+    """Raise a ValueError that names the folder if its tokenizer files are damaged."""
     try:
         yield
     except Exception as error:
-        # tokenizers raises bare Exception, and Transformers whatever a file of wrong structure leads to
-        is_from_content = isinstance(error, AttributeError | LookupError | RecursionError | TypeError)
-        is_damage = isinstance(error, json.JSONDecodeError | UnicodeDecodeError) or type(error) is Exception
-        if not is_from_content and not is_damage:
+        if type(error) is not Exception and not isinstance(error, ERRORS_OF_DAMAGE):
             raise
-        reason, folder = f"{type(error).__name__}: {error}", Path(name)
-        for file in TOKENIZER_FILES:
-            if (path := folder / file).is_file() and not is_json_object(path):
-                raise ValueError(f"{path} is not valid ({reason}): save the tokenizer again") from error
-        if (folder / "tokenizer.json").is_file():
-            read_tokenizer_json(str(folder / "tokenizer.json"))
         raise ValueError(
-            f"the tokenizer files of {name} ({', '.join(TOKENIZER_FILES)}) cannot be read ({reason}): save the "
-            "tokenizer again"
+            f"the tokenizer files of {name} cannot be read ({type(error).__name__}: {error}); save the tokenizer again"
         ) from error
 
 
 def check_number_of_labels(config_file: Path) -> None:
     """Raise a ValueError for an absurd number of labels, which AutoTokenizer would list one by one."""
-    if config_file.is_file() and is_json_object(config_file):
+    if config_file.is_file():
         labels = json.loads(config_file.read_text(encoding="utf-8")).get("num_labels")
         if isinstance(labels, int) and labels > MAX_LABELS:
             raise ValueError(f"{config_file} has num_labels {labels}, and the largest accepted is {MAX_LABELS}")
-
-
-def is_json_object(path: Path) -> bool:
-    try:
-        return isinstance(json.loads(path.read_text(encoding="utf-8")), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 def find_byte_level(tokenizer: Tokenizer) -> pre_tokenizers.ByteLevel | None:
@@ -374,7 +339,7 @@ class HfDebertaTokenizer(TokenizersBackend):
         if tokenizer_object is not None:
             self._tokenizer = copy.deepcopy(tokenizer_object)
         elif tokenizer_file:
-            self._tokenizer = read_tokenizer_json(tokenizer_file)
+            self._tokenizer = Tokenizer.from_file(tokenizer_file)
         elif vocab_file:
             self._tokenizer, defaults["unk_token"] = build_unigram(
                 vocab_file, do_lower_case, split_by_punct, add_prefix_space
@@ -385,7 +350,10 @@ class HfDebertaTokenizer(TokenizersBackend):
             if isinstance(mask, str):  # it replaces a word and the space before it
                 kwargs["mask_token"] = AddedToken(mask, lstrip=True, normalized=True, special=True)
         else:
-            self._raise_no_files(kwargs.get("name_or_path"), vocab_json_file, merges_file)
+            raise ValueError(
+                f"no tokenizer file in {kwargs.get('name_or_path') or 'the arguments'}; HfDebertaTokenizer reads "
+                "tokenizer.json, spm.model (v2, v3), or vocab.json with merges.txt (v1)"
+            )
 
         self.do_lower_case, self.split_by_punct = do_lower_case, split_by_punct
         self._warn_about_ignored_options()
@@ -406,25 +374,14 @@ class HfDebertaTokenizer(TokenizersBackend):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """As in Transformers; raises a ValueError that names a damaged file."""
-        with naming_damaged_files(pretrained_model_name_or_path):
+        """As in Transformers; damaged files are a ValueError."""
+        with damage_as_value_error(pretrained_model_name_or_path):
             return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
 
     @classmethod
     def convert_to_native_format(cls, trust_remote_code: bool = False, **kwargs: Any) -> dict[str, Any]:
         """Return the arguments unchanged; Transformers would reduce the files to their vocabulary."""
         return kwargs
-
-    @staticmethod
-    def _raise_no_files(folder: str | None, vocab_json_file: str | None, merges_file: str | None) -> NoReturn:
-        source = f"in {folder}" if folder else "in the arguments"
-        if vocab_json_file or merges_file:
-            existing, missing = ("vocab.json", "merges.txt") if vocab_json_file else ("merges.txt", "vocab.json")
-            raise ValueError(f"DeBERTa v1 needs {missing} together with {existing}, and there is none {source}")
-        raise ValueError(
-            f"no tokenizer file {source}; HfDebertaTokenizer reads tokenizer.json, spm.model (v2, v3), or vocab.json "
-            "with merges.txt (v1)"
-        )
 
     def _warn_about_ignored_options(self) -> None:
         """Warn if the tokenizer that was read does not do what an option requests."""
@@ -464,8 +421,8 @@ def load_tokenizer(name: str, trust_remote_code: bool = False, **loading: Any) -
     Args:
         trust_remote_code: allow code beside the tokenizer to run. False refuses it, where AutoTokenizer would ask.
     """
-    check_number_of_labels(Path(name) / "config.json")
-    with naming_damaged_files(name):
+    with damage_as_value_error(name):
+        check_number_of_labels(Path(name) / "config.json")
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, **loading)
     if isinstance(tokenizer, DebertaTokenizer | DebertaV2Tokenizer):
         return HfDebertaTokenizer.from_pretrained(name, trust_remote_code=False, **loading)
