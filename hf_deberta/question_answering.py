@@ -9,7 +9,6 @@ Windows, candidates and probabilities are those of `run_squad.py`, whose functio
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,14 +18,8 @@ from transformers.utils import logging
 
 from hf_deberta.fine_tuning.task_model import max_input_length
 from hf_deberta.fine_tuning.tasks.squad import AnswerSpan, SquadEncoder, rank_spans, span_probabilities
-from hf_deberta.runs.errors import InputError
 
 Answer = dict[str, Any]  # score, start, end, answer
-ARGUMENT_OF_FLAG = {
-    "max_seq_length": "max_seq_len",
-    "max_query_length": "max_question_len",
-    "max_answer_length": "max_answer_len",
-}
 
 logger = logging.get_logger(__name__)
 
@@ -84,19 +77,18 @@ class QuestionAnswerer:
             doc_stride = trained.get("doc_stride") if doc_stride is None else doc_stride
         if max_question_len is None:
             max_question_len = trained.get("max_query_length")
-        with own_names_in_errors():
-            length = max_input_length(max_seq_len, self.tokenizer, self.model.config, default=384)
-            encoder = SquadEncoder(self.tokenizer, length, doc_stride, max_question_len)
-            lengths, limit = encoder.question_lengths(questions), encoder.max_question_length
-            rows = [row for row, tokens in enumerate(lengths) if tokens <= limit or isinstance(question, str)]
-            if len(rows) < len(questions):
-                logger.warning(
-                    f"{len(questions) - len(rows)} of {len(questions)} questions leave no room for their context in "
-                    f"max_seq_len {length} and have the answer '' with score 0: raise it, or pass max_question_len"
-                )
-            windows = encoder.windows([questions[row] for row in rows], [contexts[row] for row in rows])
-            logits = self._logits(windows)
-            candidates = rank_spans(windows, len(rows), *logits, max(n_best_size, top_k), max_answer_len)
+        length = max_input_length(max_seq_len, self.tokenizer, self.model.config, default=384)
+        encoder = SquadEncoder(self.tokenizer, length, doc_stride, max_question_len)
+        lengths, limit = encoder.question_lengths(questions), encoder.max_question_length
+        rows = [row for row, tokens in enumerate(lengths) if tokens <= limit or isinstance(question, str)]
+        if len(rows) < len(questions):
+            logger.warning(
+                f"{len(questions) - len(rows)} of {len(questions)} questions leave no room for their context in "
+                f"max_seq_len {length} and have the answer '' with score 0: raise it, or pass max_question_len"
+            )
+        windows = encoder.windows([questions[row] for row in rows], [contexts[row] for row in rows])
+        logits = self._logits(windows)
+        candidates = rank_spans(windows, len(rows), *logits, max(n_best_size, top_k), max_answer_len)
         answers = [answer_entries([], text) for text in contexts]
         for row, (spans, null) in zip(rows, candidates, strict=True):
             if handle_impossible_answer:
@@ -119,18 +111,6 @@ class QuestionAnswerer:
             for i, window in enumerate(batch):
                 starts[window], ends[window] = logits[:, i, : lengths[window]]
         return starts, ends
-
-
-@contextmanager
-def own_names_in_errors() -> Iterator[None]:
-    """Put the arguments of `QuestionAnswerer` in place of the flags of `run_squad.py` in errors."""
-    try:
-        yield
-    except InputError as error:
-        message = str(error)
-        for flag, argument in ARGUMENT_OF_FLAG.items():
-            message = message.replace(f"--{flag}", argument).replace(flag, argument)
-        raise InputError(message) from error
 
 
 def question_rows(question: str | Sequence[str], context: str | Sequence[str]) -> tuple[list[str], list[str]]:

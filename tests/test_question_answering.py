@@ -141,7 +141,7 @@ def test_answers_do_not_depend_on_other_questions(answerer, caplog, monkeypatch)
     assert "1 of 4 questions leave no room for their context in max_seq_len 48 and have the answer ''" in caplog.text
     for question, entries in zip([*questions[:2], questions[3]], together, strict=True):
         assert_same(entries, answerer(question, **arguments))
-    with pytest.raises(ValueError, match="a max_seq_len of 48 with a doc_stride of 0 leaves room for"):
+    with pytest.raises(ValueError, match="a max_seq_length of 48 with a doc_stride of 0 leaves room for"):
         answerer(questions[2], **arguments)
 
 
@@ -150,7 +150,7 @@ def test_lengths_of_answers_and_questions(answerer, tokenizer):
     tokens = tokenizer.tokenize("It is blue.")
     assert all(entry["answer"] in {token.strip("▁") for token in tokens} for entry in entries)
     long = QUESTION * 30
-    with pytest.raises(ValueError, match="a max_seq_len of 48 .* truncate questions with max_question_len$"):
+    with pytest.raises(ValueError, match="a max_seq_length of 48 .* truncate questions with max_query_length$"):
         answerer(long, CONTEXT, max_seq_len=48, doc_stride=8)
     assert answerer(long, CONTEXT, max_seq_len=48, doc_stride=8, max_question_len=10)["answer"] in CONTEXT
 
@@ -169,7 +169,7 @@ def test_batches_hold_every_window_once():
         ([], "x", {}, "no question"),
         (["x", "y"], ["x"], {}, "2 questions have 1 contexts"),
         ("x", "y", {"top_k": 0}, "top_k must be at least 1, not 0"),
-        ("x", "y", {"max_answer_len": 0}, "max_answer_len must be at least 1"),
+        ("x", "y", {"max_answer_len": 0}, "max_answer_length must be at least 1"),
     ],
 )
 def test_invalid_arguments(answerer, question, context, arguments, message):
