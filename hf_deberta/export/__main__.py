@@ -11,7 +11,7 @@ import hf_deberta
 from hf_deberta.export import to_onnx, to_openvino
 
 FORMATS = {"onnx": to_onnx, "openvino": to_openvino}
-DTYPES = {"float32": torch.float32, "int8": torch.int8, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "int8": torch.int8}
 
 
 def main(arguments: list[str] | None = None) -> int:

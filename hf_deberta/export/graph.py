@@ -21,6 +21,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from hf_deberta.model.attention_sdpa import distance_tables
 from hf_deberta.model.batch_layout import BatchLayout
 from hf_deberta.model.modeling_heads import (
     HfDebertaForEntityChoice,
@@ -29,7 +30,7 @@ from hf_deberta.model.modeling_heads import (
 )
 from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder, HfDebertaModel, HfDebertaSelfAttention
 from hf_deberta.model.pretrained_model import HfDebertaPreTrainedModel
-from hf_deberta.model.relative_position import TableWindow, position_table, rows_at
+from hf_deberta.model.relative_position import TableWindow, position_table
 
 LOWEST = torch.finfo(torch.float32).min
 
@@ -100,31 +101,25 @@ class GraphAttention(nn.Module):
     rising: torch.Tensor | None  # Qr, the smallest distance first
     constant: torch.Tensor | None  # p2p [H, 1, 2s + 1], the largest distance first
 
-    def __init__(self, attention: HfDebertaSelfAttention, table: torch.Tensor | None, rows: torch.Tensor | None):
-        """`table`: the relative table [R, hidden]; `rows`: its row of each distance -s ... s."""
+    def __init__(self, attention: HfDebertaSelfAttention, table: torch.Tensor | None, window: TableWindow | None):
+        """`table`: the whole relative table [R, hidden]; `window`: its rows."""
         super().__init__()
         self.heads = attention.config.num_attention_heads
-        scale = attention.scale
-        query, key, value = attention.query_proj, attention.key_proj, attention.value_proj
+        query, key, value, scale = attention.query_proj, attention.key_proj, attention.value_proj, attention.scale
         key_bias = torch.zeros_like(query.bias) if key.bias is None else key.bias
-        self.query = GraphLinear(query.weight * scale, query.bias * scale)
-        self.key_value = GraphLinear(torch.cat([key.weight, value.weight]), torch.cat([key_bias, value.bias]))
-        self.query_key_value = GraphLinear(
-            torch.cat([query.weight * scale, key.weight, value.weight]),
-            torch.cat([query.bias * scale, key_bias, value.bias]),
-        )
+        weight = torch.cat([query.weight * scale, key.weight, value.weight])
+        bias = torch.cat([query.bias * scale, key_bias, value.bias])
+        size = len(query.weight)
+        self.query, self.key_value = GraphLinear(weight[:size], bias[:size]), GraphLinear(weight[size:], bias[size:])
+        self.query_key_value = GraphLinear(weight, bias)
         falling = rising = constant = None
-        if table is not None and rows is not None and attention.terms:
-            position_key, position_query, query_scale = attention.table_projection().project(table)
-            if position_key is not None:
-                falling = position_key[:, rows.flip(0)].contiguous()
-            if position_query is not None:
-                rising = (position_query[:, rows] * (scale / query_scale)).contiguous()
-            if "p2p" in attention.terms and falling is not None and rising is not None:
-                constant = (falling.double() * rising.flip(1).double()).sum(-1).to(table.dtype)[:, None]
-        self.register_buffer("falling", falling if "c2p" in attention.terms else None)
-        self.register_buffer("rising", rising if "p2c" in attention.terms else None)
-        self.register_buffer("constant", constant)
+        positions = attention.table_projection().relative_positions(table, window, attention)
+        if positions is not None:
+            positions = positions.with_scaled_queries(scale, torch.float32).to(torch.float64)  # for the products of p2p
+            falling, rising, constant = distance_tables(positions, positions.saturation)
+        self.register_buffer("falling", None if falling is None else falling.float())
+        self.register_buffer("rising", None if rising is None else rising.float())
+        self.register_buffer("constant", None if constant is None else constant.flip(1)[:, None].float())
 
     def forward(
         self,
@@ -140,21 +135,15 @@ class GraphAttention(nn.Module):
         if query_states is hidden_states:
             query, key, value = self.split(self.query_key_value(hidden_states), graph_layout.tokens)
         else:
-            key, value = (
-                self.split(self.key_value(hidden_states), graph_layout.tokens) if projected is None else projected
-            )
+            key, value = projected or self.split(self.key_value(hidden_states), graph_layout.tokens)
             query = self.query(query_states)
             if query_positions is None:
                 (query,) = self.split(query, graph_layout.tokens)
             else:
                 query = query.reshape(key.shape[0], 1, self.heads, -1).transpose(1, 2)
-        terms = (
-            self.window_terms(query, key, graph_layout)
-            if query_positions is None
-            else self.first_terms(query, key, graph_layout)
-        )
+        terms = self.window_terms if query_positions is None else self.first_terms
         scores = query @ key.mT
-        for term in terms:
+        for term in terms(query, key, graph_layout):
             scores = scores + term
         if graph_layout.hidden is not None:
             scores = scores + graph_layout.hidden
@@ -209,13 +198,10 @@ class GraphEncoder(HfDebertaEncoder):
     def __init__(self, encoder: HfDebertaEncoder):
         nn.Module.__init__(self)
         self.config, self.layer, self.conv = encoder.config, encoder.layer, encoder.conv
-        self.reach, table, rows = 0, None, None
-        if self.config.relative_attention:
-            self.reach = encoder.saturation
-            rows = rows_at(torch.arange(-self.reach, self.reach + 1), encoder.rows_of_distance)
-            table = position_table(encoder, cast(TableWindow, encoder.whole_table()))
+        window = encoder.whole_table()
+        table, self.reach = (None, 0) if window is None else (position_table(encoder, window), window.saturation)
         for layer in cast(Iterable[Any], self.layer):
-            layer.attention.self = GraphAttention(layer.attention.self, table, rows)
+            layer.attention.self = GraphAttention(layer.attention.self, table, window)
 
     def shared_by_layers(self, states: torch.Tensor, layout: BatchLayout) -> BatchLayout:
         return layout

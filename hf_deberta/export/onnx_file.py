@@ -4,7 +4,6 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,6 @@ from hf_deberta.export.graph import GraphModel
 from hf_deberta.model.pretrained_model import HfDebertaPreTrainedModel
 
 OPSET = 20  # the first with Gelu
-BFLOAT16 = (
-    "bfloat16 is a setting of OpenVINO, not of a file: export float32 with to_openvino and compile the file with "
-    '{"INFERENCE_PRECISION_HINT": "bf16"}; ONNX Runtime has no bfloat16 on CPUs'
-)
 
 
 def to_onnx(
@@ -40,7 +35,6 @@ def to_onnx(
     >>> session.run(["logits"], {"input_ids": input_ids.numpy(), "attention_mask": attention_mask.numpy()})
     """
     check_dtype(dtype)
-    require("to_onnx", "onnx", "onnxscript", *(["onnxruntime"] if dtype == torch.int8 else []))
     file = Path(file)
     with temporary_folder(file) as folder:
         program = onnx_program(model, packed)
@@ -105,14 +99,7 @@ def quantize(source: Path, target: Path) -> None:
 def check_dtype(dtype: torch.dtype) -> None:
     """Raise a ValueError for types that files cannot have."""
     if dtype not in (torch.float32, torch.int8):
-        raise ValueError(BFLOAT16 if dtype == torch.bfloat16 else f"dtype must be float32 or int8, not {dtype}")
-
-
-def require(function: str, *packages: str) -> None:
-    """Raise an ImportError that names the missing packages and how to install them."""
-    missing = [package for package in packages if find_spec(package) is None]
-    if missing:
-        raise ImportError(f"{function} needs {', '.join(missing)}: pip install 'hf-deberta[export]'")
+        raise ValueError(f"dtype must be float32 or int8, not {dtype}")
 
 
 @contextmanager

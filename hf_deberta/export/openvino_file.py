@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hf_deberta.export.onnx_file import check_dtype, require, temporary_folder, to_onnx
+from hf_deberta.export.onnx_file import check_dtype, temporary_folder, to_onnx
 from hf_deberta.model.pretrained_model import HfDebertaPreTrainedModel
 
 
@@ -28,7 +28,6 @@ def to_openvino(
     >>> compiled({"input_ids": input_ids.numpy(), "attention_mask": attention_mask.numpy()})["logits"]
     """
     check_dtype(dtype)
-    require("to_openvino", "openvino", "onnx", "onnxscript", *(["nncf"] if dtype == torch.int8 else []))
     import openvino
 
     file = Path(file)
