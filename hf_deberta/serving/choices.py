@@ -7,19 +7,15 @@ from collections.abc import Callable
 from functools import lru_cache
 
 import torch
-from transformers.utils import logging
 
 from hf_deberta.model.batch_layout import AttentionMask, BatchLayout
 
 from .fused_attention import FusedAttention
-from .fused_linear import FusedLinear
 from .openvino_layers import OpenVinoLayers
-
-logger = logging.get_logger(__name__)
 
 TimedCall = Callable[[], object]
 
-TIMED_ROWS, TIMED_HEADS, TIMED_HEAD_SIZE = 128, 12, 64  # of single products that are timed
+TIMED_ROWS, TIMED_HEADS, TIMED_HEAD_SIZE = 128, 12, 64  # of the attention that is timed
 CALLS_PER_TURN = 3
 MAX_TURNS = 6
 MAX_TURNS_OF_LAYERS = 3
@@ -28,44 +24,25 @@ MAX_SECONDS_OF_TURNS = 3.0  # on a busy computer, where each call waits for its 
 SHORT_TEXT_SHAPE, TEXT_SHAPE, LONG_BATCH_SHAPE = (1, 32), (1, 128), (8, 128)
 UNLIMITED_TOKENS = sys.maxsize
 MAX_TIME_RATIO_OF_OPENVINO = 1.05
-MAX_TIME_RATIO_OF_FEWER_BITS = 1.25  # less may be other work on the computer
 
 
 def attention_dtype(dtype: torch.dtype) -> torch.dtype:
     """The type of attention's products: that of the linear layers, or beside int8 the faster floating type."""
     if dtype != torch.int8:
         return dtype
-    is_faster = ratio_to_float32(attention_of_one_text, torch.bfloat16, torch.get_num_threads()) < 1
-    return torch.bfloat16 if is_faster else torch.float32
-
-
-def warn_if_slower(dtype: torch.dtype) -> None:
-    """Warn if products of fewer bits take longer on this processor."""
-    if dtype == torch.float32:
-        return
-    if ratio_to_float32(product_of_one_text, dtype, torch.get_num_threads()) >= MAX_TIME_RATIO_OF_FEWER_BITS:
-        logger.warning_once(
-            f"products in {dtype} take longer than in float32 on this processor: hf_deberta.optimize(model) would be "
-            "faster"
-        )
+    return torch.bfloat16 if bfloat16_attention_ratio(torch.get_num_threads()) < 1 else torch.float32
 
 
 @lru_cache(maxsize=16)
-def ratio_to_float32(make_call: Callable[[torch.dtype], TimedCall], dtype: torch.dtype, threads: int) -> float:
-    """Time of the call for products in `dtype`, divided by that in float32; measured once per number of threads."""
-    return time_ratio(make_call(dtype), make_call(torch.float32))
-
-
-def attention_of_one_text(dtype: torch.dtype) -> TimedCall:
+def bfloat16_attention_ratio(threads: int) -> float:
+    """Time of one text's attention in bfloat16, divided by that in float32, with so many threads."""
     projected = torch.randn(TIMED_ROWS, 3 * TIMED_HEADS * TIMED_HEAD_SIZE)
-    attention = FusedAttention(None, TIMED_HEADS, TIMED_HEAD_SIZE, dtype)
-    return lambda: attention.attend_whole_texts(projected, AttentionMask(), (1, TIMED_ROWS), "sdpa")
 
+    def make_call(dtype: torch.dtype) -> TimedCall:
+        attention = FusedAttention(None, TIMED_HEADS, TIMED_HEAD_SIZE, dtype)
+        return lambda: attention.attend_whole_texts(projected, AttentionMask(), (1, TIMED_ROWS), "sdpa")
 
-def product_of_one_text(dtype: torch.dtype) -> TimedCall:
-    width = TIMED_HEADS * TIMED_HEAD_SIZE
-    states, linear = torch.randn(TIMED_ROWS, width), FusedLinear.from_weight(torch.randn(4 * width, width), None, dtype)
-    return lambda: linear(states)
+    return time_ratio(make_call(torch.bfloat16), make_call(torch.float32))
 
 
 def choose_max_openvino_tokens(openvino: OpenVinoLayers) -> int:

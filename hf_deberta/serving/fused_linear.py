@@ -62,35 +62,25 @@ class FusedLinear(ABC):
         it. Or `sizes` [K] are the usual sizes of the inputs.
         """
         weight, bias = weight.detach(), None if bias is None else bias.detach()
-        if dtype == torch.float32:
-            return _Float32Linear(weight, bias, with_gelu)
-        if dtype == torch.bfloat16:
-            return _BFloat16Linear(weight, bias, with_gelu)
-        return _Int8Linear(weight, bias, with_gelu, lowest, sizes)
+        if dtype == torch.int8:
+            return _Int8Linear(weight, bias, with_gelu, lowest, sizes)
+        return _FloatLinear(weight, bias, with_gelu, dtype)
 
     @abstractmethod
     def __call__(self, states: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """[M, K] to [M, N]; `residual` is float32 [M, N], and only for layers without GELU."""
 
 
-class _Float32Linear(FusedLinear):
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, with_gelu: bool):
-        super().__init__(bias, with_gelu)
-        self.onednn_weight = pack_weight(weight)
+class _FloatLinear(FusedLinear):
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, with_gelu: bool, dtype: torch.dtype):
+        super().__init__(None if bias is None else bias.to(dtype), with_gelu)
+        self.dtype, self.onednn_weight = dtype, pack_weight(weight.to(dtype))
 
     def __call__(self, states: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        if residual is not None:
-            return onednn_linear_with_sum(states.float(), residual, self.onednn_weight, self.bias)
-        return onednn_linear(states.float(), self.onednn_weight, self.bias, self.activation)
-
-
-class _BFloat16Linear(FusedLinear):
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, with_gelu: bool):
-        super().__init__(None if bias is None else bias.bfloat16(), with_gelu)
-        self.onednn_weight = pack_weight(weight.bfloat16())
-
-    def __call__(self, states: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        product = onednn_linear(states.bfloat16(), self.onednn_weight, self.bias, self.activation)
+        states = states.to(self.dtype)
+        if residual is not None and self.dtype == torch.float32:
+            return onednn_linear_with_sum(states, residual, self.onednn_weight, self.bias)
+        product = onednn_linear(states, self.onednn_weight, self.bias, self.activation)
         return product if residual is None else residual + product
 
 

@@ -42,7 +42,7 @@ from hf_deberta.in_tree.enable import enable, is_enabled
 from hf_deberta.in_tree.encoder import distance_parameters, prepared_encoders
 from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder, HfDebertaModel
 
-from .choices import attention_dtype, warn_if_slower
+from .choices import attention_dtype
 from .fused_layer import FusedLayer
 from .fused_layers import FusedLayers
 from .layer_weights import layer_weights, position_table
@@ -73,7 +73,7 @@ def optimize(
     """
     if runtime not in (None, *RUNTIMES):
         raise ValueError(f"runtime must be one of {', '.join(RUNTIMES)} or None, not {runtime!r}")
-    pairs = check_shapes(shapes)
+    pairs = {(batch, tokens) for batch, tokens in shapes}
     if pairs and runtime == "torch":
         raise ValueError("shapes are for OpenVINO; leave out runtime='torch' or shapes")
     if (pairs or runtime == "openvino") and not has_openvino():
@@ -94,7 +94,6 @@ def optimize(
         check_encoder(encoder)
     model.eval()
     limit_onednn_caches()
-    warn_if_slower(dtype)
     with torch.no_grad():
         fused = [fuse_layers(encoder, dtype) for encoder in encoders]
         for layers in fused:
@@ -107,17 +106,6 @@ def optimize(
             embeddings.__class__ = OptimizedEmbeddings
             embeddings.of_encoder = module.encoder, module.encoder.fused_layers
     return model
-
-
-def check_shapes(shapes: Iterable[Iterable[int]]) -> set[tuple[int, int]]:
-    """The shapes as a set; raises an error if one is no pair of sizes."""
-    checked = set()
-    for shape in shapes:
-        sizes = tuple(shape) if isinstance(shape, Iterable) else ()
-        if len(sizes) != 2 or not all(isinstance(size, int) and size > 0 for size in sizes):
-            raise ValueError(f"shapes must be pairs (batch, tokens) of sizes above 0, not {shape!r}")
-        checked.add((sizes[0], sizes[1]))
-    return checked
 
 
 def limit_onednn_caches() -> None:

@@ -13,7 +13,7 @@ from torch import nn
 
 import hf_deberta
 from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder
-from hf_deberta.serving import choices, fused_linear
+from hf_deberta.serving import fused_layers, fused_linear
 from hf_deberta.serving import optimize as optimize_file
 from hf_deberta.serving.fused_attention import MAX_TOKENS_IN_ONE_PRODUCT, FusedAttention
 from hf_deberta.serving.fused_layer import FusedLayer
@@ -364,16 +364,6 @@ def test_int8_of_the_largest_numbers():
         layer.weight.fill_(1.0)
         result = FusedLinear.from_weight(layer.weight, None, torch.int8, lowest=-0.17)(states)
     assert (result - 64).abs().max() < 0.5
-
-
-def test_slow_types_are_reported(monkeypatch):
-    warnings = []
-    monkeypatch.setattr(choices.logger, "warning_once", warnings.append)
-    monkeypatch.setattr(choices, "ratio_to_float32", lambda *_: 1.26)
-    hf_deberta.optimize(make_model(), torch.int8)
-    assert "hf_deberta.optimize(model) would be faster" in warnings[0]
-    hf_deberta.optimize(make_model())
-    assert len(warnings) == 1
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
