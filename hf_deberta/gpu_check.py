@@ -20,7 +20,7 @@ from hf_deberta.model.batch_layout import AttentionMask
 from hf_deberta.model.relative_position import RelativePositions, rows_of_distances
 
 DTYPES = ("bfloat16", "float16", "float32")
-SHAPES = ("8x128", "32x512", "4x2048", "1x8192")
+SHAPES = ((8, 128), (32, 512), (4, 2048), (1, 8192))
 TABLE = (512, 256)  # positions and buckets of v2 and v3
 HEADER = ("dtype", "head size", "mode", "check", "shape", "sdpa ms", "triton ms", "choice")
 WIDTHS = (8, 9, 9, 6, 7, 9, 9, 6)
@@ -30,24 +30,18 @@ Row = tuple[str, ...]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES, help="default: all")
+    shapes = " ".join(f"{batch}x{tokens}" for batch, tokens in SHAPES)
     parser.add_argument(
-        "--shapes",
-        nargs="+",
-        type=parse_shape,
-        default=tuple(map(parse_shape, SHAPES)),
-        metavar="BxN",
-        help=f"batch and length (default: {' '.join(SHAPES)})",
+        "--shapes", nargs="+", type=parse_shape, metavar="BxN", default=SHAPES, help=f"(default: {shapes})"
     )
     parser.add_argument("--heads", type=parse_size, default=12, help="default: 12")
     parser.add_argument("--head_sizes", nargs="+", type=parse_size, default=(64,), metavar="d", help="default: 64")
 
 
 def parse_shape(text: str) -> tuple[int, int]:
+    """A batch and a length, from a text such as 32x512."""
     batch, _, tokens = text.partition("x")
-    try:
-        return parse_size(batch), parse_size(tokens)
-    except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a batch and a length, such as 32x512") from None
+    return parse_size(batch), parse_size(tokens)
 
 
 def parse_size(text: str) -> int:
