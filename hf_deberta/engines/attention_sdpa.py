@@ -72,7 +72,14 @@ def sdpa_attention(
 ) -> tuple[torch.Tensor, None]:
     """Context [B, H, Q, d]; there are no probabilities."""
     if in_captured_graph() or in_functorch_transform():
-        return attend_in_graph(query, key, value, positions, mask, dropout_p, scale), None
+        if torch.jit.is_tracing() and torch.onnx.is_in_onnx_export():
+            raise RuntimeError(
+                "torch.onnx.export(dynamo=False) would tie the graph to the length of the example; use "
+                "hf_deberta.export.to_onnx, or torch.onnx.export(dynamo=True) with dynamic_shapes"
+            )
+        context, _ = plain.sdpa_attention(query, key, value, positions, mask, dropout_p, scale)
+        # exporters decompose the kernel into products, whose context is in another order: views of it would not hold
+        return context.contiguous() if torch.compiler.is_exporting() else context, None
     if uses_device_path(query) and mask.query_positions is None:
         return attend_on_device(query, key, value, positions, mask, dropout_p, scale), None
     if needs_float32(query, key, positions, scale):
@@ -108,26 +115,6 @@ def attend_with_scaled_queries(
 
 def uses_device_path(query: torch.Tensor) -> bool:
     return query.device.type in GPUS
-
-
-def attend_in_graph(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    positions: RelativePositions | None,
-    mask: AttentionMask,
-    dropout_p: float,
-    scale: float,
-) -> torch.Tensor:
-    """Context [B, H, Q, d] in operations that any tool understands."""
-    if torch.jit.is_tracing() and torch.onnx.is_in_onnx_export():
-        raise RuntimeError(
-            "torch.onnx.export(dynamo=False) would tie the graph to the length of the example; use "
-            "hf_deberta.export.to_onnx, or torch.onnx.export(dynamo=True) with dynamic_shapes"
-        )
-    context, _ = plain.sdpa_attention(query, key, value, positions, mask, dropout_p, scale)
-    # exporters decompose the kernel into products, whose context is in another order: views of it would not hold
-    return context.contiguous() if torch.compiler.is_exporting() else context
 
 
 def needs_float32(query: torch.Tensor, key: torch.Tensor, positions: RelativePositions | None, scale: float) -> bool:
@@ -272,7 +259,7 @@ def attend_block(
     seen = None if visible is None else visible[..., near]
     if low == 0 and high == keys:
         return softmax_attention(query, key, value, bias, seen, dropout_p)
-    parts = [attend_part(query, key[:, :, near], value[:, :, near], bias, seen)]
+    parts = [cpu_attention_with_log_sum(query, key[:, :, near], value[:, :, near], masked(bias, seen, query))]
     for far, distance in ((slice(0, low), -1), (slice(high, keys), 0)):  # the largest distance, the smallest
         if far.start < far.stop:
             seen = None if visible is None else visible[..., far]
@@ -302,15 +289,8 @@ def attend_far(
         shift = -(position_key.to(wide) * position_query.to(wide)).sum(-1)
     if tables.constant is not None:
         shift = shift + tables.constant[:, distance, None]
-    context, log_sum = attend_part(query, key, value, None, visible)
+    context, log_sum = cpu_attention_with_log_sum(query, key, value, masked(None, visible, query))
     return context, log_sum + shift
-
-
-def attend_part(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, visible: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Context over a part of the keys, and log(sum of exp(score)) [B, H, Q]."""
-    return cpu_attention_with_log_sum(query, key, value, masked(bias, visible, query))
 
 
 def merge_partial_attention(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
@@ -322,12 +302,7 @@ def merge_partial_attention(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> t
 
 def can_join_parts(query: torch.Tensor, dropout_p: float) -> bool:
     """True if attention over a part of the keys can return its log sum, which joining needs."""
-    return (
-        query.device.type == "cpu"
-        and dropout_p == 0
-        and not torch.is_grad_enabled()
-        and has_cpu_attention_with_log_sum()
-    )
+    return query.device.type == "cpu" and dropout_p == 0 and not torch.is_grad_enabled()
 
 
 def tables_for(positions: RelativePositions, longest: int, joins_parts: bool) -> Tables:
@@ -416,10 +391,6 @@ def fill_tiles(target: torch.Tensor, states: torch.Tensor, table: torch.Tensor, 
 
 def tiles(length: int) -> list[slice]:
     return [slice(begin, min(begin + TILE, length)) for begin in range(0, length, TILE)]
-
-
-def has_cpu_attention_with_log_sum() -> bool:
-    return hasattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu")
 
 
 def cpu_attention_with_log_sum(

@@ -38,7 +38,10 @@ def has_global_hooks_or_modes() -> bool:
 
     These may also replace results, so nothing that was computed under them may be cached.
     """
-    return _get_current_dispatch_mode() is not None or has_global_hook()
+    of_all = nn.modules.module
+    forward = of_all._global_forward_hooks or of_all._global_forward_pre_hooks
+    hooked = forward or of_all._global_backward_hooks or of_all._global_backward_pre_hooks
+    return bool(hooked) or _get_current_dispatch_mode() is not None
 
 
 def is_unmodified_module(module: nn.Module) -> bool:
@@ -53,13 +56,6 @@ def is_unmodified_module(module: nn.Module) -> bool:
         and type(registered_parameter(module, "weight")) in PLAIN_TENSORS
         and type(registered_parameter(module, "bias")) in (*PLAIN_TENSORS, type(None))
     )
-
-
-def has_global_hook() -> bool:
-    """True if a hook is registered for all modules, as by `register_module_forward_hook`."""
-    of_all = nn.modules.module
-    forward = of_all._global_forward_hooks or of_all._global_forward_pre_hooks
-    return bool(forward or of_all._global_backward_hooks or of_all._global_backward_pre_hooks)
 
 
 def without_dispatch_modes() -> AbstractContextManager:

@@ -50,12 +50,6 @@ class WeightCache:
     def get_or_compute(self, modules: Iterable[nn.Module], compute: Callable[[], Result], *inputs: object) -> Result:
         """Return the cached result if the weights of `modules` and the `inputs` (by identity) are unchanged."""
         weights: list[torch.Tensor] = [weight for module in modules for weight in module.parameters(recurse=False)]
-        return self.get_or_compute_weights(weights, compute, *inputs)
-
-    def get_or_compute_weights(
-        self, weights: list[torch.Tensor], compute: Callable[[], Result], *inputs: object
-    ) -> Result:
-        """`get_or_compute` for the weights themselves."""
         entry, state = self._entry, weight_state(weights)
         sums = [part for weight in weights for part in checksums(weight)]
         if (
@@ -88,8 +82,12 @@ def is_fixed(module: nn.Module) -> bool:
     """True if the module computes the same until one of its weights changes, which is detected."""
     if module.training:
         return False
-    has_no_weights = isinstance(module, nn.Dropout | nn.Identity)
-    return has_no_weights or (is_unmodified_module(module) and has_detectable_changes(module))
+    if isinstance(module, nn.Dropout | nn.Identity):
+        return True
+    # weights on the CPU created outside `torch.inference_mode`, in which autograd counts no writes
+    return is_unmodified_module(module) and all(
+        weight.device.type == "cpu" and not weight.is_inference() for weight in module.parameters(recurse=False)
+    )
 
 
 # beside the modules, so that copies, pickles and models of Transformers hold nothing of this
@@ -119,12 +117,6 @@ def window_for_cache(
         return whole
     _caches.pop(encoder, None)
     return whole.for_length(length)
-
-
-def has_detectable_changes(module: nn.Module) -> bool:
-    """True for weights on the CPU created outside `torch.inference_mode`, in which autograd counts no writes."""
-    weights = module.parameters(recurse=False)
-    return all(weight.device.type == "cpu" and not weight.is_inference() for weight in weights)
 
 
 def weight_state(weights: list[torch.Tensor]) -> tuple[Any, ...]:
