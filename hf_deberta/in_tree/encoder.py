@@ -25,7 +25,6 @@ from hf_deberta.model.attention import AUTO, attention_scale, disentangled_atten
 from hf_deberta.model.batch_layout import BatchLayout
 from hf_deberta.model.input_checks import can_read_values, has_no_values, in_captured_graph
 from hf_deberta.model.relative_position import (
-    RelativePositions,
     TableProjection,
     TableWindow,
     position_table,
@@ -38,6 +37,7 @@ from hf_deberta.model.slots import in_reference_mode, linear
 
 logger = logging.get_logger(__name__)
 
+CPU = torch.device("cpu")
 InTree = Any  # a module of Transformers, whose attributes have no types
 
 # of all models under enable()
@@ -47,7 +47,7 @@ _clamp_relative_distance = False
 # beside the in-tree modules, so that nothing of this package stays in a model: the layers that hf_deberta.optimize
 # prepared, and the `distance_parameters` of their tables
 prepared_encoders: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
-_whole_tables: dict[tuple[int, int, bool], dict[torch.device, TableWindow]] = {}
+_whole_tables: dict[tuple[tuple[int, int, bool], torch.device], TableWindow] = {}
 
 
 def set_options(attn_implementation: str | None = None, clamp_relative_distance: bool = False) -> None:
@@ -60,7 +60,8 @@ def set_options(attn_implementation: str | None = None, clamp_relative_distance:
 def encoder_init(in_tree: Callable) -> Callable:
     def __init__(self, config) -> None:
         in_tree(self, config)
-        _cache_whole_table(self)  # the first forward may be a compiler's
+        with without_dispatch_modes():
+            whole_table_of(self, torch.empty(0, device=CPU))  # the first forward may be a compiler's
 
     return __init__
 
@@ -150,11 +151,14 @@ def attention_forward(in_tree: Callable) -> Callable:
             )
         layout = attention_mask
         query, key, value = _project(self, hidden_states, query_states)
+        positions = None
+        if rel_embeddings is not None:  # without relative attention, a layer lacks what a projection consists of
+            positions = table_projection_of(self).relative_positions(rel_embeddings, layout.window, self)
         states, probabilities = disentangled_attention(
             query,
             key,
             value,
-            _relative_positions(self, rel_embeddings, layout),
+            positions,
             layout.attention_mask,
             scale=scale_of(self),
             dropout_p=self.dropout.p if self.dropout.training else 0.0,
@@ -216,13 +220,6 @@ def table_projection_of(attention: InTree) -> TableProjection:
     )
 
 
-def _relative_positions(attention: InTree, table: torch.Tensor | None, layout: BatchLayout) -> RelativePositions | None:
-    """The position terms of a layer; None if it has none."""
-    if table is None:  # without relative attention, a layer lacks what a projection consists of
-        return None
-    return table_projection_of(attention).relative_positions(table, layout.window, attention)
-
-
 def has_talking_heads(encoder: nn.Module) -> bool:
     """True if attention heads are mixed, a v1 option that no release uses."""
     of_v1 = isinstance(encoder, DebertaEncoder)
@@ -244,34 +241,21 @@ def output_forward(self, hidden_states: torch.Tensor, input_tensor: torch.Tensor
 def whole_table_of(encoder: InTree, states: torch.Tensor) -> TableWindow | None:
     """All rows of an encoder's table, with the row of each distance on the device of `states`.
 
-    None if the first call is in a graph, and for more buckets than distances.
+    None for more buckets than distances, and if the first call is in a graph.
     """
     key, device, in_graph = distance_parameters(encoder), states.device, torch.compiler.is_compiling()
     if key is None:
         return None
     if not in_graph and has_no_values(states):
         return _make_whole_table(*key, device)  # fake tensors belong to one mode: they are not cached
-    if not in_graph:
-        _cache_whole_table(encoder)
-    elif key not in _whole_tables:
-        return None
-    by_device = _whole_tables[key]
-    if device in by_device:
-        return by_device[device]
-    on_cpu = by_device[torch.device("cpu")]
-    whole = replace(on_cpu, rows_of_distance=on_cpu.rows_of_distance.to(device))
-    if not in_graph:
-        by_device[device] = whole
-    return whole
-
-
-def _cache_whole_table(encoder: InTree) -> None:
-    """Compute the row of each distance once for all encoders with these distances, outside of graphs."""
-    key = distance_parameters(encoder)
-    if key is not None and key not in _whole_tables:
-        with without_dispatch_modes():  # models may be made under FakeTensorMode
-            cpu = torch.device("cpu")
-            _whole_tables[key] = {cpu: _make_whole_table(*key, cpu)}
+    if (key, device) in _whole_tables:
+        return _whole_tables[key, device]
+    if in_graph:  # models that were made while enabled have a table on the CPU
+        on_cpu = _whole_tables.get((key, CPU))
+        return on_cpu and replace(on_cpu, rows_of_distance=on_cpu.rows_of_distance.to(device))
+    with without_dispatch_modes():  # models may be made under FakeTensorMode
+        _whole_tables[key, device] = _make_whole_table(*key, device)
+    return _whole_tables[key, device]
 
 
 def distance_parameters(encoder: InTree) -> tuple[int, int, bool] | None:

@@ -6,6 +6,7 @@ Each function takes the in-tree method and returns its replacement. A model has 
 
 from collections.abc import Callable
 from contextvars import ContextVar
+from functools import wraps
 from typing import Any
 
 import torch
@@ -79,6 +80,7 @@ def _decodes(config) -> bool:
 
 
 def forward_of(in_tree: Callable) -> Callable:
+    @wraps(in_tree)  # Trainer reads the names of its parameters
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
@@ -87,16 +89,13 @@ def forward_of(in_tree: Callable) -> Callable:
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-        **kwargs,
+        **flags,
     ) -> MaskedLMOutput | tuple:
         inputs = (input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         embeddings = self.deberta.embeddings
         if not _decodes(self.config) or embeddings.position_embeddings is None:
-            return in_tree(self, *inputs, labels, output_attentions, output_hidden_states, return_dict, **kwargs)
-        encoded = self.deberta(*inputs, output_attentions, output_hidden_states=True, return_dict=True)
+            return in_tree(self, *inputs, labels, **flags)
+        encoded = self.deberta(*inputs, flags.get("output_attentions"), output_hidden_states=True, return_dict=True)
         before_last = encoded.hidden_states[-2]
         if attention_mask is None:
             attention_mask = before_last.new_ones(before_last.shape[:2])
@@ -117,12 +116,13 @@ def forward_of(in_tree: Callable) -> Callable:
             last = self.deberta.encoder.layer[-1]
             states, _ = last(before_last, context, states, None, table)
         logits = self.lm_predictions(states, embeddings.word_embeddings)
-        if output_hidden_states is None:
-            output_hidden_states = self.config.output_hidden_states
+        returns_states, return_dict = flags.get("output_hidden_states"), flags.get("return_dict")
+        if returns_states is None:
+            returns_states = self.config.output_hidden_states
         output = MaskedLMOutput(
             loss=None if labels is None else cross_entropy(logits, labels),
             logits=logits,
-            hidden_states=encoded.hidden_states if output_hidden_states else None,
+            hidden_states=encoded.hidden_states if returns_states else None,
             attentions=encoded.attentions,
         )
         if return_dict is None:
