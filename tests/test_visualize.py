@@ -5,7 +5,6 @@ import json
 import re
 import shutil
 import socket
-import sys
 import threading
 import urllib.error
 import urllib.parse
@@ -214,19 +213,6 @@ def test_plot_training_separates_scales(tmp_path):
         "evaluation": ["eval_f1"],
         "perplexity": ["eval_perplexity"],
     }
-
-
-def test_plot_training_of_a_folder_that_was_only_evaluated(tmp_path):
-    (tmp_path / "all_results.json").write_text('{"eval_accuracy": 0.5}')
-    with pytest.raises(FileNotFoundError, match=r"evaluated, not trained.*all_results\.json"):
-        plot_training(tmp_path)
-
-
-def test_without_matplotlib_the_error_names_the_extra(tmp_path, monkeypatch):
-    write_state(tmp_path / "run", [1])
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"pip install 'hf-deberta\[demo\]'"):
-        plot_training(tmp_path / "run")
 
 
 PAGE_DATA = re.compile(r'<script id="data" type="application/json">(.*?)</script>', flags=re.DOTALL)

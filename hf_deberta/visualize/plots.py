@@ -111,14 +111,15 @@ def plot_training(run_folder: str | Path) -> "Figure":
     if not runs:
         log = _training_log(folder)
         if log is None:
-            raise FileNotFoundError(_missing_log(folder))
+            raise FileNotFoundError(
+                f"{folder} has no trainer_state.json, nor has a checkpoint in it; name the --output_dir"
+            )
         runs = {"": log}
     logged = {name for log in runs.values() for entry in log for name in entry}
     others = {name for name in logged if _is_metric(name)}
     perplexities = {name for name in others if name.endswith("perplexity")}  # of another scale
-    losses = {name for name in logged if _is_loss(name)}
-    if "train_loss" in logged and not any(name == "loss" for name in logged):
-        losses.add("train_loss")
+    means = {"train_loss"} if "loss" in logged else set()  # of the whole run
+    losses = {name for name in logged if name.endswith("loss")} - means
     groups = {"loss": losses, "evaluation": others - perplexities, "perplexity": perplexities}
     panels = {title: sorted(group) for title, group in groups.items() if group}
     if not panels:
@@ -146,24 +147,12 @@ def _training_log(folder: Path) -> list[dict[str, Any]] | None:
     return None
 
 
-def _missing_log(folder: Path) -> str:
-    if (folder / "all_results.json").is_file():
-        return f"{folder} has no trainer_state.json: it was evaluated, not trained; its results are in all_results.json"
-    return f"{folder} has no trainer_state.json, nor has a checkpoint in it; name the --output_dir"
-
-
-def _is_loss(name: str) -> bool:
-    return name.endswith("loss") and name != "train_loss"  # which is the mean of the whole run
-
-
 def _is_metric(name: str) -> bool:
     no_metrics = ("_runtime", "_per_second", "_samples", "_time", "_total", "_thresh", "loss")
     return name.startswith("eval_") and not name.endswith(no_metrics)
 
 
 def _new_figure(width: float, height: float) -> "Figure":
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("plots need matplotlib, which is not installed: pip install 'hf-deberta[demo]'") from error
+    from matplotlib.figure import Figure
+
     return Figure(figsize=(width, height), layout="constrained")

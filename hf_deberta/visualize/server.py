@@ -17,12 +17,10 @@ EXAMPLE = "The new [MASK] opened beside the new [MASK]."
 
 def attention_app(model: torch.nn.Module, tokenizer: Any, text: str = EXAMPLE) -> "Starlette":
     """Return an ASGI app: `/?text=...` is the page of that text, `/` the page of the given text."""
-    try:
-        from starlette.applications import Starlette
-        from starlette.responses import HTMLResponse
-        from starlette.routing import Route
-    except ImportError as error:
-        raise ImportError("serving needs Starlette, which is not installed: pip install 'hf-deberta[page]'") from error
+    from starlette.applications import Starlette
+    from starlette.responses import HTMLResponse
+    from starlette.routing import Route
+
     one_at_a_time = threading.Lock()  # hooks on the model and fast tokenizers are not safe in several threads
 
     def page(request: "Request") -> "HTMLResponse":
@@ -39,9 +37,6 @@ def attention_app(model: torch.nn.Module, tokenizer: Any, text: str = EXAMPLE) -
 
 def serve_attention(model: torch.nn.Module, tokenizer: Any, text: str, host: str, port: int) -> None:
     """Serve the page until Ctrl-C."""
-    app = attention_app(model, tokenizer, text)
-    try:
-        import uvicorn
-    except ImportError as error:
-        raise ImportError("serving needs uvicorn, which is not installed: pip install 'hf-deberta[page]'") from error
-    uvicorn.run(app, host=host, port=port, access_log=False)
+    import uvicorn
+
+    uvicorn.run(attention_app(model, tokenizer, text), host=host, port=port, access_log=False)
