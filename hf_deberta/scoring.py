@@ -16,6 +16,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 from uuid import uuid4
@@ -184,8 +185,6 @@ class ParquetRows:
         for column in settings.columns:
             if column not in schema.names:
                 raise InputError(f"{source} has no column {column!r}; it has {', '.join(schema.names)}")
-            if schema.names.count(column) > 1:
-                raise InputError(f"{source} has more than one column {column!r}: rename all but one")
         check_new_columns(schema.names, settings, str(source))
         scores = pyarrow.struct([(label, pyarrow.float32()) for label in labels])
         self.types = [pyarrow.string(), pyarrow.float32(), scores]
@@ -198,7 +197,7 @@ class ParquetRows:
         with explain_file_errors(self.path, "scored"):
             yield from self.source.iter_batches(WINDOW_ROWS)
 
-    def texts(self, window: Any) -> list[list[Any]]:
+    def texts(self, window: Any, first: int) -> list[list[Any]]:
         return [window.column(column).to_pylist() for column in self.settings.columns]
 
     def write(self, window: Any, added: list[dict[str, Any]]) -> None:
@@ -222,28 +221,21 @@ class JsonRows:
     def windows(self) -> Iterator[list[bytes]]:
         opened = gzip.open if self.is_zipped else open
         with explain_file_errors(self.path, "scored"), opened(self.path, "rb") as file:
-            window: list[bytes] = []
-            for line in file:
-                window.append(line.strip())
-                if len(window) == WINDOW_ROWS:
-                    yield window
-                    window = []
-            if window:
+            lines = map(bytes.strip, file)
+            while window := list(islice(lines, WINDOW_ROWS)):
                 yield window
 
-    def texts(self, window: list[bytes]) -> list[list[Any]]:
+    def texts(self, window: list[bytes], first: int) -> list[list[Any]]:
         rows = []
-        for number, line in enumerate(window):
+        for number, line in enumerate(window, first):
+            place = f"{self.path}, line {number}"
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise RowFault(number, f"is no valid JSON ({error})") from error
+                raise InputError(f"{place} is no valid JSON ({error})") from error
             if not isinstance(row, dict):
-                raise RowFault(number, f"holds {describe(row)}, not a JSON object")
-            try:
-                check_new_columns(row, self.settings, "it")
-            except InputError as error:
-                raise RowFault(number, f"cannot be extended: {error}") from error
+                raise InputError(f"{place} holds {describe(row)}, not a JSON object")
+            check_new_columns(row, self.settings, place)
             rows.append([row.get(column) for column in self.settings.columns])
         return [list(column) for column in zip(*rows, strict=True)]
 
@@ -256,14 +248,6 @@ class JsonRows:
     def close(self) -> None:
         if self.is_zipped:
             self.target.close()
-
-
-class RowFault(InputError):
-    """A mistake in the row with this number of a window, counted from 0."""
-
-    def __init__(self, row: int, problem: str):
-        super().__init__(row, problem)
-        self.row, self.problem = row, problem
 
 
 def check_new_columns(columns: Iterable[str], settings: ScoreSettings, what: str) -> None:
@@ -324,14 +308,14 @@ def tokenized_windows(classifier: TextClassifier, rows: Any, source: Path) -> It
     """Yield windows, the inputs of their good rows, and which rows are good."""
     first = 1
     for window in rows.windows():
-        try:
-            texts = rows.texts(window)
-            problems = [problem_of(values, classifier.settings.columns) for values in zip(*texts, strict=True)]
-            bad = next((number for number, problem in enumerate(problems) if problem), None)
-            if bad is not None and not classifier.settings.skip_bad_rows:
-                raise RowFault(bad, f"has a bad text: {problems[bad]}; --skip_bad_rows gives such rows a null label")
-        except RowFault as fault:
-            raise InputError(f"{source}, {rows.unit} {first + fault.row} {fault.problem}") from fault
+        texts = rows.texts(window, first)
+        problems = [problem_of(values, classifier.settings.columns) for values in zip(*texts, strict=True)]
+        bad = next((number for number, problem in enumerate(problems) if problem), None)
+        if bad is not None and not classifier.settings.skip_bad_rows:
+            raise InputError(
+                f"{source}, {rows.unit} {first + bad} has a bad text: {problems[bad]}; --skip_bad_rows gives such rows "
+                "a null label"
+            )
         good = [problem is None for problem in problems]
         kept = [[text for text, is_good in zip(column, good, strict=True) if is_good] for column in texts]
         yield window, classifier.tokenize(kept), good

@@ -76,7 +76,9 @@ def main(args: argparse.Namespace) -> int:
         remove_unfinished(folder)
         todo = unfinished_shards(shards)
         if not todo:
-            check_finished(folder, args)
+            # without Ray, which alone knows the default dtype
+            unknown = () if args.dtype or args.device else ("dtype",)
+            check_same_settings(folder, settings_on(args, args.device or "cpu"), unknown)
             print(f"Nothing to do: {plural(len(shards), 'shard')} done before")
             return 0
         with running_ray(args.address) as ray:
@@ -169,13 +171,11 @@ def running_ray(address: str) -> Iterator[Any]:
     own = {"include_dashboard": False} if address == LOCAL else {}
     try:
         ray.init(address, logging_level="warning", **own)
-    except (ConnectionError, ValueError) as error:
-        raise InputError(f"--address {address}: {one_line(error)}") from error
     except Exception as error:  # Ray has no class of its own for a start that takes too long
         ray.shutdown()
         raise InputError(
-            f"Ray did not start in time, or not at all: {one_line(error)}. If the machine is busy, start the command "
-            "again, or run `ray start --head` and add --address auto"
+            f"Ray did not start in time, or not at all, with --address {address}: {one_line(error)}. If the machine is "
+            "busy, start the command again, or run `ray start --head` and add --address auto"
         ) from error
     try:
         yield ray
@@ -205,12 +205,6 @@ def settings_on(args: argparse.Namespace, device: str) -> ScoreSettings:
         model, args.text_column, args.text_pair_column, args.max_length, args.tokens_per_batch, device, dtype,
         args.cores_per_worker, args.all_scores, args.skip_bad_rows, args.prefix,
     )  # fmt: skip
-
-
-def check_finished(folder: Path, args: argparse.Namespace) -> None:
-    """Refuse a folder with results of other settings, without Ray, which alone knows the default dtype."""
-    is_known = bool(args.dtype or args.device)
-    check_same_settings(folder, settings_on(args, args.device or "cpu"), () if is_known else ("dtype",))
 
 
 def check_same_settings(folder: Path, settings: ScoreSettings, unknown: Sequence[str] = ()) -> None:
