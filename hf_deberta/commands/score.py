@@ -117,14 +117,12 @@ def find_shards(patterns: Sequence[str], folder: Path) -> dict[Path, Path]:
     shards: dict[Path, Path] = {}
     owners: dict[Path, Path] = {}
     for pattern in patterns:
-        if "://" in pattern:
-            raise InputError(f"--input {pattern} is no path: mount the storage as a folder that all nodes see")
         base = base_folder(pattern)
         sources = [Path(path).absolute() for path in glob.glob(pattern, recursive=True)]
         if not sources and Path(pattern).exists():  # a name with brackets
             sources = [Path(pattern).absolute()]
         if not sources:
-            raise InputError(f"--input {pattern}: there is no such file")
+            raise InputError(f"--input {pattern}: there is no such file; storage must be mounted as a folder")
         for source in sorted(filter(Path.is_file, sources)):
             if format_of(source) is None:
                 raise InputError(f"--input {source} is none of {', '.join(FORMATS)}")

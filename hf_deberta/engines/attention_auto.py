@@ -35,10 +35,6 @@ FORCED_BACKEND = os.environ.get(ENVIRONMENT_VARIABLE) or AUTO
 ALLOWED_FORCED = (AUTO, "sdpa", "triton")
 WARM_UP_CALLS = 2  # the first one compiles
 TIMED_CALLS = 5
-HOW_TO_SET = (
-    f"To use the kernels all the same, set attn_implementation or the environment variable {ENVIRONMENT_VARIABLE} to "
-    "'triton'; to use sdpa without a check, to 'sdpa'."
-)
 
 # query, key, value, positions, mask, dropout_p, scale: the arguments of a backend
 Call = tuple[torch.Tensor, torch.Tensor, torch.Tensor, RelativePositions | None, AttentionMask, float, float]
@@ -219,7 +215,11 @@ def find_fault(kernel: KernelVariant) -> Failure | None:
 
 
 def warn_that_sdpa_is_used(kernel: KernelVariant, reason: str) -> None:
-    logger.warning(f"attn_implementation='auto' uses sdpa on {kernel.device} for {kernel}: {reason}. {HOW_TO_SET}")
+    logger.warning(
+        f"attn_implementation='auto' uses sdpa on {kernel.device} for {kernel}: {reason}. To use the kernels all the "
+        f"same, set attn_implementation or the environment variable {ENVIRONMENT_VARIABLE} to 'triton'; to use sdpa "
+        "without a check, to 'sdpa'."
+    )
 
 
 def failure_of(error: Exception) -> Failure:

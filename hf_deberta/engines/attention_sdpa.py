@@ -198,7 +198,7 @@ def attend_rows(
     visible: torch.Tensor | None,  # [B or 1, 1, 1 or Q, K] of bool
     dropout_p: float,
 ) -> torch.Tensor:
-    """Context of a batch in which each row is one sequence.
+    """Context of a batch in which each row is one sequence, a block of queries and some heads at a time.
 
     If a query sees no key, its context is finite but meaningless: `zero_fully_masked_queries` zeroes it later.
     """
@@ -213,30 +213,20 @@ def attend_rows(
     near = key.shape[2] if tables.saturation is None else min(key.shape[2], size + 2 * tables.saturation)
     heads = max(1, LARGEST_BIAS // max(1, query.shape[0] * min(query.shape[2], size) * near))
     parts = zip(query.split(heads, 1), key.split(heads, 1), value.split(heads, 1), tables.split(heads), strict=True)
-    contexts = [attend_in_blocks(q, k, v, table, visible, dropout_p, size) for q, k, v, table in parts]
+    recompute, contexts = torch.is_grad_enabled(), []  # each block for its gradients
+    for q, k, v, table in parts:
+        if query.shape[2] <= size:
+            contexts.append(attend_block(q, k, v, table, visible, 0, dropout_p))
+            continue
+        blocks = []
+        for start in range(0, query.shape[2], size):
+            seen = visible if visible is None or visible.shape[2] == 1 else visible[:, :, start : start + size]
+            arguments = (q[:, :, start : start + size], k, v, table, seen, start, dropout_p)
+            blocks.append(
+                checkpoint(attend_block, *arguments, use_reentrant=False) if recompute else attend_block(*arguments)
+            )
+        contexts.append(torch.cat(blocks, 2))
     return contexts[0] if len(contexts) == 1 else torch.cat(contexts, 1)
-
-
-def attend_in_blocks(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    tables: Tables,
-    visible: torch.Tensor | None,
-    dropout_p: float,
-    size: int,  # of a block
-) -> torch.Tensor:
-    """Context block by block of the queries; in training each block is computed again for the gradients."""
-    if query.shape[2] <= size:
-        return attend_block(query, key, value, tables, visible, 0, dropout_p)
-    recompute, contexts = torch.is_grad_enabled(), []
-    for start in range(0, query.shape[2], size):
-        block = query[:, :, start : start + size]
-        seen = visible if visible is None or visible.shape[2] == 1 else visible[:, :, start : start + size]
-        arguments = (block, key, value, tables, seen, start, dropout_p)
-        context = checkpoint(attend_block, *arguments, use_reentrant=False) if recompute else attend_block(*arguments)
-        contexts.append(context)
-    return torch.cat(contexts, 2)
 
 
 def attend_block(

@@ -224,8 +224,8 @@ def attention_in_tiles(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
     log_sum = torch.empty(shape, dtype=torch.float32, device=context.device)
     with torch.cuda.device_of(context):
         forward_kernel[(call.programs, call.heads)](
-            call.query, call.key, call.value, *call.tables(), *call.far_products(), *call.visibility(), call.seed,
-            context, log_sum, *call.sizes(), call.scale, call.dropout_p,
+            call.query, call.key, call.value, *call.tables, *call.far_products(), *call.visibility, call.seed,
+            context, log_sum, *call.sizes, call.scale, call.dropout_p,
             C2P=call.c2p, P2C=call.p2c, FAR=call.far, **call.constants(), **call.launch(0),
         )  # fmt: skip
     return context.transpose(1, 2), log_sum
@@ -253,7 +253,7 @@ def attention_in_tiles_backward(
     states = [torch.empty_like(part) for part in (call.query, call.key, call.value)]
     for_tables = []
     with torch.cuda.device_of(delta):
-        inputs = (tokens_first(context), tokens_first(gradient), log_sum, delta, call.tables(), call.far_products())
+        inputs = (tokens_first(context), tokens_first(gradient), log_sum, delta, call.tables, call.far_products())
         for keys, table in ((False, call.position_key), (True, call.position_query)):
             keep = train_tables and table is not None
             far, band, kept = own_gradients(call, keys, keep, *inputs, states[keys], states[2])
@@ -295,7 +295,7 @@ def own_gradients(
     own_first = slice(None, None, -1 if keys else 1)
     own_gradients_kernel[(call.programs, call.heads)](
         own, other, own_weights, other_weights, context, *tables[own_first], *far[own_first], log_sum, delta,
-        *call.visibility(), call.seed, for_own, for_value, far_gradient, band, kept, call.slots, *call.sizes(),
+        *call.visibility, call.seed, for_own, for_value, far_gradient, band, kept, call.slots, *call.sizes,
         call.scale, call.dropout_p,
         OWN=call.p2c if keys else call.c2p, OTHER=call.c2p if keys else call.p2c, KEYS=keys, KEEP=keep, FAR=call.far,
         **call.constants(), **call.launch(1),
@@ -313,7 +313,7 @@ def table_gradients(
     near = far.new_empty(parts, blocks, call.heads, call.tile, call.size)
     constants = call.constants()
     table_gradients_kernel[(blocks, call.heads, parts)](
-        call.key if keys else call.query, band, kept, call.visibility()[2], near, call.programs, call.heads,
+        call.key if keys else call.query, band, kept, call.visibility[2], near, call.programs, call.heads,
         call.tokens, call.size, call.blocks, call.slots, call.near,
         **{name: constants[name] for name in ("PACKED", "PRECISION", "T", "D")}, **call.launch(2),
     )  # fmt: skip
@@ -382,24 +382,21 @@ class Call:
         self.batch, self.heads, self.tokens, self.size = self.query.shape
         self.query, self.key, self.value = map(tokens_first, (self.query, self.key, self.value))
         self.c2p, self.p2c = self.position_key is not None, self.position_query is not None
-        self.by_distance = [
-            None if table is None or self.rows is None else table.index_select(1, self.rows)
+        self.nothing = self.query.new_empty(1)
+        self.tables = [  # by distance
+            self.nothing if table is None or self.rows is None else table.index_select(1, self.rows)
             for table in (self.position_key, self.position_query)
         ]
+        tensors = (self.mask, self.spans, self.places)
+        self.visibility = [self.nothing if tensor is None else tensor for tensor in tensors]
         self.tile, self.launches = launches(self.query.dtype, self.query.device)
         self.blocks = -(-self.tokens // self.tile)
         self.programs = self.batch * self.blocks if self.places is None else len(self.places)
         self.slots = min(2 * self.near, self.furthest) + 2  # blocks of distances of a program
         self.far = self.furthest > self.near and (self.c2p or self.p2c)
-        self.nothing = self.query.new_empty(1)
         self.seed = self.nothing if self.dropout_seed is None else self.dropout_seed
         self.channels = max(16, 1 << (self.size - 1).bit_length())
-
-    def tables(self) -> list[torch.Tensor]:
-        return [self.nothing if table is None else table for table in self.by_distance]
-
-    def sizes(self) -> tuple[int, ...]:
-        return self.batch, self.heads, self.tokens, self.size, self.blocks, self.near
+        self.sizes = (self.batch, self.heads, self.tokens, self.size, self.blocks, self.near)
 
     def constants(self) -> dict[str, object]:
         mask = "none" if self.mask is None else "numbers" if self.mask.dim() == 2 else "pairs"
@@ -417,8 +414,8 @@ class Call:
         from .attention_triton_forward import far_products_kernel
 
         products = []
-        for states, table in zip((self.query, self.key), self.by_distance, strict=True):
-            if table is None or not self.far:
+        for states, table in zip((self.query, self.key), self.tables, strict=True):
+            if table is self.nothing or not self.far:
                 products.append(self.nothing)
                 continue
             shape = (2, self.batch, self.heads, self.tokens)
@@ -428,7 +425,3 @@ class Call:
                 T=self.tile, D=self.channels,
             )  # fmt: skip
         return products
-
-    def visibility(self) -> list[torch.Tensor]:
-        """mask, spans and places, the arguments of `forward_kernel`."""
-        return [self.nothing if tensor is None else tensor for tensor in (self.mask, self.spans, self.places)]

@@ -160,12 +160,9 @@ def compute_in_chunks(
     with torch.autocast(states.device.type, enabled=False):
         for start in range(0, labels.shape[0], size):
             chunk = slice(start, start + size)
-            if gradients.states is None:
-                chunk_gradients = gradients
-            else:
-                chunk_gradients = gradients._replace(states=gradients.states[chunk])
+            part = gradients._replace(states=None if gradients.states is None else gradients.states[chunk])
             losses[chunk], predictions[chunk] = compute_chunk(
-                states[chunk], weight, bias, labels[chunk], chunk_gradients, loss_dtype
+                states[chunk], weight, bias, labels[chunk], part, loss_dtype
             )
     return losses, predictions, gradients
 

@@ -216,7 +216,7 @@ def test_where_the_shards_are_written(tmp_path, monkeypatch):
     for patterns, message in {
         ("a/*.parquet", "b/*.parquet"): "would both be written",
         ("*.csv",): "no such file",
-        ("s3://a/*.parquet",): "is no path",
+        ("s3://a/*.parquet",): "must be mounted",
         ("b",): "names folders",
     }.items():
         with pytest.raises(InputError, match=message):
