@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 from transformers.utils import logging
 
@@ -282,38 +283,19 @@ class PositionBias(torch.autograd.Function):
         return bias if masked is None else bias.masked_fill_(masked, torch.finfo(bias.dtype).min)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor):
-        return *PositionBiasGradients.apply(gradient, ctx.shapes, ctx.layout, ctx.block), None, None, None
-
-
-class PositionBiasGradients(torch.autograd.Function):
-    """The gradients of both products; a function of its own for second derivatives."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        gradient: torch.Tensor,  # [B, H, n, m]
-        shapes: list[torch.Size | None],  # of the products
-        layout: DeviceLayout,
-        block: tuple[int, int, int],
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        ctx.layout, ctx.block = layout, block
         gradient = gradient.transpose(0, 1)
-        for_query, for_key = (None if shape is None else gradient.new_zeros(shape) for shape in shapes)
-        for region in layout.regions(*block):
+        for_query, for_key = (None if shape is None else gradient.new_zeros(shape) for shape in ctx.shapes)
+        for region in ctx.layout.regions(*ctx.block):
             part = gradient[:, :, region.queries, region.keys]
             if for_query is not None:
-                target = layout.by_query(for_query, region)
+                target = ctx.layout.by_query(for_query, region)
                 target.copy_(part) if region.side == "near" else torch.sum(part, -1, keepdim=True, out=target)
             if for_key is not None:
-                target = layout.by_key(for_key, region)
+                target = ctx.layout.by_key(for_key, region)
                 target.copy_(part.mT) if region.side == "near" else target.add_(part.sum(-2)[..., None])
-        return for_query, for_key
-
-    @staticmethod
-    def backward(ctx: Any, for_query: torch.Tensor | None, for_key: torch.Tensor | None):
-        products = (None if part is None else part.contiguous() for part in (for_query, for_key))  # for `skewed_view`
-        return PositionBias.apply(*products, None, ctx.layout, ctx.block), None, None, None
+        return for_query, for_key, None, None, None
 
 
 def skewed_view(product: torch.Tensor, rows: slice, column: int, columns: int) -> torch.Tensor:

@@ -278,22 +278,12 @@ SECOND_KINDS = ["all", "padding", "packed, longest"]
 @pytest.mark.parametrize("kind", SECOND_KINDS)
 @pytest.mark.parametrize("sizes", SIZES, indirect=True)
 def test_second_derivatives_equal_the_reference(sizes, kind):
-    assert_same_second_derivatives(kind, filter(None, TERMS))
-
-
-@pytest.mark.parametrize("kind", SECOND_KINDS)
-@pytest.mark.parametrize("device_sizes", DEVICE_SIZES, indirect=True)
-def test_second_derivatives_on_devices_equal_the_reference(device_sizes, kind):
-    assert_same_second_derivatives(kind, filter(None, TERMS))  # without terms this is PyTorch's attention alone
-
-
-def assert_same_second_derivatives(kind, cases):
     torch.manual_seed(0)
     length, batch = 17, 1 if "packed" in kind else 2
     options = {"rows_of_distance": rows_of_distances(3), **mask_arguments(kind, batch, length, length)}
     leaves = [leaf(batch, 1, length, 2) for _ in range(3)] + [leaf(1, 6, 2) for _ in range(2)]
     weights = [torch.randn_like(tensor) for tensor in leaves]
-    for terms in cases:
+    for terms in filter(None, TERMS):
         results = []
         for backend in ("sdpa", "eager"):
             context, _ = attend(*leaves, **options, terms=terms, backend=backend)
