@@ -293,6 +293,15 @@ def test_second_derivatives_equal_the_reference(sizes, kind):
         torch.testing.assert_close(*results, atol=1e-10, rtol=0, msg=lambda m, terms=terms: f"{terms}: {m}")
 
 
+@pytest.mark.parametrize("device_sizes", ["one block"], indirect=True)
+def test_second_derivatives_on_devices_are_an_error(device_sizes):
+    leaves = [leaf(1, HEADS, 5, WIDTH) for _ in range(3)] + [leaf(HEADS, 8, WIDTH) for _ in range(2)]
+    context, _ = attend(*leaves, rows_of_distances(4), backend="sdpa")
+    first = torch.autograd.grad(context.sum(), leaves[3], create_graph=True)[0]
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        first.square().sum().backward()
+
+
 def test_function_transforms_past_one_block(monkeypatch):
     monkeypatch.setattr(plain_sdpa, "TRAINING_BLOCK", 8)
     rows = rows_of_distances(12)
