@@ -13,7 +13,7 @@ from torch import nn
 
 import hf_deberta
 from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder
-from hf_deberta.serving import fused_layers, fused_linear
+from hf_deberta.serving import fused_linear
 from hf_deberta.serving import optimize as optimize_file
 from hf_deberta.serving.fused_attention import MAX_TOKENS_IN_ONE_PRODUCT, FusedAttention
 from hf_deberta.serving.fused_layer import FusedLayer
