@@ -7,7 +7,7 @@ from importlib import import_module
 
 from transformers.utils import logging
 
-from hf_deberta.runs.command_line import show_input_errors_in_one_line
+from hf_deberta.runs.errors import user_errors_in_one_line
 
 PROGRAM = "hf-deberta"
 # commands with a command line of their own, in hf_deberta/commands/NAME.py
@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
             command.set_defaults(run=module.main, name=name)
     args = parser.parse_args(words)
     logging.disable_progress_bar()  # of loading
-    with show_input_errors_in_one_line(f"{PROGRAM} {args.name}"):
+    with user_errors_in_one_line(f"{PROGRAM} {args.name}"):
         return args.run(args)
 
 

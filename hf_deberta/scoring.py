@@ -27,9 +27,8 @@ import torch
 from pyarrow.parquet import ParquetFile, ParquetWriter
 
 from hf_deberta.model.modeling_heads import HfDebertaForSequenceClassification
-from hf_deberta.runs.data_files import describe
-from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.file_faults import DAMAGED, one_line
+from hf_deberta.runs.errors import InputError, one_line
+from hf_deberta.runs.file_faults import DAMAGED, describe
 from hf_deberta.serving.optimize import optimize
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
 

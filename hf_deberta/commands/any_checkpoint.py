@@ -10,8 +10,7 @@ from transformers import PretrainedConfig
 
 import hf_deberta
 from hf_deberta.model.configuration_hf_deberta import PRESETS
-from hf_deberta.runs.command_line import missing_folder_as_input_error
-from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.errors import InputError, input_errors
 
 MODEL_HELP = "a folder, or a name on the Hub: an official DeBERTa, one of Transformers, or one of hf_deberta"
 HEADS_OF_OFFICIAL_FILES = ("HfDebertaForPreTraining", "HfDebertaForMaskedLM", "HfDebertaModel")
@@ -21,7 +20,7 @@ MODEL_TYPES = {"hf_deberta": "hf_deberta", "deberta": "v1", "deberta-v2": "v2 or
 @contextmanager
 def checkpoint_errors(name: str) -> Iterator[None]:
     """Raise what is wrong with a checkpoint as InputError."""
-    with missing_folder_as_input_error(name, ValueError, pickle.UnpicklingError):
+    with input_errors(name, OSError, ValueError, pickle.UnpicklingError):
         yield
 
 

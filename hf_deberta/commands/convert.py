@@ -19,8 +19,7 @@ from transformers import PreTrainedModel
 
 from hf_deberta import HfDebertaTokenizer, export_to_transformers
 from hf_deberta.commands.any_checkpoint import MODEL_HELP, load_checkpoint
-from hf_deberta.runs.command_line import as_input_error
-from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.errors import InputError, input_errors
 from hf_deberta.runs.json_files import atomic_write, write_json
 
 OFFICIAL_TOKENIZERS = ("spm.model", "bpe_encoder.bin")  # v2 and v3, v1
@@ -38,7 +37,7 @@ def main(args: argparse.Namespace) -> int:
     if args.output.is_file() or (args.output.is_dir() and any(args.output.iterdir())):
         raise InputError(f"{args.output} exists and is not an empty folder: name another output")
     model = load_checkpoint(args.model, args.architecture)
-    with as_input_error(ValueError):
+    with input_errors("", ValueError):
         WRITERS[args.to](model, args.output)
     tokenizer = write_tokenizer(args.model, args.output, args.to)
     print(f"wrote {type(model).__name__} to {args.output} in the format {args.to}, {tokenizer}")

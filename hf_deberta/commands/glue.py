@@ -62,8 +62,8 @@ from hf_deberta.fine_tuning.trainer import (
     write_card_and_push,
 )
 from hf_deberta.metrics import compute_metric
-from hf_deberta.runs.data_files import locate_errors
-from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.data_files import source_of
+from hf_deberta.runs.errors import InputError, input_errors
 
 logger = logging.get_logger(__name__)
 
@@ -184,10 +184,10 @@ def infer_task(
     """The task of the user's own rows; without training, the labels are the checkpoint's."""
     label_column = data_args.label_column_name
     if args.do_train:
-        with locate_errors(rows["train"], "train"):
+        with input_errors(source_of(rows["train"], "train")):
             return glue.infer_task(rows, label_column, data_args.do_regression, data_args.text_column_names)
     split = next(split for split in rows if split != "train")
-    with locate_errors(rows[split], split):
+    with input_errors(source_of(rows[split], split)):
         columns = tuple(data_args.text_column_names or glue.choose_text_columns(rows[split], split, label_column))
     labels = checkpoint_labels(model_args)
     if checkpoint_fields(model_args).get("problem_type") == "multi_label_classification":

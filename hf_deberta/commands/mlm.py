@@ -39,8 +39,7 @@ from hf_deberta.pretraining.arguments import (
 from hf_deberta.pretraining.corpus import Corpus, CorpusArguments
 from hf_deberta.pretraining.language_model_trainer import LanguageModelTrainer
 from hf_deberta.pretraining.packing import RowCollator
-from hf_deberta.runs.command_line import as_input_error
-from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.errors import InputError, input_errors
 
 logger = logging.get_logger(__name__)
 
@@ -147,7 +146,7 @@ def make_model(
     model_class = HfDebertaForMaskedLM if args.objective == "mlm" else HfDebertaForCausalLM
     if args.new_model:
         return model_class(config)
-    with as_input_error(OSError):
+    with input_errors("", OSError):
         model, info = model_class.from_pretrained(
             args.model_name_or_path, config=config, dtype="float32", output_loading_info=True, **args.hub_options()
         )

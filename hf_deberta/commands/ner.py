@@ -63,8 +63,8 @@ from hf_deberta.fine_tuning.trainer import (
     write_card_and_push,
 )
 from hf_deberta.metrics import compute_metric
-from hf_deberta.runs.data_files import locate_errors, read_table, require_columns
-from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.data_files import read_table, require_columns, source_of
+from hf_deberta.runs.errors import InputError, input_errors
 
 TABLE_SUFFIXES = (".json", ".jsonl", ".parquet", ".csv")
 
@@ -134,7 +134,7 @@ def fine_tune(
         if split != "train" or args.do_train
     }
     if args.do_train:
-        with locate_errors(splits["train"], "train"):
+        with input_errors(source_of(splits["train"], "train")):
             labels = tuple(ner.label_names(sentences["train"]))
     else:
         labels = checkpoint_labels(model_args) or ()
@@ -142,7 +142,7 @@ def fine_tune(
         raise InputError(f"{model_args.checkpoint} is a regression model, it has no labels")
     labels = labels_in_checkpoint_order(labels, model_args)
     for split, split_sentences in sentences.items():
-        with locate_errors(splits[split], split):
+        with input_errors(source_of(splits[split], split)):
             ner.require_known_labels(split_sentences, labels, split)
         words = sum(len(sentence.words) for sentence in split_sentences)
         logger.warning(f"{split}: {len(split_sentences):,} sentences, {words:,} words")
@@ -208,7 +208,7 @@ def read_sentences(rows: Dataset, split: str, data_args: NerArguments) -> list[S
     """Sentences with IOB2 tags; test sentences may have none."""
     words, tags, is_test = data_args.text_column_name, data_args.label_column_name, split.startswith("test")
     labelled = tags in rows.column_names
-    with locate_errors(rows, split):
+    with input_errors(source_of(rows, split)):
         if not labelled and not is_test and rows.column_names == ["tokens", "document_id"]:  # a CoNLL file
             raise InputError(f"the {split} file has no labels: each line needs a word and its label, as in 'EU B-ORG'")
         require_columns(rows, [words] if is_test else [words, tags], split)

@@ -42,8 +42,7 @@ from hf_deberta.pretraining.packing import RowCollator
 from hf_deberta.pretraining.released_generator import released_generator_config
 from hf_deberta.pretraining.rtd_pretraining import HfDebertaForRtdPretraining, HfDebertaRtdConfig
 from hf_deberta.pretraining.rtd_trainer import RtdTrainer
-from hf_deberta.runs.command_line import as_input_error
-from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.errors import InputError, input_errors
 
 logger = logging.get_logger(__name__)
 
@@ -158,7 +157,7 @@ def make_trainer(
 
 
 def make_config(args: PairArguments, tokenizer: PreTrainedTokenizerBase, length: int) -> HfDebertaRtdConfig:
-    with as_input_error(*LOADING_ERRORS):
+    with input_errors("", *LOADING_ERRORS):
         if args.discriminator_name_or_path is None:
             config = args.new_config(tokenizer, length)
             return HfDebertaRtdConfig.from_discriminator(config, args.generator_layers, **args.pair_fields())
@@ -177,7 +176,7 @@ def make_pair(args: PairArguments, config: HfDebertaRtdConfig) -> HfDebertaForRt
         return HfDebertaForRtdPretraining(config)
     options = {"dtype": "float32", **args.config_fields(), **args.hub_options()}
     names = (args.generator_name_or_path, args.discriminator_name_or_path)
-    with as_input_error(OSError, ValueError):
+    with input_errors("", OSError, ValueError):
         return HfDebertaForRtdPretraining.from_pair(*names, options=options, **args.pair_fields())
 
 

@@ -23,8 +23,7 @@ from hf_deberta import HfDebertaConfig
 from hf_deberta.commands.any_checkpoint import MODEL_HELP, checkpoint_errors, class_candidates
 from hf_deberta.engines.onednn import has_onednn_bfloat16
 from hf_deberta.gpu_check import parse_size
-from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.file_faults import one_line
+from hf_deberta.runs.errors import InputError, one_line
 from hf_deberta.runs.json_files import DamagedFileError, read_json_object, write_json
 from hf_deberta.runs.run_identity import weight_hashes
 from hf_deberta.runs.run_lock import lock_folder

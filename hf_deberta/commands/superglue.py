@@ -64,8 +64,8 @@ from hf_deberta.fine_tuning.trainer import (
     write_card_and_push,
 )
 from hf_deberta.metrics import compute_metric
-from hf_deberta.runs.data_files import explain_bad_files, read_table
-from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.data_files import read_table
+from hf_deberta.runs.errors import InputError, input_errors
 
 HUB_NAME = "aps/super_glue"
 DIAGNOSTICS = ("axb", "axg")
@@ -174,7 +174,7 @@ def read_diagnostics(data_args: SuperGlueArguments, download_options: dict[str, 
     local = (data_args.data_dir, data_args.train_file, data_args.validation_file, data_args.test_file)
     if rows or any(local) or data_args.dataset_name:
         return rows
-    with explain_bad_files([HUB_NAME]):
+    with input_errors(HUB_NAME, Exception):
         return {name: load_dataset(HUB_NAME, name, split="test", **download_options) for name in DIAGNOSTICS}
 
 

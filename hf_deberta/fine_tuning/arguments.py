@@ -17,13 +17,8 @@ from transformers.utils import logging
 
 from hf_deberta.fine_tuning.recipes import BASE_WIDTH, STARTED_FROM_MNLI, find_recipe, published_size
 from hf_deberta.fine_tuning.task_model import load_deberta_config, read_config
-from hf_deberta.runs.command_line import (
-    ScriptParser,
-    make_dataclasses,
-    read_command_line,
-    show_input_errors_in_one_line,
-)
-from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.command_line import ScriptParser, make_dataclasses, read_command_line
+from hf_deberta.runs.errors import InputError, user_errors_in_one_line
 from hf_deberta.runs.processes import is_main_process
 from hf_deberta.runs.run_identity import RunArguments, identifying_flags
 from hf_deberta.runs.run_lock import lock_folder, require_folder, require_folders
@@ -204,7 +199,7 @@ def run_script(
         demo: writes rows and a tiny model into a folder, and returns the flags that use them.
     """
     parser = ScriptParser(argument_classes, RECIPE_FLAGS, sys.modules[run.__module__].__doc__)
-    with show_input_errors_in_one_line(Path(sys.argv[0]).name):
+    with user_errors_in_one_line(Path(sys.argv[0]).name):
         words, file_flags = read_command_line(parser)
 
         def parse_with_defaults(defaults: dict[str, Any]) -> Namespace:

@@ -19,16 +19,8 @@ from datasets import Dataset, DatasetDict
 from transformers import TrainingArguments
 from transformers.utils import logging
 
-from hf_deberta.runs.command_line import as_input_error
-from hf_deberta.runs.data_files import (
-    explain_bad_files,
-    is_in_order,
-    read_table,
-    set_source,
-    source_files,
-    warn_of_shared_files,
-)
-from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.data_files import read_table, row_counts, set_source, source_files, warn_of_shared_files
+from hf_deberta.runs.errors import InputError, input_errors
 
 SPLITS = ("train", "validation", "test")
 SYNONYMS = {"valid": "validation", "dev": "validation", "val": "validation"}
@@ -130,7 +122,7 @@ def read_splits(
         name, config = (args.dataset_name, None) if args.dataset_name else (hub or (None, None))
         if name is None:
             raise InputError("no data given: use --train_file and --validation_file, --data_dir, or --dataset_name")
-        with explain_bad_files([name]):  # also a name, a configuration or a connection that does not exist
+        with input_errors(name, Exception):  # also a name, a configuration or a connection that does not exist
             dataset = datasets.load_dataset(name, args.dataset_config_name or config, **download_options or {})
         splits = {split: set_source(rows, [name]) for split, rows in known_splits(dataset, name).items()}
     limits = {"train": args.max_train_samples, "validation": args.max_eval_samples, "test": args.max_predict_samples}
@@ -155,10 +147,10 @@ def hash_rows(splits: dict[str, Dataset], *labels: str) -> dict[str, str]:
 def read_files(paths: list[Path], read_file: Callable[[str], Dataset]) -> Dataset:
     """Return the rows of all files of a split."""
     tables = [read_file(str(path)) for path in paths]
-    in_order = all(is_in_order(table) for table in tables)
-    with as_input_error(ValueError):  # files whose columns have different types
+    in_order = all(None not in row_counts(table).values() for table in tables)
+    with input_errors("", ValueError):  # files whose columns have different types
         rows = datasets.concatenate_datasets(tables)
-    return set_source(rows, paths, in_order)
+    return set_source(rows, paths, list(map(len, tables)) if in_order else ())
 
 
 def known_splits(dataset: DatasetDict, name: str) -> dict[str, Dataset]:

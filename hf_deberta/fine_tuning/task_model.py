@@ -22,8 +22,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaConfig
-from hf_deberta.runs.command_line import as_input_error, missing_folder_as_input_error
-from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.errors import InputError, input_errors
 from hf_deberta.tokenization_hf_deberta import load_tokenizer as load_deberta_tokenizer
 
 DEBERTA_TYPES = {"deberta", "deberta-v2", "hf_deberta"}
@@ -99,13 +98,13 @@ def load_deberta_config(args: Namespace | ModelArguments) -> HfDebertaConfig | N
     fields = read_config(name, args)
     if fields.get("model_type", "deberta-v2") not in DEBERTA_TYPES:
         return None
-    with as_input_error(OSError, ValueError, StrictDataclassError):
+    with input_errors("", OSError, ValueError, StrictDataclassError):
         return HfDebertaConfig.from_pretrained(name, **config_options(args))
 
 
 def read_config(name: str, args: Namespace | ModelArguments) -> dict[str, Any]:
     """The fields of a config.json, in a folder or on the Hub."""
-    with missing_folder_as_input_error(name, ValueError):
+    with input_errors(name, OSError, ValueError):
         try:
             fields, _ = PretrainedConfig.get_config_dict(name, **config_options(args))
         except RecursionError as error:
@@ -123,7 +122,7 @@ def config_options(args: Namespace | ModelArguments) -> dict[str, Any]:
 
 def load_tokenizer(args: ModelArguments, **options: Any) -> PreTrainedTokenizerBase:
     name, options = args.tokenizer_name or args.checkpoint, args.load_options() | options
-    with missing_folder_as_input_error(name, ValueError):
+    with input_errors(name, OSError, ValueError):
         if load_deberta_config(args) is None:
             return AutoTokenizer.from_pretrained(name, **options)
         return load_deberta_tokenizer(name, **options)
@@ -144,7 +143,7 @@ def load_model(
     """
     config = load_deberta_config(args)
     attention_errors = (ValueError, ImportError) if args.attn_implementation else ()
-    with missing_folder_as_input_error(args.checkpoint, StrictDataclassError, *attention_errors):
+    with input_errors(args.checkpoint, OSError, StrictDataclassError, *attention_errors):
         options = args.load_options() | {"dtype": torch.float32}
         if args.attn_implementation is not None:
             options["attn_implementation"] = args.attn_implementation

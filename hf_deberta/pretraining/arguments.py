@@ -19,16 +19,8 @@ from hf_deberta.pretraining.corpus import Corpus
 from hf_deberta.pretraining.masking import Masking, Vocabulary
 from hf_deberta.pretraining.packing import Rows, check_rows
 from hf_deberta.pretraining.recipes import Recipe, find_recipe, parse_name
-from hf_deberta.runs.command_line import (
-    ScriptParser,
-    as_input_error,
-    make_dataclasses,
-    missing_folder_as_input_error,
-    read_command_line,
-    require_attention_name,
-    show_input_errors_in_one_line,
-)
-from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.command_line import ScriptParser, make_dataclasses, read_command_line, require_attention_name
+from hf_deberta.runs.errors import InputError, input_errors, user_errors_in_one_line
 from hf_deberta.runs.processes import is_main_process
 from hf_deberta.runs.run_identity import RunArguments, identifying_flags
 from hf_deberta.runs.run_lock import lock_folder, require_folders
@@ -64,7 +56,7 @@ class NewModelArguments:
     def __post_init__(self) -> None:
         self.config_fields()  # report misspelt fields at once
         if self.config_preset is not None:
-            with as_input_error(ValueError):  # an unknown preset
+            with input_errors("", ValueError):  # an unknown preset
                 HfDebertaConfig.from_preset(self.config_preset)
 
     def hub_options(self) -> dict[str, Any]:
@@ -87,7 +79,7 @@ class NewModelArguments:
         The vocabulary size is the tokenizer's.
         """
         fields = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, **self.config_fields()}
-        with missing_folder_as_input_error(str(name or self.config_name), *LOADING_ERRORS):
+        with input_errors(name or self.config_name or "", *LOADING_ERRORS):
             if self.config_preset is not None:
                 fields.setdefault("max_position_embeddings", max(512, length))
                 return HfDebertaConfig.from_preset(self.config_preset, **fields)
@@ -95,7 +87,7 @@ class NewModelArguments:
 
     def load_config(self, name: str) -> HfDebertaConfig:
         """Load the configuration of checkpoint `name`, with the fields that flags change."""
-        with missing_folder_as_input_error(name, *LOADING_ERRORS):
+        with input_errors(name, *LOADING_ERRORS):
             return HfDebertaConfig.from_pretrained(name, **self.config_fields(), **self.hub_options())
 
     def make_tokenizer(
@@ -113,7 +105,7 @@ class NewModelArguments:
             raise InputError(
                 "a new model needs a tokenizer: train one with --train_tokenizer 32000, or give --tokenizer_name"
             )
-        with missing_folder_as_input_error(name, *LOADING_ERRORS):
+        with input_errors(name, *LOADING_ERRORS):
             try:
                 return load_tokenizer(name, **self.hub_options())
             except ValueError as error:
@@ -217,7 +209,7 @@ def run_with_arguments(argument_classes: tuple[type, ...], run: Callable[..., An
         objective: "mlm" or "rtd", which selects the recipes.
     """
     parser = ScriptParser(argument_classes, description=sys.modules[run.__module__].__doc__)
-    with show_input_errors_in_one_line(Path(sys.argv[0]).name):
+    with user_errors_in_one_line(Path(sys.argv[0]).name):
         words, file_flags = read_command_line(parser)
         flags = parser.parse_args(words)
         require_folders(flags)

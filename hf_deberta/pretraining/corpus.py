@@ -26,16 +26,13 @@ from hf_deberta.pretraining.mixture import STOPPING_STRATEGIES, DatasetName, Doc
 from hf_deberta.pretraining.token_file import TokenFile, rename_unless_taken, temporary_folder_beside, write_token_file
 from hf_deberta.pretraining.tokenizer_training import KINDS, train_tokenizer
 from hf_deberta.runs.data_files import (
-    describe,
-    explain_bad_files,
-    is_in_order,
     list_files,
     load_files,
-    place_of_row,
     set_source,
     warn_of_shared_files,
 )
-from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.errors import InputError, input_errors
+from hf_deberta.runs.file_faults import describe, raise_fault
 from hf_deberta.runs.json_files import read_json_object
 from hf_deberta.tokenization_hf_deberta import HfDebertaTokenizer
 
@@ -209,7 +206,7 @@ class Corpus:
             )
         last = min(round(number * (1 - self.arguments.validation_split_percentage / 100)), number - 1)
         validation = train.select(range(last, number))
-        return {"train": train.select(range(last)), "validation": set_source(validation, [], in_order=False)}
+        return {"train": train.select(range(last)), "validation": set_source(validation, [])}
 
     def batches(self, split: str) -> Iterator[list[str]]:
         """Yield the texts of the documents in batches; a missing text, null, is an empty one."""
@@ -217,20 +214,26 @@ class Corpus:
 
     def _batches_of(self, documents: Documents, split: str) -> Iterator[list[str]]:
         column, empty = self.arguments.text_column, True
-        with explain_bad_files(self.files(split)):
-            for number, batch in enumerate(documents.iter(DOCUMENTS_PER_BATCH)):
+        with input_errors(self.source(split), Exception):
+            for number, batch in enumerate(self._read(documents, split)):
                 for index, text in enumerate(batch[column]):
                     if not isinstance(text, str | None):
-                        row = number * DOCUMENTS_PER_BATCH + index
-                        place = place_of_row(documents, row, split) if is_in_order(documents) else self.source(split)
+                        row = number * DOCUMENTS_PER_BATCH + index + 1
                         raise InputError(
-                            f"{place}: {column!r} must be text, not {describe(text)}: name another column with "
-                            "--text_column"
+                            f"{split} row {row} of {self.source(split)}: {column!r} must be text, not "
+                            f"{describe(text)}: name another column with --text_column"
                         )
                     empty = empty and not (text and text.strip())
                 yield [text or "" for text in batch[column]]
         if empty:
             raise InputError(f"there is no text in {self.source(split)}: every {split} document is empty")
+
+    def _read(self, documents: Documents, split: str) -> Iterator[dict[str, list[Any]]]:
+        try:
+            yield from documents.iter(DOCUMENTS_PER_BATCH)
+        except Exception:  # a streamed file is not checked before
+            raise_fault(self.files(split))
+            raise
 
     def source(self, split: str) -> str:
         """Return the files or the dataset of a split, for messages."""
@@ -310,7 +313,7 @@ class Corpus:
         documents = self.splits["train"]
         if not args.streaming and len(documents) > MAX_TOKENIZER_DOCUMENTS:
             chosen = np.linspace(0, len(documents) - 1, MAX_TOKENIZER_DOCUMENTS, dtype=np.int64)
-            documents = set_source(documents.select(chosen), [], in_order=False)
+            documents = set_source(documents.select(chosen), [])
         batches = with_progress(self._batches_of(documents, "train"), documents, "reading text for the tokenizer")
         texts = islice((text for batch in batches for text in batch), MAX_TOKENIZER_DOCUMENTS)
         tokenizer = train_tokenizer(texts, args.train_tokenizer or 0, args.tokenizer_type, model_max_length)
@@ -391,7 +394,7 @@ def read_files(patterns: list[str], args: CorpusArguments, options: dict[str, An
     if file_type == "txt":
         options = {**options, "sample_by": args.sample_by}
     elif file_type == "parquet":  # other columns may differ from file to file, as the metadata of datatrove do
-        with explain_bad_files(files[:1]):
+        with input_errors(files[0], Exception):
             columns = pyarrow.parquet.read_schema(files[0]).names
         if args.text_column in columns:
             options = {**options, "columns": [args.text_column]}

@@ -12,8 +12,7 @@ from typing import Any, get_args, get_type_hints
 import datasets
 from transformers.utils import logging
 
-from hf_deberta.runs.data_files import explain_bad_files
-from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.errors import InputError, input_errors
 
 # of datasets: first_exhausted, all_exhausted, ...
 STOPPING_STRATEGIES = get_args(get_type_hints(datasets.interleave_datasets)["stopping_strategy"])
@@ -64,7 +63,7 @@ def load_datasets(
     """
     loaded = []
     for name in names:
-        with explain_bad_files([name.name]):
+        with input_errors(str(name.name), Exception):
             # datasets never runs code from a repository; it has no option trust_remote_code
             loaded.append(dict(datasets.load_dataset(name.name, name.config, **options)))
         if "train" not in loaded[-1]:

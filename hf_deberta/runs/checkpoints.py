@@ -25,8 +25,7 @@ from transformers import PreTrainedModel, Trainer, TrainerState, TrainingArgumen
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
-from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.file_faults import one_line
+from hf_deberta.runs.errors import InputError, one_line
 from hf_deberta.runs.integrity import (
     MANIFEST,
     WEIGHT_FILES,

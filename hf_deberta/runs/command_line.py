@@ -1,19 +1,16 @@
 """The command line of the scripts: flags or a JSON file of flags, a grouped --help, user mistakes in one line.
 
 >>> parser = ScriptParser((ModelArguments, DataArguments, TrainingArguments))
->>> with show_input_errors_in_one_line("run_glue.py"):
+>>> with user_errors_in_one_line("run_glue.py"):
 ...     words, _ = read_command_line(parser)
 ...     model_args, data_args, training_args = make_dataclasses(parser, parser.parse_args(words))
 """
 
-import errno
 import json
-import os
 import re
 import sys
 from argparse import SUPPRESS, Action, ArgumentDefaultsHelpFormatter, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import Field, fields, is_dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -21,7 +18,6 @@ from inspect import cleandoc
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-from huggingface_hub.errors import StrictDataclassError
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 from transformers.integrations.integration_utils import (
@@ -32,7 +28,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
 from hf_deberta.model.attention import AUTO, BACKENDS
-from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.errors import InputError, input_errors
 
 # Titles of the groups in --help, by dataclass; an unlisted dataclass is named by its class.
 RECIPE, DOWNLOAD, TRAINER = LAST_GROUPS = ("Recipe", "Download", "Transformers' Trainer")
@@ -64,93 +60,8 @@ GROUP_OF_FLAG = {
     "tokenizer_type": "Start from scratch",
     **dict.fromkeys(("cache_dir", "model_revision", "token", "trust_remote_code"), DOWNLOAD),
 }
-FULL_DISK = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 UNCHECKED_REPORTERS = ("azure_ml", "comet_ml", "flyte")  # Transformers may not list them although they work
 METAVARS = {int: "N", float: "X", string_to_bool: "BOOL"}
-
-
-@contextmanager
-def show_input_errors_in_one_line(script: str) -> Iterator[None]:
-    """Exit with the message of an InputError, or of a full disk; other exceptions propagate.
-
-    TRANSFORMERS_VERBOSITY=debug shows the traceback of an InputError too.
-    """
-    try:
-        yield
-    except InputError as error:
-        if logging.get_verbosity() <= logging.DEBUG:
-            raise
-        raise SystemExit(f"{script}: {full_disk_message(error) or error}") from error
-    except Exception as error:
-        message = full_disk_message(error)
-        if message is None or logging.get_verbosity() <= logging.DEBUG:
-            raise
-        raise SystemExit(f"{script}: {message}") from error
-
-
-def full_disk_message(error: BaseException) -> str | None:
-    """Return what to do if an exception, or one that it follows from, says that a file could not be written in full.
-
-    safetensors, tokenizers and torch.save raise exceptions of their own, without the number of the error.
-    """
-    cause: BaseException | None = error
-    while cause is not None:
-        from_rust = type(cause).__name__ in ("SafetensorError", "Exception")  # tokenizers raises plain Exceptions
-        errors = re.findall(r"os error (\d+)", str(cause)) if from_rust else ()
-        number = cause.errno if isinstance(cause, OSError) else next(map(int, errors), None)
-        written_in_part = "unexpected pos" in str(cause) or "PytorchStreamWriter failed" in str(cause)
-        if number in FULL_DISK or (isinstance(cause, RuntimeError) and written_in_part):
-            reason = os.strerror(number) if number else "no space left"
-            file = getattr(cause, "filename", None) or "a file"
-            return (
-                f"{file} could not be written ({reason}): make room in --output_dir and in the cache folders, and "
-                "repeat the command; it resumes from the last checkpoint"
-            )
-        cause = cause.__cause__ or cause.__context__
-    return None
-
-
-@contextmanager
-def as_input_error(*kinds: type[Exception]) -> Iterator[None]:
-    """Raise exceptions of these types as InputError: for calls that fail when flags, files or names are wrong."""
-    try:
-        yield
-    except InputError:
-        raise
-    except kinds as error:
-        # an invalid configuration: the cause is the message of the rule that it breaks
-        cause = error.__cause__ if isinstance(error, StrictDataclassError) else None
-        message = " ".join(str(cause or error).split())
-        # the message of Transformers names the argument of from_pretrained
-        raise InputError(
-            message.replace("pass the argument `trust_remote_code=True`", "add --trust_remote_code")
-        ) from error
-
-
-@contextmanager
-def missing_folder_as_input_error(name: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Raise OSError and exceptions of `kinds` as InputError when a model is loaded; say so if there is no such folder.
-
-    >>> with missing_folder_as_input_error(name, ValueError):
-    ...     tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    """
-    with as_input_error(OSError, *kinds):
-        try:
-            yield
-        except OSError as error:
-            if Path(name).is_file() and Path(name).suffix != ".json":  # a config.json may be named
-                raise InputError(f"{name} is a file: give the folder that holds the model") from error
-            if Path(name).exists():
-                raise
-            if is_path(name):
-                raise InputError(f"there is no model folder {name}") from error
-            reason = str(error).partition("\n")[0]
-            raise InputError(f"there is no folder {name}, and on the Hub it cannot be read: {reason}") from error
-
-
-def is_path(name: str) -> bool:
-    """True if a name can only be a folder, or names one beside existing ones: ./out, /data/out, a/b/c, out/model."""
-    return name.startswith((".", "/", "~")) or name.count("/") > 1 or ("/" in name and Path(name).parent.is_dir())
 
 
 def require_attention_name(name: str | None) -> None:
@@ -294,7 +205,7 @@ def make_dataclasses(parser: HfArgumentParser, flags: Namespace) -> tuple[Any, .
 
     `--disable_tqdm` switches off the bars of loading and tokenizing too.
     """
-    with as_input_error(ValueError):
+    with input_errors("", ValueError):
         instances = parser.parse_dict(vars(flags))
     for instance in instances:
         require_reporters(getattr(instance, "report_to", []))

@@ -30,8 +30,8 @@ from hf_deberta.fine_tuning.splits import DataArguments, read_splits
 from hf_deberta.fine_tuning.tasks import race, squad, superglue
 from hf_deberta.pretraining.corpus import Corpus, CorpusArguments
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
-from hf_deberta.runs.data_files import locate_errors, require_columns, require_texts
-from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.data_files import require_columns, require_texts, source_of
+from hf_deberta.runs.errors import InputError, input_errors
 
 ROOT = Path(__file__).parents[2]
 NUMBER_OF_ROWS = 6
@@ -199,7 +199,7 @@ def use_superglue(name: str) -> Callable:
 
 def use_table(path: Path, tokenizer: Any) -> Dataset:
     rows = read_one(path)
-    with locate_errors(rows, "train"):
+    with input_errors(source_of(rows, "train")):
         require_columns(rows, ["sentence", "label"], "train")
         require_texts(rows, ["sentence"], "train")
     return rows.map(lambda row: {"input_ids": [1], "text": str(row["sentence"] or "")})
@@ -397,7 +397,7 @@ def attack(task: str, seed: int, folder: Path, tokenizer: Any) -> bool:
         if damaged_row is not None and kind == "jsonl":
             # an error of a question that was taken out of its row names the file and the number of the question
             row = damaged_row + 1
-            places = (f"line {row}", f"the first is row {row}", f"the first in row {row}:")
+            places = (f"line {row}", f"row {row}")
             named = any(place in message for place in places) or (task in ARTICLES and ", train row " in message)
             named = named or any(text in message for text in ABOUT_ALL_ROWS)
             assert named or damaged_row == 0, f"not line {damaged_row + 1}: {message}"

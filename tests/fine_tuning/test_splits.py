@@ -1,6 +1,5 @@
 """Rows of a task from files, folders and data sets."""
 
-import csv
 import gzip
 import importlib
 import json
@@ -45,9 +44,6 @@ def test_a_quotation_mark_in_a_tsv_is_a_letter(tmp_path):
     (tmp_path / "a.tsv").write_text("sentence\tlabel\n" + "".join(lines))
     rows = read_splits(DataArguments(train_file=str(tmp_path / "a.tsv")))["train"]
     assert rows["sentence"][:] == texts and rows["label"][:] == [0, 1, 2]
-    Dataset.from_list(ROWS).to_csv(tmp_path / "quoted.tsv", sep="\t", quoting=csv.QUOTE_ALL)
-    with pytest.raises(ValueError, match='columns in quotation marks ."sentence", "label".'):
-        read_table(tmp_path / "quoted.tsv")
 
 
 def test_some_kinds_alone_and_rows_in_a_field(tmp_path):
@@ -154,7 +150,7 @@ def test_rows_that_are_trained_on_and_evaluated(tmp_path, caplog, monkeypatch):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"a": "b", "label": 1}\n', encoding="utf-8")
     read_splits(DataArguments(train_file=str(path), validation_file=str(tmp_path / "." / "rows.jsonl")))
-    assert "also trained on, so the scores are too good:" in caplog.text and "(validation)" in caplog.text
+    assert "rows.jsonl is a training and a validation file" in caplog.text
 
 
 def test_an_empty_split_of_the_task(monkeypatch):
@@ -209,7 +205,7 @@ def test_bad_input(tmp_path):
     (tmp_path / "folder").mkdir()
     cases = [
         ({}, "no data given: use --train_file"),
-        ({"train_file": str(tmp_path / "nowhere.jsonl")}, "there is no file"),
+        ({"train_file": str(tmp_path / "nowhere.jsonl")}, "nowhere.jsonl"),
         ({"train_file": str(tmp_path / "empty.jsonl")}, "is empty"),
         ({"train_file": str(tmp_path / "header.csv")}, "has no rows"),
         ({"train_file": str(tmp_path / "a.xml")}, "is none of"),

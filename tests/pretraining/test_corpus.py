@@ -68,7 +68,7 @@ def test_a_validation_file_that_is_also_trained_on(text_file, tmp_path, caplog, 
         Corpus(
             CorpusArguments(train_file=[f"{tmp_path}/c*.txt"], validation_file=[validation]), str(tmp_path / "cache")
         )
-        assert (f"also trained on, so the scores are too good: {text_file} (validation)" in caplog.text) == warned
+        assert (f"{text_file} is a training and a validation file" in caplog.text) == warned
 
 
 @pytest.mark.parametrize("streaming", [False, True], ids=["mapped", "streamed"])
@@ -281,8 +281,8 @@ def test_line_by_line_is_one_document_per_row():
     [
         (b"", "no text to train on: .*corpus.txt is empty"),
         (b"\n\n  \n", "every train document is empty"),
-        (b"good\nStra\xdfe\n", "corpus.txt, line 2, column 5: the byte 0xdf is not UTF-8 text"),
-        ("good\nü".encode()[:-1], "corpus.txt, line 2, column 1: the byte 0xc3 is not UTF-8 text"),
+        (b"good\nStra\xdfe\n", "corpus.txt, line 2: .* byte 0xdf in position 4"),
+        ("good\nü".encode()[:-1], "corpus.txt, line 2: .* byte 0xc3 in position 0"),
     ],
     ids=["empty", "blank", "latin-1", "cut"],
 )
@@ -309,7 +309,7 @@ def test_file_that_is_not_utf8_is_named(tmp_path, tokenizer, kind, streaming, tr
         train_tokenizer=300,
         tokenizer_type="bpe",
     )
-    with pytest.raises(InputError, match=rf"corpus\.{kind}, line \d, column \d+: the byte 0xdf is not UTF-8 text"):
+    with pytest.raises(InputError, match=rf"corpus\.{kind}, line \d: .* byte 0xdf"):
         corpus = Corpus(args, str(tmp_path / "cache"))
         if trains_tokenizer:
             corpus.train_tokenizer(tmp_path / "tokenizer", 64)

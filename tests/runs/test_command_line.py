@@ -1,6 +1,5 @@
-"""Flags from the command line or a JSON file, `--help`, and which errors are shown as one line."""
+"""Flags from the command line or a JSON file, `--help`."""
 
-import errno
 import re
 import runpy
 import sys
@@ -9,22 +8,11 @@ from pathlib import Path
 
 import datasets
 import pytest
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from transformers import TrainingArguments, integrations
-from transformers.dynamic_module_utils import resolve_trust_remote_code
 from transformers.utils import logging
 
-from hf_deberta import HfDebertaConfig
 from hf_deberta.runs import command_line
-from hf_deberta.runs.command_line import (
-    ScriptParser,
-    as_input_error,
-    make_dataclasses,
-    read_command_line,
-    read_flags,
-    show_input_errors_in_one_line,
-)
+from hf_deberta.runs.command_line import ScriptParser, make_dataclasses, read_command_line, read_flags
 from hf_deberta.runs.errors import InputError
 
 ROOT = Path(__file__).parents[2]
@@ -46,71 +34,6 @@ class MyTaskArguments(BaseArguments):
     def __post_init__(self) -> None:
         if self.rate < 0:
             raise ValueError(f"--rate must not be negative, not {self.rate}")
-
-
-# Errors
-
-
-def test_input_errors_are_one_line_and_bugs_keep_their_traceback():
-    with pytest.raises(SystemExit, match=r"^x\.py: --rate must be"), show_input_errors_in_one_line("x.py"):
-        raise InputError("--rate must be positive")
-    for bug in (ValueError, OSError, TypeError):
-        with pytest.raises(bug), show_input_errors_in_one_line("x.py"):
-            raise bug("a bug")
-
-
-def full_disk_errors() -> dict[str, Exception]:
-    """What open files, safetensors, torch.save and datasets raise."""
-    in_part = "[enforce fail at inline_container.cc:672] . unexpected pos 248960 vs 248848"
-    wrapped = RuntimeError("An error occurred while generating the dataset")
-    wrapped.__cause__ = OSError(errno.ENOSPC, "No space left on device", "cache/rows.arrow")
-    return {
-        "out/state.json could not be written (No space left on device)": OSError(
-            errno.ENOSPC, "full", "out/state.json"
-        ),
-        "a file could not be written (Disk quota exceeded)": OSError(errno.EDQUOT, "quota"),
-        "a file could not be written (File too large)": SafetensorError("Error while serializing: (os error 27)"),
-        "a file could not be written (No space left on device)": Exception("No space left on device (os error 28)"),
-        "a file could not be written (no space left)": RuntimeError(in_part),
-        "cache/rows.arrow could not be written (No space left on device)": wrapped,
-    }
-
-
-@pytest.mark.parametrize(("message", "error"), full_disk_errors().items())
-def test_a_full_disk_is_one_line(message, error):
-    with pytest.raises(SystemExit) as stopped, show_input_errors_in_one_line("x.py"):
-        raise error
-    assert str(stopped.value).startswith(f"x.py: {message}: make room in --output_dir")
-
-
-def test_debug_verbosity_shows_tracebacks_of_input_errors():
-    before = logging.get_verbosity()
-    logging.set_verbosity_debug()
-    try:
-        with pytest.raises(InputError), show_input_errors_in_one_line("x.py"):
-            raise InputError("wrong")
-    finally:
-        logging.set_verbosity(before)
-
-
-def test_the_flag_that_allows_remote_code():
-    """Transformers' message names the argument of `from_pretrained`."""
-    with pytest.raises(InputError, match="Please add --trust_remote_code to allow"), as_input_error(ValueError):
-        resolve_trust_remote_code(False, "me/mine", has_local_code=False, has_remote_code=True)
-
-
-def test_errors_of_other_libraries_are_input_errors_where_input_is_read():
-    with pytest.raises(InputError, match="no such file"), as_input_error(OSError):
-        raise OSError("no such file")
-    with pytest.raises(ValueError, match="a bug") as raised, as_input_error(OSError):
-        raise ValueError("a bug")
-    assert not isinstance(raised.value, InputError)
-
-
-def test_an_invalid_configuration_is_shown_by_the_rule_that_it_breaks():
-    with pytest.raises(InputError) as raised, as_input_error(StrictDataclassError):
-        HfDebertaConfig(hidden_size=10, num_attention_heads=3)
-    assert str(raised.value).startswith("num_attention_heads must divide hidden_size")
 
 
 # Flags

@@ -1,49 +1,115 @@
-"""Rows of files, the file and line in errors, and required columns and texts."""
+"""Rows of files, the file and row in errors, and required columns and texts."""
 
+import gzip
 import json
 import logging
-import zipfile
 
 import pytest
 from datasets import Dataset, load_dataset
 
 from hf_deberta.fine_tuning.splits import DataArguments, read_splits
 from hf_deberta.runs.data_files import (
-    RowError,
-    explain_bad_files,
     load_files,
-    locate_errors,
     place_of_row,
     read_table,
     require_columns,
     require_texts,
     set_source,
+    source_of,
 )
-from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.errors import InputError, RowError, input_errors
+from hf_deberta.runs.file_faults import check_file, file_kind, read_json, read_lines
 
 
-def write(tmp_path, name: str, rows: list | str) -> str:
+def write(tmp_path, name: str, rows: list | str | bytes) -> str:
     path = tmp_path / name
-    text = rows if isinstance(rows, str) else "".join(json.dumps(row) + "\n" for row in rows)
-    path.write_text(text, encoding="utf-8")
+    text = rows if isinstance(rows, str | bytes) else "".join(json.dumps(row) + "\n" for row in rows)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return str(path)
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "message"),
+    ("name", "content", "message"),
     [
-        ("a.jsonl", '{"a": "x"}\n{"a": \n', "a.jsonl, line 2, column 1: not valid JSON"),
-        ("a.csv", "a,b\nx,y,z\nx,y,z\n", "a.csv, line 2 has 3 fields, but the header has 2"),  # pandas takes an index
-        ("a.csv", "a,a\nx,y\n", "a.csv, line 1: the header has the column 'a' more than once"),
+        # bytes and text
+        ("a.jsonl", b'{"a": "x"}\n{"a": "\xdf"}', "a.jsonl, line 2: .* byte 0xdf in position 7.*iconv -f latin1"),
+        ("a.csv", "ü,b\n".encode() + b"\xe4", "a.csv, line 2: .* byte 0xe4"),
+        ("a.tsv", b"a\tb\nc\0\td\n", "a.tsv, line 2: a NUL byte"),
+        ("a.csv", b"PAR1\0\0", "a.csv, line 1: a NUL byte.*binary"),
+        ("a.csv.gz", b"no gzip", "a.csv.gz is damaged after line 0 .*no complete gzip file"),
+        ("a.jsonl.gz", gzip.compress(b'{"a": "xyz"}\n' * 999, mtime=0)[:-9], r"a.jsonl.gz is damaged after line \d+ "),
+        ("a.parquet", b"PAR1 and no more", "a.parquet cannot be read as parquet: .*magic"),
+        ("a.jsonl", "", "a.jsonl is empty"),
+        # rows on which pyarrow crashes, and text that `datasets` would drop
+        ("a.jsonl", "null\nnull\n", "a.jsonl, line 1 holds null; a row must be an object"),
+        ("a.jsonl", '{"a": 1}\nnull\n', "a.jsonl, line 2 holds null"),
+        ("a.jsonl", '{"a": 1}\n{"a":' + "[" * 30000 + "]" * 30000 + "}\n", "a.jsonl, line 2: .* nested too deeply"),
+        ("a.json", '[{"a": 1},\n{"a": ["x\\ud800x"]}]', r"a.json, line 2: \\ud800 is half of a surrogate pair"),
+        ("a.json", '[{"a\\udfff": 1}]', r"a.json, line 1: \\udfff is half"),
+        # JSON
+        ("a.jsonl", '{"a": "x"}\n\n{"a": 2,}\n', "a.jsonl, line 3, column 9: not valid JSON: "),
+        ("a.jsonl", '{"a": 1}\n[2]\n', r"a.jsonl, line 2 holds a list, \[2\]; a row must be"),
+        ("a.json", '[{"a": 1},\n{"a" 2}]', "a.json, line 2, column 6: not valid JSON"),
+        ("a.json", '[{"a": 1},\n5]', "a.json, row 2 holds a number, 5; a row must be"),
+        (
+            "a.jsonl",
+            '{"a": "x"}\n{"a": 1180591620717411303424}\n',
+            "a.jsonl, line 2: a number of 22 digits",
+        ),
+        ("a.jsonl", '{"a": 1, "a": 2}\n', "a.jsonl: .*/a.* twice"),
+        # csv and tsv
+        ("a.csv", "a,b\nx,1\nz,2,3\n", "a.csv: .*Expected 2 fields in line 3, saw 3"),
+        ("a.csv", 'a,b\nx,1\ny,"2\nz,3\n', "a.csv: .*EOF inside string"),
+        ("a.csv", "a,b\nx,y,z\nx,y,z\n", "a.csv: the rows have more fields than the header"),  # pandas takes an index
+        ("a.tsv", "a\tb\ta\nx\t1\t2\n", "a.tsv: the header has the column 'a' more than once"),
         ("a.csv", "\n\n", "a.csv"),
-        ("a.parquet", "no parquet", "a.parquet is damaged, or is no parquet file"),
-        ("a.csv.gz", "no gzip", "a.csv.gz is damaged after line 0"),
+        ("a.xlsx", "x", "a.xlsx is none of jsonl, json, csv"),
     ],
 )
-def test_bad_tables(tmp_path, name, text, message, caplog):
+def test_bad_tables(tmp_path, name, content, message, caplog):
     with pytest.raises(InputError, match=message) as raised:
-        read_table(write(tmp_path, name, text))
-    assert "\n" not in str(raised.value) and not caplog.text
+        read_table(write(tmp_path, name, content))
+    assert "\n" not in str(raised.value) and str(raised.value).count(name) == 1 and not caplog.text
+
+
+def test_files_that_are_no_files(tmp_path, monkeypatch):
+    for path in (tmp_path / "nowhere.csv", tmp_path):
+        with pytest.raises(InputError, match=str(path)):
+            read_table(path)
+    path = write(tmp_path, "a.csv", "a,b")
+
+    def denied(*arguments, **options):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("builtins.open", denied)  # root may read every file
+    with pytest.raises(InputError, match="cannot read .*a.csv: Permission denied"):
+        check_file(path)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.tsv", "a.txt"])
+def test_good_files(tmp_path, name):
+    content = '\ufeff{"a": "ü\\\\ud800 \\ud83d\\ude00"}\r\n\r\n' if "json" in name else '\ufeffa,b\r\n"x\r\ny",1\r\n'
+    content = content.replace(",", "\t") if "tsv" in name else content
+    path = write(tmp_path, name, content)
+    check_file(path)
+    zipped = write(tmp_path, f"{name}.gz", gzip.compress(content.encode()))
+    check_file(zipped)
+    assert list(read_lines(zipped)) == list(read_lines(path)) and "\ufeff" not in "".join(read_lines(path))
+
+
+@pytest.mark.parametrize("content", ["%s", '{"version": 1,\n"data": %s}', '[{"a": 1},\n{"a": 2, "b": %s}]'])
+def test_a_json_document_with_thousands_of_rows_in_a_line(tmp_path, content):
+    path = write(tmp_path, "a.json", content % json.dumps([{"a": [1]}] * 2000))
+    check_file(path)
+    deep = write(tmp_path, "deep.json", content % ("[" * 5000 + "]" * 5000))
+    with pytest.raises(InputError, match="deep.json.* (recursion|nested too deeply)"):
+        read_json(deep)
+
+
+def test_a_json_file_with_a_byte_order_mark(tmp_path):
+    assert read_json(write(tmp_path, "a.json", '\ufeff{"data": []}')) == {"data": []}
+    with pytest.raises(InputError, match="a.json, line 2, column 1: not valid JSON"):
+        read_json(write(tmp_path, "a.json", "{\n"))
 
 
 @pytest.mark.parametrize("kind", ["txt", "jsonl"])
@@ -67,45 +133,42 @@ def test_a_file_that_datasets_has_read_before_is_checked_all_the_same(tmp_path, 
         read_table(tmp_path / "a.jsonl")
 
 
-def test_other_exceptions_name_the_file():
-    with pytest.raises(InputError, match="cannot read a.csv, b.csv: no columns"), explain_bad_files(["a.csv", "b.csv"]):
-        raise AttributeError("no columns\nat all")
-    with pytest.raises(MemoryError), explain_bad_files(["a.csv"]):
-        raise MemoryError
-
-
 def test_place_of_row(tmp_path):
     rows = read_table(write(tmp_path, "a.jsonl", [{"a": "x"}, {"a": "y"}]))
-    assert place_of_row(rows, 1, "train") == f"{tmp_path}/a.jsonl, line 2"
+    assert place_of_row(rows, "train", 1) == f"{tmp_path}/a.jsonl, row 2"
     mapped = rows.map(lambda row: row).select(range(1)).rename_column("a", "b")
-    assert place_of_row(mapped, 0, "train") == f"{tmp_path}/a.jsonl, line 1"
-    assert place_of_row(Dataset.from_dict({"a": [1]}), 0, "train") == "train row 1"
-    assert place_of_row(set_source(rows, ["me/mine"]), 0, "train") == "me/mine, train row 1"
+    assert place_of_row(mapped, "train", 0) == f"{tmp_path}/a.jsonl, row 1"
+    assert place_of_row(mapped, "train", None) == f"{tmp_path}/a.jsonl"
+    assert place_of_row(Dataset.from_dict({"a": [1]}), "train", 0) == "train row 1"
+    assert place_of_row(set_source(rows, ["me/mine"]), "train", 0) == "me/mine, train row 1"
 
 
 def test_rows_of_several_files(tmp_path):
     for number, rows in enumerate(([{"a": "x"}], [{"a": "y"}, {"a": None}])):
         write(tmp_path, f"train-0000{number}-of-00002.jsonl", rows)
     rows = read_splits(DataArguments(data_dir=str(tmp_path)))["train"]
-    message = "train-00001-of-00002.jsonl, line 2: the a must be text, not null"
-    with pytest.raises(InputError, match=message), locate_errors(rows, "train"):
+    message = "train-00001-of-00002.jsonl, row 2: the a must be text, not null"
+    with pytest.raises(InputError, match=message), input_errors(source_of(rows, "train")):
         require_texts(rows, ["a"], "train")
 
 
-def test_locate_errors(tmp_path):
+def test_errors_name_their_file_and_row_once(tmp_path):
     rows = read_table(write(tmp_path, "a.csv", "a\nx\ny\n"))
-    with pytest.raises(InputError, match=r"^.*a.csv, line 3: it is wrong$"), locate_errors(rows, "train"):
+    where = source_of(rows, "train")
+    with pytest.raises(InputError, match=r"^[^:]*a.csv, row 2: it is wrong$"), input_errors(where):
         raise RowError(1, "it is wrong")
-    with pytest.raises(InputError, match=r"^[^:]*a.csv: it is wrong$"), locate_errors(rows, "train"):
-        raise InputError("it is wrong")
-    with pytest.raises(InputError, match=r"^[^:]*a.csv: it is wrong$"), locate_errors(rows, "train"):  # once
-        raise InputError(f"{tmp_path}/a.csv: it is wrong")
+    with pytest.raises(InputError, match=r"^[^:]*a.csv, row 2: it is wrong$"), input_errors("b"), input_errors(where):
+        raise RowError(1, "it is wrong")
+    for message in ("it is wrong", f"{tmp_path}/a.csv: it is wrong"):
+        with pytest.raises(InputError, match=r"^[^:]*a.csv: it is wrong$"), input_errors(where):
+            raise InputError(message)
     assert str(RowError(1, "it is wrong")) == "row 2: it is wrong"
 
 
 def test_required_columns_name_the_file(tmp_path):
     rows = read_table(write(tmp_path, "a.csv", "a,b\nx,y\n"))
-    with pytest.raises(InputError, match=r"the train rows .*a.csv. have no column 'c'; they have a, b"):
+    message = r"a.csv: the train rows have no column 'c'; they have a, b"
+    with pytest.raises(InputError, match=message), input_errors(source_of(rows, "train")):
         require_columns(rows, ["a", "c"], "train")
 
 
@@ -120,43 +183,8 @@ def test_texts_of_csv_may_be_digits_or_empty(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     rows = read_table(write(tmp_path, "a.csv", "a,b\n1,x\n2,\n"))
     require_texts(rows, ["a", "b"], "train")
-    assert "1 of 2 train rows have an empty b, the first of them" in caplog.text and "a.csv, line 3" in caplog.text
+    assert "1 of 2 train rows have an empty b, the first of them" in caplog.text and "a.csv, row 2" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        (
-            "a.csv",
-            "sentence;label\nx;1\n",
-            "one column, 'sentence;label': is it separated by ';'. Write it with co",
-        ),
-        ("a.csv", "sentence;label\nx, y, z;1\nx;1\n", "is it separated by ';'. Write it with commas$"),
-        ("a.csv", "sentence\tlabel\nx\t1\n", r"separated by '\\t'. Write it with commas, or rename it to .tsv$"),
-        ("a.tsv", "sentence,label\nx,1\n", "separated by ','. Write it with tabs, or rename it to .csv$"),
-        ("a.csv", '{"sentence": "a", "label": 1}\n' * 2, "rows are JSON, rename it to .jsonl$"),
-        ("a.csv", '{"sentence": "a"}\n{"sentence": "b, c"}\n', "rows are JSON, rename it to .jsonl$"),
-        ("a.tsv", '[{"sentence": "a"},\n{"sentence": "b"}]\n', "rows are JSON, rename it to .jsonl$"),
-    ],
-)
-def test_a_file_of_another_format_than_its_name_says(tmp_path, name, text, message):
-    (tmp_path / name).write_text(text)
-    with pytest.raises(InputError, match=message):
-        read_table(tmp_path / name)
-
-
-def test_files_with_one_column(tmp_path):
-    for name, text in (("a.csv", '"a, b"\nx;y\n'), ("a.tsv", "text\nx; y, z\n"), ("b.csv", "text\n{x}\n")):
-        (tmp_path / name).write_text(text)
-        assert len(read_table(tmp_path / name)) == 1
-
-
-@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "json"])
-def test_binary_files_with_the_name_of_a_text_file(tmp_path, kind):
-    Dataset.from_dict({"text": ["x"]}).to_parquet(tmp_path / f"parquet.{kind}")
-    with pytest.raises(InputError, match=f"parquet.{kind} is a parquet file: rename it to .parquet"):
-        read_table(tmp_path / f"parquet.{kind}")
-    with zipfile.ZipFile(tmp_path / f"book.{kind}", "w") as book:
-        book.writestr("sheet.xml", "<x/>")
-    with pytest.raises(InputError, match=f"book.{kind} is a zip file or an Excel workbook: unzip it"):
-        read_table(tmp_path / f"book.{kind}")
+def test_file_kinds():
+    assert [file_kind(name) for name in ("a.CSV", "b.jsonl.gz", "c/d")] == ["csv", "jsonl", ""]

@@ -6,9 +6,9 @@ from typing import Any
 import pyarrow
 from datasets import Dataset
 
-from hf_deberta.runs.data_files import RowError, describe, set_source, source_files
-from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.file_faults import SURROGATE, TYPE_NAMES, one_line
+from hf_deberta.runs.data_files import set_source, source_files
+from hf_deberta.runs.errors import InputError, RowError, one_line
+from hf_deberta.runs.file_faults import TYPE_NAMES, describe
 
 
 def expand_rows(
@@ -41,7 +41,7 @@ def expand_rows(
         raise InputError(f"a field has values of different types, or a too large number: {one_line(error)}") from error
     if len(flat_rows) == 0:
         raise InputError(f"the rows hold no {columns[0]}, only empty lists")
-    return set_source(flat_rows, source_files(rows), in_order=False) if source_files(rows) else flat_rows
+    return set_source(flat_rows, source_files(rows)) if source_files(rows) else flat_rows
 
 
 def require_field(record: Any, name: str, *kinds: type, place: str = "") -> Any:
@@ -62,8 +62,6 @@ def require_field(record: Any, name: str, *kinds: type, place: str = "") -> Any:
         return int(value)  # a float in another row makes floats of all
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         raise InputError(f"{path} must be {expected}, not {describe(value)}")
-    if isinstance(value, str) and SURROGATE.search(value):
-        raise InputError(f"{path} has half of a surrogate pair, which no text has: {describe(value)}")
     return value
 
 

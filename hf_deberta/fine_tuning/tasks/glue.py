@@ -36,8 +36,8 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_json_lines, write_prediction_table
-from hf_deberta.runs.data_files import locate_errors
-from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.data_files import source_of
+from hf_deberta.runs.errors import InputError, input_errors
 from hf_deberta.runs.file_faults import shorten
 
 TWO_WAY_ENTAILMENT = ("entailment", "not_entailment")
@@ -492,7 +492,7 @@ def encode_texts(
         labels: label names in the model's order; None for regression.
         map_options: options of `Dataset.map`.
     """
-    with locate_errors(rows, split):
+    with input_errors(source_of(rows, split)):
         require_text_columns(rows, task.columns, split)
         encode_target = make_target_encoder(rows, split, task, labels, label_column)
 

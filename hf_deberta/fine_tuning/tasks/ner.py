@@ -40,9 +40,8 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_deberta.fine_tuning.tasks.submission import write_lines
 from hf_deberta.model.losses import IGNORED
-from hf_deberta.runs.data_files import RowError, describe
-from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.file_faults import read_lines, shorten
+from hf_deberta.runs.errors import InputError, RowError
+from hf_deberta.runs.file_faults import describe, read_lines, shorten
 
 CONTEXTS = ("none", "merged", "around")
 DOCUMENT_START = "-DOCSTART-"

@@ -31,17 +31,9 @@ from transformers.utils import logging
 
 from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows, require_field, require_items
 from hf_deberta.fine_tuning.tasks.submission import write_json_lines, write_lines, write_prediction_table
-from hf_deberta.runs.data_files import (
-    RowError,
-    describe,
-    explain_bad_files,
-    locate_errors,
-    read_table,
-    require_texts,
-    set_source,
-)
-from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.file_faults import read_json
+from hf_deberta.runs.data_files import read_table, require_texts, set_source, source_of
+from hf_deberta.runs.errors import InputError, RowError, input_errors
+from hf_deberta.runs.file_faults import describe, read_json
 
 TEXT, TEXTS = datasets.Value("string"), datasets.List(datasets.Value("string"))
 ROW_FEATURES = {"id": TEXT, "context": TEXT, "choices": TEXTS}
@@ -77,7 +69,7 @@ def read_choices(file: str | Path) -> Dataset:
         return _with_label_file(rows.rename_columns(ANLI_NAMES), path)
     if not set(ARTICLE_COLUMNS) <= set(rows.column_names):
         return rows
-    with locate_errors(rows, "article"):
+    with input_errors(source_of(rows, "article")):
         return expand_rows(rows, _questions_of_article, FLAT_COLUMNS, features=datasets.Features(FLAT_FEATURES))
 
 
@@ -89,7 +81,7 @@ def _with_label_file(rows: Dataset, path: Path) -> Dataset:
     lines = labels.read_text(encoding="utf-8").split()
     if len(lines) != len(rows):
         raise InputError(f"{labels} has {len(lines)} labels for the {len(rows)} rows of {path}")
-    return set_source(rows.add_column("label", lines), [path])
+    return set_source(rows.add_column("label", lines), [path], [len(rows)])
 
 
 def _read_articles(folder: Path) -> Dataset:
@@ -99,9 +91,9 @@ def _read_articles(folder: Path) -> Dataset:
         raise InputError(f"there is no article of RACE, such as high/1.txt, in the folder {folder}")
     # The modification times are part of the key under which datasets caches the rows.
     files = {"paths": [str(path) for path in paths], "modified": sum(path.stat().st_mtime_ns for path in paths)}
-    with explain_bad_files([folder]):
+    with input_errors(str(folder), Exception):
         rows = Dataset.from_generator(_articles, features=datasets.Features(ARTICLE_FEATURES), gen_kwargs=files)
-    return set_source(rows, [folder], in_order=False)
+    return set_source(rows, [folder])
 
 
 def _articles(paths: list[str], modified: int) -> Iterator[dict[str, Any]]:
@@ -139,7 +131,7 @@ def choice_rows(rows: Dataset, split: str, with_labels: bool = True, fill_blanks
         fill_blanks: put an option into the blank (_) of its question; by default it follows the question, as in the
             official DeBERTa code.
     """
-    with locate_errors(rows, split):
+    with input_errors(source_of(rows, split)):
         return _choice_rows(rows, split, with_labels, fill_blanks)
 
 
@@ -287,7 +279,7 @@ def encode_choices(
         tokenizer.backend_tokenizer.no_truncation()
         tokenizer.backend_tokenizer.no_padding()
     options = {**(map_options or {}), "batched": True, "remove_columns": rows.column_names}
-    with locate_errors(rows, "choices"):
+    with input_errors(source_of(rows, "choices")):
         inputs = rows.map(
             _encode_choice_batch, fn_kwargs={"tokenizer": tokenizer, "max_seq_length": max_seq_length}, **options
         )

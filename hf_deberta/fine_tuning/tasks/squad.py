@@ -40,17 +40,9 @@ from transformers.utils import logging
 
 from hf_deberta.fine_tuning.tasks.expand_rows import require_field
 from hf_deberta.fine_tuning.tasks.submission import write_lines
-from hf_deberta.runs.data_files import (
-    RowError,
-    describe,
-    explain_bad_files,
-    locate_errors,
-    read_table,
-    require_texts,
-    set_source,
-)
-from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.file_faults import file_kind, read_json, shorten
+from hf_deberta.runs.data_files import read_table, require_texts, set_source, source_of
+from hf_deberta.runs.errors import InputError, RowError, input_errors
+from hf_deberta.runs.file_faults import describe, file_kind, read_json, shorten
 
 TEXT_FEATURES = {name: datasets.Value("string") for name in ("id", "context", "question")}
 ANSWER_FEATURES = {
@@ -96,9 +88,9 @@ def _read_articles(path: Path, articles: list) -> Dataset:
     # The size and modification time are part of the key under which datasets caches the rows.
     arguments = {"path": str(path), "with_answers": with_answers, "version": (stat.st_size, stat.st_mtime_ns)}
     features = datasets.Features(TEXT_FEATURES | (ANSWER_FEATURES if with_answers else {}))
-    with explain_bad_files([path]):
+    with input_errors(str(path), Exception):
         rows = Dataset.from_generator(_questions_of_file, features=features, gen_kwargs=arguments)
-    return set_source(rows, [path], in_order=False)
+    return set_source(rows, [path])
 
 
 def _questions_of_file(path: str, with_answers: bool, version: tuple[int, int]) -> Iterator[dict]:
@@ -137,7 +129,7 @@ def squad_rows(rows: Dataset, split: str, with_answers: bool = True) -> Dataset:
     Args:
         with_answers: require answers; otherwise the column may be missing.
     """
-    with locate_errors(rows, split):
+    with input_errors(source_of(rows, split)):
         return _checked_rows(rows, split, with_answers)
 
 
@@ -248,7 +240,7 @@ class SquadEncoder:
         Args:
             map_options: options of `Dataset.map`.
         """
-        with locate_errors(rows, "train"):
+        with input_errors(source_of(rows, "train")):
             rows = _drop_misplaced_answers(rows)
         features = self._encode(rows, map_options, with_characters=False)
         ends = zip(features["row"][:], features["end_positions"][:], strict=True)
@@ -280,7 +272,7 @@ class SquadEncoder:
         self.tokenizer.backend_tokenizer.no_truncation()
         self.tokenizer.backend_tokenizer.no_padding()
         options = {**(map_options or {}), "batched": True, "with_indices": True, "remove_columns": rows.column_names}
-        with locate_errors(rows, "questions"):
+        with input_errors(source_of(rows, "questions")):
             return rows.map(self._encode_batch, fn_kwargs={"with_characters": with_characters}, **options)
 
     def _strides(self, questions: list[str], ids: list[str]) -> list[int]:

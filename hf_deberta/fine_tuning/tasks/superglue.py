@@ -49,9 +49,9 @@ from hf_deberta.fine_tuning.tasks.glue import (
 )
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_json_lines
 from hf_deberta.model.losses import IGNORED
-from hf_deberta.runs.data_files import RowError, csv_text, describe, locate_errors, require_texts
-from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.file_faults import shorten
+from hf_deberta.runs.data_files import csv_text, require_texts, source_of
+from hf_deberta.runs.errors import InputError, RowError, input_errors
+from hf_deberta.runs.file_faults import describe, shorten
 
 FALSE_TRUE = ("False", "True")
 COPA_COLUMNS = ("premise", "choice1", "choice2", "question")
@@ -125,7 +125,7 @@ def flatten_split(rows: Dataset, split: str, name: str, map_options: dict[str, A
     Args:
         map_options: options of `Dataset.map`.
     """
-    with locate_errors(rows, split):
+    with input_errors(source_of(rows, split)):
         if len(rows) == 0:
             raise InputError(f"the {split} split of {name} is empty")
         nested_column, flatten = NESTED_FORMATS.get(name, (None, None))
@@ -140,7 +140,7 @@ def flatten_split(rows: Dataset, split: str, name: str, map_options: dict[str, A
                 f"the {split} rows of {name} have no column {', '.join(map(repr, missing))}{official}; they have "
                 f"{', '.join(rows.column_names)}"
             )
-    with locate_errors(rows, split):
+    with input_errors(source_of(rows, split)):
         check_rows(rows, split, name)
     return rows
 
@@ -227,7 +227,7 @@ ROW_CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
 
 def require_labels(rows: Dataset, split: str, name: str) -> None:
     """Require labels, in ReCoRD answers, in each row of a split to train or evaluate on."""
-    with locate_errors(rows, split):
+    with input_errors(source_of(rows, split)):
         if not has_labels(rows, split, name):
             raise InputError(f"the {split} rows of {name} have no labels")
         if name == "record":
@@ -242,7 +242,7 @@ def require_two_labels(rows: Dataset, name: str) -> None:
         return
     labels = [TASKS[name].labels[number] for number in set(numbers.tolist())]
     if len(labels) == 1:
-        with locate_errors(rows, "train"):
+        with input_errors(source_of(rows, "train")):
             raise InputError(
                 f"the {len(rows)} train rows of {name} have only the label {labels[0]!r}: training needs two labels "
                 "or more"
@@ -323,7 +323,7 @@ def label_numbers(rows: Dataset, split: str, name: str) -> np.ndarray | None:
     """Return the label numbers of a flat split, -1 for missing ones; None if all are missing."""
     if TASKS[name].head == "entity" or "label" not in rows.column_names:
         return None
-    with locate_errors(rows, split):
+    with input_errors(source_of(rows, split)):
         encode_label = make_label_encoder(rows, TASKS[name].labels, split)
     numbers = np.array([encode_label(value) for value in rows["label"][:]])
     return numbers if (numbers >= 0).any() else None
@@ -358,7 +358,7 @@ def encode_split(
     """
     task, map_options = TASKS[name], {**(map_options or {}), "batched": True, "remove_columns": rows.column_names}
     if task.head == "entity":
-        with locate_errors(rows, split):
+        with input_errors(source_of(rows, split)):
             return _encode_record(rows, split, tokenizer, max_length, stride, map_options)
     numbers = label_numbers(rows, split, name)
     if numbers is not None:

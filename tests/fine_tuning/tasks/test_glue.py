@@ -10,8 +10,8 @@ from datasets import ClassLabel, Dataset, Features, List, Value
 
 from hf_deberta.fine_tuning.tasks import glue
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
-from hf_deberta.runs.data_files import locate_errors, read_table
-from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.data_files import read_table, source_of
+from hf_deberta.runs.errors import InputError, input_errors
 
 WORDS = "the cat sat on a mat while many old birds sang in some tall trees"
 
@@ -170,7 +170,7 @@ def test_a_cell_that_is_no_number_among_numbers(tmp_path):
     def labels_of(*labels, **options):
         (tmp_path / "train.jsonl").write_text("".join(json.dumps({"text": "a b", "label": x}) + "\n" for x in labels))
         train = read_table(tmp_path / "train.jsonl")
-        with locate_errors(train, "train"):
+        with input_errors(source_of(train, "train")):
             return glue.infer_task({"train": train}, **options).labels
 
     half, whole = [str(n / 2) for n in range(12)], [str(n % 4) for n in range(12)]

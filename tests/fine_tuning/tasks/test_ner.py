@@ -111,7 +111,7 @@ def test_a_file_without_labels(tmp_path):
     [
         ("a O\nb\n", "utf-8", "line 2 has 1 column.* 2: 'b'"),
         ("\n\n", "utf-8", "has no sentence"),
-        ("é O\n", "latin1", "is not UTF-8 text"),
+        ("é O\n", "latin1", "line 1: .utf-8. codec"),
     ],
 )
 def test_invalid_files(tmp_path, text, encoding, message):

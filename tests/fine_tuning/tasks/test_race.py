@@ -185,7 +185,7 @@ def test_invalid_numbers_of_choices(tmp_path):
         article = {**RELEASED, "options": [OPTIONS[0], options], "answers": ["B", "A"]}
         path = tmp_path / f"{len(options)}.jsonl"
         path.write_text(json.dumps(article))
-        with pytest.raises(InputError, match=rf"jsonl, line 1: question 2 has {message}, and"):
+        with pytest.raises(InputError, match=rf"jsonl, row 1: question 2 has {message}, and"):
             read_choices(path)
     with pytest.raises(InputError, match="'s1' has only one option"):
         choice_rows(Dataset.from_list([{**SWAG[0], "ending1": None}]), "train")

@@ -1,0 +1,83 @@
+"""Which errors are raised as InputError, and shown as one line."""
+
+import errno
+
+import pytest
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from transformers.dynamic_module_utils import resolve_trust_remote_code
+from transformers.utils import logging
+
+from hf_deberta import HfDebertaConfig
+from hf_deberta.runs.errors import InputError, input_errors, user_errors_in_one_line
+
+
+def test_input_errors_are_one_line_and_bugs_keep_their_traceback():
+    with pytest.raises(SystemExit, match=r"^x\.py: --rate must be"), user_errors_in_one_line("x.py"):
+        raise InputError("--rate must be positive")
+    for bug in (ValueError, OSError, TypeError):
+        with pytest.raises(bug), user_errors_in_one_line("x.py"):
+            raise bug("a bug")
+
+
+def full_disk_errors() -> dict[str, Exception]:
+    """What open files, safetensors, torch.save and datasets raise."""
+    in_part = "[enforce fail at inline_container.cc:672] . unexpected pos 248960 vs 248848"
+    wrapped = RuntimeError("An error occurred while generating the dataset")
+    wrapped.__cause__ = OSError(errno.ENOSPC, "No space left on device", "cache/rows.arrow")
+    return {
+        "out/state.json could not be written (No space left on device)": OSError(
+            errno.ENOSPC, "full", "out/state.json"
+        ),
+        "a file could not be written (Disk quota exceeded)": OSError(errno.EDQUOT, "quota"),
+        "a file could not be written (File too large)": SafetensorError("Error while serializing: (os error 27)"),
+        "a file could not be written (No space left on device)": Exception("No space left on device (os error 28)"),
+        "a file could not be written (no space left)": RuntimeError(in_part),
+        "cache/rows.arrow could not be written (No space left on device)": wrapped,
+    }
+
+
+@pytest.mark.parametrize(("message", "error"), full_disk_errors().items())
+def test_a_full_disk_is_one_line(message, error):
+    with pytest.raises(SystemExit) as stopped, user_errors_in_one_line("x.py"):
+        raise error
+    assert str(stopped.value).startswith(f"x.py: {message}: make room in --output_dir")
+
+
+def test_debug_verbosity_shows_tracebacks_of_input_errors():
+    before = logging.get_verbosity()
+    logging.set_verbosity_debug()
+    try:
+        with pytest.raises(InputError), user_errors_in_one_line("x.py"):
+            raise InputError("wrong")
+    finally:
+        logging.set_verbosity(before)
+
+
+def test_the_flag_that_allows_remote_code():
+    """Transformers' message names the argument of `from_pretrained`."""
+    with pytest.raises(InputError, match="Please add --trust_remote_code to allow"), input_errors("", ValueError):
+        resolve_trust_remote_code(False, "me/mine", has_local_code=False, has_remote_code=True)
+
+
+def test_errors_of_other_libraries_are_input_errors_where_input_is_read():
+    with pytest.raises(InputError, match="no such file"), input_errors("", OSError):
+        raise OSError("no such file")
+    with pytest.raises(ValueError, match="a bug") as raised, input_errors("", OSError):
+        raise ValueError("a bug")
+    assert not isinstance(raised.value, InputError)
+
+
+def test_an_invalid_configuration_is_shown_by_the_rule_that_it_breaks():
+    with pytest.raises(InputError) as raised, input_errors("", StrictDataclassError):
+        HfDebertaConfig(hidden_size=10, num_attention_heads=3)
+    assert str(raised.value).startswith("num_attention_heads must divide hidden_size")
+
+
+def test_an_error_names_the_place_but_not_twice_and_memory_errors_pass():
+    with pytest.raises(InputError, match="^a.csv: no columns at all$"), input_errors("a.csv", Exception):
+        raise AttributeError("no columns\nat all")
+    with pytest.raises(InputError, match="^no a.csv$"), input_errors("a.csv", OSError):
+        raise OSError("no a.csv")
+    with pytest.raises(MemoryError), input_errors("a.csv", Exception):
+        raise MemoryError
