@@ -1,6 +1,5 @@
 """The main process decides for all: results and errors, checkpoints, and the lock of a folder."""
 
-import json
 import os
 from pathlib import Path
 
@@ -41,7 +40,7 @@ def one_of_two(rank: int, folder: Path) -> None:
         in_main_process(fail)
     with lock_folder(folder / "run"):
         state.wait_for_everyone()
-        assert json.loads((folder / "run" / LOCK).read_text())["process"] == in_main_process(os.getpid)
+        assert f"process {in_main_process(os.getpid)}," in (folder / "run" / LOCK).read_text()
         state.wait_for_everyone()
     state.wait_for_everyone()
     assert not (folder / "run" / LOCK).exists()

@@ -1,15 +1,15 @@
 """One run at a time works in a folder; a lock is released however its process ends."""
 
 import errno
-import json
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
-from hf_deberta.runs import run_lock
 from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.run_lock import LOCK, lock_folder
 
@@ -39,7 +39,7 @@ def other_run(tmp_path):
 def test_a_folder_is_locked_while_a_run_is_at_work(tmp_path):
     folder = tmp_path / "new" / "out"
     with lock_folder(folder):
-        assert json.loads((folder / LOCK).read_text())["process"] == os.getpid()
+        assert f"process {os.getpid()}," in (folder / LOCK).read_text()
         with lock_folder(folder.parent / "x" / ".." / "out"):  # over_seeds inside of run_script
             assert (folder / LOCK).exists()
         assert (folder / LOCK).exists()
@@ -50,65 +50,48 @@ def test_a_folder_is_locked_while_a_run_is_at_work(tmp_path):
 
 
 def test_another_run_is_refused_and_a_killed_one_is_not(tmp_path, other_run):
-    message = (
-        f"a run is at work in .*out: host .+, process {other_run}, since {time.strftime('%Y')}-.*; wait for it, "
-        r"stop it, or take another --output_dir \(if that host has crashed, delete .*_run.lock\)"
-    )
+    message = rf"a run is at work in .*out \(host .+, process {other_run}, since .*if that host has crashed, delete"
     with pytest.raises(InputError, match=message), lock_folder(tmp_path / "out"):
         pytest.fail("two runs at once")
-    assert not run_lock._handles
+    assert (tmp_path / "out" / LOCK).exists()
     with lock_folder(tmp_path / "elsewhere"):
         pass
     os.kill(other_run, signal.SIGKILL)
     os.waitpid(other_run, 0)
-    assert json.loads((tmp_path / "out" / LOCK).read_text())["process"] == other_run
     with lock_folder(tmp_path / "out"):  # at once, though the worker is alive
-        assert json.loads((tmp_path / "out" / LOCK).read_text())["process"] == os.getpid()
+        assert f"process {os.getpid()}," in (tmp_path / "out" / LOCK).read_text()
 
 
 def test_a_child_does_not_release_the_lock(tmp_path):
     with lock_folder(tmp_path):
         child = os.fork()
         if child == 0:
-            run_lock.release_lock(tmp_path / LOCK)
+            FileLock(tmp_path / LOCK, is_singleton=True, thread_local=False, timeout=0).release()
             os._exit(0)
         os.waitpid(child, 0)
-        assert (tmp_path / LOCK).exists()
+        other = os.fork()
+        if other == 0:
+            with suppress(InputError), lock_folder(tmp_path):
+                os._exit(1)
+            os._exit(0)
+        assert os.waitpid(other, 0)[1] == 0 and (tmp_path / LOCK).exists()
 
 
-def test_a_deleted_lock_does_not_lock(tmp_path, other_run):
-    """The way out if a network file system keeps the lock of a crashed host."""
-    (tmp_path / "out" / LOCK).unlink()
-    with lock_folder(tmp_path / "out"):
-        os.kill(other_run, signal.SIGINT)
-        os.waitpid(other_run, 0)
-        assert (tmp_path / "out" / LOCK).exists()  # the other run does not delete the lock of this one
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"{}", b"[]", b"\xff"])
+@pytest.mark.parametrize("content", [b"", b"\xff"])
 def test_a_holder_that_cannot_be_read(tmp_path, other_run, content):
     (tmp_path / "out" / LOCK).write_bytes(content)
-    with pytest.raises(InputError, match="a run is at work in .*out; wait"), lock_folder(tmp_path / "out"):
+    with pytest.raises(InputError, match=r"a run is at work in .*out \(unknown\); wait"), lock_folder(tmp_path / "out"):
         pass
 
 
-def test_a_lock_that_is_released_meanwhile(tmp_path, monkeypatch):
-    """Its file is deleted after this run has opened it and before it locks it."""
-    lock, path = run_lock.lock_file, tmp_path / LOCK
-    monkeypatch.setattr(run_lock, "lock_file", lambda handle: (path.unlink(), lock(handle), monkeypatch.undo()))
-    with lock_folder(tmp_path):
-        assert run_lock.is_at(run_lock._handles[path], path)
+def test_file_systems_without_locks(tmp_path, monkeypatch, caplog):
+    def fail(lock):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-
-@pytest.mark.parametrize("error", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
-def test_file_systems_without_locks(tmp_path, monkeypatch, caplog, error):
-    def fail(handle):
-        raise OSError(error, os.strerror(error))
-
-    monkeypatch.setattr(run_lock, "lock_file", fail)
-    with lock_folder(tmp_path):
-        assert not list(tmp_path.iterdir())
-    assert f"cannot be locked ({os.strerror(error)}): a second run there would not be noticed" in caplog.text
+    monkeypatch.setattr(FileLock, "acquire", fail)
+    with lock_folder(tmp_path / "out"):
+        pass
+    assert f"cannot be locked ({os.strerror(errno.ENOLCK)}): a second run there would not be noticed" in caplog.text
 
 
 def test_a_new_folder_goes_if_nothing_is_written(tmp_path):
