@@ -137,7 +137,7 @@ def test_a_default_output_folder_is_named_before_the_script_starts(tmp_path, mon
 def test_a_folder_that_does_not_exist(tmp_path):
     arguments = NewModelArguments()
     for name in (str(tmp_path / "nowhere"), "no/such/folder", "./x"):
-        with pytest.raises(InputError, match=f"there is no model folder {name}"):
+        with pytest.raises(InputError, match=f"there is no folder {name}"):
             arguments.load_config(name)
     with pytest.raises(InputError, match="there is no folder nosuchfolder, and on the Hub it cannot be read: We"):
         arguments.load_config("nosuchfolder")
