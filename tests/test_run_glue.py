@@ -201,7 +201,7 @@ def test_a_finished_run_is_not_trained_again_and_a_different_one_is_refused(data
     assert "## Training" in (out / "README.md").read_text()
     flipped = [{**row, "label": 1 - row["label"]} for row in read_json_lines(rows / "train.jsonl")]
     write_json_lines(rows / "train.jsonl", flipped)
-    with pytest.raises(SystemExit, match="content of rows [0-9a-f]{16}, now "):
+    with pytest.raises(SystemExit, match="hash of rows [0-9a-f]{16}, now "):
         run_glue(*command)
     run_glue(*command, "--resume_from_checkpoint", "false")
     assert results(out)["eval_loss"] != before["eval_loss"]

@@ -37,7 +37,7 @@ from hf_deberta.runs.json_files import atomic_write, write_json
 from hf_deberta.runs.model_card import write_training_card
 from hf_deberta.runs.real_tokens import RealTokensMixin
 from hf_deberta.runs.row_order import RowOrder, SetEpochCallback
-from hf_deberta.runs.run_identity import check_same_run, compare_with_recorded_run, content_hash
+from hf_deberta.runs.run_identity import claim_folder, compare_with_recorded_run, content_hash
 from hf_deberta.runs.run_lock import lock_folder
 from hf_deberta.runs.uneven_batches import UnevenBatchesMixin
 
@@ -160,8 +160,8 @@ class FineTuningTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, 
     def load_finished_run(self) -> bool:
         """Load the model of `output_dir` if this run has finished there. A different run there is an error."""
         folder, rows = self.args.output_folder, cast(Dataset, self.train_dataset)
-        settings = {"batch": self.args.total_batch, "rows": len(rows), "content of rows": content_hash(rows)}
-        same_run = check_same_run(self.args, settings)
+        settings = {"batch": self.args.total_batch, "rows": len(rows), "hash of rows": content_hash(rows)}
+        same_run = claim_folder(self.args, settings)
         damage = find_damage_of_finished_run(folder) if same_run and self.args.resume_from_checkpoint is None else None
         if damage == []:
             self.load_final_model()

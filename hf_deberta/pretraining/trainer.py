@@ -22,7 +22,7 @@ from hf_deberta.runs.finite_values import FiniteValuesMixin
 from hf_deberta.runs.model_card import write_training_card
 from hf_deberta.runs.real_tokens import RealTokensMixin
 from hf_deberta.runs.row_order import EpochSampler, SetEpochCallback
-from hf_deberta.runs.run_identity import RunArguments, check_same_run, compare_with_recorded_run
+from hf_deberta.runs.run_identity import RunArguments, claim_folder, compare_with_recorded_run
 from hf_deberta.runs.uneven_batches import UnevenBatchesMixin
 
 logger = logging.get_logger(__name__)
@@ -88,7 +88,7 @@ class PretrainingTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin,
         """
         self.trained, folder = False, Path(str(self.args.output_dir))
         only_final_model = self.holds_only_final_model()
-        check_same_run(self.args, self.identifying_settings(), may_grow=("steps",))
+        claim_folder(self.args, self.identifying_settings(), may_grow=("steps",))
         if only_final_model:
             logger.warning(f"{folder} holds this run, and it is finished: nothing is trained")
             self.load_final_model()
@@ -138,7 +138,7 @@ class PretrainingTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin,
         return True
 
     def identifying_settings(self) -> dict[str, Any]:
-        """What identifies a run besides its flags, see `run_identity.check_same_run`."""
+        """What identifies a run besides its flags, see `run_identity.claim_folder`."""
         batch = self.args.total_batch
         rows: Rows = self.train_dataset
         steps_of_epochs = math.ceil(self.args.num_train_epochs * len(rows) / batch)

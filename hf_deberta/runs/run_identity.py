@@ -1,8 +1,8 @@
 """Refuse to resume in a folder that belongs to a different run. run.json records what identifies the run in a folder.
 
->>> check_same_run(arguments, {"batch": 32})  # an empty folder: a new run
+>>> claim_folder(arguments, {"batch": 32})  # an empty folder: a new run
 False
->>> check_same_run(arguments, {"batch": 64})
+>>> claim_folder(arguments, {"batch": 64})
 InputError: out holds a run with other settings: batch 32, now 64; take another --output_dir, or ...
 """
 
@@ -10,12 +10,12 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 from accelerate import PartialState
 from datasets import Dataset
 from transformers import TrainingArguments
@@ -29,7 +29,7 @@ STARTING_CHECKPOINTS = (
     "model_name_or_path", "intermediate", "generator_name_or_path", "discriminator_name_or_path",
 )  # fmt: skip
 # A run with another value of one of these is another run. All other flags may change when a run resumes. The batch of
-# all devices, the seed, and hashes of starting weights and training rows are compared too, see `check_same_run`.
+# all devices, the seed, and hashes of starting weights and training rows are compared too, see `claim_folder`.
 IDENTIFYING_FLAGS = (
     # the model
     *STARTING_CHECKPOINTS, "model_revision", "from_scratch", "config_preset", "config_name", "config_overrides",
@@ -65,81 +65,33 @@ RESULTS = (
     "predict_*_results.json", "scores_validation*.jsonl", "scores_test*.jsonl",
 )  # fmt: skip
 
-
-@dataclass(frozen=True)
-class NumberRule:
-    """What the value of a flag must be; NaN and other types than numbers break every rule."""
-
-    is_kept_by: Callable[[float], bool]
-    text: str
-
-
-def whole_number(least: int) -> NumberRule:
-    return NumberRule(lambda value: isinstance(value, int) and value >= least, f"a whole number of at least {least}")
-
-
-NOT_NEGATIVE = NumberRule(lambda value: 0 <= value < inf, "a finite number of at least 0")
-CLIPPING = NumberRule(lambda value: value >= 0, "a number of at least 0, where 0 means no clipping")
-BELOW_ONE = NumberRule(lambda value: 0 <= value < 1, "a number of at least 0 and below 1")
-INTERVAL = NumberRule(
-    lambda value: 0 < value < 1 or (1 <= value < inf and value == int(value)),
-    "a whole number of at least 1, or a part of all steps between 0 and 1",
-)
-SEED = NumberRule(lambda value: isinstance(value, int) and 0 <= value < 2**32, "a whole number from 0 to 4294967295")
-STEPS = NumberRule(whole_number(1).is_kept_by, "a whole number of at least 1, or -1 to follow --num_train_epochs")
-EPOCHS = NumberRule(lambda value: 0 < value < inf, "a finite number above 0, unless --max_steps is given")
-# Trainer takes most values, and fails or ignores them only after the run has been recorded.
-NUMBER_RULES = {
-    **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size"), whole_number(1)),
-    **dict.fromkeys(("gradient_accumulation_steps", "eval_accumulation_steps"), whole_number(1)),
-    **dict.fromkeys(("learning_rate", "weight_decay", "adam_epsilon", "warmup_steps"), NOT_NEGATIVE),
-    **dict.fromkeys(("adam_beta1", "adam_beta2", "label_smoothing_factor"), BELOW_ONE),
-    **dict.fromkeys(("logging_steps", "save_steps", "eval_steps"), INTERVAL),
-    **dict.fromkeys(("seed", "data_seed"), SEED),
-    "max_grad_norm": CLIPPING,
-    "dataloader_num_workers": whole_number(0),
-}
-
 logger = logging.get_logger(__name__)
 
 
 @dataclass
 class RunArguments(TrainingArguments):
-    """`TrainingArguments` that carry the flags which identify the run, and log losses as they are.
-
-    Numbers that make no sense, and a training without a step, are refused.
-    """
+    """`TrainingArguments` that carry the flags which identify the run, and log losses as they are."""
 
     logging_nan_inf_filter: bool = False
 
     def __post_init__(self) -> None:
         self.identifying_flags: dict[str, Any] = {}  # see the function of this name
-        self._check_numbers()
         super().__post_init__()
-        self._check_launch()
-
-    def _check_launch(self) -> None:
-        """Refuse processes that would each train alone: on CPUs they are connected with --use_cpu only."""
+        if self.do_train and self.max_steps < 1 and not (self.max_steps == -1 and self.num_train_epochs > 0):
+            raise InputError(
+                f"--max_steps {self.max_steps} with --num_train_epochs {self.num_train_epochs} trains nothing: "
+                "one must be above 0"
+            )
         started = int(os.environ.get("WORLD_SIZE", 1))
-        if started > 1 and self.world_size == 1:
+        if started > 1 and self.world_size == 1:  # each would train alone
             raise InputError(
                 f"{started} processes were started, but they cannot find each other, because there is no GPU: add "
                 "--use_cpu, or start one process"
             )
 
-    def _check_numbers(self) -> None:
-        for name, rule in NUMBER_RULES.items():
-            if getattr(self, name) != getattr(TrainingArguments, name):  # a default may be None
-                self._require(name, rule)
-        if self.do_train and self.max_steps != -1:
-            self._require("max_steps", STEPS)
-        elif self.do_train:
-            self._require("num_train_epochs", EPOCHS)
-
-    def _require(self, name: str, rule: NumberRule) -> None:
-        value = getattr(self, name)
-        if not isinstance(value, int | float) or not rule.is_kept_by(value):
-            raise InputError(f"--{name} must be {rule.text}, not {value}")
+    @property
+    def starts_over(self) -> bool:
+        return str(self.resume_from_checkpoint).lower() == "false"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "hub_token": None}  # training_args.bin is pushed to the Hub
@@ -157,8 +109,8 @@ def identifying_flags(flags: dict[str, Any], exclude: Collection[str] = ()) -> d
     return json.loads(json.dumps(selected, default=str))
 
 
-def check_same_run(args: RunArguments, settings: dict[str, Any], may_grow: Collection[str] = ()) -> bool:
-    """Return whether `output_dir` holds this run already. Refuse another run, and record a new one in run.json.
+def claim_folder(args: RunArguments, settings: dict[str, Any], may_grow: Collection[str] = ()) -> bool:
+    """Record this run in run.json; return whether `output_dir` holds it already. Another run there is an InputError.
 
     With `--resume_from_checkpoint false` the run starts over: the checkpoints of the previous one are moved to
     `_before`, its metrics and its scores for an ensemble are deleted.
@@ -173,34 +125,25 @@ def check_same_run(args: RunArguments, settings: dict[str, Any], may_grow: Colle
     processes.wait_for_everyone()
     if args.should_save:
         folder.mkdir(parents=True, exist_ok=True)
-        if starts_over(args) and (checkpoints := checkpoints_by_step(folder).values()):
+        if args.starts_over and (checkpoints := checkpoints_by_step(folder).values()):
             shutil.rmtree(folder / ARCHIVE, ignore_errors=True)
             archive_checkpoints(checkpoints)
         if not same_run and (folder / "run.json").exists():  # in other folders these files are not ours
-            delete_results(folder)
+            results = [path for pattern in RESULTS for path in folder.glob(pattern)]
+            if results:
+                logger.warning(f"Deleted results of the previous run: {', '.join(path.name for path in results)}.")
+            for path in results:
+                path.unlink(missing_ok=True)  # another machine may have been faster
         write_json(folder / "run.json", settings)
     processes.wait_for_everyone()
     return same_run
-
-
-def delete_results(folder: Path) -> None:
-    """Delete the metrics and scores of the run in `folder`, and name them."""
-    results = [path for pattern in RESULTS for path in folder.glob(pattern) if path.is_file()]
-    if results:
-        logger.warning(f"Deleted results of the previous run: {', '.join(path.name for path in results)}.")
-    for path in results:
-        path.unlink(missing_ok=True)  # another machine may have been faster
-
-
-def starts_over(args: RunArguments) -> bool:
-    return str(args.resume_from_checkpoint).lower() == "false"
 
 
 def compare_with_recorded_run(args: RunArguments, settings: dict[str, Any], may_grow: Collection[str] = ()) -> bool:
     """Return whether `output_dir` records a run that is continued; refuse one with other settings. Writes nothing."""
     folder = Path(str(args.output_dir))
     path = folder / "run.json"
-    same_run = path.exists() and not starts_over(args)
+    same_run = path.exists() and not args.starts_over
     if same_run:
         try:
             before = read_json_object(path)
@@ -244,6 +187,7 @@ def content_hash(rows: Dataset) -> str:
     """Hash the values of rows, independent of how they are stored."""
     digest = hashlib.sha256("".join(rows.column_names).encode())
     for table in rows.with_format("arrow").iter(1000):
-        for batch in table.combine_chunks().to_batches():
+        # copied: a part of a larger table is stored with other bytes behind its values
+        for batch in table.take(pyarrow.array(range(len(table)))).combine_chunks().to_batches():
             digest.update(batch.serialize())
     return digest.hexdigest()[:16]

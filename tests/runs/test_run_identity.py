@@ -8,7 +8,7 @@ import sys
 import pyarrow as pa
 import pytest
 from datasets import Dataset
-from transformers import HfArgumentParser, TrainingArguments
+from transformers import TrainingArguments
 
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
 from hf_deberta.pretraining.arguments import PretrainingArguments, run_with_arguments
@@ -16,9 +16,8 @@ from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.run_identity import (
     BEST_MODEL_FLAGS,
     IDENTIFYING_FLAGS,
-    NUMBER_RULES,
     RunArguments,
-    check_same_run,
+    claim_folder,
     content_hash,
     identifying_flags,
 )
@@ -75,41 +74,41 @@ def test_flags_of_the_optimizer_and_its_schedule_are_identifying():
 
 
 def test_another_run_is_refused(tmp_path, caplog):
-    assert not check_same_run(arguments(tmp_path), {"steps": 4})
-    assert check_same_run(arguments(tmp_path), {"steps": 4})
+    assert not claim_folder(arguments(tmp_path), {"steps": 4})
+    assert claim_folder(arguments(tmp_path), {"steps": 4})
     changed = arguments(tmp_path, seed=7)
     changed.identifying_flags["learning_rate"] = 0.5
     message = r"out .* learning_rate 0.001, now 0.5, seed 42, now 7; .*--output_dir.*--resume_from_checkpoint false"
     with pytest.raises(InputError, match=message):
-        check_same_run(changed, {"steps": 4})
+        claim_folder(changed, {"steps": 4})
     with pytest.raises(InputError, match="steps 4, now 5"):
-        check_same_run(arguments(tmp_path), {"steps": 5})
+        claim_folder(arguments(tmp_path), {"steps": 5})
     assert not caplog.text
-    assert check_same_run(arguments(tmp_path), {"steps": 5}, may_grow=("steps",))
+    assert claim_folder(arguments(tmp_path), {"steps": 5}, may_grow=("steps",))
     assert "(steps 4, now 5)" in caplog.text
     with pytest.raises(InputError, match="steps 5, now 4"):
-        check_same_run(arguments(tmp_path), {"steps": 4}, may_grow=("steps",))
+        claim_folder(arguments(tmp_path), {"steps": 4}, may_grow=("steps",))
 
 
 def test_changed_starting_weights_are_refused(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "model.safetensors").write_bytes(b"1")
-    check_same_run(arguments(tmp_path), {})
+    claim_folder(arguments(tmp_path), {})
     (tmp_path / "model" / "model.safetensors").touch()
-    assert check_same_run(arguments(tmp_path), {})
+    assert claim_folder(arguments(tmp_path), {})
     (tmp_path / "model" / "model.safetensors").write_bytes(b"2")
     with pytest.raises(InputError, match="settings: weights of model_name_or_path [0-9a-f]{16}, now "):
-        check_same_run(arguments(tmp_path), {})
+        claim_folder(arguments(tmp_path), {})
 
 
 def test_starting_over_archives_the_checkpoints(tmp_path):
-    check_same_run(arguments(tmp_path), {})
+    claim_folder(arguments(tmp_path), {})
     for number in (2, 3):
         (tmp_path / "out" / f"checkpoint-{number}").mkdir()
-        assert not check_same_run(arguments(tmp_path, seed=number, resume_from_checkpoint="false"), {})
+        assert not claim_folder(arguments(tmp_path, seed=number, resume_from_checkpoint="false"), {})
         assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["_before", "run.json"]
         assert [path.name for path in (tmp_path / "out" / "_before").iterdir()] == [f"checkpoint-{number}"]
-    assert check_same_run(arguments(tmp_path, seed=3), {})
+    assert claim_folder(arguments(tmp_path, seed=3), {})
 
 
 def test_starting_over_deletes_the_results_of_the_previous_run(tmp_path):
@@ -119,21 +118,28 @@ def test_starting_over_deletes_the_results_of_the_previous_run(tmp_path):
     folder.mkdir()
     for name in {*results, *others}:
         (folder / name).touch()
-    assert not check_same_run(arguments(tmp_path, resume_from_checkpoint="false"), {})  # the files are the user's
+    assert not claim_folder(arguments(tmp_path, resume_from_checkpoint="false"), {})  # the files are the user's
     assert {path.name for path in folder.iterdir()} == {*results, *others, "run.json"}
-    assert check_same_run(arguments(tmp_path), {})
+    assert claim_folder(arguments(tmp_path), {})
     assert {path.name for path in folder.iterdir()} == {*results, *others, "run.json"}
-    assert not check_same_run(arguments(tmp_path, resume_from_checkpoint="false"), {})
+    assert not claim_folder(arguments(tmp_path, resume_from_checkpoint="false"), {})
     assert {path.name for path in folder.iterdir()} == {*others, "run.json"}
 
 
 def test_content_hash_depends_on_values_alone(tmp_path):
     columns = {"input_ids": [[n, n + 1] * (n % 3 + 1) for n in range(40)], "labels": [n % 2 for n in range(40)]}
+    columns |= {"text": [None if n == 5 else "x" * n for n in range(40)], "odd": [n % 2 == 1 for n in range(40)]}
     rows = Dataset.from_dict(columns)
     rows.save_to_disk(tmp_path / "kept")
     parts = pa.concat_tables([rows.data.table.slice(0, 7), rows.data.table.slice(7)])
     twice = Dataset.from_dict({name: values * 2 for name, values in columns.items()})
-    same = [rows, Dataset.load_from_disk(tmp_path / "kept"), Dataset(parts), twice.select(range(40, 80))]
+    same = [
+        rows,
+        Dataset.load_from_disk(tmp_path / "kept"),
+        Dataset(parts),
+        twice.select(range(40, 80)),
+        twice.select(range(40)),
+    ]
     same.append(rows.select([*range(39, -1, -1)]).select([*range(39, -1, -1)]))
     assert len({content_hash(variant) for variant in same}) == 1
     others = [rows.select(range(39)), rows.rename_column("labels", "label"), rows.select([1, 0, *range(2, 40)])]
@@ -153,44 +159,13 @@ def test_total_batch(tmp_path):
     assert given.total_batch == 12
 
 
-REFUSED = {
-    **dict.fromkeys(("per_device_train_batch_size", "gradient_accumulation_steps"), (0, -1, 1.5, 2.0)),
-    **dict.fromkeys(("per_device_eval_batch_size", "eval_accumulation_steps"), (0, -8, 2.5)),
-    **dict.fromkeys(("learning_rate", "weight_decay", "adam_epsilon", "warmup_steps"), (-1.0, math.nan, math.inf, "x")),
-    "max_grad_norm": (-1.0, math.nan, None),
-    **dict.fromkeys(("adam_beta1", "adam_beta2", "label_smoothing_factor"), (1.0, 2.0, -0.1, math.nan)),
-    **dict.fromkeys(("logging_steps", "save_steps", "eval_steps"), (0, -1, 0.0, 1.5, math.nan, math.inf)),
-    **dict.fromkeys(("seed", "data_seed"), (-1, 2**32, 1.5)),
-    "dataloader_num_workers": (-1,),
-}
-ACCEPTED = {
-    "learning_rate": (0, 0.0, 1e30),
-    "warmup_steps": (0, 0.1, 100),
-    "max_grad_norm": (0.0, math.inf),
-    "adam_beta1": (0, 0.5),
-    "eval_steps": (None, 0.5, 1, 10.0),
-    "seed": (0, 2**32 - 1),
-    "data_seed": (None, 0),
-    "eval_accumulation_steps": (None, 1),
-}
-
-
-@pytest.mark.parametrize("name", NUMBER_RULES)
-def test_numbers_that_make_no_sense_are_refused(tmp_path, name):
-    for value in REFUSED[name]:
-        with pytest.raises(InputError, match=rf"^--{name} must be .* not {value}$"):
-            RunArguments(str(tmp_path), use_cpu=True, **{name: value})
-    for value in ACCEPTED.get(name, ()):
-        assert getattr(RunArguments(str(tmp_path), use_cpu=True, **{name: value}), name) == value
-
-
 @pytest.mark.parametrize("kind", [RunArguments, FineTuningArguments, PretrainingArguments])
 def test_a_training_without_a_step_is_refused(tmp_path, kind):
-    refused = [{"num_train_epochs": value} for value in (0, -1.0, math.nan, math.inf)]
+    refused = [{"num_train_epochs": value} for value in (0, -1.0, math.nan)]
     refused += [{"max_steps": value} for value in (0, -2)]
     for fields in refused:
         ((name, value),) = fields.items()
-        with pytest.raises(InputError, match=rf"^--{name} must be .* not {value}$"):
+        with pytest.raises(InputError, match=rf"--{name} {value} .*trains nothing"):
             kind(str(tmp_path), use_cpu=True, do_train=True, **fields)
         kind(str(tmp_path), use_cpu=True, **{"do_train": False, "do_eval": True, **fields})
     kind(str(tmp_path), use_cpu=True, do_train=True, num_train_epochs=0, max_steps=5)
@@ -198,10 +173,9 @@ def test_a_training_without_a_step_is_refused(tmp_path, kind):
 
 
 def test_a_refused_number_is_shown_in_one_line(tmp_path, monkeypatch):
-    flags = ["--output_dir", str(tmp_path / "out"), "--use_cpu", "--learning_rate"]
-    with pytest.raises(InputError, match="--learning_rate must be a finite number of at least 0, not nan"):
-        HfArgumentParser(RunArguments).parse_args_into_dataclasses([*flags, "nan"])
-    monkeypatch.setattr(sys, "argv", ["run_x.py", *flags, "-1"])
-    with pytest.raises(SystemExit, match=r"^run_x.py: --learning_rate must be a finite number of .*, not -1.0$"):
+    monkeypatch.setattr(
+        sys, "argv", ["run_x.py", "--output_dir", str(tmp_path / "out"), "--use_cpu", "--do_train", "--max_steps", "0"]
+    )
+    with pytest.raises(SystemExit, match=r"^run_x.py: --max_steps 0 with"):
         run_with_arguments((PretrainingArguments,), lambda args: None)
     assert not (tmp_path / "out").exists()
