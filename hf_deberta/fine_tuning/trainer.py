@@ -27,7 +27,8 @@ from hf_deberta.fine_tuning.sift import SiftTrainer, answer_labels
 from hf_deberta.runs.checkpoints import (
     TRAINER_STATE_NAME,
     AtomicCheckpointsMixin,
-    find_damage_of_finished_run,
+    RunEnd,
+    inspect_finished_run,
     last_checkpoint,
     require_checkpoint,
 )
@@ -162,12 +163,13 @@ class FineTuningTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, 
         folder, rows = self.args.output_folder, cast(Dataset, self.train_dataset)
         settings = {"batch": self.args.total_batch, "rows": len(rows), "hash of rows": content_hash(rows)}
         same_run = claim_folder(self.args, settings)
-        damage = find_damage_of_finished_run(folder) if same_run and self.args.resume_from_checkpoint is None else None
-        if damage == []:
-            self.load_final_model()
-            return True
-        if damage:
-            require_checkpoint(folder, damage)
+        if same_run and self.args.resume_from_checkpoint is None:
+            end, damage = inspect_finished_run(folder)
+            if end is RunEnd.WHOLE:
+                self.load_final_model()
+                return True
+            if end is RunEnd.DAMAGED:
+                require_checkpoint(folder, damage)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             for path in (folder / TRAINER_STATE_NAME, folder / "README.md"):  # of an earlier run

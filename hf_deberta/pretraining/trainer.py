@@ -12,8 +12,9 @@ from hf_deberta.pretraining.throughput import ThroughputMeter, peak_operations, 
 from hf_deberta.runs.checkpoints import (
     TRAINER_STATE_NAME,
     AtomicCheckpointsMixin,
+    RunEnd,
     checkpoints_by_step,
-    find_damage_of_finished_run,
+    inspect_finished_run,
     last_checkpoint,
     require_checkpoint,
 )
@@ -100,10 +101,10 @@ class PretrainingTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin,
         result = self.train(resume_from_checkpoint=checkpoint)
         if not self.trained:
             logger.warning(f"{folder} holds this run, and it is finished: nothing is trained")
-            damage = find_damage_of_finished_run(folder, self.final_models)
-            if damage:
+            end, damage = inspect_finished_run(folder, self.final_models)
+            if end is RunEnd.DAMAGED:
                 logger.warning(f"its model is damaged ({', '.join(damage)}) and written again from {checkpoint}")
-            elif damage == [] and TrainerState.load_from_json(str(state)).global_step == self.state.global_step:
+            elif end is RunEnd.WHOLE and TrainerState.load_from_json(str(state)).global_step == self.state.global_step:
                 return False
         self.save_model()
         if self.trained:
@@ -122,10 +123,10 @@ class PretrainingTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin,
         same_run = automatic and compare_with_recorded_run(self.args, {**flags, **settings})
         if not same_run or checkpoints_by_step(folder):
             return False
-        damage = find_damage_of_finished_run(folder, self.final_models)
-        if damage:
+        end, damage = inspect_finished_run(folder, self.final_models)
+        if end is RunEnd.DAMAGED:
             require_checkpoint(folder, damage)
-        if damage is None:
+        if end is RunEnd.MISSING:
             return False
         finished = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME)).global_step
         *_, steps = self.set_initial_training_values(self.args, self.get_train_dataloader())

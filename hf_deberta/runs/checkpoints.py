@@ -17,6 +17,7 @@ import re
 import shutil
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 from typing import Any, cast
 
@@ -344,17 +345,26 @@ def final_weights(folder: Path, models: Iterable[str]) -> list[Path]:
     return sorted(path for model in models for pattern in FINAL_WEIGHTS for path in (folder / model).glob(pattern))
 
 
-def find_damage_of_finished_run(folder: Path, models: Iterable[str] = (".",)) -> list[str] | None:
-    """Describe damage in the state and the final models' files of a finished run; None if no run has finished there."""
+class RunEnd(Enum):
+    """Whether a run has finished in a folder."""
 
-    def find() -> list[str] | None:
+    MISSING = "no run has finished there"
+    WHOLE = "a finished run"
+    DAMAGED = "a finished run whose state or final model is damaged"
+
+
+def inspect_finished_run(folder: Path, models: Iterable[str] = (".",)) -> tuple[RunEnd, list[str]]:
+    """Return whether a run has finished in a folder, and what is damaged in its state and its models' files."""
+
+    def inspect() -> tuple[RunEnd, list[str]]:
         if not (folder / TRAINER_STATE_NAME).exists():
-            return None
-        if not final_weights(folder, models):
-            return ["no model weights"]
-        return find_damaged_files(folder, (TRAINER_STATE_NAME, *FINAL_WEIGHTS))
+            return RunEnd.MISSING, []
+        damage = ["no model weights"]
+        if final_weights(folder, models):
+            damage = find_damaged_files(folder, (TRAINER_STATE_NAME, *FINAL_WEIGHTS))
+        return RunEnd.DAMAGED if damage else RunEnd.WHOLE, damage
 
-    return in_main_process(find)
+    return in_main_process(inspect)
 
 
 def require_checkpoint(folder: Path, damage: list[str]) -> None:

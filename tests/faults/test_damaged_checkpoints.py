@@ -21,9 +21,10 @@ from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
 from hf_deberta.pretraining.token_file import TokenFile, write_token_file
 from hf_deberta.runs.checkpoints import (
     AtomicCheckpointsMixin,
+    RunEnd,
     checkpoints_by_step,
     delete_old_checkpoints,
-    find_damage_of_finished_run,
+    inspect_finished_run,
     last_checkpoint,
 )
 from hf_deberta.runs.errors import InputError
@@ -235,12 +236,12 @@ def test_a_damaged_finished_run_is_noticed(whole_run, tally):
         with Damage(seed) as damage:
             path = folder / damage.rng.choice(("model.safetensors", "trainer_state.json"))
             damage.do(path, {**ABSENT, **SHORT, **CHANGED})
-            damaged = find_damage_of_finished_run(folder)
+            damaged = inspect_finished_run(folder)[1]
             if path.exists() or path.suffix != ".json":
                 assert path.name in damaged[0] or damaged == ["no model weights"]
             else:  # its deletion leaves a run that has not finished
                 assert damaged is None
-        assert not find_damage_of_finished_run(folder)
+        assert inspect_finished_run(folder)[0] is RunEnd.WHOLE
     tally.held("damaged finished run is noticed", number_of_cases(20, 1000))
 
 

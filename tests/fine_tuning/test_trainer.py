@@ -29,7 +29,7 @@ from hf_deberta.fine_tuning.trainer import (
     validation_splits,
     write_card_and_push,
 )
-from hf_deberta.runs.checkpoints import find_damage_of_finished_run
+from hf_deberta.runs.checkpoints import RunEnd, inspect_finished_run
 from hf_deberta.runs.errors import InputError
 
 
@@ -158,7 +158,7 @@ def test_a_damaged_finished_run_is_finished_again(tmp_path, caplog, name, epochs
     again = run()
     assert f"holds a finished run that is damaged ({name} has {len(content) - 1} bytes instead of" in caplog.text
     assert all(torch.equal(again[name], value) for name, value in whole.items())
-    assert not find_damage_of_finished_run(tmp_path)
+    assert inspect_finished_run(tmp_path)[0] is not RunEnd.DAMAGED
     (tmp_path / name).write_bytes(content[:-1])
     for checkpoint in tmp_path.glob("checkpoint-*"):
         shutil.rmtree(checkpoint)

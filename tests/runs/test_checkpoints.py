@@ -16,9 +16,10 @@ from transformers import Trainer, TrainingArguments
 from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
 from hf_deberta.runs.checkpoints import (
     AtomicCheckpointsMixin,
+    RunEnd,
     delete_old_checkpoints,
-    find_damage_of_finished_run,
     flush_to_disk,
+    inspect_finished_run,
     last_checkpoint,
 )
 from hf_deberta.runs.errors import InputError
@@ -337,27 +338,27 @@ def test_a_finished_run_has_a_manifest_of_its_weights_and_state(tmp_path):
     run = trainer(tmp_path, max_steps=1, save_strategy="no")
     run.train()
     run.save_model()
-    assert find_damage_of_finished_run(tmp_path) is None
+    assert inspect_finished_run(tmp_path)[0] is RunEnd.MISSING
     run.save_state()
-    assert find_damage_of_finished_run(tmp_path) == []
+    assert inspect_finished_run(tmp_path) == (RunEnd.WHOLE, [])
     (tmp_path / "config.json").write_text("{}")  # may be edited
-    assert find_damage_of_finished_run(tmp_path) == []
+    assert inspect_finished_run(tmp_path) == (RunEnd.WHOLE, [])
     sources = sorted(path.name for path in tmp_path.glob("*.py"))
     for name in (*sources, "training_args.bin"):
         (tmp_path / name).unlink()
-    assert sources and find_damage_of_finished_run(tmp_path) == [f"{name} is missing" for name in sources]
+    assert sources and inspect_finished_run(tmp_path)[1] == [f"{name} is missing" for name in sources]
     run.save_model()
     run.save_state()
     flip_a_byte(tmp_path / "model.safetensors")
     (tmp_path / "trainer_state.json").write_text("")
-    damage = find_damage_of_finished_run(tmp_path)
+    damage = inspect_finished_run(tmp_path)[1]
     assert sorted(problem.split()[0] for problem in damage) == ["model.safetensors", "trainer_state.json"]
     (tmp_path / "model.safetensors").unlink()
-    assert find_damage_of_finished_run(tmp_path) == ["no model weights"]
+    assert inspect_finished_run(tmp_path)[1] == ["no model weights"]
     run.save_model()
     assert not (tmp_path / "manifest.json").exists()
     run.save_state()
-    assert find_damage_of_finished_run(tmp_path) == []
+    assert inspect_finished_run(tmp_path) == (RunEnd.WHOLE, [])
 
 
 def test_metrics_are_combined(tmp_path, caplog):
