@@ -103,7 +103,6 @@ class RtdTrainer(PretrainingTrainer):
             self._clip_grad_norm(model)
         optimizer: Any = self.optimizer
         optimizer.step()
-        self.count_skipped_step()
         # None instead of zeros: the optimizer skips the generator when it steps the discriminator.
         optimizer.zero_grad(set_to_none=True)
         micro_batches, self.discriminator_inputs = self.discriminator_inputs, []

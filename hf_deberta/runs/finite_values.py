@@ -24,10 +24,8 @@ from hf_deberta.runs.checkpoints import checkpoints_by_step
 from hf_deberta.runs.errors import InputError
 
 VALUES = ("loss", "gradient norm")
-MAX_SKIPPED_STEPS = 30  # in a row, under fp16: GradScaler starts at 2**16 and halves its scale at each of them
-MIN_GRADIENT_SCALE = 1e-4
+MIN_GRADIENT_SCALE = 1e-4  # under fp16 GradScaler starts at 2**16, and halves its scale at each step that overflows
 ADVICE = "lower --learning_rate, set --max_grad_norm 1, or look for damaged rows in the data"
-EVALUATION_ADVICE = "weights of the model or numbers in the rows are not finite, so there is no result to report"
 
 
 class FiniteValuesMixin(Trainer):
@@ -46,14 +44,13 @@ class FiniteValuesMixin(Trainer):
         if self.scales_gradients:  # the loss of a skipped step would make the logged mean NaN
             self.args.logging_nan_inf_filter = True
         if self.compute_metrics is not None:
-            self.compute_metrics = with_finite_predictions(self.compute_metrics)
-        self.add_callback(_TrainingEvents(self))
+            self.compute_metrics = self._with_finite_predictions(self.compute_metrics)
+        self.add_callback(_StartOfTraining(self))
         self.reset_failures()
 
     def reset_failures(self) -> None:
         self.failure = torch.zeros(3, device=self.args.device)  # step, learning rate, index in VALUES; 0 if none
         self.learning_rate = 0.0  # of the last step
-        self.skipped_steps = 0
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
         loss = super().training_step(model, inputs, num_items_in_batch)
@@ -77,111 +74,81 @@ class FiniteValuesMixin(Trainer):
         for field, noted in enumerate((self.state.global_step + 1, self.learning_rate, VALUES.index(name))):
             self.failure[field].masked_fill_(first, noted)
 
-    def count_skipped_step(self) -> None:
-        """Call after each optimizer step: many in a row that overflow in fp16 stop the run."""
-        if not self.scales_gradients:
-            return
-        self.skipped_steps = self.skipped_steps + 1 if self.accelerator.optimizer_step_was_skipped else 0
-        if self.skipped_steps >= MAX_SKIPPED_STEPS:
-            self._stop_overflow()
-
-    def _stop_overflow(self) -> None:
-        raise InputError(
-            f"gradients overflow in fp16 at step {self.state.global_step + 1} (learning rate {self.learning_rate:g}), "
-            f"however small their scale, so the run stops: {ADVICE}, or train with --bf16; {self.way_to_continue()}"
-        )
-
-    def check_steps(self) -> None:
-        """Stop if a step since the start of training had a loss or gradient norm that is not finite."""
-        scaler = self.accelerator.scaler if self.scales_gradients else None
+    def check_training(self, weights: bool = True) -> None:
+        """Stop if a step since the start of training had a value that is not finite, or if a weight is not finite."""
+        step, scaler = self.state.global_step, self.accelerator.scaler if self.scales_gradients else None
         if scaler is not None and scaler.get_scale() < MIN_GRADIENT_SCALE:
-            self._stop_overflow()  # a fused optimizer skips steps by itself, unknown to accelerate
-        failures = self.accelerator.gather(self.failure[None])
-        if not failures.any().item():
-            return
-        step, rate, value = min(failure for failure in failures.tolist() if failure[0])
-        raise InputError(
-            f"the {VALUES[int(value)]} is not finite at step {int(step)} (learning rate {rate:g}), so the run stops: "
-            f"{ADVICE}; {self.way_to_continue()}"
-        )
-
-    def check_weights(self) -> None:
-        """Stop if a weight is not finite."""
-        finite = has_finite_weights(cast(nn.Module, self.model)).to(self.args.device)
-        if not self.accelerator.gather(finite[None]).all().item():
-            raise InputError(
-                f"a weight is not finite after step {self.state.global_step} (learning rate {self.learning_rate:g}), "
-                f"so the run stops and the model is not saved: {ADVICE}; {self.way_to_continue()}"
+            raise self._stop(
+                "gradients overflow in fp16, however small their scale,", step, f"{ADVICE}, or train with --bf16"
             )
+        failures = self.accelerator.gather(self.failure[None])
+        if failures.any().item():
+            step, self.learning_rate, value = min(failure for failure in failures.tolist() if failure[0])
+            raise self._stop(f"the {VALUES[int(value)]} is not finite", step)
+        if weights:
+            finite = has_finite_weights(cast(nn.Module, self.model)).to(self.args.device)
+            if not self.accelerator.gather(finite[None]).all().item():
+                raise self._stop("a weight is not finite", step)
 
-    def way_to_continue(self) -> str:
-        """Return how to train again with other settings, which `output_dir` refuses unless the run starts over."""
+    def _stop(self, problem: str, step: float, advice: str = ADVICE) -> InputError:
         checkpoints = [*checkpoints_by_step(Path(str(self.args.output_dir))).values()]
-        if not checkpoints:
-            return "no checkpoint was written, so start over with --resume_from_checkpoint false"
-        return (
-            "start over in another --output_dir, or continue there from an earlier checkpoint with "
-            f"--resume_from_checkpoint PATH: {checkpoints[-1]} is finite, but may have begun to diverge"
-        )
+        way_out = "no checkpoint was written, so start over with --resume_from_checkpoint false"
+        if checkpoints:
+            way_out = (
+                "start over in another --output_dir, or continue there from an earlier checkpoint with "
+                f"--resume_from_checkpoint PATH: {checkpoints[-1]} is finite, but may have begun to diverge"
+            )
+        where = f"at step {int(step)} (learning rate {self.learning_rate:g})"
+        return InputError(f"{problem} {where}, so the run stops: {advice}; {way_out}")
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs or "train_loss" in logs:
-            self.check_steps()
+            self.check_training(weights=False)
         super().log(logs, start_time)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        self.check_steps()
-        self.check_weights()
+        self.check_training()
         super().save_model(output_dir, _internal_call)
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         if self.is_in_train:
-            self.check_steps()
-            self.check_weights()
+            self.check_training()
         log_filter, self.args.logging_nan_inf_filter = self.args.logging_nan_inf_filter, False  # it would hide NaN
         try:
             output = super().evaluation_loop(*args, **kwargs)
-            check_predictions(output.predictions)
-            for name, value in (output.metrics or {}).items():
-                if name.endswith("_loss") and not np.isfinite(value):
-                    raise _NotFiniteError(f"{name} is {value}")
-        except _NotFiniteError as error:
-            if not self.is_in_train:
-                raise InputError(f"{error}: {EVALUATION_ADVICE}") from None
-            raise InputError(  # large but finite weights overflow in the forward pass
-                f"{error} after step {self.state.global_step} (learning rate {self.learning_rate:g}), so the run "
-                f"stops: {ADVICE}; {self.way_to_continue()}"
-            ) from None
         finally:
             self.args.logging_nan_inf_filter = log_filter
+        self._check_predictions(output.predictions)
+        for name, value in (output.metrics or {}).items():
+            if name.endswith("_loss") and not np.isfinite(value):
+                raise self._no_result(f"{name} is {value}")
         return output
 
+    def _with_finite_predictions(self, compute_metrics: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+        """Return a function that checks predictions before it computes metrics, which may fail on NaN."""
 
-class _NotFiniteError(ValueError):
-    """Says which predictions or loss of an evaluation are not finite."""
+        def checked(prediction: EvalPrediction, **kwargs: Any) -> dict[str, Any]:
+            self._check_predictions(prediction.predictions)
+            return compute_metrics(prediction, **kwargs)
 
+        return checked
 
-def check_predictions(predictions: Any) -> None:
-    """Raise a _NotFiniteError for predictions, an array or nested arrays, that are not finite."""
-    if isinstance(predictions, list | tuple):
-        for part in predictions:
-            check_predictions(part)
-    elif predictions is not None and np.issubdtype(np.asarray(predictions).dtype, np.floating):
-        number = np.size(predictions) - np.isfinite(predictions).sum()
-        if number:
-            raise _NotFiniteError(f"{number:,} of {np.size(predictions):,} predictions are not finite")
+    def _check_predictions(self, predictions: Any) -> None:
+        """Stop if predictions, an array or nested arrays, are not finite."""
+        if isinstance(predictions, list | tuple):
+            for part in predictions:
+                self._check_predictions(part)
+        elif predictions is not None and np.issubdtype(np.asarray(predictions).dtype, np.floating):
+            number = np.size(predictions) - np.isfinite(predictions).sum()
+            if number:
+                raise self._no_result(f"{number:,} of {np.size(predictions):,} predictions are not finite")
 
-
-def with_finite_predictions(
-    compute_metrics: Callable[[EvalPrediction], dict[str, Any]],
-) -> Callable[[EvalPrediction], dict[str, Any]]:
-    """Return a function that checks predictions before it computes metrics, which may fail on NaN with a traceback."""
-
-    def checked(prediction: EvalPrediction, **kwargs: Any) -> dict[str, Any]:
-        check_predictions(prediction.predictions)
-        return compute_metrics(prediction, **kwargs)
-
-    return checked
+    def _no_result(self, problem: str) -> InputError:
+        if self.is_in_train:  # large but finite weights overflow in the forward pass
+            return self._stop(problem, self.state.global_step)
+        return InputError(
+            f"{problem}: weights of the model or numbers in the rows are not finite, so there is no result to report"
+        )
 
 
 @torch.no_grad()
@@ -194,28 +161,28 @@ def has_finite_weights(model: nn.Module) -> torch.Tensor:
     return nn.utils.get_total_norm([weight for weight in local if weight.numel()], float("inf")).isfinite()
 
 
-class _TrainingEvents(TrainerCallback):
-    """Calls `FiniteValuesMixin` at the events of training."""
+class _StartOfTraining(TrainerCallback):
+    """Forgets earlier failures, and follows the schedule with this run's learning rate.
+
+    A checkpoint that is resumed contains the rate of its own run.
+    """
 
     def __init__(self, trainer: FiniteValuesMixin) -> None:
         self.trainer = trainer
 
-    def on_train_begin(
-        self, args: Any, *_: Any, optimizer: Any = None, lr_scheduler: Any = None, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, *_: Any, optimizer: Any = None, lr_scheduler: Any = None, **kw: Any) -> None:
         self.trainer.reset_failures()
-        if not self.trainer.has_own_optimizer:
-            use_learning_rate(optimizer, lr_scheduler, args.learning_rate)
-
-    def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        self.trainer.count_skipped_step()
-
-
-def use_learning_rate(optimizer: Any, scheduler: Any, rate: float) -> None:
-    """Follow the schedule with this learning rate: a checkpoint that is resumed contains the rate of its run."""
-    if not isinstance(scheduler, LambdaLR) or set(scheduler.base_lrs) == {rate} or len(set(scheduler.base_lrs)) > 1:
-        return
-    rates = [rate * factor(scheduler.last_epoch) for factor in scheduler.lr_lambdas]
-    for group, current in zip(optimizer.param_groups, rates, strict=True):
-        group["initial_lr"], group["lr"] = rate, current
-    scheduler.load_state_dict({**scheduler.state_dict(), "base_lrs": [rate] * len(rates), "_last_lr": rates})
+        rate, rates = args.learning_rate, set(getattr(lr_scheduler, "base_lrs", ()))
+        if (
+            self.trainer.has_own_optimizer
+            or not isinstance(lr_scheduler, LambdaLR)
+            or len(rates) > 1
+            or rates == {rate}
+        ):
+            return
+        current = [rate * factor(lr_scheduler.last_epoch) for factor in lr_scheduler.lr_lambdas]
+        for group, value in zip(optimizer.param_groups, current, strict=True):
+            group["initial_lr"], group["lr"] = rate, value
+        lr_scheduler.load_state_dict(
+            {**lr_scheduler.state_dict(), "base_lrs": [rate] * len(current), "_last_lr": current}
+        )

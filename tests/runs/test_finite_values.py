@@ -17,7 +17,7 @@ from transformers import Trainer, TrainerCallback, default_data_collator
 from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
 from hf_deberta.fine_tuning.trainer import FineTuningTrainer
 from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.finite_values import MAX_SKIPPED_STEPS, has_finite_weights
+from hf_deberta.runs.finite_values import has_finite_weights
 
 SAVING = {"save_strategy": "steps", "save_steps": 2, "save_total_limit": 1, "logging_steps": 100, "max_steps": 12}
 DIVERGING = {"learning_rate": 1e30, "max_grad_norm": 0, "optim": "adamw_torch", "lr_scheduler_type": "constant"}
@@ -104,7 +104,7 @@ def test_a_model_with_a_weight_that_is_not_finite_is_not_saved(tmp_path, kind):
         list(run.model.parameters())[-1].view(-1)[0] = math.inf
     run.state.global_step = 4
     for save in (run.save_model, lambda: run._save_checkpoint(run.model, None)):
-        with pytest.raises(InputError, match="a weight is not finite after step 4"):
+        with pytest.raises(InputError, match="a weight is not finite at step 4"):
             save()
     assert checkpoints(tmp_path) == before and not list(tmp_path.glob("*.safetensors"))
     assert not (tmp_path / "generator").exists()
@@ -165,7 +165,7 @@ def test_an_evaluation_during_training_gives_the_advice_of_a_diverging_run(tmp_p
     run.add_callback(Spoiler())
     diverged = r"(\d+ of \d+ predictions are not finite|eval_loss is \w+)"
     problem = "a weight is not finite" if math.isnan(weight) else diverged
-    stop = rf"^{problem} after step 4 \(learning rate 0.001\), so the run stops.*: lower --learning_rate, "
+    stop = rf"^{problem} at step 4 \(learning rate 0.001\), so the run stops.*: lower --learning_rate, "
     with pytest.raises(InputError, match=stop) as stopped:
         run.train()
     assert re.search("start over in another --output_dir, .*-2 is finite, but may have begun to", str(stopped.value))
@@ -209,21 +209,9 @@ def test_a_scale_that_shrinks_to_nothing_stops_the_run(tmp_path, kind, optim):
     fields = {**SAVING, "max_steps": 60, "save_steps": 50, "logging_steps": 35, "max_grad_norm": 0, "optim": optim}
     run = with_scaler(TRAINERS[kind](tmp_path, **fields))
     next(iter(run.model.parameters())).register_hook(lambda gradient: gradient * math.inf)
-    with pytest.raises(InputError, match=r"overflow in fp16 at step \d+ \(learning rate .* train with --bf16"):
+    with pytest.raises(InputError, match=r"overflow in fp16, .* at step \d+ \(learning rate .* train with --bf16"):
         run.train()
     assert run.state.global_step <= 35 and not checkpoints(tmp_path)
-
-
-def test_a_long_row_of_skipped_steps_stops_a_run_whose_scaler_is_elsewhere(tmp_path, monkeypatch):
-    """As with DeepSpeed: accelerate knows that a step was skipped, and has no scaler."""
-    run = classifier(tmp_path)
-    run.scales_gradients = True
-    skipped = [True] * (MAX_SKIPPED_STEPS - 1) + [False] + [True] * MAX_SKIPPED_STEPS
-    monkeypatch.setattr(type(run.accelerator), "optimizer_step_was_skipped", property(lambda _: skipped.pop()))
-    with pytest.raises(InputError, match="overflow"):
-        for _ in range(len(skipped)):
-            run.count_skipped_step()
-    assert len(skipped) == MAX_SKIPPED_STEPS
 
 
 def test_a_checkpoint_is_continued_with_another_learning_rate(tmp_path):
