@@ -51,7 +51,7 @@ LOGGED = ("loss", "lm_loss", "rtd_loss", "masked_accuracy", "replaced_found", "o
 
 
 class ThroughEpochs(list):
-    """Rows whose indices count through the epochs, as in `packing.Rows`."""
+    """Rows whose indices count through the epochs, as in `packing.TokenRows`."""
 
     def __getitem__(self, index):
         return super().__getitem__(index % len(self))

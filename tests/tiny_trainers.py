@@ -13,7 +13,7 @@ from hf_deberta.fine_tuning.sift import SiftArguments
 from hf_deberta.fine_tuning.trainer import FineTuningTrainer
 from hf_deberta.pretraining.language_model_trainer import LanguageModelTrainer
 from hf_deberta.pretraining.masking import Masking, Vocabulary
-from hf_deberta.pretraining.packing import RowCollator, Rows
+from hf_deberta.pretraining.packing import RowCollator, TokenRows
 from hf_deberta.pretraining.token_file import TokenFile
 
 CLASS_ROWS = Dataset.from_dict({"input_ids": [[1, n + 5, 2] for n in range(8)], "labels": [0, 1] * 4})
@@ -27,14 +27,14 @@ SPECIAL = np.arange(128) < 5
 MASKING = Masking(Vocabulary(4, SPECIAL, np.ones(128, dtype=bool), np.arange(5, 128)), max_ngram=1)
 
 
-def language_model_rows(objective: str, pack: bool, rows: int | None = None) -> Rows:
+def language_model_rows(objective: str, pack: bool, rows: int | None = None) -> TokenRows:
     """Return rows of 16 tokens, or of fewer if not packed: so many, or those of 40 documents."""
     rng = np.random.default_rng(0)
     sizes = rng.integers(1, 25, 40)
     if rows is not None:
         sizes = np.full(rows, 14) if pack else rng.integers(1, 15, rows)
     tokens = TokenFile(rng.integers(5, 128, sizes.sum()).astype(np.uint16), sizes.cumsum(), {})
-    return Rows(tokens, Tokenizer, 16, None if objective == "causal" else MASKING, pack)
+    return TokenRows(tokens, Tokenizer, 16, None if objective == "causal" else MASKING, pack)
 
 
 def language_model_trainer(

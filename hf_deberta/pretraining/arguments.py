@@ -17,7 +17,7 @@ from transformers.utils import logging
 from hf_deberta import PRESETS, HfDebertaConfig
 from hf_deberta.pretraining.corpus import Corpus
 from hf_deberta.pretraining.masking import Masking, Vocabulary
-from hf_deberta.pretraining.packing import Rows, check_rows
+from hf_deberta.pretraining.packing import TokenRows, check_rows
 from hf_deberta.pretraining.recipes import Recipe, find_recipe, parse_name
 from hf_deberta.runs.command_line import ScriptParser, make_dataclasses, read_command_line, require_attention_name
 from hf_deberta.runs.errors import InputError, input_errors, user_errors_in_one_line
@@ -299,7 +299,7 @@ def check_model_fits(
 
 def make_rows(
     corpus: Corpus, tokenizer: PreTrainedTokenizerBase, masking: Masking | None, training_args: TrainingArguments
-) -> dict[str, Rows]:
+) -> dict[str, TokenRows]:
     """Return the rows of each split. Tokenizes the corpus unless its token files exist."""
     args = corpus.arguments
     # push_to_hub ignores names that start with an underscore
@@ -308,7 +308,7 @@ def make_rows(
     rows = {}
     for split in corpus.splits:
         tokens = corpus.token_file(split, tokenizer, tokens_dir, overwrite)
-        rows[split] = Rows(tokens, tokenizer, args.max_seq_length, masking, args.pack, training_args.seed)
+        rows[split] = TokenRows(tokens, tokenizer, args.max_seq_length, masking, args.pack, training_args.seed)
         logger.warning(f"{split}: {tokens.about['tokens']:,} tokens in {len(rows[split]):,} rows")
     return rows
 

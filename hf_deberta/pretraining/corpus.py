@@ -85,9 +85,6 @@ class CorpusArguments:
     deduplicate: bool = field(
         default=False, metadata={"help": "Leave out training documents whose text came before, and count them."}
     )
-    preprocessing_num_workers: int | None = field(
-        default=None, metadata={"help": "No effect: one process tokenizes, with threads on all cores."}
-    )
     tokens_dir: str | None = field(
         default=None, metadata={"help": "Folder of the tokenized corpus (default: OUTPUT_DIR/_tokens)."}
     )
@@ -98,9 +95,6 @@ class CorpusArguments:
     pack: bool = field(
         default=True,
         metadata={"help": "Fill rows with several documents, without attention between them; false: one per row."},
-    )
-    line_by_line: bool = field(
-        default=False, metadata={"help": "The same as --pack false: the name in Transformers' script."}
     )
     train_tokenizer: int | None = field(
         default=None, metadata={"help": "Train a tokenizer with a vocabulary of this size on the corpus."}
@@ -131,11 +125,6 @@ class CorpusArguments:
             raise InputError(f"--sample_by must be line, paragraph or document, not {self.sample_by!r}")
         if self.tokenizer_type not in KINDS:
             raise InputError(f"--tokenizer_type must be {' or '.join(KINDS)}, not {self.tokenizer_type!r}")
-        if self.preprocessing_num_workers is not None:
-            logger.warning(
-                "--preprocessing_num_workers has no effect: one process tokenizes, with threads on all cores"
-            )
-        self.pack = self.pack and not self.line_by_line
         share = self.validation_split_percentage
         if not 0 <= share < 100:
             raise InputError(f"--validation_split_percentage must be in [0, 100), not {share}")

@@ -11,7 +11,7 @@ from transformers.trainer_utils import EvalPrediction
 
 from hf_deberta.model.enhanced_mask_decoder import HfDebertaMaskedLMOutput
 from hf_deberta.model.losses import IGNORED, cross_entropy_per_item
-from hf_deberta.pretraining.packing import Rows
+from hf_deberta.pretraining.packing import TokenRows
 from hf_deberta.pretraining.perplexity import perplexity_of_documents
 from hf_deberta.pretraining.trainer import PretrainingTrainer
 from hf_deberta.runs.errors import InputError
@@ -128,7 +128,7 @@ class LanguageModelTrainer(PretrainingTrainer):
         row_sums = torch.cat(sums, dim=1)
         return None, row_sums, row_sums
 
-    def final_metrics(self, name: str, rows: Rows) -> dict[str, float]:
+    def final_metrics(self, name: str, rows: TokenRows) -> dict[str, float]:
         if self.perplexity_stride is None:
             return {}
         return perplexity_of_documents(self.model, rows, self.perplexity_stride, *self.text_sizes[name])

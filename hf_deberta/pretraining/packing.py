@@ -57,14 +57,14 @@ def check_rows(tokenizer: PreTrainedTokenizerBase, length: int) -> None:
         raise InputError(f"rows need a tokenizer with {', '.join(missing)}, which this one does not have")
 
 
-class Rows(torch.utils.data.Dataset):
+class TokenRows(torch.utils.data.Dataset):
     """Rows of a corpus, masked differently in each epoch.
 
     An index counts through the epochs, `index = epoch * len(rows) + row`. So the sampler determines the epoch, and each
     worker returns the same row for an index. Without `masking`, labels are the ids, for causal language models.
 
     >>> masking = Masking(Vocabulary.from_tokenizer(tokenizer))
-    >>> rows = Rows(TokenFile.read("my-tokens"), tokenizer, length=512, masking=masking)
+    >>> rows = TokenRows(TokenFile.read("my-tokens"), tokenizer, length=512, masking=masking)
     >>> rows[0].keys()
     dict_keys(['input_ids', 'labels', 'position_ids'])
     """

@@ -7,11 +7,11 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_deberta.model.losses import cross_entropy_per_item
-from hf_deberta.pretraining.packing import Rows
+from hf_deberta.pretraining.packing import TokenRows
 
 
 def perplexity_of_documents(
-    model: PreTrainedModel, rows: Rows, stride: int, words: int, text_bytes: int
+    model: PreTrainedModel, rows: TokenRows, stride: int, words: int, text_bytes: int
 ) -> dict[str, float]:
     """Return the perplexity per token and per word, and bits per byte, of whole documents.
 

@@ -225,7 +225,7 @@ class HfDebertaForRtdPretraining(PreTrainedModel):
             num_items_in_batch: masked tokens and real tokens of the whole optimization batch, counted by `RtdTrainer`.
             max_predictions_per_row: the generator's, see `HfDebertaForMaskedLM`.
         """
-        labels = self._check_inputs(input_ids, labels, replaced_ids, only)
+        labels = self._require_inputs(input_ids, labels, replaced_ids, only)
         masked_items, real_items = split_items(num_items_in_batch)
         masked, real = masked_and_real_tokens(input_ids, labels, attention_mask, self.config.pad_token_id)
         layout: dict[str, Any] = {
@@ -239,33 +239,22 @@ class HfDebertaForRtdPretraining(PreTrainedModel):
         losses: list[torch.Tensor] = []
         statistics: dict[str, torch.Tensor] = {}
         if only != "discriminator":
-            lm_labels = labels.masked_fill(~masked, IGNORED)
-            sample = replaced_ids is None
             options = {**layout, "max_predictions_per_row": max_predictions_per_row}
-            lm_loss, best, sampled = self._run_generator(input_ids, lm_labels, masked_items, options, sample)
+            targets, sample = labels.masked_fill(~masked, IGNORED), replaced_ids is None
+            lm_loss, best, sampled = self._run_generator(input_ids, targets, masked_items, options, sample)
             if sampled is not None:
                 replaced_ids = input_ids.masked_scatter(masked, sampled.to(input_ids.dtype))
             losses.append(lm_loss)
-            statistics |= {
-                "lm_loss": lm_loss.detach() * loss_divisor(masked, masked_items),
-                "masked": masked.sum(),
-                "masked_correct": (masked & (labels == labels.masked_scatter(masked, best.to(labels.dtype)))).sum(),
-            }
+            statistics["lm_loss"] = lm_loss.detach() * loss_divisor(masked, masked_items)
+            statistics |= count_predictions(masked, labels, best)
         if only != "generator":
-            replaced_ids = cast(torch.Tensor, replaced_ids)  # given or sampled
             originals = torch.where(masked, labels, input_ids)
-            targets = replaced_token_labels(replaced_ids, originals).masked_fill(~real, IGNORED)
+            targets = replaced_token_labels(cast(torch.Tensor, replaced_ids), originals).masked_fill(~real, IGNORED)
             outputs = self.discriminator(replaced_ids, labels=targets, num_items_in_batch=real_items, **layout)
             rtd_loss, logits = outputs.loss, outputs.logits.detach()
             losses.append(self.config.rtd_weight * rtd_loss)
-            replaced, original, positive = targets == 1, targets == 0, logits > 0
-            statistics |= {
-                "rtd_loss": rtd_loss.detach() * loss_divisor(real, real_items),
-                "replaced": replaced.sum(),
-                "replaced_found": (replaced & positive).sum(),
-                "original": original.sum(),
-                "original_kept": (original & ~positive).sum(),
-            }
+            statistics["rtd_loss"] = rtd_loss.detach() * loss_divisor(real, real_items)
+            statistics |= count_detections(targets, logits)
         return RtdOutput(cast(torch.Tensor, sum(losses)), lm_loss, rtd_loss, logits, replaced_ids, statistics)
 
     def _run_generator(
@@ -294,7 +283,7 @@ class HfDebertaForRtdPretraining(PreTrainedModel):
         vocab_size = self.config.models()[0].vocab_size
         return outputs.loss, best, sample_tokens(states, head, self.config.sampling_temperature, vocab_size)
 
-    def _check_inputs(
+    def _require_inputs(
         self,
         input_ids: torch.Tensor,
         labels: torch.Tensor | None,
@@ -438,6 +427,23 @@ def sample_from_logits(logits: torch.Tensor, temperature: float) -> torch.Tensor
     # The Gumbel-max trick: unlike torch.multinomial it does not synchronize with the device.
     noise = torch.empty_like(logits, dtype=torch.float32).exponential_().log_()
     return (logits.float() / temperature).sub_(noise).argmax(-1)
+
+
+def count_predictions(masked: torch.Tensor, labels: torch.Tensor, best: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Count the masked tokens [B, N], and those that the generator's most likely tokens [M] restore."""
+    correct = masked & (labels == labels.masked_scatter(masked, best.to(labels.dtype)))
+    return {"masked": masked.sum(), "masked_correct": correct.sum()}
+
+
+def count_detections(targets: torch.Tensor, logits: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Count replaced and original tokens, and those of both that the discriminator's logits [B, N] classify right."""
+    replaced, original, positive = targets == 1, targets == 0, logits > 0
+    return {
+        "replaced": replaced.sum(),
+        "replaced_found": (replaced & positive).sum(),
+        "original": original.sum(),
+        "original_kept": (original & ~positive).sum(),
+    }
 
 
 def mean_statistics(sums: dict[str, float]) -> dict[str, float]:

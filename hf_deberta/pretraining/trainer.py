@@ -7,7 +7,7 @@ from typing import Any, cast
 from transformers import TrainerState
 from transformers.utils import logging
 
-from hf_deberta.pretraining.packing import Rows
+from hf_deberta.pretraining.packing import TokenRows
 from hf_deberta.pretraining.throughput import ThroughputMeter, peak_operations, training_operations
 from hf_deberta.runs.checkpoints import (
     TRAINER_STATE_NAME,
@@ -30,27 +30,27 @@ logger = logging.get_logger(__name__)
 
 
 class PretrainingTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, AtomicCheckpointsMixin):
-    """Trains on `packing.Rows`, in an order that depends on seed and epoch alone.
+    """Trains on `packing.TokenRows`, in an order that depends on seed and epoch alone.
 
     Logs, in addition to `Trainer`: tokens_per_second, the real tokens of all processes, and, with bf16 or fp16 on a GPU
     whose peak is known, mfu, the share of that peak that they amount to. Evaluating and saving do not count as time.
 
     Args:
-        context_length: mean length of a token's document, for mfu: `Rows.mean_context_length`.
+        context_length: mean length of a token's document, for mfu: `TokenRows.mean_context_length`.
         about: arguments of `model_card.write_training_card`.
         test_dataset: rows that are evaluated once, at the end.
     """
 
     args: RunArguments
     model: Any  # Trainer annotates it as a model or None
-    train_dataset: Any  # Rows
+    train_dataset: Any  # TokenRows
 
     def __init__(
         self,
         *args: Any,
         context_length: float = 0.0,
         about: dict[str, Any] | None = None,
-        test_dataset: Rows | None = None,
+        test_dataset: TokenRows | None = None,
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
@@ -68,7 +68,9 @@ class PretrainingTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin,
         for name, rows in (("eval", self.eval_dataset), ("test", self.test_dataset)):
             if self.args.do_eval and rows is not None:
                 metrics = self.evaluate(rows, metric_key_prefix=name)
-                metrics |= {f"{name}_{key}": value for key, value in self.final_metrics(name, cast(Rows, rows)).items()}
+                metrics |= {
+                    f"{name}_{key}": value for key, value in self.final_metrics(name, cast(TokenRows, rows)).items()
+                }
                 self.log_metrics(name, metrics)
                 self.save_metrics(name, metrics)
         if new_model:
@@ -78,7 +80,7 @@ class PretrainingTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin,
             self.push_to_hub()
         self.end()
 
-    def final_metrics(self, name: str, rows: Rows) -> dict[str, float]:
+    def final_metrics(self, name: str, rows: TokenRows) -> dict[str, float]:
         """Return what only the evaluation after training computes; `name` is "eval" or "test"."""
         return {}
 
@@ -141,7 +143,7 @@ class PretrainingTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin,
     def identifying_settings(self) -> dict[str, Any]:
         """What identifies a run besides its flags, see `run_identity.claim_folder`."""
         batch = self.args.total_batch
-        rows: Rows = self.train_dataset
+        rows: TokenRows = self.train_dataset
         steps_of_epochs = math.ceil(self.args.num_train_epochs * len(rows) / batch)
         steps = self.args.max_steps if self.args.max_steps > 0 else steps_of_epochs
         return {"text": rows.tokens.about.get("fingerprint"), "batch": batch, "steps": steps}

@@ -1,7 +1,7 @@
 """The order of training rows, which depends on seed and epoch alone, so that a run resumes exactly.
 
 accelerate's `SeedableRandomSampler` would not do: it shuffles with seed + epoch, so the second epoch of one seed is the
-first epoch of the next one, and it yields no epoch number, from which `packing.Rows` draws new masks.
+first epoch of the next one, and it yields no epoch number, from which `packing.TokenRows` draws new masks.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ BATCHES_SORTED_TOGETHER = 50  # rows are sorted by length within so many batches
 
 
 class EpochSampler(torch.utils.data.Sampler):
-    """Yields `epoch * rows + row` for each row once, shuffled by (seed, epoch). `packing.Rows` takes such indices.
+    """Yields `epoch * rows + row` for each row once, shuffled by (seed, epoch). `packing.TokenRows` takes such indices.
 
     Shuffles with NumPy's PCG64DXSM, since PyTorch's default sampler is biased on very large datasets (ModernBERT,
     appendix C).

@@ -41,7 +41,7 @@ IDENTIFYING_FLAGS = (
     "validation_split_percentage", "text_column", "text_column_name", "text_column_names", "label_column_name",
     "sample_by", "deduplicate", "stopping_strategy",
     # how rows are made from it
-    "max_seq_length", "max_query_length", "doc_stride", "pack", "line_by_line", "pad_to_max_length",
+    "max_seq_length", "max_query_length", "doc_stride", "pack", "pad_to_max_length",
     "document_context", "label_all_tokens", "version_2_with_negative", "fill_blanks",
     # the objective
     "objective", "masking", "mlm_probability", "max_ngram", "mask_prob", "random_prob", "whole_word_mask",

@@ -53,13 +53,6 @@ def write(tmp_path, kind: str) -> str:
     return str(path)
 
 
-def test_the_number_of_workers_has_no_effect(text_file, caplog):
-    CorpusArguments(train_file=[text_file])
-    assert not caplog.text
-    CorpusArguments(train_file=[text_file], preprocessing_num_workers=4)
-    assert "--preprocessing_num_workers has no effect" in caplog.text
-
-
 def test_a_validation_file_that_is_also_trained_on(text_file, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.get_logger("transformers"), "propagate", True)
     other = tmp_path / "other.txt"
@@ -269,11 +262,6 @@ def test_two_processes_train_a_tokenizer(text_file, tmp_path, monkeypatch):
 def test_bad_arguments(arguments, message):
     with pytest.raises(InputError, match=message):
         CorpusArguments(**arguments)
-
-
-def test_line_by_line_is_one_document_per_row():
-    assert CorpusArguments(train_file=["a.txt"]).pack
-    assert not CorpusArguments(train_file=["a.txt"], line_by_line=True).pack
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM
 from hf_deberta.model.losses import IGNORED
 from hf_deberta.pretraining.masking import Masking, Vocabulary
-from hf_deberta.pretraining.packing import RowCollator, Rows, bound_of_predictions, packed_rows, single_rows
+from hf_deberta.pretraining.packing import RowCollator, TokenRows, bound_of_predictions, packed_rows, single_rows
 from hf_deberta.pretraining.token_file import TokenFile
 from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.row_order import EpochSampler
@@ -43,7 +43,7 @@ SIZES = {
 @pytest.mark.parametrize("pack", [True, False], ids=["packed", "single"])
 def test_every_token_is_in_one_row(sizes, length, pack):
     tokens = corpus(sizes)
-    rows = Rows(tokens, TOKENIZER, length, None, pack)
+    rows = TokenRows(tokens, TOKENIZER, length, None, pack)
     pieces = [rows.pieces(i) for i in range(len(rows))]
     assert (np.concatenate([p for row in pieces for p in row]) == tokens.tokens).all()
     for i, row in enumerate(pieces):
@@ -57,7 +57,7 @@ def test_every_token_is_in_one_row(sizes, length, pack):
 
 @pytest.mark.parametrize("length", [10, 16, 64])
 def test_content_of_rows(length):
-    rows = Rows(corpus(SIZES["many"]), TOKENIZER, length, None)
+    rows = TokenRows(corpus(SIZES["many"]), TOKENIZER, length, None)
     for i in range(len(rows)):
         item = rows[i]
         assert all(len(value) == length for value in item.values())
@@ -73,8 +73,8 @@ def test_content_of_rows(length):
 
 def test_masks_depend_on_seed_epoch_and_row_alone():
     tokens = corpus(SIZES["many"])
-    rows = Rows(tokens, TOKENIZER, 64, MASKING, seed=3)
-    again = Rows(tokens, TOKENIZER, 64, MASKING, seed=3)
+    rows = TokenRows(tokens, TOKENIZER, 64, MASKING, seed=3)
+    again = TokenRows(tokens, TOKENIZER, 64, MASKING, seed=3)
     number = len(rows)
     for index in (5, number + 5, 2 * number):
         assert all((rows[index][name] == again[index][name]).all() for name in rows[index])
@@ -82,7 +82,7 @@ def test_masks_depend_on_seed_epoch_and_row_alone():
     original = np.where(first["labels"] == IGNORED, first["input_ids"], first["labels"])
     assert (original == np.where(next_epoch["labels"] == IGNORED, next_epoch["input_ids"], next_epoch["labels"])).all()
     assert (first["labels"] != next_epoch["labels"]).any()
-    assert (first["labels"] != Rows(tokens, TOKENIZER, 64, MASKING, seed=4)[5]["labels"]).any()
+    assert (first["labels"] != TokenRows(tokens, TOKENIZER, 64, MASKING, seed=4)[5]["labels"]).any()
 
 
 def test_sampler_goes_through_all_rows_in_another_order_each_epoch():
@@ -107,7 +107,7 @@ def test_padding_in_packed_rows_changes_nothing():
     """A packed row gives each document the states it has alone."""
     torch.manual_seed(0)
     model = HfDebertaForMaskedLM(HfDebertaConfig.from_preset("tiny")).double().eval()
-    rows = Rows(corpus([5, 9, 3, 11]), TOKENIZER, 24, None)
+    rows = TokenRows(corpus([5, 9, 3, 11]), TOKENIZER, 24, None)
     batch = RowCollator(PAD)([rows[i] for i in range(len(rows))])
     with torch.no_grad():
         packed = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"]).logits
@@ -121,7 +121,7 @@ def test_padding_in_packed_rows_changes_nothing():
 
 
 def test_collator_pads_single_documents():
-    rows = Rows(corpus([5, 9, 3]), TOKENIZER, 24, MASKING, pack=False)
+    rows = TokenRows(corpus([5, 9, 3]), TOKENIZER, 24, MASKING, pack=False)
     batch = RowCollator(PAD)([rows[0], rows[1]])
     assert batch.pop("max_predictions_per_row") == (batch["labels"] != IGNORED).sum(1).max()  # of 11 tokens, any number
     assert {name: tuple(value.shape) for name, value in batch.items()} == dict.fromkeys(
@@ -144,16 +144,16 @@ def test_long_documents_are_cut():
 
 
 def test_mean_context_length():
-    assert Rows(corpus([8, 8]), TOKENIZER, 10, None).mean_context_length() == 10
-    assert Rows(corpus([3, 8]), TOKENIZER, 10, None).mean_context_length() == pytest.approx((25 + 100) / 15)
+    assert TokenRows(corpus([8, 8]), TOKENIZER, 10, None).mean_context_length() == 10
+    assert TokenRows(corpus([3, 8]), TOKENIZER, 10, None).mean_context_length() == pytest.approx((25 + 100) / 15)
 
 
 def test_rows_need_special_tokens():
     tokenizer = SimpleNamespace(cls_token_id=None, sep_token_id=SEP, pad_token_id=None)
     with pytest.raises(InputError, match="a tokenizer with cls_token, pad_token"):
-        Rows(corpus([5]), tokenizer, 16, None)
+        TokenRows(corpus([5]), tokenizer, 16, None)
 
 
 def test_rows_need_a_minimum_length():
     with pytest.raises(InputError, match="--max_seq_length must be at least 10, not 9"):
-        Rows(corpus([5]), TOKENIZER, 9, None)
+        TokenRows(corpus([5]), TOKENIZER, 9, None)

@@ -9,7 +9,7 @@ import torch
 from numerics import tiny_model
 
 from hf_deberta import HfDebertaForCausalLM
-from hf_deberta.pretraining.packing import Rows
+from hf_deberta.pretraining.packing import TokenRows
 from hf_deberta.pretraining.perplexity import perplexity_of_documents, strided_perplexity
 from hf_deberta.pretraining.token_file import TokenFile
 
@@ -97,8 +97,8 @@ def test_documents_are_predicted_whole_and_once(stride):
     documents = [np.arange(10, 33), np.arange(40, 44)]
     tokens = TokenFile(np.concatenate(documents), np.array([23, 27]), {})
     special = SimpleNamespace(cls_token_id=1, sep_token_id=2, pad_token_id=0)
-    rows = Rows(tokens, special, 10, masking=None)
-    rows.length = 9  # Rows needs 10
+    rows = TokenRows(tokens, special, 10, masking=None)
+    rows.length = 9  # TokenRows needs 10
     losses = []
     for document in documents:
         ids = torch.tensor([1, *document.tolist(), 2])
