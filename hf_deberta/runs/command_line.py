@@ -20,10 +20,6 @@ from typing import Any, NoReturn, cast
 
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
-from transformers.integrations.integration_utils import (
-    INTEGRATION_TO_CALLBACK,
-    get_available_reporting_integrations,
-)
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
@@ -60,7 +56,6 @@ GROUP_OF_FLAG = {
     "tokenizer_type": "Start from scratch",
     **dict.fromkeys(("cache_dir", "model_revision", "token", "trust_remote_code"), DOWNLOAD),
 }
-UNCHECKED_REPORTERS = ("azure_ml", "comet_ml", "flyte")  # Transformers may not list them although they work
 METAVARS = {int: "N", float: "X", string_to_bool: "BOOL"}
 
 
@@ -70,17 +65,6 @@ def require_attention_name(name: str | None) -> None:
     known = name is None or name in (*names, *ALL_ATTENTION_FUNCTIONS.valid_keys())
     if not known and "/" not in str(name):  # with "/": a kernel of the Hub
         raise InputError(f"there is no attention backend {name!r}: choose {', '.join(sorted(names))}")
-
-
-def require_reporters(names: Sequence[str]) -> None:
-    """Raise an InputError if --report_to names a library that Transformers does not know or that is not available."""
-    for name in names:
-        if name not in INTEGRATION_TO_CALLBACK:
-            raise InputError(f"--report_to takes none, all or some of {', '.join(INTEGRATION_TO_CALLBACK)}, not {name}")
-        if name not in (*get_available_reporting_integrations(), *UNCHECKED_REPORTERS):
-            raise InputError(
-                f"--report_to {name} is not available: its package or its settings are missing (pip install {name}?)"
-            )
 
 
 class ScriptParser(HfArgumentParser):
@@ -207,8 +191,6 @@ def make_dataclasses(parser: HfArgumentParser, flags: Namespace) -> tuple[Any, .
     """
     with input_errors("", ValueError):
         instances = parser.parse_dict(vars(flags))
-    for instance in instances:
-        require_reporters(getattr(instance, "report_to", []))
     if any(getattr(instance, "disable_tqdm", False) for instance in instances):
         import datasets
 
