@@ -44,9 +44,7 @@ from hf_deberta.fine_tuning.trainer import (
     train_and_evaluate,
     write_card_and_push,
 )
-from hf_deberta.metrics import compute_metric
-from hf_deberta.metrics.squad import METRICS
-from hf_deberta.metrics.squad_v2 import METRICS as METRICS_V2
+from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.runs.errors import InputError
 
 HUB_NAMES = {"squad": "rajpurkar/squad", "squad_v2": "rajpurkar/squad_v2"}
@@ -124,7 +122,7 @@ def fine_tune(
         data_args.version_2_with_negative = data_args.task_name == "squad_v2" or has_unanswerable(rows)
     # kept in config.json, because test rows do not show it; not if false, since other rows may lack answers
     model_args.input_flags["version_2_with_negative"] = data_args.version_2_with_negative or None
-    args.set_best_metric(METRICS_V2 if data_args.version_2_with_negative else METRICS)
+    args.set_best_metric(CONFIGURATIONS["squad_v2" if data_args.version_2_with_negative else "squad"]["default"])
 
     # 2. Training, evaluation and predictions, once per seed
     over_seeds(

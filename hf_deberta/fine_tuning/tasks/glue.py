@@ -36,6 +36,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_json_lines, write_prediction_table
+from hf_deberta.metrics import CONFIGURATIONS
 from hf_deberta.runs.data_files import locate_errors
 from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.file_faults import shorten
@@ -45,8 +46,9 @@ THREE_WAY_ENTAILMENT = ("entailment", "neutral", "contradiction")
 SENTENCE_COLUMNS, QUESTION_COLUMNS = ("sentence1", "sentence2"), ("question1", "question2")
 NLI_COLUMNS, QNLI_COLUMNS = ("premise", "hypothesis"), ("question", "sentence")
 MNLI_FILES = {"test": "MNLI-m.tsv", "test_matched": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"}
-CLASS_METRICS, REGRESSION_METRICS = ("accuracy", "f1"), ("pearson", "spearmanr")
-MULTI_LABEL_METRICS = ("f1_micro", "f1_macro", "accuracy")
+METRICS = CONFIGURATIONS["glue"]
+CLASS_METRICS, REGRESSION_METRICS = METRICS["classification"], METRICS["regression"]
+MULTI_LABEL_METRICS = METRICS["multi_label"]
 CODES = "values without spaces, most with digits: identifiers"
 MANY_LABELS = 50  # from here on a warning asks whether the column holds labels
 NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?\s*", re.IGNORECASE)
@@ -80,18 +82,16 @@ class GlueTask:
 
 
 TASKS = {
-    "cola": GlueTask(("sentence",), ("unacceptable", "acceptable"), ("matthews_correlation",), {"test": "CoLA.tsv"}),
-    "sst2": GlueTask(("sentence",), ("negative", "positive"), ("accuracy",), {"test": "SST-2.tsv"}),
-    "mrpc": GlueTask(SENTENCE_COLUMNS, ("not_equivalent", "equivalent"), ("accuracy", "f1"), {"test": "MRPC.tsv"}),
-    "stsb": GlueTask(SENTENCE_COLUMNS, None, ("pearson", "spearmanr"), {"test": "STS-B.tsv"}),
-    "qqp": GlueTask(QUESTION_COLUMNS, ("not_duplicate", "duplicate"), ("accuracy", "f1"), {"test": "QQP.tsv"}),
-    "mnli": GlueTask(NLI_COLUMNS, THREE_WAY_ENTAILMENT, ("accuracy",), MNLI_FILES, submits_names=True),
-    "qnli": GlueTask(QNLI_COLUMNS, TWO_WAY_ENTAILMENT, ("accuracy",), {"test": "QNLI.tsv"}, submits_names=True),
-    "rte": GlueTask(SENTENCE_COLUMNS, TWO_WAY_ENTAILMENT, ("accuracy",), {"test": "RTE.tsv"}, submits_names=True),
-    "wnli": GlueTask(SENTENCE_COLUMNS, ("not_entailment", "entailment"), ("accuracy",), {"test": "WNLI.tsv"}),
-    "ax": GlueTask(
-        NLI_COLUMNS, THREE_WAY_ENTAILMENT, ("matthews_correlation",), {"test": "AX.tsv"}, submits_names=True
-    ),
+    "cola": GlueTask(("sentence",), ("unacceptable", "acceptable"), METRICS["cola"], {"test": "CoLA.tsv"}),
+    "sst2": GlueTask(("sentence",), ("negative", "positive"), METRICS["sst2"], {"test": "SST-2.tsv"}),
+    "mrpc": GlueTask(SENTENCE_COLUMNS, ("not_equivalent", "equivalent"), METRICS["mrpc"], {"test": "MRPC.tsv"}),
+    "stsb": GlueTask(SENTENCE_COLUMNS, None, METRICS["stsb"], {"test": "STS-B.tsv"}),
+    "qqp": GlueTask(QUESTION_COLUMNS, ("not_duplicate", "duplicate"), METRICS["qqp"], {"test": "QQP.tsv"}),
+    "mnli": GlueTask(NLI_COLUMNS, THREE_WAY_ENTAILMENT, METRICS["mnli"], MNLI_FILES, submits_names=True),
+    "qnli": GlueTask(QNLI_COLUMNS, TWO_WAY_ENTAILMENT, METRICS["qnli"], {"test": "QNLI.tsv"}, submits_names=True),
+    "rte": GlueTask(SENTENCE_COLUMNS, TWO_WAY_ENTAILMENT, METRICS["rte"], {"test": "RTE.tsv"}, submits_names=True),
+    "wnli": GlueTask(SENTENCE_COLUMNS, ("not_entailment", "entailment"), METRICS["wnli"], {"test": "WNLI.tsv"}),
+    "ax": GlueTask(NLI_COLUMNS, THREE_WAY_ENTAILMENT, METRICS["ax"], {"test": "AX.tsv"}, submits_names=True),
 }
 SUBMISSION_FILES = [
     file for task in TASKS.values() for split, file in task.submission_files.items() if split != "test_matched"

@@ -39,7 +39,9 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from hf_deberta.fine_tuning.tasks.submission import write_lines
+from hf_deberta.metrics.entity_tags import ENTITY_METRICS, has_prefixes, tags_to_iob2
 from hf_deberta.model.losses import IGNORED
+from hf_deberta.runs.command_line import as_input_error
 from hf_deberta.runs.data_files import RowError, describe
 from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.file_faults import read_lines, shorten
@@ -48,8 +50,6 @@ CONTEXTS = ("none", "merged", "around")
 DOCUMENT_START = "-DOCSTART-"
 DOCUMENT_COLUMNS = ("document_id", "doc_id", "document")
 SCORED_LABELS = 3  # of each word, in the scores for an ensemble
-ENTITY_METRICS = ("precision", "recall", "f1")  # of all entities, or of each type
-PREFIXED_LABEL = re.compile(r"[BIESLU](-.+)?")
 
 
 @dataclass(frozen=True)
@@ -180,40 +180,11 @@ def _tag_names(tags: Any, words: list[str], names: Sequence[str] | None, row: in
 
 def convert_to_iob2(sentences: Sequence[Sentence]) -> list[Sentence]:
     """Return the sentences with tags in IOB2. Tags without prefixes (parts of speech; PER, LOC) do not change."""
-    if not has_prefixes({tag for sentence in sentences for tag in sentence.tags or ()}):
+    with as_input_error(ValueError):  # a mixture of both kinds
+        prefixed = has_prefixes({tag for sentence in sentences for tag in sentence.tags or ()})
+    if not prefixed:
         return list(sentences)
     return [s if s.tags is None else replace(s, tags=tags_to_iob2(s.tags)) for s in sentences]
-
-
-def has_prefixes(labels: Iterable[str]) -> bool:
-    """Return whether the labels mark where entities begin (B-PER, I-PER). A mixture of both kinds is an error."""
-    entity_labels = sorted(set(labels) - {"O"})
-    prefixed = [label for label in entity_labels if PREFIXED_LABEL.fullmatch(label)]
-    plain = [label for label in entity_labels if label not in prefixed]
-    hyphenated = [label for label in prefixed if "-" in label]
-    if hyphenated and plain:
-        raise InputError(
-            f"either all labels or none begin with B- or I-; {', '.join(hyphenated[:3])} do, and {plain[0]!r} does "
-            "not. Is the last column the label?"
-        )
-    return bool(prefixed) and not plain
-
-
-def tags_to_iob2(tags: Sequence[str]) -> list[str]:
-    """Convert IOB1, IOBES or BILOU to IOB2, where every entity begins with B- and goes on with I-.
-
-    >>> tags_to_iob2(["I-PER", "I-PER", "B-PER", "I-LOC", "O", "S-LOC"])
-    ['B-PER', 'I-PER', 'B-PER', 'B-LOC', 'O', 'B-LOC']
-    """
-    converted, last_prefix, last_type = [], "O", ""
-    for tag in tags:
-        prefix, _, entity_type = tag.partition("-")
-        if prefix != "O":
-            begins = prefix in "BSU" or last_prefix in "OESLU" or entity_type != last_type
-            tag = ("B" if begins else "I") + tag[1:]
-        converted.append(tag)
-        last_prefix, last_type = prefix, entity_type
-    return converted
 
 
 def label_names(sentences: Iterable[Sentence]) -> list[str]:

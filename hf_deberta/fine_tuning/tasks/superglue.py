@@ -48,11 +48,13 @@ from hf_deberta.fine_tuning.tasks.glue import (
     warn_of_truncation,
 )
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_json_lines
+from hf_deberta.metrics import CONFIGURATIONS
 from hf_deberta.model.losses import IGNORED
 from hf_deberta.runs.data_files import RowError, csv_text, describe, locate_errors, require_texts
 from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.file_faults import shorten
 
+METRICS = CONFIGURATIONS["super_glue"]
 FALSE_TRUE = ("False", "True")
 COPA_COLUMNS = ("premise", "choice1", "choice2", "question")
 MULTIRC_COLUMNS = ("paragraph", "question", "answer")
@@ -86,16 +88,16 @@ class SuperGlueTask:
 
 
 TASKS = {
-    "boolq": SuperGlueTask("BoolQ", ("question", "passage"), FALSE_TRUE, ("accuracy",), ("false", "true")),
-    "cb": SuperGlueTask("CB", NLI_COLUMNS, ("entailment", "contradiction", "neutral"), ("f1", "accuracy")),
-    "copa": SuperGlueTask("COPA", COPA_COLUMNS, ("choice1", "choice2"), ("accuracy",), (0, 1), head="choice"),
-    "multirc": SuperGlueTask("MultiRC", MULTIRC_COLUMNS, FALSE_TRUE, ("f1_a", "exact_match"), (0, 1)),
-    "record": SuperGlueTask("ReCoRD", ("passage", "query", "entity_spans"), (), ("f1", "exact_match"), head="entity"),
-    "rte": SuperGlueTask("RTE", NLI_COLUMNS, TWO_WAY_ENTAILMENT, ("accuracy",)),
-    "wic": SuperGlueTask("WiC", WIC_COLUMNS, FALSE_TRUE, ("accuracy",), ("false", "true")),
-    "wsc": SuperGlueTask("WSC", WSC_COLUMNS, FALSE_TRUE, ("accuracy",)),
-    "axb": SuperGlueTask("AX-b", SENTENCE_COLUMNS, TWO_WAY_ENTAILMENT, ("matthews_correlation",)),
-    "axg": SuperGlueTask("AX-g", NLI_COLUMNS, TWO_WAY_ENTAILMENT, ("accuracy", "gender_parity")),
+    "boolq": SuperGlueTask("BoolQ", ("question", "passage"), FALSE_TRUE, METRICS["boolq"], ("false", "true")),
+    "cb": SuperGlueTask("CB", NLI_COLUMNS, ("entailment", "contradiction", "neutral"), METRICS["cb"]),
+    "copa": SuperGlueTask("COPA", COPA_COLUMNS, ("choice1", "choice2"), METRICS["copa"], (0, 1), head="choice"),
+    "multirc": SuperGlueTask("MultiRC", MULTIRC_COLUMNS, FALSE_TRUE, METRICS["multirc"], (0, 1)),
+    "record": SuperGlueTask("ReCoRD", ("passage", "query", "entity_spans"), (), METRICS["record"], head="entity"),
+    "rte": SuperGlueTask("RTE", NLI_COLUMNS, TWO_WAY_ENTAILMENT, METRICS["rte"]),
+    "wic": SuperGlueTask("WiC", WIC_COLUMNS, FALSE_TRUE, METRICS["wic"], ("false", "true")),
+    "wsc": SuperGlueTask("WSC", WSC_COLUMNS, FALSE_TRUE, METRICS["wsc"]),
+    "axb": SuperGlueTask("AX-b", SENTENCE_COLUMNS, TWO_WAY_ENTAILMENT, METRICS["axb"]),
+    "axg": SuperGlueTask("AX-g", NLI_COLUMNS, TWO_WAY_ENTAILMENT, METRICS["axg"]),
 }
 TEXT_COLUMNS = {
     *("question", "passage", "premise", "hypothesis", "choice1", "choice2", "paragraph", "answer", "query", "word"),
