@@ -22,7 +22,6 @@ from transformers import (
 )
 
 from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
-from hf_deberta.commands import race as race_command
 from hf_deberta.demos.race import location_rows
 from hf_deberta.fine_tuning.tasks import race
 
@@ -153,7 +152,7 @@ def test_padding_and_evaluation_without_training(data, tmp_path):
 
 
 def test_the_task_in_the_table_of_recipes():
-    recipe_task = race_command.recipe_task
+    recipe_task = race.MultipleChoice.recipe_name
     for task_name, expected in {
         "race": "race",
         "race_high": "race",

@@ -8,7 +8,6 @@ import pytest
 from fine_tuning_models import CPU, RUN, run_script, save_models, write_json_lines
 from transformers import AutoModelForQuestionAnswering
 
-from hf_deberta.commands import squad as squad_command
 from hf_deberta.demos.squad import house_rows
 from hf_deberta.fine_tuning.tasks import squad
 from hf_deberta.metrics.squad import squad_scores
@@ -165,7 +164,7 @@ def test_evaluation_and_prediction_without_training(data, tmp_path):
 
 
 def test_the_task_in_the_table_of_recipes():
-    recipe_task = squad_command.recipe_task
+    recipe_task = squad.Squad.recipe_name
     for task_name, version_2, expected in [
         (None, None, "squad"),
         (None, True, "squad_v2"),

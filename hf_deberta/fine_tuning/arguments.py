@@ -8,6 +8,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -173,7 +174,7 @@ class FineTuningArguments(RunArguments):
         """Name of the metric that selects the best model, as `evaluate` returns it."""
         return f"eval_{(self.metric_for_best_model or 'loss').removeprefix('eval_')}"
 
-    def drop_missing_splits(self, splits: Iterable[str]) -> None:
+    def choose_actions(self, splits: Iterable[str]) -> None:
         """Evaluate and predict only if there are rows. What a flag requests must have its rows."""
         present = {split.partition("_")[0] for split in splits}
         for flag, split in (("do_train", "train"), ("do_eval", "validation"), ("do_predict", "test")):
@@ -195,15 +196,17 @@ def run_script(
     argument_classes: tuple[type, ...],
     run: Callable[..., None],
     recipe_task: Callable[[Namespace], str],
-    demo: Callable[[Path], dict[str, Any]],
+    demo: str,
+    description: str | None = None,
 ) -> None:
     """Call `run` with one instance per dataclass, from the command line or a JSON file.
 
     Args:
         recipe_task: returns the name of the task in the table of recipes.
-        demo: writes rows and a tiny model into a folder, and returns the flags that use them.
+        demo: the file in hf_deberta/demos for --demo.
+        description: the beginning of --help.
     """
-    parser = ScriptParser(argument_classes, RECIPE_FLAGS, sys.modules[run.__module__].__doc__)
+    parser = ScriptParser(argument_classes, RECIPE_FLAGS, description)
     with show_input_errors_in_one_line(Path(sys.argv[0]).name):
         words, file_flags = read_command_line(parser)
 
@@ -282,10 +285,11 @@ def _words(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def demo_flags(output_dir: str | None, demo: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+def demo_flags(output_dir: str | None, name: str) -> dict[str, Any]:
     """Write the model and the rows of a demonstration to OUTPUT_DIR/inputs; return its flags."""
-    task = demo.__module__.rpartition(".")[2]
-    folder = Path(output_dir or f"demo_output/{task}") / "inputs"
+    # by name: the demos train a tokenizer with code that only pretraining needs otherwise
+    write_demo = getattr(import_module(f"hf_deberta.demos.{name}"), f"write_{name}_demo")
+    folder = Path(output_dir or f"demo_output/{name}") / "inputs"
     require_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     flags = {
@@ -298,7 +302,7 @@ def demo_flags(output_dir: str | None, demo: Callable[[Path], dict[str, Any]]) -
         "resume_from_checkpoint": "false",
         "save_strategy": "no",
     }
-    return {**flags, **demo(folder)}
+    return {**flags, **write_demo(folder)}
 
 
 def recipe_flags(flags: Namespace, task: str) -> tuple[dict[str, Any], str]:

@@ -239,7 +239,7 @@ def test_scripts_for_plain_splits():
 @pytest.mark.parametrize("flag", ["max_train_samples", "max_eval_samples", "max_predict_samples"])
 def test_numbers_of_rows_are_positive(script, flag):
     """In every script: each has a subclass of DataArguments."""
-    names = vars(importlib.import_module(f"hf_deberta.commands.{script}"))
+    names = vars(importlib.import_module(f"hf_deberta.fine_tuning.tasks.{script}"))
     arguments_class = next(
         value for value in names.values() if isinstance(value, type) and value.__bases__ == (DataArguments,)
     )

@@ -8,6 +8,7 @@ import pytest
 import torch
 from datasets import Dataset
 
+from hf_deberta.fine_tuning.task import LabelLogits
 from hf_deberta.fine_tuning.tasks.race import (
     ChoiceCollator,
     answer_index,
@@ -285,8 +286,7 @@ LOGITS = np.array([[0.0, 2.0], [3.0, 1.0], [0.0, 1.0], [2.0, 0.0]])
 
 
 def test_predictions(tmp_path):
-    rows = Dataset.from_dict({"id": ["a", "b", "c", "d"]})
-    write_choice_predictions(tmp_path, rows, LOGITS)
+    write_choice_predictions(tmp_path, ["a", "b", "c", "d"], LabelLogits(LOGITS, ("A", "B")))
     assert (tmp_path / "predict_results.txt").read_text() == "index\tprediction\n0\tB\n1\tA\n2\tB\n3\tA\n"
     lines = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
     assert [(line["id"], line["prediction"], line["label"]) for line in lines][:2] == [("a", "B", 1), ("b", "A", 0)]

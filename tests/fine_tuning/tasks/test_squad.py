@@ -11,17 +11,15 @@ import pytest
 from datasets import Dataset
 from transformers import BertTokenizerLegacy
 
-from hf_deberta.fine_tuning.tasks.squad import (
+from hf_deberta.fine_tuning.answer_spans import (
     CLS_POSITION,
     SquadEncoder,
     best_spans,
     find_answers,
     first_answer_span,
-    gold_answers,
-    read_squad,
-    squad_rows,
     token_character_spans,
 )
+from hf_deberta.fine_tuning.tasks.squad import gold_answers, read_squad, squad_rows
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 from hf_deberta.runs.errors import InputError
 
