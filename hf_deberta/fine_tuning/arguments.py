@@ -36,7 +36,7 @@ RECIPE_FLAGS = (
 )  # fmt: skip
 # Flags that say what the model reads, and whether it may give no answer, with their types. A trained model keeps them
 # in its config.json.
-INPUT_FLAGS: dict[str, type] = {
+READING_FLAGS: dict[str, type] = {
     "task_name": str, "text_column_names": list, "text_column_name": str, "label_column_name": str,
     "max_seq_length": int, "max_query_length": int, "doc_stride": int, "version_2_with_negative": bool,
     "fill_blanks": bool, "document_context": str,
@@ -236,7 +236,7 @@ def run_script(
         if flags.output_dir is None and is_main_process():
             logger.warning(f"No --output_dir is given: everything is written to {instances[-1].output_folder}.")
         instances[-1].identifying_flags = identifying_flags(vars(flags))
-        instances[0].input_flags = {name: getattr(flags, name) for name in INPUT_FLAGS if hasattr(flags, name)}
+        instances[0].reading_flags = {name: getattr(flags, name) for name in READING_FLAGS if hasattr(flags, name)}
         with lock_folder(instances[-1].output_folder):
             run(*instances)
 
@@ -251,7 +251,7 @@ def flags_of_training(flags: Namespace) -> dict[str, Any]:
     trained = read_config(name, flags).get("fine_tuning_flags") or {}
     if not isinstance(trained, dict):
         raise InputError(f"fine_tuning_flags must be flags by name in the config.json of {name}, not {trained!r}")
-    for flag, kind in INPUT_FLAGS.items():
+    for flag, kind in READING_FLAGS.items():
         value = trained.get(flag)
         items = value if isinstance(value, list) else []
         if value is not None and not (isinstance(value, kind) and all(isinstance(item, str) for item in items)):
@@ -261,7 +261,7 @@ def flags_of_training(flags: Namespace) -> dict[str, Any]:
     task_name = getattr(flags, "task_name", None)
     if task_name and _spelling(task_name) != _spelling(trained.get("task_name")):
         return {}
-    return {flag: trained[flag] for flag in INPUT_FLAGS if flag in trained and flag != "task_name" and flag in flags}
+    return {flag: trained[flag] for flag in READING_FLAGS if flag in trained and flag != "task_name" and flag in flags}
 
 
 def _spelling(task_name: str | None) -> str:

@@ -160,7 +160,7 @@ def parse_for_trained_model(tmp_path, monkeypatch):
         parsed: list = []
         classes = (ModelArguments, RowArguments, SiftArguments, FineTuningArguments)
         run_script(classes, lambda *instances: parsed.extend(instances), lambda flags: "cola", "glue")
-        assert parsed[0].input_flags["label_column_name"] == parsed[1].label_column_name
+        assert parsed[0].reading_flags["label_column_name"] == parsed[1].label_column_name
         return parsed[1]
 
     return run

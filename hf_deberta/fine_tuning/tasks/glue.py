@@ -624,7 +624,7 @@ class Classification(Task):
         if task.labels and len(task.labels) == 2 and "f1" in task.metrics:
             description += f" (f1 of class {task.labels[1]!r})"
         logger.warning(f"Text columns: {', '.join(task.columns)}. Labels: {description}.")
-        self.model_args.input_flags["text_column_names"] = list(task.columns)
+        self.model_args.reading_flags["text_column_names"] = list(task.columns)
         self.encoders = {}
         for split, rows in splits.items():
             with locate_errors(rows, split):

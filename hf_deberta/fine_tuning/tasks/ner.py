@@ -637,7 +637,7 @@ class NamedEntities(Task):
             data_args.document_context = "none"
         if data_args.document_context is None:
             data_args.document_context = "merged" if marked and data_args.task_name == "conll2003" else "none"
-            self.model_args.input_flags["document_context"] = data_args.document_context
+            self.model_args.reading_flags["document_context"] = data_args.document_context
 
     def has_labels(self, split: str) -> bool:
         return self.rows[split][0].tags is not None

@@ -292,7 +292,7 @@ class Squad(Task):
         if data_args.version_2_with_negative is None:
             data_args.version_2_with_negative = data_args.task_name == "squad_v2" or has_unanswerable(rows)
         # kept in config.json, because test rows do not show it; not if false, since other rows may lack answers
-        self.model_args.input_flags["version_2_with_negative"] = data_args.version_2_with_negative or None
+        self.model_args.reading_flags["version_2_with_negative"] = data_args.version_2_with_negative or None
         self.metric_names = CONFIGURATIONS[self.metric]["default"]
         return rows
 
