@@ -70,7 +70,6 @@ MNLI_FILES = {"test": "MNLI-m.tsv", "test_matched": "MNLI-m.tsv", "test_mismatch
 METRICS = CONFIGURATIONS["glue"]
 CLASS_METRICS, REGRESSION_METRICS = METRICS["classification"], METRICS["regression"]
 MULTI_LABEL_METRICS = METRICS["multi_label"]
-CODES = "values without spaces, most with digits: identifiers"
 MANY_LABELS = 50  # from here on a warning asks whether the column holds labels
 NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?\s*", re.IGNORECASE)
 MISSING_WORDS = ("nan", "na", "n/a", "#n/a", "<na>", "null", "none", "-", "--")  # in tables of numbers
@@ -233,24 +232,20 @@ def choose_text_columns(rows: Dataset, split: str, label_column: str) -> tuple[s
         texts = [name for name in texts if name not in copies]
     if set(SENTENCE_COLUMNS) <= set(texts):
         texts = list(SENTENCE_COLUMNS)
+    unread = [f"{name} ({reasons.get(name, 'not sentence1 or 2')})" for name in others if name not in texts]
+    ambiguous = None
     if not texts:
-        unread = [f"{name} ({reasons[name]})" for name in others]
-        raise InputError(
-            f"the {split} rows have no column of text besides {label_column}; they have "
-            f"{listed(unread) or 'no other'}: name one or two with --text_column_names"
-        )
-    distinct_words = [name for name in texts if _has_distinct_words(rows[name][:])]
-    if len(texts) > 2:
-        raise InputError(
-            f"the {split} rows have {len(texts)} columns of text: {listed(texts)}; name the one or two to read with "
-            "--text_column_names"
-        )
-    if len(texts) == 2 and distinct_words and texts != list(SENTENCE_COLUMNS):
-        raise InputError(
-            f"the {split} rows have distinct single words in the column {distinct_words[0]!r}, which may be texts or "
-            f"identifiers: name the columns to read, of {listed(texts)}, with --text_column_names"
-        )
-    if unread := [f"{name} ({reasons.get(name, 'not sentence1 or 2')})" for name in others if name not in texts]:
+        ambiguous = f"no column of text besides {label_column}; they have {listed(unread) or 'no other'}"
+    elif len(texts) > 2:
+        ambiguous = f"{len(texts)} columns of text: {listed(texts)}"
+    elif len(texts) == 2 and texts != list(SENTENCE_COLUMNS):
+        words = {name: _single_words(rows[name][:]) or [] for name in texts}
+        distinct = [name for name, values in words.items() if len(set(values)) >= 0.9 * len(values) > 0]
+        if distinct:
+            ambiguous = f"distinct single words in the column {distinct[0]!r}, texts or identifiers, of {listed(texts)}"
+    if ambiguous:
+        raise InputError(f"the {split} rows have {ambiguous}; name the one or two to read with --text_column_names")
+    if unread:
         logger.warning(f"Columns that are not read: {', '.join(unread)}. --text_column_names selects other columns.")
     return tuple(texts)
 
@@ -262,16 +257,15 @@ def _reason_against_text(rows: Dataset, column: str) -> str | None:
         return f"{getattr(feature, 'dtype', type(feature).__name__)}, not text"
     if column.lower() in ("id", "idx", "guid") or column.lower().endswith("_id"):
         return "the name of an identifier"
-    texts = _texts_without_spaces(rows[column][:])
-    if texts == []:
+    words = _single_words(rows[column][:])
+    if words == []:
         return "empty"
-    if texts and 2 * sum(any(map(str.isdigit, text)) for text in texts) >= len(texts):
-        return CODES
-    return None
+    are_codes = words and 2 * sum(any(map(str.isdigit, word)) for word in words) >= len(words)
+    return "values without spaces, most with digits: identifiers" if are_codes else None
 
 
 def _repeats_label(rows: Dataset, column: str, label_column: str) -> bool:
-    """True if a column such as label_text holds the label in other words: a model that reads it learns nothing."""
+    """Return whether a column such as label_text holds the label in other words, which teaches a model nothing."""
     if label_column not in rows.column_names:
         return False
     pairs = set(zip(rows[column][:], map(str, rows[label_column][:]), strict=True))
@@ -279,21 +273,10 @@ def _repeats_label(rows: Dataset, column: str, label_column: str) -> bool:
     return 1 < len(pairs) == len(values) == len(labels) <= len(rows) / 2
 
 
-def _texts_without_spaces(texts: Iterable[str | None]) -> list[str] | None:
+def _single_words(texts: Iterable[str | None]) -> list[str] | None:
     """Return the texts that are not blank; None if one has several words, or letters of a script without spaces."""
-    words = []
-    for text in texts:
-        if text is not None and text.strip():
-            if len(text.split()) > 1 or not text.isascii():
-                return None
-            words.append(text.strip())
-    return words
-
-
-def _has_distinct_words(texts: Iterable[str | None]) -> bool:
-    """True if each text is one word, and at most a tenth of them are repeated."""
-    words = _texts_without_spaces(texts) or []
-    return len(set(words)) >= 0.9 * len(words) > 0
+    words = [text.strip() for text in texts if text is not None and text.strip()]
+    return None if any(len(word.split()) > 1 or not word.isascii() for word in words) else words
 
 
 def _is_text(feature: Any) -> bool:
@@ -434,7 +417,7 @@ def require_names_or_numbers(labels: Sequence[str], column: str, split: str) -> 
     nearly_all = len(numbers) >= NEARLY_ALL * (len(labels) - 1)
     are_targets = nearly_all and 2 * decimals >= len(numbers) and has_fractions
     are_missing = nearly_all and all(label.strip().lower() in MISSING_WORDS for label in odd.values())
-    if odd and (are_targets or are_missing):
+    if odd and numbers and (are_targets or are_missing):
         row, label = next(iter(odd.items()))
         raise InputError(
             f"the {split} rows have {shortened(label)} in row {row} of the column {column!r}, and others have numbers "
