@@ -100,10 +100,6 @@ class SquadEncoder:
         return self._encode_batch(batch, list(range(len(questions))), with_characters=True)
 
     def _encode(self, rows: Dataset, map_options: dict[str, Any] | None, with_characters: bool) -> Dataset:
-        # datasets hashes the tokenizer to find cached inputs; truncation and padding left by earlier calls would
-        # change the hash.
-        self.tokenizer.backend_tokenizer.no_truncation()
-        self.tokenizer.backend_tokenizer.no_padding()
         options = {**(map_options or {}), "batched": True, "with_indices": True, "remove_columns": rows.column_names}
         with locate_errors(rows, "questions"):
             return rows.map(self._encode_batch, fn_kwargs={"with_characters": with_characters}, **options)

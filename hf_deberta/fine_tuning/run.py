@@ -14,7 +14,7 @@ from typing import Any
 from accelerate import PartialState
 from accelerate.utils.memory import clear_device_cache
 from datasets import Dataset
-from transformers import set_seed
+from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.utils import logging
 
 from hf_deberta.fine_tuning.arguments import FineTuningArguments, run_script
@@ -73,7 +73,11 @@ def run(task: Task, sift_args: SiftArguments, args: FineTuningArguments) -> dict
     model = load_model(model_args, task.model_class, task.auto_class, args.do_train, **task.config_fields())
     length = max_input_length(data_args.max_seq_length, tokenizer, model.config, task.default_length)
     with args.main_process_first(desc="tokenizing"):
-        inputs = {split: task.encode(split, tokenizer, length) for split in task.rows}
+        inputs = {}
+        for split in task.rows:
+            forget_truncation(tokenizer)
+            inputs[split] = task.encode(split, tokenizer, length)
+    forget_truncation(tokenizer)  # it would be saved
     trainer = FineTuningTrainer(
         model=model,
         args=args,
@@ -90,6 +94,13 @@ def run(task: Task, sift_args: SiftArguments, args: FineTuningArguments) -> dict
             trainer.predict_split(split)
     write_card_and_push(trainer)
     return metrics
+
+
+def forget_truncation(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Reset what earlier calls left in a fast tokenizer: `datasets` hashes it to find cached inputs."""
+    if tokenizer.is_fast:
+        tokenizer.backend_tokenizer.no_truncation()
+        tokenizer.backend_tokenizer.no_padding()
 
 
 # Several seeds

@@ -69,8 +69,6 @@ class FineTuningTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, 
             kwargs |= {"preprocess_logits_for_metrics": task.preprocess_logits}
         super().__init__(*args, **kwargs)
         check_label_smoothing(self)
-        if (fast := getattr(self.processing_class, "backend_tokenizer", None)) is not None:
-            fast.no_truncation()  # which the rows have left in it, unless they came from a cache: it would be saved
         self.card_fields = card_fields or {"data": "task data"}
         self.order: RowOrder | None = None
         self.trained = False  # set by SetEpochCallback

@@ -1,16 +1,26 @@
 """What all tasks share, and a sixth task in one class, as docs/fine_tuning.md shows it."""
 
+import doctest
 import importlib
+import pkgutil
 import re
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 from fine_tuning_models import CPU, ensemble_metrics, read_json_lines, results, save_models, write_json_lines
 
 from hf_deberta.demos.glue import review_rows
+from hf_deberta.fine_tuning import tasks
 from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments
+from hf_deberta.fine_tuning.tasks import glue, superglue
+from hf_deberta.fine_tuning.tasks.glue import Classification
+from hf_deberta.fine_tuning.tasks.ner import NamedEntities
+from hf_deberta.fine_tuning.tasks.race import MultipleChoice
+from hf_deberta.fine_tuning.tasks.squad import Squad
+from hf_deberta.fine_tuning.tasks.superglue import SuperGlue
 from hf_deberta.runs.errors import InputError
 
 GUIDE = Path(__file__).parents[2] / "docs" / "fine_tuning.md"
@@ -28,6 +38,36 @@ def test_numbers_of_rows_are_positive(name, flag):
         with pytest.raises(InputError, match=f"--{flag} must be at least 1, not {number}"):
             arguments(**task, **{flag: number})
     assert getattr(arguments(**task, **{flag: 1}), flag) == 1
+
+
+@pytest.mark.parametrize("name", [module.name for module in pkgutil.iter_modules(tasks.__path__)])
+def test_examples(name):
+    assert doctest.testmod(importlib.import_module(f"{tasks.__name__}.{name}")).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("task", "flags", "name"),
+    [
+        (Classification, {"task_name": "MNLI"}, "mnli"),
+        (Classification, {"task_name": None}, "own"),
+        (Squad, {"task_name": None, "version_2_with_negative": None}, "squad"),
+        (Squad, {"task_name": None, "version_2_with_negative": True}, "squad_v2"),
+        (Squad, {"task_name": "squad_v2", "version_2_with_negative": None}, "squad_v2"),
+        (MultipleChoice, {"task_name": "race_high"}, "race"),
+        (MultipleChoice, {"task_name": "RACE-high"}, "race"),
+        (MultipleChoice, {"task_name": "anli"}, "anli"),
+        (MultipleChoice, {"task_name": None}, "own"),
+        (NamedEntities, {"task_name": "CoNLL-2003"}, "conll2003"),
+        (NamedEntities, {"task_name": None}, "ner"),
+        (SuperGlue, {"task_name": "ReCoRD"}, "record"),
+    ],
+)
+def test_the_task_in_the_table_of_recipes(task, flags, name):
+    assert task.recipe_name(Namespace(**flags)) == name
+
+
+def test_submissions_have_every_task():
+    assert (len(glue.SUBMISSION_FILES), len(superglue.SUBMISSION_FILES)) == (11, 10)
 
 
 @pytest.mark.slow

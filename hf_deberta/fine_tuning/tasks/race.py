@@ -208,8 +208,6 @@ def choice_rows(rows: Dataset, split: str, with_labels: bool = True, fill_blanks
 
 
 def _choice_rows(rows: Dataset, split: str, with_labels: bool, fill_blanks: bool) -> Dataset:
-    if not len(rows):
-        raise InputError(f"the {split} split is empty")
     columns = rows.column_names
     is_race, is_anli = "article" in columns or "options" in columns, ANLI_COLUMNS[0] in columns
     answer_column = "answer" if is_race else "label"
@@ -345,11 +343,6 @@ def encode_choices(
     Args:
         map_options: options of `Dataset.map`.
     """
-    if tokenizer.is_fast:
-        # datasets hashes the tokenizer to find cached inputs; truncation and padding left by earlier calls would
-        # change the hash.
-        tokenizer.backend_tokenizer.no_truncation()
-        tokenizer.backend_tokenizer.no_padding()
     options = {**(map_options or {}), "batched": True, "remove_columns": rows.column_names}
     with locate_errors(rows, "choices"):
         inputs = rows.map(

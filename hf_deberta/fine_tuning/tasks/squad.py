@@ -204,8 +204,6 @@ def _checked_rows(rows: Dataset, split: str, with_answers: bool) -> Dataset:
             f"the {split} rows have no column {', '.join(missing)}; they have {', '.join(rows.column_names)}. Rename "
             "yours to id, context, question and answers, which holds text and answer_start"
         )
-    if not len(rows):
-        raise InputError(f"the {split} split is empty")
     require_texts(rows, ["context", "question"], split)
     features = datasets.Features(TEXT_FEATURES | (ANSWER_FEATURES if "answers" in rows.column_names else {}))
     rows = rows.select_columns(list(features)).map(
@@ -257,11 +255,6 @@ def _answers_by_column(answers: Any, row_id: str) -> dict[str, list]:
                 f"the answer_start of row {row_id!r} must be the number of a character, not {describe(start)}"
             )
     return {"text": [text for text, _ in pairs], "answer_start": starts}
-
-
-def gold_answers(rows: Dataset) -> dict[str, list[str]]:
-    """Return the texts of the gold answers by question id."""
-    return {row_id: answers["text"] for row_id, answers in zip(rows["id"], rows["answers"], strict=True)}
 
 
 # 3. The task

@@ -204,8 +204,6 @@ def flatten_split(rows: Dataset, split: str, name: str, map_options: dict[str, A
     'they'
     """
     with locate_errors(rows, split):
-        if len(rows) == 0:
-            raise InputError(f"the {split} split of {name} is empty")
         nested_column, flatten = NESTED_FORMATS.get(name, (None, None))
         if flatten is not None and nested_column in rows.column_names:
             columns = [*TASKS[name].columns, "idx", "answers" if name == "record" else "label"]

@@ -174,12 +174,10 @@ def test_invalid_rows(name, row, message):
         flat(name, [row])
 
 
-def test_unknown_labels_and_empty_splits():
+def test_unknown_labels():
     rows = flat("cb", [{**ROWS["cb"], "label": "contradicts"}])
     with pytest.raises(InputError, match="train rows .*: 'contradicts'; .* entailment, contradiction"):
         superglue.label_numbers(rows, "train", "cb")
-    with pytest.raises(InputError, match="dev split of cb is empty"):
-        superglue.flatten_split(Dataset.from_list([ROWS["cb"]]).select([]), "dev", "cb")
 
 
 @pytest.mark.parametrize("name", ["span1_index", "span2_index"])
@@ -443,7 +441,3 @@ def test_submission_of_record(tmp_path):
     superglue.write_superglue_predictions(tmp_path, "record", rows, [[("Bob", -0.1), ("Rome", -2.0)], []])
     assert lines_of(tmp_path / "ReCoRD.jsonl") == [{"idx": 50, "label": "Bob"}, {"idx": 51, "label": "Ann Lee"}]
     assert [a["text"] for a in lines_of(tmp_path / "predictions_record.jsonl")[0]["answers"]] == ["Bob", "Rome"]
-
-
-def test_submission_has_every_task():
-    assert len(superglue.SUBMISSION_FILES) == 10
