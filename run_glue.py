@@ -1,6 +1,6 @@
 """Fine-tune on GLUE, or on your own texts or text pairs: `python run_glue.py --help`.
 
-The code is in hf_deberta/commands/glue.py; where the package is installed, `hf-deberta glue` is the same.
+The code is in hf_deberta/fine_tuning/tasks/glue.py. Where the package is installed, use `hf-deberta glue`.
 """
 
 from hf_deberta.commands.glue import main

@@ -1,6 +1,6 @@
 """Fine-tune on named entities, or other labels of words: `python run_ner.py --help`.
 
-The code is in hf_deberta/commands/ner.py; where the package is installed, `hf-deberta ner` is the same.
+The code is in hf_deberta/fine_tuning/tasks/ner.py. Where the package is installed, use `hf-deberta ner`.
 """
 
 from hf_deberta.commands.ner import main

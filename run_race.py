@@ -1,6 +1,6 @@
 """Fine-tune on multiple choice: `python run_race.py --help`.
 
-The code is in hf_deberta/commands/race.py; where the package is installed, `hf-deberta race` is the same.
+The code is in hf_deberta/fine_tuning/tasks/race.py. Where the package is installed, use `hf-deberta race`.
 """
 
 from hf_deberta.commands.race import main

@@ -1,6 +1,6 @@
 """Fine-tune on questions with answers in a text: `python run_squad.py --help`.
 
-The code is in hf_deberta/commands/squad.py; where the package is installed, `hf-deberta squad` is the same.
+The code is in hf_deberta/fine_tuning/tasks/squad.py. Where the package is installed, use `hf-deberta squad`.
 """
 
 from hf_deberta.commands.squad import main

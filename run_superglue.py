@@ -1,6 +1,6 @@
 """Fine-tune on SuperGLUE: `python run_superglue.py --help`.
 
-The code is in hf_deberta/commands/superglue.py; where the package is installed, `hf-deberta superglue` is the same.
+The code is in hf_deberta/fine_tuning/tasks/superglue.py. Where the package is installed, use `hf-deberta superglue`.
 """
 
 from hf_deberta.commands.superglue import main

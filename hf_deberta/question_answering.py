@@ -16,8 +16,8 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from hf_deberta.fine_tuning.answer_spans import AnswerSpan, SquadEncoder, rank_spans, span_probabilities
 from hf_deberta.fine_tuning.task_model import max_input_length
-from hf_deberta.fine_tuning.tasks.squad import AnswerSpan, SquadEncoder, rank_spans, span_probabilities
 
 Answer = dict[str, Any]  # score, start, end, answer
 

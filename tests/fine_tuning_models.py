@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from datasets import Dataset
 from transformers import BertConfig, BertModel, DebertaV2Config, DebertaV2Model, PreTrainedModel
 
 from hf_deberta import HfDebertaConfig, HfDebertaModel
+from hf_deberta.fine_tuning.task_model import ModelArguments
+from hf_deberta.fine_tuning.tasks.glue import Classification, GlueArguments, GlueTask
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 
 ROOT = Path(__file__).parents[1]
@@ -76,3 +79,24 @@ def reorder_labels(folder: Path, auto_class: type[PreTrainedModel], order: list[
     model.config.id2label = dict(enumerate(labels))
     model.config.label2id = {label: number for number, label in enumerate(labels)}
     model.save_pretrained(folder)
+
+
+def classification(
+    splits: dict[str, Dataset],
+    task: GlueTask,
+    labels: tuple[str, ...] | None = None,
+    label_column: str = "label",
+    map_options: dict | None = None,
+) -> Classification:
+    """Return a task that has read these rows; `labels` are those of the model, in another order than the task's."""
+    made = Classification(ModelArguments(demo=True), GlueArguments(label_column_name=label_column), None)
+    made.own_task = lambda splits: task
+    made.model_labels = labels or task.labels
+    if map_options is not None:
+        made.data_args.map_options = lambda description: map_options
+    made.rows = made.read(splits)
+    return made
+
+
+def encode_texts(rows, split, task, tokenizer, max_length, labels, label_column="label", map_options=None) -> Dataset:
+    return classification({split: rows}, task, labels, label_column, map_options).encode(split, tokenizer, max_length)

@@ -8,6 +8,7 @@ import json
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -188,7 +189,8 @@ def test_commands_have_the_flags_of_their_scripts(page):
     for task, flags in commands:
         if "--demo" in flags:
             continue
-        main = vars(importlib.import_module(f"hf_deberta.commands.{task}"))
+        command = importlib.import_module(f"hf_deberta.commands.{task}").main
+        main = vars(sys.modules[command.__module__])
         if task in ("mlm", "rtd"):
             kinds = (main.get("ModelArguments") or main["PairArguments"], CorpusArguments, MaskingArguments)
             kinds += (PretrainingArguments,)

@@ -12,6 +12,7 @@ from datasets import ClassLabel, Dataset
 from fine_tuning_models import (
     CPU,
     RUN,
+    classification,
     ensemble_metrics,
     read_json_lines,
     reorder_labels,
@@ -22,10 +23,9 @@ from fine_tuning_models import (
 )
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, EvalPrediction
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
-from hf_deberta.commands import glue as glue_command
 from hf_deberta.demos.glue import review_rows
 from hf_deberta.fine_tuning.tasks import glue
 
@@ -38,11 +38,6 @@ LISTS = [
 
 def run_glue(*arguments: object) -> None:
     run_script("run_glue.py", *arguments)
-
-
-@pytest.fixture(scope="module")
-def functions() -> dict:
-    return vars(glue_command)
 
 
 @pytest.fixture(scope="module")
@@ -482,8 +477,8 @@ MULTI_LABEL = glue.GlueTask(("text",), ("a", "b"), glue.MULTI_LABEL_METRICS, mul
         (MULTI_LABEL, ("a", "b"), {"id2label": {0: "a", 1: "b"}, "problem_type": "multi_label_classification"}),
     ],
 )
-def test_fields_of_the_head(functions, task, labels, expected):
-    assert expected.items() <= functions["head_fields"](task, labels).items()
+def test_fields_of_the_head(task, labels, expected):
+    assert expected.items() <= classification({}, task, labels).config_fields().items()
 
 
 @pytest.mark.parametrize(
@@ -493,30 +488,31 @@ def test_fields_of_the_head(functions, task, labels, expected):
         (SENTENCE, [0, -1], False),
         (REGRESSION, [1.5, -1.5, -1.0], True),
         (REGRESSION, [-1.0, -1.0], False),
-        (MULTI_LABEL, [[0.0, 1.0], [0.0, 0.0]], True),
+        (MULTI_LABEL, [["a"], []], True),
     ],
 )
-def test_hidden_test_labels(functions, task, labels, labelled):
-    assert functions["has_test_labels"](labels, task) == labelled
+def test_hidden_test_labels(task, labels, labelled):
+    rows = Dataset.from_dict({"text": ["x"] * len(labels), "label": labels})
+    assert classification({"test": rows}, task).has_labels("test") == labelled
 
 
-def test_f1_is_that_of_the_second_class_of_the_task(functions):
+def test_f1_is_that_of_the_second_class_of_the_task():
     logits = np.array([[2.0, 1.0], [2.0, 1.0], [0.0, 1.0], [0.0, 1.0]])
-    targets = np.array([0, 1, 1, -100])  # the last row has no label
-    scores = {
-        labels: functions["compute_metrics"](SENTENCE, labels, EvalPrediction(logits, targets))
-        for labels in (("a", "b"), ("b", "a"))
-    }
-    assert scores["a", "b"] == {"accuracy": pytest.approx(2 / 3), "f1": pytest.approx(2 / 3)}  # b: 1 right, 1 missed
-    assert scores["b", "a"] == {"accuracy": pytest.approx(2 / 3), "f1": pytest.approx(2 / 3)}
-    targets[0] = 1  # one of the two classes is never right now
-    scores = {
-        labels: functions["compute_metrics"](SENTENCE, labels, EvalPrediction(logits, targets))["f1"]
-        for labels in (("a", "b"), ("b", "a"))
-    }
-    assert scores == {("a", "b"): pytest.approx(0.5), ("b", "a"): 0.0}
-    outputs = (logits, "hidden states")
-    assert functions["compute_metrics"](SENTENCE, ("a", "b"), EvalPrediction(outputs, targets))["f1"] == 0.5
+
+    def f1_and_accuracy(targets: list, labels: tuple[str, str], outputs=logits) -> dict[str, float]:
+        """`targets` number the labels as the model does; the last row has no label."""
+        names = [labels[number] if number >= 0 else None for number in targets]
+        rows = Dataset.from_dict({"text": ["x"] * 4, "label": names})
+        task = classification({"test": rows}, SENTENCE, labels)
+        return task.metrics("test", task.predicted("test", outputs, rows))
+
+    for labels in (("a", "b"), ("b", "a")):
+        scores = f1_and_accuracy([0, 1, 1, -100], labels)
+        assert scores == {"accuracy": pytest.approx(2 / 3), "f1": pytest.approx(2 / 3)}  # b: 1 right, 1 missed
+    # one of the two classes is never right now
+    assert f1_and_accuracy([1, 1, 1, -100], ("a", "b"))["f1"] == pytest.approx(0.5)
+    assert f1_and_accuracy([1, 1, 1, -100], ("b", "a"))["f1"] == 0.0
+    assert f1_and_accuracy([1, 1, 1, -100], ("a", "b"), (logits, "hidden states"))["f1"] == 0.5
 
 
 # Invalid input

@@ -19,7 +19,6 @@ from fine_tuning_models import (
 )
 from transformers import AutoModelForTokenClassification
 
-from hf_deberta.commands import ner as ner_command
 from hf_deberta.demos.ner import conll_text
 from hf_deberta.fine_tuning.tasks import ner
 
@@ -161,7 +160,7 @@ def test_a_checkpoint_with_the_labels_in_another_order(data, tmp_path):
 def test_gzipped_files(data, tmp_path, name):
     path = tmp_path / (Path(name).name + ".gz")
     path.write_bytes(gzip.compress((data / name).read_bytes()))
-    read_file = ner_command.read_file
+    read_file = ner.read_file
     assert list(read_file(str(path))) == list(read_file(str(data / name)))
 
 

@@ -1,7 +1,6 @@
 """`run_race.py` as users start it: RACE and SWAG, other models, SiFT, predictions, and invalid input."""
 
 import json
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,6 @@ from transformers import (
 )
 
 from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
-from hf_deberta.commands import race as race_command
 from hf_deberta.demos.race import location_rows
 from hf_deberta.fine_tuning.tasks import race
 
@@ -150,19 +148,6 @@ def test_padding_and_evaluation_without_training(data, tmp_path):
     losses = [results(tmp_path / name)["eval_loss"] for name in ("trained", "padded")]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert not (tmp_path / "padded" / "model.safetensors").exists()
-
-
-def test_the_task_in_the_table_of_recipes():
-    recipe_task = race_command.recipe_task
-    for task_name, expected in {
-        "race": "race",
-        "race_high": "race",
-        "RACE-high": "race",
-        "swag": "swag",
-        "anli": "anli",
-        None: "own",
-    }.items():
-        assert recipe_task(Namespace(task_name=task_name)) == expected
 
 
 def test_invalid_input(data, tmp_path):

@@ -1,14 +1,12 @@
 """`run_squad.py` as users start it: both versions of SQuAD, other models, SiFT, files, and invalid input."""
 
 import json
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
 from fine_tuning_models import CPU, RUN, run_script, save_models, write_json_lines
 from transformers import AutoModelForQuestionAnswering
 
-from hf_deberta.commands import squad as squad_command
 from hf_deberta.demos.squad import house_rows
 from hf_deberta.fine_tuning.tasks import squad
 from hf_deberta.metrics.squad import squad_scores
@@ -70,7 +68,7 @@ def test_any_model(data, tmp_path, model, version, caplog):
     results = read(out / "all_results.json")
     for split, prefix in {"validation": "eval", "test": "predict"}.items():
         rows = squad.squad_rows(squad.read_squad(folder / f"{split}.json"), split)
-        golds = squad.gold_answers(rows)
+        golds = {row["id"]: row["answers"]["text"] for row in rows}
         predictions = read(out / f"{prefix}_predictions.json")
         nbest = read(out / f"{prefix}_nbest_predictions.json")
         assert set(predictions) == set(nbest) == set(golds)
@@ -162,16 +160,6 @@ def test_evaluation_and_prediction_without_training(data, tmp_path):
               "--max_seq_length", 20, "--output_dir", tmp_path / "short")  # fmt: skip
     assert len(read(tmp_path / "short" / "predict_predictions.json")) == 9
     assert not (tmp_path / "plain" / "model.safetensors").exists()
-
-
-def test_the_task_in_the_table_of_recipes():
-    recipe_task = squad_command.recipe_task
-    for task_name, version_2, expected in [
-        (None, None, "squad"),
-        (None, True, "squad_v2"),
-        ("squad_v2", None, "squad_v2"),
-    ]:
-        assert recipe_task(Namespace(task_name=task_name, version_2_with_negative=version_2)) == expected
 
 
 def test_invalid_input(data, tmp_path):

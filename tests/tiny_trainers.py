@@ -66,7 +66,7 @@ def fine_tuning_arguments(folder: Path, **fields) -> FineTuningArguments:
     return FineTuningArguments(str(folder), **{**defaults, **fields})
 
 
-def classifier(folder: Path, sift: bool = False, metrics=None, **fields) -> FineTuningTrainer:
+def classifier(folder: Path, sift: bool = False, task=None, **fields) -> FineTuningTrainer:
     torch.manual_seed(0)
     return FineTuningTrainer(
         HfDebertaForSequenceClassification(HfDebertaConfig.from_preset("tiny")),
@@ -74,7 +74,7 @@ def classifier(folder: Path, sift: bool = False, metrics=None, **fields) -> Fine
         default_data_collator,
         splits={"train": CLASS_ROWS, "validation": CLASS_ROWS},
         sift=SiftArguments(sift=sift),
-        metrics=metrics,
+        task=task,
     )
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from hf_deberta.demos.model_and_rows import write_model_and_rows
-from hf_deberta.fine_tuning.tasks.ner import DOCUMENT_START, read_conll
 
 SYLLABLES = ("ba", "dor", "fel", "gan", "ki", "lum", "mor", "nes", "pra", "rit", "sol", "tav", "ven", "zu")
 PATTERNS = {"PER": "Mr {} said", "LOC": "in {} today", "ORG": "of {} shares"}
@@ -19,7 +18,9 @@ def write_ner_demo(folder: Path) -> dict[str, Any]:
         path = folder / f"{split}.txt"
         path.write_text(conll_text(sentences, seed), encoding="utf-8")
         flags[f"{split}_file"] = str(path)
-    texts = [" ".join(sentence.words) for sentence in read_conll(flags["train_file"])]
+    blocks = Path(flags["train_file"]).read_text(encoding="utf-8").strip().split("\n\n")
+    texts = [" ".join(line.split(" ")[0] for line in lines.split("\n")) for lines in blocks]
+    texts = [text for text in texts if text != "-DOCSTART-"]
     return {**flags, **write_model_and_rows(folder, texts, {})}
 
 
@@ -28,7 +29,7 @@ def conll_text(count: int, seed: int) -> str:
     rng, lines = random.Random(seed), []
     for index in range(count):
         if index % 5 == 0:
-            lines += [f"{DOCUMENT_START} O", ""]
+            lines += ["-DOCSTART- O", ""]
         for kind in rng.sample(sorted(PATTERNS), 2):
             name = ["".join(rng.choices(SYLLABLES, k=2)).title() for _ in range(rng.choice((1, 1, 2)))]
             before, after = PATTERNS[kind].split("{}")

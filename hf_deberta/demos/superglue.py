@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from hf_deberta.demos.model_and_rows import write_model_and_rows
-from hf_deberta.fine_tuning.tasks.superglue import PLACEHOLDER
 
 SYLLABLES = ("ba", "dor", "fel", "gan", "ki", "lum", "mor", "nes")
 
@@ -33,6 +32,6 @@ def match_rows(count: int, seed: int) -> list[dict[str, Any]]:
         }
         verb, answer = rng.choice((("won", winner), ("lost", loser)))
         answers = [{**entities[answer], "text": answer}]
-        question = {"query": f"{PLACEHOLDER} {verb} .", "idx": index, "answers": answers}
+        question = {"query": f"@placeholder {verb} .", "idx": index, "answers": answers}
         rows.append({"idx": index, "passage": {"text": text, "entities": list(entities.values())}, "qas": [question]})
     return rows

@@ -8,6 +8,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +31,7 @@ RECIPE_FLAGS = (
 )  # fmt: skip
 # Flags that say what the model reads, and whether it may give no answer, with their types. A trained model keeps them
 # in its config.json.
-INPUT_FLAGS: dict[str, type] = {
+READING_FLAGS: dict[str, type] = {
     "task_name": str, "text_column_names": list, "text_column_name": str, "label_column_name": str,
     "max_seq_length": int, "max_query_length": int, "doc_stride": int, "version_2_with_negative": bool,
     "fill_blanks": bool, "document_context": str,
@@ -168,7 +169,7 @@ class FineTuningArguments(RunArguments):
         """Name of the metric that selects the best model, as `evaluate` returns it."""
         return f"eval_{(self.metric_for_best_model or 'loss').removeprefix('eval_')}"
 
-    def drop_missing_splits(self, splits: Iterable[str]) -> None:
+    def choose_actions(self, splits: Iterable[str]) -> None:
         """Evaluate and predict only if there are rows. What a flag requests must have its rows."""
         present = {split.partition("_")[0] for split in splits}
         for flag, split in (("do_train", "train"), ("do_eval", "validation"), ("do_predict", "test")):
@@ -190,15 +191,17 @@ def run_script(
     argument_classes: tuple[type, ...],
     run: Callable[..., None],
     recipe_task: Callable[[Namespace], str],
-    demo: Callable[[Path], dict[str, Any]],
+    demo: str,
+    description: str | None = None,
 ) -> None:
     """Call `run` with one instance per dataclass, from the command line or a JSON file.
 
     Args:
         recipe_task: returns the name of the task in the table of recipes.
-        demo: writes rows and a tiny model into a folder, and returns the flags that use them.
+        demo: the file in hf_deberta/demos for --demo.
+        description: the beginning of --help.
     """
-    parser = ScriptParser(argument_classes, RECIPE_FLAGS, sys.modules[run.__module__].__doc__)
+    parser = ScriptParser(argument_classes, RECIPE_FLAGS, description)
     with user_errors_in_one_line(Path(sys.argv[0]).name):
         words, file_flags = read_command_line(parser)
 
@@ -228,7 +231,7 @@ def run_script(
         if flags.output_dir is None and is_main_process():
             logger.warning(f"No --output_dir is given: everything is written to {instances[-1].output_folder}.")
         instances[-1].identifying_flags = identifying_flags(vars(flags))
-        instances[0].input_flags = {name: getattr(flags, name) for name in INPUT_FLAGS if hasattr(flags, name)}
+        instances[0].reading_flags = {name: getattr(flags, name) for name in READING_FLAGS if hasattr(flags, name)}
         with lock_folder(instances[-1].output_folder):
             run(*instances)
 
@@ -243,7 +246,7 @@ def flags_of_training(flags: Namespace) -> dict[str, Any]:
     trained = read_config(name, flags).get("fine_tuning_flags") or {}
     if not isinstance(trained, dict):
         raise InputError(f"fine_tuning_flags must be flags by name in the config.json of {name}, not {trained!r}")
-    for flag, kind in INPUT_FLAGS.items():
+    for flag, kind in READING_FLAGS.items():
         value = trained.get(flag)
         items = value if isinstance(value, list) else []
         if value is not None and not (isinstance(value, kind) and all(isinstance(item, str) for item in items)):
@@ -253,7 +256,7 @@ def flags_of_training(flags: Namespace) -> dict[str, Any]:
     task_name = getattr(flags, "task_name", None)
     if task_name and _spelling(task_name) != _spelling(trained.get("task_name")):
         return {}
-    return {flag: trained[flag] for flag in INPUT_FLAGS if flag in trained and flag != "task_name" and flag in flags}
+    return {flag: trained[flag] for flag in READING_FLAGS if flag in trained and flag != "task_name" and flag in flags}
 
 
 def _spelling(task_name: str | None) -> str:
@@ -277,10 +280,11 @@ def _words(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def demo_flags(output_dir: str | None, demo: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+def demo_flags(output_dir: str | None, name: str) -> dict[str, Any]:
     """Write the model and the rows of a demonstration to OUTPUT_DIR/inputs; return its flags."""
-    task = demo.__module__.rpartition(".")[2]
-    folder = Path(output_dir or f"demo_output/{task}") / "inputs"
+    # by name: the demos train a tokenizer with code that only pretraining needs otherwise
+    write_demo = getattr(import_module(f"hf_deberta.demos.{name}"), f"write_{name}_demo")
+    folder = Path(output_dir or f"demo_output/{name}") / "inputs"
     require_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     flags = {
@@ -293,7 +297,7 @@ def demo_flags(output_dir: str | None, demo: Callable[[Path], dict[str, Any]]) -
         "resume_from_checkpoint": "false",
         "save_strategy": "no",
     }
-    return {**flags, **demo(folder)}
+    return {**flags, **write_demo(folder)}
 
 
 def recipe_flags(flags: Namespace, task: str) -> tuple[dict[str, Any], str]:

@@ -17,64 +17,49 @@ best, has the score 0 there. `python run_x.py --num_seeds 5 ...` writes an ensem
 """
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from transformers.utils import logging
 
+from hf_deberta.fine_tuning.task import Scores, Task, is_validation, prediction_splits
 from hf_deberta.fine_tuning.tasks.submission import write_json_lines
 from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.file_faults import read_lines
 from hf_deberta.runs.json_files import write_json
 
-Scores = list[dict[str, float]]  # of each row
-
 LEAST_SCORE = 1e-9  # smaller ones are not written
-MIN_PROBABILITY = 1e-12  # of a label that no run has a score for; its logarithm is finite
-VALUE = "value"  # the name of a number
 
 logger = logging.get_logger(__name__)
 
 
-@dataclass(frozen=True)
-class EnsembleTask:
-    """What a script knows about its rows.
-
-    Args:
-        splits: those that the runs have scores for, each with its number of rows.
-        metrics: returns the metrics of a split's scores; None if its rows have no labels.
-        write: writes the prediction files of a test split to a folder.
-        row_hashes: those of the splits, by `splits.hash_rows`.
-    """
-
-    splits: dict[str, int]
-    metrics: Callable[[str, Scores], dict[str, float] | None]
-    write: Callable[[Path, str, Scores], None]
-    row_hashes: dict[str, str] = field(default_factory=dict)
-
-
-def write_ensemble(folder: Path, runs: dict[str, Path], task: EnsembleTask) -> None:
+def write_ensemble(folder: Path, runs: dict[str, Path], task: Task) -> None:
     """Average the scores of runs, named as in the table that is printed; write predictions and ensemble.json."""
     results: dict[str, dict[str, dict[str, float]]] = {}
-    for split, rows in task.splits.items():
-        expected = task.row_hashes.get(split)
-        members, hashes = zip(*(read_scores(run, split, rows, expected) for run in runs.values()), strict=True)
+    splits = [split for split in task.rows if is_validation(split)] if task.args.do_eval else []
+    splits += prediction_splits(task) if task.args.do_predict else []
+    for split in task.rows:
+        if split not in splits:
+            continue
+        rows_hash, rows = task.args.row_hashes.get(split), task.number_of_scores(split)
+        members, hashes = zip(*(read_scores(run, split, rows, rows_hash) for run in runs.values()), strict=True)
         averaged = average_scores(members)
-        for name, scores in zip((*runs, "ensemble"), (*members, averaged), strict=True):
-            if (metrics := task.metrics(split, scores)) is not None:
-                results.setdefault(split, {})[name] = metrics
-        write_scores(folder, split, averaged, None if None in hashes else expected)
-        if not split.startswith("validation"):
-            task.write(folder, split, averaged)
+        if task.has_labels(split):
+            by_run = dict(zip((*runs, "ensemble"), (*members, averaged), strict=True))
+            results[split] = {
+                name: task.metrics(split, task.from_scores(split, scores)) for name, scores in by_run.items()
+            }
+        write_scores(folder, split, averaged, None if None in hashes else rows_hash)
+        if not is_validation(split):
+            task.write(folder, split, task.from_scores(split, averaged))
     write_json(folder / "ensemble.json", {"runs": {name: str(run) for name, run in runs.items()}, "metrics": results})
-    for split, by_run in results.items():
-        print(f"\nThe ensemble of {len(runs)} runs, {split}", score_table(by_run), sep="\n")
+    for split, metrics in results.items():
+        print(f"\nThe ensemble of {len(runs)} runs, {split}", metrics_table(metrics), sep="\n")
     logger.warning(f"Predictions of the ensemble of {', '.join(runs)} are in {folder}")
 
 
-def score_table(by_run: dict[str, dict[str, float]]) -> str:
+def metrics_table(by_run: dict[str, dict[str, float]]) -> str:
     """Lines with the metrics of each run."""
     names = [*by_run["ensemble"]]
     width = max(map(len, by_run))
@@ -130,33 +115,3 @@ def read_scores(folder: Path, split: str, rows: int, rows_hash: str | None = Non
     if found is None and rows_hash is not None:
         logger.warning(f"{file} has no hash of its rows: check their order, or evaluate and predict that run again")
     return scores, found
-
-
-# Scores of labels as the arrays that the tasks compute metrics from
-
-
-def label_scores(probabilities: np.ndarray, labels: Sequence[str]) -> Scores:
-    """The scores of rows with the probabilities [rows, labels]."""
-    return [dict(zip(labels, map(float, row), strict=True)) for row in probabilities]
-
-
-def label_logits(scores: Scores, labels: Sequence[str], multi_label: bool = False) -> np.ndarray:
-    """Logits [rows, labels] with these probabilities: by softmax, or by a sigmoid for each label."""
-    if unknown := {name for row in scores for name in row} - set(labels):
-        raise InputError(f"the runs have scores of {', '.join(sorted(unknown))}; the labels are {', '.join(labels)}")
-    probabilities = np.array([[row.get(label, 0.0) for label in labels] for row in scores])
-    logits = np.log(probabilities.clip(MIN_PROBABILITY))
-    return logits - np.log((1 - probabilities).clip(MIN_PROBABILITY)) if multi_label else logits
-
-
-def number_scores(values: np.ndarray) -> Scores:
-    return [{VALUE: float(value)} for value in values]
-
-
-def numbers(scores: Scores) -> np.ndarray:
-    """The numbers [rows] of a regression."""
-    if any(name != VALUE for row in scores for name in row):
-        raise InputError(
-            "this task is a regression, and a run has scores of labels: an ensemble is of runs of one kind"
-        )
-    return np.array([row.get(VALUE, 0.0) for row in scores])

@@ -69,7 +69,7 @@ class ModelArguments:
     )
 
     # flags that say what the model reads, to be saved in its config.json
-    input_flags: dict[str, Any] = field(default_factory=dict, init=False)
+    reading_flags: dict[str, Any] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         if not self.checkpoint and not self.demo:
@@ -144,23 +144,13 @@ def load_model(
     config = load_deberta_config(args)
     attention_errors = (ValueError, ImportError) if args.attn_implementation else ()
     with input_errors(args.checkpoint, OSError, StrictDataclassError, *attention_errors):
-        options = args.load_options() | {"dtype": torch.float32}
+        options = args.load_options() | {"dtype": torch.float32, "ignore_mismatched_sizes": True}
         if args.attn_implementation is not None:
             options["attn_implementation"] = args.attn_implementation
         if config is None:
-            if auto_class is None:
-                raise InputError(f"{args.checkpoint} is not a DeBERTa, and Transformers has no such head for others")
-            if args.config_name is not None:
-                raise InputError(
-                    f"--config_name {args.config_name} requires that this configuration and {args.checkpoint} are "
-                    "DeBERTas: leave it out"
-                )
-            if args.cls_dropout is not None:
-                logger.warning(f"--cls_dropout is ignored: {args.checkpoint} is not a DeBERTa")
-            model_class = auto_class
+            require_auto_class(args, auto_class)
             options |= config_fields
         else:
-            model_class = deberta_class
             options.pop("trust_remote_code")
             if args.cls_dropout is not None:
                 config_fields["cls_dropout"] = args.cls_dropout
@@ -168,11 +158,10 @@ def load_model(
                 setattr(config, name, value)
             config.validate()
             options["config"] = config
-        model, info = model_class.from_pretrained(
-            args.checkpoint, **options, ignore_mismatched_sizes=True, output_loading_info=True
-        )
+        model_class: Any = auto_class if config is None else deberta_class
+        model, info = model_class.from_pretrained(args.checkpoint, **options, output_loading_info=True)
     if do_train:
-        model.config.fine_tuning_flags = args.input_flags  # instead of those of an earlier training
+        model.config.fine_tuning_flags = args.reading_flags  # instead of those of an earlier training
     mismatched = {name for name, *_ in info["mismatched_keys"]}
     if mismatched and args.intermediate is None and not args.ignore_mismatched_sizes:
         raise InputError(
@@ -189,6 +178,19 @@ def load_model(
             "they would stay random: give a checkpoint fine-tuned on the task, or add --do_train"
         )
     return model
+
+
+def require_auto_class(args: ModelArguments, auto_class: Any) -> None:
+    """Refuse, for a checkpoint that is not a DeBERTa, heads and flags that only DeBERTas have."""
+    if auto_class is None:
+        raise InputError(f"{args.checkpoint} is not a DeBERTa, and Transformers has no such head for others")
+    if args.config_name is not None:
+        raise InputError(
+            f"--config_name {args.config_name} requires that this configuration and {args.checkpoint} are DeBERTas: "
+            "leave it out"
+        )
+    if args.cls_dropout is not None:
+        logger.warning(f"--cls_dropout is ignored: {args.checkpoint} is not a DeBERTa")
 
 
 def replace_classifier(model: PreTrainedModel, args: ModelArguments) -> set[str]:

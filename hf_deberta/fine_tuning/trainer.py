@@ -1,29 +1,20 @@
-"""The trainer of the fine-tuning scripts, training and evaluation of one run, and runs over several seeds.
+"""The trainer of the fine-tuning scripts, and training and evaluation of one run."""
 
-A script loads rows, tokenizer and model, creates a `FineTuningTrainer`, calls `train_and_evaluate`, predicts the test
-rows, and ends with `write_card_and_push`. `over_seeds` does this once or with several seeds.
-"""
-
-import copy
-import gc
-import shutil
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from accelerate import PartialState
-from accelerate.utils.memory import clear_device_cache
 from datasets import Dataset
 from torch.utils.data import Sampler, SequentialSampler
 from transformers import EarlyStoppingCallback, EvalPrediction, PreTrainedModel
-from transformers.trainer_utils import PredictionOutput
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaForEntityChoice
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
-from hf_deberta.fine_tuning.ensemble import EnsembleTask, Scores, write_ensemble, write_scores
+from hf_deberta.fine_tuning.ensemble import write_scores
 from hf_deberta.fine_tuning.sift import SiftTrainer, answer_labels
+from hf_deberta.fine_tuning.task import Task, is_validation, logits_of
 from hf_deberta.runs.checkpoints import (
     TRAINER_STATE_NAME,
     AtomicCheckpointsMixin,
@@ -34,12 +25,10 @@ from hf_deberta.runs.checkpoints import (
 )
 from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.finite_values import FiniteValuesMixin
-from hf_deberta.runs.json_files import atomic_write, write_json
 from hf_deberta.runs.model_card import write_training_card
 from hf_deberta.runs.real_tokens import RealTokensMixin
 from hf_deberta.runs.row_order import RowOrder, SetEpochCallback
-from hf_deberta.runs.run_identity import claim_folder, compare_with_recorded_run, content_hash
-from hf_deberta.runs.run_lock import lock_folder
+from hf_deberta.runs.run_identity import claim_folder, content_hash
 from hf_deberta.runs.uneven_batches import UnevenBatchesMixin
 
 TIMINGS = ("runtime", "per_second", "preparation_time")  # parts of the names of metrics that measure time
@@ -55,9 +44,7 @@ class FineTuningTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, 
 
     Args:
         splits: inputs by split; training and evaluation data come from here.
-        metrics: called with the name of a split and its predictions.
-        scores: called with the name of a split and its predictions (without labels); the scores for an ensemble, which
-            are written to `output_dir`.
+        task: makes metrics, files and the scores for an ensemble from predictions; None to compute the loss alone.
         card_fields: arguments of `model_card.write_training_card`.
     """
 
@@ -68,24 +55,21 @@ class FineTuningTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, 
         self,
         *args: Any,
         splits: dict[str, Dataset] | None = None,
-        metrics: Callable[[str, EvalPrediction], dict[str, float]] | None = None,
-        scores: Callable[[str, Any], Scores] | None = None,
+        task: Task | None = None,
         card_fields: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        self.splits, self.metrics = splits or {}, metrics
+        self.splits, self.task = splits or {}, task
         self.validation_splits = validation_splits(self.splits)
         self.scored_split = self.validation_splits.get("", "")
         if splits is not None:
             kwargs |= {"train_dataset": splits.get("train"), "eval_dataset": splits.get(self.scored_split)}
-        self.scores = scores
-        self.predictions: Any = None
-        if metrics is not None:
-            kwargs["compute_metrics"] = self.compute_split_metrics
+        self.predicted: Any = None  # of the last evaluation, as `Task.predicted` returns it
+        if task is not None:
+            kwargs |= {"compute_metrics": self.compute_split_metrics}
+            kwargs |= {"preprocess_logits_for_metrics": task.preprocess_logits}
         super().__init__(*args, **kwargs)
         check_label_smoothing(self)
-        if (fast := getattr(self.processing_class, "backend_tokenizer", None)) is not None:
-            fast.no_truncation()  # which the rows have left in it, unless they came from a cache: it would be saved
         self.card_fields = card_fields or {"data": "task data"}
         self.order: RowOrder | None = None
         self.trained = False  # set by SetEpochCallback
@@ -94,38 +78,47 @@ class FineTuningTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, 
             self.add_callback(EarlyStoppingCallback(self.args.early_stopping_patience))
 
     def compute_split_metrics(self, prediction: EvalPrediction) -> dict[str, float]:
-        self.require_all_rows(prediction.predictions)
-        self.predictions = None if self.is_in_train else prediction.predictions  # for `evaluate_split`
-        return self.metrics(self.scored_split, prediction) if self.metrics is not None else {}
+        predicted = self.read_predictions(prediction.predictions)
+        if not self.is_in_train:
+            self.predicted = predicted  # for the files
+        return self.task.metrics(self.scored_split, predicted) if self.task is not None else {}
 
-    def require_all_rows(self, predictions: Any) -> None:
-        """Require a prediction for each row, before a file of predictions is written."""
-        rows, predicted = len(self.splits[self.scored_split]), len(logits_of(predictions))
+    def read_predictions(self, outputs: Any) -> Any:
+        """Return the predictions for all rows of the split from the model's outputs."""
+        rows, predicted = len(self.splits[self.scored_split]), len(logits_of(outputs))
         if predicted != rows:
             raise ValueError(f"there are {predicted:,} predictions for the {rows:,} rows of {self.scored_split}")
+        return self.task and self.task.predicted(self.scored_split, outputs, self.splits[self.scored_split])
 
     def evaluate_split(self, split: str) -> dict[str, float]:
         self.scored_split = split
         metrics = self.evaluate(self.splits[split])
-        self.write_scores(split, self.predictions)
-        self.predictions = None
+        self.write_predictions(split)
         return metrics
 
-    def write_scores(self, split: str, predictions: Any) -> None:
-        """Write what an ensemble needs of this run."""
-        if self.scores is not None and self.is_world_process_zero():
-            scores = self.scores(split, predictions)
-            write_scores(self.args.output_folder, split, scores, self.args.row_hashes.get(split))
+    def predict_split(self, split: str) -> dict[str, float]:
+        """Write the predictions of a split; return its metrics, and write them too, if it has labels."""
+        self.scored_split, rows, prefix = split, self.splits[split], split.replace("test", "predict", 1)
+        labelled = self.task is not None and self.task.has_labels(split)
+        hidden = [] if labelled else [name for name in self.label_names if name in rows.column_names]
+        output = self.predict(rows.remove_columns(hidden), metric_key_prefix=prefix)
+        metrics = output.metrics or {}
+        if labelled:
+            self.log_metrics(prefix, metrics)
+            self.save_metrics(prefix, metrics)
+        else:
+            self.predicted = self.read_predictions(output.predictions)
+        self.write_predictions(split)
+        return metrics
 
-    def predict_split(self, split: str, prefix: str, without: Iterable[str] = ()) -> PredictionOutput:
-        """Predictions of a split; their metrics too if it has labels and the columns `without` do not hold them."""
-        self.scored_split = split
-        columns = [name for name in without if name in self.splits[split].column_names]
-        output = self.predict(self.splits[split].remove_columns(columns), metric_key_prefix=prefix)
-        self.require_all_rows(output.predictions)
-        self.predictions = None
-        self.write_scores(split, output.predictions)
-        return output
+    def write_predictions(self, split: str) -> None:
+        """Write the files of the last predictions, and what an ensemble needs of this run."""
+        if self.task is not None and self.is_world_process_zero():
+            folder = self.args.output_folder
+            write_scores(folder, split, self.task.scores(self.predicted), self.args.row_hashes.get(split))
+            if self.task.writes_evaluations or not is_validation(split):
+                self.task.write(folder, split, self.predicted)
+        self.predicted = None
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler:
         rows: Any = self.train_dataset if train_dataset is None else train_dataset
@@ -180,24 +173,6 @@ class FineTuningTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, 
         write_training_card(self, **self.card_fields)
 
 
-def holds_finished_run(args: FineTuningArguments) -> bool:
-    folder = args.output_folder
-    return (folder / TRAINER_STATE_NAME).exists() and args.resume_from_checkpoint is None
-
-
-def check_recorded_flags(args: FineTuningArguments) -> None:
-    """Before a model is loaded: refuse other flags than those of the run in `output_dir`, and log if it has finished.
-
-    `FineTuningTrainer.load_finished_run` compares the training rows and the starting weights too.
-    """
-    flags = {**args.identifying_flags, "seed": args.seed}
-    if args.do_train and compare_with_recorded_run(args, flags) and holds_finished_run(args):
-        logger.warning(
-            f"{args.output_folder} holds the finished run; its model is loaded, not trained again, if the training "
-            "rows and the starting weights are the same"
-        )
-
-
 def check_label_smoothing(trainer: FineTuningTrainer) -> None:
     """Refuse smoothing where labels are not class numbers: Trainer would compute a wrong loss."""
     model, smoothing = trainer.model, trainer.args.label_smoothing_factor
@@ -215,28 +190,9 @@ def check_label_smoothing(trainer: FineTuningTrainer) -> None:
 
 def validation_splits(splits: Iterable[str]) -> dict[str, str]:
     """Validation splits by the suffix of their metrics: none for the main one, which is the first or `_matched`."""
-    suffixes = {split.removeprefix("validation"): split for split in splits if split.startswith("validation")}
+    suffixes = {split.removeprefix("validation"): split for split in splits if is_validation(split)}
     main = next((suffix for suffix in ("", "_matched", *suffixes) if suffix in suffixes), None)
     return {"" if suffix == main else suffix: split for suffix, split in suffixes.items()}
-
-
-def scored_splits(rows: Mapping[str, Sized], args: FineTuningArguments) -> dict[str, int]:
-    """The numbers of rows of the splits that a run writes scores of.
-
-    Those are validation splits if it evaluates, and all others but the training rows if it predicts.
-    """
-    others = {split: len(of_split) for split, of_split in rows.items() if split != "train"}
-    actions = {split: args.do_eval if split.startswith("validation") else args.do_predict for split in others}
-    return {split: number for split, number in others.items() if actions[split]}
-
-
-def prediction_splits(splits: Iterable[str]) -> list[str]:
-    return [split for split in splits if split.startswith("test")]
-
-
-def logits_of(predictions: Any) -> Any:
-    """The logits of a model that may return other outputs after them."""
-    return predictions[0] if isinstance(predictions, tuple) else predictions
 
 
 def train_and_evaluate(trainer: FineTuningTrainer) -> dict[str, float]:
@@ -265,11 +221,6 @@ def has_training_card(folder: Path) -> bool:
     return card.exists() and "generated_from_trainer" in card.read_text(encoding="utf-8")
 
 
-def save_prediction_metrics(trainer: FineTuningTrainer, name: str, metrics: dict[str, float] | None) -> None:
-    trainer.log_metrics(name, metrics or {})
-    trainer.save_metrics(name, metrics or {})
-
-
 def write_card_and_push(trainer: FineTuningTrainer) -> None:
     """Write the final model card, push to the Hub on request, and list the results in `output_dir`."""
     folder = trainer.args.output_folder
@@ -284,67 +235,3 @@ def write_card_and_push(trainer: FineTuningTrainer) -> None:
 
 def is_result(path: Path) -> bool:
     return path.is_file() and path.suffix != ".py" and not path.name.startswith("_")
-
-
-# Several seeds
-
-
-def over_seeds(
-    args: FineTuningArguments,
-    run: Callable[[FineTuningArguments], dict[str, float]],
-    ensemble: EnsembleTask | None = None,
-) -> None:
-    """Call `run` once, or with each of --num_seeds seeds in its own folder. Finished seeds are skipped.
-
-    The best model is copied to --output_dir, next to `seeds.json`, and the ensemble of all seeds is written to the
-    folder `ensemble`. With --ensemble, nothing is run: the ensemble of those folders is written to --output_dir.
-    """
-    if ensemble is not None and args.ensemble is not None:
-        if args.should_save:
-            write_ensemble(args.output_folder, {folder: Path(folder) for folder in args.ensemble}, ensemble)
-        return destroy_process_group()
-    if args.num_seeds == 1:
-        check_recorded_flags(args)
-        run(args)
-        return destroy_process_group()
-    metrics = {}
-    for seed in range(args.seed, args.seed + args.num_seeds):
-        seed_args = copy.copy(args)
-        seed_args.seed, seed_args.output_dir = seed, str(args.output_folder / f"seed-{seed}")
-        with lock_folder(seed_args.output_folder):
-            check_recorded_flags(seed_args)
-            metrics[seed] = run(seed_args)
-        clear_device_cache(garbage_collection=True)  # a Trainer is part of a reference cycle, and holds its model
-    if args.should_save and args.do_eval:
-        keep_best_seed(args.output_folder, metrics, args.best_metric, bool(args.greater_is_better))
-    if args.should_save and ensemble is not None and (args.do_eval or args.do_predict):
-        seeds = {f"seed-{seed}": args.output_folder / f"seed-{seed}" for seed in metrics}
-        write_ensemble(args.output_folder / "ensemble", seeds, ensemble)
-    destroy_process_group()
-
-
-def destroy_process_group() -> None:
-    """End distributed training cleanly, after everything that uses the process group is freed."""
-    gc.collect()
-    state = PartialState()
-    state.wait_for_everyone()
-    state.destroy_process_group()
-
-
-def keep_best_seed(folder: Path, metrics: dict[int, dict[str, float]], metric: str, greater_is_better: bool) -> None:
-    """Print the statistics over seeds, write seeds.json, and copy the files of the best model to `folder`."""
-    frame: Any = Dataset.from_list(list(metrics.values())).to_pandas()
-    summary = frame.filter(regex="^eval_(?!.*({}))".format("|".join(TIMINGS))).agg(
-        ["median", "mean", "std", "min", "max"]
-    )
-    print(f"\n{len(metrics)} seeds", summary.T.to_string(float_format="%.4f"), sep="\n")
-    best = (max if greater_is_better else min)(metrics, key=lambda seed: metrics[seed][metric])
-    for path in sorted((folder / f"seed-{best}").iterdir()):
-        if path.is_file() and not path.name.startswith("_"):
-            with atomic_write(folder / path.name) as unfinished:
-                shutil.copyfile(path, unfinished)
-                if path.name == "README.md":  # the card names its folder
-                    text = unfinished.read_text(encoding="utf-8").replace(f"seed-{best}", folder.resolve().name)
-                    unfinished.write_text(text, encoding="utf-8")
-    write_json(folder / "seeds.json", {"seeds": metrics, **summary.to_dict(), "best_seed": best})
-    print(f"{folder} holds the model of the best seed, {best}.")

@@ -6,12 +6,47 @@
 `compute_metric` is what the fine-tuning scripts call.
 """
 
-from collections.abc import Collection
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-NAMES = ("glue", "super_glue", "squad", "squad_v2", "named_entities", "multiple_choice")
+# The metrics of each module by configuration. The first of a task selects its best checkpoint.
+CONFIGURATIONS: dict[str, dict[str, tuple[str, ...]]] = {
+    "glue": {
+        "cola": ("matthews_correlation",),
+        "sst2": ("accuracy",),
+        "mrpc": ("accuracy", "f1"),
+        "stsb": ("pearson", "spearmanr"),
+        "qqp": ("accuracy", "f1"),
+        "mnli": ("accuracy",),
+        "qnli": ("accuracy",),
+        "rte": ("accuracy",),
+        "wnli": ("accuracy",),
+        "ax": ("matthews_correlation",),
+        "classification": ("accuracy", "f1"),
+        "regression": ("pearson", "spearmanr"),
+        "multi_label": ("f1_micro", "f1_macro", "accuracy"),
+    },
+    "super_glue": {
+        "boolq": ("accuracy",),
+        "cb": ("f1", "accuracy"),
+        "copa": ("accuracy",),
+        "multirc": ("f1_a", "exact_match"),
+        "record": ("f1", "exact_match"),
+        "rte": ("accuracy",),
+        "wic": ("accuracy",),
+        "wsc": ("accuracy",),
+        "axb": ("matthews_correlation",),
+        "axg": ("accuracy", "gender_parity"),
+    },
+    "squad": {"default": ("f1", "exact_match")},
+    "squad_v2": {
+        "default": ("f1", "exact", "HasAns_f1", "HasAns_exact", "NoAns_f1", "NoAns_exact", "best_f1", "best_exact")
+    },
+    "named_entities": {"default": ("f1", "precision", "recall", "accuracy")},
+    "multiple_choice": {"default": ("accuracy",), "race": ("accuracy", "accuracy_middle", "accuracy_high")},
+}
+NAMES = tuple(CONFIGURATIONS)
 
 
 def path(name: str) -> str:
@@ -35,8 +70,9 @@ def compute_metric(name: str, config_name: str | None = None, **inputs: Any) -> 
     return metric.compute(**inputs)
 
 
-def require_configuration(metric: str, name: str, configurations: Collection[str]) -> None:
-    """Require one of the configurations; "default" is what `evaluate` calls a missing one."""
+def require_configuration(metric: str, name: str) -> None:
+    """Require one of the configurations of a metric; "default" is what `evaluate` calls a missing one."""
+    configurations = CONFIGURATIONS[metric]
     if name not in configurations:
         raise ValueError(
             f"the metric {metric} has no configuration {name!r}: choose one of {', '.join(configurations)}, as in "

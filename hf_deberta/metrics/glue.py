@@ -16,15 +16,8 @@ import numpy as np
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import f1_score, matthews_corrcoef
 
-from hf_deberta.fine_tuning.tasks.glue import CLASS_METRICS, MULTI_LABEL_METRICS, REGRESSION_METRICS, TASKS
-from hf_deberta.metrics import require_configuration
+from hf_deberta.metrics import CONFIGURATIONS, require_configuration
 
-CONFIGURATIONS = {
-    **{name: task.metrics for name, task in TASKS.items()},
-    "classification": CLASS_METRICS,
-    "regression": REGRESSION_METRICS,
-    "multi_label": MULTI_LABEL_METRICS,
-}
 INPUTS = """
 Args:
     predictions: class numbers; regression values (stsb, regression); 0 or 1 for each label in each row (multi_label).
@@ -35,15 +28,15 @@ Args:
 
 class Glue(evaluate.Metric):
     def _info(self) -> evaluate.MetricInfo:
-        require_configuration("glue", self.config_name, CONFIGURATIONS)
-        kind: Any = datasets.Value("float64" if CONFIGURATIONS[self.config_name] == REGRESSION_METRICS else "int64")
+        require_configuration("glue", self.config_name)
+        kind: Any = datasets.Value("float64" if self.config_name in ("stsb", "regression") else "int64")
         if self.config_name == "multi_label":
             kind = datasets.List(kind)
         features = datasets.Features({"predictions": kind, "references": kind})
         return evaluate.MetricInfo(__doc__ or "", citation="", features=features, inputs_description=INPUTS)
 
     def _compute(self, predictions: list, references: list, num_labels: int = 2) -> dict[str, float]:
-        names = CONFIGURATIONS[self.config_name]
+        names = CONFIGURATIONS["glue"][self.config_name]
         return glue_scores(names, np.asarray(predictions), np.asarray(references), num_labels)
 
 

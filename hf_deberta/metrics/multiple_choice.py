@@ -25,7 +25,7 @@ Args:
 
 class MultipleChoice(evaluate.Metric):
     def _info(self) -> evaluate.MetricInfo:
-        require_configuration("multiple_choice", self.config_name, ("default", "race"))
+        require_configuration("multiple_choice", self.config_name)
         features: dict[str, Any] = dict.fromkeys(("predictions", "references"), datasets.Value("int64"))
         if self.config_name == "race":
             features["ids"] = datasets.Value("string")

@@ -13,7 +13,7 @@ from typing import Any
 import datasets
 import evaluate
 
-from hf_deberta.fine_tuning.tasks.ner import ENTITY_METRICS, has_prefixes, tags_to_iob2
+from hf_deberta.metrics.entity_tags import ENTITY_METRICS, has_prefixes, tags_to_iob2
 
 INPUTS = """
 Args:

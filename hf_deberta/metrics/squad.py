@@ -17,7 +17,6 @@ from typing import Any
 import datasets
 import evaluate
 
-METRICS = ("f1", "exact_match")  # the first selects the best checkpoint
 TEXT = datasets.Value("string")
 ANSWERS = {"text": datasets.List(TEXT), "answer_start": datasets.List(datasets.Value("int32"))}
 QUESTION = {"id": TEXT, "answers": ANSWERS}

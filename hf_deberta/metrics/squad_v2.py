@@ -15,7 +15,6 @@ import evaluate
 
 from hf_deberta.metrics.squad import QUESTION, TEXT, compute_exact, compute_f1, normalize_answer, require_each_question
 
-METRICS = ("f1", "exact", "HasAns_f1", "HasAns_exact", "NoAns_f1", "NoAns_exact", "best_f1", "best_exact")
 INPUTS = """
 Args:
     predictions: {"id", "prediction_text", "no_answer_probability"} of each question. The text is the best answer, also

@@ -15,8 +15,7 @@ import evaluate
 import numpy as np
 from sklearn.metrics import f1_score, matthews_corrcoef
 
-from hf_deberta.fine_tuning.tasks.superglue import TASKS
-from hf_deberta.metrics import require_configuration
+from hf_deberta.metrics import CONFIGURATIONS, require_configuration
 from hf_deberta.metrics.squad import compute_exact, compute_f1
 
 NUMBER, TEXT = datasets.Value("int64"), datasets.Value("string")
@@ -42,7 +41,7 @@ Args:
 
 class SuperGlue(evaluate.Metric):
     def _info(self) -> evaluate.MetricInfo:
-        require_configuration("super_glue", self.config_name, TASKS)
+        require_configuration("super_glue", self.config_name)
         features = datasets.Features(FEATURES.get(self.config_name, NUMBERS))
         return evaluate.MetricInfo(__doc__ or "", citation="", features=features, inputs_description=INPUTS)
 
@@ -60,7 +59,7 @@ class SuperGlue(evaluate.Metric):
             "matthews_correlation": lambda: matthews_corrcoef(labels, predicted),
             "gender_parity": lambda: gender_parity(pairs or [], predicted),
         }
-        return {metric: float(metrics[metric]()) for metric in TASKS[self.config_name].metrics}
+        return {metric: float(metrics[metric]()) for metric in CONFIGURATIONS["super_glue"][self.config_name]}
 
 
 def record_scores(predictions: list[dict[str, Any]], references: list[dict[str, Any]]) -> dict[str, float]:

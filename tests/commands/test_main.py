@@ -24,7 +24,7 @@ def test_help_lists_all_commands(capsys):
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_scripts_are_commands(name, capsys, monkeypatch):
     """The command, run_NAME.py and `accelerate launch -m` are one function."""
-    module = importlib.import_module(f"hf_deberta.commands.{name}")
+    module = sys.modules[importlib.import_module(f"hf_deberta.commands.{name}").main.__module__]
     script = ROOT / ("demo.py" if name == "demo" else f"run_{name}.py")
     assert f"from hf_deberta.commands.{name} import main" in script.read_text()
     monkeypatch.setattr(sys, "argv", ["hf-deberta", name, "--help"])

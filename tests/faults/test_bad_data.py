@@ -20,14 +20,13 @@ import pytest
 from datasets import Dataset
 from fault_cases import SEED, number_of_cases
 
-from hf_deberta.commands import ner
 from hf_deberta.demos.glue import review_rows
 from hf_deberta.demos.ner import conll_text
 from hf_deberta.demos.race import location_rows
 from hf_deberta.demos.squad import house_rows
 from hf_deberta.demos.superglue import match_rows
 from hf_deberta.fine_tuning.splits import DataArguments, read_splits
-from hf_deberta.fine_tuning.tasks import race, squad, superglue
+from hf_deberta.fine_tuning.tasks import ner, race, squad, superglue
 from hf_deberta.pretraining.corpus import Corpus, CorpusArguments
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 from hf_deberta.runs.data_files import require_columns, require_texts, source_of
@@ -181,8 +180,8 @@ def use_ner(path: Path, tokenizer: Any) -> Dataset:
     args = ner.NerArguments()
     parsed = ner.read_sentences(read_one(path, ner.read_file), "train", args)
     assert all(len(sentence.words) == len(sentence.tags) for sentence in parsed)
-    labels = ner.ner.label_names(parsed)
-    ner.ner.require_known_labels(parsed, labels, "train")
+    labels = ner.label_names(parsed)
+    ner.require_known_labels(parsed, labels, "train")
     loaded = copy.deepcopy(tokenizer)
     loaded.add_prefix_space = True
     return ner.encode_windows(parsed, "train", loaded, labels, 64, args)

@@ -10,6 +10,7 @@ import pytest
 from datasets import Dataset
 from datasets.table import InMemoryTable
 from fault_cases import number_of_cases
+from fine_tuning_models import encode_texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -181,7 +182,7 @@ def test_random_tables(tokenizer, tally, table):
         for split, rows in (("train", train), (table["other_split"], other)):
             options = {"batched": True, "load_from_cache_file": False, "new_fingerprint": "not computed, which is slow"}
             column = table["label_column"]
-            inputs = glue.encode_texts(rows, split, task, tokenizer, MAX_LENGTH, task.labels, column, options)
+            inputs = encode_texts(rows, split, task, tokenizer, MAX_LENGTH, task.labels, column, options)
             check_inputs(inputs, rows, split, task)
     except InputError as error:
         check_message(error, split, rows)

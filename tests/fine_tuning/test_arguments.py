@@ -1,6 +1,5 @@
 """The command line of a fine-tuning script: recipe, inferred actions, the metric of the best model, invalid flags."""
 
-import importlib
 import json
 import sys
 from argparse import Namespace
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from hf_deberta import HfDebertaConfig
-from hf_deberta.fine_tuning import trainer as trainer_module
+from hf_deberta.fine_tuning import run as run_module
 from hf_deberta.fine_tuning.arguments import FineTuningArguments, demo_flags, recipe_flags, run_script
 from hf_deberta.fine_tuning.sift import SiftArguments
 from hf_deberta.fine_tuning.splits import DataArguments
@@ -85,7 +84,7 @@ def parse(tmp_path, monkeypatch):
         monkeypatch.setattr(sys, "argv", ["run_x.py", *map(str, given), "--use_cpu", *map(str, words)])
         if words and str(words[0]).endswith(".json"):
             monkeypatch.setattr(sys, "argv", ["run_x.py", str(words[0])])
-        run_script(classes, lambda *instances: parsed.extend(instances), lambda flags: "cola", lambda folder: {})
+        run_script(classes, lambda *instances: parsed.extend(instances), lambda flags: "cola", "glue")
         return tuple(parsed)
 
     return run
@@ -129,9 +128,8 @@ def test_predictions_need_no_message_about_training(parse, caplog):
 def test_each_demo_has_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for task in ("glue", "ner"):
-        write_demo = vars(importlib.import_module(f"hf_deberta.demos.{task}"))[f"write_{task}_demo"]
-        assert demo_flags(None, write_demo)["output_dir"] == str(Path("demo_output", task))
-    assert demo_flags("mine", lambda folder: {"folder": folder})["folder"] == Path("mine/inputs")
+        assert demo_flags(None, task)["output_dir"] == str(Path("demo_output", task))
+    assert demo_flags("mine", "glue")["train_file"] == str(Path("mine/inputs/train.jsonl"))
 
 
 # Flags of the training, kept in config.json
@@ -161,8 +159,8 @@ def parse_for_trained_model(tmp_path, monkeypatch):
         monkeypatch.setattr(sys, "argv", ["run_x.py", *given, *words])
         parsed: list = []
         classes = (ModelArguments, RowArguments, SiftArguments, FineTuningArguments)
-        run_script(classes, lambda *instances: parsed.extend(instances), lambda flags: "cola", lambda folder: {})
-        assert parsed[0].input_flags["label_column_name"] == parsed[1].label_column_name
+        run_script(classes, lambda *instances: parsed.extend(instances), lambda flags: "cola", "glue")
+        assert parsed[0].reading_flags["label_column_name"] == parsed[1].label_column_name
         return parsed[1]
 
     return run
@@ -222,14 +220,14 @@ def test_the_default_folder_is_named_before_training(parse, caplog, monkeypatch,
 def test_actions_are_inferred_from_the_splits(tmp_path):
     args = arguments(tmp_path)
     assert args.do_train and args.do_eval and args.do_predict
-    args.drop_missing_splits(["train", "test_matched"])
+    args.choose_actions(["train", "test_matched"])
     assert (args.do_train, args.do_eval, args.do_predict) == (True, False, True)
     assert args.eval_strategy == "no" and not args.load_best_model_at_end
     for flag, present in {"do_train": "validation", "do_eval": "train", "do_predict": "train"}.items():
         with pytest.raises(InputError, match=rf"--{flag} needs .*found: {present}"):
-            arguments(tmp_path, **{flag: True}).drop_missing_splits([present])
+            arguments(tmp_path, **{flag: True}).choose_actions([present])
     with pytest.raises(InputError, match="--do_train needs train rows .*add --do_eval or --do_predict"):
-        arguments(tmp_path).drop_missing_splits(["validation"])
+        arguments(tmp_path).choose_actions(["validation"])
 
 
 @pytest.mark.parametrize(
@@ -271,7 +269,7 @@ def test_invalid_flags_are_shown_in_one_line(parse, words, message):
 def test_early_stopping_needs_validation_rows(tmp_path):
     args = arguments(tmp_path, early_stopping_patience=1)
     with pytest.raises(InputError, match="--early_stopping_patience needs validation rows"):
-        args.drop_missing_splits(["train"])
+        args.choose_actions(["train"])
 
 
 def test_a_missing_checkpoint_is_shown_in_one_line(parse, tmp_path):
@@ -294,8 +292,7 @@ def test_a_script_locks_its_folder(tmp_path, monkeypatch):
     """Before it reads data, and the folder of each seed; and not once it has ended."""
     words = ["run_x.py", "--use_cpu", "--num_seeds", 2, "--output_dir", tmp_path, "--recipe", "none"]
     monkeypatch.setattr(sys, "argv", list(map(str, [*words, "--model_name_or_path", "x"])))
-    monkeypatch.setattr(trainer_module, "destroy_process_group", lambda: None)
-    monkeypatch.setattr(trainer_module, "keep_best_seed", lambda *_: None)
+    monkeypatch.setattr(run_module, "keep_best_seed", lambda *_: None)
     locked = []
 
     def run(args: FineTuningArguments) -> dict[str, float]:
@@ -303,8 +300,8 @@ def test_a_script_locks_its_folder(tmp_path, monkeypatch):
         return {}
 
     def fine_tune(model_args: ModelArguments, args: FineTuningArguments) -> None:
-        trainer_module.over_seeds(args, run)
+        run_module.run_seeds(args, run)
 
-    run_script((ModelArguments, FineTuningArguments), fine_tune, lambda flags: "own", lambda folder: {})
+    run_script((ModelArguments, FineTuningArguments), fine_tune, lambda flags: "own", "glue")
     assert locked == [{"_run.lock", "seed-42/_run.lock"}, {"_run.lock", "seed-43/_run.lock"}]
     assert not list(tmp_path.rglob("_run.lock"))

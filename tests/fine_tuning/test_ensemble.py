@@ -2,44 +2,52 @@
 
 import json
 import logging
+from argparse import Namespace
 
 import numpy as np
 import pytest
 from datasets import Dataset
 
 from hf_deberta.fine_tuning.ensemble import (
-    EnsembleTask,
     average_scores,
-    label_logits,
-    label_scores,
-    number_scores,
-    numbers,
     read_scores,
     write_ensemble,
     write_scores,
 )
 from hf_deberta.fine_tuning.splits import hash_rows
+from hf_deberta.fine_tuning.task import LabelLogits, Task
 from hf_deberta.runs.errors import InputError
 
 
 def test_averages_of_all_kinds_of_scores():
     assert average_scores([[{"a": 1.0}, {"x": 0.5}], [{"b": 1.0}, {"x": 0.25}]]) == [{"a": 0.5, "b": 0.5}, {"x": 0.375}]
-    values = average_scores([number_scores(np.array([1.0, -2.0])), number_scores(np.array([2.0, 0.0]))])
-    assert numbers(values).tolist() == [1.5, -1.0]
-    with pytest.raises(InputError, match="this task is a regression, and a run has scores of labels"):
-        numbers(average_scores([[{"value": 3.0}], [{"yes": 1.0}]]))
+    values = average_scores([LabelLogits(np.array(numbers), None).scores() for numbers in ([1.0, -2.0], [2.0, 0.0])])
+    assert LabelLogits.from_scores(values, None).values.tolist() == [1.5, -1.0]
+    with pytest.raises(InputError, match="scores of yes; this task is a regression"):
+        LabelLogits.from_scores(average_scores([[{"value": 3.0}], [{"yes": 1.0}]]), None)
 
 
 @pytest.mark.parametrize("multi_label", [False, True])
 def test_logits_have_the_probabilities(multi_label):
-    probabilities = np.array([[0.9, 0.1], [0.2, 0.8]])
-    logits = label_logits(label_scores(probabilities, ["no", "yes"]), ["yes", "no"], multi_label)  # another order
-    expected = probabilities[:, ::-1]
-    found = 1 / (1 + np.exp(-logits)) if multi_label else np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert np.isfinite(label_logits([{"yes": 1.0}], ["yes", "no"], multi_label)).all()
+    scores = [{"no": 0.9, "yes": 0.1}, {"no": 0.2, "yes": 0.8}]
+    logits = LabelLogits.from_scores(scores, ["yes", "no"], multi_label)  # another order
+    assert logits.labels == ("yes", "no") and logits.best() == ["no", "yes"]
+    np.testing.assert_allclose(logits.probabilities(), [[0.1, 0.9], [0.8, 0.2]], rtol=1e-6)
+    assert [row == pytest.approx(expected) for row, expected in zip(logits.scores(), scores, strict=True)]
+    assert np.isfinite(LabelLogits.from_scores([{"yes": 1.0}], ["yes", "no"], multi_label).values).all()
     with pytest.raises(InputError, match="scores of maybe; the labels are yes, no"):
-        label_logits([{"maybe": 1.0}], ["yes", "no"], multi_label)
+        LabelLogits.from_scores([{"maybe": 1.0}], ["yes", "no"], multi_label)
+
+
+class YesOrNo(Task):
+    """Labels of the validation rows are yes; `write` keeps what would be written."""
+
+    def __init__(self, rows: dict[str, Dataset], row_hashes: dict[str, str] | None = None) -> None:
+        super().__init__(None, None, Namespace(do_eval=True, do_predict=True, row_hashes=row_hashes or {}))
+        self.rows, self.labels, self.written = rows, ("yes", "no"), {}
+
+    def write(self, folder, split, predicted):
+        self.written[split] = predicted
 
 
 def test_the_ensemble_corrects_its_members(tmp_path, capsys):
@@ -48,20 +56,17 @@ def test_the_ensemble_corrects_its_members(tmp_path, capsys):
         rows = [{"yes": 0.4, "no": 0.6} if row == run else {"yes": 0.9, "no": 0.1} for row in range(3)]
         write_scores(tmp_path / f"run{run}", "validation", rows)
         write_scores(tmp_path / f"run{run}", "test", rows[:2])
-    written = {}
-    task = EnsembleTask(
-        {"validation": 3, "test": 2},
-        lambda split, scores: (
-            {"accuracy": float((label_logits(scores, ["yes", "no"]).argmax(-1) == 0).mean())}
-            if split == "validation"
-            else None
-        ),
-        lambda folder, split, scores: written.update({split: scores}),
+    task = YesOrNo(
+        {"validation": Dataset.from_dict({"label": [0] * 3}), "test": Dataset.from_dict({"text": ["a"] * 2})}
     )
     write_ensemble(tmp_path / "out", {f"run{run}": tmp_path / f"run{run}" for run in range(3)}, task)
     metrics = json.loads((tmp_path / "out" / "ensemble.json").read_text())["metrics"]["validation"]
     assert [metrics[f"run{run}"]["accuracy"] for run in range(3)] == [pytest.approx(2 / 3)] * 3
-    assert metrics["ensemble"]["accuracy"] == 1 and list(written) == ["test"] and len(written["test"]) == 2
+    assert (
+        metrics["ensemble"]["accuracy"] == 1
+        and list(task.written) == ["test"]
+        and len(task.written["test"].values) == 2
+    )
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].split() == ["ensemble", "1.0000"] and lines[-2].split() == ["run2", "0.6667"]
     again, _ = read_scores(tmp_path / "out", "test", 2)  # an ensemble may be a member of another
@@ -96,8 +101,8 @@ def test_only_scores_of_the_same_rows_are_averaged(tmp_path, caplog, monkeypatch
     variants = (rows, rows.remove_columns("label"), rows.select([2, 1, 0]))
     own, unlabelled, reordered = (hash_rows({"test": table}, "label")["test"] for table in variants)
     assert own == unlabelled != reordered
-    task = EnsembleTask({"test": 3}, lambda *_: None, lambda *_: None, {"test": own})
-    runs, scores = {name: tmp_path / name for name in ("one", "two")}, label_scores(np.eye(3), "abc")
+    task = YesOrNo({"test": rows.remove_columns("label")}, {"test": own})
+    runs, scores = {name: tmp_path / name for name in ("one", "two")}, [{"yes": 1.0}] * 3
     write_scores(runs["one"], "test", scores, own)
     for rows_hash in (own, None):
         write_scores(runs["two"], "test", scores, rows_hash)

@@ -243,16 +243,16 @@ def test_an_unknown_attention_implementation(checkpoints):
 def test_a_trained_model_keeps_the_flags_of_its_inputs(checkpoints, tmp_path):
     """Those of the last training."""
     args = ModelArguments(str(checkpoints / "tuned"))
-    args.input_flags = {"text_column_names": ["premise", "hypothesis"], "max_seq_length": None}
+    args.reading_flags = {"text_column_names": ["premise", "hypothesis"], "max_seq_length": None}
     model = load_model(args, *CLASSES, num_labels=2)
     model.save_pretrained(tmp_path / "first")
     again = ModelArguments(str(tmp_path / "first"))
-    assert load_model(again, *CLASSES, do_train=False).config.fine_tuning_flags == args.input_flags
+    assert load_model(again, *CLASSES, do_train=False).config.fine_tuning_flags == args.reading_flags
     assert load_model(again, *CLASSES).config.fine_tuning_flags == {}
     if isinstance(model, HfDebertaForSequenceClassification):
         export_to_transformers(model, tmp_path / "exported")
         exported = AutoModelForSequenceClassification.from_pretrained(tmp_path / "exported")
-        assert exported.config.fine_tuning_flags == args.input_flags
+        assert exported.config.fine_tuning_flags == args.reading_flags
 
 
 def test_a_folder_without_a_tokenizer(tmp_path):

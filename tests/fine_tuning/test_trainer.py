@@ -1,6 +1,7 @@
 """The trainer of the fine-tuning scripts: finished runs, model cards, several seeds, and label smoothing."""
 
 import gc
+import json
 import shutil
 import weakref
 
@@ -20,11 +21,11 @@ from hf_deberta import (
     HfDebertaForSequenceClassification,
     HfDebertaForTokenClassification,
 )
-from hf_deberta.fine_tuning import trainer as trainer_module
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
+from hf_deberta.fine_tuning.run import run_seeds
+from hf_deberta.fine_tuning.task import Task
 from hf_deberta.fine_tuning.trainer import (
     FineTuningTrainer,
-    over_seeds,
     train_and_evaluate,
     validation_splits,
     write_card_and_push,
@@ -59,26 +60,43 @@ def test_validation_splits_by_the_suffix_of_their_metrics(splits, expected):
 
 def test_metrics_are_those_of_the_split(tmp_path):
     """While training those of the main validation split, afterwards those of the split in question."""
-    scored = []
+    scored, written = [], []
 
-    def metrics(split, prediction):
-        scored.append((split, len(prediction.label_ids)))
-        return {"rows": len(prediction.label_ids)}
+    class Counting(Task):
+        def predicted(self, split, outputs, inputs):
+            return len(outputs)
+
+        def metrics(self, split, predicted):
+            scored.append((split, predicted))
+            return {"rows": predicted}
+
+        def scores(self, predicted):
+            return [{"value": 1.0}] * predicted
+
+        def has_labels(self, split):
+            return split != "test_bare"
+
+        def write(self, folder, split, predicted):
+            written.append((split, predicted))
 
     splits = {"train": ROWS, "validation_mismatched": ROWS.select(range(3)), "validation_matched": ROWS.select([0])}
-    splits["test"] = ROWS.select(range(5))
+    splits |= {"test": ROWS.select(range(5)), "test_bare": ROWS.select(range(4))}
     model = HfDebertaForSequenceClassification(HfDebertaConfig.from_preset("tiny"))
     args = arguments(tmp_path, do_eval=True, max_steps=-1, num_train_epochs=1)
-    trainer = FineTuningTrainer(model, args, default_data_collator, splits=splits, metrics=metrics)
+    task = Counting(None, None, args)
+    trainer = FineTuningTrainer(model, args, default_data_collator, splits=splits, task=task)
     found = train_and_evaluate(trainer)
     assert (found["eval_rows"], found["eval_rows_mismatched"]) == (1, 3) and "eval_runtime_mismatched" not in found
-    assert trainer.predict_split("test", "predict").metrics["predict_rows"] == 5
-    assert "predict_rows" not in trainer.predict_split("test", "predict", without=["labels", "no such"]).metrics
+    assert trainer.predict_split("test")["predict_rows"] == 5
+    bare = trainer.predict_split("test_bare")  # its labels are hidden
+    assert "predict_bare_rows" not in bare and "predict_bare_loss" not in bare
     main, other = ("validation_matched", 1), ("validation_mismatched", 3)
-    assert scored == [main, other, main, ("test", 5)]
+    assert scored == [main, other, main, ("test", 5)] and written == [("test", 5), ("test_bare", 4)]
+    assert len((tmp_path / "scores_test_bare.jsonl").read_text().splitlines()) == 4
+    assert "predict_rows" in json.loads((tmp_path / "all_results.json").read_text())
     trainer.get_test_dataloader = lambda rows: FineTuningTrainer.get_test_dataloader(trainer, rows.select(range(4)))
     with pytest.raises(ValueError, match="there are 4 predictions for the 5 rows of test"):
-        trainer.predict_split("test", "predict", without=["labels"])
+        trainer.predict_split("test")
 
 
 def test_rows_of_several_choices_are_grouped_by_their_longest(tmp_path):
@@ -166,19 +184,18 @@ def test_a_damaged_finished_run_is_finished_again(tmp_path, caplog, name, epochs
         run()
 
 
-def test_recorded_flags_are_compared_before_a_model_is_loaded(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(trainer_module, "destroy_process_group", lambda: None)
+def test_recorded_flags_are_compared_before_a_model_is_loaded(tmp_path, caplog):
 
     def flags(optim: str) -> FineTuningArguments:
         args = arguments(tmp_path)
         args.identifying_flags = {"optim": optim}
         return args
 
-    over_seeds(flags("adamw"), lambda args: train_and_evaluate(make_trainer(args)))
+    run_seeds(flags("adamw"), lambda args: train_and_evaluate(make_trainer(args)))
     assert "finished run" not in caplog.text
-    over_seeds(flags("adamw"), lambda args: caplog.text.index(f"{tmp_path} holds the finished run"))
+    run_seeds(flags("adamw"), lambda args: caplog.text.index(f"{tmp_path} holds the finished run"))
     with pytest.raises(InputError, match="optim adamw, now sgd"):
-        over_seeds(flags("sgd"), lambda args: pytest.fail("the run begins"))
+        run_seeds(flags("sgd"), lambda args: pytest.fail("the run begins"))
 
 
 def test_the_card_of_an_interrupted_run_is_written_when_it_is_repeated(tmp_path):
@@ -204,8 +221,7 @@ def test_the_card_of_an_interrupted_run_is_written_when_it_is_repeated(tmp_path)
     assert card.read_text().endswith("by hand")
 
 
-def test_the_model_of_a_seed_is_freed_before_the_next_is_loaded(tmp_path, monkeypatch):
-    monkeypatch.setattr(trainer_module, "destroy_process_group", lambda: None)
+def test_the_model_of_a_seed_is_freed_before_the_next_is_loaded(tmp_path):
     models = []
 
     def run(args: FineTuningArguments) -> dict[str, float]:
@@ -216,7 +232,7 @@ def test_the_model_of_a_seed_is_freed_before_the_next_is_loaded(tmp_path, monkey
 
     gc.disable()  # it would run at a random time
     try:
-        over_seeds(arguments(tmp_path, num_seeds=2), run)
+        run_seeds(arguments(tmp_path, num_seeds=2), run)
     finally:
         gc.enable()
     assert len(models) == 2

@@ -40,7 +40,7 @@ def test_a_folder_is_locked_while_a_run_is_at_work(tmp_path):
     folder = tmp_path / "new" / "out"
     with lock_folder(folder):
         assert f"process {os.getpid()}," in (folder / LOCK).read_text()
-        with lock_folder(folder.parent / "x" / ".." / "out"):  # over_seeds inside of run_script
+        with lock_folder(folder.parent / "x" / ".." / "out"):  # run_seeds inside of run_script
             assert (folder / LOCK).exists()
         assert (folder / LOCK).exists()
     assert not folder.exists()

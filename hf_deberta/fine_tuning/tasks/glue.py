@@ -1,7 +1,28 @@
-"""GLUE, and classification or regression of your own texts and text pairs.
+r"""Fine-tune on GLUE, or on your own texts or text pairs, with the published settings for the checkpoint.
 
-Columns: one or two text columns, and `label`: a class number or name, a float (regression), or a list of class
-numbers or names (multi-label). `encode_texts` turns rows into `input_ids`, `attention_mask` and `labels`.
+A GLUE task:
+
+    hf-deberta glue --model_name_or_path microsoft/deberta-v3-base --task_name mnli --output_dir mnli
+
+Your own rows (one or two text columns, and `label`, which may hold lists of labels) on several GPUs, with SiFT:
+
+    accelerate launch -m hf_deberta.commands.glue \
+        --model_name_or_path microsoft/deberta-v3-large --train_file train.csv \
+        --validation_file dev.csv --test_file test.csv --bf16 --sift --output_dir mine
+
+Predictions of the trained model for a new file; its columns, labels and input length are those of the training:
+
+    hf-deberta glue --model_name_or_path mine --do_predict --test_file new.csv --output_dir predictions
+
+A demonstration on made-up rows, offline:
+
+    hf-deberta glue --demo
+
+Repeat the command to resume an interrupted run; --demo starts over. The flags are those of Transformers'
+run_glue.py, and the groups below.
+
+Columns of your own rows: one or two text columns, and `label`: a class number or name, a float (regression), or a list
+of class numbers or names (multi-label).
 
 Metrics: those of each GLUE task; for your own rows accuracy and F1 (classes), Pearson and Spearman correlation
 (regression), or micro F1, macro F1 and accuracy (multi-label).
@@ -12,16 +33,12 @@ Files, for each test split:
     predictions_NAME.jsonl      prediction and probabilities
     CoLA.tsv, MNLI-m.tsv, ...   the file of a GLUE submission
 
-    >>> rows = Dataset.from_dict({"text": ["good", "bad", "fine"], "label": ["pos", "neg", "pos"]})
-    >>> task = infer_task({"train": rows})
-    >>> task.columns, task.labels, task.metrics
-    (('text',), ('neg', 'pos'), ('accuracy', 'f1'))
-
 `python -m hf_deberta.fine_tuning.tasks.glue submission.zip runs/*` zips those files for gluebenchmark.com.
 """
 
 import re
 import unicodedata
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,11 +48,16 @@ from typing import Any
 
 import numpy as np
 from datasets import ClassLabel, Dataset, Value
-from scipy.special import expit, softmax
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from hf_deberta.fine_tuning.arguments import OPTIONAL_SWITCH
+from hf_deberta.fine_tuning.run import run_task
+from hf_deberta.fine_tuning.splits import DataArguments
+from hf_deberta.fine_tuning.task import LabelLogits, Scores, Task, logits_of
+from hf_deberta.fine_tuning.task_model import checkpoint_fields, checkpoint_labels
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_json_lines, write_prediction_table
+from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.runs.data_files import source_of
 from hf_deberta.runs.errors import InputError, input_errors
 from hf_deberta.runs.file_faults import shorten
@@ -45,9 +67,9 @@ THREE_WAY_ENTAILMENT = ("entailment", "neutral", "contradiction")
 SENTENCE_COLUMNS, QUESTION_COLUMNS = ("sentence1", "sentence2"), ("question1", "question2")
 NLI_COLUMNS, QNLI_COLUMNS = ("premise", "hypothesis"), ("question", "sentence")
 MNLI_FILES = {"test": "MNLI-m.tsv", "test_matched": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"}
-CLASS_METRICS, REGRESSION_METRICS = ("accuracy", "f1"), ("pearson", "spearmanr")
-MULTI_LABEL_METRICS = ("f1_micro", "f1_macro", "accuracy")
-CODES = "values without spaces, most with digits: identifiers"
+METRICS = CONFIGURATIONS["glue"]
+CLASS_METRICS, REGRESSION_METRICS = METRICS["classification"], METRICS["regression"]
+MULTI_LABEL_METRICS = METRICS["multi_label"]
 MANY_LABELS = 50  # from here on a warning asks whether the column holds labels
 NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?\s*", re.IGNORECASE)
 MISSING_WORDS = ("nan", "na", "n/a", "#n/a", "<na>", "null", "none", "-", "--")  # in tables of numbers
@@ -80,25 +102,79 @@ class GlueTask:
 
 
 TASKS = {
-    "cola": GlueTask(("sentence",), ("unacceptable", "acceptable"), ("matthews_correlation",), {"test": "CoLA.tsv"}),
-    "sst2": GlueTask(("sentence",), ("negative", "positive"), ("accuracy",), {"test": "SST-2.tsv"}),
-    "mrpc": GlueTask(SENTENCE_COLUMNS, ("not_equivalent", "equivalent"), ("accuracy", "f1"), {"test": "MRPC.tsv"}),
-    "stsb": GlueTask(SENTENCE_COLUMNS, None, ("pearson", "spearmanr"), {"test": "STS-B.tsv"}),
-    "qqp": GlueTask(QUESTION_COLUMNS, ("not_duplicate", "duplicate"), ("accuracy", "f1"), {"test": "QQP.tsv"}),
-    "mnli": GlueTask(NLI_COLUMNS, THREE_WAY_ENTAILMENT, ("accuracy",), MNLI_FILES, submits_names=True),
-    "qnli": GlueTask(QNLI_COLUMNS, TWO_WAY_ENTAILMENT, ("accuracy",), {"test": "QNLI.tsv"}, submits_names=True),
-    "rte": GlueTask(SENTENCE_COLUMNS, TWO_WAY_ENTAILMENT, ("accuracy",), {"test": "RTE.tsv"}, submits_names=True),
-    "wnli": GlueTask(SENTENCE_COLUMNS, ("not_entailment", "entailment"), ("accuracy",), {"test": "WNLI.tsv"}),
-    "ax": GlueTask(
-        NLI_COLUMNS, THREE_WAY_ENTAILMENT, ("matthews_correlation",), {"test": "AX.tsv"}, submits_names=True
-    ),
+    "cola": GlueTask(("sentence",), ("unacceptable", "acceptable"), METRICS["cola"], {"test": "CoLA.tsv"}),
+    "sst2": GlueTask(("sentence",), ("negative", "positive"), METRICS["sst2"], {"test": "SST-2.tsv"}),
+    "mrpc": GlueTask(SENTENCE_COLUMNS, ("not_equivalent", "equivalent"), METRICS["mrpc"], {"test": "MRPC.tsv"}),
+    "stsb": GlueTask(SENTENCE_COLUMNS, None, METRICS["stsb"], {"test": "STS-B.tsv"}),
+    "qqp": GlueTask(QUESTION_COLUMNS, ("not_duplicate", "duplicate"), METRICS["qqp"], {"test": "QQP.tsv"}),
+    "mnli": GlueTask(NLI_COLUMNS, THREE_WAY_ENTAILMENT, METRICS["mnli"], MNLI_FILES, submits_names=True),
+    "qnli": GlueTask(QNLI_COLUMNS, TWO_WAY_ENTAILMENT, METRICS["qnli"], {"test": "QNLI.tsv"}, submits_names=True),
+    "rte": GlueTask(SENTENCE_COLUMNS, TWO_WAY_ENTAILMENT, METRICS["rte"], {"test": "RTE.tsv"}, submits_names=True),
+    "wnli": GlueTask(SENTENCE_COLUMNS, ("not_entailment", "entailment"), METRICS["wnli"], {"test": "WNLI.tsv"}),
+    "ax": GlueTask(NLI_COLUMNS, THREE_WAY_ENTAILMENT, METRICS["ax"], {"test": "AX.tsv"}, submits_names=True),
 }
 SUBMISSION_FILES = [
     file for task in TASKS.values() for split, file in task.submission_files.items() if split != "test_matched"
 ]
 
 
-# 1. The task of your own rows
+# 1. Flags
+
+
+@dataclass
+class GlueArguments(DataArguments):
+    """Which task; columns and kind of labels of the user's own rows."""
+
+    task_name: str | None = field(
+        default=None, metadata={"help": f"One of {', '.join(TASKS)}. Leave it out for your own rows."}
+    )
+    label_column_name: str = field(
+        default="label",
+        metadata={
+            "help": "Column of labels, or of lists of labels (multi-label classification). Of two class names, the "
+            "second in alphabetical order is the positive class of f1."
+        },
+    )
+    text_column_names: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "One or two text columns. By default those of the checkpoint, if it is not trained; in training, "
+            "sentence1 and sentence2, or the columns of text without identifiers, of which there may be two."
+        },
+    )
+    do_regression: bool | None = field(
+        default=None,
+        metadata={"help": "Treat labels as regression targets; by default, if they are floats.", **OPTIONAL_SWITCH},
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.task_name = normalized_name(self.task_name)
+        if self.task_name is not None and self.task_name not in TASKS:
+            raise InputError(f"--task_name must be one of {', '.join(TASKS)}, not {self.task_name!r}")
+        columns = self.text_column_names
+        if columns and self.task_name and tuple(columns) != TASKS[self.task_name].columns:
+            raise InputError(
+                f"--task_name {self.task_name} reads {', '.join(TASKS[self.task_name].columns)}, not "
+                f"{', '.join(columns)}: leave out --text_column_names, or for your own rows --task_name"
+            )
+        if columns and (len(columns) > 2 or len(set(columns)) < len(columns) or self.label_column_name in columns):
+            raise InputError(
+                f"--text_column_names takes one column or two, without the column of labels "
+                f"({self.label_column_name}), not {' '.join(columns)}"
+            )
+
+    @property
+    def name(self) -> str:
+        """Name of the task in the table of recipes and in file names."""
+        return self.task_name or "own"
+
+
+def normalized_name(task_name: str | None) -> str | None:
+    return None if task_name is None else task_name.lower().replace("-", "")
+
+
+# 2. The task of your own rows
 
 
 def infer_task(
@@ -112,6 +188,11 @@ def infer_task(
     Args:
         regression: treat labels as regression targets; by default, if they are floats.
         columns: text columns; by default those of `choose_text_columns`.
+
+    >>> rows = Dataset.from_dict({"text": ["good", "bad", "fine"], "label": ["pos", "neg", "pos"]})
+    >>> task = infer_task({"train": rows})
+    >>> task.columns, task.labels, task.metrics
+    (('text',), ('neg', 'pos'), ('accuracy', 'f1'))
     """
     rows = splits["train"]
     require_label_column(rows, label_column, "train")
@@ -151,24 +232,20 @@ def choose_text_columns(rows: Dataset, split: str, label_column: str) -> tuple[s
         texts = [name for name in texts if name not in copies]
     if set(SENTENCE_COLUMNS) <= set(texts):
         texts = list(SENTENCE_COLUMNS)
+    unread = [f"{name} ({reasons.get(name, 'not sentence1 or 2')})" for name in others if name not in texts]
+    ambiguous = None
     if not texts:
-        unread = [f"{name} ({reasons[name]})" for name in others]
-        raise InputError(
-            f"the {split} rows have no column of text besides {label_column}; they have "
-            f"{listed(unread) or 'no other'}: name one or two with --text_column_names"
-        )
-    distinct_words = [name for name in texts if _has_distinct_words(rows[name][:])]
-    if len(texts) > 2:
-        raise InputError(
-            f"the {split} rows have {len(texts)} columns of text: {listed(texts)}; name the one or two to read with "
-            "--text_column_names"
-        )
-    if len(texts) == 2 and distinct_words and texts != list(SENTENCE_COLUMNS):
-        raise InputError(
-            f"the {split} rows have distinct single words in the column {distinct_words[0]!r}, which may be texts or "
-            f"identifiers: name the columns to read, of {listed(texts)}, with --text_column_names"
-        )
-    if unread := [f"{name} ({reasons.get(name, 'not sentence1 or 2')})" for name in others if name not in texts]:
+        ambiguous = f"no column of text besides {label_column}; they have {listed(unread) or 'no other'}"
+    elif len(texts) > 2:
+        ambiguous = f"{len(texts)} columns of text: {listed(texts)}"
+    elif len(texts) == 2 and texts != list(SENTENCE_COLUMNS):
+        words = {name: _single_words(rows[name][:]) or [] for name in texts}
+        distinct = [name for name, values in words.items() if len(set(values)) >= 0.9 * len(values) > 0]
+        if distinct:
+            ambiguous = f"distinct single words in the column {distinct[0]!r}, texts or identifiers, of {listed(texts)}"
+    if ambiguous:
+        raise InputError(f"the {split} rows have {ambiguous}; name the one or two to read with --text_column_names")
+    if unread:
         logger.warning(f"Columns that are not read: {', '.join(unread)}. --text_column_names selects other columns.")
     return tuple(texts)
 
@@ -180,16 +257,15 @@ def _reason_against_text(rows: Dataset, column: str) -> str | None:
         return f"{getattr(feature, 'dtype', type(feature).__name__)}, not text"
     if column.lower() in ("id", "idx", "guid") or column.lower().endswith("_id"):
         return "the name of an identifier"
-    texts = _texts_without_spaces(rows[column][:])
-    if texts == []:
+    words = _single_words(rows[column][:])
+    if words == []:
         return "empty"
-    if texts and 2 * sum(any(map(str.isdigit, text)) for text in texts) >= len(texts):
-        return CODES
-    return None
+    are_codes = words and 2 * sum(any(map(str.isdigit, word)) for word in words) >= len(words)
+    return "values without spaces, most with digits: identifiers" if are_codes else None
 
 
 def _repeats_label(rows: Dataset, column: str, label_column: str) -> bool:
-    """True if a column such as label_text holds the label in other words: a model that reads it learns nothing."""
+    """Return whether a column such as label_text holds the label in other words, which teaches a model nothing."""
     if label_column not in rows.column_names:
         return False
     pairs = set(zip(rows[column][:], map(str, rows[label_column][:]), strict=True))
@@ -197,21 +273,10 @@ def _repeats_label(rows: Dataset, column: str, label_column: str) -> bool:
     return 1 < len(pairs) == len(values) == len(labels) <= len(rows) / 2
 
 
-def _texts_without_spaces(texts: Iterable[str | None]) -> list[str] | None:
+def _single_words(texts: Iterable[str | None]) -> list[str] | None:
     """Return the texts that are not blank; None if one has several words, or letters of a script without spaces."""
-    words = []
-    for text in texts:
-        if text is not None and text.strip():
-            if len(text.split()) > 1 or not text.isascii():
-                return None
-            words.append(text.strip())
-    return words
-
-
-def _has_distinct_words(texts: Iterable[str | None]) -> bool:
-    """True if each text is one word, and at most a tenth of them are repeated."""
-    words = _texts_without_spaces(texts) or []
-    return len(set(words)) >= 0.9 * len(words) > 0
+    words = [text.strip() for text in texts if text is not None and text.strip()]
+    return None if any(len(word.split()) > 1 or not word.isascii() for word in words) else words
 
 
 def _is_text(feature: Any) -> bool:
@@ -280,7 +345,7 @@ def listed(names: Sequence[str], form: Callable[[str], str] = str) -> str:
     return ", ".join(map(form, names[:NAMES_SHOWN])) + (f" and {more:,} more" if more > 0 else "")
 
 
-# 2. Requirements on columns
+# 3. Requirements on columns
 
 
 def require_text_columns(rows: Dataset, columns: Sequence[str], split: str) -> None:
@@ -352,7 +417,7 @@ def require_names_or_numbers(labels: Sequence[str], column: str, split: str) -> 
     nearly_all = len(numbers) >= NEARLY_ALL * (len(labels) - 1)
     are_targets = nearly_all and 2 * decimals >= len(numbers) and has_fractions
     are_missing = nearly_all and all(label.strip().lower() in MISSING_WORDS for label in odd.values())
-    if odd and (are_targets or are_missing):
+    if odd and numbers and (are_targets or are_missing):
         row, label = next(iter(odd.items()))
         raise InputError(
             f"the {split} rows have {shortened(label)} in row {row} of the column {column!r}, and others have numbers "
@@ -367,7 +432,7 @@ def _is_missing(value: Any) -> bool:
     return value is None or (isinstance(value, str) and not value.strip())
 
 
-# 3. Model inputs
+# 4. Labels and model inputs
 
 
 def make_label_encoder(
@@ -419,18 +484,16 @@ def make_label_encoder(
     return encode_label
 
 
-def make_target_encoder(
-    rows: Dataset, split: str, task: GlueTask, labels: tuple[str, ...] | None, column: str
-) -> Callable[[Any], int | float | list[float]] | None:
-    """Return a function from a row's label to its training target; None if the rows have no labels.
+def make_target_encoder(rows: Dataset, split: str, task: GlueTask, column: str) -> Callable[[Any], Any] | None:
+    """Return a function from a row's label to its target in the order of the task's labels; None without labels.
 
-    The target is the label's index in `labels`, a float (regression), or 0.0 or 1.0 for each label (multi-label).
+    The target is the label's index, a float (regression), or 0.0 or 1.0 for each label (multi-label).
     """
     if column not in rows.column_names and split.startswith("test"):
         logger.warning(f"The {split} rows have no column {column!r}: the predictions are written without metrics")
         return None
     require_label_column(rows, column, split)
-    if task.labels is None or labels is None:
+    if task.labels is None:
         require_label_format(rows, column, split, multi_label=False)
         is_missing = [_is_missing(value) for value in rows[column][:]]
         require_no_missing_labels(is_missing, split, column)
@@ -438,18 +501,18 @@ def make_target_encoder(
             return None
         require_numbers(rows, column, split)
         return float
-    encode_label = make_label_encoder(rows, task.labels, split, column, task.multi_label)
-    model_index = [*map(labels.index, task.labels), -1]  # -1, a missing label, stays -1
-    if task not in TASKS.values() and _are_numbers_of_names(rows.features[column], task.labels):
-        numbered = [f"{number} {label}" for number, label in enumerate(task.labels)]
+    labels = task.labels
+    encode_label = make_label_encoder(rows, labels, split, column, task.multi_label)
+    if task not in TASKS.values() and _are_numbers_of_names(rows.features[column], labels):
+        numbered = [f"{number} {label}" for number, label in enumerate(labels)]
         logger.warning(f"The labels of the {split} rows are numbers, and are read as {listed(numbered)}.")
     if not task.multi_label:
-        return lambda value: model_index[encode_label(value)]
+        return encode_label
     if any(value is None for value in rows[column][:]):
         return None
 
     def encode_label_list(values: list) -> list[float]:
-        present = {model_index[encode_label(value)] for value in values}
+        present = {encode_label(value) for value in values}
         return [float(index in present) for index in range(len(labels))]
 
     return encode_label_list
@@ -476,38 +539,6 @@ def require_numbers(rows: Dataset, column: str, split: str) -> None:
             )
 
 
-def encode_texts(
-    rows: Dataset,
-    split: str,
-    task: GlueTask,
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int,
-    labels: tuple[str, ...] | None,
-    label_column: str = "label",
-    map_options: dict[str, Any] | None = None,
-) -> Dataset:
-    """Return model inputs for the rows of a split: `input_ids`, `attention_mask`, and `labels` if there are any.
-
-    Args:
-        labels: label names in the model's order; None for regression.
-        map_options: options of `Dataset.map`.
-    """
-    with input_errors(source_of(rows, split)):
-        require_text_columns(rows, task.columns, split)
-        encode_target = make_target_encoder(rows, split, task, labels, label_column)
-
-    def encode_batch(batch: dict[str, list]) -> dict[str, list]:
-        texts = [["" if text is None else str(text) for text in batch[name]] for name in task.columns]
-        inputs = dict(tokenizer(*texts, truncation=True, max_length=max_length))
-        if encode_target is not None:
-            inputs["labels"] = [encode_target(value) for value in batch[label_column]]
-        return inputs
-
-    inputs = rows.map(encode_batch, remove_columns=rows.column_names, **map_options or {"batched": True})
-    warn_of_truncation(inputs, split, max_length)
-    return inputs
-
-
 def warn_of_truncation(inputs: Dataset, split: str, max_length: int) -> None:
     """Warn if inputs have the maximum length, because all or nearly all of those were truncated."""
     full = sum(len(ids) >= max_length for ids in inputs["input_ids"])
@@ -517,7 +548,7 @@ def warn_of_truncation(inputs: Dataset, split: str, max_length: int) -> None:
         )
 
 
-# 4. Prediction files
+# 5. Prediction files
 
 
 def metric_configuration(task: GlueTask) -> str:
@@ -527,40 +558,146 @@ def metric_configuration(task: GlueTask) -> str:
     return names[0] if names else own
 
 
-def write_glue_predictions(
-    folder: Path, task: GlueTask, name: str, split: str, logits: np.ndarray, labels: tuple[str, ...] | None
-) -> None:
-    """Write the prediction files of a test split, in the order of its rows.
-
-    Args:
-        logits: [rows, labels], or [rows] for regression.
-        labels: label names in the model's order; None for regression.
-    """
-    rows: list[dict[str, Any]]
-    if labels is None or task.labels is None:
-        printed = [f"{value:.3f}" for value in logits]
-        submitted = [f"{min(5.0, max(0.0, value)):.3f}" for value in logits]
-        rows = [{"index": i, "prediction": float(value)} for i, value in enumerate(logits)]
+def write_glue_predictions(folder: Path, task: GlueTask, name: str, split: str, predicted: LabelLogits) -> None:
+    """Write the prediction files of a test split, in the order of its rows."""
+    predictions: list[Any]
+    if task.labels is None:
+        predictions = predicted.values.tolist()
+        printed = [f"{value:.3f}" for value in predicted.values]
+        submitted = [f"{min(5.0, max(0.0, value)):.3f}" for value in predicted.values]
+    elif task.multi_label:
+        predictions = [[label for label, p in row.items() if p > 0.5] for row in predicted.scores()]
+        submitted = printed = [", ".join(names) for names in predictions]
     else:
-        predicted: list[Any]
-        if task.multi_label:
-            probabilities = expit(logits.astype(np.float64))
-            predicted = [[label for label, p in zip(labels, row, strict=True) if p > 0.5] for row in probabilities]
-            submitted = printed = [", ".join(names) for names in predicted]
-        else:
-            probabilities = softmax(logits.astype(np.float64), axis=-1)
-            predicted = printed = [labels[index] for index in logits.argmax(-1)]
-            submitted = printed if task.submits_names else [str(task.labels.index(label)) for label in printed]
-        rows = [
-            {"index": i, "prediction": prediction, "probabilities": dict(zip(labels, map(float, row), strict=True))}
-            for i, (prediction, row) in enumerate(zip(predicted, probabilities, strict=True))
-        ]
+        predictions = printed = predicted.best()
+        submitted = printed if task.submits_names else [str(task.labels.index(label)) for label in printed]
+    rows = [{"index": index, "prediction": prediction} for index, prediction in enumerate(predictions)]
+    if task.labels is not None:
+        for row, probabilities in zip(rows, predicted.scores(), strict=True):
+            row["probabilities"] = probabilities
     suffix = split.removeprefix("test").removeprefix("_")
     name = f"{name}_{suffix}" if suffix else name
     write_prediction_table(folder / f"predict_results_{name}.txt", printed)
     write_json_lines(folder / f"predictions_{name}.jsonl", rows)
     if split in task.submission_files:
         write_prediction_table(folder / task.submission_files[split], submitted)
+
+
+# 6. The task
+
+
+class Classification(Task):
+    demo = "glue"
+    arguments = GlueArguments
+    task: GlueTask  # set by `read`
+
+    @staticmethod
+    def recipe_name(flags: Namespace) -> str:
+        return normalized_name(flags.task_name) or "own"
+
+    def hub(self) -> tuple[str, str | None] | None:
+        return ("nyu-mll/glue", self.data_args.task_name) if self.data_args.task_name else None
+
+    def read(self, splits: dict[str, Dataset]) -> dict[str, Dataset]:
+        column = self.data_args.label_column_name
+        self.label_columns = (column,)
+        self.task = task = TASKS.get(self.data_args.name) or self.own_task(splits)
+        self.labels, self.metric_names = task.labels, task.metrics
+        description = "regression targets" if task.labels is None else listed(task.labels)
+        if task.labels and len(task.labels) == 2 and "f1" in task.metrics:
+            description += f" (f1 of class {task.labels[1]!r})"
+        logger.warning(f"Text columns: {', '.join(task.columns)}. Labels: {description}.")
+        self.model_args.reading_flags["text_column_names"] = list(task.columns)
+        self.encoders = {}
+        for split, rows in splits.items():
+            with input_errors(source_of(rows, split)):
+                require_text_columns(rows, task.columns, split)
+                self.encoders[split] = make_target_encoder(rows, split, task, column)
+        return splits
+
+    def own_task(self, splits: dict[str, Dataset]) -> GlueTask:
+        """Return the task of the user's own rows; without training, the labels are the checkpoint's."""
+        data_args, label_column = self.data_args, self.data_args.label_column_name
+        if self.args.do_train:
+            with input_errors(source_of(splits["train"], "train")):
+                return infer_task(splits, label_column, data_args.do_regression, data_args.text_column_names)
+        split = next(split for split in splits if split != "train")
+        with input_errors(source_of(splits[split], split)):
+            columns = tuple(data_args.text_column_names or choose_text_columns(splits[split], split, label_column))
+        labels = checkpoint_labels(self.model_args)
+        if checkpoint_fields(self.model_args).get("problem_type") == "multi_label_classification":
+            return GlueTask(columns, labels, MULTI_LABEL_METRICS, multi_label=True)
+        return GlueTask(columns, labels, CLASS_METRICS if labels else REGRESSION_METRICS)
+
+    def targets(self, split: str) -> Any:
+        """Return an array of label numbers, of a regression's numbers, or of 0 and 1 [rows, labels]; None without."""
+        encode = self.encoders[split]
+        if encode is None:
+            return None
+        targets = [encode(value) for value in self.rows[split][self.data_args.label_column_name][:]]
+        return np.array(targets, np.int64 if self.labels and not self.task.multi_label else np.float32)
+
+    def has_labels(self, split: str) -> bool:
+        """Return False if labels are missing or hidden, which GLUE marks with -1."""
+        targets = self.targets(split)
+        if targets is None:
+            return False
+        return bool((targets != -1).any() if self.task.multi_label or self.labels is None else (targets >= 0).all())
+
+    def config_fields(self) -> dict[str, Any]:
+        kind = {"problem_type": "multi_label_classification"} if self.task.multi_label else {}
+        return super().config_fields() | kind
+
+    def encode(self, split: str, tokenizer: PreTrainedTokenizerBase, length: int) -> Dataset:
+        rows, columns, label_column = self.rows[split], self.task.columns, self.data_args.label_column_name
+        encode_target, model_labels, labels = self.encoders[split], self.model_labels or (), self.labels or ()
+        model_index = [*map(model_labels.index, labels), -1]  # -1, a missing label, stays -1
+        task_index = [*map(labels.index, model_labels)]
+
+        def encode_batch(batch: dict[str, list]) -> dict[str, list]:
+            texts = [["" if text is None else str(text) for text in batch[name]] for name in columns]
+            inputs = dict(tokenizer(*texts, truncation=True, max_length=length))
+            if encode_target is not None:
+                targets = map(encode_target, batch[label_column])
+                inputs["labels"] = [in_model_order(target) for target in targets]
+            return inputs
+
+        def in_model_order(target: Any) -> Any:
+            if isinstance(target, list):
+                return [target[index] for index in task_index]
+            return model_index[target] if isinstance(target, int) else target
+
+        options = self.data_args.map_options(f"tokenizing {split}")
+        inputs = rows.map(encode_batch, remove_columns=rows.column_names, **options)
+        warn_of_truncation(inputs, split, length)
+        return inputs
+
+    def predicted(self, split: str, outputs: Any, inputs: Dataset) -> LabelLogits:
+        logits = logits_of(outputs)
+        values = logits[:, 0] if self.labels is None else logits
+        return LabelLogits(values, self.model_labels, self.task.multi_label)
+
+    def from_scores(self, split: str, scores: Scores) -> LabelLogits:
+        return LabelLogits.from_scores(scores, self.labels, self.task.multi_label)
+
+    def metrics(self, split: str, predicted: LabelLogits) -> dict[str, float]:
+        """Return the task's metrics. Classes are numbered as the task does, because F1 is that of class 1."""
+        targets, compute = self.targets(split), partial(compute_metric, "glue", metric_configuration(self.task))
+        if self.labels is None or predicted.labels is None:
+            return compute(predictions=predicted.values, references=targets)
+        if self.task.multi_label:
+            order = [predicted.labels.index(label) for label in self.labels]
+            return compute(predictions=(predicted.values[:, order] > 0).astype(int), references=targets.astype(int))
+        labelled = targets >= 0
+        numbers = predicted.numbers(self.labels)
+        return compute(predictions=numbers[labelled], references=targets[labelled], num_labels=len(self.labels))
+
+    def write(self, folder: Path, split: str, predicted: LabelLogits) -> None:
+        write_glue_predictions(folder, self.task, self.data_args.name, split, predicted)
+
+
+def main() -> None:
+    run_task(Classification)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,25 @@
-"""Token classification: named entities in CoNLL files or tables.
+r"""Fine-tune on named entities, or other labels of words, with the published settings for the checkpoint.
 
-Input: CoNLL files (a word per line, its label in the last column), or tables with a list of words (`tokens`) and a list
-of labels (`ner_tags`). Labels in IOB1 (the original CoNLL-2003), IOBES and BILOU are converted to IOB2.
+CoNLL-2003, from a folder with train.txt, valid.txt and test.txt (a word per line, its label in the last column):
 
-What an input holds (`--document_context`):
+    hf-deberta ner --model_name_or_path microsoft/deberta-v3-base --task_name conll2003 --data_dir conll2003 \
+        --output_dir conll
+
+Your own files, as CoNLL columns, or as jsonl or parquet with lists of words and labels, on several GPUs:
+
+    accelerate launch -m hf_deberta.commands.ner \
+        --model_name_or_path microsoft/deberta-v3-large --train_file train.jsonl \
+        --validation_file dev.jsonl --test_file test.jsonl --bf16 --output_dir mine
+
+A demonstration on made-up rows, offline:
+
+    hf-deberta ner --demo
+
+Repeat the command to resume an interrupted run; --demo starts over. The flags are those of Transformers'
+run_ner.py, and the groups below.
+
+Labels in IOB1 (the original CoNLL-2003), IOBES and BILOU are converted to IOB2. What an input holds
+(--document_context):
 
     none      one sentence (default, as in Transformers' run_ner.py)
     merged    as many sentences of a document as fit, all with labels: the official recipe for CoNLL-2003
@@ -14,41 +30,83 @@ token.
 
 Metrics: precision, recall and F1 of whole entities as conlleval and seqeval count them, and accuracy of words. Files:
 predictions_SPLIT.txt, CoNLL columns with word, label and prediction.
-
-    >>> sentences = [Sentence(["Ann", "met", "Bob"], ["I-PER", "O", "I-PER"])]
-    >>> convert_to_iob2(sentences)[0].tags
-    ['B-PER', 'O', 'B-PER']
-    >>> label_names(convert_to_iob2(sentences))
-    ['O', 'B-PER', 'I-PER']
-
-With a tokenizer:
-
-    rows = Dataset.from_list(list(group_sentences(sentences)))
-    features = rows.map(lambda batch: encode_sentences(batch, tokenizer, labels, 128), batched=True,
-                        remove_columns=rows.column_names)
 """
 
 import re
+from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
+import torch
+from datasets import Dataset
+from transformers import AutoModelForTokenClassification, DataCollatorForTokenClassification, PreTrainedTokenizerBase
+from transformers.utils import logging
 
+from hf_deberta import HfDebertaForTokenClassification
+from hf_deberta.fine_tuning.run import run_task
+from hf_deberta.fine_tuning.splits import DataArguments
+from hf_deberta.fine_tuning.task import Scores, Task, logits_of
+from hf_deberta.fine_tuning.task_model import checkpoint_labels, label_fields, labels_in_checkpoint_order
 from hf_deberta.fine_tuning.tasks.submission import write_lines
+from hf_deberta.metrics import CONFIGURATIONS, compute_metric
+from hf_deberta.metrics.entity_tags import ENTITY_METRICS, has_prefixes, tags_to_iob2
 from hf_deberta.model.losses import IGNORED
-from hf_deberta.runs.errors import InputError, RowError
+from hf_deberta.runs.data_files import read_table, require_columns, source_of
+from hf_deberta.runs.errors import InputError, RowError, input_errors
 from hf_deberta.runs.file_faults import describe, read_lines, shorten
 
+TABLE_SUFFIXES = (".json", ".jsonl", ".parquet", ".csv")
 CONTEXTS = ("none", "merged", "around")
 DOCUMENT_START = "-DOCSTART-"
 DOCUMENT_COLUMNS = ("document_id", "doc_id", "document")
 SCORED_LABELS = 3  # of each word, in the scores for an ensemble
-ENTITY_METRICS = ("precision", "recall", "f1")  # of all entities, or of each type
-PREFIXED_LABEL = re.compile(r"[BIESLU](-.+)?")
+
+logger = logging.get_logger(__name__)
+
+
+# 1. Flags
+
+
+@dataclass
+class NerArguments(DataArguments):
+    """Which sentences, how they are labelled, and how much of their document the model sees."""
+
+    task_name: str | None = field(
+        default=None, metadata={"help": "conll2003, for its recipe. Leave it out for your own data."}
+    )
+    text_column_name: str = field(default="tokens", metadata={"help": "Column of a table with lists of words."})
+    label_column_name: str = field(default="ner_tags", metadata={"help": "Column with the lists of their labels."})
+    label_all_tokens: bool = field(default=False, metadata={"help": "Label every token of a word, not only the first."})
+    return_entity_level_metrics: bool = field(
+        default=False, metadata={"help": "Report the metrics of each entity type too."}
+    )
+    document_context: str | None = field(
+        default=None,
+        metadata={
+            "help": "What a sentence sees of its document. none; merged: as many sentences as fit share an input, as "
+            "in the official code for CoNLL-2003; around: neighbouring words on both sides, without labels. By "
+            "default merged for conll2003 if the files mark documents, else none."
+        },
+    )
+    token_classifier: str | None = field(
+        default=None,
+        metadata={"help": "Classifier: linear, or projection, the official one with a dense layer before it."},
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.task_name = None if self.task_name is None else self.task_name.lower().replace("-", "")
+        if self.task_name not in (None, "conll2003"):
+            raise InputError(f"--task_name must be conll2003, or left out for your own data, not {self.task_name!r}")
+        if self.document_context not in (None, *CONTEXTS):
+            raise InputError(f"--document_context must be one of {', '.join(CONTEXTS)}, not {self.document_context!r}")
+
+
+# 2. Sentences
 
 
 @dataclass(frozen=True)
@@ -73,9 +131,6 @@ class WordWindow:
     label_start: int
     label_end: int
     is_partial: bool
-
-
-# 1. Sentences
 
 
 def read_conll(path: str | Path) -> list[Sentence]:
@@ -174,45 +229,45 @@ def _tag_names(tags: Any, words: list[str], names: Sequence[str] | None, row: in
     return [tag if isinstance(tag, str) else str(tag) if names is None else names[tag] for tag in tags]
 
 
-# 2. Labels
+def read_file(file: str) -> Dataset:
+    """Rows of a table, or the sentences of a CoNLL file as rows with the same columns."""
+    path = Path(file)
+    if Path(path.name.removesuffix(".gz")).suffix.lower() in TABLE_SUFFIXES:
+        return read_table(file)
+    sentences = read_conll(path)
+    columns: dict[str, list] = {
+        "tokens": [sentence.words for sentence in sentences],
+        "document_id": [sentence.document for sentence in sentences],
+    }
+    if sentences[0].tags is not None:
+        columns["ner_tags"] = [sentence.tags for sentence in sentences]
+    return Dataset.from_dict(columns)
+
+
+def read_sentences(rows: Dataset, split: str, data_args: NerArguments) -> list[Sentence]:
+    """Sentences with IOB2 tags; test sentences may have none."""
+    words, tags, is_test = data_args.text_column_name, data_args.label_column_name, split.startswith("test")
+    labelled = tags in rows.column_names
+    with input_errors(source_of(rows, split)):
+        if not labelled and not is_test and rows.column_names == ["tokens", "document_id"]:  # a CoNLL file
+            raise InputError(f"the {split} file has no labels: each line needs a word and its label, as in 'EU B-ORG'")
+        require_columns(rows, [words] if is_test else [words, tags], split)
+        if labelled and is_test and all(row_tags is None for row_tags in rows[tags]):
+            labelled = False
+        names = getattr(getattr(rows.features[tags], "feature", None), "names", None) if labelled else None
+        return convert_to_iob2(sentences_from_table(rows, words, tags if labelled else None, names))
+
+
+# 3. Labels
 
 
 def convert_to_iob2(sentences: Sequence[Sentence]) -> list[Sentence]:
     """Return the sentences with tags in IOB2. Tags without prefixes (parts of speech; PER, LOC) do not change."""
-    if not has_prefixes({tag for sentence in sentences for tag in sentence.tags or ()}):
+    with input_errors("", ValueError):  # a mixture of both kinds
+        prefixed = has_prefixes({tag for sentence in sentences for tag in sentence.tags or ()})
+    if not prefixed:
         return list(sentences)
     return [s if s.tags is None else replace(s, tags=tags_to_iob2(s.tags)) for s in sentences]
-
-
-def has_prefixes(labels: Iterable[str]) -> bool:
-    """Return whether the labels mark where entities begin (B-PER, I-PER). A mixture of both kinds is an error."""
-    entity_labels = sorted(set(labels) - {"O"})
-    prefixed = [label for label in entity_labels if PREFIXED_LABEL.fullmatch(label)]
-    plain = [label for label in entity_labels if label not in prefixed]
-    hyphenated = [label for label in prefixed if "-" in label]
-    if hyphenated and plain:
-        raise InputError(
-            f"either all labels or none begin with B- or I-; {', '.join(hyphenated[:3])} do, and {plain[0]!r} does "
-            "not. Is the last column the label?"
-        )
-    return bool(prefixed) and not plain
-
-
-def tags_to_iob2(tags: Sequence[str]) -> list[str]:
-    """Convert IOB1, IOBES or BILOU to IOB2, where every entity begins with B- and goes on with I-.
-
-    >>> tags_to_iob2(["I-PER", "I-PER", "B-PER", "I-LOC", "O", "S-LOC"])
-    ['B-PER', 'I-PER', 'B-PER', 'B-LOC', 'O', 'B-LOC']
-    """
-    converted, last_prefix, last_type = [], "O", ""
-    for tag in tags:
-        prefix, _, entity_type = tag.partition("-")
-        if prefix != "O":
-            begins = prefix in "BSU" or last_prefix in "OESLU" or entity_type != last_type
-            tag = ("B" if begins else "I") + tag[1:]
-        converted.append(tag)
-        last_prefix, last_type = prefix, entity_type
-    return converted
 
 
 def label_names(sentences: Iterable[Sentence]) -> list[str]:
@@ -246,7 +301,7 @@ def require_known_labels(sentences: Iterable[Sentence], labels: Sequence[str], s
         )
 
 
-# 3. Model inputs
+# 4. Model inputs
 
 
 def group_sentences(sentences: Sequence[Sentence], context: str = "none") -> Iterator[dict[str, Any]]:
@@ -425,22 +480,30 @@ def _add_context(lengths: Sequence[int], part: tuple[int, int], lower: int, uppe
     return start, end
 
 
-# 4. Predictions
+def encode_windows(
+    sentences: list[Sentence],
+    split: str,
+    tokenizer: PreTrainedTokenizerBase,
+    labels: tuple[str, ...],
+    length: int,
+    data_args: NerArguments,
+) -> Dataset:
+    """Model inputs of at most `length` tokens."""
+    context = data_args.document_context or "none"
+    rows = Dataset.from_list(list(group_sentences(sentences, context)))
+
+    def encode_batch(batch: dict[str, list]) -> dict[str, list]:
+        return encode_sentences(batch, tokenizer, labels, length, context, data_args.label_all_tokens)
+
+    options = data_args.map_options(f"tokenizing {split}")
+    inputs = rows.map(encode_batch, remove_columns=rows.column_names, **options)
+    partial = sum(inputs["is_partial"])
+    if partial:
+        logger.warning(f"{split}: sentences longer than --max_seq_length {length} were split into {partial:,} windows")
+    return inputs
 
 
-def predicted_tags(
-    predictions: np.ndarray, features: Any, sentences: Sequence[Sentence], labels: Sequence[str]
-) -> list[list[str]]:
-    """Return the predicted tag of each word of each sentence.
-
-    Args:
-        predictions: label indices [windows, tokens], or logits [windows, tokens, labels].
-        features: the columns `word_indices` and `word_positions` of these windows.
-    """
-    if predictions.ndim == 3:
-        predictions = predictions.argmax(-1)
-    by_word = _values_by_word(predictions, features, sentences)
-    return _by_sentence([labels[index] for index in by_word], sentences)
+# 5. Predictions
 
 
 def _values_by_word(values: np.ndarray, features: Any, sentences: Sequence[Sentence]) -> np.ndarray:
@@ -466,7 +529,7 @@ def word_scores(
     Args:
         best: label indices [windows, tokens, k], the most probable ones of each token.
         probabilities: of these labels.
-        features: as in `predicted_tags`.
+        features: the columns `word_indices` and `word_positions` of these windows.
     """
     indices = _values_by_word(best, features, sentences)
     values = _values_by_word(probabilities, features, sentences)
@@ -477,7 +540,7 @@ def word_scores(
 
 
 def tags_of_scores(scores: list[dict[str, float]], sentences: Sequence[Sentence]) -> list[list[str]]:
-    """Return the tags of an ensemble, the most probable label of each word."""
+    """Return the most probable label of each word of each sentence."""
     return _by_sentence([max(row, key=lambda label: row[label]) for row in scores], sentences)
 
 
@@ -497,7 +560,11 @@ def write_conll_predictions(
     write_lines(Path(path), lines)
 
 
-# 5. Names of the metrics
+def best_labels(logits: Any, labels: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The best labels of each token [B, N, k] and their probabilities, which need less memory than all logits."""
+    probabilities = logits_of(logits).float().softmax(-1)
+    best = probabilities.topk(min(SCORED_LABELS, probabilities.shape[-1]))
+    return best.indices, best.values
 
 
 def metric_names(labels: Sequence[str], by_type: bool = False) -> tuple[str, ...]:
@@ -505,4 +572,104 @@ def metric_names(labels: Sequence[str], by_type: bool = False) -> tuple[str, ...
     if "O" not in labels and not has_prefixes(labels):
         return ("accuracy",)
     kinds = sorted({label.partition("-")[2] or label for label in labels if label != "O"}) if by_type else []
-    return ("f1", "precision", "recall", "accuracy", *(f"{kind}_{name}" for kind in kinds for name in ENTITY_METRICS))
+    of_types = (f"{kind}_{name}" for kind in kinds for name in ENTITY_METRICS)
+    return (*CONFIGURATIONS["named_entities"]["default"], *of_types)
+
+
+# 6. The task
+
+
+class NamedEntities(Task):
+    demo = "ner"
+    arguments = NerArguments
+    read_file = staticmethod(read_file)
+    model_class, auto_class = HfDebertaForTokenClassification, AutoModelForTokenClassification
+    collator_class = DataCollatorForTokenClassification
+    tokenizer_options = {"add_prefix_space": True}
+    preprocess_logits = staticmethod(best_labels)
+
+    @staticmethod
+    def recipe_name(flags: Namespace) -> str:
+        return "conll2003" if flags.task_name else "ner"
+
+    def hub(self) -> tuple[str, str | None] | None:
+        return ("eriktks/conll2003", None) if self.data_args.task_name else None
+
+    def download_options(self) -> dict[str, Any]:
+        options = super().download_options()
+        if self.data_args.dataset_name is None:
+            options["revision"] = "refs/convert/parquet"  # the main branch is a script, which datasets refuses
+        return options
+
+    def read(self, splits: dict[str, Dataset]) -> dict[str, list[Sentence]]:
+        self.label_columns = (self.data_args.label_column_name,)
+        sentences = {
+            split: read_sentences(rows, split, self.data_args)
+            for split, rows in splits.items()
+            if split != "train" or self.args.do_train
+        }
+        if self.args.do_train:
+            with input_errors(source_of(splits["train"], "train")):
+                labels = tuple(label_names(sentences["train"]))
+        else:
+            labels = checkpoint_labels(self.model_args) or ()
+        if not labels:
+            raise InputError(f"{self.model_args.checkpoint} is a regression model, it has no labels")
+        self.labels = labels_in_checkpoint_order(labels, self.model_args)
+        for split, split_sentences in sentences.items():
+            with input_errors(source_of(splits[split], split)):
+                require_known_labels(split_sentences, self.labels, split)
+            words = sum(len(sentence.words) for sentence in split_sentences)
+            logger.warning(f"{split}: {len(split_sentences):,} sentences, {words:,} words")
+        self.choose_context(sentence for group in sentences.values() for sentence in group)
+        logger.warning(f"Labels: {', '.join(self.labels)}. Document context: {self.data_args.document_context}.")
+        self.metric_names = metric_names(self.labels, self.data_args.return_entity_level_metrics)
+        return sentences
+
+    def choose_context(self, sentences: Iterable[Sentence]) -> None:
+        """Set --document_context by the task, or to none if a trained model finds sentences without documents."""
+        data_args, marked = self.data_args, all(sentence.document is not None for sentence in sentences)
+        if not (marked or self.args.do_train or data_args.document_context in (None, "none")):
+            logger.warning(
+                f"--document_context {data_args.document_context} needs documents, and some rows have none: using none."
+            )
+            data_args.document_context = "none"
+        if data_args.document_context is None:
+            data_args.document_context = "merged" if marked and data_args.task_name == "conll2003" else "none"
+            self.model_args.reading_flags["document_context"] = data_args.document_context
+
+    def has_labels(self, split: str) -> bool:
+        return self.rows[split][0].tags is not None
+
+    def number_of_scores(self, split: str) -> int:
+        return sum(len(sentence.words) for sentence in self.rows[split])
+
+    def config_fields(self) -> dict[str, Any]:
+        kind = self.data_args.token_classifier
+        return label_fields(self.labels or ()) | ({} if kind is None else {"token_classifier": kind})
+
+    def encode(self, split: str, tokenizer: PreTrainedTokenizerBase, length: int) -> Dataset:
+        return encode_windows(self.rows[split], split, tokenizer, self.labels or (), length, self.data_args)
+
+    def predicted(self, split: str, outputs: Any, inputs: Dataset) -> Scores:
+        """Return the probabilities of the best labels of each word, the best one first."""
+        return word_scores(outputs[0], outputs[1], inputs, self.rows[split], self.labels or ())
+
+    def scores(self, predicted: Scores) -> Scores:
+        return predicted
+
+    def from_scores(self, split: str, scores: Scores) -> Scores:
+        return scores
+
+    def metrics(self, split: str, predicted: Scores) -> dict[str, float]:
+        sentences, by_type = self.rows[split], self.data_args.return_entity_level_metrics
+        tags, gold = tags_of_scores(predicted, sentences), [sentence.tags or [] for sentence in sentences]
+        return compute_metric("named_entities", predictions=tags, references=gold, by_type=by_type)
+
+    def write(self, folder: Path, split: str, predicted: Scores) -> None:
+        sentences = self.rows[split]
+        write_conll_predictions(folder / f"predictions_{split}.txt", sentences, tags_of_scores(predicted, sentences))
+
+
+def main() -> None:
+    run_task(NamedEntities)

@@ -1,23 +1,42 @@
-"""Multiple choice: RACE, SWAG, aNLI, and your own rows in the format of any of them.
+r"""Fine-tune on multiple choice: RACE, SWAG, aNLI (abductive), or your own questions in the format of any of them.
+
+RACE, from a model fine-tuned on MNLI as in the paper:
+
+    hf-deberta race --intermediate my-deberta-mnli --task_name race --output_dir race
+
+The official release of RACE, or your own rows (article, question, options, answer; or sent1, sent2, ending0, ending1,
+..., label), on several GPUs, with SiFT:
+
+    accelerate launch -m hf_deberta.commands.race \
+        --model_name_or_path microsoft/deberta-v3-large --data_dir RACE --bf16 --sift \
+        --output_dir race
+
+A demonstration on made-up rows, offline:
+
+    hf-deberta race --demo
+
+aNLI, from the official files train.jsonl, train-labels.lst, dev.jsonl and so on; the submission is anli.lst:
+
+    hf-deberta race --intermediate my-deberta-mnli --task_name anli --data_dir alphanli --output_dir anli
+
+Repeat the command to resume an interrupted run; --demo starts over. The flags are those of Transformers'
+run_swag.py, and the groups below.
 
 Columns: article, question, options (list), answer (letter or number), as RACE; sent1, sent2, ending0, ending1, ...,
-label, as SWAG; or observation_1, observation_2, hypothesis_1, hypothesis_2, label (1 or 2), as aNLI. A folder of the
-RACE release, such as RACE/train/high, and the official jsonl files of aNLI beside their -labels.lst can be read too.
+label, as SWAG; or observation_1, observation_2, hypothesis_1, hypothesis_2, label (1 or 2), as aNLI.
 
 Each choice becomes an input `[CLS] article [SEP] question choice [SEP]`; the choice with the highest logit is the
 prediction. Articles that do not fit are truncated at the end; questions and choices never are.
 
 Metrics: accuracy, and for RACE the accuracy on middle and high school articles. Files: predict_results.txt (index and
 letter), predictions.jsonl (with probabilities), and for aNLI its submission anli.lst.
-
-    >>> row = {"article": "It rained.", "question": "What got _ ?", "options": ["Ann", "wet"], "answer": "A"}
-    >>> choice_rows(Dataset.from_list([row]), "train")[0]
-    {'id': '0', 'context': 'It rained.', 'choices': ['What got _ ? Ann', 'What got _ ? wet'], 'label': 0}
 """
 
 import re
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +44,28 @@ import datasets
 import numpy as np
 import torch
 from datasets import Dataset
-from scipy.special import softmax
-from transformers import DataCollatorForMultipleChoice, PreTrainedTokenizerBase
+from transformers import AutoModelForMultipleChoice, DataCollatorForMultipleChoice, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from hf_deberta import HfDebertaForMultipleChoice
+from hf_deberta.fine_tuning.run import run_task
+from hf_deberta.fine_tuning.splits import DataArguments, require_plain_splits
+from hf_deberta.fine_tuning.task import LabelLogits, Scores, Task, logits_of
 from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows, require_field, require_items
 from hf_deberta.fine_tuning.tasks.submission import write_json_lines, write_lines, write_prediction_table
+from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.runs.data_files import read_table, require_texts, set_source, source_of
 from hf_deberta.runs.errors import InputError, RowError, input_errors
 from hf_deberta.runs.file_faults import describe, read_json
 
+HUB_NAMES = {
+    "race": ("ehovy/race", "all"),
+    "race_middle": ("ehovy/race", "middle"),
+    "race_high": ("ehovy/race", "high"),
+    "swag": ("allenai/swag", "regular"),
+    "anli": ("allenai/art", "anli"),
+}
+RELEASE_FOLDERS = {"train": "train", "validation": "dev", "test": "test"}  # of RACE, each with middle/ and high/
 TEXT, TEXTS = datasets.Value("string"), datasets.List(datasets.Value("string"))
 ROW_FEATURES = {"id": TEXT, "context": TEXT, "choices": TEXTS}
 ARTICLE_FEATURES = {
@@ -56,7 +87,40 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 logger = logging.get_logger(__name__)
 
 
-# 1. Rows
+# 1. Flags
+
+
+@dataclass
+class ChoiceArguments(DataArguments):
+    """Which questions, and how a question and an option are joined."""
+
+    task_name: str | None = field(
+        default=None, metadata={"help": f"One of {', '.join(HUB_NAMES)}. Leave it out for your own rows."}
+    )
+    fill_blanks: bool = field(
+        default=False,
+        metadata={"help": "Put each option into the blank (_) of its question, not behind the question."},
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.task_name = normalized_name(self.task_name)
+        if self.task_name is not None and self.task_name not in HUB_NAMES:
+            raise InputError(f"--task_name must be one of {', '.join(HUB_NAMES)}, not {self.task_name!r}")
+        folder = Path(self.data_dir or ".")
+        if self.data_dir and all((folder / name).is_dir() for name in RELEASE_FOLDERS.values()):
+            level = (self.task_name or "").partition("_")[2]
+            for split, name in RELEASE_FOLDERS.items():
+                if getattr(self, f"{split}_file") is None:
+                    setattr(self, f"{split}_file", str(folder / name / level))
+            self.data_dir = None
+
+
+def normalized_name(task_name: str | None) -> str | None:
+    return None if task_name is None else task_name.lower().replace("-", "_")
+
+
+# 2. Rows
 
 
 def read_choices(file: str | Path) -> Dataset:
@@ -136,8 +200,6 @@ def choice_rows(rows: Dataset, split: str, with_labels: bool = True, fill_blanks
 
 
 def _choice_rows(rows: Dataset, split: str, with_labels: bool, fill_blanks: bool) -> Dataset:
-    if not len(rows):
-        raise InputError(f"the {split} split is empty")
     columns = rows.column_names
     is_race, is_anli = "article" in columns or "options" in columns, ANLI_COLUMNS[0] in columns
     answer_column = "answer" if is_race else "label"
@@ -259,7 +321,7 @@ def anli_answer_index(answer: str | int | None, num_choices: int, name: str) -> 
     return int(str(answer)) - 1
 
 
-# 2. Model inputs
+# 3. Model inputs
 
 
 def encode_choices(
@@ -273,11 +335,6 @@ def encode_choices(
     Args:
         map_options: options of `Dataset.map`.
     """
-    if tokenizer.is_fast:
-        # datasets hashes the tokenizer to find cached inputs; truncation and padding left by earlier calls would
-        # change the hash.
-        tokenizer.backend_tokenizer.no_truncation()
-        tokenizer.backend_tokenizer.no_padding()
     options = {**(map_options or {}), "batched": True, "remove_columns": rows.column_names}
     with input_errors(source_of(rows, "choices")):
         inputs = rows.map(
@@ -332,26 +389,70 @@ class ChoiceCollator(DataCollatorForMultipleChoice):
         return batch
 
 
-# 3. Prediction files
+# 4. The task
 
 
-def choice_names(rows: Dataset) -> list[str]:
-    """Return the names of the choices in the scores of an ensemble: A, B, ..."""
-    return list(LETTERS[: len(rows[0]["choices"])])
+class MultipleChoice(Task):
+    demo = "race"
+    arguments = ChoiceArguments
+    read_file = staticmethod(read_choices)
+    label_columns = ("answer", "label")
+    model_class, auto_class = HfDebertaForMultipleChoice, AutoModelForMultipleChoice
+    collator_class = ChoiceCollator
+    default_length = 256
+    metric_names = CONFIGURATIONS["multiple_choice"]["default"]
+
+    @staticmethod
+    def recipe_name(flags: Namespace) -> str:
+        return (normalized_name(flags.task_name) or "own").partition("_")[0]
+
+    def hub(self) -> tuple[str, str | None] | None:
+        return HUB_NAMES.get(self.data_args.task_name)
+
+    def read(self, splits: dict[str, Dataset]) -> dict[str, Dataset]:
+        fill_blanks = self.data_args.fill_blanks
+        return {
+            split: choice_rows(rows, split, with_labels=split != "test", fill_blanks=fill_blanks)
+            for split, rows in require_plain_splits(splits).items()
+        }
+
+    def config_fields(self) -> dict[str, Any]:
+        return {}
+
+    def encode(self, split: str, tokenizer: PreTrainedTokenizerBase, length: int) -> Dataset:
+        return encode_choices(self.rows[split], tokenizer, length, self.data_args.map_options(f"tokenizing {split}"))
+
+    def letters(self, split: str) -> tuple[str, ...]:
+        """Return the names of the choices: A, B, ..."""
+        return tuple(LETTERS[: len(self.rows[split][0]["choices"])])
+
+    def predicted(self, split: str, outputs: Any, inputs: Dataset) -> LabelLogits:
+        return LabelLogits(logits_of(outputs), self.letters(split))
+
+    def from_scores(self, split: str, scores: Scores) -> LabelLogits:
+        return LabelLogits.from_scores(scores, self.letters(split))
+
+    def metrics(self, split: str, predicted: LabelLogits) -> dict[str, float]:
+        """Return the accuracy, also by level of RACE."""
+        best, rows = predicted.values.argmax(-1), self.rows[split]
+        return compute_metric(
+            "multiple_choice", "race", predictions=best, references=rows["label"][:], ids=rows["id"][:]
+        )
+
+    def write(self, folder: Path, split: str, predicted: LabelLogits) -> None:
+        write_choice_predictions(folder, self.rows[split]["id"][:], predicted, self.data_args.task_name == "anli")
 
 
-def write_choice_predictions(folder: Path, rows: Dataset, logits: np.ndarray, is_anli: bool = False) -> None:
+def write_choice_predictions(folder: Path, ids: list[str], predicted: LabelLogits, is_anli: bool = False) -> None:
     """Write predict_results.txt, predictions.jsonl and the submission of aNLI, in the order of the rows."""
-    probabilities = softmax(logits.astype(np.float64), axis=-1)
-    predicted = logits.argmax(-1)
-    letters = [LETTERS[index] for index in predicted]
+    letters, numbers = predicted.best(), predicted.values.argmax(-1).tolist()
     write_prediction_table(folder / "predict_results.txt", letters)
     if is_anli:
-        write_lines(folder / "anli.lst", [str(index + 1) for index in predicted])
-    write_json_lines(
-        folder / "predictions.jsonl",
-        (
-            {"id": row_id, "prediction": letter, "label": int(index), "probabilities": row.tolist()}
-            for row_id, letter, index, row in zip(rows["id"], letters, predicted, probabilities, strict=True)
-        ),
-    )
+        write_lines(folder / "anli.lst", [str(number + 1) for number in numbers])
+    columns = zip(ids, letters, numbers, predicted.probabilities().tolist(), strict=True)
+    names = ("id", "prediction", "label", "probabilities")
+    write_json_lines(folder / "predictions.jsonl", (dict(zip(names, row, strict=True)) for row in columns))
+
+
+def main() -> None:
+    run_task(MultipleChoice)

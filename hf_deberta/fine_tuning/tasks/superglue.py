@@ -1,4 +1,23 @@
-"""SuperGLUE: its eight tasks and two diagnostics.
+r"""Fine-tune on SuperGLUE with the published settings for the checkpoint.
+
+ReCoRD:
+
+    hf-deberta superglue --model_name_or_path microsoft/deberta-v3-large --task_name record --output_dir record
+
+COPA from the official files, from a model fine-tuned on MNLI as in the paper, on several GPUs:
+
+    accelerate launch -m hf_deberta.commands.superglue \
+        --intermediate my-mnli --task_name copa --data_dir SuperGLUE/COPA --bf16 \
+        --output_dir copa
+
+A demonstration on made-up rows, offline:
+
+    hf-deberta superglue --demo
+
+A model fine-tuned on RTE predicts the diagnostics AX-b and AX-g too.
+
+Repeat the command to resume an interrupted run; --demo starts over. The flags are those of Transformers'
+run_glue.py, and the groups below.
 
 Columns: those of the Hub dataset. The official files, where MultiRC, ReCoRD and WSC are nested, are flattened to them.
 
@@ -17,28 +36,35 @@ COPA and ReCoRD are encoded as in the official DeBERTa code, which has no recipe
 Metrics: those of the SuperGLUE paper, between 0 and 1. Files: predictions_TASK.jsonl with probabilities (ReCoRD: the
 best entities), and the file of a SuperGLUE submission, such as BoolQ.jsonl.
 
-    >>> target = {"span1_text": "the men", "span1_index": 0, "span2_text": "they", "span2_index": 4}
-    >>> row = {"text": "the men fled because they feared it", "target": target, "idx": 0, "label": True}
-    >>> flatten_split(Dataset.from_list([row]), "train", "wsc")[0]["span2_text"]
-    'they'
-
 `python -m hf_deberta.fine_tuning.tasks.superglue submission.zip runs/*` zips those files for super.gluebenchmark.com.
 """
 
 import re
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
 import torch
-from datasets import Dataset
-from scipy.special import softmax
-from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
+from datasets import Dataset, load_dataset
+from transformers import (
+    AutoModelForMultipleChoice,
+    AutoModelForSequenceClassification,
+    DataCollatorWithPadding,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging
 
+from hf_deberta import HfDebertaForEntityChoice, HfDebertaForMultipleChoice, HfDebertaForSequenceClassification
+from hf_deberta.fine_tuning.arguments import FineTuningArguments
+from hf_deberta.fine_tuning.run import run_task
+from hf_deberta.fine_tuning.splits import DataArguments
+from hf_deberta.fine_tuning.task import LabelLogits, Scores, Task, logits_of
+from hf_deberta.fine_tuning.task_model import ModelArguments
 from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows, require_field
 from hf_deberta.fine_tuning.tasks.glue import (
     NLI_COLUMNS,
@@ -47,12 +73,17 @@ from hf_deberta.fine_tuning.tasks.glue import (
     make_label_encoder,
     warn_of_truncation,
 )
+from hf_deberta.fine_tuning.tasks.race import ChoiceCollator
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_json_lines
+from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.model.losses import IGNORED
-from hf_deberta.runs.data_files import csv_text, require_texts, source_of
+from hf_deberta.runs.data_files import csv_text, read_table, require_texts, source_of
 from hf_deberta.runs.errors import InputError, RowError, input_errors
 from hf_deberta.runs.file_faults import describe, shorten
 
+HUB_NAME = "aps/super_glue"
+DIAGNOSTICS = ("axb", "axg")
+METRICS = CONFIGURATIONS["super_glue"]
 FALSE_TRUE = ("False", "True")
 COPA_COLUMNS = ("premise", "choice1", "choice2", "question")
 MULTIRC_COLUMNS = ("paragraph", "question", "answer")
@@ -61,6 +92,8 @@ WSC_COLUMNS = ("text", "span1_text", "span1_index", "span2_text", "span2_index")
 DEFAULT_STRIDE = 256  # tokens that neighbouring windows of a ReCoRD passage share in the official code
 PLACEHOLDER = "@placeholder"
 GENDERED_WORDS = re.compile(r"\b(he|she|his|her|hers|him|himself|herself)\b", re.IGNORECASE)
+
+logger = logging.get_logger(__name__)
 
 RankedEntities = list[list[tuple[str, float]]]  # (text, log probability) of the entities of each row, best first
 
@@ -86,16 +119,16 @@ class SuperGlueTask:
 
 
 TASKS = {
-    "boolq": SuperGlueTask("BoolQ", ("question", "passage"), FALSE_TRUE, ("accuracy",), ("false", "true")),
-    "cb": SuperGlueTask("CB", NLI_COLUMNS, ("entailment", "contradiction", "neutral"), ("f1", "accuracy")),
-    "copa": SuperGlueTask("COPA", COPA_COLUMNS, ("choice1", "choice2"), ("accuracy",), (0, 1), head="choice"),
-    "multirc": SuperGlueTask("MultiRC", MULTIRC_COLUMNS, FALSE_TRUE, ("f1_a", "exact_match"), (0, 1)),
-    "record": SuperGlueTask("ReCoRD", ("passage", "query", "entity_spans"), (), ("f1", "exact_match"), head="entity"),
-    "rte": SuperGlueTask("RTE", NLI_COLUMNS, TWO_WAY_ENTAILMENT, ("accuracy",)),
-    "wic": SuperGlueTask("WiC", WIC_COLUMNS, FALSE_TRUE, ("accuracy",), ("false", "true")),
-    "wsc": SuperGlueTask("WSC", WSC_COLUMNS, FALSE_TRUE, ("accuracy",)),
-    "axb": SuperGlueTask("AX-b", SENTENCE_COLUMNS, TWO_WAY_ENTAILMENT, ("matthews_correlation",)),
-    "axg": SuperGlueTask("AX-g", NLI_COLUMNS, TWO_WAY_ENTAILMENT, ("accuracy", "gender_parity")),
+    "boolq": SuperGlueTask("BoolQ", ("question", "passage"), FALSE_TRUE, METRICS["boolq"], ("false", "true")),
+    "cb": SuperGlueTask("CB", NLI_COLUMNS, ("entailment", "contradiction", "neutral"), METRICS["cb"]),
+    "copa": SuperGlueTask("COPA", COPA_COLUMNS, ("choice1", "choice2"), METRICS["copa"], (0, 1), head="choice"),
+    "multirc": SuperGlueTask("MultiRC", MULTIRC_COLUMNS, FALSE_TRUE, METRICS["multirc"], (0, 1)),
+    "record": SuperGlueTask("ReCoRD", ("passage", "query", "entity_spans"), (), METRICS["record"], head="entity"),
+    "rte": SuperGlueTask("RTE", NLI_COLUMNS, TWO_WAY_ENTAILMENT, METRICS["rte"]),
+    "wic": SuperGlueTask("WiC", WIC_COLUMNS, FALSE_TRUE, METRICS["wic"], ("false", "true")),
+    "wsc": SuperGlueTask("WSC", WSC_COLUMNS, FALSE_TRUE, METRICS["wsc"]),
+    "axb": SuperGlueTask("AX-b", SENTENCE_COLUMNS, TWO_WAY_ENTAILMENT, METRICS["axb"]),
+    "axg": SuperGlueTask("AX-g", NLI_COLUMNS, TWO_WAY_ENTAILMENT, METRICS["axg"]),
 }
 TEXT_COLUMNS = {
     *("question", "passage", "premise", "hypothesis", "choice1", "choice2", "paragraph", "answer", "query", "word"),
@@ -116,7 +149,39 @@ RECORD_FEATURES = {
 }
 
 
-# 1. Rows
+# 1. Flags
+
+
+@dataclass
+class SuperGlueArguments(DataArguments):
+    """Which task, and the files of the diagnostics."""
+
+    task_name: str = field(default="", metadata={"help": f"One of {', '.join(TASKS)}."})
+    axb_file: str | None = field(default=None, metadata={"help": "AX-b.jsonl, to predict with --task_name rte."})
+    axg_file: str | None = field(default=None, metadata={"help": "AX-g.jsonl, to predict with --task_name rte."})
+    doc_stride: int = field(
+        default=DEFAULT_STRIDE,
+        metadata={"help": "Number of tokens that neighbouring windows of a ReCoRD passage share."},
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.task_name = normalized_name(self.task_name)
+        if self.task_name not in TASKS:
+            raise InputError(f"--task_name must be one of {', '.join(TASKS)}, not {self.task_name!r}")
+        if (self.axb_file or self.axg_file) and self.task_name != "rte":
+            raise InputError(f"--axb_file and --axg_file need --task_name rte, not {self.task_name}")
+
+    def card_fields(self, checkpoint: str, demo: bool = False) -> dict[str, str | None]:
+        data = {} if demo else {"data": f"SuperGLUE {TASKS[self.task_name].submission_name}"}
+        return super().card_fields(checkpoint, demo) | data
+
+
+def normalized_name(task_name: str) -> str:
+    return task_name.lower().replace("-", "")
+
+
+# 2. Rows
 
 
 def flatten_split(rows: Dataset, split: str, name: str, map_options: dict[str, Any] | None = None) -> Dataset:
@@ -124,10 +189,13 @@ def flatten_split(rows: Dataset, split: str, name: str, map_options: dict[str, A
 
     Args:
         map_options: options of `Dataset.map`.
+
+    >>> target = {"span1_text": "the men", "span1_index": 0, "span2_text": "they", "span2_index": 4}
+    >>> row = {"text": "the men fled because they feared it", "target": target, "idx": 0, "label": True}
+    >>> flatten_split(Dataset.from_list([row]), "train", "wsc")[0]["span2_text"]
+    'they'
     """
     with input_errors(source_of(rows, split)):
-        if len(rows) == 0:
-            raise InputError(f"the {split} split of {name} is empty")
         nested_column, flatten = NESTED_FORMATS.get(name, (None, None))
         if flatten is not None and nested_column in rows.column_names:
             columns = [*TASKS[name].columns, "idx", "answers" if name == "record" else "label"]
@@ -335,7 +403,18 @@ def has_labels(rows: Dataset, split: str, name: str) -> bool:
     return label_numbers(rows, split, name) is not None
 
 
-# 2. Model inputs
+def read_diagnostics(data_args: SuperGlueArguments, download_options: dict[str, Any]) -> dict[str, Dataset]:
+    """Rows of AX-b and AX-g: from the given files; from the Hub if RTE comes from the Hub."""
+    files = {"axb": data_args.axb_file, "axg": data_args.axg_file}
+    rows = {name: read_table(file) for name, file in files.items() if file}
+    local = (data_args.data_dir, data_args.train_file, data_args.validation_file, data_args.test_file)
+    if rows or any(local) or data_args.dataset_name:
+        return rows
+    with input_errors(HUB_NAME, Exception):
+        return {name: load_dataset(HUB_NAME, name, split="test", **download_options) for name in DIAGNOSTICS}
+
+
+# 3. Model inputs
 
 
 def encode_split(
@@ -570,7 +649,7 @@ class EntityCollator(DataCollatorWithPadding):
         return batch
 
 
-# 3. Predictions
+# 4. Predictions
 
 
 def rank_entities(logits: np.ndarray, features: Dataset, rows: Dataset) -> RankedEntities:
@@ -650,46 +729,31 @@ def _gender_pairs(rows: Dataset) -> list[str]:
     return [GENDERED_WORDS.sub("_", "\n".join(pair)).lower() for pair in texts]
 
 
-# 4. Prediction files
+# 5. Prediction files
 
 
 def write_superglue_predictions(
-    folder: Path,
-    name: str,
-    rows: Dataset,
-    logits: np.ndarray | None = None,
-    ranked: RankedEntities | None = None,
-    labels: Sequence[str] | None = None,
+    folder: Path, name: str, rows: Dataset, predicted: LabelLogits | RankedEntities
 ) -> None:
-    """Write predictions_NAME.jsonl and the file of a submission.
-
-    Args:
-        logits: [rows, labels]; of all tasks but ReCoRD.
-        ranked: of `rank_entities`; of ReCoRD.
-        labels: label names in the model's order; by default the task's.
-    """
+    """Write predictions_NAME.jsonl and the file of a submission, from the ranked entities of ReCoRD or from logits."""
     idx = list(rows["idx"]) if "idx" in rows.column_names else list(range(len(rows)))
     task = TASKS[name]
-    if ranked is not None:
-        idx = [number["query"] if isinstance(number, dict) else number for number in idx]
-        best = [[{"text": text, "log_probability": score} for text, score in entities[:5]] for entities in ranked]
-        predictions = [{"idx": number, "answers": answers} for number, answers in zip(idx, best, strict=True)]
-        answers = best_entities(ranked, rows)
-        submission = [{"idx": number, "label": text} for number, text in zip(idx, answers, strict=True)]
-    elif logits is not None:
-        names = labels or task.labels
-        predicted = [names[index] for index in logits.argmax(-1)]
-        probabilities = [dict(zip(names, row.tolist(), strict=True)) for row in softmax(logits.astype(np.float64), -1)]
+    if isinstance(predicted, LabelLogits):
+        best = predicted.best()
         predictions = [
             {"idx": number, "prediction": label, "probabilities": row}
-            for number, label, row in zip(idx, predicted, probabilities, strict=True)
+            for number, label, row in zip(idx, best, predicted.scores(), strict=True)
         ]
         submitted = dict(zip(task.labels, task.submission_labels or task.labels, strict=True))
-        submission = [{"idx": number, "label": submitted[label]} for number, label in zip(idx, predicted, strict=True)]
+        submission = [{"idx": number, "label": submitted[label]} for number, label in zip(idx, best, strict=True)]
         if name == "multirc":
             submission = list(_nest_multirc_answers(submission))
     else:
-        raise TypeError("give the logits, or the ranked entities of ReCoRD")
+        idx = [number["query"] if isinstance(number, dict) else number for number in idx]
+        top = [[{"text": text, "log_probability": score} for text, score in entities[:5]] for entities in predicted]
+        predictions = [{"idx": number, "answers": answers} for number, answers in zip(idx, top, strict=True)]
+        best = best_entities(predicted, rows)
+        submission = [{"idx": number, "label": text} for number, text in zip(idx, best, strict=True)]
     write_json_lines(folder / f"predictions_{name}.jsonl", predictions)
     write_json_lines(folder / f"{task.submission_name}.jsonl", submission)
 
@@ -704,6 +768,96 @@ def _nest_multirc_answers(submission: list[dict[str, Any]]) -> Iterator[dict[str
     for paragraph, questions in paragraphs.items():
         nested = [{"idx": question, "answers": answers} for question, answers in questions.items()]
         yield {"idx": paragraph, "passage": {"questions": nested}}
+
+
+# 6. The task
+
+HEADS: dict[str, tuple[Any, Any, Any]] = {  # our class, the class for other models, the data collator
+    "sequence": (HfDebertaForSequenceClassification, AutoModelForSequenceClassification, DataCollatorWithPadding),
+    "choice": (HfDebertaForMultipleChoice, AutoModelForMultipleChoice, ChoiceCollator),
+    "entity": (HfDebertaForEntityChoice, None, EntityCollator),
+}
+
+
+class SuperGlue(Task):
+    """A task of SuperGLUE. Besides its splits, `rows` has the diagnostics of RTE: axb and axg."""
+
+    demo = "superglue"
+    arguments = SuperGlueArguments
+    label_columns = ("answers", "label")
+    hashes_read_rows = True
+    default_length = 256
+
+    def __init__(self, model_args: ModelArguments, data_args: SuperGlueArguments, args: FineTuningArguments) -> None:
+        super().__init__(model_args, data_args, args)
+        self.task = TASKS[data_args.task_name]
+        self.model_class, self.auto_class, self.collator_class = HEADS[self.task.head]
+        self.labels, self.metric_names = self.task.labels, self.task.metrics
+
+    @staticmethod
+    def recipe_name(flags: Namespace) -> str:
+        return normalized_name(flags.task_name) or "own"
+
+    def hub(self) -> tuple[str, str | None] | None:
+        return HUB_NAME, self.data_args.task_name
+
+    def task_and_split(self, key: str) -> tuple[str, str]:
+        """Return ("axb", "test") for the diagnostics axb, and ("rte", "train") for the split train."""
+        return (key, "test") if key in DIAGNOSTICS else (self.data_args.task_name, key)
+
+    def read(self, splits: dict[str, Dataset]) -> dict[str, Dataset]:
+        if self.data_args.task_name == "rte" and self.args.do_predict:
+            splits = splits | read_diagnostics(self.data_args, self.download_options())
+        rows = {}
+        for key, raw in splits.items():
+            name, split = self.task_and_split(key)
+            rows[key] = flatten_split(raw, split, name, self.data_args.map_options(f"reading {key}"))
+            logger.warning(f"{TASKS[name].submission_name} {split}: {len(rows[key]):,} rows")
+            if not split.startswith("test"):
+                require_labels(rows[key], split, name)
+            if key == "train" and self.args.do_train:
+                require_two_labels(rows[key], name)
+        return rows
+
+    def has_labels(self, split: str) -> bool:
+        name, part = self.task_and_split(split)
+        return has_labels(self.rows[split], part, name)
+
+    def config_fields(self) -> dict[str, Any]:
+        return super().config_fields() if self.task.head == "sequence" else {}
+
+    def encode(self, split: str, tokenizer: PreTrainedTokenizerBase, length: int) -> Dataset:
+        name, part = self.task_and_split(split)
+        labels = self.model_labels if self.task.head == "sequence" else None
+        options = self.data_args.map_options(f"tokenizing {split}")
+        return encode_split(self.rows[split], part, name, tokenizer, length, labels, self.data_args.doc_stride, options)
+
+    def predicted(self, split: str, outputs: Any, inputs: Dataset) -> LabelLogits | RankedEntities:
+        if self.task.head == "entity":
+            return rank_entities(logits_of(outputs), inputs, self.rows[split])
+        return LabelLogits(logits_of(outputs), self.model_labels if self.task.head == "sequence" else self.labels)
+
+    def scores(self, predicted: LabelLogits | RankedEntities) -> Scores:
+        return predicted.scores() if isinstance(predicted, LabelLogits) else entity_scores(predicted)
+
+    def from_scores(self, split: str, scores: Scores) -> LabelLogits | RankedEntities:
+        return ranked_scores(scores) if self.task.head == "entity" else super().from_scores(split, scores)
+
+    def metrics(self, split: str, predicted: LabelLogits | RankedEntities) -> dict[str, float]:
+        (name, part), rows = self.task_and_split(split), self.rows[split]
+        best: Any
+        if isinstance(predicted, LabelLogits):
+            best = predicted.numbers(self.task.labels)
+        else:
+            best = best_entities(predicted, rows)
+        return compute_metric("super_glue", name, **metric_inputs(name, rows, best, part))
+
+    def write(self, folder: Path, split: str, predicted: LabelLogits | RankedEntities) -> None:
+        write_superglue_predictions(folder, self.task_and_split(split)[0], self.rows[split], predicted)
+
+
+def main() -> None:
+    run_task(SuperGlue)
 
 
 if __name__ == "__main__":

@@ -61,6 +61,14 @@ def encoded(sentences, tokenizer, length, context="none", batch=3, labels=LABELS
     return features
 
 
+def tags_of_labels(predictions, features, sentences) -> list[list[str]]:
+    """Return the tags of a model whose best label of each token is known: label indices [windows, tokens]."""
+    scores = ner.word_scores(
+        predictions[..., None], np.ones_like(predictions[..., None], float), features, sentences, LABELS
+    )
+    return ner.tags_of_scores(scores, sentences)
+
+
 # 1. Sentences
 
 
@@ -260,16 +268,14 @@ SENTENCES = [
 @pytest.mark.parametrize("context", ner.CONTEXTS)
 @pytest.mark.parametrize("length", [12, 40, 200])
 def test_every_word_is_predicted(tokenizer, context, length):
-    """Labels as predictions, padded as Trainer pads them, give the tags; so do logits."""
+    """Labels as predictions, padded as Trainer pads them, give the tags."""
     features = encoded(SENTENCES, tokenizer, length, context)
     assert max(map(len, features["input_ids"])) <= length
     assert any(features["is_partial"]) == (length < 200)
     width = max(map(len, features["labels"]))
     predictions = np.array([labels + [-100] * (width - len(labels)) for labels in features["labels"]])
     tags = [sentence.tags for sentence in SENTENCES]
-    assert ner.predicted_tags(predictions, features, SENTENCES, LABELS) == tags
-    logits = np.eye(len(LABELS))[predictions.clip(0)]
-    assert ner.predicted_tags(logits, features, SENTENCES, LABELS) == tags
+    assert tags_of_labels(predictions, features, SENTENCES) == tags
 
 
 def test_context_changes_the_input_and_not_the_labelled_words(tokenizer):
@@ -299,7 +305,7 @@ def test_no_labels_no_documents_no_room(tokenizer):
     with pytest.raises(InputError, match="max_seq_length 2 "):
         encoded([Sentence(["Rome"])], tokenizer, 2)
     with pytest.raises(ValueError, match="1 words have no prediction"):
-        ner.predicted_tags(np.zeros((1, 5), int), features, [Sentence(["Rome", "Paris"])], LABELS)
+        tags_of_labels(np.zeros((1, 5), int), features, [Sentence(["Rome", "Paris"])])
 
 
 def test_a_tokenizer_that_needs_a_space():
@@ -316,7 +322,7 @@ def test_map_and_collator(tokenizer):
     batch = DataCollatorForTokenClassification(tokenizer)([inputs[number] for number in range(len(inputs))])
     predictions = batch["labels"].numpy()
     assert predictions.shape == batch["input_ids"].shape and batch["attention_mask"].sum() < predictions.size
-    assert ner.predicted_tags(predictions, features, SENTENCES, LABELS) == [s.tags for s in SENTENCES]
+    assert tags_of_labels(predictions, features, SENTENCES) == [s.tags for s in SENTENCES]
 
 
 # 4. Predictions

@@ -11,17 +11,15 @@ import pytest
 from datasets import Dataset
 from transformers import BertTokenizerLegacy
 
-from hf_deberta.fine_tuning.tasks.squad import (
+from hf_deberta.fine_tuning.answer_spans import (
     CLS_POSITION,
     SquadEncoder,
     best_spans,
     find_answers,
     first_answer_span,
-    gold_answers,
-    read_squad,
-    squad_rows,
     token_character_spans,
 )
+from hf_deberta.fine_tuning.tasks.squad import read_squad, squad_rows
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 from hf_deberta.runs.errors import InputError
 
@@ -147,7 +145,6 @@ KINDS = ["official-json", "official-json.gz", "data-json", "list-json", "lines-j
 def test_file_formats(tmp_path, kind):
     rows = squad_rows(read_squad(write_rows(tmp_path, kind)), "validation")
     assert list(rows) == FLAT
-    assert gold_answers(rows) == {"a": ["Paris", "Paris"], "b": [], "c": []}
 
 
 def test_a_changed_file_is_read_again(tmp_path):
@@ -167,7 +164,7 @@ def test_answers_as_lists_of_dicts(tmp_path):
         ]
     )
     rows = squad_rows(rows, "validation")
-    assert rows["id"][:] == ["1", "2", "3"] and gold_answers(rows) == {"1": ["Rome"], "2": [], "3": []}
+    assert rows["id"][:] == ["1", "2", "3"] and [x["text"] for x in rows["answers"]] == [["Rome"], [], []]
 
 
 def test_a_test_file_needs_no_answers(tmp_path):
@@ -182,9 +179,6 @@ def test_a_test_file_needs_no_answers(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("x.csv", "a,b", "x.csv is none of json, jsonl, parquet"),
-        ("x.json", "", "x.json is empty"),
-        ("x.jsonl", "hello", "x.jsonl, line 1, column 1: not valid JSON"),
         ("x.json", '{"data": []}', "there is no question in .*x.json"),
         (
             "x.json",
@@ -197,11 +191,6 @@ def test_invalid_files(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(InputError, match=message):
         read_squad(tmp_path / name)
-
-
-def test_a_missing_file(tmp_path):
-    with pytest.raises(InputError, match="nowhere.json"):
-        read_squad(tmp_path / "nowhere.json")
 
 
 @pytest.mark.parametrize(
@@ -219,11 +208,6 @@ def test_invalid_rows(change, message):
 
 def test_training_rows_may_share_an_id():
     assert len(squad_rows(Dataset.from_list([FLAT[0], FLAT[0]]), "train")) == 2
-
-
-def test_an_empty_split():
-    with pytest.raises(InputError, match="train split is empty"):
-        squad_rows(Dataset.from_list(FLAT).select([]), "train")
 
 
 # Inputs

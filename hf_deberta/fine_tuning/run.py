@@ -1,0 +1,172 @@
+"""One run of any task: read rows; train, evaluate and predict once per seed; average the seeds, or finished runs.
+
+A file of `tasks/` calls `run_task` with its class. docs/fine_tuning.md says what a run writes.
+"""
+
+import copy
+import gc
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+from accelerate.utils.memory import clear_device_cache
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase, set_seed
+from transformers.utils import logging
+
+from hf_deberta.fine_tuning.arguments import FineTuningArguments, run_script
+from hf_deberta.fine_tuning.ensemble import write_ensemble
+from hf_deberta.fine_tuning.sift import SiftArguments
+from hf_deberta.fine_tuning.splits import hash_rows, read_splits
+from hf_deberta.fine_tuning.task import Task, prediction_splits
+from hf_deberta.fine_tuning.task_model import load_model, load_tokenizer, max_input_length
+from hf_deberta.fine_tuning.trainer import TIMINGS, FineTuningTrainer, train_and_evaluate, write_card_and_push
+from hf_deberta.runs.json_files import atomic_write, write_json
+from hf_deberta.runs.run_identity import compare_with_recorded_run
+from hf_deberta.runs.run_lock import lock_folder
+
+logger = logging.get_logger(__name__)
+
+
+def run_task(task_class: type[Task]) -> None:
+    """Fine-tune on a task as the command line says. --help begins with the docstring of the task's file."""
+
+    def fine_tune(model_args: Any, data_args: Any, sift_args: SiftArguments, args: FineTuningArguments) -> None:
+        task = task_class(model_args, data_args, args)
+        read_rows(task)
+        if args.ensemble is None:
+            seeds = run_seeds(args, lambda seed_args: run(task, sift_args, seed_args))
+            folder, runs = (
+                args.output_folder / "ensemble",
+                {f"seed-{n}": args.output_folder / f"seed-{n}" for n in seeds},
+            )
+        else:
+            folder, runs = args.output_folder, {name: Path(name) for name in args.ensemble}
+        if runs and args.should_save and (args.do_eval or args.do_predict):
+            write_ensemble(folder, runs, task)
+        destroy_process_group()
+
+    classes = (task_class.model_arguments, task_class.arguments, SiftArguments, FineTuningArguments)
+    description = sys.modules[task_class.__module__].__doc__
+    run_script(classes, fine_tune, task_class.recipe_name, task_class.demo, description)
+
+
+def read_rows(task: Task) -> None:
+    """Read the rows of a task, and set what depends on them: actions, the best model's metric, hashes for ensembles."""
+    splits = read_splits(task.data_args, task.hub(), task.read_file, task.download_options())
+    task.args.choose_actions(splits)
+    task.rows = task.read(splits)
+    hashed = task.rows if task.hashes_read_rows else splits
+    task.args.row_hashes = hash_rows(hashed, *task.label_columns)
+    task.args.set_best_metric(task.metric_names)
+
+
+def run(task: Task, sift_args: SiftArguments, args: FineTuningArguments) -> dict[str, float]:
+    """Train, evaluate and predict with one seed; return the metrics of the validation rows."""
+    model_args, data_args = task.model_args, task.data_args
+    set_seed(args.seed)
+    tokenizer = load_tokenizer(model_args, **task.tokenizer_options)
+    model = load_model(model_args, task.model_class, task.auto_class, args.do_train, **task.config_fields())
+    length = max_input_length(data_args.max_seq_length, tokenizer, model.config, task.default_length)
+    with args.main_process_first(desc="tokenizing"):
+        inputs = {}
+        for split in task.rows:
+            forget_truncation(tokenizer)
+            inputs[split] = task.encode(split, tokenizer, length)
+    forget_truncation(tokenizer)  # it would be saved
+    trainer = FineTuningTrainer(
+        model=model,
+        args=args,
+        sift=sift_args,
+        splits=inputs,
+        task=task,
+        processing_class=tokenizer,
+        data_collator=task.collator_class(tokenizer, **data_args.padding_options(length, args)),
+        card_fields=data_args.card_fields(model_args.checkpoint, model_args.demo),
+    )
+    metrics = train_and_evaluate(trainer)
+    if args.do_predict:
+        for split in prediction_splits(task):
+            trainer.predict_split(split)
+    write_card_and_push(trainer)
+    return metrics
+
+
+def forget_truncation(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Reset what earlier calls left in a fast tokenizer: `datasets` hashes it to find cached inputs."""
+    if tokenizer.is_fast:
+        tokenizer.backend_tokenizer.no_truncation()
+        tokenizer.backend_tokenizer.no_padding()
+
+
+# Several seeds
+
+
+def run_seeds(args: FineTuningArguments, run: Callable[[FineTuningArguments], dict[str, float]]) -> list[int]:
+    """Call `run` once, or with each of --num_seeds seeds in its own folder; return the seeds if there are several.
+
+    Finished seeds are skipped. The best model is copied to --output_dir, next to `seeds.json`.
+    """
+    if args.num_seeds == 1:
+        check_recorded_flags(args)
+        run(args)
+        return []
+    metrics = {}
+    for seed in range(args.seed, args.seed + args.num_seeds):
+        seed_args = copy.copy(args)
+        seed_args.seed, seed_args.output_dir = seed, str(args.output_folder / f"seed-{seed}")
+        with lock_folder(seed_args.output_folder):
+            check_recorded_flags(seed_args)
+            metrics[seed] = run(seed_args)
+        clear_device_cache(garbage_collection=True)  # a Trainer is part of a reference cycle, and holds its model
+    if args.should_save and args.do_eval:
+        keep_best_seed(args.output_folder, metrics, args.best_metric, bool(args.greater_is_better))
+    return list(metrics)
+
+
+def holds_finished_run(args: FineTuningArguments) -> bool:
+    folder = args.output_folder
+    return (folder / TRAINER_STATE_NAME).exists() and args.resume_from_checkpoint is None
+
+
+def check_recorded_flags(args: FineTuningArguments) -> None:
+    """Before a model is loaded: refuse other flags than those of the run in `output_dir`, and log if it has finished.
+
+    `FineTuningTrainer.load_finished_run` compares the training rows and the starting weights too.
+    """
+    flags = {**args.identifying_flags, "seed": args.seed}
+    if args.do_train and compare_with_recorded_run(args, flags) and holds_finished_run(args):
+        logger.warning(
+            f"{args.output_folder} holds the finished run; its model is loaded, not trained again, if the training "
+            "rows and the starting weights are the same"
+        )
+
+
+def destroy_process_group() -> None:
+    """End distributed training cleanly, after everything that uses the process group is freed."""
+    gc.collect()
+    state = PartialState()
+    state.wait_for_everyone()
+    state.destroy_process_group()
+
+
+def keep_best_seed(folder: Path, metrics: dict[int, dict[str, float]], metric: str, greater_is_better: bool) -> None:
+    """Print the statistics over seeds, write seeds.json, and copy the files of the best model to `folder`."""
+    frame: Any = Dataset.from_list(list(metrics.values())).to_pandas()
+    summary = frame.filter(regex="^eval_(?!.*({}))".format("|".join(TIMINGS))).agg(
+        ["median", "mean", "std", "min", "max"]
+    )
+    print(f"\n{len(metrics)} seeds", summary.T.to_string(float_format="%.4f"), sep="\n")
+    best = (max if greater_is_better else min)(metrics, key=lambda seed: metrics[seed][metric])
+    for path in sorted((folder / f"seed-{best}").iterdir()):
+        if path.is_file() and not path.name.startswith("_"):
+            with atomic_write(folder / path.name) as unfinished:
+                shutil.copyfile(path, unfinished)
+                if path.name == "README.md":  # the card names its folder
+                    text = unfinished.read_text(encoding="utf-8").replace(f"seed-{best}", folder.resolve().name)
+                    unfinished.write_text(text, encoding="utf-8")
+    write_json(folder / "seeds.json", {"seeds": metrics, **summary.to_dict(), "best_seed": best})
+    print(f"{folder} holds the model of the best seed, {best}.")

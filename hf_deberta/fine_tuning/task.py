@@ -1,0 +1,197 @@
+"""What a fine-tuning script knows of its task: rows, labels, model inputs, metrics and files of predictions.
+
+`run.py` trains, evaluates and predicts with any `Task`; a task knows no Trainer. The defaults are those of a
+classification with one label for each row. docs/fine_tuning.md shows how to write a new task.
+
+The predictions of a split are one object, whether they come from a model (`predicted`) or from an ensemble
+(`from_scores`), so `metrics` and `write` are the same for both.
+"""
+
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from scipy.special import expit, softmax
+from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, PreTrainedTokenizerBase
+
+from hf_deberta import HfDebertaForSequenceClassification
+from hf_deberta.fine_tuning.arguments import FineTuningArguments
+from hf_deberta.fine_tuning.splits import DataArguments
+from hf_deberta.fine_tuning.task_model import ModelArguments, label_fields, labels_in_checkpoint_order
+from hf_deberta.fine_tuning.tasks.submission import write_json_lines
+from hf_deberta.runs.data_files import read_table
+from hf_deberta.runs.errors import InputError
+
+Scores = list[dict[str, float]]  # of each row, for an ensemble; see ensemble.py
+
+MIN_PROBABILITY = 1e-12  # of a label that no run has a score for; its logarithm is finite
+VALUE = "value"  # the name of a number in the scores of a regression
+
+
+@dataclass(frozen=True)
+class LabelLogits:
+    """Logits [rows, labels] with the names of the labels in their order; numbers [rows] of a regression.
+
+    Args:
+        labels: None for a regression.
+        multi_label: a row may have any number of labels, each with a probability of its own.
+    """
+
+    values: np.ndarray
+    labels: tuple[str, ...] | None
+    multi_label: bool = False
+
+    @classmethod
+    def from_scores(cls, scores: Scores, labels: Sequence[str] | None, multi_label: bool = False) -> "LabelLogits":
+        """Return logits with the probabilities `scores`; of a regression, its numbers."""
+        names = [VALUE] if labels is None else list(labels)
+        if unknown := {name for row in scores for name in row} - set(names):
+            expected = "this task is a regression" if labels is None else f"the labels are {', '.join(names)}"
+            raise InputError(f"the runs have scores of {', '.join(sorted(unknown))}; {expected}")
+        values = np.array([[row.get(name, 0.0) for name in names] for row in scores])
+        if labels is None:
+            return cls(values[:, 0], None)
+        logits = np.log(values.clip(MIN_PROBABILITY))
+        if multi_label:
+            logits -= np.log((1 - values).clip(MIN_PROBABILITY))
+        return cls(logits, tuple(labels), multi_label)
+
+    def probabilities(self) -> np.ndarray:
+        """Return the probabilities [rows, labels]; numbers [rows] of a regression."""
+        values = self.values.astype(np.float64)
+        return values if self.labels is None else expit(values) if self.multi_label else softmax(values, axis=-1)
+
+    def scores(self) -> Scores:
+        """Return what an ensemble averages: probabilities by label, or numbers."""
+        probabilities, names = self.probabilities(), self.labels or (VALUE,)
+        rows = probabilities.reshape(-1, len(names)).tolist()
+        return [dict(zip(names, row, strict=True)) for row in rows]
+
+    def best(self) -> list[str]:
+        """Return the label with the highest logit of each row."""
+        return [(self.labels or ())[index] for index in self.values.argmax(-1)]
+
+    def numbers(self, labels: Sequence[str]) -> np.ndarray:
+        """Return the number of the best label of each row in the order `labels`."""
+        return np.array([labels.index(label) for label in self.labels or ()])[self.values.argmax(-1)]
+
+
+class Task:
+    """A kind of fine-tuning.
+
+    Attributes:
+        rows: what `read` returned, by split: `train`, `validation`, `test`, or with suffixes (`test_matched`).
+        labels: names of the labels in the order of the task; None for a regression.
+        metric_names: the first selects the best checkpoint.
+    """
+
+    demo = ""  # the file in hf_deberta/demos with the function write_DEMO_demo
+    arguments: type[DataArguments] = DataArguments  # flags about the rows
+    model_arguments: type[ModelArguments] = ModelArguments
+    read_file: Callable[[str], Dataset] = staticmethod(read_table)
+    label_columns: tuple[str, ...] = ("label",)  # left out of the hash that binds the scores of an ensemble to rows
+    hashes_read_rows = False  # that hash is of what `read` returns, not of the rows in the files
+    model_class: Any = HfDebertaForSequenceClassification
+    auto_class: Any = AutoModelForSequenceClassification  # for other models than DeBERTa; None if there is none
+    collator_class: Any = DataCollatorWithPadding
+    tokenizer_options: dict[str, Any] = {}
+    default_length = 128  # of inputs, without recipe and --max_seq_length
+    preprocess_logits: Callable[[Any, Any], Any] | None = None  # Trainer's preprocess_logits_for_metrics
+    metric_names: Sequence[str] = ("accuracy",)
+    writes_evaluations = False  # files of predictions for validation rows, too
+
+    def __init__(self, model_args: ModelArguments, data_args: Any, args: FineTuningArguments) -> None:
+        self.model_args, self.data_args, self.args = model_args, data_args, args
+        self.rows: dict[str, Any] = {}
+        self.labels: tuple[str, ...] | None = None
+
+    # 1. Rows
+
+    @staticmethod
+    def recipe_name(flags: Namespace) -> str:
+        """Return the name of the task in the table of recipes."""
+        return getattr(flags, "task_name", None) or "own"
+
+    def hub(self) -> tuple[str, str | None] | None:
+        """Return name and configuration of the dataset that is read if no file is given."""
+        return None
+
+    def download_options(self) -> dict[str, Any]:
+        return self.model_args.download_options()
+
+    def read(self, splits: dict[str, Dataset]) -> dict[str, Any]:
+        """Return the rows after checking them, and set what depends on them: `labels`, `metric_names`."""
+        return splits
+
+    def targets(self, split: str) -> Any:
+        """Return an array of label numbers in the order of `labels`, -1 where hidden; None without labels."""
+        rows = self.rows[split]
+        return np.array(rows["label"][:]) if "label" in rows.column_names else None
+
+    def has_labels(self, split: str) -> bool:
+        return self.targets(split) is not None
+
+    def number_of_scores(self, split: str) -> int:
+        """Return the length of the scores of a split."""
+        return len(self.rows[split])
+
+    # 2. Model and its inputs
+
+    @cached_property
+    def model_labels(self) -> tuple[str, ...] | None:
+        """The labels in the model's order, which is that of the checkpoint if it has the same ones."""
+        return None if self.labels is None else labels_in_checkpoint_order(self.labels, self.model_args)
+
+    def config_fields(self) -> dict[str, Any]:
+        """Return the fields of the model's configuration that the head needs."""
+        if self.model_labels is None:
+            return {"num_labels": 1, "problem_type": "regression"}
+        return {**label_fields(self.model_labels), "problem_type": "single_label_classification"}
+
+    def encode(self, split: str, tokenizer: PreTrainedTokenizerBase, length: int) -> Dataset:
+        """Return the model inputs of a split, with `labels` in the order of `model_labels` if it has labels."""
+        raise NotImplementedError
+
+    # 3. Predictions
+
+    def predicted(self, split: str, outputs: Any, inputs: Dataset) -> Any:
+        """Return the predictions of a split from the model's outputs for its inputs."""
+        return LabelLogits(logits_of(outputs), self.model_labels)
+
+    def scores(self, predicted: Any) -> Scores:
+        """Return what an ensemble averages."""
+        return predicted.scores()
+
+    def from_scores(self, split: str, scores: Scores) -> Any:
+        """Return the predictions of an ensemble."""
+        return LabelLogits.from_scores(scores, self.labels)
+
+    def metrics(self, split: str, predicted: Any) -> dict[str, float]:
+        """Return the metrics of a split with labels."""
+        targets, numbers = self.targets(split), predicted.numbers(self.labels or ())
+        return {"accuracy": float((numbers == targets)[targets >= 0].mean())}
+
+    def write(self, folder: Path, split: str, predicted: Any) -> None:
+        """Write the files of predictions of a split."""
+        rows = zip(predicted.best(), predicted.scores(), strict=True)
+        lines = ({"prediction": label, "probabilities": probabilities} for label, probabilities in rows)
+        write_json_lines(folder / f"predictions_{split}.jsonl", lines)
+
+
+def logits_of(outputs: Any) -> Any:
+    """Return the logits of a model that may return other outputs after them."""
+    return outputs[0] if isinstance(outputs, tuple) else outputs
+
+
+def is_validation(split: str) -> bool:
+    return split.startswith("validation")
+
+
+def prediction_splits(task: Task) -> list[str]:
+    """Return the splits that --do_predict is for: test splits, and diagnostics."""
+    return [split for split in task.rows if split != "train" and not is_validation(split)]

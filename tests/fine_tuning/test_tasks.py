@@ -1,0 +1,107 @@
+"""What all tasks share, and a sixth task in one class, as docs/fine_tuning.md shows it."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+from fine_tuning_models import CPU, ensemble_metrics, read_json_lines, results, save_models, write_json_lines
+
+from hf_deberta.demos.glue import review_rows
+from hf_deberta.fine_tuning import tasks
+from hf_deberta.fine_tuning.run import run_task
+from hf_deberta.fine_tuning.splits import DataArguments
+from hf_deberta.fine_tuning.tasks import glue, superglue
+from hf_deberta.fine_tuning.tasks.glue import Classification
+from hf_deberta.fine_tuning.tasks.ner import NamedEntities
+from hf_deberta.fine_tuning.tasks.race import MultipleChoice
+from hf_deberta.fine_tuning.tasks.squad import Squad
+from hf_deberta.fine_tuning.tasks.superglue import SuperGlue
+from hf_deberta.runs.errors import InputError
+
+GUIDE = Path(__file__).parents[2] / "docs" / "fine_tuning.md"
+FILES = ("glue", "squad", "ner", "race", "superglue")
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("flag", ["max_train_samples", "max_eval_samples", "max_predict_samples"])
+def test_numbers_of_rows_are_positive(name, flag):
+    """In every script: each has a subclass of DataArguments."""
+    values = vars(importlib.import_module(f"hf_deberta.fine_tuning.tasks.{name}")).values()
+    arguments = next(value for value in values if isinstance(value, type) and value.__bases__ == (DataArguments,))
+    task = {"task_name": "boolq"} if name == "superglue" else {}
+    for number in (0, -5):
+        with pytest.raises(InputError, match=f"--{flag} must be at least 1, not {number}"):
+            arguments(**task, **{flag: number})
+    assert getattr(arguments(**task, **{flag: 1}), flag) == 1
+
+
+@pytest.mark.parametrize("name", [module.name for module in pkgutil.iter_modules(tasks.__path__)])
+def test_examples(name):
+    assert doctest.testmod(importlib.import_module(f"{tasks.__name__}.{name}")).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("task", "flags", "name"),
+    [
+        (Classification, {"task_name": "MNLI"}, "mnli"),
+        (Classification, {"task_name": None}, "own"),
+        (Squad, {"task_name": None, "version_2_with_negative": None}, "squad"),
+        (Squad, {"task_name": None, "version_2_with_negative": True}, "squad_v2"),
+        (Squad, {"task_name": "squad_v2", "version_2_with_negative": None}, "squad_v2"),
+        (MultipleChoice, {"task_name": "race_high"}, "race"),
+        (MultipleChoice, {"task_name": "RACE-high"}, "race"),
+        (MultipleChoice, {"task_name": "anli"}, "anli"),
+        (MultipleChoice, {"task_name": None}, "own"),
+        (NamedEntities, {"task_name": "CoNLL-2003"}, "conll2003"),
+        (NamedEntities, {"task_name": None}, "ner"),
+        (SuperGlue, {"task_name": "ReCoRD"}, "record"),
+    ],
+)
+def test_the_task_in_the_table_of_recipes(task, flags, name):
+    assert task.recipe_name(Namespace(**flags)) == name
+
+
+def test_submissions_have_every_task():
+    assert (len(glue.SUBMISSION_FILES), len(superglue.SUBMISSION_FILES)) == (11, 10)
+
+
+@pytest.mark.slow
+def test_a_sixth_task(tmp_path, monkeypatch):
+    """The class in the guide trains, evaluates, predicts, and writes the ensemble of two seeds."""
+    (code,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    (tmp_path / "urgency.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    task = importlib.import_module("urgency").Urgency
+    rows = [
+        {"subject": row["sentence"], "body": "a film", "label": ("low", "high")[row["label"]]}
+        for row in review_rows(40, 0)
+    ]
+    save_models(tmp_path, [row["subject"] for row in rows])
+    for split, some in {"train": rows[:24], "validation": rows[24:32], "test": rows[32:]}.items():
+        write_json_lines(tmp_path / f"{split}.jsonl", some)
+    words = [
+        "--model_name_or_path",
+        tmp_path / "ours",
+        "--data_dir",
+        tmp_path,
+        *CPU,
+        "--max_steps",
+        2,
+        "--num_seeds",
+        2,
+    ]
+    monkeypatch.setattr(sys, "argv", ["urgency.py", *map(str, words), "--output_dir", str(tmp_path / "out")])
+    run_task(task)
+    assert {"eval_accuracy", "predict_accuracy", "predict_loss"} <= results(tmp_path / "out").keys()
+    assert set(ensemble_metrics(tmp_path / "out")) == {"seed-42", "seed-43", "ensemble"}
+    lines = read_json_lines(tmp_path / "out" / "ensemble" / "predictions_test.jsonl")
+    assert len(lines) == 8 and {line["prediction"] for line in lines} <= {"low", "high"}
+    with pytest.raises(SystemExit) as stopped:
+        monkeypatch.setattr(sys, "argv", ["urgency.py", "--help"])
+        run_task(task)
+    assert stopped.value.code == 0
