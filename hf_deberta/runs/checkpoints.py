@@ -26,7 +26,7 @@ from transformers import PreTrainedModel, Trainer, TrainerState, TrainingArgumen
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
-from hf_deberta.runs.errors import InputError, one_line
+from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.integrity import (
     MANIFEST,
     WEIGHT_FILES,
@@ -62,16 +62,6 @@ class AtomicCheckpointsMixin(Trainer):
     final_models: tuple[str, ...] = (".",)  # folders in `output_dir` that hold the weights of a finished run
     saved_files: Collection[Path] = ()  # of the final model, in `output_dir`
     _writing_checkpoint = False
-
-    def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
-        """Create the repository on the Hub as `Trainer` does; whatever fails there is an InputError."""
-        try:
-            super().init_hf_repo(*args, **kwargs)
-        except Exception as error:  # of many types: the Hub's client has changed its library for HTTP twice
-            raise InputError(
-                f"--push_to_hub cannot create or open the repository on the Hub ({one_line(error)}): log in with "
-                "`hf auth login`, or leave the flag out and upload the model later with model.push_to_hub"
-            ) from error
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Train as `Trainer` does. A checkpoint that this configuration of accelerate cannot load is an InputError."""

@@ -28,7 +28,6 @@ from hf_deberta.runs.json_files import DamagedFileError, read_json_object, write
 
 MANIFEST = "manifest.json"
 BLOCK = 2**20  # bytes read at once
-RNG_STATES = "rng_state*.pth"
 DEEPSPEED_STATES = "global_step*/*"  # weights, optimizer and schedule
 # A checkpoint has a file of one of these patterns; shards have an index.
 WEIGHTS = (
@@ -129,12 +128,7 @@ def find_missing_parts(checkpoint: Path, arguments: TrainingArguments) -> list[s
     if not arguments.save_only_model:
         parts[OPTIMIZER_NAME] = ("optimizer*", "optimizer*/*", f"rank*-{OPTIMIZER_NAME}", DEEPSPEED_STATES)
         parts[SCHEDULER_NAME] = (SCHEDULER_NAME, DEEPSPEED_STATES)
-        if (checkpoint / MANIFEST).exists() or arguments.world_size == 1:
-            parts["rng_state.pth"] = (RNG_STATES,)
-        else:
-            processes = max(2, len(list(checkpoint.glob("rng_state_*.pth"))))  # perhaps not as many as now
-            by_rank = (f"rng_state_{rank}.pth" for rank in range(processes))
-            parts |= {name: ("rng_state.pth", name) for name in by_rank}
+        parts["rng_state.pth"] = ("rng_state*.pth",)  # one for each process, all of which a manifest lists
     return [
         f"no {part}"
         for part, patterns in parts.items()
