@@ -72,13 +72,8 @@ def load_datasets(
         return loaded[0]
     for name, splits in zip(names, loaded, strict=True):
         for split, documents in splits.items():
-            columns = documents.column_names
-            if columns is not None and text_column not in columns:
-                raise InputError(
-                    f"the {split} documents of {name.name} have no column {text_column!r}, only {', '.join(columns)}: "
-                    "--text_column names one column, which all data sets must have"
-                )
-            splits[split] = documents.select_columns([text_column])
+            with input_errors(f"{name.name}, {split} documents (--text_column)", ValueError):
+                splits[split] = documents.select_columns([text_column])
     return {"train": interleave(names, [splits["train"] for splits in loaded], stopping_strategy)} | {
         split: datasets.concatenate_datasets([splits[split] for splits in loaded if split in splits])
         for split in splits_for_evaluation(names, loaded)

@@ -21,9 +21,8 @@ from typing import Any
 import numpy as np
 
 from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.json_files import DamagedFileError, read_json_object
+from hf_deberta.runs.json_files import read_json_object
 
-ID_BYTES = {"uint16": 2, "uint32": 4}
 WAY_OUT = "tokenize again with --overwrite_cache"
 
 
@@ -44,30 +43,27 @@ class TokenFile:
     @classmethod
     def read(cls, folder: str | Path) -> "TokenFile":
         folder = Path(folder)
-        about, tokens, ends = folder / "about.json", folder / "tokens.bin", folder / "ends.bin"
-        if not about.exists():
-            raise InputError(f"{folder} has no complete token file: about.json is missing")
-        content = read_about(about)
         try:
-            sizes = {tokens: content["tokens"] * ID_BYTES[content["dtype"]], ends: content["documents"] * 8}
-        except (KeyError, TypeError) as error:
-            raise InputError(f"{about} is damaged: it has no valid dtype, tokens and documents; {WAY_OUT}") from error
-        for path, size in sizes.items():
-            if not path.is_file():
-                raise InputError(f"{path} is missing; {WAY_OUT}")
-            if path.stat().st_size != size or size == 0:
-                raise InputError(f"{path} is damaged: it has {path.stat().st_size} bytes instead of {size}; {WAY_OUT}")
-        return cls(np.memmap(tokens, content["dtype"], "r"), np.memmap(ends, np.int64, "r"), content, folder)
+            about = read_json_object(folder / "about.json")
+            tokens = np.memmap(folder / "tokens.bin", about["dtype"], "r")
+            ends = np.memmap(folder / "ends.bin", np.int64, "r")
+            sizes, expected = (len(tokens), len(ends)), (about["tokens"], about["documents"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{folder} holds no whole token file ({error}); {WAY_OUT}") from error
+        if sizes != expected:
+            raise InputError(f"{folder} is damaged: {sizes} tokens and documents instead of {expected}; {WAY_OUT}")
+        return cls(tokens, ends, about, folder)
 
     @classmethod
     def read_if_same(cls, folder: str | Path, fingerprint: str) -> "TokenFile | None":
         """Read the token file in a folder if there is one with this fingerprint."""
-        about = Path(folder) / "about.json"
-        if not about.exists() or read_about(about).get("fingerprint") != fingerprint:
+        if not (Path(folder) / "about.json").exists():
             return None
         token_file = cls.read(folder)
+        if token_file.about.get("fingerprint") != fingerprint:
+            return None
         if token_file.ends[-1] != len(token_file.tokens) or (np.diff(token_file.ends, prepend=0) <= 0).any():
-            raise InputError(f"{Path(folder) / 'ends.bin'} is damaged: documents end at wrong places; {WAY_OUT}")
+            raise InputError(f"{folder} is damaged: documents end at wrong places; {WAY_OUT}")
         return token_file
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -81,13 +77,6 @@ class TokenFile:
 
     def __len__(self) -> int:
         return len(self.ends)
-
-
-def read_about(path: Path) -> dict[str, Any]:
-    try:
-        return read_json_object(path)
-    except DamagedFileError as error:
-        raise InputError(f"{error}; {WAY_OUT}") from error
 
 
 def write_token_file(

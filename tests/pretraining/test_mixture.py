@@ -109,7 +109,7 @@ def tokenizer():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"dataset_name": ["big", "other column"]}, "of other column have no column 'text', only content, id"),
+        ({"dataset_name": ["big", "other column"]}, r"other column, train .*--text_column.*\['content', 'id'\]"),
         ({"dataset_name": ["big", "small"], "dataset_config_name": "en"}, "--dataset_config_name is for one"),
         ({"dataset_name": ["big::2"]}, "are for several data sets"),
         ({"dataset_name": ["big"], "stopping_strategy": "all_exhausted"}, "are for several data sets"),

@@ -104,7 +104,7 @@ def test_read_if_same(tmp_path):
 
 
 def test_bad_folders(tmp_path):
-    with pytest.raises(InputError, match="about.json is missing"):
+    with pytest.raises(InputError, match="about.json cannot be read"):
         TokenFile.read(tmp_path)
     with pytest.raises(InputError, match="every document is empty"):
         write_token_file(tmp_path / "tokens", [[], []], 10, "x")
@@ -128,16 +128,14 @@ def test_a_damaged_file_is_named(tmp_path, name, content):
     if name == "about.json" and content is None:
         assert TokenFile.read_if_same(tmp_path / "tokens", "x") is None
         return
-    if content == b"{}":  # of another fingerprint
-        damage(path, b'{"fingerprint": "x"}')
     with pytest.raises(InputError) as raised:
         TokenFile.read_if_same(tmp_path / "tokens", "x")
-    assert str(path) in str(raised.value) and "tokenize again with --overwrite_cache" in str(raised.value)
+    assert str(path.parent) in str(raised.value) and "tokenize again with --overwrite_cache" in str(raised.value)
 
 
 def test_changed_ends_are_noticed(tmp_path):
     write_token_file(tmp_path / "tokens", [[1, 2, 3], [4], [5]], 10, "x")
     for ends in ([3, 4, 6], [4, 3, 5], [-3, 4, 5], [0, 4, 5]):
         np.array(ends, np.int64).tofile(tmp_path / "tokens" / "ends.bin")
-        with pytest.raises(InputError, match="ends.bin is damaged"):
+        with pytest.raises(InputError, match="is damaged: documents end"):
             TokenFile.read_if_same(tmp_path / "tokens", "x")
