@@ -236,11 +236,11 @@ def test_a_damaged_finished_run_is_noticed(whole_run, tally):
         with Damage(seed) as damage:
             path = folder / damage.rng.choice(("model.safetensors", "trainer_state.json"))
             damage.do(path, {**ABSENT, **SHORT, **CHANGED})
-            damaged = inspect_finished_run(folder)[1]
+            end, damaged = inspect_finished_run(folder)
             if path.exists() or path.suffix != ".json":
-                assert path.name in damaged[0] or damaged == ["no model weights"]
+                assert end is RunEnd.DAMAGED and (path.name in damaged[0] or damaged == ["no model weights"])
             else:  # its deletion leaves a run that has not finished
-                assert damaged is None
+                assert end is RunEnd.MISSING
         assert inspect_finished_run(folder)[0] is RunEnd.WHOLE
     tally.held("damaged finished run is noticed", number_of_cases(20, 1000))
 

@@ -205,28 +205,6 @@ def test_checkpoint_to_resume_from(run_folder, tmp_path):
     assert resumed_from(run_folder, str(run_folder / "checkpoint-4")) == "checkpoint-4"
 
 
-def test_steps_are_compared_as_numbers(tmp_path):
-    trainer(tmp_path, max_steps=10, save_steps=1, save_total_limit=2).train()
-    assert names(tmp_path) == ["checkpoint-10", "checkpoint-9"]
-    assert resumed_from(tmp_path) == "checkpoint-10"
-
-
-def test_a_damaged_checkpoint_is_passed_over(run_folder, caplog):
-    flip_a_byte(run_folder / "checkpoint-6" / "model.safetensors")
-    (run_folder / "checkpoint-4" / "scheduler.pt").unlink()
-    assert resumed_from(run_folder) == "checkpoint-2"
-    assert "checkpoint-6 is not used, because it is damaged: model.safetensors has another checksum" in caplog.text
-    assert "checkpoint-4 is not used, because it is damaged: scheduler.pt is missing" in caplog.text
-    os.truncate(run_folder / "checkpoint-2" / "optimizer.pt", 100)
-    message = (
-        r"run has no whole checkpoint to resume from \(checkpoint-6: model.*checkpoint-4: scheduler.*checkpoint-2: "
-        r"optimizer.pt has 100 bytes instead of \d+\): restore .* --resume_from_checkpoint false"
-    )
-    with pytest.raises(InputError, match=message):
-        resumed_from(run_folder)
-    assert resumed_from(run_folder, "false") is None
-
-
 def test_a_requested_checkpoint_is_not_replaced_by_another(run_folder):
     flip_a_byte(run_folder / "checkpoint-6" / "optimizer.pt")
     with pytest.raises(InputError, match=r"checkpoint-6 is damaged \(optimizer.pt has another checksum"):
@@ -284,23 +262,6 @@ def test_the_best_model_must_be_whole(run_folder, caplog):
         resumed_from(run_folder, str(run_folder / "checkpoint-6"), **fields)
     shutil.rmtree(run_folder / "checkpoint-2")
     assert resumed_from(run_folder, **fields) == "checkpoint-6"
-
-
-@pytest.mark.parametrize("limit", [1, 2])
-def test_the_clock_decides_nothing(tmp_path, monkeypatch, limit):
-    """Checkpoints from the future do not push out new ones."""
-    run, kept = trainer(tmp_path, save_steps=1, save_total_limit=limit), []
-    save = run._save_checkpoint
-
-    def save_with_clock_set_back(*args):
-        for path in tmp_path.rglob("*"):
-            os.utime(path, (2**33 - 10 * run.state.global_step,) * 2)
-        save(*args)
-        kept.append(names(tmp_path))
-
-    monkeypatch.setattr(run, "_save_checkpoint", save_with_clock_set_back)
-    run.train()
-    assert kept == [[f"checkpoint-{n}" for n in range(max(1, step + 1 - limit), step + 1)] for step in range(1, 7)]
 
 
 @pytest.mark.parametrize("limit", [None, 1, 2])
