@@ -29,12 +29,14 @@ OTHERS = {
     "attention": "write an HTML page with the attention of one text, by part, layer and head",
     "gpu-check": "check the Triton kernels on this machine's GPU, and time them against sdpa",
 }
+OTHER_NAMES = {"classify": "glue", "multiple-choice": "race"}
 MODULES = {"inspect": "commands.inspect_checkpoint", "gpu-check": "gpu_check"}  # the others: commands.NAME
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; return its exit status."""
-    words = sys.argv[1:] if arguments is None else arguments
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    words[:1] = [OTHER_NAMES.get(word, word) for word in words[:1]]
     if words and words[0] in SCRIPTS:
         sys.argv = [f"{PROGRAM} {words[0]}", *words[1:]]  # its name in messages and --help
         import_module(f"hf_deberta.commands.{words[0]}").main()
@@ -43,7 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
         prog=PROGRAM,
         formatter_class=partial(argparse.HelpFormatter, max_help_position=18, width=110),
         description="Train, inspect, convert and time DeBERTa models. Each command has a --help.",
-        epilog="On several GPUs: accelerate launch -m hf_deberta.commands.glue, or another of the first seven.",
+        epilog="classify and multiple-choice are other names of glue and race. On several GPUs: accelerate launch -m "
+        "hf_deberta.commands.glue, or another of the first seven.",
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND FLAGS")
     for name, summary in SCRIPTS.items():

@@ -31,6 +31,8 @@ DEFAULT_STRIDE = 128  # tokens that neighbouring windows share, if the windows a
 MIN_PROBABILITY = 1e-12  # of "no answer", where no run has it among its best
 NO_SPAN_NULL_ODDS = 1e6  # the null odds of a context without any candidate span
 
+Scores = list[dict[str, float]]
+
 logger = logging.get_logger(__name__)
 
 
@@ -271,6 +273,34 @@ class PredictedAnswers(NamedTuple):
     null_odds: dict[str, float]
     texts: dict[str, str]
 
+    @classmethod
+    def from_scores(
+        cls, ids: Sequence[str], scores: Scores, version_2: bool = False, null_score_diff_threshold: float = 0.0
+    ) -> "PredictedAnswers":
+        """Return the answers of an ensemble, with the arguments of `find_answers`."""
+        answers = cls({}, {}, {}, {})
+        for row_id, row in zip(ids, scores, strict=True):
+            ranked = sorted(row.items(), key=lambda item: item[1], reverse=True)
+            answers.nbest[row_id] = [{"text": text, "probability": probability} for text, probability in ranked]
+            best = next((text for text, _ in ranked if text), "")
+            answers.texts[row_id] = answers.predictions[row_id] = best
+            if version_2:
+                null = np.log(max(row.get("", 0.0), MIN_PROBABILITY))
+                null_odds = float(null - np.log(row[best])) if best else NO_SPAN_NULL_ODDS
+                answers.null_odds[row_id] = null_odds
+                if null_odds > null_score_diff_threshold:
+                    answers.predictions[row_id] = ""
+        return answers
+
+    def scores(self) -> Scores:
+        """Return the probabilities of the best answers by their text, for an ensemble; "" is no answer."""
+        scores: Scores = []
+        for entries in self.nbest.values():
+            scores.append({})
+            for entry in entries:  # spans with the same text are one answer
+                scores[-1][entry["text"]] = scores[-1].get(entry["text"], 0.0) + entry["probability"]
+        return scores
+
     def write(self, folder: str | Path, prefix: str = "") -> None:
         """Write predictions.json, nbest_predictions.json and, for SQuAD 2.0, null_odds.json."""
         files = {"predictions": self.predictions, "nbest_predictions": self.nbest}
@@ -356,42 +386,6 @@ def rank_spans(
                 spans[row][characters] = span
     ranked = (sorted(found.values(), key=lambda span: span.score, reverse=True)[:n_best_size] for found in spans)
     return [(best, nulls[row]) for row, best in enumerate(ranked)]
-
-
-def answer_scores(answers: PredictedAnswers) -> list[dict[str, float]]:
-    """Return the probabilities of the best answers to each question by their text, for an ensemble.
-
-    Spans with the same text are one answer; "" is no answer.
-    """
-    scores = []
-    for entries in answers.nbest.values():
-        by_text: dict[str, float] = {}
-        for entry in entries:
-            by_text[entry["text"]] = by_text.get(entry["text"], 0.0) + entry["probability"]
-        scores.append(by_text)
-    return scores
-
-
-def answers_of_scores(
-    ids: Sequence[str],
-    scores: list[dict[str, float]],
-    version_2: bool = False,
-    null_score_diff_threshold: float = 0.0,
-) -> PredictedAnswers:
-    """Return the answers of an ensemble, with the arguments of `find_answers`."""
-    answers = PredictedAnswers({}, {}, {}, {})
-    for row_id, row in zip(ids, scores, strict=True):
-        ranked = sorted(row.items(), key=lambda item: item[1], reverse=True)
-        answers.nbest[row_id] = [{"text": text, "probability": probability} for text, probability in ranked]
-        best = next((text for text, _ in ranked if text), "")
-        answers.texts[row_id] = answers.predictions[row_id] = best
-        if version_2:
-            null = np.log(max(row.get("", 0.0), MIN_PROBABILITY))
-            null_odds = float(null - np.log(row[best])) if best else NO_SPAN_NULL_ODDS
-            answers.null_odds[row_id] = null_odds
-            if null_odds > null_score_diff_threshold:
-                answers.predictions[row_id] = ""
-    return answers
 
 
 def best_spans(

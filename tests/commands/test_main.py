@@ -40,6 +40,7 @@ def test_scripts_are_commands(name, capsys, monkeypatch):
     [
         (["inspect", "./nowhere"], "hf-deberta inspect: there is no model folder ./nowhere"),
         (["glue", "--model_name_or_path", "./nowhere", "--task_name", "bleu"], "hf-deberta glue: "),
+        (["multiple-choice", "--model_name_or_path", "./nowhere", "--task_name", "bleu"], "hf-deberta race: "),
         (["convert", "./nowhere", "out", "--to", "official"], "hf-deberta convert: there is no model folder ./nowhere"),
     ],
 )

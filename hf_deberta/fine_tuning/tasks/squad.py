@@ -36,13 +36,7 @@ from datasets import Dataset
 from transformers import AutoModelForQuestionAnswering, PreTrainedTokenizerBase
 
 from hf_deberta import HfDebertaForQuestionAnswering
-from hf_deberta.fine_tuning.answer_spans import (
-    PredictedAnswers,
-    SquadEncoder,
-    answer_scores,
-    answers_of_scores,
-    find_answers,
-)
+from hf_deberta.fine_tuning.answer_spans import PredictedAnswers, SquadEncoder, find_answers
 from hf_deberta.fine_tuning.arguments import OPTIONAL_SWITCH
 from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments, require_plain_splits
@@ -309,12 +303,9 @@ class Squad(Task):
             null_score_diff_threshold=self.data_args.null_score_diff_threshold,
         )
 
-    def scores(self, predicted: PredictedAnswers) -> Scores:
-        return answer_scores(predicted)
-
     def from_scores(self, split: str, scores: Scores) -> PredictedAnswers:
         threshold = self.data_args.null_score_diff_threshold
-        return answers_of_scores(self.rows[split]["id"], scores, self.metric == "squad_v2", threshold)
+        return PredictedAnswers.from_scores(self.rows[split]["id"], scores, self.metric == "squad_v2", threshold)
 
     def metrics(self, split: str, predicted: PredictedAnswers) -> dict[str, float]:
         rows = self.rows[split]

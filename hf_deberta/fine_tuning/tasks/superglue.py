@@ -676,17 +676,6 @@ def rank_entities(logits: np.ndarray, features: Dataset, rows: Dataset) -> Ranke
     return ranked
 
 
-def entity_scores(ranked: RankedEntities) -> list[dict[str, float]]:
-    """Return the probability of each entity by its text, for an ensemble."""
-    return [{text: float(np.exp(score)) for text, score in entities} for entities in ranked]
-
-
-def ranked_scores(scores: list[dict[str, float]]) -> RankedEntities:
-    """Return the entities of an ensemble as `rank_entities` does."""
-    ranked = [sorted(row.items(), key=lambda item: item[1], reverse=True) for row in scores]
-    return [[(text, float(np.log(probability))) for text, probability in row] for row in ranked]
-
-
 def best_entities(ranked: RankedEntities, rows: Dataset) -> list[str]:
     """Return the answer to each ReCoRD row: its best entity, or the first if no window holds a mention."""
     answers = []
@@ -838,10 +827,15 @@ class SuperGlue(Task):
         return LabelLogits(logits_of(outputs), self.model_labels if self.task.head == "sequence" else self.labels)
 
     def scores(self, predicted: LabelLogits | RankedEntities) -> Scores:
-        return predicted.scores() if isinstance(predicted, LabelLogits) else entity_scores(predicted)
+        if isinstance(predicted, LabelLogits):
+            return predicted.scores()
+        return [{text: float(np.exp(score)) for text, score in entities} for entities in predicted]
 
     def from_scores(self, split: str, scores: Scores) -> LabelLogits | RankedEntities:
-        return ranked_scores(scores) if self.task.head == "entity" else super().from_scores(split, scores)
+        if self.task.head != "entity":
+            return super().from_scores(split, scores)
+        ranked = [sorted(row.items(), key=lambda item: item[1], reverse=True) for row in scores]
+        return [[(text, float(np.log(probability))) for text, probability in row] for row in ranked]
 
     def metrics(self, split: str, predicted: LabelLogits | RankedEntities) -> dict[str, float]:
         (name, part), rows = self.task_and_split(split), self.rows[split]
