@@ -24,6 +24,7 @@ from hf_deberta.fine_tuning.splits import hash_rows, read_splits
 from hf_deberta.fine_tuning.task import Task, prediction_splits
 from hf_deberta.fine_tuning.task_model import load_model, load_tokenizer, max_input_length
 from hf_deberta.fine_tuning.trainer import TIMINGS, FineTuningTrainer, train_and_evaluate, write_card_and_push
+from hf_deberta.runs.checkpoints import TRAINER_STATE_NAME
 from hf_deberta.runs.json_files import atomic_write, write_json
 from hf_deberta.runs.run_identity import compare_with_recorded_run
 from hf_deberta.runs.run_lock import lock_folder
