@@ -82,9 +82,7 @@ test-newest: ## run the tests that are not slow with the newest release of every
 bench: $(READY) ## measure time and memory on the CPU against Transformers, BERT and installed peers (an hour)
 	for dtype in float32 bfloat16 int8; do $(RUN) -W ignore benchmarks/encoder.py --dtype $$dtype || exit 1; done
 	$(RUN) -W ignore benchmarks/encoder.py --mode training --cases 8x128 mnli
-	$(RUN) -W ignore benchmarks/attention.py
 	$(RUN) -W ignore benchmarks/memory.py
-	$(RUN) benchmarks/figure.py
 
 bench-gpu: ## on a GPU: run the next eight; a failure does not stop the others (results: RESULTS=folder)
 	$(MAKE) --keep-going --jobs=1 $(GPU_STEPS)

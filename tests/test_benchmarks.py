@@ -81,11 +81,6 @@ def test_ratios_are_taken_on_one_machine_at_a_time(load, tmp_path, monkeypatch):
     lines = table.ratio_table().splitlines()
     assert lines[2] == "| 1 row of 32 tokens, float32 | 2.0 to 3.0 (2) | 4.0 (1) | 1.3 (1) | 1.5 (1) | - |"
     assert lines[-2:] == ["- A, 2 threads", "- B, 2 threads"]
-    figure = load("figure")
-    monkeypatch.setattr(figure, "BARS", [("forward", "1x32")])
-    axis = figure.plt.figure().gca()
-    figure.plot_times(axis)
-    assert [text.get_text() for text in axis.texts if text.get_text()] == ["3.0", "2.0"]
 
 
 def test_operations_and_parameters_beside_bert(load):

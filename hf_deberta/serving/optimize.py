@@ -109,7 +109,7 @@ def optimize(
 
 
 def limit_onednn_caches() -> None:
-    """Keep fewer compiled primitives: one for each new length would take a gigabyte (benchmarks/mixed_lengths.py).
+    """Keep fewer compiled primitives: one for each new length would take a gigabyte.
 
     The limits are read at oneDNN's first use in the process; values that the user set stay.
     """

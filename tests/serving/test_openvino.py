@@ -109,7 +109,7 @@ def test_large_batches_need_less_memory_in_fused_layers(monkeypatch):
 
 
 def test_few_compiled_operations_are_kept(monkeypatch):
-    """Memory must not grow with each new length; benchmarks/mixed_lengths.py measures it."""
+    """Memory must not grow with each new length."""
     core = mock.Mock(wraps=openvino_layers.openvino_core())
     monkeypatch.setattr(openvino_layers, "openvino_core", lambda: core)
     outputs(optimized(make_model()), make_inputs("equal"))
