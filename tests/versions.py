@@ -23,7 +23,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".venv-versions"
 NEWEST = "newest"
-MIDDLE = "5.16.1"  # the last release that GLiNER 0.2.29 accepts
 CORE = (  # but for those marked slow
     "tests/engines",
     "tests/model",
@@ -49,9 +48,9 @@ print(platform.python_version(), *map(importlib.metadata.version, {VERSIONS}))
 
 
 def default_releases() -> list[str]:
-    """Return the oldest release that pyproject.toml allows, one in the middle, and the newest."""
+    """Return the oldest release that pyproject.toml allows, and the newest."""
     oldest = re.search(r'"transformers>=([\d.]+)', (ROOT / "pyproject.toml").read_text())[1]
-    return [oldest if oldest.count(".") == 2 else f"{oldest}.0", MIDDLE, NEWEST]
+    return [oldest if oldest.count(".") == 2 else f"{oldest}.0", NEWEST]
 
 
 def environment(release: str) -> Path:
