@@ -73,7 +73,7 @@ package: $(READY) ## build wheel and source distribution into dist/ (no network 
 test-common: $(READY) ## run Transformers' common model tests on its classes and on ours (network needed once)
 	$(RUN) tests/common_model_tests.py --workers 2 --csv benchmarks/results/common_model_tests.csv
 
-test-versions: ## run the core tests on the oldest, a middle and the newest Transformers (over an hour; needs a network)
+test-versions: ## run the core tests on the oldest and the newest Transformers (an hour; needs a network)
 	$(PYTHON) tests/versions.py --csv benchmarks/results/versions.csv
 
 test-newest: ## run the tests that are not slow with the newest release of every package but PyTorch (needs a network)
@@ -104,7 +104,7 @@ gpu-training: $(READY) ## on a GPU: a whole encoder against its peers, training 
 	$(RUN) -W ignore benchmarks/encoder.py --device cuda --dtype bfloat16 --cases $(GPU_CASES) --repeats 31 --mode training
 
 gpu-pretraining: $(READY) ## on a GPU: tokens per second and MFU of pretraining
-	$(RUN) -W ignore benchmarks/pretraining_gpu.py
+	$(RUN) -W ignore benchmarks/pretraining.py
 
 gpu-graphs: $(READY) ## on a GPU: a whole encoder with torch.compile and as a CUDA graph
 	for mode in forward training; do \

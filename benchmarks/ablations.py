@@ -1,13 +1,19 @@
-"""Measure what each part of the model is worth: small versions of the ablations in the paper's table 4.
+"""Pretrain small models that differ in one thing, and compare them on held-out text: what is each part worth?
 
-    python benchmarks/ablations.py --train_file books/*.txt --validation_file held_out.txt
-    python benchmarks/ablations.py ... --steps 4000 --variants DeBERTa "- EMD" "- P2C" "EMD -> absolute at input"
-    python benchmarks/ablations.py ... --causal     # DeBERTa, -AP and -MT as autoregressive models, table 10
+    python benchmarks/ablations.py parts --train_file books/*.txt --validation_file held_out.txt
+    python benchmarks/ablations.py parts ... --steps 4000 --variants DeBERTa "- EMD" "- P2C" "EMD -> absolute at input"
+    python benchmarks/ablations.py causal ...
+    python benchmarks/ablations.py rtd ...
+    python benchmarks/ablations.py released --model FOLDER ...
 
-Each variant is the same model (4 layers, `--hidden_size` wide) except for some fields of its configuration.
-`run_mlm.py` trains it from scratch on the same rows in the same order with the same masks. Rows are added to
-results/ablations.csv, with --causal to results/causal.csv, as runs finish; runs that are already there are skipped,
-unless --again repeats them.
+- parts: table 4 of the DeBERTa paper, by masked language modelling with run_mlm.py
+- causal: DeBERTa, -AP and -MT as autoregressive models, table 10
+- rtd: replaced token detection with each kind of embedding sharing, section 3.3 of the DeBERTaV3 paper, with run_rtd.py
+- released: the same for a discriminator whose generator is not at hand, such as one that was fine-tuned: the generator
+  starts as its embeddings and first layers, with a new head
+
+All variants of an experiment see the same rows in the same order with the same masks. Runs are added to the result file
+as they finish; runs that are already there are skipped, unless --again repeats them.
 """
 
 import argparse
@@ -17,13 +23,19 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from timing import RESULTS, read_rows, record_runs
+from table import RESULTS, read_rows, summary
+from timing import record_runs
+
+from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM
+from hf_deberta.tokenization_hf_deberta import load_tokenizer
 
 ROOT = Path(__file__).parents[1]
-HEAD_SIZE = 64
-VARIANTS = {  # name -> fields of the configuration
+HEAD_SIZE, LAYERS, BATCH, RTD_WEIGHT = 64, 4, 8, 50
+PARTS = {  # name -> fields of the configuration
     "DeBERTa": "",
     "- EMD": "emd_steps=0",
     "- C2P": "pos_att_type=p2c",
@@ -33,94 +45,174 @@ VARIANTS = {  # name -> fields of the configuration
     "EMD -> absolute at input": "position_biased_input=true",  # which leaves out the decoder; relative attention stays
     "BERT (absolute at input)": "relative_attention=false,pos_att_type=none,position_biased_input=true",
 }
-CAUSAL_VARIANTS = {  # name -> objective, fields of the configuration
-    "DeBERTa": ("causal", ""),
-    "DeBERTa-AP": ("causal", "position_biased_input=true"),
-    "DeBERTa-MT": ("joint", ""),
-}
-METRICS = {"validation_loss": "eval_loss", "masked_accuracy": "eval_masked_accuracy"}
-CAUSAL_METRICS = {name: f"eval_{name}" for name in ("token_perplexity", "word_perplexity", "bits_per_byte")}
+CAUSAL = {"DeBERTa": "", "DeBERTa-AP": "position_biased_input=true", "DeBERTa-MT": ""}
+SHARINGS = {"gdes": "", "es": "", "nes": ""}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What an experiment trains by default, and which of its numbers the result file gets."""
+
+    result_file: str
+    variants: dict[str, str]
+    metrics: tuple[str, ...]
+    steps: int
+    length: int
+    hidden_size: int
+    vocab_size: int
+    learning_rate: str = "1e-3"
+    seeds: int = 3
+    evaluations: int = 1
+    eval_rows: int | None = None
+    generator_layers: int = 0  # replaced token detection if there are any
+
+    @property
+    def column(self) -> str:
+        """The column of the result file that names the variant."""
+        return "embedding_sharing" if self.generator_layers else "variant"
+
+
+MASKED_METRICS = ("validation_loss", "masked_accuracy")
+CAUSAL_METRICS = ("token_perplexity", "word_perplexity", "bits_per_byte")
+RTD_METRICS = ("replaced_found", "original_kept", "rtd_loss", "masked_accuracy", "lm_loss")
+RTD: dict[str, Any] = {"result_file": "rtd.csv", "metrics": RTD_METRICS, "length": 64}
+EXPERIMENTS = {
+    "parts": Experiment("ablations.csv", PARTS, MASKED_METRICS, 800, 128, 256, 8000),
+    "causal": Experiment("causal.csv", CAUSAL, CAUSAL_METRICS, 1000, 128, 128, 4000),
+    "rtd": Experiment(
+        **RTD, variants=SHARINGS, steps=500, hidden_size=128, vocab_size=1000, evaluations=5, eval_rows=200,
+        generator_layers=2,
+    ),
+    "released": Experiment(
+        **RTD, variants={"gdes": ""}, steps=200, hidden_size=0, vocab_size=0, learning_rate="1e-4", seeds=1,
+        evaluations=8, eval_rows=100, generator_layers=3,
+    ),
+}  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("experiment", choices=EXPERIMENTS)
     parser.add_argument("--train_file", nargs="+", required=True)
     parser.add_argument("--validation_file", nargs="+", required=True)
-    parser.add_argument("--steps", type=int, default=800)
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--hidden_size", type=int, default=256, help=f"a multiple of {HEAD_SIZE} (default: 256)")
-    parser.add_argument("--vocab_size", type=int, default=8000)
-    parser.add_argument("--learning_rate", default="1e-3")
-    parser.add_argument("--seeds", type=int, default=3)
-    names = list(dict.fromkeys((*VARIANTS, *CAUSAL_VARIANTS)))
-    parser.add_argument("--variants", nargs="+", choices=names, help="default: all")
-    parser.add_argument("--causal", action="store_true", help="autoregressive models")
+    parser.add_argument("--model", type=Path, help="folder of the released discriminator")
+    sizes = ("steps", "length", "hidden_size", "vocab_size", "seeds")
+    for name in sizes:
+        parser.add_argument(f"--{name}", type=int, help="default: that of the experiment")
+    parser.add_argument("--variants", nargs="+", help="default: all")
     parser.add_argument("--again", action="store_true", help="repeat recorded runs, and print both")
     parser.add_argument("--work_dir", type=Path, default=Path(tempfile.gettempdir()) / "ablations")
     args = parser.parse_args()
+    experiment = EXPERIMENTS[args.experiment]
+    for name in sizes:
+        setattr(args, name, getattr(args, name) or getattr(experiment, name))
     if args.hidden_size % HEAD_SIZE:
         parser.error(f"--hidden_size must be a multiple of {HEAD_SIZE}, not {args.hidden_size}")
-    variants = CAUSAL_VARIANTS if args.causal else {name: ("mlm", fields) for name, fields in VARIANTS.items()}
-    if unknown := set(args.variants or ()) - variants.keys():
-        parser.error(f"no such variant {'with' if args.causal else 'without'} --causal: {', '.join(unknown)}")
-    results = RESULTS / ("causal.csv" if args.causal else "ablations.csv")
-    setting = f"{args.steps} steps of {args.batch} x {args.length}, peak {args.learning_rate}"
-    setting += f", {args.vocab_size / 1000:g}k Unigram"
-    if args.hidden_size != 256:  # rows without a width have this one
-        setting += f", width {args.hidden_size}"
+    if unknown := set(args.variants or ()) - experiment.variants.keys():
+        parser.error(f"{args.experiment} has no such variant: {', '.join(unknown)}")
+    shared = {"setting": describe_setting(args)}
+    first = {"experiment": "scratch" if args.experiment == "rtd" else args.experiment}
     runs = [
-        {"variant": variant, "seed": str(seed), "setting": setting}
+        (first if experiment.generator_layers else {}) | {experiment.column: variant, "seed": str(seed)} | shared
         for seed in range(1, args.seeds + 1)
-        for variant in args.variants or variants
+        for variant in args.variants or experiment.variants
     ]
-    record_runs(results, runs, lambda run: [train(args, *variants[run["variant"]], run["seed"])], args.again)
-    print_table(results, setting, "word_perplexity" if args.causal else "validation_loss")
+    record_runs(experiment.result_file, runs, lambda run: train(args, run[experiment.column], run["seed"]), args.again)
+    print_tables(experiment, shared["setting"])
 
 
-def size(width: int) -> str:
-    """Return the fields of the configuration that all variants share."""
-    fields = f"hidden_size={width},num_hidden_layers=4,num_attention_heads={width // HEAD_SIZE}"
-    return fields + f",intermediate_size={4 * width},hidden_dropout_prob=0,attention_probs_dropout_prob=0"
+def describe_setting(args: argparse.Namespace) -> str:
+    """Name what was trained, as the result files do."""
+    experiment = EXPERIMENTS[args.experiment]
+    setting = f"{args.steps} steps of {BATCH} x {args.length}, peak {experiment.learning_rate}"
+    if experiment.generator_layers:
+        setting += f", RTD weight {RTD_WEIGHT}, generator of {experiment.generator_layers} layers"
+        pair = f"{LAYERS} layers of {args.hidden_size}, {args.vocab_size} pieces, "
+        return setting if args.experiment == "released" else pair + setting
+    setting += f", {args.vocab_size / 1000:g}k Unigram"
+    return setting if args.hidden_size == 256 else f"{setting}, width {args.hidden_size}"  # rows without one have 256
 
 
-def train(args: argparse.Namespace, objective: str, fields: str, seed: str) -> dict[str, str]:
-    """Pretrain one variant; return its metrics on the validation text."""
-    folder = args.work_dir / "run"
-    command: list[object] = [sys.executable, "-W", "ignore", ROOT / "run_mlm.py", "--config_preset", "v3-small"]
-    command += ["--config_overrides", ",".join(filter(None, (size(args.hidden_size), fields)))]
+def train(args: argparse.Namespace, variant: str, seed: str) -> list[dict[str, str]]:
+    """Pretrain one variant; return its metrics on the validation text, for each step if there are several."""
+    experiment, folder = EXPERIMENTS[args.experiment], args.work_dir / "run"
+    script = "run_rtd.py" if experiment.generator_layers else "run_mlm.py"
+    command: list[object] = [sys.executable, "-W", "ignore", ROOT / script, "--output_dir", folder, "--seed", seed]
+    command += released_model(args) if args.experiment == "released" else new_model(args, variant)
     command += ["--train_file", *args.train_file, "--validation_file", *args.validation_file]
-    command += ["--max_seq_length", args.length, "--tokens_dir", args.work_dir / "tokens"]
-    tokenizer = args.work_dir / "tokenizer"  # the first run trains it, all runs use it
-    command += ["--tokenizer_name", tokenizer] if tokenizer.exists() else ["--train_tokenizer", args.vocab_size]
-    command += ["--output_dir", folder, "--resume_from_checkpoint", "false", "--save_strategy", "no"]
-    command += ["--objective", objective]
-    command += ["--perplexity_stride", args.length // 2] if args.causal else []
-    command += ["--max_steps", args.steps, "--per_device_train_batch_size", args.batch, "--seed", seed]
-    command += ["--learning_rate", args.learning_rate, "--warmup_steps", "0.1", "--disable_tqdm", "true"]
+    command += ["--max_seq_length", args.length, "--tokens_dir", args.work_dir / f"tokens_{args.experiment}"]
+    command += ["--max_steps", args.steps, "--per_device_train_batch_size", BATCH]
+    command += ["--learning_rate", experiment.learning_rate, "--warmup_steps", "0.1", "--disable_tqdm", "true"]
+    command += ["--resume_from_checkpoint", "false", "--save_strategy", "no"]
+    if experiment.generator_layers:
+        command += ["--embedding_sharing", variant, "--rtd_weight", RTD_WEIGHT, "--adam_beta2", "0.98"]
+        command += ["--eval_strategy", "steps", "--eval_steps", max(1, args.steps // experiment.evaluations)]
+        command += ["--eval_on_start", "true", "--max_eval_samples", experiment.eval_rows]
+    else:
+        objective = "joint" if variant == "DeBERTa-MT" else "causal" if args.experiment == "causal" else "mlm"
+        command += ["--objective", objective]
+        command += ["--perplexity_stride", args.length // 2] if args.experiment == "causal" else []
     subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL, env={**os.environ, "USE_TF": "0"})
-    if not tokenizer.exists():
-        (folder / "tokenizer").rename(tokenizer)
-    metrics = json.loads((folder / "all_results.json").read_text())
-    names = CAUSAL_METRICS if args.causal else METRICS
-    return {name: f"{metrics[logged]:.4f}" for name, logged in names.items()}
+    if args.experiment != "released" and not tokenizer_folder(args).exists():
+        (folder / "tokenizer").rename(tokenizer_folder(args))
+    return metrics_of(folder, experiment)
 
 
-def print_table(results: Path, setting: str, metric: str) -> None:
-    """Print mean and range over seeds, and the mean difference from the complete model with the same seed."""
-    scores: dict[str, dict[str, float]] = {}
-    for row in read_rows(results):
-        if row["setting"] == setting:
-            scores.setdefault(row["variant"], {})[row["seed"]] = float(row[metric])
-    heading = f"{setting} | {metric.replace('_', ' ')} | smallest to largest | minus DeBERTa, same seed"
-    print(f"\n| {heading} |\n|---|--:|--:|--:|")
-    complete = scores.get("DeBERTa", {})
-    for variant, by_seed in scores.items():
-        values = list(by_seed.values())
-        differences = [by_seed[seed] - complete[seed] for seed in by_seed if seed in complete]
-        spread = f"{min(values):.3f} to {max(values):.3f}"
-        difference = f"{statistics.mean(differences):+.3f}" if differences else ""
-        print(f"| {variant} | {statistics.mean(values):.3f} | {spread} | {difference} |")
+def metrics_of(folder: Path, experiment: Experiment) -> list[dict[str, str]]:
+    names = {name: f"eval_{'loss' if name == 'validation_loss' else name}" for name in experiment.metrics}
+    if not experiment.generator_layers:
+        metrics = json.loads((folder / "all_results.json").read_text())
+        return [{name: f"{metrics[logged]:.4f}" for name, logged in names.items()}]
+    history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
+    evaluations = {entry["step"]: entry for entry in history if "eval_rtd_loss" in entry}
+    return [
+        {"step": str(step), **{name: f"{entry[logged]:.4f}" for name, logged in names.items()}}
+        for step, entry in evaluations.items()
+    ]
+
+
+def new_model(args: argparse.Namespace, variant: str) -> list[object]:
+    """Return the flags of a new model. The first run trains the tokenizer, all runs use it."""
+    experiment, width = EXPERIMENTS[args.experiment], args.hidden_size
+    fields = [f"hidden_size={width},num_hidden_layers={LAYERS},num_attention_heads={width // HEAD_SIZE}"]
+    fields += [f"intermediate_size={4 * width},hidden_dropout_prob=0,attention_probs_dropout_prob=0"]
+    fields += filter(None, [experiment.variants[variant]])
+    flags: list[object] = ["--config_preset", "v3-small", "--config_overrides", ",".join(fields)]
+    flags += ["--generator_layers", experiment.generator_layers] if experiment.generator_layers else []
+    tokenizer = tokenizer_folder(args)
+    return flags + (["--tokenizer_name", tokenizer] if tokenizer.exists() else ["--train_tokenizer", args.vocab_size])
+
+
+def tokenizer_folder(args: argparse.Namespace) -> Path:
+    return args.work_dir / f"tokenizer_{args.vocab_size}"
+
+
+def released_model(args: argparse.Namespace) -> list[object]:
+    """Return the flags of a pair whose generator is made from the discriminator's embeddings and first layers."""
+    layers = EXPERIMENTS["released"].generator_layers
+    folder = args.work_dir / f"generator_{layers}"
+    if not folder.exists():
+        config = HfDebertaConfig.from_pretrained(args.model, num_hidden_layers=layers)
+        HfDebertaForMaskedLM.from_pretrained(args.model, config=config).save_pretrained(folder)
+        load_tokenizer(args.model).save_pretrained(folder)
+    return ["--discriminator_name_or_path", args.model, "--generator_name_or_path", folder]
+
+
+def print_tables(experiment: Experiment, setting: str) -> None:
+    """Print means and ranges over seeds, and the mean difference from the complete model with the same seed."""
+    rows = [row for row in read_rows(RESULTS / experiment.result_file) if row["setting"] == setting]
+    by = (experiment.column, "step") if experiment.generator_layers else (experiment.column,)
+    print(f"\n{setting}\n\n{summary(rows, by, experiment.metrics)}")
+    if experiment.generator_layers:
+        return
+    metric = experiment.metrics[1 if experiment.result_file == "causal.csv" else 0]
+    values = {(row["variant"], row["seed"]): float(row[metric]) for row in rows}
+    print(f"\n{metric} minus that of DeBERTa, mean over the seeds of both:")
+    for variant in dict.fromkeys(row["variant"] for row in rows):
+        seeds = [seed for name, seed in values if name == variant and ("DeBERTa", seed) in values]
+        if seeds:
+            difference = statistics.mean(values[variant, seed] - values["DeBERTa", seed] for seed in seeds)
+            print(f"- {variant}: {difference:+.3f}")
 
 
 if __name__ == "__main__":

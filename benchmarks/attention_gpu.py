@@ -8,11 +8,9 @@
 Peers; each one except flash is compared with float64 on up to 1024 tokens before it is timed:
 
 - flash: `scaled_dot_product_attention` with its flash kernel, without position terms: a lower bound
-- ours: the Triton backend; ours sdpa: the sdpa backend, where its bias fits into memory
+- ours: the Triton backend; ours sdpa and ours eager: those backends, where their bias or scores fit into memory
 - flex: FlexAttention with the same scores, read from two tables of products
-- gathered: the plain form in the given dtype, as Transformers computes it, where its scores fit into memory
-- flashdeberta: where it is installed
-- disentangled-flash: where it is installed; it includes the projections, so flash and ours are timed with them too
+- flashdeberta: where it is installed, timed last: its illegal memory access would make this process unusable
 
 A peer that fails or computes something else is skipped with the reason. If it is one of ours, or if a length fails as
 a whole, the script exits with an error at the end.
@@ -31,38 +29,28 @@ import math
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from statistics import median
-from typing import Any, NamedTuple
 
 import torch
-from timing import RESULTS, environment, synchronize, write_rows
+from timing import record, synchronize
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 from hf_deberta.engines import attention_triton
 from hf_deberta.model.attention import disentangled_attention
-from hf_deberta.model.relative_position import RelativePositions, rows_between, rows_of_distances, saturation_of
+from hf_deberta.model.relative_position import RelativePositions, rows_of_distances, saturation_of
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
 TABLE = (512, 256)  # positions and buckets of v2 and v3
 MAX_LENGTH_OF_SCORES = 2048  # peers that store [B, H, N, N] are skipped for longer rows
 MAX_CHECKED_TOKENS = 1024  # the checks store such scores in float64
-LOWER_BOUNDS = ("flash", "flash, projections")  # without position terms, so they are not checked
-OURS = ("ours", "ours sdpa", "ours, projections")
 MAX_PEER_ERROR = 0.5  # relative; a larger error is not due to rounding
 SLEEP = 10_000_000  # cycles, about 5 ms: the GPU waits while the host queues a call
 
 Call = Callable[..., torch.Tensor]  # its arguments are the leaves
 Mode = tuple[Callable[[], object], Callable[[object], None]]  # a preparation that is not timed; the timed call
-
-
-class Contest(NamedTuple):
-    """Peers with the same inputs, and the reference that they are compared with."""
-
-    calls: dict[str, Call]
-    reference: Call  # runs in any dtype
-    leaves: list[torch.Tensor]
 
 
 def make_leaves(batch: int, length: int, args: argparse.Namespace) -> list[torch.Tensor]:
@@ -75,14 +63,13 @@ def make_leaves(batch: int, length: int, args: argparse.Namespace) -> list[torch
     return [tensor.requires_grad_() for tensor in (*states, *tables)]
 
 
-def torch_contest(batch: int, length: int, args: argparse.Namespace) -> Contest:
-    """Return the peers that need only PyTorch and Triton."""
-    calls = {"flash": flash, "ours": ours("triton", args.device)}
+def calls_of(names: tuple[str, ...], length: int, args: argparse.Namespace) -> dict[str, Call]:
+    """Return the attention of each peer that can compute rows of this length."""
+    makers: dict[str, Callable[[], Call]] = {"flash": lambda: flash, "ours": lambda: ours("triton", args.device)}
+    makers |= {"flex": lambda: flex(args.head_size), "flashdeberta": flashdeberta}
     if length <= MAX_LENGTH_OF_SCORES:
-        calls |= {"ours sdpa": ours("sdpa", args.device), "gathered": gathered(length, args.device)}
-    if args.device == "cuda":
-        calls["flex"] = flex(args.head_size)
-    return Contest(calls, ours("eager", args.device), make_leaves(batch, length, args))
+        makers |= {f"ours {name}": partial(ours, name, args.device) for name in ("sdpa", "eager")}
+    return {name: makers[name]() for name in names if name in makers}
 
 
 def ours(backend: str, device: str) -> Call:
@@ -99,21 +86,6 @@ def ours(backend: str, device: str) -> Call:
 def flash(query, key, value, *_) -> torch.Tensor:
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION if query.is_cuda else SDPBackend.MATH):
         return scaled_dot_product_attention(query, key, value)
-
-
-def gathered(length: int, device: str) -> Call:
-    """Return attention with gathered position scores, every step in the dtype of the inputs."""
-    positions = torch.arange(length, device=device)
-    row = rows_between(positions, positions, rows_of_distances(*TABLE).to(device))
-
-    def attention(query, key, value, position_key, position_query):
-        scale = 1 / math.sqrt(3 * query.shape[-1])
-        index = row.expand(*query.shape[:2], -1, -1)
-        scores = query @ key.mT + (query @ position_key.mT).gather(-1, index)
-        scores = scores + (key @ position_query.mT).gather(-1, index.mT).mT
-        return (scores * scale).softmax(-1) @ value
-
-    return attention
 
 
 def flex(size: int) -> Call:
@@ -136,9 +108,7 @@ def flex(size: int) -> Call:
     return attention
 
 
-def flashdeberta_contest(batch: int, length: int, args: argparse.Namespace) -> Contest:
-    if find_spec("flashdeberta.ops.position") is None:
-        raise ImportError("this flashdeberta has no flashdeberta.ops.position: its tables have another layout")
+def flashdeberta() -> Call:
     from flashdeberta.ops.flash_attention import flash_attention_with_disentangled
 
     def attention(query, key, value, position_key, position_query):
@@ -147,60 +117,17 @@ def flashdeberta_contest(batch: int, length: int, args: argparse.Namespace) -> C
         tables = position_key[None], position_query[None]
         return flash_attention_with_disentangled(query, key, value, None, *tables, **options)
 
-    calls = {"flash": flash, "ours": ours("triton", args.device), "flashdeberta": attention}
-    return Contest(calls, ours("eager", args.device), make_leaves(batch, length, args))
-
-
-def disentangled_flash_contest(batch: int, length: int, args: argparse.Namespace) -> Contest:
-    """Return peers that project hidden states and position table themselves, with the same weights."""
-    from disentangled_flash import TritonTrainingDisentangledSelfAttention
-    from transformers import DebertaV2Config
-
-    width, like = args.heads * args.head_size, {"device": args.device, "dtype": getattr(torch, args.dtype)}
-    fields: dict[str, Any] = {"hidden_size": width, "num_attention_heads": args.heads, "relative_attention": True}
-    fields |= {"position_buckets": TABLE[1], "max_position_embeddings": TABLE[0], "max_relative_positions": TABLE[0]}
-    fields |= {"share_att_key": True, "pos_att_type": ["c2p", "p2c"]}
-    fields |= {"attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0}
-    config = DebertaV2Config(**fields)
-    torch.manual_seed(0)
-    module = TritonTrainingDisentangledSelfAttention(config, assume_unpadded=True).to(**like)
-    states = torch.randn(batch, length, width, **like, requires_grad=True)
-    table = torch.randn(2 * TABLE[1], width, **like, requires_grad=True)
-    mask = torch.ones(batch, length, dtype=torch.bool, device=args.device)
-    weight = dict(module.named_parameters())
-
-    def projected(name: str, tensor: torch.Tensor) -> torch.Tensor:
-        out = linear(tensor, weight[f"{name}.weight"].to(tensor), weight[f"{name}.bias"].to(tensor))
-        return out.unflatten(-1, (args.heads, args.head_size)).transpose(-3, -2)
-
-    def attended(call: Call, states: torch.Tensor, *tables: torch.Tensor) -> torch.Tensor:
-        own = (projected(name, states) for name in ("query_proj", "key_proj", "value_proj"))
-        return call(*own, *tables).transpose(1, 2).flatten(2)
-
-    def with_tables(call: Call) -> Call:
-        return lambda states, table: attended(
-            call, states, projected("key_proj", table), projected("query_proj", table)
-        )
-
-    calls = {
-        "flash, projections": lambda states, _: attended(flash, states),
-        "ours, projections": with_tables(ours("triton", args.device)),
-        "disentangled-flash": lambda states, table: module(states, mask, rel_embeddings=table)[0],
-    }
-    return Contest(calls, with_tables(ours("eager", args.device)), [states, table])
-
-
-OPTIONAL_PEERS = {"flashdeberta": flashdeberta_contest, "disentangled_flash": disentangled_flash_contest}
+    return attention
 
 
 @contextmanager
-def report_failure(name: str, ours: bool) -> Iterator[None]:
+def report_failure(name: str) -> Iterator[None]:
     """Report any error of a peer or of Triton's compiler and continue; for ours, print the traceback as well."""
     try:
         yield
     except Exception as reason:
         print(f"  {name} is skipped: {type(reason).__name__}: {first_line(reason)}", flush=True)
-        if ours:
+        if name.startswith("ours"):
             traceback.print_exc()
 
 
@@ -215,32 +142,30 @@ def output_and_gradients(call: Call, leaves: list[torch.Tensor]) -> list[torch.T
     return [output.detach(), *torch.autograd.grad(output, leaves, weight)]
 
 
-def relative_errors(contest: Contest) -> dict[str, float]:
-    """Return each call's largest relative error against float64 (or NaN), and that of the reference as "eager"."""
-    exact = output_and_gradients(
-        contest.reference, [leaf.detach().double().requires_grad_() for leaf in contest.leaves]
-    )
+def right_peers(calls: dict[str, Call], leaves: list[torch.Tensor], device: str) -> dict[str, str]:
+    """Print each peer's largest relative error against float64; return those of peers that are right, and of eager."""
+    eager = ours("eager", device)
+    exact = output_and_gradients(eager, [leaf.detach().double().requires_grad_() for leaf in leaves])
 
     def error(call: Call) -> float:
-        pairs = zip(output_and_gradients(call, contest.leaves), exact, strict=True)
+        pairs = zip(output_and_gradients(call, leaves), exact, strict=True)
         return torch.stack([(x.double() - y).norm() / y.norm() for x, y in pairs]).max().item()
 
-    result = {"eager": error(contest.reference)}
-    for name, call in contest.calls.items():
-        if name not in LOWER_BOUNDS:
-            with report_failure(name, name in OURS):
-                result[name] = error(call)
+    of_eager = error(eager)
+    result = {"eager": f"{of_eager:.1e}"}
+    for name, call in calls.items():
+        if name == "flash":  # has no position terms
+            result[name] = ""
+            continue
+        allowed = 2 * of_eager + torch.finfo(leaves[0].dtype).eps if name.startswith("ours") else MAX_PEER_ERROR
+        with report_failure(name):
+            found = error(call)
+            right = found <= allowed  # False for NaN
+            print(
+                f"  error of {name}: {found:.1e}" + ("" if right else f" is WRONG, allowed {allowed:.1e}"), flush=True
+            )
+            result |= {name: f"{found:.1e}"} if right else {}
     return result
-
-
-def is_right(name: str, error: dict[str, float], dtype: torch.dtype) -> bool:
-    """Print a peer's error; return whether it is small enough."""
-    if name not in error:
-        return name in LOWER_BOUNDS
-    allowed = 2 * error["eager"] + torch.finfo(dtype).eps if name in OURS else MAX_PEER_ERROR
-    right = error[name] <= allowed  # False for NaN
-    print(f"  error of {name}: {error[name]:.1e}" + ("" if right else f" is WRONG, allowed {allowed:.1e}"), flush=True)
-    return right
 
 
 def modes(call: Call, leaves: list[torch.Tensor]) -> dict[str, Mode]:
@@ -298,10 +223,7 @@ def milliseconds(calls: dict[str, Mode], repeats: int) -> dict[str, tuple[float,
                 times[name, queued].append(time)
                 late |= set() if in_time else {name}
     for name in sorted(late):
-        print(
-            f"  {name}: the GPU woke before all was queued; gpu_milliseconds include the host's time",
-            flush=True,
-        )
+        print(f"  {name}: the GPU woke before all was queued; gpu_milliseconds include the host's time", flush=True)
     return {name: (median(times[name, True]), median(times[name, False])) for name in calls}
 
 
@@ -316,22 +238,23 @@ def peak_megabytes(mode: Mode) -> float:
     return (torch.cuda.max_memory_allocated() - held) / 2**20
 
 
-def measure(length: int, make_contest: Callable[..., Contest], args: argparse.Namespace) -> bool:
+def measure(names: tuple[str, ...], length: int, args: argparse.Namespace) -> bool:
     """Check, time and write one length; return whether all of ours were timed."""
     torch.compiler.reset()  # all lengths share one cache of eight shapes
     batch = max(args.tokens // length, 1)
-    error = relative_errors(make_contest(1, min(length, MAX_CHECKED_TOKENS), args))
-    contest = make_contest(batch, length, args)
+    calls = calls_of(names, length, args)
+    error = right_peers(calls, make_leaves(1, min(length, MAX_CHECKED_TOKENS), args), args.device)
+    leaves = make_leaves(batch, length, args)
     ready: dict[str, dict[str, Mode]] = {}
-    for name, call in contest.calls.items():
-        if is_right(name, error, contest.leaves[0].dtype):
-            with report_failure(name, name in OURS):
-                ready[name] = warm_up(modes(call, contest.leaves), args.device)
+    for name, call in calls.items():
+        if name in error:
+            with report_failure(name):
+                ready[name] = warm_up(modes(call, leaves), args.device)
     if args.dry_run:
         print(f"  run: {', '.join(ready)}", flush=True)
     else:
         write_times(ready, error, f"{batch}x{length}", args)
-    return all(name in ready for name in contest.calls if name in OURS)
+    return all(name in ready for name in calls if name.startswith("ours"))
 
 
 def warm_up(mode_calls: dict[str, Mode], device: str) -> dict[str, Mode]:
@@ -342,35 +265,34 @@ def warm_up(mode_calls: dict[str, Mode], device: str) -> dict[str, Mode]:
     return mode_calls
 
 
-def write_times(ready: dict[str, dict[str, Mode]], error: dict[str, float], case: str, args) -> None:
+def write_times(ready: dict[str, dict[str, Mode]], error: dict[str, str], case: str, args) -> None:
+    import triton
+
     setting = {"case": case, "heads": f"{args.heads}x{args.head_size}", "dtype": args.dtype}
-    setting |= {"repeats": args.repeats, **environment("cuda"), "triton": triton_version()}
     for mode in ("forward", "backward", "both"):
         times = milliseconds({name: kinds[mode] for name, kinds in ready.items()}, args.repeats)
-        flash_time = next(
-            (times[name][0] for name in LOWER_BOUNDS if name in times), None
-        )  # flash has no float32 kernel
+        flash_time = times["flash"][0] if "flash" in times else None  # it has no float32 kernel
         rows = []
         for name, (gpu, call) in times.items():
             row = {"peer": name, "mode": mode, "gpu_milliseconds": f"{gpu:.3f}", "call_milliseconds": f"{call:.3f}"}
             row |= {"over_flash": f"{gpu / flash_time:.2f}" if flash_time else ""}
             row |= {"peak_megabytes": f"{peak_megabytes(ready[name][mode]):.0f}"}
-            row |= {"error": f"{error[name]:.1e}" if name in error else "", "eager_error": f"{error['eager']:.1e}"}
-            rows.append({**row, **setting})
+            row |= {"error": error[name], "eager_error": error["eager"], **setting}
+            rows.append({**row, "repeats": args.repeats, "triton": triton.__version__})
         text = ", ".join(f"{name} {gpu:.3f} ({call:.3f})" for name, (gpu, call) in times.items())
         print(f"  {mode}, ms of GPU (of the call): {text}", flush=True)
         if rows:
-            write_rows(RESULTS / "attention_gpu.csv", rows, ("peer", "mode", "case", "heads", "dtype", "machine"))
+            record("attention_gpu.csv", rows, ("peer", "mode", "case", "heads", "dtype"), "cuda")
 
 
 def sweep(length: int, args: argparse.Namespace) -> None:
     """Print the microseconds of each kernel for each tile size, number of warps and number of stages."""
-    contest = torch_contest(max(args.tokens // length, 1), length, args)
+    call, leaves = ours("triton", args.device), make_leaves(max(args.tokens // length, 1), length, args)
     for tile, warps, stages in itertools.product(args.tiles, (2, 4, 8), (1, 2, 3)):
         launch = (tile, ((warps, stages),) * 4)
         attention_triton.LAUNCHES.update(dict.fromkeys(attention_triton.LAUNCHES, launch))
         try:
-            before, both = modes(contest.calls["ours"], contest.leaves)["both"]
+            before, both = modes(call, leaves)["both"]
             both(before())
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
                 for _ in range(args.repeats):
@@ -382,18 +304,6 @@ def sweep(length: int, args: argparse.Namespace) -> None:
         times = {event.key: event.self_device_time_total / args.repeats for event in profile.key_averages()}
         text = ", ".join(f"{name} {time:.0f}" for name, time in times.items() if name.endswith("_kernel"))
         print(f"  tile {tile}, {warps} warps, {stages} stages: {text}", flush=True)
-
-
-def triton_version() -> str:
-    import triton
-
-    return triton.__version__
-
-
-def contests(args: argparse.Namespace) -> list[Callable[..., Contest]]:
-    """Return what to measure, other packages last: their illegal memory access would make this process unusable."""
-    installed = [contest for name, contest in OPTIONAL_PEERS.items() if find_spec(name)]
-    return [torch_contest] if args.dry_run or args.sweep else [torch_contest, *installed]
 
 
 def main() -> None:
@@ -413,18 +323,20 @@ def main() -> None:
         args.lengths, args.tokens, args.heads, args.head_size, args.dtype = [20], 20, 1, 16, "float32"
     elif not torch.cuda.is_available():
         raise SystemExit("this benchmark needs a CUDA device; use TRITON_INTERPRET=1 and --dry_run to try it without")
+    groups = [("flash", "ours", "ours sdpa", "ours eager", *([] if args.dry_run else ["flex"]))]
+    if find_spec("flashdeberta") and not (args.dry_run or args.sweep):
+        groups.append(("flash", "ours", "flashdeberta"))
     failed = []
-    for contest in contests(args):
-        for length in args.lengths:
-            print(f"{max(args.tokens // length, 1)} x {length}", flush=True)
-            if args.sweep:
-                sweep(length, args)
-                continue
-            succeeded = False
-            with report_failure(f"{contest.__name__} at {length}", contest is torch_contest):
-                succeeded = measure(length, contest, args)
-            if contest is torch_contest and not succeeded:
-                failed.append(str(length))
+    for names, length in itertools.product(groups, args.lengths):
+        print(f"{max(args.tokens // length, 1)} x {length}", flush=True)
+        if args.sweep:
+            sweep(length, args)
+            continue
+        succeeded = False
+        with report_failure(f"ours and others at {length}"):
+            succeeded = measure(names, length, args)
+        if names == groups[0] and not succeeded:
+            failed.append(str(length))
     if failed:
         raise SystemExit(f"a peer of ours failed or was wrong at {', '.join(failed)} tokens, see above")
 

@@ -1,16 +1,13 @@
 """Report what the Triton kernels compile to, without a GPU: registers, spills, shared memory, instructions.
 
-For one far and one near tile: issue slots (instructions times warps, divided by the four schedulers of a
-multiprocessor), cycles of shared memory (128 bytes each, without bank conflicts and copies from global memory), and
-cycles of spilled registers, which take the same way.
-`times_computed` is the largest number of times that the warps compute a product: more than once where the warps cover
-more rows than the tile has.
-
     python benchmarks/attention_triton_aot.py                                  # as launched on sm_80, sm_90 and sm_100
     python benchmarks/attention_triton_aot.py --arch 90 --tile 64 --launch 8 1   # other warps and stages
 
-By default with both position terms and far keys, without mask; --mask, --dropout and --packed add those. Needs triton,
-whose ptxas and cuobjdump it uses, and no GPU. Writes benchmarks/results/attention_triton_aot.csv.
+For one far and one near tile: issue slots (instructions times warps, divided by the four schedulers of a
+multiprocessor), cycles of shared memory (128 bytes each, without bank conflicts and copies from global memory), and
+cycles of spilled registers, which take the same way. `times_computed` is the largest number of times that the warps
+compute a product: more than once where the warps cover more rows than the tile has. By default with both position terms
+and far keys, without mask. Needs triton, whose ptxas and cuobjdump it uses. Writes results/attention_triton_aot.csv.
 """
 
 import argparse
@@ -23,7 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import triton
-from timing import RESULTS, write_rows
+from table import RESULTS
+from timing import write_rows
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -32,26 +30,21 @@ from hf_deberta.engines.attention_triton_backward import own_gradients_kernel, t
 from hf_deberta.engines.attention_triton_forward import forward_kernel
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-FLOATS: tuple[str, ...] = ("far_query", "far_key", "far_own", "far_other", "log_sum", "delta")
-FLOATS += ("far_gradient", "gradient")
+INDICES = ("spans", "places", "kept")
+FLOATS = ("far_query", "far_key", "far_own", "far_other", "log_sum", "delta", "far_gradient", "gradient")
 INTEGERS = ("batch", "heads", "tokens", "head_size", "blocks", "NEAR", "programs", "slots")
-SCALARS = ("scale", "dropout_p")
+KINDS = dict.fromkeys(INDICES, "*i32") | dict.fromkeys(FLOATS, "*fp32") | dict.fromkeys(INTEGERS, "i32")
+KINDS |= {"seed": "*i64", "scale": "fp32", "dropout_p": "fp32"}  # other arguments have the type of the states
 INSTRUCTIONS = ("HGMMA", "HMMA", "LDS", "STS", "SHFL", "LDL", "STL")
-
-
-def type_of(argument: str, dtype: str, mask: str) -> str:
-    if argument in ("spans", "places", "kept"):
-        return "*i32"
-    kinds = {"mask": "*i32" if mask == "numbers" else "*u8", "seed": "*i64", **dict.fromkeys(FLOATS, "*fp32")}
-    kinds |= {**dict.fromkeys(INTEGERS, "i32"), **dict.fromkeys(SCALARS, "fp32")}
-    return kinds.get(argument, f"*{dtype}")
 
 
 def compile_kernel(kernel: triton.JITFunction, arch: int, dtype: str, constants: dict, warps: int, stages: int):
     """Compile a kernel for pointers and sizes that are multiples of 16, as in a usual launch."""
-    mask = constants["MASK"]
+    kinds = {**KINDS, "mask": "*i32" if constants["MASK"] == "numbers" else "*u8"}
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
-    signature = {name: "constexpr" if name in constants else type_of(name, dtype, mask) for name in kernel.arg_names}
+    signature = {name: kinds.get(name, f"*{dtype}") for name in kernel.arg_names} | dict.fromkeys(
+        constants, "constexpr"
+    )
     divide = [name for name, kind in signature.items() if kind[0] == "*" or name in ("head_size", "tokens")]
     attributes = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in divide}
     source = ASTSource(kernel, signature, constants, attributes)
@@ -109,18 +102,20 @@ def costs_of_tiles(lines: list[tuple[str, str, str]], warps: int) -> dict[str, i
 
 def shared_cycles(line: str) -> int:
     """Return the cycles of an instruction in four warps; an HGMMA takes four, its first factor may be in registers."""
-    if words := re.match(r"(?:LDS|STS)(?:\.U)?(?:\.(64|128))? ", line):
-        return 4 * int(words[1] or 32) // 32
     if pieces := re.match(r"(?:LDSM|STSM)\.16\.\w+(?:\.(\d))? ", line):
         return 4 * int(pieces[1] or 1)
     if columns := re.match(r"HGMMA\.64x(\d+)x\S+ \w+, (gdesc)?", line):
         return int(columns[1]) // 4 + (16 if columns[2] else 0)
-    return 0
+    return cycles_of_words(line, "LDS|STS", "U")
 
 
 def stack_cycles(line: str) -> int:
     """Return the cycles of reading or writing spilled registers in four warps; they pass the same 128 bytes a cycle."""
-    words = re.match(r"(?:LDL|STL)(?:\.LU)?(?:\.(64|128))? ", line)
+    return cycles_of_words(line, "LDL|STL", "LU")
+
+
+def cycles_of_words(line: str, names: str, modifier: str) -> int:
+    words = re.match(rf"(?:{names})(?:\.{modifier})?(?:\.(64|128))? ", line)
     return 4 * int(words[1] or 32) // 32 if words else 0
 
 

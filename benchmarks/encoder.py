@@ -5,21 +5,10 @@
     python benchmarks/encoder.py --dtype int8                 # bfloat16 and int8 print their difference from float32
     python benchmarks/encoder.py --device cuda --dtype bfloat16
 
-Peers, by their names in the result file (docs/benchmarks.md explains them):
-
-- in-tree: Transformers' DebertaV2, which has eager attention only
-- enabled: the same while `hf_deberta.enable()` is on
-- bert: BERT with SDPA, which has the same matrices without position terms
-- ours sdpa, ours eager, ours triton: this package with each backend
-- ours optimized: this package after `hf_deberta.optimize()`, forward on the CPU; with ", torch" without OpenVINO, with
-  ", fixed shape" with the shape of the inputs among its `shapes`
-- onnxruntime in-tree, openvino in-tree, openvino ours, openvino bert: other runtimes (runtimes.py) with their fastest
-  settings, forward on the CPU; with ", any shape" the fastest settings of a graph for all shapes
-- ours sdpa, no oneDNN: only on processors where oneDNN is used
-- disentangled-flash, flashdeberta: where they are installed and can run
-- any of these with ", compiled" (torch.compile) or, on CUDA, ", CUDA graph" after its name, if asked for by --peers
-
-In int8 models of PyTorch without optimize() have dynamically quantized linear layers.
+docs/benchmarks.md explains the peers: in-tree, enabled, bert, disentangled-flash, flashdeberta, "ours BACKEND", "ours
+optimized", "onnxruntime in-tree", "openvino in-tree|ours|bert". After a comma a peer may have an addition: "no oneDNN",
+"compiled" (torch.compile), "CUDA graph"; for ours optimized "torch" (without OpenVINO) or "fixed shape" (that of the
+inputs among its `shapes`); for runtimes "any shape" (the fastest settings of a graph for all shapes).
 
 All DeBERTa peers hold the same weights. A case is batch x tokens without padding; "mnli" is a padded batch of 32
 sentence pairs, computed by the sequence classifiers. A peer that fails is skipped with the reason; if it is one of
@@ -35,7 +24,7 @@ from typing import Any
 import torch
 import transformers
 from runtimes import MODULES, RUNTIMES, Graphs, fastest_runner
-from timing import RESULTS, environment, medians, synchronize, time_interleaved, write_rows
+from timing import median_times, record, synchronize
 from torch import nn
 
 import hf_deberta
@@ -46,69 +35,52 @@ from hf_deberta.model.attention import BACKENDS
 MNLI_LENGTHS = [40, 27, 33, 39, 75, 68, 85, 81, 33, 33, 64, 53, 13, 34, 45, 81]
 MNLI_LENGTHS += [85, 31, 59, 68, 34, 45, 36, 51, 37, 32, 16, 67, 30, 64, 37, 101]
 CASES = ("1x32", "1x128", "8x128", "2x512", "1x2048", "mnli")
-BASE: dict[str, Any] = {
-    "vocab_size": 1000,
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "num_labels": 3,
-}
-V3: dict[str, Any] = {
-    "relative_attention": True,
-    "position_buckets": 256,
-    "share_att_key": True,
-    "norm_rel_ebd": "layer_norm",
-    "pos_att_type": ["c2p", "p2c"],
-    "position_biased_input": False,
-    "max_position_embeddings": 512,
-    "type_vocab_size": 0,
-}
+SIZES = {"vocab_size": 1000, "num_labels": 3}
 MAX_DIFFERENCE = 1e-4  # in float32; a DeBERTa peer that differs more from in-tree is not the same model
 BERT_PEERS = ("bert", "openvino bert")
+
+
+def in_tree_config(config: hf_deberta.HfDebertaConfig) -> transformers.DebertaV2Config:
+    """Return the configuration of the same model in Transformers' classes."""
+    fields = {name: value for name, value in config.to_dict().items() if value is not None}
+    return transformers.DebertaV2Config.from_dict(fields, legacy=False)
 
 
 def make_models(peers: list[str], classify: bool) -> dict[str, Any]:
     """Return a model for each peer, whose name has no addition; those of DeBERTa have equal weights."""
     torch.manual_seed(0)
-    config = transformers.DebertaV2Config(**BASE, **V3)
-    their_class = transformers.DebertaV2ForSequenceClassification if classify else transformers.DebertaV2Model
+    our_config = hf_deberta.HfDebertaConfig.from_preset("v3-base", **SIZES)
+    config = in_tree_config(our_config)
+    kind = "ForSequenceClassification" if classify else "Model"
+    their_class = getattr(transformers, f"DebertaV2{kind}")
     in_tree = their_class(config)
-    our_class = hf_deberta.HfDebertaForSequenceClassification if classify else hf_deberta.HfDebertaModel
     models: dict[str, Any] = {}
     for peer in peers:
         if peer == "in-tree":
             models[peer] = in_tree
-        elif peer in BERT_PEERS:
-            bert_class: Any = transformers.BertForSequenceClassification if classify else transformers.BertModel
-            models[peer] = bert_class(transformers.BertConfig(**BASE, max_position_embeddings=8192))
-        elif peer in ("disentangled-flash", "enabled") or peer.endswith(" in-tree"):
+            continue
+        if peer in BERT_PEERS:
+            bert_config = transformers.BertConfig(**SIZES, max_position_embeddings=8192)
+            models[peer] = getattr(transformers, f"Bert{kind}")(bert_config)
+            continue
+        if peer in ("disentangled-flash", "enabled") or peer.endswith(" in-tree"):
             models[peer] = their_class(config)
         elif peer == "flashdeberta":
-            models[peer] = flashdeberta_class(classify)(config)
+            import flashdeberta
+
+            models[peer] = getattr(flashdeberta, f"FlashDebertaV2{kind}")(config)
         else:
-            models[peer] = our_class(hf_deberta.HfDebertaConfig.from_dict(config.to_dict()))
+            models[peer] = getattr(hf_deberta, f"HfDeberta{kind}")(our_config)
             if peer.removeprefix("ours ") in BACKENDS:
                 models[peer].set_attn_implementation(peer.removeprefix("ours "))
-        if peer not in ("in-tree", *BERT_PEERS):
-            models[peer].load_state_dict(in_tree.state_dict(), strict=False)
+        models[peer].load_state_dict(in_tree.state_dict(), strict=False)
     return models
-
-
-def flashdeberta_class(classify: bool) -> type:
-    import flashdeberta
-
-    return flashdeberta.FlashDebertaV2ForSequenceClassification if classify else flashdeberta.FlashDebertaV2Model
-
-
-def backends(device: str) -> list[str]:
-    """Return our backends that differ on the device: off CUDA, "triton" falls back to "sdpa"."""
-    return [backend for backend in BACKENDS if backend != "triton" or device == "cuda"]
 
 
 def available_peers(device: str, training: bool = False) -> list[str]:
     """Return the peers that are installed and can run on the device."""
-    peers = ["in-tree", "bert", *(f"ours {backend}" for backend in backends(device)), "enabled"]
+    backends = [backend for backend in BACKENDS if backend != "triton" or device == "cuda"]  # elsewhere it is "sdpa"
+    peers = ["in-tree", "bert", *(f"ours {backend}" for backend in backends), "enabled"]
     if device == "cpu" and prefers_onednn():
         peers.append("ours sdpa, no oneDNN")  # as on other processors
     modules: dict[str, tuple[str, ...]] = {"disentangled-flash": ("disentangled_flash",)}
@@ -142,9 +114,9 @@ def split_name(peer: str) -> tuple[str, str]:
     return name, addition
 
 
-def prepare(peer: str, model: Any, inputs: dict[str, Any], arguments: argparse.Namespace, graphs: Graphs) -> Any:
+def prepare(peer: str, model: Any, inputs: dict[str, Any], args: argparse.Namespace, graphs: Graphs) -> Any:
     """Return the model of a peer in the type that is timed, with its fastest settings."""
-    training, device, dtype = arguments.mode == "training", arguments.device, arguments.dtype
+    training, device, dtype = args.mode == "training", args.device, args.dtype
     peer, addition = split_name(peer)
     model.to(device).train(training)
     if peer in RUNTIMES:
@@ -159,9 +131,9 @@ def prepare(peer: str, model: Any, inputs: dict[str, Any], arguments: argparse.N
     if peer == "disentangled-flash":
         from disentangled_flash import optimize_deberta
 
-        encoder = getattr(model, "deberta", model)
         backend = "triton" if device == "cuda" else "torch"
         lengths = None if training else [inputs["input_ids"].shape[1]]
+        encoder = getattr(model, "deberta", model)
         optimize_deberta(encoder, backend=backend, inference=not training, sequence_lengths=lengths)
     return model
 
@@ -181,14 +153,14 @@ def make_inputs(case: str, device: str) -> tuple[dict[str, Any], torch.Tensor | 
         batch, tokens = len(lengths), int(lengths.max())
     else:
         batch, tokens = map(int, case.split("x"))
-    ids = torch.randint(5, BASE["vocab_size"], (batch, tokens), generator=generator)
+    ids = torch.randint(5, SIZES["vocab_size"], (batch, tokens), generator=generator)
     if case != "mnli":
         return {"input_ids": ids.to(device)}, None
     real = torch.arange(tokens) < lengths[:, None]
     inputs: dict[str, Any] = {"input_ids": (ids * real).to(device), "attention_mask": real.long().to(device)}
     if device != "cpu":
         inputs["num_real_tokens"] = sum(MNLI_LENGTHS)  # as our trainers do
-    return inputs, torch.randint(0, BASE["num_labels"], (batch,), generator=generator).to(device)
+    return inputs, torch.randint(0, SIZES["num_labels"], (batch,), generator=generator).to(device)
 
 
 def inputs_of(peer: str, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -200,22 +172,17 @@ def make_step(peer: str, model: Any, inputs: dict, labels: torch.Tensor | None, 
     """Return a call that runs one forward pass without gradients, or forward and backward."""
     inputs = inputs_of(peer, inputs)
 
-    def forward() -> None:
-        with settings(peer), torch.no_grad():
-            model(**inputs)
+    def call() -> None:
+        with settings(peer), torch.set_grad_enabled(mode == "training"):
+            if mode == "forward":
+                model(**inputs)
+                return
+            model.zero_grad(set_to_none=True)
+            if labels is not None:
+                model(**inputs, labels=labels).loss.backward()
+            else:
+                model(**inputs).last_hidden_state.square().mean().backward()
 
-    def training() -> None:
-        with settings(peer):
-            forward_and_backward()
-
-    def forward_and_backward() -> None:
-        model.zero_grad(set_to_none=True)
-        if labels is not None:
-            model(**inputs, labels=labels).loss.backward()
-        else:
-            model(**inputs).last_hidden_state.square().mean().backward()
-
-    call = forward if mode == "forward" else training
     return captured(call) if split_name(peer)[1] == "CUDA graph" else call
 
 
@@ -266,82 +233,67 @@ def differences(case: str, models: dict[str, Any], inputs: dict[str, Any], dtype
     return result
 
 
-def measure(case: str, arguments: argparse.Namespace, graphs: Graphs) -> list[dict]:
+def measure(case: str, args: argparse.Namespace, graphs: Graphs) -> list[dict]:
     """Time all peers in one case; return the rows of the result file."""
-    training = arguments.mode == "training"
-    inputs, labels = make_inputs(case, arguments.device)
+    training = args.mode == "training"
+    inputs, labels = make_inputs(case, args.device)
     models: dict[str, Any] = {}
     steps: dict[str, Callable[[], None]] = {}
-    for peer in arguments.peers:
+    for peer in args.peers:
         try:
             name = split_name(peer)[0]
             model = make_models([name], classify=case == "mnli")[name]
-            model = prepare(peer, model, inputs, arguments, graphs)
-            call = make_step(peer, model, inputs, labels, arguments.mode)
+            model = prepare(peer, model, inputs, args, graphs)
+            call = make_step(peer, model, inputs, labels, args.mode)
             call()
-            synchronize(arguments.device)
+            synchronize(args.device)
         except Exception as reason:  # a kernel that does not compile, too little memory, an incompatible version
             print(f"{peer} is skipped at {case}: {type(reason).__name__}: {str(reason)[:200]}", flush=True)
             continue
         models[peer], steps[peer] = model, call
-    compared = arguments.dtype == "float32" or (arguments.device == "cpu" and not training)
-    errors = differences(case, models, inputs, arguments.dtype) if compared else {}
-    for model in models.values():
-        if training:
+    compared = args.dtype == "float32" or (args.device == "cpu" and not training)
+    errors = differences(case, models, inputs, args.dtype) if compared else {}
+    if training:
+        for model in models.values():
             model.train()
-    tokens = inputs["input_ids"].numel()
-    repeats = arguments.repeats or max(5, min(31, 12000 // tokens))
-    times = medians(time_interleaved(steps, repeats, arguments.device, calls=1 if training else 2))
-    chosen = {peer: getattr(model, "settings", "") for peer, model in models.items()}
-    report(case, times, errors, chosen)
-    setting = {"mode": arguments.mode, "case": case, "dtype": arguments.dtype, "device": arguments.device}
-    return [
-        {
-            "peer": peer,
-            **setting,
-            "milliseconds": f"{milliseconds:.1f}",
-            "difference": f"{errors[peer]:.1e}" if peer in errors else "",
-            "settings": chosen[peer],
-            "repeats": repeats,
-            **environment(arguments.device),
-        }
-        for peer, milliseconds in times.items()
-    ]
-
-
-def report(case: str, times: dict[str, float], errors: dict[str, float], chosen: dict[str, str]) -> None:
-    """Print a line for each peer: time, time divided by ours, difference from float32, settings."""
+    repeats = args.repeats or max(5, min(31, 12000 // inputs["input_ids"].numel()))
+    times = median_times(steps, repeats, args.device, calls=1 if training else 2)
     ours = times.get("ours optimized", times.get("ours sdpa"))
+    rows = []
     for peer, time in times.items():
+        chosen = getattr(models[peer], "settings", "")
+        difference = f"{errors[peer]:.1e}" if peer in errors else ""
         ratio = f"({time / ours:.2f})" if ours else ""
-        error = f"difference {errors[peer]:.0e}" if peer in errors else ""
-        print(f"{case:>7}  {peer:<31} {time:9.1f} ms {ratio:>8}  {error:<16} {chosen[peer]}".rstrip(), flush=True)
+        print(f"{case:>7}  {peer:<31} {time:9.1f} ms {ratio:>8}  {difference:8} {chosen}".rstrip(), flush=True)
+        row = {"peer": peer, "mode": args.mode, "case": case, "dtype": args.dtype, "device": args.device}
+        row |= {"milliseconds": f"{time:.1f}", "difference": difference, "settings": chosen}
+        rows.append({**row, "repeats": repeats})
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mode", choices=("forward", "training"), default="forward")
-    parser.add_argument("--cases", nargs="+", default=list(CASES))
+    parser.add_argument("--cases", nargs="+", default=CASES)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16", "int8"), default="float32")
     parser.add_argument("--peers", nargs="+", help="default: all that are installed")
     parser.add_argument("--repeats", type=int, help="default: as many as a few seconds allow")
-    parser.add_argument("--no-write", action="store_true", help="print the times, write no file")
-    arguments = parser.parse_args()
-    training = arguments.mode == "training"
-    arguments.peers = arguments.peers or available_peers(arguments.device, training)
-    if arguments.dtype == "int8" and (training or arguments.device != "cpu"):
+    args = parser.parse_args()
+    training = args.mode == "training"
+    args.peers = args.peers or available_peers(args.device, training)
+    if args.dtype == "int8" and (training or args.device != "cpu"):
         raise SystemExit("--dtype int8 is for --mode forward --device cpu")
     transformers.logging.set_verbosity_error()
     print("in brackets: the time divided by that of ours optimized, or of ours sdpa if the first is not timed")
     missing = []
     graphs = {False: Graphs(), True: Graphs()}  # of encoders, of classifiers
-    for case in arguments.cases:
-        rows = measure(case, arguments, graphs[case == "mnli"])
-        if rows and not arguments.no_write:
-            write_rows(RESULTS / "encoder.csv", rows, ("peer", "mode", "case", "dtype", "device", "machine"))
+    for case in args.cases:
+        rows = measure(case, args, graphs[case == "mnli"])
+        if rows:
+            record("encoder.csv", rows, ("peer", "mode", "case", "dtype", "device"), args.device)
         done = {row["peer"] for row in rows}
-        missing += [f"{peer} at {case}" for peer in arguments.peers if peer.startswith("ours") and peer not in done]
+        missing += [f"{peer} at {case}" for peer in args.peers if peer.startswith("ours") and peer not in done]
     if missing:
         raise SystemExit(f"skipped: {', '.join(missing)}")
 

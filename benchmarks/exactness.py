@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import transformers
-from timing import RESULTS, environment, write_rows
+from timing import record
 
 from hf_deberta import HfDebertaForMaskedLM, HfDebertaModel
 
@@ -32,16 +32,8 @@ OFFICIAL = {
     "c2p only": "case05a_c2p_only",
     "p2c only": "case05b_p2c_only",
 }
-BASE: dict[str, Any] = {
-    "num_hidden_layers": 4,
-    "hidden_size": 768,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "vocab_size": 1000,
-    "relative_attention": True,
-    "position_biased_input": False,
-    "pos_att_type": ["c2p", "p2c"],
-}
+SIZES = {"num_hidden_layers": 4, "vocab_size": 1000}
+RELATIVE = {"relative_attention": True, "position_biased_input": False, "pos_att_type": ["c2p", "p2c"]}
 BUCKETS = {"position_buckets": 256, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
 IN_TREE: dict[str, tuple[Any, dict]] = {
     "v1": (transformers.DebertaModel, {}),
@@ -72,9 +64,7 @@ def difference_from_official(case: str, folder: Path) -> float:
     return largest
 
 
-def difference_from_in_tree(
-    shape: str, length: int, folder: Path, official_rows: bool = False, **config_fields: Any
-) -> float:
+def difference_from_in_tree(shape: str, length: int, folder: Path, official_rows: bool, **config_fields: Any) -> float:
     """Return the largest difference from Transformers' hidden states.
 
     Args:
@@ -83,44 +73,39 @@ def difference_from_in_tree(
     """
     model_class, fields = IN_TREE[shape]
     torch.manual_seed(0)
-    theirs = model_class(model_class.config_class(**BASE, **fields)).eval()
+    theirs = model_class(model_class.config_class(**SIZES, **RELATIVE, **fields)).eval()
     theirs.save_pretrained(folder)
     ours = HfDebertaModel.from_pretrained(folder, **config_fields).eval()
     if official_rows:
         with torch.no_grad():
             theirs.encoder.rel_embeddings.weight[0] = theirs.encoder.rel_embeddings.weight[1]
     mask = (torch.arange(length) < torch.tensor([length, (length + 1) // 2])[:, None]).long()
-    ids = torch.randint(1, BASE["vocab_size"], mask.shape) * mask
+    ids = torch.randint(1, SIZES["vocab_size"], mask.shape) * mask
     with torch.no_grad():
-        our_states, their_states = (
-            model(ids, attention_mask=mask, output_hidden_states=True).hidden_states for model in (ours, theirs)
-        )
+        states = [model(ids, attention_mask=mask, output_hidden_states=True).hidden_states for model in (ours, theirs)]
     real = mask.bool()
-    return max(float((a[real] - b[real]).abs().max()) for a, b in zip(our_states, their_states, strict=True))
+    return max(float((a[real] - b[real]).abs().max()) for a, b in zip(*states, strict=True))
 
 
 def main() -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    differences: list[tuple[str, str, int | str, float]] = []
+    past = ("v3, past the table", "v3", 1152)
+    compared: list[tuple] = [(shape, shape, length, False) for shape in IN_TREE for length in (1, 32, 128, 512)]
+    compared += [(*past, False), ("v3, past the table, with the official row there", *past[1:], True)]
+    rows = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         for name, case in OFFICIAL.items():
-            differences.append(("official", name, "", difference_from_official(case, folder)))
-        for shape in IN_TREE:
-            for length in (1, 32, 128, 512):
-                differences.append(("in-tree", shape, length, difference_from_in_tree(shape, length, folder)))
-        differences.append(("in-tree", "v3, past the table", 1152, difference_from_in_tree("v3", 1152, folder)))
-        official = difference_from_in_tree("v3", 1152, folder, official_rows=True)
-        differences.append(("in-tree", "v3, past the table, with the official row there", 1152, official))
-        compatible = difference_from_in_tree("v3", 1152, folder, clamp_relative_distance=False)
-        differences.append(("in-tree", "v3, past the table, clamp_relative_distance=False", 1152, compatible))
-    rows = []
-    for against, shape, tokens, difference in differences:
+            rows.append(("official", name, "", difference_from_official(case, folder)))
+        for name, shape, length, official_rows in compared:
+            rows.append(("in-tree", name, length, difference_from_in_tree(shape, length, folder, official_rows)))
+        compatible = difference_from_in_tree("v3", 1152, folder, False, clamp_relative_distance=False)
+        rows.append(("in-tree", "v3, past the table, clamp_relative_distance=False", 1152, compatible))
+    for against, shape, tokens, difference in rows:
         print(f"{against:9} {shape:52} {tokens!s:>5}  {difference:.1e}")
-        row = {"against": against, "shape": shape, "tokens": tokens or "", "max_abs_difference": f"{difference:.2e}"}
-        rows.append({**row, **environment()})
-    write_rows(RESULTS / "exactness.csv", rows, ("against", "shape", "tokens", "machine"))
+        row = {"against": against, "shape": shape, "tokens": tokens, "max_abs_difference": f"{difference:.2e}"}
+        record("exactness.csv", [row], ("against", "shape", "tokens"))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
     python benchmarks/fine_tuning.py --model my-pretrained --data ../data --tasks cola sst2
     python benchmarks/fine_tuning.py --model deberta-v3-xsmall --data ../data --settings short --who ours --seeds 1
     python benchmarks/fine_tuning.py --print deberta-v3-xsmall   # the tables of docs/reproduction.md, from the csv
+    python benchmarks/fine_tuning.py --data ../data --text > tasks.txt   # training rows without labels, to pretrain on
 
 Only the encoder of the checkpoint is kept, and exported once to the format of Transformers' DebertaV2 classes: both
 start from identical weights, with the same rows in the same order, seeds and settings. Rows are added to
@@ -21,12 +22,14 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from timing import RESULTS, read_rows, record_runs
+from table import RESULTS, markdown, mean_and_range, read_rows, summary
+from timing import record_runs
 from transformers import AutoTokenizer
 
 import hf_deberta
@@ -34,6 +37,7 @@ from hf_deberta.fine_tuning.recipes import find_recipe
 
 ROOT = Path(__file__).parents[1]
 RESULT_FILE = RESULTS / "fine_tuning.csv"
+WHO = {"ours": "our classes", "in-tree": "Transformers' own", "untrained": "our classes with new weights"}
 # Runs a script. It adds the processor time of training to the metrics, which other programs on the machine do not
 # change. The scripts load every DeBERTa with our classes; "in-tree" makes them use Transformers' own.
 START = """
@@ -53,8 +57,6 @@ if sys.argv[1] == "in-tree":
 sys.argv = sys.argv[2:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-
-
 # Flags by which short settings differ from a recipe, and why. `TASKS` has their values.
 REASONS = {
     "learning_rate": "a run has few steps, in which the recipe's rate hardly moves the weights",
@@ -68,19 +70,29 @@ REASONS = {
 
 @dataclass(frozen=True)
 class Task:
-    """The script and flags of a task, the metric to report, and what short settings change in the recipe.
-
-    `recipe` is the task's name in `recipes.py`. `published` is the figure of DeBERTa-v3-xsmall, on the official rows.
-    """
+    """A task's script, data, metric to report, and what short settings change in its recipe."""
 
     script: str
-    flags: tuple[str, ...]
+    folder: str
     metric: str
-    recipe: str
-    train_file: str
-    validation_file: str
     changes: dict[str, str]
-    published: str = ""
+    name: str = ""  # of the task for the script
+    recipe: str = ""  # its name in recipes.py, where it is another
+    files: tuple[str, str] = ("train.jsonl", "validation.jsonl")
+    flags: tuple[str, ...] = ()
+    published: str = ""  # the figure of DeBERTa-v3-xsmall, on the official rows
+
+    def data_flags(self, data: Path) -> list[str]:
+        train, validation = (data / self.folder / file for file in self.files)
+        if train.suffix == ".jsonl":
+            files = ["--data_dir", str(data / self.folder)]
+        else:
+            files = ["--train_file", str(train), "--validation_file", str(validation)]
+        return [*files, *(["--task_name", self.name] if self.name else []), *self.flags]
+
+
+def glue(name: str, metric: str, changes: dict[str, str], **fields: Any) -> Task:
+    return Task("run_glue.py", f"glue/{name}", metric, changes, name, **fields)
 
 
 def short(
@@ -92,56 +104,33 @@ def short(
     return changes | {flag: str(value) for flag, value in limits.items() if value}
 
 
-def glue(name: str, metric: str, changes: dict[str, str], validation: str = "validation", published: str = "") -> Task:
-    folder = f"glue/{name}"
-    flags = ("--task_name", name, "--data_dir", f"DATA/{folder}")
-    files = (f"{folder}/train.jsonl", f"{folder}/{validation}.jsonl")
-    return Task("run_glue.py", flags, metric, name, *files, changes, published)
-
-
-def superglue(name: str, metric: str, changes: dict[str, str]) -> Task:
-    folder = f"superglue/{name}"
-    flags = ("--task_name", name, "--data_dir", f"DATA/{folder}")
-    return Task("run_superglue.py", flags, metric, name, f"{folder}/train.jsonl", f"{folder}/validation.jsonl", changes)
-
-
-def squad(recipe: str, version: str, changes: dict[str, str], *flags: str, published: str = "") -> Task:
-    files = (f"squad/train-{version}.json", f"squad/dev-{version}.json")
-    file_flags = ("--train_file", f"DATA/{files[0]}", "--validation_file", f"DATA/{files[1]}")
-    return Task("run_squad.py", (*file_flags, "--doc_stride", "48", *flags), "f1", recipe, *files, changes, published)
-
-
-def choice(folder: str, recipe: str, changes: dict[str, str], *flags: str) -> Task:
-    files = (f"{folder}/train.jsonl", f"{folder}/validation.jsonl")
-    return Task("run_race.py", ("--data_dir", f"DATA/{folder}", *flags), "accuracy", recipe, *files, changes)
-
-
-def ner(folder: str, recipe: str, validation: str, changes: dict[str, str], *flags: str) -> Task:
-    files = (f"{folder}/train.txt", f"{folder}/{validation}.txt")
-    file_flags = ("--train_file", f"DATA/{files[0]}", "--validation_file", f"DATA/{files[1]}")
-    return Task("run_ner.py", (*file_flags, *flags), "f1", recipe, *files, changes)
-
-
+SQUAD: dict[str, Any] = {"script": "run_squad.py", "folder": "squad", "metric": "f1"}
 TASKS = {
     "cola": glue("cola", "matthews_correlation", short(1, rows=4000)),
     "sst2": glue("sst2", "accuracy", short(1, rows=3000)),
     "mrpc": glue("mrpc", "accuracy", short(1)),
     "stsb": glue("stsb", "pearson", short(1, rows=3000)),
     "qqp": glue("qqp", "accuracy", short(1, batch=32, rows=2000, eval_rows=1000)),
-    "mnli": glue("mnli", "accuracy", short(1, batch=32, rows=2000, eval_rows=1000), "validation_matched", "0.881"),
+    "mnli": glue("mnli", "accuracy", short(1, batch=32, rows=2000, eval_rows=1000), published="0.881",
+                 files=("train.jsonl", "validation_matched.jsonl")),
     "qnli": glue("qnli", "accuracy", short(1, rows=2000)),
     "rte": glue("rte", "accuracy", short(1)),
-    "cb": superglue("cb", "accuracy", short(4)),
-    "copa": superglue("copa", "accuracy", short(5, batch=16)),
-    "squad": squad("squad", "v1.1", short(2, batch=16)),
-    "squad_v2": squad("squad_v2", "v2-constructed", short(1, batch=16), "--version_2_with_negative", published="84.8"),
-    "dream": choice("dream", "race", short(1, batch=16, rows=400, eval_rows=300), "--task_name", "race"),
-    "arc": choice("arc", "swag", short(1, batch=16, rows=800, eval_rows=300), "--task_name", "swag"),
-    "conll2003": ner(  # sentences of a document are merged to rows of 512 tokens: 120 rows
-        "conll2003", "conll2003", "valid", short(3, batch=2, rows=3000, eval_rows=1000), "--task_name", "conll2003"
-    ),
-    "wnut17": ner("wnut17", "ner", "dev", short(1)),
-}
+    "cb": Task("run_superglue.py", "superglue/cb", "accuracy", short(4), "cb"),
+    "copa": Task("run_superglue.py", "superglue/copa", "accuracy", short(5, batch=16), "copa"),
+    "squad": Task(**SQUAD, changes=short(2, batch=16), recipe="squad", files=("train-v1.1.json", "dev-v1.1.json"),
+                  flags=("--doc_stride", "48")),
+    "squad_v2": Task(**SQUAD, changes=short(1, batch=16), recipe="squad_v2", published="84.8",
+                     files=("train-v2-constructed.json", "dev-v2-constructed.json"),
+                     flags=("--doc_stride", "48", "--version_2_with_negative")),
+    "dream": Task("run_race.py", "dream", "accuracy", short(1, batch=16, rows=400, eval_rows=300), "race"),
+    "arc": Task("run_race.py", "arc", "accuracy", short(1, batch=16, rows=800, eval_rows=300), "swag"),
+    "conll2003": Task(  # sentences of a document are merged to rows of 512 tokens: 120 rows
+        "run_ner.py", "conll2003", "f1", short(3, batch=2, rows=3000, eval_rows=1000), "conll2003",
+        files=("train.txt", "valid.txt")),
+    "wnut17": Task("run_ner.py", "wnut17", "f1", short(1), recipe="ner", files=("train.txt", "dev.txt")),
+}  # fmt: skip
+FIELDS_WITHOUT_TEXT = {"label", "idx", "id", "example_id", "answer"}
+OTHER_TEXTS = ("cb", "copa", "dream", "conll2003", "squad")  # beside those of GLUE
 
 
 def main() -> None:
@@ -150,16 +139,10 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder with glue/cola/train.jsonl, conll2003/train.txt and so on")
     parser.add_argument("--settings", choices=("uniform", "short"), default="uniform")
     parser.add_argument("--print", metavar="NAME", help="only print the tables of this checkpoint")
-    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
-    parser.add_argument(
-        "--who",
-        nargs="+",
-        default=["ours", "in-tree"],
-        choices=["ours", "in-tree", "untrained"],
-        help="our classes; Transformers' own; our classes with new weights",
-    )
+    parser.add_argument("--text", action="store_true", help="only print the texts of the training files, a row a line")
+    parser.add_argument("--tasks", nargs="+", default=TASKS, choices=TASKS)
+    parser.add_argument("--who", nargs="+", default=["ours", "in-tree"], choices=WHO, help="; ".join(WHO.values()))
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
-    parser.add_argument("--first_seed", type=int, default=1)
     parser.add_argument("--epochs", default="3")
     parser.add_argument("--learning_rate", default="3e-4")
     parser.add_argument("--length", default="128", help="maximum number of tokens of an input")
@@ -173,21 +156,30 @@ def main() -> None:
     if args.print:
         print(tables(args.print))
         return
-    if args.model is None or args.data is None:
+    if args.data is None or (args.model is None and not args.text):
         parser.error("--model and --data are required, or --print NAME")
+    if args.text:
+        files = sorted(args.data.glob("glue/*/train.jsonl"))
+        files += [args.data / TASKS[task].folder / TASKS[task].files[0] for task in OTHER_TEXTS]
+        texts = (" ".join(text.split()) for file in files for text, _ in read_examples(file))
+        print(*dict.fromkeys(texts), sep="\n")
+        return
     name = args.name or args.model.name
     runs = [
         {"checkpoint": name, "task": task, "who": who, "seed": str(seed), "setting": describe_setting(args, task)}
-        for seed in range(args.first_seed, args.first_seed + args.seeds)
+        for seed in range(1, args.seeds + 1)
         for task in args.tasks
         for who in args.who
     ]
     with tempfile.TemporaryDirectory() as scratch:
-        checkpoints = {who: Path(scratch) / who for who in ("ours", "in-tree", "untrained")}
+        checkpoints = {who: Path(scratch) / who for who in WHO}
         prepare(args.model, checkpoints, args.no_dropout)
         folder = Path(scratch) / "run"
-        record_runs(RESULT_FILE, runs, lambda run: [train(args, run, checkpoints[run["who"]], folder)], args.again)
-    print_table()
+        record_runs(
+            "fine_tuning.csv", runs, lambda run: [train(args, run, checkpoints[run["who"]], folder)], args.again
+        )
+    rows = [row for row in read_rows(RESULT_FILE) if row["checkpoint"] == name]
+    print(summary(rows, ("task", "metric", "who", "setting"), ("value", "train_loss", "train_seconds")))
 
 
 def prepare(model_folder: Path, checkpoints: dict[str, Path], no_dropout: bool) -> None:
@@ -232,56 +224,60 @@ def describe_setting(args: argparse.Namespace, name: str) -> str:
 def train(args: argparse.Namespace, run: dict[str, str], checkpoint: Path, folder: Path) -> dict[str, str]:
     """Fine-tune once; return score, loss, seconds and numbers of rows."""
     task = TASKS[run["task"]]
-    recipe = "auto" if args.settings == "short" else "none"
-    flags = [part.replace("DATA", str(args.data)) for part in task.flags]
-    command = [sys.executable, "-W", "ignore", "-c", START, run["who"], str(ROOT / task.script)]
-    command += ["--model_name_or_path", str(checkpoint), "--output_dir", str(folder), "--seed", run["seed"], *flags]
-    command += [*setting_flags(args, task), "--recipe", recipe, "--do_train", "--do_eval", "--eval_strategy", "no"]
-    command += ["--save_strategy", "no", "--resume_from_checkpoint", "false", "--disable_tqdm", "true"]
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "TRANSFORMERS_VERBOSITY": "error"}
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=variables)
-    # all_results.json would still hold other metrics of the task before
-    metrics = {}
-    for file_name in ("train_results.json", "eval_results.json"):
-        metrics |= json.loads((folder / file_name).read_text())
+    flags = ["--model_name_or_path", str(checkpoint), "--seed", run["seed"], *task.data_flags(args.data)]
+    flags += [*setting_flags(args, task), "--recipe", "auto" if args.settings == "short" else "none"]
+    metrics = run_script(run["who"], task.script, flags, folder)
     limits = settings_of(args, task)
-    train_rows, eval_rows = (
-        read_labels(args.data / file)[: int(limits.get(flag, 0)) or None]
-        for file, flag in ((task.train_file, "max_train_samples"), (task.validation_file, "max_eval_samples"))
+    train_labels, labels = (
+        [label for _, label in read_examples(args.data / task.folder / file)][: int(limits.get(flag, 0)) or None]
+        for file, flag in zip(task.files, ("max_train_samples", "max_eval_samples"), strict=True)
     )
+    scores = {name.removeprefix("eval_"): value for name, value in metrics.items() if name.startswith("eval_")}
     return {
         "metric": task.metric,
-        "value": f"{metrics[f'eval_{task.metric}']:.4f}",
+        "value": f"{scores[task.metric]:.4f}",
         "train_loss": f"{metrics['train_loss']:.4f}",
         "train_seconds": f"{metrics['train_runtime']:.1f}",
         "train_cpu_seconds": f"{metrics['train_cpu_seconds']:.1f}",
-        "train_rows": str(len(train_rows)),
-        "eval_rows": str(len(eval_rows)),
-        "majority": majority(task.metric, eval_rows),
+        "train_rows": str(len(train_labels)),
+        "eval_rows": str(len(labels)),
+        "majority": majority(task.metric, labels),
         "all_metrics": " ".join(
-            f"{metric.removeprefix('eval_')}={value:.4f}"
-            for metric, value in metrics.items()
-            if metric.startswith("eval_") and isinstance(value, float) and not metric.endswith(("runtime", "second"))
+            f"{name}={value:.4f}"
+            for name, value in scores.items()
+            if isinstance(value, float) and not name.endswith(("runtime", "second"))
         ),
     }
 
 
-def read_labels(file: Path) -> list[Any]:
-    """Return a label for each row: None for questions with an answer in a text, and for sentences of words."""
-    text = file.read_text(encoding="utf-8")
+def run_script(who: str, script: str, flags: list[str], folder: Path) -> dict[str, float]:
+    """Train and evaluate once with a script of this package; return the metrics."""
+    command = [sys.executable, "-W", "ignore", "-c", START, who, str(ROOT / script), *flags]
+    command += ["--output_dir", str(folder), "--do_train", "--do_eval", "--eval_strategy", "no"]
+    command += ["--save_strategy", "no", "--resume_from_checkpoint", "false", "--disable_tqdm", "true"]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "TRANSFORMERS_VERBOSITY": "error"}
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=variables)
+    # all_results.json would still hold other metrics of the task before
+    files = (folder / f"{name}_results.json" for name in ("train", "eval"))
+    return {name: value for file in files for name, value in json.loads(file.read_text()).items()}
+
+
+def read_examples(file: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the text and the label of each row: None for questions with an answer, and for sentences of words."""
+    content = file.read_text(encoding="utf-8")
     if file.suffix == ".jsonl":
-        rows = [json.loads(line) for line in text.removesuffix("\n").split("\n")]
-        return [row["label"] if "label" in row else row["answer"] for row in rows]
-    if file.suffix == ".json":
-        questions = [
-            question
-            for article in json.loads(text)["data"]
-            for paragraph in article["paragraphs"]
-            for question in paragraph["qas"]
-        ]
-        return [None if question["answers"] else "" for question in questions]
-    sentences = [block for block in text.strip().split("\n\n") if not block.startswith("-DOCSTART-")]
-    return [None] * len(sentences)
+        for row in map(json.loads, content.removesuffix("\n").split("\n")):
+            values = [value for name, value in row.items() if name not in FIELDS_WITHOUT_TEXT]
+            parts = [part for value in values for part in (value if isinstance(value, list) else [value])]
+            yield " ".join(parts), row.get("label", row.get("answer"))
+    elif file.suffix == ".json":
+        for paragraph in (each for article in json.loads(content)["data"] for each in article["paragraphs"]):
+            for question in paragraph["qas"]:
+                yield f"{question['question']} {paragraph['context']}", None if question["answers"] else ""
+    else:
+        for block in content.strip().split("\n\n"):
+            if not block.startswith("-DOCSTART-"):
+                yield " ".join(line.split()[0] for line in block.splitlines() if line.strip()), None
 
 
 def majority(metric: str, labels: list[Any]) -> str:
@@ -294,26 +290,6 @@ def majority(metric: str, labels: list[Any]) -> str:
     return f"{100 * labels.count('') / len(labels):.4f}" if "" in labels else "0"
 
 
-def print_table() -> None:
-    """Print mean and range over seeds, and each time divided by ours."""
-    groups: dict[tuple[str, ...], dict[str, list[dict]]] = {}
-    for row in read_rows(RESULT_FILE):
-        by_who = groups.setdefault((row["checkpoint"], row["task"], row["metric"], row["setting"]), {})
-        by_who.setdefault(row["who"], []).append(row)
-    print("\n| checkpoint | task | metric | who | seeds | mean | smallest to largest | train loss | time, ours = 1 |")
-    print("|---|---|---|---|--:|--:|--:|--:|--:|")
-    for (checkpoint, task, metric, _), by_who in groups.items():
-        seconds = {who: statistics.mean(float(row["train_seconds"]) for row in rows) for who, rows in by_who.items()}
-        for who, rows in by_who.items():
-            values = [float(row["value"]) for row in rows]
-            loss = statistics.mean(float(row["train_loss"]) for row in rows)
-            ratio = f"{seconds[who] / seconds['ours']:.2f}" if "ours" in seconds else ""
-            print(
-                f"| {checkpoint} | {task} | {metric} | {who} | {len(rows)} | {statistics.mean(values):.3f} | "
-                f"{min(values):.3f} to {max(values):.3f} | {loss:.3f} | {ratio} |"
-            )
-
-
 def tables(checkpoint: str) -> str:
     """The scores with short settings, why they differ from the recipes, and ours beside Transformers' classes."""
     rows = [row for row in read_rows(RESULT_FILE) if row["checkpoint"] == checkpoint]
@@ -323,30 +299,25 @@ def tables(checkpoint: str) -> str:
 
 def score_table(rows: list[dict[str, str]]) -> str:
     """One line for each task that was trained with short settings; in brackets what the recipe has instead."""
-    lines = [
-        "| task, metric | score | seeds | most frequent answer | published, xsmall | training rows; validation | "
-        "epochs | learning rate | batch | processor minutes |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
-    ]
+    lines = []
     for name, task in TASKS.items():
         setting = " ".join(["recipe auto", *(f"{flag} {value}" for flag, value in task.changes.items())])
         runs = [row for row in rows if (row["task"], row["who"], row["setting"]) == (name, "ours", setting)]
         if not runs:
             continue
-        values = [float(run["value"]) for run in runs]
         digits = 1 if task.script == "run_squad.py" else 3  # its scores are in percent
-        score = f"**{statistics.mean(values):.{digits}f}**"
-        if len(values) > 1:
-            score += f" ({min(values):.{digits}f} to {max(values):.{digits}f})"
-        recipe, _ = find_recipe(task.recipe, "v3-xsmall")
+        score, _, spread = mean_and_range([float(run["value"]) for run in runs], digits).partition(" ")
+        recipe, _ = find_recipe(task.recipe or task.name, "v3-xsmall")
         seconds = [float(run["train_cpu_seconds"]) for run in runs if run["train_cpu_seconds"]]
-        cells = [f"{name}, {task.metric}", score, str(len(runs)), f"{float(runs[0]['majority']):.{digits}f}"]
-        cells += [task.published or "-", f"{runs[0]['train_rows']}; {runs[0]['eval_rows']}"]
+        cells = [f"{name}, {task.metric}", f"**{score}** {spread}".strip(), str(len(runs))]
+        cells += [f"{float(runs[0]['majority']):.{digits}f}", task.published or "-"]
+        cells += [f"{runs[0]['train_rows']}; {runs[0]['eval_rows']}"]
         cells += [with_recipe(task.changes["num_train_epochs"], f"{recipe.epochs:g}")]
         cells += [with_recipe(task.changes["learning_rate"], f"{recipe.learning_rate:g}")]
         cells += [with_recipe(task.changes.get("per_device_train_batch_size", str(recipe.batch)), str(recipe.batch))]
-        lines.append("| " + " | ".join([*cells, f"{statistics.mean(seconds) / 60:.1f}" if seconds else "-"]) + " |")
-    return "\n".join(lines)
+        lines.append([*cells, f"{statistics.mean(seconds) / 60:.1f}" if seconds else "-"])
+    head = ["task, metric", "score", "seeds", "most frequent answer", "published, xsmall", "training rows; validation"]
+    return markdown([*head, "epochs", "learning rate", "batch", "processor minutes"], lines)
 
 
 def with_recipe(value: str, of_recipe: str) -> str:
@@ -359,19 +330,15 @@ def pair_table(rows: list[dict[str, str]]) -> str:
     for row in rows:
         if row["setting"].endswith("no_dropout"):
             by_run.setdefault((row["task"], row["seed"], row["setting"]), {})[row["who"]] = row
-    lines = [
-        "| task, metric | train loss, hf_deberta | Transformers | score, hf_deberta | Transformers | "
-        "processor time of Transformers over ours |",
-        "|---|--:|--:|--:|--:|--:|",
-    ]
-    for (task, _, _), runs in by_run.items():
+    lines = []
+    for (task, *_), runs in by_run.items():
         if {"ours", "in-tree"} <= set(runs):
             ours, theirs = runs["ours"], runs["in-tree"]
-            cells = [f"{task}, {ours['metric']}", ours["train_loss"], theirs["train_loss"]]
-            cells += [ours["value"], theirs["value"]]
+            cells = [run[column] for column in ("train_loss", "value") for run in (ours, theirs)]
             ratio = float(theirs["train_cpu_seconds"]) / float(ours["train_cpu_seconds"])
-            lines.append("| " + " | ".join([*cells, f"{ratio:.1f}"]) + " |")
-    return "\n".join(lines)
+            lines.append([f"{task}, {ours['metric']}", *cells, f"{ratio:.1f}"])
+    head = ["task, metric", "train loss, hf_deberta", "Transformers", "score, hf_deberta", "Transformers"]
+    return markdown([*head, "processor time of Transformers over ours"], lines)
 
 
 if __name__ == "__main__":

@@ -8,34 +8,26 @@ where its [heads, N, N] tensors would not fit. Writes benchmarks/results/memory.
 """
 
 import argparse
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
 from encoder import make_models, settings
-from timing import RESULTS, environment, write_rows
+from timing import in_new_process, record
 
 PEERS = ("in-tree", "bert", "ours sdpa", "enabled")
 MAX_LENGTH_IN_TREE = 4096
 
 
-def peak_of_one_pass(peer: str, length: int, device: str, dtype: str) -> float:
-    """Return MiB. A short pass loads the libraries before counting starts."""
+def extra_mebibytes(peer: str, length: int, device: str, dtype: str) -> float:
+    """Return the MiB that a forward pass of one row takes beyond the model and the inputs."""
     model = make_models([peer], classify=False)[peer].to(device, getattr(torch, dtype)).eval()
-    return extra_memory(peer, model, {"input_ids": torch.randint(5, 1000, (1, length), device=device)})
-
-
-def extra_memory(peer: str, model: Any, inputs: dict[str, torch.Tensor]) -> float:
-    """Return the MiB that a forward pass of `inputs` takes beyond the model and the inputs."""
-    device = inputs["input_ids"].device
+    ids = torch.randint(5, 1000, (1, length), device=device)
     with settings(peer), torch.inference_mode():
-        model(torch.full((1, 16), 5, device=device))
-        before = start_counting(device.type)
-        model(**inputs)
-        return (peak(device.type) - before) / 2**20
+        model(torch.full((1, 16), 5, device=device))  # loads the libraries
+        before = start_counting(device)
+        model(ids)
+        return (peak(device) - before) / 2**20
 
 
 def start_counting(device: str) -> int:
@@ -43,7 +35,9 @@ def start_counting(device: str) -> int:
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated()
-    Path("/proc/self/clear_refs").write_text("5")  # Linux: resets the peak
+    if not Path("/proc/self/clear_refs").exists():
+        raise SystemExit("this system has no /proc/self/clear_refs to measure the peak: use Linux or --device cuda")
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     return status("VmRSS")
 
 
@@ -61,29 +55,25 @@ def status(field: str) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048, 4096, 8192])
-    parser.add_argument("--peers", nargs="+", default=list(PEERS))
+    parser.add_argument("--peers", nargs="+", default=PEERS)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--one", action="store_true", help="internal: print MiB of the first peer and length")
-    arguments = parser.parse_args()
+    args = parser.parse_args()
     transformers.logging.set_verbosity_error()
-    if arguments.one:
-        print(peak_of_one_pass(arguments.peers[0], arguments.lengths[0], arguments.device, arguments.dtype))
+    if args.one:
+        print(extra_mebibytes(args.peers[0], args.lengths[0], args.device, args.dtype))
         return
-    if arguments.device == "cpu" and not Path("/proc/self/clear_refs").exists():
-        raise SystemExit("this system has no /proc/self/clear_refs to measure the peak: use Linux or --device cuda")
-    for length in arguments.lengths:
-        for peer in arguments.peers:
+    flags = ["--one", "--device", args.device, "--dtype", args.dtype]
+    for length in args.lengths:
+        for peer in args.peers:
             if peer == "in-tree" and length > MAX_LENGTH_IN_TREE:
                 continue
-            command = [sys.executable, __file__, "--one", "--peers", peer, "--lengths", str(length)]
-            command += ["--device", arguments.device, "--dtype", arguments.dtype]
-            output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-            mebibytes = float(output.split()[-1])
+            mebibytes = float(in_new_process(__file__, *flags, "--peers", peer, "--lengths", length))
             print(f"{length:>6} tokens, {peer}: {mebibytes:.0f} MiB", flush=True)
-            row = {"peer": peer, "tokens": length, "dtype": arguments.dtype, "device": arguments.device}
-            row |= {"extra_mib": f"{mebibytes:.0f}", **environment(arguments.device)}
-            write_rows(RESULTS / "memory.csv", [row], ("peer", "tokens", "dtype", "device", "machine"))
+            row = {"peer": peer, "tokens": length, "dtype": args.dtype, "device": args.device}
+            row["extra_mib"] = f"{mebibytes:.0f}"
+            record("memory.csv", [row], ("peer", "tokens", "dtype", "device"), args.device)
 
 
 if __name__ == "__main__":

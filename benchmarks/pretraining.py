@@ -1,27 +1,32 @@
-"""Measure pretraining on a GPU: tokens per second and model FLOPs utilization of whole training steps.
+"""Measure pretraining steps of whole models: milliseconds, tokens per second, model FLOPs utilization, peak memory.
 
-    python benchmarks/pretraining_gpu.py                               # base size, 32 x 512 tokens
-    python benchmarks/pretraining_gpu.py --device cpu --preset tiny --batch 2 --length 64 --repeats 1
+    python benchmarks/pretraining.py                          # on a GPU: base size, 32 x 512 tokens
+    python benchmarks/pretraining.py --device cpu --batch 8 --no_optimizer --peers "mlm in-tree" "mlm ours sdpa"
+    python benchmarks/pretraining.py --device cpu --preset tiny --batch 2 --length 64 --repeats 1
 
-A step is forward, backward and AdamW, with weights in float32 and autocast to bfloat16, on random tokens of which 15 %
-are masked. Peers, by their names in the result file:
+A step is forward, backward and AdamW, with weights in float32, on random tokens of which 15 % are masked; on a GPU with
+autocast to bfloat16. Peers, by their names in the result file:
 
 - mlm in-tree: Transformers' DebertaV2ForMaskedLM, which has no enhanced mask decoder and computes all logits
 - mlm ours BACKEND: the masked-language model with the enhanced mask decoder and this attention backend
 - rtd ours BACKEND: generator and discriminator of replaced token detection
 
 Peers take turns; times are medians. MFU counts the operations that the model is defined by, not those of an
-implementation (hf_deberta/pretraining/throughput.py); it needs a device whose peak is known. A peer that fails is
-skipped with the reason; if it is one of ours, the script exits with an error at the end. Writes
-benchmarks/results/pretraining_gpu.csv.
+implementation (hf_deberta/pretraining/throughput.py); it needs a device whose peak is known. Memory is the peak of a
+process of its own for each peer. A peer that fails is skipped with the reason; if it is one of ours, the script exits
+with an error at the end. Writes benchmarks/results/pretraining.csv.
 """
 
 import argparse
+import ctypes
+import sys
 from typing import Any
 
 import torch
 import transformers
-from timing import RESULTS, environment, medians, synchronize, time_interleaved, write_rows
+from encoder import in_tree_config
+from memory import peak, start_counting
+from timing import in_new_process, median_times, record, synchronize
 
 import hf_deberta
 from hf_deberta.pretraining.rtd_pretraining import HfDebertaForRtdPretraining, HfDebertaRtdConfig
@@ -35,8 +40,7 @@ def make_model(peer: str, config: hf_deberta.HfDebertaConfig) -> Any:
     torch.manual_seed(0)
     objective, _, name = peer.partition(" ")
     if name == "in-tree":
-        fields = {name: value for name, value in config.to_dict().items() if value is not None}
-        return transformers.DebertaV2ForMaskedLM(transformers.DebertaV2Config.from_dict(fields, legacy=False))
+        return transformers.DebertaV2ForMaskedLM(in_tree_config(config))
     model: Any
     if objective == "mlm":
         model = hf_deberta.HfDebertaForMaskedLM(config)
@@ -49,18 +53,18 @@ def make_model(peer: str, config: hf_deberta.HfDebertaConfig) -> Any:
 class Batch:
     """Random tokens, of which each row has the same number masked, and the inputs that a model makes of them."""
 
-    def __init__(self, arguments: argparse.Namespace, vocabulary: int):
+    def __init__(self, args: argparse.Namespace, vocabulary: int):
         generator = torch.Generator().manual_seed(1)
-        shape = arguments.batch, arguments.length
+        shape = args.batch, args.length
         ids = torch.randint(5, vocabulary, shape, generator=generator)
-        self.labels_per_row = max(1, round(LABELLED_SHARE * arguments.length))
+        self.labels_per_row = max(1, round(LABELLED_SHARE * args.length))
         labelled = torch.rand(shape, generator=generator).argsort(1) < self.labels_per_row
         self.inputs = {
-            "input_ids": ids.masked_fill(labelled, 4).to(arguments.device),
-            "attention_mask": torch.ones_like(ids).to(arguments.device),
-            "labels": ids.masked_fill(~labelled, -100).to(arguments.device),
+            "input_ids": ids.masked_fill(labelled, 4).to(args.device),
+            "attention_mask": torch.ones_like(ids).to(args.device),
+            "labels": ids.masked_fill(~labelled, -100).to(args.device),
         }
-        self.tokens, self.length, self.predicted = ids.numel(), arguments.length, int(labelled.sum())
+        self.tokens, self.length, self.predicted = ids.numel(), args.length, int(labelled.sum())
 
     def operations(self, peer: str, config: hf_deberta.HfDebertaConfig) -> float:
         """Return the operations of a step as the model is defined: with the decoder, for ours."""
@@ -71,33 +75,32 @@ class Batch:
 
 
 class Step:
-    """A training step of a new model; calling it updates the weights."""
+    """A training step of a new model; calling it updates the weights, or without optimizer drops the gradients."""
 
-    def __init__(self, peer: str, config: hf_deberta.HfDebertaConfig, batch: Batch, device: str):
-        self.model = make_model(peer, config).to(device).train()
+    def __init__(self, peer: str, config: hf_deberta.HfDebertaConfig, batch: Batch, args: argparse.Namespace):
+        self.model = make_model(peer, config).to(args.device).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
-        self.inputs, self.device = dict(batch.inputs), device
+        self.inputs, self.device, self.updates = dict(batch.inputs), args.device, not args.no_optimizer
         if peer.startswith("mlm ours"):
             self.inputs["max_predictions_per_row"] = batch.labels_per_row
 
     def __call__(self) -> None:
-        with torch.autocast(self.device, torch.bfloat16):
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
             loss = self.model(**self.inputs).loss
         loss.backward()
-        self.optimizer.step()
+        if self.updates:
+            self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
 
-def start(peer: str, config: hf_deberta.HfDebertaConfig, batch: Batch, device: str) -> Step | None:
-    """Return the step of a peer after a first call; None with a message if it fails."""
-    try:
-        step = Step(peer, config, batch, device)
-        step()
-        synchronize(device)
-    except Exception as reason:  # a kernel that does not compile, too little memory
-        print(f"{peer} is skipped: {type(reason).__name__}: {str(reason)[:200]}", flush=True)
-        return None
-    return step
+def peak_mebibytes(step: Step) -> float:
+    """Return the largest memory of this process in a step after the first."""
+    step()
+    if step.device == "cpu":
+        ctypes.CDLL(None).malloc_trim(0)  # give memory that the first step freed back to the system
+    start_counting(step.device)
+    step()
+    return peak(step.device) / 2**20
 
 
 def main() -> None:
@@ -106,29 +109,51 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--peers", nargs="+", default=list(PEERS))
+    parser.add_argument("--peers", nargs="+", default=PEERS)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument("--no-write", action="store_true", help="print the times, write no file")
-    arguments = parser.parse_args()
+    parser.add_argument("--no_optimizer", action="store_true", help="forward and backward alone")
+    parser.add_argument("--memory_of", help="internal: print the peak memory of a peer")
+    args = parser.parse_args()
     transformers.logging.set_verbosity_error()
-    config = hf_deberta.HfDebertaConfig.from_preset(arguments.preset)
-    batch = Batch(arguments, config.vocab_size)
-    peak = peak_operations(torch.device(arguments.device))
-    steps = {peer: start(peer, config, batch, arguments.device) for peer in arguments.peers}
-    running = {peer: step for peer, step in steps.items() if step is not None}
-    setting = {name: getattr(arguments, name) for name in ("preset", "batch", "length", "device")}
-    rows = []
-    for peer, milliseconds in medians(time_interleaved(running, arguments.repeats, arguments.device)).items():
-        speed = batch.tokens / milliseconds * 1e3
-        mfu = "" if peak is None else f"{batch.operations(peer, config) / milliseconds * 1e3 / peak:.3f}"
-        print(f"{peer}: {milliseconds:.1f} ms, {speed:.0f} tokens per second, MFU {mfu or 'unknown'}", flush=True)
-        row = {"peer": peer, **setting, "milliseconds": f"{milliseconds:.1f}", "tokens_per_second": f"{speed:.0f}"}
-        rows.append(row | {"mfu": mfu, "repeats": arguments.repeats, **environment(arguments.device)})
-    if rows and not arguments.no_write:
-        write_rows(RESULTS / "pretraining_gpu.csv", rows, ("peer", *setting, "machine"))
-    missing = [peer for peer, step in steps.items() if step is None and "ours" in peer]
+    config = hf_deberta.HfDebertaConfig.from_preset(args.preset)
+    batch = Batch(args, config.vocab_size)
+    if args.memory_of:
+        print(f"{peak_mebibytes(Step(args.memory_of, config, batch, args)):.0f}")
+        return
+    memory, steps = {}, {}
+    for peer in args.peers:
+        try:
+            memory[peer] = in_new_process(__file__, *sys.argv[1:], "--memory_of", peer)
+            step = Step(peer, config, batch, args)
+            step()
+            synchronize(args.device)
+        except Exception as reason:  # a kernel that does not compile, too little memory
+            print(f"{peer} is skipped: {type(reason).__name__}: {str(reason)[-200:]}", flush=True)
+            continue
+        steps[peer] = step
+    write_times(steps, memory, batch, config, args)
+    missing = [peer for peer in args.peers if peer not in steps and "ours" in peer]
     if missing:
         raise SystemExit(f"skipped: {', '.join(missing)}")
+
+
+def write_times(
+    steps: dict[str, Step], memory: dict[str, str], batch: Batch, config: Any, args: argparse.Namespace
+) -> None:
+    """Time the steps in turns; print and record a row for each peer."""
+    peak_rate = peak_operations(torch.device(args.device))
+    setting = {name: getattr(args, name) for name in ("preset", "batch", "length", "device")}
+    setting["optimizer"] = "none" if args.no_optimizer else "AdamW"
+    rows = []
+    for peer, milliseconds in median_times(steps, args.repeats, args.device).items():
+        speed = batch.tokens / milliseconds * 1e3
+        mfu = "" if peak_rate is None else f"{batch.operations(peer, config) / milliseconds * 1e3 / peak_rate:.3f}"
+        print(f"{peer}: {milliseconds:.1f} ms, {speed:.0f} tokens per second, MFU {mfu or 'unknown'}, ", end="")
+        print(f"peak {memory[peer]} MiB", flush=True)
+        row = {"peer": peer, **setting, "milliseconds": f"{milliseconds:.1f}", "tokens_per_second": f"{speed:.0f}"}
+        rows.append(row | {"mfu": mfu, "peak_mib": memory[peer], "repeats": args.repeats})
+    if rows:
+        record("pretraining.csv", rows, ("peer", *setting), args.device)
 
 
 if __name__ == "__main__":

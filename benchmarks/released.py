@@ -1,28 +1,16 @@
-"""Check a released or fine-tuned checkpoint against Transformers' classes: exactness, tokens, labels, speed, memory.
+"""Check a released or fine-tuned checkpoint against Transformers' classes: weights, exactness, tokens, labels.
 
     python benchmarks/released.py --model FOLDER --texts FILE... --rows pairs.jsonl
     python benchmarks/released.py --print v3-xsmall-nli     # the table in docs/benchmarks.md, from the csv
 
 The model is a folder or a name on the Hub. Each line of the texts is one text; of .jsonl files, each string of a row.
-The rows are texts, or pairs of texts (--columns), of which a sequence classifier predicts the labels; lengths and
-padding of the timed batches are theirs too. Prints a table and writes benchmarks/results/released.csv:
-
-- weights that the file lacks
-- hidden states, and logits of sequence and token classifiers, on real texts with padding: the largest difference from
-  Transformers', absolute and divided by the largest value; and of both in float32 from ours in float64
-- texts of which a tokenizer makes other pieces than sentencepiece does with the checkpoint's `spm.model`, and the
-  characters where they first differ
-- equal labels of the rows
-- milliseconds of a forward pass, and its memory beyond model and inputs
-- weights that change when the model is exported to Transformers' format and loaded again
-
-Peers are those of encoder.py: ours sdpa, in-tree, and enabled, which is in-tree while `hf_deberta.enable()` is on.
+The rows are texts, or pairs of texts (--columns), of which a sequence classifier predicts the labels. Hidden states and
+logits are those of real texts with padding. Peers are those of encoder.py: ours sdpa, in-tree, and enabled. `hf-deberta
+bench` times a checkpoint. Writes benchmarks/results/released.csv.
 """
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 import unicodedata
 from collections import Counter
@@ -33,17 +21,16 @@ from typing import Any
 import torch
 import transformers
 from encoder import settings
-from label_agreement import read_batches
-from memory import extra_memory
-from timing import RESULTS, environment, medians, read_rows, time_interleaved, write_rows
+from table import RESULTS, markdown, read_rows
+from timing import record
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import cached_file
 
 import hf_deberta
 
-RESULT_FILE = RESULTS / "released.csv"
 PEERS = ("in-tree", "enabled", "ours sdpa")
 COLUMNS = {"in-tree": "Transformers' DeBERTa", "enabled": "after `enable()`", "ours sdpa": "hf_deberta"}
+MAX_ROWS, MAX_TEXTS = 384, 64  # of --rows; of --texts whose hidden states are compared
 MAX_PLACES = 3  # of the characters where texts differ, in the table
 HEADS = ("ForSequenceClassification", "ForTokenClassification")  # those whose logits are compared
 Batch = dict[str, torch.Tensor]
@@ -89,12 +76,22 @@ def read_texts(files: list[Path]) -> list[str]:
     return [text for text in dict.fromkeys(texts) if text.strip()]
 
 
-def batches_of(texts: list[str], tokenizer: Any, count: int, batch_size: int = 8) -> list[Batch]:
-    """Return `count` texts, evenly spread over all, in padded batches of neighbours."""
-    chosen = texts[:: max(1, len(texts) // count)][:count]
-    encode = {"padding": True, "truncation": True, "max_length": 512, "return_tensors": "pt"}
-    batches = [tokenizer(chosen[start : start + batch_size], **encode) for start in range(0, len(chosen), batch_size)]
-    return [{name: batch[name] for name in ("input_ids", "attention_mask")} for batch in batches]
+def read_batches(model: str, file: Path, columns: list[str], count: int) -> list[Batch]:
+    """Return the first tokenized rows of a file of JSON lines, in batches of 32 of similar length."""
+    lines = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")[:count]
+    rows = sorted(([json.loads(line)[column] for column in columns] for line in lines), key=lambda r: sum(map(len, r)))
+    return encode(model, rows, 32)
+
+
+def encode(model: str, rows: list[list[str]], batch_size: int) -> list[Batch]:
+    """Return rows of one or two texts as padded batches of neighbours."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    batches = []
+    for start in range(0, len(rows), batch_size):
+        texts = map(list, zip(*rows[start : start + batch_size], strict=True))
+        inputs = tokenizer(*texts, padding=True, truncation=True, max_length=512, return_tensors="pt")
+        batches.append({name: inputs[name] for name in ("input_ids", "attention_mask")})
+    return batches
 
 
 @torch.no_grad()
@@ -135,9 +132,8 @@ def exactness_rows(model: str, batches: list[Batch]) -> Iterator[dict[str, str]]
 
 def tokenizers_of(model: str) -> dict[str, Any]:
     """Return tokenizers by name: in-tree's, ours from the original file, and ours from tokenizer.json."""
-    in_tree = transformers.DebertaV2Tokenizer.from_pretrained(model)
     tokenizers = {
-        "in-tree": in_tree,
+        "in-tree": transformers.DebertaV2Tokenizer.from_pretrained(model),
         "ours, spm.model": hf_deberta.HfDebertaTokenizer.from_pretrained(model, tokenizer_file=""),
     }
     if cached_file(model, "tokenizer.json", _raise_exceptions_for_missing_entries=False):
@@ -156,12 +152,8 @@ def tokenization_rows(model: str, texts: list[str]) -> Iterator[dict[str, str]]:
     expected = sentencepiece.SentencePieceProcessor(model_file=original).encode(texts)
     for name, tokenizer in tokenizers_of(model).items():
         encoded = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        places: Counter[str] = Counter()
-        for text, ids, right, offsets in zip(
-            texts, encoded["input_ids"], expected, encoded["offset_mapping"], strict=True
-        ):
-            if ids != right:
-                places[first_difference(text, ids, right, offsets)] += 1
+        rows = zip(texts, encoded["input_ids"], expected, encoded["offset_mapping"], strict=True)
+        places = Counter(first_difference(*row) for row in rows if row[1] != row[2])
         where = "; ".join(f"{place}: {count}" for place, count in places.most_common(8))
         yield make_row(
             f"texts with other pieces than sentencepiece's, of {len(texts)}", name, str(places.total()), where
@@ -193,36 +185,6 @@ def label_rows(model: str, batches: list[Batch]) -> Iterator[dict[str, str]]:
         )
 
 
-def timing_rows(model: str, batch: Batch, repeats: int) -> Iterator[dict[str, str]]:
-    """Time a forward pass of one batch of rows."""
-    models = {peer: load(model, peer)[0] for peer in PEERS}
-
-    def forward(peer: str) -> None:
-        with settings(peer), torch.inference_mode():
-            models[peer](**batch)
-
-    times = medians(time_interleaved({peer: lambda peer=peer: forward(peer) for peer in PEERS}, repeats))
-    for peer, milliseconds in times.items():
-        where = f"{times['in-tree'] / milliseconds:.2f} times as fast as in-tree, {shape_of(batch)}"
-        yield make_row("milliseconds, forward", peer, f"{milliseconds:.0f}", where)
-
-
-def shape_of(batch: Batch) -> str:
-    rows, tokens = batch["input_ids"].shape
-    return f"{rows} x {tokens}, {int(batch['attention_mask'].sum())} real tokens"
-
-
-def memory_rows(model: str, tokens: int) -> Iterator[dict[str, str]]:
-    """Measure the memory of one row, each peer in a process of its own."""
-    if not Path("/proc/self/clear_refs").exists():
-        print("memory is skipped: this system has no /proc/self/clear_refs to measure the peak")
-        return
-    for peer in PEERS:
-        command = [sys.executable, __file__, "--model", model, "--memory_of", peer, "--tokens", str(tokens)]
-        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        yield make_row("MiB of a forward pass", peer, f"{float(output.split()[-1]):.0f}", f"1 x {tokens}")
-
-
 def export_rows(model: str) -> Iterator[dict[str, str]]:
     """Export to Transformers' format and load that with both classes; count what changes."""
     ours, _ = load(model, "ours sdpa")
@@ -252,76 +214,61 @@ def main() -> None:
     parser.add_argument("--print", metavar="NAME", help="only print the table of this model in the result file")
     parser.add_argument("--model_name", help="its name in the result file; default: that of the folder")
     parser.add_argument("--texts", type=Path, nargs="+", default=[], help="files of real texts")
-    parser.add_argument("--rows", type=Path, help="JSON lines for labels and times")
+    parser.add_argument("--rows", type=Path, help="JSON lines for labels")
     parser.add_argument("--columns", nargs="+", default=["premise", "hypothesis"], help="of the text, or of both texts")
-    parser.add_argument("--max_rows", type=int, default=384, help="of --rows")
-    parser.add_argument("--max_texts", type=int, default=64, help="of --texts whose hidden states are compared")
-    parser.add_argument("--tokens", type=int, default=512, help="length of the row whose memory is measured")
-    parser.add_argument("--repeats", type=int, default=7, help="of each timed pass")
-    parser.add_argument("--memory_of", choices=PEERS, help="internal: print the MiB of a peer's forward pass")
-    arguments = parser.parse_args()
-    if arguments.print:
-        print(table(arguments.print))
+    args = parser.parse_args()
+    if args.print:
+        print(table(args.print))
         return
-    if arguments.model is None:
+    if args.model is None:
         parser.error("--model FOLDER is required, or --print NAME")
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    if arguments.memory_of:
-        loaded, _ = load(arguments.model, arguments.memory_of)
-        ids = torch.randint(5, loaded.config.vocab_size, (1, arguments.tokens))
-        print(extra_memory(arguments.memory_of, loaded, {"input_ids": ids}))
-        return
-    for measured in measure(arguments):
+    for measured in measure(args):
         print(f"{measured['measure']:58} {measured['peer']:20} {measured['value']:>8}  {measured['where']}", flush=True)
-        name = arguments.model_name or Path(arguments.model).name
-        line = {"model": name, **measured, **environment()}
-        write_rows(RESULT_FILE, [line], ("model", "measure", "peer", "machine"))
+        name = args.model_name or Path(args.model).name
+        record("released.csv", [{"model": name, **measured}], ("model", "measure", "peer"))
 
 
-def measure(arguments: argparse.Namespace) -> Iterator[dict[str, str]]:
+def measure(args: argparse.Namespace) -> Iterator[dict[str, str]]:
     """Yield a row for each measurement; those that need --texts or --rows are left out without them."""
-    model = arguments.model
+    model = args.model
     yield from loading_rows(model)
     yield from export_rows(model)
-    if arguments.texts:
-        texts = read_texts(arguments.texts)
-        tokenizer = AutoTokenizer.from_pretrained(model)
-        yield from exactness_rows(model, batches_of(texts, tokenizer, arguments.max_texts))
+    if args.texts:
+        texts = read_texts(args.texts)
+        chosen = texts[:: max(1, len(texts) // MAX_TEXTS)][:MAX_TEXTS]  # evenly spread over all
+        yield from exactness_rows(model, encode(model, [[text] for text in chosen], 8))
         yield from tokenization_rows(model, texts)
-    if arguments.rows:
-        of_rows = argparse.Namespace(
-            model=model, file=arguments.rows, rows=arguments.max_rows, columns=arguments.columns, batch_size=32
-        )
-        batches = read_batches(of_rows)
-        yield from label_rows(model, batches)
-        yield from timing_rows(model, batches[len(batches) // 2], arguments.repeats)
-    yield from memory_rows(model, arguments.tokens)
+    if args.rows:
+        yield from label_rows(model, read_batches(model, args.rows, args.columns, MAX_ROWS))
 
 
 def table(name: str) -> str:
     """The rows of a model in the result file, as in docs/benchmarks.md.
 
-    In brackets: a difference divided by the largest value, and a time as a multiple of in-tree's speed.
+    In brackets: a difference divided by the largest value.
     """
     cells: dict[str, dict[str, list[str]]] = {}
     places = []
-    for row in read_rows(RESULT_FILE):
+    for row in read_rows(RESULTS / "released.csv"):
         if row["model"] != name:
             continue
         tokenizer = row["peer"].partition("ours, ")[2]
         in_brackets = tokenizer
-        if "of the largest value" in row["where"] or "times as fast" in row["where"]:
+        if "of the largest value" in row["where"]:
             in_brackets = row["where"].split()[0]
         by_column = cells.setdefault(row["measure"], {column: [] for column in COLUMNS})
         column = "ours sdpa" if tokenizer else row["peer"]
         by_column[column].append(f"{row['value']} ({in_brackets})" if in_brackets else row["value"])
         if row["measure"].startswith("texts") and row["where"]:
             places.append(f"- {row['peer']}: {'; '.join(row['where'].lower().split('; ')[:MAX_PLACES])}")
-    lines = ["| | " + " | ".join(COLUMNS.values()) + " |", "|---|" + "--:|" * len(COLUMNS)]
-    for measured, by_column in cells.items():
-        lines.append(f"| {measured} | " + " | ".join(", ".join(by_column[column]) or "-" for column in COLUMNS) + " |")
-    return "\n".join([*lines, "", f"Where texts first differ, the {MAX_PLACES} most frequent characters:", "", *places])
+    rows = [
+        [measured, *(", ".join(by_column[column]) or "-" for column in COLUMNS)]
+        for measured, by_column in cells.items()
+    ]
+    legend = ["", f"Where texts first differ, the {MAX_PLACES} most frequent characters:", "", *places]
+    return "\n".join([markdown(["", *COLUMNS.values()], rows), *legend])
 
 
 if __name__ == "__main__":

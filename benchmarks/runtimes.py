@@ -1,10 +1,5 @@
 """ONNX Runtime and OpenVINO as peers: graphs of in-tree, of this package and of BERT, each with its fastest settings.
 
-    graphs = Graphs()                                           # exports of one run, in a temporary folder
-    runner = fastest_runner("openvino in-tree", model, inputs, "bfloat16", graphs)
-    hidden_states = runner(**inputs)[0]
-    runner.settings                                             # "fixed shapes, bfloat16"
-
 A peer is a runtime and the source of its graph. "in-tree" and "bert" are exported by torch.onnx.export, "ours" by
 hf_deberta.export.to_openvino. Threads are as many as PyTorch's. The settings of a type are timed one after another on
 the inputs, and the fastest stay:
@@ -33,10 +28,23 @@ TRIAL_CALLS = 15  # timed calls of each setting; the fastest call counts
 WHOLE_ROW = 1 << 20  # group size of OpenVINO's dynamic quantization: one scale for each row
 
 
+F32, BF16 = {"INFERENCE_PRECISION_HINT": "f32"}, {"INFERENCE_PRECISION_HINT": "bf16"}
+OPENVINO_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
+    "float32": {"float32": F32},
+    "bfloat16": {"bfloat16": BF16},
+    "int8": {
+        "int8 weights, bfloat16": {**BF16, "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0},
+        "int8 weights, dynamic activations": {**F32, "DYNAMIC_QUANTIZATION_GROUP_SIZE": WHOLE_ROW},
+    },
+}
+Run = Callable[[dict[str, Any]], Any]  # from inputs as arrays to the first output
+Shape = tuple[int, ...] | None  # of the inputs; None: any
+
+
 class Runner:
     """A compiled graph with the call of a model: keyword inputs, a tuple with the first output."""
 
-    def __init__(self, run: Callable[[dict[str, Any]], Any], settings: str):
+    def __init__(self, run: Run, settings: str):
         self.run = run
         self.settings = settings
 
@@ -57,36 +65,31 @@ class FirstOutput(nn.Module):
 
 
 class Graphs:
-    """Exported graphs by source and type. Each is written once; the folder is deleted with the object."""
+    """Exported graphs for any batch size and length. Each is written once; the folder is deleted with the object."""
 
     def __init__(self) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="graphs-")
 
-    def onnx(self, source: str, model: Any) -> Path:
-        """The graph in float32, for any batch size and length."""
-        return self.once(f"{source}.onnx", lambda file: write_onnx(model, file))
-
-    def onnx_int8(self, source: str, model: Any) -> Path:
-        """The same with int8 weights per channel and dynamically quantized activations."""
-        return self.once(f"{source}-int8.onnx", lambda file: write_onnx_int8(self.onnx(source, model), file))
-
-    def openvino(self, source: str, model: Any) -> Path:
-        """The graph in float32: an ONNX file of Transformers' models, to_openvino's file of ours."""
-        if source != "ours":
-            return self.onnx(source, model)
-        from hf_deberta.export import to_openvino
-
-        return self.once("ours.xml", lambda file: to_openvino(model, file))
-
-    def openvino_int8(self, source: str, model: Any) -> Path:
-        """The same with int8 weights per channel."""
-        return self.once(f"{source}-int8.xml", lambda file: write_openvino_int8(self.openvino(source, model), file))
+    def file(self, runtime: str, source: str, model: Any, int8: bool) -> Path:
+        """The graph in float32, or with int8 weights per channel: of ours in OpenVINO's format, of others in ONNX."""
+        write = write_openvino if source == "ours" else write_onnx
+        plain = self.once("ours.xml" if source == "ours" else f"{source}.onnx", lambda file: write(model, file))
+        if not int8:
+            return plain
+        write_int8, suffix = (write_onnx_int8, "onnx") if runtime == "onnxruntime" else (write_openvino_int8, "xml")
+        return self.once(f"{source}-int8.{suffix}", lambda file: write_int8(plain, file))
 
     def once(self, name: str, write: Callable[[Path], object]) -> Path:
         file = Path(self.folder.name) / name
         if not file.exists():
             write(file)
         return file
+
+
+def write_openvino(model: Any, file: Path) -> None:
+    from hf_deberta.export import to_openvino
+
+    to_openvino(model, file)
 
 
 def write_onnx(model: Any, file: Path) -> None:
@@ -105,6 +108,7 @@ def write_onnx(model: Any, file: Path) -> None:
 
 
 def write_onnx_int8(source: Path, file: Path) -> None:
+    """Activations are quantized dynamically."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     quantize_dynamic(source, file, per_channel=True, weight_type=QuantType.QInt8, reduce_range=True)
@@ -127,7 +131,7 @@ def fastest_runner(
     With `any_shape` only settings that take inputs of other shapes too.
     """
     runners = []
-    shape = None if any_shape else tuple(inputs["input_ids"].shape)
+    shape: Shape = None if any_shape else tuple(inputs["input_ids"].shape)
     for runner in all_runners(peer, model, shape, dtype, graphs):
         if runner(**inputs)[0].isfinite().all():
             runners.append(runner)
@@ -148,36 +152,23 @@ def fastest_call(runner: Runner, inputs: dict[str, Any]) -> float:
     return min(times[1:])
 
 
-def all_runners(peer: str, model: Any, shape: tuple[int, ...] | None, dtype: str, graphs: Graphs) -> Iterator[Runner]:
+def all_runners(peer: str, model: Any, shape: Shape, dtype: str, graphs: Graphs) -> Iterator[Runner]:
     """Yield a runner for each setting of a peer and type; without a shape, only those for any shape."""
     runtime, source = peer.split()
+    if runtime == "onnxruntime" and dtype == "bfloat16":
+        raise ValueError("ONNX Runtime has no matrix products in bfloat16 on x86 processors")
+    file = graphs.file(runtime, source, model, dtype == "int8")
+    shapes = {"any shape": None} if shape is None else {"any shape": None, "fixed shapes": shape}
     if runtime == "onnxruntime":
-        if dtype == "bfloat16":
-            raise ValueError("ONNX Runtime has no matrix products in bfloat16 on x86 processors")
-        file = graphs.onnx_int8(source, model) if dtype == "int8" else graphs.onnx(source, model)
-        yield Runner(onnxruntime_session(file, None), "any shape")
-        if shape is not None:
-            yield Runner(onnxruntime_session(file, shape), "fixed shapes")
+        for name, sizes in shapes.items():
+            yield Runner(onnxruntime_session(file, sizes), name)
         return
-    file = graphs.openvino_int8(source, model) if dtype == "int8" else graphs.openvino(source, model)
-    precisions: dict[str, dict[str, Any]] = {
-        "float32": {"float32": {"INFERENCE_PRECISION_HINT": "f32"}},
-        "bfloat16": {"bfloat16": {"INFERENCE_PRECISION_HINT": "bf16"}},
-        "int8": {
-            "int8 weights, bfloat16": {"INFERENCE_PRECISION_HINT": "bf16", "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0},
-            "int8 weights, dynamic activations": {
-                "INFERENCE_PRECISION_HINT": "f32",
-                "DYNAMIC_QUANTIZATION_GROUP_SIZE": WHOLE_ROW,
-            },
-        },
-    }[dtype]
-    for name, options in precisions.items():
-        yield Runner(openvino_request(file, None, options), f"any shape, {name}")
-        if shape is not None:
-            yield Runner(openvino_request(file, shape, options), f"fixed shapes, {name}")
+    for setting, options in OPENVINO_SETTINGS[dtype].items():
+        for name, sizes in shapes.items():
+            yield Runner(openvino_request(file, sizes, options), f"{name}, {setting}")
 
 
-def onnxruntime_session(file: Path, shape: tuple[int, ...] | None) -> Callable[[dict[str, Any]], Any]:
+def onnxruntime_session(file: Path, shape: Shape) -> Run:
     """All graph optimizations; threads spin within a run and stop after it, so that they do not slow other peers."""
     import onnxruntime
 
@@ -193,9 +184,7 @@ def onnxruntime_session(file: Path, shape: tuple[int, ...] | None) -> Callable[[
     return lambda inputs: session.run(None, inputs)[0]
 
 
-def openvino_request(
-    file: Path, shape: tuple[int, ...] | None, options: dict[str, Any]
-) -> Callable[[dict[str, Any]], Any]:
+def openvino_request(file: Path, shape: Shape, options: dict[str, Any]) -> Run:
     """One request for low latency, with inputs and outputs that are not copied."""
     core = openvino_core()
     graph = core.read_model(file)

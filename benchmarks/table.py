@@ -2,17 +2,16 @@
 
     python benchmarks/table.py
 
-tests/test_readme.py compares the printed tables with both files.
+tests/test_readme.py compares the printed tables with both files. Needs no package, so that any Python prints them.
 """
 
 import csv
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import mean
 
-RESULTS = Path(os.environ.get("RESULTS") or Path(__file__).parent / "results") / "encoder.csv"
-MEMORY = RESULTS.with_name("memory.csv")
-GPU_COUNTS = RESULTS.with_name("gpu_counts.csv")
-LABELS = RESULTS.with_name("label_agreement.csv")
+RESULTS = Path(os.environ.get("RESULTS") or Path(__file__).parent / "results")  # folder of the result files
 AMD = "AMD EPYC, 2 threads"  # Zen 5
 PEERS = {  # name in the csv -> heading of the column
     "in-tree": "Transformers' DeBERTa",
@@ -60,102 +59,111 @@ RATIOS = {  # heading of the column -> (their peers, ours) by names in the csv; 
 }
 README_RATIOS = ["Transformers / ours", "Transformers / `optimize()`", "best runtime / best `optimize()`"]
 README_TOKENS = 2048  # of the row with memory
+Times = dict[tuple[str, str, str], float]  # milliseconds by (mode, case, peer)
 
 
-def cpu_rows(dtype: str) -> list[dict[str, str]]:
-    """Rows of encoder.csv that were measured on CPUs in one type."""
-    with RESULTS.open() as file:
-        return [row for row in csv.DictReader(file) if (row["device"], row["dtype"]) == ("cpu", dtype)]
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a result file; none if there is no such file yet."""
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
-def read_times(machine: str, dtype: str = "float32") -> dict[tuple[str, str, str], float]:
-    """Milliseconds by (mode, case, peer), on the CPU of one machine."""
-    return {
-        (row["mode"], row["case"], row["peer"]): float(row["milliseconds"])
-        for row in cpu_rows(dtype)
-        if row["machine"].startswith(machine)
-    }
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> str:
+    """Return a table in Markdown whose first `texts` columns are aligned left, and the others right."""
+    lines = ["".join(f"| {cell} " if cell else "| " for cell in cells) + "|" for cells in (head, *rows)]
+    lines.insert(1, "|" + "---|" * texts + "--:|" * (len(head) - texts))
+    return "\n".join(lines)
 
 
-def machines(dtype: str) -> list[str]:
-    """Names of the machines with rows in encoder.csv, as they stand there."""
-    return sorted({row["machine"] for row in cpu_rows(dtype)})
+def mean_and_range(values: Sequence[float], digits: int = 3) -> str:
+    """Return the mean; of several values with the smallest and the largest."""
+    low, high = min(values), max(values)
+    return f"{mean(values):.{digits}f}" + (f" ({low:.{digits}f} to {high:.{digits}f})" if len(values) > 1 else "")
+
+
+def summary(rows: list[dict[str, str]], by: tuple[str, ...], values: tuple[str, ...]) -> str:
+    """Return a table of runs: mean and range of the columns `values` over the runs that agree in the columns `by`."""
+    groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in by), []).append(row)
+    lines = [
+        [*key, str(len(group)), *(mean_and_range([float(row[name]) for row in group]) for name in values)]
+        for key, group in groups.items()
+    ]
+    return markdown([*by, "runs", *values], lines, len(by))
+
+
+def times_by_machine(dtype: str) -> dict[str, Times]:
+    """Return the times in encoder.csv on each CPU, in one type."""
+    times: dict[str, Times] = {}
+    for row in read_rows(RESULTS / "encoder.csv"):
+        if (row["device"], row["dtype"]) == ("cpu", dtype):
+            of_machine = times.setdefault(row["machine"], {})
+            of_machine[row["mode"], row["case"], row["peer"]] = float(row["milliseconds"])
+    return times
 
 
 def ratio_table() -> str:
     """Times of others divided by ours in the same run: the smallest to the largest over all machines."""
-    names = sorted({name for dtype in DTYPES for name in machines(dtype)})
-    lines = ["| base size | " + " | ".join(RATIOS) + " |", "|---|" + "--:|" * len(RATIOS)]
+    rows = []
     for dtype in DTYPES:
-        times = [read_times(name, dtype) for name in machines(dtype)]
         for case, label in CASES.items():
-            cells = [format_range(ratios_by_machine(times, case, *peers)) for peers in RATIOS.values()]
+            cells = [ratios(dtype, case, column) for column in RATIOS]
             if any(cells):
-                lines.append(f"| {label}, {dtype} | " + " | ".join(cell or "-" for cell in cells) + " |")
-    lines += ["", "Processors, in brackets how many of them a range is from:", ""]
-    return "\n".join(lines + [f"- {name}" for name in names])
+                rows.append([f"{label}, {dtype}", *(cell or "-" for cell in cells)])
+    names = sorted({name for dtype in DTYPES for name in times_by_machine(dtype)})
+    legend = ["", "Processors, in brackets how many of them a range is from:", "", *(f"- {name}" for name in names)]
+    return "\n".join([markdown(["base size", *RATIOS], rows), *legend])
 
 
-def ratios_by_machine(
-    times: list[dict[tuple[str, str, str], float]],
-    case: tuple[str, str],
-    theirs: tuple[str, ...],
-    ours: tuple[str, ...],
-) -> list[float]:
-    """The time of the fastest of theirs divided by that of ours, for each machine that timed both."""
-    ratios = []
-    for by_peer in times:
-        of_case = {peer: time for (*key, peer), time in by_peer.items() if tuple(key) == case}
-        others, own = ([of_case[peer] for peer in peers if peer in of_case] for peers in (theirs, ours))
-        if others and own:
-            ratios.append(min(others) / min(own))
-    return ratios
-
-
-def format_range(ratios: list[float]) -> str:
-    """One cell: the smallest to the largest, and their number; empty if there are none."""
-    if not ratios:
+def ratios(dtype: str, case: tuple[str, str], column: str) -> str:
+    """One cell: the smallest and the largest ratio over the machines that timed both, and their number."""
+    found = []
+    for times in times_by_machine(dtype).values():
+        theirs, ours = ([times[*case, peer] for peer in peers if (*case, peer) in times] for peers in RATIOS[column])
+        if theirs and ours:
+            found.append(min(theirs) / min(ours))
+    if not found:
         return ""
-    low, high = f"{min(ratios):.1f}", f"{max(ratios):.1f}"
-    return f"{low if low == high else f'{low} to {high}'} ({len(ratios)})"
+    low, high = f"{min(found):.1f}", f"{max(found):.1f}"
+    return f"{low if low == high else f'{low} to {high}'} ({len(found)})"
 
 
 def full_table() -> str:
     """Every peer and case on the AMD machine, each with its time divided by ours."""
-    times = read_times(AMD)
-    lines = ["| milliseconds (divided by hf_deberta's) | " + " | ".join(PEERS.values()) + " |"]
-    lines.append("|---|" + "--:|" * len(PEERS))
+    times = times_by_machine("float32")[AMD]
+    rows = []
     for case, label in CASES.items():
-        by_peer = {peer: time for (*key, peer), time in times.items() if tuple(key) == case}
-        ours = by_peer["ours sdpa"]
-        others = [by_peer[peer] for peer in PEERS if peer != "ours sdpa"]
-        cells = [*(f"{time:.0f} ({time / ours:.1f})" for time in others), f"**{ours:.0f}**"]
-        lines.append(f"| {label} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        ours = times[*case, "ours sdpa"]
+        others = [times[*case, peer] for peer in PEERS if peer != "ours sdpa"]
+        rows.append([label, *(f"{time:.0f} ({time / ours:.1f})" for time in others), f"**{ours:.0f}**"])
+    return markdown(["milliseconds (divided by hf_deberta's)", *PEERS.values()], rows)
 
 
 def label_table() -> str:
     """Equal labels and the largest difference of logits from float32."""
-    with LABELS.open() as file:
-        rows = list(csv.DictReader(file))
-    lines = ["| peer | type | equal labels | largest difference of logits |", "|---|---|--:|--:|"]
-    for row in rows:
-        peer = f"{row['peer']} ({row['settings']})" if row["settings"] else row["peer"]
-        equal = f"{row['equal_labels']} of {row['rows']}, {row['percent']} %"
-        lines.append(f"| {peer} | {row['dtype']} | {equal} | {row['largest_logit_difference']} |")
-    return "\n".join(lines)
+    rows = [
+        (
+            f"{row['peer']} ({row['settings']})" if row["settings"] else row["peer"],
+            row["dtype"],
+            f"{row['equal_labels']} of {row['rows']}, {row['percent']} %",
+            row["largest_logit_difference"],
+        )
+        for row in read_rows(RESULTS / "label_agreement.csv")
+    ]
+    return markdown(["peer", "type", "equal labels", "largest difference of logits"], rows, 2)
 
 
 def gpu_counts_table() -> str:
     """Launches, gigabytes and GFLOP of one layer, counted on a simulated GPU; launches alone with Triton's kernels."""
-    with GPU_COUNTS.open() as file:
-        rows = {(row["mode"], row["case"], row["peer"]): row for row in csv.DictReader(file)}
-    lines = ["| launches, GB, GFLOP | " + " | ".join(COUNTED_PEERS.values()) + " |"]
-    lines.append("|---|" + "--:|" * len(COUNTED_PEERS))
-    for mode, case in dict.fromkeys((mode, case) for mode, case, _ in rows):
-        cells = [counts_of(rows[mode, case, peer]) for peer in COUNTED_PEERS]
-        lines.append(f"| {mode}, {case.replace('x', ' x ')} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    counts = {(row["mode"], row["case"], row["peer"]): row for row in read_rows(RESULTS / "gpu_counts.csv")}
+    rows = [
+        [f"{mode}, {case.replace('x', ' x ')}", *(counts_of(counts[mode, case, peer]) for peer in COUNTED_PEERS)]
+        for mode, case in dict.fromkeys((mode, case) for mode, case, _ in counts)
+    ]
+    return markdown(["launches, GB, GFLOP", *COUNTED_PEERS.values()], rows)
 
 
 def counts_of(row: dict[str, str]) -> str:
@@ -166,21 +174,20 @@ def counts_of(row: dict[str, str]) -> str:
 
 def readme_table() -> str:
     """The ratios of a few cases, and one of memory."""
-    lines = [
-        "| base size, 2 threads | " + " | ".join(README_RATIOS) + " |",
-        "|---|" + "--:|" * len(README_RATIOS),
+    rows = [
+        [label, *(ratios(dtype, (mode, case), column) or "-" for column in README_RATIOS)]
+        for (dtype, mode, case), label in README_CASES.items()
     ]
-    for (dtype, *case), label in README_CASES.items():
-        times = [read_times(name, dtype) for name in machines(dtype)]
-        cells = [format_range(ratios_by_machine(times, (case[0], case[1]), *RATIOS[name])) for name in README_RATIOS]
-        lines.append(f"| {label} | " + " | ".join(cell or "-" for cell in cells) + " |")
-    with MEMORY.open() as file:
-        rows = [row for row in csv.DictReader(file) if (row["device"], row["dtype"]) == ("cpu", "float32")]
-    extra = {(row["peer"], int(row["tokens"])): float(row["extra_mib"]) for row in rows if AMD in row["machine"]}
-    ratio = extra["in-tree", README_TOKENS] / extra["ours sdpa", README_TOKENS]
-    return "\n".join(
-        [*lines, f"| memory of 1 row of {README_TOKENS} tokens | {ratio:.1f} (1) |" + " - |" * (len(README_RATIOS) - 1)]
+    extra = {
+        row["peer"]: float(row["extra_mib"])
+        for row in read_rows(RESULTS / "memory.csv")
+        if (row["device"], row["dtype"], row["tokens"]) == ("cpu", "float32", str(README_TOKENS))
+        and AMD in row["machine"]
+    }
+    rows.append(
+        [f"memory of 1 row of {README_TOKENS} tokens", f"{extra['in-tree'] / extra['ours sdpa']:.1f} (1)", "-", "-"]
     )
+    return markdown(["base size, 2 threads", *README_RATIOS], rows)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""Comparable timings: peers take turns, medians are reported, and each row records machine, versions and date."""
+"""Comparable measurements: peers take turns, medians count, and each row records machine, versions and date."""
 
 import csv
 import datetime
 import os
 import platform
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -12,14 +14,13 @@ from statistics import median
 
 import torch
 import transformers
+from table import RESULTS, read_rows
 
-RESULTS = Path(os.environ.get("RESULTS") or Path(__file__).parent / "results")  # folder of the result files
 
-
-def time_interleaved(
+def median_times(
     peers: Mapping[str, Callable[[], object]], repeats: int, device: str = "cpu", calls: int = 1
-) -> dict[str, list[float]]:
-    """Return the milliseconds of each peer's calls. Peers take turns; one warm-up round is not counted.
+) -> dict[str, float]:
+    """Return the median milliseconds of each peer's calls. Peers take turns; one warm-up round is not counted.
 
     Of several `calls` in a turn, the last counts: threads of one runtime wait for work for a while, and keep cores
     busy, while a peer with another one begins.
@@ -35,7 +36,7 @@ def time_interleaved(
             synchronize(device)
             if turn > 0:
                 times[name].append(1e3 * (time.perf_counter() - start))
-    return times
+    return {name: median(values) for name, values in times.items()}
 
 
 def synchronize(device: str) -> None:
@@ -44,8 +45,13 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def medians(times: dict[str, list[float]]) -> dict[str, float]:
-    return {name: median(values) for name, values in times.items()}
+def in_new_process(script: str, *flags: object) -> str:
+    """Run a script with these flags in a process of its own; return the last line that it prints."""
+    command = [sys.executable, script, *map(str, flags)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)} failed: {done.stderr[-2000:]}")
+    return done.stdout.splitlines()[-1]
 
 
 def environment(device: str = "cpu") -> dict[str, str]:
@@ -73,14 +79,6 @@ def processor() -> str:
     return f"{first['model name']} (family {first.get('cpu family')}, model {first.get('model')})"
 
 
-def read_rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of a result file; none if there is no such file yet."""
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def write_rows(path: Path, rows: list[dict], key: tuple[str, ...]) -> None:
     """Add rows to a result file. They replace earlier rows with the same values in the columns `key`."""
     new = {tuple(str(row[column]) for column in key) for row in rows}
@@ -94,15 +92,20 @@ def write_rows(path: Path, rows: list[dict], key: tuple[str, ...]) -> None:
     os.replace(unfinished, path)
 
 
+def record(file_name: str, rows: list[dict], key: tuple[str, ...], device: str = "cpu") -> None:
+    """Write rows with date, machine and versions; they replace those of the same machine and values of `key`."""
+    write_rows(RESULTS / file_name, [{**row, **environment(device)} for row in rows], (*key, "machine"))
+
+
 def record_runs(
-    path: Path, runs: list[dict[str, str]], measure: Callable[[dict[str, str]], list[dict[str, str]]], again: bool
+    file_name: str, runs: list[dict[str, str]], measure: Callable[[dict[str, str]], list[dict[str, str]]], again: bool
 ) -> None:
     """Measure the runs that a result file lacks and add their rows; print how many it has, of which date and machine.
 
     A run is the values of the columns that name it; `measure` returns its other columns, for each `step` if there are
     several. With `again` all runs are measured: new values are printed beside the recorded ones, which the file keeps.
     """
-    rows = read_rows(path)
+    rows = read_rows(RESULTS / file_name)
     recorded = [[row for row in rows if run.items() <= row.items()] for run in runs]
     origins = Counter(f"{earlier[0]['date']} on {earlier[0]['machine']}" for earlier in recorded if earlier)
     for origin, count in origins.items():
@@ -112,7 +115,7 @@ def record_runs(
             continue
         measured = measure(run)
         if not earlier:
-            write_rows(path, [{**run, **values, **environment()} for values in measured], tuple(run))
+            write_rows(RESULTS / file_name, [{**run, **values, **environment()} for values in measured], tuple(run))
         for values in measured:
             old = next((row for row in earlier if row.get("step") == values.get("step")), {})
             note = " (recorded {})" if old else ""

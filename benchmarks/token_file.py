@@ -1,6 +1,6 @@
 """Measure a token file's making from a large text: documents and bytes per second of CPU time, and peak memory.
 
-    python benchmarks/token_file.py --train_file books/*.txt --tokenizer_name TOKENIZER --gigabytes 1 10 --deduplicate
+    python benchmarks/token_file.py --train_file books/*.txt --tokenizer_name TOKENIZER --gigabytes 0.1 --deduplicate
 
 The text is written to a temporary jsonl file first: documents of several paragraphs of the given files, in random
 order, so that few are equal. It is read as a stream, as `run_mlm.py --streaming` does, and everything is deleted
@@ -11,19 +11,16 @@ import argparse
 import json
 import random
 import resource
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from timing import RESULTS, environment, write_rows
+from timing import in_new_process, record
 
 from hf_deberta.pretraining.corpus import Corpus, CorpusArguments
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
 
-RESULT_FILE = RESULTS / "token_file.csv"
-KEY = ("gigabytes", "deduplicate", "machine")
 PARAGRAPHS = 6  # of a document
 PAPER_GIGABYTES = 160
 
@@ -40,24 +37,19 @@ def main() -> None:
     if args.text is not None:
         print(json.dumps(tokenize(Path(args.text), args.tokenizer_name, args.deduplicate)))
         return
-    print("| text | documents | per CPU second | MB per CPU second | peak memory | duplicates | CPU hours for 160 GB |"
-          " hours |\n|--:|--:|--:|--:|--:|--:|--:|--:|")  # fmt: skip
     for gigabytes in args.gigabytes:
         with tempfile.TemporaryDirectory(dir=args.work_dir) as folder:
             text = Path(folder) / "text.jsonl"
             size = write_text(args.train_file, text, gigabytes)
-            output = subprocess.run(
-                [sys.executable, *sys.argv, "--text", str(text)], check=True, stdout=subprocess.PIPE
-            )
-        result = json.loads(output.stdout.splitlines()[-1])
-        hours = {name: PAPER_GIGABYTES * 1e9 / size * result[name] / 3600 for name in ("seconds", "cpu_seconds")}
+            result = json.loads(in_new_process(__file__, *sys.argv[1:], "--text", text))
         row = {"gigabytes": f"{gigabytes:g}", "deduplicate": str(args.deduplicate), "bytes": size, **result}
-        projected = {"hours_160_gb": f"{hours['seconds']:.1f}", "cpu_hours_160_gb": f"{hours['cpu_seconds']:.1f}"}
-        write_rows(RESULT_FILE, [{**row, **projected, **environment()}], KEY)
-        cells = [f"{gigabytes:g} GB", f"{result['documents']:,}", f"{result['documents'] / result['cpu_seconds']:,.0f}"]
-        cells += [f"{size / result['cpu_seconds'] / 1e6:.1f}", f"{result['peak_mb']:,} MB", f"{result['duplicates']:,}"]
-        cells += [f"{hours['cpu_seconds']:.0f}", f"{hours['seconds']:.0f}"]
-        print(f"| {' | '.join(cells)} |", flush=True)
+        for name in ("seconds", "cpu_seconds"):
+            hours = PAPER_GIGABYTES * 1e9 / size * result[name] / 3600
+            row[f"{name.replace('seconds', 'hours')}_160_gb"] = f"{hours:.1f}"
+        print(", ".join(f"{name} {value}" for name, value in row.items()), end=", ")
+        speed, rate = size / result["cpu_seconds"] / 1e6, result["documents"] / result["cpu_seconds"]
+        print(f"{speed:.1f} MB and {rate:.0f} documents per CPU second", flush=True)
+        record("token_file.csv", [row], ("gigabytes", "deduplicate"))
 
 
 def write_text(files: list[str], target: Path, gigabytes: float) -> int:
@@ -77,19 +69,18 @@ def write_text(files: list[str], target: Path, gigabytes: float) -> int:
 
 def tokenize(text: Path, tokenizer_name: str, deduplicate: bool) -> dict[str, float]:
     """Make the token file; return seconds, documents, tokens, duplicates and the peak memory of this process."""
-    tokenizer = load_tokenizer(tokenizer_name)
     args = CorpusArguments(
         train_file=[str(text)], streaming=True, validation_split_percentage=0, deduplicate=deduplicate
     )
+    tokenizer = load_tokenizer(tokenizer_name)
     start, start_cpu = time.perf_counter(), time.process_time()
     about = Corpus(args).token_file("train", tokenizer, text.parent / "tokens").about
-    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - start_cpu
     return {
         "documents": about["documents"],
         "tokens": about["tokens"],
         "duplicates": about.get("duplicates", 0),
-        "seconds": round(seconds, 1),
-        "cpu_seconds": round(cpu_seconds, 1),
+        "seconds": round(time.perf_counter() - start, 1),
+        "cpu_seconds": round(time.process_time() - start_cpu, 1),
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
 

@@ -77,7 +77,7 @@ def test_ratios_are_taken_on_one_machine_at_a_time(load, tmp_path, monkeypatch):
         for machine, by_peer in times.items():
             for peer, time in by_peer.items():
                 writer.writerow((machine, peer, time, "forward", "1x32", "float32", "cpu"))
-    monkeypatch.setattr(table, "RESULTS", tmp_path / "encoder.csv")
+    monkeypatch.setattr(table, "RESULTS", tmp_path)
     lines = table.ratio_table().splitlines()
     assert lines[2] == "| 1 row of 32 tokens, float32 | 2.0 to 3.0 (2) | 4.0 (1) | 1.3 (1) | 1.5 (1) | - |"
     assert lines[-2:] == ["- A, 2 threads", "- B, 2 threads"]
@@ -98,21 +98,23 @@ def test_operations_and_parameters_beside_bert(load):
 
 
 def test_rows_of_rtd_become_a_table(load, tmp_path, monkeypatch, capsys):
-    rtd = load("rtd")
-    monkeypatch.setattr(rtd, "RESULT_FILE", tmp_path / "rtd.csv")
+    ablations = load("ablations")
+    for module in ("table", "timing", "ablations"):
+        monkeypatch.setattr(f"{module}.RESULTS", tmp_path)
     found = {"1": "0.2", "2": "0.4"}
     runs = [{"experiment": "scratch", "embedding_sharing": "gdes", "seed": seed, "setting": "small"} for seed in found]
-    scores = {"step": "100", **dict.fromkeys(rtd.METRICS, "0.9")}
-    rtd.record_runs(rtd.RESULT_FILE, runs, lambda run: [{**scores, "replaced_found": found[run["seed"]]}], again=False)
-    rtd.print_table("scratch", "small")
+    scores = {"step": "100", **dict.fromkeys(ablations.RTD_METRICS, "0.9")}
+    measured = lambda run: [{**scores, "replaced_found": found[run["seed"]]}]  # noqa: E731
+    ablations.record_runs("rtd.csv", runs, measured, again=False)
+    ablations.print_tables(ablations.EXPERIMENTS["rtd"], "small")
     assert "| gdes | 100 | 2 | 0.300 (0.200 to 0.400) | 0.900 (0.900 to 0.900) |" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     "name, flags, skipped",
     [
-        ("ablations", "--train_file t --validation_file v --variants DeBERTa", 3),
-        ("rtd", "scratch --steps 500 --train_file t --validation_file v", 9),
+        ("ablations", "parts --train_file t --validation_file v --variants DeBERTa", 3),
+        ("ablations", "rtd --train_file t --validation_file v", 9),
         ("fine_tuning", "--model v3-xsmall-nli --data d --tasks cola --settings short --who ours", 3),
         ("sift", "--tasks rte --name 'a DeBERTa-v3-xsmall fine-tuned on NLI (int8 weights multiplied out)'", 10),
     ],
@@ -121,7 +123,8 @@ def test_recorded_runs_are_counted_and_repeated_on_request(load, monkeypatch, ca
     script, measured = load(name), {"date": "today"}  # a column of all files
     monkeypatch.setattr("timing.write_rows", None)  # results stay as they are
     monkeypatch.setattr(script, "prepare", lambda *_: None, raising=False)
-    monkeypatch.setattr(script, "train", lambda *_: [{"step": "0", **measured}] if name == "rtd" else measured)
+    trained = [measured | ({"step": "0"} if flags.startswith("rtd") else {})] if name == "ablations" else measured
+    monkeypatch.setattr(script, "train", lambda *_: trained)
     for again, expected in (([], f"{skipped} runs skipped, recorded 2026-11-2"), (["--again"], "today (recorded 202")):
         monkeypatch.setattr(sys, "argv", [name, *shlex.split(flags), *again])
         script.main()
