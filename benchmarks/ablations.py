@@ -105,7 +105,8 @@ def main() -> None:
     args = parser.parse_args()
     experiment = EXPERIMENTS[args.experiment]
     for name in sizes:
-        setattr(args, name, getattr(args, name) or getattr(experiment, name))
+        if getattr(args, name) is None:
+            setattr(args, name, getattr(experiment, name))
     if args.hidden_size % HEAD_SIZE:
         parser.error(f"--hidden_size must be a multiple of {HEAD_SIZE}, not {args.hidden_size}")
     if unknown := set(args.variants or ()) - experiment.variants.keys():

@@ -46,35 +46,28 @@ def in_tree_config(config: hf_deberta.HfDebertaConfig) -> transformers.DebertaV2
     return transformers.DebertaV2Config.from_dict(fields, legacy=False)
 
 
-def make_models(peers: list[str], classify: bool) -> dict[str, Any]:
-    """Return a model for each peer, whose name has no addition; those of DeBERTa have equal weights."""
+def make_model(peer: str, classify: bool) -> Any:
+    """Return the model of a peer, whose name has no addition; those of DeBERTa have equal weights."""
     torch.manual_seed(0)
-    our_config = hf_deberta.HfDebertaConfig.from_preset("v3-base", **SIZES)
-    config = in_tree_config(our_config)
+    config = hf_deberta.HfDebertaConfig.from_preset("v3-base", **SIZES)
     kind = "ForSequenceClassification" if classify else "Model"
-    their_class = getattr(transformers, f"DebertaV2{kind}")
-    in_tree = their_class(config)
-    models: dict[str, Any] = {}
-    for peer in peers:
-        if peer == "in-tree":
-            models[peer] = in_tree
-            continue
-        if peer in BERT_PEERS:
-            bert_config = transformers.BertConfig(**SIZES, max_position_embeddings=8192)
-            models[peer] = getattr(transformers, f"Bert{kind}")(bert_config)
-            continue
-        if peer in ("disentangled-flash", "enabled") or peer.endswith(" in-tree"):
-            models[peer] = their_class(config)
-        elif peer == "flashdeberta":
-            import flashdeberta
+    in_tree = getattr(transformers, f"DebertaV2{kind}")(in_tree_config(config))
+    model: Any
+    if peer in ("in-tree", "enabled", "disentangled-flash") or peer.endswith(" in-tree"):
+        return in_tree
+    if peer in BERT_PEERS:
+        bert_config = transformers.BertConfig(**SIZES, max_position_embeddings=8192)
+        return getattr(transformers, f"Bert{kind}")(bert_config)
+    if peer == "flashdeberta":
+        import flashdeberta
 
-            models[peer] = getattr(flashdeberta, f"FlashDebertaV2{kind}")(config)
-        else:
-            models[peer] = getattr(hf_deberta, f"HfDeberta{kind}")(our_config)
-            if peer.removeprefix("ours ") in BACKENDS:
-                models[peer].set_attn_implementation(peer.removeprefix("ours "))
-        models[peer].load_state_dict(in_tree.state_dict(), strict=False)
-    return models
+        model = getattr(flashdeberta, f"FlashDebertaV2{kind}")(in_tree.config)
+    else:
+        model = getattr(hf_deberta, f"HfDeberta{kind}")(config)
+        if peer.removeprefix("ours ") in BACKENDS:
+            model.set_attn_implementation(peer.removeprefix("ours "))
+    model.load_state_dict(in_tree.state_dict(), strict=False)
+    return model
 
 
 def available_peers(device: str, training: bool = False) -> list[str]:
@@ -217,7 +210,7 @@ def differences(case: str, models: dict[str, Any], inputs: dict[str, Any], dtype
     if inputs["input_ids"].shape[1] > 512:
         return {}
     real = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
-    in_tree = make_models(["in-tree"], classify=case == "mnli")["in-tree"].to(real.device).eval()
+    in_tree = make_model("in-tree", classify=case == "mnli").to(real.device).eval()
     expected = in_tree(**inputs_of("in-tree", inputs))[0]
     result = {}
     for peer, model in models.items():
@@ -242,8 +235,7 @@ def measure(case: str, args: argparse.Namespace, graphs: Graphs) -> list[dict]:
     for peer in args.peers:
         try:
             name = split_name(peer)[0]
-            model = make_models([name], classify=case == "mnli")[name]
-            model = prepare(peer, model, inputs, args, graphs)
+            model = prepare(peer, make_model(name, classify=case == "mnli"), inputs, args, graphs)
             call = make_step(peer, model, inputs, labels, args.mode)
             call()
             synchronize(args.device)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from encoder import make_models, settings
+from encoder import make_model, settings
 from timing import in_new_process, record
 
 PEERS = ("in-tree", "bert", "ours sdpa", "enabled")
@@ -21,7 +21,7 @@ MAX_LENGTH_IN_TREE = 4096
 
 def extra_mebibytes(peer: str, length: int, device: str, dtype: str) -> float:
     """Return the MiB that a forward pass of one row takes beyond the model and the inputs."""
-    model = make_models([peer], classify=False)[peer].to(device, getattr(torch, dtype)).eval()
+    model = make_model(peer, classify=False).to(device, getattr(torch, dtype)).eval()
     ids = torch.randint(5, 1000, (1, length), device=device)
     with settings(peer), torch.inference_mode():
         model(torch.full((1, 16), 5, device=device))  # loads the libraries
