@@ -287,7 +287,7 @@ def test_main_process_tokenizes_first(monkeypatch, text, tmp_path, script, each)
         ),
         ([*TINY, "--do_train", "false"], "--do_train false evaluates a trained model"),
         ([*TINY, "--config_overrides", "attn_implementation=bogus"], "choose auto, eager, sdpa, triton"),
-        (["--model_name_or_path", "/no/such/folder"], "there is no model folder /no/such/folder"),
+        (["--model_name_or_path", "/no/such/folder"], "there is no folder /no/such/folder"),
         ([*TINY, "--dtype", "float32"], "--dtype"),
         ([*TINY, "--lines"], "--lines"),
         ([*TINY, "--recipe", "paper:v1-base", "--max_stpes", 5], "--max_stpes 5; did you mean --max_steps?"),

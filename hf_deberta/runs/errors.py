@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from huggingface_hub.errors import HFValidationError
 from transformers.utils import logging
 
 FULL_DISK = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
@@ -58,6 +59,9 @@ def input_errors(place: str | Callable[[int | None], str] = "", *kinds: type[Exc
         row, problem = (cause.row, cause.problem) if isinstance(cause, RowError) else (None, str(cause))
         message = " ".join(problem.split()) or type(cause).__name__
         where = place if isinstance(place, str) else place(row)
+        # a path that is not there was taken for a name on the Hub
+        if any(isinstance(step, HFValidationError) for step in (cause, cause.__cause__, cause.__context__)):
+            message = f"there is no folder {where}"
         # Transformers' message names the argument of from_pretrained
         message = message.replace("pass the argument `trust_remote_code=True`", "add --trust_remote_code")
         located = InputError(message if where in message else f"{where}: {message}")

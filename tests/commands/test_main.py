@@ -38,10 +38,10 @@ def test_scripts_are_commands(name, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["inspect", "./nowhere"], "hf-deberta inspect: there is no model folder ./nowhere"),
+        (["inspect", "./nowhere"], "hf-deberta inspect: there is no folder ./nowhere"),
         (["glue", "--model_name_or_path", "./nowhere", "--task_name", "bleu"], "hf-deberta glue: "),
         (["multiple-choice", "--model_name_or_path", "./nowhere", "--task_name", "bleu"], "hf-deberta race: "),
-        (["convert", "./nowhere", "out", "--to", "official"], "hf-deberta convert: there is no model folder ./nowhere"),
+        (["convert", "./nowhere", "out", "--to", "official"], "hf-deberta convert: there is no folder ./nowhere"),
     ],
 )
 def test_mistakes_are_reported_in_one_line(words, message, tmp_path, monkeypatch):
