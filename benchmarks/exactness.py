@@ -32,7 +32,8 @@ OFFICIAL = {
     "c2p only": "case05a_c2p_only",
     "p2c only": "case05b_p2c_only",
 }
-SIZES = {"num_hidden_layers": 4, "vocab_size": 1000}
+SIZES = {"num_hidden_layers": 4, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
+SIZES["vocab_size"] = 1000
 RELATIVE = {"relative_attention": True, "position_biased_input": False, "pos_att_type": ["c2p", "p2c"]}
 BUCKETS = {"position_buckets": 256, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
 IN_TREE: dict[str, tuple[Any, dict]] = {
