@@ -44,8 +44,6 @@ README_CASES = {  # (type, mode, case) -> label of the row
     ("float32", "forward", "1x32"): "1 row of 32 tokens",
     ("float32", "forward", "8x128"): "8 rows of 128 tokens, no padding",
     ("float32", "forward", "mnli"): "32 sentence pairs (MNLI), padded to the longest",
-    ("float32", "training", "mnli"): "one training step on these pairs",
-    ("bfloat16", "forward", "1x32"): "1 row of 32 tokens, bfloat16",
 }
 OPTIMIZED = ("ours optimized", "ours optimized, fixed shape")
 RATIOS = {  # heading of the column -> (their peers, ours) by names in the csv; the fastest of each counts
