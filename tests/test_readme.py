@@ -26,8 +26,7 @@ from hf_deberta.pretraining.corpus import CorpusArguments
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
-# run by tests/export/test_files.py, by nothing (needs datatrove), and by tests/fine_tuning/test_sift.py
-SNIPPETS_ELSEWHERE = ("export.md", "pretraining.md", "sift.md")
+SNIPPETS_ELSEWHERE = ("export.md", "sift.md")  # run by tests/export/test_files.py and tests/fine_tuning/test_sift.py
 GUIDES = [
     page
     for page in sorted((ROOT / "docs").glob("*.md"))
