@@ -36,7 +36,6 @@ CASES = {  # (mode, case) in the csv -> label of the row
 COUNTED_PEERS = {  # name in the csv -> heading of the column
     "in-tree": "Transformers' DeBERTa",
     "bert": "BERT, SDPA",
-    "sdpa of 0.2.0": "hf_deberta 0.2.0, sdpa",
     "sdpa": "hf_deberta, sdpa",
     "triton": "hf_deberta, triton",
 }
