@@ -119,6 +119,10 @@ gpu-sweep: $(READY) ## on a GPU: time the Triton kernels with other tiles, warps
 gpu-tests: $(READY) ## on a GPU: all its tests (in 8 processes if pytest-xdist is installed)
 	$(RUN) -m pytest -m gpu $(GPU_TESTS) $$($(RUN) -c 'import xdist' 2>/dev/null && echo --numprocesses=8)
 
+map: ## list the files of the package, each with the first line of its docstring
+	@$(PYTHON) -c 'import ast, pathlib; [print(f"{path!s:54} {ast.get_docstring(ast.parse(path.read_text())).split(chr(10))[0]}") \
+		for path in sorted(pathlib.Path("hf_deberta").rglob("*.py"))]'
+
 docs: $(READY) $(DOCS_READY) ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
@@ -129,5 +133,5 @@ $(DOCS_READY): $(READY) pyproject.toml constraints.txt
 clean: ## remove .venv, .venv-versions and the output of demo, docs, package and tests
 	rm -rf $(VENV) .venv-versions demo_output build dist site *.egg-info .pytest_cache .ruff_cache .mypy_cache
 
-.PHONY: help setup demo notebooks check quick test test-fake-cuda gpu-counts faults soak format package docs test-common bench
+.PHONY: help setup demo notebooks check quick test test-fake-cuda gpu-counts faults soak format package map docs test-common bench
 .PHONY: $(GPU_STEPS) bench-gpu clean test-versions test-newest

@@ -35,14 +35,12 @@ CASES = {  # (mode, case) in the csv -> label of the row
 COUNTED_PEERS = {  # name in the csv -> heading of the column
     "in-tree": "Transformers' DeBERTa",
     "bert": "BERT, SDPA",
-    "sdpa of 0.2.0": "hf_deberta 0.2.0, sdpa",
     "sdpa": "hf_deberta, sdpa",
     "triton": "hf_deberta, triton",
 }
 README_CASES = {  # (type, mode, case) -> label of the row
     ("float32", "forward", "8x128"): "8 rows of 128 tokens, no padding",
     ("float32", "forward", "mnli"): "32 sentence pairs (MNLI), padded to the longest",
-    ("float32", "training", "mnli"): "one training step on these pairs",
 }
 OPTIMIZED = ("ours optimized", "ours optimized, fixed shape")
 RATIOS = {  # heading of the column -> (their peers, ours) by names in the csv; the fastest of each counts

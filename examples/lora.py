@@ -9,7 +9,7 @@ Rows have a `sentence` and a `label`, which counts from 0: {"sentence": "a fine 
     accuracy: ..., of the merged model ...
 
 lora/merged is a model without PEFT. `PeftModel.from_pretrained(base, "lora/adapter")` loads the adapter, where `base`
-is the checkpoint with as many labels. More on adapters: docs/peft.md.
+is the checkpoint with as many labels. More on adapters: docs/use.md.
 """
 
 import argparse

@@ -23,7 +23,7 @@ from .model.slots import reference_mode
 from .serving.optimize import optimize
 from .tokenization_hf_deberta import HfDebertaTokenizer
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 transformers.AutoConfig.register(HfDebertaConfig.model_type, HfDebertaConfig, exist_ok=True)
 for _auto_class, _reference in AUTO_MAP.items():

@@ -95,7 +95,7 @@ def test_links_of_the_readme_become_absolute():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     links = re.findall(r"\]\(([^)\s]+)\)", absolute_links(text, "README.md", REPOSITORY, "v1"))
     assert len(links) == len(re.findall(r"\]\([^)\s]+\)", text)) and all(link.startswith("https://") for link in links)
-    assert f"{REPOSITORY}/blob/v1/docs/versions.md" in links and f"{REPOSITORY}/blob/v1/README.md#pretrain" in links
+    assert f"{REPOSITORY}/blob/v1/docs/serving.md" in links and f"{REPOSITORY}/blob/v1/docs/load.md#go-back" in links
     page = "![a](docs/a.png) [b](#b) [c](http://c) [d](e/f.md#g)"
     assert absolute_links(page, "P.md", REPOSITORY, "v1") == (
         f"![a]({REPOSITORY}/raw/v1/docs/a.png) [b]({REPOSITORY}/blob/v1/P.md#b) [c](http://c) "

@@ -27,8 +27,7 @@ from hf_deberta.pretraining.corpus import CorpusArguments
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
-# run by tests/export/test_files.py, by nothing (needs datatrove), and by tests/fine_tuning/test_sift.py
-SNIPPETS_ELSEWHERE = ("export.md", "pretraining.md", "sift.md")
+SNIPPETS_ELSEWHERE = ("export.md", "sift.md")  # run by tests/export/test_files.py and tests/fine_tuning/test_sift.py
 GUIDES = [
     page
     for page in sorted((ROOT / "docs").glob("*.md"))
@@ -83,7 +82,7 @@ def run_snippets(page: Path, checkpoint: Path) -> list[str]:
 def test_readme_snippets_run_and_print_what_they_say(checkpoint, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     snippets = run_snippets(ROOT / "README.md", checkpoint)
-    assert len(snippets) >= 2
+    assert len(snippets) == 1
     expected = re.search(r"^print\(.*\)\n# (.*)$", snippets[0], flags=re.MULTILINE)[1]
     assert capsys.readouterr().out.splitlines()[0] == expected == "DebertaModel True"
 
@@ -103,7 +102,7 @@ def test_snippets_run_and_print_what_they_show(page, checkpoint, tmp_path, monke
     pattern = re.escape(shown_output(page)).replace(re.escape("..."), ".*?")
     printed = capsys.readouterr().out
     assert re.fullmatch(pattern, printed, flags=re.DOTALL), printed
-    if page.name == "publish.md":
+    if page.name == "load.md":
         assert (tmp_path / "my-deberta" / "modeling_hf_deberta.py").exists()
         assert json.loads((tmp_path / "my-deberta-v2" / "config.json").read_text())["model_type"] == "deberta"
     if page.name == "visualize.md":
@@ -111,9 +110,8 @@ def test_snippets_run_and_print_what_they_show(page, checkpoint, tmp_path, monke
 
 
 def test_readme_is_short_and_narrow():
-    lines = README.splitlines()
-    assert len(lines) < 150
-    assert not [line for line in lines if len(line) > 120]
+    assert len(README.split()) <= 700
+    assert not [line for line in README.splitlines() if len(line) > 120]
 
 
 def test_tables_of_times_come_from_the_results():
@@ -167,6 +165,13 @@ def test_make_help_lists_targets():
         assert f"make {target} " in listed, target
 
 
+def test_make_map_lists_every_file():
+    listed = subprocess.run(["make", "map"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "hf_deberta").rglob("*.py"))
+    assert [line.split()[0] for line in listed] == files
+    assert all(len(line.split()) > 2 for line in listed), "a file without a docstring"
+
+
 def commands_of(page: Path) -> list[tuple[str, str]]:
     """(task, flags) of each command, with or without a launcher; `...` stands for a value or for more flags."""
     text = page.read_text(encoding="utf-8").replace("\\\n", "").replace("$MODEL", "microsoft/deberta-v3-base")
@@ -205,19 +210,3 @@ def test_commands_have_the_flags_of_their_scripts(page):
 
 def is_strict_child(kind: type, parent: type) -> bool:
     return issubclass(kind, parent) and kind is not parent
-
-
-def test_every_module_is_on_the_map():
-    """docs/architecture.md lists each module of the package under its folder, and no other."""
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    folder, listed = "", set()
-    for line in page.partition("## Files")[2].splitlines():
-        if line.startswith("hf_deberta/"):
-            folder = line.strip()
-        elif name := re.match(r"  (\w+\.py) ", line):
-            listed.add(folder + name[1])
-    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "hf_deberta").rglob("*.py")}
-    modules = {name for name in modules if not name.endswith("__init__.py")}
-    missing, stale = sorted(modules - listed), sorted(listed - modules)
-    assert not missing, f"docs/architecture.md, section Files: add one line under its folder for {', '.join(missing)}"
-    assert not stale, f"docs/architecture.md, section Files: remove or move the lines of {', '.join(stale)}"

@@ -2,7 +2,7 @@
 
 Memory is 8 bytes per distinct document, twice that for a moment while an index grows: 50 million documents take 0.4 to
 0.8 GB. Texts are equal if all their characters are, apart from white space at both ends. Documents that only resemble
-each other stay: docs/pretraining.md shows how to remove them with datatrove.
+each other stay: docs/pretraining.md names what removes them.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""docs/migrating.md: our names and flags in its tables exist, and each class of Transformers has a counterpart."""
+"""docs/load.md: our names and flags in its tables exist, and each class of Transformers has a counterpart."""
 
 import dataclasses
 import importlib
@@ -19,8 +19,9 @@ from hf_deberta.model.input_checks import EncoderKwargs
 from hf_deberta.pretraining.arguments import MaskingArguments, PretrainingArguments
 from hf_deberta.pretraining.corpus import CorpusArguments
 
-PAGE = (Path(__file__).parents[1] / "docs" / "migrating.md").read_text(encoding="utf-8")
-OURS = [cells.split(" | ")[-1] for cells in re.findall(r"^\| (.*) \|$", PAGE, flags=re.MULTILINE)]  # the last column
+PAGE = (Path(__file__).parents[1] / "docs" / "load.md").read_text(encoding="utf-8")
+TABLES = PAGE.partition("## From Transformers' classes")[2].partition("## Versions")[0]
+OURS = [cells.split(" | ")[-1] for cells in re.findall(r"^\| (.*) \|$", TABLES, flags=re.MULTILINE)]  # the last column
 PARSED = (ModelArguments, DataArguments, SiftArguments, FineTuningArguments, mlm.ModelArguments, rtd.PairArguments)
 PARSED += (CorpusArguments, MaskingArguments, PretrainingArguments)
 FLAGS = {field.name for kind in PARSED for field in dataclasses.fields(kind)}
