@@ -39,6 +39,7 @@ COUNTED_PEERS = {  # name in the csv -> heading of the column
     "triton": "hf_deberta, triton",
 }
 README_CASES = {  # (type, mode, case) -> label of the row
+    ("float32", "forward", "1x32"): "1 row of 32 tokens",
     ("float32", "forward", "8x128"): "8 rows of 128 tokens, no padding",
     ("float32", "forward", "mnli"): "32 sentence pairs (MNLI), padded to the longest",
 }

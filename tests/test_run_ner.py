@@ -197,8 +197,8 @@ def test_invalid_input(data, tmp_path):
             "either all labels or none begin with B- or I-",
         ),
         ([*model, "--train_file", tmp_path / "text.jsonl"], "must hold a list of words"),
-        ([*model, "--train_file", tmp_path / "short.jsonl"], "short.jsonl, line 1: there are 2 words and 1 labels"),
-        ([*model, "--train_file", tmp_path / "none.txt"], "there is no file"),
+        ([*model, "--train_file", tmp_path / "short.jsonl"], "short.jsonl, row 1: there are 2 words and 1 labels"),
+        ([*model, "--train_file", tmp_path / "none.txt"], "none.txt"),
         ([*model, "--train_file", tmp_path / "outside.txt"], "outside.txt: .* only the label 'O', and no entity"),
         ([*model, "--train_file", untagged], "have no column 'ner_tags'; they have tokens, pos_tags"),
         ([*model, "--validation_file", conll / "valid.txt"], "--do_train needs train rows"),
@@ -213,7 +213,7 @@ def test_invalid_input(data, tmp_path):
             [*train, "--validation_file", conll / "valid.txt", "--max_seq_length", 2],
             "--max_seq_length must be at least 5",
         ),
-        ([*train, "--validation_file", conll / "valid.txt", "--token_classifier", "crf"], "'linear' or 'projection'"),
+        ([*train, "--validation_file", conll / "valid.txt", "--token_classifier", "crf"], "linear, projection"),
     ]
     for arguments, message in cases:
         with pytest.raises(SystemExit, match=rf"^run_ner\.py: [\s\S]*{message}"):

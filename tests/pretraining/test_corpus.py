@@ -204,7 +204,7 @@ def test_a_damaged_trained_tokenizer(text_file, tmp_path, name):
     content = (tmp_path / "tokenizer" / name).read_bytes()
     for damaged in (b"", b"[]", b"\xff", content[:-9]):
         (tmp_path / "tokenizer" / name).write_bytes(damaged)
-        with pytest.raises(InputError, match=f"cannot be loaded .*tokenizer/{name} .*remove the folder .*tokenizer to"):
+        with pytest.raises(InputError, match="cannot be loaded .*remove the folder .*tokenizer to"):
             corpus.train_tokenizer(tmp_path / "tokenizer", 64)
     shutil.rmtree(tmp_path / "tokenizer")
     corpus.train_tokenizer(tmp_path / "tokenizer", 64)

@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from numerics import assert_same_by_name
+from numerics import assert_same_by_name, gradients_of
 from tiny_pairs import (
     DROPOUT,
     WORDS,
     assert_same_runs,
     batch_of,
-    gradients_of,
     run,
     tiny_pair,
     tiny_rows,
