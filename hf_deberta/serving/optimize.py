@@ -73,7 +73,7 @@ def optimize(
     """
     if runtime not in (None, *RUNTIMES):
         raise ValueError(f"runtime must be one of {', '.join(RUNTIMES)} or None, not {runtime!r}")
-    pairs = {(batch, tokens) for batch, tokens in shapes}
+    pairs = check_shapes(shapes)
     if pairs and runtime == "torch":
         raise ValueError("shapes are for OpenVINO; leave out runtime='torch' or shapes")
     if (pairs or runtime == "openvino") and not has_openvino():
@@ -119,6 +119,17 @@ def limit_onednn_caches() -> None:
 
 def is_ours(module: nn.Module) -> bool:
     return isinstance(module, HfDebertaEncoder)
+
+
+def check_shapes(shapes: Iterable[Iterable[int]]) -> set[tuple[int, int]]:
+    """The shapes as a set; raises an error if one is no pair of sizes: its graph would never be used."""
+    checked = set()
+    for shape in shapes:
+        sizes = tuple(shape) if isinstance(shape, Iterable) else ()
+        if len(sizes) != 2 or not all(isinstance(size, int) and size > 0 for size in sizes):
+            raise ValueError(f"shapes must be pairs (batch, tokens) of sizes above 0, not {shape!r}")
+        checked.add((sizes[0], sizes[1]))
+    return checked
 
 
 def fuse_layers(encoder: Any, dtype: torch.dtype) -> FusedLayers:

@@ -211,6 +211,7 @@ RELU, CONVOLUTION = {"hidden_act": "relu"}, {"preset": "v2-xlarge"}
         (RELU, {"shapes": [(1, 5)]}, "shapes are for encoders with GELU"),
         ({}, {"shapes": [(1, 5)], "runtime": "torch"}, "leave out runtime='torch' or shapes"),
         ({}, {"shapes": [(9, 99), (1, 5)]}, r"shapes \[\(9, 99\)\] would need much memory"),
+        *(({}, {"shapes": shapes}, "must be pairs") for shapes in ([512], [(1,)], [(0, 5)], [(1, 5.0)], ["ab"])),
     ],
     ids=str,
 )
