@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -182,6 +183,11 @@ def test_invalid_input(data, tmp_path):
         (tmp_path / name).write_text(text)
     model = ["--model_name_or_path", data / "ours", "--output_dir", tmp_path / "out", *RUN]
     train = [*model, "--train_file", conll / "train.txt"]
+    shutil.copytree(data / "ours", tmp_path / "mixture")
+    fields = json.loads((tmp_path / "mixture" / "config.json").read_text())
+    fields |= {"id2label": {"0": "B-PER", "1": "LOC"}, "label2id": {"B-PER": 0, "LOC": 1}}
+    (tmp_path / "mixture" / "config.json").write_text(json.dumps(fields))
+    mixture = ["--model_name_or_path", tmp_path / "mixture", "--output_dir", tmp_path / "out", *RUN]
     untagged = data / "table" / "train.jsonl"
     cases = [
         ([*train, "--validation_file", tmp_path / "other.txt"], "training data does not have: B-CITY"),
@@ -196,9 +202,10 @@ def test_invalid_input(data, tmp_path):
             [*model, "--train_file", tmp_path / "mixed.txt"],
             "either all labels or none begin with B- or I-",
         ),
+        ([*mixture, "--do_predict", "--test_file", tmp_path / "words.txt"], "mixture: either all labels or none begin"),
         ([*model, "--train_file", tmp_path / "text.jsonl"], "must hold a list of words"),
         ([*model, "--train_file", tmp_path / "short.jsonl"], "short.jsonl, row 1: there are 2 words and 1 labels"),
-        ([*model, "--train_file", tmp_path / "none.txt"], "none.txt"),
+        ([*model, "--train_file", tmp_path / "none.txt"], "there is no file"),
         ([*model, "--train_file", tmp_path / "outside.txt"], "outside.txt: .* only the label 'O', and no entity"),
         ([*model, "--train_file", untagged], "have no column 'ner_tags'; they have tokens, pos_tags"),
         ([*model, "--validation_file", conll / "valid.txt"], "--do_train needs train rows"),

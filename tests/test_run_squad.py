@@ -181,7 +181,7 @@ def test_invalid_input(data, tmp_path):
         ([*model, "--train_file", tmp_path / "columns.jsonl"], "the train rows have no column answers"),
         ([*model, "--train_file", tmp_path / "none.json"], "there is no question in"),
         ([*model, "--train_file", tmp_path / "words.txt"], "words.txt is none of json, jsonl, parquet"),
-        ([*model, "--train_file", tmp_path / "nowhere.json"], "nowhere.json"),
+        ([*model, "--train_file", tmp_path / "nowhere.json"], "there is no file"),
         ([*model, "--validation_file", v1 / "validation.json"], "--do_train needs train rows"),
         ([*model, *SHORT, "--train_file", tmp_path / "long.jsonl"], "leaves room for 20: raise"),
         ([*model, *SHORT, "--train_file", tmp_path / "elsewhere.jsonl"], "no answer is where its answer_start"),

@@ -37,11 +37,8 @@ logger = logging.get_logger(__name__)
 def write_ensemble(folder: Path, runs: dict[str, Path], task: Task) -> None:
     """Average the scores of runs, named as in the table that is printed; write predictions and ensemble.json."""
     results: dict[str, dict[str, dict[str, float]]] = {}
-    splits = [split for split in task.rows if is_validation(split)] if task.args.do_eval else []
-    splits += prediction_splits(task) if task.args.do_predict else []
-    for split in task.rows:
-        if split not in splits:
-            continue
+    evaluated = [split for split in task.rows if is_validation(split)] if task.args.do_eval else []
+    for split in [*evaluated, *(prediction_splits(task) if task.args.do_predict else [])]:
         rows_hash, rows = task.args.row_hashes.get(split), task.number_of_scores(split)
         members, hashes = zip(*(read_scores(run, split, rows, rows_hash) for run in runs.values()), strict=True)
         averaged = average_scores(members)

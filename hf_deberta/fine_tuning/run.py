@@ -8,6 +8,7 @@ import gc
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,7 @@ def run_task(task_class: type[Task]) -> None:
         task = task_class(model_args, data_args, args)
         read_rows(task)
         if args.ensemble is None:
-            seeds = run_seeds(args, lambda seed_args: run(task, sift_args, seed_args))
-            folder, runs = (
-                args.output_folder / "ensemble",
-                {f"seed-{n}": args.output_folder / f"seed-{n}" for n in seeds},
-            )
+            folder, runs = args.output_folder / "ensemble", run_seeds(args, partial(run, task, sift_args))
         else:
             folder, runs = args.output_folder, {name: Path(name) for name in args.ensemble}
         if runs and args.should_save and (args.do_eval or args.do_predict):
@@ -106,31 +103,27 @@ def forget_truncation(tokenizer: PreTrainedTokenizerBase) -> None:
 # Several seeds
 
 
-def run_seeds(args: FineTuningArguments, run: Callable[[FineTuningArguments], dict[str, float]]) -> list[int]:
-    """Call `run` once, or with each of --num_seeds seeds in its own folder; return the seeds if there are several.
+def run_seeds(args: FineTuningArguments, run: Callable[[FineTuningArguments], dict[str, float]]) -> dict[str, Path]:
+    """Call `run` once, or with each of --num_seeds seeds; return the folders of several seeds by name.
 
     Finished seeds are skipped. The best model is copied to --output_dir, next to `seeds.json`.
     """
     if args.num_seeds == 1:
         check_recorded_flags(args)
         run(args)
-        return []
-    metrics = {}
+        return {}
+    metrics, folders = {}, {}
     for seed in range(args.seed, args.seed + args.num_seeds):
         seed_args = copy.copy(args)
-        seed_args.seed, seed_args.output_dir = seed, str(args.output_folder / f"seed-{seed}")
+        folders[f"seed-{seed}"] = args.output_folder / f"seed-{seed}"
+        seed_args.seed, seed_args.output_dir = seed, str(folders[f"seed-{seed}"])
         with lock_folder(seed_args.output_folder):
             check_recorded_flags(seed_args)
             metrics[seed] = run(seed_args)
         clear_device_cache(garbage_collection=True)  # a Trainer is part of a reference cycle, and holds its model
     if args.should_save and args.do_eval:
         keep_best_seed(args.output_folder, metrics, args.best_metric, bool(args.greater_is_better))
-    return list(metrics)
-
-
-def holds_finished_run(args: FineTuningArguments) -> bool:
-    folder = args.output_folder
-    return (folder / TRAINER_STATE_NAME).exists() and args.resume_from_checkpoint is None
+    return folders
 
 
 def check_recorded_flags(args: FineTuningArguments) -> None:
@@ -139,7 +132,8 @@ def check_recorded_flags(args: FineTuningArguments) -> None:
     `FineTuningTrainer.load_finished_run` compares the training rows and the starting weights too.
     """
     flags = {**args.identifying_flags, "seed": args.seed}
-    if args.do_train and compare_with_recorded_run(args, flags) and holds_finished_run(args):
+    finished = args.resume_from_checkpoint is None and (args.output_folder / TRAINER_STATE_NAME).exists()
+    if args.do_train and compare_with_recorded_run(args, flags) and finished:
         logger.warning(
             f"{args.output_folder} holds the finished run; its model is loaded, not trained again, if the training "
             "rows and the starting weights are the same"

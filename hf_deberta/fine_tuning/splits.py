@@ -134,6 +134,11 @@ def read_splits(
     return splits
 
 
+def normalized_name(task_name: str | None) -> str | None:
+    """Return a --task_name in small letters without hyphens."""
+    return None if task_name is None else task_name.lower().replace("-", "")
+
+
 def hash_rows(splits: dict[str, Dataset], *labels: str) -> dict[str, str]:
     """Return a hash of the rows of each split, in their order and without the columns `labels`."""
     digests = {split: hashlib.sha256() for split in splits if split != "train"}
@@ -146,6 +151,8 @@ def hash_rows(splits: dict[str, Dataset], *labels: str) -> dict[str, str]:
 
 def read_files(paths: list[Path], read_file: Callable[[str], Dataset]) -> Dataset:
     """Return the rows of all files of a split."""
+    if missing := [path for path in paths if not path.exists()]:
+        raise InputError(f"there is no file or folder {missing[0]}")
     tables = [read_file(str(path)) for path in paths]
     in_order = all(None not in row_counts(table).values() for table in tables)
     with input_errors("", ValueError):  # files whose columns have different types

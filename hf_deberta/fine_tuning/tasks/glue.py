@@ -53,7 +53,7 @@ from transformers.utils import logging
 
 from hf_deberta.fine_tuning.arguments import OPTIONAL_SWITCH
 from hf_deberta.fine_tuning.run import run_task
-from hf_deberta.fine_tuning.splits import DataArguments
+from hf_deberta.fine_tuning.splits import DataArguments, normalized_name
 from hf_deberta.fine_tuning.task import LabelLogits, Scores, Task, logits_of
 from hf_deberta.fine_tuning.task_model import checkpoint_fields, checkpoint_labels
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_json_lines, write_prediction_table
@@ -168,10 +168,6 @@ class GlueArguments(DataArguments):
     def name(self) -> str:
         """Name of the task in the table of recipes and in file names."""
         return self.task_name or "own"
-
-
-def normalized_name(task_name: str | None) -> str | None:
-    return None if task_name is None else task_name.lower().replace("-", "")
 
 
 # 2. The task of your own rows

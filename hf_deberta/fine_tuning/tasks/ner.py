@@ -48,7 +48,7 @@ from transformers.utils import logging
 
 from hf_deberta import HfDebertaForTokenClassification
 from hf_deberta.fine_tuning.run import run_task
-from hf_deberta.fine_tuning.splits import DataArguments
+from hf_deberta.fine_tuning.splits import DataArguments, normalized_name
 from hf_deberta.fine_tuning.task import Scores, Task, logits_of
 from hf_deberta.fine_tuning.task_model import checkpoint_labels, label_fields, labels_in_checkpoint_order
 from hf_deberta.fine_tuning.tasks.submission import write_lines
@@ -99,7 +99,7 @@ class NerArguments(DataArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.task_name = None if self.task_name is None else self.task_name.lower().replace("-", "")
+        self.task_name = normalized_name(self.task_name)
         if self.task_name not in (None, "conll2003"):
             raise InputError(f"--task_name must be conll2003, or left out for your own data, not {self.task_name!r}")
         if self.document_context not in (None, *CONTEXTS):
@@ -623,7 +623,8 @@ class NamedEntities(Task):
             logger.warning(f"{split}: {len(split_sentences):,} sentences, {words:,} words")
         self.choose_context(sentence for group in sentences.values() for sentence in group)
         logger.warning(f"Labels: {', '.join(self.labels)}. Document context: {self.data_args.document_context}.")
-        self.metric_names = metric_names(self.labels, self.data_args.return_entity_level_metrics)
+        with input_errors(self.model_args.checkpoint, ValueError):  # labels of which some have prefixes
+            self.metric_names = metric_names(self.labels, self.data_args.return_entity_level_metrics)
         return sentences
 
     def choose_context(self, sentences: Iterable[Sentence]) -> None:

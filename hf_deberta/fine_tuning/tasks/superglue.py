@@ -62,7 +62,7 @@ from transformers.utils import logging
 from hf_deberta import HfDebertaForEntityChoice, HfDebertaForMultipleChoice, HfDebertaForSequenceClassification
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
 from hf_deberta.fine_tuning.run import run_task
-from hf_deberta.fine_tuning.splits import DataArguments
+from hf_deberta.fine_tuning.splits import DataArguments, normalized_name
 from hf_deberta.fine_tuning.task import LabelLogits, Scores, Task, logits_of
 from hf_deberta.fine_tuning.task_model import ModelArguments
 from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows, require_field
@@ -166,7 +166,7 @@ class SuperGlueArguments(DataArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.task_name = normalized_name(self.task_name)
+        self.task_name = normalized_name(self.task_name) or ""
         if self.task_name not in TASKS:
             raise InputError(f"--task_name must be one of {', '.join(TASKS)}, not {self.task_name!r}")
         if (self.axb_file or self.axg_file) and self.task_name != "rte":
@@ -175,10 +175,6 @@ class SuperGlueArguments(DataArguments):
     def card_fields(self, checkpoint: str, demo: bool = False) -> dict[str, str | None]:
         data = {} if demo else {"data": f"SuperGLUE {TASKS[self.task_name].submission_name}"}
         return super().card_fields(checkpoint, demo) | data
-
-
-def normalized_name(task_name: str) -> str:
-    return task_name.lower().replace("-", "")
 
 
 # 2. Rows
