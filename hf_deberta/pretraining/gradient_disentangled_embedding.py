@@ -86,6 +86,11 @@ class GradientDisentangledEmbedding(SharedEmbedding):
         return self.shared.weight.detach()
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        if self.delta.shape != self.weight.shape:
+            raise ValueError(
+                f"the generator's {self.name} are {tuple(self.weight.shape)}, but the discriminator's delta is "
+                f"{tuple(self.delta.shape)}: a pair cannot be resized; save_pair, resize both models, from_pair"
+            )
         # Two lookups are cheaper than adding two tables [V, h] in each step.
         return super().forward(ids) + functional.embedding(ids, self.delta, self.padding_idx)
 

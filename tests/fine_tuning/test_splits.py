@@ -200,11 +200,12 @@ def test_limits(tmp_path):
 def test_bad_input(tmp_path):
     path = write(tmp_path / "a.jsonl")
     (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "a.xml").touch()
     (tmp_path / "header.csv").write_text("sentence,label\n")
     (tmp_path / "folder").mkdir()
     cases = [
         ({}, "no data given: use --train_file"),
-        ({"train_file": str(tmp_path / "nowhere.jsonl")}, "nowhere.jsonl"),
+        ({"train_file": str(tmp_path / "nowhere.jsonl")}, "there is no file"),
         ({"train_file": str(tmp_path / "empty.jsonl")}, "is empty"),
         ({"train_file": str(tmp_path / "header.csv")}, "has no rows"),
         ({"train_file": str(tmp_path / "a.xml")}, "is none of"),
