@@ -174,8 +174,10 @@ class FineTuningTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, 
 
 
 def check_label_smoothing(trainer: FineTuningTrainer) -> None:
-    """Refuse smoothing where labels are not class numbers: Trainer would compute a wrong loss."""
+    """Refuse factors outside [0, 1), and labels that are no class numbers: Trainer would compute a wrong loss."""
     model, smoothing = trainer.model, trainer.args.label_smoothing_factor
+    if not 0 <= smoothing < 1:
+        raise InputError(f"--label_smoothing_factor must be at least 0 and below 1, not {smoothing:g}")
     not_classes = (
         getattr(model.config, "problem_type", None) in ("regression", "multi_label_classification")
         or isinstance(model, HfDebertaForEntityChoice)

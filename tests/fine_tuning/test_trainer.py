@@ -250,6 +250,9 @@ def test_label_smoothing_needs_classes(tmp_path):
         with pytest.raises(InputError, match=message):
             make_trainer(args, model_class, **fields)
         make_trainer(arguments(tmp_path), model_class, **fields)
+    for factor in (1.0, -0.5):
+        with pytest.raises(InputError, match=f"--label_smoothing_factor must be .* not {factor:g}"):
+            make_trainer(arguments(tmp_path, label_smoothing_factor=factor))
     bert = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=100)
     with pytest.raises(InputError, match=message):
         FineTuningTrainer(BertForQuestionAnswering(bert), args, default_data_collator, ROWS)
