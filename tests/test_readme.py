@@ -166,7 +166,9 @@ def test_make_help_lists_targets():
 
 
 def test_make_map_lists_every_file():
-    listed = subprocess.run(["make", "--no-print-directory", "map"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    listed = subprocess.run(
+        ["make", "--no-print-directory", "map"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "hf_deberta").rglob("*.py"))
     assert [line.split()[0] for line in listed] == files
     assert all(len(line.split()) > 2 for line in listed), "a file without a docstring"

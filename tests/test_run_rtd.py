@@ -117,7 +117,7 @@ def test_a_finished_run_is_not_trained_again(run_rtd, text, tmp_path, caplog, de
     for name in names[:1] + names[2:3]:
         (tmp_path / name).write_bytes(before[name][:-1] + b"x")
     run_rtd(*arguments, "--output_dir", tmp_path)
-    assert "its model is damaged (discriminator/model.safetensors has another checksum" in caplog.text
+    assert "is damaged (discriminator/model.safetensors has another checksum" in caplog.text
     assert all((tmp_path / name).read_bytes() == before[name] for name in names if name.endswith(".safetensors"))
     losses, metrics = ("eval_lm_loss", "eval_rtd_loss"), json.loads((tmp_path / "eval_results.json").read_text())
     shutil.rmtree(tmp_path / "checkpoint-3")

@@ -20,6 +20,7 @@ Repeat the command to resume an interrupted run. Flags are named as in Transform
 
 import os
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from textwrap import shorten
 
@@ -32,14 +33,15 @@ from hf_deberta.pretraining.arguments import (
     NewModelArguments,
     PretrainingArguments,
     check_model_fits,
+    choose_flags,
     make_rows,
     require_trained_model,
-    run_with_arguments,
 )
 from hf_deberta.pretraining.corpus import Corpus, CorpusArguments
 from hf_deberta.pretraining.language_model_trainer import LanguageModelTrainer
 from hf_deberta.pretraining.packing import RowCollator
 from hf_deberta.runs.errors import InputError, input_errors
+from hf_deberta.runs.script import run_script
 
 logger = logging.get_logger(__name__)
 
@@ -88,7 +90,12 @@ class ModelArguments(NewModelArguments):
 def main() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     argument_classes = (ModelArguments, CorpusArguments, MaskingArguments, PretrainingArguments)
-    run_with_arguments(argument_classes, lambda *arguments: make_trainer(*arguments).train_and_evaluate())
+    run_script(
+        argument_classes,
+        lambda *arguments: make_trainer(*arguments).train_and_evaluate(),
+        partial(choose_flags, objective="mlm"),
+        __doc__,
+    )
 
 
 def make_trainer(
@@ -129,7 +136,7 @@ def make_trainer(
         perplexity_stride=stride,
         text_sizes=sizes,
         context_length=rows["train"].mean_context_length(),
-        about={**corpus_args.card_fields(), "base": None if model_args.new_model else checkpoint},
+        card_fields={**corpus_args.card_fields(), "base": None if model_args.new_model else checkpoint},
     )
 
 

@@ -21,6 +21,7 @@ masked-language model. Repeat the command to resume an interrupted run.
 
 import os
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,9 @@ from hf_deberta.pretraining.arguments import (
     NewModelArguments,
     PretrainingArguments,
     check_model_fits,
+    choose_flags,
     make_rows,
     require_trained_model,
-    run_with_arguments,
 )
 from hf_deberta.pretraining.corpus import Corpus, CorpusArguments
 from hf_deberta.pretraining.packing import RowCollator
@@ -43,6 +44,7 @@ from hf_deberta.pretraining.released_generator import released_generator_config
 from hf_deberta.pretraining.rtd_pretraining import HfDebertaForRtdPretraining, HfDebertaRtdConfig
 from hf_deberta.pretraining.rtd_trainer import RtdTrainer
 from hf_deberta.runs.errors import InputError, input_errors
+from hf_deberta.runs.script import run_script
 
 logger = logging.get_logger(__name__)
 
@@ -114,7 +116,12 @@ class RtdMaskingArguments(MaskingArguments):
 def main() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     argument_classes = (PairArguments, CorpusArguments, RtdMaskingArguments, PretrainingArguments)
-    run_with_arguments(argument_classes, lambda *arguments: make_trainer(*arguments).train_and_evaluate(), "rtd")
+    run_script(
+        argument_classes,
+        lambda *arguments: make_trainer(*arguments).train_and_evaluate(),
+        partial(choose_flags, objective="rtd"),
+        __doc__,
+    )
 
 
 def make_trainer(
@@ -152,7 +159,7 @@ def make_trainer(
         processing_class=tokenizer,
         decoupled=pair_args.decoupled,
         context_length=rows["train"].mean_context_length(),
-        about={**corpus_args.card_fields(), "base": checkpoint},
+        card_fields={**corpus_args.card_fields(), "base": checkpoint},
     )
 
 

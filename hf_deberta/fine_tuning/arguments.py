@@ -4,7 +4,6 @@ A flag overrides the recipe, which overrides the defaults. A JSON file of flags 
 """
 
 import os
-import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,11 +17,11 @@ from transformers.utils import logging
 
 from hf_deberta.fine_tuning.recipes import BASE_WIDTH, STARTED_FROM_MNLI, find_recipe, published_size
 from hf_deberta.fine_tuning.task_model import load_deberta_config, read_config
-from hf_deberta.runs.command_line import ScriptParser, make_dataclasses, read_command_line
-from hf_deberta.runs.errors import InputError, user_errors_in_one_line
-from hf_deberta.runs.processes import is_main_process
-from hf_deberta.runs.run_identity import RunArguments, identifying_flags
-from hf_deberta.runs.run_lock import lock_folder, require_folder, require_folders
+from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.processes import is_main_process, number_of_devices
+from hf_deberta.runs.run_identity import RunArguments
+from hf_deberta.runs.run_lock import require_folder
+from hf_deberta.runs.script import as_words, used_and_changed
 
 OPTIONAL_SWITCH = {"nargs": "?", "const": True}  # add_argument options of a flag that is true, false or None
 RECIPE_FLAGS = (
@@ -47,22 +46,12 @@ logger = logging.get_logger(__name__)
 
 @dataclass
 class FineTuningArguments(RunArguments):
-    """`TrainingArguments` with the defaults of the papers: Adam epsilon 1e-6, weight decay 0.01, best model kept."""
+    """`RunArguments` that evaluate after each epoch and keep the best model."""
 
-    adam_epsilon: float = 1e-6
-    weight_decay: float = 0.01
-    per_device_eval_batch_size: int = 32
     eval_strategy: str | IntervalStrategy = "epoch"
     save_strategy: str | SaveStrategy = "epoch"
     save_total_limit: int | None = 1
     load_best_model_at_end: bool = True
-    output_dir: str | None = field(
-        default=None,
-        metadata={
-            "help": "Folder for the model, its card, metrics and predictions. Repeat the command to resume there. "
-            "(default: trainer_output; with --demo: demo_output/<task>)"
-        },
-    )
     do_train: bool = field(
         default=False,
         metadata={
@@ -72,13 +61,6 @@ class FineTuningArguments(RunArguments):
     )
     do_eval: bool = field(default=False, metadata={"help": "Evaluate on the validation rows."})
     do_predict: bool = field(default=False, metadata={"help": "Write predictions for the test rows."})
-    resume_from_checkpoint: str | None = field(
-        default=None,
-        metadata={
-            "help": "By default training resumes from the last checkpoint in OUTPUT_DIR. false: start over. A path: "
-            "resume from that checkpoint."
-        },
-    )
     metric_for_best_model: str | None = field(
         default=None,
         metadata={
@@ -150,10 +132,6 @@ class FineTuningArguments(RunArguments):
                 raise InputError(f"--{name} {value} is not supported, since evaluation would fail: leave it out")
         super().__post_init__()
 
-    @property
-    def output_folder(self) -> Path:
-        return Path(self.output_dir or "trainer_output")
-
     def set_best_metric(self, metrics: Sequence[str]) -> None:
         """Select the best model by the first of the task's metrics, unless the user chose another."""
         if not self.user_chose_metric:
@@ -187,53 +165,33 @@ class FineTuningArguments(RunArguments):
             self.eval_strategy, self.load_best_model_at_end = IntervalStrategy.NO, False
 
 
-def run_script(
-    argument_classes: tuple[type, ...],
-    run: Callable[..., None],
-    recipe_task: Callable[[Namespace], str],
-    demo: str,
-    description: str | None = None,
-) -> None:
-    """Call `run` with one instance per dataclass, from the command line or a JSON file.
+def choose_flags(
+    flags: Namespace, parse: Callable[[dict[str, Any]], Namespace], recipe_task: Callable[[Namespace], str], demo: str
+) -> Namespace:
+    """Parse the command line again with the defaults of --demo, of the recipe and of the checkpoint's training.
 
     Args:
         recipe_task: returns the name of the task in the table of recipes.
         demo: the file in hf_deberta/demos for --demo.
-        description: the beginning of --help.
     """
-    parser = ScriptParser(argument_classes, RECIPE_FLAGS, description)
-    with user_errors_in_one_line(Path(sys.argv[0]).name):
-        words, file_flags = read_command_line(parser)
-
-        def parse_with_defaults(defaults: dict[str, Any]) -> Namespace:
-            parser.set_defaults(**{**defaults, **file_flags})
-            return parser.parse_args(words)
-
-        flags = parse_with_defaults({})
-        require_folders(flags)
-        if flags.demo:
-            flags = parse_with_defaults(demo_flags(flags.output_dir, demo))
-        elif flags.intermediate or flags.model_name_or_path or flags.ensemble:
-            if not (flags.intermediate or flags.model_name_or_path):  # labels and flags are those of the first run
-                flags = parse_with_defaults({"model_name_or_path": flags.ensemble[0]})
-            if flags.recipe == "auto":
-                recipe, source = recipe_flags(flags, recipe_task(flags))
-                flags = parse_with_defaults(recipe)
-                log_recipe(recipe, source, flags)
-            if is_without_training(flags):
-                trained = flags_of_training(flags)
-                flags = parse_with_defaults(trained)
-                if "doc_stride" in trained and flags.max_seq_length != trained.get("max_seq_length"):
-                    del trained["doc_stride"]  # it may be too long
-                    flags = parse_with_defaults({"doc_stride": None})
-                log_flags_of_training(trained, flags)
-        instances = make_dataclasses(parser, flags)
-        if flags.output_dir is None and is_main_process():
-            logger.warning(f"No --output_dir is given: everything is written to {instances[-1].output_folder}.")
-        instances[-1].identifying_flags = identifying_flags(vars(flags))
-        instances[0].reading_flags = {name: getattr(flags, name) for name in READING_FLAGS if hasattr(flags, name)}
-        with lock_folder(instances[-1].output_folder):
-            run(*instances)
+    if flags.demo:
+        return parse(demo_flags(flags.output_dir, demo))
+    if not (flags.intermediate or flags.model_name_or_path or flags.ensemble):
+        return flags
+    if not (flags.intermediate or flags.model_name_or_path):  # labels and flags are those of the first run
+        flags = parse({"model_name_or_path": flags.ensemble[0]})
+    if flags.recipe == "auto":
+        recipe, source = recipe_flags(flags, recipe_task(flags))
+        flags = parse(recipe)
+        log_recipe(recipe, source, flags)
+    if is_without_training(flags):
+        trained = flags_of_training(flags)
+        flags = parse(trained)
+        if "doc_stride" in trained and flags.max_seq_length != trained.get("max_seq_length"):
+            del trained["doc_stride"]  # it may be too long
+            flags = parse({"doc_stride": None})
+        log_flags_of_training(trained, flags)
+    return flags
 
 
 def is_without_training(flags: Namespace) -> bool:
@@ -267,17 +225,13 @@ def log_flags_of_training(trained: dict[str, Any], flags: Namespace) -> None:
     """Log the flags that are as in training, and those that the user changed."""
     if not is_main_process():
         return
-    used = {name: value for name, value in trained.items() if value not in (None, False)}
-    same = [f"--{name} {_words(value)}" for name, value in used.items() if getattr(flags, name) == value]
-    changed = [f"--{name} {_words(getattr(flags, name))}" for name in trained if getattr(flags, name) != trained[name]]
+    used, changed = used_and_changed(trained, flags)
+    same = [as_words(name, value) for name, value in used.items() if value not in (None, False)]
     if same:
         logger.warning(f"As the checkpoint was trained: {', '.join(same)}.")
     if changed:
-        logger.warning(f"Not as the checkpoint was trained: {', '.join(changed)}.")
-
-
-def _words(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+        words = ", ".join(as_words(name, getattr(flags, name)) for name in changed)
+        logger.warning(f"Not as the checkpoint was trained: {words}.")
 
 
 def demo_flags(output_dir: str | None, name: str) -> dict[str, Any]:
@@ -305,7 +259,7 @@ def recipe_flags(flags: Namespace, task: str) -> tuple[dict[str, Any], str]:
     config = load_deberta_config(flags)
     size, width = (None, BASE_WIDTH) if config is None else (published_size(config), config.hidden_size)
     recipe, source = find_recipe(task, size, width, getattr(flags, "sift", False))
-    devices = int(os.environ.get("WORLD_SIZE", 0)) or max(1, 0 if flags.use_cpu else torch.cuda.device_count())
+    devices = number_of_devices(flags.use_cpu)
     precision = None if flags.bf16 or flags.fp16 or is_without_training(flags) else half_precision_flag(flags.use_cpu)
     recipe_as_flags = recipe.flags(devices, flags.gradient_accumulation_steps, precision)
     batch = recipe_as_flags["per_device_train_batch_size"] * devices * flags.gradient_accumulation_steps
@@ -331,13 +285,9 @@ def log_recipe(recipe: dict[str, Any], source: str, flags: Namespace) -> None:
         return
     if flags.max_steps > 0:  # epochs are not used then
         recipe = {name: value for name, value in recipe.items() if name != "num_train_epochs"}
-    used = [
-        f"--{name}" if value is True else f"--{name} {value:g}"
-        for name, value in recipe.items()
-        if getattr(flags, name) == value
-    ]
-    overridden = [f"--{name}" for name, value in recipe.items() if getattr(flags, name) != value]
-    message = f"Recipe: {source}. Used: {', '.join(used) or 'nothing'}."
+    used, overridden = used_and_changed(recipe, flags)
+    words = ", ".join(as_words(name, value) for name, value in used.items())
+    message = f"Recipe: {source}. Used: {words or 'nothing'}."
     if overridden:
-        message += f" Overridden by you: {', '.join(overridden)}."
+        message += f" Overridden by you: {', '.join(f'--{name}' for name in overridden)}."
     logger.warning(f"{message} Disable with --recipe none.")

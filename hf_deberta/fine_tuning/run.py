@@ -18,17 +18,17 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.utils import logging
 
-from hf_deberta.fine_tuning.arguments import FineTuningArguments, run_script
+from hf_deberta.fine_tuning.arguments import READING_FLAGS, RECIPE_FLAGS, FineTuningArguments, choose_flags
 from hf_deberta.fine_tuning.ensemble import write_ensemble
 from hf_deberta.fine_tuning.sift import SiftArguments
 from hf_deberta.fine_tuning.splits import hash_rows, read_splits
 from hf_deberta.fine_tuning.task import Task, prediction_splits
 from hf_deberta.fine_tuning.task_model import load_model, load_tokenizer, max_input_length
-from hf_deberta.fine_tuning.trainer import TIMINGS, FineTuningTrainer, train_and_evaluate, write_card_and_push
-from hf_deberta.runs.checkpoints import TRAINER_STATE_NAME
+from hf_deberta.fine_tuning.trainer import TIMINGS, FineTuningTrainer
 from hf_deberta.runs.json_files import atomic_write, write_json
 from hf_deberta.runs.run_identity import compare_with_recorded_run
 from hf_deberta.runs.run_lock import lock_folder
+from hf_deberta.runs.script import run_script
 
 logger = logging.get_logger(__name__)
 
@@ -37,6 +37,8 @@ def run_task(task_class: type[Task]) -> None:
     """Fine-tune on a task as the command line says. --help begins with the docstring of the task's file."""
 
     def fine_tune(model_args: Any, data_args: Any, sift_args: SiftArguments, args: FineTuningArguments) -> None:
+        reading = READING_FLAGS.keys() & args.identifying_flags.keys()
+        model_args.reading_flags = {name: args.identifying_flags[name] for name in READING_FLAGS if name in reading}
         task = task_class(model_args, data_args, args)
         read_rows(task)
         if args.ensemble is None:
@@ -48,8 +50,8 @@ def run_task(task_class: type[Task]) -> None:
         destroy_process_group()
 
     classes = (task_class.model_arguments, task_class.arguments, SiftArguments, FineTuningArguments)
-    description = sys.modules[task_class.__module__].__doc__
-    run_script(classes, fine_tune, task_class.recipe_name, task_class.demo, description)
+    choose = partial(choose_flags, recipe_task=task_class.recipe_name, demo=task_class.demo)
+    run_script(classes, fine_tune, choose, sys.modules[task_class.__module__].__doc__, RECIPE_FLAGS)
 
 
 def read_rows(task: Task) -> None:
@@ -85,12 +87,20 @@ def run(task: Task, sift_args: SiftArguments, args: FineTuningArguments) -> dict
         data_collator=task.collator_class(tokenizer, **data_args.padding_options(length, args)),
         card_fields=data_args.card_fields(model_args.checkpoint, model_args.demo),
     )
-    metrics = train_and_evaluate(trainer)
+    metrics = trainer.train_and_evaluate()
     if args.do_predict:
         for split in prediction_splits(task):
             trainer.predict_split(split)
-    write_card_and_push(trainer)
+    trainer.write_card_and_push()
+    if args.should_save:
+        list_results(args.output_folder)
     return metrics
+
+
+def list_results(folder: Path) -> None:
+    files = [path for path in sorted(folder.glob("[!_]*")) if path.is_file() and path.suffix != ".py"]
+    names = ", ".join(path.name for path in files)
+    logger.warning(f"Results in {folder}: {names}; also the model's source files (*.py) and checkpoints")
 
 
 def forget_truncation(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -127,17 +137,12 @@ def run_seeds(args: FineTuningArguments, run: Callable[[FineTuningArguments], di
 
 
 def check_recorded_flags(args: FineTuningArguments) -> None:
-    """Before a model is loaded: refuse other flags than those of the run in `output_dir`, and log if it has finished.
+    """Before a model is loaded: refuse other flags than those of the run in `output_dir`.
 
-    `FineTuningTrainer.load_finished_run` compares the training rows and the starting weights too.
+    `RunTrainer.train_or_resume` compares the training rows and the starting weights too.
     """
-    flags = {**args.identifying_flags, "seed": args.seed}
-    finished = args.resume_from_checkpoint is None and (args.output_folder / TRAINER_STATE_NAME).exists()
-    if args.do_train and compare_with_recorded_run(args, flags) and finished:
-        logger.warning(
-            f"{args.output_folder} holds the finished run; its model is loaded, not trained again, if the training "
-            "rows and the starting weights are the same"
-        )
+    if args.do_train:
+        compare_with_recorded_run(args, {**args.identifying_flags, "seed": args.seed})
 
 
 def destroy_process_group() -> None:

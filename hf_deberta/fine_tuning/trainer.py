@@ -1,8 +1,7 @@
-"""The trainer of the fine-tuning scripts, and training and evaluation of one run."""
+"""The trainer of the fine-tuning scripts: metrics and files of predictions per split."""
 
 from collections.abc import Iterable
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from datasets import Dataset
@@ -15,29 +14,18 @@ from hf_deberta.fine_tuning.arguments import FineTuningArguments
 from hf_deberta.fine_tuning.ensemble import write_scores
 from hf_deberta.fine_tuning.sift import SiftTrainer, answer_labels
 from hf_deberta.fine_tuning.task import Task, is_validation, logits_of
-from hf_deberta.runs.checkpoints import (
-    TRAINER_STATE_NAME,
-    AtomicCheckpointsMixin,
-    RunEnd,
-    inspect_finished_run,
-    last_checkpoint,
-    require_checkpoint,
-)
 from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.finite_values import FiniteValuesMixin
-from hf_deberta.runs.model_card import write_training_card
-from hf_deberta.runs.real_tokens import RealTokensMixin
-from hf_deberta.runs.row_order import RowOrder, SetEpochCallback
-from hf_deberta.runs.run_identity import claim_folder, content_hash
-from hf_deberta.runs.uneven_batches import UnevenBatchesMixin
+from hf_deberta.runs.row_order import RowOrder
+from hf_deberta.runs.run_identity import content_hash
+from hf_deberta.runs.run_trainer import RunTrainer
 
 TIMINGS = ("runtime", "per_second", "preparation_time")  # parts of the names of metrics that measure time
 
 logger = logging.get_logger(__name__)
 
 
-class FineTuningTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, SiftTrainer, AtomicCheckpointsMixin):
-    """`Trainer` with SiFT, atomic checkpoints, metrics per split, a model card, and an exactly resumable row order.
+class FineTuningTrainer(RunTrainer, SiftTrainer):
+    """`RunTrainer` with SiFT, and with metrics and files of predictions per split.
 
     With `train_sampling_strategy="group_by_length"`, inputs of similar length share a batch. Predictions stay in the
     order of the rows.
@@ -45,7 +33,6 @@ class FineTuningTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, 
     Args:
         splits: inputs by split; training and evaluation data come from here.
         task: makes metrics, files and the scores for an ensemble from predictions; None to compute the loss alone.
-        card_fields: arguments of `model_card.write_training_card`.
     """
 
     args: FineTuningArguments
@@ -56,7 +43,6 @@ class FineTuningTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, 
         *args: Any,
         splits: dict[str, Dataset] | None = None,
         task: Task | None = None,
-        card_fields: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         self.splits, self.task = splits or {}, task
@@ -70,10 +56,6 @@ class FineTuningTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, 
             kwargs |= {"preprocess_logits_for_metrics": task.preprocess_logits}
         super().__init__(*args, **kwargs)
         check_label_smoothing(self)
-        self.card_fields = card_fields or {"data": "task data"}
-        self.order: RowOrder | None = None
-        self.trained = False  # set by SetEpochCallback
-        self.add_callback(SetEpochCallback(self))
         if self.args.early_stopping_patience is not None:
             self.add_callback(EarlyStoppingCallback(self.args.early_stopping_patience))
 
@@ -89,6 +71,20 @@ class FineTuningTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, 
         if predicted != rows:
             raise ValueError(f"there are {predicted:,} predictions for the {rows:,} rows of {self.scored_split}")
         return self.task and self.task.predicted(self.scored_split, outputs, self.splits[self.scored_split])
+
+    def train_and_evaluate(self) -> dict[str, float]:
+        """Train, resuming an interrupted run, then evaluate the model that is kept; its metrics."""
+        if self.args.do_train and self.train_or_resume():
+            self.save_state()
+        metrics = {}
+        if self.args.do_eval:
+            for suffix, split in self.validation_splits.items():
+                for name, value in self.evaluate_split(split).items():
+                    if not suffix or not any(part in name for part in (*TIMINGS, "epoch")):
+                        metrics[f"{name}{suffix}"] = value
+            self.log_metrics("eval", metrics)
+            self.save_metrics("eval", metrics)
+        return metrics
 
     def evaluate_split(self, split: str) -> dict[str, float]:
         self.scored_split = split
@@ -120,15 +116,16 @@ class FineTuningTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, 
                 self.task.write(folder, split, self.predicted)
         self.predicted = None
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler:
-        rows: Any = self.train_dataset if train_dataset is None else train_dataset
-        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+    def identifying_settings(self) -> dict[str, Any]:
+        rows: Any = self.train_dataset
+        return {"batch": self.args.total_batch, "rows": len(rows), "hash of rows": content_hash(rows)}
+
+    def make_row_order(self, rows: Any, seed: int) -> RowOrder:
         lengths = None
         if self.args.train_sampling_strategy == "group_by_length":
             # multiple choice: the longest choice
             lengths = [max(map(len, ids)) if isinstance(ids[0], list) else len(ids) for ids in rows["input_ids"]]
-        self.order = RowOrder(len(rows), seed, lengths, self.args.total_batch)
-        return self.order
+        return RowOrder(len(rows), seed, lengths, self.args.total_batch)
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
         """Count labels, or the answers to questions, for which Trainer would average the losses of micro-batches."""
@@ -150,27 +147,6 @@ class FineTuningTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, 
                 "rate never reaches its value. --warmup_steps 0.1 warms up for a tenth of any run."
             )
         return super().create_scheduler(num_training_steps, optimizer)
-
-    def load_finished_run(self) -> bool:
-        """Load the model of `output_dir` if this run has finished there. A different run there is an error."""
-        folder, rows = self.args.output_folder, cast(Dataset, self.train_dataset)
-        settings = {"batch": self.args.total_batch, "rows": len(rows), "hash of rows": content_hash(rows)}
-        same_run = claim_folder(self.args, settings)
-        if same_run and self.args.resume_from_checkpoint is None:
-            end, damage = inspect_finished_run(folder)
-            if end is RunEnd.WHOLE:
-                self.load_final_model()
-                return True
-            if end is RunEnd.DAMAGED:
-                require_checkpoint(folder, damage)
-        self.accelerator.wait_for_everyone()
-        if self.args.should_save:
-            for path in (folder / TRAINER_STATE_NAME, folder / "README.md"):  # of an earlier run
-                path.unlink(missing_ok=True)
-        return False
-
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        write_training_card(self, **self.card_fields)
 
 
 def check_label_smoothing(trainer: FineTuningTrainer) -> None:
@@ -195,45 +171,3 @@ def validation_splits(splits: Iterable[str]) -> dict[str, str]:
     suffixes = {split.removeprefix("validation"): split for split in splits if is_validation(split)}
     main = next((suffix for suffix in ("", "_matched", *suffixes) if suffix in suffixes), None)
     return {"" if suffix == main else suffix: split for suffix, split in suffixes.items()}
-
-
-def train_and_evaluate(trainer: FineTuningTrainer) -> dict[str, float]:
-    """Train, resuming an interrupted run, then evaluate the model that is kept; its metrics."""
-    args, metrics = trainer.args, {}
-    if args.do_train and not trainer.load_finished_run():
-        result = trainer.train(resume_from_checkpoint=last_checkpoint(args))
-        trainer.save_model()
-        if trainer.trained:  # otherwise means over no step
-            trainer.log_metrics("train", result.metrics)
-            trainer.save_metrics("train", result.metrics)
-        trainer.save_state()
-    if args.do_eval:
-        for suffix, split in trainer.validation_splits.items():
-            for name, value in trainer.evaluate_split(split).items():
-                if not suffix or not any(part in name for part in (*TIMINGS, "epoch")):
-                    metrics[f"{name}{suffix}"] = value
-        trainer.log_metrics("eval", metrics)
-        trainer.save_metrics("eval", metrics)
-    return metrics
-
-
-def has_training_card(folder: Path) -> bool:
-    """True if the model card describes a training; `save_model` writes one that does not."""
-    card = folder / "README.md"
-    return card.exists() and "generated_from_trainer" in card.read_text(encoding="utf-8")
-
-
-def write_card_and_push(trainer: FineTuningTrainer) -> None:
-    """Write the final model card, push to the Hub on request, and list the results in `output_dir`."""
-    folder = trainer.args.output_folder
-    if trainer.args.push_to_hub:
-        trainer.push_to_hub()
-    elif trainer.args.do_train and (trainer.trained or not has_training_card(folder)):
-        trainer.create_model_card()
-    if trainer.is_world_process_zero() and folder.is_dir():
-        files = sorted(path.name for path in folder.iterdir() if is_result(path))
-        logger.warning(f"Results in {folder}: {', '.join(files)}; also the model's source files (*.py) and checkpoints")
-
-
-def is_result(path: Path) -> bool:
-    return path.is_file() and path.suffix != ".py" and not path.name.startswith("_")

@@ -1,15 +1,12 @@
 """Flags that the pretraining scripts share, and the tokenizer, configuration and rows made from them."""
 
 import json
-import os
-import sys
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 from transformers.utils import logging
@@ -19,17 +16,15 @@ from hf_deberta.pretraining.corpus import Corpus
 from hf_deberta.pretraining.masking import Masking, Vocabulary
 from hf_deberta.pretraining.packing import TokenRows, check_rows
 from hf_deberta.pretraining.recipes import Recipe, find_recipe, parse_name
-from hf_deberta.runs.command_line import ScriptParser, make_dataclasses, read_command_line, require_attention_name
-from hf_deberta.runs.errors import InputError, input_errors, user_errors_in_one_line
-from hf_deberta.runs.processes import is_main_process
-from hf_deberta.runs.run_identity import RunArguments, identifying_flags
-from hf_deberta.runs.run_lock import lock_folder, require_folders
+from hf_deberta.runs.command_line import require_attention_name
+from hf_deberta.runs.errors import InputError, input_errors
+from hf_deberta.runs.processes import is_main_process, number_of_devices
+from hf_deberta.runs.run_identity import RunArguments
+from hf_deberta.runs.script import as_words, used_and_changed
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
 
 logger = logging.get_logger(__name__)
 
-# Compared as a number of steps, which may grow: see `PretrainingTrainer.identifying_settings`.
-LENGTH_FLAGS = ("max_steps", "num_train_epochs")
 # What Transformers raises when a configuration, tokenizer or checkpoint named by the user is missing or invalid.
 LOADING_ERRORS = (OSError, ValueError, StrictDataclassError)
 
@@ -150,14 +145,14 @@ class MaskingArguments:
 
 @dataclass
 class PretrainingArguments(RunArguments):
-    """`TrainingArguments` with Adam epsilon 1e-6 and weight decay 0.01, as published, and defaults for small runs."""
+    """`RunArguments` with defaults for small runs."""
+
+    # the length is compared as a number of steps, which may grow: see `PretrainingTrainer.identifying_settings`
+    not_identifying = ("max_steps", "num_train_epochs")
 
     learning_rate: float = 2e-4
-    adam_epsilon: float = 1e-6
-    weight_decay: float = 0.01
     warmup_steps: float = 0.05
     per_device_train_batch_size: int = 32
-    per_device_eval_batch_size: int = 32
     num_train_epochs: float = 1.0
     logging_steps: float = 50
     save_steps: float = 500
@@ -169,20 +164,6 @@ class PretrainingArguments(RunArguments):
         metadata={
             "help": "paper: the settings that the papers print for --config_preset; released: those of the released "
             "scripts. paper:MODEL and released:MODEL take those of another model. Any flag overrides the recipe."
-        },
-    )
-    output_dir: str | None = field(
-        default=None,
-        metadata={
-            "help": "Folder for the model, its card, checkpoints and metrics. Repeat the command to resume there. "
-            "(default: trainer_output)"
-        },
-    )
-    resume_from_checkpoint: str | None = field(
-        default=None,
-        metadata={
-            "help": "By default the last checkpoint of OUTPUT_DIR, if there is one. false: start over. A path: resume "
-            "from that checkpoint each time the command is run."
         },
     )
 
@@ -200,50 +181,25 @@ class PretrainingArguments(RunArguments):
         super().__post_init__()
 
 
-def run_with_arguments(argument_classes: tuple[type, ...], run: Callable[..., Any], objective: str = "mlm") -> Any:
-    """Parse the command line, or a JSON file of flags, and call `run` with an instance of each class.
-
-    User mistakes are reported in one line. The last class must be a `PretrainingArguments`.
+def choose_flags(flags: Namespace, parse: Callable[[dict[str, Any]], Namespace], objective: str) -> Namespace:
+    """Parse the command line again with the settings of --recipe as defaults, and log them with their source.
 
     Args:
         objective: "mlm" or "rtd", which selects the recipes.
     """
-    parser = ScriptParser(argument_classes, description=sys.modules[run.__module__].__doc__)
-    with user_errors_in_one_line(Path(sys.argv[0]).name):
-        words, file_flags = read_command_line(parser)
-        flags = parser.parse_args(words)
-        require_folders(flags)
-        if flags.recipe != "none":
-            flags = apply_recipe(parser, words, file_flags, flags, objective)
-        arguments = make_dataclasses(parser, flags)
-        if flags.output_dir is None and is_main_process():
-            logger.warning(f"No --output_dir was given: results go to the folder {arguments[-1].output_dir}")
-        arguments[-1].identifying_flags = identifying_flags(vars(flags), exclude=LENGTH_FLAGS)
-        with lock_folder(Path(str(arguments[-1].output_dir))):
-            return run(*arguments)
-
-
-def apply_recipe(
-    parser: ScriptParser, words: list[str], file_flags: dict[str, Any], flags: Namespace, objective: str
-) -> Namespace:
-    """Return the flags with the settings of --recipe as defaults, and log them with their source."""
+    if flags.recipe == "none":
+        return flags
     source, model = parse_name(flags.recipe)
     if not model:
         continued = getattr(flags, "discriminator_name_or_path", None) is not None
         model = getattr(flags, "config_preset", None) or ("continue" if continued else "")
     recipe = find_recipe(source, objective, model)
-    devices = int(os.environ.get("WORLD_SIZE", 0)) or max(1, 0 if flags.use_cpu else torch.cuda.device_count())
-    settings = {
-        name: value
-        for name, value in recipe.flags(devices, flags.per_device_train_batch_size).items()
-        if hasattr(flags, name)
-    }
-    epochs = parser.get_default("num_train_epochs")
-    parser.set_defaults(num_train_epochs=None)
-    if "num_train_epochs" in file_flags or parser.parse_args(words).num_train_epochs is not None:
+    devices = number_of_devices(flags.use_cpu)
+    published = recipe.flags(devices, flags.per_device_train_batch_size)
+    settings = {name: value for name, value in published.items() if hasattr(flags, name)}
+    if parse({"num_train_epochs": None}).num_train_epochs is not None:
         settings.pop("max_steps", None)  # the user chose the length in epochs
-    parser.set_defaults(**{**settings, "num_train_epochs": epochs, **file_flags})
-    flags = parser.parse_args(words)
+    flags = parse({"num_train_epochs": PretrainingArguments.num_train_epochs, **settings})
     if is_main_process():
         logger.warning(describe_recipe(recipe, settings, flags, devices))
     return flags
@@ -251,16 +207,16 @@ def apply_recipe(
 
 def describe_recipe(recipe: Recipe, settings: dict[str, Any], flags: Namespace, devices: int) -> str:
     """Return the settings in use, where they are printed, and what the user changed or nobody published."""
-    used = [f"--{name} {value}" for name, value in settings.items() if getattr(flags, name) == value]
-    changed = [f"--{name}" for name, value in settings.items() if getattr(flags, name) != value]
+    used, changed = used_and_changed(settings, flags)
     if "max_steps" in recipe.settings and "max_steps" not in settings:
-        changed.append("--max_steps")
+        changed.append("max_steps")
+    words = ", ".join(as_words(name, value) for name, value in used.items())
     rows, accumulation = flags.per_device_train_batch_size, flags.gradient_accumulation_steps
-    message = f"Recipe: {recipe.source}. Used: {', '.join(used) or 'nothing'}. Rows per step: "
+    message = f"Recipe: {recipe.source}. Used: {words or 'nothing'}. Rows per step: "
     message += f"{devices * rows * accumulation:,} = {devices} device(s) x {rows} x {accumulation}"
     message += f", published: {recipe.batch:,}."
     if changed:
-        message += f" Overridden by you: {', '.join(changed)}."
+        message += f" Overridden by you: {', '.join(f'--{name}' for name in changed)}."
     if recipe.missing:
         message += f" No figure is known for {', '.join(f'--{name}' for name in recipe.missing)}: our defaults."
     return message

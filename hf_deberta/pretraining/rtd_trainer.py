@@ -21,7 +21,6 @@ from hf_deberta.pretraining.trainer import PretrainingTrainer
 from hf_deberta.runs.checkpoints import UNFINISHED, replace_folder
 from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.integrity import MANIFEST
-from hf_deberta.runs.model_card import write_training_card
 from hf_deberta.runs.uneven_batches import STAND_IN
 
 
@@ -151,12 +150,6 @@ class RtdTrainer(PretrainingTrainer):
         names = ("embedding_sharing", "rtd_weight", "sampling_temperature")
         fields = {name: getattr(self.model.config, name) for name in names}
         return HfDebertaForRtdPretraining.from_pair(generator, discriminator, {"dtype": self.model.dtype}, **fields)
-
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        for name in MODELS:
-            folder = Path(str(self.args.output_dir)) / name
-            if folder.exists():
-                write_training_card(self, **self.about, folder=folder)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         losses = [name for name in logs if name.endswith("loss") and name != "train_loss"]

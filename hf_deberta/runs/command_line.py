@@ -41,6 +41,7 @@ GROUP_TITLES = {
     "CorpusArguments": "Corpus",
     "MaskingArguments": "Objective and masking",
     "SiftArguments": "SiFT",
+    "RunArguments": "Training",
     "FineTuningArguments": "Training",
     "PretrainingArguments": "Training",
     "TrainingArguments": TRAINER,

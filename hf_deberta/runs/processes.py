@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 
@@ -18,6 +19,11 @@ Result = TypeVar("Result")
 def is_main_process() -> bool:
     """Return whether this is the process that reports, also before the processes are connected."""
     return int(os.environ.get("RANK", 0)) == 0
+
+
+def number_of_devices(use_cpu: bool) -> int:
+    """Return the number of devices that the run will use, also before the processes are connected."""
+    return int(os.environ.get("WORLD_SIZE", 0)) or max(1, 0 if use_cpu else torch.cuda.device_count())
 
 
 def in_main_process(compute: Callable[[], Result]) -> Result:

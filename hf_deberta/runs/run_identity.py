@@ -1,8 +1,9 @@
 """Refuse to resume in a folder that belongs to a different run. run.json records what identifies the run in a folder.
 
->>> claim_folder(arguments, {"batch": 32})  # an empty folder: a new run
-False
->>> claim_folder(arguments, {"batch": 64})
+>>> record_run(arguments, {"batch": 32}, same_run=False)
+>>> compare_with_recorded_run(arguments, {"batch": 32})
+{}
+>>> compare_with_recorded_run(arguments, {"batch": 64})
 InputError: out holds a run with other settings: batch 32, now 64; take another --output_dir, or ...
 """
 
@@ -11,9 +12,9 @@ import json
 import os
 import shutil
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow
 from accelerate import PartialState
@@ -29,7 +30,7 @@ STARTING_CHECKPOINTS = (
     "model_name_or_path", "intermediate", "generator_name_or_path", "discriminator_name_or_path",
 )  # fmt: skip
 # A run with another value of one of these is another run. All other flags may change when a run resumes. The batch of
-# all devices, the seed, and hashes of starting weights and training rows are compared too, see `claim_folder`.
+# all devices, the seed, and hashes of starting weights and training rows are compared too: `RunArguments.run_settings`.
 IDENTIFYING_FLAGS = (
     # the model
     *STARTING_CHECKPOINTS, "model_revision", "from_scratch", "config_preset", "config_name", "config_overrides",
@@ -70,9 +71,28 @@ logger = logging.get_logger(__name__)
 
 @dataclass
 class RunArguments(TrainingArguments):
-    """`TrainingArguments` that carry the flags which identify the run, and log losses as they are."""
+    """`TrainingArguments` that carry the flags which identify the run, with the optimizer's settings of the papers."""
 
     logging_nan_inf_filter: bool = False
+    adam_epsilon: float = 1e-6
+    weight_decay: float = 0.01
+    per_device_eval_batch_size: int = 32
+    output_dir: str | None = field(
+        default=None,
+        metadata={
+            "help": "Folder for the model, its card, metrics and predictions. Repeat the command to resume there. "
+            "(default: trainer_output; with --demo: demo_output/<task>)"
+        },
+    )
+    resume_from_checkpoint: str | None = field(
+        default=None,
+        metadata={
+            "help": "By default the last checkpoint of OUTPUT_DIR, if there is one. false: start over. A path: resume "
+            "from that checkpoint each time the command is run."
+        },
+    )
+    # flags that may change when a run is continued, though others identify it by them
+    not_identifying: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         self.identifying_flags: dict[str, Any] = {}  # see the function of this name
@@ -90,11 +110,24 @@ class RunArguments(TrainingArguments):
             )
 
     @property
+    def output_folder(self) -> Path:
+        return Path(self.output_dir or "trainer_output")
+
+    @property
+    def resumes_last_checkpoint(self) -> bool:
+        return str(self.resume_from_checkpoint).lower() in ("none", "true")
+
+    @property
     def starts_over(self) -> bool:
         return str(self.resume_from_checkpoint).lower() == "false"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "hub_token": None}  # training_args.bin is pushed to the Hub
+
+    def run_settings(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """Return what identifies the run: its flags, its seed, the weights it starts from, and these settings."""
+        flags = self.identifying_flags
+        return {**flags, **weight_hashes(flags), "seed": self.seed, **settings}
 
     @property
     def total_batch(self) -> int:
@@ -109,19 +142,16 @@ def identifying_flags(flags: dict[str, Any], exclude: Collection[str] = ()) -> d
     return json.loads(json.dumps(selected, default=str))
 
 
-def claim_folder(args: RunArguments, settings: dict[str, Any], may_grow: Collection[str] = ()) -> bool:
-    """Record this run in run.json; return whether `output_dir` holds it already. Another run there is an InputError.
+def record_run(args: RunArguments, settings: dict[str, Any], same_run: bool) -> None:
+    """Write run.json with the settings of `RunArguments.run_settings`.
 
     With `--resume_from_checkpoint false` the run starts over: the checkpoints of the previous one are moved to
     `_before`, its metrics and its scores for an ensemble are deleted.
 
     Args:
-        settings: what identifies the run besides its flags, the seed and the weights it starts from.
-        may_grow: names of settings that may be larger than before.
+        same_run: whether `compare_with_recorded_run` has found this run there.
     """
-    folder, processes = Path(str(args.output_dir)), PartialState()
-    settings = {**args.identifying_flags, **weight_hashes(args.identifying_flags), "seed": args.seed, **settings}
-    same_run = compare_with_recorded_run(args, settings, may_grow)
+    folder, processes = args.output_folder, PartialState()
     processes.wait_for_everyone()
     if args.should_save:
         folder.mkdir(parents=True, exist_ok=True)
@@ -136,34 +166,39 @@ def claim_folder(args: RunArguments, settings: dict[str, Any], may_grow: Collect
                 path.unlink(missing_ok=True)  # another machine may have been faster
         write_json(folder / "run.json", settings)
     processes.wait_for_everyone()
-    return same_run
 
 
-def compare_with_recorded_run(args: RunArguments, settings: dict[str, Any], may_grow: Collection[str] = ()) -> bool:
-    """Return whether `output_dir` records a run that is continued; refuse one with other settings. Writes nothing."""
-    folder = Path(str(args.output_dir))
-    path = folder / "run.json"
-    same_run = path.exists() and not args.starts_over
-    if same_run:
-        try:
-            before = read_json_object(path)
-        except DamagedFileError as error:
-            raise InputError(f"{error}; restore it, or start over with --resume_from_checkpoint false") from error
-        changed = [name for name, value in settings.items() if before.get(name, value) != value]
-        may_have_grown = (name for name in changed if name in may_grow and isinstance(before[name], int))
-        grown = [name for name in may_have_grown if settings[name] > before[name]]
-        changes = ", ".join(f"{name} {before[name]}, now {settings[name]}" for name in changed)
-        if changed != grown:
-            raise InputError(
-                f"{folder} holds a run with other settings: {changes}; take another --output_dir, or start over with "
-                "--resume_from_checkpoint false"
-            )
-        if grown:
-            logger.warning(
-                f"the run in {folder} becomes longer ({changes}): it resumes, and its learning rate follows the longer "
-                "schedule from here on"
-            )
-    return same_run
+def compare_with_recorded_run(
+    args: RunArguments, settings: dict[str, Any], may_grow: Collection[str] = ()
+) -> dict[str, str] | None:
+    """Return which settings have grown since `output_dir` recorded this run; None if it records no run to continue.
+
+    A run with other settings is an InputError. Writes nothing.
+
+    Args:
+        settings: of `RunArguments.run_settings`, or some of them.
+        may_grow: names of settings that may be larger than before.
+    """
+    path = args.output_folder / "run.json"
+    if args.starts_over or not path.exists():
+        return None
+    try:
+        before = read_json_object(path)
+    except DamagedFileError as error:
+        raise InputError(f"{error}; restore it, or start over with --resume_from_checkpoint false") from error
+    changed = {
+        name: f"{name} {before[name]}, now {value}"
+        for name, value in settings.items()
+        if before.get(name, value) != value
+    }
+    may_have_grown = (name for name in changed if name in may_grow and isinstance(before[name], int))
+    grown = {name: changed[name] for name in may_have_grown if settings[name] > before[name]}
+    if changed != grown:
+        raise InputError(
+            f"{args.output_folder} holds a run with other settings: {', '.join(changed.values())}; take another "
+            "--output_dir, or start over with --resume_from_checkpoint false"
+        )
+    return grown
 
 
 def weight_hashes(flags: dict[str, Any]) -> dict[str, str]:

@@ -28,7 +28,7 @@ from hf_deberta.runs.checkpoints import (
     last_checkpoint,
 )
 from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.run_identity import RunArguments, claim_folder
+from hf_deberta.runs.run_identity import RunArguments, compare_with_recorded_run, record_run
 
 STEPS = 8
 NEEDED = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
@@ -268,12 +268,13 @@ def test_damaged_run_json(tmp_path, tally):
     """It is named, or the run is another one, or it still says the same about what is compared."""
     arguments = RunArguments(str(tmp_path), use_cpu=True)
     arguments.identifying_flags = {"learning_rate": 1e-3, "train_file": "rows.csv", "max_grad_norm": None}
-    claim_folder(arguments, {"steps": 4, "batch": 8})
+    settings = arguments.run_settings({"steps": 4, "batch": 8})
+    record_run(arguments, settings, same_run=False)
     for seed in seeds(60, 1500):
         with Damage(seed) as damage:
             damage.do(tmp_path / "run.json", {**SHORT, **CHANGED})
             try:
-                assert claim_folder(arguments, {"steps": 4, "batch": 8}, may_grow=("steps",))
+                assert compare_with_recorded_run(arguments, settings, may_grow=("steps",)) is not None
                 tally.held("damaged run.json")
             except InputError as error:
                 assert str(tmp_path) in str(error) and "--resume_from_checkpoint false" in str(error)

@@ -4,6 +4,7 @@ import json
 import sys
 from argparse import Namespace
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,12 @@ import torch
 
 from hf_deberta import HfDebertaConfig
 from hf_deberta.fine_tuning import run as run_module
-from hf_deberta.fine_tuning.arguments import FineTuningArguments, demo_flags, recipe_flags, run_script
+from hf_deberta.fine_tuning.arguments import FineTuningArguments, choose_flags, demo_flags, recipe_flags
 from hf_deberta.fine_tuning.sift import SiftArguments
 from hf_deberta.fine_tuning.splits import DataArguments
 from hf_deberta.fine_tuning.task_model import ModelArguments
 from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.script import run_script
 
 
 def arguments(folder, **fields) -> FineTuningArguments:
@@ -84,7 +86,8 @@ def parse(tmp_path, monkeypatch):
         monkeypatch.setattr(sys, "argv", ["run_x.py", *map(str, given), "--use_cpu", *map(str, words)])
         if words and str(words[0]).endswith(".json"):
             monkeypatch.setattr(sys, "argv", ["run_x.py", str(words[0])])
-        run_script(classes, lambda *instances: parsed.extend(instances), lambda flags: "cola", "glue")
+        choose = partial(choose_flags, recipe_task=lambda flags: "cola", demo="glue")
+        run_script(classes, lambda *instances: parsed.extend(instances), choose)
         return tuple(parsed)
 
     return run
@@ -159,8 +162,8 @@ def parse_for_trained_model(tmp_path, monkeypatch):
         monkeypatch.setattr(sys, "argv", ["run_x.py", *given, *words])
         parsed: list = []
         classes = (ModelArguments, RowArguments, SiftArguments, FineTuningArguments)
-        run_script(classes, lambda *instances: parsed.extend(instances), lambda flags: "cola", "glue")
-        assert parsed[0].reading_flags["label_column_name"] == parsed[1].label_column_name
+        choose = partial(choose_flags, recipe_task=lambda flags: "cola", demo="glue")
+        run_script(classes, lambda *instances: parsed.extend(instances), choose)
         return parsed[1]
 
     return run
@@ -302,6 +305,6 @@ def test_a_script_locks_its_folder(tmp_path, monkeypatch):
     def fine_tune(model_args: ModelArguments, args: FineTuningArguments) -> None:
         run_module.run_seeds(args, run)
 
-    run_script((ModelArguments, FineTuningArguments), fine_tune, lambda flags: "own", "glue")
+    run_script((ModelArguments, FineTuningArguments), fine_tune)
     assert locked == [{"_run.lock", "seed-42/_run.lock"}, {"_run.lock", "seed-43/_run.lock"}]
     assert not list(tmp_path.rglob("_run.lock"))

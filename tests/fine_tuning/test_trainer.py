@@ -26,9 +26,7 @@ from hf_deberta.fine_tuning.run import run_seeds
 from hf_deberta.fine_tuning.task import Task
 from hf_deberta.fine_tuning.trainer import (
     FineTuningTrainer,
-    train_and_evaluate,
     validation_splits,
-    write_card_and_push,
 )
 from hf_deberta.runs.checkpoints import RunEnd, inspect_finished_run
 from hf_deberta.runs.errors import InputError
@@ -85,7 +83,7 @@ def test_metrics_are_those_of_the_split(tmp_path):
     args = arguments(tmp_path, do_eval=True, max_steps=-1, num_train_epochs=1)
     task = Counting(None, None, args)
     trainer = FineTuningTrainer(model, args, default_data_collator, splits=splits, task=task)
-    found = train_and_evaluate(trainer)
+    found = trainer.train_and_evaluate()
     assert (found["eval_rows"], found["eval_rows_mismatched"]) == (1, 3) and "eval_runtime_mismatched" not in found
     assert trainer.predict_split("test")["predict_rows"] == 5
     bare = trainer.predict_split("test_bare")  # its labels are hidden
@@ -123,7 +121,7 @@ def test_a_run_resumes_exactly(tmp_path, model_class):
         model = model_class(HfDebertaConfig.from_preset("tiny"))
         args = arguments(tmp_path, learning_rate=1e-2, **fields)
         trainer = FineTuningTrainer(model, args, collate_padded, Dataset.from_dict(columns))
-        train_and_evaluate(trainer)
+        trainer.train_and_evaluate()
         return {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
 
     whole = run(0)
@@ -148,10 +146,10 @@ def test_a_finished_run_is_loaded_without_the_files_of_a_checkpoint(tmp_path, mo
     """Under FSDP, Trainer would need files that a finished model does not have."""
     torch.manual_seed(0)
     first = make_trainer(arguments(tmp_path))
-    train_and_evaluate(first)
+    first.train_and_evaluate()
     second = make_trainer(arguments(tmp_path))
     monkeypatch.setattr(second, "_load_from_checkpoint", lambda *_: pytest.fail("loads a checkpoint"))
-    train_and_evaluate(second)
+    second.train_and_evaluate()
     assert not second.trained and second.state.global_step == 1
     loaded = second.model.state_dict()
     assert all(torch.equal(value, loaded[name]) for name, value in first.model.state_dict().items())
@@ -167,7 +165,7 @@ def test_a_damaged_finished_run_is_finished_again(tmp_path, caplog, name, epochs
         fields = {"max_steps": -1, "num_train_epochs": epochs, "per_device_train_batch_size": 4}
         fields |= {"learning_rate": 1e-2, "lr_scheduler_type": "constant"}
         trainer = make_trainer(arguments(tmp_path, save_strategy="steps", save_steps=1, **fields))
-        train_and_evaluate(trainer)
+        trainer.train_and_evaluate()
         return {name: value.clone() for name, value in trainer.model.state_dict().items()}
 
     whole = run()
@@ -191,9 +189,9 @@ def test_recorded_flags_are_compared_before_a_model_is_loaded(tmp_path, caplog):
         args.identifying_flags = {"optim": optim}
         return args
 
-    run_seeds(flags("adamw"), lambda args: train_and_evaluate(make_trainer(args)))
-    assert "finished run" not in caplog.text
-    run_seeds(flags("adamw"), lambda args: caplog.text.index(f"{tmp_path} holds the finished run"))
+    for _ in range(2):
+        run_seeds(flags("adamw"), lambda args: make_trainer(args).train_and_evaluate())
+    assert caplog.text.count(f"{tmp_path} holds this run, and it is finished") == 1
     with pytest.raises(InputError, match="optim adamw, now sgd"):
         run_seeds(flags("sgd"), lambda args: pytest.fail("the run begins"))
 
@@ -202,22 +200,22 @@ def test_the_card_of_an_interrupted_run_is_written_when_it_is_repeated(tmp_path)
     """Its own settings and metrics, not those of an earlier run; a card that is complete is not written again."""
     card = tmp_path / "README.md"
     first = make_trainer(arguments(tmp_path))
-    train_and_evaluate(first)
-    write_card_and_push(first)
+    first.train_and_evaluate()
+    first.write_card_and_push()
     assert "## Training" in card.read_text()
-    train_and_evaluate(make_trainer(arguments(tmp_path, seed=7, resume_from_checkpoint="false")))  # interrupted then
+    make_trainer(arguments(tmp_path, seed=7, resume_from_checkpoint="false")).train_and_evaluate()  # interrupted then
     assert "## Training" not in card.read_text()
     again = make_trainer(arguments(tmp_path, seed=7))
-    train_and_evaluate(again)
+    again.train_and_evaluate()
     again.save_metrics("predict", {"predict_accuracy": 0.75, "predict_runtime": 3.5})
-    write_card_and_push(again)
+    again.write_card_and_push()
     text = card.read_text()
     assert "## Training" in text and "- seed: 7" in text and "predict_accuracy: 0.75" in text
     assert "predict_runtime" not in text
     card.write_text(card.read_text() + "by hand")
     finished = make_trainer(arguments(tmp_path, seed=7))
-    train_and_evaluate(finished)
-    write_card_and_push(finished)
+    finished.train_and_evaluate()
+    finished.write_card_and_push()
     assert card.read_text().endswith("by hand")
 
 
@@ -228,7 +226,7 @@ def test_the_model_of_a_seed_is_freed_before_the_next_is_loaded(tmp_path):
         assert not models or models[-1]() is None
         trainer = make_trainer(args)
         models.append(weakref.ref(trainer.model))
-        return train_and_evaluate(trainer)
+        return trainer.train_and_evaluate()
 
     gc.disable()  # it would run at a random time
     try:

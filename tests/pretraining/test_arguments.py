@@ -1,6 +1,5 @@
 """What the pretraining scripts make of the flags they share."""
 
-import logging
 import sys
 from types import SimpleNamespace
 
@@ -13,11 +12,11 @@ from hf_deberta.pretraining.arguments import (
     check_model_fits,
     make_rows,
     parse_overrides,
-    run_with_arguments,
 )
 from hf_deberta.pretraining.corpus import Corpus, CorpusArguments
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.script import run_script
 
 LINES = ["the old man walked slowly down to a quiet harbour"] * 20
 TOKENIZER = train_tokenizer(LINES, 290, "bpe")
@@ -115,23 +114,9 @@ def test_evaluation_flags_identify_a_run_that_keeps_the_best_model(tmp_path, mon
     words += [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
     for best in ("false", "true"):
         monkeypatch.setattr(sys, "argv", [*words, "--load_best_model_at_end", best])
-        found = run_with_arguments(
-            (CorpusArguments, PretrainingArguments), lambda corpus, training: training.identifying_flags
-        )
+        found = run_script((CorpusArguments, PretrainingArguments), lambda corpus, training: training.identifying_flags)
         assert {name: value for name, value in found.items() if name in flags} == (flags if best == "true" else {})
         assert found["learning_rate"] == 0.1
-
-
-def test_a_default_output_folder_is_named_before_the_script_starts(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    monkeypatch.chdir(tmp_path)
-    classes = (CorpusArguments, PretrainingArguments)
-    for words in ([], ["--output_dir", "mine"]):
-        monkeypatch.setattr(sys, "argv", ["script", "--train_file", "a", "--use_cpu", *words])
-        caplog.clear()
-        run_with_arguments(classes, lambda *_: None)
-        message = "No --output_dir was given: results go to the folder trainer_output"
-        assert (message in caplog.text) == (not words)
 
 
 def test_a_folder_that_does_not_exist(tmp_path):
@@ -143,21 +128,6 @@ def test_a_folder_that_does_not_exist(tmp_path):
         arguments.load_config("nosuchfolder")
 
 
-@pytest.mark.parametrize("flag", ["--output_dir", "--tokens_dir", "--cache_dir"])
-def test_a_file_in_place_of_a_folder_is_reported_first(tmp_path, monkeypatch, flag):
-    (tmp_path / "file").touch()
-    monkeypatch.setattr(sys, "argv", ["script", "--use_cpu", "--recipe", "x", flag, str(tmp_path / "file")])
-    with pytest.raises(SystemExit, match=f"{flag} .*/file cannot be used: .*/file is a file; name a folder"):
-        run_with_arguments((NewModelArguments, CorpusArguments, PretrainingArguments), lambda *_: None)
-
-
 def test_help_of_resume_from_checkpoint():
     help = PretrainingArguments.__dataclass_fields__["resume_from_checkpoint"].metadata["help"]
     assert "each time the command is run" in help
-
-
-def test_a_script_locks_its_folder(tmp_path, monkeypatch):
-    """Before it tokenizes, and not once it has ended."""
-    monkeypatch.setattr(sys, "argv", ["script", "--use_cpu", "--output_dir", str(tmp_path / "out")])
-    locked = run_with_arguments((PretrainingArguments,), lambda args: list((tmp_path / "out").iterdir()))
-    assert locked == [tmp_path / "out" / "_run.lock"] and not (tmp_path / "out").exists()

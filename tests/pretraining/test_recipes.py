@@ -2,14 +2,15 @@
 
 import logging
 import sys
+from functools import partial
 
 import pytest
 
-from hf_deberta.pretraining.arguments import MaskingArguments, NewModelArguments, PretrainingArguments
-from hf_deberta.pretraining.arguments import run_with_arguments as run
+from hf_deberta.pretraining.arguments import MaskingArguments, NewModelArguments, PretrainingArguments, choose_flags
 from hf_deberta.pretraining.corpus import CorpusArguments
 from hf_deberta.pretraining.recipes import PUBLISHED, find_recipe
 from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.script import run_script
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,8 @@ def parse(tmp_path, monkeypatch, caplog):
         arguments = ["script", "--train_file", "a", "--use_cpu", "--output_dir", str(tmp_path), *words]
         monkeypatch.setattr(sys, "argv", arguments)
         caplog.clear()
-        training = run(CLASSES, lambda *arguments: arguments[-1], objective)
+        choose = partial(choose_flags, objective=objective)
+        training = run_script(CLASSES, lambda *arguments: arguments[-1], choose)
         return training, caplog.text
 
     return parse

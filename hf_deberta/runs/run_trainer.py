@@ -1,0 +1,133 @@
+"""The trainer of every script: it finishes an interrupted run, leaves a finished one as it is, and writes a model card.
+
+>>> class MyTrainer(RunTrainer): ...
+>>> trainer = MyTrainer(model, arguments, ...)
+>>> trainer.train_or_resume()  # repeat the command after an interruption
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+from transformers import TrainerState
+from transformers.utils import logging
+
+from hf_deberta.runs.checkpoints import (
+    TRAINER_STATE_NAME,
+    AtomicCheckpointsMixin,
+    RunEnd,
+    checkpoints_by_step,
+    inspect_finished_run,
+    last_checkpoint,
+    require_checkpoint,
+)
+from hf_deberta.runs.errors import InputError
+from hf_deberta.runs.finite_values import FiniteValuesMixin
+from hf_deberta.runs.model_card import write_training_card
+from hf_deberta.runs.real_tokens import RealTokensMixin
+from hf_deberta.runs.row_order import EpochSampler, SetEpochCallback
+from hf_deberta.runs.run_identity import RunArguments, compare_with_recorded_run, record_run
+from hf_deberta.runs.uneven_batches import UnevenBatchesMixin
+
+logger = logging.get_logger(__name__)
+
+
+class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, AtomicCheckpointsMixin):
+    """`Trainer` with whole and finite checkpoints, a row order that resumes exactly, and one run in a folder.
+
+    A subclass says what identifies its run (`identifying_settings`) and in which order it reads rows
+    (`make_row_order`).
+
+    Args:
+        card_fields: arguments of `model_card.write_training_card`.
+    """
+
+    args: RunArguments
+    may_grow: Collection[str] = ()  # identifying settings that may be larger when a run is continued
+
+    def __init__(self, *args: Any, card_fields: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.card_fields = card_fields or {"data": "task data"}
+        self.order: EpochSampler | None = None
+        self.trained = False  # set by SetEpochCallback
+        self.add_callback(SetEpochCallback(self))
+
+    def identifying_settings(self) -> dict[str, Any]:
+        """Return what identifies the run besides its flags, see `run_identity.run_settings`."""
+        raise NotImplementedError
+
+    def make_row_order(self, rows: Any, seed: int) -> EpochSampler:
+        raise NotImplementedError
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> EpochSampler:
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        self.order = self.make_row_order(self.train_dataset if train_dataset is None else train_dataset, seed)
+        return self.order
+
+    def train_or_resume(self) -> bool:
+        """Train, from the last checkpoint if there is one, and save the model. Return whether it was saved.
+
+        If this run has finished in `output_dir`, its model is loaded instead, and its files stay as they are. Another
+        run there is an InputError.
+        """
+        folder, settings = self.args.output_folder, self.args.run_settings(self.identifying_settings())
+        grown = compare_with_recorded_run(self.args, settings, self.may_grow)
+        same_run = grown is not None
+        finished = same_run and self.args.resumes_last_checkpoint and self._has_finished()
+        record_run(self.args, settings, same_run)
+        if grown:
+            logger.warning(
+                f"the run in {folder} becomes longer ({', '.join(grown.values())}): it resumes, and its learning rate "
+                "follows the longer schedule from here on"
+            )
+        if finished:
+            logger.warning(f"{folder} holds this run, and it is finished: nothing is trained")
+            self.load_final_model()
+            return False
+        checkpoint = last_checkpoint(self.args)
+        self.accelerator.wait_for_everyone()
+        if self.args.should_save:
+            for path in (folder / TRAINER_STATE_NAME, *self._cards()):  # of an earlier run
+                path.unlink(missing_ok=True)
+        result = self.train(resume_from_checkpoint=checkpoint)
+        self.save_model()
+        if self.trained:  # otherwise means over no step
+            self.log_metrics("train", result.metrics)
+            self.save_metrics("train", result.metrics)
+        return True
+
+    def _has_finished(self) -> bool:
+        """Return whether this run has finished in `output_dir`, and is not to become longer.
+
+        An InputError if its files are damaged, or too few steps were made, and there is no checkpoint to go on from.
+        """
+        folder = self.args.output_folder
+        end, damage = inspect_finished_run(folder, self.final_models)
+        if end is RunEnd.DAMAGED:
+            require_checkpoint(folder, damage)
+        if end is not RunEnd.WHOLE:
+            return False
+        finished = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME)).max_steps
+        *_, steps = self.set_initial_training_values(self.args, self.get_train_dataloader())
+        if finished < steps and not checkpoints_by_step(folder):
+            raise InputError(
+                f"{folder} holds a finished run of {finished} steps without checkpoints, which cannot become longer "
+                f"({steps} steps): train its model further with --model_name_or_path and another --output_dir, or "
+                "start over with --resume_from_checkpoint false"
+            )
+        return finished >= steps
+
+    def write_card_and_push(self) -> None:
+        """Push the model with its card on request; otherwise write the card, unless the trained model has it."""
+        has_card = all(card.exists() and "generated_from_trainer" in card.read_text("utf-8") for card in self._cards())
+        if self.args.push_to_hub:
+            self.push_to_hub()
+        elif self.args.do_train and (self.trained or not has_card):  # `save_model` writes a card without the training
+            self.create_model_card()
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Write our cards, which contain what `Trainer` passes here."""
+        for card in self._cards():
+            write_training_card(self, **self.card_fields, folder=card.parent)
+
+    def _cards(self) -> list[Any]:
+        return [self.args.output_folder / model / "README.md" for model in self.final_models]

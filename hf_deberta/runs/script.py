@@ -1,0 +1,78 @@
+"""The entry of a training script: from the command line to a run in a locked folder.
+
+>>> run_script((ModelArguments, PretrainingArguments), train)
+"""
+
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from transformers.utils import logging
+
+from hf_deberta.runs.command_line import ScriptParser, make_dataclasses, read_command_line
+from hf_deberta.runs.errors import user_errors_in_one_line
+from hf_deberta.runs.processes import is_main_process
+from hf_deberta.runs.run_identity import identifying_flags
+from hf_deberta.runs.run_lock import lock_folder, require_folders
+
+Parse = Callable[[dict[str, Any]], Namespace]
+
+logger = logging.get_logger(__name__)
+
+
+def run_script(
+    argument_classes: tuple[type, ...],
+    run: Callable[..., Any],
+    choose_flags: Callable[[Namespace, Parse], Namespace] = lambda flags, parse: flags,
+    description: str | None = None,
+    set_by_recipe: Collection[str] = (),
+) -> Any:
+    """Call `run` with one instance per dataclass, made from the command line or from a JSON file of flags.
+
+    User mistakes are reported in one line. Meanwhile the folder of the last instance, `RunArguments`, is locked.
+
+    Args:
+        choose_flags: gets the flags, and a function that parses the command line again with other defaults, which keeps
+            the user's values; returns the flags to use.
+        description: the beginning of --help.
+        set_by_recipe: see `ScriptParser`.
+    """
+    parser = ScriptParser(argument_classes, set_by_recipe, description)
+    with user_errors_in_one_line(Path(sys.argv[0]).name):
+        words, file_flags = read_command_line(parser)
+
+        def parse(defaults: dict[str, Any]) -> Namespace:
+            parser.set_defaults(**{**defaults, **file_flags})
+            return parser.parse_args(words)
+
+        flags = parse({})
+        require_folders(flags)
+        flags = choose_flags(flags, parse)
+        *_, args = instances = make_dataclasses(parser, flags)
+        if flags.output_dir is None and is_main_process():
+            logger.warning(f"No --output_dir is given: everything is written to {args.output_folder}.")
+        args.identifying_flags = identifying_flags(vars(flags), exclude=args.not_identifying)
+        with lock_folder(args.output_folder):
+            return run(*instances)
+
+
+def used_and_changed(settings: dict[str, Any], flags: Namespace) -> tuple[dict[str, Any], list[str]]:
+    """Return the settings that the flags have, and the names of those that the user changed."""
+    used = {name: value for name, value in settings.items() if getattr(flags, name) == value}
+    return used, [name for name in settings if name not in used]
+
+
+def as_words(name: str, value: Any) -> str:
+    """Return a flag as it stands in a command line.
+
+    >>> as_words("learning_rate", 1e-05), as_words("bf16", True)
+    ('--learning_rate 1e-05', '--bf16')
+    """
+    if value is True:
+        return f"--{name}"
+    words = (
+        " ".join(map(str, value)) if isinstance(value, list) else f"{value:g}" if isinstance(value, float) else value
+    )
+    return f"--{name} {words}"

@@ -1,0 +1,42 @@
+"""The entry of a training script."""
+
+import logging
+import sys
+
+import pytest
+
+from hf_deberta.pretraining.arguments import NewModelArguments, PretrainingArguments
+from hf_deberta.pretraining.corpus import CorpusArguments
+from hf_deberta.runs.script import as_words, run_script
+
+
+def test_a_default_output_folder_is_named_before_the_script_starts(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    monkeypatch.chdir(tmp_path)
+    classes = (CorpusArguments, PretrainingArguments)
+    for words in ([], ["--output_dir", "mine"]):
+        monkeypatch.setattr(sys, "argv", ["script", "--train_file", "a", "--use_cpu", *words])
+        caplog.clear()
+        run_script(classes, lambda *_: None)
+        message = "No --output_dir is given: everything is written to trainer_output"
+        assert (message in caplog.text) == (not words)
+
+
+@pytest.mark.parametrize("flag", ["--output_dir", "--tokens_dir", "--cache_dir"])
+def test_a_file_in_place_of_a_folder_is_reported_first(tmp_path, monkeypatch, flag):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(sys, "argv", ["script", "--use_cpu", "--recipe", "x", flag, str(tmp_path / "file")])
+    with pytest.raises(SystemExit, match=f"{flag} .*/file cannot be used: .*/file is a file; name a folder"):
+        run_script((NewModelArguments, CorpusArguments, PretrainingArguments), lambda *_: None)
+
+
+def test_a_script_locks_its_folder(tmp_path, monkeypatch):
+    """Before it tokenizes, and not once it has ended."""
+    monkeypatch.setattr(sys, "argv", ["script", "--use_cpu", "--output_dir", str(tmp_path / "out")])
+    locked = run_script((PretrainingArguments,), lambda args: list((tmp_path / "out").iterdir()))
+    assert locked == [tmp_path / "out" / "_run.lock"] and not (tmp_path / "out").exists()
+
+
+def test_flags_as_words():
+    assert as_words("bf16", True) == "--bf16" and as_words("learning_rate", 1e-5) == "--learning_rate 1e-05"
+    assert as_words("text_column_names", ["a", "b"]) == "--text_column_names a b"
