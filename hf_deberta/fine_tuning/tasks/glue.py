@@ -38,7 +38,6 @@ Files, for each test split:
 
 import re
 import unicodedata
-from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -53,7 +52,7 @@ from transformers.utils import logging
 
 from hf_deberta.fine_tuning.arguments import OPTIONAL_SWITCH
 from hf_deberta.fine_tuning.run import run_task
-from hf_deberta.fine_tuning.splits import DataArguments, normalized_name
+from hf_deberta.fine_tuning.splits import DataArguments
 from hf_deberta.fine_tuning.task import LabelLogits, Scores, Task, logits_of
 from hf_deberta.fine_tuning.task_model import checkpoint_fields, checkpoint_labels
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_json_lines, write_prediction_table
@@ -125,6 +124,7 @@ SUBMISSION_FILES = [
 class GlueArguments(DataArguments):
     """Which task; columns and kind of labels of the user's own rows."""
 
+    task_names = TASKS
     task_name: str | None = field(
         default=None, metadata={"help": f"One of {', '.join(TASKS)}. Leave it out for your own rows."}
     )
@@ -149,9 +149,6 @@ class GlueArguments(DataArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.task_name = normalized_name(self.task_name)
-        if self.task_name is not None and self.task_name not in TASKS:
-            raise InputError(f"--task_name must be one of {', '.join(TASKS)}, not {self.task_name!r}")
         columns = self.text_column_names
         if columns and self.task_name and tuple(columns) != TASKS[self.task_name].columns:
             raise InputError(
@@ -585,14 +582,8 @@ def write_glue_predictions(folder: Path, task: GlueTask, name: str, split: str, 
 class Classification(Task):
     demo = "glue"
     arguments = GlueArguments
+    hub_names = {name: ("nyu-mll/glue", name) for name in TASKS}
     task: GlueTask  # set by `read`
-
-    @staticmethod
-    def recipe_name(flags: Namespace) -> str:
-        return normalized_name(flags.task_name) or "own"
-
-    def hub(self) -> tuple[str, str | None] | None:
-        return ("nyu-mll/glue", self.data_args.task_name) if self.data_args.task_name else None
 
     def read(self, splits: dict[str, Dataset]) -> dict[str, Dataset]:
         column = self.data_args.label_column_name

@@ -48,7 +48,7 @@ from hf_deberta.runs.data_files import read_table, require_texts, set_source, so
 from hf_deberta.runs.errors import InputError, RowError, input_errors
 from hf_deberta.runs.file_faults import describe, file_kind, read_json, shorten
 
-HUB_NAMES = {"squad": "rajpurkar/squad", "squad_v2": "rajpurkar/squad_v2"}
+HUB_NAMES = {"squad": ("rajpurkar/squad", None), "squad_v2": ("rajpurkar/squad_v2", None)}
 TEXT_FEATURES = {name: datasets.Value("string") for name in ("id", "context", "question")}
 ANSWER_FEATURES = {
     "answers": {"text": datasets.List(datasets.Value("string")), "answer_start": datasets.List(datasets.Value("int32"))}
@@ -70,6 +70,7 @@ class SquadModelArguments(ModelArguments):
 class SquadArguments(DataArguments):
     """Which questions, how contexts are cut into windows, and how answers are selected."""
 
+    task_names = HUB_NAMES
     task_name: str | None = field(
         default=None, metadata={"help": f"{' or '.join(HUB_NAMES)}. Leave it out for your own rows."}
     )
@@ -99,8 +100,6 @@ class SquadArguments(DataArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.task_name is not None and self.task_name not in HUB_NAMES:
-            raise InputError(f"--task_name must be {' or '.join(HUB_NAMES)}, not {self.task_name!r}")
         for name in ("n_best_size", "max_answer_length"):
             if getattr(self, name) < 1:
                 raise InputError(f"--{name} must be at least 1, not {getattr(self, name)}")
@@ -250,17 +249,16 @@ class Squad(Task):
     demo = "squad"
     arguments, model_arguments = SquadArguments, SquadModelArguments
     read_file = staticmethod(read_squad)
+    hub_names = HUB_NAMES
     label_columns = ("answers",)
     model_class, auto_class = HfDebertaForQuestionAnswering, AutoModelForQuestionAnswering
     default_length = 384
     writes_evaluations = True
 
-    @staticmethod
-    def recipe_name(flags: Namespace) -> str:
-        return "squad_v2" if flags.version_2_with_negative else flags.task_name or "squad"
-
-    def hub(self) -> tuple[str, str | None] | None:
-        return (HUB_NAMES[self.data_args.task_name], None) if self.data_args.task_name else None
+    @classmethod
+    def recipe_name(cls, flags: Namespace) -> str:
+        name = "squad_v2" if flags.version_2_with_negative else super().recipe_name(flags)
+        return "squad" if name == "own" else name
 
     def read(self, splits: dict[str, Dataset]) -> dict[str, Dataset]:
         rows = {

@@ -40,7 +40,6 @@ best entities), and the file of a SuperGLUE submission, such as BoolQ.jsonl.
 """
 
 import re
-from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -62,7 +61,7 @@ from transformers.utils import logging
 from hf_deberta import HfDebertaForEntityChoice, HfDebertaForMultipleChoice, HfDebertaForSequenceClassification
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
 from hf_deberta.fine_tuning.run import run_task
-from hf_deberta.fine_tuning.splits import DataArguments, normalized_name
+from hf_deberta.fine_tuning.splits import DataArguments
 from hf_deberta.fine_tuning.task import LabelLogits, Scores, Task, logits_of
 from hf_deberta.fine_tuning.task_model import ModelArguments
 from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows, require_field
@@ -156,6 +155,7 @@ RECORD_FEATURES = {
 class SuperGlueArguments(DataArguments):
     """Which task, and the files of the diagnostics."""
 
+    task_names = TASKS
     task_name: str = field(default="", metadata={"help": f"One of {', '.join(TASKS)}."})
     axb_file: str | None = field(default=None, metadata={"help": "AX-b.jsonl, to predict with --task_name rte."})
     axg_file: str | None = field(default=None, metadata={"help": "AX-g.jsonl, to predict with --task_name rte."})
@@ -166,9 +166,6 @@ class SuperGlueArguments(DataArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.task_name = normalized_name(self.task_name) or ""
-        if self.task_name not in TASKS:
-            raise InputError(f"--task_name must be one of {', '.join(TASKS)}, not {self.task_name!r}")
         if (self.axb_file or self.axg_file) and self.task_name != "rte":
             raise InputError(f"--axb_file and --axg_file need --task_name rte, not {self.task_name}")
 
@@ -769,6 +766,7 @@ class SuperGlue(Task):
 
     demo = "superglue"
     arguments = SuperGlueArguments
+    hub_names = {name: (HUB_NAME, name) for name in TASKS}
     label_columns = ("answers", "label")
     hashes_read_rows = True
     default_length = 256
@@ -778,13 +776,6 @@ class SuperGlue(Task):
         self.task = TASKS[data_args.task_name]
         self.model_class, self.auto_class, self.collator_class = HEADS[self.task.head]
         self.labels, self.metric_names = self.task.labels, self.task.metrics
-
-    @staticmethod
-    def recipe_name(flags: Namespace) -> str:
-        return normalized_name(flags.task_name) or "own"
-
-    def hub(self) -> tuple[str, str | None] | None:
-        return HUB_NAME, self.data_args.task_name
 
     def task_and_split(self, key: str) -> tuple[str, str]:
         """Return ("axb", "test") for the diagnostics axb, and ("rte", "train") for the split train."""
