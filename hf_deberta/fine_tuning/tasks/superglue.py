@@ -64,14 +64,9 @@ from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments
 from hf_deberta.fine_tuning.task import LabelLogits, Scores, Task, logits_of
 from hf_deberta.fine_tuning.task_model import ModelArguments
+from hf_deberta.fine_tuning.tasks import glue
 from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows, require_field
-from hf_deberta.fine_tuning.tasks.glue import (
-    NLI_COLUMNS,
-    SENTENCE_COLUMNS,
-    TWO_WAY_ENTAILMENT,
-    make_label_encoder,
-    warn_of_truncation,
-)
+from hf_deberta.fine_tuning.tasks.glue import NLI_COLUMNS, SENTENCE_COLUMNS, TWO_WAY_ENTAILMENT, warn_of_truncation
 from hf_deberta.fine_tuning.tasks.race import ChoiceCollator
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_json_lines
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
@@ -385,8 +380,7 @@ def label_numbers(rows: Dataset, split: str, name: str) -> np.ndarray | None:
     if TASKS[name].head == "entity" or "label" not in rows.column_names:
         return None
     with input_errors(source_of(rows, split)):
-        encode_label = make_label_encoder(rows, TASKS[name].labels, split)
-    numbers = np.array([encode_label(value) for value in rows["label"][:]])
+        numbers = glue.label_numbers(rows, TASKS[name].labels, split)
     return numbers if (numbers >= 0).any() else None
 
 
