@@ -42,7 +42,7 @@ from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments, require_plain_splits
 from hf_deberta.fine_tuning.task import Scores, Task
 from hf_deberta.fine_tuning.task_model import ModelArguments
-from hf_deberta.fine_tuning.tasks.expand_rows import require_field
+from hf_deberta.fine_tuning.tasks.expand_rows import items_of, require_field
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.runs.data_files import read_table, require_texts, set_source, source_of
 from hf_deberta.runs.errors import InputError, RowError, input_errors
@@ -153,7 +153,7 @@ def _have_answers(articles: list) -> bool:
 def _questions_of_articles(articles: list, with_answers: bool) -> Iterator[dict]:
     for place, context, qa in _nested_questions(articles):
         row_id = str(require_field(qa, "id", str, int, place=place))
-        row = {"id": row_id, "context": context, "question": require_field(qa, "question", str, place=place)}
+        row = {"id": row_id, "context": context, "question": qa["question"]}
         if with_answers:
             row["answers"] = _answers_by_column([] if qa.get("is_impossible") else qa.get("answers"), row_id)
         yield row
@@ -162,13 +162,11 @@ def _questions_of_articles(articles: list, with_answers: bool) -> Iterator[dict]
 def _nested_questions(articles: list) -> Iterator[tuple[str, str, dict]]:
     """Yield the place, the context and the object of each question."""
     for i, article in enumerate(articles):
-        for j, paragraph in enumerate(require_field(article, "paragraphs", list, place=f"data[{i}]")):
-            place = f"data[{i}].paragraphs[{j}]"
+        for place, paragraph in items_of(article, "paragraphs", f"data[{i}]"):
             context = require_field(paragraph, "context", str, place=place)
-            for k, qa in enumerate(require_field(paragraph, "qas", list, place=place)):
-                if not isinstance(qa, dict):
-                    raise InputError(f"{place}.qas[{k}] must be an object, not {describe(qa)}")
-                yield f"{place}.qas[{k}]", context, qa
+            for qa_place, qa in items_of(paragraph, "qas", place):
+                require_field(qa, "question", str, place=qa_place)
+                yield qa_place, context, qa
 
 
 def squad_rows(rows: Dataset, split: str, with_answers: bool = True) -> Dataset:
