@@ -213,7 +213,8 @@ def _choice_rows(rows: Dataset, split: str, with_labels: bool, fill_blanks: bool
         name = f"{split} row {row_id!r}"
         try:
             if is_anli:
-                context, choices = (" ".join(_one_line(row[x]) for x in ANLI_COLUMNS[:2]), _anli_choices(row))
+                first, second, *choices = (_one_line(row[column]) for column in ANLI_COLUMNS)
+                context = f"{first} {second}"
             elif is_race:
                 context, choices = _one_line(row["article"]), _race_choices(row, name, fill_blanks)
             else:
@@ -257,10 +258,6 @@ def _swag_choices(row: dict[str, Any], name: str) -> list[str]:
         if isinstance(row[column], list | dict):
             raise InputError(f"the {column} of {name} must be text, not {describe(row[column])}")
     return [f"{_one_line(row['sent2'])} {_one_line(row[x])}".strip() for x in endings if row[x] is not None]
-
-
-def _anli_choices(row: dict[str, Any]) -> list[str]:
-    return [_one_line(row[column]) for column in ANLI_COLUMNS[2:]]
 
 
 def _require_choices(choices: list[str], name: str) -> None:
@@ -322,11 +319,7 @@ def encode_choices(
     max_seq_length: int = 512,
     map_options: dict[str, Any] | None = None,
 ) -> Dataset:
-    """Return model inputs [choices, N] for each row of `choice_rows`, and `labels` if the rows have labels.
-
-    Args:
-        map_options: options of `Dataset.map`.
-    """
+    """Return model inputs [choices, N] for each row of `choice_rows`, and `labels` if the rows have labels."""
     options = {**(map_options or {}), "batched": True, "remove_columns": rows.column_names}
     with input_errors(source_of(rows, "choices")):
         inputs = rows.map(

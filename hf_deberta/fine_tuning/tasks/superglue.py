@@ -175,9 +175,6 @@ class SuperGlueArguments(DataArguments):
 def flatten_split(rows: Dataset, split: str, name: str, map_options: dict[str, Any] | None = None) -> Dataset:
     """Return a split in the format of the Hub: a row per question, answer or sentence, with `idx` and `label`.
 
-    Args:
-        map_options: options of `Dataset.map`.
-
     >>> target = {"span1_text": "the men", "span1_index": 0, "span2_text": "they", "span2_index": 4}
     >>> row = {"text": "the men fled because they feared it", "target": target, "idx": 0, "label": True}
     >>> flatten_split(Dataset.from_list([row]), "train", "wsc")[0]["span2_text"]
@@ -391,7 +388,6 @@ def encode_split(
         rows: of `flatten_split`.
         labels: label names in the model's order; by default the task's.
         stride: tokens that neighbouring windows of a ReCoRD passage share.
-        map_options: options of `Dataset.map`.
     """
     task, map_options = TASKS[name], {**(map_options or {}), "batched": True, "remove_columns": rows.column_names}
     if task.head == "entity":
