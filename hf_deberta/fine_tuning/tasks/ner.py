@@ -118,17 +118,13 @@ class Sentence:
 
 @dataclass(frozen=True)
 class WordWindow:
-    """An input with the words [start, end), of which [label_start, label_end) have labels.
-
-    Args:
-        is_partial: the labelled words are a part of a sentence.
-    """
+    """An input with the words [start, end), of which [label_start, label_end) have labels."""
 
     start: int
     end: int
     label_start: int
     label_end: int
-    is_partial: bool
+    is_partial: bool  # the labelled words are a part of a sentence
 
 
 def read_conll(path: str | Path) -> list[Sentence]:

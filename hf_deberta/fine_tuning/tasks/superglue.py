@@ -420,11 +420,7 @@ def _texts(batch: dict[str, list], column: str) -> list:
 
 
 def text_pairs(name: str, *values: Any) -> list[tuple[str, str]]:
-    """Return the texts of each input of a row: two inputs for COPA, otherwise one.
-
-    Args:
-        values: of the task's columns.
-    """
+    """Return the texts of each input of a row, from the values of the task's columns: two for COPA, otherwise one."""
     match name:
         case "boolq":
             question, passage = values
