@@ -70,11 +70,7 @@ class SquadEncoder:
             )
 
     def training_features(self, rows: Dataset, map_options: dict[str, Any] | None = None) -> Dataset:
-        """Return inputs with start_positions and end_positions; [CLS] if a window does not hold the whole answer.
-
-        Args:
-            map_options: options of `Dataset.map`.
-        """
+        """Return inputs with start_positions and end_positions; [CLS] if a window does not hold the whole answer."""
         with input_errors(source_of(rows, "train")):
             rows = _drop_misplaced_answers(rows)
         features = self._encode(rows, map_options, with_characters=False)

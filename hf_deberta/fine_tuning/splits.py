@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import datasets
 from datasets import Dataset, DatasetDict
@@ -32,7 +32,9 @@ logger = logging.get_logger(__name__)
 
 @dataclass
 class DataArguments:
-    """Which rows to use, and how to tokenize them."""
+    """Which rows to use, and how to tokenize them. A subclass with the flag --task_name sets `task_names`."""
+
+    task_names: ClassVar[Collection[str]] = ()
 
     dataset_name: str | None = field(
         default=None,
@@ -69,6 +71,15 @@ class DataArguments:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"--{name} must be at least 1, not {value}")
+        given = getattr(self, "task_name", None)
+        if given is not None and self.task_names:
+            known = find_task_name(given, self.task_names)
+            if known is None:
+                names = (
+                    " or ".join(self.task_names) if len(self.task_names) < 3 else f"one of {', '.join(self.task_names)}"
+                )
+                raise InputError(f"--task_name must be {names}, not {given!r}")
+            vars(self)["task_name"] = known  # a field of the subclass
 
     def card_fields(self, checkpoint: str, demo: bool = False) -> dict[str, str | None]:
         """Return the arguments of `model_card.write_training_card`."""
@@ -134,9 +145,13 @@ def read_splits(
     return splits
 
 
-def normalized_name(task_name: str | None) -> str | None:
-    """Return a --task_name in small letters without hyphens."""
-    return None if task_name is None else task_name.lower().replace("-", "")
+def find_task_name(given: str, names: Collection[str]) -> str | None:
+    """Return the name that equals a --task_name but for case, hyphens and underscores."""
+    return next((name for name in names if _letters(name) == _letters(given)), None)
+
+
+def _letters(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
 
 
 def hash_rows(splits: dict[str, Dataset], *labels: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ The predictions of a split are one object, whether they come from a model (`pred
 """
 
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ from transformers import AutoModelForSequenceClassification, DataCollatorWithPad
 
 from hf_deberta import HfDebertaForSequenceClassification
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
-from hf_deberta.fine_tuning.splits import DataArguments
+from hf_deberta.fine_tuning.splits import DataArguments, find_task_name
 from hf_deberta.fine_tuning.task_model import ModelArguments, label_fields, labels_in_checkpoint_order
 from hf_deberta.fine_tuning.tasks.submission import write_json_lines
 from hf_deberta.runs.data_files import read_table
@@ -94,6 +94,7 @@ class Task:
     arguments: type[DataArguments] = DataArguments  # flags about the rows
     model_arguments: type[ModelArguments] = ModelArguments
     read_file: Callable[[str], Dataset] = staticmethod(read_table)
+    hub_names: Mapping[str, tuple[str, str | None]] = {}  # dataset and configuration, by --task_name
     label_columns: tuple[str, ...] = ("label",)  # left out of the hash that binds the scores of an ensemble to rows
     hashes_read_rows = False  # that hash is of what `read` returns, not of the rows in the files
     model_class: Any = HfDebertaForSequenceClassification
@@ -112,14 +113,14 @@ class Task:
 
     # 1. Rows
 
-    @staticmethod
-    def recipe_name(flags: Namespace) -> str:
+    @classmethod
+    def recipe_name(cls, flags: Namespace) -> str:
         """Return the name of the task in the table of recipes."""
-        return getattr(flags, "task_name", None) or "own"
+        return find_task_name(getattr(flags, "task_name", None) or "", cls.arguments.task_names) or "own"
 
     def hub(self) -> tuple[str, str | None] | None:
         """Return name and configuration of the dataset that is read if no file is given."""
-        return None
+        return self.hub_names.get(getattr(self.data_args, "task_name", None) or "")
 
     def download_options(self) -> dict[str, Any]:
         return self.model_args.download_options()

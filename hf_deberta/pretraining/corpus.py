@@ -197,11 +197,9 @@ class Corpus:
         validation = train.select(range(last, number))
         return {"train": train.select(range(last)), "validation": set_source(validation, [])}
 
-    def batches(self, split: str) -> Iterator[list[str]]:
-        """Yield the texts of the documents in batches; a missing text, null, is an empty one."""
-        yield from self._batches_of(self.splits[split], split)
-
-    def _batches_of(self, documents: Documents, split: str) -> Iterator[list[str]]:
+    def batches(self, split: str, documents: Documents = None) -> Iterator[list[str]]:
+        """Yield the texts of a split, or of some of its documents, in batches; a missing text, null, is empty."""
+        documents = self.splits[split] if documents is None else documents
         column, empty = self.arguments.text_column, True
         with input_errors(self.source(split), Exception):
             for number, batch in enumerate(self._read(documents, split)):
@@ -303,7 +301,7 @@ class Corpus:
         if not args.streaming and len(documents) > MAX_TOKENIZER_DOCUMENTS:
             chosen = np.linspace(0, len(documents) - 1, MAX_TOKENIZER_DOCUMENTS, dtype=np.int64)
             documents = set_source(documents.select(chosen), [])
-        batches = with_progress(self._batches_of(documents, "train"), documents, "reading text for the tokenizer")
+        batches = with_progress(self.batches("train", documents), documents, "reading text for the tokenizer")
         texts = islice((text for batch in batches for text in batch), MAX_TOKENIZER_DOCUMENTS)
         tokenizer = train_tokenizer(texts, args.train_tokenizer or 0, args.tokenizer_type, model_max_length)
         with temporary_folder_beside(folder) as unfinished:

@@ -87,7 +87,8 @@ class ScriptParser(HfArgumentParser):
             usage='%(prog)s --FLAG VALUE ...   or   %(prog)s FLAGS.json, which holds {"learning_rate": 1e-5, ...}',
             formatter_class=partial(_HelpFormatter, max_help_position=30, width=120),
         )
-        described = {name: _described_field(cls, name) for cls in argument_classes for name in _field_names(cls)}
+        names = {cls: [field.name for field in fields(cls) if field.init] for cls in argument_classes}
+        described = {name: _described_field(cls, name) for cls in argument_classes for name in names[cls]}
         self.groups: dict[str, list[Action]] = {}
         for action in self._actions:
             if action.const is False:  # --no_x: accepted, but --x false says it
@@ -140,10 +141,6 @@ class _HelpFormatter(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter)
         if action.default is None or action.default is False or action.default == "" or "(default: " in text:
             return text
         return f"{text} (default: %(default)s)".lstrip()
-
-
-def _field_names(argument_class: type) -> list[str]:
-    return [field.name for field in fields(argument_class) if field.init]
 
 
 def _described_field(argument_class: type, name: str) -> tuple[type, Field]:

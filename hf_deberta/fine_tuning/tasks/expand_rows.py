@@ -1,6 +1,6 @@
 """Replace each row of a nested dataset, such as an article with its questions, by several flat rows."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow
@@ -65,8 +65,13 @@ def require_field(record: Any, name: str, *kinds: type, place: str = "") -> Any:
     return value
 
 
-def require_items(record: Any, name: str, *kinds: type, place: str = "") -> list:
-    """Return a field that is a list, after checking the type of its items."""
-    items = require_field(record, name, list, place=place)
+def items_of(record: Any, name: str, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the place and the value of each item of a field that is a list."""
     path = f"{place}.{name}" if place else name
-    return [require_field({f"{path}[{index}]": item}, f"{path}[{index}]", *kinds) for index, item in enumerate(items)]
+    for index, item in enumerate(require_field(record, name, list, place=place)):
+        yield f"{path}[{index}]", item
+
+
+def require_items(record: Any, name: str, *kinds: type) -> list:
+    """Return a field that is a list, after checking the type of its items."""
+    return [require_field({path: item}, path, *kinds) for path, item in items_of(record, name)]

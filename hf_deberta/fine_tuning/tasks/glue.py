@@ -38,11 +38,10 @@ Files, for each test split:
 
 import re
 import unicodedata
-from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from math import isfinite, isnan
+from math import isfinite, isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +52,12 @@ from transformers.utils import logging
 
 from hf_deberta.fine_tuning.arguments import OPTIONAL_SWITCH
 from hf_deberta.fine_tuning.run import run_task
-from hf_deberta.fine_tuning.splits import DataArguments, normalized_name
+from hf_deberta.fine_tuning.splits import DataArguments
 from hf_deberta.fine_tuning.task import LabelLogits, Scores, Task, logits_of
 from hf_deberta.fine_tuning.task_model import checkpoint_fields, checkpoint_labels
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_json_lines, write_prediction_table
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
-from hf_deberta.runs.data_files import source_of
+from hf_deberta.runs.data_files import csv_text, source_of
 from hf_deberta.runs.errors import InputError, input_errors
 from hf_deberta.runs.file_faults import shorten
 
@@ -125,6 +124,7 @@ SUBMISSION_FILES = [
 class GlueArguments(DataArguments):
     """Which task; columns and kind of labels of the user's own rows."""
 
+    task_names = TASKS
     task_name: str | None = field(
         default=None, metadata={"help": f"One of {', '.join(TASKS)}. Leave it out for your own rows."}
     )
@@ -149,9 +149,6 @@ class GlueArguments(DataArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.task_name = normalized_name(self.task_name)
-        if self.task_name is not None and self.task_name not in TASKS:
-            raise InputError(f"--task_name must be one of {', '.join(TASKS)}, not {self.task_name!r}")
         columns = self.text_column_names
         if columns and self.task_name and tuple(columns) != TASKS[self.task_name].columns:
             raise InputError(
@@ -431,10 +428,10 @@ def _is_missing(value: Any) -> bool:
 # 4. Labels and model inputs
 
 
-def make_label_encoder(
+def label_indices(
     rows: Dataset, labels: tuple[str, ...], split: str, column: str = "label", multi_label: bool = False
-) -> Callable[[Any], int]:
-    """Return a function from a label in `rows`, a number or a name, to its index in `labels`; -1 if it is missing."""
+) -> list[list[int]]:
+    """Return the indices in `labels` of each row's labels, given as numbers or names; none if they are missing."""
     require_label_format(rows, column, split, multi_label)
     feature, values = rows.features[column], rows[column][:]
     feature = getattr(feature, "feature", feature)
@@ -455,20 +452,18 @@ def make_label_encoder(
             return int(value) if 0 <= value < len(labels) else None
         return indices.get(str(value))
 
-    def is_missing(value: Any) -> bool:
-        return _is_missing(value) or (value == -1 and "-1" not in indices)
-
-    def encode_label(value: Any) -> int:
-        index = None if is_missing(value) else index_of(value)
-        return -1 if index is None else index
-
-    missing = [is_missing(value) for value in values]
+    missing = [_is_missing(value) or (value == -1 and "-1" not in indices) for value in values]
     require_no_missing_labels(missing, split, column)
     unknown: dict[str, int] = {}  # label -> first row
+    numbers: list[list[int]] = []
     for row, (value, no_label) in enumerate(zip(values, missing, strict=True), start=1):
+        numbers.append([])
         for label in [] if no_label else value if multi_label else [value]:
-            if _is_missing(label) or index_of(label) is None:
+            index = None if _is_missing(label) else index_of(label)
+            if index is None:
                 unknown.setdefault(shortened(label), row)
+            else:
+                numbers[-1].append(index)
     if unknown:
         first = min(unknown.values())
         raise InputError(
@@ -477,13 +472,18 @@ def make_label_encoder(
             + (f", or 0 to {len(labels) - 1}" if accepts_numbers else "")
             + ("; to predict without these labels, name another --label_column_name" if split[:4] == "test" else "")
         )
-    return encode_label
+    return numbers
 
 
-def make_target_encoder(rows: Dataset, split: str, task: GlueTask, column: str) -> Callable[[Any], Any] | None:
-    """Return a function from a row's label to its target in the order of the task's labels; None without labels.
+def label_numbers(rows: Dataset, labels: tuple[str, ...], split: str, column: str = "label") -> np.ndarray:
+    """Return the index in `labels` of each row's label, -1 if it is missing."""
+    return np.array([row[0] if row else -1 for row in label_indices(rows, labels, split, column)])
 
-    The target is the label's index, a float (regression), or 0.0 or 1.0 for each label (multi-label).
+
+def read_targets(rows: Dataset, split: str, task: GlueTask, column: str) -> np.ndarray | None:
+    """Return the targets of all rows in the order of the task's labels; None without labels.
+
+    A target is the label's index, a float (regression), or 0.0 or 1.0 for each label (multi-label).
     """
     if column not in rows.column_names and split.startswith("test"):
         logger.warning(f"The {split} rows have no column {column!r}: the predictions are written without metrics")
@@ -493,25 +493,16 @@ def make_target_encoder(rows: Dataset, split: str, task: GlueTask, column: str) 
         require_label_format(rows, column, split, multi_label=False)
         is_missing = [_is_missing(value) for value in rows[column][:]]
         require_no_missing_labels(is_missing, split, column)
-        if any(is_missing):
-            return None
-        require_numbers(rows, column, split)
-        return float
-    labels = task.labels
-    encode_label = make_label_encoder(rows, labels, split, column, task.multi_label)
-    if task not in TASKS.values() and _are_numbers_of_names(rows.features[column], labels):
-        numbered = [f"{number} {label}" for number, label in enumerate(labels)]
+        return None if any(is_missing) else read_numbers(rows, column, split)
+    if task.multi_label:
+        indices = label_indices(rows, task.labels, split, column, multi_label=True)
+        targets = np.array([[float(index in row) for index in range(len(task.labels))] for row in indices])
+    else:
+        targets = label_numbers(rows, task.labels, split, column)
+    if task not in TASKS.values() and _are_numbers_of_names(rows.features[column], task.labels):
+        numbered = [f"{number} {label}" for number, label in enumerate(task.labels)]
         logger.warning(f"The labels of the {split} rows are numbers, and are read as {listed(numbered)}.")
-    if not task.multi_label:
-        return encode_label
-    if any(value is None for value in rows[column][:]):
-        return None
-
-    def encode_label_list(values: list) -> list[float]:
-        present = {encode_label(value) for value in values}
-        return [float(index in present) for index in range(len(labels))]
-
-    return encode_label_list
+    return None if task.multi_label and None in rows[column][:] else targets
 
 
 def _are_numbers_of_names(feature: Any, labels: tuple[str, ...]) -> bool:
@@ -521,18 +512,20 @@ def _are_numbers_of_names(feature: Any, labels: tuple[str, ...]) -> bool:
     return is_number and has_names and not isinstance(feature, ClassLabel)
 
 
-def require_numbers(rows: Dataset, column: str, split: str) -> None:
-    """Require finite numbers as labels."""
+def read_numbers(rows: Dataset, column: str, split: str) -> np.ndarray:
+    """Return the labels, which must be finite numbers."""
+    numbers = []
     for row, value in enumerate(rows[column][:], start=1):
         try:
-            is_number = isfinite(float(value))
+            numbers.append(float(value))
         except (TypeError, ValueError, OverflowError):
-            is_number = False
-        if not is_number:
+            numbers.append(nan)
+        if not isfinite(numbers[-1]):
             raise InputError(
                 f"the {split} rows have {shortened(value)} in row {row} of the column {column!r}, but the labels of a "
                 "regression are numbers"
             )
+    return np.array(numbers)
 
 
 def warn_of_truncation(inputs: Dataset, split: str, max_length: int) -> None:
@@ -585,14 +578,8 @@ def write_glue_predictions(folder: Path, task: GlueTask, name: str, split: str, 
 class Classification(Task):
     demo = "glue"
     arguments = GlueArguments
+    hub_names = {name: ("nyu-mll/glue", name) for name in TASKS}
     task: GlueTask  # set by `read`
-
-    @staticmethod
-    def recipe_name(flags: Namespace) -> str:
-        return normalized_name(flags.task_name) or "own"
-
-    def hub(self) -> tuple[str, str | None] | None:
-        return ("nyu-mll/glue", self.data_args.task_name) if self.data_args.task_name else None
 
     def read(self, splits: dict[str, Dataset]) -> dict[str, Dataset]:
         column = self.data_args.label_column_name
@@ -604,11 +591,11 @@ class Classification(Task):
             description += f" (f1 of class {task.labels[1]!r})"
         logger.warning(f"Text columns: {', '.join(task.columns)}. Labels: {description}.")
         self.model_args.reading_flags["text_column_names"] = list(task.columns)
-        self.encoders = {}
+        self.targets_of_split: dict[str, np.ndarray | None] = {}
         for split, rows in splits.items():
             with input_errors(source_of(rows, split)):
                 require_text_columns(rows, task.columns, split)
-                self.encoders[split] = make_target_encoder(rows, split, task, column)
+                self.targets_of_split[split] = read_targets(rows, split, task, column)
         return splits
 
     def own_task(self, splits: dict[str, Dataset]) -> GlueTask:
@@ -627,11 +614,8 @@ class Classification(Task):
 
     def targets(self, split: str) -> Any:
         """Return an array of label numbers, of a regression's numbers, or of 0 and 1 [rows, labels]; None without."""
-        encode = self.encoders[split]
-        if encode is None:
-            return None
-        targets = [encode(value) for value in self.rows[split][self.data_args.label_column_name][:]]
-        return np.array(targets, np.int64 if self.labels and not self.task.multi_label else np.float32)
+        targets = self.targets_of_split[split]
+        return targets if targets is None or targets.dtype == np.int64 else targets.astype(np.float32)
 
     def has_labels(self, split: str) -> bool:
         """Return False if labels are missing or hidden, which GLUE marks with -1."""
@@ -645,26 +629,20 @@ class Classification(Task):
         return super().config_fields() | kind
 
     def encode(self, split: str, tokenizer: PreTrainedTokenizerBase, length: int) -> Dataset:
-        rows, columns, label_column = self.rows[split], self.task.columns, self.data_args.label_column_name
-        encode_target, model_labels, labels = self.encoders[split], self.model_labels or (), self.labels or ()
-        model_index = [*map(model_labels.index, labels), -1]  # -1, a missing label, stays -1
-        task_index = [*map(labels.index, model_labels)]
+        rows, columns, targets = self.rows[split], self.task.columns, self.targets_of_split[split]
+        labels, model_labels = self.labels or (), self.model_labels or ()
+        if targets is not None and self.task.multi_label:
+            targets = targets[:, [*map(labels.index, model_labels)]]
+        elif targets is not None and labels:
+            targets = np.array([*map(model_labels.index, labels), -1])[targets]  # -1, a missing label, stays -1
 
-        def encode_batch(batch: dict[str, list]) -> dict[str, list]:
-            texts = [["" if text is None else str(text) for text in batch[name]] for name in columns]
+        def encode_batch(batch: dict[str, list], indices: list[int]) -> dict[str, list]:
+            texts = [[csv_text(text) for text in batch[name]] for name in columns]
             inputs = dict(tokenizer(*texts, truncation=True, max_length=length))
-            if encode_target is not None:
-                targets = map(encode_target, batch[label_column])
-                inputs["labels"] = [in_model_order(target) for target in targets]
-            return inputs
-
-        def in_model_order(target: Any) -> Any:
-            if isinstance(target, list):
-                return [target[index] for index in task_index]
-            return model_index[target] if isinstance(target, int) else target
+            return inputs if targets is None else inputs | {"labels": targets[indices].tolist()}
 
         options = self.data_args.map_options(f"tokenizing {split}")
-        inputs = rows.map(encode_batch, remove_columns=rows.column_names, **options)
+        inputs = rows.map(encode_batch, with_indices=True, remove_columns=rows.column_names, **options)
         warn_of_truncation(inputs, split, length)
         return inputs
 

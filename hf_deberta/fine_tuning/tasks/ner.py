@@ -48,7 +48,7 @@ from transformers.utils import logging
 
 from hf_deberta import HfDebertaForTokenClassification
 from hf_deberta.fine_tuning.run import run_task
-from hf_deberta.fine_tuning.splits import DataArguments, normalized_name
+from hf_deberta.fine_tuning.splits import DataArguments
 from hf_deberta.fine_tuning.task import Scores, Task, logits_of
 from hf_deberta.fine_tuning.task_model import checkpoint_labels, label_fields, labels_in_checkpoint_order
 from hf_deberta.fine_tuning.tasks.submission import write_lines
@@ -75,6 +75,7 @@ logger = logging.get_logger(__name__)
 class NerArguments(DataArguments):
     """Which sentences, how they are labelled, and how much of their document the model sees."""
 
+    task_names = ("conll2003",)
     task_name: str | None = field(
         default=None, metadata={"help": "conll2003, for its recipe. Leave it out for your own data."}
     )
@@ -99,9 +100,6 @@ class NerArguments(DataArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.task_name = normalized_name(self.task_name)
-        if self.task_name not in (None, "conll2003"):
-            raise InputError(f"--task_name must be conll2003, or left out for your own data, not {self.task_name!r}")
         if self.document_context not in (None, *CONTEXTS):
             raise InputError(f"--document_context must be one of {', '.join(CONTEXTS)}, not {self.document_context!r}")
 
@@ -120,17 +118,13 @@ class Sentence:
 
 @dataclass(frozen=True)
 class WordWindow:
-    """An input with the words [start, end), of which [label_start, label_end) have labels.
-
-    Args:
-        is_partial: the labelled words are a part of a sentence.
-    """
+    """An input with the words [start, end), of which [label_start, label_end) have labels."""
 
     start: int
     end: int
     label_start: int
     label_end: int
-    is_partial: bool
+    is_partial: bool  # the labelled words are a part of a sentence
 
 
 def read_conll(path: str | Path) -> list[Sentence]:
@@ -583,17 +577,15 @@ class NamedEntities(Task):
     demo = "ner"
     arguments = NerArguments
     read_file = staticmethod(read_file)
+    hub_names = {"conll2003": ("eriktks/conll2003", None)}
     model_class, auto_class = HfDebertaForTokenClassification, AutoModelForTokenClassification
     collator_class = DataCollatorForTokenClassification
     tokenizer_options = {"add_prefix_space": True}
     preprocess_logits = staticmethod(best_labels)
 
-    @staticmethod
-    def recipe_name(flags: Namespace) -> str:
+    @classmethod
+    def recipe_name(cls, flags: Namespace) -> str:
         return "conll2003" if flags.task_name else "ner"
-
-    def hub(self) -> tuple[str, str | None] | None:
-        return ("eriktks/conll2003", None) if self.data_args.task_name else None
 
     def download_options(self) -> dict[str, Any]:
         options = super().download_options()

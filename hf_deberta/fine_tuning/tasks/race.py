@@ -94,6 +94,7 @@ logger = logging.get_logger(__name__)
 class ChoiceArguments(DataArguments):
     """Which questions, and how a question and an option are joined."""
 
+    task_names = HUB_NAMES
     task_name: str | None = field(
         default=None, metadata={"help": f"One of {', '.join(HUB_NAMES)}. Leave it out for your own rows."}
     )
@@ -104,9 +105,6 @@ class ChoiceArguments(DataArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.task_name = normalized_name(self.task_name)
-        if self.task_name is not None and self.task_name not in HUB_NAMES:
-            raise InputError(f"--task_name must be one of {', '.join(HUB_NAMES)}, not {self.task_name!r}")
         folder = Path(self.data_dir or ".")
         if self.data_dir and all((folder / name).is_dir() for name in RELEASE_FOLDERS.values()):
             level = (self.task_name or "").partition("_")[2]
@@ -114,10 +112,6 @@ class ChoiceArguments(DataArguments):
                 if getattr(self, f"{split}_file") is None:
                     setattr(self, f"{split}_file", str(folder / name / level))
             self.data_dir = None
-
-
-def normalized_name(task_name: str | None) -> str | None:
-    return None if task_name is None else task_name.lower().replace("-", "_")
 
 
 # 2. Rows
@@ -219,7 +213,8 @@ def _choice_rows(rows: Dataset, split: str, with_labels: bool, fill_blanks: bool
         name = f"{split} row {row_id!r}"
         try:
             if is_anli:
-                context, choices = (" ".join(_one_line(row[x]) for x in ANLI_COLUMNS[:2]), _anli_choices(row))
+                first, second, *choices = (_one_line(row[column]) for column in ANLI_COLUMNS)
+                context = f"{first} {second}"
             elif is_race:
                 context, choices = _one_line(row["article"]), _race_choices(row, name, fill_blanks)
             else:
@@ -263,10 +258,6 @@ def _swag_choices(row: dict[str, Any], name: str) -> list[str]:
         if isinstance(row[column], list | dict):
             raise InputError(f"the {column} of {name} must be text, not {describe(row[column])}")
     return [f"{_one_line(row['sent2'])} {_one_line(row[x])}".strip() for x in endings if row[x] is not None]
-
-
-def _anli_choices(row: dict[str, Any]) -> list[str]:
-    return [_one_line(row[column]) for column in ANLI_COLUMNS[2:]]
 
 
 def _require_choices(choices: list[str], name: str) -> None:
@@ -328,11 +319,7 @@ def encode_choices(
     max_seq_length: int = 512,
     map_options: dict[str, Any] | None = None,
 ) -> Dataset:
-    """Return model inputs [choices, N] for each row of `choice_rows`, and `labels` if the rows have labels.
-
-    Args:
-        map_options: options of `Dataset.map`.
-    """
+    """Return model inputs [choices, N] for each row of `choice_rows`, and `labels` if the rows have labels."""
     options = {**(map_options or {}), "batched": True, "remove_columns": rows.column_names}
     with input_errors(source_of(rows, "choices")):
         inputs = rows.map(
@@ -394,18 +381,16 @@ class MultipleChoice(Task):
     demo = "race"
     arguments = ChoiceArguments
     read_file = staticmethod(read_choices)
+    hub_names = HUB_NAMES
     label_columns = ("answer", "label")
     model_class, auto_class = HfDebertaForMultipleChoice, AutoModelForMultipleChoice
     collator_class = ChoiceCollator
     default_length = 256
     metric_names = CONFIGURATIONS["multiple_choice"]["default"]
 
-    @staticmethod
-    def recipe_name(flags: Namespace) -> str:
-        return (normalized_name(flags.task_name) or "own").partition("_")[0]
-
-    def hub(self) -> tuple[str, str | None] | None:
-        return HUB_NAMES.get(self.data_args.task_name)
+    @classmethod
+    def recipe_name(cls, flags: Namespace) -> str:
+        return super().recipe_name(flags).partition("_")[0]
 
     def read(self, splits: dict[str, Dataset]) -> dict[str, Dataset]:
         fill_blanks = self.data_args.fill_blanks

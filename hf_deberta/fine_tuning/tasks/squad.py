@@ -42,13 +42,13 @@ from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments, require_plain_splits
 from hf_deberta.fine_tuning.task import Scores, Task
 from hf_deberta.fine_tuning.task_model import ModelArguments
-from hf_deberta.fine_tuning.tasks.expand_rows import require_field
+from hf_deberta.fine_tuning.tasks.expand_rows import items_of, require_field
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.runs.data_files import read_table, require_texts, set_source, source_of
 from hf_deberta.runs.errors import InputError, RowError, input_errors
 from hf_deberta.runs.file_faults import describe, file_kind, read_json, shorten
 
-HUB_NAMES = {"squad": "rajpurkar/squad", "squad_v2": "rajpurkar/squad_v2"}
+HUB_NAMES = {"squad": ("rajpurkar/squad", None), "squad_v2": ("rajpurkar/squad_v2", None)}
 TEXT_FEATURES = {name: datasets.Value("string") for name in ("id", "context", "question")}
 ANSWER_FEATURES = {
     "answers": {"text": datasets.List(datasets.Value("string")), "answer_start": datasets.List(datasets.Value("int32"))}
@@ -70,6 +70,7 @@ class SquadModelArguments(ModelArguments):
 class SquadArguments(DataArguments):
     """Which questions, how contexts are cut into windows, and how answers are selected."""
 
+    task_names = HUB_NAMES
     task_name: str | None = field(
         default=None, metadata={"help": f"{' or '.join(HUB_NAMES)}. Leave it out for your own rows."}
     )
@@ -99,8 +100,6 @@ class SquadArguments(DataArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.task_name is not None and self.task_name not in HUB_NAMES:
-            raise InputError(f"--task_name must be {' or '.join(HUB_NAMES)}, not {self.task_name!r}")
         for name in ("n_best_size", "max_answer_length"):
             if getattr(self, name) < 1:
                 raise InputError(f"--{name} must be at least 1, not {getattr(self, name)}")
@@ -154,7 +153,7 @@ def _have_answers(articles: list) -> bool:
 def _questions_of_articles(articles: list, with_answers: bool) -> Iterator[dict]:
     for place, context, qa in _nested_questions(articles):
         row_id = str(require_field(qa, "id", str, int, place=place))
-        row = {"id": row_id, "context": context, "question": require_field(qa, "question", str, place=place)}
+        row = {"id": row_id, "context": context, "question": qa["question"]}
         if with_answers:
             row["answers"] = _answers_by_column([] if qa.get("is_impossible") else qa.get("answers"), row_id)
         yield row
@@ -163,13 +162,11 @@ def _questions_of_articles(articles: list, with_answers: bool) -> Iterator[dict]
 def _nested_questions(articles: list) -> Iterator[tuple[str, str, dict]]:
     """Yield the place, the context and the object of each question."""
     for i, article in enumerate(articles):
-        for j, paragraph in enumerate(require_field(article, "paragraphs", list, place=f"data[{i}]")):
-            place = f"data[{i}].paragraphs[{j}]"
+        for place, paragraph in items_of(article, "paragraphs", f"data[{i}]"):
             context = require_field(paragraph, "context", str, place=place)
-            for k, qa in enumerate(require_field(paragraph, "qas", list, place=place)):
-                if not isinstance(qa, dict):
-                    raise InputError(f"{place}.qas[{k}] must be an object, not {describe(qa)}")
-                yield f"{place}.qas[{k}]", context, qa
+            for qa_place, qa in items_of(paragraph, "qas", place):
+                require_field(qa, "question", str, place=qa_place)
+                yield qa_place, context, qa
 
 
 def squad_rows(rows: Dataset, split: str, with_answers: bool = True) -> Dataset:
@@ -250,17 +247,16 @@ class Squad(Task):
     demo = "squad"
     arguments, model_arguments = SquadArguments, SquadModelArguments
     read_file = staticmethod(read_squad)
+    hub_names = HUB_NAMES
     label_columns = ("answers",)
     model_class, auto_class = HfDebertaForQuestionAnswering, AutoModelForQuestionAnswering
     default_length = 384
     writes_evaluations = True
 
-    @staticmethod
-    def recipe_name(flags: Namespace) -> str:
-        return "squad_v2" if flags.version_2_with_negative else flags.task_name or "squad"
-
-    def hub(self) -> tuple[str, str | None] | None:
-        return (HUB_NAMES[self.data_args.task_name], None) if self.data_args.task_name else None
+    @classmethod
+    def recipe_name(cls, flags: Namespace) -> str:
+        name = "squad_v2" if flags.version_2_with_negative else super().recipe_name(flags)
+        return "squad" if name == "own" else name
 
     def read(self, splits: dict[str, Dataset]) -> dict[str, Dataset]:
         rows = {

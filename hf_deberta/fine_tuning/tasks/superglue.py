@@ -40,9 +40,8 @@ best entities), and the file of a SuperGLUE submission, such as BoolQ.jsonl.
 """
 
 import re
-from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,24 +61,19 @@ from transformers.utils import logging
 from hf_deberta import HfDebertaForEntityChoice, HfDebertaForMultipleChoice, HfDebertaForSequenceClassification
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
 from hf_deberta.fine_tuning.run import run_task
-from hf_deberta.fine_tuning.splits import DataArguments, normalized_name
+from hf_deberta.fine_tuning.splits import DataArguments
 from hf_deberta.fine_tuning.task import LabelLogits, Scores, Task, logits_of
 from hf_deberta.fine_tuning.task_model import ModelArguments
-from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows, require_field
-from hf_deberta.fine_tuning.tasks.glue import (
-    NLI_COLUMNS,
-    SENTENCE_COLUMNS,
-    TWO_WAY_ENTAILMENT,
-    make_label_encoder,
-    warn_of_truncation,
-)
+from hf_deberta.fine_tuning.tasks import glue
+from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows, items_of, require_field, require_items
+from hf_deberta.fine_tuning.tasks.glue import NLI_COLUMNS, SENTENCE_COLUMNS, TWO_WAY_ENTAILMENT, warn_of_truncation
 from hf_deberta.fine_tuning.tasks.race import ChoiceCollator
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_json_lines
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.model.losses import IGNORED
 from hf_deberta.runs.data_files import csv_text, read_table, require_texts, source_of
 from hf_deberta.runs.errors import InputError, RowError, input_errors
-from hf_deberta.runs.file_faults import describe, shorten
+from hf_deberta.runs.file_faults import describe
 
 HUB_NAME = "aps/super_glue"
 DIAGNOSTICS = ("axb", "axg")
@@ -156,6 +150,7 @@ RECORD_FEATURES = {
 class SuperGlueArguments(DataArguments):
     """Which task, and the files of the diagnostics."""
 
+    task_names = TASKS
     task_name: str = field(default="", metadata={"help": f"One of {', '.join(TASKS)}."})
     axb_file: str | None = field(default=None, metadata={"help": "AX-b.jsonl, to predict with --task_name rte."})
     axg_file: str | None = field(default=None, metadata={"help": "AX-g.jsonl, to predict with --task_name rte."})
@@ -166,9 +161,6 @@ class SuperGlueArguments(DataArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.task_name = normalized_name(self.task_name) or ""
-        if self.task_name not in TASKS:
-            raise InputError(f"--task_name must be one of {', '.join(TASKS)}, not {self.task_name!r}")
         if (self.axb_file or self.axg_file) and self.task_name != "rte":
             raise InputError(f"--axb_file and --axg_file need --task_name rte, not {self.task_name}")
 
@@ -182,9 +174,6 @@ class SuperGlueArguments(DataArguments):
 
 def flatten_split(rows: Dataset, split: str, name: str, map_options: dict[str, Any] | None = None) -> Dataset:
     """Return a split in the format of the Hub: a row per question, answer or sentence, with `idx` and `label`.
-
-    Args:
-        map_options: options of `Dataset.map`.
 
     >>> target = {"span1_text": "the men", "span1_index": 0, "span2_text": "they", "span2_index": 4}
     >>> row = {"text": "the men fled because they feared it", "target": target, "idx": 0, "label": True}
@@ -211,20 +200,13 @@ def flatten_split(rows: Dataset, split: str, name: str, map_options: dict[str, A
 
 def check_rows(rows: Dataset, split: str, name: str) -> None:
     """Require texts, positions in them, labels and, to evaluate and predict, the `idx` that some tasks need."""
-    texts = [column for column in TASKS[name].columns if column in TEXT_COLUMNS]
-    require_texts(rows, texts, split)
+    require_texts(rows, [column for column in TASKS[name].columns if column in TEXT_COLUMNS], split)
     needs_idx = name == "multirc" and split != "train"
     if needs_idx and "idx" not in rows.column_names:
         raise InputError(f"the {split} rows of {name} have no column 'idx' with the paragraph, question and answer")
     needs_label = name != "record" and not split.startswith("test") and "label" in rows.column_names
-    columns = [*["idx"] * needs_idx, *["label"] * needs_label]
-    if name in ROW_CHECKS:
-        columns += [column for column in (*TASKS[name].columns, "answers") if column in rows.column_names]
-    if not columns:
-        return
     usual = Counter(map(type, rows["label"][:])).most_common(1)[0][0] if needs_label else None
-    for index, values in enumerate(zip(*(rows[column][:] for column in columns), strict=True)):
-        row = dict(zip(columns, values, strict=True))
+    for index, row in enumerate(rows):
         try:
             if needs_idx:
                 for key in ("paragraph", "question", "answer"):
@@ -233,60 +215,46 @@ def check_rows(rows: Dataset, split: str, name: str) -> None:
                 raise InputError("the row has no label")
             if needs_label and type(row["label"]) is not usual:
                 raise InputError(f"the label is {describe(row['label'])}, but most rows have another type")
-            if name in ROW_CHECKS:
-                ROW_CHECKS[name](row)
+            _check_positions(row, name)
         except InputError as error:
             raise RowError(index, str(error)) from error
 
 
-def _check_copa(row: dict[str, Any]) -> None:
-    if row["question"] not in ("cause", "effect"):
-        raise InputError(f"the question of COPA is 'cause' or 'effect', not {row['question']!r}")
-
-
-def _check_wic(row: dict[str, Any]) -> None:
-    for number in ("1", "2"):
-        start, end = (require_field(row, f"{name}{number}", int) for name in ("start", "end"))
-        _require_span(start, end, csv_text(row[f"sentence{number}"]), f"sentence{number}")
-
-
-def _check_wsc(row: dict[str, Any]) -> None:
-    text = csv_text(row["text"])
-    if not text.strip():
-        raise InputError("the text is empty")
-    words = len(re.split(r"\s", text))  # two spaces hold an empty word, as in the official counting
-    for name in ("span1_index", "span2_index"):
-        index = require_field(row, name, int)
-        if not 0 <= index < words:
-            raise InputError(f"the {name} is {index}, and the words of the text are 0 to {words - 1}")
-
-
-def _check_record(row: dict[str, Any]) -> None:
-    try:
-        spans = _mention_spans(row["entity_spans"])
-    except (KeyError, TypeError, ValueError):
-        raise InputError(f"entity_spans must hold as many start as end, not {shorten(row['entity_spans'])}") from None
-    for start, end in spans:
-        if type(start) is not int or type(end) is not int:
-            raise InputError(f"start and end of an entity must be numbers of characters, not {start!r} and {end!r}")
-        _require_span(start, end, row["passage"], "passage")
-    answers = row.get("answers")
-    if answers is not None and not (isinstance(answers, list) and all(isinstance(text, str) for text in answers)):
-        raise InputError(f"answers must be a list of texts, not {describe(answers)}")
+def _check_positions(row: dict[str, Any], name: str) -> None:
+    """Require what a row needs besides texts and a label."""
+    match name:
+        case "copa":
+            if row["question"] not in ("cause", "effect"):
+                raise InputError(f"the question of COPA is 'cause' or 'effect', not {row['question']!r}")
+        case "wic":
+            for number in ("1", "2"):
+                start, end = (require_field(row, f"{side}{number}", int) for side in ("start", "end"))
+                _require_span(start, end, csv_text(row[f"sentence{number}"]), f"sentence{number}")
+        case "wsc":
+            if not csv_text(row["text"]).strip():
+                raise InputError("the text is empty")
+            # two spaces hold an empty word, as in the official counting
+            words = len(re.split(r"\s", csv_text(row["text"])))
+            for side in ("span1_index", "span2_index"):
+                if not 0 <= (index := require_field(row, side, int)) < words:
+                    raise InputError(f"the {side} is {index}, and the words of the text are 0 to {words - 1}")
+        case "record":
+            try:
+                spans = _mention_spans(row["entity_spans"])
+            except (KeyError, TypeError, ValueError):
+                described = describe(row["entity_spans"])
+                raise InputError(f"entity_spans must hold as many start as end, not {described}") from None
+            for start, end in spans:
+                if type(start) is not int or type(end) is not int:
+                    raise InputError(f"start and end of an entity must be whole numbers, not {start!r} and {end!r}")
+                _require_span(start, end, row["passage"], "passage")
+            if row.get("answers") is not None:
+                require_items(row, "answers", str)
 
 
 def _require_span(start: int, end: int, text: str, name: str) -> None:
     if not 0 <= start < end <= len(text):
         raise InputError(f"the characters {start} to {end} are not in the {name}, which has {len(text)}")
-
-
-# What the rows of a task need besides texts and a label.
-ROW_CHECKS: dict[str, Callable[[dict[str, Any]], None]] = {
-    "copa": _check_copa,
-    "wic": _check_wic,
-    "wsc": _check_wsc,
-    "record": _check_record,
-}
 
 
 def require_labels(rows: Dataset, split: str, name: str) -> None:
@@ -314,50 +282,42 @@ def require_two_labels(rows: Dataset, name: str) -> None:
 
 
 def _flatten_multirc(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    passage = require_field(row, "passage", dict)
-    paragraph, number = require_field(passage, "text", str, place="passage"), require_field(row, "idx", int)
-    for i, question in enumerate(require_field(passage, "questions", list, place="passage")):
-        place = f"passage.questions[{i}]"
-        text, question_number = require_field(question, "question", str, place=place), _number(question, place)
-        for j, answer in enumerate(require_field(question, "answers", list, place=place)):
-            answer_place = f"{place}.answers[{j}]"
+    passage, paragraph = require_field(row, "passage", dict), require_field(row, "idx", int)
+    text = require_field(passage, "text", str, place="passage")
+    for place, question in items_of(passage, "questions", "passage"):
+        number = require_field(question, "idx", int, place=place)
+        for answer_place, answer in items_of(question, "answers", place):
             answer_text = require_field(answer, "text", str, place=answer_place)
             label = answer.get("label")
             if not isinstance(label, int | str | None):
                 raise InputError(f"{answer_place}.label must be a label, not {describe(label)}")
+            answer_number = require_field(answer, "idx", int, place=answer_place)
             yield {
-                "paragraph": paragraph,
-                "question": text,
+                "paragraph": text,
+                "question": require_field(question, "question", str, place=place),
                 "answer": answer_text,
-                "idx": {"paragraph": number, "question": question_number, "answer": _number(answer, answer_place)},
+                "idx": {"paragraph": paragraph, "question": number, "answer": answer_number},
                 "label": -1 if label is None else label,
             }
-
-
-def _number(record: dict[str, Any], place: str) -> int:
-    return require_field(record, "idx", int, place=place)
 
 
 def _flatten_record(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     passage, number = require_field(row, "passage", dict), require_field(row, "idx", int)
     text = require_field(passage, "text", str, place="passage")
     spans = set()
-    for i, entity in enumerate(require_field(passage, "entities", list, place="passage")):
-        place = f"passage.entities[{i}]"
-        start, end = (require_field(entity, name, int, place=place) for name in ("start", "end"))
+    for place, entity in items_of(passage, "entities", "passage"):
         # In the official files `end` is the last character, on the Hub the one after it.
-        _require_span(start, end + 1, text, "passage")
-        spans.add((start, end + 1))
+        start, last = (require_field(entity, name, int, place=place) for name in ("start", "end"))
+        _require_span(start, last + 1, text, "passage")
+        spans.add((start, last + 1))
     ordered = sorted(spans)
     texts = [text[start:end] for start, end in ordered]
     entities = {"text": texts, "start": [start for start, _ in ordered], "end": [end for _, end in ordered]}
-    for i, question in enumerate(require_field(row, "qas", list)):
-        place = f"qas[{i}]"
-        query, query_number = require_field(question, "query", str, place=place), _number(question, place)
-        answers = [] if question.get("answers") is None else require_field(question, "answers", list, place=place)
-        answer_texts = {
-            require_field(answer, "text", str, place=f"{place}.answers[{j}]") for j, answer in enumerate(answers)
-        }
+    for place, question in items_of(row, "qas"):
+        query = require_field(question, "query", str, place=place)
+        query_number = require_field(question, "idx", int, place=place)
+        answers = [] if question.get("answers") is None else items_of(question, "answers", place)
+        answer_texts = {require_field(answer, "text", str, place=answer_place) for answer_place, answer in answers}
         yield {
             "passage": text,
             "query": query,
@@ -388,8 +348,7 @@ def label_numbers(rows: Dataset, split: str, name: str) -> np.ndarray | None:
     if TASKS[name].head == "entity" or "label" not in rows.column_names:
         return None
     with input_errors(source_of(rows, split)):
-        encode_label = make_label_encoder(rows, TASKS[name].labels, split)
-    numbers = np.array([encode_label(value) for value in rows["label"][:]])
+        numbers = glue.label_numbers(rows, TASKS[name].labels, split)
     return numbers if (numbers >= 0).any() else None
 
 
@@ -429,7 +388,6 @@ def encode_split(
         rows: of `flatten_split`.
         labels: label names in the model's order; by default the task's.
         stride: tokens that neighbouring windows of a ReCoRD passage share.
-        map_options: options of `Dataset.map`.
     """
     task, map_options = TASKS[name], {**(map_options or {}), "batched": True, "remove_columns": rows.column_names}
     if task.head == "entity":
@@ -462,19 +420,13 @@ def _texts(batch: dict[str, list], column: str) -> list:
 
 
 def text_pairs(name: str, *values: Any) -> list[tuple[str, str]]:
-    """Return the texts of each input of a row: two inputs for COPA, otherwise one.
-
-    Args:
-        values: of the task's columns.
-    """
+    """Return the texts of each input of a row, from the values of the task's columns: two for COPA, otherwise one."""
     match name:
         case "boolq":
             question, passage = values
             return [(passage, question)]
         case "copa":
             premise, *choices, question = values
-            if question not in ("cause", "effect"):
-                raise InputError(f"the question of COPA is 'cause' or 'effect', not {question!r}")
             return [(choice, premise) if question == "cause" else (premise, choice) for choice in choices]
         case "multirc":
             paragraph, question, answer = values
@@ -769,6 +721,7 @@ class SuperGlue(Task):
 
     demo = "superglue"
     arguments = SuperGlueArguments
+    hub_names = {name: (HUB_NAME, name) for name in TASKS}
     label_columns = ("answers", "label")
     hashes_read_rows = True
     default_length = 256
@@ -778,13 +731,6 @@ class SuperGlue(Task):
         self.task = TASKS[data_args.task_name]
         self.model_class, self.auto_class, self.collator_class = HEADS[self.task.head]
         self.labels, self.metric_names = self.task.labels, self.task.metrics
-
-    @staticmethod
-    def recipe_name(flags: Namespace) -> str:
-        return normalized_name(flags.task_name) or "own"
-
-    def hub(self) -> tuple[str, str | None] | None:
-        return HUB_NAME, self.data_args.task_name
 
     def task_and_split(self, key: str) -> tuple[str, str]:
         """Return ("axb", "test") for the diagnostics axb, and ("rte", "train") for the split train."""
