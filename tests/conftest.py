@@ -1,7 +1,7 @@
 import gc
 import os
 import sys
-from logging import Logger
+from logging import Logger, getLogger
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # huggingface_hub reads it when it is imported
@@ -13,6 +13,7 @@ from transformers.utils import logging
 from hf_deberta.engines import unpadding
 from hf_deberta.model import batch_layout, enhanced_mask_decoder
 
+getLogger("hf_deberta").setLevel("INFO")  # as scripts do
 torch.set_num_threads(1)  # tiny tensors, and the tests already run in several processes
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"

@@ -123,7 +123,7 @@ def make_trainer(
     evaluated = {"eval": "validation", "test": "test"}
     sizes = {name: corpus.text_size(split) for name, split in evaluated.items() if stride and split in rows}
     model = make_model(model_args, config, training_args.do_train)
-    logger.warning(f"{model.num_parameters():,} parameters")
+    logger.info(f"{model.num_parameters():,} parameters")
     return LanguageModelTrainer(
         model=model,
         args=training_args,

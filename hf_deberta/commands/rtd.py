@@ -145,7 +145,7 @@ def make_trainer(
         check_model_fits(config.models()[0], tokenizer, corpus_args.max_seq_length)
         rows = make_rows(corpus, tokenizer, masking_args.make_masking(tokenizer), training_args)
     pair = make_pair(pair_args, config)
-    logger.warning(
+    logger.info(
         f"parameters: generator {pair.generator.num_parameters():,}, "
         f"discriminator {pair.discriminator.num_parameters():,}"
     )

@@ -16,6 +16,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from transformers.utils import logging
 
 from hf_deberta.fine_tuning.recipes import BASE_WIDTH, STARTED_FROM_MNLI, find_recipe, published_size
+from hf_deberta.fine_tuning.splits import find_task_name
 from hf_deberta.fine_tuning.task_model import load_deberta_config, read_config
 from hf_deberta.runs.errors import InputError
 from hf_deberta.runs.processes import is_main_process, number_of_devices
@@ -212,13 +213,9 @@ def flags_of_training(flags: Namespace) -> dict[str, Any]:
                 f"{flag} must be of type {kind.__name__} in the fine_tuning_flags of {name}/config.json, not {value!r}"
             )
     task_name = getattr(flags, "task_name", None)
-    if task_name and _spelling(task_name) != _spelling(trained.get("task_name")):
+    if task_name and find_task_name(task_name, [trained.get("task_name") or ""]) is None:
         return {}
     return {flag: trained[flag] for flag in READING_FLAGS if flag in trained and flag != "task_name" and flag in flags}
-
-
-def _spelling(task_name: str | None) -> str:
-    return (task_name or "").lower().replace("-", "").replace("_", "")
 
 
 def log_flags_of_training(trained: dict[str, Any], flags: Namespace) -> None:
@@ -228,10 +225,10 @@ def log_flags_of_training(trained: dict[str, Any], flags: Namespace) -> None:
     used, changed = used_and_changed(trained, flags)
     same = [as_words(name, value) for name, value in used.items() if value not in (None, False)]
     if same:
-        logger.warning(f"As the checkpoint was trained: {', '.join(same)}.")
+        logger.info(f"As the checkpoint was trained: {', '.join(same)}.")
     if changed:
         words = ", ".join(as_words(name, getattr(flags, name)) for name in changed)
-        logger.warning(f"Not as the checkpoint was trained: {words}.")
+        logger.info(f"Not as the checkpoint was trained: {words}.")
 
 
 def demo_flags(output_dir: str | None, name: str) -> dict[str, Any]:
@@ -290,4 +287,4 @@ def log_recipe(recipe: dict[str, Any], source: str, flags: Namespace) -> None:
     message = f"Recipe: {source}. Used: {words or 'nothing'}."
     if overridden:
         message += f" Overridden by you: {', '.join(f'--{name}' for name in overridden)}."
-    logger.warning(f"{message} Disable with --recipe none.")
+    logger.info(f"{message} Disable with --recipe none.")

@@ -53,7 +53,7 @@ def write_ensemble(folder: Path, runs: dict[str, Path], task: Task) -> None:
     write_json(folder / "ensemble.json", {"runs": {name: str(run) for name, run in runs.items()}, "metrics": results})
     for split, metrics in results.items():
         print(f"\nThe ensemble of {len(runs)} runs, {split}", metrics_table(metrics), sep="\n")
-    logger.warning(f"Predictions of the ensemble of {', '.join(runs)} are in {folder}")
+    logger.info(f"Predictions of the ensemble of {', '.join(runs)} are in {folder}")
 
 
 def metrics_table(by_run: dict[str, dict[str, float]]) -> str:

@@ -100,7 +100,7 @@ def run(task: Task, sift_args: SiftArguments, args: FineTuningArguments) -> dict
 def list_results(folder: Path) -> None:
     files = [path for path in sorted(folder.glob("[!_]*")) if path.is_file() and path.suffix != ".py"]
     names = ", ".join(path.name for path in files)
-    logger.warning(f"Results in {folder}: {names}; also the model's source files (*.py) and checkpoints")
+    logger.info(f"Results in {folder}: {names}; also the model's source files (*.py) and checkpoints")
 
 
 def forget_truncation(tokenizer: PreTrainedTokenizerBase) -> None:

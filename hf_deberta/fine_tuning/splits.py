@@ -184,7 +184,7 @@ def known_splits(dataset: DatasetDict, name: str) -> dict[str, Dataset]:
     if not original_names:
         raise InputError(f"{name} has no split train, validation or test, only {', '.join(dataset)}")
     if unused := [split for split in dataset if split not in original_names.values()]:
-        logger.warning(f"Unused splits of {name}: {', '.join(unused)}")
+        logger.info(f"Unused splits of {name}: {', '.join(unused)}")
     return {split: dataset[original] for split, original in original_names.items()}
 
 

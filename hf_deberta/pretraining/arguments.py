@@ -201,7 +201,7 @@ def choose_flags(flags: Namespace, parse: Callable[[dict[str, Any]], Namespace],
         settings.pop("max_steps", None)  # the user chose the length in epochs
     flags = parse({"num_train_epochs": PretrainingArguments.num_train_epochs, **settings})
     if is_main_process():
-        logger.warning(describe_recipe(recipe, settings, flags, devices))
+        logger.info(describe_recipe(recipe, settings, flags, devices))
     return flags
 
 
@@ -265,7 +265,7 @@ def make_rows(
     for split in corpus.splits:
         tokens = corpus.token_file(split, tokenizer, tokens_dir, overwrite)
         rows[split] = TokenRows(tokens, tokenizer, args.max_seq_length, masking, args.pack, training_args.seed)
-        logger.warning(f"{split}: {tokens.about['tokens']:,} tokens in {len(rows[split]):,} rows")
+        logger.info(f"{split}: {tokens.about['tokens']:,} tokens in {len(rows[split]):,} rows")
     return rows
 
 

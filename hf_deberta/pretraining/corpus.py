@@ -179,7 +179,7 @@ class Corpus:
                 )
         limits = {"train": args.max_train_samples, **dict.fromkeys(EVALUATION_SPLITS, args.max_eval_samples)}
         if unused := splits.keys() - limits:
-            logger.warning(f"not used: the splits {', '.join(sorted(unused))} of {self.source('train')}")
+            logger.info(f"not used: the splits {', '.join(sorted(unused))} of {self.source('train')}")
         return {split: first_documents(splits[split], limits[split]) for split in splits if split in limits}
 
     def _split_off_validation(self, train: Documents) -> dict[str, Documents]:
@@ -261,7 +261,7 @@ class Corpus:
         if existing is not None:
             return existing
         if (folder / "about.json").exists():
-            logger.warning(f"{folder} was made from another text or tokenizer: tokenizing again")
+            logger.info(f"{folder} was made from another text or tokenizer: tokenizing again")
         batches = with_progress(self.batches(split), self.splits[split], f"tokenizing {split}")
         counts: dict[str, int] = {}
         if self.arguments.deduplicate and split == "train":
@@ -277,7 +277,7 @@ class Corpus:
                     path.rmdir()
             raise
         if counts:
-            logger.warning(
+            logger.info(
                 f"{split}: {counts['duplicates']:,} documents ({counts['duplicate_characters']:,} characters) came "
                 f"before and were left out, {len(token_file):,} were kept"
             )
@@ -336,7 +336,7 @@ def load_trained_tokenizer(folder: Path, flags: dict[str, Any]) -> HfDebertaToke
             f"{folder} holds a tokenizer that was trained with {' and '.join(differing)}: use the same flags to keep "
             "it, or remove that folder or choose another --output_dir to train a new one"
         )
-    logger.warning(f"using the tokenizer in {folder} ({len(tokenizer)} tokens)")
+    logger.info(f"using the tokenizer in {folder} ({len(tokenizer)} tokens)")
     return tokenizer
 
 

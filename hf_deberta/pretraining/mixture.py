@@ -86,7 +86,7 @@ def interleave(names: list[DatasetName], trains: list[Documents], stopping_strat
     mixed = datasets.interleave_datasets(trains, shares, seed=SEED, stopping_strategy=stopping_strategy)
     parts = ", ".join(f"{name.name} {share:.1%}" for name, share in zip(names, shares, strict=True))
     number = f"{len(mixed):,} of {sum(map(len, trains)):,}" if hasattr(mixed, "__len__") else "a stream of"
-    logger.warning(f"training text: {number} documents: {parts} ({stopping_strategy})")
+    logger.info(f"training text: {number} documents: {parts} ({stopping_strategy})")
     return mixed
 
 

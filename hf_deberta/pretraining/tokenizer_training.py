@@ -121,7 +121,7 @@ def subsample_lines(lines: Iterable[str], max_characters: int | None = None, see
                 sample = deque(part for part in sample if rng.random() < 0.5)
                 characters_kept = sum(map(len, sample))
     if probability < 1:
-        logger.warning(
+        logger.info(
             f"the vocabulary is trained on a random sample of {characters_kept:,} of the corpus's {characters_read:,} "
             "characters"
         )

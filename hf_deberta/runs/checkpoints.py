@@ -268,7 +268,7 @@ def choose_checkpoint(arguments: TrainingArguments) -> Path | None:
         damage = find_damage(checkpoint, arguments) or find_damage_of_best(checkpoint, arguments)
         if not damage:
             warn_if_unsure(checkpoint, arguments)
-            logger.warning_once(
+            logger.info(
                 f"resuming from {checkpoint}; to start over, use another --output_dir or --resume_from_checkpoint false"
             )
             return checkpoint

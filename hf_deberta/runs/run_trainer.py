@@ -80,7 +80,7 @@ class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, AtomicC
                 "follows the longer schedule from here on"
             )
         if finished:
-            logger.warning(f"{folder} holds this run, and it is finished: nothing is trained")
+            logger.info(f"{folder} holds this run, and it is finished: nothing is trained")
             self.load_final_model()
             return False
         checkpoint = last_checkpoint(self.args)

@@ -3,13 +3,12 @@
 >>> run_script((ModelArguments, PretrainingArguments), train)
 """
 
+import logging
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
-
-from transformers.utils import logging
 
 from hf_deberta.runs.command_line import ScriptParser, make_dataclasses, read_command_line
 from hf_deberta.runs.errors import user_errors_in_one_line
@@ -19,7 +18,7 @@ from hf_deberta.runs.run_lock import lock_folder, require_folders
 
 Parse = Callable[[dict[str, Any]], Namespace]
 
-logger = logging.get_logger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def run_script(
@@ -39,6 +38,7 @@ def run_script(
         description: the beginning of --help.
         set_by_recipe: see `ScriptParser`.
     """
+    show_notices()
     parser = ScriptParser(argument_classes, set_by_recipe, description)
     with user_errors_in_one_line(Path(sys.argv[0]).name):
         words, file_flags = read_command_line(parser)
@@ -52,10 +52,16 @@ def run_script(
         flags = choose_flags(flags, parse)
         *_, args = instances = make_dataclasses(parser, flags)
         if flags.output_dir is None and is_main_process():
-            logger.warning(f"No --output_dir is given: everything is written to {args.output_folder}.")
+            logger.info(f"No --output_dir is given: everything is written to {args.output_folder}.")
         args.identifying_flags = identifying_flags(vars(flags), exclude=args.not_identifying)
         with lock_folder(args.output_folder):
             return run(*instances)
+
+
+def show_notices() -> None:
+    """Show what our modules log from INFO on, unless the program that calls a script has set up logging."""
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("hf_deberta").setLevel(logging.INFO)
 
 
 def used_and_changed(settings: dict[str, Any], flags: Namespace) -> tuple[dict[str, Any], list[str]]:

@@ -239,7 +239,7 @@ def choose_text_columns(rows: Dataset, split: str, label_column: str) -> tuple[s
     if ambiguous:
         raise InputError(f"the {split} rows have {ambiguous}; name the one or two to read with --text_column_names")
     if unread:
-        logger.warning(f"Columns that are not read: {', '.join(unread)}. --text_column_names selects other columns.")
+        logger.info(f"Columns that are not read: {', '.join(unread)}. --text_column_names selects other columns.")
     return tuple(texts)
 
 
@@ -501,7 +501,7 @@ def read_targets(rows: Dataset, split: str, task: GlueTask, column: str) -> np.n
         targets = label_numbers(rows, task.labels, split, column)
     if task not in TASKS.values() and _are_numbers_of_names(rows.features[column], task.labels):
         numbered = [f"{number} {label}" for number, label in enumerate(task.labels)]
-        logger.warning(f"The labels of the {split} rows are numbers, and are read as {listed(numbered)}.")
+        logger.info(f"The labels of the {split} rows are numbers, and are read as {listed(numbered)}.")
     return None if task.multi_label and None in rows[column][:] else targets
 
 
@@ -589,7 +589,7 @@ class Classification(Task):
         description = "regression targets" if task.labels is None else listed(task.labels)
         if task.labels and len(task.labels) == 2 and "f1" in task.metrics:
             description += f" (f1 of class {task.labels[1]!r})"
-        logger.warning(f"Text columns: {', '.join(task.columns)}. Labels: {description}.")
+        logger.info(f"Text columns: {', '.join(task.columns)}. Labels: {description}.")
         self.model_args.reading_flags["text_column_names"] = list(task.columns)
         self.targets_of_split: dict[str, np.ndarray | None] = {}
         for split, rows in splits.items():

@@ -493,7 +493,7 @@ def encode_windows(
     inputs = rows.map(encode_batch, remove_columns=rows.column_names, **options)
     partial = sum(inputs["is_partial"])
     if partial:
-        logger.warning(f"{split}: sentences longer than --max_seq_length {length} were split into {partial:,} windows")
+        logger.info(f"{split}: sentences longer than --max_seq_length {length} were split into {partial:,} windows")
     return inputs
 
 
@@ -612,9 +612,9 @@ class NamedEntities(Task):
             with input_errors(source_of(splits[split], split)):
                 require_known_labels(split_sentences, self.labels, split)
             words = sum(len(sentence.words) for sentence in split_sentences)
-            logger.warning(f"{split}: {len(split_sentences):,} sentences, {words:,} words")
+            logger.info(f"{split}: {len(split_sentences):,} sentences, {words:,} words")
         self.choose_context(sentence for group in sentences.values() for sentence in group)
-        logger.warning(f"Labels: {', '.join(self.labels)}. Document context: {self.data_args.document_context}.")
+        logger.info(f"Labels: {', '.join(self.labels)}. Document context: {self.data_args.document_context}.")
         with input_errors(self.model_args.checkpoint, ValueError):  # labels of which some have prefixes
             self.metric_names = metric_names(self.labels, self.data_args.return_entity_level_metrics)
         return sentences

@@ -743,7 +743,7 @@ class SuperGlue(Task):
         for key, raw in splits.items():
             name, split = self.task_and_split(key)
             rows[key] = flatten_split(raw, split, name, self.data_args.map_options(f"reading {key}"))
-            logger.warning(f"{TASKS[name].submission_name} {split}: {len(rows[key]):,} rows")
+            logger.info(f"{TASKS[name].submission_name} {split}: {len(rows[key]):,} rows")
             if not split.startswith("test"):
                 require_labels(rows[key], split, name)
             if key == "train" and self.args.do_train:
