@@ -24,12 +24,7 @@ from hf_deberta import (
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
 from hf_deberta.fine_tuning.run import run_seeds
 from hf_deberta.fine_tuning.task import Task
-from hf_deberta.fine_tuning.trainer import (
-    FineTuningTrainer,
-    train_and_evaluate,
-    validation_splits,
-    write_card_and_push,
-)
+from hf_deberta.fine_tuning.trainer import FineTuningTrainer, train_and_evaluate, validation_splits, write_card_and_push
 from hf_deberta.runs.checkpoints import RunEnd, inspect_finished_run
 from hf_deberta.runs.errors import InputError
 
