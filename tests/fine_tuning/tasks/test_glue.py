@@ -244,8 +244,9 @@ MULTI_LABEL = glue.GlueTask(("text",), ("big", "old", "red"), glue.MULTI_LABEL_M
     ],
 )
 def test_rows_that_do_not_fit_the_task(encode, task, data, split, message):
-    with pytest.raises(InputError, match=f"{split} rows.*{message}|{message}.*{split} rows"):
+    with pytest.raises(InputError, match=message) as error:
         encode(task, data, split)
+    assert f"{split} rows" in str(error.value)
 
 
 @pytest.mark.parametrize(
