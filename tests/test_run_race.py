@@ -30,16 +30,11 @@ def data(tmp_path_factory) -> Path:
     (folder / "swag").mkdir()
     for split, kept in splits.items():
         swag = [as_swag(row) | ({"label": -1} if split == "test" else {}) for row in kept]
-        (folder / "swag" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in swag))
+        write_json_lines(folder / "swag" / f"{split}.jsonl", swag)
         for row in kept:
             level = "middle" if row["example_id"].startswith("middle") else "high"
-            path = (
-                folder
-                / "RACE"
-                / {"validation": "dev"}.get(split, split)
-                / level
-                / row["example_id"].removeprefix(level)
-            )
+            release = folder / "RACE" / {"validation": "dev"}.get(split, split)
+            path = release / level / row["example_id"].removeprefix(level)
             path.parent.mkdir(parents=True, exist_ok=True)
             released = {name: [row[name.removesuffix("s")]] for name in ("questions", "answers")}
             released |= {"options": [row["options"]], "article": row["article"], "id": row["example_id"]}

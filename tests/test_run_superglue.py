@@ -26,39 +26,37 @@ TEXT = "Ann met Bob in old Rome , it rained and the dog was wet ."
 
 def rows_of(name: str, number: int, labelled: bool = True) -> list[dict]:
     """Official rows of a task."""
-    if name == "record":
-        rows = match_rows(number, 0)
-        if not labelled:
-            for row in rows:
-                del row["qas"][0]["answers"]
-        return rows
-    return [one_row(name, n, labelled) for n in range(number)]
+    rows = match_rows(number, 0) if name == "record" else [{**one_row(name, n), "idx": n} for n in range(number)]
+    for row in [] if labelled else rows:
+        if name == "record":
+            del row["qas"][0]["answers"]
+        for part in row["passage"]["questions"][0]["answers"] if name == "multirc" else [row]:
+            part.pop("label", None)
+    return rows
 
 
-def one_row(name: str, n: int, labelled: bool) -> dict:
-    label = {"label": n % 2 == 0} if labelled else {}
-    if name == "boolq":
-        return {"question": "is Rome old", "passage": TEXT, "idx": n, **label}
-    if name == "cb":
-        names = ("entailment", "contradiction", "neutral")
-        return {"premise": TEXT, "hypothesis": "Rome is old", "idx": n, **({"label": names[n % 3]} if labelled else {})}
-    if name in ("rte", "axg", "axb"):
-        first, second = ("sentence1", "sentence2") if name == "axb" else ("premise", "hypothesis")
-        pair_label = {"label": PAIR[n % 2]} if labelled else {}
-        return {first: ("he", "she")[n % 2] + f" met {n // 2} dogs", second: "Rome is old", "idx": n, **pair_label}
-    if name == "copa":
-        question = ("cause", "effect")[n % 2]
-        choice = {"label": n % 2} if labelled else {}
-        return {"premise": "it rained", "choice1": "dog wet", "choice2": TEXT, "question": question, "idx": n, **choice}
-    if name == "wic":
-        spans = {"start1": 0, "end1": 3, "start2": 4, "end2": 7}
-        return {"word": "dog", "sentence1": "dog was wet", "sentence2": "the dog", "idx": n, **spans, **label}
-    if name == "wsc":
-        spans = {"span1_text": "Ann", "span1_index": 0, "span2_text": "it", "span2_index": 7}
-        return {"text": TEXT, "target": spans, "idx": n, **label}
-    answer_labels = [{"label": 1}, {"label": 0}] if labelled else [{}, {}]
-    answers = [{"text": text, "idx": 2 * n + i, **answer_labels[i]} for i, text in enumerate(("Rome", "Bob"))]
-    return {"idx": n, "passage": {"text": TEXT, "questions": [{"question": "who", "idx": n, "answers": answers}]}}
+def one_row(name: str, n: int) -> dict:
+    label, old, dogs = n % 2 == 0, "Rome is old", ("he", "she")[n % 2] + f" met {n // 2} dogs"
+    match name:
+        case "boolq":
+            return {"question": "is Rome old", "passage": TEXT, "label": label}
+        case "cb":
+            return {"premise": TEXT, "hypothesis": old, "label": ("entailment", "contradiction", "neutral")[n % 3]}
+        case "axb":
+            return {"sentence1": dogs, "sentence2": old, "label": PAIR[n % 2]}
+        case "rte" | "axg":
+            return {"premise": dogs, "hypothesis": old, "label": PAIR[n % 2]}
+        case "copa":
+            choices = {"choice1": "dog wet", "choice2": TEXT}
+            return {"premise": "it rained", **choices, "question": ("cause", "effect")[n % 2], "label": n % 2}
+        case "wic":
+            spans = {"start1": 0, "end1": 3, "start2": 4, "end2": 7}
+            return {"word": "dog", "sentence1": "dog was wet", "sentence2": "the dog", **spans, "label": label}
+        case "wsc":
+            spans = {"span1_text": "Ann", "span1_index": 0, "span2_text": "it", "span2_index": 7}
+            return {"text": TEXT, "target": spans, "label": label}
+    answers = [{"text": text, "idx": 2 * n + i, "label": 1 - i} for i, text in enumerate(("Rome", "Bob"))]
+    return {"passage": {"text": TEXT, "questions": [{"question": "who", "idx": n, "answers": answers}]}}
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +66,8 @@ def data(tmp_path_factory) -> Path:
     for name in superglue.TASKS:
         (folder / name).mkdir()
         for split, number in {"train": 12, "val": 6, "test": 5}.items():
-            write_json_lines(
-                folder / name / f"{split}.jsonl", rows_of(name, number, split != "test" or name in ("axb", "axg"))
-            )
+            labelled = split != "test" or name in ("axb", "axg")
+            write_json_lines(folder / name / f"{split}.jsonl", rows_of(name, number, labelled))
     texts = [TEXT, *(row["passage"]["text"] for row in match_rows(50, 0))] * 5
     save_models(folder, texts, 320)
     return folder
