@@ -161,24 +161,22 @@ REAL = tiny_inputs(LENGTHS)["attention_mask"].bool()
 LABELS = (torch.arange(9) % 3).repeat(3, 1).index_fill(1, torch.tensor([0, 2]), -100)  # padding has labels too
 
 
-def mean_of_classes(clean, perturbed):
-    return class_divergence(clean["logits"], perturbed["logits"]).mean()
+def mean_of_classes(counted=...):
+    """Return a function that returns the mean divergence over the predictions that count."""
+    return lambda clean, perturbed: class_divergence(clean["logits"], perturbed["logits"])[counted].mean()
 
 
-def mean_of_labelled_rows(clean, perturbed):
-    return class_divergence(clean["logits"], perturbed["logits"])[[0, 2]].mean()
+def mean_of_labels(counted=...):
+    """The same for a sigmoid of each logit."""
 
+    def mean(clean, perturbed):
+        return divergence(*(Bernoulli(logits=output["logits"]) for output in (clean, perturbed)))[counted].mean()
 
-def mean_of_labels(clean, perturbed):
-    return divergence(Bernoulli(logits=clean["logits"]), Bernoulli(logits=perturbed["logits"])).mean()
+    return mean
 
 
 def mean_square(clean, perturbed):
     return (clean["logits"] - perturbed["logits"]).square().mean()
-
-
-def mean_of_labelled_tokens(clean, perturbed):
-    return class_divergence(clean["logits"], perturbed["logits"])[REAL & (LABELS != -100)].mean()
 
 
 def mean_of_spans(clean, perturbed):
@@ -190,34 +188,28 @@ def mean_of_spans(clean, perturbed):
     return torch.stack(found).mean()
 
 
-def mean_of_entities(clean, perturbed):
-    one, other = (Bernoulli(logits=output["logits"]) for output in (clean, perturbed))
-    return divergence(one, other)[torch.tensor([[1, 1], [1, 0], [1, 1]]).bool()].mean()
-
-
 Sequence = HfDebertaForSequenceClassification
 MULTI = {"num_labels": 4, "problem_type": "multi_label_classification"}
 SPANS = {"start_positions": torch.tensor([1, 0, 2]), "end_positions": torch.tensor([3, 0, 5])}
 ENTITIES = torch.tensor([[[1, 2], [3, 0]], [[2, 0], [0, 0]], [[4, 5], [1, 0]]])
+ENTITY_LABELS = torch.tensor([[0, 1], [1, -100], [0, 0]])
+TWO_NUMBERS = {"num_labels": 2, "problem_type": "regression"}
+THREE = {"num_labels": 3}
+Tokens, Spans = HfDebertaForTokenClassification, HfDebertaForQuestionAnswering
 HEADS = {
-    "classes": (Sequence, {"num_labels": 3}, {"labels": torch.tensor([0, 2, 1])}, mean_of_classes),
-    "a row without label": (Sequence, {"num_labels": 3}, {"labels": torch.tensor([0, -100, 1])}, mean_of_labelled_rows),
-    "distributions": (Sequence, {"num_labels": 3}, {"labels": torch.eye(3)}, mean_of_classes),
-    "labels": (Sequence, MULTI, {"labels": torch.tensor([[0, 1, 1, 0.0]] * 3)}, mean_of_labels),
+    "classes": (Sequence, THREE, {"labels": torch.tensor([0, 2, 1])}, mean_of_classes()),
+    "a row without label": (Sequence, THREE, {"labels": torch.tensor([0, -100, 1])}, mean_of_classes([0, 2])),
+    "distributions": (Sequence, THREE, {"labels": torch.eye(3)}, mean_of_classes()),
+    "labels": (Sequence, MULTI, {"labels": torch.tensor([[0, 1, 1, 0.0]] * 3)}, mean_of_labels()),
     "a number": (Sequence, {"num_labels": 1}, {"labels": torch.tensor([0.1, -2, 3])}, mean_square),
-    "numbers": (
-        Sequence,
-        {"num_labels": 2, "problem_type": "regression"},
-        {"labels": torch.tensor([[0.1, 3], [-2, 1], [4, 0]])},
-        mean_square,
-    ),
-    "tokens": (HfDebertaForTokenClassification, {"num_labels": 3}, {"labels": LABELS}, mean_of_labelled_tokens),
-    "spans": (HfDebertaForQuestionAnswering, {}, SPANS, mean_of_spans),
+    "numbers": (Sequence, TWO_NUMBERS, {"labels": torch.tensor([[0.1, 3], [-2, 1], [4, 0]])}, mean_square),
+    "tokens": (Tokens, THREE, {"labels": LABELS}, mean_of_classes(REAL & (LABELS != -100))),
+    "spans": (Spans, {}, SPANS, mean_of_spans),
     "entities": (
         HfDebertaForEntityChoice,
         {},
-        {"entity_indices": ENTITIES, "labels": torch.tensor([[0, 1], [1, -100], [0, 0]])},
-        mean_of_entities,
+        {"entity_indices": ENTITIES, "labels": ENTITY_LABELS},
+        mean_of_labels(ENTITY_LABELS >= 0),
     ),
 }
 
@@ -249,7 +241,7 @@ def test_multiple_choice(steps):
     inputs = {name: value.view(2, 2, -1) for name, value in tiny_inputs((9, 5, 7, 8)).items()}
     outputs = record_outputs(model)
     _, adversarial = both_losses(model, {**inputs, "labels": torch.tensor([0, 1])})
-    torch.testing.assert_close(adversarial, mean_of_classes(outputs[0], outputs[2]))
+    torch.testing.assert_close(adversarial, mean_of_classes()(outputs[0], outputs[2]))
     assert steps[0][0][0].shape == (4, 9, 32)
 
 
