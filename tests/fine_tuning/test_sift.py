@@ -455,6 +455,7 @@ def test_the_trainer_adds_the_loss_of_the_function(tmp_path, deterministic_noise
     torch.testing.assert_close(run.compute_loss(run.model, inputs), task + 5 * adversarial)
     loss, outputs = run.compute_loss(run.model, dict(inputs), return_outputs=True)
     assert loss > outputs.loss and "labels" in inputs
+    assert run.evaluate(make_rows())["eval_loss"] > 0  # without SiFT, which needs gradients
 
 
 def test_accumulation_changes_nothing(tmp_path, deterministic_noise):
