@@ -430,6 +430,13 @@ def test_hidden_test_labels(task, labels, labelled):
     assert classification({"test": rows}, task).has_labels("test") == labelled
 
 
+def test_metrics_of_several_labels_are_in_the_order_of_the_task():
+    rows = Dataset.from_dict({"text": ["x"] * 2, "label": [["a"], ["a"]]})
+    task = classification({"test": rows}, MULTI_LABEL, ("b", "a"))
+    predicted = task.predicted("test", np.array([[-1.0, 1.0], [-1.0, 1.0]]), rows)
+    assert task.metrics("test", predicted)["accuracy"] == 1
+
+
 def test_f1_is_that_of_the_second_class_of_the_task():
     logits = np.array([[2.0, 1.0], [2.0, 1.0], [0.0, 1.0], [0.0, 1.0]])
 
