@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from datasets import ClassLabel, Dataset
+from datasets import Dataset
 from fine_tuning_models import (
     CPU,
     RUN,
@@ -111,16 +111,6 @@ def test_any_model(data, tmp_path, model):
     assert (result.metric_type, result.dataset_name, result.metric_value) == ("accuracy", "sst2", accuracy)
     evaluations = [line.split("|")[3].strip() for line in card.text.splitlines() if line.count("|") == 6]
     assert evaluations == ["Step", ":----:", "5", "10"]
-
-
-@pytest.mark.slow
-def test_sift_adds_to_the_loss(data, tmp_path):
-    rows = write_json_lines(tmp_path / "rows.jsonl", LISTS)
-    command = ["--model_name_or_path", data / "ours", "--train_file", rows, *RUN, "--max_steps", 2]
-    run_glue(*command, "--sift", "--output_dir", tmp_path)
-    found = results(tmp_path)
-    assert found["train_sift_loss"] > 0
-    assert found["train_loss"] == pytest.approx(found["train_task_loss"] + found["train_sift_loss"], rel=1e-3)
 
 
 def test_a_regression_from_a_json_file_of_flags(data, tmp_path, caplog):
@@ -239,11 +229,9 @@ def test_the_ensemble_of_several_seeds_and_of_finished_runs(data, tmp_path, caps
     metrics = ensemble_metrics(out)
     assert set(metrics) == {"seed-42", "seed-43", "ensemble"}
     assert "The ensemble of 2 runs, validation" in capsys.readouterr().out
-    scores = [read_json_lines(out / name / "scores_test.jsonl")[1:] for name in ("seed-42", "seed-43", "ensemble")]
-    for first, second, mean in zip(*scores, strict=True):
-        assert mean["positive"] == pytest.approx((first["positive"] + second["positive"]) / 2, rel=1e-5)
+    scores = read_json_lines(out / "ensemble" / "scores_test.jsonl")[1:]
     lines = read_json_lines(out / "ensemble" / "predictions_sst2.jsonl")
-    for line, mean in zip(lines, scores[2], strict=True):
+    for line, mean in zip(lines, scores, strict=True):
         assert line["probabilities"] == pytest.approx(mean, rel=1e-4) and line["prediction"] == max(mean, key=mean.get)
     order = ["positive", "negative"]
     reorder_labels(out / "seed-43", AutoModelForSequenceClassification, [1, 0], order)
@@ -276,14 +264,11 @@ def test_ensembles_of_numbers_and_of_several_labels(data, tmp_path, kind):
              file, *RUN, "--max_steps", 2, "--num_seeds", 2, "--output_dir", tmp_path / "out")  # fmt: skip
     metrics = ensemble_metrics(tmp_path / "out")
     assert ensemble_metrics(tmp_path / "out", "test") == metrics  # the same rows
-    folders = [tmp_path / "out" / name for name in ("seed-42", "seed-43", "ensemble")]
-    first, second, both = (read_json_lines(folder / "predictions_own.jsonl") for folder in folders)
-    for one, other, mean in zip(first, second, both, strict=True):
-        if kind == "regression":
-            assert mean["prediction"] == pytest.approx((one["prediction"] + other["prediction"]) / 2, rel=1e-4)
-        else:
-            expected = {name: (one["probabilities"][name] + other["probabilities"][name]) / 2 for name in ("a", "b")}
-            assert mean["probabilities"] == pytest.approx(expected, rel=1e-4)
+    ensemble = tmp_path / "out" / "ensemble"
+    scores = read_json_lines(ensemble / "scores_test.jsonl")[1:]
+    for row, mean in zip(read_json_lines(ensemble / "predictions_own.jsonl"), scores, strict=True):
+        found = {"value": row["prediction"]} if kind == "regression" else row["probabilities"]
+        assert found == pytest.approx(mean, rel=1e-4)
 
 
 @pytest.mark.slow
@@ -362,44 +347,6 @@ def test_a_checkpoint_with_the_labels_in_another_order(data, mnli, tmp_path, spe
 
 
 @pytest.mark.slow
-def test_f1_is_that_of_the_class_of_the_task(data, tmp_path):
-    """Not that of the second label of the checkpoint."""
-    labels = ["not_equivalent", "equivalent"]
-    fields = {"id2label": dict(enumerate(labels)), "label2id": {label: n for n, label in enumerate(labels)}}
-    folders = [save_classifier(data, tmp_path / name, **fields) for name in ("model", "reordered")]
-    model = HfDebertaForSequenceClassification.from_pretrained(folders[0])
-    torch.nn.init.constant_(model.classifier.bias[1:], 9)  # every row is predicted to be equivalent
-    for folder in folders:
-        model.save_pretrained(folder)
-    reorder_labels(folders[1], AutoModelForSequenceClassification, [1, 0], labels[::-1])
-    rows = [{"sentence1": f"film {i}", "sentence2": "", "label": int(i % 3 > 0)} for i in range(6)]
-    file = write_json_lines(tmp_path / "rows.jsonl", rows)
-    for folder in folders:
-        run_glue("--model_name_or_path", folder, "--task_name", "mrpc", "--validation_file", file, *RUN, "--do_eval",
-                 "--output_dir", tmp_path / "out")  # fmt: skip
-        assert results(tmp_path / "out")["eval_f1"] == pytest.approx(0.8)  # 4 of 6 right, none missed
-
-
-@pytest.mark.slow
-def test_names_of_class_labels_win_over_their_numbers(data, tmp_path):
-    """The rows number neg, pos; the checkpoint pos, neg."""
-    model = save_classifier(data, tmp_path / "model", id2label={0: "pos", 1: "neg"}, label2id={"pos": 0, "neg": 1})
-    rows = [{"text": row["sentence"], "label": ("neg", "pos")[row["label"]]} for row in review_rows(24, 3)]
-    write_json_lines(tmp_path / "rows.jsonl", rows)
-    Dataset.from_list(rows).cast_column("label", ClassLabel(names=["neg", "pos"])).to_parquet(tmp_path / "rows.parquet")
-    accuracies = []
-    for kind in ("jsonl", "parquet"):
-        file, out = tmp_path / f"rows.{kind}", tmp_path / kind
-        run_glue("--model_name_or_path", model, "--validation_file", file, "--test_file", file, "--output_dir", out,
-                 *RUN, "--do_eval", "--do_predict")  # fmt: skip
-        predicted = (out / "predict_results_own.txt").read_text().split()[3::2]
-        correct = sum(label == row["label"] for label, row in zip(predicted, rows, strict=True))
-        assert results(out)["eval_accuracy"] == pytest.approx(correct / len(rows))
-        accuracies.append(results(out)["predict_accuracy"])
-    assert accuracies[0] == accuracies[1]
-
-
-@pytest.mark.slow
 def test_labels_come_from_the_checkpoint(data, tmp_path):
     """Rows that have some of its labels, no labels, or numbers."""
     three = save_classifier(data, tmp_path / "three", num_labels=3, id2label={0: "1", 1: "2", 2: "3"})
@@ -448,19 +395,6 @@ def test_a_trained_model_knows_its_columns_labels_and_length(data, tmp_path, mod
     assert not list((tmp_path / "refused").glob("*predict*"))
 
 
-@pytest.mark.slow
-def test_inputs_longer_than_the_positions_of_the_model(data, tmp_path, caplog):
-    """The tokenizer has no limit, but BERT has positions for 512 tokens only."""
-    folder = shutil.copytree(data / "bert", tmp_path / "bert")
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings.pop("model_max_length", None)
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    rows = write_json_lines(tmp_path / "long.jsonl", [{"text": "good " * 600, "label": i % 2} for i in range(4)])
-    run_glue("--model_name_or_path", folder, "--train_file", rows, "--output_dir", tmp_path / "out", *RUN,
-             "--max_steps", 1, "--recipe", "none", "--max_seq_length", 700, "--save_strategy", "no")  # fmt: skip
-    assert "--max_seq_length 700 exceeds the maximum of the model; using 512" in caplog.text
-
-
 # Functions
 
 
@@ -496,6 +430,13 @@ def test_hidden_test_labels(task, labels, labelled):
     assert classification({"test": rows}, task).has_labels("test") == labelled
 
 
+def test_metrics_of_several_labels_are_in_the_order_of_the_task():
+    rows = Dataset.from_dict({"text": ["x"] * 2, "label": [["a"], ["a"]]})
+    task = classification({"test": rows}, MULTI_LABEL, ("b", "a"))
+    predicted = task.predicted("test", np.array([[-1.0, 1.0], [-1.0, 1.0]]), rows)
+    assert task.metrics("test", predicted)["accuracy"] == 1
+
+
 def test_f1_is_that_of_the_second_class_of_the_task():
     logits = np.array([[2.0, 1.0], [2.0, 1.0], [0.0, 1.0], [0.0, 1.0]])
 
@@ -518,39 +459,25 @@ def test_f1_is_that_of_the_second_class_of_the_task():
 # Invalid input
 
 
-def test_invalid_input(data, tmp_path):
-    sst2 = data / "sst2"
-    model = ["--model_name_or_path", data / "ours", "--output_dir", tmp_path / "out", *RUN]
-    (tmp_path / "no.jsonl").write_text('{"text": "a"}\n')
-    (tmp_path / "bad.jsonl").write_text('{"text": "a"\n')
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--task_name", "cora"], "--task_name .* cola"),
+        (["--text_column_names", "a", "b", "c"], "--text_column_names .*not a b c"),
+        (["--text_column_names", "label"], "--text_column_names .*label"),
+        (["--task_name", "rte", "--text_column_names", "a"], "sentence1, sentence2"),
+        (["--label_smoothing_factor", 0.1], "--label_smoothing_factor 0.1"),
+        (["--do_regression"], "label"),
+        (["--early_stopping_patience", 1], "--early_stopping_patience"),
+        (["--validation_file", "{none}"], r"none\.csv"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_invalid_input(data, tmp_path, words, message):
+    """Lists of labels with flags that do not fit; one line names the script and the flag or the file."""
     (tmp_path / "none.csv").write_text("text,label\na,good\nb,\n")
-    (tmp_path / "one.csv").write_text("text,label\na,good\nb,good\n")
-    lists = write_json_lines(tmp_path / "lists.jsonl", LISTS)
-    three = save_classifier(data, tmp_path / "three", num_labels=3)
-    cases = [
-        ([*model, "--task_name", "cora"], "--task_name .* cola"),
-        ([*model], "no data given"),
-        ([*model, "--task_name", "mrpc", "--train_file", sst2 / "train.jsonl"], "'sentence1'"),
-        ([*model, "--task_name", "sst2", "--validation_file", sst2 / "validation.jsonl"], "--do_train needs train"),
-        (["--model_name_or_path", tmp_path, "--task_name", "sst2", "--data_dir", sst2], r"config\.json"),
-        (["--model_name_or_path", three, "--output_dir", tmp_path / "out", "--task_name", "sst2", "--data_dir", sst2],
-         "2 labels .*use --intermediate"),
-        ([*model, "--train_file", tmp_path / "no.jsonl"], "--label_column_name"),
-        ([*model, "--train_file", tmp_path / "bad.jsonl"], r"bad\.jsonl"),
-        ([*model, "--train_file", tmp_path / "none.csv"], r"none\.csv: 1 of 2 train rows have no label .* is row 2"),
-        ([*model, "--train_file", tmp_path / "one.csv"], r"one\.csv: the 2 train rows have only the label 'good'"),
-        ([*model, "--train_file", sst2 / "train.jsonl", "--validation_file", tmp_path / "no.jsonl"],
-         r"no\.jsonl: the validation rows have no column 'sentence'; they have text"),
-        ([*model, "--train_file", sst2 / "train.jsonl", "--text_column_names", "a", "b", "c"], "one column or two"),
-        ([*model, "--train_file", sst2 / "train.jsonl", "--text_column_names", "label"], "without the column"),
-        ([*model, "--task_name", "rte", "--data_dir", sst2, "--text_column_names", "a"], "reads sentence1, sentence2"),
-        ([*model, "--train_file", lists, "--label_smoothing_factor", 0.1], "--label_smoothing_factor 0.1"),
-        ([*model, "--train_file", lists, "--do_regression"], "label"),
-        ([*model, "--train_file", lists, "--validation_file", tmp_path / "none.csv"], "list of labels"),
-        ([*model, "--train_file", sst2 / "train.jsonl", "--early_stopping_patience", 1], "needs validation rows"),
-        ([*model, "--task_name", "sst2", "--data_dir", sst2, "--metric_for_best_model", "acuracy"],
-         "accuracy, loss .*, not acuracy"),
-    ]  # fmt: skip
-    for arguments, message in cases:
-        with pytest.raises(SystemExit, match=rf"^run_glue\.py: [\s\S]*{message}"):
-            run_glue(*arguments)
+    train = write_json_lines(tmp_path / "lists.jsonl", LISTS)
+    words = [tmp_path / "none.csv" if word == "{none}" else word for word in words]
+    with pytest.raises(SystemExit, match=rf"^run_glue\.py: .*{message}"):
+        run_glue("--model_name_or_path", data / "ours", "--output_dir", tmp_path / "out", *RUN, "--train_file", train,
+                 *words)  # fmt: skip

@@ -58,12 +58,6 @@ def read_columns(path: Path) -> tuple[list[list[str]], list[list[str]], list[lis
     return tuple([[fields[column] for fields in sentence] for sentence in sentences] for column in range(3))
 
 
-def test_the_demonstration_runs(tmp_path):
-    out = tmp_path / "out"
-    run_ner("--demo", *CPU, "--max_steps", 2, "--max_train_samples", 64, "--output_dir", out)
-    assert {"eval_f1", "predict_f1"} <= set(results(out)) and (out / "predictions_test.txt").exists()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["ours", "in_tree", "bert"])
 def test_any_model(data, tmp_path, model):
@@ -165,63 +159,25 @@ def test_gzipped_files(data, tmp_path, name):
     assert list(read_file(str(path))) == list(read_file(str(data / name)))
 
 
-def test_invalid_input(data, tmp_path):
-    conll, files = (
-        data / "conll",
-        {
-            "other.txt": "Rome B-CITY\n",
-            "empty.txt": "",
-            "words.txt": "a\nb\n",
-            "ragged.txt": "a O\nb\n",
-            "outside.txt": "a O\nb O\n",
-            "mixed.txt": "a B-PER\nb PER\n",
-            "text.jsonl": '{"tokens": "a b", "ner_tags": ["O"]}\n',
-            "short.jsonl": '{"tokens": ["a", "b"], "ner_tags": ["O"]}\n',
-        },
-    )
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    model = ["--model_name_or_path", data / "ours", "--output_dir", tmp_path / "out", *RUN]
-    train = [*model, "--train_file", conll / "train.txt"]
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--train_file", "{own}/words.txt"], "words.txt"),  # without labels
+        (["--train_file", "{data}/table/train.jsonl"], "'ner_tags'; .*tokens, pos_tags"),
+        (["--do_predict", "--test_file", "{own}/words.txt", "--model_name_or_path", "{own}/mixture"], "mixture"),
+        (["--do_eval", "--validation_file", "{data}/conll/valid.txt"], "B-LOC"),  # labels that the model does not have
+        (["--document_context", "all"], "--document_context .*'all'"),
+        (["--task_name", "wnut"], "--task_name .*'wnut'"),
+        (["--train_file", "{data}/conll/train.txt", "--token_classifier", "crf"], "linear, projection"),
+    ],
+    ids=["unlabelled", "column", "mixture", "labels", "context", "task", "classifier"],
+)
+def test_invalid_input(data, tmp_path, words, message):
+    (tmp_path / "words.txt").write_text("a\nb\n")
     shutil.copytree(data / "ours", tmp_path / "mixture")
     fields = json.loads((tmp_path / "mixture" / "config.json").read_text())
     fields |= {"id2label": {"0": "B-PER", "1": "LOC"}, "label2id": {"B-PER": 0, "LOC": 1}}
     (tmp_path / "mixture" / "config.json").write_text(json.dumps(fields))
-    mixture = ["--model_name_or_path", tmp_path / "mixture", "--output_dir", tmp_path / "out", *RUN]
-    untagged = data / "table" / "train.jsonl"
-    cases = [
-        ([*train, "--validation_file", tmp_path / "other.txt"], "training data does not have: B-CITY"),
-        ([*model, "--train_file", tmp_path / "empty.txt"], "empty.txt is empty"),
-        ([*model, "--train_file", tmp_path / "words.txt"], "the train file has no labels"),
-        (
-            [*train, "--metric_for_best_model", "f_1"],
-            "--metric_for_best_model .* f1, precision, recall, acc",
-        ),
-        ([*model, "--train_file", tmp_path / "ragged.txt"], "line 2 has 1 column"),
-        (
-            [*model, "--train_file", tmp_path / "mixed.txt"],
-            "either all labels or none begin with B- or I-",
-        ),
-        ([*mixture, "--do_predict", "--test_file", tmp_path / "words.txt"], "mixture: either all labels or none begin"),
-        ([*model, "--train_file", tmp_path / "text.jsonl"], "must hold a list of words"),
-        ([*model, "--train_file", tmp_path / "short.jsonl"], "short.jsonl, row 1: there are 2 words and 1 labels"),
-        ([*model, "--train_file", tmp_path / "none.txt"], "there is no file"),
-        ([*model, "--train_file", tmp_path / "outside.txt"], "outside.txt: .* only the label 'O', and no entity"),
-        ([*model, "--train_file", untagged], "have no column 'ner_tags'; they have tokens, pos_tags"),
-        ([*model, "--validation_file", conll / "valid.txt"], "--do_train needs train rows"),
-        ([*model, "--validation_file", conll / "valid.txt", "--do_eval"], "training data does not have: B-LOC"),
-        ([*train, "--document_context", "all"], "--document_context .* none, merged, around, not 'all'"),
-        ([*train, "--task_name", "wnut"], "--task_name must be conll2003"),
-        (
-            [*model, "--train_file", untagged, "--label_column_name", "pos_tags", "--document_context", "merged"],
-            "'merged' needs documents",
-        ),
-        (
-            [*train, "--validation_file", conll / "valid.txt", "--max_seq_length", 2],
-            "--max_seq_length must be at least 5",
-        ),
-        ([*train, "--validation_file", conll / "valid.txt", "--token_classifier", "crf"], "linear, projection"),
-    ]
-    for arguments, message in cases:
-        with pytest.raises(SystemExit, match=rf"^run_ner\.py: [\s\S]*{message}"):
-            run_ner(*arguments)
+    words = [word.format(own=tmp_path, data=data) for word in words]
+    with pytest.raises(SystemExit, match=rf"^run_ner\.py: .*{message}"):
+        run_ner("--model_name_or_path", data / "ours", "--output_dir", tmp_path / "out", *RUN, *words)

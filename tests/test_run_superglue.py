@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from fine_tuning_models import RUN as BATCHES_OF_EIGHT
 from fine_tuning_models import (
-    CPU,
     ensemble_metrics,
     read_json_lines,
     reorder_labels,
@@ -13,7 +13,6 @@ from fine_tuning_models import (
     save_models,
     write_json_lines,
 )
-from fine_tuning_models import RUN as BATCHES_OF_EIGHT
 from transformers import AutoModelForSequenceClassification
 
 from hf_deberta import HfDebertaForEntityChoice
@@ -27,39 +26,37 @@ TEXT = "Ann met Bob in old Rome , it rained and the dog was wet ."
 
 def rows_of(name: str, number: int, labelled: bool = True) -> list[dict]:
     """Official rows of a task."""
-    if name == "record":
-        rows = match_rows(number, 0)
-        if not labelled:
-            for row in rows:
-                del row["qas"][0]["answers"]
-        return rows
-    return [one_row(name, n, labelled) for n in range(number)]
+    rows = match_rows(number, 0) if name == "record" else [{**one_row(name, n), "idx": n} for n in range(number)]
+    for row in [] if labelled else rows:
+        if name == "record":
+            del row["qas"][0]["answers"]
+        for part in row["passage"]["questions"][0]["answers"] if name == "multirc" else [row]:
+            part.pop("label", None)
+    return rows
 
 
-def one_row(name: str, n: int, labelled: bool) -> dict:
-    label = {"label": n % 2 == 0} if labelled else {}
-    if name == "boolq":
-        return {"question": "is Rome old", "passage": TEXT, "idx": n, **label}
-    if name == "cb":
-        names = ("entailment", "contradiction", "neutral")
-        return {"premise": TEXT, "hypothesis": "Rome is old", "idx": n, **({"label": names[n % 3]} if labelled else {})}
-    if name in ("rte", "axg", "axb"):
-        first, second = ("sentence1", "sentence2") if name == "axb" else ("premise", "hypothesis")
-        pair_label = {"label": PAIR[n % 2]} if labelled else {}
-        return {first: ("he", "she")[n % 2] + f" met {n // 2} dogs", second: "Rome is old", "idx": n, **pair_label}
-    if name == "copa":
-        question = ("cause", "effect")[n % 2]
-        choice = {"label": n % 2} if labelled else {}
-        return {"premise": "it rained", "choice1": "dog wet", "choice2": TEXT, "question": question, "idx": n, **choice}
-    if name == "wic":
-        spans = {"start1": 0, "end1": 3, "start2": 4, "end2": 7}
-        return {"word": "dog", "sentence1": "dog was wet", "sentence2": "the dog", "idx": n, **spans, **label}
-    if name == "wsc":
-        spans = {"span1_text": "Ann", "span1_index": 0, "span2_text": "it", "span2_index": 7}
-        return {"text": TEXT, "target": spans, "idx": n, **label}
-    answer_labels = [{"label": 1}, {"label": 0}] if labelled else [{}, {}]
-    answers = [{"text": text, "idx": 2 * n + i, **answer_labels[i]} for i, text in enumerate(("Rome", "Bob"))]
-    return {"idx": n, "passage": {"text": TEXT, "questions": [{"question": "who", "idx": n, "answers": answers}]}}
+def one_row(name: str, n: int) -> dict:
+    label, old, dogs = n % 2 == 0, "Rome is old", ("he", "she")[n % 2] + f" met {n // 2} dogs"
+    match name:
+        case "boolq":
+            return {"question": "is Rome old", "passage": TEXT, "label": label}
+        case "cb":
+            return {"premise": TEXT, "hypothesis": old, "label": ("entailment", "contradiction", "neutral")[n % 3]}
+        case "axb":
+            return {"sentence1": dogs, "sentence2": old, "label": PAIR[n % 2]}
+        case "rte" | "axg":
+            return {"premise": dogs, "hypothesis": old, "label": PAIR[n % 2]}
+        case "copa":
+            choices = {"choice1": "dog wet", "choice2": TEXT}
+            return {"premise": "it rained", **choices, "question": ("cause", "effect")[n % 2], "label": n % 2}
+        case "wic":
+            spans = {"start1": 0, "end1": 3, "start2": 4, "end2": 7}
+            return {"word": "dog", "sentence1": "dog was wet", "sentence2": "the dog", **spans, "label": label}
+        case "wsc":
+            spans = {"span1_text": "Ann", "span1_index": 0, "span2_text": "it", "span2_index": 7}
+            return {"text": TEXT, "target": spans, "label": label}
+    answers = [{"text": text, "idx": 2 * n + i, "label": 1 - i} for i, text in enumerate(("Rome", "Bob"))]
+    return {"passage": {"text": TEXT, "questions": [{"question": "who", "idx": n, "answers": answers}]}}
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +66,8 @@ def data(tmp_path_factory) -> Path:
     for name in superglue.TASKS:
         (folder / name).mkdir()
         for split, number in {"train": 12, "val": 6, "test": 5}.items():
-            write_json_lines(
-                folder / name / f"{split}.jsonl", rows_of(name, number, split != "test" or name in ("axb", "axg"))
-            )
+            labelled = split != "test" or name in ("axb", "axg")
+            write_json_lines(folder / name / f"{split}.jsonl", rows_of(name, number, labelled))
     texts = [TEXT, *(row["passage"]["text"] for row in match_rows(50, 0))] * 5
     save_models(folder, texts, 320)
     return folder
@@ -79,13 +75,6 @@ def data(tmp_path_factory) -> Path:
 
 def run_superglue(*arguments: object) -> None:
     run_script("run_superglue.py", *arguments)
-
-
-def test_the_demonstration_runs(tmp_path):
-    out = tmp_path / "out"
-    run_superglue("--demo", *CPU, "--max_steps", 2, "--max_train_samples", 64, "--output_dir", out)
-    assert 0 <= results(out)["eval_exact_match"] <= 1
-    assert len(read_json_lines(out / "ReCoRD.jsonl")) == 50
 
 
 @pytest.mark.slow
@@ -97,7 +86,7 @@ def test_every_task(data, tmp_path, name):
                   "--output_dir", out, *RUN, "--max_steps", 2, "--sift", "--max_seq_length", 64)  # fmt: skip
     assert {f"eval_{metric}" for metric in task.metrics} <= results(out).keys()
     assert all(0 <= results(out)[f"eval_{metric}"] <= 1 for metric in task.metrics)
-    assert not any(key.startswith("test_") for key in results(out))
+    assert results(out)["train_sift_loss"] > 0 and not any(key.startswith("test_") for key in results(out))
     submitted = read_json_lines(out / f"{task.submission_name}.jsonl")
     assert [line["idx"] for line in submitted] == list(range(5))
     if name == "multirc":
@@ -121,15 +110,11 @@ def test_the_ensemble_of_two_seeds(data, tmp_path, name):
                   "--output_dir", tmp_path, *RUN, "--max_steps", 2, "--max_seq_length", 64,
                   "--num_seeds", 2)  # fmt: skip
     assert set(ensemble_metrics(tmp_path)) == {"seed-42", "seed-43", "ensemble"}
-    folders = [tmp_path / folder for folder in ("seed-42", "seed-43", "ensemble")]
-    scores = [read_json_lines(folder / "scores_test.jsonl")[1:] for folder in folders]
-    for first, second, mean in zip(*scores, strict=True):
-        expected = {key: (first[key] + second[key]) / 2 for key in first}
-        assert mean == pytest.approx(expected, rel=1e-5) and len(mean) >= 2
-    lines, single = (read_json_lines(folder / submission) for folder in (folders[2], folders[0]))
+    scores = read_json_lines(tmp_path / "ensemble" / "scores_test.jsonl")[1:]
+    lines, single = (read_json_lines(tmp_path / folder / submission) for folder in ("ensemble", "seed-42"))
     assert [line["idx"] for line in lines] == [line["idx"] for line in single]
     if name == "record":
-        assert [line["label"] for line in lines] == [max(row, key=row.get) for row in scores[2]]
+        assert [line["label"] for line in lines] == [max(row, key=row.get) for row in scores]
 
 
 @pytest.mark.slow
@@ -190,40 +175,19 @@ def test_a_checkpoint_with_the_labels_in_another_order(data, tmp_path):
     assert (evaluated / "CB.jsonl").read_text() == (trained / "CB.jsonl").read_text()
 
 
-def test_invalid_input(data, tmp_path):
-    cb, record = data / "cb", data / "record"
-    rows = rows_of("cb", 4)
-    other = write_json_lines(tmp_path / "other.jsonl", [{**row, "label": "perhaps"} for row in rows])
-    bare = write_json_lines(tmp_path / "bare.jsonl", rows_of("cb", 4, labelled=False))
-    same = write_json_lines(tmp_path / "same.jsonl", [{**row, "label": "neutral"} for row in rows])
-    flat = write_json_lines(tmp_path / "flat.jsonl", [{"passage": "text", "query": "x"}])
-    (tmp_path / "empty.jsonl").write_text("")
-    ours = ["--model_name_or_path", data / "ours", "--output_dir", tmp_path / "out", *RUN]
-    bert = ["--model_name_or_path", data / "bert", *ours[2:]]
-    train = [*ours, "--task_name", "cb", "--train_file", cb / "train.jsonl"]
-    cases = [
-        ([*ours, "--data_dir", cb], "--task_name .* boolq"),
-        ([*ours, "--task_name", "mnli"], "--task_name .* boolq.*not 'mnli'"),
-        ([*ours, "--task_name", "boolq", "--data_dir", cb], "of boolq have no column 'question', 'passage'"),
-        (
-            [*ours, "--task_name", "record", "--train_file", flat],
-            "no column 'entity_spans' .nor 'qas', as in the official",
-        ),
-        (
-            [*train, "--validation_file", other],
-            "unknown labels in the column 'label', the first in row 1: 'perhaps'; known are entailment",
-        ),
-        ([*train, "--validation_file", bare], "the validation rows of cb have no labels"),
-        ([*train, "--validation_file", tmp_path / "empty.jsonl"], "empty.jsonl is empty"),
-        ([*ours, "--task_name", "cb", "--validation_file", cb / "val.jsonl"], "--do_train needs train rows"),
-        (
-            [*ours, "--task_name", "cb", "--train_file", same, "--validation_file", cb / "val.jsonl"],
-            "same.jsonl: the 4 train rows of cb have only the label 'neutral'",
-        ),
-        ([*train, "--axb_file", cb / "val.jsonl"], "--axb_file .* --task_name rte, not cb"),
-        ([*ours, "--task_name", "record", "--data_dir", record, "--max_seq_length", 8], "leaves no room for the"),
-        ([*bert, "--task_name", "record", "--data_dir", record], "is not a DeBERTa"),
-    ]
-    for arguments, message in cases:
-        with pytest.raises(SystemExit, match=rf"^run_superglue\.py: [\s\S]*{message}"):
-            run_superglue(*arguments)
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "--task_name .*boolq"),
+        (["--task_name", "mnli"], "--task_name .*'mnli'"),
+        (["--task_name", "cb", "--validation_file", "{own}/bare.jsonl"], "validation rows of cb"),
+        (["--task_name", "cb", "--axb_file", "{cb}/val.jsonl"], "--axb_file .*rte, not cb"),
+    ],
+    ids=["no task", "task", "no labels", "diagnostics"],
+)
+def test_invalid_input(data, tmp_path, words, message):
+    write_json_lines(tmp_path / "bare.jsonl", rows_of("cb", 4, labelled=False))
+    words = [word.format(own=tmp_path, cb=data / "cb") for word in words]
+    with pytest.raises(SystemExit, match=rf"^run_superglue\.py: .*{message}"):
+        run_superglue("--model_name_or_path", data / "ours", "--output_dir", tmp_path / "out", *RUN,
+                      "--train_file", data / "cb" / "train.jsonl", *words)  # fmt: skip

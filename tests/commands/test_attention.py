@@ -17,12 +17,18 @@ from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 TEXT = "the new [MASK] opened"
 
 
-@pytest.mark.parametrize("model_class", [HfDebertaForMaskedLM, HfDebertaForSequenceClassification])
-def test_page(model_class, tmp_path, capsys):
+def save(model_class, folder) -> HfDebertaConfig:
     tokenizer = train_tokenizer([TEXT] * 20, 280, "bpe")
     torch.manual_seed(0)
-    model_class(HfDebertaConfig.from_preset("tiny", vocab_size=len(tokenizer))).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    config = HfDebertaConfig.from_preset("tiny", vocab_size=len(tokenizer))
+    model_class(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return config
+
+
+@pytest.mark.parametrize("model_class", [HfDebertaForMaskedLM, HfDebertaForSequenceClassification])
+def test_page(model_class, tmp_path, capsys):
+    save(model_class, tmp_path)
     file = tmp_path / "page.html"
     assert main(["attention", str(tmp_path), TEXT, "--output", str(file)]) == 0
     output, fills_masks = capsys.readouterr().out, model_class is HfDebertaForMaskedLM
@@ -50,10 +56,7 @@ def test_mistakes(flags, message, tmp_path):
 
 
 def test_generator_beside_a_discriminator(tmp_path, capsys):
-    tokenizer = train_tokenizer([TEXT] * 20, 280, "bpe")
-    config = HfDebertaConfig.from_preset("tiny", vocab_size=len(tokenizer))
-    HfDebertaForPreTraining(config).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    config = save(HfDebertaForPreTraining, tmp_path)
     torch.save(HfDebertaForMaskedLM(config).state_dict(), tmp_path / "pytorch_model.generator.bin")
     command = ["attention", str(tmp_path), TEXT, "--output", str(tmp_path / "page.html")]
     main(command)
@@ -64,9 +67,7 @@ def test_generator_beside_a_discriminator(tmp_path, capsys):
 
 
 def test_serve(tmp_path, monkeypatch):
-    tokenizer = train_tokenizer([TEXT] * 20, 280, "bpe")
-    HfDebertaForMaskedLM(HfDebertaConfig.from_preset("tiny", vocab_size=len(tokenizer))).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
+    save(HfDebertaForMaskedLM, tmp_path)
     calls = []
     monkeypatch.setattr("uvicorn.run", lambda app, **options: calls.append(options))
     main(["attention", str(tmp_path), "--serve"])

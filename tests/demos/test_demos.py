@@ -50,10 +50,25 @@ def test_demo_files(write_demo, tmp_path, caplog):
     config = AutoConfig.from_pretrained(flags["model_name_or_path"])
     assert len(AutoTokenizer.from_pretrained(flags["model_name_or_path"])) == config.vocab_size
     for split in ("train", "validation", "test"):
-        lines = (tmp_path / flags[f"{split}_file"]).read_text(encoding="utf-8").splitlines()
-        assert lines and (
-            flags[f"{split}_file"].endswith(".txt") or all(isinstance(json.loads(x), dict) for x in lines)
-        )
+        file = tmp_path / flags[f"{split}_file"]
+        lines = file.read_text(encoding="utf-8").splitlines()
+        assert lines and (file.suffix == ".txt" or all(isinstance(json.loads(x), dict) for x in lines))
+
+
+@pytest.mark.parametrize(
+    ("script", "metrics", "file", "lines"),
+    [
+        ("run_ner.py", {"eval_f1", "predict_f1"}, "predictions_test.txt", None),
+        ("run_race.py", {"eval_accuracy", "predict_accuracy_high"}, "predict_results.txt", 51),
+        ("run_squad.py", {"eval_exact", "predict_HasAns_total"}, "predict_predictions.json", 52),
+        ("run_superglue.py", {"eval_exact_match"}, "ReCoRD.jsonl", 50),
+    ],
+)
+def test_demonstrations_run(script, metrics, file, lines, tmp_path):
+    """Each of the 50 rows has a prediction."""
+    run_script(script, "--demo", *CPU, "--max_steps", 2, "--max_train_samples", 64, "--output_dir", tmp_path)
+    assert metrics <= results(tmp_path).keys()
+    assert lines in (None, len((tmp_path / file).read_text(encoding="utf-8").splitlines()))
 
 
 @pytest.mark.slow

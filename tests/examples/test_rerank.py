@@ -27,16 +27,7 @@ def test_it_learns_from_a_model_with_another_head(in_tree_model, tmp_path, capsy
     AutoTokenizer.from_pretrained(in_tree_model).save_pretrained(nli_model)
     train = write_json_lines(tmp_path / "train.jsonl", relevance_rows(640, 1))
     validation = write_json_lines(tmp_path / "dev.jsonl", relevance_rows(64, 2))
-    flags = [
-        "--model",
-        nli_model,
-        "--train_file",
-        train,
-        "--validation_file",
-        validation,
-        "--learning_rate",
-        "5e-3",
-    ]
+    flags = ["--model", nli_model, "--train_file", train, "--validation_file", validation, "--learning_rate", "5e-3"]
     before, after, ranking = rerank.main([*map(str, flags)])
     assert before < 0.9 < 0.95 < after
     assert ranking[0]["score"] > ranking[-1]["score"]

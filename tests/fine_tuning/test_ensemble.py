@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from hf_deberta.fine_tuning.ensemble import (
-    average_scores,
-    read_scores,
-    write_ensemble,
-    write_scores,
-)
+from hf_deberta.fine_tuning.ensemble import average_scores, read_scores, write_ensemble, write_scores
 from hf_deberta.fine_tuning.splits import hash_rows
 from hf_deberta.fine_tuning.task import LabelLogits, Task
 from hf_deberta.runs.errors import InputError

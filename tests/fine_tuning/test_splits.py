@@ -8,7 +8,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from hf_deberta.fine_tuning.splits import DataArguments, read_splits, require_plain_splits
-from hf_deberta.runs.data_files import read_table, require_columns
+from hf_deberta.runs.data_files import read_table
 from hf_deberta.runs.errors import InputError
 
 ROWS = [{"sentence": "a b", "label": 0}, {"sentence": "c", "label": 1}, {"sentence": "d", "label": 1}]
@@ -76,20 +76,15 @@ def test_rows_to_train_on_are_one_file(tmp_path):
 
 
 def test_other_names_of_validation(tmp_path):
-    write(tmp_path / "dev.jsonl")
-    assert set(read_splits(DataArguments(data_dir=str(tmp_path)))) == {"validation"}
+    for name in ("dev", "dev_matched", "valid_a", "val_b"):
+        write(tmp_path / f"{name}.jsonl")
+    splits = {"validation", "validation_matched", "validation_a", "validation_b"}
+    assert set(read_splits(DataArguments(data_dir=str(tmp_path)))) == splits
     write(tmp_path / "validation.jsonl")
     with pytest.raises(ValueError, match="has dev.jsonl, validation.jsonl for the split 'validation'"):
         read_splits(DataArguments(data_dir=str(tmp_path)))
     named = DataArguments(data_dir=str(tmp_path), validation_file=str(tmp_path / "dev.jsonl"))
-    assert set(read_splits(named)) == {"validation"}
-
-
-def test_other_names_of_several_validations(tmp_path):
-    for name in ("dev_matched", "dev_mismatched", "valid_a", "val_b"):
-        write(tmp_path / f"{name}.jsonl")
-    found = read_splits(DataArguments(data_dir=str(tmp_path)))
-    assert sorted(found) == [f"validation_{of}" for of in ("a", "b", "matched", "mismatched")]
+    assert set(read_splits(named)) == splits
 
 
 def test_shards_are_one_split(tmp_path):
@@ -217,11 +212,6 @@ def test_bad_input(tmp_path):
     for fields, message in cases:
         with pytest.raises(InputError, match=message):
             read_splits(DataArguments(**fields))
-
-
-def test_a_missing_column_is_named():
-    with pytest.raises(ValueError, match="the train rows have no column 'question'; they have sentence, label"):
-        require_columns(Dataset.from_list(ROWS), ["sentence", "question"], "train")
 
 
 def test_scripts_for_plain_splits():

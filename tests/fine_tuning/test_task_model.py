@@ -6,18 +6,12 @@ import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
 
-import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, BertConfig, BertModel
 
-from hf_deberta import (
-    HfDebertaConfig,
-    HfDebertaForSequenceClassification,
-    HfDebertaModel,
-    export_to_transformers,
-)
+from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification, HfDebertaModel, export_to_transformers
 from hf_deberta.fine_tuning import task_model
 from hf_deberta.fine_tuning.task_model import (
     ModelArguments,
@@ -175,13 +169,6 @@ def test_a_classifier_that_zero_3_divides_is_gathered_before_it_is_replaced(chec
     assert gathered == [([(2, 32), (2,)], 0)]
 
 
-def test_another_configuration_needs_a_deberta(tmp_path):
-    BertModel(BERT).save_pretrained(tmp_path)
-    args = ModelArguments(str(tmp_path), config_name=str(tmp_path))
-    with pytest.raises(InputError, match=r"--config_name .* DeBERTas: leave it out"):
-        load_model(args, *CLASSES)
-
-
 def test_a_configuration_of_another_size_is_an_error(tmp_path):
     HfDebertaModel(HfDebertaConfig.from_preset("tiny")).save_pretrained(tmp_path)
     HfDebertaConfig.from_preset("tiny", hidden_size=96).save_pretrained(tmp_path / "wide")
@@ -190,10 +177,13 @@ def test_a_configuration_of_another_size_is_an_error(tmp_path):
         load_model(args, *CLASSES)
 
 
-def test_a_head_that_transformers_lacks_needs_a_deberta(tmp_path):
+def test_what_needs_a_deberta(tmp_path):
+    """A head that Transformers lacks, and --config_name."""
     BertModel(BERT).save_pretrained(tmp_path)
     with pytest.raises(InputError, match="is not a DeBERTa"):
         load_model(ModelArguments(str(tmp_path)), HfDebertaForSequenceClassification)
+    with pytest.raises(InputError, match="--config_name"):
+        load_model(ModelArguments(str(tmp_path), config_name=str(tmp_path)), *CLASSES)
 
 
 def test_folders_without_a_model(tmp_path):
@@ -207,37 +197,18 @@ def test_folders_without_a_model(tmp_path):
         load_model(ModelArguments(str(tmp_path)), *CLASSES)
 
 
-@pytest.mark.parametrize("name", ["./nowhere", "/data/nowhere", "../nowhere", "~/nowhere", "a/b/c", "here/nowhere"])
+@pytest.mark.parametrize("name", ["./nowhere", "/data/nowhere", "~/nowhere", "a/b/c"])
 def test_a_folder_that_does_not_exist(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     HfDebertaModel(HfDebertaConfig.from_preset("tiny")).save_pretrained("here")
-    message = re.escape(name)
-    for fields in ({"model_name_or_path": name}, {"intermediate": name}, {"config_name": name}):
-        args = ModelArguments(**{"model_name_or_path": "here", **fields})
-        with pytest.raises(InputError, match=message):
+    for field in ("model_name_or_path", "intermediate", "config_name"):
+        args = ModelArguments(**{"model_name_or_path": "here", field: name})
+        with pytest.raises(InputError, match=re.escape(name)):
             load_model(args, *CLASSES)
-        with pytest.raises(InputError, match=message):
+        with pytest.raises(InputError, match=re.escape(name)):
             load_tokenizer(args)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=re.escape(name)):
         load_tokenizer(ModelArguments("here", tokenizer_name=name))
-    with pytest.raises(InputError, match=message):
-        checkpoint_labels(ModelArguments(name))
-    with pytest.raises(InputError, match=r"here/model\.safetensors"):
-        load_model(ModelArguments("here/model.safetensors"), *CLASSES)
-
-
-def test_a_name_that_is_not_on_the_hub(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(InputError, match=r"nowhere[^\n]+$"):
-        load_model(ModelArguments("nowhere"), *CLASSES)
-
-
-def test_an_unknown_attention_implementation(checkpoints):
-    args = ModelArguments(str(checkpoints / "base"), attn_implementation="bogus")
-    is_deberta = isinstance(load_model(ModelArguments(args.checkpoint), *CLASSES).config, HfDebertaConfig)
-    with pytest.raises(InputError, match="'bogus': choose one of auto, eager, sdpa, triton" if is_deberta else "bogus"):
-        load_model(args, *CLASSES)
 
 
 def test_a_trained_model_keeps_the_flags_of_its_inputs(checkpoints, tmp_path):

@@ -32,10 +32,7 @@ CASES = {
         "references": [{"idx": {"passage": 0, "query": x}, "answers": ["Rome", "Paris"]} for x in range(3)],
     },
     ("super_glue", "axg"): {"predictions": [0, 1, 0], "references": [0, 0, 1], "pairs": ["a", "b", "a"]},
-    ("squad", None): {
-        "predictions": TEXTS,
-        "references": [{"id": str(x), "answers": GOLDS} for x in range(3)],
-    },
+    ("squad", None): {"predictions": TEXTS, "references": [{"id": str(x), "answers": GOLDS} for x in range(3)]},
     ("squad_v2", None): {
         "predictions": [{**row, "no_answer_probability": 0.5 * int(row["id"])} for row in TEXTS],
         "references": ANSWERS,

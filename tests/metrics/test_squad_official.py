@@ -82,6 +82,8 @@ def test_version_2(order):
     """The order of predictions decides between equal odds."""
     metrics = compute_metric("squad_v2", **inputs(ORDERS[order], with_odds=True), no_answer_threshold=THRESHOLD)
     assert metrics == pytest.approx(VERSION_2 | BEST[order], rel=1e-12)
+    default = compute_metric("squad_v2", **inputs(ORDERS[order], with_odds=True))
+    assert default == compute_metric("squad_v2", **inputs(ORDERS[order], with_odds=True), no_answer_threshold=1.0)
 
 
 @pytest.mark.parametrize("order", ORDERS)

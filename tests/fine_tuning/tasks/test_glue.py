@@ -1,4 +1,4 @@
-"""GLUE: labels, inputs, submission files."""
+"""GLUE and a user's own rows: the task that is inferred, targets, inputs, submission files."""
 
 import json
 import math
@@ -16,6 +16,7 @@ from hf_deberta.runs.data_files import read_table, source_of
 from hf_deberta.runs.errors import InputError, input_errors
 
 WORDS = "the cat sat on a mat while many old birds sang in some tall trees"
+PAIR = {"sentence1": ["a"], "sentence2": ["b"]}
 
 
 @pytest.fixture(scope="module")
@@ -23,93 +24,61 @@ def tokenizer():
     return train_tokenizer([WORDS] * 5, 300, "bpe")
 
 
+@pytest.fixture
+def encode(tokenizer):
+    """Return a function that returns the inputs for a task, its name, or labels of one text column."""
+
+    def encode_rows(task, data, split="train", model_labels=None, length=16):
+        if not isinstance(task, glue.GlueTask):
+            task = glue.TASKS[task] if isinstance(task, str) else glue.GlueTask(("text",), task, ("accuracy",))
+        data = data if isinstance(data, Dataset) else rows(**data)
+        return encode_texts(data, split, task, tokenizer, length, model_labels or task.labels)
+
+    return encode_rows
+
+
 def rows(**columns) -> Dataset:
     return Dataset.from_dict(columns)
 
 
-def test_pairs_are_encoded_as_pairs(tokenizer):
-    task = glue.TASKS["rte"]
-    data = rows(sentence1=["the cat"], sentence2=["a mat"], label=[1])
-    inputs = encode_texts(data, "train", task, tokenizer, 32, task.labels)
-    assert inputs[0]["input_ids"] == tokenizer("the cat", "a mat")["input_ids"]
-    assert inputs[0]["labels"] == 1
-    assert "sentence1" not in inputs.column_names
+def infer(data, **options) -> glue.GlueTask:
+    return glue.infer_task({"train": data if isinstance(data, Dataset) else rows(**data)}, **options)
 
 
-def test_inputs_are_truncated_with_a_warning(tokenizer, caplog):
-    task = glue.TASKS["cola"]
-    data = rows(sentence=[WORDS * 3, "the cat"], label=[1, 0])
-    inputs = encode_texts(data, "train", task, tokenizer, 12, task.labels)
-    assert "1 of 2 inputs fill --max_seq_length 12" in caplog.text
-    assert len(inputs[0]["input_ids"]) == 12 < len(tokenizer(WORDS * 3)["input_ids"])
+def class_labels(values: list, names: list[str], wrap=lambda feature: feature) -> Dataset:
+    features = Features({"text": Value("string"), "label": wrap(ClassLabel(names=names))})
+    return Dataset.from_dict({"text": ["a"] * len(values), "label": values}, features)
 
 
-def test_labels_by_number_and_by_name(tokenizer):
-    task = glue.TASKS["mnli"]
-    texts = {"premise": ["a"] * 4, "hypothesis": ["b"] * 4}
-    by_number = encode_texts(rows(**texts, label=[2, 0, 1, -1]), "test", task, tokenizer, 16, task.labels)
-    assert by_number["labels"] == [2, 0, 1, -1]
-    names = ["contradiction", "entailment", "neutral", "neutral"]
-    by_name = encode_texts(rows(**texts, label=names), "train", task, tokenizer, 16, task.labels)
-    assert by_name["labels"] == [2, 0, 1, 1]
-    model = ("contradiction", "entailment", "neutral")  # the order of a checkpoint
-    assert encode_texts(rows(**texts, label=names), "train", task, tokenizer, 16, model)["labels"] == [0, 1, 2, 2]
-    numbers = rows(**texts, label=[2, 0, 1, -1])
-    assert encode_texts(numbers, "test", task, tokenizer, 16, model)["labels"] == [0, 1, 2, -1]
+def texts(*labels) -> dict[str, list]:
+    return {"text": ["a"] * len(labels), "label": list(labels)}
 
 
-def test_errors_name_the_file(tokenizer, tmp_path):
-    (tmp_path / "train.jsonl").write_text('{"sentence": "a", "label": "maybe"}\n')
-    for task in (glue.TASKS["cola"], glue.TASKS["rte"]):
-        with pytest.raises(InputError, match=r"train\.jsonl: the train rows have (unknown labels|no column)"):
-            encode_texts(read_table(tmp_path / "train.jsonl"), "train", task, tokenizer, 16, task.labels)
+# The task of a user's own rows
 
 
-def test_unknown_labels(tokenizer):
-    task = glue.TASKS["rte"]
-    data = rows(sentence1=["a"], sentence2=["b"], label=["maybe"])
-    with pytest.raises(InputError, match="validation rows .* in row 1: 'maybe'; .* entailment, not_entailment"):
-        encode_texts(data, "validation", task, tokenizer, 16, task.labels)
-    with pytest.raises(InputError, match="train rows .*: 2; .* 0 to 1"):
-        encode_texts(rows(sentence1=["a"], sentence2=["b"], label=[2]), "train", task, tokenizer, 16, task.labels)
-
-
-def test_a_missing_column(tokenizer):
-    task = glue.TASKS["mrpc"]
-    with pytest.raises(InputError, match="train rows .* 'sentence2'.* sentence1, label: .*--text_column_names"):
-        encode_texts(rows(sentence1=["a"], label=[1]), "train", task, tokenizer, 16, task.labels)
-    data = rows(sentence1=["a"], sentence2=["b"])
-    for split in ("train", "validation", "validation_matched"):
-        with pytest.raises(InputError, match=rf"{split} rows have no column 'label' .*sentence1, sentence2: .*--label"):
-            encode_texts(data, split, task, tokenizer, 16, task.labels)
-    assert "labels" not in encode_texts(data, "test", task, tokenizer, 16, task.labels).column_names
-
-
-def test_infer_task():
-    task = glue.infer_task({"train": rows(text=["a", "b"], label=["yes", "no"], number=[1, 2])})
-    assert (task.columns, task.labels) == (("text",), ("no", "yes"))
-    flags = glue.infer_task({"train": rows(guid=["x", "y"], text=["a", "b"], label=[True, False])}, columns=["text"])
-    assert (flags.columns, flags.labels) == (("text",), ("LABEL_0", "LABEL_1"))
-    assert glue.infer_task({"train": rows(text=["a", "b"], label=[0.5, 2.0])}).labels is None
-    three = glue.infer_task({"train": rows(a=["a"] * 3, b=["b"] * 3, label=[0, 1, 2])})
-    assert three.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
-    assert glue.infer_task({"train": rows(text=["a", "b"], label=[1, 5])}).labels == ("1", "5")
-    assert glue.infer_task({"train": rows(text=["a", "b"], label=[1, 5])}, regression=True).labels is None
-    features = Features({"text": Value("string"), "label": ClassLabel(names=["bad", "good"])})
-    with pytest.raises(InputError, match=r"train rows have no column 'label' of labels; they have text, verdict: name"):
-        glue.infer_task({"train": rows(text=["a b"], verdict=["x"])})
-    named = Dataset.from_dict({"text": ["a"], "label": [1]}, features)
-    assert glue.infer_task({"train": named}).labels == ("bad", "good")
-    pair = {"id": ["x", "y"], "sentence2": ["b", "c"], "sentence1": ["a", "d"], "label": ["c", "d"]}
-    assert glue.infer_task({"train": rows(**pair)}).columns == ("sentence1", "sentence2")
-    with pytest.raises(InputError, match=r"column of text besides label; they have x \(int64, not text\)"):
-        glue.infer_task({"train": rows(label=[0], x=[1])})
-    with pytest.raises(InputError, match=r"column of text besides label; they have no other"):
-        glue.infer_task({"train": rows(label=["a b"])})
+@pytest.mark.parametrize(
+    ("data", "options", "columns", "labels"),
+    [
+        (texts("yes", "no"), {}, ("text",), ("no", "yes")),
+        (texts(True, False), {}, ("text",), ("LABEL_0", "LABEL_1")),
+        (texts(0, 1, 2), {}, ("text",), ("LABEL_0", "LABEL_1", "LABEL_2")),
+        (texts(1, 5), {}, ("text",), ("1", "5")),
+        (texts(-1, 1), {}, ("text",), ("-1", "1")),
+        (texts(0.5, 2.0), {}, ("text",), None),
+        (texts(1, 5), {"regression": True}, ("text",), None),
+        (class_labels([1], ["bad", "good"]), {}, ("text",), ("bad", "good")),
+        ({"id": ["x", "y"], **texts("a", "b")}, {"columns": ["id"]}, ("id",), ("a", "b")),
+    ],
+)
+def test_infer_task(data, options, columns, labels):
+    task = infer(data, **options)
+    assert (task.columns, task.labels) == (columns, labels)
 
 
 SENTENCES = ["a long film", "a short one", "a good film", "a bad one"]
 CHINESE = ["2019年很好", "3天", "10元", "7点"]
+CODES = ["x", "y", "z", "w"]
 
 
 @pytest.mark.parametrize(
@@ -118,13 +87,14 @@ CHINESE = ["2019年很好", "3天", "10元", "7点"]
         ({"key": ["r0", "r1", "r2", "r3"], "a": SENTENCES, "b": SENTENCES}, ("a", "b"), "key (values without spaces"),
         ({"user": ["u1", "u1", "u2", "u2"], "a": SENTENCES}, ("a",), "user (values without spaces"),
         ({"a": SENTENCES, "year": [1, 2, 3, 4], "tags": [["x"]] * 4}, ("a",), "year (int64, not text), tags (List"),
-        ({"sentence1": SENTENCES, "comment": SENTENCES, "sentence2": SENTENCES}, glue.SENTENCE_COLUMNS, "comment"),
+        ({"sentence2": SENTENCES, "comment": SENTENCES, "sentence1": SENTENCES}, glue.SENTENCE_COLUMNS, "comment"),
         ({"a": SENTENCES, "b": ["", None, "", " "]}, ("a",), "b (empty)"),
         ({"word": ["cat", "dog", "bird", "fish"]}, ("word",), ""),
         ({"aspect": ["food", "food", "price", "food"], "a": SENTENCES}, ("aspect", "a"), ""),
         ({"a": CHINESE, "b": CHINESE[::-1]}, ("a", "b"), ""),
         ({"label_text": ["no", "yes", "no", "yes"], "a": SENTENCES}, ("a",), "label_text (one value for each label)"),
         ({"label_text": ["no", "yes", "no", "yes"]}, ("label_text",), ""),
+        ({"a": SENTENCES, **dict.fromkeys(["idx", "guid", "ID", "example_id"], CODES)}, ("a",), "example_id (the name"),
     ],
 )
 def test_text_columns(columns, expected, unread, caplog):
@@ -135,13 +105,11 @@ def test_text_columns(columns, expected, unread, caplog):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"a": SENTENCES, "b": SENTENCES, "c": SENTENCES}, "3 columns of text: a, b, c; .*--text_column_names"),
-        (
-            {"name": ["ann", "bob", "eve", "joe"], "a": SENTENCES},
-            "distinct single words in the column 'name'.* name, a",
-        ),
-        ({"x": ["r0", "r1", "r2", "r3"], "y": [0, 1, 2, 3]}, r"no column of text .* x \(.*identifiers\), y \(int64"),
-        ({"example_id": ["x", "y", "z", "w"]}, "no column of text"),
+        ({"a": SENTENCES, "b": SENTENCES, "c": SENTENCES}, "a, b, c; .*--text_column_names"),
+        ({"name": ["ann", "bob", "eve", "joe"], "a": SENTENCES}, "'name'.* name, a"),
+        ({"x": ["r0", "r1", "r2", "r3"], "y": [0, 1, 2, 3]}, r"x \(.*identifiers\), y \(int64"),
+        ({"example_id": CODES}, "example_id"),
+        ({}, "no other"),
     ],
 )
 def test_ambiguous_text_columns(columns, message):
@@ -150,20 +118,16 @@ def test_ambiguous_text_columns(columns, message):
 
 
 def test_labels_that_may_be_mistakes(caplog):
-    """One label is an error. Spellings of one label, very many labels and whole decimals give a warning."""
-    texts = [f"text number {i}" for i in range(400)]
-    with pytest.raises(InputError, match="2 train rows have only the label 'yes' in the column 'label'"):
-        glue.infer_task({"train": rows(text=texts[:2], label=["yes", "yes"])})
-    glue.infer_task({"train": rows(text=texts[:4], label=["yes", "no", "maybe", "Maybe not"])})
+    """Spellings of one label, very many labels and whole decimals give a warning."""
+    infer(texts("yes", "no", "maybe", "Maybe not"))
     assert not caplog.text
-    glue.infer_task({"train": rows(text=texts[:4], label=["neutral", "neutral ", "Yes", "no"])})
-    assert "labels 'neutral', 'neutral ' in the column 'label' differ only in case or spaces" in caplog.text
-    glue.infer_task({"train": rows(text=texts, label=[i % 199 for i in range(400)])})
-    assert "has 199 different labels in 400 rows: LABEL_0, LABEL_1, LABEL_2," in caplog.text
+    infer(texts("neutral", "neutral ", "Yes", "no"))
+    assert "'neutral', 'neutral ' in the column 'label'" in caplog.text
+    infer(texts(*(i % 199 for i in range(400))))
+    assert "199 different labels in 400 rows" in caplog.text
     assert "LABEL_9 and 189 more." in caplog.text and "LABEL_10," not in caplog.text
     caplog.clear()
-    assert glue.infer_task({"train": rows(text=texts[:2], label=[0.0, 1.0])}).labels is None
-    assert "--do_regression false" in caplog.text
+    assert infer(texts(0.0, 1.0)).labels is None and "--do_regression false" in caplog.text
 
 
 def test_a_cell_that_is_no_number_among_numbers(tmp_path):
@@ -173,113 +137,184 @@ def test_a_cell_that_is_no_number_among_numbers(tmp_path):
         (tmp_path / "train.jsonl").write_text("".join(json.dumps({"text": "a b", "label": x}) + "\n" for x in labels))
         train = read_table(tmp_path / "train.jsonl")
         with input_errors(source_of(train, "train")):
-            return glue.infer_task({"train": train}, **options).labels
+            return infer(train, **options).labels
 
     half, whole = [str(n / 2) for n in range(12)], [str(n % 4) for n in range(12)]
     for odd in ("nan", "NA", "null", "None", "-", "1,5"):
         for numbers in (half,) if odd == "1,5" else (half, whole):
-            with pytest.raises(InputError, match=f"train.jsonl: .* have '{odd}' in row 3 .*; .* --do_regression false"):
+            with pytest.raises(InputError, match=f"train.jsonl: .*'{odd}' in row 3 .*--do_regression false"):
                 labels_of(*numbers[:2], odd, *numbers[2:])
             assert odd in labels_of(*numbers, odd, regression=False)
     for labels in ("1.0 2.0 3.0", "1.0 2.0 other", "yes no -", "1.2 2.5 beta new", "1 2 2.5 other", "1 -", "nan yes 1"):
         assert set(labels_of(*12 * labels.split())) == set(labels.split())
 
 
-@pytest.mark.parametrize("name", ["id", "idx", "guid", "ID", "example_id"])
-def test_columns_of_identifiers_are_no_texts(name):
-    assert glue.infer_task({"train": rows(**{name: ["x", "y"]}, text=["a", "b"], label=[0, 1])}).columns == ("text",)
-    named = glue.infer_task({"train": rows(**{name: ["x", "y"]}, text=["a", "b"], label=[0, 1])}, columns=[name])
-    assert named.columns == (name,)
+# Targets
 
 
-@pytest.mark.parametrize("task", [glue.TASKS["cola"], glue.GlueTask(("sentence",), None, ("pearson",))])
-def test_lists_of_labels_in_a_task_with_one_label(tokenizer, task):
-    data = rows(sentence=["a", "b"], label=[[0, 1], [1]])
-    message = r"train rows have \[0, 1\] in row 1 of the column 'label'"
-    with pytest.raises(InputError, match=message):
-        glue.infer_task({"train": data}, regression=True)
-    with pytest.raises(InputError, match=message):
-        encode_texts(data, "train", task, tokenizer, 16, task.labels)
+@pytest.mark.parametrize("order", [glue.THREE_WAY_ENTAILMENT, ("contradiction", "entailment", "neutral")])
+def test_targets_are_in_the_order_of_the_model(encode, order):
+    """Rows number labels as GLUE does; -1 is a hidden label."""
+    names = ["contradiction", "entailment", "neutral"]
+    pairs = {"premise": ["a"] * 3, "hypothesis": ["b"] * 3}
+    assert encode("mnli", {**pairs, "label": names}, "train", order)["labels"] == [order.index(x) for x in names]
+    numbers = encode("mnli", {**pairs, "label": [2, 0, -1]}, "test", order)["labels"]
+    assert numbers == [order.index("contradiction"), order.index("entailment"), -1]
 
 
-def rows_with_label_lists(labels: list, kind=None) -> Dataset:
-    features = kind and Features({"text": Value("string"), "label": List(kind)})
-    return Dataset.from_dict({"text": ["a"] * len(labels), "label": labels}, features)
+@pytest.mark.parametrize(
+    ("labels", "values", "expected"),
+    [
+        (("no", "yes"), [1.0, 0.0, None], [1, 0, -1]),  # a csv column of integers with gaps is read as floats
+        (("1", "2"), [2.0, 1.0, None], [1, 0, -1]),
+        (("a", "b"), ["1", "0", ""], [1, 0, -1]),
+        (("-1", "1"), [1, -1], [1, 0]),  # names that look like numbers, and -1 is one
+        (("1", "5"), [1, 5], [0, 1]),
+        (("LABEL_0", "LABEL_1"), [True, False], [1, 0]),
+        (None, ["1.5", "2"], [1.5, 2.0]),
+        (None, [2], [2.0]),
+    ],
+)
+def test_targets(encode, labels, values, expected):
+    assert encode(labels, texts(*values), "test")["labels"] == expected
+
+
+def test_class_labels_have_names(encode):
+    """A ClassLabel counts from 0, also if its names are numbers; the names win over another order of the labels."""
+    assert encode(("1", "2", "3"), class_labels([0, 1, 2], ["1", "2", "3"]))["labels"] == [0, 1, 2]
+    assert encode(("pos", "neg"), class_labels([0, 1], ["neg", "pos"]))["labels"] == [1, 0]
+
+
+def label_lists(*lists) -> Dataset:
+    return Dataset.from_dict(texts(*lists))
 
 
 @pytest.mark.parametrize(
     ("train", "names"),
     [
-        (rows_with_label_lists([["red", "big"], [], ["old"]]), ("big", "old", "red")),
-        (rows_with_label_lists([[2, 1], [], [0]]), ("LABEL_0", "LABEL_1", "LABEL_2")),
-        (rows_with_label_lists([[7, 3], [], [5]]), ("3", "5", "7")),
-        (rows_with_label_lists([[2, 0], [], [1]], ClassLabel(names=["x", "y", "z"])), ("x", "y", "z")),
+        (label_lists(["red", "big"], [], ["old"]), ("big", "old", "red")),
+        (label_lists([2, 1], [], [0]), ("LABEL_0", "LABEL_1", "LABEL_2")),
+        (label_lists([7, 3], [], [5]), ("3", "5", "7")),
+        (class_labels([[2, 0], [], [1]], ["x", "y", "z"], List), ("x", "y", "z")),
     ],
     ids=["names", "numbers", "numbers not from zero", "ClassLabel"],
 )
-def test_lists_of_labels(tokenizer, train, names):
+def test_lists_of_labels(encode, train, names):
     """They become a 0 or 1 for each label, in the model's order."""
-    task = glue.infer_task({"train": train})
+    task = infer(train)
     assert (task.labels, task.multi_label, task.metrics[0]) == (names, True, "f1_micro")
-    backwards = names[::-1]
-    inputs = encode_texts(train, "train", task, tokenizer, 16, backwards)
+    inputs = encode(task, train, model_labels=names[::-1])
     number = {value: index for index, value in enumerate(sorted({v for row in train["label"] for v in row}))}
     by_hand = [[float(2 - c in {number[value] for value in row}) for c in range(3)] for row in train["label"]]
     assert inputs["labels"][:] == by_hand and inputs.features["labels"].feature.dtype == "float64"
 
 
-def test_invalid_lists_of_labels(tokenizer):
-    task = glue.infer_task({"train": rows_with_label_lists([["red"], ["big", "old"], []])})
-    cases = [
-        (rows_with_label_lists([["red"], ["blue"]]), "validation rows .*: 'blue'; .* big, old, red"),
-        (rows_with_label_lists([["red"], None]), "1 of 2 validation rows"),
-        (
-            rows(text=["a"], label=["red"]),
-            "list of labels .* validation rows have 'red'",
-        ),
-    ]
-    for data, message in cases:
-        with pytest.raises(InputError, match=message):
-            encode_texts(data, "validation", task, tokenizer, 16, task.labels)
-    for unlabelled in (rows_with_label_lists([["red"], None]), rows(text=["a"], label=[None]), rows(text=["a"])):
-        assert "labels" not in encode_texts(unlabelled, "test", task, tokenizer, 16, task.labels).column_names
-    with pytest.raises(InputError, match="train rows have no labels in the column 'label'"):
-        glue.infer_task({"train": rows_with_label_lists([[], []])})
-    for incomplete in ([["red"], [None]], [["red"], [" "]]):
-        with pytest.raises(InputError, match="validation rows have unknown labels .* the first in row 2"):
-            encode_texts(rows_with_label_lists(incomplete), "validation", task, tokenizer, 16, task.labels)
-    with pytest.raises(InputError, match=r"train rows have \[0, 1, 0\] .* 0 or 1 for each label"):
-        glue.infer_task({"train": rows_with_label_lists([[1], [0, 1, 0]])})
-    for flags in (rows_with_label_lists([[0.0, 1.0]]), rows_with_label_lists([[False, True]])):
-        with pytest.raises(InputError, match="lists of names or integers"):
-            glue.infer_task({"train": flags})
+@pytest.mark.parametrize("label", [[["red"], None], [None], "no column"], ids=str)
+def test_multi_label_test_rows_without_labels(encode, label):
+    data = {"text": ["a"] * len(label)} if label == "no column" else texts(*label)
+    task = glue.GlueTask(("text",), ("big", "red"), glue.MULTI_LABEL_METRICS, multi_label=True)
+    assert "labels" not in encode(task, data, "test").column_names
 
 
-def test_multi_label_predictions(tmp_path):
-    task = glue.GlueTask(("text",), ("big", "old", "red"), glue.MULTI_LABEL_METRICS, multi_label=True)
-    logits = np.array([[2.0, -1.0, 0.1], [-1.0, -2.0, -900.0]], dtype=np.float32)
-    glue.write_glue_predictions(tmp_path, task, "own", "test", LabelLogits(logits, ("red", "big", "old"), True))
-    table = (tmp_path / "predict_results_own.txt").read_text()
-    assert table == "index\tprediction\n0\tred, old\n1\t\n"
-    first, second = map(json.loads, (tmp_path / "predictions_own.jsonl").read_text().splitlines())
-    assert (first["prediction"], second["prediction"]) == (["red", "old"], [])
-    assert first["probabilities"]["big"] == pytest.approx(1 / (1 + math.e))
+MULTI_LABEL = glue.GlueTask(("text",), ("big", "old", "red"), glue.MULTI_LABEL_METRICS, multi_label=True)
 
 
-def test_a_column_of_numbers_is_text(tokenizer):
+@pytest.mark.parametrize(
+    ("task", "data", "split", "message"),
+    [
+        ("rte", {**PAIR, "label": ["maybe"]}, "validation", "row 1: 'maybe'; .* entailment, not_entailment"),
+        ("rte", {**PAIR, "label": [2]}, "train", ": 2; .* 0 to 1"),
+        ("mrpc", {"sentence1": ["a"], "label": [1]}, "train", "'sentence2'.* sentence1, label: .*--text_column_names"),
+        ("mrpc", PAIR, "train", "'label' .*sentence1, sentence2: .*--label_column_name"),
+        ("mrpc", PAIR, "validation_matched", "'label' .*sentence1, sentence2: .*--label_column_name"),
+        (("-1", "1"), texts(0), "validation", ": 0; .* -1, 1$"),
+        (("a", "b"), texts(1.5), "test", r": 1\.5; .*--label_column_name"),
+        (("a", "b"), texts([0, 1], [1]), "train", r"\[0, 1\] in row 1 of the column 'label'"),
+        (None, texts([0, 1], [1]), "train", r"\[0, 1\] in row 1 of the column 'label'"),
+        (None, texts(1.0, math.inf), "test", "in row 2 of the column 'label'"),
+        (None, texts("1", "entailment"), "test", "in row 2 of the column 'label'"),
+        (None, texts("0", "nan"), "test", "in row 2 of the column 'label'"),
+        (("0", "1"), {"text": [["the", "cat"]], "label": [0]}, "train", r"\['the', 'cat'\] in row 1 of .* 'text'"),
+        (("a", "b"), {"text": [b"a"], "label": ["a"]}, "test", "b'a' in row 1 of the column 'text'"),
+        (MULTI_LABEL, texts(["red"], ["blue"]), "validation", "'blue'; .* big, old, red"),
+        (MULTI_LABEL, texts(["red"], None), "validation", "1 of 2 validation rows"),
+        (MULTI_LABEL, texts("red"), "validation", "list of labels .* 'red'"),
+        (MULTI_LABEL, texts(["red"], [None]), "validation", "row 2"),
+        (MULTI_LABEL, texts(["red"], [" "]), "validation", "row 2"),
+    ],
+)
+def test_rows_that_do_not_fit_the_task(encode, task, data, split, message):
+    with pytest.raises(InputError, match=message) as error:
+        encode(task, data, split)
+    assert f"{split} rows" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "message"),
+    [
+        ({"text": ["a b"], "verdict": ["x"]}, {}, "'label' .* text, verdict: name"),
+        (texts("yes", "yes"), {}, "2 train rows .*'yes' .*'label'"),
+        (texts([0, 1], [1]), {"regression": True}, r"\[0, 1\] in row 1"),
+        (texts([], []), {}, "no labels in the column 'label'"),
+        (texts([1], [0, 1, 0]), {}, r"\[0, 1, 0\]"),
+        (texts([0.0, 1.0]), {}, "lists of names or integers"),
+        (texts([False, True]), {}, "lists of names or integers"),
+    ],
+)
+def test_rows_without_a_task(data, options, message):
+    with pytest.raises(InputError, match=message):
+        infer(data, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [("sst2", [1, None]), ("sst2", ["positive", " "]), ("stsb", [0.5, None]), ("stsb", [0.5, math.nan])],
+)
+def test_rows_without_labels(encode, caplog, name, label):
+    data = rows(sentence=["a", "b"], sentence1=["a", "b"], sentence2=["a", "b"], label=label)
+    with pytest.raises(InputError, match="1 of 2 train rows .* 'label', the first is row 2"):
+        encode(name, data)
+    caplog.clear()
+    assert len(encode(name, data, "test")) == 2
+    assert "1 of 2 test rows have no label in the column 'label', the first is row 2" in caplog.text
+    with pytest.raises(InputError, match="row 2"):
+        infer(data, columns=["sentence"])
+
+
+def test_numbers_in_place_of_names(encode, caplog):
+    """A warning shows how they are read, except where GLUE defines the numbers."""
+    encode(("no", "yes"), texts(1, 0), "test")
+    assert "read as 0 no, 1 yes." in caplog.text
+    caplog.clear()
+    encode(("LABEL_0", "LABEL_1"), texts(1, 0), "test")
+    encode("sst2", {"sentence": ["a", "b"], "label": [1, 0]}, "test")
+    assert "read as" not in caplog.text
+
+
+# Inputs
+
+
+def test_pairs_are_encoded_as_pairs(encode, tokenizer):
+    inputs = encode("rte", {"sentence1": ["the cat"], "sentence2": ["a mat"], "label": [1]})
+    assert inputs[0]["input_ids"] == tokenizer("the cat", "a mat")["input_ids"]
+    assert inputs[0]["labels"] == 1 and "sentence1" not in inputs.column_names
+
+
+def test_inputs_are_truncated_with_a_warning(encode, tokenizer, caplog):
+    inputs = encode("cola", {"sentence": [WORDS * 3, "the cat"], "label": [1, 0]}, length=12)
+    assert "1 of 2 inputs fill --max_seq_length 12" in caplog.text
+    assert len(inputs[0]["input_ids"]) == 12 < len(tokenizer(WORDS * 3)["input_ids"])
+
+
+def test_numbers_and_missing_texts(encode, tokenizer, caplog):
+    """A number is a text, and a missing text an empty one, with a warning."""
     data = rows(title=["the cat", None], year=[1999, 0], label=[0, 1])
-    task = glue.infer_task({"train": data}, columns=["title", "year"])
-    inputs = encode_texts(data, "train", task, tokenizer, 16, task.labels)
+    inputs = encode(infer(data, columns=["title", "year"]), data)
     assert inputs["input_ids"][:] == [tokenizer("the cat", "1999")["input_ids"], tokenizer("", "0")["input_ids"]]
-    lists = rows(title=[["the", "cat"]], label=[0])
-    with pytest.raises(InputError, match=r"train rows have \['the', 'cat'\] in row 1 of the column 'title'"):
-        encode_texts(lists, "train", glue.GlueTask(("title",), ("0", "1"), ()), tokenizer, 16, ("0", "1"))
+    assert "train: 1 of 2 rows have no text in the column 'title', the first is row 2" in caplog.text
 
 
-def test_numeric_labels_not_from_zero(tokenizer):
-    data = rows(text=["a", "b"], label=[1, 5])
-    task = glue.infer_task({"train": data})
-    assert encode_texts(data, "train", task, tokenizer, 16, task.labels)["labels"] == [0, 1]
+# Predictions
 
 
 def test_configuration_of_the_metric():
@@ -292,104 +327,30 @@ def test_configuration_of_the_metric():
     assert glue.metric_configuration(replace(own, labels=None)) == "regression"
 
 
+def write(folder, task, name, split, logits, labels, multi_label=False) -> list[dict]:
+    """Write the files of predictions; return the rows of the file with probabilities."""
+    logits = LabelLogits(np.array(logits, dtype=np.float32), labels, multi_label)
+    glue.write_glue_predictions(folder, task, name, split, logits)
+    (file,) = folder.glob(f"predictions_{name}*.jsonl")
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
 def test_prediction_files(tmp_path):
-    logits = np.array([[0.0, 2.0, 0.0], [3.0, 0.0, 0.0]])
+    """A submission has names or numbers of labels in the task's order, and numbers from 0 to 5."""
     model = ("contradiction", "entailment", "neutral")
-    glue.write_glue_predictions(tmp_path, glue.TASKS["mnli"], "mnli", "test_mismatched", LabelLogits(logits, model))
+    found = write(tmp_path, glue.TASKS["mnli"], "mnli", "test_mismatched", [[0, 2, 0], [3, 0, 0]], model)
     assert (tmp_path / "MNLI-mm.tsv").read_text() == "index\tprediction\n0\tentailment\n1\tcontradiction\n"
     assert (tmp_path / "predict_results_mnli_mismatched.txt").read_text().splitlines()[1] == "0\tentailment"
-    lines = (tmp_path / "predictions_mnli_mismatched.jsonl").read_text().splitlines()
-    row = json.loads(lines[0])
-    assert row["prediction"] == "entailment" and sum(row["probabilities"].values()) == pytest.approx(1)
-    glue.write_glue_predictions(
-        tmp_path, glue.TASKS["sst2"], "sst2", "test", LabelLogits(logits[:, :2], ("positive", "negative"))
-    )
+    assert found[0]["prediction"] == "entailment" and sum(found[0]["probabilities"].values()) == pytest.approx(1)
+    write(tmp_path, glue.TASKS["sst2"], "sst2", "test", [[0, 2], [3, 0]], ("positive", "negative"))
     assert (tmp_path / "SST-2.tsv").read_text() == "index\tprediction\n0\t0\n1\t1\n"
-    glue.write_glue_predictions(
-        tmp_path, glue.TASKS["stsb"], "stsb", "test", LabelLogits(np.array([5.4, -0.2, 2.5]), None)
-    )
+    write(tmp_path, glue.TASKS["stsb"], "stsb", "test", [5.4, -0.2, 2.5], None)
     assert (tmp_path / "STS-B.tsv").read_text() == "index\tprediction\n0\t5.000\n1\t0.000\n2\t2.500\n"
 
 
-def test_labels_of_any_type(tokenizer):
-    data = rows(text=["a", "b"], label=[True, False])
-    task = glue.infer_task({"train": data})
-    inputs = encode_texts(data, "train", task, tokenizer, 16, task.labels)
-    assert inputs["labels"] == [1, 0] and inputs.features["labels"].dtype == "int64"
-    numbers = glue.infer_task({"train": rows(text=["a"], label=[2])}, regression=True)
-    assert encode_texts(rows(text=["a"], label=[2]), "train", numbers, tokenizer, 16, None)["labels"] == [2.0]
-
-
-def test_labels_that_look_like_numbers(tokenizer):
-    """They are names, and -1 may be one; a ClassLabel counts from 0, whatever its names are."""
-    task = glue.infer_task({"train": rows(text=["a", "b"], label=[-1, 1])})
-    assert encode_texts(rows(text=["a", "b"], label=[1, -1]), "train", task, tokenizer, 16, task.labels)["labels"] == [
-        1,
-        0,
-    ]
-    with pytest.raises(InputError, match="validation rows .*: 0; .* -1, 1$"):
-        encode_texts(rows(text=["a"], label=[0]), "validation", task, tokenizer, 16, task.labels)
-    features = Features({"text": Value("string"), "label": ClassLabel(names=["1", "2", "3"])})
-    stars = Dataset.from_dict({"text": ["a", "b", "c"], "label": [0, 1, 2]}, features)
-    task = glue.infer_task({"train": stars})
-    assert encode_texts(stars, "train", task, tokenizer, 16, task.labels)["labels"] == [0, 1, 2]
-
-
-def test_rows_without_labels(tokenizer, caplog):
-    cases = [("sst2", [1, None]), ("sst2", ["positive", " "]), ("stsb", [0.5, None]), ("stsb", [0.5, math.nan])]
-    for name, label in cases:
-        task = glue.TASKS[name]
-        data = rows(sentence=["a", "b"], sentence1=["a", "b"], sentence2=["a", "b"], label=label)
-        with pytest.raises(
-            InputError, match="1 of 2 train rows have no label in the column 'label', the first is row 2"
-        ):
-            encode_texts(data, "train", task, tokenizer, 16, task.labels)
-        caplog.clear()
-        assert len(encode_texts(data, "test", task, tokenizer, 16, task.labels)) == 2
-        assert "1 of 2 test rows have no label in the column 'label', the first is row 2: the pred" in caplog.text
-        with pytest.raises(InputError, match="row 2"):
-            glue.infer_task({"train": data}, columns=["sentence"])
-
-
-def test_labels_of_a_regression_are_finite_numbers(tokenizer):
-    task = glue.GlueTask(("text",), None, ("pearson",))
-    numbers = rows(text=["a", "b"], label=["1.5", "2"])
-    assert encode_texts(numbers, "train", task, tokenizer, 16, None)["labels"] == [1.5, 2.0]
-    for labels in ([1.0, math.inf], ["1", "entailment"], ["0", "nan"]):
-        with pytest.raises(InputError, match=r"test rows have .* in row 2 of the column 'label', but .* are numbers"):
-            encode_texts(rows(text=["a", "b"], label=labels), "test", task, tokenizer, 16, None)
-
-
-def test_numbers_in_other_types(tokenizer):
-    """A csv column of integers with gaps is read as floats, and jsonl may hold strings."""
-    for task, labels in (
-        ((("no", "yes")), [1.0, 0.0, None]),
-        (("1", "2"), [2.0, 1.0, None]),
-        (("a", "b"), ["1", "0", ""]),
-    ):
-        task = glue.GlueTask(("text",), task, ("accuracy",))
-        inputs = encode_texts(rows(text=["a", "b", "c"], label=labels), "test", task, tokenizer, 16, task.labels)
-        assert inputs["labels"] == [1, 0, -1]
-    with pytest.raises(InputError, match=r"unknown labels .*: 1\.5; .*another --label_column_name"):
-        encode_texts(rows(text=["a"], label=[1.5]), "test", task, tokenizer, 16, task.labels)
-
-
-def test_numbers_in_place_of_names(tokenizer, caplog):
-    """A warning shows how they are read, except where GLUE defines the numbers."""
-    own = glue.GlueTask(("sentence",), ("no", "yes"), ("accuracy",))
-    data = rows(sentence=["a", "b"], label=[1, 0])
-    assert encode_texts(data, "test", own, tokenizer, 16, own.labels)["labels"] == [1, 0]
-    assert "labels of the test rows are numbers, and are read as 0 no, 1 yes." in caplog.text
-    caplog.clear()
-    numbered = glue.GlueTask(("sentence",), ("LABEL_0", "LABEL_1"), ("accuracy",))
-    for task in (glue.TASKS["sst2"], numbered):
-        encode_texts(data, "test", task, tokenizer, 16, task.labels)
-    assert "are read as" not in caplog.text
-
-
-def test_missing_texts_are_empty_with_a_warning(tokenizer, caplog):
-    task = glue.GlueTask(("text",), ("a", "b"), ("accuracy",))
-    encode_texts(rows(text=["a", " ", None], label=["a", "b", "a"]), "train", task, tokenizer, 16, task.labels)
-    assert "train: 2 of 3 rows have no text in the column 'text', the first is row 2; they are read as" in caplog.text
-    with pytest.raises(InputError, match=r"b'a' in row 1 of the column 'text', which must hold text"):
-        encode_texts(rows(text=[b"a"], label=["a"]), "test", task, tokenizer, 16, task.labels)
+def test_multi_label_predictions(tmp_path):
+    logits = [[2.0, -1.0, 0.1], [-1.0, -2.0, -900.0]]
+    first, second = write(tmp_path, MULTI_LABEL, "own", "test", logits, ("red", "big", "old"), True)
+    assert (tmp_path / "predict_results_own.txt").read_text() == "index\tprediction\n0\tred, old\n1\t\n"
+    assert (first["prediction"], second["prediction"]) == (["red", "old"], [])
+    assert first["probabilities"]["big"] == pytest.approx(1 / (1 + math.e))

@@ -30,18 +30,8 @@ FLAT = [
 ]
 LINE = "One morning Ann went to the harbour. She met a very old sailor there."
 EXPECTED = [
-    {
-        "id": "high1.txt",
-        "context": LINE,
-        "choices": ["Who was old? Ann", "Who was old? a sailor", "Who was old? the harbour"],
-        "label": 1,
-    },
-    {
-        "id": "high1.txt",
-        "context": LINE,
-        "choices": ["Ann went _ . home", "Ann went _ . to the harbour", "Ann went _ . to school"],
-        "label": 1,
-    },
+    {"id": "high1.txt", "context": LINE, "choices": [f"{question} {option}" for option in options], "label": 1}
+    for question, options in zip(QUESTIONS, OPTIONS, strict=True)
 ]
 RELEASED = {"id": "high1.txt", "article": ARTICLE, "questions": QUESTIONS, "options": OPTIONS, "answers": ["B", "B"]}
 SWAG = [
@@ -100,27 +90,19 @@ def test_swag(tmp_path, kind):
     ]
 
 
+@pytest.mark.parametrize("endings", [("None", "NA"), ("4", "5")])
 @pytest.mark.parametrize("kind", ["csv", "tsv"])
-def test_words_that_look_like_missing_values(tmp_path, kind):
+def test_missing_values_and_numbers_are_text(tmp_path, kind, endings):
     path = tmp_path / f"swag.{kind}"
-    write_rows(Dataset.from_list([{**SWAG[0], "sent1": "NA"}, {**SWAG[1], "ending0": "None", "ending1": "NA"}]), path)
+    changed = {"sent1": "NA", "ending0": endings[0], "ending1": endings[1]}
+    write_rows(Dataset.from_list([{**row, **changed} for row in SWAG]), path)
     rows = choice_rows(read_choices(path), "train")
-    assert rows["context"][0] == "NA" and rows["choices"][1] == ["None", "NA"]
-
-
-def test_a_csv_column_of_numbers_is_text(tmp_path):
-    path = tmp_path / "swag.csv"
-    write_rows(Dataset.from_list([{**row, "ending0": "4", "ending1": "5"} for row in SWAG]), path)
-    assert choice_rows(read_choices(path), "train")["choices"][0] == ["She 4", "She 5"]
+    assert rows["context"][0] == "NA" and rows["choices"][1] == list(endings)
 
 
 def test_endings_are_in_the_order_of_their_numbers():
-    row = {
-        "sent1": "a",
-        "sent2": "b",
-        **{f"ending{i}": f"e{i}" for i in (10, 2, 1, 0, 9, 3, 4, 5, 6, 7, 8)},
-        "label": 10,
-    }
+    endings = {f"ending{i}": f"e{i}" for i in (10, 2, 1, 0, 9, 3, 4, 5, 6, 7, 8)}
+    row = {"sent1": "a", "sent2": "b", **endings, "label": 10}
     rows = choice_rows(Dataset.from_list([row]), "train")
     assert rows[0]["choices"] == [f"b e{i}" for i in range(11)] and rows[0]["id"] == "0"
 
@@ -134,15 +116,11 @@ def test_blanks():
     assert rows[1]["choices"][0] == "Ann went home ."
 
 
-@pytest.mark.parametrize(("answer", "expected"), [("A", 0), (" C ", 2), (2, 2), ("1", 1)])
-def test_answer_index(answer, expected):
-    assert answer_index(answer, 3, "row") == expected
-
-
-@pytest.mark.parametrize("answer", ["D", "AB", "", None, -1, 3, "the first", "5", 1.5])
-def test_invalid_answers(answer):
-    with pytest.raises(InputError, match=r"train row 'high1.txt' must be a letter from A to C or a number"):
-        answer_index(answer, 3, "train row 'high1.txt'")
+def test_answer_index():
+    assert [answer_index(answer, 3, "row") for answer in ("A", " C ", 2, "1")] == [0, 2, 2, 1]
+    for answer in ("D", "AB", "", None, -1, 3, "the first", "5", 1.5, True):
+        with pytest.raises(InputError, match="train row 'high1.txt' .*A to C"):
+            answer_index(answer, 3, "train row 'high1.txt'")
 
 
 def test_rows_without_answers():
@@ -224,27 +202,22 @@ def test_inputs_are_article_question_and_choice(tokenizer):
 
 
 def test_articles_are_truncated_and_choices_are_not(tokenizer, caplog, monkeypatch):
+    """With a warning, but not for inputs of exactly the maximum length."""
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     rows = choice_rows(Dataset.from_list([*FLAT, {**FLAT[0], "article": "Ann"}]), "train")
+    complete = encode_choices(rows, tokenizer, 128)
+    longest = max(len(ids) for row in complete["input_ids"][:] for ids in row)
+    encode_choices(rows, tokenizer, longest)
+    assert "were truncated" not in caplog.text
+    encode_choices(rows, tokenizer, longest - 1)
+    assert "of 3 articles were truncated" in caplog.text
     features = encode_choices(rows, tokenizer, 40)
     assert "2 of 3 articles were truncated to fit into 40 tokens" in caplog.text
-    complete = encode_choices(rows, tokenizer, 128)
-    assert caplog.text.count("were truncated") == 1
     for cut, full, row in zip(features, complete, rows, strict=True):
         for ids, all_ids, choice in zip(cut["input_ids"], full["input_ids"], row["choices"], strict=True):
             kept = len(tokenizer(choice, add_special_tokens=False)["input_ids"]) + 2
             assert len(ids) == min(40, len(all_ids))
             assert ids[-kept:] == all_ids[-kept:] and ids[:-kept] == all_ids[: len(ids) - kept]
-
-
-def test_inputs_of_exactly_the_maximum_length_are_not_truncated(tokenizer, caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    rows = choice_rows(Dataset.from_list(FLAT[:1]), "train")
-    longest = max(map(len, encode_choices(rows, tokenizer, 128)["input_ids"][0]))
-    encode_choices(rows, tokenizer, longest)
-    assert "were truncated" not in caplog.text
-    encode_choices(rows, tokenizer, longest - 1)
-    assert "1 of 1 articles were truncated" in caplog.text
 
 
 def test_a_choice_longer_than_the_input(tokenizer):

@@ -9,7 +9,6 @@ import datasets
 import numpy as np
 import pytest
 from datasets import Dataset
-from transformers import BertTokenizerLegacy
 
 from hf_deberta.fine_tuning.answer_spans import (
     CLS_POSITION,
@@ -28,19 +27,8 @@ CONTEXT = (
     "said Zoe\u0308 Müller.\n"
     "Its director (Dr. O'Neil) didn't like the colour; nobody   asked why it is so blue."
 )
-ANSWERS = [
-    "Zoë",
-    "“Zoë” museum",
-    "Paris",
-    "1999",
-    "6½ million",
-    "東京",
-    "😀",
-    "Zoe\u0308",
-    "Zoe\u0308 Müller",
-    "(Dr. O'Neil)",
-]
-ANSWERS += ["didn't", "nobody   asked", "blue.", "The", "O'Neil", "colour; nobody"]
+ANSWERS = ["Zoë", "“Zoë” museum", "Paris", "1999", "6½ million", "東京", "😀", "Zoe\u0308", "Zoe\u0308 Müller"]
+ANSWERS += ["(Dr. O'Neil)", "didn't", "nobody   asked", "blue.", "The", "O'Neil", "colour; nobody"]
 
 
 @pytest.fixture(scope="module", params=["unigram", "bpe"])
@@ -51,26 +39,13 @@ def tokenizer(request):
 def rows_of(answers, context: str = CONTEXT) -> Dataset:
     """A question for each answer, or list of answers."""
     lists = [[answer] if isinstance(answer, str) else answer for answer in answers]
-    return squad_rows(
-        Dataset.from_dict(
-            {
-                "id": [f"q{i}" for i in range(len(lists))],
-                "context": [context] * len(lists),
-                "question": [f" What is asked here {i}?" for i in range(len(lists))],
-                "answers": [{"text": x, "answer_start": [context.index(text) for text in x]} for x in lists],
-            },
-            features=datasets.Features(
-                {
-                    **{name: datasets.Value("string") for name in ("id", "context", "question")},
-                    "answers": {
-                        "text": datasets.List(datasets.Value("string")),
-                        "answer_start": datasets.List(datasets.Value("int32")),
-                    },
-                }
-            ),
-        ),
-        "train",
-    )
+    columns = {
+        "id": [f"q{i}" for i in range(len(lists))],
+        "context": [context] * len(lists),
+        "question": [f" What is asked here {i}?" for i in range(len(lists))],
+        "answers": [{"text": x, "answer_start": [context.index(text) for text in x]} for x in lists],
+    }
+    return squad_rows(Dataset.from_dict(columns), "train")
 
 
 def logits_for(features: Dataset) -> tuple[np.ndarray, np.ndarray]:
@@ -84,40 +59,18 @@ def logits_for(features: Dataset) -> tuple[np.ndarray, np.ndarray]:
 
 # Rows
 
-ARTICLES = {
-    "version": "v2.0",
-    "data": [
-        {
-            "title": "One",
-            "paragraphs": [
-                {
-                    "context": "Paris is old.",
-                    "qas": [
-                        {"id": "a", "question": "What is?", "answers": [{"text": "Paris", "answer_start": 0}] * 2},
-                        {
-                            "id": "b",
-                            "question": "Where?",
-                            "answers": [],
-                            "plausible_answers": [{"text": "old", "answer_start": 9}],
-                            "is_impossible": True,
-                        },
-                    ],
-                },
-                {"context": "Rome.", "qas": []},
-            ],
-        },
-        {"title": "Two", "paragraphs": [{"context": "Rome is too.", "qas": [{"id": "c", "question": "Who?"}]}]},
-    ],
-}
+PARIS = {"id": "a", "question": "What is?", "answers": [{"text": "Paris", "answer_start": 0}] * 2}
+WHERE = {"id": "b", "question": "Where?", "answers": [], "is_impossible": True}
+WHERE["plausible_answers"] = [{"text": "old", "answer_start": 9}]
+FIRST = [{"context": "Paris is old.", "qas": [PARIS, WHERE]}, {"context": "Rome.", "qas": []}]
+SECOND = [{"context": "Rome is too.", "qas": [{"id": "c", "question": "Who?"}]}]
+ARTICLES = {"version": "v2.0", "data": [{"title": "One", "paragraphs": FIRST}, {"title": "Two", "paragraphs": SECOND}]}
+NO_ANSWER = {"text": [], "answer_start": []}
+TWICE = {"text": ["Paris"] * 2, "answer_start": [0, 0]}
 FLAT = [
-    {
-        "id": "a",
-        "context": "Paris is old.",
-        "question": "What is?",
-        "answers": {"text": ["Paris"] * 2, "answer_start": [0, 0]},
-    },
-    {"id": "b", "context": "Paris is old.", "question": "Where?", "answers": {"text": [], "answer_start": []}},
-    {"id": "c", "context": "Rome is too.", "question": "Who?", "answers": {"text": [], "answer_start": []}},
+    {"id": "a", "context": "Paris is old.", "question": "What is?", "answers": TWICE},
+    {"id": "b", "context": "Paris is old.", "question": "Where?", "answers": NO_ANSWER},
+    {"id": "c", "context": "Rome is too.", "question": "Who?", "answers": NO_ANSWER},
 ]
 
 
@@ -176,21 +129,11 @@ def test_a_test_file_needs_no_answers(tmp_path):
         squad_rows(read_squad(path), "validation")
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("x.json", '{"data": []}', "there is no question in .*x.json"),
-        (
-            "x.json",
-            '{"data": [{"paragraphs": [{"context": "c"}]}]}',
-            r"x.json .* official SQuAD file: data\[0\].paragraphs\[0\].qas is missing",
-        ),
-    ],
-)
-def test_invalid_files(tmp_path, name, content, message):
-    (tmp_path / name).write_text(content)
-    with pytest.raises(InputError, match=message):
-        read_squad(tmp_path / name)
+def test_invalid_files(tmp_path):
+    for articles, place in (("[]", ""), ('[{"paragraphs": [{"context": "c"}]}]', r".*data\[0\].paragraphs\[0\].qas")):
+        (tmp_path / "x.json").write_text(f'{{"data": {articles}}}')
+        with pytest.raises(InputError, match=f"x.json{place}"):
+            read_squad(tmp_path / "x.json")
 
 
 @pytest.mark.parametrize(
@@ -333,23 +276,10 @@ def test_the_default_stride_is_that_of_each_question(tokenizer):
         assert [window["input_ids"] for window in features if window["row"] == n] == alone
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"doc_stride": 384}, r"doc_stride must be in \[0, max_seq_length\), .* 384\), not 384"),
-        ({"doc_stride": -1}, "doc_stride .* not -1"),
-        ({"max_query_length": 0}, "max_query_length .* not 0"),
-    ],
-)
-def test_invalid_settings(tokenizer, fields, message):
-    with pytest.raises(InputError, match=message):
-        SquadEncoder(tokenizer, **fields)
-
-
-def test_a_tokenizer_without_offsets(tmp_path):
-    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]))
-    with pytest.raises(InputError, match="BertTokenizerLegacy .* fast tokenizer"):
-        SquadEncoder(BertTokenizerLegacy(str(tmp_path / "vocab.txt")))
+@pytest.mark.parametrize(("field", "value"), [("doc_stride", 384), ("doc_stride", -1), ("max_query_length", 0)])
+def test_invalid_settings(tokenizer, field, value):
+    with pytest.raises(InputError, match=f"{field} .*not {value}"):
+        SquadEncoder(tokenizer, **{field: value})
 
 
 # Answers
@@ -392,9 +322,8 @@ def test_best_span_over_windows():
     assert predicted.predictions == predicted.texts == {"q0": "two three"} and not predicted.null_odds
     texts = [entry["text"] for entry in predicted.nbest["q0"]]
     assert texts == ["two three", "three", "two", "one two", "one"]
-    assert (
-        predicted.nbest["q0"][2]["start_logit"] == 2 and predicted.nbest["q0"][2]["end_logit"] == 2
-    )  # of the better window
+    two = predicted.nbest["q0"][2]
+    assert (two["start_logit"], two["end_logit"]) == (2, 2)  # of the better window
     scores = np.array([8, 5, 4, 2, 0])
     expected = np.exp(scores) / np.exp(scores).sum()
     assert [entry["probability"] for entry in predicted.nbest["q0"]] == pytest.approx(expected)

@@ -8,7 +8,7 @@ import torch
 from datasets import Dataset
 from numerics import tiny_model
 
-from hf_deberta import HfDebertaForEntityChoice, HfDebertaForMultipleChoice
+from hf_deberta import HfDebertaForMultipleChoice
 from hf_deberta.fine_tuning.task import LabelLogits
 from hf_deberta.fine_tuning.tasks import superglue
 from hf_deberta.fine_tuning.tasks.race import ChoiceCollator
@@ -17,56 +17,25 @@ from hf_deberta.runs.errors import InputError
 
 PASSAGE = "Ann Lee met Bob in Rome. Bob's dog stayed in Paris, said Ann Lee.\n@highlight\nRome is old"
 MENTIONS = ["Ann Lee", "Bob", "Rome", "Bob", "Paris", "Ann Lee", "Rome"]
+PAIR = {"premise": "Rome is old.", "hypothesis": "Rome is new", "idx": 7}
+CHOICES = {"choice1": "The dog got wet.", "choice2": "Clouds came."}
+WASH = {"word": "wash", "sentence1": "We wash it.", "sentence2": "He washed dirt."}
+TARGET = {"span1_text": "The dog", "span1_index": 0, "span2_text": "it", "span2_index": 6}
+ANSWERS = [{"text": "Rome", "idx": 30, "label": 1}, {"text": "Paris", "idx": 31, "label": 0}]
+QUESTIONS = [
+    {"question": "What is old?", "idx": 9, "answers": ANSWERS},
+    {"question": "What is large?", "idx": 10, "answers": [{"text": "Paris", "idx": 32, "label": 1}]},
+]
 ROWS = {
     "boolq": {"question": "is rome old", "passage": "Rome is old.", "idx": 7, "label": True},
-    "cb": {"premise": "Rome is old.", "hypothesis": "Rome is new", "label": "contradiction", "idx": 7},
-    "rte": {"premise": "Rome is old.", "hypothesis": "Rome is new", "label": "not_entailment", "idx": 7},
+    "cb": {**PAIR, "label": "contradiction"},
+    "rte": {**PAIR, "label": "not_entailment"},
     "axb": {"sentence1": "Rome is old.", "sentence2": "Rome is new", "label": "entailment", "idx": 7},
-    "axg": {
-        "premise": "The cook met his aunt.",
-        "hypothesis": "The cook has an aunt.",
-        "label": "entailment",
-        "idx": 7,
-    },
-    "copa": {
-        "premise": "It rained.",
-        "choice1": "The dog got wet.",
-        "choice2": "Clouds came.",
-        "question": "cause",
-        "label": 1,
-        "idx": 7,
-    },
-    "wic": {
-        "word": "wash",
-        "sentence1": "We wash it.",
-        "sentence2": "He washed dirt.",
-        "start1": 3,
-        "end1": 7,
-        "start2": 3,
-        "end2": 9,
-        "idx": 7,
-        "label": False,
-    },
-    "wsc": {
-        "text": "The dog feared the cat because it barked.",
-        "target": {"span1_text": "The dog", "span1_index": 0, "span2_text": "it", "span2_index": 6},
-        "idx": 7,
-        "label": True,
-    },
-    "multirc": {
-        "idx": 4,
-        "passage": {
-            "text": "Rome is old. Paris is large.",
-            "questions": [
-                {
-                    "question": "What is old?",
-                    "idx": 9,
-                    "answers": [{"text": "Rome", "idx": 30, "label": 1}, {"text": "Paris", "idx": 31, "label": 0}],
-                },
-                {"question": "What is large?", "idx": 10, "answers": [{"text": "Paris", "idx": 32, "label": 1}]},
-            ],
-        },
-    },
+    "axg": {**PAIR, "label": "entailment"},
+    "copa": {"premise": "It rained.", **CHOICES, "question": "cause", "label": 1, "idx": 7},
+    "wic": {**WASH, "start1": 3, "end1": 7, "start2": 3, "end2": 9, "idx": 7, "label": False},
+    "wsc": {"text": "The dog feared the cat because it barked.", "target": TARGET, "idx": 7, "label": True},
+    "multirc": {"idx": 4, "passage": {"text": "Rome is old. Paris is large.", "questions": QUESTIONS}},
 }
 
 
@@ -135,11 +104,6 @@ def test_flattened_test_splits(name):
     assert superglue.has_labels(flat(name), "train", name)
 
 
-def test_hub_format_does_not_change():
-    rows = flat("record")
-    assert superglue.flatten_split(rows, "train", "record") is rows
-
-
 @pytest.mark.parametrize("name", [name for name in superglue.TASKS if name != "record"])
 def test_labels_as_names_and_numbers(name):
     rows = flat(name)
@@ -148,36 +112,26 @@ def test_labels_as_names_and_numbers(name):
     for values in (numbers.tolist(), [names[number] for number in numbers]):
         again = rows.remove_columns("label").add_column("label", values)
         assert (superglue.label_numbers(again, "train", name) == numbers).all()
-    unknown = rows.remove_columns("label").add_column("label", [-1] * len(rows))
-    assert superglue.label_numbers(unknown, "test", name) is None
+    bare = rows.remove_columns("label")
+    assert superglue.label_numbers(bare.add_column("label", [-1] * len(rows)), "test", name) is None
+    with pytest.raises(InputError, match=f"train rows .*'contradicts'; .* {names[0]}, {names[1]}"):
+        superglue.label_numbers(bare.add_column("label", ["contradicts"] * len(rows)), "train", name)
 
 
 @pytest.mark.parametrize(
     ("name", "row", "message"),
     [
-        (
-            "boolq",
-            {"question": "?", "label": 1},
-            "train rows of boolq .* 'passage'; .* question",
-        ),
-        ("record", {"passage": "text", "query": "?"}, "no column 'entity_spans'"),
-        (
-            "multirc",
-            {"passage": {"text": "a"}, "idx": 1},
-            "row 1: passage.text is missing|row 1: passage.questions is missing",
-        ),
-        ("record", {"passage": {"text": "a"}, "qas": [], "idx": 1}, "row 1: passage.entities is missing"),
+        ("boolq", {"question": "?", "label": 1}, "'passage'; .* question"),
+        ("record", {"passage": "text", "query": "?"}, "'entity_spans'"),
+        ("multirc", {"passage": {"text": "a"}, "idx": 1}, "row 1: passage.questions"),
+        ("record", {"passage": {"text": "a"}, "qas": [], "idx": 1}, "row 1: passage.entities"),
+        ("wic", {**ROWS["wic"], "end1": 70}, "row 1: .*3 to 70 .*sentence1, which has 11"),
+        ("copa", {**ROWS["copa"], "question": "why"}, "'why'"),
     ],
 )
 def test_invalid_rows(name, row, message):
     with pytest.raises(InputError, match=message):
         flat(name, [row])
-
-
-def test_unknown_labels():
-    rows = flat("cb", [{**ROWS["cb"], "label": "contradicts"}])
-    with pytest.raises(InputError, match="train rows .*: 'contradicts'; .* entailment, contradiction"):
-        superglue.label_numbers(rows, "train", "cb")
 
 
 @pytest.mark.parametrize("name", ["span1_index", "span2_index"])
@@ -186,16 +140,9 @@ def test_word_numbers_of_wsc(name):
     for index in (-1, 8, 500):
         row = {**ROWS["wsc"], "target": {**ROWS["wsc"]["target"], name: index}}
         for rows in ([ROWS["wsc"], row], [flat("wsc")[0], {**flat("wsc")[0], name: index}]):
-            with pytest.raises(
-                InputError, match=rf"row 2: the {name} is {index}, and the words of the text are 0 to 7"
-            ):
+            with pytest.raises(InputError, match=rf"row 2: the {name} is {index}, .* 0 to 7"):
                 flat("wsc", rows)
     flat("wsc", [{**ROWS["wsc"], "text": "The  dog feared the cat as it", "target": {**row["target"], name: 7}}])
-
-
-def test_spans_of_wic():
-    with pytest.raises(InputError, match="row 1: the characters 3 to 70 are not in the sentence1, which has 11"):
-        flat("wic", [{**ROWS["wic"], "end1": 70}])
 
 
 def test_training_needs_two_labels():
@@ -247,14 +194,6 @@ def test_choices_are_in_the_order_of_events(tokenizer):
     assert batch["input_ids"].shape[:2] == (2, 2) and batch["labels"].tolist() == [1, 1]
     model = tiny_model(HfDebertaForMultipleChoice, vocab_size=len(tokenizer))
     assert model(**batch).logits.shape == (2, 2)
-    with pytest.raises(InputError, match="'cause' or 'effect', not 'why'"):
-        superglue.encode_split(flat("copa", [{**ROWS["copa"], "question": "why"}]), "train", "copa", tokenizer, 64)
-
-
-def test_truncated_inputs(tokenizer, caplog):
-    caplog.set_level("WARNING")
-    features = superglue.encode_split(flat("boolq"), "train", "boolq", tokenizer, 12)
-    assert len(features[0]["input_ids"]) == 12 and "1 of 1 inputs fill --max_seq_length 12" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -305,56 +244,23 @@ def test_tokens_of_mentions(tokenizer, share, hub):
     assert seen == {(row, entity) for row in range(2) for entity in range(len(MENTIONS))}
 
 
-def test_a_query_that_leaves_no_room(tokenizer):
-    with pytest.raises(InputError, match="longest query of train .* max_seq_length 12"):
-        superglue.encode_split(flat("record"), "train", "record", tokenizer, 12)
-
-
 def test_labels_depend_on_the_split_and_not_on_the_batch(tokenizer):
     rows = flat("record")  # the second has none
     features = superglue.encode_split(rows, "train", "record", tokenizer, 200, map_options={"batch_size": 1})
     assert [sum(labels) for labels in features["labels"]] == [2, 0]
     features = superglue.encode_split(rows.select([1]), "test", "record", tokenizer, 200)
     assert "labels" not in features.column_names
+    with pytest.raises(InputError, match="max_seq_length 12"):  # the query leaves no room
+        superglue.encode_split(rows, "train", "record", tokenizer, 12)
     bare = rows.remove_columns("entity_spans").add_column("entity_spans", [{"start": [], "end": []}] * 2)
     with pytest.raises(InputError, match="none of the train passages"):
         superglue.encode_split(bare, "train", "record", tokenizer, 200)
 
 
-def test_entity_choice_model_learns(tokenizer):
-    rows = flat("record", [record_row(0), record_row(1, ("Rome",))])
-    rows = rows.select([0, 2])
-    rows = rows.remove_columns("query").add_column("query", ["Whose dog? @placeholder", "Where? @placeholder"])
-    features = superglue.encode_split(rows, "train", "record", tokenizer, 200)
-    batch = superglue.EntityCollator(tokenizer, pad_to_multiple_of=8)([features[0], features[1]])
-    assert batch["entity_indices"].shape[:2] == batch["labels"].shape == (2, 7)
-    assert batch["input_ids"].shape[1] % 8 == 0
-    torch.manual_seed(0)
-    model = tiny_model(HfDebertaForEntityChoice, vocab_size=len(tokenizer)).train()
-    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
-    for _ in range(40):
-        loss = model(**batch).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    model.eval()
-    with torch.no_grad():
-        logits = model(**batch).logits.numpy()
-    best = [entities[0][0] for entities in superglue.rank_entities(logits, features, rows)]
-    assert best == ["Bob", "Rome"]
-
-
 def test_entity_collator(tokenizer):
-    features = [
-        {"input_ids": [1, 5, 2], "attention_mask": [1] * 3, "entity_indices": [[1]], "labels": [1], "row": 0},
-        {
-            "input_ids": [1, 5, 6, 2],
-            "attention_mask": [1] * 4,
-            "entity_indices": [[1, 2], [2]],
-            "labels": [0, 1],
-            "row": 1,
-        },
-    ]
+    first = {"input_ids": [1, 5, 2], "attention_mask": [1] * 3, "entity_indices": [[1]], "labels": [1]}
+    second = {"input_ids": [1, 5, 6, 2], "attention_mask": [1] * 4, "entity_indices": [[1, 2], [2]], "labels": [0, 1]}
+    features = [{**first, "row": 0}, {**second, "row": 1}]
     batch = superglue.EntityCollator(tokenizer)(features)
     assert batch["entity_indices"].tolist() == [[[1, 0], [0, 0]], [[1, 2], [2, 0]]]
     assert batch["labels"].tolist() == [[1, -100], [0, 1]] and batch["labels"].dtype == torch.long
@@ -406,9 +312,8 @@ def test_submission_files(tmp_path, name, file, first, second):
     superglue.write_superglue_predictions(tmp_path, name, rows, predicted)
     assert lines_of(tmp_path / f"{file}.jsonl") == [{"idx": 5, "label": first}, {"idx": 6, "label": second}]
     second_line = lines_of(tmp_path / f"predictions_{name}.jsonl")[1]
-    assert second_line["prediction"] == superglue.TASKS[name].labels[1] and sum(
-        second_line["probabilities"].values()
-    ) == pytest.approx(1)
+    assert second_line["prediction"] == superglue.TASKS[name].labels[1]
+    assert sum(second_line["probabilities"].values()) == pytest.approx(1)
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".jsonl", ".jsonl"]
 
 
@@ -422,17 +327,12 @@ def test_submission_in_the_models_order(tmp_path):
 def test_submission_of_multirc(tmp_path):
     predicted = LabelLogits(np.array([[0.0, 1], [1, 0], [1, 0]]), superglue.FALSE_TRUE)
     superglue.write_superglue_predictions(tmp_path, "multirc", flat("multirc"), predicted)
-    assert lines_of(tmp_path / "MultiRC.jsonl") == [
-        {
-            "idx": 4,
-            "passage": {
-                "questions": [
-                    {"idx": 9, "answers": [{"idx": 30, "label": 1}, {"idx": 31, "label": 0}]},
-                    {"idx": 10, "answers": [{"idx": 32, "label": 0}]},
-                ]
-            },
-        }
+    (line,) = lines_of(tmp_path / "MultiRC.jsonl")
+    questions = [
+        {"idx": 9, "answers": [{"idx": 30, "label": 1}, {"idx": 31, "label": 0}]},
+        {"idx": 10, "answers": [{"idx": 32, "label": 0}]},
     ]
+    assert line == {"idx": 4, "passage": {"questions": questions}}
 
 
 def test_submission_of_record(tmp_path):
