@@ -30,11 +30,9 @@ class Tally:
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}  # pytest-xdist sends plain dicts only
 
-    def held(self, attack: str, cases: int = 1) -> None:
-        self._add(f"{attack}|held", cases)
-
-    def refused(self, attack: str, cases: int = 1) -> None:
-        self._add(f"{attack}|refused by design", cases)
-
-    def _add(self, name: str, cases: int) -> None:
+    def held(self, attack: str, cases: int = 1, result: str = "held") -> None:
+        name = f"{attack}|{result}"
         self.counts[name] = self.counts.get(name, 0) + cases
+
+    def refused(self, attack: str) -> None:
+        self.held(attack, result="refused by design")

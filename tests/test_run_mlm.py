@@ -17,13 +17,7 @@ import torch
 from huggingface_hub.utils import filter_repo_objects
 from test_saved_folders import FakeHub
 from tokenizers import Tokenizer, models
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoTokenizer,
-    PreTrainedTokenizerFast,
-    pipeline,
-)
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast, pipeline
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaModel
 from hf_deberta.commands import mlm
@@ -272,19 +266,13 @@ def test_main_process_tokenizes_first(monkeypatch, text, tmp_path, script, each)
             "more than the 64 absolute positions of",
         ),
         ([*TINY, "--config_overrides", "max_position_embeddings=20"], "more than the 20 absolute positions of"),
-        (
-            [*TINY, "--config_overrides", "vocab_size=256"],
-            "the tokenizer has 300 tokens, but the model's",
-        ),
+        ([*TINY, "--config_overrides", "vocab_size=256"], "the tokenizer has 300 tokens, but the model's"),
         ([*TINY[:2], "--tokenizer_name", "BARE"], "rows need a tokenizer with cls_token, sep_token, pad_token"),
         ([*TINY[:2], "--tokenizer_name", "MASKLESS"], "masking needs a mask token"),
         ([*TINY, "--max_seq_length", 9], "--max_seq_length must be at least 10, not 9"),
         ([*TINY, "--objective", "causal", "--config_overrides", "conv_kernel_size=3"], "looks at the next token"),
         ([*TINY, "--objective", "joint", "--config_overrides", "conv_kernel_size=3"], "looks at the next token"),
-        (
-            ["--model_name_or_path", "TRAINED", "--config_overrides", "hiden_size=3"],
-            "unknown field hiden_size;",
-        ),
+        (["--model_name_or_path", "TRAINED", "--config_overrides", "hiden_size=3"], "unknown field hiden_size;"),
         ([*TINY, "--do_train", "false"], "--do_train false evaluates a trained model"),
         ([*TINY, "--config_overrides", "attn_implementation=bogus"], "choose auto, eager, sdpa, triton"),
         (["--model_name_or_path", "/no/such/folder"], "there is no folder /no/such/folder"),

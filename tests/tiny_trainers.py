@@ -1,11 +1,11 @@
-"""Tiny trainers of both kinds: a language model on made-up rows, and a classifier."""
+"""Tiny trainers: a language model on made-up rows, a classifier, and one that only saves checkpoints."""
 
 from pathlib import Path
 
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers import TrainingArguments, default_data_collator
+from transformers import Trainer, TrainingArguments, default_data_collator
 
 from hf_deberta import HfDebertaConfig, HfDebertaForCausalLM, HfDebertaForMaskedLM, HfDebertaForSequenceClassification
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
@@ -15,6 +15,7 @@ from hf_deberta.pretraining.language_model_trainer import LanguageModelTrainer
 from hf_deberta.pretraining.masking import Masking, Vocabulary
 from hf_deberta.pretraining.packing import RowCollator, TokenRows
 from hf_deberta.pretraining.token_file import TokenFile
+from hf_deberta.runs.checkpoints import AtomicCheckpointsMixin
 
 CLASS_ROWS = Dataset.from_dict({"input_ids": [[1, n + 5, 2] for n in range(8)], "labels": [0, 1] * 4})
 
@@ -38,12 +39,7 @@ def language_model_rows(objective: str, pack: bool, rows: int | None = None) -> 
 
 
 def language_model_trainer(
-    folder,
-    objective: str,
-    pack: bool = True,
-    arguments_class: type = TrainingArguments,
-    rows: int | None = None,
-    **arguments,
+    folder, objective: str, pack: bool = True, arguments_class: type = TrainingArguments, rows=None, **arguments
 ) -> LanguageModelTrainer:
     torch.manual_seed(0)
     fields = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -59,6 +55,22 @@ def language_model_trainer(
         objective=objective,
         context_length=data.mean_context_length(),
     )
+
+
+class AtomicTrainer(AtomicCheckpointsMixin, Trainer):
+    pass
+
+
+def checkpointing_trainer(folder: Path, **fields) -> AtomicTrainer:
+    """A classifier with dropout, and a checkpoint after every second of six steps."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "vocab_size": 100}
+    model = HfDebertaForSequenceClassification(HfDebertaConfig.from_preset("tiny", **sizes))
+    rows = Dataset.from_dict({"input_ids": torch.randint(5, 100, (8, 6)).tolist(), "labels": [0, 1] * 4})
+    defaults = {"max_steps": 6, "save_steps": 2, "per_device_train_batch_size": 2, "learning_rate": 1e-2}
+    defaults |= {"lr_scheduler_type": "constant", "disable_tqdm": True, "use_cpu": True, "report_to": "none"}
+    args = TrainingArguments(str(folder), **{**defaults, **fields})
+    return AtomicTrainer(model, args, train_dataset=rows, eval_dataset=rows)
 
 
 def fine_tuning_arguments(folder: Path, **fields) -> FineTuningArguments:
@@ -80,16 +92,14 @@ def classifier(folder: Path, sift: bool = False, task=None, **fields) -> FineTun
 
 def collate_padded(rows: list[dict]) -> dict[str, torch.Tensor]:
     """Pad inputs, and labels of tokens, to the longest of the batch."""
-    batch = {name: [torch.tensor(row[name]) for row in rows] for name in rows[0] if name != "input_ids"}
-    if isinstance(rows[0]["input_ids"][0], list):
-        ids = [torch.tensor(choice) for row in rows for choice in row["input_ids"]]
-        padded = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True).unflatten(0, (len(rows), -1))
-    else:
-        padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(row["input_ids"]) for row in rows], batch_first=True)
-    others = {
-        name: torch.nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=-100)
-        if values[0].dim() == 1
-        else torch.stack(values)
-        for name, values in batch.items()
-    }
-    return {**others, "input_ids": padded, "attention_mask": (padded != 0).long()}
+    pad, choices = torch.nn.utils.rnn.pad_sequence, isinstance(rows[0]["input_ids"][0], list)
+    ids = [ids for row in rows for ids in (row["input_ids"] if choices else [row["input_ids"]])]
+    padded = pad([*map(torch.tensor, ids)], batch_first=True)
+    if choices:
+        padded = padded.unflatten(0, (len(rows), -1))
+    batch = {"input_ids": padded, "attention_mask": (padded != 0).long()}
+    for name in rows[0].keys() - {"input_ids"}:
+        values = [torch.tensor(row[name]) for row in rows]
+        one_dim = values[0].dim() == 1
+        batch[name] = pad(values, batch_first=True, padding_value=-100) if one_dim else torch.stack(values)
+    return batch

@@ -10,16 +10,10 @@ from fault_cases import FULL, SEED, Tally
 from hypothesis import HealthCheck, settings
 
 TALLY = "attack"  # name of the user property that carries a test's counts to the summary
-COLUMNS = ("attack", "tried", "held", "refused by design", "failed")
+RESULTS = ("held", "refused by design", "failed")
 
-settings.register_profile(
-    "faults",
-    deadline=None,
-    database=None,
-    derandomize=not FULL,
-    print_blob=True,
-    suppress_health_check=list(HealthCheck),
-)
+options = {"deadline": None, "database": None, "print_blob": True, "suppress_health_check": list(HealthCheck)}
+settings.register_profile("faults", derandomize=not FULL, **options)
 settings.load_profile("faults")
 
 
@@ -39,20 +33,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     table: dict[str, Counter[str]] = {}
     for outcome in ("passed", "failed"):
         for report in terminalreporter.getreports(outcome):
-            counts = next((value for name, value in report.user_properties if name == TALLY), None)
+            counts = dict(report.user_properties).get(TALLY)
             if report.when != "call" or counts is None:
                 continue
-            attacks = {name.partition("|")[0] for name in counts} or {report.nodeid.partition("[")[0]}
             for name, number in counts.items():
                 attack, _, result = name.partition("|")
                 table.setdefault(attack, Counter())[result] += number
             if outcome == "failed":
-                for attack in attacks:
+                for attack in {name.partition("|")[0] for name in counts} or {report.nodeid.partition("[")[0]}:
                     table.setdefault(attack, Counter())["failed"] += 1
     if not table or not FULL:
         return
     rows = [
-        {"attack": attack, "tried": sum(counts.values()), **{name: counts[name] for name in COLUMNS[2:]}}
+        {"attack": attack, "tried": sum(counts.values()), **{result: counts[result] for result in RESULTS}}
         for attack, counts in sorted(table.items())
     ]
     terminalreporter.section(f"attacks, FAULTS_SEED={SEED}")
@@ -60,6 +53,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(", ".join(f"{name} {value}" for name, value in row.items()))
     if path := os.environ.get("FAULTS_CSV"):
         with open(path, "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS)
+            writer = csv.DictWriter(file, rows[0])
             writer.writeheader()
             writer.writerows(rows)

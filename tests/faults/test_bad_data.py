@@ -32,7 +32,6 @@ from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 from hf_deberta.runs.data_files import require_columns, require_texts, source_of
 from hf_deberta.runs.errors import InputError, input_errors
 
-ROOT = Path(__file__).parents[2]
 NUMBER_OF_ROWS = 6
 VALUES: list[Any] = [
     None, "", " ", 5, -1, 2.5, True, float("nan"), 2**70, -(2**40), [], ["a", "b"], [["a"]], [1, None], {}, {"a": 1},
@@ -40,33 +39,35 @@ VALUES: list[Any] = [
     [{"text": "a"}], "a\nb", 'quote " and, comma', "\r", "tab\there",
     "a\u2028b\u2029c\u0085d", "\ud800", "a\udfffb",
 ]  # fmt: skip
-WORDS = [
-    "the",
-    "old",
-    "man",
-    "walked",
-    "slowly",
-    "down",
-    "to",
-    "a",
-    "quiet",
-    "harbour",
-    "where",
-    "small",
-    "boats",
-    "wait",
-    "for",
-    "wind",
-    "and",
-    "friends",
-]
 
 
 # 1. Good rows
 
+TEXT, OTHER = "The old man walked to a harbour .", "The wind waits for his friends ."
+SPANS = {"span1_text": "The", "span1_index": 0, "span2_text": "old", "span2_index": 1}
+PLACES = {"start1": 0, "end1": 3, "start2": 0, "end2": 3}
+ANSWERS = [{"text": "Rome", "idx": 0, "label": 0}, {"text": "Oslo", "idx": 1, "label": 1}]
+QUESTIONS = {"questions": ["Where ?", "Who ?"], "options": [["a", "b"], ["c", "d"]], "answers": ["A", "B"]}
+ROWS: dict[str, dict] = {
+    "race articles": {"article": TEXT, **QUESTIONS},
+    "swag": {"sent1": TEXT, "sent2": "Then", "ending0": "it rains", "ending1": "it snows", "label": 1},
+    "ner": {"tokens": ["Ann", "met", "Bob"], "ner_tags": ["B-PER", "O", "B-PER"]},
+    "boolq": {"question": "is it old", "passage": TEXT, "label": True},
+    "cb": {"premise": TEXT, "hypothesis": OTHER, "label": "neutral"},
+    "copa": {"premise": TEXT, "choice1": "It rained.", "choice2": "It snowed.", "question": "cause", "label": 1},
+    "wic": {"word": "the", "sentence1": TEXT, "sentence2": OTHER, **PLACES, "label": True},
+    "wsc": {"text": TEXT, "target": SPANS, "label": True},
+    "multirc": {"passage": {"text": TEXT, "questions": [{"question": "What is old?", "idx": 0, "answers": ANSWERS}]}},
+}
 
-def sentences(rng: random.Random) -> str:
-    return " ".join(rng.choices(WORDS, k=rng.randrange(3, 9))).capitalize() + " ."
+
+def rows_like(name: str) -> Callable[[random.Random], list[dict]]:
+    unnamed = name in ("ner", "swag")
+    return lambda rng: [copy.deepcopy(ROWS[name]) | ({} if unnamed else {"idx": i}) for i in range(NUMBER_OF_ROWS)]
+
+
+def demo_rows(make_rows: Callable[[int, int], Any]) -> Callable[[random.Random], Any]:
+    return lambda rng: make_rows(NUMBER_OF_ROWS, rng.randrange(99))
 
 
 def squad_articles(rng: random.Random) -> list[dict]:
@@ -77,65 +78,6 @@ def squad_articles(rng: random.Random) -> list[dict]:
         question = {"id": row["id"], "question": row["question"], "answers": answers, "is_impossible": not answers}
         paragraphs.append({"context": row["context"], "qas": [question]})
     return [{"title": "houses", "paragraphs": paragraphs}]
-
-
-def race_articles(rng: random.Random) -> list[dict]:
-    fields = {"questions": ["Where ?", "Who ?"], "options": [["a", "b"], ["c", "d"]], "answers": ["A", "B"]}
-    return [{"id": f"high{i}.txt", "article": sentences(rng), **copy.deepcopy(fields)} for i in range(NUMBER_OF_ROWS)]
-
-
-def swag_rows(rng: random.Random) -> list[dict]:
-    return [
-        {
-            "id": f"s{i}",
-            "sent1": sentences(rng),
-            "sent2": "Then",
-            "ending0": "it rains",
-            "ending1": "it snows",
-            "label": i % 2,
-        }
-        for i in range(NUMBER_OF_ROWS)
-    ]
-
-
-def ner_rows(rng: random.Random) -> list[dict]:
-    return [{"tokens": ["Ann", "met", "Bob"], "ner_tags": ["B-PER", "O", "B-PER"]} for _ in range(NUMBER_OF_ROWS)]
-
-
-def superglue_rows(name: str) -> Callable[[random.Random], list[dict]]:
-    def row(rng: random.Random, i: int) -> dict:
-        text = sentences(rng)
-        match name:
-            case "boolq":
-                return {"question": "is it old", "passage": text, "idx": i, "label": bool(i % 2)}
-            case "cb":
-                return {
-                    "premise": text,
-                    "hypothesis": sentences(rng),
-                    "idx": i,
-                    "label": ("entailment", "neutral")[i % 2],
-                }
-            case "copa":
-                choices = {"choice1": "It rained.", "choice2": "It snowed.", "question": ("cause", "effect")[i % 2]}
-                return {"premise": text, **choices, "idx": i, "label": i % 2}
-            case "multirc":
-                answers = [{"text": word, "idx": 10 * i + j, "label": j} for j, word in enumerate(("Rome", "Oslo"))]
-                questions = [{"question": "What is old?", "idx": i, "answers": answers}]
-                return {"idx": i, "passage": {"text": text, "questions": questions}}
-            case "wic":
-                spans = {"start1": 0, "end1": 3, "start2": 0, "end2": 3}
-                return {"word": "the", "sentence1": text, "sentence2": sentences(rng), **spans, "idx": i, "label": True}
-            case "wsc":
-                spans = {
-                    "span1_text": text.split()[0],
-                    "span1_index": 0,
-                    "span2_text": text.split()[1],
-                    "span2_index": 1,
-                }
-                return {"text": text, "target": spans, "idx": i, "label": i % 2 == 0}
-        raise KeyError(name)
-
-    return lambda rng: [row(rng, i) for i in range(NUMBER_OF_ROWS)]
 
 
 # 2. What the scripts do before they train
@@ -153,7 +95,7 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return train_tokenizer([sentences(random.Random(i)) for i in range(50)], 300, "bpe")
+    return train_tokenizer([TEXT, OTHER] * 20, 300, "bpe")
 
 
 def read_one(path: Path, read_file: Callable | None = None) -> Dataset:
@@ -211,10 +153,7 @@ def use_corpus(path: Path, tokenizer: Any) -> Dataset:
     try:
         files = [corpus.token_file(split, tokenizer, folder) for split in corpus.splits]
     except InputError:
-        assert (
-            not (path.parent / "out" / "_tokens" / "train" / "tokens.bin").exists()
-            or (folder / "train/about.json").exists()
-        )
+        assert (folder / "train/about.json").exists() or not (folder / "train/tokens.bin").exists()
         raise
     return Dataset.from_dict({"input_ids": [file.document(i).tolist() for file in files for i in range(len(file))]})
 
@@ -222,19 +161,19 @@ def use_corpus(path: Path, tokenizer: Any) -> Dataset:
 TABLES = ("jsonl", "json", "csv", "tsv", "parquet")
 NESTED = ("jsonl", "json", "parquet")
 TASKS: dict[str, tuple[Callable, tuple[str, ...], Callable]] = {
-    "squad": (lambda rng: house_rows(NUMBER_OF_ROWS, rng.randrange(99)), NESTED, use_squad),
+    "squad": (demo_rows(house_rows), NESTED, use_squad),
     "squad articles": (squad_articles, ("data",), use_squad),
-    "race": (lambda rng: location_rows(NUMBER_OF_ROWS, rng.randrange(99)), NESTED, use_race),
-    "race articles": (race_articles, NESTED, use_race),
-    "swag": (swag_rows, TABLES, use_race),
-    "ner": (ner_rows, NESTED, use_ner),
-    "conll": (lambda rng: conll_text(NUMBER_OF_ROWS, rng.randrange(99)), ("txt",), use_ner),
-    "table": (lambda rng: review_rows(NUMBER_OF_ROWS, rng.randrange(99)), TABLES, use_table),
-    "corpus table": (lambda rng: review_rows(NUMBER_OF_ROWS, rng.randrange(99)), TABLES, use_corpus),
-    "corpus": (lambda rng: "".join(sentences(rng) + "\n" for _ in range(9)), ("txt",), use_corpus),
-    "record": (lambda rng: match_rows(NUMBER_OF_ROWS, rng.randrange(99)), NESTED, use_superglue("record")),
-    **{name: (superglue_rows(name), TABLES, use_superglue(name)) for name in ("boolq", "cb", "copa", "wic")},
-    **{name: (superglue_rows(name), NESTED, use_superglue(name)) for name in ("multirc", "wsc")},
+    "race": (demo_rows(location_rows), NESTED, use_race),
+    "race articles": (rows_like("race articles"), NESTED, use_race),
+    "swag": (rows_like("swag"), TABLES, use_race),
+    "ner": (rows_like("ner"), NESTED, use_ner),
+    "conll": (demo_rows(conll_text), ("txt",), use_ner),
+    "table": (demo_rows(review_rows), TABLES, use_table),
+    "corpus table": (demo_rows(review_rows), TABLES, use_corpus),
+    "corpus": (lambda rng: f"{TEXT}\n{OTHER}\n" * 5, ("txt",), use_corpus),
+    "record": (demo_rows(match_rows), NESTED, use_superglue("record")),
+    **{name: (rows_like(name), TABLES, use_superglue(name)) for name in ("boolq", "cb", "copa", "wic")},
+    **{name: (rows_like(name), NESTED, use_superglue(name)) for name in ("multirc", "wsc")},
 }
 
 
@@ -260,9 +199,7 @@ def damage_rows(rows: list, rng: random.Random) -> tuple[list, int | None]:
     """Rows with one thing wrong, and the number of the row, if it is one."""
     rows = copy.deepcopy(rows)
     index = rng.randrange(len(rows))
-    action = rng.choice(
-        ("value", "value", "value", "value", "delete", "delete", "drop", "rename", "swap", "wrap", "repeat")
-    )
+    action = rng.choice((*["value"] * 4, "delete", "delete", "drop", "rename", "swap", "wrap", "repeat"))
     match action:
         case "value" | "delete":
             path = rng.choice([path for path in nodes(rows[index]) if path])
@@ -322,36 +259,31 @@ OTHER_JSON = (
     *(b'{"data": [1]}', b'{"data": null}', b'{"data": {"paragraphs": []}}'),
     b'{"data": [{"paragraphs": [{"qas": [5]}]}]}',
 )
+INSERTED = (b"\0", b'"', b",", b"\t", b"\n", b"\n\n", b" ", "ß".encode("latin-1"), b"[" * 30000, b"\xa3\x07\xff")
 
 
 def damage_bytes(content: bytes, rng: random.Random) -> tuple[bytes, str]:
     """Damaged bytes, and the ending to add to the file's name."""
     place = rng.randrange(len(content))
+    before, after = content[:place], content[place:]
     lines = content.splitlines(keepends=True)
     line = rng.randrange(len(lines))
     zipped = gzip.compress(content, mtime=0)  # without the time: a seed repeats the case
+    insert = lambda: before + rng.choice(INSERTED) + after  # noqa: E731
     actions: dict[str, Callable[[], bytes]] = {
-        "flip": lambda: content[:place] + bytes([content[place] ^ (1 << rng.randrange(8))]) + content[place + 1 :],
+        "flip": lambda: before + bytes([after[0] ^ (1 << rng.randrange(8))]) + after[1:],
         "flips": lambda: bytes(byte ^ (rng.random() < 0.02) * rng.randrange(256) for byte in content),
-        "cut": lambda: content[:place],
-        "insert": lambda: content[:place] + rng.randbytes(rng.randrange(1, 9)) + content[place:],
-        "delete": lambda: content[:place] + content[place + rng.randrange(1, 9) :],
-        "latin-1": lambda: content[:place] + "ß".encode("latin-1") + content[place:],
+        "cut": lambda: before,
+        **dict.fromkeys(("insert", "insert once more", "insert again", "and again"), insert),
+        "delete": lambda: before + after[rng.randrange(1, 9) :],
         "utf-16": lambda: content.decode("utf-8", "replace").encode("utf-16"),
         "bom": lambda: b"\xef\xbb\xbf" + content,
-        "crlf": lambda: content.replace(b"\n", b"\r\n"),
-        "cr": lambda: content.replace(b"\n", b"\r"),
-        "nul": lambda: content[:place] + b"\0" + content[place:],
-        "quote": lambda: content[:place] + b'"' + content[place:],
-        "delimiter": lambda: content[:place] + rng.choice((b",", b"\t", b"\n", b"\n\n", b" ")) + content[place:],
+        "other line ends": lambda: content.replace(b"\n", rng.choice((b"\r\n", b"\r"))),
         "blank lines": lambda: b"\n \n\n" + content,
-        "empty": lambda: b"",
-        "spaces": lambda: b"\n\n \n",
-        "first line": lambda: lines[0],
-        "two first lines": lambda: lines[0] + content,
+        "empty": lambda: rng.choice((b"", b"\n\n \n")),
+        "first line": lambda: lines[0] + rng.choice((b"", content)),
         "lines shuffled": lambda: b"".join(rng.sample(lines, len(lines))),
         "line missing": lambda: b"".join(lines[:line] + lines[line + 1 :]),
-        "nested": lambda: content[:place] + b"[" * 30000 + content[place:],
         "nested object": lambda: b'{"a":' * 20000 + b"1" + b"}" * 20000 + b"\n" + content,
         "garbage": lambda: rng.randbytes(200),
         "array": lambda: b"[" + content + b"]",
@@ -361,7 +293,7 @@ def damage_bytes(content: bytes, rng: random.Random) -> tuple[bytes, str]:
         "cut gzip": lambda: zipped[: -rng.randrange(1, 40)],
         "damaged gzip": lambda: zipped[:20] + rng.randbytes(20) + zipped[40:],
         "no gzip": lambda: content,
-    }  # fmt: skip
+    }
     action = rng.choice(list(actions))
     return actions[action](), ".gz" if "gzip" in action else ""
 

@@ -88,22 +88,19 @@ class Payload:
 
 
 def pickle_with_code(attack):
-    weights, protocol = attack.weights(), attack.rng.choice([0, 2, 4])
+    content = {**attack.weights(), attack.rng.choice(["x", "classifier.weight"]): Payload(attack.code)}
     attack.remove_weights()
-    content = {**weights, attack.rng.choice(["x", "classifier.weight"]): Payload(attack.code)}
     name = attack.folder / attack.rng.choice(["pytorch_model.bin", "model.safetensors", "pytorch_model-00001-of-1.bin"])
-    if attack.rng.random() < 0.5:
-        torch.save(content, name, pickle_protocol=max(protocol, 2))
-    else:
-        name.write_bytes(pickle.dumps(Payload(attack.code), protocol))
-
-
-def zip_with_code(attack):
-    attack.remove_weights()
-    with zipfile.ZipFile(attack.folder / "pytorch_model.bin", "w") as file:
-        file.writestr("archive/data.pkl", pickle.dumps(Payload(attack.code), 2))
-        file.writestr("archive/code/__torch__.py", attack.code)
-        file.writestr("../../evil.py", attack.code)
+    match attack.rng.choice(("torch", "pickle", "zip")):
+        case "torch":
+            torch.save(content, name, pickle_protocol=attack.rng.choice([2, 4]))
+        case "pickle":
+            name.write_bytes(pickle.dumps(Payload(attack.code), attack.rng.choice([0, 2, 4])))
+        case "zip":
+            with zipfile.ZipFile(attack.folder / "pytorch_model.bin", "w") as file:
+                file.writestr("archive/data.pkl", pickle.dumps(Payload(attack.code), 2))
+                file.writestr("archive/code/__torch__.py", attack.code)
+                file.writestr("../../evil.py", attack.code)
 
 
 def pickled_side_files(attack):
@@ -120,7 +117,8 @@ def auto_map_of_config(attack):
     code_files(attack)
     evil = attack.rng.choice(["evil.Evil", "outside--evil.Evil", "../outside/evil.Evil"])
     names = ("AutoConfig", "AutoModel", "AutoModelForSequenceClassification", "AutoTokenizer")
-    attack.change_json("config.json", auto_map=dict.fromkeys(names, evil))
+    kind = attack.rng.choice(["hf_deberta", "evil", "bert", "deberta-v2", "timm_wrapper"])
+    attack.change_json("config.json", model_type=kind, auto_map=dict.fromkeys(names, evil))
 
 
 def auto_map_of_tokenizer(attack):
@@ -128,12 +126,6 @@ def auto_map_of_tokenizer(attack):
     entry = attack.rng.choice([["evil.Evil", None], [None, "evil.Evil"], "evil.Evil"])
     kind = attack.rng.choice(["Evil", "HfDebertaTokenizer", "TokenizersBackend", "DebertaV2Tokenizer"])
     attack.change_json("tokenizer_config.json", auto_map={"AutoTokenizer": entry}, tokenizer_class=kind)
-
-
-def other_model_type(attack):
-    code_files(attack)
-    kind = attack.rng.choice(["evil", "bert", "deberta-v2", "timm_wrapper"])
-    attack.change_json("config.json", model_type=kind, auto_map={"AutoConfig": "evil.Evil"})
 
 
 def code_in_the_attention_backend(attack):
@@ -149,18 +141,13 @@ def generation_config(attack):
 
 
 def index_of_another_folder(attack):
+    """Or a damaged one."""
     names = list(attack.weights()) or ["classifier.weight"]
     attack.remove_weights()
-    outside = attack.outside / "model.safetensors"
-    target = attack.rng.choice([str(outside), "../outside/model.safetensors", "./x/../../outside/model.safetensors"])
-    index = {"metadata": {}, "weight_map": dict.fromkeys(names, target)}
-    (attack.folder / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
-def damaged_index(attack):
-    attack.remove_weights()
-    values = ("", "[]", '{"weight_map": 5}', '{"weight_map": {"a": 5}, "metadata": {}}', '{"weight_map": {}}')
-    (attack.folder / "model.safetensors.index.json").write_text(attack.rng.choice(values))
+    paths = (attack.outside / "model.safetensors", "../outside/model.safetensors", "x/../../outside/model.safetensors")
+    index = json.dumps({"metadata": {}, "weight_map": dict.fromkeys(names, str(attack.rng.choice(paths)))})
+    damaged = ("", "[]", '{"weight_map": 5}', '{"weight_map": {"a": 5}, "metadata": {}}', '{"weight_map": {}}')
+    (attack.folder / "model.safetensors.index.json").write_text(attack.rng.choice((*[index] * 5, *damaged)))
 
 
 def weights_of_another_folder(attack):
@@ -181,16 +168,13 @@ def absurd_safetensors(attack):
 
 
 def changed_bytes(attack):
-    path = attack.rng.choice(
-        sorted(path for path in attack.folder.iterdir() if path.suffix in (".json", ".safetensors"))
-    )
+    paths = sorted(path for path in attack.folder.iterdir() if path.suffix in (".json", ".safetensors"))
+    path = attack.rng.choice(paths)
     content = bytearray(path.read_bytes())
     if attack.rng.random() < 0.5:
         del content[attack.rng.randrange(len(content) + 1) :]
-    else:
-        for _ in range(attack.rng.randint(1, 20)):
-            if content:
-                content[attack.rng.randrange(len(content))] = attack.rng.randrange(256)
+    for _ in range(attack.rng.randint(1, 20) if content else 0):
+        content[attack.rng.randrange(len(content))] = attack.rng.randrange(256)
     path.write_bytes(bytes(content))
 
 
@@ -230,26 +214,10 @@ def tensors_of_other_sizes(attack):
 
 
 ATTACKS = [
-    pickle_with_code,
-    zip_with_code,
-    pickled_side_files,
-    code_files,
-    auto_map_of_config,
-    auto_map_of_tokenizer,
-    other_model_type,
-    code_in_the_attention_backend,
-    generation_config,
-    index_of_another_folder,
-    damaged_index,
-    weights_of_another_folder,
-    absurd_safetensors,
-    changed_bytes,
-    absurd_sizes,
-    junk_in_config,
-    junk_in_tokenizer_config,
-    deep_json,
-    removed_file,
-    tensors_of_other_sizes,
+    *(pickle_with_code, pickled_side_files, code_files, auto_map_of_config, auto_map_of_tokenizer),
+    *(code_in_the_attention_backend, generation_config, index_of_another_folder, weights_of_another_folder),
+    *(absurd_safetensors, changed_bytes, absurd_sizes, junk_in_config, junk_in_tokenizer_config, deep_json),
+    *(removed_file, tensors_of_other_sizes),
 ]
 
 

@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fault_cases import Tally
-
 ATTACKS = """
 def test_one(tally):
     tally.held("one that holds", 2)
@@ -16,13 +14,6 @@ def test_other(tally):
     tally.held("one that fails")
     assert False
 """
-
-
-def test_a_tally_counts_cases_by_attack_and_result():
-    tally = Tally()
-    tally.held("an attack", 2)
-    tally.refused("an attack")
-    assert tally.counts == {"an attack|held": 2, "an attack|refused by design": 1}
 
 
 def test_all_attacks_are_counted_in_a_table(tmp_path):

@@ -48,10 +48,7 @@ def test_misspelt_overrides(text, message):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (
-            {"label_smoothing_factor": 0.1},
-            "--label_smoothing_factor 0.1 is not supported",
-        ),
+        ({"label_smoothing_factor": 0.1}, "--label_smoothing_factor 0.1 is not supported"),
         ({"train_sampling_strategy": "sequential"}, "--train_sampling_strategy sequential is not supported"),
         ({"train_sampling_strategy": "group_by_length"}, "--train_sampling_strategy group_by_length is not supported"),
     ],

@@ -36,11 +36,7 @@ def test_a_folder_may_have_colons_in_its_name(tmp_path, monkeypatch):
     assert DatasetName.parse("a:b") == DatasetName("a:b")
 
 
-SPLITS = {
-    "big": {"train": 3000, "validation": 5},
-    "small": {"train": 1000, "test": 7},
-    "other column": {"train": 10},
-}
+SPLITS = {"big": {"train": 3000, "validation": 5}, "small": {"train": 1000, "test": 7}, "other column": {"train": 10}}
 
 
 @pytest.fixture(autouse=True)

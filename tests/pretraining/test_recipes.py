@@ -116,11 +116,7 @@ def test_unknown_figures_are_named(parse):
     ("words", "objective", "message"),
     [
         (["--recipe", "best"], "mlm", "--recipe must be none, paper or released"),
-        (
-            ["--recipe", "paper", "--config_preset", "v3-base"],
-            "mlm",
-            "no published MLM settings for v3-base",
-        ),
+        (["--recipe", "paper", "--config_preset", "v3-base"], "mlm", "no published MLM settings for v3-base"),
         (["--recipe", "released", "--config_preset", "v3-small"], "rtd", "no released RTD settings for v3-small"),
         (["--recipe", "paper"], "rtd", "no published RTD settings for this model"),
     ],

@@ -8,28 +8,13 @@ from huggingface_hub.errors import StrictDataclassError
 from numerics import assert_same_by_name, tiny_config
 from safetensors.torch import load_file, save_file
 from tiny_pairs import DROPOUT, WORDS, batch_of, tiny_pair, tiny_rows, trained
-from transformers import (
-    AutoModel,
-    AutoModelForMaskedLM,
-    AutoModelForPreTraining,
-    DebertaV2Model,
-)
+from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForPreTraining, DebertaV2Model
 
-from hf_deberta import (
-    HfDebertaConfig,
-    HfDebertaForMaskedLM,
-    HfDebertaForPreTraining,
-    export_to_transformers,
-)
+from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaForPreTraining, export_to_transformers
 from hf_deberta.model import enhanced_mask_decoder
 from hf_deberta.pretraining import rtd_pretraining
 from hf_deberta.pretraining.gradient_disentangled_embedding import SHARINGS
-from hf_deberta.pretraining.rtd_pretraining import (
-    MODELS,
-    HfDebertaForRtdPretraining,
-    HfDebertaRtdConfig,
-    sample_tokens,
-)
+from hf_deberta.pretraining.rtd_pretraining import MODELS, HfDebertaForRtdPretraining, HfDebertaRtdConfig, sample_tokens
 
 pytestmark = pytest.mark.usefixtures("unpad_tiny_models")
 

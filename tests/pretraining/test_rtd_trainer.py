@@ -3,17 +3,7 @@
 import pytest
 import torch
 from numerics import assert_same_by_name, gradients_of
-from tiny_pairs import (
-    DROPOUT,
-    WORDS,
-    assert_same_runs,
-    batch_of,
-    run,
-    tiny_pair,
-    tiny_rows,
-    trained,
-    trainer_of,
-)
+from tiny_pairs import DROPOUT, WORDS, assert_same_runs, batch_of, run, tiny_pair, tiny_rows, trained, trainer_of
 from transformers import Trainer, TrainerCallback
 
 from hf_deberta.pretraining.gradient_disentangled_embedding import SHARINGS
