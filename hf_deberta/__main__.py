@@ -7,7 +7,7 @@ from importlib import import_module
 
 from transformers.utils import logging
 
-from hf_deberta.runs.errors import user_errors_in_one_line
+from hf_deberta.training.errors import user_errors_in_one_line
 
 PROGRAM = "hf-deberta"
 # commands with a command line of their own, in hf_deberta/commands/NAME.py

@@ -27,10 +27,10 @@ import torch
 from pyarrow.parquet import ParquetFile, ParquetWriter
 
 from hf_deberta.model.modeling_heads import HfDebertaForSequenceClassification
-from hf_deberta.runs.errors import InputError, one_line
-from hf_deberta.runs.file_faults import DAMAGED, describe
 from hf_deberta.serving.optimize import optimize
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
+from hf_deberta.training.errors import InputError, one_line
+from hf_deberta.training.file_faults import DAMAGED, describe
 
 WINDOW_ROWS = 4096
 FORMATS = (".parquet", ".jsonl", ".jsonl.gz")

@@ -33,7 +33,7 @@ from transformers.utils import logging
 
 import hf_deberta
 from hf_deberta import HfDebertaConfig
-from hf_deberta.runs.checkpoints import AtomicCheckpointsMixin
+from hf_deberta.training.checkpoints import AtomicCheckpointsMixin
 
 SIZES = {
     "hidden_size": 64,

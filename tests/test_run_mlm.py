@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokeniz
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaModel
 from hf_deberta.commands import mlm
 from hf_deberta.pretraining.arguments import PretrainingArguments
-from hf_deberta.runs.errors import InputError
+from hf_deberta.training.errors import InputError
 
 ROOT = Path(__file__).parents[1]
 WORDS = "the old man walked slowly down to a quiet harbour where small boats wait for wind and his friends"

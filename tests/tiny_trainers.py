@@ -15,7 +15,7 @@ from hf_deberta.pretraining.language_model_trainer import LanguageModelTrainer
 from hf_deberta.pretraining.masking import Masking, Vocabulary
 from hf_deberta.pretraining.packing import RowCollator, TokenRows
 from hf_deberta.pretraining.token_file import TokenFile
-from hf_deberta.runs.checkpoints import AtomicCheckpointsMixin
+from hf_deberta.training.checkpoints import AtomicCheckpointsMixin
 
 CLASS_ROWS = Dataset.from_dict({"input_ids": [[1, n + 5, 2] for n in range(8)], "labels": [0, 1] * 4})
 

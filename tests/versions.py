@@ -28,7 +28,7 @@ CORE = (  # but for those marked slow
     "tests/model",
     "tests/in_tree",
     "tests/test_tokenization_hf_deberta.py",
-    "tests/runs/test_private_trainer_apis.py",
+    "tests/training/test_private_trainer_apis.py",
     "tests/metrics/test_squad_official.py",  # Transformers has a copy of the official script up to 5.16
 )
 SCRIPTS = (

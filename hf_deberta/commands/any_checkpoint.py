@@ -10,7 +10,7 @@ from transformers import PretrainedConfig
 
 import hf_deberta
 from hf_deberta.model.configuration_hf_deberta import PRESETS
-from hf_deberta.runs.errors import InputError, input_errors
+from hf_deberta.training.errors import InputError, input_errors
 
 MODEL_HELP = "a folder, or a name on the Hub: an official DeBERTa, one of Transformers, or one of hf_deberta"
 HEADS_OF_OFFICIAL_FILES = ("HfDebertaForPreTraining", "HfDebertaForMaskedLM", "HfDebertaModel")

@@ -9,7 +9,7 @@ from transformers.utils import has_file
 from hf_deberta import HfDebertaTokenizer
 from hf_deberta.commands.any_checkpoint import MODEL_HELP, checkpoint_errors, load_checkpoint
 from hf_deberta.pretraining.released_generator import WEIGHTS, load_released_generator
-from hf_deberta.runs.errors import InputError
+from hf_deberta.training.errors import InputError
 from hf_deberta.visualize import attention_page
 from hf_deberta.visualize.candidates import missing_candidates
 from hf_deberta.visualize.server import EXAMPLE, serve_attention

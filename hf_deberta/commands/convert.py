@@ -19,8 +19,8 @@ from transformers import PreTrainedModel
 
 from hf_deberta import HfDebertaTokenizer, export_to_transformers
 from hf_deberta.commands.any_checkpoint import MODEL_HELP, load_checkpoint
-from hf_deberta.runs.errors import InputError, input_errors
-from hf_deberta.runs.json_files import atomic_write, write_json
+from hf_deberta.training.errors import InputError, input_errors
+from hf_deberta.training.json_files import atomic_write, write_json
 
 OFFICIAL_TOKENIZERS = ("spm.model", "bpe_encoder.bin")  # v2 and v3, v1
 

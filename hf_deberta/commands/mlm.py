@@ -40,8 +40,8 @@ from hf_deberta.pretraining.arguments import (
 from hf_deberta.pretraining.corpus import Corpus, CorpusArguments
 from hf_deberta.pretraining.language_model_trainer import LanguageModelTrainer
 from hf_deberta.pretraining.packing import RowCollator
-from hf_deberta.runs.errors import InputError, input_errors
-from hf_deberta.runs.script import run_script
+from hf_deberta.training.errors import InputError, input_errors
+from hf_deberta.training.script import run_script
 
 logger = logging.get_logger(__name__)
 

@@ -43,8 +43,8 @@ from hf_deberta.pretraining.packing import RowCollator
 from hf_deberta.pretraining.released_generator import released_generator_config
 from hf_deberta.pretraining.rtd_pretraining import HfDebertaForRtdPretraining, HfDebertaRtdConfig
 from hf_deberta.pretraining.rtd_trainer import RtdTrainer
-from hf_deberta.runs.errors import InputError, input_errors
-from hf_deberta.runs.script import run_script
+from hf_deberta.training.errors import InputError, input_errors
+from hf_deberta.training.script import run_script
 
 logger = logging.get_logger(__name__)
 

@@ -23,10 +23,6 @@ from hf_deberta import HfDebertaConfig
 from hf_deberta.commands.any_checkpoint import MODEL_HELP, checkpoint_errors, class_candidates
 from hf_deberta.engines.onednn import has_onednn_bfloat16
 from hf_deberta.gpu_check import parse_size
-from hf_deberta.runs.errors import InputError, one_line
-from hf_deberta.runs.json_files import DamagedFileError, read_json_object, write_json
-from hf_deberta.runs.run_identity import weight_hashes
-from hf_deberta.runs.run_lock import lock_folder
 from hf_deberta.scoring import (
     FORMATS,
     TOKENS_PER_BATCH,
@@ -38,6 +34,10 @@ from hf_deberta.scoring import (
     score_shard,
 )
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
+from hf_deberta.training.errors import InputError, one_line
+from hf_deberta.training.json_files import DamagedFileError, read_json_object, write_json
+from hf_deberta.training.run_identity import weight_hashes
+from hf_deberta.training.run_lock import lock_folder
 
 SETTINGS_FILE = "_score.json"  # Spark and others skip names that begin with an underscore
 SIZES_FILE = "_sizes.log"  # of the finished files beside it

@@ -23,8 +23,8 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from hf_deberta.fine_tuning.tasks.submission import write_lines
-from hf_deberta.runs.data_files import source_of
-from hf_deberta.runs.errors import InputError, input_errors
+from hf_deberta.training.data_files import source_of
+from hf_deberta.training.errors import InputError, input_errors
 
 CLS_POSITION = 0
 DEFAULT_STRIDE = 128  # tokens that neighbouring windows share, if the windows are long enough

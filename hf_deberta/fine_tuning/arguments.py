@@ -18,11 +18,11 @@ from transformers.utils import logging
 from hf_deberta.fine_tuning.recipes import BASE_WIDTH, STARTED_FROM_MNLI, find_recipe, published_size
 from hf_deberta.fine_tuning.splits import find_task_name
 from hf_deberta.fine_tuning.task_model import load_deberta_config, read_config
-from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.processes import is_main_process, number_of_devices
-from hf_deberta.runs.run_identity import RunArguments
-from hf_deberta.runs.run_lock import require_folder
-from hf_deberta.runs.script import as_words, used_and_changed
+from hf_deberta.training.errors import InputError
+from hf_deberta.training.processes import is_main_process, number_of_devices
+from hf_deberta.training.run_identity import RunArguments
+from hf_deberta.training.run_lock import require_folder
+from hf_deberta.training.script import as_words, used_and_changed
 
 OPTIONAL_SWITCH = {"nargs": "?", "const": True}  # add_argument options of a flag that is true, false or None
 RECIPE_FLAGS = (

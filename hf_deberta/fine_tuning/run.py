@@ -25,10 +25,10 @@ from hf_deberta.fine_tuning.splits import hash_rows, read_splits
 from hf_deberta.fine_tuning.task import Task, prediction_splits
 from hf_deberta.fine_tuning.task_model import load_model, load_tokenizer, max_input_length
 from hf_deberta.fine_tuning.trainer import TIMINGS, FineTuningTrainer
-from hf_deberta.runs.json_files import atomic_write, write_json
-from hf_deberta.runs.run_identity import compare_with_recorded_run
-from hf_deberta.runs.run_lock import lock_folder
-from hf_deberta.runs.script import run_script
+from hf_deberta.training.json_files import atomic_write, write_json
+from hf_deberta.training.run_identity import compare_with_recorded_run
+from hf_deberta.training.run_lock import lock_folder
+from hf_deberta.training.script import run_script
 
 logger = logging.get_logger(__name__)
 

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel, Trainer
 from hf_deberta.model.batch_layout import real_tokens
 from hf_deberta.model.losses import IGNORED, mean_over_items
 from hf_deberta.model.modeling_heads import label_answers
-from hf_deberta.runs.errors import InputError
+from hf_deberta.training.errors import InputError
 
 LABELS = ("labels", "label_ids", "start_positions", "end_positions")
 LOSSES = ("symmetric-kl", "kl", "mse")

@@ -19,8 +19,8 @@ from datasets import Dataset, DatasetDict
 from transformers import TrainingArguments
 from transformers.utils import logging
 
-from hf_deberta.runs.data_files import read_table, row_counts, set_source, source_files, warn_of_shared_files
-from hf_deberta.runs.errors import InputError, input_errors
+from hf_deberta.training.data_files import read_table, row_counts, set_source, source_files, warn_of_shared_files
+from hf_deberta.training.errors import InputError, input_errors
 
 SPLITS = ("train", "validation", "test")
 SYNONYMS = {"valid": "validation", "dev": "validation", "val": "validation"}

@@ -24,8 +24,8 @@ from hf_deberta.fine_tuning.arguments import FineTuningArguments
 from hf_deberta.fine_tuning.splits import DataArguments, find_task_name
 from hf_deberta.fine_tuning.task_model import ModelArguments, label_fields, labels_in_checkpoint_order
 from hf_deberta.fine_tuning.tasks.submission import write_json_lines
-from hf_deberta.runs.data_files import read_table
-from hf_deberta.runs.errors import InputError
+from hf_deberta.training.data_files import read_table
+from hf_deberta.training.errors import InputError
 
 Scores = list[dict[str, float]]  # of each row, for an ensemble; see ensemble.py
 

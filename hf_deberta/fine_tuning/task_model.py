@@ -22,8 +22,8 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaConfig
-from hf_deberta.runs.errors import InputError, input_errors
 from hf_deberta.tokenization_hf_deberta import load_tokenizer as load_deberta_tokenizer
+from hf_deberta.training.errors import InputError, input_errors
 
 DEBERTA_TYPES = {"deberta", "deberta-v2", "hf_deberta"}
 CLASSIFIER_NAMES = ("classifier", "score")

@@ -14,10 +14,10 @@ from hf_deberta.fine_tuning.arguments import FineTuningArguments
 from hf_deberta.fine_tuning.ensemble import write_scores
 from hf_deberta.fine_tuning.sift import SiftTrainer, answer_labels
 from hf_deberta.fine_tuning.task import Task, is_validation, logits_of
-from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.row_order import RowOrder
-from hf_deberta.runs.run_identity import content_hash
-from hf_deberta.runs.run_trainer import RunTrainer
+from hf_deberta.training.errors import InputError
+from hf_deberta.training.row_order import RowOrder
+from hf_deberta.training.run_identity import content_hash
+from hf_deberta.training.run_trainer import RunTrainer
 
 TIMINGS = ("runtime", "per_second", "preparation_time")  # parts of the names of metrics that measure time
 

@@ -16,12 +16,12 @@ from hf_deberta.pretraining.corpus import Corpus
 from hf_deberta.pretraining.masking import Masking, Vocabulary
 from hf_deberta.pretraining.packing import TokenRows, check_rows
 from hf_deberta.pretraining.recipes import Recipe, find_recipe, parse_name
-from hf_deberta.runs.command_line import require_attention_name
-from hf_deberta.runs.errors import InputError, input_errors
-from hf_deberta.runs.processes import is_main_process, number_of_devices
-from hf_deberta.runs.run_identity import RunArguments
-from hf_deberta.runs.script import as_words, used_and_changed
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
+from hf_deberta.training.command_line import require_attention_name
+from hf_deberta.training.errors import InputError, input_errors
+from hf_deberta.training.processes import is_main_process, number_of_devices
+from hf_deberta.training.run_identity import RunArguments
+from hf_deberta.training.script import as_words, used_and_changed
 
 logger = logging.get_logger(__name__)
 

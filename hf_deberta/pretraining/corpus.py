@@ -25,16 +25,16 @@ from hf_deberta.pretraining.deduplication import ExactDeduplication
 from hf_deberta.pretraining.mixture import STOPPING_STRATEGIES, DatasetName, Documents, load_datasets
 from hf_deberta.pretraining.token_file import TokenFile, rename_unless_taken, temporary_folder_beside, write_token_file
 from hf_deberta.pretraining.tokenizer_training import KINDS, train_tokenizer
-from hf_deberta.runs.data_files import (
+from hf_deberta.tokenization_hf_deberta import HfDebertaTokenizer
+from hf_deberta.training.data_files import (
     list_files,
     load_files,
     set_source,
     warn_of_shared_files,
 )
-from hf_deberta.runs.errors import InputError, input_errors
-from hf_deberta.runs.file_faults import describe, raise_fault
-from hf_deberta.runs.json_files import read_json_object
-from hf_deberta.tokenization_hf_deberta import HfDebertaTokenizer
+from hf_deberta.training.errors import InputError, input_errors
+from hf_deberta.training.file_faults import describe, raise_fault
+from hf_deberta.training.json_files import read_json_object
 
 FILE_TYPES = {name: name for name in ("txt", "json", "csv", "tsv", "parquet")} | {"jsonl": "json"}
 DOCUMENTS_PER_BATCH = 1000  # tokenized together

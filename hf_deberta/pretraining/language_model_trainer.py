@@ -14,8 +14,8 @@ from hf_deberta.model.losses import IGNORED, cross_entropy_per_item
 from hf_deberta.pretraining.packing import TokenRows
 from hf_deberta.pretraining.perplexity import perplexity_of_documents
 from hf_deberta.pretraining.trainer import PretrainingTrainer
-from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.uneven_batches import STAND_IN
+from hf_deberta.training.errors import InputError
+from hf_deberta.training.uneven_batches import STAND_IN
 
 LOSSES = {"mlm": ("masked",), "causal": ("causal",), "joint": ("masked", "causal")}
 

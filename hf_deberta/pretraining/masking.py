@@ -26,7 +26,7 @@ from tokenizers.decoders import ByteLevel
 from transformers import PreTrainedTokenizerBase
 
 from hf_deberta.model.losses import IGNORED
-from hf_deberta.runs.errors import InputError
+from hf_deberta.training.errors import InputError
 
 GENERATORS = ("unbiased", "official")
 

@@ -12,7 +12,7 @@ from typing import Any, get_args, get_type_hints
 import datasets
 from transformers.utils import logging
 
-from hf_deberta.runs.errors import InputError, input_errors
+from hf_deberta.training.errors import InputError, input_errors
 
 # of datasets: first_exhausted, all_exhausted, ...
 STOPPING_STRATEGIES = get_args(get_type_hints(datasets.interleave_datasets)["stopping_strategy"])

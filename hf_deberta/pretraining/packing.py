@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_deberta.model.losses import IGNORED
 from hf_deberta.pretraining.masking import Masking
 from hf_deberta.pretraining.token_file import TokenFile
-from hf_deberta.runs.errors import InputError
+from hf_deberta.training.errors import InputError
 
 MIN_PIECE = 8  # a document starts at the end of a row only if so many of its tokens fit
 

@@ -11,7 +11,7 @@ A figure that could not be read in a source is missing from its row, and the fla
 from dataclasses import dataclass
 from typing import Any
 
-from hf_deberta.runs.errors import InputError
+from hf_deberta.training.errors import InputError
 
 SOURCES = ("paper", "released")
 PAPER_V1, PAPER_V3 = "DeBERTa paper, table 8", "DeBERTaV3 paper, table 14, as cited by others"

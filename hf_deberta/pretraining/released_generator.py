@@ -14,7 +14,7 @@ import torch
 from transformers.utils import cached_file, has_file
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM
-from hf_deberta.runs.errors import InputError
+from hf_deberta.training.errors import InputError
 
 CONFIG, WEIGHTS = "generator_config.json", "pytorch_model.generator.bin"
 

@@ -18,10 +18,10 @@ from hf_deberta.pretraining.rtd_pretraining import (
 )
 from hf_deberta.pretraining.throughput import rtd_training_operations
 from hf_deberta.pretraining.trainer import PretrainingTrainer
-from hf_deberta.runs.checkpoints import UNFINISHED, replace_folder
-from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.integrity import MANIFEST
-from hf_deberta.runs.uneven_batches import STAND_IN
+from hf_deberta.training.checkpoints import UNFINISHED, replace_folder
+from hf_deberta.training.errors import InputError
+from hf_deberta.training.integrity import MANIFEST
+from hf_deberta.training.uneven_batches import STAND_IN
 
 
 class RtdTrainer(PretrainingTrainer):

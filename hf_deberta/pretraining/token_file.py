@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.json_files import read_json_object
+from hf_deberta.training.errors import InputError
+from hf_deberta.training.json_files import read_json_object
 
 WAY_OUT = "tokenize again with --overwrite_cache"
 

@@ -17,8 +17,8 @@ from sentencepiece import SentencePieceTrainer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers.utils import logging
 
-from hf_deberta.runs.errors import InputError
 from hf_deberta.tokenization_hf_deberta import HfDebertaTokenizer, build_unigram
+from hf_deberta.training.errors import InputError
 
 logger = logging.get_logger(__name__)
 

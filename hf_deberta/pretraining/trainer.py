@@ -5,8 +5,8 @@ from typing import Any, cast
 
 from hf_deberta.pretraining.packing import TokenRows
 from hf_deberta.pretraining.throughput import ThroughputMeter, peak_operations, training_operations
-from hf_deberta.runs.row_order import EpochSampler
-from hf_deberta.runs.run_trainer import RunTrainer
+from hf_deberta.training.row_order import EpochSampler
+from hf_deberta.training.run_trainer import RunTrainer
 
 
 class PretrainingTrainer(RunTrainer):

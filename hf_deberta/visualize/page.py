@@ -9,7 +9,7 @@ import torch
 
 from hf_deberta import HfDebertaForMaskedLM
 from hf_deberta.model.relative_position import TERMS
-from hf_deberta.runs.json_files import atomic_write
+from hf_deberta.training.json_files import atomic_write
 
 from .candidates import mask_candidates, missing_candidates
 from .scores import TITLES, encoder_of, scores_of_layers, tokenize

@@ -11,8 +11,8 @@ import torch
 import hf_deberta
 from hf_deberta.model.modeling_hf_deberta import HfDebertaLayer
 from hf_deberta.model.relative_position import position_table, rows_at
-from hf_deberta.runs.checkpoints import checkpoints_by_step
-from hf_deberta.runs.json_files import read_json_object
+from hf_deberta.training.checkpoints import checkpoints_by_step
+from hf_deberta.training.json_files import read_json_object
 
 from .scores import TITLES, check_index, encoder_of, scores_of_layers, tokenize
 

@@ -25,8 +25,8 @@ from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
 from hf_deberta.__main__ import main
 from hf_deberta.commands import score
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
-from hf_deberta.runs.errors import InputError
 from hf_deberta.scoring import ScoreSettings, TextClassifier, one_ahead, pack_by_tokens, score_shard
+from hf_deberta.training.errors import InputError
 
 WORDS = ["the", "old", "man", "walked", "to", "a", "quiet", "harbour"]
 TEXTS = [" ".join(WORDS[(number + i) % 8] for i in range(1 + number * 7 % 40)) for number in range(30)]

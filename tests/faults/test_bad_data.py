@@ -29,8 +29,8 @@ from hf_deberta.fine_tuning.splits import DataArguments, read_splits
 from hf_deberta.fine_tuning.tasks import ner, race, squad, superglue
 from hf_deberta.pretraining.corpus import Corpus, CorpusArguments
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
-from hf_deberta.runs.data_files import require_columns, require_texts, source_of
-from hf_deberta.runs.errors import InputError, input_errors
+from hf_deberta.training.data_files import require_columns, require_texts, source_of
+from hf_deberta.training.errors import InputError, input_errors
 
 NUMBER_OF_ROWS = 6
 VALUES: list[Any] = [

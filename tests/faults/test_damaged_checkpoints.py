@@ -16,8 +16,8 @@ from fault_cases import seeds
 from tiny_trainers import AtomicTrainer, checkpointing_trainer
 from transformers import TrainingArguments
 
-from hf_deberta.runs.checkpoints import checkpoints_by_step, delete_old_checkpoints, last_checkpoint
-from hf_deberta.runs.errors import InputError
+from hf_deberta.training.checkpoints import checkpoints_by_step, delete_old_checkpoints, last_checkpoint
+from hf_deberta.training.errors import InputError
 
 NEEDED = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
 

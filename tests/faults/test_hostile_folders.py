@@ -26,8 +26,8 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 from hf_deberta import HfDebertaConfig, HfDebertaForCausalLM, HfDebertaForSequenceClassification, HfDebertaTokenizer
 from hf_deberta.fine_tuning import task_model
 from hf_deberta.model.pretrained_model import HfDebertaPreTrainedModel
-from hf_deberta.runs.errors import InputError
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
+from hf_deberta.training.errors import InputError
 
 SPECIAL = {"[UNK]": 0, "[PAD]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}
 FROM_OUTSIDE = 1234.5  # every value of the weights in the other folder

@@ -25,7 +25,7 @@ from hf_deberta.demos.ner import write_ner_demo
 from hf_deberta.demos.race import write_race_demo
 from hf_deberta.demos.squad import write_squad_demo
 from hf_deberta.demos.superglue import write_superglue_demo
-from hf_deberta.runs.integrity import find_damaged_files
+from hf_deberta.training.integrity import find_damaged_files
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hf_deberta.fine_tuning.tasks import glue
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
-from hf_deberta.runs.errors import InputError
+from hf_deberta.training.errors import InputError
 
 MAX_LENGTH = 24
 WORDS = ["the", "a", "cat", "dog", "house", "film", "good", "runs", "sleeps", "7", "Ünïcode", "世界", "🙂"]

@@ -10,8 +10,8 @@ from typing import TextIO
 
 from fault_cases import SEED, number_of_cases
 
-from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.run_lock import lock_folder
+from hf_deberta.training.errors import InputError
+from hf_deberta.training.run_lock import lock_folder
 
 PROCESSES = 3
 HELD = 0.004  # seconds that a run works

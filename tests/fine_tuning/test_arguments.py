@@ -16,8 +16,8 @@ from hf_deberta.fine_tuning.arguments import FineTuningArguments, choose_flags, 
 from hf_deberta.fine_tuning.sift import SiftArguments
 from hf_deberta.fine_tuning.splits import DataArguments
 from hf_deberta.fine_tuning.task_model import ModelArguments
-from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.script import run_script
+from hf_deberta.training.errors import InputError
+from hf_deberta.training.script import run_script
 
 
 def arguments(folder, **fields) -> FineTuningArguments:

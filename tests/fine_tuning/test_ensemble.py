@@ -11,7 +11,7 @@ from datasets import Dataset
 from hf_deberta.fine_tuning.ensemble import average_scores, read_scores, write_ensemble, write_scores
 from hf_deberta.fine_tuning.splits import hash_rows
 from hf_deberta.fine_tuning.task import LabelLogits, Task
-from hf_deberta.runs.errors import InputError
+from hf_deberta.training.errors import InputError
 
 
 def test_averages_of_all_kinds_of_scores():

@@ -8,8 +8,8 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from hf_deberta.fine_tuning.splits import DataArguments, read_splits, require_plain_splits
-from hf_deberta.runs.data_files import read_table
-from hf_deberta.runs.errors import InputError
+from hf_deberta.training.data_files import read_table
+from hf_deberta.training.errors import InputError
 
 ROWS = [{"sentence": "a b", "label": 0}, {"sentence": "c", "label": 1}, {"sentence": "d", "label": 1}]
 

@@ -22,7 +22,7 @@ from hf_deberta.fine_tuning.task_model import (
     load_tokenizer,
     max_input_length,
 )
-from hf_deberta.runs.errors import InputError
+from hf_deberta.training.errors import InputError
 
 CLASSES = (HfDebertaForSequenceClassification, AutoModelForSequenceClassification)
 BERT = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=100)

@@ -21,7 +21,7 @@ from hf_deberta.fine_tuning.tasks.ner import NamedEntities
 from hf_deberta.fine_tuning.tasks.race import MultipleChoice
 from hf_deberta.fine_tuning.tasks.squad import Squad
 from hf_deberta.fine_tuning.tasks.superglue import SuperGlue
-from hf_deberta.runs.errors import InputError
+from hf_deberta.training.errors import InputError
 
 GUIDE = Path(__file__).parents[2] / "docs" / "fine_tuning.md"
 FILES = ("glue", "squad", "ner", "race", "superglue")

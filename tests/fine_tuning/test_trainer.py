@@ -28,8 +28,8 @@ from hf_deberta.fine_tuning.trainer import (
     FineTuningTrainer,
     validation_splits,
 )
-from hf_deberta.runs.checkpoints import RunEnd, inspect_finished_run
-from hf_deberta.runs.errors import InputError
+from hf_deberta.training.checkpoints import RunEnd, inspect_finished_run
+from hf_deberta.training.errors import InputError
 
 
 def make_trainer(

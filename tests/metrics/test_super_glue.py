@@ -9,7 +9,7 @@ from sklearn.metrics import accuracy_score, matthews_corrcoef
 
 from hf_deberta.fine_tuning.tasks.superglue import metric_inputs
 from hf_deberta.metrics import compute_metric
-from hf_deberta.runs.errors import InputError
+from hf_deberta.training.errors import InputError
 
 
 def scores(name: str, rows: Dataset, predictions: np.ndarray | list[str], split: str = "validation") -> dict:

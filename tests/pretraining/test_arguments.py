@@ -15,8 +15,8 @@ from hf_deberta.pretraining.arguments import (
 )
 from hf_deberta.pretraining.corpus import Corpus, CorpusArguments
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
-from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.script import run_script
+from hf_deberta.training.errors import InputError
+from hf_deberta.training.script import run_script
 
 LINES = ["the old man walked slowly down to a quiet harbour"] * 20
 TOKENIZER = train_tokenizer(LINES, 290, "bpe")

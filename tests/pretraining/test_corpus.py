@@ -13,8 +13,8 @@ from transformers.utils import logging
 
 from hf_deberta.pretraining.corpus import Corpus, CorpusArguments, encode
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
-from hf_deberta.runs.errors import InputError
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
+from hf_deberta.training.errors import InputError
 
 WORDS = ("the old man walked slowly down to a quiet harbour", "where small boats wait for wind and friends")
 RNG = random.Random(0)

@@ -15,8 +15,8 @@ from hf_deberta.pretraining import trainer as trainer_module
 from hf_deberta.pretraining.arguments import PretrainingArguments
 from hf_deberta.pretraining.language_model_trainer import LOSSES, LanguageModelTrainer, predicted_labels
 from hf_deberta.pretraining.packing import RowCollator
-from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.row_order import EpochSampler
+from hf_deberta.training.errors import InputError
+from hf_deberta.training.row_order import EpochSampler
 
 
 def logged(run: LanguageModelTrainer) -> list[dict]:

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from hf_deberta.model.losses import IGNORED
 from hf_deberta.pretraining.masking import Masking, Vocabulary, choose_words, number_words
-from hf_deberta.runs.errors import InputError
+from hf_deberta.training.errors import InputError
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "case10_ngram_mask.json").read_text(encoding="utf-8"))
 TOKENS = GOLDEN["stub_tokenizer"]["vocab_in_id_order"]

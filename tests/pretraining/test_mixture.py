@@ -8,7 +8,7 @@ import pytest
 
 from hf_deberta.pretraining.corpus import Corpus, CorpusArguments
 from hf_deberta.pretraining.mixture import DatasetName
-from hf_deberta.runs.errors import InputError
+from hf_deberta.training.errors import InputError
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from hf_deberta.model.losses import IGNORED
 from hf_deberta.pretraining.masking import Masking, Vocabulary
 from hf_deberta.pretraining.packing import RowCollator, TokenRows, bound_of_predictions, packed_rows, single_rows
 from hf_deberta.pretraining.token_file import TokenFile
-from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.row_order import EpochSampler
+from hf_deberta.training.errors import InputError
+from hf_deberta.training.row_order import EpochSampler
 
 CLS, SEP, PAD, MASK = 1, 2, 0, 3
 TOKENIZER = SimpleNamespace(cls_token_id=CLS, sep_token_id=SEP, pad_token_id=PAD)

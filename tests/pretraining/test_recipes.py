@@ -9,8 +9,8 @@ import pytest
 from hf_deberta.pretraining.arguments import MaskingArguments, NewModelArguments, PretrainingArguments, choose_flags
 from hf_deberta.pretraining.corpus import CorpusArguments
 from hf_deberta.pretraining.recipes import PUBLISHED, find_recipe
-from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.script import run_script
+from hf_deberta.training.errors import InputError
+from hf_deberta.training.script import run_script
 
 
 @pytest.mark.parametrize(

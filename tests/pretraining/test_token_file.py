@@ -8,7 +8,7 @@ import pytest
 
 from hf_deberta.pretraining import token_file
 from hf_deberta.pretraining.token_file import TokenFile, write_token_file
-from hf_deberta.runs.errors import InputError
+from hf_deberta.training.errors import InputError
 
 
 @pytest.mark.parametrize(("vocabulary", "dtype"), [(2**16, "uint16"), (2**16 + 1, "uint32")])

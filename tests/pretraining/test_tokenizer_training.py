@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 
 from hf_deberta.pretraining import tokenizer_training
 from hf_deberta.pretraining.tokenizer_training import subsample_lines, train_tokenizer
-from hf_deberta.runs.errors import InputError
+from hf_deberta.training.errors import InputError
 
 LINES = [
     "The old man walked slowly down to the harbour, where small boats were waiting.",

@@ -6,9 +6,9 @@ from typing import Any
 import pyarrow
 from datasets import Dataset
 
-from hf_deberta.runs.data_files import set_source, source_files
-from hf_deberta.runs.errors import InputError, RowError, one_line
-from hf_deberta.runs.file_faults import TYPE_NAMES, describe
+from hf_deberta.training.data_files import set_source, source_files
+from hf_deberta.training.errors import InputError, RowError, one_line
+from hf_deberta.training.file_faults import TYPE_NAMES, describe
 
 
 def expand_rows(

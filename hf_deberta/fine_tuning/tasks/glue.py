@@ -57,9 +57,9 @@ from hf_deberta.fine_tuning.task import LabelLogits, Scores, Task, logits_of
 from hf_deberta.fine_tuning.task_model import checkpoint_fields, checkpoint_labels
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_json_lines, write_prediction_table
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
-from hf_deberta.runs.data_files import csv_text, source_of
-from hf_deberta.runs.errors import InputError, input_errors
-from hf_deberta.runs.file_faults import shorten
+from hf_deberta.training.data_files import csv_text, source_of
+from hf_deberta.training.errors import InputError, input_errors
+from hf_deberta.training.file_faults import shorten
 
 TWO_WAY_ENTAILMENT = ("entailment", "not_entailment")
 THREE_WAY_ENTAILMENT = ("entailment", "neutral", "contradiction")

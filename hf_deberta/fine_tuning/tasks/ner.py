@@ -55,9 +55,9 @@ from hf_deberta.fine_tuning.tasks.submission import write_lines
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.metrics.entity_tags import ENTITY_METRICS, has_prefixes, tags_to_iob2
 from hf_deberta.model.losses import IGNORED
-from hf_deberta.runs.data_files import read_table, require_columns, source_of
-from hf_deberta.runs.errors import InputError, RowError, input_errors
-from hf_deberta.runs.file_faults import describe, read_lines, shorten
+from hf_deberta.training.data_files import read_table, require_columns, source_of
+from hf_deberta.training.errors import InputError, RowError, input_errors
+from hf_deberta.training.file_faults import describe, read_lines, shorten
 
 TABLE_SUFFIXES = (".json", ".jsonl", ".parquet", ".csv")
 CONTEXTS = ("none", "merged", "around")

@@ -54,9 +54,9 @@ from hf_deberta.fine_tuning.task import LabelLogits, Scores, Task, logits_of
 from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows, require_field, require_items
 from hf_deberta.fine_tuning.tasks.submission import write_json_lines, write_lines, write_prediction_table
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
-from hf_deberta.runs.data_files import read_table, require_texts, set_source, source_of
-from hf_deberta.runs.errors import InputError, RowError, input_errors
-from hf_deberta.runs.file_faults import describe, read_json
+from hf_deberta.training.data_files import read_table, require_texts, set_source, source_of
+from hf_deberta.training.errors import InputError, RowError, input_errors
+from hf_deberta.training.file_faults import describe, read_json
 
 HUB_NAMES = {
     "race": ("ehovy/race", "all"),

@@ -44,9 +44,9 @@ from hf_deberta.fine_tuning.task import Scores, Task
 from hf_deberta.fine_tuning.task_model import ModelArguments
 from hf_deberta.fine_tuning.tasks.expand_rows import items_of, require_field
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
-from hf_deberta.runs.data_files import read_table, require_texts, set_source, source_of
-from hf_deberta.runs.errors import InputError, RowError, input_errors
-from hf_deberta.runs.file_faults import describe, file_kind, read_json, shorten
+from hf_deberta.training.data_files import read_table, require_texts, set_source, source_of
+from hf_deberta.training.errors import InputError, RowError, input_errors
+from hf_deberta.training.file_faults import describe, file_kind, read_json, shorten
 
 HUB_NAMES = {"squad": ("rajpurkar/squad", None), "squad_v2": ("rajpurkar/squad_v2", None)}
 TEXT_FEATURES = {name: datasets.Value("string") for name in ("id", "context", "question")}

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.json_files import atomic_write
+from hf_deberta.training.errors import InputError
+from hf_deberta.training.json_files import atomic_write
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:

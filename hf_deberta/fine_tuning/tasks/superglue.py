@@ -71,9 +71,9 @@ from hf_deberta.fine_tuning.tasks.race import ChoiceCollator
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_json_lines
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.model.losses import IGNORED
-from hf_deberta.runs.data_files import csv_text, read_table, require_texts, source_of
-from hf_deberta.runs.errors import InputError, RowError, input_errors
-from hf_deberta.runs.file_faults import describe
+from hf_deberta.training.data_files import csv_text, read_table, require_texts, source_of
+from hf_deberta.training.errors import InputError, RowError, input_errors
+from hf_deberta.training.file_faults import describe
 
 HUB_NAME = "aps/super_glue"
 DIAGNOSTICS = ("axb", "axg")

@@ -12,8 +12,8 @@ from fine_tuning_models import encode_texts
 from hf_deberta.fine_tuning.task import LabelLogits
 from hf_deberta.fine_tuning.tasks import glue
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
-from hf_deberta.runs.data_files import read_table, source_of
-from hf_deberta.runs.errors import InputError, input_errors
+from hf_deberta.training.data_files import read_table, source_of
+from hf_deberta.training.errors import InputError, input_errors
 
 WORDS = "the cat sat on a mat while many old birds sang in some tall trees"
 PAIR = {"sentence1": ["a"], "sentence2": ["b"]}

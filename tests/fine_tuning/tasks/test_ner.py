@@ -13,7 +13,7 @@ from hf_deberta import HfDebertaTokenizer
 from hf_deberta.fine_tuning.tasks import ner
 from hf_deberta.fine_tuning.tasks.ner import Sentence
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
-from hf_deberta.runs.errors import InputError
+from hf_deberta.training.errors import InputError
 
 CONLL = """-DOCSTART- -X- O O
 

@@ -19,7 +19,7 @@ from hf_deberta.fine_tuning.tasks.race import (
     write_choice_predictions,
 )
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
-from hf_deberta.runs.errors import InputError
+from hf_deberta.training.errors import InputError
 
 ARTICLE = "One morning  Ann\nwent to the harbour.\n\nShe met a very old sailor there."
 QUESTIONS = ["Who was old?", "Ann went _ ."]

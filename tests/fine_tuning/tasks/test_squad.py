@@ -20,7 +20,7 @@ from hf_deberta.fine_tuning.answer_spans import (
 )
 from hf_deberta.fine_tuning.tasks.squad import read_squad, squad_rows
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
-from hf_deberta.runs.errors import InputError
+from hf_deberta.training.errors import InputError
 
 CONTEXT = (
     "  The “Zoë” museum, in Paris,\u00a0opened in 1999 and cost 6½ million – about 東京 prices 😀 – "  # noqa: RUF001

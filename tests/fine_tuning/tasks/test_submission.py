@@ -6,7 +6,7 @@ import zipfile
 import pytest
 
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_lines, zip_submission
-from hf_deberta.runs.errors import InputError
+from hf_deberta.training.errors import InputError
 
 NAMES = ["CoLA.tsv", "MNLI-m.tsv", "RTE.tsv"]
 

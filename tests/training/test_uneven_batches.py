@@ -28,7 +28,7 @@ from hf_deberta import (
 from hf_deberta.engines import unpadding
 from hf_deberta.fine_tuning import sift
 from hf_deberta.fine_tuning.trainer import FineTuningTrainer
-from hf_deberta.runs.errors import InputError
+from hf_deberta.training.errors import InputError
 
 TRAINING = {
     "max_steps": -1,

@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from hf_deberta.runs.json_files import DamagedFileError, atomic_write, read_json_object, write_json
+from hf_deberta.training.json_files import DamagedFileError, atomic_write, read_json_object, write_json
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"null", b'{"a": 1', b"\xff\xfe", b"[" * 100_000, b"\0" * 9])

@@ -26,16 +26,16 @@ from transformers import PreTrainedModel, Trainer, TrainerState, TrainingArgumen
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
-from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.integrity import (
+from hf_deberta.training.errors import InputError
+from hf_deberta.training.integrity import (
     MANIFEST,
     WEIGHT_FILES,
     find_damage,
     find_damaged_files,
     write_manifest,
 )
-from hf_deberta.runs.json_files import DamagedFileError, atomic_write, read_json_object, write_json
-from hf_deberta.runs.processes import in_main_process
+from hf_deberta.training.json_files import DamagedFileError, atomic_write, read_json_object, write_json
+from hf_deberta.training.processes import in_main_process
 
 # push_to_hub ignores names that start with an underscore
 UNFINISHED = "_unfinished"

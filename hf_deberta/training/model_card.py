@@ -13,7 +13,7 @@ from transformers.modelcard import TrainingSummary
 
 from hf_deberta.model.configuration_hf_deberta import HfDebertaConfig
 from hf_deberta.model.pretrained_model import write_model_card
-from hf_deberta.runs.json_files import atomic_write
+from hf_deberta.training.json_files import atomic_write
 
 TIMINGS = ("epoch", "runtime", "per_second", "total_flos", "samples", "preparation_time")
 

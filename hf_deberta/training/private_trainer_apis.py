@@ -1,8 +1,8 @@
 """Methods of Transformers' `Trainer` that start with an underscore and that our trainers override or call.
 
-Transformers may change them in any release. `tests/runs/test_private_trainer_apis.py` names those that are missing from
-the installed version, and finds uses that are not listed here. Where a callback or a public method does the job, it is
-used instead.
+Transformers may change them in any release. `tests/training/test_private_trainer_apis.py` names those that are missing
+from the installed version, and finds uses that are not listed here. Where a callback or a public method does the job,
+it is used instead.
 """
 
 PRIVATE_TRAINER_METHODS = {

@@ -22,9 +22,9 @@ from datasets import Dataset
 from transformers import TrainingArguments
 from transformers.utils import logging
 
-from hf_deberta.runs.checkpoints import ARCHIVE, archive_checkpoints, checkpoints_by_step
-from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.json_files import DamagedFileError, read_json_object, write_json
+from hf_deberta.training.checkpoints import ARCHIVE, archive_checkpoints, checkpoints_by_step
+from hf_deberta.training.errors import InputError
+from hf_deberta.training.json_files import DamagedFileError, read_json_object, write_json
 
 STARTING_CHECKPOINTS = (
     "model_name_or_path", "intermediate", "generator_name_or_path", "discriminator_name_or_path",

@@ -20,8 +20,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import EvalPrediction, Trainer, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
-from hf_deberta.runs.checkpoints import checkpoints_by_step
-from hf_deberta.runs.errors import InputError
+from hf_deberta.training.checkpoints import checkpoints_by_step
+from hf_deberta.training.errors import InputError
 
 VALUES = ("loss", "gradient norm")
 MIN_GRADIENT_SCALE = 1e-4  # under fp16 GradScaler starts at 2**16, and halves its scale at each step that overflows

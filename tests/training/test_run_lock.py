@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.run_lock import LOCK, lock_folder
+from hf_deberta.training.errors import InputError
+from hf_deberta.training.run_lock import LOCK, lock_folder
 
 
 @pytest.fixture

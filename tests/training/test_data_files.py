@@ -8,7 +8,7 @@ import pytest
 from datasets import Dataset, load_dataset
 
 from hf_deberta.fine_tuning.splits import DataArguments, read_splits
-from hf_deberta.runs.data_files import (
+from hf_deberta.training.data_files import (
     load_files,
     place_of_row,
     read_table,
@@ -17,8 +17,8 @@ from hf_deberta.runs.data_files import (
     set_source,
     source_of,
 )
-from hf_deberta.runs.errors import InputError, RowError, input_errors
-from hf_deberta.runs.file_faults import check_file, read_json, read_lines
+from hf_deberta.training.errors import InputError, RowError, input_errors
+from hf_deberta.training.file_faults import check_file, read_json, read_lines
 
 
 def write(tmp_path, name: str, rows: list | str | bytes) -> str:

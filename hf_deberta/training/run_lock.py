@@ -18,8 +18,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from transformers.utils import logging
 
-from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.processes import in_main_process, is_main_process
+from hf_deberta.training.errors import InputError
+from hf_deberta.training.processes import in_main_process, is_main_process
 
 LOCK = "_run.lock"  # push_to_hub ignores names that start with an underscore
 

@@ -17,8 +17,8 @@ from transformers import Trainer, TrainerCallback, default_data_collator
 
 from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
 from hf_deberta.fine_tuning.trainer import FineTuningTrainer
-from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.finite_values import has_finite_weights
+from hf_deberta.training.errors import InputError
+from hf_deberta.training.finite_values import has_finite_weights
 
 SAVING = {"save_strategy": "steps", "save_steps": 2, "save_total_limit": 1, "logging_steps": 100, "max_steps": 12}
 DIVERGING = {"learning_rate": 1e30, "max_grad_norm": 0, "optim": "adamw_torch", "lr_scheduler_type": "constant"}

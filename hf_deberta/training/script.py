@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from hf_deberta.runs.command_line import ScriptParser, make_dataclasses, read_command_line
-from hf_deberta.runs.errors import user_errors_in_one_line
-from hf_deberta.runs.processes import is_main_process
-from hf_deberta.runs.run_identity import identifying_flags
-from hf_deberta.runs.run_lock import lock_folder, require_folders
+from hf_deberta.training.command_line import ScriptParser, make_dataclasses, read_command_line
+from hf_deberta.training.errors import user_errors_in_one_line
+from hf_deberta.training.processes import is_main_process
+from hf_deberta.training.run_identity import identifying_flags
+from hf_deberta.training.run_lock import lock_folder, require_folders
 
 Parse = Callable[[dict[str, Any]], Namespace]
 

@@ -11,8 +11,8 @@ from transformers import TrainingArguments
 
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
 from hf_deberta.pretraining.arguments import PretrainingArguments
-from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.run_identity import (
+from hf_deberta.training.errors import InputError
+from hf_deberta.training.run_identity import (
     BEST_MODEL_FLAGS,
     IDENTIFYING_FLAGS,
     RunArguments,

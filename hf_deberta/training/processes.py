@@ -11,7 +11,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 
-from hf_deberta.runs.errors import InputError
+from hf_deberta.training.errors import InputError
 
 Result = TypeVar("Result")
 

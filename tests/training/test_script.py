@@ -7,7 +7,7 @@ import pytest
 
 from hf_deberta.pretraining.arguments import NewModelArguments, PretrainingArguments
 from hf_deberta.pretraining.corpus import CorpusArguments
-from hf_deberta.runs.script import as_words, run_script
+from hf_deberta.training.script import as_words, run_script
 
 
 def test_a_default_output_folder_is_named_before_the_script_starts(tmp_path, monkeypatch, caplog):

@@ -11,7 +11,7 @@ from typing import Any
 from transformers import TrainerState
 from transformers.utils import logging
 
-from hf_deberta.runs.checkpoints import (
+from hf_deberta.training.checkpoints import (
     TRAINER_STATE_NAME,
     AtomicCheckpointsMixin,
     RunEnd,
@@ -20,13 +20,13 @@ from hf_deberta.runs.checkpoints import (
     last_checkpoint,
     require_checkpoint,
 )
-from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.finite_values import FiniteValuesMixin
-from hf_deberta.runs.model_card import write_training_card
-from hf_deberta.runs.real_tokens import RealTokensMixin
-from hf_deberta.runs.row_order import EpochSampler, SetEpochCallback
-from hf_deberta.runs.run_identity import RunArguments, compare_with_recorded_run, record_run
-from hf_deberta.runs.uneven_batches import UnevenBatchesMixin
+from hf_deberta.training.errors import InputError
+from hf_deberta.training.finite_values import FiniteValuesMixin
+from hf_deberta.training.model_card import write_training_card
+from hf_deberta.training.real_tokens import RealTokensMixin
+from hf_deberta.training.row_order import EpochSampler, SetEpochCallback
+from hf_deberta.training.run_identity import RunArguments, compare_with_recorded_run, record_run
+from hf_deberta.training.uneven_batches import UnevenBatchesMixin
 
 logger = logging.get_logger(__name__)
 

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 from transformers import Trainer
 from transformers.trainer_utils import has_length
 
-from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.real_tokens import NUM_REAL_TOKENS
+from hf_deberta.training.errors import InputError
+from hf_deberta.training.real_tokens import NUM_REAL_TOKENS
 
 STAND_IN = "is_stand_in"  # key of a batch whose loss does not count
 

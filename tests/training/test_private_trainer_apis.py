@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from transformers import Trainer
 
-from hf_deberta.runs.private_trainer_apis import PRIVATE_TRAINER_METHODS
+from hf_deberta.training.private_trainer_apis import PRIVATE_TRAINER_METHODS
 
 PACKAGE = Path(__file__).parents[2] / "hf_deberta"
 FILES = [path for folder in ("runs", "pretraining", "fine_tuning") for path in (PACKAGE / folder).rglob("*.py")]

@@ -24,7 +24,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
 from hf_deberta.model.attention import AUTO, BACKENDS
-from hf_deberta.runs.errors import InputError, input_errors
+from hf_deberta.training.errors import InputError, input_errors
 
 # Titles of the groups in --help, by dataclass; an unlisted dataclass is named by its class.
 RECIPE, DOWNLOAD, TRAINER = LAST_GROUPS = ("Recipe", "Download", "Transformers' Trainer")

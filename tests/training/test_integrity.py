@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import TrainingArguments
 
-from hf_deberta.runs.integrity import find_damage, find_damaged_files, find_format_error, write_manifest
+from hf_deberta.training.integrity import find_damage, find_damaged_files, find_format_error, write_manifest
 
 ALL = ("*",)
 
@@ -81,7 +81,7 @@ def test_a_disk_that_cannot_be_read_is_damage(folder, monkeypatch):
     def fail(path):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("hf_deberta.runs.integrity.checksum", fail)
+    monkeypatch.setattr("hf_deberta.training.integrity.checksum", fail)
     assert find_damaged_files(folder, ("a",)) == ["inner/a cannot be read (Input/output error)"]
 
 

@@ -24,7 +24,7 @@ from safetensors import safe_open
 from transformers import TrainerState, TrainingArguments
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 
-from hf_deberta.runs.json_files import DamagedFileError, read_json_object, write_json
+from hf_deberta.training.json_files import DamagedFileError, read_json_object, write_json
 
 MANIFEST = "manifest.json"
 BLOCK = 2**20  # bytes read at once

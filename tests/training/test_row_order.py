@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hf_deberta.runs.row_order import RowOrder
+from hf_deberta.training.row_order import RowOrder
 
 
 def order_of(epoch: int, **options) -> list[int]:

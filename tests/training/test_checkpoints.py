@@ -14,15 +14,15 @@ from tiny_trainers import checkpointing_trainer as trainer
 from transformers import Trainer, TrainingArguments
 
 from hf_deberta import HfDebertaForSequenceClassification
-from hf_deberta.runs.checkpoints import (
+from hf_deberta.training.checkpoints import (
     RunEnd,
     delete_old_checkpoints,
     flush_to_disk,
     inspect_finished_run,
     last_checkpoint,
 )
-from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.integrity import write_manifest
+from hf_deberta.training.errors import InputError
+from hf_deberta.training.integrity import write_manifest
 
 
 def names(folder) -> list[str]:

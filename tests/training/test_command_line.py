@@ -11,8 +11,8 @@ import pytest
 from transformers import TrainingArguments
 from transformers.utils import logging
 
-from hf_deberta.runs.command_line import ScriptParser, make_dataclasses, read_command_line, read_flags
-from hf_deberta.runs.errors import InputError
+from hf_deberta.training.command_line import ScriptParser, make_dataclasses, read_command_line, read_flags
+from hf_deberta.training.errors import InputError
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ("glue", "squad", "race", "ner", "superglue", "mlm", "rtd")

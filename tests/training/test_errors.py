@@ -9,7 +9,7 @@ from transformers.dynamic_module_utils import resolve_trust_remote_code
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaConfig
-from hf_deberta.runs.errors import InputError, input_errors, user_errors_in_one_line
+from hf_deberta.training.errors import InputError, input_errors, user_errors_in_one_line
 
 
 def test_input_errors_are_one_line_and_bugs_keep_their_traceback():

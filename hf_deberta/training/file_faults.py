@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, cast
 import pyarrow
 import pyarrow.parquet
 
-from hf_deberta.runs.errors import InputError, one_line
+from hf_deberta.training.errors import InputError, one_line
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 GZIP_MAGIC = b"\x1f\x8b"

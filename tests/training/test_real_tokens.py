@@ -8,7 +8,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
 from hf_deberta.fine_tuning.trainer import FineTuningTrainer
-from hf_deberta.runs.real_tokens import CountingCollator, RealTokensMixin, count_real_tokens
+from hf_deberta.training.real_tokens import CountingCollator, RealTokensMixin, count_real_tokens
 
 ROWS = [{"input_ids": [1, 5, 6, 2]}, {"input_ids": [1, 2]}]
 

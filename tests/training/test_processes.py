@@ -8,10 +8,10 @@ from accelerate import PartialState
 from transformers import TrainingArguments
 from two_processes import fork_two, run_script
 
-from hf_deberta.runs.checkpoints import last_checkpoint
-from hf_deberta.runs.errors import InputError
-from hf_deberta.runs.processes import in_main_process
-from hf_deberta.runs.run_lock import LOCK, lock_folder
+from hf_deberta.training.checkpoints import last_checkpoint
+from hf_deberta.training.errors import InputError
+from hf_deberta.training.processes import in_main_process
+from hf_deberta.training.run_lock import LOCK, lock_folder
 
 
 def fail() -> None:

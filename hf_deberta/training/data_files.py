@@ -19,8 +19,8 @@ import datasets
 from datasets import Dataset
 from transformers.utils import logging
 
-from hf_deberta.runs.errors import InputError, RowError, input_errors
-from hf_deberta.runs.file_faults import check_file, describe, file_kind, raise_fault, read_lines
+from hf_deberta.training.errors import InputError, RowError, input_errors
+from hf_deberta.training.file_faults import check_file, describe, file_kind, raise_fault, read_lines
 
 BUILDERS = {"jsonl": "json", "json": "json", "csv": "csv", "tsv": "csv", "parquet": "parquet", "txt": "text"}
 TABLES = ("jsonl", "json", "csv", "tsv", "parquet")
