@@ -16,7 +16,7 @@ from hf_deberta.pretraining.arguments import NewModelArguments
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("fine_tuning", "pretraining", "runs", "demos", "export", "serving")
+FOLDERS = ("fine_tuning", "pretraining", "training", "demos", "export", "serving")
 PACKAGE_FILES = [path for name in FOLDERS for path in sorted((ROOT / "hf_deberta" / name).rglob("*.py"))]
 FILES = [*sorted(ROOT.glob("*.py")), *sorted((ROOT / "examples").glob("*.py")), *PACKAGE_FILES]
 # Not load_dataset: `datasets` runs no code of a repository since version 4, the oldest that pyproject.toml allows.

@@ -9,7 +9,7 @@ from transformers import Trainer
 from hf_deberta.training.private_trainer_apis import PRIVATE_TRAINER_METHODS
 
 PACKAGE = Path(__file__).parents[2] / "hf_deberta"
-FILES = [path for folder in ("runs", "pretraining", "fine_tuning") for path in (PACKAGE / folder).rglob("*.py")]
+FILES = [path for folder in ("training", "pretraining", "fine_tuning") for path in (PACKAGE / folder).rglob("*.py")]
 
 
 @pytest.mark.parametrize("name", PRIVATE_TRAINER_METHODS)
