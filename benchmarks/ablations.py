@@ -96,30 +96,28 @@ def main() -> None:
     parser.add_argument("--train_file", nargs="+", required=True)
     parser.add_argument("--validation_file", nargs="+", required=True)
     parser.add_argument("--model", type=Path, help="folder of the released discriminator")
-    sizes = ("steps", "length", "hidden_size", "vocab_size", "seeds")
-    for name in sizes:
+    for name in ("steps", "length", "hidden_size", "vocab_size", "seeds"):
         parser.add_argument(f"--{name}", type=int, help="default: that of the experiment")
     parser.add_argument("--variants", nargs="+", help="default: all")
     parser.add_argument("--again", action="store_true", help="repeat recorded runs, and print both")
     parser.add_argument("--work_dir", type=Path, default=Path(tempfile.gettempdir()) / "ablations")
     args = parser.parse_args()
     experiment = EXPERIMENTS[args.experiment]
-    for name in sizes:
-        if getattr(args, name) is None:
-            setattr(args, name, getattr(experiment, name))
+    parser.set_defaults(**vars(experiment))
+    args = parser.parse_args()
     if args.hidden_size % HEAD_SIZE:
         parser.error(f"--hidden_size must be a multiple of {HEAD_SIZE}, not {args.hidden_size}")
-    if unknown := set(args.variants or ()) - experiment.variants.keys():
+    if unknown := set(args.variants) - experiment.variants.keys():
         parser.error(f"{args.experiment} has no such variant: {', '.join(unknown)}")
-    shared = {"setting": describe_setting(args)}
-    first = {"experiment": "scratch" if args.experiment == "rtd" else args.experiment}
+    setting = describe_setting(args)
+    first = {"experiment": args.experiment.replace("rtd", "scratch")} if experiment.generator_layers else {}
     runs = [
-        (first if experiment.generator_layers else {}) | {experiment.column: variant, "seed": str(seed)} | shared
+        {**first, experiment.column: variant, "seed": str(seed), "setting": setting}
         for seed in range(1, args.seeds + 1)
-        for variant in args.variants or experiment.variants
+        for variant in args.variants
     ]
     record_runs(experiment.result_file, runs, lambda run: train(args, run[experiment.column], run["seed"]), args.again)
-    print_tables(experiment, shared["setting"])
+    print_tables(experiment, setting)
 
 
 def describe_setting(args: argparse.Namespace) -> str:
@@ -138,8 +136,9 @@ def train(args: argparse.Namespace, variant: str, seed: str) -> list[dict[str, s
     """Pretrain one variant; return its metrics on the validation text, for each step if there are several."""
     experiment, folder = EXPERIMENTS[args.experiment], args.work_dir / "run"
     script = "run_rtd.py" if experiment.generator_layers else "run_mlm.py"
+    tokenizer = args.work_dir / f"tokenizer_{args.vocab_size}"
     command: list[object] = [sys.executable, "-W", "ignore", ROOT / script, "--output_dir", folder, "--seed", seed]
-    command += released_model(args) if args.experiment == "released" else new_model(args, variant)
+    command += released_model(args) if args.experiment == "released" else new_model(args, variant, tokenizer)
     command += ["--train_file", *args.train_file, "--validation_file", *args.validation_file]
     command += ["--max_seq_length", args.length, "--tokens_dir", args.work_dir / f"tokens_{args.experiment}"]
     command += ["--max_steps", args.steps, "--per_device_train_batch_size", BATCH]
@@ -154,38 +153,33 @@ def train(args: argparse.Namespace, variant: str, seed: str) -> list[dict[str, s
         command += ["--objective", objective]
         command += ["--perplexity_stride", args.length // 2] if args.experiment == "causal" else []
     subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL, env={**os.environ, "USE_TF": "0"})
-    if args.experiment != "released" and not tokenizer_folder(args).exists():
-        (folder / "tokenizer").rename(tokenizer_folder(args))
+    if args.experiment != "released" and not tokenizer.exists():
+        (folder / "tokenizer").rename(tokenizer)
     return metrics_of(folder, experiment)
 
 
 def metrics_of(folder: Path, experiment: Experiment) -> list[dict[str, str]]:
-    names = {name: f"eval_{'loss' if name == 'validation_loss' else name}" for name in experiment.metrics}
-    if not experiment.generator_layers:
-        metrics = json.loads((folder / "all_results.json").read_text())
-        return [{name: f"{metrics[logged]:.4f}" for name, logged in names.items()}]
-    history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
-    evaluations = {entry["step"]: entry for entry in history if "eval_rtd_loss" in entry}
+    """Return the metrics of the final evaluation, or of every evaluation with its step."""
+    steps: dict[str, dict[str, float]] = {"": json.loads((folder / "all_results.json").read_text())}
+    if experiment.generator_layers:
+        history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
+        steps = {str(entry["step"]): entry for entry in history if "eval_rtd_loss" in entry}
     return [
-        {"step": str(step), **{name: f"{entry[logged]:.4f}" for name, logged in names.items()}}
-        for step, entry in evaluations.items()
+        ({"step": step} if step else {})
+        | {name: f"{logged[f'eval_{name}'.replace('validation_', '')]:.4f}" for name in experiment.metrics}
+        for step, logged in steps.items()
     ]
 
 
-def new_model(args: argparse.Namespace, variant: str) -> list[object]:
+def new_model(args: argparse.Namespace, variant: str, tokenizer: Path) -> list[object]:
     """Return the flags of a new model. The first run trains the tokenizer, all runs use it."""
     experiment, width = EXPERIMENTS[args.experiment], args.hidden_size
-    fields = [f"hidden_size={width},num_hidden_layers={LAYERS},num_attention_heads={width // HEAD_SIZE}"]
-    fields += [f"intermediate_size={4 * width},hidden_dropout_prob=0,attention_probs_dropout_prob=0"]
-    fields += filter(None, [experiment.variants[variant]])
-    flags: list[object] = ["--config_preset", "v3-small", "--config_overrides", ",".join(fields)]
+    fields = f"hidden_size={width},num_hidden_layers={LAYERS},num_attention_heads={width // HEAD_SIZE}"
+    fields += f",intermediate_size={4 * width},hidden_dropout_prob=0,attention_probs_dropout_prob=0"
+    fields += f",{experiment.variants[variant]}" if experiment.variants[variant] else ""
+    flags: list[object] = ["--config_preset", "v3-small", "--config_overrides", fields]
     flags += ["--generator_layers", experiment.generator_layers] if experiment.generator_layers else []
-    tokenizer = tokenizer_folder(args)
     return flags + (["--tokenizer_name", tokenizer] if tokenizer.exists() else ["--train_tokenizer", args.vocab_size])
-
-
-def tokenizer_folder(args: argparse.Namespace) -> Path:
-    return args.work_dir / f"tokenizer_{args.vocab_size}"
 
 
 def released_model(args: argparse.Namespace) -> list[object]:

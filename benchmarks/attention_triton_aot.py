@@ -6,8 +6,8 @@
 For one far and one near tile: issue slots (instructions times warps, divided by the four schedulers of a
 multiprocessor), cycles of shared memory (128 bytes each, without bank conflicts and copies from global memory), and
 cycles of spilled registers, which take the same way. `times_computed` is the largest number of times that the warps
-compute a product: more than once where the warps cover more rows than the tile has. By default with both position terms
-and far keys, without mask. Needs triton, whose ptxas and cuobjdump it uses. Writes results/attention_triton_aot.csv.
+compute a product: more than once where the warps cover more rows than the tile has. With both position terms and far
+keys, without mask. Needs triton, whose ptxas and cuobjdump it uses. Writes results/attention_triton_aot.csv.
 """
 
 import argparse
@@ -15,7 +15,6 @@ import datetime
 import re
 import subprocess
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,17 +33,20 @@ INDICES = ("spans", "places", "kept")
 FLOATS = ("far_query", "far_key", "far_own", "far_other", "log_sum", "delta", "far_gradient", "gradient")
 INTEGERS = ("batch", "heads", "tokens", "head_size", "blocks", "NEAR", "programs", "slots")
 KINDS = dict.fromkeys(INDICES, "*i32") | dict.fromkeys(FLOATS, "*fp32") | dict.fromkeys(INTEGERS, "i32")
-KINDS |= {"seed": "*i64", "scale": "fp32", "dropout_p": "fp32"}  # other arguments have the type of the states
-INSTRUCTIONS = ("HGMMA", "HMMA", "LDS", "STS", "SHFL", "LDL", "STL")
+KINDS |= {
+    "seed": "*i64",
+    "scale": "fp32",
+    "dropout_p": "fp32",
+    "mask": "*u8",
+}  # other arguments have the type of the states
+CONSTANTS = {"C2P": True, "P2C": True, "FAR": True, "MASK": "none", "CAUSAL": False, "PACKED": False, "DROPOUT": False}
 
 
 def compile_kernel(kernel: triton.JITFunction, arch: int, dtype: str, constants: dict, warps: int, stages: int):
     """Compile a kernel for pointers and sizes that are multiples of 16, as in a usual launch."""
-    kinds = {**KINDS, "mask": "*i32" if constants["MASK"] == "numbers" else "*u8"}
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
-    signature = {name: kinds.get(name, f"*{dtype}") for name in kernel.arg_names} | dict.fromkeys(
-        constants, "constexpr"
-    )
+    signature = {name: KINDS.get(name, f"*{dtype}") for name in kernel.arg_names}
+    signature |= dict.fromkeys(constants, "constexpr")
     divide = [name for name, kind in signature.items() if kind[0] == "*" or name in ("head_size", "tokens")]
     attributes = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in divide}
     source = ASTSource(kernel, signature, constants, attributes)
@@ -53,7 +55,7 @@ def compile_kernel(kernel: triton.JITFunction, arch: int, dtype: str, constants:
 
 
 def statistics(binary) -> dict[str, object]:
-    """Return registers and stack of a thread, shared memory of a program, costs of a tile, instructions by kind."""
+    """Return registers and stack of a thread, shared memory of a program, costs of a tile."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary.asm["cubin"])
         file.flush()
@@ -63,7 +65,6 @@ def statistics(binary) -> dict[str, object]:
         )
     ((registers, stack),) = re.findall(r"REG:(\d+) STACK:(\d+)", usage)[:1]
     lines = re.findall(r"^\s+/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+ )?(.*?) *;", code, flags=re.MULTILINE)
-    counts = Counter(re.split(r"[. ]", line)[0] for *_, line in lines)
     return {
         "registers": int(registers),
         "stack_bytes": int(stack),
@@ -71,7 +72,6 @@ def statistics(binary) -> dict[str, object]:
         "instructions": len(lines),
         **costs_of_tiles(lines, binary.metadata.num_warps),
         "times_computed": times_computed(binary.asm["ttgir"]),
-        **{name: counts[name] for name in INSTRUCTIONS},
     }
 
 
@@ -96,7 +96,8 @@ def costs_of_tiles(lines: list[tuple[str, str, str]], warps: int) -> dict[str, i
         body = [line for *_, line in lines[slice(*loop)]] if loop else []
         costs[f"{name}_issue_slots"] = len(body) * warps // 4 or ""
         costs[f"{name}_shared_cycles"] = sum(map(shared_cycles, body)) * warps // 4 or ""
-        costs[f"{name}_stack_cycles"] = sum(map(stack_cycles, body)) * warps // 4 if body else ""
+        spilled = sum(cycles_of_words(line, r"(?:LDL|STL)(?:\.LU)?") for line in body)  # the same 128 bytes a cycle
+        costs[f"{name}_stack_cycles"] = spilled * warps // 4 if body else ""
     return costs
 
 
@@ -106,16 +107,12 @@ def shared_cycles(line: str) -> int:
         return 4 * int(pieces[1] or 1)
     if columns := re.match(r"HGMMA\.64x(\d+)x\S+ \w+, (gdesc)?", line):
         return int(columns[1]) // 4 + (16 if columns[2] else 0)
-    return cycles_of_words(line, "LDS|STS", "U")
+    return cycles_of_words(line, r"(?:LDS|STS)(?:\.U)?")
 
 
-def stack_cycles(line: str) -> int:
-    """Return the cycles of reading or writing spilled registers in four warps; they pass the same 128 bytes a cycle."""
-    return cycles_of_words(line, "LDL|STL", "LU")
-
-
-def cycles_of_words(line: str, names: str, modifier: str) -> int:
-    words = re.match(rf"(?:{names})(?:\.{modifier})?(?:\.(64|128))? ", line)
+def cycles_of_words(line: str, instructions: str) -> int:
+    """Return the cycles in four warps of reading or writing words of 32, 64 or 128 bits; 0 for other instructions."""
+    words = re.match(rf"{instructions}(?:\.(64|128))? ", line)
     return 4 * int(words[1] or 32) // 32 if words else 0
 
 
@@ -143,24 +140,15 @@ def main() -> None:
     parser.add_argument("--precision", default="ieee", choices=("ieee", "tf32"))
     parser.add_argument("--tile", type=int)
     parser.add_argument("--launch", type=int, nargs=2, metavar=("WARPS", "STAGES"))
-    parser.add_argument("--kernels", nargs="+", help="only kernels whose names start with one of these; default: all")
-    parser.add_argument("--mask", default="none", choices=("none", "numbers", "pairs"))
-    for flag in ("--dropout", "--packed", "--causal"):
-        parser.add_argument(flag, action="store_true")
     args = parser.parse_args()
-    constants = {"C2P": True, "P2C": True, "FAR": True, "MASK": args.mask, "CAUSAL": args.causal}
-    constants |= {"PACKED": args.packed, "DROPOUT": args.dropout, "PRECISION": args.precision}
     for arch in args.arch:
         chip = "float32" if args.dtype == "fp32" else CHIPS.get(arch // 10, "others")
         tile, launches = LAUNCHES[chip]
         sizes = {"T": args.tile or tile, "D": 1 << (args.head_size - 1).bit_length()}
-        for name, kernel, values, column in kernels({**constants, **sizes}):
-            if args.kernels and not name.startswith(tuple(args.kernels)):
-                continue
+        for name, kernel, values, column in kernels({**CONSTANTS, **sizes, "PRECISION": args.precision}):
             warps, stages = args.launch or launches[column if sizes["D"] <= 64 else -1]
             case = {"kernel": name, "arch": f"sm_{arch}", "dtype": args.dtype, "head_size": args.head_size}
-            case |= {"precision": args.precision, "mask": args.mask, "causal": args.causal, "packed": args.packed}
-            case |= {"dropout": args.dropout, "tile": sizes["T"], "warps": warps, "stages": stages}
+            case |= {"precision": args.precision, "tile": sizes["T"], "warps": warps, "stages": stages}
             result = statistics(compile_kernel(kernel, arch, args.dtype, values, warps, stages))
             versions = {"triton": triton.__version__, "date": datetime.date.today().isoformat()}
             print(f"{name}, sm_{arch}, {warps} warps, {stages} stages: {result}", flush=True)

@@ -6,7 +6,7 @@
     python benchmarks/encoder.py --device cuda --dtype bfloat16
 
 docs/benchmarks.md explains the peers: in-tree, enabled, bert, disentangled-flash, flashdeberta, "ours BACKEND", "ours
-optimized", "onnxruntime in-tree", "openvino in-tree|ours|bert". After a comma a peer may have an addition: "no oneDNN",
+optimized", "onnxruntime in-tree", "openvino in-tree|ours". After a comma a peer may have an addition: "no oneDNN",
 "compiled" (torch.compile), "CUDA graph"; for ours optimized "torch" (without OpenVINO) or "fixed shape" (that of the
 inputs among its `shapes`); for runtimes "any shape" (the fastest settings of a graph for all shapes).
 
@@ -37,7 +37,6 @@ MNLI_LENGTHS += [85, 31, 59, 68, 34, 45, 36, 51, 37, 32, 16, 67, 30, 64, 37, 101
 CASES = ("1x32", "1x128", "8x128", "2x512", "1x2048", "mnli")
 SIZES = {"vocab_size": 1000, "num_labels": 3}
 MAX_DIFFERENCE = 1e-4  # in float32; a DeBERTa peer that differs more from in-tree is not the same model
-BERT_PEERS = ("bert", "openvino bert")
 
 
 def in_tree_config(config: hf_deberta.HfDebertaConfig) -> transformers.DebertaV2Config:
@@ -55,7 +54,7 @@ def make_model(peer: str, classify: bool) -> Any:
     model: Any
     if peer in ("in-tree", "enabled", "disentangled-flash") or peer.endswith(" in-tree"):
         return in_tree
-    if peer in BERT_PEERS:
+    if peer == "bert":
         bert_config = transformers.BertConfig(**SIZES, max_position_embeddings=8192)
         return getattr(transformers, f"Bert{kind}")(bert_config)
     if peer == "flashdeberta":
@@ -214,7 +213,7 @@ def differences(case: str, models: dict[str, Any], inputs: dict[str, Any], dtype
     expected = in_tree(**inputs_of("in-tree", inputs))[0]
     result = {}
     for peer, model in models.items():
-        if split_name(peer)[0] in BERT_PEERS:
+        if split_name(peer)[0] == "bert":
             continue
         if isinstance(model, nn.Module):
             model.eval()

@@ -36,7 +36,6 @@ import hf_deberta
 from hf_deberta.fine_tuning.recipes import find_recipe
 
 ROOT = Path(__file__).parents[1]
-RESULT_FILE = RESULTS / "fine_tuning.csv"
 WHO = {"ours": "our classes", "in-tree": "Transformers' own", "untrained": "our classes with new weights"}
 # Runs a script. It adds the processor time of training to the metrics, which other programs on the machine do not
 # change. The scripts load every DeBERTa with our classes; "in-tree" makes them use Transformers' own.
@@ -91,14 +90,8 @@ class Task:
         return [*files, *(["--task_name", self.name] if self.name else []), *self.flags]
 
 
-def glue(name: str, metric: str, changes: dict[str, str], **fields: Any) -> Task:
-    return Task("run_glue.py", f"glue/{name}", metric, changes, name, **fields)
-
-
-def short(
-    epochs: int, batch: int | None = None, rows: int | None = None, eval_rows: int | None = None
-) -> dict[str, str]:
-    """The changes of short settings; every task has the same learning rate and warmup."""
+def short(epochs: int, batch: int = 0, rows: int = 0, eval_rows: int = 0) -> dict[str, str]:
+    """Return the changes of short settings; every task has the same learning rate and warmup."""
     limits = {"per_device_train_batch_size": batch, "max_train_samples": rows, "max_eval_samples": eval_rows}
     changes = {"num_train_epochs": str(epochs), "learning_rate": "1e-4", "warmup_steps": "0.1"}
     return changes | {flag: str(value) for flag, value in limits.items() if value}
@@ -106,15 +99,15 @@ def short(
 
 SQUAD: dict[str, Any] = {"script": "run_squad.py", "folder": "squad", "metric": "f1"}
 TASKS = {
-    "cola": glue("cola", "matthews_correlation", short(1, rows=4000)),
-    "sst2": glue("sst2", "accuracy", short(1, rows=3000)),
-    "mrpc": glue("mrpc", "accuracy", short(1)),
-    "stsb": glue("stsb", "pearson", short(1, rows=3000)),
-    "qqp": glue("qqp", "accuracy", short(1, batch=32, rows=2000, eval_rows=1000)),
-    "mnli": glue("mnli", "accuracy", short(1, batch=32, rows=2000, eval_rows=1000), published="0.881",
-                 files=("train.jsonl", "validation_matched.jsonl")),
-    "qnli": glue("qnli", "accuracy", short(1, rows=2000)),
-    "rte": glue("rte", "accuracy", short(1)),
+    "cola": Task("run_glue.py", "glue/cola", "matthews_correlation", short(1, rows=4000), "cola"),
+    "sst2": Task("run_glue.py", "glue/sst2", "accuracy", short(1, rows=3000), "sst2"),
+    "mrpc": Task("run_glue.py", "glue/mrpc", "accuracy", short(1), "mrpc"),
+    "stsb": Task("run_glue.py", "glue/stsb", "pearson", short(1, rows=3000), "stsb"),
+    "qqp": Task("run_glue.py", "glue/qqp", "accuracy", short(1, batch=32, rows=2000, eval_rows=1000), "qqp"),
+    "mnli": Task("run_glue.py", "glue/mnli", "accuracy", short(1, batch=32, rows=2000, eval_rows=1000), "mnli",
+                 published="0.881", files=("train.jsonl", "validation_matched.jsonl")),
+    "qnli": Task("run_glue.py", "glue/qnli", "accuracy", short(1, rows=2000), "qnli"),
+    "rte": Task("run_glue.py", "glue/rte", "accuracy", short(1), "rte"),
     "cb": Task("run_superglue.py", "superglue/cb", "accuracy", short(4), "cb"),
     "copa": Task("run_superglue.py", "superglue/copa", "accuracy", short(5, batch=16), "copa"),
     "squad": Task(**SQUAD, changes=short(2, batch=16), recipe="squad", files=("train-v1.1.json", "dev-v1.1.json"),
@@ -166,19 +159,21 @@ def main() -> None:
         return
     name = args.name or args.model.name
     runs = [
-        {"checkpoint": name, "task": task, "who": who, "seed": str(seed), "setting": describe_setting(args, task)}
+        {
+            "checkpoint": name,
+            "task": task,
+            "who": who,
+            "seed": str(seed),
+            "setting": describe_setting(args, TASKS[task]),
+        }
         for seed in range(1, args.seeds + 1)
         for task in args.tasks
         for who in args.who
     ]
     with tempfile.TemporaryDirectory() as scratch:
-        checkpoints = {who: Path(scratch) / who for who in WHO}
-        prepare(args.model, checkpoints, args.no_dropout)
-        folder = Path(scratch) / "run"
-        record_runs(
-            "fine_tuning.csv", runs, lambda run: [train(args, run, checkpoints[run["who"]], folder)], args.again
-        )
-    rows = [row for row in read_rows(RESULT_FILE) if row["checkpoint"] == name]
+        prepare(args.model, {who: Path(scratch) / who for who in WHO}, args.no_dropout)
+        record_runs("fine_tuning.csv", runs, lambda run: [train(args, run, Path(scratch))], args.again)
+    rows = [row for row in read_rows(RESULTS / "fine_tuning.csv") if row["checkpoint"] == name]
     print(summary(rows, ("task", "metric", "who", "setting"), ("value", "train_loss", "train_seconds")))
 
 
@@ -196,13 +191,12 @@ def prepare(model_folder: Path, checkpoints: dict[str, Path], no_dropout: bool) 
 
 
 def settings_of(args: argparse.Namespace, task: Task) -> dict[str, str]:
-    """The flags that say how to train, and that identify a row of the result file."""
+    """Return the flags that say how to train, by name."""
+    settings = {"num_train_epochs": args.epochs, "max_train_samples": str(args.max_train_samples)}
+    settings |= {"per_device_train_batch_size": "32", "learning_rate": args.learning_rate, "warmup_steps": "0.1"}
+    settings |= {"max_seq_length": args.length}
     if args.settings == "short":
         settings = dict(task.changes)
-    else:
-        settings = {"num_train_epochs": args.epochs, "max_train_samples": str(args.max_train_samples)}
-        settings |= {"per_device_train_batch_size": "32", "learning_rate": args.learning_rate, "warmup_steps": "0.1"}
-        settings |= {"max_seq_length": args.length}
     if args.max_eval_samples:
         settings["max_eval_samples"] = str(args.max_eval_samples)
     if args.no_dropout and task.script != "run_squad.py":  # whose head has none
@@ -210,26 +204,24 @@ def settings_of(args: argparse.Namespace, task: Task) -> dict[str, str]:
     return settings
 
 
-def setting_flags(args: argparse.Namespace, task: Task) -> list[str]:
-    settings = [word for flag, value in settings_of(args, task).items() for word in (f"--{flag}", value)]
-    return settings + [f"--{word}" if word[0].isalpha() else word for word in args.extra]
+def describe_setting(args: argparse.Namespace, task: Task) -> str:
+    """Return the column that identifies a way to train: the flags without dashes."""
+    words = ["recipe auto"] if args.settings == "short" else []
+    words += [f"{flag} {value}" for flag, value in settings_of(args, task).items()]
+    return " ".join([*words, *args.extra, *(["no_dropout"] if args.no_dropout else [])])
 
 
-def describe_setting(args: argparse.Namespace, name: str) -> str:
-    recipe = ["recipe", "auto"] if args.settings == "short" else []
-    words = [*recipe, *setting_flags(args, TASKS[name]), *(["no_dropout"] if args.no_dropout else [])]
-    return " ".join(words).replace("--", "")
-
-
-def train(args: argparse.Namespace, run: dict[str, str], checkpoint: Path, folder: Path) -> dict[str, str]:
+def train(args: argparse.Namespace, run: dict[str, str], scratch: Path) -> dict[str, str]:
     """Fine-tune once; return score, loss, seconds and numbers of rows."""
     task = TASKS[run["task"]]
-    flags = ["--model_name_or_path", str(checkpoint), "--seed", run["seed"], *task.data_flags(args.data)]
-    flags += [*setting_flags(args, task), "--recipe", "auto" if args.settings == "short" else "none"]
-    metrics = run_script(run["who"], task.script, flags, folder)
-    limits = settings_of(args, task)
+    flags = ["--model_name_or_path", str(scratch / run["who"]), "--seed", run["seed"], *task.data_flags(args.data)]
+    settings = settings_of(args, task)
+    flags += [word for flag, value in settings.items() for word in (f"--{flag}", value)]
+    flags += [f"--{word}" if word[0].isalpha() else word for word in args.extra]
+    flags += ["--recipe", "auto" if args.settings == "short" else "none"]
+    metrics = run_script(run["who"], task.script, flags, scratch / "run")
     train_labels, labels = (
-        [label for _, label in read_examples(args.data / task.folder / file)][: int(limits.get(flag, 0)) or None]
+        [label for _, label in read_examples(args.data / task.folder / file)][: int(settings.get(flag, 0)) or None]
         for file, flag in zip(task.files, ("max_train_samples", "max_eval_samples"), strict=True)
     )
     scores = {name.removeprefix("eval_"): value for name, value in metrics.items() if name.startswith("eval_")}
@@ -292,7 +284,7 @@ def majority(metric: str, labels: list[Any]) -> str:
 
 def tables(checkpoint: str) -> str:
     """The scores with short settings, why they differ from the recipes, and ours beside Transformers' classes."""
-    rows = [row for row in read_rows(RESULT_FILE) if row["checkpoint"] == checkpoint]
+    rows = [row for row in read_rows(RESULTS / "fine_tuning.csv") if row["checkpoint"] == checkpoint]
     reasons = "\n".join(f"- `--{flag}`: {reason}" for flag, reason in REASONS.items())
     return "\n\n".join((score_table(rows), reasons, pair_table(rows)))
 
@@ -326,17 +318,14 @@ def with_recipe(value: str, of_recipe: str) -> str:
 
 def pair_table(rows: list[dict[str, str]]) -> str:
     """Our classes and Transformers' own, trained without dropout from the same weights with the same seed and rows."""
-    by_run: dict[tuple[str, str, str], dict[str, dict[str, str]]] = {}
-    for row in rows:
-        if row["setting"].endswith("no_dropout"):
-            by_run.setdefault((row["task"], row["seed"], row["setting"]), {})[row["who"]] = row
+    runs = {tuple(row[name] for name in ("who", "task", "seed", "setting")): row for row in rows}
     lines = []
-    for (task, *_), runs in by_run.items():
-        if {"ours", "in-tree"} <= set(runs):
-            ours, theirs = runs["ours"], runs["in-tree"]
-            cells = [run[column] for column in ("train_loss", "value") for run in (ours, theirs)]
+    for (who, *run), ours in runs.items():
+        theirs = runs.get(("in-tree", *run))
+        if who == "ours" and theirs is not None and ours["setting"].endswith("no_dropout"):
+            cells = [row[column] for column in ("train_loss", "value") for row in (ours, theirs)]
             ratio = float(theirs["train_cpu_seconds"]) / float(ours["train_cpu_seconds"])
-            lines.append([f"{task}, {ours['metric']}", *cells, f"{ratio:.1f}"])
+            lines.append([f"{ours['task']}, {ours['metric']}", *cells, f"{ratio:.1f}"])
     head = ["task, metric", "train loss, hf_deberta", "Transformers", "score, hf_deberta", "Transformers"]
     return markdown([*head, "processor time of Transformers over ours"], lines)
 

@@ -48,8 +48,8 @@ def peak(device: str) -> int:
 
 def status(field: str) -> int:
     """Return a field of /proc/self/status in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * int(next(line for line in lines if line.startswith(field)).split()[1])
+    _, _, rest = Path("/proc/self/status").read_text().partition(f"{field}:")
+    return 1024 * int(rest.split()[0])
 
 
 def main() -> None:

@@ -56,41 +56,32 @@ def config_of(preset: str, length: int, **fields: Any) -> HfDebertaConfig:
 
 
 def size_table(length: int) -> str:
-    """Parameters, operations per token and reach of all presets."""
+    """Parameters and operations per token of all presets."""
     rows = []
     for preset in PRESETS:
         if preset == "tiny":
             continue
-        config = config_of(preset, length)
-        deberta, bert = measure(config, length), measure(config_of(preset, length, **BERT), length)
+        deberta, bert = (measure(config_of(preset, length, **fields), length) for fields in ({}, BERT))
         cells = [preset, f"{deberta.parameters / 1e6:.0f} M", f"{bert.parameters / 1e6:.0f} M"]
         for name in ("encoder", "masked_lm"):
             cells += [f"{getattr(deberta, name) / 1e6:.0f}", f"{getattr(deberta, name) / getattr(bert, name):.2f}"]
-        distance = config.max_relative_positions
-        distance = distance if distance > 0 else config.max_position_embeddings
-        layers = config.num_hidden_layers
-        rows.append([*cells, f"{layers} x {distance} = {layers * distance:,}"])
+        rows.append(cells)
     columns = ["parameters", "BERT's", "encoder, MFLOP per token", "over BERT", "masked LM", "over BERT"]
-    return markdown([f"{length} tokens", *columns, "reach, layers x k"], rows)
+    return markdown([f"{length} tokens", *columns], rows)
 
 
 def measure(config: HfDebertaConfig, length: int) -> Size:
     """Return parameters of the masked-language model, and operations per token for rows of this length."""
     with torch.device("meta"):
         model = HfDebertaForMaskedLM(config)
-    tables = table_operations(config, length) / length
     encoder = training_operations(config, 1, length, 0, vocab_size=0) / 3
     masked_lm = training_operations(config, 1, length, PREDICTED) / 3
-    convolution = 2 * config.conv_kernel_size * config.hidden_size**2  # beside the first layer of v2
-    return Size(model.num_parameters(), encoder + tables + convolution, masked_lm + tables + convolution)
-
-
-def table_operations(config: HfDebertaConfig, length: int) -> float:
-    """Return the operations of projecting the rows of the relative table in use, once in each layer."""
-    if not config.relative_attention:
-        return 0.0
-    rows = min(2 * (config.position_buckets if config.position_buckets > 0 else length), 2 * length)
-    return 2.0 * rows * config.hidden_size**2 * len(config.pos_att_type) * config.num_hidden_layers
+    extra = 2.0 * config.conv_kernel_size * config.hidden_size**2  # beside the first layer of v2
+    if config.relative_attention:  # each layer projects the rows of the relative table in use
+        rows = min(2 * (config.position_buckets if config.position_buckets > 0 else length), 2 * length)
+        projections = len(config.pos_att_type) * config.num_hidden_layers
+        extra += 2 * rows * config.hidden_size**2 * projections / length
+    return Size(model.num_parameters(), encoder + extra, masked_lm + extra)
 
 
 def memory_table(batch: int, length: int) -> str:

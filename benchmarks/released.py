@@ -10,6 +10,7 @@ bench` times a checkpoint. Writes benchmarks/results/released.csv.
 """
 
 import argparse
+import itertools
 import json
 import tempfile
 import unicodedata
@@ -52,14 +53,12 @@ def load(model: str, peer: str, dtype: torch.dtype = torch.float32) -> tuple[Any
     """
     our_name, in_tree_name = class_names(model)
     ours, in_tree = getattr(hf_deberta, our_name), getattr(transformers, in_tree_name)
-    if peer.startswith("ours"):
-        loaded, info = ours.from_pretrained(model, dtype=dtype, output_loading_info=True)
-    elif AutoConfig.from_pretrained(model).model_type == "hf_deberta":
-        with tempfile.TemporaryDirectory() as folder:
+    model_class = ours if peer.startswith("ours") else in_tree
+    with tempfile.TemporaryDirectory() as folder:
+        if model_class is in_tree and AutoConfig.from_pretrained(model).model_type == "hf_deberta":
             hf_deberta.export_to_transformers(ours.from_pretrained(model, dtype=dtype), folder)
-            loaded, info = in_tree.from_pretrained(folder, dtype=dtype, output_loading_info=True)
-    else:
-        loaded, info = in_tree.from_pretrained(model, dtype=dtype, output_loading_info=True)
+            model = folder
+        loaded, info = model_class.from_pretrained(model, dtype=dtype, output_loading_info=True)
     return loaded.eval(), sorted(info["missing_keys"])
 
 
@@ -130,17 +129,6 @@ def exactness_rows(model: str, batches: list[Batch]) -> Iterator[dict[str, str]]
                 yield make_row(f"{kind}, difference from {reference}", peer, f"{absolute:.1e}", where)
 
 
-def tokenizers_of(model: str) -> dict[str, Any]:
-    """Return tokenizers by name: in-tree's, ours from the original file, and ours from tokenizer.json."""
-    tokenizers = {
-        "in-tree": transformers.DebertaV2Tokenizer.from_pretrained(model),
-        "ours, spm.model": hf_deberta.HfDebertaTokenizer.from_pretrained(model, tokenizer_file=""),
-    }
-    if cached_file(model, "tokenizer.json", _raise_exceptions_for_missing_entries=False):
-        tokenizers["ours, tokenizer.json"] = hf_deberta.HfDebertaTokenizer.from_pretrained(model)
-    return tokenizers
-
-
 def tokenization_rows(model: str, texts: list[str]) -> Iterator[dict[str, str]]:
     """Compare the pieces of texts with those of sentencepiece itself."""
     original = cached_file(model, "spm.model", _raise_exceptions_for_missing_entries=False)
@@ -150,7 +138,13 @@ def tokenization_rows(model: str, texts: list[str]) -> Iterator[dict[str, str]]:
     import sentencepiece
 
     expected = sentencepiece.SentencePieceProcessor(model_file=original).encode(texts)
-    for name, tokenizer in tokenizers_of(model).items():
+    tokenizers = {
+        "in-tree": transformers.DebertaV2Tokenizer.from_pretrained(model),
+        "ours, spm.model": hf_deberta.HfDebertaTokenizer.from_pretrained(model, tokenizer_file=""),
+    }
+    if cached_file(model, "tokenizer.json", _raise_exceptions_for_missing_entries=False):
+        tokenizers["ours, tokenizer.json"] = hf_deberta.HfDebertaTokenizer.from_pretrained(model)
+    for name, tokenizer in tokenizers.items():
         encoded = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         rows = zip(texts, encoded["input_ids"], expected, encoded["offset_mapping"], strict=True)
         places = Counter(first_difference(*row) for row in rows if row[1] != row[2])
@@ -199,6 +193,7 @@ def export_rows(model: str) -> Iterator[dict[str, str]]:
 
 
 def loading_rows(model: str) -> Iterator[dict[str, str]]:
+    """Count the weights that the checkpoint lacks."""
     for peer in ("in-tree", "ours sdpa"):
         loaded, missing = load(model, peer)
         yield make_row("weights missing in the checkpoint", peer, str(len(missing)), type(loaded).__name__)
@@ -224,24 +219,18 @@ def main() -> None:
         parser.error("--model FOLDER is required, or --print NAME")
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    for measured in measure(args):
-        print(f"{measured['measure']:58} {measured['peer']:20} {measured['value']:>8}  {measured['where']}", flush=True)
-        name = args.model_name or Path(args.model).name
-        record("released.csv", [{"model": name, **measured}], ("model", "measure", "peer"))
-
-
-def measure(args: argparse.Namespace) -> Iterator[dict[str, str]]:
-    """Yield a row for each measurement; those that need --texts or --rows are left out without them."""
-    model = args.model
-    yield from loading_rows(model)
-    yield from export_rows(model)
+    measured = [loading_rows(args.model), export_rows(args.model)]
     if args.texts:
         texts = read_texts(args.texts)
         chosen = texts[:: max(1, len(texts) // MAX_TEXTS)][:MAX_TEXTS]  # evenly spread over all
-        yield from exactness_rows(model, encode(model, [[text] for text in chosen], 8))
-        yield from tokenization_rows(model, texts)
+        measured.append(exactness_rows(args.model, encode(args.model, [[text] for text in chosen], 8)))
+        measured.append(tokenization_rows(args.model, texts))
     if args.rows:
-        yield from label_rows(model, read_batches(model, args.rows, args.columns, MAX_ROWS))
+        measured.append(label_rows(args.model, read_batches(args.model, args.rows, args.columns, MAX_ROWS)))
+    for row in itertools.chain(*measured):
+        print(f"{row['measure']:58} {row['peer']:20} {row['value']:>8}  {row['where']}", flush=True)
+        name = args.model_name or Path(args.model).name
+        record("released.csv", [{"model": name, **row}], ("model", "measure", "peer"))
 
 
 def table(name: str) -> str:
@@ -255,12 +244,10 @@ def table(name: str) -> str:
         if row["model"] != name:
             continue
         tokenizer = row["peer"].partition("ours, ")[2]
-        in_brackets = tokenizer
-        if "of the largest value" in row["where"]:
-            in_brackets = row["where"].split()[0]
+        in_brackets = row["where"].split()[0] if "of the largest value" in row["where"] else tokenizer
         by_column = cells.setdefault(row["measure"], {column: [] for column in COLUMNS})
-        column = "ours sdpa" if tokenizer else row["peer"]
-        by_column[column].append(f"{row['value']} ({in_brackets})" if in_brackets else row["value"])
+        values = by_column["ours sdpa" if tokenizer else row["peer"]]
+        values.append(f"{row['value']} ({in_brackets})" if in_brackets else row["value"])
         if row["measure"].startswith("texts") and row["where"]:
             places.append(f"- {row['peer']}: {'; '.join(row['where'].lower().split('; ')[:MAX_PLACES])}")
     rows = [

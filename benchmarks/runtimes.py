@@ -1,6 +1,6 @@
-"""ONNX Runtime and OpenVINO as peers: graphs of in-tree, of this package and of BERT, each with its fastest settings.
+"""ONNX Runtime and OpenVINO as peers: graphs of in-tree and of this package, each with its fastest settings.
 
-A peer is a runtime and the source of its graph. "in-tree" and "bert" are exported by torch.onnx.export, "ours" by
+A peer is a runtime and the source of its graph. "in-tree" is exported by torch.onnx.export, "ours" by
 hf_deberta.export.to_openvino. Threads are as many as PyTorch's. The settings of a type are timed one after another on
 the inputs, and the fastest stay:
 
@@ -11,23 +11,23 @@ the inputs, and the fastest stay:
 """
 
 import tempfile
-import time
+import timeit
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from hf_deberta.export import to_openvino
 from hf_deberta.serving.openvino_layers import openvino_core
 
-RUNTIMES = ("onnxruntime in-tree", "openvino in-tree", "openvino ours", "openvino bert")
+RUNTIMES = ("onnxruntime in-tree", "openvino in-tree", "openvino ours")
 MODULES = {"onnxruntime": ("onnx", "onnxruntime"), "openvino": ("onnx", "openvino", "nncf")}
 AXES = {0: "batch", 1: "tokens"}  # names of the sizes that inputs may have
-TRIAL_CALLS = 15  # timed calls of each setting; the fastest call counts
+TRIAL_CALLS = 15  # calls of each setting; the fastest counts
 WHOLE_ROW = 1 << 20  # group size of OpenVINO's dynamic quantization: one scale for each row
-
-
 F32, BF16 = {"INFERENCE_PRECISION_HINT": "f32"}, {"INFERENCE_PRECISION_HINT": "bf16"}
 OPENVINO_SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "float32": {"float32": F32},
@@ -71,25 +71,19 @@ class Graphs:
         self.folder = tempfile.TemporaryDirectory(prefix="graphs-")
 
     def file(self, runtime: str, source: str, model: Any, int8: bool) -> Path:
-        """The graph in float32, or with int8 weights per channel: of ours in OpenVINO's format, of others in ONNX."""
-        write = write_openvino if source == "ours" else write_onnx
-        plain = self.once("ours.xml" if source == "ours" else f"{source}.onnx", lambda file: write(model, file))
+        """The graph in float32, or with int8 weights per channel: ours in OpenVINO's format, in-tree's in ONNX."""
+        folder = Path(self.folder.name)
+        write, suffix = (to_openvino, "xml") if source == "ours" else (write_onnx, "onnx")
+        plain = folder / f"{source}.{suffix}"
+        if not plain.exists():
+            write(model, plain)
         if not int8:
             return plain
-        write_int8, suffix = (write_onnx_int8, "onnx") if runtime == "onnxruntime" else (write_openvino_int8, "xml")
-        return self.once(f"{source}-int8.{suffix}", lambda file: write_int8(plain, file))
-
-    def once(self, name: str, write: Callable[[Path], object]) -> Path:
-        file = Path(self.folder.name) / name
-        if not file.exists():
-            write(file)
-        return file
-
-
-def write_openvino(model: Any, file: Path) -> None:
-    from hf_deberta.export import to_openvino
-
-    to_openvino(model, file)
+        quantize, suffix = (quantize_onnx, "onnx") if runtime == "onnxruntime" else (quantize_openvino, "xml")
+        quantized = folder / f"{source}-int8.{suffix}"
+        if not quantized.exists():
+            quantize(plain, quantized)
+        return quantized
 
 
 def write_onnx(model: Any, file: Path) -> None:
@@ -107,14 +101,14 @@ def write_onnx(model: Any, file: Path) -> None:
     )
 
 
-def write_onnx_int8(source: Path, file: Path) -> None:
+def quantize_onnx(source: Path, file: Path) -> None:
     """Activations are quantized dynamically."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     quantize_dynamic(source, file, per_channel=True, weight_type=QuantType.QInt8, reduce_range=True)
 
 
-def write_openvino_int8(source: Path, file: Path) -> None:
+def quantize_openvino(source: Path, file: Path) -> None:
     import nncf
     import openvino
 
@@ -139,17 +133,7 @@ def fastest_runner(
             print(f"{peer}, {runner.settings}: NaN or infinite values, not timed", flush=True)
     if not runners:
         raise ValueError("no settings give finite numbers")
-    return min(runners, key=lambda runner: fastest_call(runner, inputs))
-
-
-def fastest_call(runner: Runner, inputs: dict[str, Any]) -> float:
-    """Seconds of the fastest of a few calls, after one that warms up."""
-    times = []
-    for _ in range(1 + TRIAL_CALLS):
-        start = time.perf_counter()
-        runner(**inputs)
-        times.append(time.perf_counter() - start)
-    return min(times[1:])
+    return min(runners, key=lambda runner: min(timeit.repeat(partial(runner, **inputs), number=1, repeat=TRIAL_CALLS)))
 
 
 def all_runners(peer: str, model: Any, shape: Shape, dtype: str, graphs: Graphs) -> Iterator[Runner]:

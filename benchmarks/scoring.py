@@ -54,11 +54,8 @@ def main() -> None:
         source, target = Path(temporary) / "in.parquet", Path(temporary) / "out.parquet"
         pyarrow.parquet.write_table(pyarrow.table({"text": texts}), source)
         for dtype in args.dtypes:
-            score_settings = ScoreSettings(
-                args.model, tokens_per_batch=TOKENS_PER_BATCH, cores=args.threads, dtype=dtype
-            )
-            classifier = TextClassifier(score_settings)
-            call = partial(score_shard, classifier, source, target)
+            options = ScoreSettings(args.model, tokens_per_batch=TOKENS_PER_BATCH, cores=args.threads, dtype=dtype)
+            call = partial(score_shard, TextClassifier(options), source, target)
             peers[f"score, {dtype}, {TOKENS_PER_BATCH} tokens a batch"] = call
             call()
             scores = pyarrow.parquet.read_table(target)["score"].to_pylist()[:16]
