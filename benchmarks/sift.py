@@ -125,21 +125,28 @@ def table() -> str:
     """Return mean scores over seeds, and the mean and standard deviation of the difference with the same seed."""
     groups: dict[tuple[str, ...], dict[tuple[str, str], dict[str, str]]] = {}
     for row in read_rows(RESULTS / "sift.csv"):
-        group = groups.setdefault(tuple(row[name] for name in ("checkpoint", "setting", "task", "metric")), {})
+        group = groups.setdefault((row["checkpoint"], row["setting"], row["task"], row["metric"]), {})
         group[row["training"], row["seed"]] = row
+    settings = list(dict.fromkeys((checkpoint, setting) for checkpoint, setting, *_ in groups))
     lines = []
-    for key, group in groups.items():
+    for (checkpoint, setting, task, metric), group in groups.items():
         seeds = [seed for training, seed in group if training == "plain" and ("SiFT", seed) in group]
-        for suffix, version in VERSIONS.items() if seeds else ():
+        for suffix, name in VERSIONS.items() if seeds else ():
             plain, sift = (
                 [float(group[training, seed][f"value{suffix}"]) for seed in seeds] for training in ("plain", "SiFT")
             )
             differences = [after - before for before, after in zip(plain, sift, strict=True)]
-            deviation = f" ± {statistics.stdev(differences):.3f}" if len(seeds) > 1 else ""
-            means = [f"{statistics.mean(plain):.3f}", f"{statistics.mean(sift):.3f}"]
-            lines.append([*key, version, str(len(seeds)), *means, f"{statistics.mean(differences):+.3f}{deviation}"])
-    head = ["checkpoint", "setting", "task", "metric", "validation rows", "seeds", "plain", "SiFT"]
-    return markdown([*head, "SiFT minus plain, same seed"], lines, 5)
+            label = f"{task}, {metric} ({settings.index((checkpoint, setting)) + 1})"
+            means = [f"{statistics.mean(values):.3f}" for values in (plain, sift)]
+            lines.append([label, name, str(len(seeds)), *means, mean_and_deviation(differences)])
+    head = ["task, metric", "validation rows", "seeds", "plain", "SiFT", "SiFT minus plain, same seed"]
+    legend = [f"({number}) {checkpoint}; {setting}." for number, (checkpoint, setting) in enumerate(settings, 1)]
+    return "\n".join([markdown(head, lines, 2), "", *legend])
+
+
+def mean_and_deviation(differences: list[float]) -> str:
+    mean = f"{statistics.mean(differences):+.3f}"
+    return f"{mean} ± {statistics.stdev(differences):.3f}" if len(differences) > 1 else mean
 
 
 if __name__ == "__main__":
