@@ -5,7 +5,6 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.ready-docs
-TEXT ?=
 LENGTHS ?= 512 2048 8192
 GPU_CASES ?= 8x128 32x512 1x8192 mnli
 GPU_TESTS := $(foreach name,sdpa triton auto,tests/engines/test_attention_$(name).py)
@@ -28,8 +27,8 @@ $(READY): pyproject.toml constraints.txt
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: $(READY) ## pretrain a tiny model with and without the enhanced mask decoder (on your text: TEXT=my.txt)
-	$(RUN) demo.py $(if $(TEXT),--text "$(TEXT)")
+demo: $(READY) ## pretrain a tiny model with and without the enhanced mask decoder
+	$(RUN) demo.py
 
 notebooks: $(READY) ## execute the notebooks in place and keep their outputs (offline)
 	$(RUN) tests/execute_notebooks.py
