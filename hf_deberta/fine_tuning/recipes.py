@@ -46,7 +46,7 @@ PUBLISHED: dict[str, tuple] = {
     "anli": (70, "6 2e-5 64 1000 .2", "6 8e-6 64 1000 .2", "6 7e-6 64 1000 .2",
              "6 4e-6 128 1000 .2", "6 8e-6 256 500 .1", "10 7e-6 256 1000 .1"),
 }  # fmt: skip
-PUBLISHED_SMALL = {  # the other v3 models: only MNLI was published
+PUBLISHED_SMALL: dict[tuple[str, str | None], str] = {  # the other v3 models: only MNLI was published
     ("mnli", "v3-xsmall"): "3 4.5e-5 64 1000 .1",
     ("mnli", "v3-small"): "3 4.5e-5 64 1500 .2",
     ("mnli", "v3-base"): "3 1.5e-5 64 1000 .1",
@@ -87,12 +87,6 @@ LEARNING_RATE_FACTORS: dict[str | None, float] = {
 # Half of v1-base's rate, as for MNLI, would be less than the least rate of the DeBERTaV3 paper's grid for most tasks.
 LEAST_LEARNING_RATES: dict[str | None, float] = {"v3-base": 1.5e-5, "mdeberta-v3-base": 1.5e-5}
 
-# the search grid of both papers (appendix); learning rates: of the sizes for which they have them
-MAX_EPOCHS, MIN_BATCH, MAX_BATCH = 10, 16, 64
-GRID_RATES: dict[str | None, tuple[float, float]] = {
-    "v1-base": (1.5e-5, 4e-5), "v1-large": (5e-6, 1e-5), "v2-xxlarge": (1e-6, 5e-6), "v3-base": (1.5e-5, 3e-5),
-}  # fmt: skip
-
 # the released scripts train in float32 here, and in float16 otherwise
 FULL_PRECISION = {("v1-large", "rte"), ("v1-large", "race"), ("v1-large", "anli")}
 FULL_PRECISION |= {("v1-base", task) for task in PUBLISHED if task != "mnli"}
@@ -120,9 +114,9 @@ class Recipe:
     half_precision: bool = True
 
     @classmethod
-    def from_row(cls, row: str, length: int, sift_lambda: float | None = None) -> "Recipe":
+    def from_row(cls, row: str, length: int) -> "Recipe":
         epochs, rate, batch, warmup, dropout = map(float, row.split())
-        return cls(epochs, rate, int(batch), warmup, dropout, length, sift_lambda)
+        return cls(epochs, rate, int(batch), warmup, dropout, length)
 
     def flags(
         self, devices: int = 1, accumulation: int = 1, precision: Literal["bf16", "fp16"] | None = None
@@ -168,16 +162,13 @@ def find_recipe(task: str, size: str | None, width: int = BASE_WIDTH, sift: bool
     """
     if sift and task == "mnli" and size in PUBLISHED_SIFT:
         row, weight = PUBLISHED_SIFT[size]
-        recipe = Recipe.from_row(row, PUBLISHED["mnli"][0], weight)
-        recipe = replace(recipe, half_precision=size not in FULL_PRECISION_SIFT)
+        recipe = Recipe.from_row(row, PUBLISHED["mnli"][0])
+        recipe = replace(recipe, sift_lambda=weight, half_precision=size not in FULL_PRECISION_SIFT)
         return recipe, f"published settings for SiFT on mnli, {size}"
-    if size is not None and (task, size) in PUBLISHED_SMALL:
-        recipe = Recipe.from_row(PUBLISHED_SMALL[task, size], PUBLISHED[task][0])
-        return recipe, f"published settings for {task}, {size}"
     if task in PUBLISHED:
         length, *rows = PUBLISHED[task]
-        row_of_size = dict(zip(SIZES, rows, strict=True))
-        if size is not None and (published := row_of_size.get(size)):
+        row_of_size: dict[str | None, Any] = dict(zip(SIZES, rows, strict=True))
+        if published := row_of_size.get(size) or PUBLISHED_SMALL.get((task, size)):
             recipe = replace(Recipe.from_row(published, length), half_precision=(size, task) not in FULL_PRECISION)
             return recipe, f"published settings for {task}, {size}"
         row = row_of_size["v1-base"]
@@ -196,23 +187,4 @@ def find_recipe(task: str, size: str | None, width: int = BASE_WIDTH, sift: bool
     if scaled != rate:
         source += f", learning rate x {scaled / rate:.3g} {reason}"
         recipe = replace(recipe, learning_rate=float(f"{scaled:.3g}"))
-    if outside := outside_grid(recipe, size):
-        source += f"; outside the papers' search grid: {', '.join(outside)}"
     return recipe, source
-
-
-def outside_grid(recipe: Recipe, size: str | None) -> list[str]:
-    """The settings that are not in the papers' search grid for this size, each with what the grid has.
-
-    >>> outside_grid(find_recipe("squad", "v1-large")[0], "v1-large")
-    ['learning rate 1.5e-05 (5e-06 to 1e-05)']
-    """
-    outside = []
-    if recipe.epochs > MAX_EPOCHS:
-        outside.append(f"{recipe.epochs:g} epochs (at most {MAX_EPOCHS})")
-    least, most = GRID_RATES.get(size, (0.0, 1.0))
-    if not least <= recipe.learning_rate <= most:
-        outside.append(f"learning rate {recipe.learning_rate:g} ({least:g} to {most:g})")
-    if not MIN_BATCH <= recipe.batch <= MAX_BATCH:
-        outside.append(f"batch size {recipe.batch} ({MIN_BATCH} to {MAX_BATCH})")
-    return outside
