@@ -28,10 +28,10 @@ from hf_deberta.training.errors import InputError, input_errors
 
 CLS_POSITION = 0
 DEFAULT_STRIDE = 128  # tokens that neighbouring windows share, if the windows are long enough
-MIN_PROBABILITY = 1e-12  # of "no answer", where no run has it among its best
+MIN_PROBABILITY = 1e-12  # of a label or "no answer" that no run has a score for; its logarithm is finite
 NO_SPAN_NULL_ODDS = 1e6  # the null odds of a context without any candidate span
 
-Scores = list[dict[str, float]]
+Scores = list[dict[str, float]]  # of each row, for an ensemble; see ensemble.py
 
 logger = logging.get_logger(__name__)
 
@@ -348,7 +348,15 @@ def find_answers(
             text = "" if null_odds > null_score_diff_threshold else best
             ranked = sorted([*ranked, null], key=lambda span: span.score, reverse=True)
         answers.texts[row_id], answers.predictions[row_id] = best, text
-        answers.nbest[row_id] = _nbest_entries(ranked, context)
+        answers.nbest[row_id] = [
+            {
+                "text": context[span.start : span.end],
+                "probability": probability,
+                "start_logit": span.start_logit,
+                "end_logit": span.end_logit,
+            }
+            for span, probability in zip(ranked, span_probabilities(ranked), strict=True)
+        ]
     return answers
 
 
@@ -413,15 +421,3 @@ def best_spans(
 def span_probabilities(spans: list[AnswerSpan]) -> list[float]:
     """Return the probability of each span among them."""
     return softmax([span.score for span in spans]).tolist() if spans else []
-
-
-def _nbest_entries(ranked: list[AnswerSpan], context: str) -> list[dict[str, Any]]:
-    return [
-        {
-            "text": context[span.start : span.end],
-            "probability": probability,
-            "start_logit": span.start_logit,
-            "end_logit": span.end_logit,
-        }
-        for span, probability in zip(ranked, span_probabilities(ranked), strict=True)
-    ]

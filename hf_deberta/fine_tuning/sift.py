@@ -111,26 +111,8 @@ class PerturbedEmbeddings:
         return x.to(embeddings.dtype), *others
 
     @contextmanager
-    def with_noise(self) -> Iterator[list[torch.Tensor]]:
-        """Add noise to x; yield the list of deltas, which a forward pass fills."""
-        deltas: list[torch.Tensor] = []
-
-        def new_delta(x: torch.Tensor) -> torch.Tensor:
-            deltas.append(self.draw_noise(x).requires_grad_())
-            return deltas[-1]
-
-        with self._perturbed(new_delta):
-            yield deltas
-
-    @contextmanager
-    def with_deltas(self, deltas: list[torch.Tensor]) -> Iterator[None]:
-        """Add these deltas to x, in the order of the calls of LayerNorms in a forward pass."""
-        remaining = iter(deltas)
-        with self._perturbed(lambda x: next(remaining)):
-            yield
-
-    @contextmanager
-    def _perturbed(self, next_delta: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    def perturbed(self, next_delta: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+        """Add `next_delta(x)` to x in each call of a LayerNorm."""
         self.next_delta = next_delta
         try:
             yield
@@ -166,7 +148,13 @@ def sift_loss(
     clean = predictions.logits(outputs)
 
     # 1. Add noise
-    with embeddings.with_noise() as noise, frozen(model):
+    noise: list[torch.Tensor] = []  # of each call of a LayerNorm in the forward pass
+
+    def add_noise(x: torch.Tensor) -> torch.Tensor:
+        noise.append(embeddings.draw_noise(x).requires_grad_())
+        return noise[-1]
+
+    with embeddings.perturbed(add_noise), frozen(model):
         noisy = predictions.logits(model(**without_labels))
         distance = predictions.squared_distance if settings.sift_loss == "mse" else predictions.divergence
         # 2. Move the noise of each token one step towards larger changes of the predictions
@@ -174,10 +162,12 @@ def sift_loss(
         gradients = torch.autograd.grad(loss, noise, allow_unused=True, materialize_grads=True)
     deltas = ascend(noise, [gradient / LOSS_SCALE for gradient in gradients], settings.sift_learning_rate)
     # 3. Predict with that perturbation
-    with embeddings.with_deltas(deltas):
+    remaining = iter(deltas)
+    with embeddings.perturbed(lambda x: next(remaining)):
         perturbed = predictions.logits(model(**without_labels))
     # 4. Compare with the clean predictions
-    return predictions.mean_divergence(perturbed, clean) * share_of_batch(inputs, num_items_in_batch)
+    divergence = mean_over_items(predictions.divergences(perturbed, clean), predictions.counted)
+    return divergence * share_of_batch(inputs, num_items_in_batch)
 
 
 def ascend(deltas: list[torch.Tensor], gradients: list[torch.Tensor], rate: float) -> list[torch.Tensor]:
@@ -240,9 +230,6 @@ class Predictions:
             return (logits - others).square().sum(-1)
         divergence = binary_kl_divergence if self.kind == "labels" else kl_divergence
         return divergence(logits, others.detach()) + divergence(others, logits.detach())
-
-    def mean_divergence(self, logits: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-        return mean_over_items(self.divergences(logits, others), self.counted)
 
     def divergence(self, logits: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
         """The sum: the perturbation of a row must not depend on the other rows of its batch."""
@@ -367,7 +354,8 @@ class SiftTrainer(Trainer):
                 "accelerate launch --multi_gpu, or set CUDA_VISIBLE_DEVICES to one of them"
             )
         embedding_layer_norms(cast(nn.Module, self.model), self.sift.sift_layer)  # fails if there is none
-        self.recent_losses, self.all_losses = LossParts(), LossParts()  # since the last log, and since training began
+        # means since the last log, and since training began
+        self.losses = {"loss": LossParts(), "train_loss": LossParts()}
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -389,17 +377,18 @@ class SiftTrainer(Trainer):
             # Trainer may have divided the loss by the number of micro-batches: do the same with its parts
             whole = self.last_losses[0] + self.sift.sift_lambda * self.last_losses[1]
             parts = self.last_losses * (loss / whole).where(whole != 0, 0)
-            for losses in (self.recent_losses, self.all_losses):
-                losses.add(parts, 1 / self.current_gradient_accumulation_steps)
+            for losses in self.losses.values():
+                losses.sums = losses.sums + parts
+                losses.steps += 1 / self.current_gradient_accumulation_steps
         return loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        for name, losses in (("loss", "recent_losses"), ("train_loss", "all_losses")):
-            if self.sift is not None and name in logs and getattr(self, losses).steps:
-                task_loss, adversarial = self.accelerator.reduce(getattr(self, losses).means(), "mean").tolist()
+        for name, losses in self.losses.items() if self.sift is not None else ():
+            if name in logs and losses.steps:
+                means = self.accelerator.reduce(losses.sums / losses.steps, "mean")
                 prefix = name.removesuffix("loss")
-                logs.update({f"{prefix}task_loss": task_loss, f"{prefix}sift_loss": adversarial})
-                setattr(self, losses, LossParts())
+                logs |= dict(zip((f"{prefix}task_loss", f"{prefix}sift_loss"), means.tolist(), strict=True))
+                self.losses[name] = LossParts()
         super().log(logs, start_time)
 
 
@@ -407,12 +396,5 @@ class SiftTrainer(Trainer):
 class LossParts:
     """Sums over training steps of the loss of the task and the adversarial loss, kept on the device."""
 
-    sums: torch.Tensor | None = None  # [2]
+    sums: torch.Tensor | float = 0.0  # [2]
     steps: float = 0.0
-
-    def add(self, parts: torch.Tensor, steps: float) -> None:
-        self.sums = parts if self.sums is None else self.sums + parts
-        self.steps += steps
-
-    def means(self) -> torch.Tensor:
-        return torch.zeros(2) if self.sums is None else self.sums / self.steps

@@ -20,6 +20,7 @@ from scipy.special import expit, softmax
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, PreTrainedTokenizerBase
 
 from hf_deberta import HfDebertaForSequenceClassification
+from hf_deberta.fine_tuning.answer_spans import MIN_PROBABILITY, Scores
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
 from hf_deberta.fine_tuning.splits import DataArguments, find_task_name
 from hf_deberta.fine_tuning.task_model import ModelArguments, label_fields, labels_in_checkpoint_order
@@ -27,9 +28,6 @@ from hf_deberta.fine_tuning.tasks.submission import write_json_lines
 from hf_deberta.training.data_files import read_table
 from hf_deberta.training.errors import InputError
 
-Scores = list[dict[str, float]]  # of each row, for an ensemble; see ensemble.py
-
-MIN_PROBABILITY = 1e-12  # of a label that no run has a score for; its logarithm is finite
 VALUE = "value"  # the name of a number in the scores of a regression
 
 
