@@ -85,11 +85,9 @@ def inference(model: Any, ids: torch.Tensor) -> torch.Tensor:
         return model(ids).last_hidden_state
 
 
-def training_step(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    states = model(ids).last_hidden_state
-    states.float().square().mean().backward()
+def training_step(model: Any, ids: torch.Tensor) -> None:
+    model(ids).last_hidden_state.float().square().mean().backward()
     model.zero_grad()
-    return states.detach()
 
 
 def largest_difference(states: list[torch.Tensor]) -> float:

@@ -152,7 +152,7 @@ def unfinished_shards(shards: dict[Path, Path]) -> dict[Path, Path]:
 def base_folder(pattern: str) -> Path:
     parts = Path(pattern).absolute().parts
     fixed = next((number for number, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
-    return Path(*parts[: min(fixed, len(parts) - 1)])
+    return Path(*parts[:fixed])
 
 
 @contextmanager

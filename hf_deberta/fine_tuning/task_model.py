@@ -82,11 +82,7 @@ class ModelArguments:
 
     def load_options(self) -> dict[str, Any]:
         """Keyword arguments of `from_pretrained`."""
-        return {
-            **self.download_options(),
-            "revision": self.model_revision,
-            "trust_remote_code": self.trust_remote_code,
-        }
+        return {**config_options(self), "trust_remote_code": self.trust_remote_code}
 
     def download_options(self) -> dict[str, Any]:
         return {"cache_dir": self.cache_dir, "token": self.token}

@@ -9,7 +9,6 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -268,14 +267,7 @@ class Corpus:
             deduplication = ExactDeduplication()
             batches, counts = deduplication.without_duplicates(batches), deduplication.counts
         documents = (ids for batch in batches if batch for ids in encode(tokenizer, batch))
-        new_folders = [path for path in (folder.parent, *folder.parent.parents) if not path.exists()]
-        try:
-            token_file = write_token_file(folder, documents, len(tokenizer), fingerprint, counts)
-        except InputError:
-            with suppress(OSError):
-                for path in new_folders:
-                    path.rmdir()
-            raise
+        token_file = write_token_file(folder, documents, len(tokenizer), fingerprint, counts)
         if counts:
             logger.info(
                 f"{split}: {counts['duplicates']:,} documents ({counts['duplicate_characters']:,} characters) came "

@@ -96,9 +96,7 @@ class Masking:
         rng = np.random.default_rng(np.random.SeedSequence(key))
         positions, word = number_words(ids, self.vocabulary, self.whole_words)
         words = word[-1] + 1 if len(word) else 0
-        chosen = positions
-        if words:
-            chosen = positions[choose_words(words, self.mlm_probability, self.max_ngram, rng)[word]]
+        chosen = positions[choose_words(words, self.mlm_probability, self.max_ngram, rng)[word]]
         labels = np.full(len(ids), IGNORED, dtype=np.int64)
         labels[chosen] = ids[chosen]
         draws = rng.random(len(chosen))

@@ -87,13 +87,7 @@ class Recipe:
 
 
 def find_recipe(source: str, objective: str, model: str | None) -> Recipe:
-    """Return the settings of a published run.
-
-    Args:
-        source: "paper" or "released".
-        objective: "mlm" or "rtd".
-        model: a row of the table; an InputError lists the rows if there is no such row.
-    """
+    """Return the settings of a published run: "paper" or "released", "mlm" or "rtd", and a model of the table."""
     rows = PUBLISHED[source, objective]
     if model not in rows:
         kind = "published" if source == "paper" else "released"
