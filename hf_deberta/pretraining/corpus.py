@@ -39,6 +39,11 @@ FILE_TYPES = {name: name for name in ("txt", "json", "csv", "tsv", "parquet")} |
 DOCUMENTS_PER_BATCH = 1000  # tokenized together
 MAX_TOKENIZER_DOCUMENTS = 1_000_000  # the most documents that a tokenizer is trained on
 EVALUATION_SPLITS = ("validation", "test")
+CHOICES = {
+    "stopping_strategy": STOPPING_STRATEGIES,
+    "sample_by": ("line", "paragraph", "document"),
+    "tokenizer_type": KINDS,
+}
 TOKENIZER_FLAGS = "trained_with.json"  # beside a trained tokenizer: the flags it was trained with
 
 logger = logging.get_logger(__name__)
@@ -116,14 +121,9 @@ class CorpusArguments:
             raise InputError(
                 "weights in --dataset_name and --stopping_strategy are for several data sets: leave them out"
             )
-        if self.stopping_strategy not in STOPPING_STRATEGIES:
-            raise InputError(
-                f"--stopping_strategy must be one of {', '.join(STOPPING_STRATEGIES)}, not {self.stopping_strategy!r}"
-            )
-        if self.sample_by not in ("line", "paragraph", "document"):
-            raise InputError(f"--sample_by must be line, paragraph or document, not {self.sample_by!r}")
-        if self.tokenizer_type not in KINDS:
-            raise InputError(f"--tokenizer_type must be {' or '.join(KINDS)}, not {self.tokenizer_type!r}")
+        for flag, choices in CHOICES.items():
+            if getattr(self, flag) not in choices:
+                raise InputError(f"--{flag} must be one of {', '.join(choices)}, not {getattr(self, flag)!r}")
         share = self.validation_split_percentage
         if not 0 <= share < 100:
             raise InputError(f"--validation_split_percentage must be in [0, 100), not {share}")
@@ -154,19 +154,15 @@ class Corpus:
     def _load(self) -> dict[str, Documents]:
         args = self.arguments
         options: dict[str, Any] = {"streaming": args.streaming, "cache_dir": self.cache_dir}
-        splits: dict[str, Documents]
+        splits: dict[str, Documents] = {}
         if args.dataset_name is not None:
             names = [replace(part, config=part.config or args.dataset_config_name) for part in args.datasets]
             hub_options = {**options, "token": self.token}
             splits = load_datasets(names, args.text_column, args.stopping_strategy, hub_options)
-        else:
-            files = {"train": args.train_file, "validation": args.validation_file, "test": args.test_file}
-            warn_of_shared_files({split: expand_patterns(names) for split, names in files.items() if names})
-            splits = {"train": read_files(args.train_file or [], args, options)}
-        if args.validation_file is not None:
-            splits["validation"] = read_files(args.validation_file, args, options)
-        if args.test_file is not None:
-            splits["test"] = read_files(args.test_file, args, options)
+        given = {"train": args.train_file, "validation": args.validation_file, "test": args.test_file}
+        files = {split: expand_patterns(patterns) for split, patterns in given.items() if patterns}
+        warn_of_shared_files(files)
+        splits |= {split: read_files(paths, args, options) for split, paths in files.items()}
         if "validation" not in splits and args.validation_split_percentage > 0:
             splits |= self._split_off_validation(splits["train"])
         for split, documents in splits.items():
@@ -361,9 +357,8 @@ def expand_patterns(patterns: Iterable[str]) -> list[str]:
     return files
 
 
-def read_files(patterns: list[str], args: CorpusArguments, options: dict[str, Any]) -> Documents:
+def read_files(files: list[str], args: CorpusArguments, options: dict[str, Any]) -> Documents:
     """Read the documents of files, which must all have the same type."""
-    files = expand_patterns(patterns)
     types = {FILE_TYPES.get(Path(file).name.removesuffix(".gz").rpartition(".")[2].lower()) for file in files}
     if len(types) > 1 or None in types:
         raise InputError(f"all files must have the same type ({', '.join(FILE_TYPES)}), not {', '.join(files[:5])}")

@@ -253,8 +253,8 @@ def test_two_processes_train_a_tokenizer(text_file, tmp_path, monkeypatch):
     [
         ({}, "either --train_file or --dataset_name"),
         ({"train_file": ["a.txt"], "dataset_name": ["b"]}, "either --train_file or --dataset_name"),
-        ({"train_file": ["a.txt"], "sample_by": "word"}, "line, paragraph or document, not 'word'"),
-        ({"train_file": ["a.txt"], "tokenizer_type": "word"}, "unigram or bpe, not 'word'"),
+        ({"train_file": ["a.txt"], "sample_by": "word"}, "line, paragraph, document, not 'word'"),
+        ({"train_file": ["a.txt"], "tokenizer_type": "word"}, "unigram, bpe, not 'word'"),
         ({"train_file": ["a.txt"], "validation_split_percentage": 100}, r"in \[0, 100\), not 100"),
     ],
 )
