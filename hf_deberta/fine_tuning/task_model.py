@@ -204,19 +204,16 @@ def replace_classifier(model: PreTrainedModel, args: ModelArguments) -> set[str]
 
 def initialize(model: PreTrainedModel, module: nn.Module) -> None:
     """Initialize a module as in a new model, also if weights were loaded into it."""
-    with whole_parameters(module):
+    whole: AbstractContextManager = nullcontext()
+    if is_deepspeed_zero3_enabled():  # which divides parameters among processes
+        zero = sys.modules["deepspeed"].zero
+        whole = zero.GatheredParameters(list(module.parameters()), modifier_rank=0)  # what the main process writes
+    with whole:
         for submodule in module.modules():
             part: Any
             for part in (submodule, *submodule.parameters(recurse=False)):
                 part._is_hf_initialized = False  # set by from_pretrained; _init_weights skips what has it
             model._init_weights(submodule)
-
-
-def whole_parameters(module: nn.Module) -> AbstractContextManager:
-    """Gather the parameters, which ZeRO-3 divides among processes, and keep what the main process writes to them."""
-    if not is_deepspeed_zero3_enabled():
-        return nullcontext()
-    return sys.modules["deepspeed"].zero.GatheredParameters(list(module.parameters()), modifier_rank=0)
 
 
 # Labels

@@ -51,7 +51,13 @@ def strided_loss(model: PreTrainedModel, ids: torch.Tensor, length: int, stride:
     token has at least `length - stride` tokens of context, except in the first window. The very first token has no
     context and is not scored; with `stride == length` that is true of each window's first token.
     """
-    check_windows(ids, length, stride)
+    if ids.dim() != 1 or len(ids) < 2:
+        raise ValueError(f"ids must be one sequence [T] of at least 2 tokens, not {tuple(ids.shape)}")
+    if length < 2 or not 1 <= stride <= length:
+        raise ValueError(
+            "a window needs a length of at least 2 and a stride from 1 to its length, not "
+            f"length {length}, stride {stride}"
+        )
     ids, training = ids.to(model.device), model.training
     model.eval()
     total, scored, seen = 0.0, 0, 0
@@ -67,13 +73,3 @@ def strided_loss(model: PreTrainedModel, ids: torch.Tensor, length: int, stride:
             break
     model.train(training)
     return total, scored
-
-
-def check_windows(ids: torch.Tensor, length: int, stride: int) -> None:
-    if ids.dim() != 1 or len(ids) < 2:
-        raise ValueError(f"ids must be one sequence [T] of at least 2 tokens, not {tuple(ids.shape)}")
-    if length < 2 or not 1 <= stride <= length:
-        raise ValueError(
-            "a window needs a length of at least 2 and a stride from 1 to its length, not "
-            f"length {length}, stride {stride}"
-        )

@@ -417,16 +417,15 @@ def sample_tokens(
     >>> sample_tokens(states, model.lm_predictions.lm_head, temperature=1.0, vocab_size=model.config.vocab_size)
     """
     size = max(MIN_CHUNK_TOKENS, MAX_CHUNK_LOGITS // vocab_size)
-    return torch.cat([sample_from_logits(head(chunk), temperature) for chunk in states.split(size)])
-
-
-def sample_from_logits(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Sample a token [M] for each row of logits [M, vocab_size]."""
-    if temperature == 0:
-        return logits.argmax(-1)
-    # The Gumbel-max trick: unlike torch.multinomial it does not synchronize with the device.
-    noise = torch.empty_like(logits, dtype=torch.float32).exponential_().log_()
-    return (logits.float() / temperature).sub_(noise).argmax(-1)
+    tokens = []
+    for chunk in states.split(size):
+        logits = head(chunk)
+        if temperature != 0:
+            # The Gumbel-max trick: unlike torch.multinomial it does not synchronize with the device.
+            noise = torch.empty_like(logits, dtype=torch.float32).exponential_().log_()
+            logits = (logits.float() / temperature).sub_(noise)
+        tokens.append(logits.argmax(-1))
+    return torch.cat(tokens)
 
 
 def count_predictions(masked: torch.Tensor, labels: torch.Tensor, best: torch.Tensor) -> dict[str, torch.Tensor]:
