@@ -278,7 +278,7 @@ def score_shard(classifier: TextClassifier, source: Path, target: Path) -> Shard
         with explain_file_errors(target, "written"), unique_unfinished_file(target) as file:
             kind = ParquetRows if format_of(source) == ".parquet" else JsonRows
             rows: Any = kind(source, file, classifier.settings, classifier.labels)
-            with closing(rows), closing(one_ahead(tokenized_windows(classifier, rows, source))) as windows:
+            with closing(rows), closing(one_ahead(tokenized_windows(classifier, rows))) as windows:
                 for window, encoded, good in windows:
                     rows.write(window, new_values(classifier, encoded, good))
                     tokens = sum(len(row["input_ids"]) for row in encoded)
@@ -303,7 +303,7 @@ def unique_unfinished_file(target: Path) -> Iterator[IO[bytes]]:
         path.unlink(missing_ok=True)
 
 
-def tokenized_windows(classifier: TextClassifier, rows: Any, source: Path) -> Iterator[tuple[Any, list, list[bool]]]:
+def tokenized_windows(classifier: TextClassifier, rows: Any) -> Iterator[tuple[Any, list, list[bool]]]:
     """Yield windows, the inputs of their good rows, and which rows are good."""
     first = 1
     for window in rows.windows():
@@ -312,8 +312,8 @@ def tokenized_windows(classifier: TextClassifier, rows: Any, source: Path) -> It
         bad = next((number for number, problem in enumerate(problems) if problem), None)
         if bad is not None and not classifier.settings.skip_bad_rows:
             raise InputError(
-                f"{source}, {rows.unit} {first + bad} has a bad text: {problems[bad]}; --skip_bad_rows gives such rows "
-                "a null label"
+                f"{rows.path}, {rows.unit} {first + bad} has a bad text: {problems[bad]}; --skip_bad_rows gives such "
+                "rows a null label"
             )
         good = [problem is None for problem in problems]
         kept = [[text for text, is_good in zip(column, good, strict=True) if is_good] for column in texts]
