@@ -53,6 +53,13 @@ class FineTuningArguments(RunArguments):
     save_strategy: str | SaveStrategy = "epoch"
     save_total_limit: int | None = 1
     load_best_model_at_end: bool = True
+    output_dir: str | None = field(
+        default=None,
+        metadata={
+            "help": "Folder for the model, its card, metrics and predictions. Repeat the command to resume there. "
+            "(default: trainer_output; with --demo: demo_output/<task>)"
+        },
+    )
     do_train: bool = field(
         default=False,
         metadata={

@@ -50,8 +50,10 @@ class PretrainingTrainer(RunTrainer):
                 self.log_metrics(name, metrics)
                 self.save_metrics(name, metrics)
         if saved:
+            self.create_model_card()
             self.save_state()  # with the metrics of the evaluation
-        self.write_card_and_push()
+        if self.args.push_to_hub:
+            self.push_to_hub()
         self.end()
 
     def final_metrics(self, name: str, rows: TokenRows) -> dict[str, float]:

@@ -23,6 +23,7 @@ from typing import Any, cast
 
 from torch import nn
 from transformers import PreTrainedModel, Trainer, TrainerState, TrainingArguments
+from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.utils import logging
 
@@ -190,6 +191,12 @@ class AtomicCheckpointsMixin(Trainer):
     def load_final_model(self) -> None:
         """Load the state and the final model that a finished run has left in `output_dir`."""
         folder = Path(str(self.args.output_dir))
+        if is_deepspeed_zero3_enabled():  # parameters that are divided among processes would not be copied
+            raise InputError(
+                f"the run in {folder} is finished, and with ZeRO-3 its model is not loaded again: evaluate it with "
+                "--do_train false and --model_name_or_path (--discriminator_name_or_path), or start over with "
+                "--resume_from_checkpoint false"
+            )
         self.state = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
         # not Trainer._load_from_checkpoint, which under FSDP needs files that a finished model does not have
         cast(nn.Module, self.model).load_state_dict(self.read_final_model().state_dict())

@@ -22,7 +22,7 @@ from datasets import Dataset
 from transformers import TrainingArguments
 from transformers.utils import logging
 
-from hf_deberta.training.checkpoints import ARCHIVE, archive_checkpoints, checkpoints_by_step
+from hf_deberta.training.checkpoints import ARCHIVE, TRAINER_STATE_NAME, archive_checkpoints, checkpoints_by_step
 from hf_deberta.training.errors import InputError
 from hf_deberta.training.json_files import DamagedFileError, read_json_object, write_json
 
@@ -80,8 +80,8 @@ class RunArguments(TrainingArguments):
     output_dir: str | None = field(
         default=None,
         metadata={
-            "help": "Folder for the model, its card, metrics and predictions. Repeat the command to resume there. "
-            "(default: trainer_output; with --demo: demo_output/<task>)"
+            "help": "Folder for the model, its card, checkpoints and metrics. Repeat the command to resume there. "
+            "(default: trainer_output)"
         },
     )
     resume_from_checkpoint: str | None = field(
@@ -148,6 +148,8 @@ def record_run(args: RunArguments, settings: dict[str, Any], same_run: bool) -> 
     With `--resume_from_checkpoint false` the run starts over: the checkpoints of the previous one are moved to
     `_before`, its metrics and its scores for an ensemble are deleted.
 
+    If the run is a new one, the state of a finished run is deleted.
+
     Args:
         same_run: whether `compare_with_recorded_run` has found this run there.
     """
@@ -164,6 +166,8 @@ def record_run(args: RunArguments, settings: dict[str, Any], same_run: bool) -> 
                 logger.warning(f"Deleted results of the previous run: {', '.join(path.name for path in results)}.")
             for path in results:
                 path.unlink(missing_ok=True)  # another machine may have been faster
+        if not same_run:
+            (folder / TRAINER_STATE_NAME).unlink(missing_ok=True)  # it says that another run has finished
         write_json(folder / "run.json", settings)
     processes.wait_for_everyone()
 

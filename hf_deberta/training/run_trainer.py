@@ -6,9 +6,10 @@
 """
 
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
-from transformers import TrainerState
+from transformers import EarlyStoppingCallback, TrainerState
 from transformers.utils import logging
 
 from hf_deberta.training.checkpoints import (
@@ -83,12 +84,11 @@ class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, AtomicC
             logger.info(f"{folder} holds this run, and it is finished: nothing is trained")
             self.load_final_model()
             return False
-        checkpoint = last_checkpoint(self.args)
+        result = self.train(resume_from_checkpoint=last_checkpoint(self.args))
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            for path in (folder / TRAINER_STATE_NAME, *self._cards()):  # of an earlier run
+            for path in (folder / TRAINER_STATE_NAME, *self._cards()):  # of an earlier training
                 path.unlink(missing_ok=True)
-        result = self.train(resume_from_checkpoint=checkpoint)
         self.save_model()
         if self.trained:  # otherwise means over no step
             self.log_metrics("train", result.metrics)
@@ -96,9 +96,9 @@ class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, AtomicC
         return True
 
     def _has_finished(self) -> bool:
-        """Return whether this run has finished in `output_dir`, and is not to become longer.
+        """Return whether this run has finished in `output_dir`: not if it stopped early, or is to become longer.
 
-        An InputError if its files are damaged, or too few steps were made, and there is no checkpoint to go on from.
+        An InputError if its files are damaged, or if it is to become longer, and there is no checkpoint to go on from.
         """
         folder = self.args.output_folder
         end, damage = inspect_finished_run(folder, self.final_models)
@@ -106,28 +106,29 @@ class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, AtomicC
             require_checkpoint(folder, damage)
         if end is not RunEnd.WHOLE:
             return False
-        finished = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME)).max_steps
-        *_, steps = self.set_initial_training_values(self.args, self.get_train_dataloader())
-        if finished < steps and not checkpoints_by_step(folder):
+        state = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
+        steps = state.max_steps
+        if self.may_grow:
+            *_, steps = self.set_initial_training_values(self.args, self.get_train_dataloader())
+        may_stop_early = any(
+            isinstance(callback, EarlyStoppingCallback) for callback in self.callback_handler.callbacks
+        )
+        if state.global_step >= steps or (may_stop_early and state.max_steps >= steps):
+            return True
+        can_go_on = bool(checkpoints_by_step(folder))
+        if not can_go_on and state.max_steps < steps:
             raise InputError(
-                f"{folder} holds a finished run of {finished} steps without checkpoints, which cannot become longer "
-                f"({steps} steps): train its model further with --model_name_or_path and another --output_dir, or "
-                "start over with --resume_from_checkpoint false"
+                f"{folder} holds a finished run of {state.global_step} steps without checkpoints, which cannot become "
+                f"longer ({steps} steps): train its model further with --model_name_or_path and another --output_dir, "
+                "or start over with --resume_from_checkpoint false"
             )
-        return finished >= steps
-
-    def write_card_and_push(self) -> None:
-        """Push the model with its card on request; otherwise write the card, unless the trained model has it."""
-        has_card = all(card.exists() and "generated_from_trainer" in card.read_text("utf-8") for card in self._cards())
-        if self.args.push_to_hub:
-            self.push_to_hub()
-        elif self.args.do_train and (self.trained or not has_card):  # `save_model` writes a card without the training
-            self.create_model_card()
+        return not can_go_on
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write our cards, which contain what `Trainer` passes here."""
         for card in self._cards():
-            write_training_card(self, **self.card_fields, folder=card.parent)
+            if card.parent.is_dir():
+                write_training_card(self, **self.card_fields, folder=card.parent)
 
-    def _cards(self) -> list[Any]:
+    def _cards(self) -> list[Path]:
         return [self.args.output_folder / model / "README.md" for model in self.final_models]

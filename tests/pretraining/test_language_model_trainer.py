@@ -8,7 +8,7 @@ import pytest
 import torch
 from numerics import assert_same_by_name
 from tiny_trainers import language_model_trainer as trainer
-from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from hf_deberta import HfDebertaForMaskedLM
 from hf_deberta.pretraining import trainer as trainer_module
@@ -128,6 +128,47 @@ def test_a_finished_run_is_not_trained_again(tmp_path, caplog, length):
     run()
     assert "is damaged (config.json cannot be read (Expecting property name" in caplog.text
     assert HfDebertaForMaskedLM.from_pretrained(tmp_path).config.hidden_size
+
+
+class StopAt(TrainerCallback):
+    def __init__(self, step: int, error: type[Exception] | None = None) -> None:
+        self.step, self.error = step, error
+
+    def on_step_end(self, args, state, control, **kwargs) -> None:
+        if state.global_step == self.step and self.error is not None:
+            raise self.error
+        control.should_training_stop |= state.global_step == self.step
+
+
+def test_a_run_that_stopped_early_goes_on(tmp_path):
+    """As after a signal with --enable_jit_checkpoint: the model was saved, but not all steps were made."""
+    fields = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "arguments_class": PretrainingArguments}
+    first = trainer(tmp_path, "mlm", **fields)
+    first.add_callback(StopAt(2))
+    first.train_and_evaluate()
+    again = trainer(tmp_path, "mlm", **fields)
+    again.train_and_evaluate()
+    assert (first.state.global_step, again.state.global_step, again.trained) == (2, 4, True)
+
+
+def test_a_failed_attempt_leaves_a_finished_run_as_it_is(tmp_path):
+    """And a card that the user has written stays when the command is repeated."""
+    fields = {"save_strategy": "steps", "save_steps": 2, "arguments_class": PretrainingArguments}
+    trainer(tmp_path, "mlm", max_steps=2, **fields).train_and_evaluate()
+    (tmp_path / "README.md").write_text("my card")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    failing = trainer(tmp_path, "mlm", max_steps=4, **fields)
+    failing.add_callback(StopAt(3, MemoryError))
+    with pytest.raises(MemoryError):
+        failing.train_and_evaluate()
+    after = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    assert {name for name in before if after.get(name) != before[name]} == {"run.json"}
+    longer = trainer(tmp_path, "mlm", max_steps=4, **fields)
+    longer.train_and_evaluate()
+    assert longer.state.global_step == 4 and "## Training" in (tmp_path / "README.md").read_text()
+    (tmp_path / "README.md").write_text("my card")
+    trainer(tmp_path, "mlm", max_steps=4, **fields).train_and_evaluate()
+    assert (tmp_path / "README.md").read_text() == "my card"
 
 
 def test_a_finished_run_without_checkpoints_is_evaluated_only(tmp_path, caplog):
