@@ -80,18 +80,6 @@ def test_token_changes_only_itself_and_later_tokens_of_its_document(layout, vari
         assert differs[attends].all()
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("layout", ["right padding", "left padding", "position_ids that restart", "cu_seq_lens_q"])
-@torch.no_grad()
-def test_padded_and_packed_documents_equal_separate_ones(layout, variant):
-    model, (inputs, documents) = causal_model(**VARIANTS[variant]).eval(), LAYOUTS[layout]
-    logits = model(**inputs).logits
-    for row, numbers in enumerate(documents):
-        for number in numbers[numbers >= 0].unique():
-            alone = model(inputs["input_ids"][row, numbers == number][None]).logits[0]
-            torch.testing.assert_close(logits[row, numbers == number], alone)
-
-
 @pytest.mark.parametrize("length", [300, 600])
 @torch.no_grad()
 def test_long_rows_have_the_same_logits_by_both_backends(length):

@@ -295,35 +295,6 @@ def test_packed_documents_equal_separate_ones(model_class, variant, how):
     torch.testing.assert_close(first_tensor(model(**row)), separate)
 
 
-def test_sequence_classification_gives_one_row_per_packed_document():
-    model = tiny_model(HfDebertaForSequenceClassification, num_labels=3).eval()
-    row, documents = packed((7, 1, 12, 5), "cu_seq_lens_q")
-    separate = torch.cat([model(document).logits for document in documents])
-    labels = torch.tensor([0, 2, 1, 1])
-    output = model(**row, labels=labels)
-    assert output.logits.shape == (4, 3)
-    torch.testing.assert_close(output.logits, separate)
-    expected = torch.nn.functional.cross_entropy(separate.float(), labels)
-    torch.testing.assert_close(output.loss, expected)
-
-
-@pytest.mark.parametrize("how", ["cu_seq_lens_q", "position_ids"])
-@pytest.mark.parametrize("model_class", [HfDebertaForMaskedLM, HfDebertaForPreTraining], ids=name_of)
-def test_packed_documents_train_like_separate_ones(model_class, how):
-    model = tiny_model(model_class)
-    row, documents = packed((7, 1, 12, 5), how)
-    loss, found = trained(model, **with_labels(model_class, row))
-    items = int((with_labels(model_class, row)["labels"] != -100).sum())
-    model.zero_grad()
-    total = 0
-    for document in documents:
-        part = model(**with_labels(model_class, {"input_ids": document}), num_items_in_batch=items).loss
-        part.backward()
-        total = total + part.detach()
-    assert_equal_but_for_rounding(loss, total)
-    assert_same_by_name(found, {name: parameter.grad for name, parameter in model.named_parameters()})
-
-
 # ---- number of positions -------------------------------------------------------------------------------------------
 
 IDS = tiny_inputs()["input_ids"]
