@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import transformers
 from numerics import (
     V1_ATTENTION,
     assert_equal_but_for_rounding,
@@ -26,7 +25,6 @@ from hf_deberta import (
     HfDebertaModel,
 )
 from hf_deberta.model.modeling_hf_deberta import HfDebertaLayer
-from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 
 HEADS = [
     HfDebertaModel,
@@ -415,22 +413,6 @@ def test_tied_weights_are_written_once(tmp_path):
 
 
 # ---- pipelines, compiling, devices -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("emd_steps", [0, 2], ids=["no decoder", "decoder"])
-def test_fill_mask_pipeline(emd_steps):
-    sentences = ["the [MASK] sat on a mat", "a [MASK] ran"]
-    tokenizer = train_tokenizer(sentences * 9, 280, "bpe")
-    model = tiny_model(HfDebertaForMaskedLM, dtype=torch.float32, vocab_size=len(tokenizer), emd_steps=emd_steps).eval()
-    fill = transformers.pipeline("fill-mask", model=model, tokenizer=tokenizer, device="cpu")
-    for sentence, answers in zip(sentences, fill(sentences, batch_size=2, top_k=3), strict=True):
-        encoded = tokenizer(sentence, return_tensors="pt")
-        masked = (encoded["input_ids"] == tokenizer.mask_token_id)[0]
-        with torch.no_grad():
-            probabilities = model(**encoded).logits[0, masked].softmax(-1)[0]
-        expected = probabilities.topk(3)
-        assert [answer["token"] for answer in answers] == expected.indices.tolist()
-        torch.testing.assert_close(torch.tensor([answer["score"] for answer in answers]), expected.values)
 
 
 COMPILED = {
