@@ -159,23 +159,6 @@ def test_rows_of_one_token_have_no_loss():
     assert causal_model()(INPUTS["input_ids"][:, :1], labels=INPUTS["input_ids"][:, :1]).loss == 0
 
 
-@pytest.mark.usefixtures("unpad_tiny_models")
-def test_gradients_of_both_tasks_add_up():
-    """DeBERTa-MT: the sum of the causal and the masked loss, on the same weights."""
-    model = causal_model()
-    masked = INPUTS["input_ids"].masked_fill(INPUTS["input_ids"] % 4 == 0, 3)
-    labels = INPUTS["input_ids"].masked_fill(INPUTS["input_ids"] % 4 > 0, -100)
-    tasks = [
-        {"input_ids": INPUTS["input_ids"], "labels": INPUTS["input_ids"]},
-        {"input_ids": masked, "labels": labels, "causal": False},
-    ]
-    parts = [train_step(model, attention_mask=INPUTS["attention_mask"], **task)[1] for task in tasks]
-    model.zero_grad()
-    sum(model(attention_mask=INPUTS["attention_mask"], **task).loss for task in tasks).backward()
-    joint = {name: parameter.grad for name, parameter in model.named_parameters()}
-    assert_same_by_name(joint, {name: parts[0][name] + parts[1][name] for name in joint})
-
-
 # ---- generation --------------------------------------------------------------------------------------------------
 
 MODES = {
