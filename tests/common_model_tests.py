@@ -15,11 +15,8 @@ from __future__ import annotations
 
 import argparse
 import copy
-import csv
-import datetime
 import importlib
 import os
-import platform
 import subprocess
 import sys
 import tarfile
@@ -290,41 +287,19 @@ def reason_of(report: Any) -> str:
     if report.outcome == "skipped" and isinstance(report.longrepr, tuple):
         return report.longrepr[2].removeprefix("Skipped: ")
     crash = getattr(report.longrepr, "reprcrash", None)
-    return shorten(" ".join(crash.message.split())) if crash else ""
+    return " ".join(crash.message.split())[-300:] if crash else ""  # an assertion may print state dicts first
 
 
-def shorten(text: str, limit: int = 300) -> str:
-    """Return both ends of a long text: an assertion may print whole state dicts before its message."""
-    if len(text) <= limit:
-        return text
-    return f"{text[: limit // 2]} ... {text[-limit // 2 :]}"
-
-
-def count_outcomes(outcomes: Outcomes) -> list[list[Any]]:
-    """Print and return rows [family, classes, passed, skipped, failed]."""
+def count_outcomes(outcomes: Outcomes) -> list[dict[str, str]]:
+    """Print and return the number of tests that passed, were skipped and failed, of each family and side."""
     rows = []
-    print(f"\n{'family':10} {'classes':12} {'passed':>6} {'skipped':>8} {'failed':>7}")
     for family in FAMILIES:
         for side in SIDES:
             number = Counter(outcome for outcome, _ in outcomes.results_of_case(case_name(family, side)).values())
-            counts = [number[outcome] for outcome in ("passed", "skipped", "failed")]
-            rows.append([family, side, *counts])
-            print(f"{family:10} {side:12} {counts[0]:6} {counts[1]:8} {counts[2]:7}")
+            counts = {outcome: str(number[outcome]) for outcome in ("passed", "skipped", "failed")}
+            rows.append({"family": family, "classes": side, **counts})
+            print(f"{family:10} {side:12}", *(f"{count:>4} {outcome}" for outcome, count in counts.items()))
     return rows
-
-
-def write_csv(path: Path, rows: list[list[Any]]) -> None:
-    environment = {
-        "date": datetime.date.today().isoformat(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "python": platform.python_version(),
-        "torch": version("torch"),
-        "transformers": version("transformers"),
-    }
-    with open(path, "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["family", "classes", "passed", "skipped", "failed", *environment])
-        writer.writerows([*row, *environment.values()] for row in rows)
 
 
 def print_worse(outcomes: Outcomes) -> bool:
@@ -373,7 +348,10 @@ def main() -> int:
         raise SystemExit(f"pytest ran no tests or stopped early ({status!r}); --tb short prints the errors")
     rows = count_outcomes(outcomes)
     if arguments.csv:
-        write_csv(arguments.csv, rows)
+        sys.path.append(str(REPOSITORY / "benchmarks"))
+        from timing import environment, write_rows
+
+        write_rows(arguments.csv, [{**row, **environment()} for row in rows], ("family", "classes"))
     return int(print_worse(outcomes))
 
 

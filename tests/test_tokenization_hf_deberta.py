@@ -272,20 +272,6 @@ class TestEveryVersion:
             assert ids[length:] == [tokenizer.pad_token_id] * (len(ids) - length)
             assert types[:length] == [0] * first + [1] * (length - first)
 
-    def test_added_tokens_and_length_limit(self, folders, tmp_path, name):
-        tokenizer = copy.deepcopy(released(folders, name))
-        size = len(tokenizer)
-        assert tokenizer.add_tokens(["<entity>"]) == 1
-        assert tokenizer.add_special_tokens({"extra_special_tokens": ["[ENT]"]}) == 1
-        assert tokenizer.convert_tokens_to_ids(["<entity>", "[ENT]"]) == [size, size + 1]
-        tokenizer.model_max_length = 8
-        tokenizer.save_pretrained(tmp_path)
-        again = HfDebertaTokenizer.from_pretrained(tmp_path)
-        text = "the <entity> fox [ENT] " * 9
-        assert len(again) == size + 2
-        assert again(text, truncation=True)["input_ids"] == tokenizer(text, truncation=True)["input_ids"]
-        assert len(again(text, truncation=True)["input_ids"]) == 8
-
     def test_pickle_and_tokenizer_object(self, folders, name):
         tokenizer = released(folders, name)
         expected = encode(tokenizer)

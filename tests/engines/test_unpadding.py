@@ -43,15 +43,6 @@ def test_real_tokens_in_a_row_in_the_order_of_the_batch():
     assert unpadding_of_counted_mask(lengths_mask(8, 7), 15, 768) is None  # too little padding
 
 
-def test_scatter_reverses_gather():
-    mask = lengths_mask(5, 1, 3)
-    states = torch.randn(3, 5, 2)
-    found = unpadding_of_mask(mask, 768)
-    assert found.gather(states).shape == (1, 9, 2)
-    assert torch.equal(found.scatter(found.gather(states)), states * mask[..., None])
-    assert torch.equal(found.gather(mask), torch.ones(1, 9, dtype=torch.bool))
-
-
 @pytest.mark.parametrize(
     "mask",
     [

@@ -146,18 +146,6 @@ def test_dropout_follows_its_modules():
     assert torch.equal(*(model(**INPUTS).last_hidden_state for _ in range(2)))
 
 
-def test_replicas_of_data_parallel_cache_nothing():
-    """Their weights are plain tensors, not parameters."""
-    model = eval_model()
-    with torch.no_grad():
-        expected = model(**INPUTS).last_hidden_state
-        for module in list(model.modules()):
-            for name, parameter in list(module._parameters.items()):
-                del module._parameters[name]
-                setattr(module, name, None if parameter is None else parameter.detach())
-        torch.testing.assert_close(model(**INPUTS).last_hidden_state, expected)
-
-
 def test_a_training_pass_clears_the_cache():
     model = eval_model()
     with torch.no_grad():

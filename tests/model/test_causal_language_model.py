@@ -80,18 +80,6 @@ def test_token_changes_only_itself_and_later_tokens_of_its_document(layout, vari
         assert differs[attends].all()
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("layout", ["right padding", "left padding", "position_ids that restart", "cu_seq_lens_q"])
-@torch.no_grad()
-def test_padded_and_packed_documents_equal_separate_ones(layout, variant):
-    model, (inputs, documents) = causal_model(**VARIANTS[variant]).eval(), LAYOUTS[layout]
-    logits = model(**inputs).logits
-    for row, numbers in enumerate(documents):
-        for number in numbers[numbers >= 0].unique():
-            alone = model(inputs["input_ids"][row, numbers == number][None]).logits[0]
-            torch.testing.assert_close(logits[row, numbers == number], alone)
-
-
 @pytest.mark.parametrize("length", [300, 600])
 @torch.no_grad()
 def test_long_rows_have_the_same_logits_by_both_backends(length):
@@ -169,23 +157,6 @@ def test_bounded_equals_counted_number_of_labels(variant):
 
 def test_rows_of_one_token_have_no_loss():
     assert causal_model()(INPUTS["input_ids"][:, :1], labels=INPUTS["input_ids"][:, :1]).loss == 0
-
-
-@pytest.mark.usefixtures("unpad_tiny_models")
-def test_gradients_of_both_tasks_add_up():
-    """DeBERTa-MT: the sum of the causal and the masked loss, on the same weights."""
-    model = causal_model()
-    masked = INPUTS["input_ids"].masked_fill(INPUTS["input_ids"] % 4 == 0, 3)
-    labels = INPUTS["input_ids"].masked_fill(INPUTS["input_ids"] % 4 > 0, -100)
-    tasks = [
-        {"input_ids": INPUTS["input_ids"], "labels": INPUTS["input_ids"]},
-        {"input_ids": masked, "labels": labels, "causal": False},
-    ]
-    parts = [train_step(model, attention_mask=INPUTS["attention_mask"], **task)[1] for task in tasks]
-    model.zero_grad()
-    sum(model(attention_mask=INPUTS["attention_mask"], **task).loss for task in tasks).backward()
-    joint = {name: parameter.grad for name, parameter in model.named_parameters()}
-    assert_same_by_name(joint, {name: parts[0][name] + parts[1][name] for name in joint})
 
 
 # ---- generation --------------------------------------------------------------------------------------------------

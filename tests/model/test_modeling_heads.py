@@ -235,11 +235,3 @@ def test_absolute_positions_count_from_the_first_real_token():
     torch.testing.assert_close(model(ids, attention_mask=mask).logits[0, 2:5:2], expected)
     positions = torch.arange(6)[None]
     assert not torch.allclose(model(ids, attention_mask=mask, position_ids=positions).logits[0, 2:5:2], expected)
-
-
-def test_padding_is_no_part_of_a_mention():
-    model, inputs = build("entities")
-    expected = model(**inputs).logits
-    row = LENGTHS.index(3)
-    inputs["entity_indices"][row, 1, 1] = 7  # padding
-    torch.testing.assert_close(model(**inputs).logits, expected)

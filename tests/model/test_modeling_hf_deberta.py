@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import transformers
 from numerics import (
     V1_ATTENTION,
     assert_equal_but_for_rounding,
@@ -26,7 +25,6 @@ from hf_deberta import (
     HfDebertaModel,
 )
 from hf_deberta.model.modeling_hf_deberta import HfDebertaLayer
-from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 
 HEADS = [
     HfDebertaModel,
@@ -295,35 +293,6 @@ def test_packed_documents_equal_separate_ones(model_class, variant, how):
     torch.testing.assert_close(first_tensor(model(**row)), separate)
 
 
-def test_sequence_classification_gives_one_row_per_packed_document():
-    model = tiny_model(HfDebertaForSequenceClassification, num_labels=3).eval()
-    row, documents = packed((7, 1, 12, 5), "cu_seq_lens_q")
-    separate = torch.cat([model(document).logits for document in documents])
-    labels = torch.tensor([0, 2, 1, 1])
-    output = model(**row, labels=labels)
-    assert output.logits.shape == (4, 3)
-    torch.testing.assert_close(output.logits, separate)
-    expected = torch.nn.functional.cross_entropy(separate.float(), labels)
-    torch.testing.assert_close(output.loss, expected)
-
-
-@pytest.mark.parametrize("how", ["cu_seq_lens_q", "position_ids"])
-@pytest.mark.parametrize("model_class", [HfDebertaForMaskedLM, HfDebertaForPreTraining], ids=name_of)
-def test_packed_documents_train_like_separate_ones(model_class, how):
-    model = tiny_model(model_class)
-    row, documents = packed((7, 1, 12, 5), how)
-    loss, found = trained(model, **with_labels(model_class, row))
-    items = int((with_labels(model_class, row)["labels"] != -100).sum())
-    model.zero_grad()
-    total = 0
-    for document in documents:
-        part = model(**with_labels(model_class, {"input_ids": document}), num_items_in_batch=items).loss
-        part.backward()
-        total = total + part.detach()
-    assert_equal_but_for_rounding(loss, total)
-    assert_same_by_name(found, {name: parameter.grad for name, parameter in model.named_parameters()})
-
-
 # ---- number of positions -------------------------------------------------------------------------------------------
 
 IDS = tiny_inputs()["input_ids"]
@@ -444,22 +413,6 @@ def test_tied_weights_are_written_once(tmp_path):
 
 
 # ---- pipelines, compiling, devices -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("emd_steps", [0, 2], ids=["no decoder", "decoder"])
-def test_fill_mask_pipeline(emd_steps):
-    sentences = ["the [MASK] sat on a mat", "a [MASK] ran"]
-    tokenizer = train_tokenizer(sentences * 9, 280, "bpe")
-    model = tiny_model(HfDebertaForMaskedLM, dtype=torch.float32, vocab_size=len(tokenizer), emd_steps=emd_steps).eval()
-    fill = transformers.pipeline("fill-mask", model=model, tokenizer=tokenizer, device="cpu")
-    for sentence, answers in zip(sentences, fill(sentences, batch_size=2, top_k=3), strict=True):
-        encoded = tokenizer(sentence, return_tensors="pt")
-        masked = (encoded["input_ids"] == tokenizer.mask_token_id)[0]
-        with torch.no_grad():
-            probabilities = model(**encoded).logits[0, masked].softmax(-1)[0]
-        expected = probabilities.topk(3)
-        assert [answer["token"] for answer in answers] == expected.indices.tolist()
-        torch.testing.assert_close(torch.tensor([answer["score"] for answer in answers]), expected.values)
 
 
 COMPILED = {

@@ -127,14 +127,6 @@ def test_past_the_largest_distance_in_tree_reads_an_untrained_row(tmp_path, warn
 
 
 @pytest.mark.usefixtures("unpad_tiny_models")
-def test_past_the_largest_distance_v1(tmp_path):
-    theirs = in_tree("v1", "Model", max_position_embeddings=64)
-    inputs = batch(lengths=(150, 90))
-    mine = ours("Model", saved(theirs, tmp_path))
-    assert_same(outputs(theirs, inputs), outputs(mine, inputs), inputs["attention_mask"])
-
-
-@pytest.mark.usefixtures("unpad_tiny_models")
 def test_multiple_choice_v2(tmp_path):
     theirs = in_tree("v2", "ForMultipleChoice")
     inputs = {name: torch.stack([value, value.flip(0)], 1) for name, value in batch(lengths=(9, 9, 6)).items()}

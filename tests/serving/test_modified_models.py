@@ -97,15 +97,6 @@ def train_with_fused_adamw(encoder):
     optimizer.zero_grad()
 
 
-def write_through_numpy(encoder):
-    encoder.layer[0].attention.self.key_proj.bias.detach().numpy()[:] += 0.1
-
-
-def write_storage(encoder):
-    weight = encoder.layer[2].intermediate.dense.weight
-    weight.untyped_storage().copy_((0.9 * weight).detach().untyped_storage())
-
-
 def write_rows_of_table(encoder):
     """As merging an adapter of the table: of short texts, only rows near distance 0 were trained."""
     encoder.rel_embeddings.weight.data[253:259] += torch.randn(6, 2) @ torch.randn(2, 48)
@@ -114,17 +105,12 @@ def write_rows_of_table(encoder):
 CHANGES = {
     "weight": lambda encoder: encoder.layer[1].output.dense.weight.mul_(2),
     "weight.data": lambda encoder: encoder.layer[1].output.dense.weight.data.add_(0.01),
-    "weight by NumPy": write_through_numpy,
-    "weight's storage": write_storage,
     "weights by an optimizer": train_with_fused_adamw,
-    "loaded weights": lambda encoder: encoder.load_state_dict(make_model().encoder.state_dict()),
-    "new weight": lambda encoder: setattr(encoder.layer[1].output.dense, "weight", nn.Parameter(torch.zeros(48, 96))),
     "new module": lambda encoder: setattr(encoder.layer[1].intermediate, "dense", nn.Linear(48, 96)),
     "new layer": lambda encoder: setattr(encoder.layer, "1", copy.deepcopy(encoder.layer[2])),
     "new layers": lambda encoder: setattr(encoder, "layer", nn.ModuleList([encoder.layer[2], encoder.layer[0]])),
     "class": lambda encoder: setattr(encoder.layer[1].intermediate.dense, "__class__", ScaledLinear),
     "hook": lambda encoder: hook_dense(encoder.layer[1]),
-    "table": lambda encoder: encoder.rel_embeddings.weight.mul_(2),
     "rows of the table": write_rows_of_table,
     "new table": lambda encoder: setattr(encoder, "rel_embeddings", nn.Embedding(512, 48)),
     "new weight of the table": lambda encoder: setattr(
