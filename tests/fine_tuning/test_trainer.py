@@ -28,6 +28,7 @@ from hf_deberta.fine_tuning.trainer import (
     FineTuningTrainer,
     validation_splits,
 )
+from hf_deberta.training import checkpoints
 from hf_deberta.training.checkpoints import RunEnd, inspect_finished_run
 from hf_deberta.training.errors import InputError
 
@@ -153,6 +154,9 @@ def test_a_finished_run_is_loaded_without_the_files_of_a_checkpoint(tmp_path, mo
     assert not second.trained and second.state.global_step == 1
     loaded = second.model.state_dict()
     assert all(torch.equal(value, loaded[name]) for name, value in first.model.state_dict().items())
+    monkeypatch.setattr(checkpoints, "is_deepspeed_zero3_enabled", lambda: True)
+    with pytest.raises(InputError, match=f"{tmp_path} is finished, and with ZeRO-3 .* --do_train false"):
+        make_trainer(arguments(tmp_path)).train_and_evaluate()
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "trainer_state.json"])
