@@ -44,6 +44,7 @@ from hf_deberta.fine_tuning.sift import (
     SiftArguments,
     SiftTrainer,
     embedding_layer_norms,
+    share_of_batch,
     sift_loss,
 )
 
@@ -570,6 +571,14 @@ def train_in_three_ways(rank: int, folder: str) -> None:
         losses = torch.tensor(train_in_loop(DistributedDataParallel(model) if kind == "ddp" else model, rows))
         dist.all_reduce(losses)
         torch.save(losses / 2, f"{folder}/{kind}.pt")
+
+
+def test_the_share_of_a_batch_of_answers():
+    """One item for each answered question, half for its start and half for its end; none for a question with -100."""
+    inputs = {"input_ids": torch.ones(4, 5, dtype=torch.long), "start_positions": torch.tensor([1, 2, 0, -100])}
+    inputs |= {"end_positions": torch.tensor([2, 2, 0, -100])}
+    assert share_of_batch(inputs, 6) == 0.5
+    assert share_of_batch({"labels": torch.tensor([1, 0, -100])}, 8) == 0.25
 
 
 @pytest.mark.slow

@@ -22,6 +22,12 @@ def test_version_2_predicts_no_answer_above_the_threshold():
     assert at_threshold["NoAns_exact"] == 50
 
 
+def test_answers_without_a_word_are_left_out():
+    """Articles and punctuation alone are no answer, as in the official script; a question with no other has none."""
+    scores = squad_v2_scores({"a": "", "b": ""}, {"a": ["the", "."], "b": ["the", "Rome"]})
+    assert scores["exact"] == 50
+
+
 def test_answering_no_question_can_be_best():
     """Then the threshold is 0, as in the official script."""
     odds, answerable = {"a": 1.0, "b": 2.0, "c": 3.0}, {"a": False, "b": False, "c": True}
