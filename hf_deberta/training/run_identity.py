@@ -91,7 +91,7 @@ class RunArguments(TrainingArguments):
             "from that checkpoint each time the command is run."
         },
     )
-    # flags that may change when a run is continued, though others identify it by them
+    # those of IDENTIFYING_FLAGS that do not identify a run of this kind
     not_identifying: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
@@ -145,10 +145,8 @@ def identifying_flags(flags: dict[str, Any], exclude: Collection[str] = ()) -> d
 def record_run(args: RunArguments, settings: dict[str, Any], same_run: bool) -> None:
     """Write run.json with the settings of `RunArguments.run_settings`.
 
-    With `--resume_from_checkpoint false` the run starts over: the checkpoints of the previous one are moved to
-    `_before`, its metrics and its scores for an ensemble are deleted.
-
-    If the run is a new one, the state of a finished run is deleted.
+    A new run deletes the state, the metrics and the scores for an ensemble of the previous one. With
+    `--resume_from_checkpoint false` the previous checkpoints are moved to `_before`.
 
     Args:
         same_run: whether `compare_with_recorded_run` has found this run there.
@@ -160,14 +158,14 @@ def record_run(args: RunArguments, settings: dict[str, Any], same_run: bool) -> 
         if args.starts_over and (checkpoints := checkpoints_by_step(folder).values()):
             shutil.rmtree(folder / ARCHIVE, ignore_errors=True)
             archive_checkpoints(checkpoints)
-        if not same_run and (folder / "run.json").exists():  # in other folders these files are not ours
-            results = [path for pattern in RESULTS for path in folder.glob(pattern)]
+        if not same_run:
+            (folder / TRAINER_STATE_NAME).unlink(missing_ok=True)  # it says that another run has finished
+            is_ours = (folder / "run.json").exists()  # in other folders the results are not
+            results = [path for pattern in RESULTS for path in folder.glob(pattern) if is_ours]
             if results:
                 logger.warning(f"Deleted results of the previous run: {', '.join(path.name for path in results)}.")
             for path in results:
                 path.unlink(missing_ok=True)  # another machine may have been faster
-        if not same_run:
-            (folder / TRAINER_STATE_NAME).unlink(missing_ok=True)  # it says that another run has finished
         write_json(folder / "run.json", settings)
     processes.wait_for_everyone()
 

@@ -1,4 +1,4 @@
-"""The trainer of every script: it finishes an interrupted run, leaves a finished one as it is, and writes a model card.
+"""The trainer of every script: it goes on with an interrupted run, and leaves a finished one as it is.
 
 >>> class MyTrainer(RunTrainer): ...
 >>> trainer = MyTrainer(model, arguments, ...)
@@ -53,7 +53,7 @@ class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, AtomicC
         self.add_callback(SetEpochCallback(self))
 
     def identifying_settings(self) -> dict[str, Any]:
-        """Return what identifies the run besides its flags, see `run_identity.run_settings`."""
+        """Return what identifies the run besides its flags, see `RunArguments.run_settings`."""
         raise NotImplementedError
 
     def make_row_order(self, rows: Any, seed: int) -> EpochSampler:

@@ -78,7 +78,6 @@ def as_words(name: str, value: Any) -> str:
     """
     if value is True:
         return f"--{name}"
-    words = (
-        " ".join(map(str, value)) if isinstance(value, list) else f"{value:g}" if isinstance(value, float) else value
-    )
-    return f"--{name} {words}"
+    values = value if isinstance(value, list) else [value]
+    words = [f"{word:g}" if isinstance(word, float) else str(word) for word in values]
+    return " ".join([f"--{name}", *words])
