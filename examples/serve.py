@@ -1,6 +1,6 @@
 r"""Serve a DeBERTa sequence classifier over HTTP: a reranker, an NLI model, a prompt guard.
 
-    pip install 'hf-deberta[serve]'
+    pip install '.[serve]'
     python examples/serve.py --model cross-encoder/nli-deberta-v3-base --dtype bfloat16 --workers 2
 
     curl 127.0.0.1:8000/classify --json '{"texts": ["one text", ["a premise", "a hypothesis"]]}'

@@ -4,6 +4,9 @@ import argparse
 import sys
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
 
 from transformers.utils import logging
 
@@ -31,6 +34,7 @@ OTHERS = {
 }
 OTHER_NAMES = {"classify": "glue", "multiple-choice": "race"}
 MODULES = {"inspect": "commands.inspect_checkpoint", "gpu-check": "gpu_check"}  # the others: commands.NAME
+TRAIN_PACKAGES = ("datasets", "evaluate", "filelock", "scipy", "sentencepiece", "sklearn")  # the extra "train"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -39,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     words[:1] = [OTHER_NAMES.get(word, word) for word in words[:1]]
     if words and words[0] in SCRIPTS:
         sys.argv = [f"{PROGRAM} {words[0]}", *words[1:]]  # its name in messages and --help
-        import_module(f"hf_deberta.commands.{words[0]}").main()
+        import_command(words[0]).main()
         return 0
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
@@ -54,13 +58,24 @@ def main(arguments: list[str] | None = None) -> int:
     for name, summary in OTHERS.items():
         command = commands.add_parser(name, help=summary, description=summary)
         if words[:1] == [name]:  # only this one is imported: gpu-check runs where `datasets` is missing
-            module = import_module("hf_deberta." + MODULES.get(name, f"commands.{name}"))
+            module = import_command(name)
             module.add_arguments(command)
             command.set_defaults(run=module.main, name=name)
     args = parser.parse_args(words)
     logging.disable_progress_bar()  # of loading
     with user_errors_in_one_line(f"{PROGRAM} {args.name}"):
         return args.run(args)
+
+
+def import_command(name: str) -> ModuleType:
+    """Import a command; exit with one line if it trains and a package for that is missing."""
+    missing = [package for package in TRAIN_PACKAGES if find_spec(package) is None]
+    if name in SCRIPTS and missing:
+        raise SystemExit(
+            f"{Path(sys.argv[0]).name}: training needs {', '.join(missing)}: run pip install '.[train]' in a copy of "
+            "the repository"
+        )
+    return import_module("hf_deberta." + MODULES.get(name, f"commands.{name}"))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 CONFIGURATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 needs_mkdocs = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("latex2mathml", "material", "mkdocs", "mkdocstrings")),
-    reason="pip install 'hf-deberta[docs]'",
+    reason="pip install '.[docs]'",
 )
 
 

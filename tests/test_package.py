@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from hf_deberta.__main__ import TRAIN_PACKAGES
+
 ROOT = Path(__file__).parents[1]
 REPOSITORY = "https://github.com/someone/hf_deberta"
 
@@ -88,6 +90,42 @@ def test_the_versions_of_python_that_are_claimed_are_those_of_the_workflow():
     assert project["requires-python"] == f">={workflow[0]}"
     extras = str(project["optional-dependencies"])
     assert "python_version" not in extras  # pip would leave out such a package without a word
+
+
+def test_only_training_needs_the_extra_train():
+    """Models, enable() and optimize() work without its packages, and a script says what is missing."""
+    code = """
+import sys
+from hf_deberta.__main__ import TRAIN_PACKAGES, main
+sys.modules.update(dict.fromkeys((*TRAIN_PACKAGES, "pyarrow", "pandas")))  # an import of None fails
+import torch
+import transformers
+import hf_deberta
+model = hf_deberta.HfDebertaModel(hf_deberta.HfDebertaConfig.from_preset("tiny")).eval()
+hf_deberta.optimize(model, runtime="torch")(torch.tensor([[1, 2, 3]]))
+config = transformers.DebertaV2Config(vocab_size=9, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+with hf_deberta.enable():
+    transformers.DebertaV2Model(config)(torch.tensor([[1, 2, 3]]))
+main(["glue", "--demo"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "hf-deberta glue: training needs datasets, evaluate, filelock, scipy, sentencepiece, sklearn: run "
+        "pip install '.[train]' in a copy of the repository"
+    )
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["train"]
+    names = [re.match("[a-z-]+", line)[0].replace("scikit-learn", "sklearn") for line in extra]
+    assert sorted(names) == sorted(TRAIN_PACKAGES)
+
+
+def test_no_page_installs_an_unpublished_name():
+    """Who registers it owns all who paste the line. CONTRIBUTING.md says what to change with the first release."""
+    named = re.compile(r"pip install [^\n]*\bhf[-_]deberta\b")
+    pages = [ROOT / name for name in run("git", "ls-files", cwd=ROOT).splitlines()]
+    pages = [page for page in pages if page.suffix in (".md", ".py", ".ipynb", ".yml", ".toml") and page.exists()]
+    assert len(pages) > 300
+    assert not [page for page in pages if page != Path(__file__) and named.search(page.read_text(encoding="utf-8"))]
 
 
 def test_links_of_the_readme_become_absolute():

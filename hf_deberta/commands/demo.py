@@ -1,6 +1,6 @@
 """Show what the enhanced mask decoder (EMD) is for, in a few minutes on two CPU cores, offline.
 
-    make demo                    # without make: pip install 'hf-deberta[demo]', then hf-deberta demo
+    make demo                    # without make: pip install '.[demo]' and python demo.py
 
 Two tiny models are pretrained on the same sentences of a made-up language, with the same masks, steps and seed: one
 with EMD and one without. Everything except the model is plain Transformers. Loss curves and the trained model are
@@ -280,7 +280,7 @@ def print_made_up_language(sentences: Sentences) -> None:
 def main() -> None:
     args = parse_arguments()
     if find_spec("matplotlib") is None:
-        raise SystemExit("The demo draws its loss curves with matplotlib: pip install 'hf-deberta[demo]'.")
+        raise SystemExit("The demo draws its loss curves with matplotlib: pip install matplotlib")
     started = time.monotonic()
     logging.disable_progress_bar()  # of loading and saving
     torch.set_num_threads(max(1, min(4, torch.get_num_threads() // 2)))  # the models are too small for more

@@ -164,7 +164,7 @@ def running_ray(address: str) -> Iterator[Any]:
         import ray
         import ray.data
     except ImportError as error:
-        raise InputError("score needs Ray Data: pip install 'hf-deberta[score]'") from error
+        raise InputError("score needs Ray Data: pip install '.[score]'") from error
     own = {"include_dashboard": False} if address == LOCAL else {}
     try:
         ray.init(address, logging_level="warning", **own)

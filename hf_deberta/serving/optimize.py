@@ -77,7 +77,7 @@ def optimize(
     if pairs and runtime == "torch":
         raise ValueError("shapes are for OpenVINO; leave out runtime='torch' or shapes")
     if (pairs or runtime == "openvino") and not has_openvino():
-        raise ImportError("runtime='openvino' and shapes need OpenVINO: pip install 'hf-deberta[openvino]'")
+        raise ImportError("runtime='openvino' and shapes need OpenVINO: pip install openvino")
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}, not {dtype}")
     if not has_onednn_linear():

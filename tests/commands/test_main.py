@@ -26,7 +26,7 @@ def test_scripts_are_commands(name, capsys, monkeypatch):
     """The command, run_NAME.py and `accelerate launch -m` are one function."""
     module = sys.modules[importlib.import_module(f"hf_deberta.commands.{name}").main.__module__]
     script = ROOT / ("demo.py" if name == "demo" else f"run_{name}.py")
-    assert f"from hf_deberta.commands.{name} import main" in script.read_text()
+    assert f'import_command("{name}").main()' in script.read_text()
     monkeypatch.setattr(sys, "argv", ["hf-deberta", name, "--help"])
     with pytest.raises(SystemExit) as stopped:
         main()

@@ -24,7 +24,7 @@ from transformers import HfArgumentParser
 from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 
-pytest.importorskip("fastapi", reason="needs pip install 'hf-deberta[serve]' and Python 3.11")
+pytest.importorskip("fastapi", reason="needs pip install '.[serve]' and Python 3.11")
 import serve
 import uvicorn
 
