@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from hf_deberta.__main__ import import_command
+
 
 def fork(run: dict[str, Any], output: int) -> int:
     """Start the script in another process, and return its id."""
@@ -39,8 +41,9 @@ def fork(run: dict[str, Any], output: int) -> int:
         runpy.run_path(run["script"], run_name="__main__")
         status = 0
     except SystemExit as stop:
+        status = stop.code if isinstance(stop.code, int) else 1
         print(stop.code, file=sys.stderr)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # before the script began
         status = 128 + signal.SIGINT
     except BaseException:
         traceback.print_exc()
@@ -76,7 +79,7 @@ def run(order: dict[str, Any]) -> dict[str, Any]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     for script in sys.argv[1:]:
-        runpy.run_path(script, run_name="imported")
+        import_command(Path(script).stem.removeprefix("run_"))
     print("ready", flush=True)
     for line in sys.stdin:
         print(json.dumps(run(json.loads(line))), flush=True)

@@ -25,6 +25,7 @@ docs/log.md has what was measured on this language with other settings.
 
 import argparse
 import random
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ from transformers import (
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaTokenizer
+from hf_deberta.training.errors import user_errors_in_one_line
 
 SPECIAL_TOKENS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"]
 MASK_PROBABILITY = 0.15
@@ -279,6 +281,11 @@ def print_made_up_language(sentences: Sentences) -> None:
 
 def main() -> None:
     args = parse_arguments()
+    with user_errors_in_one_line(Path(sys.argv[0]).name):
+        run(args)
+
+
+def run(args: argparse.Namespace) -> None:
     if find_spec("matplotlib") is None:
         raise SystemExit("The demo draws its loss curves with matplotlib: pip install matplotlib")
     started = time.monotonic()

@@ -8,6 +8,7 @@ run_glue.py: train.csv: [Errno 2] No such file or directory: 'train.csv'
 import errno
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -71,12 +72,18 @@ def input_errors(place: str | Callable[[int | None], str] = "", *kinds: type[Exc
 
 @contextmanager
 def user_errors_in_one_line(script: str) -> Iterator[None]:
-    """Exit with the message of an InputError, or of a full disk; other exceptions propagate.
+    """Exit with the message of an InputError, of a full disk, or of Ctrl-C; other exceptions propagate.
 
     TRANSFORMERS_VERBOSITY=debug shows the traceback of these too.
     """
     try:
         yield
+    except KeyboardInterrupt as interrupt:
+        if logging.get_verbosity() <= logging.DEBUG:
+            raise
+        if os.environ.get("RANK", "0") == "0":
+            print(f"\n{script}: {interrupt or 'Stopped'}", file=sys.stderr)  # a progress bar has the line
+        raise SystemExit(130) from interrupt
     except Exception as error:
         message = full_disk_message(error) or (str(error) if isinstance(error, InputError) else None)
         if message is None or logging.get_verbosity() <= logging.DEBUG:

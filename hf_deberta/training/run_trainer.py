@@ -84,7 +84,10 @@ class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, AtomicC
             logger.info(f"{folder} holds this run, and it is finished: nothing is trained")
             self.load_final_model()
             return False
-        result = self.train(resume_from_checkpoint=last_checkpoint(self.args))
+        try:
+            result = self.train(resume_from_checkpoint=last_checkpoint(self.args))
+        except KeyboardInterrupt as interrupt:
+            raise KeyboardInterrupt(self._where_stopped()) from interrupt
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             for path in (folder / TRAINER_STATE_NAME, *self._cards()):  # of an earlier training
@@ -123,6 +126,13 @@ class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, AtomicC
                 "or start over with --resume_from_checkpoint false"
             )
         return not can_go_on
+
+    def _where_stopped(self) -> str:
+        steps = list(checkpoints_by_step(self.args.output_folder))
+        step = f"Stopped at step {self.state.global_step}"
+        if not steps:
+            return f"{step}, before the first checkpoint (--save_steps): the same command starts again"
+        return f"{step}; the last checkpoint is step {steps[-1]}; repeat the command to resume"
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write our cards, which contain what `Trainer` passes here."""

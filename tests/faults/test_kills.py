@@ -204,6 +204,7 @@ def test_signals(runner, seed, tmp_path, tally):
     if done["status"] != 0:  # otherwise it ended before
         expected = 128 + number if number == signal.SIGINT else -number
         assert done["status"] == expected and done["seconds"] < delay + 10, done["output"]
+        assert "Traceback" not in done["output"], done["output"]
         assert_nothing_half_written(out, whole)
         tally.held(f"{signal.Signals(number).name} and resume")
     check_end(runner, script, out)
