@@ -120,7 +120,9 @@ def plot_training(run_folder: str | Path) -> "Figure":
     perplexities = {name for name in others if name.endswith("perplexity")}  # of another scale
     means = {"train_loss"} if "loss" in logged else set()  # of the whole run
     losses = {name for name in logged if name.endswith("loss")} - means
-    groups = {"loss": losses, "evaluation": others - perplexities, "perplexity": perplexities}
+    titles = sorted({loss.removeprefix("eval_") for loss in losses})
+    groups = {title: {title, f"eval_{title}"} & losses for title in titles}  # their sizes differ
+    groups |= {"evaluation": others - perplexities, "perplexity": perplexities}
     panels = {title: sorted(group) for title, group in groups.items() if group}
     if not panels:
         raise ValueError(f"{folder} has logged neither a loss nor a metric yet; log more often with --logging_steps")
