@@ -38,7 +38,8 @@ def write_training_card(
     output = Path(str(trainer.args.output_dir))
     path = (folder or output) / "README.md"
     name = trainer.args.hub_model_id or path.parent.resolve().name
-    fields = {"model_name": name, "finetuned_from": base if base and not os.path.exists(base) else None}
+    on_hub = bool(base) and not os.path.exists(base)
+    fields = {"model_name": name, "finetuned_from": base if on_hub else None}
     loading = None
     if json.loads((path.parent / "config.json").read_text())["model_type"] == HfDebertaConfig.model_type:
         path.unlink(missing_ok=True)
@@ -51,12 +52,14 @@ def write_training_card(
     summary = TrainingSummary.from_trainer(trainer, dataset=data, dataset_tags=dataset, **fields)
     # Trainer takes these two from the configuration and the last evaluation; an empty name would count as a checkpoint
     summary.finetuned_from, summary.eval_results = fields["finetuned_from"], read_results(output)
+    if "lr_scheduler_warmup_steps" in summary.hyperparameters:  # it may be a share
+        summary.hyperparameters["lr_scheduler_warmup_steps"] = trainer.args.get_warmup_steps(trainer.state.max_steps)
     card = ModelCard(summary.to_model_card())
     if loading is not None:
         card.data["pipeline_tag"] = loading.data.get("pipeline_tag")
         card.text += loading.text.replace(f"# {name}", "\n## How to load the model", 1)
-    if base and not summary.finetuned_from:
-        card.text = card.text.replace("trained from scratch", f"trained from {base}", 1)
+    if base and not on_hub:  # others do not have this folder
+        card.text = card.text.replace("trained from scratch", f"trained from {Path(base).resolve().name}", 1)
     with atomic_write(path) as unfinished:
         card.save(unfinished)
 
