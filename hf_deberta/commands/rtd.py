@@ -147,7 +147,7 @@ def make_trainer(
     pair = make_pair(pair_args, config)
     logger.info(
         f"parameters: generator {pair.generator.num_parameters():,}, "
-        f"discriminator {pair.discriminator.num_parameters():,}"
+        f"discriminator {pair.discriminator.num_parameters():,}. loss = lm_loss + {config.rtd_weight:g} x rtd_loss"
     )
     return RtdTrainer(
         model=pair,

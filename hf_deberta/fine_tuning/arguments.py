@@ -127,8 +127,6 @@ class FineTuningArguments(RunArguments):
             self.eval_strategy, self.eval_steps = "steps", self.eval_steps or self.save_steps
         if "no" in (self.eval_strategy, self.save_strategy):
             self.load_best_model_at_end = False
-        if self.use_cpu or not torch.accelerator.is_available():
-            self.dataloader_pin_memory = False  # torch warns that it has no effect
         if self.early_stopping_patience is not None and self.eval_strategy == "no":
             raise InputError("--early_stopping_patience needs evaluations during training: --do_train with --do_eval")
         if self.train_sampling_strategy not in ("random", "group_by_length"):

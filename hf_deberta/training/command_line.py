@@ -69,7 +69,7 @@ def require_attention_name(name: str | None) -> None:
 
 
 class ScriptParser(HfArgumentParser):
-    """HfArgumentParser whose --help shows a description, our flags by group, then Trainer's.
+    """HfArgumentParser whose --help shows a description and our flags by group; --help-all shows Trainer's too.
 
     A group holds the flags of one dataclass, see `GROUP_TITLES`.
 
@@ -102,6 +102,7 @@ class ScriptParser(HfArgumentParser):
             title = RECIPE if action.dest in set_by_recipe else GROUP_OF_FLAG.get(action.dest)
             title = title or GROUP_TITLES.get(owner.__name__, owner.__name__)
             self.groups.setdefault(title, []).append(action)
+        self.add_argument("--help-all", action=_HelpAll, nargs=0, dest=SUPPRESS, default=SUPPRESS, help=SUPPRESS)
         if RECIPE in self.groups:
             self.groups[RECIPE].sort(key=lambda action: action.dest != "recipe")  # --recipe first
 
@@ -109,19 +110,29 @@ class ScriptParser(HfArgumentParser):
         """Raise an InputError; of an unknown flag, it names the most similar one."""
         unknown = re.match(r"unrecognized arguments: (--\S+)", message)
         similar = get_close_matches(unknown[1], self._option_string_actions, n=1) if unknown else []
-        raise InputError(message + (f"; did you mean {similar[0]}?" if similar else "; --help lists all flags"))
+        raise InputError(message + (f"; did you mean {similar[0]}?" if similar else "; --help-all lists all flags"))
 
-    def format_help(self) -> str:
+    def format_help(self, titles: Collection[str] | None = None) -> str:
+        """Return the text of --help, with the groups of these titles; by default all but Trainer's."""
         formatter = self._get_formatter()
         formatter.add_usage(self.usage, [], [])
         formatter.add_text(cleandoc(self.description or ""))
         first_groups = [title for title in self.groups if title not in LAST_GROUPS]
+        shown = self.groups.keys() - {TRAINER} if titles is None else titles
         for title in (*first_groups, *LAST_GROUPS):
-            if title in self.groups:
+            if title in self.groups and title in shown:
                 formatter.start_section(title)
                 formatter.add_arguments(self.groups[title])
                 formatter.end_section()
+        if hidden := sum(len(self.groups[title]) for title in self.groups.keys() - shown):
+            formatter.add_text(f"--help-all shows {hidden} more flags, of Transformers' Trainer.")
         return formatter.format_help()
+
+
+class _HelpAll(Action):
+    def __call__(self, parser: Any, *args: Any) -> NoReturn:
+        print(parser.format_help(parser.groups), end="")
+        parser.exit()
 
 
 class _HelpFormatter(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
@@ -164,7 +175,7 @@ def read_command_line(parser: HfArgumentParser) -> tuple[list[str], dict[str, An
         return arguments, {}
     flags = read_flags(arguments[0])
     if unknown := set(flags) - {action.dest for action in parser._actions}:
-        raise InputError(f"{arguments[0]} has unknown flags: {', '.join(sorted(unknown))}; --help lists all")
+        raise InputError(f"{arguments[0]} has unknown flags: {', '.join(sorted(unknown))}; --help-all lists all")
     parser.set_defaults(**flags)
     return [], flags
 

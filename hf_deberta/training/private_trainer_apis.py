@@ -15,5 +15,6 @@ PRIVATE_TRAINER_METHODS = {
     "_get_num_items_in_batch": "our trainers count the items of two losses, or answers to questions",
     "_clip_grad_norm": "RtdTrainer clips the gradients of generator and discriminator separately",
     "_get_grad_norm": "FiniteValuesMixin notes gradient norms that are not finite, also without clipping",
+    "_issue_warnings_after_load": "RunTrainer does not name tied weights, which a checkpoint holds once, as missing",
     "_prepare_inputs": "two trainers move inputs to the device in their own prediction_step",
 }

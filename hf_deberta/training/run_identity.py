@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow
+import torch
 from accelerate import PartialState
 from datasets import Dataset
 from transformers import TrainingArguments
@@ -96,6 +97,8 @@ class RunArguments(TrainingArguments):
 
     def __post_init__(self) -> None:
         self.identifying_flags: dict[str, Any] = {}  # see the function of this name
+        if self.use_cpu or not torch.accelerator.is_available():
+            self.dataloader_pin_memory = False  # torch warns that it has no effect
         super().__post_init__()
         if self.do_train and self.max_steps < 1 and not (self.max_steps == -1 and self.num_train_epochs > 0):
             raise InputError(

@@ -51,6 +51,7 @@ class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, AtomicC
         self.order: EpochSampler | None = None
         self.trained = False  # set by SetEpochCallback
         self.add_callback(SetEpochCallback(self))
+        self._set_special_tokens()
 
     def identifying_settings(self) -> dict[str, Any]:
         """Return what identifies the run besides its flags, see `RunArguments.run_settings`."""
@@ -63,6 +64,25 @@ class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, AtomicC
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         self.order = self.make_row_order(self.train_dataset if train_dataset is None else train_dataset, seed)
         return self.order
+
+    def _set_special_tokens(self) -> None:
+        """Complete the configurations from the tokenizer, as `Trainer` would with a warning."""
+        for config in (self.model.config.get_text_config(), getattr(self.model, "generation_config", None)):
+            for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+                if config is not None and getattr(config, name, None) is None:
+                    setattr(config, name, getattr(self.processing_class, name, None))
+
+    def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
+        """Log the loss at least twenty times, unless --logging_steps is given."""
+        *others, steps = super().set_initial_training_values(args, dataloader)
+        if args.logging_steps == type(args).logging_steps:
+            args.logging_steps = max(1, min(args.logging_steps, steps // 20))
+        return *others, steps
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        tied = getattr(self.model, "all_tied_weights_keys", {})
+        load_result.missing_keys[:] = [name for name in load_result.missing_keys if name not in tied]
+        super()._issue_warnings_after_load(load_result)
 
     def train_or_resume(self) -> bool:
         """Train, from the last checkpoint if there is one, and save the model. Return whether it was saved.

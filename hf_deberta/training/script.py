@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+from transformers.utils import logging as transformers_logging
+
 from hf_deberta.training.command_line import ScriptParser, make_dataclasses, read_command_line
 from hf_deberta.training.errors import user_errors_in_one_line
 from hf_deberta.training.processes import is_main_process
@@ -39,6 +41,7 @@ def run_script(
         set_by_recipe: see `ScriptParser`.
     """
     show_notices()
+    transformers_logging.disable_progress_bar()  # of loading and saving; those of training stay
     parser = ScriptParser(argument_classes, set_by_recipe, description)
     with user_errors_in_one_line(Path(sys.argv[0]).name):
         words, file_flags = read_command_line(parser)

@@ -85,7 +85,7 @@ def test_unreadable_files_of_flags(tmp_path, content, message):
 def test_values_that_a_dataclass_refuses_and_unknown_flags_are_input_errors():
     """An unknown flag is shown with the most similar one."""
     refused = {"--rate -1": "--rate must not be negative", "--qick": "--qick; did you mean --quick?"}
-    refused["--zzz 1"] = "--zzz 1; --help lists all flags"
+    refused["--zzz 1"] = "--zzz 1; --help-all lists all flags"
     for words, message in refused.items():
         with pytest.raises(InputError) as raised:
             parse(MyTaskArguments, words.split())
@@ -110,12 +110,18 @@ def test_help_has_a_group_for_each_dataclass_and_the_default_in_use():
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_help_of_the_scripts(name, monkeypatch, capsys):
-    """The script's docstring first; each flag once; Trainer's flags last."""
-    script = str(ROOT / f"run_{name}.py")
-    monkeypatch.setattr(sys, "argv", [script, "--help"])
-    with pytest.raises(SystemExit):
-        runpy.run_path(script, run_name="__main__")
-    text = capsys.readouterr().out
+    """The script's docstring first; each flag once; Trainer's flags last, with --help-all."""
+    script, texts = str(ROOT / f"run_{name}.py"), {}
+    for flag in ("--help", "--help-all"):
+        monkeypatch.setattr(sys, "argv", [script, flag])
+        with pytest.raises(SystemExit) as stopped:
+            runpy.run_path(script, run_name="__main__")
+        assert stopped.value.code in (0, None)
+        texts[flag] = capsys.readouterr().out
+    short, text = texts.values()
+    own, all_flags = (re.findall(r"^  (--\w+)", part, flags=re.MULTILINE) for part in (short, text))
+    assert f"--help-all shows {len(all_flags) - len(own)} more flags" in short and len(short.splitlines()) < 160
+    assert text.startswith(short[: short.index("\n--help-all shows")].rstrip())
     assert text.index(f"hf-deberta {name} --") < text.index("\nStart from a checkpoint:")
     flags = re.findall(r"^  --(\w+)", text, flags=re.MULTILINE)
     assert len(flags) == len(set(flags)) > 130

@@ -1,8 +1,15 @@
-"""What a run says when it is stopped."""
+"""What a run says: its losses, no warning about what is right, and where it was stopped."""
+
+import logging
+from types import SimpleNamespace
 
 import pytest
-from tiny_trainers import classifier
+from tiny_trainers import classifier, language_model_trainer
 from transformers import TrainerCallback
+from transformers.trainer_utils import align_special_tokens
+
+from hf_deberta.training.checkpoints import last_checkpoint
+from hf_deberta.training.run_identity import RunArguments
 
 
 class StopAtStepThree(TrainerCallback):
@@ -24,3 +31,31 @@ def test_ctrl_c_says_where_the_run_stopped(save_steps, message, tmp_path):
     with pytest.raises(KeyboardInterrupt) as stopped:
         run.train_or_resume()
     assert str(stopped.value) == message
+
+
+@pytest.mark.parametrize(("steps", "given", "expected"), [(45, {}, 2), (3, {}, 1), (45, {"logging_steps": 9}, 9)])
+def test_a_short_run_logs_its_loss_at_least_twenty_times(steps, given, expected, tmp_path):
+    run = classifier(tmp_path, max_steps=steps, save_strategy="no", **given)
+    run.train()
+    logged = [entry["step"] for entry in run.state.log_history if "loss" in entry]
+    assert logged == list(range(expected, steps + 1, expected))
+
+
+def test_a_resumed_run_warns_of_nothing(tmp_path, caplog):
+    """Its tied weights are not missing, and its intervals are the same."""
+    for steps in (2, 3):
+        run = language_model_trainer(
+            tmp_path, "mlm", arguments_class=RunArguments, max_steps=steps, save_strategy="steps", save_steps=1
+        )
+        run.train(resume_from_checkpoint=last_checkpoint(run.args))
+    assert run.state.global_step == 3
+    assert not [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_special_tokens_are_completed_without_a_warning(tmp_path, caplog):
+    run = language_model_trainer(tmp_path, "causal")
+    run.processing_class = SimpleNamespace(bos_token_id=1, eos_token_id=2, pad_token_id=0)
+    run._set_special_tokens()
+    align_special_tokens(run.model, run.processing_class)
+    assert (run.model.config.bos_token_id, run.model.generation_config.eos_token_id) == (1, 2)
+    assert not caplog.records
