@@ -54,12 +54,26 @@ def test_nothing_is_loaded_from_the_network(site):
 
 
 @needs_mkdocs
+def test_notebooks_and_code_are_pages_of_the_site(site):
+    def text_of(name: str) -> str:
+        return (site / name / "index.html").read_text(encoding="utf-8")
+
+    assert 'href="../source/examples/lora.py/"' in text_of("examples")
+    assert "def" in text_of("source/examples/lora.py")
+    assert 'href="../pretrain/"' in text_of("notebooks/quickstart")
+    assert 'src="data:image/png' in text_of("notebooks/attention")
+    assert (site / "source" / "benchmarks" / "results" / "encoder.csv").exists()
+    assert "add_argument" not in (site / "search" / "search_index.json").read_text(encoding="utf-8")
+
+
+@needs_mkdocs
 def test_docstrings_are_rendered(site):
     text = (site / "api" / "index.html").read_text(encoding="utf-8")
     for anchor in ("HfDebertaConfig", "HfDebertaForMaskedLM.forward", "enable", "metrics.path", "export.to_onnx"):
         assert f'id="hf_deberta.{anchor}"' in text, anchor
     assert "<blockquote>" not in text, "an example outside a code block"
     assert "<code>position_buckets</code>" in text
+    assert "DeBERTa paper, table 8" in text and not re.search(r"\bP[13]\b", text)
 
 
 @needs_mkdocs
