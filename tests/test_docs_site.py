@@ -77,6 +77,8 @@ def test_docstrings_are_rendered(site):
 
 
 @needs_mkdocs
-def test_formulas_are_rendered(site):
-    text = (site / "sift" / "index.html").read_text(encoding="utf-8")
+@pytest.mark.parametrize("page", ["attention_triton", "disentangled_attention", "sift"])
+def test_formulas_are_rendered(site, page):
+    text = (site / page / "index.html").read_text(encoding="utf-8")
     assert text.count("<math") > 10 and "arithmatex" not in text
+    assert "$" not in re.sub(r"<(script|code).*?</\1>", "", text, flags=re.DOTALL), "a formula that was not found"
