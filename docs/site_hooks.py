@@ -50,8 +50,8 @@ def site_path(name: str) -> str:
 
 def code_page(path: Path) -> str:
     """Return a Python file as Markdown; the search leaves it out."""
-    title, code = path.relative_to(ROOT), path.read_text(encoding="utf-8")
-    return f"---\nsearch: {{exclude: true}}\n---\n# {title}\n\n{FENCE}python\n{code}{FENCE}\n"
+    head = f"---\nsearch: {{exclude: true}}\n---\n# `{path.name}`\n\n`{path.relative_to(ROOT)}`\n\n"
+    return f"{head}{FENCE}python\n{path.read_text(encoding='utf-8')}{FENCE}\n"
 
 
 def notebook_page(path: Path) -> str:
