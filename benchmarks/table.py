@@ -115,17 +115,23 @@ def ratio_table() -> str:
     return "\n".join([markdown(["base size", *RATIOS], rows), *legend])
 
 
-def ratios(dtype: str, case: tuple[str, str], column: str) -> str:
-    """One cell: the smallest and the largest ratio over the machines that timed both, and their number."""
-    found = []
+def ratio_values(dtype: str, case: tuple[str, str], column: str) -> list[float]:
+    """Return the ratio of each machine that timed both."""
+    values = []
     for times in times_by_machine(dtype).values():
         theirs, ours = ([times[*case, peer] for peer in peers if (*case, peer) in times] for peers in RATIOS[column])
         if theirs and ours:
-            found.append(min(theirs) / min(ours))
-    if not found:
+            values.append(min(theirs) / min(ours))
+    return values
+
+
+def ratios(dtype: str, case: tuple[str, str], column: str) -> str:
+    """One cell: the smallest and the largest ratio over the machines that timed both, and their number."""
+    values = ratio_values(dtype, case, column)
+    if not values:
         return ""
-    low, high = f"{min(found):.1f}", f"{max(found):.1f}"
-    return f"{low if low == high else f'{low} to {high}'} ({len(found)})"
+    low, high = f"{min(values):.1f}", f"{max(values):.1f}"
+    return f"{low if low == high else f'{low} to {high}'} ({len(values)})"
 
 
 def full_table() -> str:

@@ -83,6 +83,11 @@ def test_ratios_are_taken_on_one_machine_at_a_time(load, tmp_path, monkeypatch):
     assert lines[-2:] == ["- A, 2 threads", "- B, 2 threads"]
 
 
+def test_the_drawing_comes_from_the_results(load):
+    figure = load("figure")
+    assert figure.TARGET.read_text(encoding="utf-8") == figure.figure(), "run python benchmarks/figure.py"
+
+
 def test_operations_and_parameters_beside_bert(load):
     sizes = load("model_sizes")
     config = HfDebertaConfig.from_preset("v3-base", vocab_size=1000)
