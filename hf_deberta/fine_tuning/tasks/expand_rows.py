@@ -1,7 +1,7 @@
-"""Replace each row of a nested dataset, such as an article with its questions, by several flat rows."""
+"""Check the format of nested rows, and replace each, such as an article with its questions, by several flat rows."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, get_args
 
 import pyarrow
 from datasets import Dataset
@@ -17,7 +17,7 @@ def expand_rows(
     """Return the rows that `expand` makes of each row; they have the keys `columns`.
 
     Args:
-        expand: raises an InputError, as `require_field` does, if the row is not in the expected format.
+        expand: raises an InputError, as `read_as` does, if the row is not in the expected format.
         options: of `Dataset.map`.
 
     >>> articles = Dataset.from_dict({"text": ["Rome is old."], "questions": [["What is?", "Is it?"]]})
@@ -44,34 +44,32 @@ def expand_rows(
     return set_source(flat_rows, source_files(rows)) if source_files(rows) else flat_rows
 
 
-def require_field(record: Any, name: str, *kinds: type, place: str = "") -> Any:
-    """Return a field of an object, after checking that it is there and has one of these types.
+def read_as(value: Any, shape: Any, place: str = "") -> Any:
+    """Return the fields of a row that a shape names, after checking that they are there and have its types.
 
     Args:
-        place: where the object stands, such as "passage.questions[2]"; empty for a whole row.
+        shape: a type or a union of types, [shape] for a list, {"name": shape} for an object. The field "name?" may be
+            null or missing.
+        place: where the value stands, such as "passage.questions[2]"; empty for a whole row.
+
+    >>> read_as({"text": "Rome", "ids": [3, 4.0]}, {"text": str, "ids": [int], "label?": bool | int})
+    {'text': 'Rome', 'ids': [3, 4], 'label': None}
     """
-    if not isinstance(record, dict):
-        raise InputError(f"{place or 'the row'} must be an object with {name!r}, not {describe(record)}")
-    path = f"{place}.{name}" if place else name
-    value = record.get(name)
-    names = {**TYPE_NAMES, int: "a whole number"}
-    expected = " or ".join(dict.fromkeys(names[kind] for kind in kinds))
-    if name not in record or value is None:
-        raise InputError(f"{path} is missing; it must be {expected}")
+    kinds: tuple[type, ...] = get_args(shape) or (shape if isinstance(shape, type) else type(shape),)
     if int in kinds and isinstance(value, float) and value.is_integer():
-        return int(value)  # a float in another row makes floats of all
+        value = int(value)  # a float in another row makes floats of all
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        raise InputError(f"{path} must be {expected}, not {describe(value)}")
+        names = {**TYPE_NAMES, int: "a whole number"}
+        given = "null or missing" if value is None else describe(value)
+        expected = " or ".join(dict.fromkeys(names[kind] for kind in kinds))
+        raise InputError(f"{place or 'the row'} must be {expected}, not {given}")
+    if isinstance(shape, list):
+        return [read_as(item, shape[0], f"{place}[{index}]") for index, item in enumerate(value)]
+    if isinstance(shape, dict):
+        fields = {}
+        for key, field in shape.items():
+            name, content = key.removesuffix("?"), value.get(key.removesuffix("?"))
+            path = f"{place}.{name}" if place else name
+            fields[name] = None if content is None and key.endswith("?") else read_as(content, field, path)
+        return fields
     return value
-
-
-def items_of(record: Any, name: str, place: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the place and the value of each item of a field that is a list."""
-    path = f"{place}.{name}" if place else name
-    for index, item in enumerate(require_field(record, name, list, place=place)):
-        yield f"{path}[{index}]", item
-
-
-def require_items(record: Any, name: str, *kinds: type) -> list:
-    """Return a field that is a list, after checking the type of its items."""
-    return [require_field({path: item}, path, *kinds) for path, item in items_of(record, name)]

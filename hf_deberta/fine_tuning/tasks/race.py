@@ -34,7 +34,6 @@ letter), predictions.jsonl (with probabilities), and for aNLI its submission anl
 
 import re
 from argparse import Namespace
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,12 +50,12 @@ from hf_deberta import HfDebertaForMultipleChoice
 from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments, require_plain_splits
 from hf_deberta.fine_tuning.task import LabelLogits, Scores, Task, logits_of
-from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows, require_field, require_items
+from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows, read_as
 from hf_deberta.fine_tuning.tasks.submission import write_json_lines, write_lines, write_prediction_table
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.training.data_files import read_table, require_texts, set_source, source_of
 from hf_deberta.training.errors import InputError, RowError, input_errors
-from hf_deberta.training.file_faults import describe, read_json
+from hf_deberta.training.file_faults import read_json
 
 HUB_NAMES = {
     "race": ("ehovy/race", "all"),
@@ -68,16 +67,8 @@ HUB_NAMES = {
 RELEASE_FOLDERS = {"train": "train", "validation": "dev", "test": "test"}  # of RACE, each with middle/ and high/
 TEXT, TEXTS = datasets.Value("string"), datasets.List(datasets.Value("string"))
 ROW_FEATURES = {"id": TEXT, "context": TEXT, "choices": TEXTS}
-ARTICLE_FEATURES = {
-    "id": TEXT,
-    "article": TEXT,
-    "questions": TEXTS,
-    "options": datasets.List(TEXTS),
-    "answers": TEXTS,
-}
-ARTICLE_COLUMNS = ("article", "questions", "options", "answers")
+ARTICLE = {"article": str, "questions": [str], "options": [[str]], "answers": [str]}  # for `read_as`
 FLAT_FEATURES = {"id": TEXT, "article": TEXT, "question": TEXT, "options": TEXTS, "answer": TEXT}
-FLAT_COLUMNS = tuple(FLAT_FEATURES)
 RACE_COLUMNS = ("article", "question", "options")
 SWAG_COLUMNS = ("sent1", "sent2", "ending0", "ending1")
 ANLI_COLUMNS = ("observation_1", "observation_2", "hypothesis_1", "hypothesis_2")
@@ -120,13 +111,15 @@ class ChoiceArguments(DataArguments):
 def read_choices(file: str | Path) -> Dataset:
     """Return the rows of a table, or of a folder of the RACE release with one row per question."""
     path = Path(file)
-    rows = _read_articles(path) if path.is_dir() else read_table(path)
+    if path.is_dir():
+        return _read_release(path)
+    rows = read_table(path)
     if set(ANLI_NAMES) <= set(rows.column_names):
         return _with_label_file(rows.rename_columns(ANLI_NAMES), path)
-    if not set(ARTICLE_COLUMNS) <= set(rows.column_names):
+    if not set(ARTICLE) <= set(rows.column_names):
         return rows
     with input_errors(source_of(rows, "article")):
-        return expand_rows(rows, _questions_of_article, FLAT_COLUMNS, features=datasets.Features(FLAT_FEATURES))
+        return expand_rows(rows, _questions_of_article, [*FLAT_FEATURES], features=datasets.Features(FLAT_FEATURES))
 
 
 def _with_label_file(rows: Dataset, path: Path) -> Dataset:
@@ -140,43 +133,34 @@ def _with_label_file(rows: Dataset, path: Path) -> Dataset:
     return set_source(rows.add_column("label", lines), [path], [len(rows)])
 
 
-def _read_articles(folder: Path) -> Dataset:
-    """Return the articles below a folder: one JSON object per .txt file."""
+def _read_release(folder: Path) -> Dataset:
+    """Return the questions of the articles below a folder: one JSON object per .txt file."""
     paths = sorted(folder.rglob("*.txt"))
     if not paths:
         raise InputError(f"there is no article of RACE, such as high/1.txt, in the folder {folder}")
     # The modification times are part of the key under which datasets caches the rows.
     files = {"paths": [str(path) for path in paths], "modified": sum(path.stat().st_mtime_ns for path in paths)}
     with input_errors(str(folder), Exception):
-        rows = Dataset.from_generator(_articles, features=datasets.Features(ARTICLE_FEATURES), gen_kwargs=files)
+        rows = Dataset.from_generator(_questions_of_files, features=datasets.Features(FLAT_FEATURES), gen_kwargs=files)
     return set_source(rows, [folder])
 
 
-def _articles(paths: list[str], modified: int) -> Iterator[dict[str, Any]]:
+def _questions_of_files(paths: list[str], modified: int) -> Iterator[dict[str, Any]]:
     for path in paths:
-        article = read_json(path)
-        try:
-            list(_questions_of_article(article))
-            yield {"id": require_field(article, "id", str), **{name: article[name] for name in ARTICLE_COLUMNS}}
-        except InputError as error:
-            raise InputError(f"{path} is not an article of RACE: {error}") from error
+        with input_errors(path):
+            yield from _questions_of_article(read_json(path))
 
 
 def _questions_of_article(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    article, questions = require_field(row, "article", str), require_items(row, "questions", str)
-    options, answers = require_items(row, "options", list), require_items(row, "answers", str)
+    article, questions, options, answers = read_as(row, ARTICLE).values()
     if not len(questions) == len(options) == len(answers):
         raise InputError(
             f"there are {len(questions)} questions, {len(options)} lists of options and {len(answers)} answers, and "
             "each question needs one of both"
         )
     row_id = None if row.get("id") is None else str(row["id"])
-    for index, (question, answer) in enumerate(zip(questions, answers, strict=True)):
-        texts = require_items({f"options[{index}]": options[index]}, f"options[{index}]", str)
-        _require_choices(texts, f"question {index + 1}")
-        if not _is_missing(answer):
-            answer_index(answer, len(texts), f"question {index + 1}")
-        yield {"id": row_id, "article": article, "question": question, "options": texts, "answer": answer}
+    for question, choices, answer in zip(questions, options, answers, strict=True):
+        yield {"id": row_id, "article": article, "question": question, "options": choices, "answer": answer}
 
 
 def choice_rows(rows: Dataset, split: str, with_labels: bool = True, fill_blanks: bool = False) -> Dataset:
@@ -209,62 +193,42 @@ def _choice_rows(rows: Dataset, split: str, with_labels: bool, fill_blanks: bool
 
     def make_choice_row(row: dict[str, Any], index: int) -> dict[str, Any]:
         row_id = row["id"] if "id" in columns else row.get("example_id")
-        row_id = str(index if row_id is None else row_id)
-        name = f"{split} row {row_id!r}"
         try:
             if is_anli:
                 first, second, *choices = (_one_line(row[column]) for column in ANLI_COLUMNS)
                 context = f"{first} {second}"
             elif is_race:
-                context, choices = _one_line(row["article"]), _race_choices(row, name, fill_blanks)
+                context, question = _one_line(row["article"]), _one_line(row["question"])
+                options = map(_one_line, read_as(row["options"], [str], "options"))
+                choices = [join_question_and_option(question, option, fill_blanks) for option in options]
             else:
-                context, choices = _one_line(row["sent1"]), _swag_choices(row, name)
-            _require_choices(choices, name)
+                context, choices = _one_line(row["sent1"]), _swag_choices(row)
+            if not 2 <= len(choices) <= len(LETTERS):
+                raise InputError(f"a question needs 2 to {len(LETTERS)} choices, not {len(choices)}")
             label = {}
             if labelled:
                 read_label = anli_answer_index if is_anli else answer_index
-                label = {"label": read_label(row[answer_column], len(choices), name)}
+                label = {"label": read_label(row[answer_column], len(choices))}
         except InputError as error:
             raise RowError(index, str(error)) from error
-        return {"id": row_id, "context": context, "choices": choices, **label}
+        return {"id": str(index if row_id is None else row_id), "context": context, "choices": choices, **label}
 
     features = datasets.Features(ROW_FEATURES | ({"label": datasets.Value("int64")} if labelled else {}))
     rows = rows.map(
         make_choice_row, with_indices=True, remove_columns=columns, features=features, desc=f"checking {split}"
     )
-    counts = {len(choices): row_id for row_id, choices in zip(rows["id"][:], rows["choices"][:], strict=True)}
-    if max(counts) > len(LETTERS):
-        raise InputError(
-            f"{split} row {counts[max(counts)]!r} has {max(counts)} choices, and {len(LETTERS)} is the limit"
+    counts = [len(choices) for choices in rows["choices"]]
+    if odd := [row for row, count in enumerate(counts) if count != counts[0]]:
+        raise RowError(
+            odd[0], f"{counts[odd[0]]} choices, but the first row has {counts[0]}: all {split} rows need as many"
         )
-    if len(counts) > 1:
-        examples = ", ".join(f"{count} (row {row_id!r})" for count, row_id in sorted(counts.items()))
-        usual = Counter(map(len, rows["choices"])).most_common(1)[0][0]
-        row = next((row for row, choices in enumerate(rows["choices"]) if len(choices) != usual), 0)
-        raise RowError(row, f"all {split} rows must have the same number of choices; they have {examples}")
     return rows
 
 
-def _race_choices(row: dict[str, Any], name: str, fill_blanks: bool) -> list[str]:
-    question, options = _one_line(row["question"]), row["options"]
-    if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
-        raise InputError(f"the options of {name} must be a list of texts, not {options!r}")
-    return [join_question_and_option(question, _one_line(option), fill_blanks) for option in options]
-
-
-def _swag_choices(row: dict[str, Any], name: str) -> list[str]:
+def _swag_choices(row: dict[str, Any]) -> list[str]:
     endings = sorted((x for x in row if re.fullmatch(r"ending\d+", x)), key=lambda x: int(x.removeprefix("ending")))
-    for column in ("sent2", *endings):
-        if isinstance(row[column], list | dict):
-            raise InputError(f"the {column} of {name} must be text, not {describe(row[column])}")
-    return [f"{_one_line(row['sent2'])} {_one_line(row[x])}".strip() for x in endings if row[x] is not None]
-
-
-def _require_choices(choices: list[str], name: str) -> None:
-    if len(choices) < 2:
-        raise InputError(
-            f"{name} has {'only one option' if choices else 'no options'}, and a question needs at least two"
-        )
+    cells = read_as(dict(row), {f"{column}?": str | int | float | bool for column in ("sent2", *endings)})
+    return [f"{_one_line(cells['sent2'])} {_one_line(cells[x])}".strip() for x in endings if cells[x] is not None]
 
 
 def _is_missing(answer: Any) -> bool:
@@ -289,24 +253,24 @@ def join_question_and_option(question: str, option: str, fill_blanks: bool = Fal
     return f"{question} {option}".strip(" _")
 
 
-def answer_index(answer: str | int | None, num_choices: int, name: str) -> int:
-    """Return the index of the correct choice, from a letter or a number; `name` is that of the row, for the error."""
+def answer_index(answer: str | int | None, num_choices: int) -> int:
+    """Return the index of the correct choice, from a letter or a number."""
     index: Any = answer
     if isinstance(answer, str):
         letter = answer.strip()
         index = int(letter) if letter.isdecimal() else LETTERS.find(letter) if len(letter) == 1 else -1
     if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < num_choices:
+        last = LETTERS[num_choices - 1]
         raise InputError(
-            f"the answer of {name} must be a letter from A to {LETTERS[:num_choices][-1:]} or a number from 0 to "
-            f"{num_choices - 1}, not {answer!r}"
+            f"the answer must be a letter from A to {last} or a number from 0 to {num_choices - 1}, not {answer!r}"
         )
     return index
 
 
-def anli_answer_index(answer: str | int | None, num_choices: int, name: str) -> int:
+def anli_answer_index(answer: str | int | None, num_choices: int) -> int:
     """Return the index of the correct hypothesis of aNLI, whose labels are 1 and 2."""
     if str(answer) not in ("1", "2"):
-        raise InputError(f"the label of {name} must be 1 or 2, the number of a hypothesis, not {answer!r}")
+        raise InputError(f"the label must be 1 or 2, the number of a hypothesis, not {answer!r}")
     return int(str(answer)) - 1
 
 

@@ -11,6 +11,7 @@ from datasets import Dataset
 from hf_deberta.fine_tuning.task import LabelLogits
 from hf_deberta.fine_tuning.tasks.race import (
     ChoiceCollator,
+    _questions_of_article,
     answer_index,
     choice_rows,
     encode_choices,
@@ -117,10 +118,10 @@ def test_blanks():
 
 
 def test_answer_index():
-    assert [answer_index(answer, 3, "row") for answer in ("A", " C ", 2, "1")] == [0, 2, 2, 1]
+    assert [answer_index(answer, 3) for answer in ("A", " C ", 2, "1")] == [0, 2, 2, 1]
     for answer in ("D", "AB", "", None, -1, 3, "the first", "5", 1.5, True):
-        with pytest.raises(InputError, match="train row 'high1.txt' .*A to C"):
-            answer_index(answer, 3, "train row 'high1.txt'")
+        with pytest.raises(InputError, match="letter from A to C"):
+            answer_index(answer, 3)
 
 
 def test_rows_without_answers():
@@ -132,7 +133,7 @@ def test_rows_without_answers():
     assert choice_rows(Dataset.from_list(FLAT), "test", with_labels=False)["label"][:] == [1, 1]
     with pytest.raises(InputError, match="validation rows .* answer; .* example_id, article"):
         choice_rows(without, "validation")
-    with pytest.raises(InputError, match=r"train row 's1' .* not -1"):
+    with pytest.raises(InputError, match=r"train row 1: .* not -1"):
         choice_rows(hidden, "train")
 
 
@@ -141,40 +142,43 @@ def test_rows_of_anli(tmp_path):
     [found] = choice_rows(Dataset.from_list([{**row, "label": 2}]), "train")
     assert found == {"id": "0", "context": "Ann left. It rained.", "choices": ["wet", "dry"], "label": 1}
     assert "label" not in choice_rows(Dataset.from_list([row]), "test", with_labels=False).column_names
-    with pytest.raises(InputError, match="label of train row '0' must be 1 or 2, .* not 0"):
+    with pytest.raises(InputError, match="train row 1: the label must be 1 or 2, .* not 0"):
         choice_rows(Dataset.from_list([{**row, "label": 0}]), "train")
 
 
 def test_missing_columns_and_options():
     with pytest.raises(InputError, match=r"train rows .* sent1, sent2, ending0, ending1, label; .* text\."):
         choice_rows(Dataset.from_list([{"text": "x"}]), "train")
-    with pytest.raises(InputError, match=r"options of train row '0' .* 'a, b'"):
+    with pytest.raises(InputError, match=r"row 1: options must be a list, .* 'a, b'"):
         choice_rows(Dataset.from_list([{"article": "a", "question": "q", "options": "a, b", "answer": "A"}]), "train")
 
 
-def test_invalid_numbers_of_choices(tmp_path):
-    fewer = [FLAT[0], {**FLAT[1], "example_id": "x", "options": ["one", "two"]}]
-    with pytest.raises(InputError, match=r"train rows .* same number .* 2 \(row 'x'\), 3 \(row 'high1.txt'\)"):
-        choice_rows(Dataset.from_list(fewer), "train")
-    for options, message in ((["one"], "only one option"), ([], "no options")):
-        with pytest.raises(InputError, match=rf"row 2: train row 'x' has {message}, and a question needs at least two"):
-            choice_rows(Dataset.from_list([FLAT[0], {**FLAT[1], "example_id": "x", "options": options}]), "train")
-        article = {**RELEASED, "options": [OPTIONS[0], options], "answers": ["B", "A"]}
-        path = tmp_path / f"{len(options)}.jsonl"
-        path.write_text(json.dumps(article))
-        with pytest.raises(InputError, match=rf"jsonl, row 1: question 2 has {message}, and"):
-            read_choices(path)
-    with pytest.raises(InputError, match="'s1' has only one option"):
-        choice_rows(Dataset.from_list([{**SWAG[0], "ending1": None}]), "train")
-    with pytest.raises(InputError, match=r"2 \(row 's2'\), 3 \(row 's1'\)"):
-        choice_rows(Dataset.from_list([{**SWAG[0], "ending2": "x"}, {**SWAG[1], "ending2": None}]), "train")
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([FLAT[0], {**FLAT[1], "options": ["one", "two"]}], "row 2: 2 choices, but the first row has 3"),
+        ([FLAT[0], {**FLAT[1], "options": ["one"]}], "row 2: a question needs 2 to 26 choices, not 1"),
+        ([FLAT[0], {**FLAT[1], "options": []}], "row 2: a question needs 2 to 26 choices, not 0"),
+        ([{**FLAT[0], "options": ["x"] * 27}], "row 1: .* not 27"),
+        ([{**SWAG[0], "ending1": None}], "row 1: .* not 1"),
+        ([{**SWAG[0], "ending2": "x"}, {**SWAG[1], "ending2": None}], "row 2: 2 choices, but the first row has 3"),
+    ],
+)
+def test_invalid_numbers_of_choices(rows, message):
+    with pytest.raises(InputError, match=message):
+        choice_rows(Dataset.from_list(rows), "train")
+
+
+def test_articles_with_more_questions_than_answers():
+    with pytest.raises(InputError, match="2 questions, 2 lists of options and 1 answers"):
+        [*_questions_of_article({**RELEASED, "answers": ["B"]})]
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("high/1.txt", "hello", "high/1.txt, line 1, column 1: not valid JSON"),
-        ("high/2.txt", '{"article": "a"}', "2.txt is not an article of RACE: questions is missing; it must be a list"),
+        ("high/2.txt", '{"article": "a"}', "2.txt: questions must be a list, not null or missing"),
         ("high/1.doc", "", "no article of RACE.* high/1.txt"),
     ],
 )

@@ -145,17 +145,6 @@ def test_word_numbers_of_wsc(name):
     flat("wsc", [{**ROWS["wsc"], "text": "The  dog feared the cat as it", "target": {**row["target"], name: 7}}])
 
 
-def test_training_needs_two_labels():
-    for name in ("boolq", "multirc", "wsc", "cb"):
-        rows = flat(name)
-        one_label = rows.remove_columns("label").add_column("label", [1] * len(rows))
-        with pytest.raises(InputError, match=rf"the {len(rows)} train rows of {name} have only the label '[a-zT]"):
-            superglue.require_two_labels(one_label, name)
-    superglue.require_two_labels(flat("multirc"), "multirc")
-    for name in ("copa", "record"):  # they choose a text of the row
-        superglue.require_two_labels(flat(name), name)
-
-
 # 2. Inputs
 
 
