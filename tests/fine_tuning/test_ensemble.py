@@ -26,7 +26,7 @@ def test_averages_of_all_kinds_of_scores():
 def test_logits_have_the_probabilities(multi_label):
     scores = [{"no": 0.9, "yes": 0.1}, {"no": 0.2, "yes": 0.8}]
     logits = LabelLogits.from_scores(scores, ["yes", "no"], multi_label)  # another order
-    assert logits.labels == ("yes", "no") and logits.best() == ["no", "yes"]
+    assert logits.labels == ("yes", "no") and logits.best() == ([["no"], ["yes"]] if multi_label else ["no", "yes"])
     np.testing.assert_allclose(logits.probabilities(), [[0.1, 0.9], [0.8, 0.2]], rtol=1e-6)
     assert [row == pytest.approx(expected) for row, expected in zip(logits.scores(), scores, strict=True)]
     assert np.isfinite(LabelLogits.from_scores([{"yes": 1.0}], ["yes", "no"], multi_label).values).all()

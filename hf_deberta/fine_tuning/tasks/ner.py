@@ -11,12 +11,7 @@ Your own files, as CoNLL columns, or as jsonl or parquet with lists of words and
         --model_name_or_path microsoft/deberta-v3-large --train_file train.jsonl \
         --validation_file dev.jsonl --test_file test.jsonl --bf16 --output_dir mine
 
-A demonstration on made-up rows, offline:
-
-    hf-deberta ner --demo
-
-Repeat the command to resume an interrupted run; --demo starts over. The flags are those of Transformers'
-run_ner.py, and the groups below.
+The flags are those of Transformers' run_ner.py, and the groups below.
 
 Labels in IOB1 (the original CoNLL-2003), IOBES and BILOU are converted to IOB2. What an input holds
 (--document_context):
@@ -51,13 +46,14 @@ from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments
 from hf_deberta.fine_tuning.task import Scores, Task, logits_of
 from hf_deberta.fine_tuning.task_model import checkpoint_labels, label_fields, labels_in_checkpoint_order
+from hf_deberta.fine_tuning.tasks.expand_rows import read_as
 from hf_deberta.fine_tuning.tasks.submission import write_lines
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.metrics.entity_tags import ENTITY_METRICS, has_prefixes, tags_to_iob2
 from hf_deberta.model.losses import IGNORED
 from hf_deberta.training.data_files import read_table, require_columns, source_of
 from hf_deberta.training.errors import InputError, RowError, input_errors
-from hf_deberta.training.file_faults import describe, read_lines, shorten
+from hf_deberta.training.file_faults import read_lines, shorten
 
 TABLE_SUFFIXES = (".json", ".jsonl", ".parquet", ".csv")
 CONTEXTS = ("none", "merged", "around")
@@ -186,40 +182,33 @@ def sentences_from_table(
     sentences = []
     documents: dict[Any, int] = {}
     document_starts = 0
+    shape = {tokens_column: [str]} | ({} if tags_column is None else {tags_column: [int | str]})
     for number, row in enumerate(rows):
-        for column in (tokens_column, tags_column):
-            if column is not None and column not in row:
-                raise RowError(number, f"there is no column {column!r} but {', '.join(row)}")
-        words = row[tokens_column]
-        if not isinstance(words, list):
-            raise RowError(number, f"the column {tokens_column!r} must hold a list of words, not {describe(words)}")
-        for word in words:
-            if not isinstance(word, str):
-                raise RowError(number, f"a word in the column {tokens_column!r} must be text, not {describe(word)}")
-        if words[:1] == [DOCUMENT_START]:
-            document_starts += 1
-            continue
-        tags = None if tags_column is None else _tag_names(row[tags_column], words, names, number)
-        document = next(((name, row[name]) for name in DOCUMENT_COLUMNS if row.get(name) is not None), document_starts)
-        if isinstance(document, tuple) and isinstance(document[1], list | dict):
-            raise RowError(number, f"{document[0]} must be text or a number, not {describe(document[1])}")
-        sentences.append(Sentence(words, tags, documents.setdefault(document, len(documents))))
+        try:
+            words, *tags = read_as(row, shape).values()
+            if words[:1] == [DOCUMENT_START]:
+                document_starts += 1
+                continue
+            names_of_tags = _tag_names(*tags, words, names) if tags else None
+        except InputError as error:
+            raise RowError(number, str(error)) from error
+        marks = ((name, str(row[name])) for name in DOCUMENT_COLUMNS if row.get(name) is not None)
+        document = documents.setdefault(next(marks, document_starts), len(documents))
+        sentences.append(Sentence(words, names_of_tags, document))
     if not any(sentence.words for sentence in sentences):
         raise InputError("the rows have no words")
     return sentences if document_starts or documents.keys() - {0} else _without_documents(sentences)
 
 
-def _tag_names(tags: Any, words: list[str], names: Sequence[str] | None, row: int) -> list[str]:
+def _tag_names(tags: list[int | str], words: list[str], names: Sequence[str] | None) -> list[str]:
     """Return the names of the tags of a row, after checking that each word has one."""
-    if not isinstance(tags, list):
-        raise RowError(row, f"the labels must be a list with one for each word, not {describe(tags)}")
     if len(tags) != len(words):
-        raise RowError(row, f"there are {len(words)} words and {len(tags)} labels; each word needs one")
+        raise InputError(f"there are {len(words)} words and {len(tags)} labels; each word needs one")
     for tag in tags:
-        if type(tag) not in (str, int) or tag == "":
-            raise RowError(row, f"a label must be a name or a whole number, not {describe(tag)}")
+        if tag == "":
+            raise InputError("a label is empty")
         if names is not None and isinstance(tag, int) and not 0 <= tag < len(names):
-            raise RowError(row, f"there is a label {tag}; labels are 0 to {len(names) - 1}: {', '.join(names)}")
+            raise InputError(f"there is a label {tag}; labels are 0 to {len(names) - 1}: {', '.join(names)}")
     return [tag if isinstance(tag, str) else str(tag) if names is None else names[tag] for tag in tags]
 
 

@@ -11,16 +11,11 @@ The official release of RACE, or your own rows (article, question, options, answ
         --model_name_or_path microsoft/deberta-v3-large --data_dir RACE --bf16 --sift \
         --output_dir race
 
-A demonstration on made-up rows, offline:
-
-    hf-deberta race --demo
-
 aNLI, from the official files train.jsonl, train-labels.lst, dev.jsonl and so on; the submission is anli.lst:
 
     hf-deberta race --intermediate my-deberta-mnli --task_name anli --data_dir alphanli --output_dir anli
 
-Repeat the command to resume an interrupted run; --demo starts over. The flags are those of Transformers'
-run_swag.py, and the groups below.
+The flags are those of Transformers' run_swag.py, and the groups below.
 
 Columns: article, question, options (list), answer (letter or number), as RACE; sent1, sent2, ending0, ending1, ...,
 label, as SWAG; or observation_1, observation_2, hypothesis_1, hypothesis_2, label (1 or 2), as aNLI.
@@ -53,7 +48,7 @@ from hf_deberta.fine_tuning.task import LabelLogits, Scores, Task, logits_of
 from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows, read_as
 from hf_deberta.fine_tuning.tasks.submission import write_json_lines, write_lines, write_prediction_table
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
-from hf_deberta.training.data_files import read_table, require_texts, set_source, source_of
+from hf_deberta.training.data_files import read_table, require_columns, require_texts, set_source, source_of
 from hf_deberta.training.errors import InputError, RowError, input_errors
 from hf_deberta.training.file_faults import read_json
 
@@ -73,6 +68,10 @@ RACE_COLUMNS = ("article", "question", "options")
 SWAG_COLUMNS = ("sent1", "sent2", "ending0", "ending1")
 ANLI_COLUMNS = ("observation_1", "observation_2", "hypothesis_1", "hypothesis_2")
 ANLI_NAMES = dict(zip(("obs1", "obs2", "hyp1", "hyp2"), ANLI_COLUMNS, strict=True))  # of the official files
+FORMATS = (
+    ". Multiple choice needs article, question, options, answer (as RACE), sent1, sent2, ending0, ending1, ..., label "
+    f"(as SWAG), or {', '.join(ANLI_COLUMNS)}, label (as aNLI)"
+)
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 logger = logging.get_logger(__name__)
@@ -172,57 +171,46 @@ def choice_rows(rows: Dataset, split: str, with_labels: bool = True, fill_blanks
             official DeBERTa code.
     """
     with input_errors(source_of(rows, split)):
-        return _choice_rows(rows, split, with_labels, fill_blanks)
+        columns = rows.column_names
+        is_race, is_anli = "article" in columns or "options" in columns, ANLI_COLUMNS[0] in columns
+        answer_column = "answer" if is_race else "label"
+        needed = RACE_COLUMNS if is_race else ANLI_COLUMNS if is_anli else SWAG_COLUMNS
+        require_columns(rows, [*needed, *[answer_column] * with_labels], split, FORMATS)
+        labelled = with_labels or (answer_column in columns and not any(map(_is_missing, rows[answer_column][:])))
+        require_texts(rows, ["article", "question"] if is_race else ANLI_COLUMNS if is_anli else ["sent1"], split)
 
+        def make_choice_row(row: dict[str, Any], index: int) -> dict[str, Any]:
+            row_id = row["id"] if "id" in columns else row.get("example_id")
+            try:
+                if is_anli:
+                    first, second, *choices = (_one_line(row[column]) for column in ANLI_COLUMNS)
+                    context = f"{first} {second}"
+                elif is_race:
+                    context, question = _one_line(row["article"]), _one_line(row["question"])
+                    options = map(_one_line, read_as(row["options"], [str], "options"))
+                    choices = [join_question_and_option(question, option, fill_blanks) for option in options]
+                else:
+                    context, choices = _one_line(row["sent1"]), _swag_choices(row)
+                if not 2 <= len(choices) <= len(LETTERS):
+                    raise InputError(f"a question needs 2 to {len(LETTERS)} choices, not {len(choices)}")
+                label = {}
+                if labelled:
+                    read_label = anli_answer_index if is_anli else answer_index
+                    label = {"label": read_label(row[answer_column], len(choices))}
+            except InputError as error:
+                raise RowError(index, str(error)) from error
+            return {"id": str(index if row_id is None else row_id), "context": context, "choices": choices, **label}
 
-def _choice_rows(rows: Dataset, split: str, with_labels: bool, fill_blanks: bool) -> Dataset:
-    columns = rows.column_names
-    is_race, is_anli = "article" in columns or "options" in columns, ANLI_COLUMNS[0] in columns
-    answer_column = "answer" if is_race else "label"
-    needed = RACE_COLUMNS if is_race else ANLI_COLUMNS if is_anli else SWAG_COLUMNS
-    required = [*needed, *[answer_column] * with_labels]
-    missing = [column for column in required if column not in columns]
-    if missing:
-        raise InputError(
-            f"the {split} rows have no column {', '.join(missing)}; they have {', '.join(columns)}. Multiple choice "
-            "needs article, question, options, answer (as RACE), sent1, sent2, ending0, ending1, ..., label (as SWAG), "
-            f"or {', '.join(ANLI_COLUMNS)}, label (as aNLI)"
+        features = datasets.Features(ROW_FEATURES | ({"label": datasets.Value("int64")} if labelled else {}))
+        rows = rows.map(
+            make_choice_row, with_indices=True, remove_columns=columns, features=features, desc=f"checking {split}"
         )
-    labelled = with_labels or (answer_column in columns and not any(map(_is_missing, rows[answer_column][:])))
-    require_texts(rows, ["article", "question"] if is_race else ANLI_COLUMNS if is_anli else ["sent1"], split)
-
-    def make_choice_row(row: dict[str, Any], index: int) -> dict[str, Any]:
-        row_id = row["id"] if "id" in columns else row.get("example_id")
-        try:
-            if is_anli:
-                first, second, *choices = (_one_line(row[column]) for column in ANLI_COLUMNS)
-                context = f"{first} {second}"
-            elif is_race:
-                context, question = _one_line(row["article"]), _one_line(row["question"])
-                options = map(_one_line, read_as(row["options"], [str], "options"))
-                choices = [join_question_and_option(question, option, fill_blanks) for option in options]
-            else:
-                context, choices = _one_line(row["sent1"]), _swag_choices(row)
-            if not 2 <= len(choices) <= len(LETTERS):
-                raise InputError(f"a question needs 2 to {len(LETTERS)} choices, not {len(choices)}")
-            label = {}
-            if labelled:
-                read_label = anli_answer_index if is_anli else answer_index
-                label = {"label": read_label(row[answer_column], len(choices))}
-        except InputError as error:
-            raise RowError(index, str(error)) from error
-        return {"id": str(index if row_id is None else row_id), "context": context, "choices": choices, **label}
-
-    features = datasets.Features(ROW_FEATURES | ({"label": datasets.Value("int64")} if labelled else {}))
-    rows = rows.map(
-        make_choice_row, with_indices=True, remove_columns=columns, features=features, desc=f"checking {split}"
-    )
-    counts = [len(choices) for choices in rows["choices"]]
-    if odd := [row for row, count in enumerate(counts) if count != counts[0]]:
-        raise RowError(
-            odd[0], f"{counts[odd[0]]} choices, but the first row has {counts[0]}: all {split} rows need as many"
-        )
-    return rows
+        counts = [len(choices) for choices in rows["choices"]]
+        if odd := [row for row, count in enumerate(counts) if count != counts[0]]:
+            raise RowError(
+                odd[0], f"{counts[odd[0]]} choices, but the first row has {counts[0]}: all {split} rows need as many"
+            )
+        return rows
 
 
 def _swag_choices(row: dict[str, Any]) -> list[str]:

@@ -11,12 +11,7 @@ with SiFT:
         --model_name_or_path microsoft/deberta-v3-large --train_file train-v2.0.json \
         --validation_file dev-v2.0.json --bf16 --sift --output_dir mine
 
-A demonstration on made-up rows, offline:
-
-    hf-deberta squad --demo
-
-Repeat the command to resume an interrupted run; --demo starts over. The flags are those of Transformers'
-run_qa.py, and the groups below.
+The flags are those of Transformers' run_qa.py, and the groups below.
 
 A context is split into overlapping windows; a predicted answer is a span of one of them, and its text is copied from
 the context. Metrics: those of the official scripts. Files for the validation and the test rows, in the format of these

@@ -10,14 +10,9 @@ COPA from the official files, from a model fine-tuned on MNLI as in the paper, o
         --intermediate my-mnli --task_name copa --data_dir SuperGLUE/COPA --bf16 \
         --output_dir copa
 
-A demonstration on made-up rows, offline:
-
-    hf-deberta superglue --demo
-
 A model fine-tuned on RTE predicts the diagnostics AX-b and AX-g too.
 
-Repeat the command to resume an interrupted run; --demo starts over. The flags are those of Transformers'
-run_glue.py, and the groups below.
+The flags are those of Transformers' run_glue.py, and the groups below.
 
 Columns: those of the Hub dataset. The official files, where MultiRC, ReCoRD and WSC are nested, are flattened to them.
 
@@ -640,23 +635,19 @@ def write_superglue_predictions(
     """Write predictions_NAME.jsonl and the file of a submission, from the ranked entities of ReCoRD or from logits."""
     idx = list(rows["idx"]) if "idx" in rows.column_names else list(range(len(rows)))
     task = TASKS[name]
+    path = folder / f"predictions_{name}.jsonl"
     if isinstance(predicted, LabelLogits):
-        best = predicted.best()
-        predictions = [
-            {"idx": number, "prediction": label, "probabilities": row}
-            for number, label, row in zip(idx, best, predicted.scores(), strict=True)
-        ]
+        predicted.write(path, idx=idx)
         submitted = dict(zip(task.labels, task.submission_labels or task.labels, strict=True))
-        submission = [{"idx": number, "label": submitted[label]} for number, label in zip(idx, best, strict=True)]
-        if name == "multirc":
-            submission = list(_nest_multirc_answers(submission))
+        answers = [submitted[label] for label in predicted.best()]
     else:
         idx = [number["query"] if isinstance(number, dict) else number for number in idx]
         top = [[{"text": text, "log_probability": score} for text, score in entities[:5]] for entities in predicted]
-        predictions = [{"idx": number, "answers": answers} for number, answers in zip(idx, top, strict=True)]
-        best = best_entities(predicted, rows)
-        submission = [{"idx": number, "label": text} for number, text in zip(idx, best, strict=True)]
-    write_json_lines(folder / f"predictions_{name}.jsonl", predictions)
+        write_json_lines(path, ({"idx": number, "answers": best} for number, best in zip(idx, top, strict=True)))
+        answers = best_entities(predicted, rows)
+    submission = [{"idx": number, "label": answer} for number, answer in zip(idx, answers, strict=True)]
+    if name == "multirc":
+        submission = list(_nest_multirc_answers(submission))
     write_json_lines(folder / f"{task.submission_name}.jsonl", submission)
 
 

@@ -225,8 +225,8 @@ MULTI_LABEL = glue.GlueTask(("text",), ("big", "old", "red"), glue.MULTI_LABEL_M
         ("rte", {**PAIR, "label": ["maybe"]}, "validation", "row 1: 'maybe'; .* entailment, not_entailment"),
         ("rte", {**PAIR, "label": [2]}, "train", ": 2; .* 0 to 1"),
         ("mrpc", {"sentence1": ["a"], "label": [1]}, "train", "'sentence2'.* sentence1, label: .*--text_column_names"),
-        ("mrpc", PAIR, "train", "'label' .*sentence1, sentence2: .*--label_column_name"),
-        ("mrpc", PAIR, "validation_matched", "'label' .*sentence1, sentence2: .*--label_column_name"),
+        ("mrpc", PAIR, "train", "'label'; .*sentence1, sentence2: .*--label_column_name"),
+        ("mrpc", PAIR, "validation_matched", "'label'; .*sentence1, sentence2: .*--label_column_name"),
         (("-1", "1"), texts(0), "validation", ": 0; .* -1, 1$"),
         (("a", "b"), texts(1.5), "test", r": 1\.5; .*--label_column_name"),
         (("a", "b"), texts([0, 1], [1]), "train", r"\[0, 1\] in row 1 of the column 'label'"),
@@ -252,7 +252,7 @@ def test_rows_that_do_not_fit_the_task(encode, task, data, split, message):
 @pytest.mark.parametrize(
     ("data", "options", "message"),
     [
-        ({"text": ["a b"], "verdict": ["x"]}, {}, "'label' .* text, verdict: name"),
+        ({"text": ["a b"], "verdict": ["x"]}, {}, "'label'; .* text, verdict: name"),
         (texts("yes", "yes"), {}, "2 train rows .*'yes' .*'label'"),
         (texts([0, 1], [1]), {"regression": True}, r"\[0, 1\] in row 1"),
         (texts([], []), {}, "no labels in the column 'label'"),

@@ -131,7 +131,7 @@ def test_rows_without_answers():
     for rows in (without, hidden):
         assert choice_rows(rows, "test", with_labels=False).column_names == ["id", "context", "choices"]
     assert choice_rows(Dataset.from_list(FLAT), "test", with_labels=False)["label"][:] == [1, 1]
-    with pytest.raises(InputError, match="validation rows .* answer; .* example_id, article"):
+    with pytest.raises(InputError, match="validation rows .* 'answer'; .* example_id, article"):
         choice_rows(without, "validation")
     with pytest.raises(InputError, match=r"train row 1: .* not -1"):
         choice_rows(hidden, "train")
@@ -147,7 +147,7 @@ def test_rows_of_anli(tmp_path):
 
 
 def test_missing_columns_and_options():
-    with pytest.raises(InputError, match=r"train rows .* sent1, sent2, ending0, ending1, label; .* text\."):
+    with pytest.raises(InputError, match=r"train rows .* 'ending1', 'label'; .* text\."):
         choice_rows(Dataset.from_list([{"text": "x"}]), "train")
     with pytest.raises(InputError, match=r"row 1: options must be a list, .* 'a, b'"):
         choice_rows(Dataset.from_list([{"article": "a", "question": "q", "options": "a, b", "answer": "A"}]), "train")
