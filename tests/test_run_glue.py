@@ -85,13 +85,6 @@ def save_classifier(data: Path, folder: Path, **fields) -> Path:
 
 
 @pytest.mark.slow
-def test_the_demonstration_learns(tmp_path):
-    run_glue("--demo", *CPU, "--output_dir", tmp_path / "out", "--num_train_epochs", 1, "--max_eval_samples", 200)
-    assert results(tmp_path / "out")["eval_accuracy"] > 0.9
-    assert len((tmp_path / "out" / "SST-2.tsv").read_text().splitlines()) == 51
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("model", ["ours", "in_tree", "bert"])
 def test_any_model(data, tmp_path, model):
     """The model, its card, its metrics and predictions."""

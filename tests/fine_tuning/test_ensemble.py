@@ -1,7 +1,6 @@
 """Ensembles: averages of scores, the table, and files of scores."""
 
 import json
-import logging
 from argparse import Namespace
 
 import numpy as np
@@ -89,9 +88,8 @@ def test_scores_that_do_not_fit(tmp_path):
             read_scores(tmp_path, "test", 2)
 
 
-def test_only_scores_of_the_same_rows_are_averaged(tmp_path, caplog, monkeypatch):
+def test_only_scores_of_the_same_rows_are_averaged(tmp_path, caplog):
     """In the same order, with labels or without. Files without a hash are taken with a warning."""
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     rows = Dataset.from_list([{"text": f"row {n}", "label": n} for n in range(3)])
     variants = (rows, rows.remove_columns("label"), rows.select([2, 1, 0]))
     own, unlabelled, reordered = (hash_rows({"test": table}, "label")["test"] for table in variants)

@@ -431,12 +431,6 @@ def weights(run) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in run.model.state_dict().items()}
 
 
-def assert_equal(one, other):
-    assert one.keys() == other.keys()
-    for name, value in one.items():
-        assert torch.equal(value, other[name]), name
-
-
 SWITCHED_ON = SiftArguments(sift=True, sift_learning_rate=0.05)
 
 
@@ -444,7 +438,7 @@ def test_without_sift_nothing_changes(tmp_path):
     expected, calls = train(tmp_path, Trainer, dropout=0.1)
     for settings in (None, SiftArguments()):
         found, as_many = train(tmp_path, dropout=0.1, settings=settings)
-        assert_equal(weights(found), weights(expected))
+        torch.testing.assert_close(weights(found), weights(expected), rtol=0, atol=0)
         assert as_many == calls == 4
 
 
@@ -486,10 +480,10 @@ def test_repeated_and_resumed_runs_are_bit_identical(tmp_path):
     saving = {"save_strategy": "steps", "save_steps": 2, "dropout": 0.1, "settings": SWITCHED_ON}
     whole, _ = train(tmp_path / "whole", **saving)
     again, _ = train(tmp_path / "again", **saving)
-    assert_equal(weights(again), weights(whole))
+    torch.testing.assert_close(weights(again), weights(whole), rtol=0, atol=0)
     resumed, calls = train(tmp_path / "resumed", **saving, resume=str(tmp_path / "whole" / "checkpoint-2"))
     assert calls == 6
-    assert_equal(weights(resumed), weights(whole))
+    torch.testing.assert_close(weights(resumed), weights(whole), rtol=0, atol=0)
     other, _ = train(tmp_path / "other", **saving, seed=8)
     assert not torch.equal(other.model.classifier.weight, whole.model.classifier.weight)
 

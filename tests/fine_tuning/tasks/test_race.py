@@ -1,7 +1,6 @@
 """Multiple choice: RACE and SWAG files, the text of a choice, inputs, collator, metrics, predictions, invalid input."""
 
 import json
-import logging
 
 import numpy as np
 import pytest
@@ -205,9 +204,8 @@ def test_inputs_are_article_question_and_choice(tokenizer):
     assert "labels" not in encode_choices(rows.remove_columns("label"), tokenizer, 128).column_names
 
 
-def test_articles_are_truncated_and_choices_are_not(tokenizer, caplog, monkeypatch):
+def test_articles_are_truncated_and_choices_are_not(tokenizer, caplog):
     """With a warning, but not for inputs of exactly the maximum length."""
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     rows = choice_rows(Dataset.from_list([*FLAT, {**FLAT[0], "article": "Ann"}]), "train")
     complete = encode_choices(rows, tokenizer, 128)
     longest = max(len(ids) for row in complete["input_ids"][:] for ids in row)

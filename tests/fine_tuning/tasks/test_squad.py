@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import logging
 from itertools import pairwise
 
 import datasets
@@ -222,16 +221,14 @@ def test_token_character_spans(context, pieces, offsets, texts):
     assert starts == sorted(starts) and ends == sorted(ends)
 
 
-def test_an_answer_longer_than_the_windows(tokenizer, caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+def test_an_answer_longer_than_the_windows(tokenizer, caplog):
     rows = rows_of([CONTEXT.strip(), "Paris"])
     features = SquadEncoder(tokenizer, 48, 8).training_features(rows)
     assert "1 of 2 questions have an answer that no window of 48 tokens" in caplog.text
     assert sum(end != CLS_POSITION for end in features["end_positions"]) >= 1
 
 
-def test_misplaced_answers_are_dropped(tokenizer, caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+def test_misplaced_answers_are_dropped(tokenizer, caplog):
     rows = rows_of(["Paris", "1999"])
     moved = rows.map(
         lambda row: {"answers": {**row["answers"], "answer_start": [row["answers"]["answer_start"][0] + 1]}}
