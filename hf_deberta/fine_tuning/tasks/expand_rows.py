@@ -63,13 +63,14 @@ def read_as(value: Any, shape: Any, place: str = "") -> Any:
         given = "null or missing" if value is None else describe(value)
         expected = " or ".join(dict.fromkeys(names[kind] for kind in kinds))
         raise InputError(f"{place or 'the row'} must be {expected}, not {given}")
+    content: Any = value
     if isinstance(shape, list):
-        return [read_as(item, shape[0], f"{place}[{index}]") for index, item in enumerate(value)]
+        return [read_as(item, shape[0], f"{place}[{index}]") for index, item in enumerate(content)]
     if isinstance(shape, dict):
         fields = {}
         for key, field in shape.items():
-            name, content = key.removesuffix("?"), value.get(key.removesuffix("?"))
-            path = f"{place}.{name}" if place else name
-            fields[name] = None if content is None and key.endswith("?") else read_as(content, field, path)
+            name = key.removesuffix("?")
+            is_absent = key.endswith("?") and content.get(name) is None
+            fields[name] = None if is_absent else read_as(content.get(name), field, f"{place}.{name}".removeprefix("."))
         return fields
-    return value
+    return content

@@ -189,7 +189,7 @@ def sentences_from_table(
             if words[:1] == [DOCUMENT_START]:
                 document_starts += 1
                 continue
-            names_of_tags = _tag_names(*tags, words, names) if tags else None
+            names_of_tags = _tag_names(tags[0], words, names) if tags else None
         except InputError as error:
             raise RowError(number, str(error)) from error
         marks = ((name, str(row[name])) for name in DOCUMENT_COLUMNS if row.get(name) is not None)

@@ -639,7 +639,7 @@ def write_superglue_predictions(
     if isinstance(predicted, LabelLogits):
         predicted.write(path, idx=idx)
         submitted = dict(zip(task.labels, task.submission_labels or task.labels, strict=True))
-        answers = [submitted[label] for label in predicted.best()]
+        answers: list[Any] = [submitted[label] for label in predicted.best()]
     else:
         idx = [number["query"] if isinstance(number, dict) else number for number in idx]
         top = [[{"text": text, "log_probability": score} for text, score in entities[:5]] for entities in predicted]
