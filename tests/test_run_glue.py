@@ -119,25 +119,6 @@ def test_a_regression_from_a_json_file_of_flags(data, tmp_path, caplog):
 
 
 @pytest.mark.slow
-def test_a_run_resumes_exactly(data, tmp_path):
-    """In the middle of an epoch, with inputs grouped by length and dropout on."""
-    command = ["--model_name_or_path", data / "ours", "--task_name", "sst2", "--data_dir", data / "sst2", *RUN]
-    command += ["--num_train_epochs", 3, "--save_steps", 4, "--save_strategy", "steps", "--eval_strategy", "no"]
-    command += ["--train_sampling_strategy", "group_by_length", "--save_total_limit", 9]
-    run_glue(*command, "--output_dir", tmp_path / "whole")
-    shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
-    for path in (tmp_path / "stopped").iterdir():
-        if path.name != "checkpoint-8":
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    run_glue(*command, "--output_dir", tmp_path / "stopped")
-    whole, stopped = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "stopped"))
-    assert all(torch.equal(whole[name], stopped[name]) for name in whole)
-    assert results(tmp_path / "whole")["eval_loss"] == results(tmp_path / "stopped")["eval_loss"]
-    predictions = [(tmp_path / name / "predictions_sst2.jsonl").read_text() for name in ("whole", "stopped")]
-    assert predictions[0] == predictions[1]
-
-
-@pytest.mark.slow
 def test_the_best_model_is_kept(data, tmp_path, caplog):
     """By the metric of the task, which is not the loss. The log names the text column and the positive class."""
     texts = enumerate(("a lovely film", "a dull film"))
@@ -320,23 +301,6 @@ def test_validation_splits(data, mnli, tmp_path):
     predicted = results(tmp_path / "b")
     assert predicted["predict_matched_loss"] == pytest.approx(matched)
     assert predicted["predict_mismatched_loss"] == pytest.approx(mismatched)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("spelling", [str.lower, str.upper])  # the released MNLI checkpoints have capitals
-def test_a_checkpoint_with_the_labels_in_another_order(data, mnli, tmp_path, spelling):
-    trained, evaluated = shutil.copytree(mnli, tmp_path / "trained"), tmp_path / "evaluated"
-    labels = [spelling(label) for label in ("contradiction", "entailment", "neutral")]
-    reorder_labels(trained, AutoModelForSequenceClassification, [2, 0, 1], labels)
-    run_glue("--task_name", "mnli", "--data_dir", data / "mnli", *RUN, "--model_name_or_path", trained, "--output_dir",
-             evaluated, "--do_eval", "--do_predict")  # fmt: skip
-    assert results(evaluated)["eval_accuracy"] == results(mnli)["eval_accuracy"]
-    before, after = (
-        [line["probabilities"] for line in read_json_lines(folder / "predictions_mnli.jsonl")]
-        for folder in (mnli, evaluated)
-    )
-    assert len(before) == 16 and max(before[0].values()) - min(before[0].values()) > 1e-3
-    assert all(row == pytest.approx(expected, abs=1e-5) for row, expected in zip(after, before, strict=True))
 
 
 @pytest.mark.slow
