@@ -63,7 +63,7 @@ def test_the_ensemble_corrects_its_members(tmp_path, capsys):
     )
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].split() == ["ensemble", "1.0000"] and lines[-2].split() == ["run2", "0.6667"]
-    again, _ = read_scores(tmp_path / "out", "test", 2)  # an ensemble may be a member of another
+    again = read_scores(tmp_path / "out", "test", 2)  # an ensemble may be a member of another
     assert again[0]["yes"] == pytest.approx((0.4 + 0.9 + 0.9) / 3, rel=1e-5)
 
 
@@ -71,25 +71,25 @@ def test_scores_that_do_not_fit(tmp_path):
     with pytest.raises(InputError, match=r"no .*scores_test.jsonl: .*--do_eval and --do_predict"):
         read_scores(tmp_path, "test", 2)
     write_scores(tmp_path, "test", [{"a": 1.0, "b": 1e-12}])
-    assert read_scores(tmp_path, "test", 1) == ([{"a": 1.0}], None)
+    assert read_scores(tmp_path, "test", 1) == [{"a": 1.0}]
     write_scores(tmp_path, "test", separated := [{"a\u2028b\u2029c\x85d": 1.0}])  # ends of lines for str.splitlines
-    assert read_scores(tmp_path, "test", 1) == (separated, None)
+    assert read_scores(tmp_path, "test", 1) == separated
     with pytest.raises(InputError, match="the scores of 1 rows or words, and the test split has 2"):
         read_scores(tmp_path, "test", 2)
-    (tmp_path / "scores_test.jsonl").write_text('{"yes": 1.0}\n{"yes": 0.')
+    (tmp_path / "scores_test.jsonl").write_text('{"rows": null}\n{"yes": 0.')
     with pytest.raises(InputError, match=r"scores_test.jsonl is damaged: .*; evaluate and predict"):
         read_scores(tmp_path, "test", 2)
-    (tmp_path / "scores_test.jsonl").write_text("[1]\n")
+    (tmp_path / "scores_test.jsonl").write_text('{"rows": null}\n[1]\n')
     with pytest.raises(InputError, match="each line of .* must be an object"):
         read_scores(tmp_path, "test", 1)
     for score in ("NaN", "1e999", "1" + "0" * 400, '"3"', "null", "true", "[1]"):
-        (tmp_path / "scores_test.jsonl").write_text(f'{{"\u2028": 1}}\n{{"yes": 0.5, "no": {score}}}\n', "utf-8")
+        (tmp_path / "scores_test.jsonl").write_text(f'{{"rows": null}}\n{{"yes": 0.5, "no": {score}}}\n')
         with pytest.raises(InputError, match="must be an object of finite numbers by name, not .*; evaluate and"):
-            read_scores(tmp_path, "test", 2)
+            read_scores(tmp_path, "test", 1)
 
 
-def test_only_scores_of_the_same_rows_are_averaged(tmp_path, caplog):
-    """In the same order, with labels or without. Files without a hash are taken with a warning."""
+def test_only_scores_of_the_same_rows_are_averaged(tmp_path):
+    """In the same order, with labels or without."""
     rows = Dataset.from_list([{"text": f"row {n}", "label": n} for n in range(3)])
     variants = (rows, rows.remove_columns("label"), rows.select([2, 1, 0]))
     own, unlabelled, reordered = (hash_rows({"test": table}, "label")["test"] for table in variants)
@@ -97,11 +97,10 @@ def test_only_scores_of_the_same_rows_are_averaged(tmp_path, caplog):
     task = YesOrNo({"test": rows.remove_columns("label")}, {"test": own})
     runs, scores = {name: tmp_path / name for name in ("one", "two")}, [{"yes": 1.0}] * 3
     write_scores(runs["one"], "test", scores, own)
-    for rows_hash in (own, None):
-        write_scores(runs["two"], "test", scores, rows_hash)
-        write_ensemble(tmp_path / "out", runs, task)
-        assert read_scores(tmp_path / "out", "test", 3, own)[1] == rows_hash
-    assert "two/scores_test.jsonl has no hash of its rows: check their order" in caplog.text
-    write_scores(runs["two"], "test", scores, reordered)
-    with pytest.raises(InputError, match="two/scores_test.* the test split has 3 others, or the same in another order"):
-        write_ensemble(tmp_path / "out", runs, task)
+    write_scores(runs["two"], "test", scores, own)
+    write_ensemble(tmp_path / "out", runs, task)
+    assert read_scores(tmp_path / "out", "test", 3, own) == scores
+    for other in (reordered, None):
+        write_scores(runs["two"], "test", scores, other)
+        with pytest.raises(InputError, match="two/scores_test.* split has 3 others, or the same in another order"):
+            write_ensemble(tmp_path / "out", runs, task)
