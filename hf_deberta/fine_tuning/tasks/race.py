@@ -277,12 +277,12 @@ def encode_choices(
         inputs = rows.map(
             _encode_choice_batch, fn_kwargs={"tokenizer": tokenizer, "max_seq_length": max_seq_length}, **options
         )
-    truncated = sum(inputs["is_truncated"])
-    if truncated:
+    full = sum(max(map(len, choices)) >= max_seq_length for choices in inputs["input_ids"])
+    if full:
         logger.warning(
-            f"{truncated} of {len(rows)} articles were truncated to fit into {max_seq_length} tokens with their choices"
+            f"{full} of {len(rows)} articles fill {max_seq_length} tokens with their choices; longer ones are truncated"
         )
-    return inputs.remove_columns("is_truncated")
+    return inputs
 
 
 def _encode_choice_batch(
@@ -290,7 +290,7 @@ def _encode_choice_batch(
 ) -> dict[str, list]:
     num_choices = len(batch["choices"][0])
     choices = [choice for choices in batch["choices"] for choice in choices]
-    lengths = _token_counts(tokenizer, choices)
+    lengths = list(map(len, tokenizer(choices, add_special_tokens=False, verbose=False)["input_ids"]))
     room = max_seq_length - tokenizer.num_special_tokens_to_add(pair=True) - 1
     longest = int(np.argmax(lengths))
     if lengths[longest] > room:
@@ -302,17 +302,9 @@ def _encode_choice_batch(
     encoded = tokenizer(contexts, choices, truncation="only_first", max_length=max_seq_length)
     starts = range(0, len(choices), num_choices)
     inputs = {name: [values[start : start + num_choices] for start in starts] for name, values in encoded.items()}
-    inputs["is_truncated"] = [
-        length + max(lengths[start : start + num_choices]) > room + 1
-        for length, start in zip(_token_counts(tokenizer, batch["context"]), starts, strict=True)
-    ]
     if "label" in batch:
         inputs["labels"] = batch["label"]
     return inputs
-
-
-def _token_counts(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[int]:
-    return [len(ids) for ids in tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]]
 
 
 class ChoiceCollator(DataCollatorForMultipleChoice):
