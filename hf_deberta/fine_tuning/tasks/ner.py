@@ -412,34 +412,24 @@ def plan_windows(lengths: Sequence[int], bounds: Sequence[int], limit: int, cont
     [WordWindow(start=0, end=3, label_start=0, label_end=3, is_partial=False)]
     """
     sentences = [(start, end) for start, end in pairwise(bounds) if end > start]
-    for start, end in _merge_sentences(lengths, sentences, limit) if context == "merged" else sentences:
+    if not sentences:
+        return
+    for start, end in _join_spans(sentences, lengths, limit) if context == "merged" else sentences:
         lower, upper = (0, len(lengths)) if context == "around" else (start, end)
         is_partial = sum(lengths[start:end]) > limit
-        for part in _split_words(lengths, start, end, limit // 2) if is_partial else [(start, end)]:
+        words = [(index, index + 1) for index in range(start, end)]
+        for part in _join_spans(words, lengths, limit // 2) if is_partial else [(start, end)]:
             yield WordWindow(*_add_context(lengths, part, lower, upper, limit), *part, is_partial)
 
 
-def _merge_sentences(lengths: Sequence[int], sentences: list[tuple[int, int]], limit: int) -> Iterator[tuple[int, int]]:
-    """Yield the words [start, end) of as many neighbouring sentences as fit."""
-    first = None
-    for start, end in sentences:
-        if first is not None and sum(lengths[first:end]) > limit:
+def _join_spans(spans: list[tuple[int, int]], lengths: Sequence[int], limit: int) -> Iterator[tuple[int, int]]:
+    """Yield the words [start, end) of as many neighbouring spans as fit, and at least one."""
+    first = spans[0][0]
+    for start, end in spans[1:]:
+        if sum(lengths[first:end]) > limit:
             yield first, start
-            first = None
-        first = start if first is None else first
-    if first is not None:
-        yield first, sentences[-1][1]
-
-
-def _split_words(lengths: Sequence[int], start: int, end: int, limit: int) -> Iterator[tuple[int, int]]:
-    """Yield parts [start, end) of as many words as fit, and at least one."""
-    first, size = start, 0
-    for index in range(start, end):
-        if index > first and size + lengths[index] > limit:
-            yield first, index
-            first, size = index, 0
-        size += lengths[index]
-    yield first, end
+            first = start
+    yield first, spans[-1][1]
 
 
 def _add_context(lengths: Sequence[int], part: tuple[int, int], lower: int, upper: int, limit: int) -> tuple[int, int]:
@@ -500,10 +490,6 @@ def _values_by_word(values: np.ndarray, features: Any, sentences: Sequence[Sente
     return by_word
 
 
-def _by_sentence(tags: list[str], sentences: Sequence[Sentence]) -> list[list[str]]:
-    return [tags[start : start + len(s.words)] for start, s in zip(_first_words(sentences), sentences, strict=True)]
-
-
 def word_scores(
     best: np.ndarray, probabilities: np.ndarray, features: Any, sentences: Sequence[Sentence], labels: Sequence[str]
 ) -> list[dict[str, float]]:
@@ -524,7 +510,8 @@ def word_scores(
 
 def tags_of_scores(scores: list[dict[str, float]], sentences: Sequence[Sentence]) -> list[list[str]]:
     """Return the most probable label of each word of each sentence."""
-    return _by_sentence([max(row, key=lambda label: row[label]) for row in scores], sentences)
+    tags = [max(row, key=lambda label: row[label]) for row in scores]
+    return [tags[start : start + len(s.words)] for start, s in zip(_first_words(sentences), sentences, strict=True)]
 
 
 def write_conll_predictions(
