@@ -483,17 +483,7 @@ def read_targets(rows: Dataset, split: str, task: GlueTask, column: str) -> np.n
         targets = np.array([[float(index in row) for index in range(len(task.labels))] for row in indices])
     else:
         targets = label_numbers(rows, task.labels, split, column)
-    if task not in TASKS.values() and _are_numbers_of_names(rows.features[column], task.labels):
-        numbered = [f"{number} {label}" for number, label in enumerate(task.labels)]
-        logger.info(f"The labels of the {split} rows are numbers, and are read as {listed(numbered)}.")
     return None if task.multi_label and None in rows[column][:] else targets
-
-
-def _are_numbers_of_names(feature: Any, labels: tuple[str, ...]) -> bool:
-    """True if rows have numbers or truth values, and the labels are names such as no and yes."""
-    is_number = getattr(feature, "dtype", "").startswith(("int", "uint", "float", "bool"))
-    has_names = any(not label.startswith("LABEL_") and not NUMBER.fullmatch(label) for label in labels)
-    return is_number and has_names and not isinstance(feature, ClassLabel)
 
 
 def read_numbers(rows: Dataset, column: str, split: str) -> np.ndarray:

@@ -281,16 +281,6 @@ def test_rows_without_labels(encode, caplog, name, label):
         infer(data, columns=["sentence"])
 
 
-def test_numbers_in_place_of_names(encode, caplog):
-    """A warning shows how they are read, except where GLUE defines the numbers."""
-    encode(("no", "yes"), texts(1, 0), "test")
-    assert "read as 0 no, 1 yes." in caplog.text
-    caplog.clear()
-    encode(("LABEL_0", "LABEL_1"), texts(1, 0), "test")
-    encode("sst2", {"sentence": ["a", "b"], "label": [1, 0]}, "test")
-    assert "read as" not in caplog.text
-
-
 # Inputs
 
 
