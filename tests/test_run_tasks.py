@@ -3,7 +3,6 @@
 `test_run_glue` has what all scripts share, such as resuming.
 """
 
-import gzip
 import json
 import shutil
 from pathlib import Path
@@ -446,13 +445,6 @@ def test_a_table_of_parts_of_speech(data, run, tmp_path):
     assert "predict_accuracy" not in results(tmp_path)
     first = (tmp_path / "predictions_test.txt").read_text().split("\n")[0].split(" ")
     assert len(first) == 2 and first[1] in ("NN", "XY")
-
-
-@pytest.mark.parametrize("name", ["conll/train.txt", "tags/train.jsonl"])
-def test_gzipped_files(data, tmp_path, name):
-    path = tmp_path / (Path(name).name + ".gz")
-    path.write_bytes(gzip.compress((data / name).read_bytes()))
-    assert list(ner.read_file(str(path))) == list(ner.read_file(str(data / name)))
 
 
 # SuperGLUE

@@ -1,6 +1,5 @@
 """The command line of a fine-tuning script: recipe, inferred actions, the metric of the best model, invalid flags."""
 
-import json
 import sys
 from argparse import Namespace
 from dataclasses import dataclass
@@ -96,8 +95,7 @@ def parse(tmp_path, monkeypatch):
         config.save_pretrained(tmp_path / "model")
         classes, parsed = (ModelArguments, RowArguments, SiftArguments, FineTuningArguments), []
         given = ["--model_name_or_path", model, "--output_dir", tmp_path / "out"] if model else []
-        words = words if words and str(words[0]).endswith(".json") else [*given, "--use_cpu", *words]
-        monkeypatch.setattr(sys, "argv", ["run_x.py", *map(str, words)])
+        monkeypatch.setattr(sys, "argv", ["run_x.py", *map(str, given), "--use_cpu", *map(str, words)])
         choose = partial(choose_flags, recipe_task=lambda flags: "cola", demo="glue")
         run_script(classes, lambda *instances: parsed.extend(instances), choose)
         return tuple(parsed)
@@ -118,15 +116,6 @@ def test_flags_override_the_recipe(parse, caplog):
 def test_the_recipe_leaves_out_epochs_if_steps_are_given(parse, caplog):
     parse("--max_steps", 5)
     assert "--learning_rate" in caplog.text and "--num_train_epochs" not in caplog.text
-
-
-def test_a_json_file_overrides_the_recipe(parse, tmp_path):
-    flags = {"model_name_or_path": str(tmp_path / "model"), "output_dir": str(tmp_path / "out"), "use_cpu": True}
-    file = tmp_path / "flags.json"
-    file.write_text(json.dumps({**flags, "learning_rate": 1e-4}))
-    args = parse(file)[-1]
-    assert (args.learning_rate, args.num_train_epochs) == (1e-4, 6)
-    assert args.identifying_flags["learning_rate"] == 1e-4
 
 
 def test_no_recipe(parse, caplog):

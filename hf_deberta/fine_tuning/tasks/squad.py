@@ -222,7 +222,9 @@ class Squad(Task):
         }
         data_args = self.data_args
         if data_args.version_2_with_negative is None:
-            data_args.version_2_with_negative = data_args.task_name == "squad_v2" or has_unanswerable(rows)
+            labelled = (split_rows for split, split_rows in rows.items() if split != "test")
+            has_unanswerable = any(not answers["text"] for split_rows in labelled for answers in split_rows["answers"])
+            data_args.version_2_with_negative = data_args.task_name == "squad_v2" or has_unanswerable
         # kept in config.json, because test rows do not show it; not if false, since other rows may lack answers
         self.model_args.reading_flags["version_2_with_negative"] = data_args.version_2_with_negative or None
         self.metric_names = CONFIGURATIONS[self.metric]["default"]
@@ -275,12 +277,6 @@ class Squad(Task):
 
     def write(self, folder: Path, split: str, predicted: PredictedAnswers) -> None:
         predicted.write(folder, "predict_" if split == "test" else "eval_")
-
-
-def has_unanswerable(rows: dict[str, Dataset]) -> bool:
-    """True if a train or validation question has no answer."""
-    labelled = (split_rows for split, split_rows in rows.items() if split != "test")
-    return any(not answers["text"] for split_rows in labelled for answers in split_rows["answers"])
 
 
 def main() -> None:

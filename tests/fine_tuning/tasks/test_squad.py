@@ -59,7 +59,7 @@ def logits_for(features: Dataset) -> tuple[np.ndarray, np.ndarray]:
 # Rows
 
 PARIS = {"id": "a", "question": "What is?", "answers": [{"text": "Paris", "answer_start": 0}] * 2}
-WHERE = {"id": "b", "question": "Where?", "answers": [], "is_impossible": True}
+WHERE = {"id": "b", "question": "Where?", "answers": [{"text": "old", "answer_start": 9}], "is_impossible": True}
 WHERE["plausible_answers"] = [{"text": "old", "answer_start": 9}]
 FIRST = [{"context": "Paris is old.", "qas": [PARIS, WHERE]}, {"context": "Rome.", "qas": []}]
 SECOND = [{"context": "Rome is too.", "qas": [{"id": "c", "question": "Who?"}]}]
