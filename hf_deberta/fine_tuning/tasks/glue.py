@@ -419,22 +419,19 @@ def label_indices(
     require_label_format(rows, column, split, multi_label)
     feature, values = rows.features[column], rows[column][:]
     feature = getattr(feature, "feature", feature)
-    accepts_numbers = hasattr(feature, "names") or not any(label.lstrip("-").isdigit() for label in labels)
+    is_class_label = hasattr(feature, "names")
+    accepts_numbers = is_class_label or not any(label.lstrip("-").isdigit() for label in labels)
     indices = {label: index for index, label in enumerate(labels)}
-    names = feature.names if hasattr(feature, "names") and set(feature.names) == set(labels) else None
+    numbered = feature.names if is_class_label and set(feature.names) == set(labels) else labels
+    lookup = indices | (
+        {str(number): indices[label] for number, label in enumerate(numbered)} if accepts_numbers else {}
+    )
 
     def index_of(value: Any) -> int | None:
-        if names is not None and isinstance(value, int) and 0 <= value < len(names):
-            return indices[names[value]]
-        if not isinstance(value, int) and str(value) in indices:
-            return indices[str(value)]
-        if isinstance(value, float) and value.is_integer():  # a csv column of whole numbers in which some are missing
-            value = int(value)
-        if accepts_numbers and isinstance(value, str) and value.isdecimal():
-            value = int(value)
-        if accepts_numbers and isinstance(value, int):  # True and False are 1 and 0
-            return int(value) if 0 <= value < len(labels) else None
-        return indices.get(str(value))
+        # truth values, and numbers in csv columns in which some are missing
+        is_whole = isinstance(value, bool) or (isinstance(value, float) and value.is_integer())
+        is_whole = is_whole or (accepts_numbers and isinstance(value, str) and value.isdecimal())
+        return lookup.get(str(value), lookup.get(str(int(value))) if is_whole else None)
 
     missing = [_is_missing(value) or (value == -1 and "-1" not in indices) for value in values]
     require_no_missing_labels(missing, split, column)
