@@ -11,34 +11,11 @@ from hf_deberta.demos.ner import conll_text, write_ner_demo
 from hf_deberta.demos.race import location_rows, write_race_demo
 from hf_deberta.demos.squad import house_rows, write_squad_demo
 from hf_deberta.demos.superglue import match_rows, write_superglue_demo
-from hf_deberta.fine_tuning.tasks.ner import read_conll
 
 
 @pytest.mark.parametrize("make", [review_rows, house_rows, location_rows, match_rows, conll_text])
 def test_rows_depend_on_the_seed_alone(make):
     assert make(30, 1) == make(30, 1) != make(30, 2)
-
-
-def test_house_questions_have_their_answer_in_the_context():
-    rows = house_rows(100, 0)
-    for row in rows:
-        for text, start in zip(row["answers"]["text"], row["answers"]["answer_start"], strict=True):
-            assert row["context"][start : start + len(text)] == text
-    assert {len(row["answers"]["text"]) for row in rows} == {0, 1}
-
-
-def test_match_entities_are_in_the_passage():
-    for row in match_rows(50, 0):
-        text, question = row["passage"]["text"], row["qas"][0]
-        (answer,) = question["answers"]
-        assert text[answer["start"] : answer["end"] + 1] == answer["text"]
-        assert (answer["text"] == text.partition(" beat ")[0].split()[-1]) == ("won" in question["query"])
-
-
-def test_conll_text_has_documents_of_five_sentences(tmp_path):
-    path = tmp_path / "train.txt"
-    path.write_text(conll_text(10, 0), encoding="utf-8")
-    assert [sentence.document for sentence in read_conll(path)] == [1] * 5 + [2] * 5
 
 
 @pytest.mark.parametrize(

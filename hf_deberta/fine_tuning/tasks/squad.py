@@ -265,15 +265,13 @@ class Squad(Task):
     def metrics(self, split: str, predicted: PredictedAnswers) -> dict[str, float]:
         rows = self.rows[split]
         references = [{"id": x, "answers": golds} for x, golds in zip(rows["id"], rows["answers"], strict=True)]
+        predictions: list[dict] = [{"id": x, "prediction_text": text} for x, text in predicted.texts.items()]
         if self.metric == "squad":
-            predictions = [{"id": x, "prediction_text": text} for x, text in predicted.predictions.items()]
             return compute_metric("squad", predictions=predictions, references=references)
-        with_odds = [
-            {"id": x, "prediction_text": text, "no_answer_probability": predicted.null_odds[x]}
-            for x, text in predicted.texts.items()
-        ]
+        for row in predictions:
+            row["no_answer_probability"] = predicted.null_odds[row["id"]]
         threshold = self.data_args.null_score_diff_threshold
-        return compute_metric("squad_v2", predictions=with_odds, references=references, no_answer_threshold=threshold)
+        return compute_metric("squad_v2", predictions=predictions, references=references, no_answer_threshold=threshold)
 
     def write(self, folder: Path, split: str, predicted: PredictedAnswers) -> None:
         predicted.write(folder, "predict_" if split == "test" else "eval_")
