@@ -1,6 +1,7 @@
 """Check the format of nested rows, and replace each, such as an article with its questions, by several flat rows."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, get_args
 
 import pyarrow
@@ -28,10 +29,8 @@ def expand_rows(
     def expand_batch(batch: dict[str, list], indices: list[int]) -> dict[str, list]:
         flat: list[dict[str, Any]] = []
         for index, *values in zip(indices, *batch.values(), strict=True):
-            try:
+            with errors_of_row(index):
                 flat += expand(dict(zip(batch, values, strict=True)))
-            except InputError as error:
-                raise RowError(index, str(error)) from error
         return {column: [row[column] for row in flat] for column in columns}
 
     options |= {"batched": True, "with_indices": True, "remove_columns": rows.column_names}
@@ -42,6 +41,15 @@ def expand_rows(
     if len(flat_rows) == 0:
         raise InputError(f"the rows hold no {columns[0]}, only empty lists")
     return set_source(flat_rows, source_files(rows)) if source_files(rows) else flat_rows
+
+
+@contextmanager
+def errors_of_row(row: int) -> Iterator[None]:
+    """Add the number of the row, counted from 0, to an InputError."""
+    try:
+        yield
+    except InputError as error:
+        raise RowError(row, str(error)) from error
 
 
 def read_as(value: Any, shape: Any, place: str = "") -> Any:

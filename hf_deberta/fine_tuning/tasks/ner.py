@@ -46,13 +46,13 @@ from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments
 from hf_deberta.fine_tuning.task import Scores, Task, logits_of
 from hf_deberta.fine_tuning.task_model import checkpoint_labels, label_fields, labels_in_checkpoint_order
-from hf_deberta.fine_tuning.tasks.expand_rows import read_as
+from hf_deberta.fine_tuning.tasks.expand_rows import errors_of_row, read_as
 from hf_deberta.fine_tuning.tasks.submission import write_lines
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.metrics.entity_tags import ENTITY_METRICS, has_prefixes, tags_to_iob2
 from hf_deberta.model.losses import IGNORED
 from hf_deberta.training.data_files import read_table, require_columns, source_of
-from hf_deberta.training.errors import InputError, RowError, input_errors
+from hf_deberta.training.errors import InputError, input_errors
 from hf_deberta.training.file_faults import read_lines, shorten
 
 TABLE_SUFFIXES = (".json", ".jsonl", ".parquet", ".csv")
@@ -184,14 +184,12 @@ def sentences_from_table(
     document_starts = 0
     shape = {tokens_column: [str]} | ({} if tags_column is None else {tags_column: [int | str]})
     for number, row in enumerate(rows):
-        try:
+        with errors_of_row(number):
             words, *tags = read_as(row, shape).values()
             if words[:1] == [DOCUMENT_START]:
                 document_starts += 1
                 continue
             names_of_tags = _tag_names(tags[0], words, names) if tags else None
-        except InputError as error:
-            raise RowError(number, str(error)) from error
         marks = ((name, str(row[name])) for name in DOCUMENT_COLUMNS if row.get(name) is not None)
         document = documents.setdefault(next(marks, document_starts), len(documents))
         sentences.append(Sentence(words, names_of_tags, document))

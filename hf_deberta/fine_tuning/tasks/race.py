@@ -45,7 +45,7 @@ from hf_deberta import HfDebertaForMultipleChoice
 from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments, require_plain_splits
 from hf_deberta.fine_tuning.task import LabelLogits, Scores, Task, logits_of
-from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows, read_as
+from hf_deberta.fine_tuning.tasks.expand_rows import errors_of_row, expand_rows, read_as
 from hf_deberta.fine_tuning.tasks.submission import write_json_lines, write_lines, write_prediction_table
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.training.data_files import read_table, require_columns, require_texts, set_source, source_of
@@ -181,7 +181,7 @@ def choice_rows(rows: Dataset, split: str, with_labels: bool = True, fill_blanks
 
         def make_choice_row(row: dict[str, Any], index: int) -> dict[str, Any]:
             row_id = row["id"] if "id" in columns else row.get("example_id")
-            try:
+            with errors_of_row(index):
                 if is_anli:
                     first, second, *choices = (_one_line(row[column]) for column in ANLI_COLUMNS)
                     context = f"{first} {second}"
@@ -197,8 +197,6 @@ def choice_rows(rows: Dataset, split: str, with_labels: bool = True, fill_blanks
                 if labelled:
                     read_label = anli_answer_index if is_anli else answer_index
                     label = {"label": read_label(row[answer_column], len(choices))}
-            except InputError as error:
-                raise RowError(index, str(error)) from error
             return {"id": str(index if row_id is None else row_id), "context": context, "choices": choices, **label}
 
         features = datasets.Features(ROW_FEATURES | ({"label": datasets.Value("int64")} if labelled else {}))

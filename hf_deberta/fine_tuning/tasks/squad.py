@@ -37,10 +37,10 @@ from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments, require_plain_splits
 from hf_deberta.fine_tuning.task import Scores, Task
 from hf_deberta.fine_tuning.task_model import ModelArguments
-from hf_deberta.fine_tuning.tasks.expand_rows import read_as
+from hf_deberta.fine_tuning.tasks.expand_rows import errors_of_row, read_as
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.training.data_files import read_table, require_columns, require_texts, set_source, source_of
-from hf_deberta.training.errors import InputError, RowError, input_errors
+from hf_deberta.training.errors import InputError, input_errors
 from hf_deberta.training.file_faults import file_kind, read_json, shorten
 
 HUB_NAMES = {"squad": ("rajpurkar/squad", None), "squad_v2": ("rajpurkar/squad_v2", None)}
@@ -174,13 +174,11 @@ def squad_rows(rows: Dataset, split: str, with_answers: bool = True) -> Dataset:
 
 
 def _check_row(row: dict[str, Any], index: int, labelled: bool) -> dict[str, Any]:
-    try:
+    with errors_of_row(index):
         row = {**row, "id": str(read_as(row["id"], str | int, "id"))}
         if labelled and row["answers"] is None:
             raise InputError("the row has no answers; of a question without an answer they are empty lists")
         return row | ({"answers": _answers_by_column(row["answers"])} if "answers" in row else {})
-    except InputError as error:
-        raise RowError(index, str(error)) from error
 
 
 def _answers_by_column(answers: Any) -> dict[str, list]:

@@ -60,7 +60,7 @@ from hf_deberta.fine_tuning.splits import DataArguments
 from hf_deberta.fine_tuning.task import LabelLogits, Scores, Task, logits_of
 from hf_deberta.fine_tuning.task_model import ModelArguments
 from hf_deberta.fine_tuning.tasks import glue
-from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows, read_as
+from hf_deberta.fine_tuning.tasks.expand_rows import errors_of_row, expand_rows, read_as
 from hf_deberta.fine_tuning.tasks.glue import NLI_COLUMNS, SENTENCE_COLUMNS, TWO_WAY_ENTAILMENT, warn_of_truncation
 from hf_deberta.fine_tuning.tasks.race import ChoiceCollator
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_json_lines
@@ -188,14 +188,12 @@ def flatten_split(rows: Dataset, split: str, name: str, map_options: dict[str, A
         needs_label = "label" in rows.column_names and name != "record" and not split.startswith("test")
         usual = Counter(map(type, rows["label"][:] if needs_label else [None])).most_common(1)[0][0]
         for index, row in enumerate(rows):
-            try:
+            with errors_of_row(index):
                 if needs_idx:
                     read_as(row["idx"], MULTIRC_IDX, "idx")
                 if needs_label and (row["label"] in (None, -1) or type(row["label"]) is not usual):
                     raise InputError(f"the label is {describe(row['label'])}; each row needs one of the same type")
                 _check_positions(row, name)
-            except InputError as error:
-                raise RowError(index, str(error)) from error
     return rows
 
 
