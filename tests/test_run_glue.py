@@ -85,13 +85,6 @@ def save_classifier(data: Path, folder: Path, **fields) -> Path:
 
 
 @pytest.mark.slow
-def test_the_demonstration_learns(tmp_path):
-    run_glue("--demo", *CPU, "--output_dir", tmp_path / "out", "--num_train_epochs", 1, "--max_eval_samples", 200)
-    assert results(tmp_path / "out")["eval_accuracy"] > 0.9
-    assert len((tmp_path / "out" / "SST-2.tsv").read_text().splitlines()) == 51
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("model", ["ours", "in_tree", "bert"])
 def test_any_model(data, tmp_path, model):
     """The model, its card, its metrics and predictions."""
@@ -123,25 +116,6 @@ def test_a_regression_from_a_json_file_of_flags(data, tmp_path, caplog):
     assert {"eval_pearson", "eval_spearmanr"} <= set(results(out))
     assert [line["index"] for line in read_json_lines(out / "predictions_stsb.jsonl")] == list(range(16))
     assert not any(name.startswith("predict_pearson") for name in results(out))  # labels are -1: hidden
-
-
-@pytest.mark.slow
-def test_a_run_resumes_exactly(data, tmp_path):
-    """In the middle of an epoch, with inputs grouped by length and dropout on."""
-    command = ["--model_name_or_path", data / "ours", "--task_name", "sst2", "--data_dir", data / "sst2", *RUN]
-    command += ["--num_train_epochs", 3, "--save_steps", 4, "--save_strategy", "steps", "--eval_strategy", "no"]
-    command += ["--train_sampling_strategy", "group_by_length", "--save_total_limit", 9]
-    run_glue(*command, "--output_dir", tmp_path / "whole")
-    shutil.copytree(tmp_path / "whole", tmp_path / "stopped")
-    for path in (tmp_path / "stopped").iterdir():
-        if path.name != "checkpoint-8":
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    run_glue(*command, "--output_dir", tmp_path / "stopped")
-    whole, stopped = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "stopped"))
-    assert all(torch.equal(whole[name], stopped[name]) for name in whole)
-    assert results(tmp_path / "whole")["eval_loss"] == results(tmp_path / "stopped")["eval_loss"]
-    predictions = [(tmp_path / name / "predictions_sst2.jsonl").read_text() for name in ("whole", "stopped")]
-    assert predictions[0] == predictions[1]
 
 
 @pytest.mark.slow
@@ -181,9 +155,6 @@ def test_a_finished_run_is_not_trained_again_and_a_different_one_is_refused(data
             run_glue(*command, flag, value)
     with pytest.raises(SystemExit, match=r"ours has no weights for .*classifier.weight.*--do_train"):
         run_glue(*command, "--do_predict")
-    (out / "README.md").unlink()  # interrupted before the card was written
-    run_glue(*command)
-    assert "## Training" in (out / "README.md").read_text()
     flipped = [{**row, "label": 1 - row["label"]} for row in read_json_lines(rows / "train.jsonl")]
     write_json_lines(rows / "train.jsonl", flipped)
     with pytest.raises(SystemExit, match="hash of rows [0-9a-f]{16}, now "):
@@ -330,23 +301,6 @@ def test_validation_splits(data, mnli, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spelling", [str.lower, str.upper])  # the released MNLI checkpoints have capitals
-def test_a_checkpoint_with_the_labels_in_another_order(data, mnli, tmp_path, spelling):
-    trained, evaluated = shutil.copytree(mnli, tmp_path / "trained"), tmp_path / "evaluated"
-    labels = [spelling(label) for label in ("contradiction", "entailment", "neutral")]
-    reorder_labels(trained, AutoModelForSequenceClassification, [2, 0, 1], labels)
-    run_glue("--task_name", "mnli", "--data_dir", data / "mnli", *RUN, "--model_name_or_path", trained, "--output_dir",
-             evaluated, "--do_eval", "--do_predict")  # fmt: skip
-    assert results(evaluated)["eval_accuracy"] == results(mnli)["eval_accuracy"]
-    before, after = (
-        [line["probabilities"] for line in read_json_lines(folder / "predictions_mnli.jsonl")]
-        for folder in (mnli, evaluated)
-    )
-    assert len(before) == 16 and max(before[0].values()) - min(before[0].values()) > 1e-3
-    assert all(row == pytest.approx(expected, abs=1e-5) for row, expected in zip(after, before, strict=True))
-
-
-@pytest.mark.slow
 def test_labels_come_from_the_checkpoint(data, tmp_path):
     """Rows that have some of its labels, no labels, or numbers."""
     three = save_classifier(data, tmp_path / "three", num_labels=3, id2label={0: "1", 1: "2", 2: "3"})
@@ -401,18 +355,6 @@ def test_a_trained_model_knows_its_columns_labels_and_length(data, tmp_path, mod
 SENTENCE = glue.GlueTask(("text",), ("a", "b"), ("accuracy", "f1"))
 REGRESSION = glue.GlueTask(("text",), None, ("pearson",))
 MULTI_LABEL = glue.GlueTask(("text",), ("a", "b"), glue.MULTI_LABEL_METRICS, multi_label=True)
-
-
-@pytest.mark.parametrize(
-    ("task", "labels", "expected"),
-    [
-        (REGRESSION, None, {"num_labels": 1, "problem_type": "regression"}),
-        (SENTENCE, ("b", "a"), {"id2label": {0: "b", 1: "a"}, "problem_type": "single_label_classification"}),
-        (MULTI_LABEL, ("a", "b"), {"id2label": {0: "a", 1: "b"}, "problem_type": "multi_label_classification"}),
-    ],
-)
-def test_fields_of_the_head(task, labels, expected):
-    assert expected.items() <= classification({}, task, labels).config_fields().items()
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ CORE = (  # but for those marked slow
     "tests/metrics/test_squad_official.py",  # Transformers has a copy of the official script up to 5.16
 )
 SCRIPTS = (
-    "tests/test_run_glue.py::test_the_demonstration_learns",
+    "tests/demos/test_demos.py::test_demonstrations[run_glue.py-learns]",
     "tests/test_run_mlm.py::test_from_text_to_a_model",
     "tests/test_run_mlm.py::test_continue_from_a_transformers_checkpoint",
 )

@@ -102,26 +102,23 @@ class SquadEncoder:
         with input_errors(source_of(rows, "questions")):
             return rows.map(self._encode_batch, fn_kwargs={"with_characters": with_characters}, **options)
 
-    def _strides(self, questions: list[str], ids: list[str]) -> list[int]:
-        """Return the stride of each question, which must leave room for more tokens of the context."""
-        lengths, limit = self.question_lengths(questions), self.max_question_length
+    def _encode_batch(self, batch: dict[str, list], indices: list[int], with_characters: bool) -> dict[str, list]:
+        """Encode the rows with the same stride together, as a call of the tokenizer has one for all its rows."""
+        batch = {**batch, "question": self._truncate_questions(batch["question"])}
+        lengths, limit = self._token_counts(batch["question"]), self.max_question_length
         longest = max(lengths, default=0)
         if longest > limit:
             raise InputError(
-                f"the question of {ids[lengths.index(longest)]!r} has {longest} tokens, and a max_seq_length of "
-                f"{self.max_seq_length} with a doc_stride of {self.doc_stride or 0} leaves room for {max(limit, 0)}: "
-                "raise the first, lower the second, or truncate questions with max_query_length"
+                f"the question of {batch['id'][lengths.index(longest)]!r} has {longest} tokens, and a max_seq_length "
+                f"of {self.max_seq_length} with a doc_stride of {self.doc_stride or 0} leaves room for "
+                f"{max(limit, 0)}: raise the first, lower the second, or truncate questions with max_query_length"
             )
-        if self.doc_stride is not None:
-            return [self.doc_stride] * len(lengths)
-        return [min(DEFAULT_STRIDE, (limit + 1 - length) // 2) for length in lengths]
-
-    def _encode_batch(self, batch: dict[str, list], indices: list[int], with_characters: bool) -> dict[str, list]:
-        """Encode the rows with the same stride together, as a call of the tokenizer has one for all its rows."""
-        strides = self._strides(batch["question"], batch["id"])
+        rows_of_stride: dict[int, list[int]] = defaultdict(list)
+        for row, length in enumerate(lengths):  # a stride leaves room for more tokens of the context
+            default = min(DEFAULT_STRIDE, (limit + 1 - length) // 2)
+            rows_of_stride[default if self.doc_stride is None else self.doc_stride].append(row)
         features: dict[str, list] = defaultdict(list)
-        for stride in sorted(set(strides)):
-            rows = [row for row, own in enumerate(strides) if own == stride]
+        for stride, rows in sorted(rows_of_stride.items()):
             part = {name: [column[row] for row in rows] for name, column in batch.items()}
             windows = self._encode_rows(part, [indices[row] for row in rows], with_characters, stride)
             for name, values in windows.items():
@@ -131,9 +128,8 @@ class SquadEncoder:
     def _encode_rows(
         self, batch: dict[str, list], indices: list[int], with_characters: bool, stride: int
     ) -> dict[str, list]:
-        questions = self._truncate_questions(batch["question"])
         encoded = self.tokenizer(
-            questions,
+            batch["question"],
             batch["context"],
             truncation="only_second",
             max_length=self.max_seq_length,
@@ -171,10 +167,12 @@ class SquadEncoder:
 
     def question_lengths(self, questions: list[str]) -> list[int]:
         """Return the number of tokens of each question, after its truncation."""
-        if not questions:
-            return []
-        questions = self._truncate_questions(questions)
-        return list(map(len, self.tokenizer(questions, add_special_tokens=False, verbose=False)["input_ids"]))
+        return self._token_counts(self._truncate_questions(questions))
+
+    def _token_counts(self, texts: list[str]) -> list[int]:
+        return (
+            list(map(len, self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"])) if texts else []
+        )
 
     @property
     def max_question_length(self) -> int:
@@ -277,16 +275,21 @@ class PredictedAnswers(NamedTuple):
         answers = cls({}, {}, {}, {})
         for row_id, row in zip(ids, scores, strict=True):
             ranked = sorted(row.items(), key=lambda item: item[1], reverse=True)
-            answers.nbest[row_id] = [{"text": text, "probability": probability} for text, probability in ranked]
             best = next((text for text, _ in ranked if text), "")
-            answers.texts[row_id] = answers.predictions[row_id] = best
-            if version_2:
-                null = np.log(max(row.get("", 0.0), MIN_PROBABILITY))
-                null_odds = float(null - np.log(row[best])) if best else NO_SPAN_NULL_ODDS
-                answers.null_odds[row_id] = null_odds
-                if null_odds > null_score_diff_threshold:
-                    answers.predictions[row_id] = ""
+            null = np.log(max(row.get("", 0.0), MIN_PROBABILITY))
+            null_odds = float(null - np.log(row[best])) if best else NO_SPAN_NULL_ODDS
+            nbest = [{"text": text, "probability": probability} for text, probability in ranked]
+            answers.add(row_id, best, nbest, null_odds if version_2 else None, null_score_diff_threshold)
         return answers
+
+    def add(
+        self, row_id: str, text: str, nbest: list[dict[str, Any]], null_odds: float | None, threshold: float
+    ) -> None:
+        """Add a question with its best span, and, in SQuAD 2.0, its null odds."""
+        self.texts[row_id], self.nbest[row_id] = text, nbest
+        if null_odds is not None:
+            self.null_odds[row_id] = null_odds
+        self.predictions[row_id] = "" if null_odds is not None and null_odds > threshold else text
 
     def scores(self) -> Scores:
         """Return the probabilities of the best answers by their text, for an ensemble; "" is no answer."""
@@ -341,14 +344,11 @@ def find_answers(
     candidates = rank_spans(features, len(rows), start_logits, end_logits, n_best_size, max_answer_length)
     answers = PredictedAnswers({}, {}, {}, {})
     for row_id, context, (ranked, null) in zip(rows["id"], rows["context"], candidates, strict=True):
-        best = text = context[ranked[0].start : ranked[0].end] if ranked else ""
+        best, null_odds = context[ranked[0].start : ranked[0].end] if ranked else "", None
         if version_2:
             null_odds = null.score - ranked[0].score if ranked else NO_SPAN_NULL_ODDS
-            answers.null_odds[row_id] = null_odds
-            text = "" if null_odds > null_score_diff_threshold else best
             ranked = sorted([*ranked, null], key=lambda span: span.score, reverse=True)
-        answers.texts[row_id], answers.predictions[row_id] = best, text
-        answers.nbest[row_id] = [
+        nbest = [
             {
                 "text": context[span.start : span.end],
                 "probability": probability,
@@ -357,6 +357,7 @@ def find_answers(
             }
             for span, probability in zip(ranked, span_probabilities(ranked), strict=True)
         ]
+        answers.add(row_id, best, nbest, null_odds, null_score_diff_threshold)
     return answers
 
 

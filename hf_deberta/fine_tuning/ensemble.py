@@ -1,7 +1,7 @@
 """Average the predictions of several runs of a task: of several seeds, or of any finished runs.
 
 Each run writes the scores of its validation and test rows to `scores_SPLIT.jsonl`, a hash of the rows in the first line
-(not in files of earlier versions) and an object for each row (for each word in named-entity recognition):
+and an object for each row (for each word in named-entity recognition):
 
     {"rows": "5d41402abc4b2a76"}                    only scores of the same rows in the same order are averaged
     {"entailment": 0.98, "not_entailment": 0.02}    the probabilities of labels; of choices by their number
@@ -40,14 +40,14 @@ def write_ensemble(folder: Path, runs: dict[str, Path], task: Task) -> None:
     evaluated = [split for split in task.rows if is_validation(split)] if task.args.do_eval else []
     for split in [*evaluated, *(prediction_splits(task) if task.args.do_predict else [])]:
         rows_hash, rows = task.args.row_hashes.get(split), task.number_of_scores(split)
-        members, hashes = zip(*(read_scores(run, split, rows, rows_hash) for run in runs.values()), strict=True)
+        members = [read_scores(run, split, rows, rows_hash) for run in runs.values()]
         averaged = average_scores(members)
         if task.has_labels(split):
             by_run = dict(zip((*runs, "ensemble"), (*members, averaged), strict=True))
             results[split] = {
                 name: task.metrics(split, task.from_scores(split, scores)) for name, scores in by_run.items()
             }
-        write_scores(folder, split, averaged, None if None in hashes else rows_hash)
+        write_scores(folder, split, averaged, rows_hash)
         if not is_validation(split):
             task.write(folder, split, task.from_scores(split, averaged))
     write_json(folder / "ensemble.json", {"runs": {name: str(run) for name, run in runs.items()}, "metrics": results})
@@ -77,13 +77,12 @@ def average_scores(members: Sequence[Scores]) -> Scores:
 
 
 def write_scores(folder: Path, split: str, scores: Scores, rows_hash: str | None = None) -> None:
-    header = [] if rows_hash is None else [{"rows": rows_hash}]
     rows = ({name: float(f"{x:.9g}") for name, x in row.items() if abs(x) >= LEAST_SCORE} for row in scores)
-    write_json_lines(folder / f"scores_{split}.jsonl", [*header, *rows])
+    write_json_lines(folder / f"scores_{split}.jsonl", [{"rows": rows_hash}, *rows])
 
 
-def read_scores(folder: Path, split: str, rows: int, rows_hash: str | None = None) -> tuple[Scores, str | None]:
-    """The scores of a run, which must be those of so many rows with this hash, and the hash in its file."""
+def read_scores(folder: Path, split: str, rows: int, rows_hash: str | None = None) -> Scores:
+    """Return the scores of a run, which must be those of so many rows with this hash."""
     file = folder / f"scores_{split}.jsonl"
     if not file.is_file():
         raise InputError(
@@ -92,10 +91,9 @@ def read_scores(folder: Path, split: str, rows: int, rows_hash: str | None = Non
             "--do_predict, and name its --output_dir"
         )
     try:
-        lines = [*read_lines(file)]
-        found = json.loads(lines.pop(0))["rows"] if lines and lines[0].startswith('{"rows": "') else None
-        scores = [json.loads(line, parse_int=float) for line in lines]
-    except (ValueError, RecursionError) as reason:
+        header, *scores = [json.loads(line, parse_int=float) for line in read_lines(file)]
+        found = header["rows"]
+    except (ValueError, KeyError, TypeError, RecursionError) as reason:
         raise InputError(f"{file} is damaged: {reason}; evaluate and predict that run again") from None
     for row in scores:
         if not isinstance(row, dict) or not all(isinstance(x, float) and np.isfinite(x) for x in row.values()):
@@ -103,12 +101,10 @@ def read_scores(folder: Path, split: str, rows: int, rows_hash: str | None = Non
                 f"each line of {file} must be an object of finite numbers by name, not {json.dumps(row)[:80]}; "
                 "evaluate and predict that run again"
             )
-    if len(scores) != rows or found not in (None, rows_hash):
+    if len(scores) != rows or found != rows_hash:
         others = " others, or the same in another order" if len(scores) == rows else ""
         raise InputError(
             f"{file} has the scores of {len(scores):,} rows or words, and the {split} split has {rows:,}{others}: an "
             "ensemble is for the rows that its runs evaluated and predicted; evaluate and predict that run on these"
         )
-    if found is None and rows_hash is not None:
-        logger.warning(f"{file} has no hash of its rows: check their order, or evaluate and predict that run again")
-    return scores, found
+    return scores

@@ -75,10 +75,7 @@ class DataArguments:
         if given is not None and self.task_names:
             known = find_task_name(given, self.task_names)
             if known is None:
-                names = (
-                    " or ".join(self.task_names) if len(self.task_names) < 3 else f"one of {', '.join(self.task_names)}"
-                )
-                raise InputError(f"--task_name must be {names}, not {given!r}")
+                raise InputError(f"--task_name must be one of {', '.join(self.task_names)}, not {given!r}")
             vars(self)["task_name"] = known  # a field of the subclass
 
     def card_fields(self, checkpoint: str, demo: bool = False) -> dict[str, str | None]:
@@ -217,33 +214,30 @@ def files_in_folder(folder: Path, overridden: Collection[str] = ()) -> dict[str,
     """
     if not folder.is_dir():
         raise InputError(f"--data_dir {folder} is not a folder")
-    paths_of_split: dict[str, list[Path]] = defaultdict(list)
-    shards_of_split: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    shards: dict[str, list[tuple[int, int, Path]]] = defaultdict(list)  # number, how many, and file
     for path in sorted(folder.iterdir()):
         match = SHARD.fullmatch(Path(path.name.removesuffix(".gz")).stem)
         split = canonical_name(match["split"] if match else path.name)
         if match and split.partition("_")[0] in SPLITS and data_files(path):
-            paths_of_split[split].append(path)
-            shards_of_split[split].append((int(match["index"] or 0), int(match["count"] or 1)))
-    if not paths_of_split:
+            shards[split].append((int(match["index"] or 0), int(match["count"] or 1), path))
+    if not shards:
         raise InputError(f"{folder} has no file train.*, validation.* or test.*, and no folder train/{SPARK_PART_GLOB}")
-    several_train = [
-        path.name for split, paths in paths_of_split.items() if split.startswith("train_") for path in paths
-    ]
+    several_train = [shard[-1].name for split in shards if split.startswith("train_") for shard in shards[split]]
     if several_train and "train" not in overridden:
         raise InputError(
             f"{folder} has {', '.join(several_train)}, but training rows must be in one file train.*: merge them, or "
             "name one with --train_file"
         )
-    for split, paths in paths_of_split.items():
-        if split not in overridden and shards_of_split[split] != [(i, len(paths)) for i in range(len(paths))]:
+    for split, found in shards.items():
+        if split not in overridden and [shard[:2] for shard in found] != [(i, len(found)) for i in range(len(found))]:
+            names = ", ".join(path.name for *_, path in found)
             raise InputError(
-                f"{folder} has {', '.join(path.name for path in paths)} for the split {split!r}; expected one file, or "
-                "every shard exactly once (NAME-00000-of-00002, ...): add what is missing, or name one file by flag"
+                f"{folder} has {names} for the split {split!r}; expected one file, or every shard exactly once "
+                "(NAME-00000-of-00002, ...): add what is missing, or name one file by flag"
             )
     return {
-        split: [file for path in paths for file in data_files(path)]
-        for split, paths in paths_of_split.items()
+        split: [file for *_, path in found for file in data_files(path)]
+        for split, found in shards.items()
         if not split.startswith("train_")
     }
 

@@ -8,7 +8,7 @@ The predictions of a split are one object, whether they come from a model (`pred
 """
 
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -70,13 +70,26 @@ class LabelLogits:
         rows = probabilities.reshape(-1, len(names)).tolist()
         return [dict(zip(names, row, strict=True)) for row in rows]
 
-    def best(self) -> list[str]:
-        """Return the label with the highest logit of each row."""
-        return [(self.labels or ())[index] for index in self.values.argmax(-1)]
+    def best(self) -> list[Any]:
+        """Return the best label of each row, or all above 0.5 of several labels; numbers of a regression."""
+        if self.labels is None:
+            return self.values.tolist()
+        if self.multi_label:
+            return [[label for label, p in row.items() if p > 0.5] for row in self.scores()]
+        return [self.labels[index] for index in self.values.argmax(-1)]
 
     def numbers(self, labels: Sequence[str]) -> np.ndarray:
         """Return the number of the best label of each row in the order `labels`."""
         return np.array([labels.index(label) for label in self.labels or ()])[self.values.argmax(-1)]
+
+    def write(self, path: Path, **columns: Iterable[Any]) -> None:
+        """Write a line of JSON for each row: its columns, its prediction and the probabilities of its labels."""
+        lines = [{"prediction": best} for best in self.best()]
+        if self.labels is not None:
+            lines = [{**line, "probabilities": row} for line, row in zip(lines, self.scores(), strict=True)]
+        for name, values in reversed(columns.items()):
+            lines = [{name: value, **line} for value, line in zip(values, lines, strict=True)]
+        write_json_lines(path, lines)
 
 
 class Task:
@@ -177,9 +190,7 @@ class Task:
 
     def write(self, folder: Path, split: str, predicted: Any) -> None:
         """Write the files of predictions of a split."""
-        rows = zip(predicted.best(), predicted.scores(), strict=True)
-        lines = ({"prediction": label, "probabilities": probabilities} for label, probabilities in rows)
-        write_json_lines(folder / f"predictions_{split}.jsonl", lines)
+        predicted.write(folder / f"predictions_{split}.jsonl")
 
 
 def logits_of(outputs: Any) -> Any:

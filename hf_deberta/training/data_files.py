@@ -171,12 +171,13 @@ def place_of_row(rows: Dataset, split: str, row: int | None) -> str:
 # 3. Requirements on rows
 
 
-def require_columns(rows: Dataset, columns: list[str], split: str) -> None:
-    """Raise an InputError that names the missing columns, if any."""
+def require_columns(rows: Dataset, columns: Sequence[str], split: str, hint: str = "") -> None:
+    """Raise an InputError that names the missing columns, if any, and ends with a hint."""
     missing = [column for column in columns if column not in rows.column_names]
     if missing:
         raise InputError(
-            f"the {split} rows have no column {', '.join(map(repr, missing))}; they have {', '.join(rows.column_names)}"
+            f"the {split} rows have no column {', '.join(map(repr, missing))}; they have "
+            f"{', '.join(rows.column_names)}{hint}"
         )
 
 

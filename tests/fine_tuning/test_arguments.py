@@ -1,6 +1,5 @@
 """The command line of a fine-tuning script: recipe, inferred actions, the metric of the best model, invalid flags."""
 
-import json
 import sys
 from argparse import Namespace
 from dataclasses import dataclass
@@ -36,26 +35,25 @@ def flags(folder, size: str, **fields) -> Namespace:
     return Namespace(**{**defaults, **fields})
 
 
-@pytest.mark.parametrize(("use_cpu", "batch"), [(False, 4), (True, 32)])
-def test_devices_in_use_share_the_batch(tmp_path, monkeypatch, use_cpu, batch):
+@pytest.mark.parametrize(
+    ("size", "task", "fields", "expected"),
+    [
+        ("v3-large", "cola", {}, {"per_device_train_batch_size": 4}),  # devices share the batch
+        ("v3-large", "cola", {"use_cpu": True}, {"per_device_train_batch_size": 32}),
+        ("v3-large", "squad_v2", {}, {"cls_dropout": None}),  # a head without dropout
+        ("v3-large", "conll2003", {}, {"cls_dropout": 0}),
+        ("v1-xlarge", "rte", {}, {"hint": True}),  # starts from MNLI
+        ("v2-xlarge", "rte", {}, {"hint": True}),
+        ("v3-large", "rte", {}, {"hint": False}),
+        ("tiny", "rte", {}, {"hint": False}),
+    ],
+)
+def test_recipe_as_flags(tmp_path, monkeypatch, size, task, fields, expected):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    recipe, _ = recipe_flags(flags(tmp_path, "v3-large", use_cpu=use_cpu), "cola")
-    assert recipe["per_device_train_batch_size"] == batch
-
-
-@pytest.mark.parametrize(
-    ("size", "hinted"), [("v1-xlarge", True), ("v2-xlarge", True), ("v3-large", False), ("tiny", False)]
-)
-def test_sizes_that_start_from_mnli(tmp_path, size, hinted):
-    _, source = recipe_flags(flags(tmp_path, size), "rte")
-    assert ("--intermediate" in source) == hinted
-
-
-@pytest.mark.parametrize(("task", "has_dropout"), [("squad_v2", False), ("conll2003", True)])
-def test_dropout_is_for_heads_that_have_it(tmp_path, task, has_dropout):
-    recipe, _ = recipe_flags(flags(tmp_path, "v3-large"), task)
-    assert ("cls_dropout" in recipe) == has_dropout
+    recipe, source = recipe_flags(flags(tmp_path, size, **fields), task)
+    found = {"cls_dropout": None, **recipe, "hint": "--intermediate" in source}
+    assert expected.items() <= found.items()
 
 
 @pytest.mark.parametrize(
@@ -75,17 +73,29 @@ def test_precision_of_the_recipe(tmp_path, monkeypatch, has_bf16, fields, expect
     assert {"bf16", "fp16"} & set(recipe) == expected
 
 
+@dataclass
+class RowArguments(DataArguments):
+    """The flags of a script that reads columns."""
+
+    task_name: str | None = None
+    text_column_names: list[str] | None = None
+    label_column_name: str = "label"
+
+
 @pytest.fixture
 def parse(tmp_path, monkeypatch):
-    """Parses the command line of a script whose task is CoLA; returns its arguments without running anything."""
-    HfDebertaConfig.from_preset("tiny").save_pretrained(tmp_path / "model")
+    """Parses the command line of a script whose task is CoLA; returns its arguments without running anything.
 
-    def run(*words: object, model: Path | None = tmp_path / "model") -> tuple:
-        classes, parsed = (ModelArguments, DataArguments, SiftArguments, FineTuningArguments), []
+    `trained` are the flags in the config.json of the checkpoint.
+    """
+
+    def run(*words: object, model: Path | None = tmp_path / "model", trained: object = None) -> tuple:
+        config = HfDebertaConfig.from_preset("tiny")
+        config.fine_tuning_flags = trained
+        config.save_pretrained(tmp_path / "model")
+        classes, parsed = (ModelArguments, RowArguments, SiftArguments, FineTuningArguments), []
         given = ["--model_name_or_path", model, "--output_dir", tmp_path / "out"] if model else []
         monkeypatch.setattr(sys, "argv", ["run_x.py", *map(str, given), "--use_cpu", *map(str, words)])
-        if words and str(words[0]).endswith(".json"):
-            monkeypatch.setattr(sys, "argv", ["run_x.py", str(words[0])])
         choose = partial(choose_flags, recipe_task=lambda flags: "cola", demo="glue")
         run_script(classes, lambda *instances: parsed.extend(instances), choose)
         return tuple(parsed)
@@ -106,15 +116,6 @@ def test_flags_override_the_recipe(parse, caplog):
 def test_the_recipe_leaves_out_epochs_if_steps_are_given(parse, caplog):
     parse("--max_steps", 5)
     assert "--learning_rate" in caplog.text and "--num_train_epochs" not in caplog.text
-
-
-def test_a_json_file_overrides_the_recipe(parse, tmp_path):
-    flags = {"model_name_or_path": str(tmp_path / "model"), "output_dir": str(tmp_path / "out"), "use_cpu": True}
-    file = tmp_path / "flags.json"
-    file.write_text(json.dumps({**flags, "learning_rate": 1e-4}))
-    args = parse(file)[-1]
-    assert (args.learning_rate, args.num_train_epochs) == (1e-4, 6)
-    assert args.identifying_flags["learning_rate"] == 1e-4
 
 
 def test_no_recipe(parse, caplog):
@@ -138,35 +139,7 @@ def test_each_demo_has_a_folder_of_its_own(tmp_path, monkeypatch):
 # Flags of the training, kept in config.json
 
 
-@dataclass
-class RowArguments(DataArguments):
-    """The flags of a script that reads columns."""
-
-    task_name: str | None = None
-    text_column_names: list[str] | None = None
-    label_column_name: str = "label"
-
-
 TRAINED = {"task_name": "mnli", "text_column_names": ["a", "b"], "label_column_name": "verdict", "max_seq_length": 40}
-
-
-@pytest.fixture
-def parse_for_trained_model(tmp_path, monkeypatch):
-    """Parses a command line for a checkpoint with these flags in its config.json; returns its RowArguments."""
-
-    def run(trained: object, *words: str) -> RowArguments:
-        config = HfDebertaConfig.from_preset("tiny")
-        config.fine_tuning_flags = trained
-        config.save_pretrained(tmp_path / "model")
-        given = ["--model_name_or_path", str(tmp_path / "model"), "--output_dir", str(tmp_path), "--use_cpu"]
-        monkeypatch.setattr(sys, "argv", ["run_x.py", *given, *words])
-        parsed: list = []
-        classes = (ModelArguments, RowArguments, SiftArguments, FineTuningArguments)
-        choose = partial(choose_flags, recipe_task=lambda flags: "cola", demo="glue")
-        run_script(classes, lambda *instances: parsed.extend(instances), choose)
-        return parsed[1]
-
-    return run
 
 
 @pytest.mark.parametrize(
@@ -182,39 +155,29 @@ def parse_for_trained_model(tmp_path, monkeypatch):
         (["--do_eval", "--max_seq_length", "20"], ["a", "b"], "verdict", 20),
     ],
 )
-def test_without_training_the_inputs_are_those_of_the_training(parse_for_trained_model, words, columns, label, length):
-    args = parse_for_trained_model(TRAINED, *words)
+def test_without_training_the_inputs_are_those_of_the_training(parse, words, columns, label, length):
+    args = parse(*words, trained=TRAINED)[1]
     assert (args.text_column_names, args.label_column_name, args.max_seq_length) == (columns, label, length)
 
 
-def test_the_flags_of_the_training_are_logged(parse_for_trained_model, caplog):
-    parse_for_trained_model(TRAINED, "--do_eval", "--label_column_name", "gold")
+def test_the_flags_of_the_training_are_logged(parse, caplog):
+    parse("--do_eval", "--label_column_name", "gold", trained=TRAINED)
     assert "As the checkpoint was trained: --text_column_names a b, --max_seq_length 40." in caplog.text
     assert "Not as the checkpoint was trained: --label_column_name gold." in caplog.text
 
 
-def test_a_length_that_was_not_set_in_training(parse_for_trained_model):
-    assert parse_for_trained_model({**TRAINED, "max_seq_length": None}, "--do_eval").max_seq_length is None
-
-
-@pytest.mark.parametrize("trained", [None, {}])
-def test_checkpoints_without_flags_of_the_training(parse_for_trained_model, trained, caplog):
-    assert parse_for_trained_model(trained, "--do_eval").max_seq_length == 64 and not caplog.text
+@pytest.mark.parametrize(("trained", "length"), [({**TRAINED, "max_seq_length": None}, None), (None, 64), ({}, 64)])
+def test_a_length_that_was_not_set_in_training(parse, trained, length, caplog):
+    assert parse("--do_eval", trained=trained)[1].max_seq_length == length
+    assert bool(caplog.text) == bool(trained)
 
 
 @pytest.mark.parametrize(
     "trained", [{"max_seq_length": "long"}, {"text_column_names": "a"}, {"text_column_names": [1]}, ["a"], 3]
 )
-def test_invalid_flags_of_the_training(parse_for_trained_model, trained):
+def test_invalid_flags_of_the_training(parse, trained):
     with pytest.raises(SystemExit, match=r"fine_tuning_flags .*config\.json"):
-        parse_for_trained_model(trained, "--do_eval")
-
-
-def test_the_default_folder_is_named_before_training(parse, caplog, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    args = parse("--model_name_or_path", tmp_path / "model", "--use_cpu", model=None)[-1]
-    assert "No --output_dir is given: everything is written to trainer_output" in caplog.text
-    assert args.output_folder == Path("trainer_output")
+        parse("--do_eval", trained=trained)
 
 
 # Actions and metrics
@@ -229,6 +192,8 @@ def test_actions_are_inferred_from_the_splits(tmp_path):
     for flag, present in {"do_train": "validation", "do_eval": "train", "do_predict": "train"}.items():
         with pytest.raises(InputError, match=rf"--{flag} needs .*found: {present}"):
             arguments(tmp_path, **{flag: True}).choose_actions([present])
+    with pytest.raises(InputError, match="--early_stopping_patience needs validation rows"):
+        arguments(tmp_path, early_stopping_patience=1).choose_actions(["train"])
     with pytest.raises(InputError, match="--do_train needs train rows .*add --do_eval or --do_predict"):
         arguments(tmp_path).choose_actions(["validation"])
 
@@ -262,6 +227,7 @@ def test_evaluation_every_few_steps_saves_as_often(tmp_path):
         (["--train_sampling_strategy", "sequential"], "random or group_by_length, not sequential"),
         (["--prediction_loss_only", "true"], "--prediction_loss_only True is not supported"),
         (["--early_stopping_patience", 1, "--do_train"], "--early_stopping_patience needs evaluations"),
+        (["--recipe", "mine"], "argument --recipe: invalid choice: 'mine'"),
     ],
 )
 def test_invalid_flags_are_shown_in_one_line(parse, words, message):
@@ -269,26 +235,11 @@ def test_invalid_flags_are_shown_in_one_line(parse, words, message):
         parse(*words)
 
 
-def test_early_stopping_needs_validation_rows(tmp_path):
-    args = arguments(tmp_path, early_stopping_patience=1)
-    with pytest.raises(InputError, match="--early_stopping_patience needs validation rows"):
-        args.choose_actions(["train"])
-
-
 def test_a_missing_checkpoint_is_shown_in_one_line(parse, tmp_path):
     with pytest.raises(SystemExit, match=r"^run_x\.py: .*config\.json"):
         parse(model=tmp_path)
     with pytest.raises(SystemExit, match="--model_name_or_path"):
         parse(model=None)
-    with pytest.raises(SystemExit, match="argument --recipe: invalid choice: 'mine'"):
-        parse("--recipe", "mine")
-
-
-@pytest.mark.parametrize("words", [["--demo"], ["--model_name_or_path", "no/such/folder"]])
-def test_a_file_as_the_output_folder_is_reported_first(parse, tmp_path, words):
-    (tmp_path / "file").touch()
-    with pytest.raises(SystemExit, match=f"--output_dir {tmp_path}/file cannot be used: .*/file is a file"):
-        parse(*words, "--output_dir", tmp_path / "file", model=None)
 
 
 def test_a_script_locks_its_folder(tmp_path, monkeypatch):

@@ -1,7 +1,6 @@
 """Ensembles: averages of scores, the table, and files of scores."""
 
 import json
-import logging
 from argparse import Namespace
 
 import numpy as np
@@ -26,7 +25,7 @@ def test_averages_of_all_kinds_of_scores():
 def test_logits_have_the_probabilities(multi_label):
     scores = [{"no": 0.9, "yes": 0.1}, {"no": 0.2, "yes": 0.8}]
     logits = LabelLogits.from_scores(scores, ["yes", "no"], multi_label)  # another order
-    assert logits.labels == ("yes", "no") and logits.best() == ["no", "yes"]
+    assert logits.labels == ("yes", "no") and logits.best() == ([["no"], ["yes"]] if multi_label else ["no", "yes"])
     np.testing.assert_allclose(logits.probabilities(), [[0.1, 0.9], [0.8, 0.2]], rtol=1e-6)
     assert [row == pytest.approx(expected) for row, expected in zip(logits.scores(), scores, strict=True)]
     assert np.isfinite(LabelLogits.from_scores([{"yes": 1.0}], ["yes", "no"], multi_label).values).all()
@@ -64,7 +63,7 @@ def test_the_ensemble_corrects_its_members(tmp_path, capsys):
     )
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].split() == ["ensemble", "1.0000"] and lines[-2].split() == ["run2", "0.6667"]
-    again, _ = read_scores(tmp_path / "out", "test", 2)  # an ensemble may be a member of another
+    again = read_scores(tmp_path / "out", "test", 2)  # an ensemble may be a member of another
     assert again[0]["yes"] == pytest.approx((0.4 + 0.9 + 0.9) / 3, rel=1e-5)
 
 
@@ -72,26 +71,25 @@ def test_scores_that_do_not_fit(tmp_path):
     with pytest.raises(InputError, match=r"no .*scores_test.jsonl: .*--do_eval and --do_predict"):
         read_scores(tmp_path, "test", 2)
     write_scores(tmp_path, "test", [{"a": 1.0, "b": 1e-12}])
-    assert read_scores(tmp_path, "test", 1) == ([{"a": 1.0}], None)
+    assert read_scores(tmp_path, "test", 1) == [{"a": 1.0}]
     write_scores(tmp_path, "test", separated := [{"a\u2028b\u2029c\x85d": 1.0}])  # ends of lines for str.splitlines
-    assert read_scores(tmp_path, "test", 1) == (separated, None)
+    assert read_scores(tmp_path, "test", 1) == separated
     with pytest.raises(InputError, match="the scores of 1 rows or words, and the test split has 2"):
         read_scores(tmp_path, "test", 2)
-    (tmp_path / "scores_test.jsonl").write_text('{"yes": 1.0}\n{"yes": 0.')
+    (tmp_path / "scores_test.jsonl").write_text('{"rows": null}\n{"yes": 0.')
     with pytest.raises(InputError, match=r"scores_test.jsonl is damaged: .*; evaluate and predict"):
         read_scores(tmp_path, "test", 2)
-    (tmp_path / "scores_test.jsonl").write_text("[1]\n")
+    (tmp_path / "scores_test.jsonl").write_text('{"rows": null}\n[1]\n')
     with pytest.raises(InputError, match="each line of .* must be an object"):
         read_scores(tmp_path, "test", 1)
     for score in ("NaN", "1e999", "1" + "0" * 400, '"3"', "null", "true", "[1]"):
-        (tmp_path / "scores_test.jsonl").write_text(f'{{"\u2028": 1}}\n{{"yes": 0.5, "no": {score}}}\n', "utf-8")
+        (tmp_path / "scores_test.jsonl").write_text(f'{{"rows": null}}\n{{"yes": 0.5, "no": {score}}}\n')
         with pytest.raises(InputError, match="must be an object of finite numbers by name, not .*; evaluate and"):
-            read_scores(tmp_path, "test", 2)
+            read_scores(tmp_path, "test", 1)
 
 
-def test_only_scores_of_the_same_rows_are_averaged(tmp_path, caplog, monkeypatch):
-    """In the same order, with labels or without. Files without a hash are taken with a warning."""
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+def test_only_scores_of_the_same_rows_are_averaged(tmp_path):
+    """In the same order, with labels or without."""
     rows = Dataset.from_list([{"text": f"row {n}", "label": n} for n in range(3)])
     variants = (rows, rows.remove_columns("label"), rows.select([2, 1, 0]))
     own, unlabelled, reordered = (hash_rows({"test": table}, "label")["test"] for table in variants)
@@ -99,11 +97,10 @@ def test_only_scores_of_the_same_rows_are_averaged(tmp_path, caplog, monkeypatch
     task = YesOrNo({"test": rows.remove_columns("label")}, {"test": own})
     runs, scores = {name: tmp_path / name for name in ("one", "two")}, [{"yes": 1.0}] * 3
     write_scores(runs["one"], "test", scores, own)
-    for rows_hash in (own, None):
-        write_scores(runs["two"], "test", scores, rows_hash)
-        write_ensemble(tmp_path / "out", runs, task)
-        assert read_scores(tmp_path / "out", "test", 3, own)[1] == rows_hash
-    assert "two/scores_test.jsonl has no hash of its rows: check their order" in caplog.text
-    write_scores(runs["two"], "test", scores, reordered)
-    with pytest.raises(InputError, match="two/scores_test.* the test split has 3 others, or the same in another order"):
-        write_ensemble(tmp_path / "out", runs, task)
+    write_scores(runs["two"], "test", scores, own)
+    write_ensemble(tmp_path / "out", runs, task)
+    assert read_scores(tmp_path / "out", "test", 3, own) == scores
+    for other in (reordered, None):
+        write_scores(runs["two"], "test", scores, other)
+        with pytest.raises(InputError, match="two/scores_test.* split has 3 others, or the same in another order"):
+            write_ensemble(tmp_path / "out", runs, task)

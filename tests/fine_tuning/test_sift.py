@@ -1,6 +1,5 @@
 """SiFT: official tensors, all kinds of heads, other model families, training with Trainer and on two processes."""
 
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -14,7 +13,6 @@ import torch.multiprocessing as mp
 from datasets import Dataset
 from golden_cases import part
 from numerics import assert_same_by_name, largest, tiny_inputs, tiny_model
-from safetensors.torch import load_file
 from torch.distributed.fsdp import fully_shard
 from torch.distributions import Bernoulli, Categorical, kl_divergence
 from torch.nn.parallel import DistributedDataParallel
@@ -431,12 +429,6 @@ def weights(run) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in run.model.state_dict().items()}
 
 
-def assert_equal(one, other):
-    assert one.keys() == other.keys()
-    for name, value in one.items():
-        assert torch.equal(value, other[name]), name
-
-
 SWITCHED_ON = SiftArguments(sift=True, sift_learning_rate=0.05)
 
 
@@ -444,7 +436,7 @@ def test_without_sift_nothing_changes(tmp_path):
     expected, calls = train(tmp_path, Trainer, dropout=0.1)
     for settings in (None, SiftArguments()):
         found, as_many = train(tmp_path, dropout=0.1, settings=settings)
-        assert_equal(weights(found), weights(expected))
+        torch.testing.assert_close(weights(found), weights(expected), rtol=0, atol=0)
         assert as_many == calls == 4
 
 
@@ -457,16 +449,6 @@ def test_the_trainer_adds_the_loss_of_the_function(tmp_path, deterministic_noise
     loss, outputs = run.compute_loss(run.model, dict(inputs), return_outputs=True)
     assert loss > outputs.loss and "labels" in inputs
     assert run.evaluate(make_rows())["eval_loss"] > 0  # without SiFT, which needs gradients
-
-
-def test_accumulation_changes_nothing(tmp_path, deterministic_noise):
-    expected, _ = train(tmp_path, settings=SWITCHED_ON)
-    pieces = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
-    found, _ = train(tmp_path, settings=SWITCHED_ON, **pieces)
-    for name, value in weights(expected).items():
-        torch.testing.assert_close(weights(found)[name], value, atol=2e-6, rtol=1e-4)
-    losses = [[entry["loss"] for entry in run.state.log_history if "loss" in entry] for run in (expected, found)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
 @pytest.mark.parametrize("pieces", [1, 2])
@@ -486,10 +468,10 @@ def test_repeated_and_resumed_runs_are_bit_identical(tmp_path):
     saving = {"save_strategy": "steps", "save_steps": 2, "dropout": 0.1, "settings": SWITCHED_ON}
     whole, _ = train(tmp_path / "whole", **saving)
     again, _ = train(tmp_path / "again", **saving)
-    assert_equal(weights(again), weights(whole))
+    torch.testing.assert_close(weights(again), weights(whole), rtol=0, atol=0)
     resumed, calls = train(tmp_path / "resumed", **saving, resume=str(tmp_path / "whole" / "checkpoint-2"))
     assert calls == 6
-    assert_equal(weights(resumed), weights(whole))
+    torch.testing.assert_close(weights(resumed), weights(whole), rtol=0, atol=0)
     other, _ = train(tmp_path / "other", **saving, seed=8)
     assert not torch.equal(other.model.classifier.weight, whole.model.classifier.weight)
 
@@ -547,19 +529,7 @@ def test_the_engine_of_deepspeed_runs_one_pass(deterministic_noise, monkeypatch)
 
 def worker(rank: int, folder: str) -> None:
     PerturbedEmbeddings.draw_noise = noise_from_embeddings
-    environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "ACCELERATE_USE_CPU": True}
-    os.environ.update({name: str(value).lower() for name, value in environment.items()})  # as accelerate launch does
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    train_in_three_ways(rank, folder)
-    dist.barrier()
-    end_process_group()
-
-
-def train_in_three_ways(rank: int, folder: str) -> None:
-    sizes = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
-    run, _ = train(f"{folder}/trainer", settings=SWITCHED_ON, **sizes)
-    assert run.accelerator.num_processes == 2
-    run.save_model()
     rows = [{name: value[2 * rank : 2 * rank + 2] for name, value in batch.items()} for batch in batches()]
     for kind in ("ddp", "fsdp"):
         model = tiny_model(Sequence, dtype=torch.float32)
@@ -571,6 +541,8 @@ def train_in_three_ways(rank: int, folder: str) -> None:
         losses = torch.tensor(train_in_loop(DistributedDataParallel(model) if kind == "ddp" else model, rows))
         dist.all_reduce(losses)
         torch.save(losses / 2, f"{folder}/{kind}.pt")
+    dist.barrier()
+    end_process_group()
 
 
 def test_the_share_of_a_batch_of_answers():
@@ -583,18 +555,13 @@ def test_the_share_of_a_batch_of_answers():
 
 @pytest.mark.slow
 def test_two_processes_train_as_one(deterministic_noise, tmp_path):
-    """By Trainer, which makes DistributedDataParallel search for unused parameters; by a loop without that; by FSDP."""
-    expected_weights = weights(train(tmp_path, settings=SWITCHED_ON)[0])
-    expected_losses = train_in_loop(tiny_model(Sequence, dtype=torch.float32), batches())
+    """In a loop with DistributedDataParallel, and with FSDP; test_uneven_batches has Trainer."""
+    expected = train_in_loop(tiny_model(Sequence, dtype=torch.float32), batches())
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(worker, (folder,), nprocs=2)
-        saved = load_file(f"{folder}/trainer/model.safetensors")
         losses = {kind: torch.load(f"{folder}/{kind}.pt").tolist() for kind in ("ddp", "fsdp")}
-    assert saved.keys() <= expected_weights.keys() and "classifier.weight" in saved
-    for name, value in saved.items():
-        torch.testing.assert_close(value, expected_weights[name], atol=2e-6, rtol=1e-4)
     for kind in losses:
-        assert losses[kind] == pytest.approx(expected_losses, rel=1e-4), kind
+        assert losses[kind] == pytest.approx(expected, rel=1e-4), kind
 
 
 # ---- documentation -----------------------------------------------------------------------------------------------

@@ -2,13 +2,11 @@
 
 import gzip
 import json
-import logging
 
 import pytest
-from datasets import Dataset, DatasetDict
+from datasets import Dataset
 
 from hf_deberta.fine_tuning.splits import DataArguments, read_splits, require_plain_splits
-from hf_deberta.training.data_files import read_table
 from hf_deberta.training.errors import InputError
 
 ROWS = [{"sentence": "a b", "label": 0}, {"sentence": "c", "label": 1}, {"sentence": "d", "label": 1}]
@@ -17,17 +15,6 @@ ROWS = [{"sentence": "a b", "label": 0}, {"sentence": "c", "label": 1}, {"senten
 def write(path, rows=ROWS):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
-
-
-def test_files_of_every_kind(tmp_path):
-    rows = Dataset.from_list(ROWS)
-    rows.to_csv(tmp_path / "a.csv")
-    rows.to_csv(tmp_path / "a.tsv", sep="\t")
-    rows.to_parquet(tmp_path / "a.parquet")
-    write(tmp_path / "a.jsonl")
-    for kind in ("csv", "tsv", "parquet", "jsonl"):
-        found = read_splits(DataArguments(train_file=str(tmp_path / f"a.{kind}")))
-        assert [found["train"][i] for i in range(3)] == ROWS, kind
 
 
 def test_gzipped(tmp_path):
@@ -43,14 +30,6 @@ def test_a_quotation_mark_in_a_tsv_is_a_letter(tmp_path):
     (tmp_path / "a.tsv").write_text("sentence\tlabel\n" + "".join(lines))
     rows = read_splits(DataArguments(train_file=str(tmp_path / "a.tsv")))["train"]
     assert rows["sentence"][:] == texts and rows["label"][:] == [0, 1, 2]
-
-
-def test_some_kinds_alone_and_rows_in_a_field(tmp_path):
-    write(tmp_path / "a.jsonl")
-    with pytest.raises(ValueError, match="a.jsonl is none of csv, tsv"):
-        read_table(tmp_path / "a.jsonl", kinds=("csv", "tsv"))
-    (tmp_path / "a.json").write_text(json.dumps({"version": 1, "data": ROWS}))
-    assert list(read_table(tmp_path / "a.json", rows_field="data")) == ROWS
 
 
 def test_a_folder(tmp_path):
@@ -117,14 +96,6 @@ def test_folders_of_parts_are_splits(tmp_path):
         read_splits(DataArguments(data_dir=str(tmp_path)))
 
 
-def test_a_data_set(tmp_path):
-    (tmp_path / "set").mkdir()
-    DatasetDict(train=Dataset.from_list(ROWS))["train"].to_parquet(tmp_path / "set" / "train.parquet")
-    found = read_splits(DataArguments(dataset_name=str(tmp_path / "set")))
-    assert len(found["train"]) == 3
-    assert len(read_splits(DataArguments(), hub=(str(tmp_path / "set"), None))["train"]) == 3
-
-
 def test_the_configuration_of_the_tasks_own_data_set(monkeypatch):
     asked = []
 
@@ -139,8 +110,7 @@ def test_the_configuration_of_the_tasks_own_data_set(monkeypatch):
     assert asked == [("of/task", "all"), ("of/task", "middle"), ("me/mine", None)]
 
 
-def test_rows_that_are_trained_on_and_evaluated(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+def test_rows_that_are_trained_on_and_evaluated(tmp_path, caplog):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"a": "b", "label": 1}\n', encoding="utf-8")
     read_splits(DataArguments(train_file=str(path), validation_file=str(tmp_path / "." / "rows.jsonl")))
@@ -153,8 +123,7 @@ def test_an_empty_split_of_the_task(monkeypatch):
         read_splits(DataArguments(), hub=("of/task", None))
 
 
-def test_further_splits_of_a_data_set_are_left_out(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+def test_further_splits_of_a_data_set_are_left_out(tmp_path, caplog):
     folder, names = str(tmp_path / "set"), ("train", "train_2", "test_a", "unsupervised")
     for split in names:
         Dataset.from_list(ROWS).to_parquet(tmp_path / "set" / f"{split}.parquet")
@@ -173,7 +142,6 @@ def test_further_splits_of_a_data_set_are_left_out(tmp_path, caplog, monkeypatch
 
 
 def test_a_data_set_names_validation_as_files_do(monkeypatch, caplog):
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     there = {name: Dataset.from_list([{"a": name}] * 2) for name in ("train", "dev", "val_b", "valid")}
     monkeypatch.setattr("datasets.load_dataset", lambda *_: dict(there))
     found = read_splits(DataArguments(dataset_name="me/mine", max_eval_samples=1))

@@ -106,13 +106,16 @@ def test_rows_of_several_choices_are_grouped_by_their_longest(tmp_path):
     assert list(trainer._get_train_sampler().lengths) == [3, 9, 4]
 
 
-@pytest.mark.parametrize("model_class", [HfDebertaForMultipleChoice, HfDebertaForQuestionAnswering])
+@pytest.mark.parametrize(
+    "model_class", [HfDebertaForSequenceClassification, HfDebertaForMultipleChoice, HfDebertaForQuestionAnswering]
+)
 def test_a_run_resumes_exactly(tmp_path, model_class):
-    """In the middle of an epoch, with dropout and inputs grouped by length, for other models than those of run_glue."""
+    """In the middle of an epoch, with dropout and inputs grouped by length."""
     ids = [[1, *range(5, 6 + n % 7)] for n in range(16)]
+    columns = {"input_ids": ids, "labels": [0, 1] * 8}
     if model_class is HfDebertaForMultipleChoice:
-        columns = {"input_ids": [[row, [1, 9, 2]] for row in ids], "labels": [0, 1] * 8}
-    else:
+        columns["input_ids"] = [[row, [1, 9, 2]] for row in ids]
+    elif model_class is HfDebertaForQuestionAnswering:
         columns = {"input_ids": ids, "start_positions": [0, 1] * 8, "end_positions": [1] * 16}
 
     def run(seed: int) -> dict[str, torch.Tensor]:

@@ -46,12 +46,6 @@ def test_multirc_metrics():
     assert scores("multirc", rows, np.zeros(5, int))["f1_a"] == 0
 
 
-def test_cb_f1_is_the_mean_over_classes():
-    rows = Dataset.from_dict({"label": [0, 0, 1, 2]})
-    metrics = scores("cb", rows, np.array([0, 0, 1, 1]))
-    assert metrics == pytest.approx({"f1": (1 + 2 / 3 + 0) / 3, "accuracy": 0.75})
-
-
 def test_rows_without_labels_have_no_metrics():
     with pytest.raises(InputError, match="test rows of axb"):
         scores("axb", Dataset.from_dict({"label": [-1]}), np.array([1]), "test")

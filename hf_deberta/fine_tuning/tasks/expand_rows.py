@@ -1,7 +1,8 @@
-"""Replace each row of a nested dataset, such as an article with its questions, by several flat rows."""
+"""Check the format of nested rows, and replace each, such as an article with its questions, by several flat rows."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, get_args
 
 import pyarrow
 from datasets import Dataset
@@ -17,7 +18,7 @@ def expand_rows(
     """Return the rows that `expand` makes of each row; they have the keys `columns`.
 
     Args:
-        expand: raises an InputError, as `require_field` does, if the row is not in the expected format.
+        expand: raises an InputError, as `read_as` does, if the row is not in the expected format.
         options: of `Dataset.map`.
 
     >>> articles = Dataset.from_dict({"text": ["Rome is old."], "questions": [["What is?", "Is it?"]]})
@@ -28,10 +29,8 @@ def expand_rows(
     def expand_batch(batch: dict[str, list], indices: list[int]) -> dict[str, list]:
         flat: list[dict[str, Any]] = []
         for index, *values in zip(indices, *batch.values(), strict=True):
-            try:
+            with errors_of_row(index):
                 flat += expand(dict(zip(batch, values, strict=True)))
-            except InputError as error:
-                raise RowError(index, str(error)) from error
         return {column: [row[column] for row in flat] for column in columns}
 
     options |= {"batched": True, "with_indices": True, "remove_columns": rows.column_names}
@@ -44,34 +43,42 @@ def expand_rows(
     return set_source(flat_rows, source_files(rows)) if source_files(rows) else flat_rows
 
 
-def require_field(record: Any, name: str, *kinds: type, place: str = "") -> Any:
-    """Return a field of an object, after checking that it is there and has one of these types.
+@contextmanager
+def errors_of_row(row: int) -> Iterator[None]:
+    """Add the number of the row, counted from 0, to an InputError."""
+    try:
+        yield
+    except InputError as error:
+        raise RowError(row, str(error)) from error
+
+
+def read_as(value: Any, shape: Any, place: str = "") -> Any:
+    """Return the fields of a row that a shape names, after checking that they are there and have its types.
 
     Args:
-        place: where the object stands, such as "passage.questions[2]"; empty for a whole row.
+        shape: a type or a union of types, [shape] for a list, {"name": shape} for an object. The field "name?" may be
+            null or missing.
+        place: where the value stands, such as "passage.questions[2]"; empty for a whole row.
+
+    >>> read_as({"text": "Rome", "ids": [3, 4.0]}, {"text": str, "ids": [int], "label?": bool | int})
+    {'text': 'Rome', 'ids': [3, 4], 'label': None}
     """
-    if not isinstance(record, dict):
-        raise InputError(f"{place or 'the row'} must be an object with {name!r}, not {describe(record)}")
-    path = f"{place}.{name}" if place else name
-    value = record.get(name)
-    names = {**TYPE_NAMES, int: "a whole number"}
-    expected = " or ".join(dict.fromkeys(names[kind] for kind in kinds))
-    if name not in record or value is None:
-        raise InputError(f"{path} is missing; it must be {expected}")
+    kinds: tuple[type, ...] = get_args(shape) or (shape if isinstance(shape, type) else type(shape),)
     if int in kinds and isinstance(value, float) and value.is_integer():
-        return int(value)  # a float in another row makes floats of all
+        value = int(value)  # a float in another row makes floats of all
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        raise InputError(f"{path} must be {expected}, not {describe(value)}")
-    return value
-
-
-def items_of(record: Any, name: str, place: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the place and the value of each item of a field that is a list."""
-    path = f"{place}.{name}" if place else name
-    for index, item in enumerate(require_field(record, name, list, place=place)):
-        yield f"{path}[{index}]", item
-
-
-def require_items(record: Any, name: str, *kinds: type) -> list:
-    """Return a field that is a list, after checking the type of its items."""
-    return [require_field({path: item}, path, *kinds) for path, item in items_of(record, name)]
+        names = {**TYPE_NAMES, int: "a whole number"}
+        given = "null or missing" if value is None else describe(value)
+        expected = " or ".join(dict.fromkeys(names[kind] for kind in kinds))
+        raise InputError(f"{place or 'the row'} must be {expected}, not {given}")
+    content: Any = value
+    if isinstance(shape, list):
+        return [read_as(item, shape[0], f"{place}[{index}]") for index, item in enumerate(content)]
+    if isinstance(shape, dict):
+        fields = {}
+        for key, field in shape.items():
+            name = key.removesuffix("?")
+            is_absent = key.endswith("?") and content.get(name) is None
+            fields[name] = None if is_absent else read_as(content.get(name), field, f"{place}.{name}".removeprefix("."))
+        return fields
+    return content

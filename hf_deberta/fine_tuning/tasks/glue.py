@@ -14,12 +14,7 @@ Predictions of the trained model for a new file; its columns, labels and input l
 
     hf-deberta glue --model_name_or_path mine --do_predict --test_file new.csv --output_dir predictions
 
-A demonstration on made-up rows, offline:
-
-    hf-deberta glue --demo
-
-Repeat the command to resume an interrupted run; --demo starts over. The flags are those of Transformers'
-run_glue.py, and the groups below.
+The flags are those of Transformers' run_glue.py, and the groups below.
 
 Columns of your own rows: one or two text columns, and `label`: a class number or name, a float (regression), or a list
 of class numbers or names (multi-label).
@@ -55,9 +50,9 @@ from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments
 from hf_deberta.fine_tuning.task import LabelLogits, Scores, Task, logits_of
 from hf_deberta.fine_tuning.task_model import checkpoint_fields, checkpoint_labels
-from hf_deberta.fine_tuning.tasks.submission import submission_command, write_json_lines, write_prediction_table
+from hf_deberta.fine_tuning.tasks.submission import submission_command, write_prediction_table
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
-from hf_deberta.training.data_files import csv_text, source_of
+from hf_deberta.training.data_files import csv_text, require_columns, source_of
 from hf_deberta.training.errors import InputError, input_errors
 from hf_deberta.training.file_faults import shorten
 
@@ -74,6 +69,8 @@ NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?\s*", re.IGNORECASE)
 MISSING_WORDS = ("nan", "na", "n/a", "#n/a", "<na>", "null", "none", "-", "--")  # in tables of numbers
 NEARLY_ALL = 0.9
 NAMES_SHOWN = 10  # in messages that list columns or labels
+LABEL_HINT = ": name the column of labels with --label_column_name"
+TEXT_HINT = ": rename columns, or name the text columns of your own rows with --text_column_names"
 shortened = partial(shorten, length=100)  # values in messages
 
 logger = logging.get_logger(__name__)
@@ -188,7 +185,7 @@ def infer_task(
     (('text',), ('neg', 'pos'), ('accuracy', 'f1'))
     """
     rows = splits["train"]
-    require_label_column(rows, label_column, "train")
+    require_columns(rows, [label_column], "train", LABEL_HINT)
     task = partial(GlueTask, tuple(columns or choose_text_columns(rows, "train", label_column)))
     feature = rows.features[label_column]
     if _is_label_list(feature) and not regression:
@@ -343,11 +340,7 @@ def listed(names: Sequence[str], form: Callable[[str], str] = str) -> str:
 
 def require_text_columns(rows: Dataset, columns: Sequence[str], split: str) -> None:
     """Require that the columns hold texts, or numbers: a csv column of digits is read as numbers."""
-    if missing := [name for name in columns if name not in rows.column_names]:
-        raise InputError(
-            f"the {split} rows have no column {listed(missing, repr)}; they have {listed(rows.column_names)}: rename "
-            "columns of the file, or name the text columns of your own rows with --text_column_names"
-        )
+    require_columns(rows, columns, split, TEXT_HINT)
     for name in columns:
         feature = rows.features[name]
         if not isinstance(feature, Value | ClassLabel) or "binary" in feature.dtype:
@@ -361,15 +354,6 @@ def require_text_columns(rows: Dataset, columns: Sequence[str], split: str) -> N
                 f"{split}: {len(blank):,} of {len(rows):,} rows have no text in the column {name!r}, the first is row "
                 f"{blank[0]}; they are read as empty texts"
             )
-
-
-def require_label_column(rows: Dataset, column: str, split: str) -> None:
-    """Require a column of labels."""
-    if column not in rows.column_names:
-        raise InputError(
-            f"the {split} rows have no column {column!r} of labels; they have {listed(rows.column_names)}: name one "
-            "with --label_column_name"
-        )
 
 
 def require_label_format(rows: Dataset, column: str, split: str, multi_label: bool) -> None:
@@ -435,22 +419,19 @@ def label_indices(
     require_label_format(rows, column, split, multi_label)
     feature, values = rows.features[column], rows[column][:]
     feature = getattr(feature, "feature", feature)
-    accepts_numbers = hasattr(feature, "names") or not any(label.lstrip("-").isdigit() for label in labels)
+    is_class_label = hasattr(feature, "names")
+    accepts_numbers = is_class_label or not any(label.lstrip("-").isdigit() for label in labels)
     indices = {label: index for index, label in enumerate(labels)}
-    names = feature.names if hasattr(feature, "names") and set(feature.names) == set(labels) else None
+    numbered = feature.names if is_class_label and set(feature.names) == set(labels) else labels
+    lookup = indices | (
+        {str(number): indices[label] for number, label in enumerate(numbered)} if accepts_numbers else {}
+    )
 
     def index_of(value: Any) -> int | None:
-        if names is not None and isinstance(value, int) and 0 <= value < len(names):
-            return indices[names[value]]
-        if not isinstance(value, int) and str(value) in indices:
-            return indices[str(value)]
-        if isinstance(value, float) and value.is_integer():  # a csv column of whole numbers in which some are missing
-            value = int(value)
-        if accepts_numbers and isinstance(value, str) and value.isdecimal():
-            value = int(value)
-        if accepts_numbers and isinstance(value, int):  # True and False are 1 and 0
-            return int(value) if 0 <= value < len(labels) else None
-        return indices.get(str(value))
+        # truth values, and numbers in csv columns in which some are missing
+        is_whole = isinstance(value, bool) or (isinstance(value, float) and value.is_integer())
+        is_whole = is_whole or (accepts_numbers and isinstance(value, str) and value.isdecimal())
+        return lookup.get(str(value), lookup.get(str(int(value))) if is_whole else None)
 
     missing = [_is_missing(value) or (value == -1 and "-1" not in indices) for value in values]
     require_no_missing_labels(missing, split, column)
@@ -488,7 +469,7 @@ def read_targets(rows: Dataset, split: str, task: GlueTask, column: str) -> np.n
     if column not in rows.column_names and split.startswith("test"):
         logger.warning(f"The {split} rows have no column {column!r}: the predictions are written without metrics")
         return None
-    require_label_column(rows, column, split)
+    require_columns(rows, [column], split, LABEL_HINT)
     if task.labels is None:
         require_label_format(rows, column, split, multi_label=False)
         is_missing = [_is_missing(value) for value in rows[column][:]]
@@ -499,17 +480,7 @@ def read_targets(rows: Dataset, split: str, task: GlueTask, column: str) -> np.n
         targets = np.array([[float(index in row) for index in range(len(task.labels))] for row in indices])
     else:
         targets = label_numbers(rows, task.labels, split, column)
-    if task not in TASKS.values() and _are_numbers_of_names(rows.features[column], task.labels):
-        numbered = [f"{number} {label}" for number, label in enumerate(task.labels)]
-        logger.info(f"The labels of the {split} rows are numbers, and are read as {listed(numbered)}.")
     return None if task.multi_label and None in rows[column][:] else targets
-
-
-def _are_numbers_of_names(feature: Any, labels: tuple[str, ...]) -> bool:
-    """True if rows have numbers or truth values, and the labels are names such as no and yes."""
-    is_number = getattr(feature, "dtype", "").startswith(("int", "uint", "float", "bool"))
-    has_names = any(not label.startswith("LABEL_") and not NUMBER.fullmatch(label) for label in labels)
-    return is_number and has_names and not isinstance(feature, ClassLabel)
 
 
 def read_numbers(rows: Dataset, column: str, split: str) -> np.ndarray:
@@ -549,25 +520,19 @@ def metric_configuration(task: GlueTask) -> str:
 
 def write_glue_predictions(folder: Path, task: GlueTask, name: str, split: str, predicted: LabelLogits) -> None:
     """Write the prediction files of a test split, in the order of its rows."""
-    predictions: list[Any]
+    best = predicted.best()
     if task.labels is None:
-        predictions = predicted.values.tolist()
-        printed = [f"{value:.3f}" for value in predicted.values]
-        submitted = [f"{min(5.0, max(0.0, value)):.3f}" for value in predicted.values]
+        printed = [f"{value:.3f}" for value in best]
+        submitted = [f"{min(5.0, max(0.0, value)):.3f}" for value in best]
     elif task.multi_label:
-        predictions = [[label for label, p in row.items() if p > 0.5] for row in predicted.scores()]
-        submitted = printed = [", ".join(names) for names in predictions]
+        submitted = printed = [", ".join(names) for names in best]
     else:
-        predictions = printed = predicted.best()
-        submitted = printed if task.submits_names else [str(task.labels.index(label)) for label in printed]
-    rows = [{"index": index, "prediction": prediction} for index, prediction in enumerate(predictions)]
-    if task.labels is not None:
-        for row, probabilities in zip(rows, predicted.scores(), strict=True):
-            row["probabilities"] = probabilities
+        printed = best
+        submitted = best if task.submits_names else [str(task.labels.index(label)) for label in best]
     suffix = split.removeprefix("test").removeprefix("_")
     name = f"{name}_{suffix}" if suffix else name
     write_prediction_table(folder / f"predict_results_{name}.txt", printed)
-    write_json_lines(folder / f"predictions_{name}.jsonl", rows)
+    predicted.write(folder / f"predictions_{name}.jsonl", index=range(len(best)))
     if split in task.submission_files:
         write_prediction_table(folder / task.submission_files[split], submitted)
 

@@ -11,12 +11,7 @@ Your own files, as CoNLL columns, or as jsonl or parquet with lists of words and
         --model_name_or_path microsoft/deberta-v3-large --train_file train.jsonl \
         --validation_file dev.jsonl --test_file test.jsonl --bf16 --output_dir mine
 
-A demonstration on made-up rows, offline:
-
-    hf-deberta ner --demo
-
-Repeat the command to resume an interrupted run; --demo starts over. The flags are those of Transformers'
-run_ner.py, and the groups below.
+The flags are those of Transformers' run_ner.py, and the groups below.
 
 Labels in IOB1 (the original CoNLL-2003), IOBES and BILOU are converted to IOB2. What an input holds
 (--document_context):
@@ -51,13 +46,14 @@ from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments
 from hf_deberta.fine_tuning.task import Scores, Task, logits_of
 from hf_deberta.fine_tuning.task_model import checkpoint_labels, label_fields, labels_in_checkpoint_order
+from hf_deberta.fine_tuning.tasks.expand_rows import errors_of_row, read_as
 from hf_deberta.fine_tuning.tasks.submission import write_lines
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.metrics.entity_tags import ENTITY_METRICS, has_prefixes, tags_to_iob2
 from hf_deberta.model.losses import IGNORED
 from hf_deberta.training.data_files import read_table, require_columns, source_of
-from hf_deberta.training.errors import InputError, RowError, input_errors
-from hf_deberta.training.file_faults import describe, read_lines, shorten
+from hf_deberta.training.errors import InputError, input_errors
+from hf_deberta.training.file_faults import read_lines, shorten
 
 TABLE_SUFFIXES = (".json", ".jsonl", ".parquet", ".csv")
 CONTEXTS = ("none", "merged", "around")
@@ -186,40 +182,31 @@ def sentences_from_table(
     sentences = []
     documents: dict[Any, int] = {}
     document_starts = 0
+    shape = {tokens_column: [str]} | ({} if tags_column is None else {tags_column: [int | str]})
     for number, row in enumerate(rows):
-        for column in (tokens_column, tags_column):
-            if column is not None and column not in row:
-                raise RowError(number, f"there is no column {column!r} but {', '.join(row)}")
-        words = row[tokens_column]
-        if not isinstance(words, list):
-            raise RowError(number, f"the column {tokens_column!r} must hold a list of words, not {describe(words)}")
-        for word in words:
-            if not isinstance(word, str):
-                raise RowError(number, f"a word in the column {tokens_column!r} must be text, not {describe(word)}")
-        if words[:1] == [DOCUMENT_START]:
-            document_starts += 1
-            continue
-        tags = None if tags_column is None else _tag_names(row[tags_column], words, names, number)
-        document = next(((name, row[name]) for name in DOCUMENT_COLUMNS if row.get(name) is not None), document_starts)
-        if isinstance(document, tuple) and isinstance(document[1], list | dict):
-            raise RowError(number, f"{document[0]} must be text or a number, not {describe(document[1])}")
-        sentences.append(Sentence(words, tags, documents.setdefault(document, len(documents))))
+        with errors_of_row(number):
+            words, *tags = read_as(row, shape).values()
+            if words[:1] == [DOCUMENT_START]:
+                document_starts += 1
+                continue
+            names_of_tags = _tag_names(tags[0], words, names) if tags else None
+        marks = ((name, str(row[name])) for name in DOCUMENT_COLUMNS if row.get(name) is not None)
+        document = documents.setdefault(next(marks, document_starts), len(documents))
+        sentences.append(Sentence(words, names_of_tags, document))
     if not any(sentence.words for sentence in sentences):
         raise InputError("the rows have no words")
     return sentences if document_starts or documents.keys() - {0} else _without_documents(sentences)
 
 
-def _tag_names(tags: Any, words: list[str], names: Sequence[str] | None, row: int) -> list[str]:
+def _tag_names(tags: list[int | str], words: list[str], names: Sequence[str] | None) -> list[str]:
     """Return the names of the tags of a row, after checking that each word has one."""
-    if not isinstance(tags, list):
-        raise RowError(row, f"the labels must be a list with one for each word, not {describe(tags)}")
     if len(tags) != len(words):
-        raise RowError(row, f"there are {len(words)} words and {len(tags)} labels; each word needs one")
+        raise InputError(f"there are {len(words)} words and {len(tags)} labels; each word needs one")
     for tag in tags:
-        if type(tag) not in (str, int) or tag == "":
-            raise RowError(row, f"a label must be a name or a whole number, not {describe(tag)}")
+        if tag == "":
+            raise InputError("a label is empty")
         if names is not None and isinstance(tag, int) and not 0 <= tag < len(names):
-            raise RowError(row, f"there is a label {tag}; labels are 0 to {len(names) - 1}: {', '.join(names)}")
+            raise InputError(f"there is a label {tag}; labels are 0 to {len(names) - 1}: {', '.join(names)}")
     return [tag if isinstance(tag, str) else str(tag) if names is None else names[tag] for tag in tags]
 
 
@@ -423,34 +410,24 @@ def plan_windows(lengths: Sequence[int], bounds: Sequence[int], limit: int, cont
     [WordWindow(start=0, end=3, label_start=0, label_end=3, is_partial=False)]
     """
     sentences = [(start, end) for start, end in pairwise(bounds) if end > start]
-    for start, end in _merge_sentences(lengths, sentences, limit) if context == "merged" else sentences:
+    if not sentences:
+        return
+    for start, end in _join_spans(sentences, lengths, limit) if context == "merged" else sentences:
         lower, upper = (0, len(lengths)) if context == "around" else (start, end)
         is_partial = sum(lengths[start:end]) > limit
-        for part in _split_words(lengths, start, end, limit // 2) if is_partial else [(start, end)]:
+        words = [(index, index + 1) for index in range(start, end)]
+        for part in _join_spans(words, lengths, limit // 2) if is_partial else [(start, end)]:
             yield WordWindow(*_add_context(lengths, part, lower, upper, limit), *part, is_partial)
 
 
-def _merge_sentences(lengths: Sequence[int], sentences: list[tuple[int, int]], limit: int) -> Iterator[tuple[int, int]]:
-    """Yield the words [start, end) of as many neighbouring sentences as fit."""
-    first = None
-    for start, end in sentences:
-        if first is not None and sum(lengths[first:end]) > limit:
+def _join_spans(spans: list[tuple[int, int]], lengths: Sequence[int], limit: int) -> Iterator[tuple[int, int]]:
+    """Yield the words [start, end) of as many neighbouring spans as fit, and at least one."""
+    first = spans[0][0]
+    for start, end in spans[1:]:
+        if sum(lengths[first:end]) > limit:
             yield first, start
-            first = None
-        first = start if first is None else first
-    if first is not None:
-        yield first, sentences[-1][1]
-
-
-def _split_words(lengths: Sequence[int], start: int, end: int, limit: int) -> Iterator[tuple[int, int]]:
-    """Yield parts [start, end) of as many words as fit, and at least one."""
-    first, size = start, 0
-    for index in range(start, end):
-        if index > first and size + lengths[index] > limit:
-            yield first, index
-            first, size = index, 0
-        size += lengths[index]
-    yield first, end
+            first = start
+    yield first, spans[-1][1]
 
 
 def _add_context(lengths: Sequence[int], part: tuple[int, int], lower: int, upper: int, limit: int) -> tuple[int, int]:
@@ -511,10 +488,6 @@ def _values_by_word(values: np.ndarray, features: Any, sentences: Sequence[Sente
     return by_word
 
 
-def _by_sentence(tags: list[str], sentences: Sequence[Sentence]) -> list[list[str]]:
-    return [tags[start : start + len(s.words)] for start, s in zip(_first_words(sentences), sentences, strict=True)]
-
-
 def word_scores(
     best: np.ndarray, probabilities: np.ndarray, features: Any, sentences: Sequence[Sentence], labels: Sequence[str]
 ) -> list[dict[str, float]]:
@@ -535,7 +508,8 @@ def word_scores(
 
 def tags_of_scores(scores: list[dict[str, float]], sentences: Sequence[Sentence]) -> list[list[str]]:
     """Return the most probable label of each word of each sentence."""
-    return _by_sentence([max(row, key=lambda label: row[label]) for row in scores], sentences)
+    tags = [max(row, key=lambda label: row[label]) for row in scores]
+    return [tags[start : start + len(s.words)] for start, s in zip(_first_words(sentences), sentences, strict=True)]
 
 
 def write_conll_predictions(

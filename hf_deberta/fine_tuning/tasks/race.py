@@ -11,16 +11,11 @@ The official release of RACE, or your own rows (article, question, options, answ
         --model_name_or_path microsoft/deberta-v3-large --data_dir RACE --bf16 --sift \
         --output_dir race
 
-A demonstration on made-up rows, offline:
-
-    hf-deberta race --demo
-
 aNLI, from the official files train.jsonl, train-labels.lst, dev.jsonl and so on; the submission is anli.lst:
 
     hf-deberta race --intermediate my-deberta-mnli --task_name anli --data_dir alphanli --output_dir anli
 
-Repeat the command to resume an interrupted run; --demo starts over. The flags are those of Transformers'
-run_swag.py, and the groups below.
+The flags are those of Transformers' run_swag.py, and the groups below.
 
 Columns: article, question, options (list), answer (letter or number), as RACE; sent1, sent2, ending0, ending1, ...,
 label, as SWAG; or observation_1, observation_2, hypothesis_1, hypothesis_2, label (1 or 2), as aNLI.
@@ -34,7 +29,6 @@ letter), predictions.jsonl (with probabilities), and for aNLI its submission anl
 
 import re
 from argparse import Namespace
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,12 +45,12 @@ from hf_deberta import HfDebertaForMultipleChoice
 from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments, require_plain_splits
 from hf_deberta.fine_tuning.task import LabelLogits, Scores, Task, logits_of
-from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows, require_field, require_items
+from hf_deberta.fine_tuning.tasks.expand_rows import errors_of_row, expand_rows, read_as
 from hf_deberta.fine_tuning.tasks.submission import write_json_lines, write_lines, write_prediction_table
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
-from hf_deberta.training.data_files import read_table, require_texts, set_source, source_of
+from hf_deberta.training.data_files import read_table, require_columns, require_texts, set_source, source_of
 from hf_deberta.training.errors import InputError, RowError, input_errors
-from hf_deberta.training.file_faults import describe, read_json
+from hf_deberta.training.file_faults import read_json
 
 HUB_NAMES = {
     "race": ("ehovy/race", "all"),
@@ -68,20 +62,16 @@ HUB_NAMES = {
 RELEASE_FOLDERS = {"train": "train", "validation": "dev", "test": "test"}  # of RACE, each with middle/ and high/
 TEXT, TEXTS = datasets.Value("string"), datasets.List(datasets.Value("string"))
 ROW_FEATURES = {"id": TEXT, "context": TEXT, "choices": TEXTS}
-ARTICLE_FEATURES = {
-    "id": TEXT,
-    "article": TEXT,
-    "questions": TEXTS,
-    "options": datasets.List(TEXTS),
-    "answers": TEXTS,
-}
-ARTICLE_COLUMNS = ("article", "questions", "options", "answers")
+ARTICLE = {"article": str, "questions": [str], "options": [[str]], "answers": [str]}  # for `read_as`
 FLAT_FEATURES = {"id": TEXT, "article": TEXT, "question": TEXT, "options": TEXTS, "answer": TEXT}
-FLAT_COLUMNS = tuple(FLAT_FEATURES)
 RACE_COLUMNS = ("article", "question", "options")
 SWAG_COLUMNS = ("sent1", "sent2", "ending0", "ending1")
 ANLI_COLUMNS = ("observation_1", "observation_2", "hypothesis_1", "hypothesis_2")
 ANLI_NAMES = dict(zip(("obs1", "obs2", "hyp1", "hyp2"), ANLI_COLUMNS, strict=True))  # of the official files
+FORMATS = (
+    ". Multiple choice needs article, question, options, answer (as RACE), sent1, sent2, ending0, ending1, ..., label "
+    f"(as SWAG), or {', '.join(ANLI_COLUMNS)}, label (as aNLI)"
+)
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 logger = logging.get_logger(__name__)
@@ -120,13 +110,15 @@ class ChoiceArguments(DataArguments):
 def read_choices(file: str | Path) -> Dataset:
     """Return the rows of a table, or of a folder of the RACE release with one row per question."""
     path = Path(file)
-    rows = _read_articles(path) if path.is_dir() else read_table(path)
+    if path.is_dir():
+        return _read_release(path)
+    rows = read_table(path)
     if set(ANLI_NAMES) <= set(rows.column_names):
         return _with_label_file(rows.rename_columns(ANLI_NAMES), path)
-    if not set(ARTICLE_COLUMNS) <= set(rows.column_names):
+    if not set(ARTICLE) <= set(rows.column_names):
         return rows
     with input_errors(source_of(rows, "article")):
-        return expand_rows(rows, _questions_of_article, FLAT_COLUMNS, features=datasets.Features(FLAT_FEATURES))
+        return expand_rows(rows, _questions_of_article, [*FLAT_FEATURES], features=datasets.Features(FLAT_FEATURES))
 
 
 def _with_label_file(rows: Dataset, path: Path) -> Dataset:
@@ -140,43 +132,34 @@ def _with_label_file(rows: Dataset, path: Path) -> Dataset:
     return set_source(rows.add_column("label", lines), [path], [len(rows)])
 
 
-def _read_articles(folder: Path) -> Dataset:
-    """Return the articles below a folder: one JSON object per .txt file."""
+def _read_release(folder: Path) -> Dataset:
+    """Return the questions of the articles below a folder: one JSON object per .txt file."""
     paths = sorted(folder.rglob("*.txt"))
     if not paths:
         raise InputError(f"there is no article of RACE, such as high/1.txt, in the folder {folder}")
     # The modification times are part of the key under which datasets caches the rows.
     files = {"paths": [str(path) for path in paths], "modified": sum(path.stat().st_mtime_ns for path in paths)}
     with input_errors(str(folder), Exception):
-        rows = Dataset.from_generator(_articles, features=datasets.Features(ARTICLE_FEATURES), gen_kwargs=files)
+        rows = Dataset.from_generator(_questions_of_files, features=datasets.Features(FLAT_FEATURES), gen_kwargs=files)
     return set_source(rows, [folder])
 
 
-def _articles(paths: list[str], modified: int) -> Iterator[dict[str, Any]]:
+def _questions_of_files(paths: list[str], modified: int) -> Iterator[dict[str, Any]]:
     for path in paths:
-        article = read_json(path)
-        try:
-            list(_questions_of_article(article))
-            yield {"id": require_field(article, "id", str), **{name: article[name] for name in ARTICLE_COLUMNS}}
-        except InputError as error:
-            raise InputError(f"{path} is not an article of RACE: {error}") from error
+        with input_errors(path):
+            yield from _questions_of_article(read_json(path))
 
 
 def _questions_of_article(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    article, questions = require_field(row, "article", str), require_items(row, "questions", str)
-    options, answers = require_items(row, "options", list), require_items(row, "answers", str)
+    article, questions, options, answers = read_as(row, ARTICLE).values()
     if not len(questions) == len(options) == len(answers):
         raise InputError(
             f"there are {len(questions)} questions, {len(options)} lists of options and {len(answers)} answers, and "
             "each question needs one of both"
         )
     row_id = None if row.get("id") is None else str(row["id"])
-    for index, (question, answer) in enumerate(zip(questions, answers, strict=True)):
-        texts = require_items({f"options[{index}]": options[index]}, f"options[{index}]", str)
-        _require_choices(texts, f"question {index + 1}")
-        if not _is_missing(answer):
-            answer_index(answer, len(texts), f"question {index + 1}")
-        yield {"id": row_id, "article": article, "question": question, "options": texts, "answer": answer}
+    for question, choices, answer in zip(questions, options, answers, strict=True):
+        yield {"id": row_id, "article": article, "question": question, "options": choices, "answer": answer}
 
 
 def choice_rows(rows: Dataset, split: str, with_labels: bool = True, fill_blanks: bool = False) -> Dataset:
@@ -188,83 +171,50 @@ def choice_rows(rows: Dataset, split: str, with_labels: bool = True, fill_blanks
             official DeBERTa code.
     """
     with input_errors(source_of(rows, split)):
-        return _choice_rows(rows, split, with_labels, fill_blanks)
+        columns = rows.column_names
+        is_race, is_anli = "article" in columns or "options" in columns, ANLI_COLUMNS[0] in columns
+        answer_column = "answer" if is_race else "label"
+        needed = RACE_COLUMNS if is_race else ANLI_COLUMNS if is_anli else SWAG_COLUMNS
+        require_columns(rows, [*needed, *[answer_column] * with_labels], split, FORMATS)
+        labelled = with_labels or (answer_column in columns and not any(map(_is_missing, rows[answer_column][:])))
+        require_texts(rows, ["article", "question"] if is_race else ANLI_COLUMNS if is_anli else ["sent1"], split)
 
+        def make_choice_row(row: dict[str, Any], index: int) -> dict[str, Any]:
+            row_id = row["id"] if "id" in columns else row.get("example_id")
+            with errors_of_row(index):
+                if is_anli:
+                    first, second, *choices = (_one_line(row[column]) for column in ANLI_COLUMNS)
+                    context = f"{first} {second}"
+                elif is_race:
+                    context, question = _one_line(row["article"]), _one_line(row["question"])
+                    options = map(_one_line, read_as(row["options"], [str], "options"))
+                    choices = [join_question_and_option(question, option, fill_blanks) for option in options]
+                else:
+                    context, choices = _one_line(row["sent1"]), _swag_choices(row)
+                if not 2 <= len(choices) <= len(LETTERS):
+                    raise InputError(f"a question needs 2 to {len(LETTERS)} choices, not {len(choices)}")
+                label = {}
+                if labelled:
+                    read_label = anli_answer_index if is_anli else answer_index
+                    label = {"label": read_label(row[answer_column], len(choices))}
+            return {"id": str(index if row_id is None else row_id), "context": context, "choices": choices, **label}
 
-def _choice_rows(rows: Dataset, split: str, with_labels: bool, fill_blanks: bool) -> Dataset:
-    columns = rows.column_names
-    is_race, is_anli = "article" in columns or "options" in columns, ANLI_COLUMNS[0] in columns
-    answer_column = "answer" if is_race else "label"
-    needed = RACE_COLUMNS if is_race else ANLI_COLUMNS if is_anli else SWAG_COLUMNS
-    required = [*needed, *[answer_column] * with_labels]
-    missing = [column for column in required if column not in columns]
-    if missing:
-        raise InputError(
-            f"the {split} rows have no column {', '.join(missing)}; they have {', '.join(columns)}. Multiple choice "
-            "needs article, question, options, answer (as RACE), sent1, sent2, ending0, ending1, ..., label (as SWAG), "
-            f"or {', '.join(ANLI_COLUMNS)}, label (as aNLI)"
+        features = datasets.Features(ROW_FEATURES | ({"label": datasets.Value("int64")} if labelled else {}))
+        rows = rows.map(
+            make_choice_row, with_indices=True, remove_columns=columns, features=features, desc=f"checking {split}"
         )
-    labelled = with_labels or (answer_column in columns and not any(map(_is_missing, rows[answer_column][:])))
-    require_texts(rows, ["article", "question"] if is_race else ANLI_COLUMNS if is_anli else ["sent1"], split)
-
-    def make_choice_row(row: dict[str, Any], index: int) -> dict[str, Any]:
-        row_id = row["id"] if "id" in columns else row.get("example_id")
-        row_id = str(index if row_id is None else row_id)
-        name = f"{split} row {row_id!r}"
-        try:
-            if is_anli:
-                first, second, *choices = (_one_line(row[column]) for column in ANLI_COLUMNS)
-                context = f"{first} {second}"
-            elif is_race:
-                context, choices = _one_line(row["article"]), _race_choices(row, name, fill_blanks)
-            else:
-                context, choices = _one_line(row["sent1"]), _swag_choices(row, name)
-            _require_choices(choices, name)
-            label = {}
-            if labelled:
-                read_label = anli_answer_index if is_anli else answer_index
-                label = {"label": read_label(row[answer_column], len(choices), name)}
-        except InputError as error:
-            raise RowError(index, str(error)) from error
-        return {"id": row_id, "context": context, "choices": choices, **label}
-
-    features = datasets.Features(ROW_FEATURES | ({"label": datasets.Value("int64")} if labelled else {}))
-    rows = rows.map(
-        make_choice_row, with_indices=True, remove_columns=columns, features=features, desc=f"checking {split}"
-    )
-    counts = {len(choices): row_id for row_id, choices in zip(rows["id"][:], rows["choices"][:], strict=True)}
-    if max(counts) > len(LETTERS):
-        raise InputError(
-            f"{split} row {counts[max(counts)]!r} has {max(counts)} choices, and {len(LETTERS)} is the limit"
-        )
-    if len(counts) > 1:
-        examples = ", ".join(f"{count} (row {row_id!r})" for count, row_id in sorted(counts.items()))
-        usual = Counter(map(len, rows["choices"])).most_common(1)[0][0]
-        row = next((row for row, choices in enumerate(rows["choices"]) if len(choices) != usual), 0)
-        raise RowError(row, f"all {split} rows must have the same number of choices; they have {examples}")
-    return rows
+        counts = [len(choices) for choices in rows["choices"]]
+        if odd := [row for row, count in enumerate(counts) if count != counts[0]]:
+            raise RowError(
+                odd[0], f"{counts[odd[0]]} choices, but the first row has {counts[0]}: all {split} rows need as many"
+            )
+        return rows
 
 
-def _race_choices(row: dict[str, Any], name: str, fill_blanks: bool) -> list[str]:
-    question, options = _one_line(row["question"]), row["options"]
-    if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
-        raise InputError(f"the options of {name} must be a list of texts, not {options!r}")
-    return [join_question_and_option(question, _one_line(option), fill_blanks) for option in options]
-
-
-def _swag_choices(row: dict[str, Any], name: str) -> list[str]:
+def _swag_choices(row: dict[str, Any]) -> list[str]:
     endings = sorted((x for x in row if re.fullmatch(r"ending\d+", x)), key=lambda x: int(x.removeprefix("ending")))
-    for column in ("sent2", *endings):
-        if isinstance(row[column], list | dict):
-            raise InputError(f"the {column} of {name} must be text, not {describe(row[column])}")
-    return [f"{_one_line(row['sent2'])} {_one_line(row[x])}".strip() for x in endings if row[x] is not None]
-
-
-def _require_choices(choices: list[str], name: str) -> None:
-    if len(choices) < 2:
-        raise InputError(
-            f"{name} has {'only one option' if choices else 'no options'}, and a question needs at least two"
-        )
+    cells = read_as(dict(row), {f"{column}?": str | int | float | bool for column in ("sent2", *endings)})
+    return [f"{_one_line(cells['sent2'])} {_one_line(cells[x])}".strip() for x in endings if cells[x] is not None]
 
 
 def _is_missing(answer: Any) -> bool:
@@ -289,24 +239,24 @@ def join_question_and_option(question: str, option: str, fill_blanks: bool = Fal
     return f"{question} {option}".strip(" _")
 
 
-def answer_index(answer: str | int | None, num_choices: int, name: str) -> int:
-    """Return the index of the correct choice, from a letter or a number; `name` is that of the row, for the error."""
+def answer_index(answer: str | int | None, num_choices: int) -> int:
+    """Return the index of the correct choice, from a letter or a number."""
     index: Any = answer
     if isinstance(answer, str):
         letter = answer.strip()
         index = int(letter) if letter.isdecimal() else LETTERS.find(letter) if len(letter) == 1 else -1
     if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < num_choices:
+        last = LETTERS[num_choices - 1]
         raise InputError(
-            f"the answer of {name} must be a letter from A to {LETTERS[:num_choices][-1:]} or a number from 0 to "
-            f"{num_choices - 1}, not {answer!r}"
+            f"the answer must be a letter from A to {last} or a number from 0 to {num_choices - 1}, not {answer!r}"
         )
     return index
 
 
-def anli_answer_index(answer: str | int | None, num_choices: int, name: str) -> int:
+def anli_answer_index(answer: str | int | None, num_choices: int) -> int:
     """Return the index of the correct hypothesis of aNLI, whose labels are 1 and 2."""
     if str(answer) not in ("1", "2"):
-        raise InputError(f"the label of {name} must be 1 or 2, the number of a hypothesis, not {answer!r}")
+        raise InputError(f"the label must be 1 or 2, the number of a hypothesis, not {answer!r}")
     return int(str(answer)) - 1
 
 
@@ -325,12 +275,12 @@ def encode_choices(
         inputs = rows.map(
             _encode_choice_batch, fn_kwargs={"tokenizer": tokenizer, "max_seq_length": max_seq_length}, **options
         )
-    truncated = sum(inputs["is_truncated"])
-    if truncated:
+    full = sum(max(map(len, choices)) >= max_seq_length for choices in inputs["input_ids"])
+    if full:
         logger.warning(
-            f"{truncated} of {len(rows)} articles were truncated to fit into {max_seq_length} tokens with their choices"
+            f"{full} of {len(rows)} articles fill {max_seq_length} tokens with their choices; longer ones are truncated"
         )
-    return inputs.remove_columns("is_truncated")
+    return inputs
 
 
 def _encode_choice_batch(
@@ -338,7 +288,7 @@ def _encode_choice_batch(
 ) -> dict[str, list]:
     num_choices = len(batch["choices"][0])
     choices = [choice for choices in batch["choices"] for choice in choices]
-    lengths = _token_counts(tokenizer, choices)
+    lengths = list(map(len, tokenizer(choices, add_special_tokens=False, verbose=False)["input_ids"]))
     room = max_seq_length - tokenizer.num_special_tokens_to_add(pair=True) - 1
     longest = int(np.argmax(lengths))
     if lengths[longest] > room:
@@ -350,17 +300,9 @@ def _encode_choice_batch(
     encoded = tokenizer(contexts, choices, truncation="only_first", max_length=max_seq_length)
     starts = range(0, len(choices), num_choices)
     inputs = {name: [values[start : start + num_choices] for start in starts] for name, values in encoded.items()}
-    inputs["is_truncated"] = [
-        length + max(lengths[start : start + num_choices]) > room + 1
-        for length, start in zip(_token_counts(tokenizer, batch["context"]), starts, strict=True)
-    ]
     if "label" in batch:
         inputs["labels"] = batch["label"]
     return inputs
-
-
-def _token_counts(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[int]:
-    return [len(ids) for ids in tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]]
 
 
 class ChoiceCollator(DataCollatorForMultipleChoice):

@@ -11,12 +11,7 @@ with SiFT:
         --model_name_or_path microsoft/deberta-v3-large --train_file train-v2.0.json \
         --validation_file dev-v2.0.json --bf16 --sift --output_dir mine
 
-A demonstration on made-up rows, offline:
-
-    hf-deberta squad --demo
-
-Repeat the command to resume an interrupted run; --demo starts over. The flags are those of Transformers'
-run_qa.py, and the groups below.
+The flags are those of Transformers' run_qa.py, and the groups below.
 
 A context is split into overlapping windows; a predicted answer is a span of one of them, and its text is copied from
 the context. Metrics: those of the official scripts. Files for the validation and the test rows, in the format of these
@@ -42,11 +37,11 @@ from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments, require_plain_splits
 from hf_deberta.fine_tuning.task import Scores, Task
 from hf_deberta.fine_tuning.task_model import ModelArguments
-from hf_deberta.fine_tuning.tasks.expand_rows import items_of, require_field
+from hf_deberta.fine_tuning.tasks.expand_rows import errors_of_row, read_as
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
-from hf_deberta.training.data_files import read_table, require_texts, set_source, source_of
-from hf_deberta.training.errors import InputError, RowError, input_errors
-from hf_deberta.training.file_faults import describe, file_kind, read_json, shorten
+from hf_deberta.training.data_files import read_table, require_columns, require_texts, set_source, source_of
+from hf_deberta.training.errors import InputError, input_errors
+from hf_deberta.training.file_faults import file_kind, read_json, shorten
 
 HUB_NAMES = {"squad": ("rajpurkar/squad", None), "squad_v2": ("rajpurkar/squad_v2", None)}
 TEXT_FEATURES = {name: datasets.Value("string") for name in ("id", "context", "question")}
@@ -54,6 +49,10 @@ ANSWER_FEATURES = {
     "answers": {"text": datasets.List(datasets.Value("string")), "answer_start": datasets.List(datasets.Value("int32"))}
 }
 MAX_ANSWER_START = 2**31  # of int32
+# The official files, for `read_as`
+OFFICIAL_ANSWERS = [{"text?": str, "answer_start": int}]
+OFFICIAL_QUESTION = {"id": str | int, "question": str, "answers?": OFFICIAL_ANSWERS, "is_impossible?": bool}
+OFFICIAL_ARTICLES = [{"paragraphs": [{"context": str, "qas": [OFFICIAL_QUESTION]}]}]
 
 
 # 1. Flags
@@ -125,48 +124,33 @@ def read_squad(file: str | Path) -> Dataset:
 
 
 def _read_articles(path: Path, articles: list) -> Dataset:
-    try:
-        with_answers = _have_answers(articles)
-        number = sum(1 for _ in _questions_of_articles(articles, with_answers))
-    except InputError as error:
-        raise InputError(f"{path} is not in the format of an official SQuAD file: {error}") from error
-    if not number:
-        raise InputError(f"there is no question in {path}")
+    with input_errors(f"{path} is not in the format of an official SQuAD file"):
+        questions = list(_questions_of_articles(articles))
+        if not questions:
+            raise InputError("there is no question")
     stat = path.stat()
     # The size and modification time are part of the key under which datasets caches the rows.
-    arguments = {"path": str(path), "with_answers": with_answers, "version": (stat.st_size, stat.st_mtime_ns)}
-    features = datasets.Features(TEXT_FEATURES | (ANSWER_FEATURES if with_answers else {}))
+    arguments = {"path": str(path), "version": (stat.st_size, stat.st_mtime_ns)}
     with input_errors(str(path), Exception):
+        features = datasets.Features(TEXT_FEATURES | ANSWER_FEATURES)
         rows = Dataset.from_generator(_questions_of_file, features=features, gen_kwargs=arguments)
-    return set_source(rows, [path])
+    with_answers = any(question["answers"] is not None for question in questions)
+    return set_source(rows if with_answers else rows.remove_columns("answers"), [path])
 
 
-def _questions_of_file(path: str, with_answers: bool, version: tuple[int, int]) -> Iterator[dict]:
-    yield from _questions_of_articles(read_json(path)["data"], with_answers)
+def _questions_of_file(path: str, version: tuple[int, int]) -> Iterator[dict]:
+    for question in _questions_of_articles(read_json(path)["data"]):
+        yield question | {"answers": _answers_by_column(question["answers"])}
 
 
-def _have_answers(articles: list) -> bool:
-    """Return whether any question has answers."""
-    return any("answers" in qa for _, _, qa in _nested_questions(articles))
-
-
-def _questions_of_articles(articles: list, with_answers: bool) -> Iterator[dict]:
-    for place, context, qa in _nested_questions(articles):
-        row_id = str(require_field(qa, "id", str, int, place=place))
-        row = {"id": row_id, "context": context, "question": qa["question"]}
-        if with_answers:
-            row["answers"] = _answers_by_column([] if qa.get("is_impossible") else qa.get("answers"), row_id)
-        yield row
-
-
-def _nested_questions(articles: list) -> Iterator[tuple[str, str, dict]]:
-    """Yield the place, the context and the object of each question."""
-    for i, article in enumerate(articles):
-        for place, paragraph in items_of(article, "paragraphs", f"data[{i}]"):
-            context = require_field(paragraph, "context", str, place=place)
-            for qa_place, qa in items_of(paragraph, "qas", place):
-                require_field(qa, "question", str, place=qa_place)
-                yield qa_place, context, qa
+def _questions_of_articles(articles: list) -> Iterator[dict]:
+    """Yield the questions in the format of the Hub, but for answers; None if the file has none for a question."""
+    for article in read_as(articles, OFFICIAL_ARTICLES, "data"):
+        for paragraph in article["paragraphs"]:
+            for qa in paragraph["qas"]:
+                answers = [] if qa["is_impossible"] else qa["answers"]
+                row = {"id": str(qa["id"]), "context": paragraph["context"], "question": qa["question"]}
+                yield row | {"answers": answers}
 
 
 def squad_rows(rows: Dataset, split: str, with_answers: bool = True) -> Dataset:
@@ -176,68 +160,39 @@ def squad_rows(rows: Dataset, split: str, with_answers: bool = True) -> Dataset:
         with_answers: require answers; otherwise the column may be missing.
     """
     with input_errors(source_of(rows, split)):
-        return _checked_rows(rows, split, with_answers)
-
-
-def _checked_rows(rows: Dataset, split: str, with_answers: bool) -> Dataset:
-    required = [*TEXT_FEATURES, *["answers"] * with_answers]
-    missing = [column for column in required if column not in rows.column_names]
-    if missing:
-        raise InputError(
-            f"the {split} rows have no column {', '.join(missing)}; they have {', '.join(rows.column_names)}. Rename "
-            "yours to id, context, question and answers, which holds text and answer_start"
+        require_columns(rows, [*TEXT_FEATURES, *["answers"] * with_answers], split)
+        require_texts(rows, ["context", "question"], split)
+        features = datasets.Features(TEXT_FEATURES | (ANSWER_FEATURES if "answers" in rows.column_names else {}))
+        options: dict[str, Any] = {"features": features, "fn_kwargs": {"labelled": with_answers}}
+        rows = rows.select_columns(list(features)).map(
+            _check_row, with_indices=True, desc=f"checking {split}", **options
         )
-    require_texts(rows, ["context", "question"], split)
-    features = datasets.Features(TEXT_FEATURES | (ANSWER_FEATURES if "answers" in rows.column_names else {}))
-    rows = rows.select_columns(list(features)).map(
-        _check_row, with_indices=True, features=features, desc=f"checking {split}", fn_kwargs={"labelled": with_answers}
-    )
-    ((most_common, count),) = Counter(rows["id"][:]).most_common(1)
-    if count > 1 and split != "train":
-        raise InputError(f"{count} {split} rows have the id {most_common!r}; predictions need a different id for each")
+        ((most_common, count),) = Counter(rows["id"][:]).most_common(1)
+        if count > 1 and split != "train":
+            raise InputError(f"{count} {split} rows have the id {most_common!r}; predictions need one for each")
     return rows
 
 
 def _check_row(row: dict[str, Any], index: int, labelled: bool) -> dict[str, Any]:
-    row_id = row["id"]
-    if isinstance(row_id, bool) or not isinstance(row_id, str | int):
-        raise RowError(index, f"the id must be text or a number, not {describe(row_id)}")
-    row = {**row, "id": str(row_id)}
-    if "answers" not in row:
-        return row
-    if labelled and row["answers"] is None:
-        raise RowError(index, f"row {row['id']!r} has no answers; of a question without an answer they are empty lists")
-    try:
-        row["answers"] = _answers_by_column(row["answers"], row["id"])
-    except InputError as error:
-        raise RowError(index, str(error)) from error
-    return row
+    with errors_of_row(index):
+        row = {**row, "id": str(read_as(row["id"], str | int, "id"))}
+        if labelled and row["answers"] is None:
+            raise InputError("the row has no answers; of a question without an answer they are empty lists")
+        return row | ({"answers": _answers_by_column(row["answers"])} if "answers" in row else {})
 
 
-def _answers_by_column(answers: Any, row_id: str) -> dict[str, list]:
+def _answers_by_column(answers: Any) -> dict[str, list]:
     """Return {text: [...], answer_start: [...]}, also from [{text, answer_start}, ...]; empty texts are dropped."""
-    try:
-        if isinstance(answers, dict):
-            pairs = list(zip(answers["text"], answers["answer_start"], strict=True))
-        else:
-            pairs = [(answer["text"], answer["answer_start"]) for answer in answers or []]
-    except (KeyError, TypeError, ValueError):
-        raise InputError(
-            f"the answers of row {row_id!r} must hold as many text as answer_start, not {shorten(answers)}"
-        ) from None
-    pairs = [(text, start) for text, start in pairs if text or not isinstance(text, str | None)]
-    starts = []
-    for text, start in pairs:
-        if isinstance(start, float) and start.is_integer():
-            start = int(start)  # a float in another row makes floats of all
-        starts.append(start)
-        if not isinstance(text, str):
-            raise InputError(f"an answer of row {row_id!r} must be text, not {describe(text)}")
-        if type(start) is not int or not -1 <= start < MAX_ANSWER_START:
-            raise InputError(
-                f"the answer_start of row {row_id!r} must be the number of a character, not {describe(start)}"
-            )
-    return {"text": [text for text, _ in pairs], "answer_start": starts}
+    if isinstance(answers, dict):
+        columns = read_as(answers, {"text": list, "answer_start": list}, "answers")
+        if len(columns["text"]) != len(columns["answer_start"]):
+            raise InputError(f"answers must hold as many text as answer_start, not {shorten(answers)}")
+        answers = [dict(zip(columns, pair, strict=True)) for pair in zip(*columns.values(), strict=True)]
+    answers = [answer for answer in read_as(answers or [], OFFICIAL_ANSWERS, "answers") if answer["text"]]
+    for start in (answer["answer_start"] for answer in answers):
+        if not -1 <= start < MAX_ANSWER_START:
+            raise InputError(f"answer_start must be the number of a character, not {start}")
+    return {name: [answer[name] for answer in answers] for name in ("text", "answer_start")}
 
 
 # 3. The task
@@ -265,7 +220,9 @@ class Squad(Task):
         }
         data_args = self.data_args
         if data_args.version_2_with_negative is None:
-            data_args.version_2_with_negative = data_args.task_name == "squad_v2" or has_unanswerable(rows)
+            labelled = (split_rows for split, split_rows in rows.items() if split != "test")
+            has_unanswerable = any(not answers["text"] for split_rows in labelled for answers in split_rows["answers"])
+            data_args.version_2_with_negative = data_args.task_name == "squad_v2" or has_unanswerable
         # kept in config.json, because test rows do not show it; not if false, since other rows may lack answers
         self.model_args.reading_flags["version_2_with_negative"] = data_args.version_2_with_negative or None
         self.metric_names = CONFIGURATIONS[self.metric]["default"]
@@ -306,24 +263,16 @@ class Squad(Task):
     def metrics(self, split: str, predicted: PredictedAnswers) -> dict[str, float]:
         rows = self.rows[split]
         references = [{"id": x, "answers": golds} for x, golds in zip(rows["id"], rows["answers"], strict=True)]
+        predictions: list[dict] = [{"id": x, "prediction_text": text} for x, text in predicted.texts.items()]
         if self.metric == "squad":
-            predictions = [{"id": x, "prediction_text": text} for x, text in predicted.predictions.items()]
             return compute_metric("squad", predictions=predictions, references=references)
-        with_odds = [
-            {"id": x, "prediction_text": text, "no_answer_probability": predicted.null_odds[x]}
-            for x, text in predicted.texts.items()
-        ]
+        for row in predictions:
+            row["no_answer_probability"] = predicted.null_odds[row["id"]]
         threshold = self.data_args.null_score_diff_threshold
-        return compute_metric("squad_v2", predictions=with_odds, references=references, no_answer_threshold=threshold)
+        return compute_metric("squad_v2", predictions=predictions, references=references, no_answer_threshold=threshold)
 
     def write(self, folder: Path, split: str, predicted: PredictedAnswers) -> None:
         predicted.write(folder, "predict_" if split == "test" else "eval_")
-
-
-def has_unanswerable(rows: dict[str, Dataset]) -> bool:
-    """True if a train or validation question has no answer."""
-    labelled = (split_rows for split, split_rows in rows.items() if split != "test")
-    return any(not answers["text"] for split_rows in labelled for answers in split_rows["answers"])
 
 
 def main() -> None:

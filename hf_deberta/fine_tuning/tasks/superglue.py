@@ -10,14 +10,9 @@ COPA from the official files, from a model fine-tuned on MNLI as in the paper, o
         --intermediate my-mnli --task_name copa --data_dir SuperGLUE/COPA --bf16 \
         --output_dir copa
 
-A demonstration on made-up rows, offline:
-
-    hf-deberta superglue --demo
-
 A model fine-tuned on RTE predicts the diagnostics AX-b and AX-g too.
 
-Repeat the command to resume an interrupted run; --demo starts over. The flags are those of Transformers'
-run_glue.py, and the groups below.
+The flags are those of Transformers' run_glue.py, and the groups below.
 
 Columns: those of the Hub dataset. The official files, where MultiRC, ReCoRD and WSC are nested, are flattened to them.
 
@@ -65,13 +60,13 @@ from hf_deberta.fine_tuning.splits import DataArguments
 from hf_deberta.fine_tuning.task import LabelLogits, Scores, Task, logits_of
 from hf_deberta.fine_tuning.task_model import ModelArguments
 from hf_deberta.fine_tuning.tasks import glue
-from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows, items_of, require_field, require_items
+from hf_deberta.fine_tuning.tasks.expand_rows import errors_of_row, expand_rows, read_as
 from hf_deberta.fine_tuning.tasks.glue import NLI_COLUMNS, SENTENCE_COLUMNS, TWO_WAY_ENTAILMENT, warn_of_truncation
 from hf_deberta.fine_tuning.tasks.race import ChoiceCollator
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_json_lines
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.model.losses import IGNORED
-from hf_deberta.training.data_files import csv_text, read_table, require_texts, source_of
+from hf_deberta.training.data_files import csv_text, read_table, require_columns, require_texts, source_of
 from hf_deberta.training.errors import InputError, RowError, input_errors
 from hf_deberta.training.file_faults import describe
 
@@ -186,38 +181,20 @@ def flatten_split(rows: Dataset, split: str, name: str, map_options: dict[str, A
             columns = [*TASKS[name].columns, "idx", "answers" if name == "record" else "label"]
             features = datasets.Features(RECORD_FEATURES) if name == "record" else None
             rows = expand_rows(rows, flatten, columns, **{**(map_options or {}), "features": features})
-        missing = [column for column in TASKS[name].columns if column not in rows.column_names]
-        if missing:
-            official = f" (nor {nested_column!r}, as in the official file)" if nested_column else ""
-            raise InputError(
-                f"the {split} rows of {name} have no column {', '.join(map(repr, missing))}{official}; they have "
-                f"{', '.join(rows.column_names)}"
-            )
     with input_errors(source_of(rows, split)):
-        check_rows(rows, split, name)
+        needs_idx = name == "multirc" and split != "train"
+        require_columns(rows, [*TASKS[name].columns, *["idx"] * needs_idx], split)
+        require_texts(rows, [column for column in TASKS[name].columns if column in TEXT_COLUMNS], split)
+        needs_label = "label" in rows.column_names and name != "record" and not split.startswith("test")
+        usual = Counter(map(type, rows["label"][:] if needs_label else [None])).most_common(1)[0][0]
+        for index, row in enumerate(rows):
+            with errors_of_row(index):
+                if needs_idx:
+                    read_as(row["idx"], MULTIRC_IDX, "idx")
+                if needs_label and (row["label"] in (None, -1) or type(row["label"]) is not usual):
+                    raise InputError(f"the label is {describe(row['label'])}; each row needs one of the same type")
+                _check_positions(row, name)
     return rows
-
-
-def check_rows(rows: Dataset, split: str, name: str) -> None:
-    """Require texts, positions in them, labels and, to evaluate and predict, the `idx` that some tasks need."""
-    require_texts(rows, [column for column in TASKS[name].columns if column in TEXT_COLUMNS], split)
-    needs_idx = name == "multirc" and split != "train"
-    if needs_idx and "idx" not in rows.column_names:
-        raise InputError(f"the {split} rows of {name} have no column 'idx' with the paragraph, question and answer")
-    needs_label = name != "record" and not split.startswith("test") and "label" in rows.column_names
-    usual = Counter(map(type, rows["label"][:])).most_common(1)[0][0] if needs_label else None
-    for index, row in enumerate(rows):
-        try:
-            if needs_idx:
-                for key in ("paragraph", "question", "answer"):
-                    require_field(row["idx"], key, int, place="idx")
-            if needs_label and (row["label"] is None or row["label"] == -1):
-                raise InputError("the row has no label")
-            if needs_label and type(row["label"]) is not usual:
-                raise InputError(f"the label is {describe(row['label'])}, but most rows have another type")
-            _check_positions(row, name)
-        except InputError as error:
-            raise RowError(index, str(error)) from error
 
 
 def _check_positions(row: dict[str, Any], name: str) -> None:
@@ -227,29 +204,29 @@ def _check_positions(row: dict[str, Any], name: str) -> None:
             if row["question"] not in ("cause", "effect"):
                 raise InputError(f"the question of COPA is 'cause' or 'effect', not {row['question']!r}")
         case "wic":
-            for number in ("1", "2"):
-                start, end = (require_field(row, f"{side}{number}", int) for side in ("start", "end"))
-                _require_span(start, end, csv_text(row[f"sentence{number}"]), f"sentence{number}")
+            numbers = read_as(row, dict.fromkeys(("start1", "end1", "start2", "end2"), int))
+            for side in ("1", "2"):
+                text = csv_text(row[f"sentence{side}"])
+                _require_span(numbers[f"start{side}"], numbers[f"end{side}"], text, f"sentence{side}")
         case "wsc":
-            if not csv_text(row["text"]).strip():
-                raise InputError("the text is empty")
             # two spaces hold an empty word, as in the official counting
             words = len(re.split(r"\s", csv_text(row["text"])))
-            for side in ("span1_index", "span2_index"):
-                if not 0 <= (index := require_field(row, side, int)) < words:
+            for side, index in read_as(row, {"span1_index": int, "span2_index": int}).items():
+                if not 0 <= index < words or not csv_text(row["text"]).strip():
                     raise InputError(f"the {side} is {index}, and the words of the text are 0 to {words - 1}")
         case "record":
             try:
                 spans = _mention_spans(row["entity_spans"])
+                if not all(type(place) is int for span in spans for place in span):
+                    raise TypeError
             except (KeyError, TypeError, ValueError):
                 described = describe(row["entity_spans"])
-                raise InputError(f"entity_spans must hold as many start as end, not {described}") from None
+                raise InputError(
+                    f"entity_spans must hold as many start as end, whole numbers, not {described}"
+                ) from None
             for start, end in spans:
-                if type(start) is not int or type(end) is not int:
-                    raise InputError(f"start and end of an entity must be whole numbers, not {start!r} and {end!r}")
                 _require_span(start, end, row["passage"], "passage")
-            if row.get("answers") is not None:
-                require_items(row, "answers", str)
+            read_as(row, {"answers?": [str]})
 
 
 def _require_span(start: int, end: int, text: str, name: str) -> None:
@@ -262,77 +239,58 @@ def require_labels(rows: Dataset, split: str, name: str) -> None:
     with input_errors(source_of(rows, split)):
         if not has_labels(rows, split, name):
             raise InputError(f"the {split} rows of {name} have no labels")
-        if name == "record":
-            for index, answers in enumerate(rows["answers"][:]):
-                if not answers:
-                    raise RowError(index, "the row has no answers")
+        for index, answers in enumerate(rows["answers"][:] if name == "record" else ()):
+            if not answers:
+                raise RowError(index, "the row has no answers")
 
 
-def require_two_labels(rows: Dataset, name: str) -> None:
-    """Require rows to train on with two labels or more; of the tasks that choose among texts, any rows will do."""
-    if TASKS[name].head != "sequence" or (numbers := label_numbers(rows, "train", name)) is None:
-        return
-    labels = [TASKS[name].labels[number] for number in set(numbers.tolist())]
-    if len(labels) == 1:
-        with input_errors(source_of(rows, "train")):
-            raise InputError(
-                f"the {len(rows)} train rows of {name} have only the label {labels[0]!r}: training needs two labels "
-                "or more"
-            )
+# Rows of the official files, for `read_as`
+MULTIRC_IDX = {"paragraph": int, "question": int, "answer": int}
+MULTIRC_ANSWER = {"text": str, "idx": int, "label?": bool | int | str}
+MULTIRC_QUESTION = {"question": str, "idx": int, "answers": [MULTIRC_ANSWER]}
+MULTIRC_ROW = {"passage": {"text": str, "questions": [MULTIRC_QUESTION]}, "idx": int}
+RECORD_QUESTION = {"query": str, "idx": int, "answers?": [{"text": str}]}
+RECORD_PASSAGE = {"text": str, "entities": [{"start": int, "end": int}]}
+RECORD_ROW = {"passage": RECORD_PASSAGE, "qas": [RECORD_QUESTION], "idx": int}
+WSC_TARGET = {"span1_text": str, "span1_index": int, "span2_text": str, "span2_index": int}
 
 
 def _flatten_multirc(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    passage, paragraph = require_field(row, "passage", dict), require_field(row, "idx", int)
-    text = require_field(passage, "text", str, place="passage")
-    for place, question in items_of(passage, "questions", "passage"):
-        number = require_field(question, "idx", int, place=place)
-        for answer_place, answer in items_of(question, "answers", place):
-            answer_text = require_field(answer, "text", str, place=answer_place)
-            label = answer.get("label")
-            if not isinstance(label, int | str | None):
-                raise InputError(f"{answer_place}.label must be a label, not {describe(label)}")
-            answer_number = require_field(answer, "idx", int, place=answer_place)
+    row = read_as(row, MULTIRC_ROW)
+    for question in row["passage"]["questions"]:
+        for answer in question["answers"]:
             yield {
-                "paragraph": text,
-                "question": require_field(question, "question", str, place=place),
-                "answer": answer_text,
-                "idx": {"paragraph": paragraph, "question": number, "answer": answer_number},
-                "label": -1 if label is None else label,
+                "paragraph": row["passage"]["text"],
+                "question": question["question"],
+                "answer": answer["text"],
+                "idx": {"paragraph": row["idx"], "question": question["idx"], "answer": answer["idx"]},
+                "label": -1 if answer["label"] is None else answer["label"],
             }
 
 
 def _flatten_record(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    passage, number = require_field(row, "passage", dict), require_field(row, "idx", int)
-    text = require_field(passage, "text", str, place="passage")
-    spans = set()
-    for place, entity in items_of(passage, "entities", "passage"):
-        # In the official files `end` is the last character, on the Hub the one after it.
-        start, last = (require_field(entity, name, int, place=place) for name in ("start", "end"))
-        _require_span(start, last + 1, text, "passage")
-        spans.add((start, last + 1))
-    ordered = sorted(spans)
-    texts = [text[start:end] for start, end in ordered]
-    entities = {"text": texts, "start": [start for start, _ in ordered], "end": [end for _, end in ordered]}
-    for place, question in items_of(row, "qas"):
-        query = require_field(question, "query", str, place=place)
-        query_number = require_field(question, "idx", int, place=place)
-        answers = [] if question.get("answers") is None else items_of(question, "answers", place)
-        answer_texts = {require_field(answer, "text", str, place=answer_place) for answer_place, answer in answers}
+    row = read_as(row, RECORD_ROW)
+    text = row["passage"]["text"]
+    # In the official files `end` is the last character, on the Hub the one after it.
+    spans = sorted({(entity["start"], entity["end"] + 1) for entity in row["passage"]["entities"]})
+    entities = {
+        "text": [text[start:end] for start, end in spans],
+        "start": [start for start, _ in spans],
+        "end": [end for _, end in spans],
+    }
+    for question in row["qas"]:
         yield {
             "passage": text,
-            "query": query,
+            "query": question["query"],
             "entity_spans": entities,
-            "answers": sorted(answer_texts),
-            "idx": {"passage": number, "query": query_number},
+            "answers": sorted({answer["text"] for answer in question["answers"] or []}),
+            "idx": {"passage": row["idx"], "query": question["idx"]},
         }
 
 
 def _flatten_wsc(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    target = require_field(row, "target", dict)
-    texts = {name: require_field(target, name, str, place="target") for name in ("span1_text", "span2_text")}
-    numbers = {name: require_field(target, name, int, place="target") for name in ("span1_index", "span2_index")}
-    text = require_field(row, "text", str)
-    yield {"text": text, **texts, **numbers, "idx": row.get("idx"), "label": row.get("label")}
+    flat = read_as(row, {"text": str, "target": WSC_TARGET})
+    yield {"text": flat["text"], **flat["target"], "idx": row.get("idx"), "label": row.get("label")}
 
 
 # The column that only the official format has, and the function that flattens its rows.
@@ -675,23 +633,19 @@ def write_superglue_predictions(
     """Write predictions_NAME.jsonl and the file of a submission, from the ranked entities of ReCoRD or from logits."""
     idx = list(rows["idx"]) if "idx" in rows.column_names else list(range(len(rows)))
     task = TASKS[name]
+    path = folder / f"predictions_{name}.jsonl"
     if isinstance(predicted, LabelLogits):
-        best = predicted.best()
-        predictions = [
-            {"idx": number, "prediction": label, "probabilities": row}
-            for number, label, row in zip(idx, best, predicted.scores(), strict=True)
-        ]
+        predicted.write(path, idx=idx)
         submitted = dict(zip(task.labels, task.submission_labels or task.labels, strict=True))
-        submission = [{"idx": number, "label": submitted[label]} for number, label in zip(idx, best, strict=True)]
-        if name == "multirc":
-            submission = list(_nest_multirc_answers(submission))
+        answers: list[Any] = [submitted[label] for label in predicted.best()]
     else:
         idx = [number["query"] if isinstance(number, dict) else number for number in idx]
         top = [[{"text": text, "log_probability": score} for text, score in entities[:5]] for entities in predicted]
-        predictions = [{"idx": number, "answers": answers} for number, answers in zip(idx, top, strict=True)]
-        best = best_entities(predicted, rows)
-        submission = [{"idx": number, "label": text} for number, text in zip(idx, best, strict=True)]
-    write_json_lines(folder / f"predictions_{name}.jsonl", predictions)
+        write_json_lines(path, ({"idx": number, "answers": best} for number, best in zip(idx, top, strict=True)))
+        answers = best_entities(predicted, rows)
+    submission = [{"idx": number, "label": answer} for number, answer in zip(idx, answers, strict=True)]
+    if name == "multirc":
+        submission = list(_nest_multirc_answers(submission))
     write_json_lines(folder / f"{task.submission_name}.jsonl", submission)
 
 
@@ -746,8 +700,6 @@ class SuperGlue(Task):
             logger.info(f"{TASKS[name].submission_name} {split}: {len(rows[key]):,} rows")
             if not split.startswith("test"):
                 require_labels(rows[key], split, name)
-            if key == "train" and self.args.do_train:
-                require_two_labels(rows[key], name)
         return rows
 
     def has_labels(self, split: str) -> bool:

@@ -225,8 +225,8 @@ MULTI_LABEL = glue.GlueTask(("text",), ("big", "old", "red"), glue.MULTI_LABEL_M
         ("rte", {**PAIR, "label": ["maybe"]}, "validation", "row 1: 'maybe'; .* entailment, not_entailment"),
         ("rte", {**PAIR, "label": [2]}, "train", ": 2; .* 0 to 1"),
         ("mrpc", {"sentence1": ["a"], "label": [1]}, "train", "'sentence2'.* sentence1, label: .*--text_column_names"),
-        ("mrpc", PAIR, "train", "'label' .*sentence1, sentence2: .*--label_column_name"),
-        ("mrpc", PAIR, "validation_matched", "'label' .*sentence1, sentence2: .*--label_column_name"),
+        ("mrpc", PAIR, "train", "'label'; .*sentence1, sentence2: .*--label_column_name"),
+        ("mrpc", PAIR, "validation_matched", "'label'; .*sentence1, sentence2: .*--label_column_name"),
         (("-1", "1"), texts(0), "validation", ": 0; .* -1, 1$"),
         (("a", "b"), texts(1.5), "test", r": 1\.5; .*--label_column_name"),
         (("a", "b"), texts([0, 1], [1]), "train", r"\[0, 1\] in row 1 of the column 'label'"),
@@ -252,7 +252,7 @@ def test_rows_that_do_not_fit_the_task(encode, task, data, split, message):
 @pytest.mark.parametrize(
     ("data", "options", "message"),
     [
-        ({"text": ["a b"], "verdict": ["x"]}, {}, "'label' .* text, verdict: name"),
+        ({"text": ["a b"], "verdict": ["x"]}, {}, "'label'; .* text, verdict: name"),
         (texts("yes", "yes"), {}, "2 train rows .*'yes' .*'label'"),
         (texts([0, 1], [1]), {"regression": True}, r"\[0, 1\] in row 1"),
         (texts([], []), {}, "no labels in the column 'label'"),
@@ -279,16 +279,6 @@ def test_rows_without_labels(encode, caplog, name, label):
     assert "1 of 2 test rows have no label in the column 'label', the first is row 2" in caplog.text
     with pytest.raises(InputError, match="row 2"):
         infer(data, columns=["sentence"])
-
-
-def test_numbers_in_place_of_names(encode, caplog):
-    """A warning shows how they are read, except where GLUE defines the numbers."""
-    encode(("no", "yes"), texts(1, 0), "test")
-    assert "read as 0 no, 1 yes." in caplog.text
-    caplog.clear()
-    encode(("LABEL_0", "LABEL_1"), texts(1, 0), "test")
-    encode("sst2", {"sentence": ["a", "b"], "label": [1, 0]}, "test")
-    assert "read as" not in caplog.text
 
 
 # Inputs

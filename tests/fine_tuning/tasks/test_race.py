@@ -1,7 +1,6 @@
 """Multiple choice: RACE and SWAG files, the text of a choice, inputs, collator, metrics, predictions, invalid input."""
 
 import json
-import logging
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from datasets import Dataset
 from hf_deberta.fine_tuning.task import LabelLogits
 from hf_deberta.fine_tuning.tasks.race import (
     ChoiceCollator,
+    _questions_of_article,
     answer_index,
     choice_rows,
     encode_choices,
@@ -69,17 +69,6 @@ def test_race_formats(tmp_path, kind):
     assert list(choice_rows(read_choices(path), "train")) == EXPECTED
 
 
-def test_a_folder_with_both_levels(tmp_path):
-    for level, names in {"middle": ["1", "7"], "high": ["2"]}.items():
-        (tmp_path / level).mkdir()
-        for name in names:
-            content = {**RELEASED, "id": f"{level}{name}.txt"}
-            (tmp_path / level / f"{name}.txt").write_text(json.dumps(content), encoding="utf-8")
-    rows = choice_rows(read_choices(tmp_path), "validation")
-    assert rows["id"][:] == ["high2.txt"] * 2 + ["middle1.txt"] * 2 + ["middle7.txt"] * 2
-    assert len(read_choices(tmp_path / "high")) == 2
-
-
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "tsv", "parquet"])
 def test_swag(tmp_path, kind):
     path = tmp_path / f"swag.{kind}"
@@ -117,10 +106,10 @@ def test_blanks():
 
 
 def test_answer_index():
-    assert [answer_index(answer, 3, "row") for answer in ("A", " C ", 2, "1")] == [0, 2, 2, 1]
+    assert [answer_index(answer, 3) for answer in ("A", " C ", 2, "1")] == [0, 2, 2, 1]
     for answer in ("D", "AB", "", None, -1, 3, "the first", "5", 1.5, True):
-        with pytest.raises(InputError, match="train row 'high1.txt' .*A to C"):
-            answer_index(answer, 3, "train row 'high1.txt'")
+        with pytest.raises(InputError, match="letter from A to C"):
+            answer_index(answer, 3)
 
 
 def test_rows_without_answers():
@@ -130,9 +119,9 @@ def test_rows_without_answers():
     for rows in (without, hidden):
         assert choice_rows(rows, "test", with_labels=False).column_names == ["id", "context", "choices"]
     assert choice_rows(Dataset.from_list(FLAT), "test", with_labels=False)["label"][:] == [1, 1]
-    with pytest.raises(InputError, match="validation rows .* answer; .* example_id, article"):
+    with pytest.raises(InputError, match="validation rows .* 'answer'; .* example_id, article"):
         choice_rows(without, "validation")
-    with pytest.raises(InputError, match=r"train row 's1' .* not -1"):
+    with pytest.raises(InputError, match=r"train row 1: .* not -1"):
         choice_rows(hidden, "train")
 
 
@@ -141,40 +130,43 @@ def test_rows_of_anli(tmp_path):
     [found] = choice_rows(Dataset.from_list([{**row, "label": 2}]), "train")
     assert found == {"id": "0", "context": "Ann left. It rained.", "choices": ["wet", "dry"], "label": 1}
     assert "label" not in choice_rows(Dataset.from_list([row]), "test", with_labels=False).column_names
-    with pytest.raises(InputError, match="label of train row '0' must be 1 or 2, .* not 0"):
+    with pytest.raises(InputError, match="train row 1: the label must be 1 or 2, .* not 0"):
         choice_rows(Dataset.from_list([{**row, "label": 0}]), "train")
 
 
 def test_missing_columns_and_options():
-    with pytest.raises(InputError, match=r"train rows .* sent1, sent2, ending0, ending1, label; .* text\."):
+    with pytest.raises(InputError, match=r"train rows .* 'ending1', 'label'; .* text\."):
         choice_rows(Dataset.from_list([{"text": "x"}]), "train")
-    with pytest.raises(InputError, match=r"options of train row '0' .* 'a, b'"):
+    with pytest.raises(InputError, match=r"row 1: options must be a list, .* 'a, b'"):
         choice_rows(Dataset.from_list([{"article": "a", "question": "q", "options": "a, b", "answer": "A"}]), "train")
 
 
-def test_invalid_numbers_of_choices(tmp_path):
-    fewer = [FLAT[0], {**FLAT[1], "example_id": "x", "options": ["one", "two"]}]
-    with pytest.raises(InputError, match=r"train rows .* same number .* 2 \(row 'x'\), 3 \(row 'high1.txt'\)"):
-        choice_rows(Dataset.from_list(fewer), "train")
-    for options, message in ((["one"], "only one option"), ([], "no options")):
-        with pytest.raises(InputError, match=rf"row 2: train row 'x' has {message}, and a question needs at least two"):
-            choice_rows(Dataset.from_list([FLAT[0], {**FLAT[1], "example_id": "x", "options": options}]), "train")
-        article = {**RELEASED, "options": [OPTIONS[0], options], "answers": ["B", "A"]}
-        path = tmp_path / f"{len(options)}.jsonl"
-        path.write_text(json.dumps(article))
-        with pytest.raises(InputError, match=rf"jsonl, row 1: question 2 has {message}, and"):
-            read_choices(path)
-    with pytest.raises(InputError, match="'s1' has only one option"):
-        choice_rows(Dataset.from_list([{**SWAG[0], "ending1": None}]), "train")
-    with pytest.raises(InputError, match=r"2 \(row 's2'\), 3 \(row 's1'\)"):
-        choice_rows(Dataset.from_list([{**SWAG[0], "ending2": "x"}, {**SWAG[1], "ending2": None}]), "train")
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([FLAT[0], {**FLAT[1], "options": ["one", "two"]}], "row 2: 2 choices, but the first row has 3"),
+        ([FLAT[0], {**FLAT[1], "options": ["one"]}], "row 2: a question needs 2 to 26 choices, not 1"),
+        ([FLAT[0], {**FLAT[1], "options": []}], "row 2: a question needs 2 to 26 choices, not 0"),
+        ([{**FLAT[0], "options": ["x"] * 27}], "row 1: .* not 27"),
+        ([{**SWAG[0], "ending1": None}], "row 1: .* not 1"),
+        ([{**SWAG[0], "ending2": "x"}, {**SWAG[1], "ending2": None}], "row 2: 2 choices, but the first row has 3"),
+    ],
+)
+def test_invalid_numbers_of_choices(rows, message):
+    with pytest.raises(InputError, match=message):
+        choice_rows(Dataset.from_list(rows), "train")
+
+
+def test_articles_with_more_questions_than_answers():
+    with pytest.raises(InputError, match="2 questions, 2 lists of options and 1 answers"):
+        [*_questions_of_article({**RELEASED, "answers": ["B"]})]
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("high/1.txt", "hello", "high/1.txt, line 1, column 1: not valid JSON"),
-        ("high/2.txt", '{"article": "a"}', "2.txt is not an article of RACE: questions is missing; it must be a list"),
+        ("high/2.txt", '{"article": "a"}', "2.txt: questions must be a list, not null or missing"),
         ("high/1.doc", "", "no article of RACE.* high/1.txt"),
     ],
 )
@@ -201,18 +193,14 @@ def test_inputs_are_article_question_and_choice(tokenizer):
     assert "labels" not in encode_choices(rows.remove_columns("label"), tokenizer, 128).column_names
 
 
-def test_articles_are_truncated_and_choices_are_not(tokenizer, caplog, monkeypatch):
-    """With a warning, but not for inputs of exactly the maximum length."""
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+def test_articles_are_truncated_and_choices_are_not(tokenizer, caplog):
     rows = choice_rows(Dataset.from_list([*FLAT, {**FLAT[0], "article": "Ann"}]), "train")
     complete = encode_choices(rows, tokenizer, 128)
     longest = max(len(ids) for row in complete["input_ids"][:] for ids in row)
-    encode_choices(rows, tokenizer, longest)
-    assert "were truncated" not in caplog.text
-    encode_choices(rows, tokenizer, longest - 1)
-    assert "of 3 articles were truncated" in caplog.text
+    encode_choices(rows, tokenizer, longest + 1)
+    assert "are truncated" not in caplog.text
     features = encode_choices(rows, tokenizer, 40)
-    assert "2 of 3 articles were truncated to fit into 40 tokens" in caplog.text
+    assert "2 of 3 articles fill 40 tokens with their choices; longer ones are truncated" in caplog.text
     for cut, full, row in zip(features, complete, rows, strict=True):
         for ids, all_ids, choice in zip(cut["input_ids"], full["input_ids"], row["choices"], strict=True):
             kept = len(tokenizer(choice, add_special_tokens=False)["input_ids"]) + 2
@@ -226,21 +214,13 @@ def test_a_choice_longer_than_the_input(tokenizer):
         encode_choices(rows, tokenizer, 32)
 
 
-def test_the_collator_pads_to_the_longest_of_the_batch(tokenizer):
+def test_the_collator_takes_rows_without_labels(tokenizer):
     rows = list(encode_choices(choice_rows(Dataset.from_list(FLAT), "train"), tokenizer, 128))
     batch = ChoiceCollator(tokenizer)(rows)
     longest = max(len(ids) for row in rows for ids in row["input_ids"])
-    assert batch["input_ids"].shape == batch["attention_mask"].shape == (2, 3, longest)
-    assert torch.equal(batch["labels"], torch.tensor([1, 1]))
-    for i, row in enumerate(rows):
-        for j, ids in enumerate(row["input_ids"]):
-            assert batch["input_ids"][i, j, : len(ids)].tolist() == ids
-            assert batch["attention_mask"][i, j].sum() == len(ids)
-            assert (batch["input_ids"][i, j, len(ids) :] == tokenizer.pad_token_id).all()
-    assert ChoiceCollator(tokenizer, pad_to_multiple_of=8)(rows)["input_ids"].shape[-1] % 8 == 0
-    assert ChoiceCollator(tokenizer, padding="max_length", max_length=100)(rows)["input_ids"].shape[-1] == 100
-    without = [{name: value for name, value in row.items() if name != "labels"} for row in rows]
-    assert "labels" not in ChoiceCollator(tokenizer)(without)
+    assert batch["input_ids"].shape == (2, 3, longest) and batch.pop("labels").tolist() == [1, 1]
+    without = ChoiceCollator(tokenizer)([{name: row[name] for name in batch} for row in rows])
+    assert without.keys() == batch.keys() and all(torch.equal(without[name], batch[name]) for name in batch)
 
 
 # Metrics and predictions

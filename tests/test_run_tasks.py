@@ -1,0 +1,522 @@
+"""`run_squad.py`, `run_race.py`, `run_ner.py` and `run_superglue.py` as users start them.
+
+`test_run_glue` has what all scripts share, such as resuming.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from fine_tuning_models import (
+    CPU,
+    RUN,
+    ensemble_metrics,
+    read_json_lines,
+    reorder_labels,
+    results,
+    run_script,
+    save_models,
+    write_json_lines,
+)
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
+
+from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
+from hf_deberta.demos.ner import conll_text
+from hf_deberta.demos.race import location_rows
+from hf_deberta.demos.squad import house_rows
+from hf_deberta.demos.superglue import match_rows
+from hf_deberta.fine_tuning.tasks import ner, race, squad, superglue
+from hf_deberta.metrics.squad import squad_scores
+from hf_deberta.metrics.squad_v2 import squad_v2_scores
+
+SQUAD = ["--max_seq_length", "32", "--doc_stride", "8"]
+RACE = ["--max_seq_length", "48", "--per_device_train_batch_size", "4"]
+SUPERGLUE = ["--max_seq_length", "64", "--per_device_train_batch_size", "4"]
+SUPERGLUE_TASKS = ["boolq", "cb", "copa", "multirc", "record", "rte", "wic", "wsc"]
+COMMANDS = {  # the script and the flags of a task; its rows are in a folder with its name
+    "squad1": ["run_squad.py", *SQUAD],
+    "squad2": ["run_squad.py", *SQUAD],
+    "race": ["run_race.py", "--task_name", "race", *RACE],
+    "swag": ["run_race.py", *RACE],
+    "conll": ["run_ner.py", "--recipe", "none", "--return_entity_level_metrics"],
+    **{name: ["run_superglue.py", "--task_name", name, *SUPERGLUE] for name in SUPERGLUE_TASKS},
+}
+TAGS = ["O", "B-LOC", "I-LOC", "B-ORG", "I-ORG", "B-PER", "I-PER"]
+PAIR = ("entailment", "not_entailment")
+TEXT = "Ann met Bob in old Rome , it rained and the dog was wet ."
+
+
+# Rows and models
+
+
+def official_squad(rows: list[dict]) -> dict:
+    """Rows in the format of the official files."""
+    paragraphs = []
+    for row in rows:
+        answers = [dict(zip(row["answers"], pair, strict=True)) for pair in zip(*row["answers"].values(), strict=True)]
+        question = {"id": row["id"], "question": row["question"], "answers": answers, "is_impossible": not answers}
+        paragraphs.append({"context": row["context"], "qas": [question]})
+    return {"version": "v2.0", "data": [{"title": "houses", "paragraphs": paragraphs}]}
+
+
+def write_race(folder: Path, rows: list[dict], splits: dict[str, slice]) -> None:
+    """The release of RACE, and the same rows in the format of SWAG, with hidden test answers."""
+    for split, part in splits.items():
+        swag = []
+        for row in rows[part]:
+            level = "middle" if row["example_id"].startswith("middle") else "high"
+            path = folder / "race" / split.replace("validation", "dev") / level / row["example_id"].removeprefix(level)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            released = {name: [row[name.removesuffix("s")]] for name in ("questions", "answers")}
+            released |= {"options": [row["options"]], "article": row["article"], "id": row["example_id"]}
+            path.write_text(json.dumps(released))
+            endings = {f"ending{i}": option for i, option in enumerate(row["options"])}
+            label = -1 if split == "test" else "ABCD".index(row["answer"])
+            swag.append({"sent1": row["article"], "sent2": "she is", **endings, "label": label})
+        write_json_lines(folder / "swag" / f"{split}.jsonl", swag)
+
+
+def superglue_rows(name: str, number: int, labelled: bool = True) -> list[dict]:
+    """Official rows of a task."""
+    rows = match_rows(number, 0) if name == "record" else [{**superglue_row(name, n), "idx": n} for n in range(number)]
+    for row in [] if labelled else rows:
+        if name == "record":
+            del row["qas"][0]["answers"]
+        for part in row["passage"]["questions"][0]["answers"] if name == "multirc" else [row]:
+            part.pop("label", None)
+    return rows
+
+
+def superglue_row(name: str, n: int) -> dict:
+    label, old, dogs = n % 2 == 0, "Rome is old", ("he", "she")[n % 2] + f" met {n // 2} dogs"
+    spans = {"start1": 0, "end1": 3, "start2": 4, "end2": 7}
+    nouns = {"span1_text": "Ann", "span1_index": 0, "span2_text": "it", "span2_index": 7}
+    answers = [{"text": text, "idx": 2 * n + i, "label": 1 - i} for i, text in enumerate(("Rome", "Bob"))]
+    choices = {"choice1": "dog wet", "choice2": TEXT, "question": ("cause", "effect")[n % 2]}
+    pair = {"premise": dogs, "hypothesis": old, "label": PAIR[n % 2]}
+    return {
+        "boolq": {"question": "is Rome old", "passage": TEXT, "label": label},
+        "cb": {"premise": TEXT, "hypothesis": old, "label": ("entailment", "contradiction", "neutral")[n % 3]},
+        "axb": {"sentence1": dogs, "sentence2": old, "label": PAIR[n % 2]},
+        "rte": pair,
+        "axg": pair,
+        "copa": {"premise": "it rained", **choices, "label": n % 2},
+        "wic": {"word": "dog", "sentence1": "dog was wet", "sentence2": "the dog", **spans, "label": label},
+        "wsc": {"text": TEXT, "target": nouns, "label": label},
+        "multirc": {"passage": {"text": TEXT, "questions": [{"question": "who", "idx": n, "answers": answers}]}},
+    }[name]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """A folder of official files for each task; models of three families, and one of MNLI."""
+    folder = tmp_path_factory.mktemp("tasks")
+    for name in (*COMMANDS, "axb", "axg", "tags"):
+        (folder / name).mkdir()
+    houses, places = house_rows(60, 0), location_rows(32, 0)
+    for name, some in {"squad1": [row for row in houses if row["answers"]["text"]], "squad2": houses}.items():
+        for split, kept in {"train": some[:24], "validation": some[24:36], "test": some[36:]}.items():
+            (folder / name / f"{split}.json").write_text(json.dumps(official_squad(kept)))
+    write_race(folder, places, {"train": slice(16), "validation": slice(16, 24), "test": slice(24, 32)})
+    for seed, (split, sentences) in enumerate({"train": 40, "valid": 20, "test": 15}.items()):
+        path = folder / "conll" / f"{split}.txt"
+        path.write_text(conll_text(sentences, seed))
+        words = [sentence.words for sentence in ner.read_conll(path)]
+        tags = [["NN" if word.istitle() else "XY" for word in row] for row in words]
+        rows = [{"tokens": row, "pos_tags": of_row} for row, of_row in zip(words, tags, strict=True)]
+        write_json_lines(
+            folder / "tags" / f"{split}.jsonl", rows if split != "test" else [{"tokens": w} for w in words]
+        )
+    for name in superglue.TASKS:
+        for split, number in {"train": 12, "val": 6, "test": 5}.items():
+            labelled = split != "test" or name in ("axb", "axg")
+            write_json_lines(folder / name / f"{split}.jsonl", superglue_rows(name, number, labelled))
+    texts = [text for row in houses for text in (row["context"], row["question"])] + [TEXT] * 10
+    texts += [text for row in places for text in (row["article"], row["question"], *row["options"])]
+    texts += [" ".join(sentence.words) for sentence in ner.read_conll(folder / "conll" / "train.txt")]
+    texts += [row["passage"]["text"] for row in match_rows(50, 0)]
+    words = save_models(folder, texts * 2)
+    pairs = HfDebertaForSequenceClassification(HfDebertaConfig.from_preset("tiny", **words, num_labels=3))
+    pairs.save_pretrained(folder / "mnli")
+    AutoTokenizer.from_pretrained(folder / "ours").save_pretrained(folder / "mnli")
+    return folder
+
+
+@pytest.fixture
+def run(data):
+    """Return a function that runs the script of a task with a model on the rows of the task, or on others."""
+
+    def run_task(task: str, out: Path, *words: object, model: object = "ours", rows: object = None) -> None:
+        script, *flags = COMMANDS[task]
+        given = ["--data_dir", data / task] if rows is None else rows
+        start = [] if "--intermediate" in words else ["--model_name_or_path", data / str(model)]
+        run_script(script, *start, *given, "--output_dir", out, *RUN, *flags, *words)
+
+    return run_task
+
+
+def read(path: Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def read_columns(path: Path) -> tuple[list[list[str]], list[list[str]], list[list[str]]]:
+    """Words, labels and predictions by sentence."""
+    blocks = [block.split("\n") for block in path.read_text().strip().split("\n\n")]
+    sentences = [[line.split(" ") for line in block] for block in blocks if not block[0].startswith("-DOCSTART-")]
+    return tuple([[fields[column] for fields in sentence] for sentence in sentences] for column in range(3))
+
+
+# Training
+
+
+def check_squad(folder: Path, out: Path, task: str) -> None:
+    """The metrics agree with the files, and the predicted texts are parts of the contexts."""
+    for split, prefix in {"validation": "eval", "test": "predict"}.items():
+        rows = squad.squad_rows(squad.read_squad(folder / f"{split}.json"), split)
+        golds = {row["id"]: row["answers"]["text"] for row in rows}
+        predictions = read(out / f"{prefix}_predictions.json")
+        assert set(predictions) == set(read(out / f"{prefix}_nbest_predictions.json")) == set(golds)
+        assert all(predictions[row["id"]] in row["context"] for row in rows)
+        assert (out / f"{prefix}_null_odds.json").exists() == (task == "squad2")
+        expected = squad_scores(predictions, golds)
+        if task == "squad2":
+            odds = read(out / f"{prefix}_null_odds.json")
+            assert all((predictions[x] == "") == (odds[x] > 0) for x in golds)
+            expected = {x: v for x, v in squad_v2_scores(predictions, golds).items() if "NoAns" not in x}
+        found = {name: results(out)[f"{prefix}_{name}"] for name in expected}
+        assert found == pytest.approx(expected)
+
+
+def check_race(folder: Path, out: Path, task: str) -> None:
+    rows = race.choice_rows(race.read_choices(folder / "test"), "test")
+    lines = read_json_lines(out / "predictions.jsonl")
+    assert [line["id"] for line in lines] == rows["id"][:]
+    correct = [line["label"] == label for line, label in zip(lines, rows["label"], strict=True)]
+    high = [right for line, right in zip(lines, correct, strict=True) if line["id"].startswith("high")]
+    metrics = results(out)
+    assert metrics["predict_accuracy"] == pytest.approx(sum(correct) / len(correct))
+    assert metrics["predict_accuracy_high"] == pytest.approx(sum(high) / len(high))
+    assert {"eval_accuracy", "eval_accuracy_middle", "eval_accuracy_high"} <= set(metrics)
+
+
+def check_ner(folder: Path, out: Path, task: str) -> None:
+    """The metrics agree with seqeval's on the file of predictions."""
+    assert list(AutoConfig.from_pretrained(out).id2label.values()) == TAGS
+    words, gold, predicted = read_columns(out / "predictions_test.txt")
+    sentences = ner.convert_to_iob2(ner.read_conll(folder / "test.txt"))
+    assert words == [s.words for s in sentences] and gold == [s.tags for s in sentences]
+    assert {"eval_f1", "eval_PER_recall", "eval_LOC_number"} <= results(out).keys()
+    metrics = pytest.importorskip("seqeval.metrics")
+    assert results(out)["predict_f1"] == pytest.approx(metrics.f1_score(gold, predicted, zero_division=0))
+    assert results(out)["predict_accuracy"] == pytest.approx(metrics.accuracy_score(gold, predicted))
+
+
+def check_superglue(folder: Path, out: Path, name: str) -> None:
+    """Metrics, and the file of a submission with the official ids."""
+    task = superglue.TASKS[name]
+    assert all(0 <= results(out)[f"eval_{metric}"] <= 1 for metric in task.metrics)
+    assert not any(key.startswith("test_") for key in results(out))
+    submitted = read_json_lines(out / f"{task.submission_name}.jsonl")
+    assert [line["idx"] for line in submitted] == list(range(5))
+    if name == "multirc":
+        answers = [a for line in submitted for q in line["passage"]["questions"] for a in q["answers"]]
+        assert [answer["idx"] for answer in answers] == list(range(10))
+    elif name == "record":
+        for line, row in zip(submitted, superglue_rows("record", 5), strict=True):
+            text = row["passage"]["text"]
+            assert line["label"] in [text[e["start"] : e["end"] + 1] for e in row["passage"]["entities"]]
+    else:
+        assert all(line["label"] in (task.submission_labels or task.labels) for line in submitted)
+    assert f"SuperGLUE {task.submission_name}" in (out / "README.md").read_text()
+
+
+CHECKS = {"run_squad.py": check_squad, "run_race.py": check_race, "run_ner.py": check_ner}
+HEADS = {"run_squad.py": "QuestionAnswering", "run_race.py": "MultipleChoice", "run_ner.py": "TokenClassification"}
+HEADS |= {"copa": "MultipleChoice", "record": "EntityChoice"}
+MODELS = [(task, model) for task in ("race", "conll", "cb", "copa") for model in ("ours", "in_tree", "bert")]
+MODELS += [("squad2", "ours"), ("squad1", "in_tree"), ("squad2", "bert")]
+MODELS += [(task, "ours") for task in ("boolq", "multirc", "record", "rte", "wic", "wsc")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("task", "model"), MODELS)
+def test_any_model(data, run, tmp_path, task, model, caplog):
+    """The model, its metrics and its files, for SuperGLUE with SiFT."""
+    script, is_superglue = COMMANDS[task][0], COMMANDS[task][0] == "run_superglue.py"
+    run(task, tmp_path, "--max_steps", 3, *["--sift"] * is_superglue, model=model)
+    head = HEADS.get(task) or HEADS.get(script, "SequenceClassification")
+    family = "Bert" if model == "bert" else "HfDeberta"
+    assert AutoConfig.from_pretrained(tmp_path).architectures == [f"{family}For{head}"]
+    CHECKS.get(script, check_superglue)(data / task, tmp_path, task)
+    assert (tmp_path / "README.md").exists() and results(tmp_path)["eval_loss"] > 0
+    assert ("train_sift_loss" in results(tmp_path)) == is_superglue
+    assert script == "run_ner.py" or "no published settings for" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["swag", "conll", "boolq", "copa", "multirc", "record"])
+def test_the_ensemble_of_two_seeds(data, run, tmp_path, task):
+    start = ["--intermediate", data / "mnli", "--sift"] if task == "swag" else []
+    run(task, tmp_path, "--max_steps", 2, "--num_seeds", 2, *start)
+    assert set(read(tmp_path / "seeds.json")["seeds"]) == {"42", "43"}
+    assert set(ensemble_metrics(tmp_path)) == {"seed-42", "seed-43", "ensemble"}
+    ensemble = tmp_path / "ensemble"
+    scores = read_json_lines(ensemble / "scores_test.jsonl")[1:]
+    if task == "swag":  # hidden labels of the test split are not scored
+        assert "predict_accuracy" not in results(tmp_path)
+        assert len((tmp_path / "predict_results.txt").read_text().splitlines()) == 9
+        assert load_file(tmp_path / "model.safetensors")["classifier.weight"].shape[0] == 1
+        for row, mean in zip(read_json_lines(ensemble / "predictions.jsonl"), scores, strict=True):
+            assert row["probabilities"] == pytest.approx([*mean.values()], rel=1e-4)
+    elif task == "conll":
+        tags = [tag for row in read_columns(ensemble / "predictions_test.txt")[2] for tag in row]
+        assert tags == [max(row, key=row.get) for row in scores]
+    else:
+        name = f"{superglue.TASKS[task].submission_name}.jsonl"
+        lines, single = (read_json_lines(tmp_path / folder / name) for folder in ("ensemble", "seed-42"))
+        assert [line["idx"] for line in lines] == [line["idx"] for line in single]
+        if task == "record":
+            assert [line["label"] for line in lines] == [max(row, key=row.get) for row in scores]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["squad1", "squad2"])
+def test_the_ensemble_of_answers(run, tmp_path, task):
+    run(task, tmp_path, "--max_steps", 2, "--num_seeds", 2, *["--null_score_diff_threshold", -1e9] * (task == "squad2"))
+    ensemble = tmp_path / "ensemble"
+    answers, nbest = read(ensemble / "predict_predictions.json"), read(ensemble / "predict_nbest_predictions.json")
+    assert [*answers] == [*nbest] == [*read(tmp_path / "predict_predictions.json")]
+    members = [read(tmp_path / f"seed-{seed}" / "predict_nbest_predictions.json") for seed in (42, 43)]
+    for row in answers:
+        means: dict[str, float] = {}
+        for member in members:
+            for entry in member[row]:
+                means[entry["text"]] = means.get(entry["text"], 0) + entry["probability"] / 2
+        found = {entry["text"]: entry["probability"] for entry in nbest[row]}
+        assert found == pytest.approx(means, rel=1e-4)
+        # every null odds exceeds the threshold
+        assert answers[row] == (max(found, key=found.get) if task == "squad1" else "")
+    metrics = read(ensemble / "ensemble.json")["metrics"]
+    assert set(metrics["validation"]) == set(metrics["test"]) == {"seed-42", "seed-43", "ensemble"}
+    assert metrics["validation"]["ensemble"].get("NoAns_exact", 100) == 100
+    assert results(tmp_path).get("eval_NoAns_exact", 100) == 100
+    assert (ensemble / "predict_null_odds.json").exists() == (task == "squad2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "auto_class", "labels", "order"),
+    [
+        ("conll", AutoModelForTokenClassification, TAGS, [3, 1, 0, 2, 6, 5, 4]),
+        ("cb", AutoModelForSequenceClassification, ["entailment", "contradiction", "neutral"], [2, 0, 1]),
+    ],
+)
+def test_a_checkpoint_with_the_labels_in_another_order(run, tmp_path, task, auto_class, labels, order):
+    """It gives the same metrics and files."""
+    trained, evaluated = tmp_path / "trained", tmp_path / "evaluated"
+    run(task, trained, "--num_train_epochs", 4, "--learning_rate", 5e-3, "--warmup_steps", 0)
+    assert results(trained)["eval_f1"] > 0
+    reorder_labels(trained, auto_class, order, [labels[number] for number in order])
+    run(task, evaluated, "--do_eval", "--do_predict", model=trained)
+    file = "predictions_test.txt" if task == "conll" else "CB.jsonl"
+    assert (evaluated / file).read_text() == (trained / file).read_text()
+    for metric in ("eval_f1", "eval_accuracy"):
+        assert results(evaluated)[metric] == results(trained)[metric]
+    assert not (evaluated / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["squad2", "swag"])
+def test_padding_and_evaluation_without_training(run, tmp_path, task):
+    run(task, tmp_path / "trained", "--max_steps", 2)
+    run(task, tmp_path / "padded", "--do_eval", "--pad_to_max_length", model=tmp_path / "trained")
+    losses = [results(tmp_path / name)["eval_loss"] for name in ("trained", "padded")]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    if task == "squad2":
+        answers = [read(tmp_path / name / "eval_predictions.json") for name in ("trained", "padded")]
+        assert answers[0] == answers[1]
+    assert not (tmp_path / "padded" / "model.safetensors").exists()
+
+
+# SQuAD
+
+
+@pytest.mark.slow
+def test_questions_alone(run, tmp_path):
+    """Windows and "no answer" are those of the training; rows without answers have no metrics."""
+    trained, test = tmp_path / "trained", tmp_path / "test.jsonl"
+    write_json_lines(test, [{x: row[x] for x in ("id", "context", "question")} for row in house_rows(9, 5)])
+    run("squad2", trained, "--max_steps", 2)
+    run("squad2", tmp_path / "plain", "--do_predict", model=trained, rows=["--test_file", test])
+    assert len(read(tmp_path / "plain" / "predict_predictions.json")) == 9
+    assert not (tmp_path / "plain" / "all_results.json").exists()
+    command = ["--model_name_or_path", trained, "--test_file", test, "--do_predict", *CPU]
+    run_script("run_squad.py", *command, "--output_dir", tmp_path / "alone")
+    for name in ("predict_predictions", "predict_null_odds"):
+        assert read(tmp_path / "alone" / f"{name}.json") == read(tmp_path / "plain" / f"{name}.json")
+    config = read(trained / "config.json")
+    config["fine_tuning_flags"] |= {"doc_stride": 24}  # too long for the following inputs
+    (trained / "config.json").write_text(json.dumps(config))
+    run_script("run_squad.py", *command, "--max_seq_length", 20, "--output_dir", tmp_path / "short")
+    assert len(read(tmp_path / "short" / "predict_predictions.json")) == 9
+
+
+@pytest.mark.slow
+def test_version_2_may_be_switched_on_and_off(data, run, tmp_path):
+    """Alone, as in `run_qa.py`, or with a value. test_any_model infers it from the rows."""
+    run("squad1", tmp_path / "on", "--max_steps", 1, "--version_2_with_negative")
+    assert "eval_exact" in results(tmp_path / "on")
+    rows = ["--validation_file", data / "squad2" / "validation.json"]
+    run("squad1", tmp_path / "off", "--do_eval", "--version_2_with_negative", "False", model=tmp_path / "on", rows=rows)
+    assert "eval_exact_match" in results(tmp_path / "off")
+
+
+# Multiple choice
+
+
+@pytest.mark.slow
+def test_one_level_of_the_release(run, tmp_path):
+    run("race", tmp_path, "--task_name", "race-middle", "--max_steps", 1)
+    assert results(tmp_path)["eval_accuracy"] == results(tmp_path)["eval_accuracy_middle"]
+    assert "eval_accuracy_high" not in results(tmp_path)
+
+
+@pytest.mark.slow
+def test_anli_from_the_official_files(run, tmp_path):
+    names = ("obs1", "obs2", "hyp1", "hyp2")
+    rows = [dict(zip(names, ("Ann left .", f"It rained {n} times .", "wet", "dry"), strict=True)) for n in range(8)]
+    for split in ("train", "dev", "test"):
+        write_json_lines(tmp_path / f"{split}.jsonl", rows)
+    for split in ("train", "dev"):
+        (tmp_path / f"{split}-labels.lst").write_text("1\n2\n" * 4)
+    out, words = tmp_path / "out", ["--task_name", "anli", "--data_dir", tmp_path]
+    run("swag", out, "--max_steps", 2, rows=words)
+    labels = [line["label"] + 1 for line in read_json_lines(out / "predictions.jsonl")]
+    assert (out / "anli.lst").read_text().split() == list(map(str, labels)) and len(labels) == 8
+    assert 0 <= results(out)["eval_accuracy"] <= 1
+    (tmp_path / "dev-labels.lst").write_text("1\n")
+    with pytest.raises(SystemExit, match="dev-labels.lst has 1 labels for the 8 rows of .*dev.jsonl"):
+        run("swag", out, "--do_eval", rows=words)
+
+
+# Named entities
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ner.CONTEXTS)
+def test_context_and_windows(data, run, tmp_path, context, caplog):
+    """Every word has a prediction, even where inputs are shorter than sentences."""
+    run("conll", tmp_path, "--sift", "--max_steps", 2, "--document_context", context, "--max_seq_length", 16,
+        "--label_all_tokens", "--token_classifier", "projection")  # fmt: skip
+    words, _, predicted = read_columns(tmp_path / "predictions_test.txt")
+    assert words == [s.words for s in ner.read_conll(data / "conll" / "test.txt")]
+    assert all(tag in TAGS for tags in predicted for tag in tags)
+    assert AutoConfig.from_pretrained(tmp_path).token_classifier == "projection"
+    assert "were split into" in caplog.text and f"Document context: {context}" in caplog.text
+
+
+@pytest.mark.slow
+def test_the_recipe_and_the_context_of_conll2003(data, tmp_path, caplog):
+    out, validation = tmp_path / "out", data / "conll" / "valid.txt"
+    run_script("run_ner.py", "--model_name_or_path", data / "ours", "--task_name", "CoNLL-2003", "--data_dir",
+               data / "conll", "--output_dir", out, *CPU, "--max_steps", 1)  # fmt: skip
+    assert "published settings for conll2003" in caplog.text and "Document context: merged" in caplog.text
+    arguments = torch.load(out / "training_args.bin", weights_only=False)
+    assert (arguments.per_device_train_batch_size, arguments.num_train_epochs) == (16, 15)
+    lines = validation.read_text().splitlines(keepends=True)
+    (tmp_path / "valid.txt").write_text("".join(line for line in lines if "-DOCSTART-" not in line))
+    without = "some rows have none: using none"
+    for file, message in {validation: "Document context: merged", tmp_path / "valid.txt": without}.items():
+        caplog.clear()
+        run_script("run_ner.py", "--model_name_or_path", out, "--validation_file", file, "--do_eval", *CPU,
+                   "--output_dir", tmp_path / "evaluated")  # fmt: skip
+        assert message in caplog.text  # as it was trained
+
+
+@pytest.mark.slow
+def test_a_table_of_parts_of_speech(data, run, tmp_path):
+    """Labels that are no entities have an accuracy only; the test split has no labels."""
+    run("conll", tmp_path, "--max_steps", 3, "--label_column_name", "pos_tags", "--pad_to_max_length",
+        "--max_seq_length", 40, rows=["--data_dir", data / "tags"])  # fmt: skip
+    assert 0 <= results(tmp_path)["eval_accuracy"] <= 1 and "eval_f1" not in results(tmp_path)
+    assert "predict_accuracy" not in results(tmp_path)
+    first = (tmp_path / "predictions_test.txt").read_text().split("\n")[0].split(" ")
+    assert len(first) == 2 and first[1] in ("NN", "XY")
+
+
+# SuperGLUE
+
+
+@pytest.mark.slow
+def test_windows_of_a_passage(run, tmp_path):
+    out, rows = tmp_path / "out", superglue_rows("record", 8)
+    for row in rows:  # no input holds all entities
+        shift = len("it rained . " * 8)
+        row["passage"]["text"] = "it rained . " * 8 + row["passage"]["text"]
+        for place in (*row["passage"]["entities"], *row["qas"][0]["answers"]):
+            place["start"], place["end"] = place["start"] + shift, place["end"] + shift
+        row["passage"]["entities"].append({"start": 3, "end": 8})
+    file = write_json_lines(tmp_path / "rows.jsonl", rows)
+    run("record", out, "--max_steps", 2, "--max_seq_length", 32, "--doc_stride", 8, "--pad_to_max_length",
+        rows=[word for split in ("train", "validation", "test") for word in (f"--{split}_file", file)])  # fmt: skip
+    predictions = read_json_lines(out / "predictions_record.jsonl")
+    assert len(predictions) == 8 and all(len({a["text"] for a in line["answers"]}) == 3 for line in predictions)
+    assert results(out)["predict_f1"] == results(out)["eval_f1"]
+
+
+@pytest.mark.slow
+def test_the_diagnostics(data, run, tmp_path):
+    out, alone = tmp_path / "out", tmp_path / "alone"
+    run("rte", out, "--axb_file", data / "axb" / "test.jsonl", "--axg_file", data / "axg" / "test.jsonl",
+        "--max_steps", 2)  # fmt: skip
+    assert {"axb_matthews_correlation", "axg_accuracy", "axg_gender_parity"} <= results(out).keys()
+    for file in ("RTE", "AX-b", "AX-g"):
+        assert [line["idx"] for line in read_json_lines(out / f"{file}.jsonl")] == list(range(5))
+    run("rte", alone, "--task_name", "axg", "--do_predict", model=out,
+        rows=["--test_file", data / "axg" / "test.jsonl"])  # fmt: skip
+    assert (alone / "AX-g.jsonl").read_text() == (out / "AX-g.jsonl").read_text()
+    assert results(alone)["predict_gender_parity"] == results(out)["axg_gender_parity"]
+
+
+# Invalid input
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "message"),
+    [
+        ("squad", "--data_dir {data}/squad1 --task_name squad_v3", "--task_name .*'squad_v3'"),
+        ("squad", "--data_dir {data}/squad1 --max_seq_length 32 --doc_stride 128", "doc_stride .* not 128"),
+        ("squad", "--data_dir {data}/squad1 --n_best_size 0", "--n_best_size .* not 0"),
+        ("squad", "--data_dir {data}/squad1 --cls_dropout 0.2", "--cls_dropout 0.2"),
+        ("squad", "--data_dir {data}/squad1 --validation_file {own}/words.txt", "words.txt"),
+        ("race", "--task_name rice", "--task_name .*'rice'"),
+        ("race", "--train_file {data}/swag/test.jsonl", "test.jsonl, row 1: .* not -1"),
+        ("race", "--train_file {data}/nowhere", "nowhere"),
+        ("ner", "--train_file {own}/words.txt", "words.txt"),  # without labels
+        ("ner", "--train_file {data}/tags/train.jsonl", "'ner_tags'; .*tokens, pos_tags"),
+        ("ner", "--do_predict --test_file {own}/words.txt --model_name_or_path {own}/mixture", "mixture"),
+        ("ner", "--do_eval --validation_file {data}/conll/valid.txt", "B-LOC"),  # labels that the model does not have
+        ("ner", "--document_context all", "--document_context .*'all'"),
+        ("ner", "--task_name wnut", "--task_name .*'wnut'"),
+        ("ner", "--train_file {data}/conll/train.txt --token_classifier crf", "linear, projection"),
+        ("superglue", "--train_file {data}/cb/train.jsonl", "--task_name .*boolq"),
+        ("superglue", "--task_name mnli", "--task_name .*'mnli'"),
+        ("superglue", "--task_name cb --train_file {data}/cb/train.jsonl --validation_file {data}/cb/test.jsonl",
+         "validation rows of cb"),
+        ("superglue", "--task_name cb --axb_file {data}/cb/val.jsonl", "--axb_file .*rte, not cb"),
+    ],
+)  # fmt: skip
+def test_invalid_input(data, tmp_path, script, words, message):
+    """One line names the script, and the flag or the file."""
+    (tmp_path / "words.txt").write_text("a\nb\n")
+    shutil.copytree(data / "ours", tmp_path / "mixture")
+    fields = read(tmp_path / "mixture" / "config.json")
+    fields |= {"id2label": {"0": "B-PER", "1": "LOC"}, "label2id": {"B-PER": 0, "LOC": 1}}
+    (tmp_path / "mixture" / "config.json").write_text(json.dumps(fields))
+    words = words.format(own=tmp_path, data=data).split()
+    with pytest.raises(SystemExit, match=rf"^run_{script}\.py: .*{message}"):
+        run_script(f"run_{script}.py", "--model_name_or_path", data / "ours", "--output_dir", tmp_path / "out", *RUN,
+                   *words)  # fmt: skip
