@@ -128,8 +128,8 @@ def test_a_finished_run_is_not_trained_again(run_rtd, text, tmp_path, caplog, de
     with pytest.raises(SystemExit, match="run of 3 steps without checkpoints, which cannot become longer"):
         run_rtd(*arguments, "--output_dir", tmp_path, "--max_steps", 4)
     assert before == {name: (tmp_path / name).read_bytes() for name in names}
-    (tmp_path / "generator" / "tokenizer.json").unlink()
-    with pytest.raises(SystemExit, match=r"damaged \(generator/tokenizer.json is missing\), and no checkpoint"):
+    (tmp_path / "generator" / "model.safetensors").unlink()
+    with pytest.raises(SystemExit, match=r"damaged \(generator/model.safetensors is missing\), and no checkpoint"):
         run_rtd(*arguments, "--output_dir", tmp_path)
     with pytest.raises(SystemExit, match=r"run_rtd.py: .* other settings: rtd_weight 50.0, now 10.0; .*--output_dir"):
         run_rtd(*arguments, "--output_dir", tmp_path, "--rtd_weight", 10)

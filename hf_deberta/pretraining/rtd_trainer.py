@@ -137,7 +137,6 @@ class RtdTrainer(PretrainingTrainer):
             for name in MODELS:
                 if self.processing_class is not None:
                     self.processing_class.save_pretrained(pair / name)
-            self.saved_files = [folder / path.relative_to(pair) for path in sorted(pair.rglob("*")) if path.is_file()]
             for name in MODELS:
                 replace_folder(pair / name, folder / name)
             shutil.rmtree(folder / UNFINISHED)
