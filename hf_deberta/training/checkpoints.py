@@ -138,12 +138,16 @@ class AtomicCheckpointsMixin(Trainer):
             super().save_model(str(unfinished), _internal_call=True)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            for path in sorted(unfinished.iterdir()):
-                os.replace(path, folder / path.name)
+            self.publish_model(unfinished, folder)
             shutil.rmtree(folder / UNFINISHED)
         self.accelerator.wait_for_everyone()
         if self.args.push_to_hub:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def publish_model(self, unfinished: Path, folder: Path) -> None:
+        """Move the saved model, which is complete, to `folder`."""
+        for path in sorted(unfinished.iterdir()):
+            os.replace(path, folder / path.name)
 
     def save_state(self) -> None:
         """Write the state as `Trainer` does, and a manifest of it and the final model: the run has finished."""

@@ -51,7 +51,6 @@ def write(tmp_path, name: str, rows: list | str | bytes) -> str:
         ("a.jsonl", '{"a": 1}\n[2]\n', r"a.jsonl, line 2 holds a list, \[2\]; a row must be"),
         ("a.json", '[{"a": 1},\n{"a" 2}]', "a.json, line 2, column 6: not valid JSON"),
         ("a.json", '[{"a": 1},\n5]', "a.json, row 2 holds a number, 5; a row must be"),
-        ("a.jsonl", '{"a": "x"}\n{"a": 1180591620717411303424}\n', "a.jsonl, line 2: a number of 22 digits"),
         ("a.jsonl", '{"a": 1, "a": 2}\n', "a.jsonl: .*/a.* twice"),
         # csv and tsv
         ("a.csv", "a,b\nx,1\nz,2,3\n", "a.csv: .*Expected 2 fields in line 3, saw 3"),

@@ -76,12 +76,6 @@ def test_every_flag_of_ours_is_identifying_or_free():
     assert flags - of_trainer - identifying == FREE_FLAGS
 
 
-def test_flags_of_the_optimizer_and_its_schedule_are_identifying():
-    flags = {"optim", "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm"}
-    flags |= {"adam_beta1", "adam_beta2", "adam_epsilon", "num_train_epochs", "max_steps", "label_smoothing_factor"}
-    assert flags | {"data_seed", "train_sampling_strategy", "bf16", "fp16"} <= set(IDENTIFYING_FLAGS)
-
-
 def test_another_run_is_refused(tmp_path):
     assert not claim_folder(arguments(tmp_path), {"steps": 4})
     assert claim_folder(arguments(tmp_path), {"steps": 4})
