@@ -6,12 +6,11 @@
 ...     model_args, data_args, training_args = make_dataclasses(parser, parser.parse_args(words))
 """
 
-import json
 import re
 import sys
 from argparse import SUPPRESS, Action, ArgumentDefaultsHelpFormatter, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Collection, Sequence
-from dataclasses import Field, fields, is_dataclass
+from dataclasses import Field, field, fields, is_dataclass
 from difflib import get_close_matches
 from functools import partial
 from inspect import cleandoc
@@ -20,11 +19,10 @@ from typing import Any, NoReturn, cast
 
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
-from hf_deberta.model.attention import AUTO, BACKENDS
 from hf_deberta.training.errors import InputError, input_errors
+from hf_deberta.training.json_files import read_json_object
 
 # Titles of the groups in --help, by dataclass; an unlisted dataclass is named by its class.
 RECIPE, DOWNLOAD, TRAINER = LAST_GROUPS = ("Recipe", "Download", "Transformers' Trainer")
@@ -60,12 +58,9 @@ GROUP_OF_FLAG = {
 METAVARS = {int: "N", float: "X", string_to_bool: "BOOL"}
 
 
-def require_attention_name(name: str | None) -> None:
-    """Raise an InputError if no attention backend has this name."""
-    names = (AUTO, *BACKENDS)
-    known = name is None or name in (*names, *ALL_ATTENTION_FUNCTIONS.valid_keys())
-    if not known and "/" not in str(name):  # with "/": a kernel of the Hub
-        raise InputError(f"there is no attention backend {name!r}: choose {', '.join(sorted(names))}")
+def flag(default: Any, help: str) -> Any:
+    """Return the field of a dataclass that becomes a flag."""
+    return field(default=default, metadata={"help": help})
 
 
 class ScriptParser(HfArgumentParser):
@@ -162,24 +157,11 @@ def read_command_line(parser: HfArgumentParser) -> tuple[list[str], dict[str, An
     arguments = sys.argv[1:]
     if len(arguments) != 1 or not arguments[0].endswith(".json"):
         return arguments, {}
-    flags = read_flags(arguments[0])
+    flags = read_json_object(Path(arguments[0]))
     if unknown := set(flags) - {action.dest for action in parser._actions}:
         raise InputError(f"{arguments[0]} has unknown flags: {', '.join(sorted(unknown))}; --help lists all")
     parser.set_defaults(**flags)
     return [], flags
-
-
-def read_flags(file: str | Path) -> dict[str, Any]:
-    """Flags by name from a JSON file: {"learning_rate": 1e-5, ...}."""
-    try:
-        flags = json.loads(Path(file).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read {file}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(flags, dict):
-        raise InputError(f'{file} must be a JSON object of flags: {{"learning_rate": 1e-5, ...}}')
-    return flags
 
 
 def make_dataclasses(parser: HfArgumentParser, flags: Namespace) -> tuple[Any, ...]:

@@ -8,9 +8,9 @@ from huggingface_hub.errors import StrictDataclassError
 from numerics import assert_same_by_name, tiny_config
 from safetensors.torch import load_file, save_file
 from tiny_pairs import DROPOUT, WORDS, batch_of, tiny_pair, tiny_rows, trained
-from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForPreTraining, DebertaV2Model
+from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForPreTraining
 
-from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaForPreTraining, export_to_transformers
+from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaForPreTraining
 from hf_deberta.model import enhanced_mask_decoder
 from hf_deberta.pretraining import rtd_pretraining
 from hf_deberta.pretraining.gradient_disentangled_embedding import SHARINGS
@@ -404,8 +404,8 @@ def test_a_pair_needs_the_whole_encoder_of_both(tmp_path):
         HfDebertaForRtdPretraining.from_pair(tmp_path / "generator", tmp_path / "discriminator")
 
 
-@pytest.mark.parametrize("together", [False, True], ids=["two folders", "one folder"])
-def test_from_released_checkpoints(together, tmp_path):
+@pytest.mark.parametrize("variant", ["two folders", "one folder", "one configuration"])
+def test_from_released_checkpoints(variant, tmp_path):
     """The official release has the discriminator's whole table, and may have its delta too."""
     case = "case03c_v3_rtd_gdes"
     tensors, official = golden_cases.tensors(case), golden_cases.official_config(case)
@@ -414,8 +414,9 @@ def test_from_released_checkpoints(together, tmp_path):
     weights = {name: part(tensors, f"w/{name}.") for name in MODELS}
     weights["discriminator"][words + "weight"] = expected["disc_effective_word_embeddings"]
     folders = [golden_cases.write_checkpoint(tmp_path / name, official[name], weights[name]) for name in MODELS]
-    if together:
+    if variant == "one folder":
         (folders[0] / "config.json").rename(folders[1] / "generator_config.json")
+    if variant != "two folders":
         torch.save(weights["generator"], folders[1] / "pytorch_model.generator.bin")
         folders[0] = None
     model = HfDebertaForRtdPretraining.from_pair(*folders, {"hidden_dropout_prob": 0.2}, rtd_weight=10).eval()
@@ -445,17 +446,6 @@ def test_from_checkpoints_with_other_sharing(tmp_path):
         es.discriminator.get_input_embeddings().table(), es.generator.get_input_embeddings().weight
     )
     assert not torch.allclose(es(**batch).rtd_loss, expected)
-
-
-def test_export_the_discriminator_to_transformers(tmp_path):
-    model, batch = tiny_pair(conv_kernel_size=0).eval(), batch_of(tiny_rows())
-    export_to_transformers(model.folded_discriminator(), tmp_path)
-    plain = DebertaV2Model.from_pretrained(tmp_path)
-    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    real = batch["attention_mask"].bool()
-    with torch.no_grad():
-        found, expected = plain(**inputs).last_hidden_state, model.discriminator.deberta(**inputs).last_hidden_state
-    torch.testing.assert_close(found[real], expected[real], **STATES)
 
 
 def test_a_pair_cannot_be_resized():

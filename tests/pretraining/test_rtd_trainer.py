@@ -24,28 +24,6 @@ class Gradients(TrainerCallback):
         self.steps.append(gradients_of(model))
 
 
-@pytest.mark.parametrize("decoupled", [False, True], ids=["joint", "decoupled"])
-@pytest.mark.parametrize("sharing", SHARINGS)
-def test_accumulation_changes_nothing(sharing, decoupled, tmp_path):
-    """Rows have 0 to 5 labels and 3 to 12 tokens."""
-    results = []
-    for size, pieces in ((8, 1), (1, 8)):
-        gradients = Gradients()
-        trainer = trainer_of(
-            tiny_pair(sharing),
-            tmp_path,
-            decoupled,
-            callbacks=[gradients],
-            per_device_train_batch_size=size,
-            gradient_accumulation_steps=pieces,
-        )
-        results.append((*run(trainer), gradients.steps))
-    for parameters, logs, steps in results[1:]:
-        assert_same_runs((parameters, logs), results[0][:2])
-        for ours, theirs in zip(steps, results[0][2], strict=True):
-            assert_same_by_name(ours, theirs)
-
-
 def test_the_step_is_that_of_one_batch(tmp_path):
     model, batch = tiny_pair(), batch_of(tiny_rows())
     output, expected = trained(model, **batch)

@@ -1,4 +1,4 @@
-"""Two processes train as one: the trainer of pairs with DDP, and models sharded by FSDP2, saved and exported."""
+"""Models sharded by FSDP2 in two processes train as in one, and are saved and exported."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from numerics import assert_same_by_name
-from tiny_pairs import assert_same_runs, batch_of, run, tiny_pair, tiny_rows, trained, trainer_of
+from tiny_pairs import batch_of, tiny_pair, tiny_rows, trained
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import fully_shard
 from two_processes import fork_two, run_script
@@ -68,15 +68,6 @@ def train_sharded(rank: int, kind: type, folder: Path) -> list[float]:
     return (losses / 2).tolist()
 
 
-def runs_of_pairs(folder: Path, processes: int) -> dict[tuple[str, bool], Any]:
-    """Train pairs over all rows, jointly and decoupled."""
-    size = 4 // processes
-    return {
-        (sharing, decoupled): run(trainer_of(tiny_pair(sharing), folder, decoupled, per_device_train_batch_size=size))
-        for sharing, decoupled in (("gdes", False), ("es", True))
-    }
-
-
 def sharded_gradients(rank: int) -> dict[str, torch.Tensor]:
     """Gradients of half the rows with FSDP2: the discriminator reads the generator's table in the pair's forward."""
     model, rows = tiny_pair(), tiny_rows()
@@ -97,11 +88,6 @@ def two_processes(tmp_path_factory) -> tuple[Path, dict[str, Any]]:
     return folder, torch.load(folder / "results.pt", weights_only=False)
 
 
-def test_pairs_train_as_in_one_process(two_processes, tmp_path):
-    for kind, expected in runs_of_pairs(tmp_path, 1).items():
-        assert_same_runs(two_processes[1]["pairs"][kind], expected)
-
-
 def test_sharded_pair_has_the_gradients_of_one_process(two_processes):
     assert_same_by_name(two_processes[1]["gradients"], trained(tiny_pair(), **batch_of(tiny_rows()))[1])
 
@@ -120,7 +106,7 @@ def test_sharded_models_train_save_and_export(two_processes, kind, tmp_path):
 
 
 def one_of_two(rank: int, folder: Path) -> None:
-    results = {"pairs": runs_of_pairs(folder, 2), "gradients": sharded_gradients(rank)}
+    results = {"gradients": sharded_gradients(rank)}
     results |= {kind.__name__: train_sharded(rank, kind, folder) for kind in CHECKPOINTING}
     if rank == 0:
         torch.save(results, folder / "results.pt")
