@@ -47,11 +47,8 @@ class LanguageModelTrainer(PretrainingTrainer):
         self.objective, self.perplexity_stride, self.text_sizes = objective, perplexity_stride, text_sizes or {}
         kwargs.setdefault("compute_metrics", self.mean_metrics)
         super().__init__(*args, **kwargs)
-        if objective == "joint" and self.args.n_gpu > 1:
-            raise InputError(
-                f"one process cannot train both objectives on {self.args.n_gpu} GPUs: start one process per GPU with "
-                "accelerate launch or torchrun, or select one GPU with CUDA_VISIBLE_DEVICES"
-            )
+        if objective == "joint":
+            self.require_one_gpu_per_process("both objectives")
         self.correct: torch.Tensor | int = 0  # predictions since the last log
         self.predicted: torch.Tensor | int = 0
 

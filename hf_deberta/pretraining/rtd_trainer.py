@@ -50,11 +50,7 @@ class RtdTrainer(PretrainingTrainer):
         if decoupled and args is not None and args.ddp_find_unused_parameters is None:
             args.ddp_find_unused_parameters = True
         super().__init__(model, args, *arguments, **kwargs)
-        if self.args.n_gpu > 1:
-            raise InputError(
-                f"one process cannot train a pair on {self.args.n_gpu} GPUs: start one process per GPU with accelerate "
-                "launch or torchrun, or select one GPU with CUDA_VISIBLE_DEVICES"
-            )
+        self.require_one_gpu_per_process("a pair")
         if decoupled and self.is_deepspeed_enabled:
             raise InputError("--decoupled steps the optimizer twice, which DeepSpeed's engine cannot: leave it out")
         self.decoupled = decoupled

@@ -78,13 +78,13 @@ class ScriptParser(HfArgumentParser):
         self.set_by_recipe = set_by_recipe
         super().__init__(
             cast(Any, argument_classes),  # Transformers annotates it with a NewType
-            description=description,
+            description=cleandoc(description or ""),
             usage='%(prog)s --FLAG VALUE ...   or   %(prog)s FLAGS.json, which holds {"learning_rate": 1e-5, ...}',
             formatter_class=partial(_HelpFormatter, max_help_position=30, width=120),
         )
         names = {cls: [field.name for field in fields(cls) if field.init] for cls in argument_classes}
         described = {name: _described_field(cls, name) for cls in argument_classes for name in names[cls]}
-        self.groups: dict[str, list[Action]] = {}
+        groups: dict[str, list[Action]] = {}
         for action in self._actions:
             if action.const is False:  # --no_x: accepted, but --x false says it
                 action.help = SUPPRESS
@@ -96,27 +96,18 @@ class ScriptParser(HfArgumentParser):
                 action.help += " (default: set by the recipe)"
             title = RECIPE if action.dest in set_by_recipe else GROUP_OF_FLAG.get(action.dest)
             title = title or GROUP_TITLES.get(owner.__name__, owner.__name__)
-            self.groups.setdefault(title, []).append(action)
-        if RECIPE in self.groups:
-            self.groups[RECIPE].sort(key=lambda action: action.dest != "recipe")  # --recipe first
+            groups.setdefault(title, []).append(action)
+        groups.get(RECIPE, []).sort(key=lambda action: action.dest != "recipe")  # --recipe first
+        self._action_groups.clear()
+        first_groups = [title for title in groups if title not in LAST_GROUPS]
+        for title in (*first_groups, *LAST_GROUPS):
+            self.add_argument_group(title)._group_actions += groups.get(title, [])
 
     def error(self, message: str) -> NoReturn:
         """Raise an InputError; of an unknown flag, it names the most similar one."""
         unknown = re.match(r"unrecognized arguments: (--\S+)", message)
         similar = get_close_matches(unknown[1], self._option_string_actions, n=1) if unknown else []
         raise InputError(message + (f"; did you mean {similar[0]}?" if similar else "; --help lists all flags"))
-
-    def format_help(self) -> str:
-        formatter = self._get_formatter()
-        formatter.add_usage(self.usage, [], [])
-        formatter.add_text(cleandoc(self.description or ""))
-        first_groups = [title for title in self.groups if title not in LAST_GROUPS]
-        for title in (*first_groups, *LAST_GROUPS):
-            if title in self.groups:
-                formatter.start_section(title)
-                formatter.add_arguments(self.groups[title])
-                formatter.end_section()
-        return formatter.format_help()
 
 
 class _HelpFormatter(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
