@@ -171,10 +171,10 @@ def make_config(args: PairArguments, tokenizer: PreTrainedTokenizerBase, length:
 def make_pair(args: PairArguments, config: HfDebertaRtdConfig) -> HfDebertaForRtdPretraining:
     """Load the pair, or make a new one."""
     options = {"dtype": "float32", **args.config_fields(), **args.hub_options()}
-    names = (args.generator_name_or_path, args.discriminator_name_or_path)
     with input_errors("", OSError, ValueError):
         if args.discriminator_name_or_path is None:
             return HfDebertaForRtdPretraining(config)
+        names = (args.generator_name_or_path, args.discriminator_name_or_path)
         return HfDebertaForRtdPretraining.from_pair(*names, options=options, **args.pair_fields())
 
 

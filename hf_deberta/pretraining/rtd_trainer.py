@@ -124,6 +124,7 @@ class RtdTrainer(PretrainingTrainer):
         for name in MODELS:
             if self.processing_class is not None:
                 self.processing_class.save_pretrained(pair / name)
+        for name in MODELS:
             replace_folder(pair / name, folder / name)
 
     def read_final_model(self) -> HfDebertaForRtdPretraining:

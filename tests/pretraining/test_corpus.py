@@ -19,6 +19,7 @@ from hf_deberta.training.errors import InputError
 WORDS = ("the old man walked slowly down to a quiet harbour", "where small boats wait for wind and friends")
 RNG = random.Random(0)
 LINES = [" ".join(RNG.choices(" ".join(WORDS).split(), k=RNG.randrange(1, 30))) for _ in range(200)]
+QUOTES = ['"not closed', "and on", 'said "so"']  # in a tsv these marks are text
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,8 @@ def write(tmp_path, kind: str) -> str:
         path.write_text("".join(json.dumps({"content": line, "id": 1}) + "\n" for line in LINES), encoding="utf-8")
     elif kind in ("csv", "tsv"):
         comma = "," if kind == "csv" else "\t"
-        path.write_text(f"id{comma}content\n" + "".join(f"1{comma}{line}\n" for line in LINES), encoding="utf-8")
+        lines = LINES if kind == "csv" else [*LINES, *QUOTES]
+        path.write_text(f"id{comma}content\n" + "".join(f"1{comma}{line}\n" for line in lines), encoding="utf-8")
     elif kind == "txt.gz":
         path.write_bytes(gzip.compress("\n".join(LINES).encode()))
     else:
@@ -71,15 +73,7 @@ def test_file_types(tmp_path, kind, streaming):
     args = CorpusArguments(
         train_file=[write(tmp_path, kind)], text_column=column, streaming=streaming, validation_split_percentage=0
     )
-    assert all_texts(Corpus(args, str(tmp_path / "cache")), "train") == LINES
-
-
-@pytest.mark.parametrize("streaming", [False, True], ids=["mapped", "streamed"])
-def test_quotation_marks_in_a_tsv_are_text(tmp_path, streaming):
-    texts, path = ['"not closed', "and on", 'said "so"'], tmp_path / "corpus.tsv"
-    path.write_text("text\tid\n" + "".join(f"{text}\t1\n" for text in texts), encoding="utf-8")
-    args = CorpusArguments(train_file=[str(path)], streaming=streaming, validation_split_percentage=0)
-    assert all_texts(Corpus(args, str(tmp_path / "cache")), "train") == texts
+    assert all_texts(Corpus(args, str(tmp_path / "cache")), "train") == LINES + (QUOTES if kind == "tsv" else [])
 
 
 def test_splits_and_limits(text_file, tmp_path):
@@ -102,18 +96,18 @@ def test_documents_of_a_text_file(tmp_path):
         assert len(all_texts(Corpus(args, str(tmp_path / "cache")), "train")) == expected
 
 
-def test_token_file_is_reused(text_file, tokenizer, tmp_path, caplog):
+def test_token_file_is_reused(text_file, tokenizer, tmp_path, caplog, monkeypatch):
     corpus = Corpus(CorpusArguments(train_file=[text_file]), str(tmp_path / "cache"))
     first = corpus.token_file("train", tokenizer, tmp_path / "tokens")
     expected = list(encode(tokenizer, all_texts(corpus, "train")))
     assert [first.document(i).tolist() for i in range(len(first))] == expected
-    made = (tmp_path / "tokens" / "train" / "about.json").stat().st_mtime_ns
+    monkeypatch.setattr("hf_deberta.pretraining.corpus.encode", lambda *_: pytest.fail("tokenized again"))
     corpus.token_file("train", tokenizer, tmp_path / "tokens")
-    assert (tmp_path / "tokens" / "train" / "about.json").stat().st_mtime_ns == made
+    monkeypatch.undo()
     other = train_tokenizer(LINES, 280, "bpe")
-    corpus.token_file("train", other, tmp_path / "tokens")
+    again = corpus.token_file("train", other, tmp_path / "tokens")
     assert "made from another text or tokenizer" in caplog.text
-    assert (tmp_path / "tokens" / "train" / "about.json").stat().st_mtime_ns != made
+    assert again.about["fingerprint"] != first.about["fingerprint"]
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -128,17 +122,6 @@ def test_progress_is_shown(text_file, tokenizer, tmp_path, capsys, streaming):
     assert shown.startswith("tokenizing train: 202 documents" if streaming else "tokenizing train: 100%")
     assert streaming or "202/202" in shown
     assert "documents/s" in shown
-
-
-def test_overwrite_token_file(text_file, tokenizer, tmp_path):
-    corpus = Corpus(CorpusArguments(train_file=[text_file]), str(tmp_path / "cache"))
-    corpus.token_file("train", tokenizer, tmp_path / "tokens")
-    (tmp_path / "tokens" / "train" / "tokens.bin").write_bytes(b"12")
-    with pytest.raises(InputError, match="damaged"):
-        corpus.token_file("train", tokenizer, tmp_path / "tokens")
-    assert len(corpus.token_file("train", tokenizer, tmp_path / "tokens", overwrite=True)) == len(
-        all_texts(corpus, "train")
-    )
 
 
 def test_fingerprint_ignores_truncation_and_padding(text_file, tmp_path):
@@ -187,13 +170,6 @@ def test_the_token_goes_to_the_hub(monkeypatch):
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
     Corpus(CorpusArguments(dataset_name=["me/private"]), "cache", "hf_secret")
     assert received == {"names": ("me/private", None), "token": "hf_secret", "streaming": False, "cache_dir": "cache"}
-
-
-def test_files_are_not_read_again_for_an_existing_token_file(text_file, tokenizer, tmp_path, monkeypatch):
-    args = CorpusArguments(train_file=[text_file])
-    Corpus(args, str(tmp_path / "cache")).token_file("train", tokenizer, tmp_path / "tokens")
-    monkeypatch.setattr("hf_deberta.pretraining.corpus.encode", lambda *_: pytest.fail("tokenized again"))
-    Corpus(args, str(tmp_path / "cache")).token_file("train", tokenizer, tmp_path / "tokens")
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "trained_with.json"])

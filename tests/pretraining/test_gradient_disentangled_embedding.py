@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from numerics import tiny_config, tiny_inputs, tiny_model
+from numerics import tiny_inputs, tiny_model
 from torch.nn import functional
 
 from hf_deberta import HfDebertaForMaskedLM, HfDebertaForPreTraining
@@ -15,7 +15,6 @@ from hf_deberta.pretraining.gradient_disentangled_embedding import (
     fold,
     share_embeddings,
     shared_embeddings,
-    unfold,
 )
 
 pytestmark = pytest.mark.usefixtures("unpad_tiny_models")
@@ -124,19 +123,3 @@ def test_starts_on_the_meta_device(sharing):
     models.load_state_dict(state, assign=True)
     _, ours = tables(models, "word_embeddings")
     assert not ours.weight.is_meta and not ours.table().is_meta
-
-
-@pytest.mark.parametrize("sharing", SHARINGS)
-def test_folded_and_back(sharing):
-    models = pair(sharing)
-    state = fold(models["discriminator"])
-    ordinary = HfDebertaForPreTraining(tiny_config(position_biased_input=True)).double().eval()
-    ordinary.load_state_dict(state)
-    expected = models["discriminator"].eval()(**INPUTS).logits
-    torch.testing.assert_close(ordinary(**INPUTS).logits, expected)
-    others = pair(sharing)
-    others["generator"].load_state_dict(models["generator"].state_dict())
-    unfold(others["discriminator"], state)
-    torch.testing.assert_close(others["discriminator"].eval()(**INPUTS).logits, expected)
-    for name, tensor in models.state_dict().items():
-        torch.testing.assert_close(others.state_dict()[name], tensor, msg=name)

@@ -209,28 +209,6 @@ def test_sampling_uses_the_global_random_generator():
 # ---- losses and counts -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("unpad_tiny_models")
-def test_losses_by_hand():
-    """MLM over masked tokens; RTD over real tokens, where a correctly predicted token counts as original."""
-    model, batch = tiny_pair(dtype=torch.float64).eval(), batch_of(tiny_rows())
-    real, masked = batch["attention_mask"].bool(), batch["labels"] >= 0
-    originals = torch.where(masked, batch["labels"], batch["input_ids"])
-    right = masked & (torch.arange(12) % 2 == 0)
-    replaced = torch.where(masked & ~right, originals % 100 + 6, originals)
-    output = model(**batch, replaced_ids=replaced)
-    logits = model.generator(batch["input_ids"], batch["attention_mask"]).logits
-    lm_loss = -logits.log_softmax(-1)[masked].gather(1, batch["labels"][masked][:, None]).mean()
-    targets = (masked & ~right).double()
-    scores = model.discriminator(replaced, batch["attention_mask"]).logits
-    losses = torch.nn.functional.softplus(torch.where(targets == 1, -scores, scores))
-    torch.testing.assert_close(output.lm_loss.double(), lm_loss, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(output.rtd_loss.double(), losses[real].mean(), atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(output.loss, output.lm_loss + 50 * output.rtd_loss)
-    assert output.statistics["replaced"] == targets.sum() and output.statistics["original"] == (
-        real.sum() - targets.sum()
-    )
-
-
 def test_padding_by_mask_or_by_id():
     model, batch = tiny_pair(), batch_of(tiny_rows())
     with_mask, gradients = trained(model, **batch)
@@ -287,17 +265,6 @@ def test_no_masked_token_at_all():
     assert all(g.isfinite().all() for g in gradients.values())
 
 
-def test_losses_are_divided_by_the_items_of_the_whole_batch():
-    model, batch = tiny_pair(), batch_of(tiny_rows())
-    output = model(**batch)
-    items = torch.tensor([100, 1000])
-    scaled = model(**batch, num_items_in_batch=items)
-    torch.testing.assert_close(scaled.lm_loss * 100, output.lm_loss * output.statistics["masked"])
-    torch.testing.assert_close(scaled.rtd_loss * 1000, output.rtd_loss * batch["attention_mask"].sum())
-    for name, value in output.statistics.items():
-        torch.testing.assert_close(scaled.statistics[name], value)
-
-
 @pytest.mark.parametrize(
     "change, message",
     [
@@ -307,11 +274,6 @@ def test_losses_are_divided_by_the_items_of_the_whole_batch():
         ({"attention_mask": torch.ones(8, 3)}, "attention_mask must be"),
         ({"only": "both"}, "only must be None, 'generator' or 'discriminator', not 'both'"),
         ({"only": "discriminator"}, "needs replaced_ids"),
-        (
-            {"num_items_in_batch": torch.tensor(5)},
-            "two numbers, masked tokens and real tokens, not 5: train with RtdTrainer",
-        ),
-        ({"num_items_in_batch": 5}, "two numbers"),
     ],
 )
 def test_bad_input(change, message):
@@ -370,7 +332,7 @@ def test_a_checkpoint_without_deltas_starts_them_at_zero(tmp_path):
 
 @pytest.mark.parametrize("sharing", SHARINGS)
 def test_two_ordinary_checkpoints_round_trip(sharing, tmp_path):
-    model, batch = tiny_pair(sharing).eval(), batch_of(tiny_rows())
+    model, batch = tiny_pair(sharing, position_biased_input=True).eval(), batch_of(tiny_rows())
     output = model(**batch)
     numbers = torch.get_rng_state()
     model.save_pair(tmp_path)
@@ -388,7 +350,7 @@ def test_two_ordinary_checkpoints_round_trip(sharing, tmp_path):
     found = HfDebertaForRtdPretraining.from_pair(
         tmp_path / "generator", tmp_path / "discriminator", embedding_sharing=sharing, sampling_temperature=0
     )
-    assert found.config.rtd_weight == 50 and found.config.generator.num_hidden_layers == 2
+    assert found.config.rtd_weight == 50 and found.config.generator.num_hidden_layers == 1
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(found.state_dict()[name], tensor, msg=name)
     torch.testing.assert_close(found.eval()(**batch).loss, output.loss)

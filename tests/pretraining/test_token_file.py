@@ -113,6 +113,9 @@ def test_a_damaged_file_is_named(tmp_path, name, content):
     if name == "about.json" and content is None:
         assert TokenFile.read_if_same(tmp_path / "tokens", "x") is None
         return
+    if name == "tokens.bin":
+        with pytest.raises(InputError):
+            TokenFile.read(tmp_path / "tokens")
     with pytest.raises(InputError) as raised:
         TokenFile.read_if_same(tmp_path / "tokens", "x")
     assert str(path.parent) in str(raised.value) and "tokenize again with --overwrite_cache" in str(raised.value)

@@ -42,10 +42,9 @@ def assert_finite(folder: Path) -> None:
         assert value.isfinite().all(), name
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("kind", TRAINERS)
-def test_a_diverging_run_stops_and_keeps_its_finite_checkpoint(tmp_path, kind, accumulation):
-    run = TRAINERS[kind](tmp_path, **SAVING, **DIVERGING, gradient_accumulation_steps=accumulation)
+def test_a_diverging_run_stops_and_keeps_its_finite_checkpoint(tmp_path, kind):
+    run = TRAINERS[kind](tmp_path, **SAVING, **DIVERGING, gradient_accumulation_steps=2)
     with pytest.raises(InputError, match=r"not finite at step \d+ \(learning rate 1e\+30\), so the run stops: lower"):
         run.train()
     for name in checkpoints(tmp_path):
@@ -197,8 +196,10 @@ def test_a_few_steps_of_overflow_are_skipped(tmp_path, kind):
     assert_finite(tmp_path / "checkpoint-12")
 
 
-@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused"])
-@pytest.mark.parametrize("kind", ["classification", "decoupled"])
+@pytest.mark.parametrize(
+    ("kind", "optim"),
+    [("classification", "adamw_torch"), ("classification", "adamw_torch_fused"), ("decoupled", "sgd")],
+)
 def test_a_scale_that_shrinks_to_nothing_stops_the_run(tmp_path, kind, optim):
     """A fused optimizer skips steps by itself, so accelerate does not know."""
     fields = {**SAVING, "max_steps": 60, "save_steps": 50, "logging_steps": 35, "max_grad_norm": 0, "optim": optim}
