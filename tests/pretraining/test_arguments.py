@@ -1,6 +1,5 @@
 """What the pretraining scripts make of the flags they share."""
 
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +15,6 @@ from hf_deberta.pretraining.arguments import (
 from hf_deberta.pretraining.corpus import Corpus, CorpusArguments
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 from hf_deberta.training.errors import InputError
-from hf_deberta.training.script import run_script
 
 LINES = ["the old man walked slowly down to a quiet harbour"] * 20
 TOKENIZER = train_tokenizer(LINES, 290, "bpe")
@@ -102,17 +100,6 @@ def test_overwrite_cache_tokenizes_in_one_process(tmp_path):
         assert len(make_rows(corpus, TOKENIZER, None, training_args)["train"])
         written.append(about.stat().st_mtime_ns)
     assert written[0] == written[1] != written[2]
-
-
-def test_evaluation_flags_identify_a_run_that_keeps_the_best_model(tmp_path, monkeypatch):
-    flags = {"max_eval_samples": 5, "eval_strategy": "steps", "eval_steps": 4.0, "save_steps": 4.0}
-    words = ["script", "--train_file", "a", "--output_dir", str(tmp_path), "--learning_rate", "0.1", "--use_cpu"]
-    words += [str(word) for name, value in flags.items() for word in (f"--{name}", value)]
-    for best in ("false", "true"):
-        monkeypatch.setattr(sys, "argv", [*words, "--load_best_model_at_end", best])
-        found = run_script((CorpusArguments, PretrainingArguments), lambda corpus, training: training.identifying_flags)
-        assert {name: value for name, value in found.items() if name in flags} == (flags if best == "true" else {})
-        assert found["learning_rate"] == 0.1
 
 
 def test_a_folder_that_does_not_exist(tmp_path):

@@ -86,11 +86,6 @@ def test_a_recipe_sets_flags_and_flags_of_the_user_win(parse):
     assert "Rows per step: 8,192 = 1 device(s) x 32 x 256, published: 8,192" in log
 
 
-def test_without_a_recipe_the_defaults_stay(parse):
-    training, log = parse("--config_preset", "v3-base")
-    assert (training.learning_rate, training.max_steps, "Recipe" in log) == (2e-4, -1, False)
-
-
 def test_rows_per_device_of_the_user_change_the_accumulation(parse):
     words = ("--recipe", "released:v3-xsmall", "--per_device_train_batch_size", "4")
     training, log = parse(*words)
