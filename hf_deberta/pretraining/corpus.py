@@ -228,7 +228,8 @@ class Corpus:
             deduplication = ExactDeduplication()
             batches, counts = deduplication.without_duplicates(batches), deduplication.counts
         documents = (ids for batch in batches if batch for ids in encode(tokenizer, batch))
-        token_file = write_token_file(folder, documents, len(tokenizer), fingerprint, counts)
+        with input_errors(self.source(split)):  # there may be no text
+            token_file = write_token_file(folder, documents, len(tokenizer), fingerprint, counts)
         if counts:
             logger.info(
                 f"{split}: {counts['duplicates']:,} documents ({counts['duplicate_characters']:,} characters) came "

@@ -235,7 +235,7 @@ def test_bad_arguments(arguments, message):
     ("content", "message"),
     [
         (b"", "corpus.txt is empty"),
-        (b"\n\n\n", "every document is empty"),
+        (b"\n\n\n", "corpus.txt: there is no text for .*train: every document is empty"),
         (b"good\nStra\xdfe\n", "corpus.txt, line 2: .* byte 0xdf in position 4"),
         ("good\nü".encode()[:-1], "corpus.txt, line 2: .* byte 0xc3 in position 0"),
     ],
