@@ -22,26 +22,15 @@ from pathlib import Path
 
 import torch
 from numerics import tiny_inputs
-from transformers import (
-    DebertaV2Config,
-    DebertaV2ForSequenceClassification,
-    PrinterCallback,
-    TrainingArguments,
-    set_seed,
-)
+from tiny_trainers import checkpointing_trainer
+from transformers import DebertaV2Config, DebertaV2ForSequenceClassification, PrinterCallback, set_seed
 from transformers.utils import logging
 
 import hf_deberta
 from hf_deberta import HfDebertaConfig
-from hf_deberta.training.checkpoints import AtomicCheckpointsMixin
 
-SIZES = {
-    "hidden_size": 64,
-    "num_attention_heads": 4,
-    "intermediate_size": 128,
-    "num_hidden_layers": 3,
-    "max_position_embeddings": 256,
-}
+SIZES = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128, "num_hidden_layers": 3}
+SIZES |= {"max_position_embeddings": 256}
 BATCHES = 24  # different batches per thread
 MEMORY_GROWTH = 0.03  # allowed growth of the median resident memory, from the second quarter to the last
 
@@ -92,22 +81,7 @@ def infer(
 
 def train(folder: str) -> float:
     """Return the loss of a short training run that writes checkpoints."""
-
-    class Soak(AtomicCheckpointsMixin):
-        pass
-
-    set_seed(1)
-    model = hf_deberta.HfDebertaForSequenceClassification(HfDebertaConfig.from_preset("tiny", num_labels=2))
-    lengths = torch.randint(4, 60, (24,), generator=torch.Generator().manual_seed(2)).tolist()
-    rows = [
-        {"input_ids": ids, "attention_mask": mask, "labels": n % 2}
-        for ids, mask, n in zip(*tiny_inputs(lengths).values(), lengths, strict=True)
-    ]
-    args = TrainingArguments(
-        folder, max_steps=6, per_device_train_batch_size=8, save_steps=3, save_total_limit=1, report_to="none",
-        disable_tqdm=True, logging_strategy="no", use_cpu=True,
-    )  # fmt: skip
-    trainer = Soak(model, args, train_dataset=rows)
+    trainer = checkpointing_trainer(Path(folder), save_total_limit=1, logging_strategy="no")
     trainer.remove_callback(PrinterCallback)
     return trainer.train().training_loss
 
@@ -180,14 +154,12 @@ def growth(rows: list[dict[str, float]]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--samples", type=int, default=60, help="number of measurements")
     parser.add_argument("--csv", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    rows, changed = soak(arguments.minutes, arguments.threads, arguments.samples)
+    rows, changed = soak(arguments.minutes, threads=2, samples=60)
     if arguments.csv:
         with open(arguments.csv, "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, rows[0])

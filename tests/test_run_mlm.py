@@ -16,8 +16,7 @@ import pytest
 import torch
 from huggingface_hub.utils import filter_repo_objects
 from test_saved_folders import FakeHub
-from tokenizers import Tokenizer, models
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast, pipeline
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaModel
 from hf_deberta.commands import mlm
@@ -119,30 +118,20 @@ def test_a_new_head_is_named(tmp_path, caplog, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", ["causal", "joint"])
-def test_autoregressive_objectives(run_mlm, text, tmp_path, objective):
-    arguments = ["--objective", objective, "--max_steps", 4, "--logging_steps", 2]
-    run_mlm(*TINY, *RUN, "--train_file", text, "--output_dir", tmp_path, *arguments)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert type(model).__name__ == "HfDebertaForCausalLM"
-    prompt = AutoTokenizer.from_pretrained(tmp_path)("the old", return_tensors="pt").input_ids[:, :-1]
-    assert prompt[0, 0] == 1 and 2 not in prompt  # [CLS] at the beginning, no [SEP]
-    assert model.generate(prompt, max_new_tokens=2).shape[1] == prompt.shape[1] + 2
-    assert json.loads((tmp_path / "all_results.json").read_text())["eval_loss"] > 0
-
-
-@pytest.mark.slow
-def test_perplexity_of_a_test_split(run_mlm, tmp_path, caplog, monkeypatch):
+def test_a_joint_objective_and_perplexity_of_a_test_split(run_mlm, tmp_path):
     """A data set's test split is evaluated, with the words and bytes of its text as units."""
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     rng, folder = random.Random(0), tmp_path / "data"
     folder.mkdir()
     for split, number in (("train", 80), ("validation", 10), ("test", 12)):
         lines = [" ".join(rng.choices(WORDS.split(), k=rng.randrange(3, 60))) for _ in range(number)]
         (folder / f"{split}.txt").write_text("\n".join(lines), encoding="utf-8")
     command = [*TINY, *RUN, "--dataset_name", folder, "--cache_dir", tmp_path / "cache", "--max_steps", 2]
-    command += ["--objective", "causal", "--perplexity_stride", 16, "--output_dir", tmp_path / "out"]
+    command += ["--objective", "joint", "--perplexity_stride", 16, "--output_dir", tmp_path / "out"]
     run_mlm(*command)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    prompt = AutoTokenizer.from_pretrained(tmp_path / "out")("the old", return_tensors="pt").input_ids[:, :-1]
+    assert prompt[0, 0] == 1 and 2 not in prompt  # [CLS] at the beginning, no [SEP]
+    assert model.generate(prompt, max_new_tokens=2).shape[1] == prompt.shape[1] + 2
     results = json.loads((tmp_path / "out" / "all_results.json").read_text())
     for name, split in (("eval", "validation"), ("test", "test")):
         text = (folder / f"{split}.txt").read_text()
@@ -151,7 +140,6 @@ def test_perplexity_of_a_test_split(run_mlm, tmp_path, caplog, monkeypatch):
         size = len(text.replace("\n", "").encode())
         assert results[f"{name}_bits_per_byte"] * size * math.log(2) == pytest.approx(per_word, rel=1e-4)
         assert results[f"{name}_perplexity"] > 1
-    assert "test: " in caplog.text
 
 
 def test_a_stride_needs_a_causal_model_and_some_context(run_mlm, text):
@@ -163,10 +151,9 @@ def test_a_stride_needs_a_causal_model_and_some_context(run_mlm, text):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pack", [["--no_pack"], []], ids=["single", "packed"])
-def test_ablations_by_flags(run_mlm, text, tmp_path, pack):
+def test_ablations_by_flags(run_mlm, text, tmp_path):
     overrides = "pos_att_type=c2p,position_biased_input=true,hidden_dropout_prob=0"
-    extra = ["--config_overrides", overrides, "--emd_steps", 0, "--max_steps", 2, *pack]
+    extra = ["--config_overrides", overrides, "--emd_steps", 0, "--max_steps", 2, "--no_pack"]
     run_mlm(*TINY, *RUN, "--train_file", text, "--output_dir", tmp_path, *extra)
     config = AutoModelForMaskedLM.from_pretrained(tmp_path).config
     assert (config.pos_att_type, config.emd_steps, config.position_biased_input) == (["c2p"], 0, True)
@@ -250,54 +237,15 @@ def test_main_process_tokenizes_first(monkeypatch, text, tmp_path, script, each)
         (["--config_preset", "tiny"], "a new model needs a tokenizer"),
         (["--config_preset", "huge"], "unknown preset 'huge': choose one of v1-base, v1-large"),
         ([*TINY, "--config_overrides", "hidden=3"], "unknown field hidden"),
-        ([*TINY, "--config_overrides", "emd_steps"], "name=value,name=value, but has 'emd_steps'"),
-        ([*TINY, "--objective", "clm"], "--objective must be mlm, causal or joint, not 'clm'"),
+        ([*TINY, "--objective", "clm"], "invalid choice: 'clm'"),
         ([*TINY, "--mlm_probability", 15], "between 0 and 1, not 15"),
-        ([*TINY[:2], "--train_tokenizer", 100, "--tokenizer_type", "bpe"], "a vocabulary of 100 is too small"),
-        (["--model_name_or_path", "TRAINED", "--train_tokenizer", 300], "add --from_scratch"),
-        (
-            ["--model_name_or_path", "TRAINED", "--tokenizer_name", "OTHER", "--max_seq_length", 64],
-            "the tokenizer has 320 tokens",
-        ),
-        (["--model_name_or_path", "TRAINED", "--tokenizer_name", "OTHER"], "more than the 64 absolute positions of"),
-        (["--config_name", "TRAINED", "--tokenizer_name", "OTHER"], "more than the 64 absolute positions of"),
-        (
-            ["--model_name_or_path", "TRAINED", "--from_scratch", "--tokenizer_name", "OTHER"],
-            "more than the 64 absolute positions of",
-        ),
         ([*TINY, "--config_overrides", "max_position_embeddings=20"], "more than the 20 absolute positions of"),
-        ([*TINY, "--config_overrides", "vocab_size=256"], "the tokenizer has 300 tokens, but the model's"),
-        ([*TINY[:2], "--tokenizer_name", "BARE"], "rows need a tokenizer with cls_token, sep_token, pad_token"),
-        ([*TINY[:2], "--tokenizer_name", "MASKLESS"], "masking needs a mask token"),
-        ([*TINY, "--max_seq_length", 9], "--max_seq_length must be at least 10, not 9"),
-        ([*TINY, "--objective", "causal", "--config_overrides", "conv_kernel_size=3"], "looks at the next token"),
-        ([*TINY, "--objective", "joint", "--config_overrides", "conv_kernel_size=3"], "looks at the next token"),
-        (["--model_name_or_path", "TRAINED", "--config_overrides", "hiden_size=3"], "unknown field hiden_size;"),
         ([*TINY, "--do_train", "false"], "--do_train false evaluates a trained model"),
-        ([*TINY, "--config_overrides", "attn_implementation=bogus"], "choose auto, eager, sdpa, triton"),
-        (["--model_name_or_path", "/no/such/folder"], "there is no folder /no/such/folder"),
         ([*TINY, "--dtype", "float32"], "--dtype"),
-        ([*TINY, "--lines"], "--lines"),
         ([*TINY, "--recipe", "paper:v1-base", "--max_stpes", 5], "--max_stpes 5; did you mean --max_steps?"),
-        ([*TINY, "--label_smoothing_factor", 0.1], "--label_smoothing_factor 0.1 is not supported"),
     ],
 )
 def test_bad_input_is_reported_in_one_line(run_mlm, text, tmp_path, arguments, message):
-    if "TRAINED" in arguments:
-        HfDebertaForMaskedLM(HfDebertaConfig.from_preset("tiny")).save_pretrained(tmp_path / "trained")
-    if "OTHER" in arguments:
-        from hf_deberta.pretraining.tokenizer_training import train_tokenizer
-
-        train_tokenizer([*WORDS.split(), "other things, of course!"] * 9, 320, "bpe").save_pretrained(
-            tmp_path / "other"
-        )
-    if "BARE" in arguments or "MASKLESS" in arguments:
-        words = Tokenizer(models.WordLevel({"[CLS]": 0, "[SEP]": 1, "[PAD]": 2, "man": 3}, unk_token="man"))
-        special = {f"{name}_token": f"[{name.upper()}]" for name in ("cls", "sep", "pad")}
-        PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path / "bare")
-        PreTrainedTokenizerFast(tokenizer_object=words, **special).save_pretrained(tmp_path / "maskless")
-    names = {name: tmp_path / name.lower() for name in ("TRAINED", "OTHER", "BARE", "MASKLESS")}
-    arguments = [names.get(argument, argument) for argument in arguments]
     with pytest.raises(SystemExit) as stopped:
         run_mlm(*arguments, "--train_file", text, "--output_dir", tmp_path / "out", "--use_cpu")
     assert message in stopped.value.code and stopped.value.code.startswith("run_mlm.py: ")
@@ -317,7 +265,6 @@ def test_another_run_is_refused(run_mlm, text, tmp_path, caplog):
         "config_overrides None, now pos_att_type=p2c, .*seed 42, now 7": [
             "--config_overrides", "pos_att_type=p2c", "--mlm_probability", 0.4, "--seed", 7,
         ],
-        "config_overrides None, now hidden_size=64": ["--config_overrides", "hidden_size=64,intermediate_size=128"],
         "text [0-9a-f]{64}, now [0-9a-f]{64}": ["--max_train_samples", 100],
         "batch 4, now 8": ["--per_device_train_batch_size", 8],
         "steps 2, now 1": ["--max_steps", 1],
@@ -327,8 +274,7 @@ def test_another_run_is_refused(run_mlm, text, tmp_path, caplog):
             (tmp_path / "model.safetensors").unlink()
             (tmp_path / "trainer_state.json").unlink()
         before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if "tokens" not in str(path)}
-        checked = list(others.items()) if finished else list(others.items())[:1]  # the comparison is the same
-        for message, flags in checked:
+        for message, flags in [*others.items()][: 9 if finished else 1]:  # the comparison is the same
             with pytest.raises(SystemExit, match=rf"run_mlm.py: .* with other settings: .*{message}.*--output_dir"):
                 run_mlm(*command, "--max_steps", 2, *flags)
         assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if "tokens" not in str(path)}
@@ -341,29 +287,3 @@ def test_another_run_is_refused(run_mlm, text, tmp_path, caplog):
     run_mlm(*command, "--max_steps", 1, "--objective", "causal", "--resume_from_checkpoint", "false")
     assert type(AutoModelForCausalLM.from_pretrained(tmp_path)).__name__ == "HfDebertaForCausalLM"
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]
-
-
-@pytest.mark.slow
-def test_a_json_file_of_flags(run_mlm, text, tmp_path):
-    flags = {"config_preset": "tiny", "train_tokenizer": 300, "tokenizer_type": "bpe", "max_seq_length": 32}
-    flags |= {"train_file": [str(text)], "output_dir": str(tmp_path / "out"), "max_steps": 1, "use_cpu": True}
-    path = tmp_path / "flags.json"
-    path.write_text(json.dumps({**flags, "max_step": 1}))
-    with pytest.raises(SystemExit, match="unknown flags: max_step"):
-        run_mlm(path)
-    path.write_text(json.dumps(flags))
-    run_mlm(path)
-    path.write_text(json.dumps({**flags, "mlm_probability": 0.3}))
-    with pytest.raises(SystemExit, match="other settings: mlm_probability 0.15, now 0.3"):
-        run_mlm(path)
-
-
-def test_a_checkpoint_that_lacks_tensors_is_not_evaluated(tmp_path):
-    model = HfDebertaForMaskedLM(HfDebertaConfig.from_preset("tiny"))
-    model.deberta.save_pretrained(tmp_path)  # without the head
-    args = SimpleNamespace(objective="mlm", new_model=False, model_name_or_path=str(tmp_path), hub_options=dict)
-    config = HfDebertaConfig.from_pretrained(tmp_path)
-    assert mlm.make_model(args, config)
-    with pytest.raises(Exception, match=r"has no weights for .*lm_predictions.* --do_train false") as error:
-        mlm.make_model(args, config, do_train=False)
-    assert type(error.value) is InputError

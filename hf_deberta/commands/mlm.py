@@ -19,10 +19,11 @@ Repeat the command to resume an interrupted run. Flags are named as in Transform
 """
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
+from typing import Literal
 
 from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.utils import logging
@@ -40,6 +41,7 @@ from hf_deberta.pretraining.arguments import (
 from hf_deberta.pretraining.corpus import Corpus, CorpusArguments
 from hf_deberta.pretraining.language_model_trainer import LanguageModelTrainer
 from hf_deberta.pretraining.packing import RowCollator
+from hf_deberta.training.command_line import flag
 from hf_deberta.training.errors import InputError, input_errors
 from hf_deberta.training.script import run_script
 
@@ -50,24 +52,17 @@ logger = logging.get_logger(__name__)
 class ModelArguments(NewModelArguments):
     """The model and its objective."""
 
-    model_name_or_path: str | None = field(
-        default=None,
-        metadata={"help": "Continue from this checkpoint: an official DeBERTa, Transformers', or one of hf_deberta."},
+    model_name_or_path: str | None = flag(
+        None, "Continue from this checkpoint: an official DeBERTa, Transformers', or one of hf_deberta."
     )
-    from_scratch: bool = field(
-        default=False, metadata={"help": "Use the checkpoint's configuration and tokenizer, but new weights."}
+    from_scratch: bool = flag(False, "Use the checkpoint's configuration and tokenizer, but new weights.")
+    objective: Literal["mlm", "causal", "joint"] = flag(
+        "mlm", "mlm; causal (attend to earlier tokens only); joint (both on the same rows: DeBERTa-MT)."
     )
-    objective: str = field(
-        default="mlm",
-        metadata={"help": "mlm; causal (attend to earlier tokens only); joint (both on the same rows: DeBERTa-MT)."},
-    )
-
-    perplexity_stride: int | None = field(
-        default=None,
-        metadata={
-            "help": "After training a causal model, evaluate whole documents in windows of --max_seq_length that "
-            "advance by this many tokens: perplexity per token and per word, bits per byte."
-        },
+    perplexity_stride: int | None = flag(
+        None,
+        "After training a causal model, evaluate whole documents in windows of --max_seq_length that "
+        "advance by this many tokens: perplexity per token and per word, bits per byte.",
     )
 
     def __post_init__(self) -> None:
@@ -76,9 +71,6 @@ class ModelArguments(NewModelArguments):
         if len(flags) != 1:
             given = " and ".join(f"--{flag}" for flag in flags) or "none"
             raise InputError(f"give one of --model_name_or_path, --config_preset, --config_name, not {given}")
-        if self.objective not in ("mlm", "causal", "joint"):
-            raise InputError(f"--objective must be mlm, causal or joint, not {self.objective!r}")
-
         if self.perplexity_stride is not None and self.objective == "mlm":
             raise InputError("--perplexity_stride is for models that predict the next token: add --objective causal")
 
@@ -151,9 +143,9 @@ def make_model(
 ) -> HfDebertaForMaskedLM | HfDebertaForCausalLM:
     """Load the checkpoint, or make a new model. Say so if the head is new; without training that is an error."""
     model_class = HfDebertaForMaskedLM if args.objective == "mlm" else HfDebertaForCausalLM
-    if args.new_model:
-        return model_class(config)
-    with input_errors("", OSError):
+    with input_errors("", OSError, ValueError):
+        if args.new_model:
+            return model_class(config)
         model, info = model_class.from_pretrained(
             args.model_name_or_path, config=config, dtype="float32", output_loading_info=True, **args.hub_options()
         )

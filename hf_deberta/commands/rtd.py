@@ -20,7 +20,7 @@ masked-language model. Repeat the command to resume an interrupted run.
 """
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ from hf_deberta.pretraining.packing import RowCollator
 from hf_deberta.pretraining.released_generator import released_generator_config
 from hf_deberta.pretraining.rtd_pretraining import HfDebertaForRtdPretraining, HfDebertaRtdConfig
 from hf_deberta.pretraining.rtd_trainer import RtdTrainer
+from hf_deberta.training.command_line import flag
 from hf_deberta.training.errors import InputError, input_errors
 from hf_deberta.training.script import run_script
 
@@ -53,29 +54,19 @@ logger = logging.get_logger(__name__)
 class PairArguments(NewModelArguments):
     """Generator and discriminator, and how they are trained together."""
 
-    discriminator_name_or_path: str | None = field(default=None, metadata={"help": "Continue from this discriminator."})
-    generator_name_or_path: str | None = field(
-        default=None, metadata={"help": "Continue from this generator; by default the one beside the discriminator."}
+    discriminator_name_or_path: str | None = flag(None, "Continue from this discriminator.")
+    generator_name_or_path: str | None = flag(
+        None, "Continue from this generator; by default the one beside the discriminator."
     )
-    generator_layers: int | None = field(
-        default=None, metadata={"help": "Layers of a new generator; by default half of the discriminator's."}
+    generator_layers: int | None = flag(None, "Layers of a new generator; by default half of the discriminator's.")
+    embedding_sharing: str = flag(
+        "gdes", "gdes (gradient-disentangled), es (one table for both), nes (a table for each)."
     )
-    embedding_sharing: str = field(
-        default="gdes",
-        metadata={"help": "gdes (gradient-disentangled), es (one table for both), nes (a table for each)."},
+    rtd_weight: float = flag(50.0, "Weight of the discriminator's loss: 50 in the paper, 10 in the released script.")
+    sampling_temperature: float = flag(
+        1.0, "Temperature of sampling from the generator's predictions; 0 takes the most likely token."
     )
-    rtd_weight: float = field(
-        default=50.0,
-        metadata={"help": "Weight of the discriminator's loss: 50 in the paper, 10 in the released script."},
-    )
-    sampling_temperature: float = field(
-        default=1.0,
-        metadata={"help": "Temperature of sampling from the generator's predictions; 0 takes the most likely token."},
-    )
-    decoupled: bool = field(
-        default=False,
-        metadata={"help": "Step the generator first, then the discriminator, as the released script does."},
-    )
+    decoupled: bool = flag(False, "Step the generator first, then the discriminator, as the released script does.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -179,11 +170,11 @@ def make_config(args: PairArguments, tokenizer: PreTrainedTokenizerBase, length:
 
 def make_pair(args: PairArguments, config: HfDebertaRtdConfig) -> HfDebertaForRtdPretraining:
     """Load the pair, or make a new one."""
-    if args.discriminator_name_or_path is None:
-        return HfDebertaForRtdPretraining(config)
     options = {"dtype": "float32", **args.config_fields(), **args.hub_options()}
-    names = (args.generator_name_or_path, args.discriminator_name_or_path)
     with input_errors("", OSError, ValueError):
+        if args.discriminator_name_or_path is None:
+            return HfDebertaForRtdPretraining(config)
+        names = (args.generator_name_or_path, args.discriminator_name_or_path)
         return HfDebertaForRtdPretraining.from_pair(*names, options=options, **args.pair_fields())
 
 

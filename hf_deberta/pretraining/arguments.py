@@ -3,7 +3,7 @@
 import json
 from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from hf_deberta.pretraining.masking import Masking, Vocabulary
 from hf_deberta.pretraining.packing import TokenRows, check_rows
 from hf_deberta.pretraining.recipes import Recipe, find_recipe, parse_name
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
-from hf_deberta.training.command_line import require_attention_name
+from hf_deberta.training.command_line import flag
 from hf_deberta.training.errors import InputError, input_errors
 from hf_deberta.training.processes import is_main_process, number_of_devices
 from hf_deberta.training.run_identity import RunArguments
@@ -33,20 +33,14 @@ LOADING_ERRORS = (OSError, ValueError, StrictDataclassError)
 class NewModelArguments:
     """A new model, its tokenizer, and options of downloads."""
 
-    config_preset: str | None = field(
-        default=None, metadata={"help": f"Train a new model of a published size: {', '.join(PRESETS)}."}
-    )
-    config_name: str | None = field(default=None, metadata={"help": "Train a new model with this configuration."})
-    config_overrides: str | None = field(
-        default=None, metadata={"help": "Change fields of the configuration: 'hidden_size=256,pos_att_type=c2p'."}
-    )
-    emd_steps: int | None = field(
-        default=None, metadata={"help": "Steps of the enhanced mask decoder; 0 trains without it."}
-    )
-    tokenizer_name: str | None = field(default=None, metadata={"help": "Name or folder (default: the checkpoint's)."})
-    cache_dir: str | None = field(default=None, metadata={"help": "Folder for downloaded files."})
-    model_revision: str = field(default="main", metadata={"help": "Branch, tag or commit of the checkpoint."})
-    token: str | None = field(default=None, metadata={"help": "Hub token for private repositories."})
+    config_preset: str | None = flag(None, f"Train a new model of a published size: {', '.join(PRESETS)}.")
+    config_name: str | None = flag(None, "Train a new model with this configuration.")
+    config_overrides: str | None = flag(None, "Change fields of the configuration: 'hidden_size=256,pos_att_type=c2p'.")
+    emd_steps: int | None = flag(None, "Steps of the enhanced mask decoder; 0 trains without it.")
+    tokenizer_name: str | None = flag(None, "Name or folder (default: the checkpoint's).")
+    cache_dir: str | None = flag(None, "Folder for downloaded files.")
+    model_revision: str = flag("main", "Branch, tag or commit of the checkpoint.")
+    token: str | None = flag(None, "Hub token for private repositories.")
 
     def __post_init__(self) -> None:
         self.config_fields()  # report misspelt fields at once
@@ -116,19 +110,12 @@ class NewModelArguments:
 class MaskingArguments:
     """Which tokens are masked."""
 
-    masking: str = field(
-        default="unbiased",
-        metadata={"help": "unbiased, or official: as the released code masks."},
-    )
-    mlm_probability: float = field(default=0.15, metadata={"help": "Share of the tokens to predict."})
-    max_ngram: int = field(default=3, metadata={"help": "Largest number of words in a masked span."})
-    mask_prob: float = field(default=0.8, metadata={"help": "Share of the predicted tokens that become [MASK]."})
-    random_prob: float = field(
-        default=0.1, metadata={"help": "Share of the predicted tokens that become a random token."}
-    )
-    whole_word_mask: bool = field(
-        default=True, metadata={"help": "Mask whole words; false masks single tokens of a word."}
-    )
+    masking: str = flag("unbiased", "unbiased, or official: as the released code masks.")
+    mlm_probability: float = flag(0.15, "Share of the tokens to predict.")
+    max_ngram: int = flag(3, "Largest number of words in a masked span.")
+    mask_prob: float = flag(0.8, "Share of the predicted tokens that become [MASK].")
+    random_prob: float = flag(0.1, "Share of the predicted tokens that become a random token.")
+    whole_word_mask: bool = flag(True, "Mask whole words; false masks single tokens of a word.")
 
     def make_masking(self, tokenizer: PreTrainedTokenizerBase) -> Masking:
         vocabulary = Vocabulary.from_tokenizer(tokenizer)
@@ -159,12 +146,10 @@ class PretrainingArguments(RunArguments):
     save_total_limit: int | None = 2
     do_train: bool = True
     do_eval: bool = True
-    recipe: str = field(
-        default="none",
-        metadata={
-            "help": "paper: the settings that the papers print for --config_preset; released: those of the released "
-            "scripts. paper:MODEL and released:MODEL take those of another model. Any flag overrides the recipe."
-        },
+    recipe: str = flag(
+        "none",
+        "paper: the settings that the papers print for --config_preset; released: those of the released "
+        "scripts. paper:MODEL and released:MODEL take those of another model. Any flag overrides the recipe.",
     )
 
     def __post_init__(self) -> None:
@@ -280,7 +265,6 @@ def parse_overrides(text: str | None) -> dict[str, Any]:
             fields[name.strip()] = json.loads(value)
         except json.JSONDecodeError:
             fields[name.strip()] = value
-    require_attention_name(fields.get("attn_implementation"))
     if unknown := fields.keys() - {*HfDebertaConfig.__dataclass_fields__, "attn_implementation"}:
         raise InputError(
             f"--config_overrides: unknown field {', '.join(sorted(unknown))}; HfDebertaConfig documents the fields"

@@ -9,10 +9,10 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow.parquet
@@ -23,8 +23,9 @@ from transformers.utils import logging
 from hf_deberta.pretraining.deduplication import ExactDeduplication
 from hf_deberta.pretraining.mixture import STOPPING_STRATEGIES, DatasetName, Documents, load_datasets
 from hf_deberta.pretraining.token_file import TokenFile, rename_unless_taken, temporary_folder_beside, write_token_file
-from hf_deberta.pretraining.tokenizer_training import KINDS, train_tokenizer
+from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 from hf_deberta.tokenization_hf_deberta import HfDebertaTokenizer
+from hf_deberta.training.command_line import flag
 from hf_deberta.training.data_files import (
     list_files,
     load_files,
@@ -39,11 +40,6 @@ FILE_TYPES = {name: name for name in ("txt", "json", "csv", "tsv", "parquet")} |
 DOCUMENTS_PER_BATCH = 1000  # tokenized together
 MAX_TOKENIZER_DOCUMENTS = 1_000_000  # the most documents that a tokenizer is trained on
 EVALUATION_SPLITS = ("validation", "test")
-CHOICES = {
-    "stopping_strategy": STOPPING_STRATEGIES,
-    "sample_by": ("line", "paragraph", "document"),
-    "tokenizer_type": KINDS,
-}
 TOKENIZER_FLAGS = "trained_with.json"  # beside a trained tokenizer: the flags it was trained with
 
 logger = logging.get_logger(__name__)
@@ -53,59 +49,36 @@ logger = logging.get_logger(__name__)
 class CorpusArguments:
     """The text to train on, and how rows are made from it."""
 
-    dataset_name: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Dataset of the Hub, or a local folder with one. Several are interleaved: NAME:CONFIG:WEIGHT ..."
-        },
+    dataset_name: list[str] | None = flag(
+        None, "Dataset of the Hub, or a local folder with one. Several are interleaved: NAME:CONFIG:WEIGHT ..."
     )
-    dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of the dataset."})
-    stopping_strategy: str = field(
-        default="first_exhausted",
-        metadata={
-            "help": f"When several datasets end, as in datasets.interleave_datasets: {', '.join(STOPPING_STRATEGIES)}."
-        },
+    dataset_config_name: str | None = flag(None, "Configuration of the dataset.")
+    stopping_strategy: str = flag(
+        "first_exhausted",
+        f"When several datasets end, as in datasets.interleave_datasets: {', '.join(STOPPING_STRATEGIES)}.",
     )
-    train_file: list[str] | None = field(
-        default=None,
-        metadata={"help": "Text files (txt) or tables (jsonl, csv, tsv, parquet), or patterns of them."},
+    train_file: list[str] | None = flag(
+        None, "Text files (txt) or tables (jsonl, csv, tsv, parquet), or patterns of them."
     )
-    validation_file: list[str] | None = field(
-        default=None, metadata={"help": "Files to evaluate on, of the same types as --train_file."}
+    validation_file: list[str] | None = flag(None, "Files to evaluate on, of the same types as --train_file.")
+    test_file: list[str] | None = flag(None, "Files to evaluate on at the end, besides the validation documents.")
+    validation_split_percentage: float = flag(
+        5, "Percentage of the training documents to evaluate on, if there are no others."
     )
-    test_file: list[str] | None = field(
-        default=None, metadata={"help": "Files to evaluate on at the end, besides the validation documents."}
+    text_column: str = flag("text", "Column of a table that holds the text.")
+    sample_by: Literal["line", "paragraph", "document"] = flag(
+        "line", "What a document of a text file is; document: the file."
     )
-    validation_split_percentage: float = field(
-        default=5, metadata={"help": "Percentage of the training documents to evaluate on, if there are no others."}
-    )
-    text_column: str = field(default="text", metadata={"help": "Column of a table that holds the text."})
-    sample_by: str = field(
-        default="line", metadata={"help": "What a document of a text file is: line, paragraph or document (the file)."}
-    )
-    streaming: bool = field(default=False, metadata={"help": "Read the dataset without a copy on disk."})
-    max_train_samples: int | None = field(default=None, metadata={"help": "Use at most N training documents."})
-    max_eval_samples: int | None = field(default=None, metadata={"help": "Evaluate on at most N documents."})
-    deduplicate: bool = field(
-        default=False, metadata={"help": "Leave out training documents whose text came before, and count them."}
-    )
-    tokens_dir: str | None = field(
-        default=None, metadata={"help": "Folder of the tokenized corpus (default: OUTPUT_DIR/_tokens)."}
-    )
-    overwrite_cache: bool = field(
-        default=False, metadata={"help": "Tokenize again instead of using the files in --tokens_dir."}
-    )
-    max_seq_length: int = field(default=512, metadata={"help": "Tokens per row, [CLS] and [SEP] included."})
-    pack: bool = field(
-        default=True,
-        metadata={"help": "Fill rows with several documents, without attention between them; false: one per row."},
-    )
-    train_tokenizer: int | None = field(
-        default=None, metadata={"help": "Train a tokenizer with a vocabulary of this size on the corpus."}
-    )
-    tokenizer_type: str = field(
-        default="unigram", metadata={"help": "Type of the trained tokenizer: unigram (as v2, v3) or bpe (as v1)."}
-    )
+    streaming: bool = flag(False, "Read the dataset without a copy on disk.")
+    max_train_samples: int | None = flag(None, "Use at most N training documents.")
+    max_eval_samples: int | None = flag(None, "Evaluate on at most N documents.")
+    deduplicate: bool = flag(False, "Leave out training documents whose text came before, and count them.")
+    tokens_dir: str | None = flag(None, "Folder of the tokenized corpus (default: OUTPUT_DIR/_tokens).")
+    overwrite_cache: bool = flag(False, "Tokenize again instead of using the files in --tokens_dir.")
+    max_seq_length: int = flag(512, "Tokens per row, [CLS] and [SEP] included.")
+    pack: bool = flag(True, "Fill rows with several documents, without attention between them; false: one per row.")
+    train_tokenizer: int | None = flag(None, "Train a tokenizer with a vocabulary of this size on the corpus.")
+    tokenizer_type: Literal["unigram", "bpe"] = flag("unigram", "Of the trained tokenizer: as v2 and v3, or as v1.")
 
     def __post_init__(self) -> None:
         if (self.dataset_name is None) == (self.train_file is None):
@@ -121,9 +94,6 @@ class CorpusArguments:
             raise InputError(
                 "weights in --dataset_name and --stopping_strategy are for several data sets: leave them out"
             )
-        for flag, choices in CHOICES.items():
-            if getattr(self, flag) not in choices:
-                raise InputError(f"--{flag} must be one of {', '.join(choices)}, not {getattr(self, flag)!r}")
         share = self.validation_split_percentage
         if not 0 <= share < 100:
             raise InputError(f"--validation_split_percentage must be in [0, 100), not {share}")
@@ -173,8 +143,6 @@ class Corpus:
                     f"{', '.join(columns)}: name the column of the text with --text_column"
                 )
         limits = {"train": args.max_train_samples, **dict.fromkeys(EVALUATION_SPLITS, args.max_eval_samples)}
-        if unused := splits.keys() - limits:
-            logger.info(f"not used: the splits {', '.join(sorted(unused))} of {self.source('train')}")
         return {split: first_documents(splits[split], limits[split]) for split in splits if split in limits}
 
     def _split_off_validation(self, train: Documents) -> dict[str, Documents]:
@@ -195,7 +163,7 @@ class Corpus:
     def batches(self, split: str, documents: Documents = None) -> Iterator[list[str]]:
         """Yield the texts of a split, or of some of its documents, in batches; a missing text, null, is empty."""
         documents = self.splits[split] if documents is None else documents
-        column, empty = self.arguments.text_column, True
+        column = self.arguments.text_column
         with input_errors(self.source(split), Exception):
             for number, batch in enumerate(self._read(documents, split)):
                 for index, text in enumerate(batch[column]):
@@ -205,10 +173,7 @@ class Corpus:
                             f"{split} row {row} of {self.source(split)}: {column!r} must be text, not "
                             f"{describe(text)}: name another column with --text_column"
                         )
-                    empty = empty and not (text and text.strip())
                 yield [text or "" for text in batch[column]]
-        if empty:
-            raise InputError(f"there is no text in {self.source(split)}: every {split} document is empty")
 
     def _read(self, documents: Documents, split: str) -> Iterator[dict[str, list[Any]]]:
         try:
@@ -263,7 +228,8 @@ class Corpus:
             deduplication = ExactDeduplication()
             batches, counts = deduplication.without_duplicates(batches), deduplication.counts
         documents = (ids for batch in batches if batch for ids in encode(tokenizer, batch))
-        token_file = write_token_file(folder, documents, len(tokenizer), fingerprint, counts)
+        with input_errors(self.source(split)):  # there may be no text
+            token_file = write_token_file(folder, documents, len(tokenizer), fingerprint, counts)
         if counts:
             logger.info(
                 f"{split}: {counts['duplicates']:,} documents ({counts['duplicate_characters']:,} characters) came "
@@ -363,8 +329,6 @@ def read_files(files: list[str], args: CorpusArguments, options: dict[str, Any])
     if len(types) > 1 or None in types:
         raise InputError(f"all files must have the same type ({', '.join(FILE_TYPES)}), not {', '.join(files[:5])}")
     (file_type,) = types
-    if not any(Path(file).stat().st_size for file in files):
-        raise InputError(f"there is no text to train on: {', '.join(files[:5])} is empty")
     if file_type == "txt":
         options = {**options, "sample_by": args.sample_by}
     elif file_type == "parquet":  # other columns may differ from file to file, as the metadata of datatrove do

@@ -48,14 +48,6 @@ class SharedEmbedding(nn.Module):
         return self.shared.weight
 
     @property
-    def num_embeddings(self) -> int:
-        return self.weight.shape[0]
-
-    @property
-    def embedding_dim(self) -> int:
-        return self.weight.shape[1]
-
-    @property
     def padding_idx(self) -> int | None:
         return self.shared.padding_idx
 
@@ -70,9 +62,6 @@ class SharedEmbedding(nn.Module):
     def set_table(self, table: torch.Tensor) -> None:
         """Make `table()` return this table. With "es" nothing changes: the table is the generator's."""
 
-    def extra_repr(self) -> str:
-        return f"{self.num_embeddings}, {self.embedding_dim}, of the generator's {self.name}"
-
 
 class GradientDisentangledEmbedding(SharedEmbedding):
     """The generator's table, without gradient, plus a trained `delta`: "gdes"."""
@@ -86,11 +75,6 @@ class GradientDisentangledEmbedding(SharedEmbedding):
         return self.shared.weight.detach()
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        if self.delta.shape != self.weight.shape:
-            raise ValueError(
-                f"the generator's {self.name} are {tuple(self.weight.shape)}, but the discriminator's delta is "
-                f"{tuple(self.delta.shape)}: a pair cannot be resized; save_pair, resize both models, from_pair"
-            )
         # Two lookups are cheaper than adding two tables [V, h] in each step.
         return super().forward(ids) + functional.embedding(ids, self.delta, self.padding_idx)
 
@@ -109,8 +93,6 @@ def share_embeddings(generator: HfDebertaForMaskedLM, discriminator: HfDebertaFo
     >>> share_embeddings(generator, discriminator, "gdes")
     >>> discriminator.deberta.embeddings.word_embeddings.delta
     """
-    if sharing not in SHARINGS:
-        raise ValueError(f"embedding_sharing must be one of {', '.join(SHARINGS)}, not {sharing!r}")
     if sharing == "nes":
         return
     kind = GradientDisentangledEmbedding if sharing == "gdes" else SharedEmbedding

@@ -2,14 +2,13 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional
 from transformers.trainer_utils import EvalPrediction
 
-from hf_deberta.model.enhanced_mask_decoder import HfDebertaMaskedLMOutput
 from hf_deberta.model.losses import IGNORED, cross_entropy_per_item
 from hf_deberta.pretraining.packing import TokenRows
 from hf_deberta.pretraining.perplexity import perplexity_of_documents
@@ -48,11 +47,8 @@ class LanguageModelTrainer(PretrainingTrainer):
         self.objective, self.perplexity_stride, self.text_sizes = objective, perplexity_stride, text_sizes or {}
         kwargs.setdefault("compute_metrics", self.mean_metrics)
         super().__init__(*args, **kwargs)
-        if objective == "joint" and self.args.n_gpu > 1:
-            raise InputError(
-                f"one process cannot train both objectives on {self.args.n_gpu} GPUs: start one process per GPU with "
-                "accelerate launch or torchrun, or select one GPU with CUDA_VISIBLE_DEVICES"
-            )
+        if objective == "joint":
+            self.require_one_gpu_per_process("both objectives")
         self.correct: torch.Tensor | int = 0  # predictions since the last log
         self.predicted: torch.Tensor | int = 0
 
@@ -118,10 +114,11 @@ class LanguageModelTrainer(PretrainingTrainer):
                 outputs = model(**loss_inputs, sparse_prediction=True)
             labels = predicted_labels(name, loss_inputs)
             labelled = labels != IGNORED
-            correct = (predictions(outputs, labels) == labels[labelled]).float()
-            losses = outputs.losses
-            if losses is None:
-                losses = cross_entropy_per_item(outputs.logits[labelled], labels[labelled])
+            predicted, losses = outputs.predictions, outputs.losses
+            if predicted is None:  # a compiled graph returned logits at all positions
+                logits = outputs.logits[labelled]
+                predicted, losses = logits.argmax(-1), cross_entropy_per_item(logits, labels[labelled])
+            correct = (predicted == labels[labelled]).float()
             values = torch.stack([losses.float(), correct, torch.ones_like(correct)], dim=1)
             row = labelled.nonzero()[:, 0]
             sums.append(values.new_zeros(labels.shape[0], 3).index_add(0, row, values))
@@ -154,13 +151,6 @@ def predicted_labels(name: str, inputs: dict[str, Any]) -> torch.Tensor:
     """Return the label that each position [B, N] predicts: its own, or with "causal" that of the next token."""
     labels = inputs["labels"]
     return labels if name == "masked" else functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
-
-
-def predictions(outputs: HfDebertaMaskedLMOutput, labels: torch.Tensor) -> torch.Tensor:
-    """Return the predicted tokens [M] at labelled positions. A compiled graph returns logits at all positions."""
-    if outputs.predictions is not None:
-        return outputs.predictions
-    return cast(torch.Tensor, outputs.logits)[labels != IGNORED].argmax(-1)
 
 
 def perplexity(loss: float) -> float:

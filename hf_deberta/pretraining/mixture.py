@@ -76,7 +76,8 @@ def load_datasets(
                 splits[split] = documents.select_columns([text_column])
     return {"train": interleave(names, [splits["train"] for splits in loaded], stopping_strategy)} | {
         split: datasets.concatenate_datasets([splits[split] for splits in loaded if split in splits])
-        for split in splits_for_evaluation(names, loaded)
+        for split in ("validation", "test")
+        if any(split in splits for splits in loaded)
     }
 
 
@@ -88,13 +89,3 @@ def interleave(names: list[DatasetName], trains: list[Documents], stopping_strat
     number = f"{len(mixed):,} of {sum(map(len, trains)):,}" if hasattr(mixed, "__len__") else "a stream of"
     logger.info(f"training text: {number} documents: {parts} ({stopping_strategy})")
     return mixed
-
-
-def splits_for_evaluation(names: list[DatasetName], loaded: list[dict[str, Documents]]) -> list[str]:
-    """Return which of validation and test exist; say which data sets lack them."""
-    splits = [split for split in ("validation", "test") if any(split in parts for parts in loaded)]
-    for split in splits:
-        lacking = [name.name for name, parts in zip(names, loaded, strict=True) if split not in parts]
-        if lacking:
-            logger.warning(f"no {split} documents come from {', '.join(lacking)}: there is no such split")
-    return splits

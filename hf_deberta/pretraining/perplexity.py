@@ -51,13 +51,8 @@ def strided_loss(model: PreTrainedModel, ids: torch.Tensor, length: int, stride:
     token has at least `length - stride` tokens of context, except in the first window. The very first token has no
     context and is not scored; with `stride == length` that is true of each window's first token.
     """
-    if ids.dim() != 1 or len(ids) < 2:
-        raise ValueError(f"ids must be one sequence [T] of at least 2 tokens, not {tuple(ids.shape)}")
-    if length < 2 or not 1 <= stride <= length:
-        raise ValueError(
-            "a window needs a length of at least 2 and a stride from 1 to its length, not "
-            f"length {length}, stride {stride}"
-        )
+    if not 1 <= stride <= length:
+        raise ValueError(f"the stride must be from 1 to the length of a window, {length}, not {stride}")
     ids, training = ids.to(model.device), model.training
     model.eval()
     total, scored, seen = 0.0, 0, 0

@@ -1,8 +1,8 @@
 """Pretraining hyperparameters: those that the papers print, and those of the released scripts, which differ.
 
->>> find_recipe("paper", "rtd", "v3-base").learning_rate
+>>> find_recipe("paper", "rtd", "v3-base").settings["learning_rate"]
 0.0006
->>> find_recipe("released", "rtd", "v3-base").learning_rate
+>>> find_recipe("released", "rtd", "v3-base").settings["learning_rate"]
 0.0001
 
 A figure that could not be read in a source is missing from its row, and the flag keeps its default.
@@ -69,10 +69,6 @@ class Recipe:
     batch: int
     source: str
     missing: tuple[str, ...]  # flags whose figure is not known
-
-    @property
-    def learning_rate(self) -> float | None:
-        return self.settings.get("learning_rate")
 
     def flags(self, devices: int = 1, rows_per_device: int = 32) -> dict[str, Any]:
         """Return the flags of a script on this many devices: the batch becomes rows per device and accumulation.

@@ -226,7 +226,7 @@ class HfDebertaForRtdPretraining(PreTrainedModel):
             max_predictions_per_row: the generator's, see `HfDebertaForMaskedLM`.
         """
         labels = self._require_inputs(input_ids, labels, replaced_ids, only)
-        masked_items, real_items = split_items(num_items_in_batch)
+        masked_items, real_items = (None, None) if num_items_in_batch is None else num_items_in_batch.flatten()
         masked, real = masked_and_real_tokens(input_ids, labels, attention_mask, self.config.pad_token_id)
         layout: dict[str, Any] = {
             "attention_mask": attention_mask,
@@ -373,19 +373,6 @@ def _load_with_encoder(model_class: Any, name: str | Path, options: dict[str, An
             f"{name} has no weights for {shorten(', '.join(missing), 300)}: a part of the encoder would be random"
         )
     return model
-
-
-def split_items(num_items_in_batch: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return the numbers of masked tokens and of real tokens."""
-    if num_items_in_batch is None:
-        return None, None
-    if not torch.is_tensor(num_items_in_batch) or num_items_in_batch.numel() != 2:
-        raise ValueError(
-            f"num_items_in_batch must have two numbers, masked tokens and real tokens, not {num_items_in_batch}: train "
-            "with RtdTrainer, which counts both, or leave it out"
-        )
-    masked_items, real_items = num_items_in_batch.flatten()
-    return masked_items, real_items
 
 
 def masked_and_real_tokens(

@@ -1,6 +1,5 @@
 """`Trainer` for replaced token detection."""
 
-import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,8 @@ from hf_deberta.pretraining.rtd_pretraining import (
 )
 from hf_deberta.pretraining.throughput import rtd_training_operations
 from hf_deberta.pretraining.trainer import PretrainingTrainer
-from hf_deberta.training.checkpoints import UNFINISHED, replace_folder
+from hf_deberta.training.checkpoints import replace_folder
 from hf_deberta.training.errors import InputError
-from hf_deberta.training.integrity import MANIFEST
 from hf_deberta.training.uneven_batches import STAND_IN
 
 
@@ -52,11 +50,7 @@ class RtdTrainer(PretrainingTrainer):
         if decoupled and args is not None and args.ddp_find_unused_parameters is None:
             args.ddp_find_unused_parameters = True
         super().__init__(model, args, *arguments, **kwargs)
-        if self.args.n_gpu > 1:
-            raise InputError(
-                f"one process cannot train a pair on {self.args.n_gpu} GPUs: start one process per GPU with accelerate "
-                "launch or torchrun, or select one GPU with CUDA_VISIBLE_DEVICES"
-            )
+        self.require_one_gpu_per_process("a pair")
         if decoupled and self.is_deepspeed_enabled:
             raise InputError("--decoupled steps the optimizer twice, which DeepSpeed's engine cannot: leave it out")
         self.decoupled = decoupled
@@ -123,27 +117,15 @@ class RtdTrainer(PretrainingTrainer):
         generator, discriminator = self.model.config.models()
         return rtd_training_operations(generator, discriminator, tokens, self.context_length, predicted)
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+    def publish_model(self, unfinished: Path, folder: Path) -> None:
         """Write generator and discriminator, each with the tokenizer. Checkpoints hold the training state instead."""
-        if _internal_call:
-            return super().save_model(output_dir, _internal_call=True)
-        folder = Path(output_dir or str(self.args.output_dir))
-        state, pair = folder / UNFINISHED / "state", folder / UNFINISHED / "pair"
-        super().save_model(str(state), _internal_call=True)  # complete, also if the model is sharded
-        self.accelerator.wait_for_everyone()
-        if self.args.should_save:
-            (folder / MANIFEST).unlink(missing_ok=True)  # of another pair
-            HfDebertaForRtdPretraining.from_pretrained(state).save_pair(pair)
-            for name in MODELS:
-                if self.processing_class is not None:
-                    self.processing_class.save_pretrained(pair / name)
-            self.saved_files = [folder / path.relative_to(pair) for path in sorted(pair.rglob("*")) if path.is_file()]
-            for name in MODELS:
-                replace_folder(pair / name, folder / name)
-            shutil.rmtree(folder / UNFINISHED)
-        self.accelerator.wait_for_everyone()
-        if self.args.push_to_hub:
-            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+        pair = unfinished.with_name("pair")
+        HfDebertaForRtdPretraining.from_pretrained(unfinished).save_pair(pair)
+        for name in MODELS:
+            if self.processing_class is not None:
+                self.processing_class.save_pretrained(pair / name)
+        for name in MODELS:
+            replace_folder(pair / name, folder / name)
 
     def read_final_model(self) -> HfDebertaForRtdPretraining:
         generator, discriminator = (Path(str(self.args.output_dir)) / name for name in MODELS)

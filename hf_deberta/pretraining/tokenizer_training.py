@@ -24,7 +24,6 @@ logger = logging.get_logger(__name__)
 
 KINDS = ("unigram", "bpe")
 FIRST_TOKENS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
-BYTES = 256
 MAX_CHARACTERS = 200_000_000  # for SentencePiece, which needs some 20 bytes of memory per character
 MAX_LINE_LENGTH = 1_000_000  # longer lines are cut before they are sampled
 SENTENCEPIECE_NAMES = ("pad", "bos", "eos", "unk")  # of FIRST_TOKENS
@@ -50,12 +49,6 @@ def train_tokenizer(
     """
     if kind not in KINDS:
         raise InputError(f"--tokenizer_type must be {' or '.join(KINDS)}, not {kind!r}")
-    smallest = len(FIRST_TOKENS) + 1 + (BYTES if kind == "bpe" else 1)
-    if vocab_size < smallest:
-        raise InputError(
-            f"--train_tokenizer: a vocabulary of {vocab_size} is too small: {kind} needs at least {smallest}, better "
-            "thousands"
-        )
     counted = _CountedTexts(texts)
     try:
         train = _train_unigram if kind == "unigram" else _train_byte_bpe
@@ -63,12 +56,11 @@ def train_tokenizer(
     except Exception as error:  # tokenizers raises a bare Exception if reading the texts fails
         if counted.failure is not None:
             raise counted.failure from counted.failure.__cause__
-        if counted.texts and not isinstance(error, RuntimeError):
+        if not isinstance(error, RuntimeError):
             raise
-        if counted.texts:
-            raise InputError(
-                f"no {kind} vocabulary of {vocab_size} could be trained on {counted.texts} texts ({error})"
-            ) from error
+        raise InputError(
+            f"no {kind} vocabulary of {vocab_size} could be trained on {counted.texts} texts ({error})"
+        ) from error
     if counted.texts == 0:
         raise InputError("there is no text to train a tokenizer on: the corpus is empty")
     if tokenizer.get_vocab_size() > vocab_size - 1:

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 from hf_deberta.pretraining.packing import TokenRows
 from hf_deberta.pretraining.throughput import ThroughputMeter, peak_operations, training_operations
+from hf_deberta.training.errors import InputError
 from hf_deberta.training.row_order import EpochSampler
 from hf_deberta.training.run_trainer import RunTrainer
 
@@ -37,6 +38,13 @@ class PretrainingTrainer(RunTrainer):
         self.context_length = context_length
         self.meter = ThroughputMeter(self.model.config.pad_token_id)
         self.add_callback(self.meter)
+
+    def require_one_gpu_per_process(self, trained: str) -> None:
+        if self.args.n_gpu > 1:
+            raise InputError(
+                f"one process cannot train {trained} on {self.args.n_gpu} GPUs: start one process per GPU with "
+                "accelerate launch or torchrun, or select one GPU with CUDA_VISIBLE_DEVICES"
+            )
 
     def train_and_evaluate(self) -> None:
         """Train or resume, evaluate, and write the model card: all that a script does with its trainer."""

@@ -42,14 +42,6 @@ from hf_deberta.training.processes import in_main_process
 UNFINISHED = "_unfinished"
 ARCHIVE = "_before"
 FINAL_WEIGHTS = ("model*.safetensors", "model.safetensors.index.json")
-NOT_NEEDED = ("README.md", "training_args.bin")  # to load a final model
-WHOLE_MODEL = "the whole model in each process"
-LAYOUTS = {  # files of a checkpoint, and how the run that wrote them was divided among processes
-    "global_step*": "DeepSpeed",
-    "pytorch_model_fsdp_[0-9]*": "FSDP (SHARDED_STATE_DICT)",
-    "pytorch_model_fsdp.bin": "FSDP (FULL_STATE_DICT)",
-    "pytorch_model_fsdp_rank*.bin": "FSDP (LOCAL_STATE_DICT)",
-}
 
 logger = logging.get_logger(__name__)
 
@@ -61,30 +53,7 @@ class AtomicCheckpointsMixin(Trainer):
     """
 
     final_models: tuple[str, ...] = (".",)  # folders in `output_dir` that hold the weights of a finished run
-    saved_files: Collection[Path] = ()  # of the final model, in `output_dir`
     _writing_checkpoint = False
-
-    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Train as `Trainer` does. A checkpoint that this configuration of accelerate cannot load is an InputError."""
-        if isinstance(resume_from_checkpoint, str):
-            self._require_same_layout(Path(resume_from_checkpoint))
-        return super().train(resume_from_checkpoint, *args, **kwargs)
-
-    def _require_same_layout(self, checkpoint: Path) -> None:
-        before, now = layout_of_checkpoint(checkpoint), self._layout()
-        if before != now:
-            raise InputError(
-                f"{checkpoint} was saved with {before}, and cannot be resumed with {now}: start with the same "
-                "configuration of accelerate as before, or start over with --resume_from_checkpoint false"
-            )
-
-    def _layout(self) -> str:
-        if self.is_deepspeed_enabled:
-            return "DeepSpeed"
-        if not self.is_fsdp_enabled:
-            return WHOLE_MODEL
-        plugin: Any = self.accelerator.state.fsdp_plugin
-        return f"FSDP ({str(plugin.state_dict_type).rpartition('.')[2]})"
 
     def _get_output_dir(self, trial: Any) -> str:
         folder = super()._get_output_dir(trial)
@@ -169,13 +138,16 @@ class AtomicCheckpointsMixin(Trainer):
             super().save_model(str(unfinished), _internal_call=True)
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            self.saved_files = [folder / path.name for path in sorted(unfinished.iterdir())]
-            for path in self.saved_files:
-                os.replace(unfinished / path.name, path)
+            self.publish_model(unfinished, folder)
             shutil.rmtree(folder / UNFINISHED)
         self.accelerator.wait_for_everyone()
         if self.args.push_to_hub:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def publish_model(self, unfinished: Path, folder: Path) -> None:
+        """Move the saved model, which is complete, to `folder`."""
+        for path in sorted(unfinished.iterdir()):
+            os.replace(path, folder / path.name)
 
     def save_state(self) -> None:
         """Write the state as `Trainer` does, and a manifest of it and the final model: the run has finished."""
@@ -183,10 +155,7 @@ class AtomicCheckpointsMixin(Trainer):
         if self.is_world_process_zero():
             with atomic_write(folder / TRAINER_STATE_NAME) as unfinished:
                 self.state.save_to_json(str(unfinished))
-            weights = final_weights(folder, self.final_models)
-            saved = (path for path in self.saved_files if folder in path.parents and path.is_file())
-            editable = [path for path in saved if path not in weights and path.name not in NOT_NEEDED]
-            write_manifest(folder, [folder / TRAINER_STATE_NAME, *weights], editable)
+            write_manifest(folder, [folder / TRAINER_STATE_NAME, *final_weights(folder, self.final_models)])
 
     def load_final_model(self) -> None:
         """Load the state and the final model that a finished run has left in `output_dir`."""
@@ -265,13 +234,13 @@ def last_checkpoint(arguments: TrainingArguments) -> str | None:
 
 
 def choose_checkpoint(arguments: TrainingArguments) -> Path | None:
-    requested, folder = arguments.resume_from_checkpoint, Path(str(arguments.output_dir))
-    if requested and str(requested).lower() not in ("true", "false"):
-        return check_requested_checkpoint(Path(requested), arguments)
-    if str(requested).lower() == "false":
+    requested = str(arguments.resume_from_checkpoint or "true")
+    if requested.lower() == "false":
         return None
+    is_path = requested.lower() != "true"
+    newest_first = [*reversed(checkpoints_by_step(Path(str(arguments.output_dir))).values())]
     damaged = {}
-    for checkpoint in reversed(checkpoints_by_step(folder).values()):
+    for checkpoint in [Path(requested)] if is_path else newest_first:
         damage = find_damage(checkpoint, arguments) or find_damage_of_best(checkpoint, arguments)
         if not damage:
             warn_if_unsure(checkpoint, arguments)
@@ -280,42 +249,23 @@ def choose_checkpoint(arguments: TrainingArguments) -> Path | None:
             )
             return checkpoint
         damaged[checkpoint] = ", ".join(damage)
-        logger.warning(f"{checkpoint} is not used, because it is damaged: {damaged[checkpoint]}")
+        if not is_path:
+            logger.warning(f"{checkpoint} is not used, because it is damaged: {damaged[checkpoint]}")
     if damaged:
-        details = "; ".join(f"{checkpoint.name}: {damage}" for checkpoint, damage in damaged.items())
+        details = "; ".join(f"{checkpoint}: {damage}" for checkpoint, damage in damaged.items())
         raise InputError(
-            f"{folder} has no whole checkpoint to resume from ({details}): restore the files, or start over with "
-            "--resume_from_checkpoint false"
+            f"there is no whole checkpoint to resume from ({details}): restore the files, name another with "
+            "--resume_from_checkpoint PATH, or start over with --resume_from_checkpoint false"
         )
     return None
-
-
-def check_requested_checkpoint(checkpoint: Path, arguments: TrainingArguments) -> Path:
-    """Return the checkpoint that the user named if it is whole; otherwise raise an InputError."""
-    if not checkpoint.is_dir():
-        raise InputError(f"--resume_from_checkpoint {checkpoint} is not a folder")
-    if not (checkpoint / MANIFEST).exists() and not (checkpoint / TRAINER_STATE_NAME).exists():
-        inside = checkpoints_by_step(checkpoint).values()
-        hint = f"; it holds {', '.join(path.name for path in inside)}: give one of these" if inside else ""
-        raise InputError(
-            f"--resume_from_checkpoint {checkpoint} is not a checkpoint: it has no {TRAINER_STATE_NAME}{hint}"
-        )
-    damage = find_damage(checkpoint, arguments) or find_damage_of_best(checkpoint, arguments)
-    if damage:
-        raise InputError(
-            f"--resume_from_checkpoint {checkpoint} is damaged ({', '.join(damage)}): restore its files, or give "
-            "another checkpoint"
-        )
-    warn_if_unsure(checkpoint, arguments)
-    return checkpoint
 
 
 def warn_if_unsure(checkpoint: Path, arguments: TrainingArguments) -> None:
     """Warn if a checkpoint could not be checked, or cannot be resumed exactly."""
     if not (checkpoint / MANIFEST).exists():
         logger.warning(
-            f"{checkpoint} has no {MANIFEST}, as checkpoints of earlier versions: all its parts are there and can be "
-            "read, but changed values would not be noticed"
+            f"{checkpoint} has no {MANIFEST}, as checkpoints of earlier versions: all its parts are there, but damage "
+            "would not be noticed"
         )
     if arguments.save_only_model and not any(checkpoint.glob("optimizer*")):
         logger.warning(
@@ -338,7 +288,7 @@ def find_damage_of_best(checkpoint: Path, arguments: TrainingArguments) -> list[
 
 
 def final_weights(folder: Path, models: Iterable[str]) -> list[Path]:
-    """Return the weight files of a finished run; other files of a model may be edited later, but not removed."""
+    """Return the weight files of a finished run; other files of a model may be edited later."""
     return sorted(path for model in models for pattern in FINAL_WEIGHTS for path in (folder / model).glob(pattern))
 
 
@@ -372,11 +322,6 @@ def require_checkpoint(folder: Path, damage: list[str]) -> None:
             f"{message}, and no checkpoint: restore its files, or start over with --resume_from_checkpoint false"
         )
     logger.warning(f"{message}: it is finished again from its last checkpoint")
-
-
-def layout_of_checkpoint(folder: Path) -> str:
-    """Return how the run that saved a checkpoint was divided among processes: Trainer loads it in no other way."""
-    return next((layout for pattern, layout in LAYOUTS.items() if any(folder.glob(pattern))), WHOLE_MODEL)
 
 
 def checkpoints_by_step(folder: Path) -> dict[int, Path]:

@@ -6,12 +6,11 @@
 ...     model_args, data_args, training_args = make_dataclasses(parser, parser.parse_args(words))
 """
 
-import json
 import re
 import sys
 from argparse import SUPPRESS, Action, ArgumentDefaultsHelpFormatter, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Collection, Sequence
-from dataclasses import Field, fields, is_dataclass
+from dataclasses import Field, field, fields, is_dataclass
 from difflib import get_close_matches
 from functools import partial
 from inspect import cleandoc
@@ -20,11 +19,10 @@ from typing import Any, NoReturn, cast
 
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
-from hf_deberta.model.attention import AUTO, BACKENDS
 from hf_deberta.training.errors import InputError, input_errors
+from hf_deberta.training.json_files import read_json_object
 
 # Titles of the groups in --help, by dataclass; an unlisted dataclass is named by its class.
 RECIPE, DOWNLOAD, TRAINER = LAST_GROUPS = ("Recipe", "Download", "Transformers' Trainer")
@@ -60,12 +58,9 @@ GROUP_OF_FLAG = {
 METAVARS = {int: "N", float: "X", string_to_bool: "BOOL"}
 
 
-def require_attention_name(name: str | None) -> None:
-    """Raise an InputError if no attention backend has this name."""
-    names = (AUTO, *BACKENDS)
-    known = name is None or name in (*names, *ALL_ATTENTION_FUNCTIONS.valid_keys())
-    if not known and "/" not in str(name):  # with "/": a kernel of the Hub
-        raise InputError(f"there is no attention backend {name!r}: choose {', '.join(sorted(names))}")
+def flag(default: Any, help: str) -> Any:
+    """Return the field of a dataclass that becomes a flag."""
+    return field(default=default, metadata={"help": help})
 
 
 class ScriptParser(HfArgumentParser):
@@ -83,13 +78,13 @@ class ScriptParser(HfArgumentParser):
         self.set_by_recipe = set_by_recipe
         super().__init__(
             cast(Any, argument_classes),  # Transformers annotates it with a NewType
-            description=description,
+            description=cleandoc(description or ""),
             usage='%(prog)s --FLAG VALUE ...   or   %(prog)s FLAGS.json, which holds {"learning_rate": 1e-5, ...}',
             formatter_class=partial(_HelpFormatter, max_help_position=30, width=120),
         )
         names = {cls: [field.name for field in fields(cls) if field.init] for cls in argument_classes}
         described = {name: _described_field(cls, name) for cls in argument_classes for name in names[cls]}
-        self.groups: dict[str, list[Action]] = {}
+        groups: dict[str, list[Action]] = {}
         for action in self._actions:
             if action.const is False:  # --no_x: accepted, but --x false says it
                 action.help = SUPPRESS
@@ -101,10 +96,22 @@ class ScriptParser(HfArgumentParser):
                 action.help += " (default: set by the recipe)"
             title = RECIPE if action.dest in set_by_recipe else GROUP_OF_FLAG.get(action.dest)
             title = title or GROUP_TITLES.get(owner.__name__, owner.__name__)
-            self.groups.setdefault(title, []).append(action)
+            groups.setdefault(title, []).append(action)
+        groups.get(RECIPE, []).sort(key=lambda action: action.dest != "recipe")  # --recipe first
+        self._action_groups.clear()
+        first_groups = [title for title in groups if title not in LAST_GROUPS]
+        for title in (*first_groups, *LAST_GROUPS):
+            self.add_argument_group(title)._group_actions += groups.get(title, [])
         self.add_argument("--help-all", action=_HelpAll, nargs=0, dest=SUPPRESS, default=SUPPRESS, help=SUPPRESS)
-        if RECIPE in self.groups:
-            self.groups[RECIPE].sort(key=lambda action: action.dest != "recipe")  # --recipe first
+
+    def format_help(self) -> str:
+        """Return the text of --help; Trainer's flags, the last group, are counted."""
+        *own, trainer = groups = self._action_groups
+        self._action_groups = own
+        self.epilog = f"--help-all shows {len(trainer._group_actions)} more flags, of Transformers' Trainer."
+        text = super().format_help()
+        self._action_groups, self.epilog = groups, None
+        return text
 
     def error(self, message: str) -> NoReturn:
         """Raise an InputError; of an unknown flag, it names the most similar one."""
@@ -112,26 +119,10 @@ class ScriptParser(HfArgumentParser):
         similar = get_close_matches(unknown[1], self._option_string_actions, n=1) if unknown else []
         raise InputError(message + (f"; did you mean {similar[0]}?" if similar else "; --help-all lists all flags"))
 
-    def format_help(self, titles: Collection[str] | None = None) -> str:
-        """Return the text of --help, with the groups of these titles; by default all but Trainer's."""
-        formatter = self._get_formatter()
-        formatter.add_usage(self.usage, [], [])
-        formatter.add_text(cleandoc(self.description or ""))
-        first_groups = [title for title in self.groups if title not in LAST_GROUPS]
-        shown = self.groups.keys() - {TRAINER} if titles is None else titles
-        for title in (*first_groups, *LAST_GROUPS):
-            if title in self.groups and title in shown:
-                formatter.start_section(title)
-                formatter.add_arguments(self.groups[title])
-                formatter.end_section()
-        if hidden := sum(len(self.groups[title]) for title in self.groups.keys() - shown):
-            formatter.add_text(f"--help-all shows {hidden} more flags, of Transformers' Trainer.")
-        return formatter.format_help()
-
 
 class _HelpAll(Action):
     def __call__(self, parser: Any, *args: Any) -> NoReturn:
-        print(parser.format_help(parser.groups), end="")
+        print(HfArgumentParser.format_help(parser), end="")
         parser.exit()
 
 
@@ -173,24 +164,11 @@ def read_command_line(parser: HfArgumentParser) -> tuple[list[str], dict[str, An
     arguments = sys.argv[1:]
     if len(arguments) != 1 or not arguments[0].endswith(".json"):
         return arguments, {}
-    flags = read_flags(arguments[0])
+    flags = read_json_object(Path(arguments[0]))
     if unknown := set(flags) - {action.dest for action in parser._actions}:
         raise InputError(f"{arguments[0]} has unknown flags: {', '.join(sorted(unknown))}; --help-all lists all")
     parser.set_defaults(**flags)
     return [], flags
-
-
-def read_flags(file: str | Path) -> dict[str, Any]:
-    """Flags by name from a JSON file: {"learning_rate": 1e-5, ...}."""
-    try:
-        flags = json.loads(Path(file).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read {file}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(flags, dict):
-        raise InputError(f'{file} must be a JSON object of flags: {{"learning_rate": 1e-5, ...}}')
-    return flags
 
 
 def make_dataclasses(parser: HfArgumentParser, flags: Namespace) -> tuple[Any, ...]:

@@ -21,7 +21,6 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 GZIP_MAGIC = b"\x1f\x8b"
 # More brackets in one line than this may be nested so deeply that pyarrow's parser overflows the stack and crashes.
 MAX_UNCHECKED_BRACKETS = 1000
-MAX_DIGITS = 20  # of an integer of 64 bits, with its sign
 DAMAGED = (gzip.BadGzipFile, EOFError, zlib.error)  # what gzip raises
 # An escape in JSON; its group is half of a surrogate pair, which no text has, and which `datasets` may drop.
 ESCAPE = re.compile(rb"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(\\u[dD][89a-fA-F]..)|\\.")
@@ -146,18 +145,12 @@ def _check_parquet(file: str | Path) -> None:
 
 def _parse_json(text: bytes, file: str | Path, first_line: int = 1) -> Any:
     try:
-        return json.loads(text, parse_int=_parse_int)
+        return json.loads(text)
     except json.JSONDecodeError as error:
         line = first_line + error.lineno - 1
         raise InputError(f"{file}, line {line}, column {error.colno}: not valid JSON: {error.msg}") from error
     except (RecursionError, ValueError) as error:
         raise InputError(f"{file}, line {first_line}: {one_line(error)}") from error
-
-
-def _parse_int(digits: str) -> int:
-    if len(digits) > MAX_DIGITS:
-        raise ValueError(f"a number of {len(digits)} digits is too large")
-    return int(digits)
 
 
 def _check_depth(line: bytes, file: str | Path, number: int) -> None:

@@ -8,7 +8,6 @@ Every step notes on the device whether its loss and its gradient norm are finite
 waits for the device anyway: when it logs, evaluates or saves. All processes stop together.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +16,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import EvalPrediction, Trainer, TrainerCallback
+from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
 from hf_deberta.training.checkpoints import checkpoints_by_step
@@ -43,8 +42,6 @@ class FiniteValuesMixin(Trainer):
         self.scales_gradients = self.args.fp16
         if self.scales_gradients:  # the loss of a skipped step would make the logged mean NaN
             self.args.logging_nan_inf_filter = True
-        if self.compute_metrics is not None:
-            self.compute_metrics = self._with_finite_predictions(self.compute_metrics)
         self.add_callback(_StartOfTraining(self))
         self.reset_failures()
 
@@ -123,15 +120,6 @@ class FiniteValuesMixin(Trainer):
             if name.endswith("_loss") and not np.isfinite(value):
                 raise self._no_result(f"{name} is {value}")
         return output
-
-    def _with_finite_predictions(self, compute_metrics: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-        """Return a function that checks predictions before it computes metrics, which may fail on NaN."""
-
-        def checked(prediction: EvalPrediction, **kwargs: Any) -> dict[str, Any]:
-            self._check_predictions(prediction.predictions)
-            return compute_metrics(prediction, **kwargs)
-
-        return checked
 
     def _check_predictions(self, predictions: Any) -> None:
         """Stop if predictions, an array or nested arrays, are not finite."""

@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hf_deberta.training.errors import InputError
 
-class DamagedFileError(ValueError):
+
+class DamagedFileError(InputError):
     """A file that cannot be read or does not hold what it should. The message names the file and the reason."""
 
 

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,6 +24,7 @@ from transformers import TrainingArguments
 from transformers.utils import logging
 
 from hf_deberta.training.checkpoints import ARCHIVE, TRAINER_STATE_NAME, archive_checkpoints, checkpoints_by_step
+from hf_deberta.training.command_line import flag
 from hf_deberta.training.errors import InputError
 from hf_deberta.training.json_files import DamagedFileError, read_json_object, write_json
 
@@ -78,19 +79,15 @@ class RunArguments(TrainingArguments):
     adam_epsilon: float = 1e-6
     weight_decay: float = 0.01
     per_device_eval_batch_size: int = 32
-    output_dir: str | None = field(
-        default=None,
-        metadata={
-            "help": "Folder for the model, its card, checkpoints and metrics. Repeat the command to resume there. "
-            "(default: trainer_output)"
-        },
+    output_dir: str | None = flag(
+        None,
+        "Folder for the model, its card, checkpoints and metrics. Repeat the command to resume there. "
+        "(default: trainer_output)",
     )
-    resume_from_checkpoint: str | None = field(
-        default=None,
-        metadata={
-            "help": "By default the last checkpoint of OUTPUT_DIR, if there is one. false: start over. A path: resume "
-            "from that checkpoint each time the command is run."
-        },
+    resume_from_checkpoint: str | None = flag(
+        None,
+        "By default the last checkpoint of OUTPUT_DIR, if there is one. false: start over. A path: resume "
+        "from that checkpoint each time the command is run.",
     )
     # those of IDENTIFYING_FLAGS that do not identify a run of this kind
     not_identifying: ClassVar[tuple[str, ...]] = ()

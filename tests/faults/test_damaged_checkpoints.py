@@ -116,34 +116,35 @@ def newest_first(folder: Path) -> list[Path]:
     return list(reversed(checkpoints_by_step(folder).values()))
 
 
-@pytest.mark.parametrize("has_manifest", [True, False], ids=["", "without manifest"])
-def test_damaged_files(run_folder, tally, caplog, has_manifest):
-    """Without a manifest, as other trainers write them, a file that is missing, too short, or something else."""
-    attack = "damaged checkpoint" if has_manifest else "damaged checkpoint without manifest"
-    for manifest in run_folder.glob("*/manifest.json" if not has_manifest else "nothing"):
-        manifest.unlink()
-    for seed in seeds(60, 2000) if has_manifest else seeds(40, 1000):
+def test_damaged_files(run_folder, tally, caplog):
+    attack = "damaged checkpoint"
+    for seed in seeds(60, 2000):
         with Damage(seed) as damage:
             damaged = {}  # a phrase that must be said about each damaged checkpoint
             for checkpoint in newest_first(run_folder)[: damage.rng.choice((1, 1, 2, 3))]:
-                if has_manifest:
-                    paths = damage.rng.sample(sorted(checkpoint.iterdir()), damage.rng.choice((1, 1, 2)))
-                else:
-                    paths = [checkpoint / damage.rng.choice(NEEDED)]
-                for path in paths:
+                for path in damage.rng.sample(sorted(checkpoint.iterdir()), damage.rng.choice((1, 1, 2))):
                     is_manifest = path.name == "manifest.json"  # without it, less is noticed
-                    kinds = {**SHORT, **(CHANGED if has_manifest else {}), **({} if is_manifest else ABSENT)}
-                    by_value = is_manifest or (not has_manifest and path.suffix == ".json")
-                    if damage.do(path, kinds, by_value):
-                        name = "model" if path.suffix == ".safetensors" and not has_manifest else path.name
-                        damaged[checkpoint] = "" if is_manifest or damaged.get(checkpoint) == "" else name
+                    kinds = {**SHORT, **CHANGED, **({} if is_manifest else ABSENT)}
+                    if damage.do(path, kinds, by_value=is_manifest):
+                        damaged[checkpoint] = "" if is_manifest or damaged.get(checkpoint) == "" else path.name
             damage.set_random_times(run_folder)
             is_resumed = check_choice(run_folder, damaged, caplog)
             if is_resumed:
-                assert ("has no manifest.json" in caplog.text) == (not has_manifest)
                 tally.held(f"{attack}: the newest whole one is taken")
             else:
                 tally.refused(f"{attack}: no whole one is left")
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_a_missing_part_without_manifest(run_folder, tally, caplog, name):
+    """As other trainers write checkpoints."""
+    for manifest in run_folder.glob("*/manifest.json"):
+        manifest.unlink()
+    newest = newest_first(run_folder)[0]
+    (newest / name).unlink()
+    assert check_choice(run_folder, {newest: "model" if name == "model.safetensors" else name}, caplog)
+    assert "has no manifest.json" in caplog.text
+    tally.held("damaged checkpoint without manifest: the newest whole one is taken")
 
 
 def check_choice(folder: Path, damaged: dict[Path, str], caplog: pytest.LogCaptureFixture) -> bool:

@@ -19,6 +19,7 @@ from hf_deberta.training.errors import InputError
 WORDS = ("the old man walked slowly down to a quiet harbour", "where small boats wait for wind and friends")
 RNG = random.Random(0)
 LINES = [" ".join(RNG.choices(" ".join(WORDS).split(), k=RNG.randrange(1, 30))) for _ in range(200)]
+QUOTES = ['"not closed', "and on", 'said "so"']  # in a tsv these marks are text
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,8 @@ def write(tmp_path, kind: str) -> str:
         path.write_text("".join(json.dumps({"content": line, "id": 1}) + "\n" for line in LINES), encoding="utf-8")
     elif kind in ("csv", "tsv"):
         comma = "," if kind == "csv" else "\t"
-        path.write_text(f"id{comma}content\n" + "".join(f"1{comma}{line}\n" for line in LINES), encoding="utf-8")
+        lines = LINES if kind == "csv" else [*LINES, *QUOTES]
+        path.write_text(f"id{comma}content\n" + "".join(f"1{comma}{line}\n" for line in lines), encoding="utf-8")
     elif kind == "txt.gz":
         path.write_bytes(gzip.compress("\n".join(LINES).encode()))
     else:
@@ -71,15 +73,7 @@ def test_file_types(tmp_path, kind, streaming):
     args = CorpusArguments(
         train_file=[write(tmp_path, kind)], text_column=column, streaming=streaming, validation_split_percentage=0
     )
-    assert all_texts(Corpus(args, str(tmp_path / "cache")), "train") == LINES
-
-
-@pytest.mark.parametrize("streaming", [False, True], ids=["mapped", "streamed"])
-def test_quotation_marks_in_a_tsv_are_text(tmp_path, streaming):
-    texts, path = ['"not closed', "and on", 'said "so"'], tmp_path / "corpus.tsv"
-    path.write_text("text\tid\n" + "".join(f"{text}\t1\n" for text in texts), encoding="utf-8")
-    args = CorpusArguments(train_file=[str(path)], streaming=streaming, validation_split_percentage=0)
-    assert all_texts(Corpus(args, str(tmp_path / "cache")), "train") == texts
+    assert all_texts(Corpus(args, str(tmp_path / "cache")), "train") == LINES + (QUOTES if kind == "tsv" else [])
 
 
 def test_splits_and_limits(text_file, tmp_path):
@@ -102,18 +96,18 @@ def test_documents_of_a_text_file(tmp_path):
         assert len(all_texts(Corpus(args, str(tmp_path / "cache")), "train")) == expected
 
 
-def test_token_file_is_reused(text_file, tokenizer, tmp_path, caplog):
+def test_token_file_is_reused(text_file, tokenizer, tmp_path, caplog, monkeypatch):
     corpus = Corpus(CorpusArguments(train_file=[text_file]), str(tmp_path / "cache"))
     first = corpus.token_file("train", tokenizer, tmp_path / "tokens")
     expected = list(encode(tokenizer, all_texts(corpus, "train")))
     assert [first.document(i).tolist() for i in range(len(first))] == expected
-    made = (tmp_path / "tokens" / "train" / "about.json").stat().st_mtime_ns
+    monkeypatch.setattr("hf_deberta.pretraining.corpus.encode", lambda *_: pytest.fail("tokenized again"))
     corpus.token_file("train", tokenizer, tmp_path / "tokens")
-    assert (tmp_path / "tokens" / "train" / "about.json").stat().st_mtime_ns == made
+    monkeypatch.undo()
     other = train_tokenizer(LINES, 280, "bpe")
-    corpus.token_file("train", other, tmp_path / "tokens")
+    again = corpus.token_file("train", other, tmp_path / "tokens")
     assert "made from another text or tokenizer" in caplog.text
-    assert (tmp_path / "tokens" / "train" / "about.json").stat().st_mtime_ns != made
+    assert again.about["fingerprint"] != first.about["fingerprint"]
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -128,17 +122,6 @@ def test_progress_is_shown(text_file, tokenizer, tmp_path, capsys, streaming):
     assert shown.startswith("tokenizing train: 202 documents" if streaming else "tokenizing train: 100%")
     assert streaming or "202/202" in shown
     assert "documents/s" in shown
-
-
-def test_overwrite_token_file(text_file, tokenizer, tmp_path):
-    corpus = Corpus(CorpusArguments(train_file=[text_file]), str(tmp_path / "cache"))
-    corpus.token_file("train", tokenizer, tmp_path / "tokens")
-    (tmp_path / "tokens" / "train" / "tokens.bin").write_bytes(b"12")
-    with pytest.raises(InputError, match="damaged"):
-        corpus.token_file("train", tokenizer, tmp_path / "tokens")
-    assert len(corpus.token_file("train", tokenizer, tmp_path / "tokens", overwrite=True)) == len(
-        all_texts(corpus, "train")
-    )
 
 
 def test_fingerprint_ignores_truncation_and_padding(text_file, tmp_path):
@@ -189,13 +172,6 @@ def test_the_token_goes_to_the_hub(monkeypatch):
     assert received == {"names": ("me/private", None), "token": "hf_secret", "streaming": False, "cache_dir": "cache"}
 
 
-def test_files_are_not_read_again_for_an_existing_token_file(text_file, tokenizer, tmp_path, monkeypatch):
-    args = CorpusArguments(train_file=[text_file])
-    Corpus(args, str(tmp_path / "cache")).token_file("train", tokenizer, tmp_path / "tokens")
-    monkeypatch.setattr("hf_deberta.pretraining.corpus.encode", lambda *_: pytest.fail("tokenized again"))
-    Corpus(args, str(tmp_path / "cache")).token_file("train", tokenizer, tmp_path / "tokens")
-
-
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "trained_with.json"])
 def test_a_damaged_trained_tokenizer(text_file, tmp_path, name):
     corpus = Corpus(CorpusArguments(train_file=[text_file], train_tokenizer=300, tokenizer_type="bpe"))
@@ -228,12 +204,6 @@ def test_tokenizer_is_trained_once(text_file, tmp_path, kind):
     assert load_tokenizer(str(tmp_path / "tokenizer"))(LINES[0]) == trained(LINES[0])
 
 
-def test_a_smaller_vocabulary_than_requested_is_reused(text_file, tmp_path):
-    corpus = Corpus(CorpusArguments(train_file=[text_file], train_tokenizer=4000), str(tmp_path / "cache"))
-    first = corpus.train_tokenizer(tmp_path / "tokenizer", 64)
-    assert len(first) < 4000 and corpus.train_tokenizer(tmp_path / "tokenizer", 64).get_vocab() == first.get_vocab()
-
-
 def test_two_processes_train_a_tokenizer(text_file, tmp_path, monkeypatch):
     args = CorpusArguments(train_file=[text_file], train_tokenizer=300, tokenizer_type="bpe")
     corpus, folder = Corpus(args, str(tmp_path / "cache")), tmp_path / "out" / "tokenizer"
@@ -253,8 +223,6 @@ def test_two_processes_train_a_tokenizer(text_file, tmp_path, monkeypatch):
     [
         ({}, "either --train_file or --dataset_name"),
         ({"train_file": ["a.txt"], "dataset_name": ["b"]}, "either --train_file or --dataset_name"),
-        ({"train_file": ["a.txt"], "sample_by": "word"}, "line, paragraph, document, not 'word'"),
-        ({"train_file": ["a.txt"], "tokenizer_type": "word"}, "unigram, bpe, not 'word'"),
         ({"train_file": ["a.txt"], "validation_split_percentage": 100}, r"in \[0, 100\), not 100"),
     ],
 )
@@ -266,8 +234,8 @@ def test_bad_arguments(arguments, message):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "no text to train on: .*corpus.txt is empty"),
-        (b"\n\n  \n", "every train document is empty"),
+        (b"", "corpus.txt is empty"),
+        (b"\n\n\n", "corpus.txt: there is no text for .*train: every document is empty"),
         (b"good\nStra\xdfe\n", "corpus.txt, line 2: .* byte 0xdf in position 4"),
         ("good\nü".encode()[:-1], "corpus.txt, line 2: .* byte 0xc3 in position 0"),
     ],
@@ -283,21 +251,13 @@ def test_bad_text(tmp_path, tokenizer, content, message):
 
 
 @pytest.mark.parametrize("trains_tokenizer", [False, True], ids=["tokenize", "train tokenizer"])
-@pytest.mark.parametrize("streaming", [False, True], ids=["mapped", "streamed"])
-@pytest.mark.parametrize("kind", ["txt", "jsonl", "csv"])
-def test_file_that_is_not_utf8_is_named(tmp_path, tokenizer, kind, streaming, trains_tokenizer):
-    rows = {"txt": "good\nStraße\n", "jsonl": '{"text": "good"}\n{"text": "Straße"}\n', "csv": "text\ngood\nStraße\n"}
+@pytest.mark.parametrize("kind", ["txt", "jsonl"])
+def test_a_stream_that_is_not_utf8_is_named(tmp_path, tokenizer, kind, trains_tokenizer):
     path = tmp_path / f"corpus.{kind}"
-    path.write_bytes(rows[kind].encode("latin-1"))
-    args = CorpusArguments(
-        train_file=[str(path)],
-        streaming=streaming,
-        validation_split_percentage=0,
-        train_tokenizer=300,
-        tokenizer_type="bpe",
-    )
+    path.write_bytes({"txt": "good\nStraße\n", "jsonl": '{"text": "Straße"}\n'}[kind].encode("latin-1"))
+    fields = {"streaming": True, "validation_split_percentage": 0, "train_tokenizer": 300, "tokenizer_type": "bpe"}
+    corpus = Corpus(CorpusArguments(train_file=[str(path)], **fields), str(tmp_path / "cache"))
     with pytest.raises(InputError, match=rf"corpus\.{kind}, line \d: .* byte 0xdf"):
-        corpus = Corpus(args, str(tmp_path / "cache"))
         if trains_tokenizer:
             corpus.train_tokenizer(tmp_path / "tokenizer", 64)
         else:
@@ -336,14 +296,3 @@ def test_shards_of_datatrove(tmp_path, kind, streaming):
     fields = {"streaming": streaming, "validation_split_percentage": 0}
     corpus = Corpus(CorpusArguments(train_file=[str(tmp_path / f"*.{kind}")], **fields), str(tmp_path / "cache"))
     assert all_texts(corpus, "train") == [f"document {shard} {row}" for shard in range(3) for row in range(3)]
-
-
-def test_shards_written_by_datatrove(tmp_path):
-    data = pytest.importorskip("datatrove.data")
-    writers = pytest.importorskip("datatrove.pipeline.writers")
-    documents = [data.Document(text=line, id=str(row), metadata={"row": row}) for row, line in enumerate(LINES[:6])]
-    for name, writer in (("jsonl", writers.JsonlWriter), ("parquet", writers.ParquetWriter)):
-        for rank in range(2):
-            list(writer(str(tmp_path / name)).run(iter(documents[rank * 3 : rank * 3 + 3]), rank, 2))
-        args = CorpusArguments(train_file=[str(tmp_path / name / "*")], validation_split_percentage=0)
-        assert all_texts(Corpus(args, str(tmp_path / "cache")), "train") == LINES[:6]

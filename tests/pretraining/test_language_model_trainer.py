@@ -10,7 +10,6 @@ from numerics import assert_same_by_name
 from tiny_trainers import language_model_trainer as trainer
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from hf_deberta import HfDebertaForMaskedLM
 from hf_deberta.pretraining import trainer as trainer_module
 from hf_deberta.pretraining.arguments import PretrainingArguments
 from hf_deberta.pretraining.language_model_trainer import LOSSES, LanguageModelTrainer, predicted_labels
@@ -21,21 +20,6 @@ from hf_deberta.training.row_order import EpochSampler
 
 def logged(run: LanguageModelTrainer) -> list[dict]:
     return [entry for entry in run.state.log_history if "loss" in entry]
-
-
-@pytest.mark.parametrize("pack", [True, False], ids=["packed", "single"])
-@pytest.mark.parametrize("objective", LOSSES)
-def test_accumulation_changes_nothing(tmp_path, objective, pack):
-    whole = trainer(tmp_path, objective, pack, per_device_train_batch_size=6)
-    whole.train()
-    cut = trainer(tmp_path, objective, pack, per_device_train_batch_size=2, gradient_accumulation_steps=3)
-    cut.train()
-    for name in ("loss", "grad_norm"):
-        assert [entry[name] for entry in logged(cut)] == pytest.approx([x[name] for x in logged(whole)], rel=1e-4)
-    accuracy = f"{LOSSES[objective][0]}_accuracy"
-    assert [entry[accuracy] for entry in logged(cut)] == [entry[accuracy] for entry in logged(whole)]
-    for one, other in zip(whole.model.parameters(), cut.model.parameters(), strict=True):
-        assert torch.allclose(one, other, atol=1e-5)
 
 
 @pytest.mark.parametrize("objective", LOSSES)
@@ -91,14 +75,9 @@ def test_every_row_once_an_epoch_with_new_masks(tmp_path):
         assert not torch.equal(seen[0].sort(0).values, seen[1].sort(0).values)
 
 
-@pytest.mark.parametrize(
-    "length",
-    [{"num_train_epochs": 0.2}, {"num_train_epochs": 1, "per_device_train_batch_size": 64}],
-    ids=["part of an epoch", "epoch"],
-)
-def test_a_finished_run_is_not_trained_again(tmp_path, caplog, length):
-    fields = {"max_steps": -1, "save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant", **length}
-    fields = {"per_device_train_batch_size": 2, **fields}
+def test_a_finished_run_is_not_trained_again(tmp_path, caplog):
+    fields = {"max_steps": -1, "num_train_epochs": 0.2, "per_device_train_batch_size": 2}
+    fields |= {"save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant"}
 
     def run() -> None:
         trainer(tmp_path, "mlm", arguments_class=PretrainingArguments, **fields).train_and_evaluate()
@@ -124,10 +103,6 @@ def test_a_finished_run_is_not_trained_again(tmp_path, caplog, length):
     run()
     assert "is damaged (model.safetensors has another checksum than when it was written)" in caplog.text
     assert (tmp_path / "model.safetensors").read_bytes() == before["model.safetensors"]
-    (tmp_path / "config.json").write_text("{")
-    run()
-    assert "is damaged (config.json cannot be read (Expecting property name" in caplog.text
-    assert HfDebertaForMaskedLM.from_pretrained(tmp_path).config.hidden_size
 
 
 class StopAt(TrainerCallback):
@@ -196,8 +171,8 @@ def test_a_finished_run_without_checkpoints_is_evaluated_only(tmp_path, caplog):
         with pytest.raises(InputError, match="holds a run with other settings: "):
             run(**changes)
     assert files() == before and "becomes longer" not in caplog.text
-    (tmp_path / "config.json").unlink()
-    with pytest.raises(InputError, match=r"damaged \(config.json is missing\), and no checkpoint: restore its files"):
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(InputError, match=r"damaged \(no model weights\), and no checkpoint: restore its files"):
         run()
     assert run(resume_from_checkpoint="false").trained and files().keys() == before.keys()
     (tmp_path / "trainer_state.json").unlink()  # killed before its first checkpoint

@@ -1,19 +1,16 @@
 """Rows of a token file: every token once, documents separated, the same in any order of access."""
 
-import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM
 from hf_deberta.model.losses import IGNORED
 from hf_deberta.pretraining.masking import Masking, Vocabulary
 from hf_deberta.pretraining.packing import RowCollator, TokenRows, bound_of_predictions, packed_rows, single_rows
 from hf_deberta.pretraining.token_file import TokenFile
 from hf_deberta.training.errors import InputError
-from hf_deberta.training.row_order import EpochSampler
 
 CLS, SEP, PAD, MASK = 1, 2, 0, 3
 TOKENIZER = SimpleNamespace(cls_token_id=CLS, sep_token_id=SEP, pad_token_id=PAD)
@@ -85,41 +82,6 @@ def test_masks_depend_on_seed_epoch_and_row_alone():
     assert (first["labels"] != TokenRows(tokens, TOKENIZER, 64, MASKING, seed=4)[5]["labels"]).any()
 
 
-def test_sampler_goes_through_all_rows_in_another_order_each_epoch():
-    sampler = EpochSampler(50, seed=1)
-    first = list(sampler)
-    assert first == list(sampler) and sorted(first) == list(range(50)) and first != sorted(first)
-    sampler.set_epoch(2)
-    third = list(sampler)
-    assert sorted(third) == list(range(100, 150)) and [i - 100 for i in third] != first
-    assert list(EpochSampler(50, seed=2)) != first
-
-
-def test_sampler_holds_one_number_of_eight_bytes_for_a_row():
-    tracemalloc.start()
-    assert sum(1 for _ in EpochSampler(100_000, seed=1)) == 100_000
-    most = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert most < 100_000 * 12
-
-
-def test_padding_in_packed_rows_changes_nothing():
-    """A packed row gives each document the states it has alone."""
-    torch.manual_seed(0)
-    model = HfDebertaForMaskedLM(HfDebertaConfig.from_preset("tiny")).double().eval()
-    rows = TokenRows(corpus([5, 9, 3, 11]), TOKENIZER, 24, None)
-    batch = RowCollator(PAD)([rows[i] for i in range(len(rows))])
-    with torch.no_grad():
-        packed = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"]).logits
-        for i in range(len(rows)):
-            at = 0
-            for piece in rows.pieces(i):
-                alone = torch.tensor([[CLS, *piece.tolist(), SEP]])
-                expected = model(input_ids=alone).logits[0]
-                assert torch.allclose(packed[i, at : at + alone.shape[1]], expected, atol=1e-12)
-                at += alone.shape[1]
-
-
 def test_collator_pads_single_documents():
     rows = TokenRows(corpus([5, 9, 3]), TOKENIZER, 24, MASKING, pack=False)
     batch = RowCollator(PAD)([rows[0], rows[1]])
@@ -148,12 +110,9 @@ def test_mean_context_length():
     assert TokenRows(corpus([3, 8]), TOKENIZER, 10, None).mean_context_length() == pytest.approx((25 + 100) / 15)
 
 
-def test_rows_need_special_tokens():
+def test_rows_need_special_tokens_and_a_minimum_length():
     tokenizer = SimpleNamespace(cls_token_id=None, sep_token_id=SEP, pad_token_id=None)
     with pytest.raises(InputError, match="a tokenizer with cls_token, pad_token"):
         TokenRows(corpus([5]), tokenizer, 16, None)
-
-
-def test_rows_need_a_minimum_length():
     with pytest.raises(InputError, match="--max_seq_length must be at least 10, not 9"):
         TokenRows(corpus([5]), TOKENIZER, 9, None)

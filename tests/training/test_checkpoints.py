@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tiny_trainers import checkpointing_trainer as trainer
-from transformers import Trainer, TrainingArguments
+from transformers import TrainingArguments
 
 from hf_deberta import HfDebertaForSequenceClassification
 from hf_deberta.training.checkpoints import (
@@ -88,25 +88,6 @@ def test_fsdp_shards_are_gathered_into_the_final_model(tmp_path, monkeypatch):
     assert len(plugin.history) == 4 and not (tmp_path / "checkpoint").exists()
 
 
-def test_a_checkpoint_is_resumed_with_the_layout_it_was_saved_with(tmp_path, monkeypatch):
-    run, whole = trainer(tmp_path / "run"), "the whole model in each process"
-    monkeypatch.setattr(Trainer, "train", lambda self, *_, **__: "trained")
-    monkeypatch.setattr(run.accelerator.state, "fsdp_plugin", FsdpPlugin(), raising=False)
-    layouts = {"DeepSpeed": (True, False), "FSDP (SHARDED_STATE_DICT)": (False, True), whole: (False, False)}
-    saved = {"global_step2": "DeepSpeed", "pytorch_model_fsdp_0": "FSDP (SHARDED_STATE_DICT)"}
-    saved |= {"pytorch_model_fsdp.bin": "FSDP (FULL_STATE_DICT)", "model.safetensors": whole}
-    for name, layout in saved.items():
-        checkpoint = tmp_path / layout / "checkpoint-2"
-        (checkpoint / name).mkdir(parents=True)
-        for now, (run.is_deepspeed_enabled, run.is_fsdp_enabled) in layouts.items():
-            if now == layout:
-                assert run.train(str(checkpoint)) == "trained"
-                continue
-            with pytest.raises(InputError) as refused:
-                run.train(str(checkpoint))
-            assert f"saved with {layout}, " in str(refused.value) and f"resumed with {now}:" in str(refused.value)
-
-
 def test_flush_skips_folders_that_cannot_be_opened(tmp_path, monkeypatch):
     """As on Windows. A file that cannot be opened is an error."""
     (tmp_path / "file").touch()
@@ -161,10 +142,8 @@ def test_checkpoint_to_resume_from(run_folder, tmp_path):
 
 def test_a_requested_folder_that_is_no_checkpoint(run_folder):
     (run_folder / "notes").mkdir()
-    refused = {"elsewhere": "elsewhere is not a folder", str(run_folder / "notes"): "notes is not a checkpoint"}
-    refused[str(run_folder)] = "it holds checkpoint-2, checkpoint-4, checkpoint-6"
-    for path, message in refused.items():
-        with pytest.raises(InputError, match=message):
+    for path in ("elsewhere", str(run_folder / "notes"), str(run_folder)):
+        with pytest.raises(InputError, match=f"{path}: no model weights, no trainer_state.json, .*false"):
             resumed_from(run_folder, path)
 
 
@@ -235,11 +214,6 @@ def test_a_finished_run_has_a_manifest_of_its_weights_and_state(tmp_path):
     save()
     (tmp_path / "config.json").write_text("{}")  # may be edited
     assert inspect_finished_run(tmp_path) == (RunEnd.WHOLE, [])
-    sources = sorted(path.name for path in tmp_path.glob("*.py"))
-    for name in (*sources, "training_args.bin"):
-        (tmp_path / name).unlink()
-    assert sources and damage() == sources
-    save()
     flip_a_byte(tmp_path / "model.safetensors")
     (tmp_path / "trainer_state.json").write_text("")
     assert damage() == ["model.safetensors", "trainer_state.json"]

@@ -1,17 +1,14 @@
-"""A manifest shows every damage to the files of a checkpoint; without one, their formats show most."""
+"""A manifest shows every damage to the files of a checkpoint; without one, only a missing part is noticed."""
 
 import json
 import os
-import zipfile
 import zlib
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import save_file
 from transformers import TrainingArguments
 
-from hf_deberta.training.integrity import find_damage, find_damaged_files, find_format_error, write_manifest
+from hf_deberta.training.integrity import find_damage, find_damaged_files, write_manifest
 
 ALL = ("*",)
 
@@ -48,28 +45,10 @@ def test_each_kind_of_damage_is_named(folder):
     assert find_damaged_files(folder, ALL) == damage
 
 
-def test_editable_files_must_exist_and_be_valid_json(folder):
-    names = ["config.json", "inner/code.py", "inner/tokenizer.json"]
-    for name in names:
-        (folder / name).write_text("{}")
-    write_manifest(folder, [folder / "b.bin"], [folder / name for name in names])
-    assert json.loads((folder / "manifest.json").read_text())["editable"] == names
-    (folder / "config.json").write_text('{"edited": true}')
-    (folder / "inner" / "code.py").write_text("edited = True")
-    assert find_damaged_files(folder, ("b.bin",)) == []
-    (folder / "config.json").write_text("{")
-    for name in names[1:]:
-        (folder / name).unlink()
-    damage = find_damaged_files(folder, ("b.bin",))
-    assert damage[0].startswith("config.json cannot be read (Expecting property name")
-    assert damage[1:] == ["inner/code.py is missing", "inner/tokenizer.json is missing"]
-
-
 @pytest.mark.parametrize(
     "content",
     [
-        b"", b"[]", b"{}", b'{"files": 3}', b'{"files": {"a": 1}}', b'{"files": {"a": {"size": 1}}}',
-        b'{"files": {}, "editable": 3}', b"\xff",
+        b"", b"[]", b"{}", b'{"files": 3}', b'{"files": {"a": 1}}', b'{"files": {"a": {"size": 1}}}', b"\xff",
     ],
 )  # fmt: skip
 def test_a_damaged_manifest_is_damage(folder, content):
@@ -93,53 +72,10 @@ def test_nothing_endless_is_read(folder):
     assert find_damaged_files(folder, ALL) == ["link is missing", "../../dev/zero is missing"]
 
 
-def save(path: Path) -> Path:
-    tensors = {"a": torch.arange(100.0)}
-    if path.suffix == ".safetensors":
-        save_file(tensors, path)
-    elif path.suffix == ".json":
-        path.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))
-        save(path.parent / "model-1.safetensors")
-    else:
-        torch.save(tensors, path)
-    return path
-
-
-@pytest.mark.parametrize("name", ["a.safetensors", "model.safetensors.index.json", "a.pt", "a.pth", "a.bin"])
-def test_formats_show_truncation(tmp_path, name):
-    path = save(tmp_path / name)
-    assert find_format_error(path) is None
-    for size in (path.stat().st_size - 1, 30, 3, 0):
-        os.truncate(path, size)
-        assert str(find_format_error(path)).startswith("cannot be read (")
-
-
-def test_json_files_of_others_may_hold_lists(tmp_path):
-    for content, is_valid in (("[1, 2]", True), ("[1, 2", False)):
-        (tmp_path / "modules.json").write_text(content)
-        assert (find_format_error(tmp_path / "modules.json") is None) == is_valid
-
-
-def test_zip_files_show_a_changed_value(tmp_path):
-    path = save(tmp_path / "a.pt")
-    with zipfile.ZipFile(path) as archive:
-        start = next(entry.header_offset for entry in archive.infolist() if entry.filename.endswith("data/0"))
-    content = bytearray(path.read_bytes())
-    content[start + 200] ^= 1
-    path.write_bytes(content)
-    assert find_format_error(path) == "has a wrong checksum"
-
-
-def test_a_missing_shard_is_named(tmp_path):
-    index = save(tmp_path / "model.safetensors.index.json")
-    (tmp_path / "model-1.safetensors").unlink()
-    assert find_format_error(index) == "lists model-1.safetensors, which is missing"
-
-
 def write_parts(folder: Path, names: str) -> None:
     for path in map(folder.joinpath, names.split()):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text('{"global_step": 5}') if path.suffix == ".json" else save(path)
+        path.write_text('{"global_step": 5}')
 
 
 @pytest.mark.parametrize(
@@ -150,7 +86,7 @@ def write_parts(folder: Path, names: str) -> None:
         ("model.safetensors.index.json optimizer.pt scheduler.pt rng_state.pth", []),
         ("model-00001-of-00002.safetensors optimizer.pt scheduler.pt rng_state.pth", ["no model weights"]),
         ("pytorch_model_fsdp_0/__0_0.distcp optimizer_0/__0_0.distcp scheduler.pt rng_state.pth", []),
-        ("global_step5/mp_rank_00_model_states.pt rng_state.pth", []),
+        ("global_step5/mp_rank_00_model_states.pt rng_state.pth", ["no optimizer.pt", "no scheduler.pt"]),
         ("adapter_model.safetensors optimizer.pt scheduler.pt", ["no rng_state.pth"]),
         ("model.safetensors scheduler.pt rng_state.pth", ["no optimizer.pt"]),
         ("model.safetensors optimizer.pt rng_state.pth", ["no scheduler.pt"]),
@@ -158,7 +94,10 @@ def write_parts(folder: Path, names: str) -> None:
 )
 def test_parts_of_a_checkpoint(tmp_path, names, missing):
     write_parts(tmp_path, f"{names} trainer_state.json")
-    assert find_damage(tmp_path, TrainingArguments(str(tmp_path), use_cpu=True)) == missing
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True)
+    assert find_damage(tmp_path, arguments) == missing
+    arguments.deepspeed_plugin = object()
+    assert find_damage(tmp_path, arguments) == ([] if "global_step5" in names else missing)
 
 
 @pytest.mark.parametrize(

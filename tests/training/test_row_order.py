@@ -1,8 +1,10 @@
 """The order of rows: each row once, shuffled by (seed, epoch), optionally with similar lengths in a batch."""
 
+import tracemalloc
+
 import numpy as np
 
-from hf_deberta.training.row_order import RowOrder
+from hf_deberta.training.row_order import EpochSampler, RowOrder
 
 
 def order_of(epoch: int, **options) -> list[int]:
@@ -18,6 +20,19 @@ def test_each_row_once_shuffled_by_seed_and_epoch():
         assert all(sorted(order) == list(range(103)) for order in orders)
         assert orders[0] != orders[1] and orders[0] == order_of(0, **options)
         assert orders[0] != order_of(0, **{**options, "seed": 4})
+
+
+def test_indices_of_the_sampler_count_through_the_epochs_and_it_holds_eight_bytes_for_a_row():
+    sampler = EpochSampler(50, seed=1)
+    sampler.set_epoch(2)
+    order = RowOrder(50, seed=1)
+    order.set_epoch(2)
+    assert list(sampler) == [100 + row for row in order]
+    tracemalloc.start()
+    assert sum(1 for _ in EpochSampler(100_000, seed=1)) == 100_000
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 100_000 * 12
 
 
 def test_rows_of_similar_length_share_a_batch_and_batches_are_shuffled():

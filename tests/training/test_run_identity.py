@@ -76,12 +76,6 @@ def test_every_flag_of_ours_is_identifying_or_free():
     assert flags - of_trainer - identifying == FREE_FLAGS
 
 
-def test_flags_of_the_optimizer_and_its_schedule_are_identifying():
-    flags = {"optim", "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "max_grad_norm"}
-    flags |= {"adam_beta1", "adam_beta2", "adam_epsilon", "num_train_epochs", "max_steps", "label_smoothing_factor"}
-    assert flags | {"data_seed", "train_sampling_strategy", "bf16", "fp16"} <= set(IDENTIFYING_FLAGS)
-
-
 def test_another_run_is_refused(tmp_path):
     assert not claim_folder(arguments(tmp_path), {"steps": 4})
     assert claim_folder(arguments(tmp_path), {"steps": 4})
@@ -114,29 +108,22 @@ def test_changed_starting_weights_are_refused(tmp_path):
         claim_folder(arguments(tmp_path), {})
 
 
-def test_starting_over_archives_the_checkpoints(tmp_path):
-    claim_folder(arguments(tmp_path), {})
-    for number in (2, 3):
-        (tmp_path / "out" / f"checkpoint-{number}").mkdir()
-        assert not claim_folder(arguments(tmp_path, seed=number, resume_from_checkpoint="false"), {})
-        assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["_before", "run.json"]
-        assert [path.name for path in (tmp_path / "out" / "_before").iterdir()] == [f"checkpoint-{number}"]
-    assert claim_folder(arguments(tmp_path, seed=3), {})
-
-
-def test_starting_over_deletes_the_results_of_the_previous_run(tmp_path):
-    """Its metrics would be in the card of this run, and its scores in an ensemble."""
+def test_starting_over_archives_checkpoints_and_deletes_results(tmp_path):
+    """Metrics of the previous run would be in the card of this run, and its scores in an ensemble."""
+    folder, over = tmp_path / "out", {"resume_from_checkpoint": "false"}
     results, others = {"all_results.json", "predict_results.json", "scores_test.jsonl"}, {"scores_train.jsonl"}
-    folder = tmp_path / "out"
     folder.mkdir()
     for name in {*results, *others}:
         (folder / name).touch()
-    assert not claim_folder(arguments(tmp_path, resume_from_checkpoint="false"), {})  # the files are the user's
-    assert {path.name for path in folder.iterdir()} == {*results, *others, "run.json"}
+    assert not claim_folder(arguments(tmp_path, **over), {})  # the files are the user's
     assert claim_folder(arguments(tmp_path), {})
     assert {path.name for path in folder.iterdir()} == {*results, *others, "run.json"}
-    assert not claim_folder(arguments(tmp_path, resume_from_checkpoint="false"), {})
-    assert {path.name for path in folder.iterdir()} == {*others, "run.json"}
+    for number in (2, 3):
+        (folder / f"checkpoint-{number}").mkdir()
+        assert not claim_folder(arguments(tmp_path, seed=number, **over), {})
+        assert {path.name for path in folder.iterdir()} == {*others, "run.json", "_before"}
+        assert [path.name for path in (folder / "_before").iterdir()] == [f"checkpoint-{number}"]
+    assert claim_folder(arguments(tmp_path, seed=3), {})
 
 
 def test_content_hash_depends_on_values_alone(tmp_path):

@@ -147,7 +147,7 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
     assert_same_by_name(found["weights"], expected["weights"])
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "decoupled"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_accumulation_changes_nothing(kind, tmp_path):
     for size in ("one row", "no full batch"):
         assert_same(run(kind, size, tmp_path, 1, 4), run(kind, size, tmp_path, 1, 1))
