@@ -19,6 +19,7 @@ import datasets
 import pytest
 from datasets import Dataset
 from fault_cases import SEED, number_of_cases
+from fine_tuning_models import encode_texts
 
 from hf_deberta.demos.glue import review_rows
 from hf_deberta.demos.ner import conll_text
@@ -26,10 +27,10 @@ from hf_deberta.demos.race import location_rows
 from hf_deberta.demos.squad import house_rows
 from hf_deberta.demos.superglue import match_rows
 from hf_deberta.fine_tuning.splits import DataArguments, read_splits
-from hf_deberta.fine_tuning.tasks import ner, race, squad, superglue
+from hf_deberta.fine_tuning.tasks import glue, ner, race, squad, superglue
 from hf_deberta.pretraining.corpus import Corpus, CorpusArguments
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
-from hf_deberta.training.data_files import require_columns, require_texts, source_of
+from hf_deberta.training.data_files import source_of
 from hf_deberta.training.errors import InputError, input_errors
 
 NUMBER_OF_ROWS = 6
@@ -141,9 +142,8 @@ def use_superglue(name: str) -> Callable:
 def use_table(path: Path, tokenizer: Any) -> Dataset:
     rows = read_one(path)
     with input_errors(source_of(rows, "train")):
-        require_columns(rows, ["sentence", "label"], "train")
-        require_texts(rows, ["sentence"], "train")
-    return rows.map(lambda row: {"input_ids": [1], "text": str(row["sentence"] or "")})
+        task = glue.infer_task({"train": rows})
+        return encode_texts(rows, "train", task, tokenizer, 512, task.labels, "label", {"batched": True})
 
 
 def use_corpus(path: Path, tokenizer: Any) -> Dataset:
@@ -182,6 +182,8 @@ ABOUT_ALL_ROWS = (
     "either all labels or none begin with B- or I-",
     "unknown labels: ",
     "must be a label, not a number",  # one decimal label makes decimals of all
+    "each row needs one label, a number or a name",  # or one list
+    "no column of text besides label",
 )
 ARTICLES = ("race articles", "record", "multirc", "wsc")  # several questions in each row
 

@@ -17,7 +17,7 @@ import torch
 from fault_cases import number_of_cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numerics import assert_equal_but_for_rounding, assert_same_by_name, gradients_of, largest, move_off_identity
+from numerics import assert_equal_but_for_rounding, gradients_of, largest, move_off_identity
 
 from hf_deberta import (
     HfDebertaConfig,
@@ -362,7 +362,10 @@ def test_a_row_among_others_equals_the_row_alone(head, data, tally):
         expected = torch.cat([part[name].flatten() for part in parts])
         assert_equal_but_for_rounding(found[name].flatten(), expected, message=name)
     if "labels" in inputs or "start_positions" in inputs:
-        assert_same_by_name(summed_gradients(model, [inputs]), summed_gradients(model, alone))
+        found, expected = summed_gradients(model, [inputs]), summed_gradients(model, alone)
+        assert found.keys() == expected.keys()
+        allowed = LOSS_TOLERANCE * max(1.0, *map(largest, expected.values()))
+        assert not {name for name in expected if largest(found[name] - expected[name]) > allowed}
     tally.held("a padded or packed row equals the row alone")
 
 
