@@ -44,12 +44,12 @@ WRONG = {
     "boundaries of a batch": (WORDS, {}, {"cu_seq_lens_q": torch.tensor([0, 4])}, "one packed row, not a batch of 2"),
     "packed entities": (ENTITIES, {}, {**MENTIONS, "cu_seq_lens_q": torch.tensor([0, 4])}, "not support packed rows"),
     # what a head needs
-    "no choices": (CHOICE, {}, {}, r"multiple choice takes input_ids \[B, choices, N\], not \(2, 4\)"),
+    "no choices": (CHOICE, {}, {}, r"input_ids \[B, choices, N\] .*\(2, 4\)"),
     "a mask without choices": (
         CHOICE,
         {},
         {"input_ids": IDS[:1, None], "attention_mask": IDS[None] > 0},
-        r"attention_mask must begin with \[B, choices\] = \(1, 1\)",
+        r"masks like them, not .*'attention_mask': \(1, 2, 4\)",
     ),
     "no entities": (ENTITIES, {}, {}, r"entity choice needs entity_indices \[B, entities, tokens\]"),
     "an entity outside": (ENTITIES, {}, {"entity_indices": SPANS + 1}, r"entity_indices .*in \[0, 4\), not 4"),
