@@ -174,15 +174,6 @@ def test_requested_states_do_not_change_the_decoder_in_training(sparse):
 
 
 @pytest.mark.parametrize("model_class", HEADS, ids=name_of)
-def test_tuples(model_class):
-    model = tiny_model(model_class).eval()
-    inputs = {**with_labels(model_class, tiny_inputs()), "output_hidden_states": True}
-    expected, found = model(**inputs).to_tuple(), model(**inputs, return_dict=False)
-    assert isinstance(found, tuple)
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("model_class", HEADS, ids=name_of)
 @pytest.mark.usefixtures("unpad_tiny_models")
 def test_embeddings_in_place_of_ids(model_class):
     model = tiny_model(model_class)
