@@ -1,4 +1,4 @@
-"""The server example: answers, limits, overload, a killed worker, shutdown. All on 127.0.0.1."""
+"""The server example: answers, limits, overload, shutdown. All on 127.0.0.1."""
 
 import contextlib
 import http.client

@@ -64,6 +64,7 @@ WRONG = {
     "no number": (SEQUENCE, ONE, {"labels": torch.tensor([0, torch.nan])}, "finite, not nan; drop rows"),
     "one distribution for all": (SEQUENCE, THREE, {"labels": torch.ones(1, 3) / 3}, r"labels .*\(1, 3\)"),
     "classes, no problem type": (SEQUENCE, THREE, {"labels": torch.ones(2, 3)}, "must sum to 1, .*problem_type"),
+    "a negative share": (SEQUENCE, THREE, {"labels": torch.tensor([[2.0, -1, 0]] * 2)}, "must not be negative, not -1"),
     "several labels, one too few": (SEQUENCE, MULTI_LABEL, {"labels": torch.ones(2, 2)}, r"labels .*\(2, 2\)"),
     "a choice too large": (CHOICE, {}, {"input_ids": IDS[None], "labels": torch.tensor([2])}, "labels must be below 2"),
     "a start without an end": (ANSWERS, {}, {"start_positions": FIVE[:2]}, "both .* or neither"),
