@@ -1,15 +1,12 @@
 """Peers of the benchmarks compute what their model computes, and tables take ratios from one machine at a time."""
 
 import csv
-import shlex
-import sys
 
 import pytest
 import torch
 import transformers
 
 from hf_deberta import HfDebertaConfig
-from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 
 
 def tiny_in_tree() -> transformers.DebertaV2Model:
@@ -56,12 +53,6 @@ def test_runners_compute_what_the_model_computes(load, runtime, dtype, limit):
     assert (states[mask.bool()] - expected).abs().max() < limit
 
 
-def test_onnx_runtime_has_no_bfloat16(load):
-    runtimes = load("runtimes")
-    with pytest.raises(ValueError, match="bfloat16"):
-        list(runtimes.all_runners("onnxruntime in-tree", None, (1, 8), "bfloat16", runtimes.Graphs()))
-
-
 def test_ratios_are_taken_on_one_machine_at_a_time(load, tmp_path, monkeypatch):
     table = load("table")
     optimized = {"ours optimized": 10, "ours optimized, fixed shape": 8}
@@ -100,52 +91,3 @@ def test_operations_and_parameters_beside_bert(load):
     deberta = sizes.measure(config, 512)
     projections = 2 * 12 * 2 * 512 * 768**2 / 512  # of the table's 512 rows, for keys and queries
     assert deberta.encoder - measured.encoder == 12 * 2 * 2 * 512 * 768 + projections
-
-
-def test_rows_of_rtd_become_a_table(load, tmp_path, monkeypatch, capsys):
-    ablations = load("ablations")
-    for module in ("table", "timing", "ablations"):
-        monkeypatch.setattr(f"{module}.RESULTS", tmp_path)
-    found = {"1": "0.2", "2": "0.4"}
-    runs = [{"experiment": "scratch", "embedding_sharing": "gdes", "seed": seed, "setting": "small"} for seed in found]
-    scores = {"step": "100", **dict.fromkeys(ablations.RTD_METRICS, "0.9")}
-    measured = lambda run: [{**scores, "replaced_found": found[run["seed"]]}]  # noqa: E731
-    ablations.record_runs("rtd.csv", runs, measured, again=False)
-    ablations.print_tables(ablations.EXPERIMENTS["rtd"], "small")
-    assert "| gdes | 100 | 2 | 0.300 (0.200 to 0.400) | 0.900 (0.900 to 0.900) |" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "name, flags, skipped",
-    [
-        ("ablations", "parts --train_file t --validation_file v --variants DeBERTa", 3),
-        ("ablations", "rtd --train_file t --validation_file v", 9),
-        ("fine_tuning", "--model v3-xsmall-nli --data d --tasks cola --settings short --who ours", 3),
-        ("sift", "--tasks rte --name 'a DeBERTa-v3-xsmall fine-tuned on NLI (int8 weights multiplied out)'", 10),
-    ],
-)
-def test_recorded_runs_are_counted_and_repeated_on_request(load, monkeypatch, capsys, name, flags, skipped):
-    script, measured = load(name), {"date": "today"}  # a column of all files
-    monkeypatch.setattr("timing.write_rows", None)  # results stay as they are
-    monkeypatch.setattr(script, "prepare", lambda *_: None, raising=False)
-    trained = [measured | ({"step": "0"} if flags.startswith("rtd") else {})] if name == "ablations" else measured
-    monkeypatch.setattr(script, "train", lambda *_: trained)
-    for again, expected in (([], f"{skipped} runs skipped, recorded 2026-11-2"), (["--again"], "today (recorded 202")):
-        monkeypatch.setattr(sys, "argv", [name, *shlex.split(flags), *again])
-        script.main()
-        assert capsys.readouterr().out.count(expected) == (skipped if again else 1)
-
-
-def test_a_token_file_of_a_large_text(load, tmp_path, monkeypatch):
-    token_file = load("token_file")
-    lines = [f"the old man number {number} walked to a quiet harbour" for number in range(50)]
-    (tmp_path / "book.txt").write_text("\n".join(lines), encoding="utf-8")
-    monkeypatch.setattr("hf_deberta.pretraining.corpus.DOCUMENTS_PER_BATCH", 7)
-    size = token_file.write_text([str(tmp_path / "book.txt")], tmp_path / "text.jsonl", 1e-5)
-    text = (tmp_path / "text.jsonl").read_text()
-    assert 10_000 <= size < 11_000
-    (tmp_path / "text.jsonl").write_text(text + text)
-    train_tokenizer(lines, 300, "bpe").save_pretrained(tmp_path / "tokenizer")
-    result = token_file.tokenize(tmp_path / "text.jsonl", str(tmp_path / "tokenizer"), deduplicate=True)
-    assert result["documents"] == result["duplicates"] == text.count("\n")
-    assert result["peak_mb"] > 0 and result["tokens"] > result["documents"]

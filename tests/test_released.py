@@ -133,31 +133,3 @@ class TestFineTuningTables:
     def test_they_are_those_of_the_page(self, load):
         tables = load("fine_tuning").tables("v3-xsmall-nli")
         assert tables in REPRODUCTION, "replace them by `python benchmarks/fine_tuning.py --print v3-xsmall-nli`"
-
-    def test_rows_and_the_most_frequent_answer_are_counted(self, load, tmp_path):
-        fine_tuning = load("fine_tuning")
-        (tmp_path / "a.jsonl").write_text('{"sentence": "x", "label": 1}\n{"label": 0}\n{"label": 1}\n')
-        (tmp_path / "b.jsonl").write_text('{"question": "p", "options": ["q", "r"], "answer": "C"}\n')
-        (tmp_path / "c.txt").write_text(
-            "-DOCSTART- -X- O O\n\nEU NNP I-NP I-ORG\nsays VBZ I-VP O\n\nWell UH I-INTJ O\n"
-        )
-        answers = ([{"text": "x", "answer_start": 0}], [])
-        questions = [{"question": "who?", "answers": each} for each in answers]
-        paragraphs = [{"context": "x", "qas": questions}]
-        (tmp_path / "d.json").write_text(json.dumps({"data": [{"paragraphs": paragraphs}]}))
-        rows = {path.stem: list(fine_tuning.read_examples(path)) for path in tmp_path.iterdir()}
-        assert rows == {
-            "a": [("x", 1), ("", 0), ("", 1)],
-            "b": [("p q r", "C")],
-            "c": [("EU says", None), ("Well", None)],
-            "d": [("who? x", None), ("who? x", "")],
-        }
-        labels = {name: [label for _, label in each] for name, each in rows.items()}
-        assert fine_tuning.majority("accuracy", labels["a"]) == "0.6667"
-        assert fine_tuning.majority("matthews_correlation", labels["a"]) == "0"
-        assert fine_tuning.majority("f1", labels["d"]) == "50.0000"
-
-    def test_each_change_of_a_recipe_has_a_reason(self, load):
-        fine_tuning = load("fine_tuning")
-        changed = {flag for task in fine_tuning.TASKS.values() for flag in task.changes}
-        assert changed == set(fine_tuning.REASONS)

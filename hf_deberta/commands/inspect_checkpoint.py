@@ -17,7 +17,6 @@ from hf_deberta.commands.any_checkpoint import (
     read_fields,
 )
 from hf_deberta.engines import attention_auto
-from hf_deberta.engines.attention_check import KernelVariant, uses_tf32
 
 BYTES_OF_ADAM = 16  # for each parameter in float32: weight, gradient, and two moments
 
@@ -44,7 +43,7 @@ def main(args: argparse.Namespace) -> int:
     for title, lines in {
         "configuration": describe_config(config),
         "parameters": describe_parameters(model),
-        "attention backend on this machine": describe_backend(config, args.batch, args.tokens),
+        "attention backend on this machine": describe_backend(config),
         "memory": describe_memory(model, args.batch, args.tokens),
     }.items():
         print(f"\n{title}")
@@ -78,27 +77,16 @@ def describe_parameters(model: PreTrainedModel) -> dict[str, str]:
     return {part: f"{count:,}" for part, count in counts.items()}
 
 
-def describe_backend(config: HfDebertaConfig, batch: int, tokens: int) -> dict[str, str]:
-    """The backend of this machine and the reason, as "auto" decides it; on a GPU for each type of numbers."""
+def describe_backend(config: HfDebertaConfig) -> dict[str, str]:
+    """The backend of this machine, and the reason."""
     chosen = config._attn_implementation or attention_auto.AUTO
     if chosen != attention_auto.AUTO:
         return {chosen: "set in the configuration of the checkpoint"}
     if attention_auto.FORCED_BACKEND != attention_auto.AUTO:
         return {attention_auto.FORCED_BACKEND: f"set by the environment variable {attention_auto.ENVIRONMENT_VARIABLE}"}
-    device = gpu_check.current_gpu()
-    if device is None:
+    if gpu_check.current_gpu() is None:
         return {"sdpa": "there is no CUDA device, and the Triton kernels need one"}
-    lines = {}
-    head_size = config.attention_head_size or config.hidden_size // config.num_attention_heads
-    for name in gpu_check.DTYPES:
-        dtype = getattr(torch, name)
-        kernel = KernelVariant(device, dtype, uses_tf32(dtype), head_size, False)
-        check, reason = gpu_check.check_kernel(kernel)
-        row, _ = gpu_check.time_shape(kernel, check, batch, config.num_attention_heads, tokens)
-        sdpa, triton, choice = row[-3:]
-        times = f"{batch}x{tokens}: sdpa {sdpa} ms, triton {triton} ms"
-        lines[f"{choice} in {name}"] = f"{times}; check of the kernels: {reason or check}"
-    return lines
+    return {"sdpa or triton": "whichever is faster for the shape and type of numbers, see hf-deberta gpu-check"}
 
 
 def describe_memory(model: PreTrainedModel, batch: int, tokens: int) -> dict[str, str]:

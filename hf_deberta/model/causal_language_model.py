@@ -13,10 +13,9 @@ With a key-value cache, a step of `generate` computes the new tokens only: causa
 earlier tokens do not change. Position terms of a new query use the cached content keys and the model's tables.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Unpack, cast
+from typing import Any, Unpack
 
 import torch
 from torch.nn import functional
@@ -98,7 +97,11 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
         with an empty one. The output, a `HfDebertaCausalLMOutput`, returns it. `attention_mask` [B, K] then covers all
         tokens.
         """
-        others, cache = self._without_cache(kwargs)
+        others: dict[str, Any] = {**kwargs}
+        use_cache = others.pop("use_cache", None)
+        cache = only_cache(others.pop("cache", None), others.pop("past_key_values", None))
+        if cache is None and use_cache:
+            cache = DynamicCache(config=self.config)
         if cache is not None:
             self._check_cache(cache, causal, labels, others.get("cu_seq_lens_q"))
         inputs = input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds
@@ -122,15 +125,6 @@ class HfDebertaForCausalLM(HfDebertaForMaskedLM, GenerationMixin):
             fields: dict[str, Any] = {**output, CACHE_NAME: cache}
             output = HfDebertaCausalLMOutput(**fields)
         return output
-
-    def _without_cache(self, kwargs: Mapping[str, Any]) -> tuple[MaskedLMKwargs, Cache | None]:
-        """Return the arguments that concern no cache, and the cache, which `use_cache` makes."""
-        rest: dict[str, Any] = {**kwargs}
-        use_cache = rest.pop("use_cache", None)
-        cache = only_cache(rest.pop("cache", None), rest.pop("past_key_values", None))
-        if cache is None and use_cache:
-            cache = DynamicCache(config=self.config)
-        return cast(MaskedLMKwargs, rest), cache
 
     def _check_cache(
         self, cache: Cache, causal: bool, labels: torch.Tensor | None, cu_seq_lens_q: torch.Tensor | None

@@ -4,13 +4,11 @@ Papers: P1 = DeBERTa (arXiv 2006.03654), P3 = DeBERTaV3 (arXiv 2111.09543).
 """
 
 from decimal import Decimal
-from inspect import getattr_static
 from math import isfinite
 from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-import torch
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
@@ -234,7 +232,7 @@ class HfDebertaConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
     tie_word_embeddings: bool = True
 
-    # of the base class, whose types some releases check before __post_init__; checked below instead
+    # of the base class, whose types some releases check before __post_init__
     id2label: Any = None
     label2id: Any = None
     problem_type: Any = None
@@ -250,7 +248,10 @@ class HfDebertaConfig(PreTrainedConfig):
             self.embedding_size = self.hidden_size
         if self.pooler_hidden_size is None:
             self.pooler_hidden_size = self.hidden_size
-        self._check_before_conversion(kwargs)
+        for name in BACKEND_FIELDS:  # with a slash, it would be downloaded from the Hub and run
+            backend = kwargs.get(name)
+            is_name = backend is None or (isinstance(backend, str) and "/" not in backend)
+            _require(is_name, f"{name} must be the name of a backend, such as 'sdpa', not {backend!r:.100}")
         super().__post_init__(**kwargs)
 
     # ---- derived values --------------------------------------------------------------------------
@@ -317,16 +318,6 @@ class HfDebertaConfig(PreTrainedConfig):
         return _translate_config(config_dict), kwargs
 
     @classmethod
-    def _dict_from_json_file(cls, json_file):
-        try:
-            fields = super()._dict_from_json_file(json_file)
-        except RecursionError as error:
-            raise OSError(f"{json_file} is nested too deeply to be a configuration") from error
-        if not isinstance(fields, dict):
-            raise OSError(f"{json_file} must contain a JSON object, {{...}}, not {type(fields).__name__}")
-        return fields
-
-    @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any):
         """Return the configuration from fields of `HfDebertaConfig`, of Transformers' DeBERTa or of an official file.
 
@@ -351,37 +342,6 @@ class HfDebertaConfig(PreTrainedConfig):
         pass
 
     # ---- checks ----------------------------------------------------------------------------------
-
-    def _check_before_conversion(self, others: dict[str, Any]) -> None:
-        """Check what Transformers converts before it validates; `others` are the fields that this class does not have.
-
-        An attention backend with a slash would be downloaded from the Hub and run.
-        """
-        for name, value in others.items():
-            attribute = getattr_static(type(self), name, None)
-            is_method = callable(attribute) or isinstance(attribute, classmethod | staticmethod)
-            is_read_only = isinstance(attribute, property) and attribute.fset is None
-            is_field = not is_method and not is_read_only and name != "per_layer_config"
-            _require(is_field, f"{name} is not a field of a configuration: leave it out")
-            is_backend = value is None or (isinstance(value, str) and "/" not in value)
-            _require(
-                is_backend or name not in BACKEND_FIELDS,
-                f"{name} must be the name of a backend, such as 'sdpa', not {value!r:.100}",
-            )
-        dtype = getattr(torch, self.dtype, None) if isinstance(self.dtype, str) else self.dtype
-        labels, numbers = self.id2label, self.label2id
-        _require(
-            self.dtype is None or isinstance(dtype, torch.dtype),
-            f"dtype must be a type of torch, such as 'float32', not {self.dtype!r}",
-        )
-        _require(
-            labels is None or (isinstance(labels, dict) and all(str(label).isdecimal() for label in labels)),
-            f"id2label must be a dictionary from label numbers to names, not {labels!r:.100}",
-        )
-        _require(
-            numbers is None or isinstance(numbers, dict),
-            f"label2id must be a dictionary from names of labels to numbers, not {numbers!r:.100}",
-        )
 
     def validate_fields(self) -> None:
         self._check_values()
@@ -510,7 +470,6 @@ def _translate_config(config_dict: dict[str, Any]) -> dict[str, Any]:
         translated["emd_steps"] = infer_emd_steps(translated)
     if model_type is None:
         pooling = translated.pop("pooling", {})
-        _require(isinstance(pooling, dict), f"pooling must be a JSON object, not {pooling!r:.100}")
         translated.setdefault("pooler_dropout", pooling.get("dropout", 0))
         translated.setdefault("pooler_hidden_act", pooling.get("hidden_act", translated.get("hidden_act", "gelu")))
     return translated

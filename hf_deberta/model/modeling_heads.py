@@ -290,21 +290,16 @@ class HfDebertaForMultipleChoice(HfDebertaPreTrainedModel):
         are not supported.
         """
         _refuse_packed_rows(kwargs)
-        batch, num_choices = _count_choices(input_ids, inputs_embeds)
-        tensors = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "token_type_ids": token_type_ids,
-            "position_ids": position_ids,
-            "inputs_embeds": inputs_embeds,
-        }
-        encoded = self.deberta(
-            **_flatten_choices(tensors, (batch, num_choices)),
-            first_token_only=True,
-            return_dict=True,
-            **kwargs,
+        inputs = _flatten_choices(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
         )
+        encoded = self.deberta(**inputs, first_token_only=True, return_dict=True, **kwargs)
         pooled = self.pooler(encoded.last_hidden_state)
+        num_choices = cast(torch.Tensor, inputs_embeds if input_ids is None else input_ids).shape[1]
         logits = self.classifier(self.dropout(pooled)).view(-1, num_choices)
         loss = None
         if labels is not None:
@@ -448,21 +443,11 @@ def _refuse_packed_rows(kwargs: Mapping[str, Any]) -> None:
         raise ValueError("this head does not support packed rows; pass padded rows without cu_seq_lens_q")
 
 
-def _count_choices(input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> tuple[int, int]:
-    """Return the number of rows and of choices."""
-    check_tensors(input_ids=input_ids, inputs_embeds=inputs_embeds)
-    tensor, rank = (inputs_embeds, 4) if input_ids is None else (input_ids, 3)
-    if tensor is None:
-        raise ValueError("give either input_ids or inputs_embeds, not neither")
-    if tensor.dim() != rank or tensor.numel() == 0:
-        raise ValueError(f"multiple choice takes input_ids [B, choices, N], not {tuple(tensor.shape)}")
-    return tensor.shape[0], tensor.shape[1]
-
-
-def _flatten_choices(tensors: dict[str, torch.Tensor | None], shape: tuple[int, int]) -> dict[str, torch.Tensor | None]:
+def _flatten_choices(**tensors: torch.Tensor | None) -> dict[str, torch.Tensor]:
     """Return tensors [B * choices, ...] from [B, choices, ...]."""
     check_tensors(**tensors)
-    for name, tensor in tensors.items():
-        if tensor is not None and tensor.shape[:2] != shape:
-            raise ValueError(f"{name} must begin with [B, choices] = {shape}, and has the shape {tuple(tensor.shape)}")
-    return {name: None if tensor is None else tensor.flatten(0, 1) for name, tensor in tensors.items()}
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    shapes = {name: tuple(tensor.shape) for name, tensor in given.items()}
+    if len({shape[:2] for shape in shapes.values()}) != 1 or min(map(len, shapes.values())) < 3:
+        raise ValueError(f"multiple choice takes input_ids [B, choices, N] and masks like them, not {shapes}")
+    return {name: tensor.flatten(0, 1) for name, tensor in given.items()}

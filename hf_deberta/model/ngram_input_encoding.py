@@ -34,16 +34,15 @@ class NgramInputEncoding(nn.Module):
         documents: torch.Tensor | None,  # [B, N], equal within a document
     ) -> torch.Tensor:
         """Return the new output of the first layer [B, N, hidden], zero at padding."""
-        convolved = self._convolve(embeddings) if documents is None else self._convolve_documents(embeddings, documents)
+        if documents is None:
+            convolved = self.conv(embeddings.mT).mT
+        else:
+            convolved = self._convolve_documents(embeddings, documents)
         if token_mask is not None:
             convolved = convolved * token_mask[..., None]
         convolved = self.activation(self.dropout(convolved))
         output = self.LayerNorm(layer_output + convolved)
         return output if token_mask is None else output * token_mask[..., None]
-
-    def _convolve(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """Return the convolution over whole rows, [B, N, hidden]."""
-        return self.conv(embeddings.mT).mT
 
     def _convolve_documents(self, embeddings: torch.Tensor, documents: torch.Tensor) -> torch.Tensor:
         """Return the convolution within documents: one window per token, zero at tokens of other documents."""

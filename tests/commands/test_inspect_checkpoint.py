@@ -49,11 +49,11 @@ def test_the_page_shows_the_output(capsys):
 def test_the_backend_has_a_reason(monkeypatch):
     config = HfDebertaConfig.from_preset("tiny")
     monkeypatch.setattr(inspect_checkpoint.gpu_check, "current_gpu", lambda: None)
-    assert inspect_checkpoint.describe_backend(config, 8, 128)["sdpa"].startswith("there is no CUDA device")
+    assert inspect_checkpoint.describe_backend(config)["sdpa"].startswith("there is no CUDA device")
     monkeypatch.setattr(inspect_checkpoint.attention_auto, "FORCED_BACKEND", "triton")
-    assert "HF_DEBERTA_ATTENTION" in inspect_checkpoint.describe_backend(config, 8, 128)["triton"]
+    assert "HF_DEBERTA_ATTENTION" in inspect_checkpoint.describe_backend(config)["triton"]
     config._attn_implementation = "eager"
-    assert "configuration" in inspect_checkpoint.describe_backend(config, 8, 128)["eager"]
+    assert "configuration" in inspect_checkpoint.describe_backend(config)["eager"]
 
 
 def test_activations_grow_with_the_batch():

@@ -3,9 +3,12 @@
 The plain computation is `reference_mode()`: eager attention, nn.Linear, no cache, no unpadding. In float64 both must
 be equal but for rounding; in float32 and bfloat16 the error against float64 may be a few times that of the plain
 computation. All dropout is 0, so training mode must give the same numbers.
+
+Padding and packing change nothing either: a row has the outputs, losses and gradients that it has alone.
 """
 
 import copy
+import itertools
 import pickle
 from dataclasses import dataclass, replace
 
@@ -14,7 +17,7 @@ import torch
 from fault_cases import number_of_cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numerics import largest, move_off_identity
+from numerics import assert_equal_but_for_rounding, gradients_of, largest, move_off_identity
 
 from hf_deberta import (
     HfDebertaConfig,
@@ -44,7 +47,12 @@ HEADS = (
     HfDebertaForMultipleChoice,
     HfDebertaForEntityChoice,
 )
-MASKS = ("none", "right", "left", "mixed", "holes", "empty row", "pairs", "[B, 1, 1, N]", "packed", "restarts")
+PER_ROW = (HfDebertaForSequenceClassification, HfDebertaForMultipleChoice, HfDebertaForEntityChoice)  # no tokens
+ONE_TEXT_PER_ROW = (HfDebertaForQuestionAnswering, HfDebertaForMultipleChoice, HfDebertaForEntityChoice)
+PADDED, PACKED = ("right", "left", "mixed", "holes", "empty row"), ("packed", "packed and padded")
+MASKS = ("none", *PADDED, *PACKED, "pairs", "[B, 1, 1, N]", "restarts")
+HEADS_AND_LAYOUTS = [(head, PADDED) for head in HEADS]
+HEADS_AND_LAYOUTS += [(head, PACKED) for head in HEADS if head not in ONE_TEXT_PER_ROW]
 ROUND_TRIPS = ("save", "pickle", "copy", "state_dict")
 TOLERANCE, LOSS_TOLERANCE = 1e-10, 1e-6  # losses are computed in float32
 
@@ -68,9 +76,9 @@ class Case:
 
 
 @st.composite
-def cases(draw):
+def cases(draw, heads=HEADS, masks=MASKS):
     pick = lambda *values: draw(st.sampled_from(values))  # noqa: E731
-    head, mask = pick(*HEADS), pick(*MASKS)
+    head, mask = pick(*heads), pick(*masks)
     heads_of_attention = pick(1, 2, 3, 4)
     width = heads_of_attention * pick(2, 4, 5, 8, 16)
     steps = pick(0, 1, 2, 3)
@@ -110,7 +118,7 @@ def cases(draw):
     return Case(
         head=head,
         fields=fields,
-        batch=1 if mask == "packed" else draw(st.integers(1, 5)),
+        batch=1 if "packed" in mask else draw(st.integers(1, 5)),
         length=draw(st.integers(1, 80)),
         mask=mask,
         backend=pick("eager", "sdpa"),
@@ -143,7 +151,7 @@ def token_mask_and_layout(case, batch, random):
         real = {"left": after, "mixed": after & before}.get(case.mask, before)
         if case.mask == "empty row" and batch > 1:
             real[integers(1, high=batch)] = False
-    elif case.mask == "holes":
+    elif case.mask in ("holes", "packed and padded"):
         real = torch.rand(batch, n, generator=random) < 0.6
         real[place[:batch] % batch, integers(min(batch, n), high=n)] = True
     if case.mask == "none":
@@ -151,9 +159,10 @@ def token_mask_and_layout(case, batch, random):
     if case.mask == "pairs":
         pairs = torch.rand(batch, n, n, generator=random) < 0.5
         return real, {"attention_mask": pairs | torch.eye(n, dtype=torch.bool)}
-    if case.mask == "packed":
+    if "packed" in case.mask:
         inner = torch.randperm(n - 1, generator=random)[: int(integers(1, high=5))] + 1 if n > 1 else place[:0]
-        return real, {"cu_seq_lens_q": torch.cat([torch.tensor([0]), inner.sort().values, torch.tensor([n])]).int()}
+        layout = {"cu_seq_lens_q": torch.cat([torch.tensor([0]), inner.sort().values, torch.tensor([n])]).int()}
+        return real, layout if case.mask == "packed" else {**layout, "attention_mask": real.long()}
     if case.mask == "restarts":
         begins = torch.rand(batch, n, generator=random) < 0.1
         begins[:, 0] = True
@@ -183,7 +192,7 @@ def make_inputs(case):
     if case.head is HfDebertaForEntityChoice:
         inputs["entity_indices"] = torch.randint(0, n, (case.batch, ENTITIES, 3), generator=random)
     if case.labels:
-        rows = case.batch if case.mask != "packed" else len(inputs["cu_seq_lens_q"]) - 1
+        rows = len(inputs["cu_seq_lens_q"]) - 1 if "packed" in case.mask else case.batch
         inputs |= make_labels(case, ids, real, rows)
     return inputs, real
 
@@ -223,7 +232,8 @@ def compute(model, case, inputs, real):
         values = value if isinstance(value, tuple) else (value,)
         for i, tensor in enumerate(values):
             if torch.is_tensor(tensor) and tensor.is_floating_point():
-                per_token = tensor.shape[:2] == real.shape and "attentions" not in name
+                per_row = case.head in PER_ROW and name == "logits"
+                per_token = tensor.shape[:2] == real.shape and not per_row
                 results[f"{name} {i}"] = tensor[real] if per_token else tensor
     if case.training:
         loss = sum(
@@ -290,6 +300,76 @@ def copied(model, case, tmp_path_factory):
     twin = make_model(replace(case, seed=case.seed + 1))
     twin.load_state_dict(model.state_dict())
     return twin
+
+
+def spans_of(case, inputs, real):
+    """(row, first token, last token + 1) of the real tokens of each row or document; its first token if it has none."""
+    bounds = inputs.get("cu_seq_lens_q", torch.tensor([0, case.length])).tolist()
+    for row, mask in enumerate(real):
+        for start, end in itertools.pairwise(bounds):
+            places = mask[start:end].nonzero().flatten().tolist() or [0]
+            yield row, start + places[0], start + places[-1] + 1
+
+
+def cut(case, inputs, index, span):
+    """The inputs of one span alone, the `index`th, with its labels."""
+    row, start, end = span
+    alone = {}
+    for name, tensor in inputs.items():
+        if name == "entity_indices":
+            alone[name] = torch.where((tensor[row] > start) & (tensor[row] < end), tensor[row] - start, 0)[None]
+        elif name in ("start_positions", "end_positions"):
+            alone[name] = tensor[row, None] - start
+        elif name == "labels" and case.head in PER_ROW:
+            alone[name] = tensor[index, None]
+        elif case.head is HfDebertaForMultipleChoice:
+            alone[name] = tensor.flatten(0, 1)[row, start:end][None, None]
+        elif name != "cu_seq_lens_q":
+            alone[name] = tensor[row, start:end][None]
+    return alone
+
+
+def summed_gradients(model, calls):
+    """The gradients by name of the sum of the losses of all items."""
+    model.zero_grad()
+    for inputs in calls:
+        model(**inputs, num_items_in_batch=1).loss.backward()
+    return gradients_of(model)
+
+
+@pytest.mark.parametrize(
+    "head, masks", HEADS_AND_LAYOUTS, ids=lambda it: it[0] if it in (PADDED, PACKED) else it.__name__
+)
+@settings(max_examples=number_of_cases(8, 300))
+@given(data=st.data())
+def test_a_row_among_others_equals_the_row_alone(head, masks, data, tally):
+    """Also the gradients of its loss. A row of padding only is alone as one token of padding."""
+    case = data.draw(cases([head], masks))
+    training, length = case.training, max(case.length, 8)
+    case = replace(case, length=length, labels=True, training=False, hidden_states=False)
+    if head is HfDebertaForCausalLM:
+        case.fields["conv_kernel_size"] = 0
+    model = make_model(case).train(training)
+    inputs, real = make_inputs(case)
+    spans = list(spans_of(case, inputs, real))
+    if head is HfDebertaForMultipleChoice:
+        inputs.pop("labels")  # its loss compares the rows
+    if head is HfDebertaForEntityChoice:  # 0 is padding, alone too
+        inputs["entity_indices"] *= inputs["entity_indices"] != torch.tensor(spans)[:, 1, None, None]
+    alone = [cut(case, inputs, index, span) for index, span in enumerate(spans)]
+    found = compute(model, case, inputs, real)
+    parts = [compute(model, case, one, real[row, None, start:end])
+             for one, (row, start, end) in zip(alone, spans, strict=True)]  # fmt: skip
+    assert found.keys() == parts[0].keys()
+    for name in found.keys() - {"loss 0"}:
+        expected = torch.cat([part[name].flatten() for part in parts])
+        assert_equal_but_for_rounding(found[name].flatten(), expected, message=name)
+    if "labels" in inputs or "start_positions" in inputs:
+        found, expected = summed_gradients(model, [inputs]), summed_gradients(model, alone)
+        assert found.keys() == expected.keys()
+        allowed = LOSS_TOLERANCE * max(1.0, *map(largest, expected.values()))
+        assert not {name for name in expected if largest(found[name] - expected[name]) > allowed}
+    tally.held("a padded or packed row equals the row alone")
 
 
 # How much larger than the error of plain arithmetic in the same precision the error may be: other orders of additions,

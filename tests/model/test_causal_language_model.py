@@ -19,7 +19,6 @@ from transformers.cache_utils import QuantizedLayer
 
 from hf_deberta import HfDebertaForCausalLM, HfDebertaForMaskedLM, optimize
 from hf_deberta.model import modeling_hf_deberta
-from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 
 CAUSAL = {"conv_kernel_size": 0, "num_hidden_layers": 3}
 VARIANTS = {
@@ -78,16 +77,6 @@ def test_token_changes_only_itself_and_later_tokens_of_its_document(layout, vari
         real = documents >= 0
         assert not differs[real & ~attends].any()  # bit-identical
         assert differs[attends].all()
-
-
-@pytest.mark.parametrize("length", [300, 600])
-@torch.no_grad()
-def test_long_rows_have_the_same_logits_by_both_backends(length):
-    """Rows longer than saturation + 256 use the path of "sdpa" that joins far keys in parts."""
-    ids = torch.randint(1, 128, (1, length))
-    fields = {"emd_steps": 0, "max_position_embeddings": 64}
-    found, expected = (causal_model(backend, **fields).eval()(ids).logits for backend in ("sdpa", "eager"))
-    torch.testing.assert_close(found, expected)
 
 
 @torch.no_grad()
@@ -216,19 +205,6 @@ def test_logits_to_keep():
             torch.testing.assert_close(model(**INPUTS, logits_to_keep=count).logits, logits[:, -count:])
         *_, output = in_chunks(model, left_padded(INPUTS), (4, 5), logits_to_keep=1)
         torch.testing.assert_close(output.logits, model(**left_padded(INPUTS)).logits[:, -1:])
-
-
-def test_text_generation_pipeline(tmp_path):
-    """With a tokenizer, a saved model and the Auto class."""
-    tokenizer = train_tokenizer(["the cat sat on a mat"] * 9, 280, "bpe")
-    model = tiny_model(HfDebertaForCausalLM, dtype=torch.float32, vocab_size=len(tokenizer), **CAUSAL).eval()
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert type(model) is HfDebertaForCausalLM
-    generate = transformers.pipeline("text-generation", model=model, tokenizer=tokenizer)
-    (text,) = generate("the cat", max_new_tokens=3, do_sample=False)
-    assert text["generated_text"].startswith("the cat")
 
 
 def test_generating_past_the_absolute_positions_is_an_error():

@@ -72,12 +72,6 @@ def test_only_the_masked_language_model_has_position_embeddings():
     assert count_parameters(config, HfDebertaForMaskedLM)[1] - count_parameters(config)[1] == 64 * 32 + head
 
 
-def test_names_without_a_version_mean_v3():
-    for name in ("xsmall", "small", "base", "large"):
-        assert HfDebertaConfig.from_preset(name).to_dict() == HfDebertaConfig.from_preset(f"v3-{name}").to_dict()
-    assert HfDebertaConfig().to_dict() == HfDebertaConfig.from_preset("base").to_dict()
-
-
 def test_overrides_do_not_change_the_preset():
     before = json.dumps(PRESETS)
     config = HfDebertaConfig.from_preset("v2-xlarge", num_hidden_layers=2, vocab_size=100, num_labels=7)
@@ -119,9 +113,6 @@ INVALID = {
     "conv_act": ("bogus",),
     "problem_type": ("bogus",),
     "num_labels": (0, 10**12, 2.5, True),
-    "id2label": (["a"], {"a": "b"}),
-    "label2id": ([1],),
-    "dtype": ("bogus",),
 }
 INVALID_TOGETHER = [
     ({"num_hidden_layers": 0, "emd_steps": 0}, "num_hidden_layers .*not 0"),
@@ -178,9 +169,6 @@ def test_the_number_of_labels_is_checked_when_it_is_set():
     [
         ("", "not a valid JSON file"),
         ('{"vocab_size": 12', "not a valid JSON file"),
-        ("[1]", r"config.json must contain a JSON object, \{...\}, not list"),
-        ("null", "config.json must contain a JSON object, .*, not NoneType"),
-        ("[" * 100_000, "config.json is nested too deeply"),
         ("{}", "has no config.json, or an empty one"),
         (None, "has no config.json, or an empty one"),
     ],
@@ -197,19 +185,6 @@ def test_a_file_that_is_not_a_configuration(text, message, model_class, tmp_path
 def test_a_folder_that_does_not_exist(name):
     with pytest.raises(OSError, match=f"there is no folder {name}"):
         HfDebertaModel.from_pretrained(name)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"model_type": "deberta-v2", "hidden_size": "x", "num_hidden_layers": None},
-        {"model_type": "deberta", "num_hidden_layers": []},
-        {"hidden_size": 8, "pooling": 3},
-    ],
-)
-def test_fields_of_wrong_types_in_other_formats(fields):
-    with pytest.raises((StrictDataclassError, ValueError)):
-        HfDebertaConfig.from_dict(fields)
 
 
 def test_unknown_attention_backend():

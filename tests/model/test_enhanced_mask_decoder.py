@@ -6,7 +6,6 @@ from numerics import (
     V1_ATTENTION,
     assert_equal_but_for_rounding,
     assert_same_by_name,
-    assert_within_budget,
     tiny_inputs,
     tiny_model,
     train_step,
@@ -74,19 +73,6 @@ def test_sparse_equals_dense_prediction(mask, variant, unpad):
     assert_equal_but_for_rounding(sparse.loss, dense.loss)
     assert (sparse.loss > 0) == (mask != "none")
     assert_same_by_name(sparse_gradients, dense_gradients)
-
-
-LM_HEAD = "lm_predictions.lm_head"
-
-
-class Scaled(nn.Linear):
-    """An adapter: another class with the same weights."""
-
-
-def replace_output_matrix(model):
-    decoder = Scaled(32, 128, bias=False).double()
-    decoder.weight = model.get_input_embeddings().weight
-    model.lm_predictions.lm_head.decoder = decoder
 
 
 def patch_forward_of_head(model):
@@ -171,10 +157,8 @@ def test_bounded_training_step_is_one_graph():
 
 
 MODIFICATIONS = {
-    "hook on the head": lambda model: model.get_submodule(LM_HEAD).register_forward_hook(lambda *_: None),
-    "hook on the matrix": lambda model: model.get_output_embeddings().register_forward_hook(lambda *_: None),
+    "hook": lambda model: model.get_output_embeddings().register_forward_hook(lambda *_: None),
     "patched forward": patch_forward_of_head,
-    "adapter": replace_output_matrix,
     "parametrized matrix": lambda model: nn.utils.parametrize.register_parametrization(
         model.get_output_embeddings(), "weight", nn.Identity()
     ),
@@ -213,38 +197,6 @@ def test_sparse_prediction_argument():
         model.config.sparse_prediction = True
     unlabelled = model(**INPUTS, sparse_prediction=True)
     assert unlabelled.logits.shape == (4, 9, 128) and unlabelled.losses is None
-
-
-@pytest.mark.parametrize("frozen", ["word_embeddings", "lm_head.bias", "lm_head.dense", ""], ids=str)
-def test_frozen_parameters_of_the_head(frozen):
-    labels, results = labels_where(random_mask()), []
-    for sparse in (True, False):
-        model = tiny_model(HfDebertaForMaskedLM, sparse_prediction=sparse)
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(frozen not in name or not frozen)
-        _, gradients = train_step(model, **INPUTS, labels=labels)
-        assert (len(gradients) < len(list(model.parameters()))) == bool(frozen)
-        results.append(gradients)
-    assert_same_by_name(*results)
-
-
-def test_untied_output_matrix_under_autocast():
-    """Products are bfloat16; the error stays within twice that of whole logits."""
-    labels, results = labels_where(random_mask()), {}
-    for how in ("sparse", "dense", "exact"):
-        dtype = torch.float64 if how == "exact" else torch.float32
-        model = tiny_model(
-            HfDebertaForMaskedLM, dtype=dtype, tie_word_embeddings=False, sparse_prediction=how == "sparse"
-        )
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=how != "exact"):
-            loss = model(**INPUTS, labels=labels).loss
-        loss.backward()
-        results[how] = {name: parameter.grad for name, parameter in model.named_parameters()}
-        assert how == "exact" or loss.dtype == torch.float32
-    for name in ("decoder.weight", "bias", "dense.weight", "LayerNorm.bias"):
-        sparse, dense, exact = (results[how][f"{LM_HEAD}.{name}"] for how in ("sparse", "dense", "exact"))
-        assert sparse.dtype == torch.float32
-        assert_within_budget(sparse.bfloat16(), dense, exact, name)
 
 
 def test_output_class_and_fields():

@@ -4,6 +4,7 @@ import numpy
 import pytest
 import torch
 from numerics import assert_equal_but_for_rounding, tiny_inputs, tiny_model
+from test_modeling_heads import HEADS, build
 
 import hf_deberta
 
@@ -43,12 +44,12 @@ WRONG = {
     "boundaries of a batch": (WORDS, {}, {"cu_seq_lens_q": torch.tensor([0, 4])}, "one packed row, not a batch of 2"),
     "packed entities": (ENTITIES, {}, {**MENTIONS, "cu_seq_lens_q": torch.tensor([0, 4])}, "not support packed rows"),
     # what a head needs
-    "no choices": (CHOICE, {}, {}, r"multiple choice takes input_ids \[B, choices, N\], not \(2, 4\)"),
+    "no choices": (CHOICE, {}, {}, r"input_ids \[B, choices, N\] .*\(2, 4\)"),
     "a mask without choices": (
         CHOICE,
         {},
         {"input_ids": IDS[:1, None], "attention_mask": IDS[None] > 0},
-        r"attention_mask must begin with \[B, choices\] = \(1, 1\)",
+        r"masks like them, not .*'attention_mask': \(1, 2, 4\)",
     ),
     "no entities": (ENTITIES, {}, {}, r"entity choice needs entity_indices \[B, entities, tokens\]"),
     "an entity outside": (ENTITIES, {}, {"entity_indices": SPANS + 1}, r"entity_indices .*in \[0, 4\), not 4"),
@@ -63,6 +64,7 @@ WRONG = {
     "no number": (SEQUENCE, ONE, {"labels": torch.tensor([0, torch.nan])}, "finite, not nan; drop rows"),
     "one distribution for all": (SEQUENCE, THREE, {"labels": torch.ones(1, 3) / 3}, r"labels .*\(1, 3\)"),
     "classes, no problem type": (SEQUENCE, THREE, {"labels": torch.ones(2, 3)}, "must sum to 1, .*problem_type"),
+    "a negative share": (SEQUENCE, THREE, {"labels": torch.tensor([[2.0, -1, 0]] * 2)}, "must not be negative, not -1"),
     "several labels, one too few": (SEQUENCE, MULTI_LABEL, {"labels": torch.ones(2, 2)}, r"labels .*\(2, 2\)"),
     "a choice too large": (CHOICE, {}, {"input_ids": IDS[None], "labels": torch.tensor([2])}, "labels must be below 2"),
     "a start without an end": (ANSWERS, {}, {"start_positions": FIVE[:2]}, "both .* or neither"),
@@ -75,6 +77,48 @@ def test_wrong_inputs_and_labels_are_refused(case):
     with pytest.raises(ValueError, match=message) as caught:
         tiny_model(model_class, **fields)(**{"input_ids": IDS, **inputs})
     assert "\n" not in str(caught.value)
+
+
+NAN, INFINITE = float("nan"), float("inf")
+WRONG_VALUES = {  # by input, or by head for labels that are no classes
+    "input_ids": (-1, 128, 10**12),
+    "attention_mask": (),
+    "entity_indices": (-1, 9, 10**6),
+    "labels": (128, 10**9, 0.5, NAN),
+    "start_positions": (0.5, NAN),
+    "end_positions": (0.5, NAN),
+    "regression": (NAN, INFINITE, -INFINITE),
+    "multi-label": (2, -1, 1.5, NAN, INFINITE),
+    "soft labels": (1, 0, -1, NAN, INFINITE),
+    "entities": (2, -1, 10**6, 0.5, NAN),
+    "replaced token detection": (2, -1, 10**6, 0.5, NAN),
+}
+WRONG_VALUES["regression of two numbers"] = WRONG_VALUES["regression"]
+WRONG_FORMS = {
+    "no rows": lambda values: values[:0],
+    "a row too many": lambda values: torch.cat([values, values[:1]]),
+    "a column too many": lambda values: torch.stack([values, values], -1),
+    "one more dimension": lambda values: values[None],
+    "a list": lambda values: values.tolist(),
+    "an array": lambda values: values.numpy(),
+    "one number": lambda values: values.flatten()[0],
+}
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_no_head_takes_values_or_shapes_that_mean_nothing(head):
+    model, inputs = build(head)
+    assert model(**inputs).loss.isfinite()
+    for name, values in inputs.items():
+        wrong = [change(values) for change in WRONG_FORMS.values()]
+        key = head if name == "labels" and head in WRONG_VALUES else name
+        for value in WRONG_VALUES[key]:
+            dtype = values.dtype if isinstance(value, int) else torch.float32
+            wrong.append(torch.full_like(values, value, dtype=dtype))
+        for each in wrong:
+            with pytest.raises(ValueError) as caught:
+                model(**{**inputs, name: each})
+            assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -210,23 +210,6 @@ def test_a_row_of_padding_only_has_a_finite_gradient(name, backend):
     torch.testing.assert_close(output.logits.flatten()[-1], model(**alone).logits.flatten()[-1])
 
 
-@pytest.mark.parametrize("name", ["single label", "entities", "replaced token detection"])
-def test_left_padding_equals_right_padding(name):
-    model, inputs = build(name)
-    shifts = [9 - length for length in LENGTHS]
-    left = {
-        key: torch.stack([row.roll(shift) for row, shift in zip(inputs[key], shifts, strict=True)])
-        for key in ("input_ids", "attention_mask")
-    }
-    if name == "entities":
-        indices = inputs["entity_indices"]
-        left["entity_indices"] = torch.where(indices > 0, indices + torch.tensor(shifts)[:, None, None], 0)
-    found, expected = model(**left).logits, model(**inputs).logits
-    if name == "replaced token detection":
-        found, expected = found[left["attention_mask"].bool()], expected[inputs["attention_mask"].bool()]
-    torch.testing.assert_close(found, expected)
-
-
 def test_absolute_positions_count_from_the_first_real_token():
     """Padding between real tokens is counted, and positions that were passed are kept."""
     model = tiny_model(hf_deberta.HfDebertaForMaskedLM, conv_kernel_size=0).eval()
