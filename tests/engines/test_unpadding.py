@@ -57,7 +57,7 @@ def test_what_unpadding_saves_must_exceed_its_cost(monkeypatch):
     monkeypatch.setattr(unpadding, "COST_OF_EXTRA_LAUNCHES", REAL_COSTS[1])
     mask = lengths_mask(12, 9, 7, 5)
     assert unpadding_of_mask(mask, 64) is None and unpadding_of_mask(mask, 2048) is not None
-    assert unpadding_of_mask(lengths_mask(*range(12, 1, -1)), 256) is None  # eleven lengths
+    assert unpadding_of_mask(lengths_mask(*range(24, 1, -2)), 256) is None  # twelve lengths
     assert unpadding_of_mask(lengths_mask(12, *[2] * 63), 256) is not None  # two
     mask = lengths_mask(*[101] * 8, *[40] * 24)
     real = int(mask.sum())
@@ -139,9 +139,9 @@ def test_a_wrong_number_of_real_tokens():
     model, inputs = tiny_model(HfDebertaModel), tiny_inputs((9, 4, 7))
     with pytest.raises(ValueError, match="num_real_tokens is 19, but attention_mask has 20 real tokens"):
         model(**inputs, num_real_tokens=19)
-    left = {name: tensor.flip(1) for name, tensor in inputs.items()}
+    with_a_hole = inputs["attention_mask"].index_fill(1, torch.tensor(2), 0)
     with pytest.raises(ValueError, match="num_real_tokens is for rows padded on the right"):
-        model(**left, num_real_tokens=20)
+        model(inputs["input_ids"], with_a_hole, num_real_tokens=17)
     inputs["attention_mask"][1] = 0
     with pytest.raises(ValueError, match="none of them empty"):
         model(**inputs, num_real_tokens=16)
