@@ -1,14 +1,12 @@
 """The parts of the scores sum to what the model computes; plots, training curves, the page's data, the command."""
 
+import asyncio
 import base64
 import json
 import re
 import shutil
-import socket
-import threading
-import urllib.error
+import subprocess
 import urllib.parse
-import urllib.request
 
 import numpy as np
 import pytest
@@ -119,16 +117,11 @@ def test_hidden_pairs_of_a_causal_model(tokenizer):
     assert data["masks"] == []
 
 
-def test_forward_hooks_are_removed(inputs):
+def test_errors_name_value_and_way_out(inputs, tokenizer):
     model = make_model()
     with pytest.raises(ValueError, match=r"input_ids must lie in \[0, 128\)"):
         attention_parts(model, {"input_ids": torch.tensor([[1, 999]])}, 0)
-    attention_parts(model, inputs, 0)
-    assert not [module for module in model.modules() if module._forward_pre_hooks]
-
-
-def test_errors_name_value_and_way_out(inputs, tokenizer):
-    model = make_model()
+    assert not [module for module in model.modules() if module._forward_pre_hooks]  # ours are removed
     with pytest.raises(ValueError, match=r"layer must lie in \[0, 2\), not 2"):
         attention_parts(model, inputs, 2)
     with pytest.raises(ValueError, match="one text.* batch of 2"):
@@ -176,12 +169,6 @@ def write_history(folder, *entries):
     return folder
 
 
-def write_state(folder, losses):
-    history = [{"step": step, "loss": loss, "epoch": 1} for step, loss in enumerate(losses, 1)]
-    evaluation = {"step": 3, "eval_loss": 0.5, "eval_accuracy": 0.8, "eval_runtime": 3.0}
-    write_history(folder, *history, evaluation, {"step": 3, "train_loss": 9.0})
-
-
 def curves(figure):
     return {line.get_label(): line.get_ydata().tolist() for axes in figure.axes for line in axes.lines}
 
@@ -189,20 +176,17 @@ def curves(figure):
 def test_plot_training(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no trainer_state\.json"):
         plot_training(tmp_path)
-    write_state(tmp_path / "checkpoint-9", [9])
-    write_state(tmp_path / "checkpoint-10", [2, 1])  # the newest
-    expected = {"loss": [2, 1], "eval_loss": [0.5], "eval_accuracy": [0.8]}
-    assert curves(plot_training(tmp_path)) == expected
+    losses = [{"step": 1, "loss": 2}, {"step": 2, "loss": 1}]
+    evaluation = {"step": 2, "eval_loss": 0.5, "eval_accuracy": 0.8, "eval_runtime": 3.0}
+    write_history(tmp_path / "checkpoint-9", {"step": 1, "loss": 9})
+    write_history(tmp_path / "checkpoint-10", *losses, evaluation, {"step": 2, "train_loss": 9.0})  # the newest
+    assert curves(plot_training(tmp_path)) == {"loss": [2, 1], "eval_loss": [0.5], "eval_accuracy": [0.8]}
     for seed in (1, 2):
-        write_state(tmp_path / "seeds" / f"seed-{seed}", [seed])
+        write_history(tmp_path / "seeds" / f"seed-{seed}", {"step": 1, "loss": seed})
     (tmp_path / "seeds" / "seed-3").mkdir()  # not begun
-    drawn = curves(plot_training(tmp_path / "seeds"))
-    assert drawn["seed-1 loss"] == [1] and drawn["seed-2 loss"] == [2] and len(drawn) == 6
-
-
-def test_plot_training_of_a_run_shorter_than_logging_steps(tmp_path):
-    run = write_history(tmp_path / "run", {"step": 1, "eval_accuracy": 0.5}, {"step": 1, "train_loss": 0.7})
-    assert curves(plot_training(run)) == {"train_loss": [0.7], "eval_accuracy": [0.5]}
+    assert curves(plot_training(tmp_path / "seeds")) == {"seed-1 loss": [1], "seed-2 loss": [2]}
+    short = write_history(tmp_path / "short", {"step": 1, "eval_f1": 0.5}, {"step": 1, "train_loss": 0.7})
+    assert curves(plot_training(short)) == {"train_loss": [0.7], "eval_f1": [0.5]}  # ended before --logging_steps
 
 
 def test_plot_training_separates_scales(tmp_path):
@@ -247,116 +231,75 @@ def test_candidates_with_and_without_the_mask_decoder(tokenizer):
         model.config.emd_steps = 0  # what the ablation computes
         expected["without (last layer only)"] = model(**inputs).logits[0].softmax(-1)
         model.config.emd_steps = 2
-    masks = page_data(model, tokenizer, TEXT)["masks"]
-    assert [mask["position"] for mask in masks] == (inputs["input_ids"][0] == tokenizer.mask_token_id).nonzero()[
-        :, 0
-    ].tolist()
+    data = page_data(model, tokenizer, TEXT)
+    masks = data["masks"]
+    assert data["note"] == ""
+    positions = (inputs["input_ids"][0] == tokenizer.mask_token_id).nonzero().flatten()
+    assert [mask["position"] for mask in masks] == positions.tolist()
     for mask in masks:
         assert set(mask["candidates"]) == set(expected)
         for name, candidates in mask["candidates"].items():
             best = expected[name][mask["position"]].topk(8).values
             torch.testing.assert_close(torch.tensor([score for _, score in candidates]), best, atol=1e-4, rtol=0)
     assert masks[0]["candidates"]["with the mask decoder"] != masks[0]["candidates"]["without (last layer only)"]
-
-
-def test_candidates_of_a_model_without_decoder(tokenizer):
     masks = page_data(make_masked_lm(tokenizer, emd_steps=0), tokenizer, TEXT)["masks"]
     assert [list(mask["candidates"]) for mask in masks] == [["masked-language model"]] * 2
 
 
 @pytest.mark.parametrize(
-    ("model_class", "expected"),
+    ("model_class", "text", "expected"),
     [
-        (HfDebertaForPreTraining, "discriminator.*--generator"),
-        (HfDebertaForSequenceClassification, "no masked-language head.*microsoft/deberta-base"),
-        (HfDebertaForCausalLM, "predicts the next token"),
+        (HfDebertaForPreTraining, TEXT, "discriminator.*--generator"),
+        (HfDebertaForSequenceClassification, TEXT, "no masked-language head.*microsoft/deberta-base"),
+        (HfDebertaForCausalLM, TEXT, "predicts the next token"),
+        (HfDebertaForMaskedLM, "the paper", r"Write \[MASK\]"),
     ],
 )
-def test_missing_candidates_are_explained(model_class, expected, tokenizer):
-    data = page_data(make_model(model_class, vocab_size=len(tokenizer)), tokenizer, TEXT)
+def test_missing_candidates_are_explained(model_class, text, expected, tokenizer):
+    data = page_data(make_model(model_class, vocab_size=len(tokenizer)), tokenizer, text)
     assert data["masks"] == [] and re.search(expected, data["note"])
-
-
-def test_text_without_mask_is_told_to_have_one(tokenizer):
-    model = make_masked_lm(tokenizer)
-    assert "[MASK]" in page_data(model, tokenizer, "the paper")["note"]
-    assert page_data(model, tokenizer, TEXT)["note"] == ""
-
-
-def test_long_text_is_refused(tokenizer, monkeypatch):
-    monkeypatch.setattr("hf_deberta.visualize.page.MAX_PAGE_MB", 0.001)
-    with pytest.raises(ValueError, match=r"would have .* MB, more than 0.001; shorten the text to \d+ tokens"):
-        page_data(make_masked_lm(tokenizer), tokenizer, TEXT)
 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 
 @pytest.fixture
-def served(tokenizer):
-    """The address of the served page."""
+def fetch(tokenizer):
+    """A function that returns the status and the page of a request, as a server asks the app for it."""
     pytest.importorskip("starlette", reason="needs the extra page")
-    uvicorn = pytest.importorskip("uvicorn", reason="needs the extra page")
-    config = uvicorn.Config(attention_app(make_masked_lm(tokenizer), tokenizer, TEXT), log_level="error")
-    server = uvicorn.Server(config)
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()  # early requests wait
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
-        server.should_exit = True
-        thread.join()
+    app = attention_app(make_masked_lm(tokenizer), tokenizer, TEXT)
+
+    def get(query=""):
+        sent = []
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {"type": "http", "method": "GET", "path": "/", "query_string": query.encode(), "headers": []}
+        asyncio.run(app(scope, None, send))
+        return sent[0]["status"], sent[1]["body"].decode()
+
+    return get
 
 
-def fetch(address):
-    try:
-        with urllib.request.urlopen(address) as response:
-            return response.status, response.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-
-
-def test_served_page_is_that_of_the_text(served, monkeypatch):
+def test_served_page_is_that_of_the_text(fetch, monkeypatch):
     query = urllib.parse.urlencode({"text": "words have <b>[MASK]</b>"})
-    pages = [(*fetch(served), TEXT), (*fetch(f"{served}?{query}"), "words have <b>[MASK]</b>")]
-    for status, html, text in pages:
+    for (status, html), text in ((fetch(), TEXT), (fetch(query), "words have <b>[MASK]</b>")):
         data = json.loads(PAGE_DATA.search(html)[1])
         assert (status, data["text"], data["served"]) == (200, text, True) and "<b>" not in html
     monkeypatch.setattr("hf_deberta.visualize.page.MAX_PAGE_MB", 0.001)
-    status, html = fetch(served)
+    status, html = fetch()
     assert status == 422 and "shorten the text" in json.loads(PAGE_DATA.search(html)[1])["error"]
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
-def test_page_in_chromium(served, tmp_path, monkeypatch):
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
-    with playwright.sync_playwright() as browsers:
-        browser = browsers.chromium.launch(executable_path=CHROMIUM)
-        page = browser.new_page()
-        errors, requests = [], []
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("console", lambda message: errors.append(message.text))
-        page.on("request", lambda request: requests.append(request.url))
-        page.goto(served)
-        assert page.locator("caption").count() == 4  # two [MASK], with and without the decoder
-        page.click("#overview button[value='1 2']")
-        page.click("#parts button[value=p2c]")
-        assert page.inner_text("#title") == "Layer 1, head 2 | position to content"
-        page.fill("#ask input", "the [MASK] says")
-        page.press("#ask input", "ArrowDown")  # moves in the field, not through the layers
-        page.click("#ask button")
-        page.wait_for_url("**text=the*")
-        assert page.inner_text("#title") == "Layer 1, head 2 | position to content"  # kept for the new text
-        assert page.input_value("#ask input") == "the [MASK] says" and page.locator("caption").count() == 2
-        page.hover("#map canvas")
-        assert re.search(r"query \d+ .*c2c -?\d.*c2p .*p2c .*sum .*attention \d", page.inner_text("#value"))
-        page.set_viewport_size({"width": 360, "height": 700})
-        assert page.evaluate("document.documentElement.scrollWidth") <= 360
-        page.screenshot(path=tmp_path / "page.png", full_page=True)
-        monkeypatch.setattr("hf_deberta.visualize.page.MAX_PAGE_MB", 0.001)
-        errors_before = list(errors)
-        page.reload()
-        assert "shorten the text" in page.inner_text("#error") and not page.is_visible("#main")
-        browser.close()
-    assert not errors_before and all(url.startswith(served) or url == "data:," for url in requests)
+@pytest.mark.parametrize("limit, title, captions", [(40, "Layer 1, head 2 | position to content", 4), (0.001, "", 0)])
+def test_page_in_chromium(limit, title, captions, fetch, tmp_path, monkeypatch):
+    """Its script draws the head that the address names, and candidates with and without the decoder; or an error."""
+    monkeypatch.setattr("hf_deberta.visualize.page.MAX_PAGE_MB", limit)
+    (tmp_path / "page.html").write_text(fetch()[1], encoding="utf-8")
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    address = f"{(tmp_path / 'page.html').as_uri()}#layer=1&head=2&part=p2c"
+    html = subprocess.run([*command, address], capture_output=True, text=True, check=True, timeout=300).stdout
+    assert f'<h1 id="title">{title}</h1>' in html and html.count("<caption") == captions
+    assert ("shorten the text" in html.partition('<p id="error"')[2].partition("</p>")[0]) == (title == "")

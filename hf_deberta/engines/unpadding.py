@@ -38,16 +38,6 @@ class Unpadding:
         """The length of the longest document, or a bound for it."""
         return self.shape[1] if self.lengths is None else self.lengths[-1]
 
-    def gather(self, states: torch.Tensor) -> torch.Tensor:
-        """Return the real tokens of states [B, N, ...] as one row [1, total, ...]."""
-        return states.flatten(0, 1).index_select(0, self.index.to(states.device))[None]
-
-    def scatter(self, states: torch.Tensor) -> torch.Tensor:
-        """Return the states of a row [1, total, ...] as a batch [B, N, ...], with zeros at padding."""
-        batch, tokens = self.shape
-        empty = states.new_zeros(batch * tokens, *states.shape[2:])
-        return empty.index_copy(0, self.index.to(states.device), states[0]).unflatten(0, self.shape)
-
     def first_token_positions(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Positions of the batch's first tokens in the row, ascending, and the batch row of each."""
         if self.lengths is None:
@@ -64,10 +54,14 @@ class UnpaddedLayout(BatchLayout):
     padded: BatchLayout = field(kw_only=True)  # of the batch
 
     def gather(self, states: torch.Tensor) -> torch.Tensor:
-        return self.unpadding.gather(states)
+        """Return the real tokens of states [B, N, ...] as one row [1, total, ...]."""
+        return states.flatten(0, 1).index_select(0, self.unpadding.index.to(states.device))[None]
 
     def scatter(self, states: torch.Tensor) -> torch.Tensor:
-        return self.unpadding.scatter(states)
+        """Return the states of a row [1, total, ...] as a batch [B, N, ...], with zeros at padding."""
+        batch, tokens = self.unpadding.shape
+        empty = states.new_zeros(batch * tokens, *states.shape[2:])
+        return empty.index_copy(0, self.unpadding.index.to(states.device), states[0]).unflatten(0, (batch, tokens))
 
     def absolute_positions(self, limit: int | None = None) -> torch.Tensor:
         positions = self.gather(self.padded.absolute_positions().expand(self.unpadding.shape))

@@ -10,7 +10,6 @@ are laid out for oneDNN (fused_linear.py); the projected position tables are con
     states = layer(hidden_states, layout)          # [B, N, hidden]
 """
 
-from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -43,7 +42,8 @@ class FusedLayer(NoneInCopies):
     def __init__(self, weights: LayerWeights, dtype: torch.dtype, attention_dtype: torch.dtype):
         self.weights, self.dtype = weights, dtype
         self.attention = FusedAttention(weights.positions, weights.heads, weights.head_size, attention_dtype)
-        self.has_gelu = is_gelu(weights.activation)
+        # the GELU by the error function, which the products apply themselves
+        self.has_gelu = getattr(weights.activation, "act", weights.activation) is nn.functional.gelu
 
     # fused when first used: where OpenVINO computes the layer (openvino_layers.py), this may be never
 
@@ -124,8 +124,3 @@ class FusedLayer(NoneInCopies):
         if not self.has_gelu:
             inner = self.weights.activation(inner.float())
         return self.weights.output_norm.normalise(self.output(inner, states))
-
-
-def is_gelu(activation: Callable) -> bool:
-    """True for the GELU by the error function, which the products apply themselves."""
-    return getattr(activation, "act", activation) is nn.functional.gelu

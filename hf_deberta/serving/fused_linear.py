@@ -18,7 +18,6 @@ what makes short texts fast. Three kinds, by the type of their factors; sums are
   Processors without VNNI add pairs of products in 16 bits, so weights have half the levels there (`weight_levels`).
 """
 
-from abc import ABC, abstractmethod
 from functools import cache
 
 import torch
@@ -40,12 +39,12 @@ MIN_INPUT_SIZE = 1e-6  # of an input
 MIN_ROW_MAXIMUM = 1e-30  # of a row's largest number, so that a row of zeros has a scale
 
 
-class FusedLinear(ABC):
-    """`act(states @ weight^T + bias)`, or with a residual added to it."""
+class FusedLinear:
+    """`act(states @ weight^T + bias)`, or with a residual added to it, from factors of float32 or bfloat16."""
 
-    def __init__(self, bias: torch.Tensor | None, with_gelu: bool):
-        self.bias = bias
-        self.activation = "gelu" if with_gelu else "none"
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, with_gelu: bool, dtype: torch.dtype):
+        self.bias, self.activation = None if bias is None else bias.to(dtype), "gelu" if with_gelu else "none"
+        self.dtype, self.onednn_weight = dtype, pack_weight(weight.to(dtype))
 
     @staticmethod
     def from_weight(
@@ -64,19 +63,10 @@ class FusedLinear(ABC):
         weight, bias = weight.detach(), None if bias is None else bias.detach()
         if dtype == torch.int8:
             return _Int8Linear(weight, bias, with_gelu, lowest, sizes)
-        return _FloatLinear(weight, bias, with_gelu, dtype)
+        return FusedLinear(weight, bias, with_gelu, dtype)
 
-    @abstractmethod
     def __call__(self, states: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """[M, K] to [M, N]; `residual` is float32 [M, N], and only for layers without GELU."""
-
-
-class _FloatLinear(FusedLinear):
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, with_gelu: bool, dtype: torch.dtype):
-        super().__init__(None if bias is None else bias.to(dtype), with_gelu)
-        self.dtype, self.onednn_weight = dtype, pack_weight(weight.to(dtype))
-
-    def __call__(self, states: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         states = states.to(self.dtype)
         if residual is not None and self.dtype == torch.float32:
             return onednn_linear_with_sum(states, residual, self.onednn_weight, self.bias)
@@ -95,8 +85,7 @@ class _Int8Linear(FusedLinear):
         lowest: float | None,
         sizes: torch.Tensor | None,
     ):
-        super().__init__(bias, with_gelu)
-        self.lowest = lowest
+        self.lowest, self.with_gelu = lowest, with_gelu
         self.factors = None if sizes is None else sizes.detach().clamp(min=MIN_INPUT_SIZE).rsqrt()  # [K], of states
         weight = weight if self.factors is None else weight / self.factors
         integers, self.scale = int8_weight(weight, weight_levels())
@@ -112,7 +101,7 @@ class _Int8Linear(FusedLinear):
         if residual is not None:
             return torch.addcmul(residual, product, scale).add_(self.summand)
         product = torch.addcmul(self.summand, product, scale)
-        return gelu(product) if self.activation == "gelu" else product
+        return gelu(product) if self.with_gelu else product
 
     def multiply(self, integers: torch.Tensor, offset: int) -> torch.Tensor:
         """(integers - offset) @ weight^T, [M, N] of float32."""

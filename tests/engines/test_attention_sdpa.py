@@ -20,7 +20,6 @@ from hf_deberta.model.relative_position import (
     rows_between,
     rows_for_length,
     rows_of_distances,
-    saturation_of,
 )
 
 TABLES = {"clipped at 12": (12, 0), "8 buckets to 24": (24, 8), "16 buckets to 64": (64, 16)}
@@ -31,26 +30,29 @@ SIZES = {  # of a block, a tile and the largest bias
     "several blocks, each head alone": (16, 8, 1),
     "ragged blocks, two heads and one": (7, 3, 2 * 2 * 7 * 40),
 }
-DEVICE_SIZES = {"one block": (512, 512), "tiles": (512, 8), "blocks of tiles": (16, 8), "ragged": (11, 7)}
+DEVICE_SIZES = {  # of a block and a tile
+    "device, one block": (512, 512),
+    "device, tiles": (512, 8),
+    "device, blocks of tiles": (16, 8),
+    "device, ragged": (11, 7),
+}
 HEADS, WIDTH = 3, 4
 
 
 @pytest.fixture
 def sizes(request, monkeypatch):
+    """Small blocks and tiles, on CPUs or as on devices, whose path runs on the CPU too."""
+    if request.param in DEVICE_SIZES:
+        block, tile = DEVICE_SIZES[request.param]
+        monkeypatch.setattr(attention_sdpa, "uses_device_path", lambda query: True)
+        monkeypatch.setattr(attention_sdpa_device, "BLOCK", block)
+        monkeypatch.setattr(attention_sdpa_device, "TILE", tile)
+        return
     block, tile, bias = SIZES[request.param]
     monkeypatch.setattr(attention_sdpa, "LARGEST_BIAS", bias)
     monkeypatch.setattr(attention_sdpa, "QUERY_BLOCK", block)
     monkeypatch.setattr(attention_sdpa, "TRAINING_BLOCK", block)
     monkeypatch.setattr(attention_sdpa, "TILE", tile)
-
-
-@pytest.fixture
-def device_sizes(request, monkeypatch):
-    """Run what GPUs run, on the CPU."""
-    block, tile = DEVICE_SIZES[request.param]
-    monkeypatch.setattr(attention_sdpa, "uses_device_path", lambda query: True)
-    monkeypatch.setattr(attention_sdpa_device, "BLOCK", block)
-    monkeypatch.setattr(attention_sdpa_device, "TILE", tile)
 
 
 def leaf(*shape):
@@ -103,25 +105,17 @@ def pairs(sizes, kinds):
     return [(size, list(TABLES)[(i + j) % len(TABLES)], kind) for (i, size), (j, kind) in numbered]
 
 
-@pytest.mark.parametrize("sizes, table, kind", pairs(SIZES, KINDS), indirect=["sizes"])
+@pytest.mark.parametrize(
+    "sizes, table, kind", [*pairs(SIZES, KINDS), *pairs(DEVICE_SIZES, KINDS_ON_DEVICES)], indirect=["sizes"]
+)
 def test_output_and_gradients_equal_the_reference(sizes, table, kind):
-    assert_equal_to_the_reference(table, kind)
-
-
-@pytest.mark.parametrize("device_sizes, table, kind", pairs(DEVICE_SIZES, KINDS_ON_DEVICES), indirect=["device_sizes"])
-def test_output_and_gradients_on_devices_equal_the_reference(device_sizes, table, kind):
-    assert_equal_to_the_reference(table, kind)
-
-
-def assert_equal_to_the_reference(table, kind):
     k, buckets = TABLES[table]
     rows, span = rows_of_distances(k, buckets), buckets or k
     torch.manual_seed(0)
     for length in (1, 2, 17, 40, 90):
         first, last = rows_for_length(length, span) if may_be_pruned(rows, span) else (0, 2 * span)
+        batch, queries = (1 if "packed" in kind else 2), (3 if "some" in kind else length)
         for terms in TERMS:
-            batch = 1 if "packed" in kind else 2
-            queries = 3 if "some" in kind else length
             leaves = {
                 "query": leaf(batch, HEADS, queries, WIDTH),
                 "key": leaf(batch, HEADS, length, WIDTH),
@@ -138,17 +132,12 @@ def assert_equal_to_the_reference(table, kind):
                 with torch.no_grad():
                     inference, _ = attend(**leaves, **arguments, backend=backend)
                 gradients = torch.autograd.grad((context * weight).sum(), list(leaves.values()), allow_unused=True)
-                results[backend] = {"context": context, "inference": inference} | dict(
-                    zip(leaves, gradients, strict=True)
-                )
-            for name, expected in results["eager"].items():
-                found = results["sdpa"][name]
-                assert (found is None) == (expected is None), name
-                if expected is not None:
-                    message = f"{name}, {length} tokens, {terms}"
-                    torch.testing.assert_close(
-                        found, expected, atol=1e-12, rtol=0, msg=lambda m, message=message: f"{message}: {m}"
-                    )
+                found = {"context": context, "inference": inference, **dict(zip(leaves, gradients, strict=True))}
+                results[backend] = {name: tensor for name, tensor in found.items() if tensor is not None}
+            message = f"{length} tokens, {terms}"
+            torch.testing.assert_close(
+                results["sdpa"], results["eager"], atol=1e-12, rtol=0, msg=lambda m, message=message: f"{message}: {m}"
+            )
 
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
@@ -178,30 +167,13 @@ def test_one_mask_serves_calls_of_other_lengths_and_tables(device_path, causal, 
         torch.testing.assert_close(*results, atol=1e-12, rtol=0)
 
 
-def test_far_keys_are_joined_by_log_sums(monkeypatch):
-    """Blocks have far keys on the left, on the right or on both sides; the joined parts hold every key once."""
-    monkeypatch.setattr(attention_sdpa, "QUERY_BLOCK", 16)
-    parts, merge = [], attention_sdpa.merge_partial_attention
-    monkeypatch.setattr(
-        attention_sdpa, "merge_partial_attention", lambda found: parts.append(len(found)) or merge(found)
-    )
-    torch.manual_seed(0)
-    rows = rows_of_distances(12)
-    tensors = [torch.randn(1, HEADS, 90, WIDTH, dtype=torch.float64) for _ in range(3)]
-    tensors += [torch.randn(HEADS, 24, WIDTH, dtype=torch.float64) for _ in range(2)]
-    with torch.no_grad():
-        found, _ = attend(*tensors, rows_of_distance=rows, backend="sdpa")
-    expected, _ = attend(*tensors, rows_of_distance=rows)
-    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
-    assert parts == [2, 3, 3, 3, 2, 2]  # the last two blocks, of 16 and 10 queries, see the end
-
-
 @pytest.mark.parametrize("scale", [0.0, -0.3])
-def test_any_scale_gives_the_reference_past_the_saturation_distance(scale):
-    """With a scale of zero all scores are zero."""
+def test_any_scale_gives_the_reference_past_the_saturation_distance(scale, monkeypatch):
+    """Each block's near and far keys are joined by log sums. With a scale of zero all scores are zero."""
+    parts, merge = [], attention_sdpa.merge_partial_attention
+    monkeypatch.setattr(attention_sdpa, "merge_partial_attention", lambda each: parts.append(len(each)) or merge(each))
     torch.manual_seed(0)
     rows, length = rows_of_distances(512, 256), 800
-    assert length > saturation_of(rows) + attention_sdpa.QUERY_BLOCK
     tensors = [torch.randn(1, 1, length, WIDTH, dtype=torch.float64) for _ in range(3)]
     tensors += [torch.randn(1, 512, WIDTH, dtype=torch.float64) for _ in range(2)]
     options = {"rows_of_distance": rows, "terms": ("c2p", "p2c", "p2p"), "scale": scale}
@@ -209,17 +181,9 @@ def test_any_scale_gives_the_reference_past_the_saturation_distance(scale):
         found, _ = attend(*tensors, **options, backend="sdpa")
     expected, _ = attend(*tensors, **options)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+    assert set(parts) == {2}  # far keys on one side; test_half_precision has them on both
     if scale == 0:
         torch.testing.assert_close(found, tensors[2].mean(2, keepdim=True).expand_as(found))
-
-
-def test_saturation():
-    assert saturation_of(rows_of_distances(512, 256)) == 506
-    for k, buckets in TABLES.values():
-        rows = rows_of_distances(k, buckets)
-        reached = saturation_of(rows)
-        assert (rows[: k + 1 - reached] == rows[0]).all() and (rows[k + reached :] == rows[-1]).all()
-        assert rows[k + reached - 1] != rows[-1] or rows[k - reached + 1] != rows[0]
 
 
 @pytest.mark.parametrize("backend, number_of_warnings", [("sdpa", 1), ("auto", 0)])
@@ -237,10 +201,6 @@ def test_attentions_come_from_eager(backend, number_of_warnings, sdpa_warnings):
 
 
 def test_dropout_keeps_the_mean():
-    assert_dropout_keeps_the_mean()
-
-
-def assert_dropout_keeps_the_mean():
     torch.manual_seed(0)
     states = torch.randn(1, 2, 30, 4)
     table = torch.randn(2, 60, 4, requires_grad=True)
@@ -272,10 +232,7 @@ def test_half_precision_stays_near_float64(length, dtype, monkeypatch):
     assert errors["sdpa"] <= 2 * errors["eager"] + 2 * scores
 
 
-SECOND_KINDS = ["all", "padding", "packed, longest"]
-
-
-@pytest.mark.parametrize("kind", SECOND_KINDS)
+@pytest.mark.parametrize("kind", ["all", "padding", "packed, longest"])
 @pytest.mark.parametrize("sizes", SIZES, indirect=True)
 def test_second_derivatives_equal_the_reference(sizes, kind):
     torch.manual_seed(0)
@@ -293,8 +250,8 @@ def test_second_derivatives_equal_the_reference(sizes, kind):
         torch.testing.assert_close(*results, atol=1e-10, rtol=0, msg=lambda m, terms=terms: f"{terms}: {m}")
 
 
-@pytest.mark.parametrize("device_sizes", ["one block"], indirect=True)
-def test_second_derivatives_on_devices_are_an_error(device_sizes):
+@pytest.mark.parametrize("sizes", ["device, one block"], indirect=True)
+def test_second_derivatives_on_devices_are_an_error(sizes):
     leaves = [leaf(1, HEADS, 5, WIDTH) for _ in range(3)] + [leaf(HEADS, 8, WIDTH) for _ in range(2)]
     context, _ = attend(*leaves, rows_of_distances(4), backend="sdpa")
     first = torch.autograd.grad(context.sum(), leaves[3], create_graph=True)[0]
@@ -386,10 +343,10 @@ def test_on_a_gpu(case, dtype):
         assert_within_budget(one, low.double(), wanted.double())
 
 
-@pytest.mark.parametrize("device_sizes", DEVICE_SIZES, indirect=True)
+@pytest.mark.parametrize("sizes", ["device, blocks of tiles"], indirect=True)
 @pytest.mark.parametrize("queries", [None, torch.tensor([[3, 1]])], ids=["all queries", "some queries"])
 @pytest.mark.parametrize("frozen", [("query", "key", "value"), ("position_key",), ("query", "position_query")], ids=str)
-def test_frozen_inputs_on_devices(frozen, queries, device_sizes, monkeypatch):
+def test_frozen_inputs_on_devices(frozen, queries, sizes, monkeypatch):
     """Only what needs a gradient gets one. No bias needs one alone: on CUDA its gradient would read no log sums."""
     plain = plain_sdpa.scaled_dot_product_attention
 
@@ -416,8 +373,8 @@ def test_frozen_inputs_on_devices(frozen, queries, device_sizes, monkeypatch):
     torch.testing.assert_close(*results, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("device_sizes", DEVICE_SIZES, indirect=True)
-def test_tables_and_queries_of_other_types_on_devices(device_sizes):
+@pytest.mark.parametrize("sizes", ["device, blocks of tiles"], indirect=True)
+def test_tables_and_queries_of_other_types_on_devices(sizes):
     """Autocast multiplies float32 queries in bfloat16; a projection may leave tables in another type than queries."""
     torch.manual_seed(0)
     leaves = [torch.randn(1, HEADS, 40, WIDTH, requires_grad=True) for _ in range(3)]

@@ -11,6 +11,7 @@ from hf_deberta.engines import onednn
 from hf_deberta.engines.linear_cross_entropy import linear_cross_entropy
 from hf_deberta.model.losses import cross_entropy
 
+INPUTS = ("states", "weight", "bias")
 SHAPES = [(1, 1, 1), (7, 5, 3), (6, 33, 4), (13, 97, 8)]  # tokens, vocabulary, hidden size
 
 
@@ -102,7 +103,9 @@ def test_whole_logits_never_exist():
     assert sizes.largest == 64 * 50
 
 
-@pytest.mark.parametrize("frozen", [("weight",), ("bias",), ("states",), ("weight", "bias"), ("states", "bias")])
+@pytest.mark.parametrize(
+    "frozen", [("weight",), ("bias",), ("states",), ("weight", "bias"), ("states", "bias"), INPUTS]
+)
 def test_frozen_inputs_get_no_gradient_and_no_products(frozen, monkeypatch):
     inputs, labels = random_inputs(7, 9, 4), random_labels(7, 9)
     expected = gradients(whole_loss(inputs, labels)[0], inputs)
@@ -111,40 +114,28 @@ def test_frozen_inputs_get_no_gradient_and_no_products(frozen, monkeypatch):
     calls, add_product = [], module.add_product
     monkeypatch.setattr(module, "add_product", lambda *arguments: calls.append(1) or add_product(*arguments))
     loss, _, _ = chunked_loss(inputs, labels)
+    if frozen == INPUTS:
+        assert not loss.requires_grad and not calls
+        return
     trainable = {name: tensor for name, tensor in inputs.items() if tensor.requires_grad}
     assert_same_by_name(gradients(loss, trainable), {name: expected[name] for name in trainable}, torch.float64)
     assert bool(calls) == ("weight" in trainable)
 
 
-def test_loss_of_frozen_inputs_requires_no_grad():
-    frozen = {name: tensor.detach() for name, tensor in random_inputs(7, 9, 4).items()}
-    assert not chunked_loss(frozen, random_labels(7, 9))[0].requires_grad
-
-
-def test_backward_can_run_again_if_the_graph_is_retained():
-    """The saved gradients are scaled in place only in the last backward."""
+def test_backward_can_run_again_if_the_graph_is_retained(monkeypatch):
+    """The saved gradients are scaled in place, and are those of the inputs, only in the last backward."""
+    saved, compute = [], module.compute_in_chunks
+    monkeypatch.setattr(module, "compute_in_chunks", lambda *given: saved.append(compute(*given)) or saved[-1])
     inputs, labels = random_inputs(7, 9, 4), random_labels(7, 9)
     loss = 0.5 * chunked_loss(inputs, labels)[0]
     expected = gradients(0.5 * whole_loss(inputs, labels)[0], inputs)
     for retain_graph in (True, True, False):
         actual = torch.autograd.grad(loss, list(inputs.values()), retain_graph=retain_graph)
         assert_same_by_name(dict(zip(inputs, actual, strict=True)), expected, torch.float64)
+        in_place = [one.data_ptr() == other.data_ptr() for one, other in zip(actual, saved[0][2], strict=True)]
+        assert in_place == [not retain_graph] * 3
     with pytest.raises(RuntimeError, match="a second time"):
         loss.backward()
-
-
-def test_gradients_are_allocated_once(monkeypatch):
-    pointers, compute_in_chunks = [], module.compute_in_chunks
-
-    def record_pointers(*arguments):
-        result = compute_in_chunks(*arguments)
-        pointers.extend(gradient.data_ptr() for gradient in result[2])
-        return result
-
-    monkeypatch.setattr(module, "compute_in_chunks", record_pointers)
-    inputs, labels = random_inputs(7, 9, 4, torch.float32), random_labels(7, 9)
-    chunked_loss(inputs, labels)[0].backward()
-    assert [tensor.grad.data_ptr() for tensor in inputs.values()] == pointers
 
 
 def test_second_derivatives_are_an_error():
@@ -156,40 +147,27 @@ def test_second_derivatives_are_an_error():
 # ---- precision ---------------------------------------------------------------------------------------------------
 
 
-def in_precision(inputs, dtype, how, loss_of):
-    """Return loss and gradients, under autocast or with all tensors in `dtype`."""
-    if how == "autocast":
-        with torch.autocast("cpu", dtype=dtype):
-            loss = loss_of(inputs)
-    else:
-        inputs = {name: tensor.detach().to(dtype).requires_grad_() for name, tensor in inputs.items()}
-        loss = loss_of(inputs)
-    return loss.detach(), {name: gradient.detach() for name, gradient in gradients(loss, inputs).items()}
-
-
-@pytest.mark.parametrize("how", ["autocast", "all tensors"])
+@pytest.mark.parametrize("autocast", [True, False], ids=["autocast", "all tensors"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_low_precision_stays_within_the_error_of_whole_logits(dtype, how):
+def test_low_precision_stays_within_the_error_of_whole_logits(dtype, autocast):
     inputs, labels = random_inputs(64, 97, 16, torch.float32), random_labels(64, 97)
-    actual, actual_gradients = in_precision(inputs, dtype, how, lambda tensors: chunked_loss(tensors, labels)[0])
-    plain = lambda tensors: cross_entropy(functional.linear(*tensors.values()), labels)  # noqa: E731
-    low, low_gradients = in_precision(inputs, dtype, how, plain)
     exact = {name: tensor.detach().double().requires_grad_() for name, tensor in inputs.items()}
     loss = whole_loss(exact, labels)[0]
+    low_inputs = inputs
+    if not autocast:
+        low_inputs = {name: tensor.detach().to(dtype).requires_grad_() for name, tensor in inputs.items()}
+    with torch.autocast("cpu", dtype=dtype, enabled=autocast):
+        low = cross_entropy(functional.linear(*low_inputs.values()), labels)
+        actual = chunked_loss(low_inputs, labels)[0]
+        assert_equal_but_for_rounding(chunked_loss(exact, labels)[0], loss)  # float64 stays float64
+    low_gradients, actual_gradients = gradients(low, low_inputs), gradients(actual, low_inputs)
     assert actual.dtype == torch.float32
     # errors may cancel in the mean of the plain computation: always allow one rounding of each logit
     rounding = torch.finfo(dtype).eps * largest(functional.linear(*exact.values()))
     assert largest(actual - loss) <= 2 * largest(low - loss) + rounding
     for name, gradient in gradients(loss, exact).items():
-        assert actual_gradients[name].dtype == (torch.float32 if how == "autocast" else dtype)
+        assert actual_gradients[name].dtype == (torch.float32 if autocast else dtype)
         assert_within_budget(actual_gradients[name].to(dtype), low_gradients[name], gradient, name)
-
-
-def test_float64_stays_float64_under_autocast():
-    inputs, labels = random_inputs(7, 9, 4), random_labels(7, 9)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = chunked_loss(inputs, labels)[0]
-    assert_equal_but_for_rounding(loss, whole_loss(inputs, labels)[0])
 
 
 def test_gradient_of_the_weight_accumulates_in_float32(monkeypatch):

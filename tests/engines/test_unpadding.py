@@ -17,29 +17,22 @@ from hf_deberta.engines.unpadding import unpadding_of_counted_mask, unpadding_of
 from hf_deberta.model.batch_layout import BatchLayout
 
 VARIANTS = {"v2": {}, "v1": V1_ATTENTION, "no relative": {"relative_attention": False, "position_biased_input": True}}
-BACKENDS = ("sdpa", "eager")
 REAL_COSTS = unpadding.COST_OF_EXTRA_CALLS, unpadding.COST_OF_EXTRA_LAUNCHES
 
 pytestmark = pytest.mark.usefixtures("unpad_tiny_models")
 
 
-def test_real_tokens_in_a_row_shortest_document_first():
-    found = unpadding_of_mask(lengths_mask(4, 2, 3, 2), 768)
-    assert found.lengths == (2, 2, 3, 4) and found.shape == (4, 4)
-    assert found.index.tolist() == [4, 5, 12, 13, 8, 9, 10, 0, 1, 2, 3]
-    assert found.cu_seqlens.tolist() == [0, 2, 4, 7, 11]
-    positions, rows = found.first_token_positions()
-    assert positions.tolist() == [0, 2, 4, 7] and rows.tolist() == [1, 3, 2, 0]
-
-
-def test_real_tokens_in_a_row_in_the_order_of_the_batch():
-    """Where lengths are not read."""
-    found = unpadding_of_counted_mask(lengths_mask(4, 2, 3, 2), 11, 768)
-    assert found.lengths is None and found.longest == 4 and found.shape == (4, 4)
-    assert found.index.tolist() == [0, 1, 2, 3, 4, 5, 8, 9, 10, 12, 13]
-    assert found.cu_seqlens.tolist() == [0, 4, 6, 9, 11]
-    positions, rows = found.first_token_positions()
-    assert positions.tolist() == [0, 4, 6, 9] and rows.tolist() == [0, 1, 2, 3]
+def test_real_tokens_in_a_row():
+    """Shortest document first; where lengths are not read, in the order of the batch."""
+    mask = lengths_mask(4, 2, 3, 2)
+    read, counted = unpadding_of_mask(mask, 768), unpadding_of_counted_mask(mask, 11, 768)
+    assert read.lengths == (2, 2, 3, 4) and counted.lengths is None
+    assert read.longest == counted.longest == 4 and read.shape == counted.shape == (4, 4)
+    assert read.index.tolist() == [4, 5, 12, 13, 8, 9, 10, 0, 1, 2, 3]
+    assert counted.index.tolist() == [0, 1, 2, 3, 4, 5, 8, 9, 10, 12, 13]
+    assert read.cu_seqlens.tolist() == [0, 2, 4, 7, 11] and counted.cu_seqlens.tolist() == [0, 4, 6, 9, 11]
+    assert [part.tolist() for part in read.first_token_positions()] == [[0, 2, 4, 7], [1, 3, 2, 0]]
+    assert [part.tolist() for part in counted.first_token_positions()] == [[0, 4, 6, 9], [0, 1, 2, 3]]
     assert unpadding_of_counted_mask(lengths_mask(8, 7), 15, 768) is None  # too little padding
 
 
@@ -58,23 +51,14 @@ def test_masks_that_are_not_unpadded(mask):
     assert unpadding_of_mask(mask, 768) is None
 
 
-@pytest.fixture
-def real_policy(unpad_tiny_models, monkeypatch):
-    """The threshold of users, after the fixture of this file."""
+def test_what_unpadding_saves_must_exceed_its_cost(monkeypatch):
+    """The calls of attention for each length of documents, and on devices more launches."""
     monkeypatch.setattr(unpadding, "COST_OF_EXTRA_CALLS", REAL_COSTS[0])
     monkeypatch.setattr(unpadding, "COST_OF_EXTRA_LAUNCHES", REAL_COSTS[1])
-
-
-@pytest.mark.usefixtures("real_policy")
-def test_narrow_models_save_less_than_the_calls_cost():
     mask = lengths_mask(12, 9, 7, 5)
     assert unpadding_of_mask(mask, 64) is None and unpadding_of_mask(mask, 2048) is not None
-    assert unpadding_of_mask(lengths_mask(*range(12, 1, -1)), 256) is None  # eleven lengths
+    assert unpadding_of_mask(lengths_mask(*range(24, 1, -2)), 256) is None  # twelve lengths
     assert unpadding_of_mask(lengths_mask(12, *[2] * 63), 256) is not None  # two
-
-
-@pytest.mark.usefixtures("real_policy")
-def test_small_batches_save_less_than_the_launches_cost():
     mask = lengths_mask(*[101] * 8, *[40] * 24)
     real = int(mask.sum())
     assert unpadding_of_counted_mask(mask, real, 768) is not None
@@ -151,37 +135,31 @@ def rows_seen(model, **inputs):
     return shapes
 
 
-@pytest.mark.usefixtures("real_policy")
-@pytest.mark.parametrize("width, unpadded", [(64, False), (768, True)])
-def test_wide_models_are_unpadded(width, unpadded):
-    """One layer of 24 * 768^2 operations per token: 48 tokens of padding cost more than an attention call."""
-    fields = {"hidden_size": width, "embedding_size": width, "pooler_hidden_size": width, "intermediate_size": 8}
-    model = tiny_model(HfDebertaForSequenceClassification, dtype=torch.float32, num_attention_heads=2, **fields)
-    inputs = tiny_inputs((50, 50, 34, 34, 34))
-    assert rows_seen(model, **inputs)[0] == ((1, 202) if unpadded else (5, 50))
-
-
 def test_a_wrong_number_of_real_tokens():
     model, inputs = tiny_model(HfDebertaModel), tiny_inputs((9, 4, 7))
     with pytest.raises(ValueError, match="num_real_tokens is 19, but attention_mask has 20 real tokens"):
         model(**inputs, num_real_tokens=19)
-    left = {name: tensor.flip(1) for name, tensor in inputs.items()}
+    with_a_hole = inputs["attention_mask"].index_fill(1, torch.tensor(2), 0)
     with pytest.raises(ValueError, match="num_real_tokens is for rows padded on the right"):
-        model(**left, num_real_tokens=20)
+        model(inputs["input_ids"], with_a_hole, num_real_tokens=17)
     inputs["attention_mask"][1] = 0
     with pytest.raises(ValueError, match="none of them empty"):
         model(**inputs, num_real_tokens=16)
 
 
-def test_when_layers_see_real_tokens_only():
-    inputs = tiny_inputs((9, 4, 7))
-    make = lambda **fields: tiny_model(HfDebertaForSequenceClassification, **fields)  # noqa: E731
-    assert rows_seen(make(), **inputs) == [(1, 20)] * 2
-    assert rows_seen(make(unpad_inputs=False), **inputs) == [(3, 9)] * 2
-    assert rows_seen(make(), **inputs, output_attentions=True) == [(3, 9)] * 2
-    eager = make()
-    eager.set_attn_implementation("eager")
-    assert rows_seen(eager, **inputs) == [(3, 9)] * 2
+@pytest.mark.parametrize(
+    "fields, flags, unpadded",
+    [
+        ({}, {}, True),
+        ({"unpad_inputs": False}, {}, False),
+        ({}, {"output_attentions": True}, False),
+        ({"attn_implementation": "eager"}, {}, False),
+    ],
+    ids=str,
+)
+def test_when_layers_see_real_tokens_only(fields, flags, unpadded):
+    model = tiny_model(HfDebertaForSequenceClassification, **fields)
+    assert rows_seen(model, **tiny_inputs((9, 4, 7)), **flags) == [(1, 20) if unpadded else (3, 9)] * 2
 
 
 @pytest.mark.parametrize("model_class", [HfDebertaModel, HfDebertaForMaskedLM])
@@ -210,30 +188,16 @@ def test_losses_and_predictions_of_labels_are_in_the_order_of_the_batch(mask_is)
     assert torch.equal(found.predictions, expected.predictions) and found.predictions.unique().numel() > 1
 
 
-# ---- packed documents --------------------------------------------------------------------------------------------
-
-
-def packed(lengths):
-    """One row of documents, their boundaries, their positions, and the documents by themselves."""
-    ids = torch.randint(1, 128, (1, sum(lengths)))
-    bounds = torch.tensor([0, *lengths]).cumsum(0).int()
-    positions = torch.cat([torch.arange(length) for length in lengths])[None]
-    return ids, bounds, positions, ids[0].split(lengths)
-
-
-def test_classifiers_of_packed_rows_need_boundaries():
-    model = tiny_model(HfDebertaForSequenceClassification).eval()
-    ids, _, positions, _ = packed([5, 9, 5])
+def test_packed_rows():
+    """Classifiers need boundaries. On the CPU the longest length changes nothing, and a too small one is refused."""
+    model, ids = tiny_model(HfDebertaForSequenceClassification).eval(), torch.randint(1, 128, (1, 19))
+    positions = torch.cat([torch.arange(length) for length in (5, 9, 5)])[None]
+    layout = BatchLayout.from_inputs(None, positions, None, (1, 19), positions.device)
+    assert layout.attention_mask.mask is None  # no mask of pairs, which a long row has no memory for
     with pytest.raises(ValueError, match="pass their boundaries as cu_seq_lens_q"):
         model(ids, position_ids=positions)
     assert model(ids, position_ids=torch.arange(19)[None]).logits.shape == (1, 2)  # one document
-
-
-@pytest.mark.parametrize("model_class", [HfDebertaModel, HfDebertaForSequenceClassification])
-def test_the_longest_length_of_a_packed_row(model_class):
-    """On the CPU it changes nothing, and one that is too small is refused."""
-    model = tiny_model(model_class).eval()
-    ids, bounds, _, _ = packed([5, 9, 5])
+    bounds = torch.tensor([0, 5, 14, 19], dtype=torch.int32)
     expected = model(ids, cu_seq_lens_q=bounds)[0]
     for longest in (9, 19):
         torch.testing.assert_close(model(ids, cu_seq_lens_q=bounds, max_length_q=longest)[0], expected)
@@ -241,17 +205,10 @@ def test_the_longest_length_of_a_packed_row(model_class):
         model(ids, cu_seq_lens_q=bounds, max_length_q=8)
 
 
-def test_a_long_packed_row_needs_no_mask_of_pairs():
-    _, _, positions, _ = packed([5, 9, 5])
-    layout = BatchLayout.from_inputs(None, positions, None, (1, 19), positions.device)
-    assert layout.attention_mask.mask is None and unpadding.unpad(layout, 32).attention_mask.mask is None
-    assert layout.attention_mask.documents.tolist() == [[0] * 5 + [1] * 9 + [2] * 5]
-
-
 # ---- the first token only ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
 @pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("padded", [True, False], ids=["padding", "no padding"])
 def test_first_token_only(padded, layers, backend):

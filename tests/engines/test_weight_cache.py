@@ -38,6 +38,7 @@ def test_the_table_is_projected_once_for_all_lengths(fields):
         model(torch.randint(1, 128, (2, 3)))
     assert rows == [2 * model.config.relative_span]
     model(**INPUTS)  # with gradients the rows in use are projected each time
+    assert model.encoder not in _caches and model.encoder.layer[0].attention.self not in _caches
     model.train()(**INPUTS)
     assert rows[1:] == [17, 17]
 
@@ -55,24 +56,42 @@ def test_checksums_of_small_and_odd_sizes(shape):
     assert all(map(torch.equal, before, checksums(weight)))
 
 
-def test_results_of_modified_modules_are_not_cached():
-    model = eval_model()
-    model.encoder.layer[1].attention.self.key_proj.register_forward_hook(lambda *_: None)
+def hook_a_projection(attention):
+    attention.key_proj.register_forward_hook(lambda *_: None)
+
+
+def train_its_dropout(attention):
+    """As in Monte Carlo dropout: only the Dropout modules are in training mode."""
+    attention.pos_dropout.train()
+
+
+@pytest.mark.parametrize("change", [hook_a_projection, train_its_dropout])
+def test_results_of_modified_modules_are_not_cached(change):
+    model = eval_model(hidden_dropout_prob=0.3)
+    change(model.encoder.layer[0].attention.self)
     rows = record_projected_rows(model)
     with torch.no_grad():
-        model(**INPUTS)
-        model(**INPUTS)
+        states = [model(**INPUTS).last_hidden_state for _ in range(2)]
     assert rows == [17, 17]
+    assert torch.allclose(*states) == (change is hook_a_projection)
 
 
-def test_inference_mode_and_autocast_do_not_leak():
-    for context in (torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16)):
-        model = eval_model()
-        expected = model(**INPUTS).last_hidden_state
-        with torch.no_grad():
-            with context:
-                model(**INPUTS)
-            torch.testing.assert_close(model(**INPUTS).last_hidden_state, expected)
+@pytest.mark.parametrize("context", [torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16)])
+def test_inference_mode_and_autocast_do_not_leak(context):
+    model = eval_model()
+    expected = model(**INPUTS).last_hidden_state
+    with torch.no_grad():
+        with context:
+            model(**INPUTS)
+        torch.testing.assert_close(model(**INPUTS).last_hidden_state, expected)
+
+
+@pytest.mark.parametrize("training, p", [(False, 0.3), (True, 0.3), (True, 0.0)])
+def test_dropout_follows_its_modules(training, p):
+    model = eval_model(attention_probs_dropout_prob=0.3)
+    for layer in model.encoder.layer:
+        layer.attention.self.dropout.train(training).p = p
+    assert torch.equal(*(model(**INPUTS).last_hidden_state for _ in range(2))) == (not training or p == 0)
 
 
 def test_copies_pickles_and_state_dicts_contain_no_cache():
@@ -120,36 +139,3 @@ def test_nothing_is_cached_if_changes_cannot_be_detected(device, inference):
         layer = nn.Linear(2, 2, device=device).eval()
     with torch.no_grad():
         assert not can_cache((layer,))
-
-
-def test_a_table_with_dropout_is_not_cached():
-    """As in Monte Carlo dropout: only the Dropout modules are in training mode."""
-    model = eval_model(hidden_dropout_prob=0.3)
-    for layer in model.encoder.layer:
-        layer.attention.self.pos_dropout.train()
-    with torch.no_grad():
-        first, second = (model(**INPUTS).last_hidden_state for _ in range(2))
-    assert not torch.allclose(first, second)
-
-
-def test_dropout_follows_its_modules():
-    for active in ("attention", "none"):
-        model = eval_model(attention_probs_dropout_prob=0.3)
-        for layer in model.encoder.layer:
-            layer.attention.self.dropout.train(active == "attention")
-        first, second = (model(**INPUTS).last_hidden_state for _ in range(2))
-        assert torch.allclose(first, second) == (active == "none")
-    model = eval_model(hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3).train()
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    assert torch.equal(*(model(**INPUTS).last_hidden_state for _ in range(2)))
-
-
-def test_a_training_pass_clears_the_cache():
-    model = eval_model()
-    with torch.no_grad():
-        model(**INPUTS)
-    model.train()(**INPUTS)
-    attention = model.encoder.layer[0].attention.self
-    assert model.encoder not in _caches and attention not in _caches

@@ -1,5 +1,7 @@
 """The counter counts what is known: bytes, FLOPs, copies of a bias, and what makes the host wait."""
 
+from contextlib import suppress
+
 import pytest
 import torch
 from counter import bytes_of, counting, simulated_cuda, with_values
@@ -60,29 +62,25 @@ LISTED = {
 def test_syncs_and_copies_are_listed(name):
     kind, operation = LISTED[name]
     x = states(4, 4)
-    with counting() as counter:
+    with counting() as counter, suppress(AssertionError):  # what depends on unknown indices cannot go on
         operation(x)
     assert len(getattr(counter, kind)) == 1
 
 
 # bias of scores [2, 3, 64, keys] -> operators beside the attention
 BIASES = {
-    "none": (None, 64, "_scaled_dot_product_flash_attention", set()),
-    "aligned": (lambda: states(2, 3, 64, 64), 64, "_scaled_dot_product_efficient_attention", set()),
-    "expanded": (lambda: states(1, 1, 64, 64), 64, "_scaled_dot_product_efficient_attention", set()),
-    "ragged": (lambda: states(2, 3, 64, 65), 65, "_scaled_dot_product_efficient_attention", {"constant_pad_nd"}),
-    "boolean": (
-        lambda: states(2, 1, 64, 64, dtype=torch.bool),
-        64,
-        "_scaled_dot_product_efficient_attention",
-        {"full", "where", "scalar_tensor"},
-    ),
+    "none": (None, 64, set()),
+    "aligned": (lambda: states(2, 3, 64, 64), 64, set()),
+    "expanded": (lambda: states(1, 1, 64, 64), 64, set()),
+    "ragged": (lambda: states(2, 3, 64, 65), 65, {"constant_pad_nd"}),
+    "boolean": (lambda: states(2, 1, 64, 64, dtype=torch.bool), 64, {"full", "where", "scalar_tensor"}),
 }
 
 
 @pytest.mark.parametrize("name", BIASES)
 def test_attention_kernels(name):
-    bias, keys, kernel, others = BIASES[name]
+    bias, keys, others = BIASES[name]
+    kernel = f"_scaled_dot_product_{'flash' if bias is None else 'efficient'}_attention"
     query, key = states(2, 3, 64, 16).requires_grad_(), states(2, 3, keys, 16).requires_grad_()
     with counting() as counter:
         mask = None if bias is None else bias()

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from counter import counting, simulated_cuda, with_values
+from layer_counts import V3
 from transformers.models.deberta import modeling_deberta as v1
 from transformers.models.deberta_v2 import modeling_deberta_v2 as v2
 
@@ -50,12 +51,30 @@ def packed_by_position_ids() -> dict[str, torch.Tensor]:
     return {**tokens(), "position_ids": integers(BATCH, LENGTH)}
 
 
+def masked_labels() -> dict[str, torch.Tensor | int]:
+    return {"labels": integers(BATCH, LENGTH), "max_predictions_per_row": 9}
+
+
+def frozen_below(config):
+    """The position table of all layers stays trainable."""
+    model = HfDebertaForSequenceClassification(config)
+    for part in (model.deberta.embeddings, model.deberta.encoder.layer[0]):
+        part.requires_grad_(False)
+    return model
+
+
+def generator_and_discriminator(config):
+    return HfDebertaForRtdPretraining(HfDebertaRtdConfig.from_discriminator(config))
+
+
 # head -> its class, and its inputs besides those of the encoder
 HEADS = {
     "model": (HfDebertaModel, lambda: {}),
     "sequence": (HfDebertaForSequenceClassification, lambda: {"labels": integers(BATCH)}),
+    "frozen layers": (frozen_below, lambda: {"labels": integers(BATCH)}),
+    "generator": (generator_and_discriminator, masked_labels),
     "tokens": (HfDebertaForTokenClassification, lambda: {"labels": integers(BATCH, LENGTH)}),
-    "masked LM": (HfDebertaForMaskedLM, lambda: {"labels": integers(BATCH, LENGTH), "max_predictions_per_row": 9}),
+    "masked LM": (HfDebertaForMaskedLM, masked_labels),
     "all logits": (HfDebertaForMaskedLM, lambda: {"labels": integers(BATCH, LENGTH), "sparse_prediction": False}),
     "causal": (HfDebertaForCausalLM, lambda: {"labels": integers(BATCH, LENGTH), "max_predictions_per_row": 30}),
     "replaced tokens": (HfDebertaForPreTraining, lambda: {"labels": integers(BATCH, LENGTH)}),
@@ -95,7 +114,9 @@ def run(model_class, config, inputs, training, autocast, backend=None):
 
 # all heads, and with every backend those that need the first states, labelled states, and a causal mask
 HEADS_AND_BACKENDS = [(head, "sdpa") for head in HEADS if head not in ("choices", "entities")]
-HEADS_AND_BACKENDS += [(head, other) for head in ("sequence", "masked LM", "causal") for other in ("eager", "triton")]
+HEADS_AND_BACKENDS += [
+    (head, other) for head in ("sequence", "frozen layers", "masked LM", "causal") for other in ("eager", "triton")
+]
 
 
 def assert_never_waits(counter):
@@ -104,20 +125,6 @@ def assert_never_waits(counter):
 
 def tiny(**fields):
     return HfDebertaConfig.from_preset("tiny", **fields)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_frozen_layers(backend):
-    """The position table of all layers stays trainable."""
-    model_class, labels = HEADS["sequence"]
-
-    def build(config):
-        model = model_class(config)
-        for part in (model.deberta.embeddings, model.deberta.encoder.layer[0]):
-            part.requires_grad_(False)
-        return model
-
-    assert_never_waits(run(build, tiny(), lambda: {**padded(), **labels()}, True, False, backend))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -163,15 +170,6 @@ def test_training(case):
     assert_never_waits(counter)
 
 
-def test_generator_and_discriminator():
-    class Pair(HfDebertaForRtdPretraining):
-        def __init__(self, config):
-            super().__init__(HfDebertaRtdConfig.from_discriminator(config))
-
-    counter = run(Pair, tiny(), lambda: {**padded(), **HEADS["masked LM"][1]()}, **MODES["autocast"])
-    assert_never_waits(counter)
-
-
 # ---- packed rows and labelled positions: the host must not read boundaries and labels ----------------------------
 
 
@@ -196,18 +194,7 @@ def test_packed_row(head, backend):
 
 # ---- in-tree models under `enable()` -----------------------------------------------------------------------------
 
-IN_TREE = {
-    "vocab_size": 128,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "max_position_embeddings": 64,
-    "position_buckets": 16,
-    "relative_attention": True,
-    "pos_att_type": ["c2p", "p2c"],
-    "type_vocab_size": 0,
-}
+SIZES = {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 IN_TREE_HEADS = {
     "sequence": v2.DebertaV2ForSequenceClassification,
     "tokens": v2.DebertaV2ForTokenClassification,
@@ -223,7 +210,7 @@ def test_enabled_in_tree_model(head, mode):
     """Without labels: the in-tree losses are Transformers' own, and some of them wait for the device."""
     model_class = IN_TREE_HEADS[head]
     with hf_deberta.enable():
-        counter = run(model_class, model_class.config_class(**IN_TREE), padded, **MODES[mode])
+        counter = run(model_class, model_class.config_class(**V3, **SIZES, intermediate_size=64), padded, **MODES[mode])
     assert (counter.syncs, counter.on_host) == ([], [])
     # the rows of distances, once per device; those of fake tensors are not cached
     assert len(counter.copies) == 1 and "encoder.py" in counter.copies[0]

@@ -70,12 +70,6 @@ def swap_two_weights(model, rng):
     first.data, second.data = second.data, first.data
 
 
-def exchange_values(model, rng):
-    """As an average of weights is exchanged with the weights for an evaluation."""
-    for _, weight in cached_weights(model):
-        weight.data.copy_(weight.data * 0.9)
-
-
 def replace_parameter(model, rng):
     name, weight = rng.choice(cached_weights(model))
     owner, _, leaf = name.rpartition(".")
@@ -99,7 +93,7 @@ def train_a_step(model, rng):
     model.eval()
 
 
-WRITES = [*[write_block] * 9, *[write_weight] * 4, swap_two_weights, exchange_values, replace_parameter]
+WRITES = [*[write_block] * 9, *[write_weight] * 4, swap_two_weights, replace_parameter]
 WRITES += [load_state, cast_there_and_back, train_a_step]
 
 

@@ -8,14 +8,22 @@ import pickle
 
 import pytest
 import torch
-from test_optimize import RUNTIMES, TOLERANCE, difference, make_in_tree, make_inputs, make_model, outputs
+from test_optimize import (
+    RUNTIMES,
+    TOLERANCE,
+    difference,
+    make_in_tree,
+    make_inputs,
+    make_model,
+    needs_openvino,
+    outputs,
+)
 from torch import nn
 
 import hf_deberta
 from hf_deberta.in_tree.encoder import prepared_encoders
 from hf_deberta.model.modeling_hf_deberta import HfDebertaEncoder, HfDebertaLayer
 from hf_deberta.serving import fused_layers
-from hf_deberta.serving import optimize as optimize_module
 
 MODELS = {"ours": make_model, "v1": lambda: make_in_tree("v1"), "v2": lambda: make_in_tree("v2")}
 
@@ -122,20 +130,17 @@ CHANGES = {
 CHANGES_IN_TREE = "weights by an optimizer", "rows of the table", "new weight of the table", "new layer", "new layers"
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("runtime", RUNTIMES)
-def test_changes_are_noticed(runtime, change, monkeypatch):
-    check_change_is_noticed(make_model(), change, runtime, monkeypatch)
-
-
-@pytest.mark.parametrize("change", CHANGES_IN_TREE)
-def test_changes_of_in_tree_models_are_noticed(change, monkeypatch):
-    check_change_is_noticed(make_in_tree("v2"), change, None, monkeypatch)
-
-
-def check_change_is_noticed(model, change, runtime, monkeypatch):
+@pytest.mark.parametrize(
+    ("version", "runtime", "change"),
+    [
+        *(("ours", None, change) for change in CHANGES),
+        *(pytest.param("ours", "openvino", change, marks=needs_openvino) for change in CHANGES),
+        *(("v2", None, change) for change in CHANGES_IN_TREE),
+    ],
+)
+def test_changes_are_noticed(version, runtime, change, monkeypatch):
     """After the change, the plain layers compute, with a warning."""
-    inputs, warnings = make_inputs("equal"), []
+    model, inputs, warnings = MODELS[version](), make_inputs("equal"), []
     monkeypatch.setattr(fused_layers.logger, "warning_once", warnings.append)
     outputs(hf_deberta.optimize(model, runtime=runtime), inputs)
     with torch.no_grad():
@@ -177,10 +182,7 @@ def test_training_undoes_it(runtime):
     assert type(model.encoder) is HfDebertaEncoder
     assert all(type(layer) is HfDebertaLayer for layer in model.encoder.layer)
     assert torch.equal(outputs(model.eval(), inputs), expected)
-
-
-def test_training_undoes_it_in_models_of_transformers():
-    model, inputs = hf_deberta.optimize(make_in_tree("v2")), make_inputs("equal")
+    model = hf_deberta.optimize(make_in_tree("v2"), runtime=runtime)
     outputs(model, inputs)
     assert model.encoder in prepared_encoders
     outputs(model.train(), inputs)
@@ -196,9 +198,3 @@ def test_a_second_call_starts_with_the_present_weights():
     plain = copy.deepcopy(model)
     expected = outputs(plain, inputs)
     assert difference(outputs(hf_deberta.optimize(model), inputs), expected) < TOLERANCE[torch.float32]
-
-
-def test_without_onednn(monkeypatch):
-    monkeypatch.setattr(optimize_module, "has_onednn_linear", lambda: False)
-    with pytest.raises(RuntimeError, match="oneDNN"):
-        hf_deberta.optimize(make_model())
