@@ -252,7 +252,8 @@ def test_candidates_with_and_without_the_mask_decoder(tokenizer):
         (HfDebertaForPreTraining, TEXT, "discriminator.*--generator"),
         (HfDebertaForSequenceClassification, TEXT, "no masked-language head.*microsoft/deberta-base"),
         (HfDebertaForCausalLM, TEXT, "predicts the next token"),
-        (HfDebertaForMaskedLM, "the paper", r"Write \[MASK\]"),
+        (HfDebertaForPreTraining, "the paper", "^$"),
+        (HfDebertaForMaskedLM, "the paper", "^$"),
     ],
 )
 def test_missing_candidates_are_explained(model_class, text, expected, tokenizer):
@@ -286,7 +287,9 @@ def test_served_page_is_that_of_the_text(fetch, monkeypatch):
     query = urllib.parse.urlencode({"text": "words have <b>[MASK]</b>"})
     for (status, html), text in ((fetch(), TEXT), (fetch(query), "words have <b>[MASK]</b>")):
         data = json.loads(PAGE_DATA.search(html)[1])
-        assert (status, data["text"], data["served"]) == (200, text, True) and "<b>" not in html
+        assert (status, data["first"], data["second"], data["served"]) == (200, text, "", True) and "<b>" not in html
+    data = json.loads(PAGE_DATA.search(fetch(f"{query}&pair=the+paper")[1])[1])
+    assert data["second"] == "the paper" and data["tokens"].count("[SEP]") == 2
     monkeypatch.setattr("hf_deberta.visualize.page.MAX_PAGE_MB", 0.001)
     status, html = fetch()
     assert status == 422 and "shorten the text" in json.loads(PAGE_DATA.search(html)[1])["error"]

@@ -20,6 +20,7 @@ OUTPUT = Path("attention.html")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help=MODEL_HELP)
     parser.add_argument("text", nargs="?", help='such as "The new [MASK] opened."; with --serve, the first one')
+    parser.add_argument("pair", nargs="?", help="the second text of a model that reads two")
     parser.add_argument("--serve", action="store_true", help="open a website to type texts in, instead of a file")
     parser.add_argument("--host", default="127.0.0.1", help="of --serve, default: %(default)s, this machine only")
     parser.add_argument("--port", type=int, default=8765, help="of --serve, default: %(default)s")
@@ -37,17 +38,18 @@ def main(args: argparse.Namespace) -> int:
     if args.generator and args.architecture is not None:
         raise InputError("--generator has a class of its own: leave out --architecture")
     model = _load_generator(args.model) if args.generator else load_checkpoint(args.model, args.architecture)
-    note = missing_candidates(model)
-    if note:
-        print(note)
     with checkpoint_errors(args.model):
         tokenizer = HfDebertaTokenizer.from_pretrained(args.model)
+    note = missing_candidates(model)
+    if note and tokenizer.mask_token in f"{args.text} {args.pair}":
+        print(note)
     try:
         if args.serve:
-            serve_attention(model, tokenizer, EXAMPLE if args.text is None else args.text, args.host, args.port)
+            text = EXAMPLE if args.text is None else args.text
+            serve_attention(model, tokenizer, text, args.host, args.port, args.pair)
             return 0
         output = args.output or OUTPUT
-        attention_page(model, tokenizer, args.text, output)
+        attention_page(model, tokenizer, args.text, output, args.pair)
     except (ImportError, OSError, ValueError) as error:
         raise InputError(str(error)) from error
     print(f"wrote {output}")

@@ -41,7 +41,7 @@ def main(args: argparse.Namespace) -> int:
         model = getattr(hf_deberta, class_name)(config)
     print(f"{args.model}: {kind}, {class_name}")
     for title, lines in {
-        "configuration": describe_config(config),
+        "configuration": describe_config(config, class_name),
         "parameters": describe_parameters(model),
         "attention backend on this machine": describe_backend(config),
         "memory": describe_memory(model, args.batch, args.tokens),
@@ -52,10 +52,11 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def describe_config(config: HfDebertaConfig) -> dict[str, str]:
+def describe_config(config: HfDebertaConfig, class_name: str) -> dict[str, str]:
     size = f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}, {config.num_attention_heads} heads"
     buckets = f"{config.position_buckets} log buckets" if config.position_buckets > 0 else "a row for each distance"
     distance = config.max_relative_positions if config.max_relative_positions > 0 else config.max_position_embeddings
+    decoder = f"{config.emd_steps} steps" if config.uses_mask_decoder else "none"
     return {
         "size": f"{size}, feed-forward size {config.intermediate_size}",
         "vocabulary": f"{config.vocab_size:,} tokens",
@@ -63,8 +64,7 @@ def describe_config(config: HfDebertaConfig) -> dict[str, str]:
         "relative positions": f"{buckets}, up to distance {distance}" if config.relative_attention else "none",
         "attention terms": ", ".join(["c2c", *(config.pos_att_type or [])]),
         "convolution (nGiE)": f"kernel {config.conv_kernel_size}" if config.conv_kernel_size > 0 else "none",
-        "enhanced mask decoder": f"{config.emd_steps} steps" if config.uses_mask_decoder else "none",
-    }
+    } | ({"enhanced mask decoder": decoder} if class_name == "HfDebertaForMaskedLM" else {})
 
 
 def describe_parameters(model: PreTrainedModel) -> dict[str, str]:

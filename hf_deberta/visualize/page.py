@@ -19,13 +19,17 @@ MAX_PAGE_MB = 40
 HIDDEN = -(2**15)  # in the page's int16 values: a pair that the attention mask hides
 
 
-def attention_page(model: torch.nn.Module, tokenizer: Any, text: str, file: str | Path) -> None:
+def attention_page(
+    model: torch.nn.Module, tokenizer: Any, text: str, file: str | Path, pair: str | None = None
+) -> None:
     """Write one HTML file, without links to others: all layers, heads and parts, with their values.
+
+    `pair` is the second text of a model that reads two, such as a premise and a hypothesis.
 
     For a masked-language model it also lists the best candidates for each [MASK] of the text, with the enhanced mask
     decoder and without it.
     """
-    html = render_page(page_data(model, tokenizer, text))
+    html = render_page(page_data(model, tokenizer, text, pair))
     with atomic_write(Path(file)) as unfinished:
         unfinished.write_text(html, encoding="utf-8")
 
@@ -36,17 +40,18 @@ def render_page(data: dict[str, Any]) -> str:
     return TEMPLATE.read_text(encoding="utf-8").replace("__DATA__", text)
 
 
-def page_data(model: torch.nn.Module, tokenizer: Any, text: str) -> dict[str, Any]:
+def page_data(model: torch.nn.Module, tokenizer: Any, text: str, pair: str | None = None) -> dict[str, Any]:
     """The contents of the page.
 
     `values[layer][part]` has the values of all heads, queries and keys as base64 of int16, to be multiplied by `step`.
-    The page adds up the parts. `note` says why there are no candidates. Other heads than those of language models need
-    other inputs, and are left out.
+    The page adds up the parts. `note` says why a [MASK] has no candidates. Heads other than those of language models
+    need other inputs, and are left out.
     """
     note = missing_candidates(model)
     if not isinstance(model, HfDebertaForMaskedLM):
         model = getattr(model, "base_model", model)
-    inputs, tokens = tokenize(model, tokenizer, text)
+    inputs, tokens = tokenize(model, tokenizer, text, pair)
+    has_mask = bool((inputs["input_ids"] == tokenizer.mask_token_id).any())
     config = encoder_of(model).config
     parts = ["c2c", *(term for term in TERMS if config.relative_attention and term in (config.pos_att_type or ()))]
     megabytes = config.num_hidden_layers * config.num_attention_heads * len(parts) * len(tokens) ** 2 * 2.67e-6
@@ -58,13 +63,13 @@ def page_data(model: torch.nn.Module, tokenizer: Any, text: str) -> dict[str, An
     layers, output = scores_of_layers(model, inputs)
     masks = [] if note else mask_candidates(cast(HfDebertaForMaskedLM, model), tokenizer, inputs, output)
     return {
-        "text": text,
+        "text": text if pair is None else f"{text} / {pair}",
         "tokens": tokens,
         "heads": config.num_attention_heads,
         "parts": {part: TITLES[part] for part in [*parts, "sum"]},
         "values": [{part: _encode(layer.shown(part)) for part in parts} for layer in layers],
         "masks": masks,
-        "note": note or ("" if masks else f"Write {tokenizer.mask_token} in place of a word to see candidates for it."),
+        "note": note if note and has_mask else "",
     }
 
 

@@ -113,10 +113,12 @@ def check_index(name: str, index: int, size: int) -> None:
         raise ValueError(f"{name} must lie in [0, {size}), not {index}")
 
 
-def tokenize(model: torch.nn.Module, tokenizer: Any, text: str) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """The inputs of one text, and a readable name for each token."""
+def tokenize(
+    model: torch.nn.Module, tokenizer: Any, text: str, pair: str | None = None
+) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """The inputs of one text or pair of texts, and a readable name for each token."""
     device = next(model.parameters()).device
-    inputs = {name: tensor.to(device) for name, tensor in tokenizer(text, return_tensors="pt").items()}
+    inputs = {name: tensor.to(device) for name, tensor in tokenizer(text, pair, return_tensors="pt").items()}
     return inputs, [token_name(tokenizer, token) for token in inputs["input_ids"][0].tolist()]
 
 

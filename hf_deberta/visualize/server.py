@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 EXAMPLE = "The new [MASK] opened beside the new [MASK]."
 
 
-def attention_app(model: torch.nn.Module, tokenizer: Any, text: str = EXAMPLE) -> "Starlette":
-    """Return an ASGI app: `/?text=...` is the page of that text, `/` the page of the given text."""
+def attention_app(model: torch.nn.Module, tokenizer: Any, text: str = EXAMPLE, pair: str | None = None) -> "Starlette":
+    """Return an ASGI app: `/?text=...&pair=...` is the page of these, `/` the page of the given text, or pair."""
     from starlette.applications import Starlette
     from starlette.responses import HTMLResponse
     from starlette.routing import Route
@@ -24,19 +24,23 @@ def attention_app(model: torch.nn.Module, tokenizer: Any, text: str = EXAMPLE) -
     one_at_a_time = threading.Lock()  # hooks on the model and fast tokenizers are not safe in several threads
 
     def page(request: "Request") -> "HTMLResponse":
-        shown = request.query_params.get("text", text)
+        query = request.query_params
+        first, second = (query["text"], query.get("pair")) if "text" in query else (text, pair)
+        form = {"first": first, "second": second or "", "served": True}
         try:
             with one_at_a_time:
-                data = page_data(model, tokenizer, shown)
+                data = page_data(model, tokenizer, first, second or None)
         except ValueError as error:
-            return HTMLResponse(render_page({"text": shown, "error": str(error), "served": True}), 422)
-        return HTMLResponse(render_page({**data, "served": True}))
+            return HTMLResponse(render_page({"error": str(error), **form}), 422)
+        return HTMLResponse(render_page({**data, **form}))
 
     return Starlette(routes=[Route("/", page)])
 
 
-def serve_attention(model: torch.nn.Module, tokenizer: Any, text: str, host: str, port: int) -> None:
+def serve_attention(
+    model: torch.nn.Module, tokenizer: Any, text: str, host: str, port: int, pair: str | None = None
+) -> None:
     """Serve the page until Ctrl-C."""
     import uvicorn
 
-    uvicorn.run(attention_app(model, tokenizer, text), host=host, port=port, access_log=False)
+    uvicorn.run(attention_app(model, tokenizer, text, pair), host=host, port=port, access_log=False)

@@ -35,6 +35,8 @@ def test_page(model_class, tmp_path, capsys):
     assert output.endswith(f"wrote {file}\n")
     assert ("no masked-language head" in output) != fills_masks
     assert ('"with the mask decoder"' in file.read_text(encoding="utf-8")) == fills_masks
+    main(["attention", str(tmp_path), "the new", "opened", "--output", str(file)])
+    assert capsys.readouterr().out == f"wrote {file}\n" and '"the new / opened"' in file.read_text(encoding="utf-8")
     with pytest.raises(SystemExit) as stopped:
         main(["attention", str(tmp_path), TEXT, "--output", str(tmp_path / "none" / "page.html")])
     assert stopped.value.code.startswith("hf-deberta attention: ") and "none" in stopped.value.code

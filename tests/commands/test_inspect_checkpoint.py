@@ -17,13 +17,13 @@ def lines_of(output: str) -> dict[str, str]:
 
 
 def test_a_checkpoint(tmp_path, capsys):
-    model = HfDebertaForSequenceClassification(HfDebertaConfig.from_preset("tiny", emd_steps=0))
+    model = HfDebertaForSequenceClassification(HfDebertaConfig.from_preset("tiny", emd_steps=2))
     model.save_pretrained(tmp_path)
     assert main(["inspect", str(tmp_path)]) == 0
     output = capsys.readouterr().out
     assert output.startswith(f"{tmp_path}: hf_deberta checkpoint, HfDebertaForSequenceClassification")
     lines = lines_of(output)
-    assert lines["size"].startswith("2 layers, hidden size 32, 4 heads")
+    assert lines["size"].startswith("2 layers, hidden size 32, 4 heads") and "enhanced mask decoder" not in lines
     assert lines["all"] == f"{model.num_parameters():,}"
     parts = [int(lines[part].replace(",", "")) for part in ("embeddings", "encoder", "head")]
     assert sum(parts) == model.num_parameters() and parts[2] == model.num_parameters() - model.deberta.num_parameters()
