@@ -178,7 +178,7 @@ TASKS: dict[str, tuple[Callable, tuple[str, ...], Callable]] = {
 
 
 ABOUT_ALL_ROWS = (
-    "every validation document is empty",
+    "every document is empty",
     "either all labels or none begin with B- or I-",
     "unknown labels: ",
     "must be a label, not a number",  # one decimal label makes decimals of all
