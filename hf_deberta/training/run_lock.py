@@ -9,6 +9,7 @@ once. The file says who holds it.
 
 import os
 import socket
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -74,6 +75,13 @@ def take_lock(lock: FileLock, path: Path) -> None:
         return
     with suppress(OSError):  # Windows does not let a locked file be written
         path.write_text(f"host {socket.gethostname()}, process {os.getpid()}, since {datetime.now():%Y-%m-%d %H:%M:%S}")
+
+
+def require_folders(flags: Namespace) -> None:
+    """Raise an InputError if a flag that names a folder to write to names a file."""
+    for name in ("output_dir", "tokens_dir", "cache_dir"):
+        if (folder := getattr(flags, name, None)) is not None:
+            require_folder(folder, f"--{name}")
 
 
 def require_folder(folder: str | Path, flag: str = "--output_dir") -> None:

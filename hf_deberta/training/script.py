@@ -16,7 +16,7 @@ from hf_deberta.training.command_line import ScriptParser, make_dataclasses, rea
 from hf_deberta.training.errors import user_errors_in_one_line
 from hf_deberta.training.processes import is_main_process
 from hf_deberta.training.run_identity import identifying_flags
-from hf_deberta.training.run_lock import lock_folder
+from hf_deberta.training.run_lock import lock_folder, require_folders
 
 Parse = Callable[[dict[str, Any]], Namespace]
 
@@ -51,6 +51,7 @@ def run_script(
             return parser.parse_args(words)
 
         flags = parse({})
+        require_folders(flags)
         flags = choose_flags(flags, parse)
         *_, args = instances = make_dataclasses(parser, flags)
         if flags.output_dir is None and is_main_process():

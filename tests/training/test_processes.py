@@ -51,7 +51,7 @@ def one_of_two(rank: int, folder: Path) -> None:
     if rank == 0:
         (folder / "run" / "checkpoint-3").mkdir(parents=True)
     state.wait_for_everyone()
-    with pytest.raises(InputError, match="run has no whole checkpoint to resume from .checkpoint-3: no model weights"):
+    with pytest.raises(InputError, match="no whole checkpoint to resume from .*checkpoint-3: no model weights"):
         last_checkpoint(arguments)
     state.destroy_process_group()
 
