@@ -164,7 +164,8 @@ def token_mask_and_layout(case, batch, random):
         layout = {"cu_seq_lens_q": torch.cat([torch.tensor([0]), inner.sort().values, torch.tensor([n])]).int()}
         if case.mask == "packed":
             return torch.ones_like(real), layout
-        real[0, : layout["cu_seq_lens_q"][1]] &= case.seed % 2 == 0  # or no real token in the first document
+        if len(inner):
+            real[0, : layout["cu_seq_lens_q"][1]] = False  # a document without a real token
         return real, {**layout, "attention_mask": real.long()}
     if case.mask == "restarts":
         begins = torch.rand(batch, n, generator=random) < 0.1
