@@ -4,12 +4,14 @@ Saved folders can be loaded where this package is not installed: next to the wei
 (flat, so that `trust_remote_code=True` finds them), an `auto_map` in config.json with every head, and a model card.
 """
 
+import errno
 import json
 import shutil
 import sys
 from pathlib import Path
 from pickle import UnpicklingError
 from tempfile import TemporaryDirectory
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -133,7 +135,9 @@ class HfDebertaPreTrainedModel(PreTrainedModel):
             check_declared_size(folder, kwargs.get("config"))
         try:
             return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
-        except (SafetensorError, UnpicklingError, EOFError) as error:
+        except (SafetensorError, UnpicklingError, EOFError, RuntimeError, OSError) as error:
+            if not _is_damaged_file(error):
+                raise
             kind = ".safetensors" if isinstance(error, SafetensorError) else ".bin"
             raise OSError(
                 f"{pretrained_model_name_or_path} has a {kind} file that is truncated or corrupt, or that holds more "
@@ -211,6 +215,15 @@ def check_declared_size(folder: Path, config: Any) -> None:
             f"the configuration of {folder} describes a model of {declared:,} parameters, and its weights are a file "
             f"of {size:,} bytes: one of the two is damaged"
         )
+
+
+def _is_damaged_file(error: Exception) -> bool:
+    """True if the error says that a file of weights cannot be read as such."""
+    if isinstance(error, SafetensorError | UnpicklingError | EOFError):
+        return True
+    if isinstance(error, OSError) and error.errno != errno.EINVAL:  # no permission, disk failure
+        return False
+    return any(frame.f_globals.get("__name__") == "torch.serialization" for frame, _ in walk_tb(error.__traceback__))
 
 
 # ---- names in other checkpoints: ours are those of the official v2 code and of in-tree `deberta-v2` -----------------

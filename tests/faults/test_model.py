@@ -162,7 +162,11 @@ def token_mask_and_layout(case, batch, random):
     if "packed" in case.mask:
         inner = torch.randperm(n - 1, generator=random)[: int(integers(1, high=5))] + 1 if n > 1 else place[:0]
         layout = {"cu_seq_lens_q": torch.cat([torch.tensor([0]), inner.sort().values, torch.tensor([n])]).int()}
-        return real, layout if case.mask == "packed" else {**layout, "attention_mask": real.long()}
+        if case.mask == "packed":
+            return torch.ones_like(real), layout
+        if len(inner):
+            real[0, : layout["cu_seq_lens_q"][1]] = False  # a document without a real token
+        return real, {**layout, "attention_mask": real.long()}
     if case.mask == "restarts":
         begins = torch.rand(batch, n, generator=random) < 0.1
         begins[:, 0] = True

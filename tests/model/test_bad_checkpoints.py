@@ -20,12 +20,18 @@ def change_config(folder, **fields):
     (folder / "config.json").write_text(json.dumps({**config, **fields}))
 
 
+@pytest.mark.parametrize("kind", ["safetensors", "zip", "legacy"])
 @pytest.mark.parametrize("size", [0, 4, 100, 5000])
-def test_truncated_weights(folder, size):
+def test_truncated_weights(folder, size, kind):
     weights = folder / "model.safetensors"
+    if kind != "safetensors":
+        weights.unlink()
+        weights = folder / "pytorch_model.bin"
+        torch.save({"x": torch.zeros(64, 64)}, weights, _use_new_zipfile_serialization=kind == "zip")
     weights.write_bytes(weights.read_bytes()[:size])
-    with pytest.raises(OSError, match="model has a .safetensors .*truncated"):
+    with pytest.raises(OSError, match="model has a .*truncated") as caught:
         HfDebertaModel.from_pretrained(folder)
+    assert weights.suffix in str(caught.value)
 
 
 def test_pickle_with_code_is_refused(folder):
