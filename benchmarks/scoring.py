@@ -20,7 +20,7 @@ import torch
 import transformers
 from timing import median_times, record
 
-from hf_deberta.scoring import ScoreSettings, TextClassifier, score_shard
+from hf_deberta.scoring import ScoreSettings, TextClassifier, score_file
 
 WORDS = ["the", "man", "is", "on", "a", "dog", "and", "in", "of", "to", "not", "with"]
 LENGTHS = (12, 300)  # smallest and largest
@@ -55,7 +55,7 @@ def main() -> None:
         pyarrow.parquet.write_table(pyarrow.table({"text": texts}), source)
         for dtype in args.dtypes:
             options = ScoreSettings(args.model, tokens_per_batch=TOKENS_PER_BATCH, cores=args.threads, dtype=dtype)
-            call = partial(score_shard, TextClassifier(options), source, target)
+            call = partial(score_file, TextClassifier(options), source, target)
             peers[f"score, {dtype}, {TOKENS_PER_BATCH} tokens a batch"] = call
             call()
             scores = pyarrow.parquet.read_table(target)["score"].to_pylist()[:16]
