@@ -4,8 +4,8 @@
 
 Both score the same made-up texts of 12 to 300 tokens with the same weights. Peers take turns, and the median of
 `--repeats` turns counts. The pipeline has Transformers' own classes and is timed with several batch sizes, with texts
-as they come and sorted by length, which it does not do itself. Ours reads and writes a parquet file, in one process
-and without Ray. Writes benchmarks/results/scoring.csv.
+as they come and sorted by length, which it does not do itself. Ours reads and writes a parquet file; each thread
+computes a batch of its own. Writes benchmarks/results/scoring.csv.
 """
 
 import argparse
