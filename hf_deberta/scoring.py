@@ -15,7 +15,6 @@ import json
 import math
 import os
 import random
-import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -298,7 +297,7 @@ class CsvRows(TextRows):
 
     def __init__(self, source: Path, settings: ScoreSettings):
         super().__init__(source, settings)
-        csv.field_size_limit(sys.maxsize)
+        csv.field_size_limit(2**31 - 1)  # as large as Windows allows
         self.dialect = TSV if file_kind(source) == "tsv" else CSV
         with explain_file_errors(source, "scored"):
             self.header = next(self.records_with_header(), [])

@@ -92,7 +92,7 @@ def main(args: argparse.Namespace) -> int:
             print(error, flush=True)
         if rows:
             print(f"{plural(len(rows), 'file')} to score, {len(files) - len(todo):,} done before", flush=True)
-            errors += score_files(args, folder, {source: todo[source] for source in rows}, rows)
+            errors += score_files(args, folder, todo, rows)
             remove_unfinished(folder)
         if errors:
             failed = f"{len(errors):,} of {plural(len(todo), 'file')} failed; the first: " if len(todo) > 1 else ""
@@ -189,19 +189,18 @@ def check_first_rows(sources: Iterable[Path], settings: ScoreSettings) -> tuple[
 
 
 def plan(args: argparse.Namespace, ray: Any) -> tuple[ScoreSettings, int]:
-    """Return the settings and the number of workers: one on this machine, on a cluster what its resources allow."""
-    own = {"CPU": os.cpu_count(), "GPU": torch.cuda.device_count()}
-    resources: dict[str, Any] = ray.cluster_resources() if ray else own
+    """Return the settings and the number of workers that the resources of this machine, or of a cluster, allow."""
+    here = {"CPU": os.cpu_count(), "GPU": torch.cuda.device_count()}
+    resources: dict[str, Any] = ray.cluster_resources() if ray else here
     settings = settings_on(args, resources.get("GPU", 0))
     workers = int(resources.get("GPU", 0) if settings.device == "cuda" else resources.get("CPU", 0) // settings.cores)
     if workers < 1:
         need = "a GPU" if settings.device == "cuda" else f"--cores {settings.cores}"
-        place = "Ray" if ray else "this machine"
         has = f"{resources.get('CPU', 0):g} cores and {resources.get('GPU', 0):g} GPUs"
-        raise InputError(f"{place} has {has}, not {need}")
+        raise InputError(f"{'Ray' if ray else 'this machine'} has {has}, not {need}")
     if (settings.device, settings.dtype) == ("cpu", "bfloat16") and not has_onednn_bfloat16():
         raise InputError("--dtype bfloat16: this processor has no products in bfloat16; take float32 or int8")
-    return settings, workers if ray else 1
+    return settings, workers
 
 
 def settings_on(args: argparse.Namespace, gpus: float) -> ScoreSettings:
@@ -209,7 +208,7 @@ def settings_on(args: argparse.Namespace, gpus: float) -> ScoreSettings:
     device = args.device or ("cuda" if gpus else "cpu")
     dtype = args.dtype or ("bfloat16" if device == "cuda" else "float32")
     if (device, dtype) == ("cuda", "int8"):
-        raise InputError("--dtype int8 is for CPUs: on GPUs take bfloat16 or float32")
+        raise InputError("--dtype int8 is for CPUs: add --device cpu, or take bfloat16 or float32")
     model = str(Path(args.model).absolute()) if Path(args.model).exists() else args.model
     cores = args.cores or (1 if args.address else torch.get_num_threads())
     return ScoreSettings(
@@ -298,16 +297,16 @@ def write_line(text: str) -> None:
         print(text.strip(), file=sys.stderr)
 
 
-def score_files(args: argparse.Namespace, folder: Path, files: dict[Path, Path], rows: dict[Path, int]) -> list[str]:
-    """Score files with so many rows each, here or with Ray; return what went wrong."""
-    tasks = [{"source": str(source), "target": str(target)} for source, target in files.items()]
+def score_files(args: argparse.Namespace, folder: Path, todo: dict[Path, Path], rows: dict[Path, int]) -> list[str]:
+    """Score the files of `rows`, here or with Ray; return what went wrong."""
+    tasks = [{"source": str(source), "target": str(todo[source])} for source in rows]
     with running_ray(args.address) if args.address else nullcontext() as ray:
         settings, workers = plan(args, ray)
         check_same_settings(folder, settings)
         with progress_bar(sum(rows.values())) as progress:
             if not ray:
                 return collect(score_here(tasks, settings, progress), rows, progress)
-            return collect(score_on_ray(ray, min(workers, len(files)), tasks, settings), rows, progress)
+            return collect(score_on_ray(ray, min(workers, len(tasks)), tasks, settings), rows, progress)
 
 
 def collect(scored: Iterator[dict[str, Any]], rows: dict[Path, int], progress: tqdm) -> list[str]:
