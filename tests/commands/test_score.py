@@ -138,6 +138,12 @@ def test_lines_of_json_stay_as_they_are(classifier, ending, tmp_path):
     assert json.loads(second)["scores"].keys() == {"bad", "fair", "good"}
 
 
+def test_a_text_file_has_one_text_a_line(classifier, tmp_path):
+    (tmp_path / "a.txt").write_bytes('\ufeffthe "old"\tman\r\n\nquiet'.encode())
+    assert score_file(classifier, tmp_path / "a.txt", tmp_path / "a.jsonl")["rows"] == 3
+    assert [row["text"] for row in read_lines(tmp_path / "a.jsonl")] == ['the "old"\tman', "", "quiet"]
+
+
 def test_fields_of_csv_and_tsv_keep_their_text(classifier, tmp_path):
     """Numbers stay as they are written, quoted fields may have line breaks, and blank lines are no rows."""
     sources = {
@@ -269,13 +275,14 @@ def test_an_error_of_the_thread_that_reads_ahead_is_raised():
 
 
 def test_where_files_are_written(tmp_path, monkeypatch):
-    for name in ("a/x.parquet", "b/x.parquet", "b/y.jsonl"):
+    for name in ("a/x.parquet", "b/x.parquet", "b/y.jsonl", "b/z.TXT.gz"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "out"
-    found = score.find_files(["**/*.parquet", "b/y.jsonl"], out)
-    assert [str(path.relative_to(out)) for path in found.values()] == ["a/x.parquet", "b/x.parquet", "y.jsonl"]
+    found = score.find_files(["**/*.parquet", "b/y.jsonl", "b/z.TXT.gz"], out)
+    targets = ["a/x.parquet", "b/x.parquet", "y.jsonl", "z.jsonl.gz"]
+    assert [str(path.relative_to(out)) for path in found.values()] == targets
     for patterns, message in {
         ("a/*.parquet", "b/*.parquet"): "would both be written",
         ("*.csv",): "no such file",
