@@ -4,8 +4,8 @@
 
 Both score the same made-up texts of 12 to 300 tokens with the same weights. Peers take turns, and the median of
 `--repeats` turns counts. The pipeline has Transformers' own classes and is timed with several batch sizes, with texts
-as they come and sorted by length, which it does not do itself. Ours reads and writes a parquet file, in one process
-and without Ray. Writes benchmarks/results/scoring.csv.
+as they come and sorted by length, which it does not do itself. Ours reads and writes a parquet file; each thread
+computes a batch of its own. Writes benchmarks/results/scoring.csv.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import torch
 import transformers
 from timing import median_times, record
 
-from hf_deberta.scoring import ScoreSettings, TextClassifier, score_shard
+from hf_deberta.scoring import ScoreSettings, TextClassifier, score_file
 
 WORDS = ["the", "man", "is", "on", "a", "dog", "and", "in", "of", "to", "not", "with"]
 LENGTHS = (12, 300)  # smallest and largest
@@ -55,7 +55,7 @@ def main() -> None:
         pyarrow.parquet.write_table(pyarrow.table({"text": texts}), source)
         for dtype in args.dtypes:
             options = ScoreSettings(args.model, tokens_per_batch=TOKENS_PER_BATCH, cores=args.threads, dtype=dtype)
-            call = partial(score_shard, TextClassifier(options), source, target)
+            call = partial(score_file, TextClassifier(options), source, target)
             peers[f"score, {dtype}, {TOKENS_PER_BATCH} tokens a batch"] = call
             call()
             scores = pyarrow.parquet.read_table(target)["score"].to_pylist()[:16]

@@ -28,7 +28,7 @@ OTHERS = {
     "inspect": "show configuration, parameters, attention backend and memory of a checkpoint",
     "convert": "write a checkpoint in the format of this package, of Transformers, or of Microsoft's code",
     "bench": "time a checkpoint on this machine against Transformers' own classes",
-    "score": "classify all texts of parquet or jsonl files, on this machine or a cluster of Ray",
+    "score": "classify all texts of files: parquet, jsonl, csv, tsv or txt, here or on a cluster of Ray",
     "attention": "write an HTML page with the attention of one text, by part, layer and head",
     "gpu-check": "check the Triton kernels on this machine's GPU, and time them against sdpa",
 }

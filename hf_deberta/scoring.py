@@ -1,23 +1,28 @@
-"""Classify the texts of parquet and json lines files: the rows of a file with label and score, in a file of its own.
+"""Classify the texts of a file: its rows with label and score, in a file of its own.
 
 >>> settings = ScoreSettings(model="cross-encoder/nli-deberta-v3-base", text="premise", text_pair="hypothesis")
->>> score_shard(TextClassifier(settings), Path("in/a.parquet"), Path("out/a.parquet"))
-ShardCounts(rows=1000, tokens=52317, bad_rows=0)
+>>> score_file(TextClassifier(settings), Path("in/a.parquet"), Path("out/a.parquet"))
+Counter({'tokens': 52317, 'rows': 1000, 'bad_rows': 0})
 
 A file is read in windows. The texts of a window are sorted by length and packed into rows of whole texts, so that no
-padding is computed; while one window is computed, a thread reads and tokenizes the next one. `hf-deberta score` calls
-this from the workers of Ray.
+padding is computed. On CPUs each core computes such a row at a time; meanwhile a thread reads and tokenizes the next
+window.
 """
 
+import csv
 import gzip
 import json
+import math
 import os
-from collections.abc import Generator, Iterable, Iterator, Sequence
+import random
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any, TypeVar, cast
 from uuid import uuid4
 
@@ -29,13 +34,16 @@ from pyarrow.parquet import ParquetFile, ParquetWriter
 from hf_deberta.model.modeling_heads import HfDebertaForSequenceClassification
 from hf_deberta.serving.optimize import optimize
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
-from hf_deberta.training.errors import InputError, one_line
-from hf_deberta.training.file_faults import DAMAGED, describe
+from hf_deberta.training.errors import InputError, input_errors, one_line
+from hf_deberta.training.file_faults import BYTE_ORDER_MARK, DAMAGED, describe, file_kind
 
 WINDOW_ROWS = 4096
-FORMATS = (".parquet", ".jsonl", ".jsonl.gz")
+MAX_COUNTED_ROWS = 1_000_000  # before scoring starts; the number of others is estimated from the size of their files
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 32768}
-UNFINISHED = "_*.unfinished"  # names of files that a stopped worker leaves behind
+UNFINISHED = "_*.unfinished"  # names of files that a stopped run leaves behind
+CSV: dict[str, Any] = {"delimiter": ",", "lineterminator": "\n"}
+# quotation marks are text, as in files of GLUE
+TSV: dict[str, Any] = {"delimiter": "\t", "lineterminator": "\n", "quoting": csv.QUOTE_NONE, "quotechar": None}
 Item = TypeVar("Item")
 
 
@@ -66,73 +74,75 @@ class ScoreSettings:
         return [self.prefix + name for name in ("label", "score", *(["scores"] if self.all_scores else []))]
 
 
-@dataclass(frozen=True)
-class ShardCounts:
-    rows: int = 0
-    tokens: int = 0
-    bad_rows: int = 0
-
-    def __add__(self, other: "ShardCounts") -> "ShardCounts":
-        return ShardCounts(self.rows + other.rows, self.tokens + other.tokens, self.bad_rows + other.bad_rows)
-
-
 # 1. The model
 
 
 class TextClassifier:
-    """A sequence classifier and its tokenizer: on CPUs prepared by `optimize`, on GPUs in bfloat16."""
+    """A sequence classifier and its tokenizer: on CPUs prepared by `optimize`, on a GPU in bfloat16."""
 
     def __init__(self, settings: ScoreSettings):
         self.settings = settings
         os.environ["RAYON_NUM_THREADS"] = str(settings.cores)  # of the tokenizer
-        torch.set_num_threads(settings.cores)
-        dtype = getattr(torch, settings.dtype)
-        loaded: Any = HfDebertaForSequenceClassification.from_pretrained(
-            settings.model,
-            dtype=torch.float32 if settings.device == "cpu" else dtype,
-            output_loading_info=True,
-            trust_remote_code=False,
-        )
+        torch.set_num_threads(1)  # each of our threads computes a batch of its own
+        on_cpu, dtype = settings.device == "cpu", getattr(torch, settings.dtype)
+        with input_errors(settings.model, OSError, ValueError):
+            self.tokenizer = load_tokenizer(settings.model, trust_remote_code=False)
+            loaded: Any = HfDebertaForSequenceClassification.from_pretrained(
+                settings.model,
+                dtype=torch.float32 if on_cpu else dtype,
+                output_loading_info=True,
+                trust_remote_code=False,
+            )
         model, info = loaded
         if info["missing_keys"]:
             missing = ", ".join(sorted(info["missing_keys"])[:3])
             raise InputError(f"{settings.model} is no sequence classifier: it has no weights for {missing}")
-        model.eval()
-        self.model = optimize(model, dtype, runtime="torch") if settings.device == "cpu" else model.to(settings.device)
-        self.tokenizer = load_tokenizer(settings.model, trust_remote_code=False)
-        config = model.config
-        self.labels = [config.id2label[number] for number in range(config.num_labels)]
+        self.config = model.config
+        self.labels = [self.config.id2label[number] for number in range(self.config.num_labels)]
         if settings.all_scores and len(set(self.labels)) < len(self.labels):
             labels = ", ".join(self.labels)
             raise InputError(
                 f"--all_scores needs labels of different names, not {labels}: change id2label in config.json"
             )
-        limit = min(self.tokenizer.model_max_length, config.max_position_embeddings)
+        limit = min(self.tokenizer.model_max_length, self.config.max_position_embeddings)
         self.max_length = settings.max_length or limit
         special = self.tokenizer.num_special_tokens_to_add(pair=settings.text_pair is not None)
         if self.max_length <= special:  # the tokenizer would not cut texts
             raise InputError(f"--max_length must be more than the {special} special tokens, not {self.max_length}")
         self.max_tokens = settings.tokens_per_batch or TOKENS_PER_BATCH[settings.device]
+        model.eval()
+        self.model = optimize(model, dtype, runtime="torch") if on_cpu else model.to("cuda")
+        self.num_threads = settings.cores if on_cpu else 1
+        self.threads = ThreadPoolExecutor(self.num_threads, initializer=torch.set_num_threads, initargs=(1,))
 
     def tokenize(self, texts: Sequence[Sequence[str]]) -> list[dict[str, list[int]]]:
         """Return the inputs of each text or pair, from one list of texts or two; longer ones are cut."""
         if not texts[0]:
             return []
-        names = ["input_ids", *(["token_type_ids"] if self.model.config.type_vocab_size > 0 else [])]
+        names = ["input_ids", *(["token_type_ids"] if self.config.type_vocab_size > 0 else [])]
         options = {"truncation": True, "max_length": self.max_length, "verbose": False}
         encoded = self.tokenizer(*map(list, texts), return_attention_mask=False, **options)
         columns = [encoded[name] for name in names if name in encoded]
         return [dict(zip(names, row, strict=False)) for row in zip(*columns, strict=True)]
 
-    def probabilities(self, rows: Sequence[dict[str, list[int]]]) -> np.ndarray:
+    def probabilities(
+        self, rows: Sequence[dict[str, list[int]]], report: Callable[[int], None] = lambda rows: None
+    ) -> np.ndarray:
         """Return a probability for each row and label, as the pipeline of Transformers does; regressions keep theirs.
 
-        Softmax over labels, but sigmoid for multi-label classifiers and those with one label.
+        Softmax over labels, but sigmoid for multi-label classifiers and those with one label. `report` is called with
+        the number of rows of each batch that is done.
         """
         result = np.empty((len(rows), len(self.labels)), np.float32)
-        torch.set_num_threads(self.settings.cores)  # counts for the thread that calls it
-        for batch in pack_by_tokens([len(row["input_ids"]) for row in rows], self.max_tokens):
-            result[batch] = self._compute([rows[index] for index in batch])
+        lengths = [len(row["input_ids"]) for row in rows]
+        rounds = math.ceil(sum(lengths) / self.max_tokens / self.num_threads)
+        limit = math.ceil(sum(lengths) / max(1, rounds * self.num_threads))  # equal shares for all threads
+        batches = list(pack_by_tokens(lengths, limit))
+        random.Random(0).shuffle(batches)  # short and long texts by turns, so that the time left is right
+        done = self.threads.map(self._compute, [[rows[index] for index in batch] for batch in batches])
+        for batch, values in zip(batches, done, strict=True):
+            result[batch] = values
+            report(len(batch))
         if not np.isfinite(result).all():
             raise InputError(f"{self.settings.model} returns scores that are not finite: try --dtype float32")
         return result
@@ -142,12 +152,10 @@ class TextClassifier:
         """Compute rows as one row of whole texts, which do not see each other."""
         packed = {name: np.concatenate([row[name] for row in rows])[None] for name in rows[0]}
         lengths = [len(row["input_ids"]) for row in rows]
-        boundaries = np.cumsum([0, *lengths], dtype=np.int32)
-        device = self.settings.device
-        inputs: dict[str, Any] = {name: torch.from_numpy(ids).to(device) for name, ids in packed.items()}
-        inputs["cu_seq_lens_q"] = torch.from_numpy(boundaries).to(device)
+        packed["cu_seq_lens_q"] = np.cumsum([0, *lengths], dtype=np.int32)
+        inputs: dict[str, Any] = {name: torch.from_numpy(ids).to(self.model.device) for name, ids in packed.items()}
         logits = self.model(**inputs, max_length_q=max(lengths)).logits.float()
-        problem = self.model.config.problem_type
+        problem = self.config.problem_type
         if problem != "regression":
             independent = problem == "multi_label_classification" or logits.shape[1] == 1
             logits = logits.sigmoid() if independent else logits.softmax(-1)
@@ -176,21 +184,15 @@ class ParquetRows:
 
     unit = "row"
 
-    def __init__(self, source: Path, target: IO[bytes], settings: ScoreSettings, labels: Sequence[str]):
+    def __init__(self, source: Path, settings: ScoreSettings):
         self.path, self.settings = source, settings
         with explain_file_errors(source, "scored"):
             self.source = ParquetFile(source)
-        schema = self.source.schema_arrow
-        for column in settings.columns:
-            if column not in schema.names:
-                raise InputError(f"{source} has no column {column!r}; it has {', '.join(schema.names)}")
-        check_new_columns(schema.names, settings, str(source))
-        scores = pyarrow.struct([(label, pyarrow.float32()) for label in labels])
-        self.types = [pyarrow.string(), pyarrow.float32(), scores]
-        for name, kind in zip(settings.new_columns(), self.types, strict=False):
-            schema = schema.append(pyarrow.field(name, kind))
-        self.schema = schema
-        self.writer = ParquetWriter(target, schema, compression="zstd")
+        self.schema = self.source.schema_arrow
+        check_columns(self.schema.names, settings, source)
+
+    def count(self) -> int:
+        return self.source.metadata.num_rows
 
     def windows(self) -> Iterator[Any]:
         with explain_file_errors(self.path, "scored"):
@@ -198,6 +200,13 @@ class ParquetRows:
 
     def texts(self, window: Any, first: int) -> list[list[Any]]:
         return [window.column(column).to_pylist() for column in self.settings.columns]
+
+    def open_output(self, target: IO[bytes], labels: Sequence[str]) -> None:
+        scores = pyarrow.struct([(label, pyarrow.float32()) for label in labels])
+        self.types = [pyarrow.string(), pyarrow.float32(), scores]
+        for name, kind in zip(self.settings.new_columns(), self.types, strict=False):
+            self.schema = self.schema.append(pyarrow.field(name, kind))
+        self.writer = ParquetWriter(target, self.schema, compression="zstd")
 
     def write(self, window: Any, added: list[dict[str, Any]]) -> None:
         names = self.settings.new_columns()
@@ -208,21 +217,51 @@ class ParquetRows:
         self.writer.close()
 
 
-class JsonRows:
-    """Rows of a json lines file. What a line holds is written as it is, and new fields behind it."""
+class TextRows:
+    """Rows of a text file, gzipped or not; subclasses read them from its lines."""
+
+    unit = "row"
+
+    def __init__(self, source: Path, settings: ScoreSettings):
+        self.path, self.settings, self.is_zipped = source, settings, source.suffix == ".gz"
+
+    def records(self) -> Iterator[Any]:
+        raise NotImplementedError
+
+    def lines(self) -> Iterator[bytes]:
+        with open(self.path, "rb") as self.raw, gzip.open(self.raw) if self.is_zipped else self.raw as file:
+            yield from cast(IO[bytes], file)
+
+    def windows(self) -> Iterator[list[Any]]:
+        with explain_file_errors(self.path, "scored"):
+            records = self.records()
+            while window := list(islice(records, WINDOW_ROWS)):
+                yield window
+
+    def count(self) -> int:
+        """Return the number of rows; of a long file, an estimate from those counted and their share of its size."""
+        count = 0
+        for window in self.windows():
+            count += len(window)
+            if count >= MAX_COUNTED_ROWS:
+                return round(count * self.path.stat().st_size / self.raw.tell())
+        return count
+
+    def open_output(self, target: IO[bytes], labels: Sequence[str]) -> None:
+        self.target = cast(IO[bytes], gzip.GzipFile(fileobj=target, mode="wb")) if self.is_zipped else target
+
+    def close(self) -> None:
+        if self.is_zipped:
+            self.target.close()
+
+
+class JsonRows(TextRows):
+    """Rows of json lines. What a line holds is written as it is, and new fields behind it."""
 
     unit = "line"
 
-    def __init__(self, source: Path, target: IO[bytes], settings: ScoreSettings, labels: Sequence[str]):
-        self.path, self.settings, self.is_zipped = source, settings, source.name.endswith(".gz")
-        self.target = cast(IO[bytes], gzip.GzipFile(fileobj=target, mode="wb")) if self.is_zipped else target
-
-    def windows(self) -> Iterator[list[bytes]]:
-        opened = gzip.open if self.is_zipped else open
-        with explain_file_errors(self.path, "scored"), opened(self.path, "rb") as file:
-            lines = map(bytes.strip, file)
-            while window := list(islice(lines, WINDOW_ROWS)):
-                yield window
+    def records(self) -> Iterator[bytes]:
+        return map(bytes.strip, self.lines())
 
     def texts(self, window: list[bytes], first: int) -> list[list[Any]]:
         rows = []
@@ -244,9 +283,67 @@ class JsonRows:
             separator = b"" if body == b"{" else b", "
             self.target.write(body + separator + json.dumps(new, ensure_ascii=False).encode()[1:] + b"\n")
 
-    def close(self) -> None:
-        if self.is_zipped:
-            self.target.close()
+
+class PlainTextRows(JsonRows):
+    """Lines of text, read as json lines with this field."""
+
+    def records(self) -> Iterator[bytes]:
+        for text in decoded(self.lines()):
+            yield json.dumps({self.settings.text: text.rstrip("\r\n")}, ensure_ascii=False).encode()
+
+
+class CsvRows(TextRows):
+    """Rows of a csv or tsv file with a header. Fields keep their text; a field of all scores is a JSON object."""
+
+    def __init__(self, source: Path, settings: ScoreSettings):
+        super().__init__(source, settings)
+        csv.field_size_limit(2**31 - 1)  # as large as Windows allows
+        self.dialect = TSV if file_kind(source) == "tsv" else CSV
+        with explain_file_errors(source, "scored"):
+            self.header = next(self.records_with_header(), [])
+        check_columns(self.header, settings, source)
+
+    def records_with_header(self) -> Iterator[list[str]]:
+        return filter(None, csv.reader(decoded(self.lines()), strict=True, **self.dialect))
+
+    def records(self) -> Iterator[list[str]]:
+        for number, row in enumerate(self.records_with_header()):
+            if len(row) != len(self.header):
+                raise InputError(f"{self.path}, row {number} has {len(row)} fields, the header {len(self.header)}")
+            if number > 0:
+                yield row
+
+    def texts(self, window: list[list[str]], first: int) -> list[list[Any]]:
+        return [[row[self.header.index(column)] for row in window] for column in self.settings.columns]
+
+    def open_output(self, target: IO[bytes], labels: Sequence[str]) -> None:
+        super().open_output(target, labels)
+        encoded = SimpleNamespace(write=lambda text: self.target.write(text.encode()))
+        self.writer = csv.writer(encoded, **self.dialect)
+        self.writer.writerow([*self.header, *self.settings.new_columns()])
+
+    def write(self, window: list[list[str]], added: list[dict[str, Any]]) -> None:
+        for row, new in zip(window, added, strict=True):
+            values = [json.dumps(value) if isinstance(value, dict) else value for value in new.values()]
+            self.writer.writerow([*row, *values])
+
+
+FORMATS: dict[str, Any] = {
+    "parquet": ParquetRows, "jsonl": JsonRows, "csv": CsvRows, "tsv": CsvRows, "txt": PlainTextRows
+}  # fmt: skip
+
+
+def decoded(lines: Iterator[bytes]) -> Iterator[str]:
+    """Yield lines of UTF-8 as text, without a byte order mark."""
+    for number, line in enumerate(lines):
+        yield (line.removeprefix(BYTE_ORDER_MARK) if number == 0 else line).decode()
+
+
+def check_columns(columns: Sequence[str], settings: ScoreSettings, source: Path) -> None:
+    for column in settings.columns:
+        if column not in columns:
+            raise InputError(f"{source} has no column {column!r}; it has {', '.join(columns)}")
+    check_new_columns(columns, settings, str(source))
 
 
 def check_new_columns(columns: Iterable[str], settings: ScoreSettings, what: str) -> None:
@@ -255,34 +352,45 @@ def check_new_columns(columns: Iterable[str], settings: ScoreSettings, what: str
         raise InputError(f"{what} has a column {taken[0]!r} already: add --prefix, such as --prefix predicted_")
 
 
-def format_of(path: Path) -> str | None:
-    return next((ending for ending in FORMATS if path.name.lower().endswith(ending)), None)
-
-
 @contextmanager
 def explain_file_errors(path: Path, action: str) -> Iterator[None]:
     """Raise errors of reading or writing as an InputError that names the file."""
     try:
         yield
-    except (pyarrow.ArrowException, OSError, *DAMAGED) as error:
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 ({error}): convert it, e.g. iconv -f latin1 -t utf-8") from error
+    except (pyarrow.ArrowException, OSError, csv.Error, *DAMAGED) as error:
         raise InputError(f"{path} could not be {action}: {one_line(error)}") from error
 
 
-# 3. A shard
+# 3. A file
 
 
-def score_shard(classifier: TextClassifier, source: Path, target: Path) -> ShardCounts:
-    """Write the rows of `source` with label and score to `target`, which appears when it is complete."""
-    counts = ShardCounts()
+def count_rows(source: Path, settings: ScoreSettings) -> int:
+    """Check the first rows of a file, which needs no model; return the number of all rows, see `TextRows.count`."""
+    rows = FORMATS[file_kind(source)](source, settings)
+    for window in islice(rows.windows(), 1):
+        good_rows(rows, rows.texts(window, 1), 1)
+    return rows.count()
+
+
+def score_file(
+    classifier: TextClassifier, source: Path, target: Path, report: Callable[[int], None] = lambda rows: None
+) -> Counter[str]:
+    """Write the rows of `source` with label and score to `target`, which appears when it is complete.
+
+    `report` is called with numbers of rows that are done.
+    """
+    counts = Counter(rows=0, tokens=0, bad_rows=0)
     try:
         with explain_file_errors(target, "written"), unique_unfinished_file(target) as file:
-            kind = ParquetRows if format_of(source) == ".parquet" else JsonRows
-            rows: Any = kind(source, file, classifier.settings, classifier.labels)
+            rows = FORMATS[file_kind(source)](source, classifier.settings)
+            rows.open_output(file, classifier.labels)
             with closing(rows), closing(one_ahead(tokenized_windows(classifier, rows))) as windows:
                 for window, encoded, good in windows:
-                    rows.write(window, new_values(classifier, encoded, good))
+                    rows.write(window, new_values(classifier, encoded, good, report))
                     tokens = sum(len(row["input_ids"]) for row in encoded)
-                    counts += ShardCounts(len(good), tokens, len(good) - len(encoded))
+                    counts.update(rows=len(good), tokens=tokens, bad_rows=len(good) - len(encoded))
     except torch.OutOfMemoryError as error:
         raise InputError(f"{source} needs more memory than the GPU has: lower --tokens_per_batch") from error
     return counts
@@ -308,17 +416,22 @@ def tokenized_windows(classifier: TextClassifier, rows: Any) -> Iterator[tuple[A
     first = 1
     for window in rows.windows():
         texts = rows.texts(window, first)
-        problems = [problem_of(values, classifier.settings.columns) for values in zip(*texts, strict=True)]
-        bad = next((number for number, problem in enumerate(problems) if problem), None)
-        if bad is not None and not classifier.settings.skip_bad_rows:
-            raise InputError(
-                f"{rows.path}, {rows.unit} {first + bad} has a bad text: {problems[bad]}; --skip_bad_rows gives such "
-                "rows a null label"
-            )
-        good = [problem is None for problem in problems]
+        good = good_rows(rows, texts, first)
         kept = [[text for text, is_good in zip(column, good, strict=True) if is_good] for column in texts]
         yield window, classifier.tokenize(kept), good
         first += len(good)
+
+
+def good_rows(rows: Any, texts: list[list[Any]], first: int) -> list[bool]:
+    """Return which rows of a window can be scored; a bad one is an InputError, unless bad rows are skipped."""
+    problems = [problem_of(values, rows.settings.columns) for values in zip(*texts, strict=True)]
+    bad = next((number for number, problem in enumerate(problems) if problem), None)
+    if bad is not None and not rows.settings.skip_bad_rows:
+        raise InputError(
+            f"{rows.path}, {rows.unit} {first + bad} has a bad text: {problems[bad]}; --skip_bad_rows gives such rows "
+            "a null label"
+        )
+    return [problem is None for problem in problems]
 
 
 def problem_of(values: Sequence[Any], columns: Sequence[str]) -> str | None:
@@ -332,18 +445,20 @@ def problem_of(values: Sequence[Any], columns: Sequence[str]) -> str | None:
     return None
 
 
-def new_values(classifier: TextClassifier, encoded: list, good: list[bool]) -> list[dict[str, Any]]:
+def new_values(
+    classifier: TextClassifier, encoded: list, good: list[bool], report: Callable[[int], None]
+) -> list[dict[str, Any]]:
     """Return the new columns of each row of a window; a bad row has nulls."""
     names = classifier.settings.new_columns()
-    probabilities = classifier.probabilities(encoded)
-    best = probabilities.argmax(1)
-    scores = iter(zip(best.tolist(), probabilities.tolist(), strict=True))
+    probabilities = iter(classifier.probabilities(encoded, report).tolist())
+    report(len(good) - len(encoded))
     rows = []
     for is_good in good:
         values: list[Any] = [None] * 3
         if is_good:
-            label, row = next(scores)
-            values = [classifier.labels[label], row[label], dict(zip(classifier.labels, row, strict=True))]
+            scores = next(probabilities)
+            best = scores.index(max(scores))
+            values = [classifier.labels[best], scores[best], dict(zip(classifier.labels, scores, strict=True))]
         rows.append(dict(zip(names, values, strict=False)))
     return rows
 

@@ -1,22 +1,27 @@
-"""`hf-deberta score`: classify all texts of parquet and json lines files, on one machine or on a cluster of Ray.
+"""`hf-deberta score`: classify all texts of files, on this machine or with Ray Data on a cluster.
 
-A shard, one input file, is one row of a dataset of Ray Data, whose workers hold the model. Ray gives a shard to another
-worker if one dies; the file of a shard appears when it is complete, so a run that is started again skips it.
+The file of an output appears when it is complete, so a run that is started again skips it. With Ray, one input file is
+one row of a dataset, whose workers hold the model; Ray gives a file to another worker if one dies.
 """
 
 import argparse
 import glob
 import json
-import math
 import os
+import re
 import socket
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
+from logging import getLogger
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import torch
+from tqdm import tqdm
 from transformers.utils import logging
 
 from hf_deberta import HfDebertaConfig
@@ -25,16 +30,16 @@ from hf_deberta.engines.onednn import has_onednn_bfloat16
 from hf_deberta.gpu_check import parse_size
 from hf_deberta.scoring import (
     FORMATS,
+    MAX_COUNTED_ROWS,
     TOKENS_PER_BATCH,
     UNFINISHED,
     ScoreSettings,
-    ShardCounts,
     TextClassifier,
-    format_of,
-    score_shard,
+    count_rows,
+    score_file,
 )
-from hf_deberta.tokenization_hf_deberta import load_tokenizer
 from hf_deberta.training.errors import InputError, one_line
+from hf_deberta.training.file_faults import file_kind
 from hf_deberta.training.json_files import DamagedFileError, read_json_object, write_json
 from hf_deberta.training.run_identity import weight_hashes
 from hf_deberta.training.run_lock import lock_folder
@@ -42,16 +47,16 @@ from hf_deberta.training.run_lock import lock_folder
 SETTINGS_FILE = "_score.json"  # Spark and others skip names that begin with an underscore
 SIZES_FILE = "_sizes.log"  # of the finished files beside it
 FREE_SETTINGS = ("tokens_per_batch", "device", "cores", "skip_bad_rows")  # may change when a run is started again
-SECONDS_BETWEEN_LINES = 10
-ATTEMPTS = 10  # of a shard whose workers die
-LOCAL = "local"
+SECONDS_BETWEEN_LINES = 30
+SECONDS_BETWEEN_RENEWALS = 0.2  # of the line on a terminal
+ATTEMPTS = 10  # of a file whose workers die
 SECONDS_TO_START = 120  # that Ray waits for its first process; 30 by default, too few on a busy machine
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     batch = " on a GPU, ".join(map(str, reversed(TOKENS_PER_BATCH.values()))) + " on CPUs"
     parser.add_argument("--model", required=True, help=f"a sequence classifier: {MODEL_HELP}")
-    parser.add_argument("--input", required=True, nargs="+", help=f"files or 'patterns': {', '.join(FORMATS)}")
+    parser.add_argument("--input", required=True, nargs="+", help=f"files or 'patterns': {', '.join(FORMATS)}, or .gz")
     parser.add_argument("--output", "--output_dir", required=True, dest="output_dir", help="folder of the results")
     parser.add_argument("--text_column", default="text", help="(default: text)")
     parser.add_argument("--text_pair_column", help="the second text of a pair")
@@ -60,36 +65,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all_scores", action="store_true", help="add a column scores, with the score of each label")
     parser.add_argument("--prefix", default="", help="of the new columns' names, such as predicted_")
     parser.add_argument("--skip_bad_rows", action="store_true", help="give rows without text a null label; else stop")
-    parser.add_argument("--address", default=LOCAL, help="of a Ray cluster, or auto (default: this machine)")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="(default: cuda if Ray has GPUs)")
+    parser.add_argument("--address", help="of a Ray cluster; auto, or local to start Ray here (default: without Ray)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="(default: cuda if there is a GPU)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "int8"), help="(default: bfloat16 on GPUs)")
-    parser.add_argument("--cores_per_worker", type=parse_size, default=1, help="cores for each model (default: 1)")
+    cores = "cores to use (default: all), or with Ray for each worker (default: 1)"
+    parser.add_argument("--cores", "--cores_per_worker", type=parse_size, help=cores)
 
 
 def main(args: argparse.Namespace) -> int:
-    """Score the shards that are not done, and print a summary."""
+    """Score the files that are not done, and print a summary."""
     folder = Path(args.output_dir).resolve()
     check_classifier(args.model)
     with lock_folder(folder):
-        shards = find_shards(args.input, folder)
+        files = find_files(args.input, folder)
         remove_unfinished(folder)
-        todo = unfinished_shards(shards)
+        todo = unfinished_files(files)
+        settings = settings_on(args, torch.cuda.device_count())
         if not todo:
             # without Ray, which alone knows the default dtype
-            unknown = () if args.dtype or args.device else ("dtype",)
-            check_same_settings(folder, settings_on(args, args.device or "cpu"), unknown)
-            print(f"Nothing to do: {plural(len(shards), 'shard')} done before")
+            unknown = ("dtype",) if args.address and not (args.dtype or args.device) else ()
+            check_same_settings(folder, settings, unknown)
+            print(f"Nothing to do: {plural(len(files), 'file')} done before")
             return 0
-        with running_ray(args.address) as ray:
-            settings, workers = plan(args, ray.cluster_resources())
-            check_same_settings(folder, settings)
-            done = len(shards) - len(todo)
-            workers = min(workers, len(todo))
-            share = "1 GPU" if settings.device == "cuda" else plural(settings.cores, "core")
-            each = f"{plural(workers, 'worker')} with {share}{' each' if workers > 1 else ''}"
-            print(f"{plural(len(todo), 'shard')} to score, {done:,} done before; {each}", flush=True)
-            score_all(ray, todo, settings, workers)
-        remove_unfinished(folder)
+        rows, errors = check_first_rows(todo, settings)
+        for error in errors if len(todo) > 1 else ():
+            print(error, flush=True)
+        if rows:
+            print(f"{plural(len(rows), 'file')} to score, {len(files) - len(todo):,} done before", flush=True)
+            errors += score_files(args, folder, todo, rows)
+            remove_unfinished(folder)
+        if errors:
+            failed = f"{len(errors):,} of {plural(len(todo), 'file')} failed; the first: " if len(todo) > 1 else ""
+            raise InputError(failed + errors[0])
     return 0
 
 
@@ -98,7 +105,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what workers that died have left behind."""
+    """Remove what a run that was stopped, or workers that died, have left behind."""
     for unfinished in folder.rglob(UNFINISHED):
         unfinished.unlink()
 
@@ -107,13 +114,14 @@ def check_classifier(model: str) -> None:
     (name, *others) = class_candidates(model)
     if others or name != "HfDebertaForSequenceClassification":
         raise InputError(f"{model} is no sequence classifier: its class is {name}")
-    with checkpoint_errors(model):
-        load_tokenizer(model, trust_remote_code=False)
 
 
-def find_shards(patterns: Sequence[str], folder: Path) -> dict[Path, Path]:
+# 1. Files
+
+
+def find_files(patterns: Sequence[str], folder: Path) -> dict[Path, Path]:
     """Return the output file of each input file: its path below the part of the pattern before the first wildcard."""
-    shards: dict[Path, Path] = {}
+    files: dict[Path, Path] = {}
     owners: dict[Path, Path] = {}
     for pattern in patterns:
         base = base_folder(pattern)
@@ -123,30 +131,19 @@ def find_shards(patterns: Sequence[str], folder: Path) -> dict[Path, Path]:
         if not sources:
             raise InputError(f"--input {pattern}: there is no such file; storage must be mounted as a folder")
         for source in sorted(filter(Path.is_file, sources)):
-            if format_of(source) is None:
+            if file_kind(source) not in FORMATS:
                 raise InputError(f"--input {source} is none of {', '.join(FORMATS)}")
             target = folder / source.relative_to(base)
+            if file_kind(source) == "txt":  # which has no place for columns
+                target = target.with_name(re.sub(r"txt(\.gz)?$", r"jsonl\1", target.name, flags=re.IGNORECASE))
             if owners.setdefault(target, source) != source:
                 raise InputError(f"{owners[target]} and {source} would both be written to {target}: score them apart")
             if target.exists() and target.samefile(source):
                 raise InputError(f"{source} would be overwritten: take another --output")
-            shards[source] = target
-    if not shards:
+            files[source] = target
+    if not files:
         raise InputError(f"--input {' '.join(patterns)} names folders, not files: add /*.parquet")
-    return shards
-
-
-def unfinished_shards(shards: dict[Path, Path]) -> dict[Path, Path]:
-    """Return the shards without output, and those whose output has another size than when it was complete."""
-    sizes: dict[Path, int] = {}
-    for path in filter(Path.exists, {target.with_name(SIZES_FILE) for target in shards.values()}):
-        for line in path.read_bytes().splitlines():
-            with suppress(ValueError):  # a kill has cut the line
-                name, size = json.loads(line)
-                sizes[path.with_name(name)] = size
-    sizes_now = {target: target.stat().st_size for target in shards.values() if target.exists()}
-    done = {target for target, size in sizes_now.items() if sizes.get(target, size) == size}
-    return {source: target for source, target in shards.items() if target not in done}
+    return files
 
 
 def base_folder(pattern: str) -> Path:
@@ -155,52 +152,68 @@ def base_folder(pattern: str) -> Path:
     return Path(*parts[:fixed])
 
 
-@contextmanager
-def running_ray(address: str) -> Iterator[Any]:
-    """Connect to a cluster, or start Ray on this machine."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", str(SECONDS_TO_START))
-    try:
-        import ray
-        import ray.data
-    except ImportError as error:
-        raise InputError("score needs Ray Data: pip install '.[score]'") from error
-    own = {"include_dashboard": False} if address == LOCAL else {}
-    try:
-        ray.init(address, logging_level="warning", **own)
-    except Exception as error:  # Ray has no class of its own for a start that takes too long
-        ray.shutdown()
-        raise InputError(
-            f"Ray did not start in time, or not at all, with --address {address}: {one_line(error)}. If the machine is "
-            "busy, start the command again, or run `ray start --head` and add --address auto"
-        ) from error
-    try:
-        yield ray
-    finally:
-        ray.shutdown()
+def unfinished_files(files: dict[Path, Path]) -> dict[Path, Path]:
+    """Return the files without output, and those whose output has another size than when it was complete."""
+    sizes: dict[Path, int] = {}
+    for path in filter(Path.exists, {target.with_name(SIZES_FILE) for target in files.values()}):
+        for line in path.read_bytes().splitlines():
+            with suppress(ValueError):  # a kill has cut the line
+                name, size = json.loads(line)
+                sizes[path.with_name(name)] = size
+    sizes_now = {target: target.stat().st_size for target in files.values() if target.exists()}
+    done = {target for target, size in sizes_now.items() if sizes.get(target, size) == size}
+    return {source: target for source, target in files.items() if target not in done}
 
 
-def plan(args: argparse.Namespace, resources: dict[str, float]) -> tuple[ScoreSettings, int]:
-    """Return the settings and the number of workers that the resources of the cluster allow."""
-    device = args.device or ("cuda" if resources.get("GPU") else "cpu")
-    workers = int(resources.get("GPU", 0) if device == "cuda" else resources.get("CPU", 0) // args.cores_per_worker)
+def check_first_rows(sources: Iterable[Path], settings: ScoreSettings) -> tuple[dict[Path, int], list[str]]:
+    """Return the number of rows of each file that can be scored, and what is wrong with the others.
+
+    After MAX_COUNTED_ROWS, files are not read, and their rows are estimated from their sizes.
+    """
+    rows: dict[Path, int] = {}
+    errors = []
+    counted = size = 0
+    for source in sources:
+        try:
+            if counted < MAX_COUNTED_ROWS:
+                rows[source] = count_rows(source, settings)
+                counted, size = counted + rows[source], size + source.stat().st_size
+            else:
+                rows[source] = counted * source.stat().st_size // size
+        except InputError as error:
+            errors.append(str(error))
+    return rows, errors
+
+
+# 2. Settings
+
+
+def plan(args: argparse.Namespace, ray: Any) -> tuple[ScoreSettings, int]:
+    """Return the settings and the number of workers that the resources of this machine, or of a cluster, allow."""
+    here = {"CPU": os.cpu_count(), "GPU": torch.cuda.device_count()}
+    resources: dict[str, Any] = ray.cluster_resources() if ray else here
+    settings = settings_on(args, resources.get("GPU", 0))
+    workers = int(resources.get("GPU", 0) if settings.device == "cuda" else resources.get("CPU", 0) // settings.cores)
     if workers < 1:
-        need = "a GPU" if device == "cuda" else f"--cores_per_worker {args.cores_per_worker}"
-        raise InputError(f"Ray has {resources.get('CPU', 0):g} cores and {resources.get('GPU', 0):g} GPUs, not {need}")
-    if (device, args.dtype) == ("cpu", "bfloat16") and not has_onednn_bfloat16():
+        need = "a GPU" if settings.device == "cuda" else f"--cores {settings.cores}"
+        has = f"{resources.get('CPU', 0):g} cores and {resources.get('GPU', 0):g} GPUs"
+        raise InputError(f"{'Ray' if ray else 'this machine'} has {has}, not {need}")
+    if (settings.device, settings.dtype) == ("cpu", "bfloat16") and not has_onednn_bfloat16():
         raise InputError("--dtype bfloat16: this processor has no products in bfloat16; take float32 or int8")
-    return settings_on(args, device), workers
+    return settings, workers
 
 
-def settings_on(args: argparse.Namespace, device: str) -> ScoreSettings:
-    """Return the settings of workers on CPUs or GPUs."""
+def settings_on(args: argparse.Namespace, gpus: float) -> ScoreSettings:
+    """Return the settings of workers, where there are so many GPUs."""
+    device = args.device or ("cuda" if gpus else "cpu")
     dtype = args.dtype or ("bfloat16" if device == "cuda" else "float32")
     if (device, dtype) == ("cuda", "int8"):
-        raise InputError("--dtype int8 is for CPUs: on GPUs take bfloat16 or float32")
+        raise InputError("--dtype int8 is for CPUs: add --device cpu, or take bfloat16 or float32")
     model = str(Path(args.model).absolute()) if Path(args.model).exists() else args.model
+    cores = args.cores or (1 if args.address else torch.get_num_threads())
     return ScoreSettings(
         model, args.text_column, args.text_pair_column, args.max_length, args.tokens_per_batch, device, dtype,
-        args.cores_per_worker, args.all_scores, args.skip_bad_rows, args.prefix,
+        cores, args.all_scores, args.skip_bad_rows, args.prefix,
     )  # fmt: skip
 
 
@@ -216,7 +229,8 @@ def check_same_settings(folder: Path, settings: ScoreSettings, unknown: Sequence
         del now["model"]
     path = folder / SETTINGS_FILE
     try:
-        has_results = any(format_of(path) and path.is_file() for path in folder.rglob("*"))  # else a run has failed
+        # else a run has failed
+        has_results = any(file_kind(path) in FORMATS and path.is_file() for path in folder.rglob("*"))
         before = read_json_object(path) if path.exists() and has_results else now
     except DamagedFileError as error:
         raise InputError(f"{error}; take another --output") from error
@@ -229,21 +243,24 @@ def check_same_settings(folder: Path, settings: ScoreSettings, unknown: Sequence
         write_json(path, now)
 
 
-class ShardScorer:
-    """A worker of Ray. A mistake in a file is returned, so that the other shards are still scored."""
+# 3. Scoring
 
-    def __init__(self, settings: ScoreSettings):
+
+class FileScorer:
+    """Scores a file a call. A mistake in a file is returned, so that the other files are still scored."""
+
+    def __init__(self, settings: ScoreSettings, report: Callable[[int], None] = lambda rows: None):
         logging.disable_progress_bar()  # of loading
-        self.load_error = ""
+        self.report, self.load_error = report, ""
         try:
             self.classifier = TextClassifier(settings)
-        except InputError as error:  # raised here, it would be repeated and get a traceback of Ray
+        except InputError as error:  # raised by a worker of Ray, it would be repeated and get a traceback
             self.load_error = str(error)
 
-    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        source, target = Path(row["source"]), Path(row["target"])
-        start = time.monotonic()
+    def __call__(self, task: dict[str, str]) -> dict[str, Any]:
+        source, target = Path(task["source"]), Path(task["target"])
         died = target.parent.glob(UNFINISHED.replace("*", f"{glob.escape(target.name)}.*"))
+        result = {**task, "rows": 0, "tokens": 0, "bad_rows": 0, "size": 0, "error": ""}
         try:
             if self.load_error:
                 raise InputError(self.load_error)
@@ -251,61 +268,142 @@ class ShardScorer:
                 raise InputError(f"{source} does not exist on {socket.gethostname()}: all nodes must see it")
             if len([*died]) >= ATTEMPTS:
                 raise InputError(f"{source}: {ATTEMPTS} workers died of it, perhaps for lack of memory")
-            counts = score_shard(self.classifier, source, target)
+            result |= score_file(self.classifier, source, target, self.report)
+            result["size"] = target.stat().st_size
         except InputError as error:
-            return {**row, "size": 0, **asdict(ShardCounts()), "seconds": time.monotonic() - start, "error": str(error)}
-        size = target.stat().st_size
-        return {**row, "size": size, **asdict(counts), "seconds": time.monotonic() - start, "error": ""}
+            result["error"] = str(error)
+        return result
 
 
-def score_all(ray: Any, todo: dict[Path, Path], settings: ScoreSettings, workers: int) -> None:
-    """Score shards on the workers, print progress and a summary; raise an InputError if there were errors."""
-    start = printed = time.monotonic()
-    total, errors, work = ShardCounts(), [], 0.0
-    for number, result in enumerate(ray_results(ray, todo, settings, workers), 1):
-        error, seconds = result["error"], result["seconds"]
-        total += ShardCounts(result["rows"], result["tokens"], result["bad_rows"])
-        if error:
-            errors.append(error)
-            print(error, flush=True)
-        else:
-            work += seconds
-        if time.monotonic() - printed > SECONDS_BETWEEN_LINES:
-            printed = time.monotonic()
-            progress = f"{number:,} of {plural(len(todo), 'shard')}, {speed(total, printed - start)}"
-            if number > len(errors):
-                rounds = math.ceil((len(todo) - number) / workers)
-                left = work / (number - len(errors)) * rounds  # without the start of the workers
-                progress += f", {left:,.0f} s left"
-            print(progress, flush=True)
-    skipped = f", {total.bad_rows:,} of them bad, with a null label" if total.bad_rows else ""
-    print(f"{plural(len(todo) - len(errors), 'shard')}, {speed(total, time.monotonic() - start)}{skipped}", flush=True)
-    if errors:
-        raise InputError(f"{len(errors):,} of {plural(len(todo), 'shard')} failed; the first: {errors[0]}")
+def progress_bar(total: int) -> tqdm:
+    """Show rows done, rows a second and time left on stderr: in a line that renews on a terminal, else in few lines."""
+    is_terminal = sys.stderr.isatty()
+    about = "about " if total >= MAX_COUNTED_ROWS else ""  # see check_first_rows
+    return tqdm(
+        total=total,
+        unit=" rows",
+        bar_format=f"{{n_fmt}} of {about}{{total_fmt}} rows, {{rate_noinv_fmt}}, {{remaining}} left",
+        smoothing=0.1,
+        miniters=1,
+        leave=False,
+        mininterval=SECONDS_BETWEEN_RENEWALS if is_terminal else SECONDS_BETWEEN_LINES,
+        file=None if is_terminal else SimpleNamespace(write=write_line, flush=sys.stderr.flush),
+    )
 
 
-def speed(total: ShardCounts, seconds: float) -> str:
-    rates = f"{total.rows / seconds:,.1f} rows/s, {total.tokens / seconds:,.0f} tokens/s"
-    return f"{plural(total.rows, 'row')} and {plural(total.tokens, 'token')} in {seconds:,.0f} s: {rates}"
+def write_line(text: str) -> None:
+    """Write what tqdm would write over its last line."""
+    if text.strip():
+        print(text.strip(), file=sys.stderr)
 
 
-def ray_results(ray: Any, todo: dict[Path, Path], settings: ScoreSettings, workers: int) -> Iterator[dict[str, Any]]:
-    """Yield the result of each shard as soon as it is done, and record the size of its output."""
+def score_files(args: argparse.Namespace, folder: Path, todo: dict[Path, Path], rows: dict[Path, int]) -> list[str]:
+    """Score the files of `rows`, here or with Ray; return what went wrong."""
+    tasks = [{"source": str(source), "target": str(todo[source])} for source in rows]
+    with running_ray(args.address) if args.address else nullcontext() as ray:
+        settings, workers = plan(args, ray)
+        check_same_settings(folder, settings)
+        with progress_bar(sum(rows.values())) as progress:
+            if not ray:
+                return collect(score_here(tasks, settings, progress), rows, progress)
+            return collect(score_on_ray(ray, min(workers, len(tasks)), tasks, settings), rows, progress)
+
+
+def collect(scored: Iterator[dict[str, Any]], rows: dict[Path, int], progress: tqdm) -> list[str]:
+    """Record the size of each output when it is complete, and print a summary; return what went wrong.
+
+    `rows` are the numbers of rows in the files that `progress` expects.
+    """
+    errors, total = [], Counter(files=0, rows=0, tokens=0, bad_rows=0)
+    for result in scored:
+        total.update({name: result[name] for name in ("rows", "tokens", "bad_rows")})
+        progress.update(total["rows"] - progress.n)  # unless the scorer has reported them
+        if result["error"]:
+            errors.append(result["error"])
+            if len(rows) > 1:
+                progress.write(result["error"])
+            continue
+        progress.total += result["rows"] - rows[Path(result["source"])]
+        total["files"] += 1
+        target = Path(result["target"])
+        with open(target.with_name(SIZES_FILE), "a", encoding="ascii") as file:  # a kill may cut the last line
+            file.write(f"\n{json.dumps([target.name, result['size']])}")
+    seconds = progress.format_dict["elapsed"]
+    progress.close()
+    skipped = f", {total['bad_rows']:,} of them bad, with a null label" if total["bad_rows"] else ""
+    work = " and ".join(plural(total[f"{noun}s"], noun) for noun in ("row", "token"))
+    rates = f"{total['rows'] / seconds:,.1f} rows/s, {total['tokens'] / seconds:,.0f} tokens/s"
+    print(f"{plural(total['files'], 'file')}, {work} in {seconds:,.0f} s: {rates}{skipped}", flush=True)
+    return errors
+
+
+def score_here(tasks: list[dict[str, str]], settings: ScoreSettings, progress: tqdm) -> Iterator[dict[str, Any]]:
+    """Yield the result of each file in turn."""
+    scorer = FileScorer(settings, progress.update)
+    if scorer.load_error:
+        raise InputError(scorer.load_error)
+    progress.unpause()  # the time of loading the model does not count
+    yield from map(scorer, tasks)
+
+
+# 4. With Ray
+
+
+@contextmanager
+def running_ray(address: str) -> Iterator[Any]:
+    """Connect to a cluster, or start Ray on this machine, without its log lines."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", str(SECONDS_TO_START))
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise InputError("--address needs Ray Data: pip install '.[score]'") from error
+    getLogger("ray").setLevel("ERROR")
+    getLogger("ray.data").setLevel("ERROR")
+    own = {"include_dashboard": False} if address == "local" else {}
+    try:
+        with silent_stderr():  # Ray logs that it logs less
+            ray.init(address, logging_level="error", log_to_driver=False, **own)
+    except Exception as error:  # Ray has no class of its own for a start that takes too long
+        ray.shutdown()
+        raise InputError(
+            f"Ray did not start in time, or not at all, with --address {address}: {one_line(error)}. If the machine is "
+            "busy, start the command again, or run `ray start --head` and add --address auto"
+        ) from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def silent_stderr() -> Iterator[None]:
+    """Drop what this process writes to stderr, from C++ too."""
+    stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(nowhere)
+
+
+def score_on_ray(
+    ray: Any, workers: int, tasks: list[dict[str, str]], settings: ScoreSettings
+) -> Iterator[dict[str, Any]]:
+    """Yield the result of each file as soon as it is done."""
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.execution_options.preserve_order = False
-    rows = [{"source": str(source), "target": str(target)} for source, target in todo.items()]
-    results = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
-        ShardScorer,
+    results = ray.data.from_items(tasks, override_num_blocks=len(tasks)).map(
+        FileScorer,
         fn_constructor_args=[settings],
         compute=ray.data.ActorPoolStrategy(size=workers, max_tasks_in_flight_per_actor=1),
         num_cpus=settings.cores,
         num_gpus=1 if settings.device == "cuda" else 0,
     )
     for block in results.iter_batches(batch_size=None, prefetch_batches=0, batch_format="pyarrow"):
-        for result in block.to_pylist():
-            if not result["error"]:
-                target = Path(result["target"])
-                with open(target.with_name(SIZES_FILE), "a", encoding="ascii") as file:  # a kill may cut the last line
-                    file.write(f"\n{json.dumps([target.name, result['size']])}")
-            yield result
+        yield from block.to_pylist()

@@ -1,8 +1,10 @@
 """`hf-deberta score`: equal to Transformers' pipeline, rows as they were, resumable; with Ray where it is installed."""
 
+import csv
 import gzip
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -10,7 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain, repeat
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +27,15 @@ from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
 from hf_deberta.__main__ import main
 from hf_deberta.commands import score
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
-from hf_deberta.scoring import ScoreSettings, TextClassifier, one_ahead, pack_by_tokens, score_shard
+from hf_deberta.scoring import (
+    WINDOW_ROWS,
+    ScoreSettings,
+    TextClassifier,
+    count_rows,
+    one_ahead,
+    pack_by_tokens,
+    score_file,
+)
 from hf_deberta.training.errors import InputError
 
 WORDS = ["the", "old", "man", "walked", "to", "a", "quiet", "harbour"]
@@ -47,7 +57,7 @@ def model(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def classifier(model) -> TextClassifier:
-    return TextClassifier(ScoreSettings(model, tokens_per_batch=100, all_scores=True))
+    return TextClassifier(ScoreSettings(model, tokens_per_batch=100, cores=2, all_scores=True))
 
 
 def rewired(classifier: TextClassifier, **changes: object) -> TextClassifier:
@@ -79,11 +89,12 @@ def test_batches_hold_each_text_once_and_at_most_so_many_tokens():
 
 def test_the_scores_are_those_of_the_pipeline(model, classifier, tmp_path, monkeypatch):
     monkeypatch.setattr("hf_deberta.scoring.WINDOW_ROWS", 11)
-    counts = score_shard(classifier, write_parquet(tmp_path / "a.parquet", TEXTS), tmp_path / "out" / "a.parquet")
+    source, done = write_parquet(tmp_path / "a.parquet", TEXTS), []
+    counts = score_file(classifier, source, tmp_path / "out" / "a.parquet", done.append)
     rows = pyarrow.parquet.read_table(tmp_path / "out" / "a.parquet").to_pylist()
     expected = pipeline("text-classification", model=model, truncation=True)(TEXTS, top_k=None)
-    assert counts.rows == len(rows) == 30 and counts.bad_rows == 0
-    assert counts.tokens == sum(len(classifier.tokenizer(text)["input_ids"]) for text in TEXTS)
+    tokens = sum(len(classifier.tokenizer(text)["input_ids"]) for text in TEXTS)
+    assert counts == {"rows": 30, "tokens": tokens, "bad_rows": 0} and sum(done) == len(rows) == 30 and len(done) > 6
     assert [(row["id"], row["text"]) for row in rows] == list(enumerate(TEXTS))
     for row, scores in zip(rows, expected, strict=True):
         assert row["label"] == scores[0]["label"] and row["score"] == pytest.approx(scores[0]["score"], abs=1e-5)
@@ -95,7 +106,7 @@ def test_the_scores_are_those_of_the_pipeline(model, classifier, tmp_path, monke
 def test_pairs_and_long_texts(model, tmp_path):
     pairs = TextClassifier(ScoreSettings(model, text_pair="other", max_length=20))
     source = write_parquet(tmp_path / "a.parquet", TEXTS, other=TEXTS[::-1])
-    score_shard(pairs, source, tmp_path / "b.parquet")
+    score_file(pairs, source, tmp_path / "b.parquet")
     inputs = [{"text": text, "text_pair": other} for text, other in zip(TEXTS, TEXTS[::-1], strict=True)]
     expected = pipeline("text-classification", model=model)(inputs, truncation=True, max_length=20)
     scores = pyarrow.parquet.read_table(tmp_path / "b.parquet")["score"].to_pylist()
@@ -120,11 +131,69 @@ def test_lines_of_json_stay_as_they_are(classifier, ending, tmp_path):
     data = "\n".join(lines).encode()
     source, target = tmp_path / f"a{ending}", tmp_path / f"b{ending}"
     source.write_bytes(gzip.compress(data) if ending.endswith("gz") else data)
-    assert score_shard(classifier, source, target).rows == 2
+    assert score_file(classifier, source, target)["rows"] == 2
     text = (gzip.decompress(target.read_bytes()) if ending.endswith("gz") else target.read_bytes()).decode()
     first, second = text.splitlines()
     assert first.startswith(lines[0][:-2] + ', "label": ') and second.startswith(lines[1][:-2] + ', "label": ')
     assert json.loads(second)["scores"].keys() == {"bad", "fair", "good"}
+
+
+def test_a_text_file_has_one_text_a_line(classifier, tmp_path):
+    (tmp_path / "a.txt").write_bytes('\ufeffthe "old"\tman\r\n\nquiet'.encode())
+    assert score_file(classifier, tmp_path / "a.txt", tmp_path / "a.jsonl")["rows"] == 3
+    assert [row["text"] for row in read_lines(tmp_path / "a.jsonl")] == ['the "old"\tman', "", "quiet"]
+
+
+def test_fields_of_csv_and_tsv_keep_their_text(classifier, tmp_path):
+    """Numbers stay as they are written, quoted fields may have line breaks, and blank lines are no rows."""
+    sources = {
+        "a.csv": '\ufeffn,text,x\r\n007,"the old\nman, ""quiet""",NA\r\n\r\n1.50,,\r\n',
+        "b.tsv": 'n\ttext\n007\tthe "old man\n1.50\tquiet\n',
+    }
+    rows = {}
+    for name, text in sources.items():
+        zipped = tmp_path / f"{name}.gz"
+        zipped.write_bytes(gzip.compress(text.encode()))
+        assert count_rows(zipped, classifier.settings) == 2
+        score_file(classifier, zipped, tmp_path / "out.gz")
+        quoting = csv.QUOTE_NONE if "tsv" in name else csv.QUOTE_MINIMAL
+        lines = gzip.decompress((tmp_path / "out.gz").read_bytes()).decode().splitlines(keepends=True)
+        rows[name] = [*csv.DictReader(lines, delimiter="\t" if "tsv" in name else ",", quoting=quoting)]
+    assert [[*row.values()][:-3] for row in rows["a.csv"]] == [["007", 'the old\nman, "quiet"', "NA"], ["1.50", "", ""]]
+    assert [[*row.values()][:-3] for row in rows["b.tsv"]] == [["007", 'the "old man'], ["1.50", "quiet"]]
+    for row in chain(*rows.values()):
+        scores = json.loads(row["scores"])
+        assert row["label"] == max(scores, key=scores.get) and float(row["score"]) == scores[row["label"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    {
+        "text,n\na,1\nb\n": "a.csv, row 2 has 1 fields, the header 2",
+        "body\na\n": "a.csv has no column 'text'; it has body",
+        "text,label\na,1\n": "a.csv has a column 'label' already: add --prefix",
+        "": "a.csv has no column 'text'; it has ",
+        'text\n"a': "a.csv could not be scored: unexpected end of data",
+        "text\ncaf\u00e9": "a.csv is not UTF-8 .*iconv",
+    }.items(),
+)
+def test_first_rows_are_checked_without_a_model(text, message, tmp_path):
+    source = tmp_path / "a.csv"
+    source.write_text(text, encoding="latin1")
+    with pytest.raises(InputError, match=message):
+        count_rows(source, ScoreSettings("no model"))
+
+
+def test_rows_are_counted_or_estimated(tmp_path, monkeypatch):
+    monkeypatch.setattr("hf_deberta.scoring.WINDOW_ROWS", 8)
+    monkeypatch.setattr("hf_deberta.scoring.MAX_COUNTED_ROWS", 20)
+    monkeypatch.setattr(score, "MAX_COUNTED_ROWS", 20)
+    paths = [tmp_path / name for name in ("a.txt", "bad.jsonl", "b.txt", "c.txt", "d.jsonl")]
+    for path, lines in zip(paths, (["a"] * 19, ["{}"], ["ab"] * 2000, ["ab"] * 1000, ["not read"]), strict=True):
+        path.write_text("\n".join(lines) + "\n")
+    rows, errors = score.check_first_rows(paths, ScoreSettings("no model"))
+    assert [*rows] == [paths[0], *paths[2:]] and "bad.jsonl, line 1 has a bad text" in errors[0]
+    assert rows[paths[0]] == 19 and rows[paths[2]] == pytest.approx(2000, rel=0.4)
 
 
 BAD = {
@@ -143,12 +212,12 @@ def test_a_bad_row_is_named_and_nothing_is_left(classifier, line, message, tmp_p
     source = tmp_path / "a.jsonl"
     source.write_text('{"text": "the old man"}\n' + line, encoding="utf-8")
     with pytest.raises(InputError, match=message) as caught:
-        score_shard(classifier, source, tmp_path / "b.jsonl")
+        score_file(classifier, source, tmp_path / "b.jsonl")
     assert str(source) in str(caught.value) and [*tmp_path.iterdir()] == [source]
     if "bad text" in message:
-        counts = score_shard(rewired(classifier, skip_bad_rows=True), source, tmp_path / "b.jsonl")
+        counts = score_file(rewired(classifier, skip_bad_rows=True), source, tmp_path / "b.jsonl")
         rows = read_lines(tmp_path / "b.jsonl")
-        assert (counts.rows, counts.bad_rows) == (2, 1) and rows[0]["label"] is not None
+        assert (counts["rows"], counts["bad_rows"]) == (2, 1) and rows[0]["label"] is not None
         assert rows[1]["label"] is rows[1]["score"] is rows[1]["scores"] is None
 
 
@@ -167,13 +236,13 @@ def test_files_of_parquet_that_cannot_be_scored(classifier, tmp_path):
     broken = tmp_path / "broken.parquet"
     broken.write_bytes(b"PAR1")
     with pytest.raises(InputError, match="broken.parquet could not be scored"):
-        score_shard(classifier, broken, target)
+        score_file(classifier, broken, target)
     with pytest.raises(InputError, match="no column 'body'; it has id, text"):
-        score_shard(rewired(classifier, text="body"), write_parquet(tmp_path / "a.parquet", TEXTS), target)
+        score_file(rewired(classifier, text="body"), write_parquet(tmp_path / "a.parquet", TEXTS), target)
     with pytest.raises(InputError, match="a.parquet, row 31 has a bad text"):
-        score_shard(classifier, write_parquet(tmp_path / "a.parquet", [*TEXTS, None]), target)
+        score_file(classifier, write_parquet(tmp_path / "a.parquet", [*TEXTS, None]), target)
     assert not target.exists()
-    score_shard(classifier, write_parquet(tmp_path / "empty.parquet", pyarrow.array([], "string")), target)
+    score_file(classifier, write_parquet(tmp_path / "empty.parquet", pyarrow.array([], "string")), target)
     assert pyarrow.parquet.read_table(target).column_names == ["id", "text", "label", "score", "scores"]
 
 
@@ -183,15 +252,15 @@ def test_a_full_disk_names_the_file_that_is_written(classifier, tmp_path, monkey
     monkeypatch.setattr("hf_deberta.scoring.uuid4", lambda: SimpleNamespace(hex="0"))
     (tmp_path / "_b.parquet.0.unfinished").symlink_to("/dev/full")
     with pytest.raises(InputError, match=r"/b.parquet could not be written: .*No space left"):
-        score_shard(classifier, source, tmp_path / "b.parquet")
+        score_file(classifier, source, tmp_path / "b.parquet")
 
 
 def test_an_output_that_was_cut_is_scored_again(tmp_path):
-    shards = {tmp_path / "in.jsonl": tmp_path / "a.jsonl"}
+    files = {tmp_path / "in.jsonl": tmp_path / "a.jsonl"}
     (tmp_path / "_sizes.log").write_text('\n["a.jsonl", 1\n["a.jsonl", 6]')  # a kill has cut the first line
-    for text, todo in {"{}\n{}\n": {}, "{}\n": shards}.items():
+    for text, todo in {"{}\n{}\n": {}, "{}\n": files}.items():
         (tmp_path / "a.jsonl").write_text(text)
-        assert score.unfinished_shards(shards) == todo
+        assert score.unfinished_files(files) == todo
 
 
 def test_an_error_of_the_thread_that_reads_ahead_is_raised():
@@ -205,14 +274,15 @@ def test_an_error_of_the_thread_that_reads_ahead_is_raised():
         next(ahead)
 
 
-def test_where_the_shards_are_written(tmp_path, monkeypatch):
-    for name in ("a/x.parquet", "b/x.parquet", "b/y.jsonl"):
+def test_where_files_are_written(tmp_path, monkeypatch):
+    for name in ("a/x.parquet", "b/x.parquet", "b/y.jsonl", "b/z.TXT.gz"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "out"
-    found = score.find_shards(["**/*.parquet", "b/y.jsonl"], out)
-    assert [str(path.relative_to(out)) for path in found.values()] == ["a/x.parquet", "b/x.parquet", "y.jsonl"]
+    found = score.find_files(["**/*.parquet", "b/y.jsonl", "b/z.TXT.gz"], out)
+    targets = ["a/x.parquet", "b/x.parquet", "y.jsonl", "z.jsonl.gz"]
+    assert [str(path.relative_to(out)) for path in found.values()] == targets
     for patterns, message in {
         ("a/*.parquet", "b/*.parquet"): "would both be written",
         ("*.csv",): "no such file",
@@ -220,9 +290,9 @@ def test_where_the_shards_are_written(tmp_path, monkeypatch):
         ("b",): "names folders",
     }.items():
         with pytest.raises(InputError, match=message):
-            score.find_shards(patterns, out)
+            score.find_files(patterns, out)
     with pytest.raises(InputError, match="would be overwritten"):
-        score.find_shards(["b/*"], tmp_path / "b")
+        score.find_files(["b/*"], tmp_path / "b")
 
 
 def test_a_folder_holds_results_of_one_model_and_its_settings(model, tmp_path):
@@ -235,52 +305,35 @@ def test_a_folder_holds_results_of_one_model_and_its_settings(model, tmp_path):
         score.check_same_settings(tmp_path, replace(settings, max_length=8))
 
 
-def test_a_shard_that_kills_its_workers_ends(model, tmp_path):
+def test_a_file_that_kills_its_workers_ends(model, tmp_path):
     source, target = write_parquet(tmp_path / "a[1].parquet", TEXTS), tmp_path / "out" / "a[1].parquet"
     target.parent.mkdir()
-    scorer = score.ShardScorer(ScoreSettings(model))
+    scorer = score.FileScorer(ScoreSettings(model))
     for number in range(score.ATTEMPTS):
         (target.parent / f"_{target.name}.{number}.unfinished").touch()
     row = {"source": str(source), "target": str(target)}
     assert "10 workers died of it" in scorer(row)["error"] and not target.exists()
     score.remove_unfinished(tmp_path)
     result = scorer(row)
-    assert (result["rows"], result["bad_rows"], result["error"]) == (30, 0, "") and result["seconds"] > 0
+    assert (result["rows"], result["bad_rows"], result["error"]) == (30, 0, "")
     assert "all nodes must see it" in scorer({**row, "source": f"{source}.gone"})["error"]
 
 
-def test_a_finished_folder_needs_no_ray(model, shards, monkeypatch, capsys):
+def test_a_finished_folder_needs_no_ray(model, files, monkeypatch, capsys):
     monkeypatch.setattr(score, "running_ray", lambda address: pytest.fail("Ray was started"))
-    (shards / "out").mkdir()
-    score.check_same_settings(shards / "out", ScoreSettings(model, dtype="bfloat16"))
-    for source in (shards / "in").iterdir():
-        (shards / "out" / source.name).touch()
-    assert run(model, shards) == 0 and run(model, shards, "--dtype", "bfloat16") == 0
-    assert "Nothing to do: 4 shards done before\n" in capsys.readouterr().out
+    (files / "out").mkdir()
+    score.check_same_settings(files / "out", ScoreSettings(model, dtype="bfloat16"))
+    for source in (files / "in").iterdir():
+        (files / "out" / source.name).touch()
+    assert run(model, files, "--address", "auto") == 0 and run(model, files, "--dtype", "bfloat16") == 0
+    assert "Nothing to do: 4 files done before\n" in capsys.readouterr().out
     for flags, message in {
-        ("--all_scores",): "all_scores False, now True",
+        ("--address", "auto", "--all_scores"): "all_scores False, now True",
         ("--dtype", "int8"): "dtype bfloat16, now int8",
         ("--device", "cpu"): "dtype bfloat16, now float32",
     }.items():
         with pytest.raises(SystemExit, match=message):
-            run(model, shards, *flags)
-
-
-def test_the_time_left_is_that_of_the_work(monkeypatch, capsys):
-    """Workers that take a minute to start, a shard that fails at once, then 3 seconds for each of 4 shards."""
-    clock = chain([0], repeat(60))
-    failed = {"rows": 0, "tokens": 0, "bad_rows": 0, "seconds": 0.0, "error": "bad.parquet is damaged"}
-    scored = {"rows": 1, "tokens": 9, "bad_rows": 0, "seconds": 3.0, "error": ""}
-    results = (dict(result) for result in [failed, *[scored] * 4])
-    monkeypatch.setattr(score, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    monkeypatch.setattr(score, "SECONDS_BETWEEN_LINES", -1)
-    monkeypatch.setattr(score, "ray_results", lambda *arguments: results)
-    with pytest.raises(InputError, match="1 of 5 shards failed"):
-        score.score_all(None, {Path(f"{number}"): Path() for number in range(5)}, ScoreSettings(""), workers=2)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "bad.parquet is damaged" and not lines[1].endswith("left")
-    assert lines[2].startswith("2 of 5 shards, 1 row and 9 tokens in 60 s") and lines[2].endswith(", 6 s left")
-    assert lines[-1].startswith("4 shards, 4 rows and 36 tokens in 60 s")
+            run(model, files, *flags)
 
 
 # With Ray
@@ -303,7 +356,7 @@ def cluster() -> Iterator[Any]:
 
 
 @pytest.fixture
-def shards(tmp_path) -> Path:
+def files(tmp_path) -> Path:
     for number in range(4):
         write_parquet(tmp_path / "in" / f"{number}.parquet", TEXTS)
     return tmp_path
@@ -313,32 +366,49 @@ def run(model: str, folder: Path, *flags: str) -> int:
     return main(["score", "--model", model, "--input", f"{folder}/in/*", "--output", f"{folder}/out", *flags])
 
 
-def test_a_run_skips_shards_that_are_done(model, shards, cluster, capsys):
-    flags = ("--address", cluster.address)
-    assert run(model, shards, *flags) == 0
-    assert "4 shards, 120 rows" in capsys.readouterr().out
-    assert '["2.parquet", ' in (shards / "out" / "_sizes.log").read_text()
-    done = {path: path.stat().st_mtime_ns for path in (shards / "out").glob("*.parquet")}
-    (shards / "out" / "2.parquet").unlink()
-    (shards / "in" / "4.jsonl").write_text('{"text": null}')
-    with pytest.raises(SystemExit, match="1 of 2 shards failed; the first: .*4.jsonl, line 1 has a bad text"):
-        run(model, shards, *flags)
-    assert "2 shards to score, 3 done before; 2 workers with 1 core each\n" in capsys.readouterr().out
+@pytest.mark.parametrize("where", ["here", "cluster"])
+def test_a_run_skips_files_that_are_done(model, files, where, request, capsys):
+    flags = ("--address", request.getfixturevalue("cluster").address) if where == "cluster" else ()
+    assert run(model, files, *flags) == 0
+    assert "4 files, 120 rows" in capsys.readouterr().out
+    assert '["2.parquet", ' in (files / "out" / "_sizes.log").read_text()
+    done = {path: path.stat().st_mtime_ns for path in (files / "out").glob("*.parquet")}
+    (files / "out" / "2.parquet").unlink()
+    (files / "in" / "4.jsonl").write_text('{"text": null}')
+    (files / "in" / "5.jsonl").write_text('{"text": "the"}\n' * WINDOW_ROWS + '{"text": null}')
+    with pytest.raises(SystemExit, match="2 of 3 files failed; the first: .*4.jsonl, line 1 has a bad text"):
+        run(model, files, *flags)
+    output = capsys.readouterr()
+    assert "2 files to score, 3 done before\n" in output.out and "5.jsonl, line 4097 has a bad text" in output.out
+    assert "0 of 4127 rows, ? rows/s, ? left\n" in output.err
     changed = {path.name for path, before in done.items() if path.stat().st_mtime_ns != before}
-    assert changed == {"2.parquet"}
+    assert changed == {"2.parquet"} and not (files / "out" / "5.jsonl").exists()
     with pytest.raises(SystemExit, match="all_scores False, now True"):
-        run(model, shards, *flags, "--all_scores")
+        run(model, files, *flags, "--all_scores")
+
+
+def test_a_single_file_shows_its_rows_and_one_error(model, files, monkeypatch, capsys):
+    monkeypatch.setattr(score, "SECONDS_BETWEEN_LINES", 0)
+    flags = ["score", "--model", model, "--output", f"{files}/out", "--cores", "2", "--tokens_per_batch", "50"]
+    assert main([*flags, "--input", f"{files}/in/1.parquet"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) > 5 and re.fullmatch(r"30 of 30 rows, .* rows/s, 00:00 left", lines[-1])
+    monkeypatch.setattr(score, "TextClassifier", lambda settings: pytest.fail("a model was loaded"))
+    with pytest.raises(SystemExit, match="score: .*/2.parquet has no column 'body'; it has id, text"):
+        main([*flags, "--input", f"{files}/in/2.parquet", "--text_column", "body"])
+    assert not capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_ray_starts_on_this_machine(model, shards):
+def test_ray_starts_on_this_machine(model, files):
     """In a process of its own, as users run it: a process that switched clusters lost its workers in Ray 2.60."""
     pytest.importorskip("ray")
     command = [sys.executable, "-m", "hf_deberta", "score", "--model", model]
-    command += ["--input", f"{shards}/in/*", "--output", f"{shards}/out"]
+    command += ["--input", f"{files}/in/*", "--output", f"{files}/out", "--address", "local"]
     environment = {**os.environ, "RAY_worker_niceness": "0"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
-    assert done.returncode == 0 and "4 shards, 120 rows" in done.stdout, done.stderr
+    assert done.returncode == 0 and "4 files, 120 rows" in done.stdout, done.stderr
+    assert all(re.fullmatch(r"\d+ of 120 rows, .* left", line) for line in done.stderr.splitlines()), done.stderr
 
 
 def test_a_slow_start_is_one_sentence(monkeypatch):
@@ -353,24 +423,24 @@ def test_a_slow_start_is_one_sentence(monkeypatch):
 
 
 @pytest.mark.slow
-def test_no_row_is_lost_when_a_worker_is_killed(model, shards, cluster, capsys):
+def test_no_row_is_lost_when_a_worker_is_killed(model, files, cluster, capsys):
     """The worker of one node is killed while it computes."""
     for number in range(4, 12):
-        write_parquet(shards / "in" / f"{number}.parquet", TEXTS * 60)
+        write_parquet(files / "in" / f"{number}.parquet", TEXTS * 60)
     killed: list[int] = []
     finished = threading.Event()
-    thread = threading.Thread(target=kill_a_worker, args=(shards / "out", killed, finished))
+    thread = threading.Thread(target=kill_a_worker, args=(files / "out", killed, finished))
     thread.start()
     try:
-        assert run(model, shards, "--address", cluster.address) == 0
+        assert run(model, files, "--address", cluster.address) == 0
     finally:
         finished.set()
         thread.join()
-    assert killed and "12 shards, 14,520 rows" in capsys.readouterr().out
-    for source in (shards / "in").iterdir():
-        before, after = (pyarrow.parquet.read_table(path) for path in (source, shards / "out" / source.name))
+    assert killed and "12 files, 14,520 rows" in capsys.readouterr().out
+    for source in (files / "in").iterdir():
+        before, after = (pyarrow.parquet.read_table(path) for path in (source, files / "out" / source.name))
         assert after.select(["id", "text"]).equals(before) and after["label"].null_count == 0
-    assert not list((shards / "out").glob("*.unfinished"))
+    assert not list((files / "out").glob("*.unfinished"))
 
 
 def kill_a_worker(output: Path, killed: list[int], finished: threading.Event) -> None:
