@@ -68,12 +68,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def import_command(name: str) -> ModuleType:
-    """Import a command; exit with one line if it trains and a package for that is missing."""
+    """Import a command; exit with one line if it reads data and a package for that is missing."""
     missing = [package for package in TRAIN_PACKAGES if find_spec(package) is None]
-    if name in SCRIPTS and missing:
+    if missing and (name in SCRIPTS or name == "score"):
         raise SystemExit(
-            f"{Path(sys.argv[0]).name}: training needs {', '.join(missing)}: run pip install '.[train]' in a copy of "
-            "the repository"
+            f"{Path(sys.argv[0]).name}: {name} needs {', '.join(missing)}: run pip install '.[train]' in a copy of the "
+            "repository"
         )
     return import_module("hf_deberta." + MODULES.get(name, f"commands.{name}"))
 

@@ -111,7 +111,7 @@ main(["glue", "--demo"])
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        "hf-deberta glue: training needs datasets, evaluate, filelock, scipy, sentencepiece, sklearn: run "
+        "hf-deberta glue: glue needs datasets, evaluate, filelock, scipy, sentencepiece, sklearn: run "
         "pip install '.[train]' in a copy of the repository"
     )
     extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["train"]

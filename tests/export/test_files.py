@@ -94,7 +94,7 @@ def test_every_head(head, packed, tmp_path):
     "runtime, packed",
     [("onnx", False), pytest.param("openvino", True, marks=pytest.mark.slow)],
 )
-def test_the_command_writes_int8(runtime, packed, tmp_path):
+def test_the_command_writes_int8(runtime, packed, tmp_path, capsys):
     if runtime == "openvino":
         pytest.importorskip("nncf")
     model = make_shallow_model("HfDebertaForTokenClassification")
@@ -103,6 +103,11 @@ def test_the_command_writes_int8(runtime, packed, tmp_path):
     command = ["--model", tmp_path / "saved", "--to", runtime, "--output", file, "--dtype", "int8"]
     command += ["--packed"] if packed else []
     assert main([str(word) for word in command]) == 0
+    started, *_, done = capsys.readouterr().out.splitlines()
+    assert started.startswith(f"Writing {file}: {model.num_parameters():,} parameters")
+    megabytes = sum(path.stat().st_size for path in tmp_path.glob("model.*")) / 1e6
+    assert done.startswith(f"Wrote {file}, {megabytes:,.0f} MB. Run it: ")
+    assert ('"cu_seq_lens_q": boundaries' in done) == packed
     run = run_onnx(file) if runtime == "onnx" else run_openvino(file)
     for inputs in inputs_of(model, packed):
         assert 1e-6 < largest_error(model, run, inputs) < 0.1
