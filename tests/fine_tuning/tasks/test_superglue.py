@@ -86,6 +86,12 @@ def test_official_format_is_flattened():
     assert (row["span1_text"], row["span2_index"], row["label"]) == ("The dog", 6, 1)
 
 
+def test_questions_of_record_without_answers():
+    questions = [{"query": "is it @placeholder", "idx": 50}]
+    rows = flat("record", [{**ROWS["record"], "qas": questions}], "test")
+    assert rows["answers"] == [[]] and not superglue.has_labels(rows, "test", "record")
+
+
 @pytest.mark.parametrize("name", [name for name in superglue.TASKS if name != "record"])
 def test_labels_as_names_and_numbers(name):
     rows = flat(name)
