@@ -117,6 +117,10 @@ def limit_onednn_caches() -> None:
         os.environ.setdefault(name, str(MAX_CACHED_PRIMITIVES))
 
 
+def is_ours(module: nn.Module) -> bool:
+    return isinstance(module, HfDebertaEncoder)
+
+
 def check_shapes(shapes: Iterable[Iterable[int]]) -> set[tuple[int, int]]:
     """The shapes as a set; raises an error if one is no pair of sizes: its graph would never be used."""
     checked = set()
@@ -135,14 +139,13 @@ def fuse_layers(encoder: Any, dtype: torch.dtype) -> FusedLayers:
         FusedLayer(layer_weights(layer, before, table, rows), dtype, attention_dtype(dtype))
         for before, layer in zip([None, *encoder.layer], encoder.layer, strict=False)
     ]
-    is_ours = isinstance(encoder, HfDebertaEncoder)
-    inside = [m for layer in encoder.layer for m in layer.modules() if m is not layer or not is_ours]
+    inside = [m for layer in encoder.layer for m in layer.modules() if m is not layer or not is_ours(encoder)]
     return FusedLayers(encoder, layers, inside)
 
 
 def use_fused_layers(encoder: Any, fused: FusedLayers) -> None:
     """Let the fused layers compute in place of the encoder's; for an encoder of Transformers, `enable()` is on."""
-    if isinstance(encoder, HfDebertaEncoder):
+    if is_ours(encoder):
         encoder.__class__, encoder.fused_layers = OptimizedEncoder, fused
         for layer, fused_layer in zip(encoder.layer, fused.layers, strict=True):
             layer.__class__, layer.fused_layer = OptimizedLayer, fused_layer
@@ -159,8 +162,7 @@ def check_encoder(encoder: nn.Module) -> None:
             continue
         has_weight = hasattr(module, "weight")  # an adapter has the weight of the layer that it wraps
         plain = isinstance(module, OTHER_PLAIN_MODULES) or is_unmodified_module(module) or not has_weight
-        # a layer of ours itself is called: fused layers do not bypass it
-        called = isinstance(encoder, HfDebertaEncoder) and name.count(".") == 1
+        called = is_ours(encoder) and name.count(".") == 1  # a layer itself, which fused layers do not bypass
         if not plain or (is_hooked_or_patched(module) and not called):
             raise ValueError(
                 f"{name} was hooked, patched or replaced; merge adapters and remove hooks before optimize()"

@@ -27,8 +27,9 @@ def example(model):
 
 
 def assert_onnx_file_agrees(file, model, shapes):
+    run = run_onnx(file)
     for shape in shapes:
-        assert_agrees(model, run_onnx(file), padded_inputs(model, shape))
+        assert_agrees(model, run, padded_inputs(model, shape))
 
 
 @pytest.mark.parametrize("fields", [{}, {"conv_kernel_size": 3}, V1_ATTENTION], ids=["v3", "v2", "v1"])
