@@ -9,6 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import HTTPError  # of the library that it uses
 from transformers import EarlyStoppingCallback, TrainerState
 from transformers.utils import logging
 
@@ -21,7 +22,7 @@ from hf_deberta.training.checkpoints import (
     last_checkpoint,
     require_checkpoint,
 )
-from hf_deberta.training.errors import InputError
+from hf_deberta.training.errors import InputError, input_errors
 from hf_deberta.training.finite_values import FiniteValuesMixin
 from hf_deberta.training.model_card import write_training_card
 from hf_deberta.training.real_tokens import RealTokensMixin
@@ -153,6 +154,15 @@ class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, AtomicC
         if not steps:
             return f"{step}, before the first checkpoint (--save_steps): the same command starts again"
         return f"{step}; the last checkpoint is step {steps[-1]}; repeat the command to resume"
+
+    def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
+        with input_errors("--push_to_hub", OSError, HTTPError):
+            super().init_hf_repo(*args, **kwargs)
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        advice = f"--push_to_hub: {self.args.output_folder} is complete; repeat the command to push it"
+        with input_errors(advice, OSError, HTTPError):
+            return super().push_to_hub(*args, **kwargs)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write our cards, which contain what `Trainer` passes here."""

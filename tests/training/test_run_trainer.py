@@ -4,11 +4,13 @@ import logging
 from types import SimpleNamespace
 
 import pytest
+from huggingface_hub.errors import OfflineModeIsEnabled
 from tiny_trainers import classifier, language_model_trainer
 from transformers import TrainerCallback
 from transformers.trainer_utils import align_special_tokens
 
 from hf_deberta.training.checkpoints import last_checkpoint
+from hf_deberta.training.errors import InputError
 from hf_deberta.training.run_identity import RunArguments
 
 
@@ -59,3 +61,17 @@ def test_special_tokens_are_completed_without_a_warning(tmp_path, caplog):
     align_special_tokens(run.model, run.processing_class)
     assert (run.model.config.bos_token_id, run.model.generation_config.eos_token_id) == (1, 2)
     assert not caplog.records
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
+        raise OfflineModeIsEnabled("Cannot reach the Hub")
+
+    monkeypatch.setattr("transformers.Trainer.init_hf_repo", fail)
+    with pytest.raises(InputError, match="^--push_to_hub: Cannot reach"):
+        classifier(tmp_path, push_to_hub=True)
+    monkeypatch.setattr("transformers.Trainer.init_hf_repo", lambda *args, **kwargs: None)
+    run = classifier(tmp_path, push_to_hub=True)
+    monkeypatch.setattr("transformers.Trainer.push_to_hub", fail)
+    with pytest.raises(InputError, match="is complete; repeat the command to push it: Cannot reach"):
+        run.push_to_hub()
