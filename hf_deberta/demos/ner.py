@@ -13,7 +13,6 @@ PATTERNS = {"PER": "Mr {} said", "LOC": "in {} today", "ORG": "of {} shares"}
 def write_ner_demo(folder: Path) -> dict[str, Any]:
     """Write a tiny model and CoNLL files; return the flags that use them."""
     flags: dict[str, Any] = {"max_seq_length": 64, "per_device_train_batch_size": 8, "learning_rate": 2e-3}
-    flags["logging_steps"] = 100
     for seed, (split, sentences) in enumerate({"train": 2000, "validation": 200, "test": 100}.items()):
         path = folder / f"{split}.txt"
         path.write_text(conll_text(sentences, seed), encoding="utf-8")

@@ -249,7 +249,6 @@ def demo_flags(output_dir: str | None, name: str) -> dict[str, Any]:
         "num_train_epochs": 2.0,
         "per_device_train_batch_size": 32,
         "warmup_steps": 0.1,
-        "logging_steps": 20,
         "resume_from_checkpoint": "false",
         "save_strategy": "no",
     }
