@@ -9,7 +9,7 @@ Legend: B batch, N tokens, C classes, M predictions in a batch (one or more per 
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -27,6 +27,7 @@ from hf_deberta.training.errors import InputError
 
 LABELS = ("labels", "label_ids", "start_positions", "end_positions")
 LOSSES = ("symmetric-kl", "kl", "mse")
+DROPOUTS = ("independent", "shared")
 NORM_EPSILON = 1e-7  # of the normalization of embeddings
 GRADIENT_EPSILON = 1e-6  # added to the largest component of a gradient before dividing by it
 LOSS_SCALE = 2.0**10  # float16 cannot hold the gradients of the perturbation; a power of two is exact
@@ -52,6 +53,13 @@ class SiftArguments:
     sift_loss: Literal["symmetric-kl", "kl", "mse"] = field(
         default="symmetric-kl", metadata={"help": "Loss between the predictions with and without the perturbation."}
     )
+    sift_dropout: Literal["independent", "shared"] = field(
+        default="independent",
+        metadata={
+            "help": "Masks of dropout in the passes with the perturbation: their own, as in the released code, or "
+            "those of the clean pass, so that only the perturbation makes the predictions differ."
+        },
+    )
     sift_layer: str | None = field(
         default=None,
         metadata={"help": "End of the name of the LayerNorm to perturb; by default the one after the word embeddings."},
@@ -60,6 +68,8 @@ class SiftArguments:
     def __post_init__(self) -> None:
         if self.sift_loss not in LOSSES:
             raise InputError(f"sift_loss must be one of {', '.join(LOSSES)}, not {self.sift_loss!r}")
+        if self.sift_dropout not in DROPOUTS:
+            raise InputError(f"sift_dropout must be one of {', '.join(DROPOUTS)}, not {self.sift_dropout!r}")
         if self.sift_lambda < 0:
             raise InputError(f"sift_lambda must not be negative, not {self.sift_lambda}")
         for name in ("sift_learning_rate", "sift_init_perturbation"):
@@ -80,6 +90,8 @@ class PerturbedEmbeddings:
 
     Args:
         generator: draws the noise; by default the generator of the device.
+        measures_share: `sift_loss` sets `share`, the divergence with the dropout of the clean pass over the whole
+            divergence, which costs one more forward pass.
     """
 
     def __init__(
@@ -87,14 +99,21 @@ class PerturbedEmbeddings:
         model: nn.Module,
         settings: SiftArguments | None = None,
         generator: torch.Generator | None = None,
+        measures_share: bool = False,
     ):
         self.settings = settings or SiftArguments()
         self.generator = generator
+        self.measures_share = measures_share
+        self.share: torch.Tensor | None = None
+        self.device = next(model.parameters()).device
+        self.before_clean_pass: torch.Tensor | None = None  # states of the generator of the device
+        self.outside: torch.Tensor | None = None
         self.layer_norms = embedding_layer_norms(unwrapped(model), self.settings.sift_layer)
         self.hooks: list[RemovableHandle] = []
         self.next_delta: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def __enter__(self) -> "PerturbedEmbeddings":
+        self.before_clean_pass = random_state(self.device)
         self.hooks = [layer_norm.register_forward_pre_hook(self._normalize) for layer_norm in self.layer_norms]
         return self
 
@@ -119,11 +138,43 @@ class PerturbedEmbeddings:
         finally:
             self.next_delta = None
 
+    @contextmanager
+    def clean_masks(self) -> Iterator[None]:
+        """Dropout inside has the masks of the clean pass. The noise is drawn from the numbers of outside."""
+        self.outside = random_state(self.device)
+        set_random_state(self.device, self.before_clean_pass)
+        try:
+            yield
+        finally:
+            set_random_state(self.device, self.outside)
+            self.outside = None
+
+    def dropout(self) -> AbstractContextManager:
+        return self.clean_masks() if self.settings.sift_dropout == "shared" else nullcontext()
+
     def draw_noise(self, x: torch.Tensor) -> torch.Tensor:
         """Gaussian noise in the shape of x, clamped to two standard deviations."""
-        std = self.settings.sift_init_perturbation
+        std, inside = self.settings.sift_init_perturbation, None
+        if self.outside is not None:
+            inside = random_state(self.device)
+            set_random_state(self.device, self.outside)
         noise = torch.empty_like(x).normal_(0, std, generator=self.generator)
+        if inside is not None:
+            self.outside = random_state(self.device)
+            set_random_state(self.device, inside)
         return noise.clamp_(-2 * std, 2 * std)
+
+
+def random_state(device: torch.device) -> torch.Tensor:
+    """The state of the generator of a device."""
+    return torch.get_rng_state() if device.type == "cpu" else torch.get_device_module(device).get_rng_state()
+
+
+def set_random_state(device: torch.device, state: Any) -> None:
+    if device.type == "cpu":
+        torch.set_rng_state(state)
+    else:
+        torch.get_device_module(device).set_rng_state(state)
 
 
 def sift_loss(
@@ -154,20 +205,26 @@ def sift_loss(
         noise.append(embeddings.draw_noise(x).requires_grad_())
         return noise[-1]
 
-    with embeddings.perturbed(add_noise), frozen(model):
+    with embeddings.perturbed(add_noise), frozen(model), embeddings.dropout():
         noisy = predictions.logits(model(**without_labels))
         distance = predictions.squared_distance if settings.sift_loss == "mse" else predictions.divergence
         # 2. Move the noise of each token one step towards larger changes of the predictions
         loss = LOSS_SCALE * distance(noisy, clean.detach())
         gradients = torch.autograd.grad(loss, noise, allow_unused=True, materialize_grads=True)
     deltas = ascend(noise, [gradient / LOSS_SCALE for gradient in gradients], settings.sift_learning_rate)
-    # 3. Predict with that perturbation
-    remaining = iter(deltas)
-    with embeddings.perturbed(lambda x: next(remaining)):
-        perturbed = predictions.logits(model(**without_labels))
-    # 4. Compare with the clean predictions
-    divergence = mean_over_items(predictions.divergences(perturbed, clean), predictions.counted)
-    return divergence * share_of_batch(inputs, num_items_in_batch)
+
+    # 3. Predict with that perturbation, and compare with the clean predictions
+    def divergence(dropout: AbstractContextManager) -> torch.Tensor:
+        remaining = iter(deltas)
+        with embeddings.perturbed(lambda x: next(remaining)), dropout:
+            perturbed = predictions.logits(model(**without_labels))
+        return mean_over_items(predictions.divergences(perturbed, clean), predictions.counted)
+
+    adversarial = divergence(embeddings.dropout())
+    if embeddings.measures_share:
+        with torch.no_grad():
+            embeddings.share = divergence(embeddings.clean_masks()) / adversarial
+    return adversarial * share_of_batch(inputs, num_items_in_batch)
 
 
 def ascend(deltas: list[torch.Tensor], gradients: list[torch.Tensor], rate: float) -> list[torch.Tensor]:
@@ -337,7 +394,8 @@ class SiftTrainer(Trainer):
     """Mixin that adds the loss of SiFT to training steps: put it before your `Trainer`. Evaluation is unchanged.
 
     The logs have `task_loss` and `sift_loss` beside `loss`, which is task_loss + sift_lambda * sift_loss; the metrics
-    of the whole training are `train_task_loss` and `train_sift_loss`.
+    of the whole training are `train_task_loss` and `train_sift_loss`. `sift_share`, of the step that logs, is the part
+    of sift_loss that the perturbation explains; the rest comes from other masks of dropout.
 
     >>> class MyTrainer(SiftTrainer, Trainer): ...
     >>> MyTrainer(model, arguments, ..., sift=SiftArguments(sift=True)).train()
@@ -346,6 +404,7 @@ class SiftTrainer(Trainer):
     def __init__(self, *args: Any, sift: SiftArguments | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.sift = sift if sift is not None and sift.sift else None
+        self.share: torch.Tensor | None = None  # of the last step, if it logs
         if self.sift is None:
             return
         if self.args.n_gpu > 1:
@@ -362,14 +421,19 @@ class SiftTrainer(Trainer):
     ) -> Any:
         if self.sift is None or not model.training:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        with PerturbedEmbeddings(model, self.sift) as embeddings:
+        with PerturbedEmbeddings(model, self.sift, measures_share=self._logs_share()) as embeddings:
             task_loss, outputs = super().compute_loss(model, dict(inputs), True, num_items_in_batch)
             adversarial = sift_loss(model, inputs, outputs, embeddings, num_items_in_batch)
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:
             adversarial = adversarial * self.accelerator.num_processes  # as Trainer does: gradients are averaged
+            self.share = embeddings.share
         self.last_losses = torch.stack([task_loss.detach(), adversarial.detach()])
         loss = task_loss + self.sift.sift_lambda * adversarial
         return (loss, outputs) if return_outputs else loss
+
+    def _logs_share(self) -> bool:
+        logs = self.args.logging_strategy == "steps" and (self.state.global_step + 1) % self.state.logging_steps == 0
+        return logs and cast(SiftArguments, self.sift).sift_dropout == "independent"
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
         loss = super().training_step(model, inputs, num_items_in_batch)
@@ -389,6 +453,8 @@ class SiftTrainer(Trainer):
                 prefix = name.removesuffix("loss")
                 logs |= dict(zip((f"{prefix}task_loss", f"{prefix}sift_loss"), means.tolist(), strict=True))
                 self.losses[name] = LossParts()
+        if self.share is not None and "loss" in logs:
+            logs["sift_share"] = self.accelerator.reduce(self.share, "mean").item()
         super().log(logs, start_time)
 
 

@@ -292,6 +292,30 @@ def test_noise_is_clamped_and_may_have_a_generator():
     assert largest(one) == pytest.approx(0.02, rel=1e-6) and one.std().item() == pytest.approx(0.0096, rel=0.02)
 
 
+def test_shared_dropout_leaves_the_perturbation_alone():
+    """With masks of their own, passes differ without any perturbation; noise differs from step to step."""
+    torch.manual_seed(0)
+    model = tiny_model(HfDebertaForSequenceClassification, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
+    inputs = {**tiny_inputs((7, 5)), "labels": torch.tensor([0, 1])}
+    model.train()
+    nearly_none = {"sift_learning_rate": 1e-12, "sift_init_perturbation": 1e-12}
+    found = {}
+    for dropout in ("independent", "shared"):
+        for name, size in (("none", nearly_none), ("large", {"sift_learning_rate": 0.3})):
+            settings = SiftArguments(sift_dropout=dropout, **size)
+            found[dropout, name] = [both_losses(model, inputs, settings)[1].item() for _ in range(2)]
+    assert min(found["independent", "none"]) > 1e-4 and max(map(abs, found["shared", "none"])) < 1e-9
+    assert min(found["shared", "large"]) > 1e-6 and len(set(found["shared", "large"])) == 2
+    with PerturbedEmbeddings(model, SiftArguments(sift_dropout="shared")) as embeddings:
+        outputs, before = model(**inputs), torch.get_rng_state()
+        draws = [embeddings.draw_noise(torch.zeros(3)) for _ in range(2)]
+        torch.set_rng_state(before)
+        with embeddings.clean_masks():
+            torch.testing.assert_close(model(**inputs).logits, outputs.logits)
+            shared = [embeddings.draw_noise(torch.zeros(3)) for _ in range(2)]
+    torch.testing.assert_close(shared, draws, rtol=0, atol=0)
+
+
 def test_frozen_parameters_stay_frozen_and_hooks_are_removed(monkeypatch):
     model = tiny_model(Sequence, dtype=torch.float32)
     model.deberta.embeddings.requires_grad_(False)
@@ -464,13 +488,28 @@ def test_both_losses_are_logged(tmp_path, pieces):
     assert not any("sift" in name or "task" in name for entry in run.state.log_history for name in entry)
 
 
+def test_the_log_says_what_the_perturbation_explains(tmp_path):
+    """Measuring it changes no number of the training."""
+    shares, trained = {}, {}
+    for steps in (2, 9):
+        run, _ = train(tmp_path, dropout=0.1, settings=SWITCHED_ON, logging_steps=steps)
+        trained[steps] = weights(run)
+        shares[steps] = [entry["sift_share"] for entry in run.state.log_history if "sift_share" in entry]
+    assert len(shares[2]) == 2 and all(0 < share < 1 for share in shares[2]) and not shares[9]
+    torch.testing.assert_close(trained[2], trained[9], rtol=0, atol=0)
+    run, _ = train(tmp_path, settings=SWITCHED_ON)
+    assert [entry["sift_share"] for entry in run.state.log_history[:-1]] == pytest.approx([1.0] * 4, abs=1e-4)
+    run, _ = train(tmp_path, dropout=0.1, settings=SiftArguments(sift=True, sift_dropout="shared"))
+    assert not any("sift_share" in entry for entry in run.state.log_history)
+
+
 def test_repeated_and_resumed_runs_are_bit_identical(tmp_path):
     saving = {"save_strategy": "steps", "save_steps": 2, "dropout": 0.1, "settings": SWITCHED_ON}
     whole, _ = train(tmp_path / "whole", **saving)
     again, _ = train(tmp_path / "again", **saving)
     torch.testing.assert_close(weights(again), weights(whole), rtol=0, atol=0)
     resumed, calls = train(tmp_path / "resumed", **saving, resume=str(tmp_path / "whole" / "checkpoint-2"))
-    assert calls == 6
+    assert calls == 8  # two steps of three passes, and one to measure what is logged
     torch.testing.assert_close(weights(resumed), weights(whole), rtol=0, atol=0)
     other, _ = train(tmp_path / "other", **saving, seed=8)
     assert not torch.equal(other.model.classifier.weight, whole.model.classifier.weight)
@@ -478,7 +517,7 @@ def test_repeated_and_resumed_runs_are_bit_identical(tmp_path):
 
 def test_label_smoothing_and_bfloat16(tmp_path, deterministic_noise):
     run, calls = train(tmp_path, settings=SWITCHED_ON, label_smoothing_factor=0.1, bf16=True)
-    assert calls == 12 and all(torch.isfinite(value).all() for value in weights(run).values())
+    assert calls == 16 and all(torch.isfinite(value).all() for value in weights(run).values())
     inputs = {name: torch.tensor(value) for name, value in make_rows()[:4].items()}
     run.model.train()
     _, adversarial = both_losses(run.model, inputs, SWITCHED_ON)
