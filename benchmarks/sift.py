@@ -23,6 +23,14 @@ NAMES = ("cola", "stsb", "conll2003", "mrpc", "rte")  # of tasks, smallest input
 BATCH, LEARNING_RATE, LENGTH, EVAL_ROWS = "16", "1e-4", "128", "500"
 SIFT_LAMBDA = "3"  # weight of the adversarial loss, as published for xsmall
 MIN_LETTERS, TYPO_RATE, DROP_RATE = 4, 0.2, 0.1
+SIZES = ("--sift_init_perturbation", "--sift_learning_rate")  # of the perturbation
+ARMS = {  # flags of each training
+    "plain": [],
+    "SiFT": ["--sift"],
+    "no perturbation": ["--sift", SIZES[0], "1e-30", SIZES[1], "1e-30"],  # R-Drop
+    "shared 0.03": ["--sift", "--sift_dropout", "shared", SIZES[0], "0.03", SIZES[1], "0.03"],
+    "shared 0.1": ["--sift", "--sift_dropout", "shared", SIZES[0], "0.1", SIZES[1], "0.1"],
+}
 VERSIONS = {"": "as they are", "_typos": "typos", "_drops": "words left out"}  # suffix of a split -> name in the table
 
 
@@ -33,17 +41,20 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=NAMES, choices=NAMES)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", default="60")
+    parser.add_argument("--epochs", help="instead of --steps")
+    parser.add_argument("--arms", nargs="+", default=["plain", "SiFT"], choices=ARMS)
     parser.add_argument("--again", action="store_true", help="repeat recorded runs, and print both")
     parser.add_argument("--name", help="name of the checkpoint in the result file")
     args = parser.parse_args()
-    setting = f"{args.steps} steps of {BATCH}, {LENGTH} tokens, learning rate {LEARNING_RATE}"
+    length = f"{args.epochs} epochs" if args.epochs else f"{args.steps} steps"
+    setting = f"{length} of {BATCH}, {LENGTH} tokens, learning rate {LEARNING_RATE}"
     setting += f", lambda {SIFT_LAMBDA}, at most {EVAL_ROWS} validation rows"
     runs = [
         {"checkpoint": args.name or args.model.name, "task": task, "training": training, "seed": str(seed)}
         | {"setting": setting}
         for seed in range(1, args.seeds + 1)
         for task in args.tasks
-        for training in ("plain", "SiFT")
+        for training in args.arms
     ]
     with tempfile.TemporaryDirectory() as scratch:
         record_runs("sift.csv", runs, lambda run: [train(args, run, Path(scratch))], args.again)
@@ -52,20 +63,21 @@ def main() -> None:
 
 def train(args: argparse.Namespace, run: dict[str, str], folder: Path) -> dict[str, str]:
     """Fine-tune once; return scores, losses and seconds."""
-    task, with_sift = TASKS[run["task"]], run["training"] == "SiFT"
+    task, sift = TASKS[run["task"]], ARMS[run["training"]]
     data = write_rows_of(run["task"], args.data, folder)
     flags = ["--intermediate", args.model, "--task_name", run["task"], "--data_dir", data]
-    flags += ["--seed", run["seed"], "--max_steps", args.steps, "--warmup_steps", "0.1", "--recipe", "none"]
+    flags += ["--num_train_epochs", args.epochs] if args.epochs else ["--max_steps", args.steps]
+    flags += ["--seed", run["seed"], "--warmup_steps", "0.1", "--recipe", "none"]
     flags += ["--per_device_train_batch_size", BATCH, "--learning_rate", LEARNING_RATE]
     flags += ["--max_seq_length", LENGTH, "--max_eval_samples", EVAL_ROWS]
-    flags += ["--sift", "--sift_lambda", SIFT_LAMBDA] if with_sift else []
+    flags += [*sift, "--sift_lambda", SIFT_LAMBDA] if sift else []
     flags += ["--document_context", "none"] if task.script == "run_ner.py" else []
     metrics = run_script("ours", task.script, list(map(str, flags)), folder / "run")
     return {
         "metric": task.metric,
         **{f"value{suffix}": f"{metrics[f'eval_{task.metric}{suffix}']:.4f}" for suffix in VERSIONS},
-        "task_loss": f"{metrics['train_task_loss' if with_sift else 'train_loss']:.5f}",
-        "sift_loss": f"{metrics['train_sift_loss']:.6f}" if with_sift else "",
+        "task_loss": f"{metrics['train_task_loss' if sift else 'train_loss']:.5f}",
+        "sift_loss": f"{metrics['train_sift_loss']:.6f}" if sift else "",
         "train_seconds": f"{metrics['train_runtime']:.1f}",
     }
 
@@ -130,18 +142,19 @@ def table() -> str:
     settings = list(dict.fromkeys((checkpoint, setting) for checkpoint, setting, *_ in groups))
     lines = []
     for (checkpoint, setting, task, metric), group in groups.items():
-        seeds = [seed for training, seed in group if training == "plain" and ("SiFT", seed) in group]
-        for suffix, name in VERSIONS.items() if seeds else ():
-            plain, sift = (
-                [float(group[training, seed][f"value{suffix}"]) for seed in seeds] for training in ("plain", "SiFT")
-            )
-            differences = [after - before for before, after in zip(plain, sift, strict=True)]
-            label = f"{task}, {metric} ({settings.index((checkpoint, setting)) + 1})"
-            means = [f"{statistics.mean(values):.3f}" for values in (plain, sift)]
-            lines.append([label, name, str(len(seeds)), *means, mean_and_deviation(differences)])
-    head = ["task, metric", "validation rows", "seeds", "plain", "SiFT", "SiFT minus plain, same seed"]
+        label = f"{task}, {metric} ({settings.index((checkpoint, setting)) + 1})"
+        for arm in list(ARMS)[1:]:
+            seeds = [seed for training, seed in group if training == "plain" and (arm, seed) in group]
+            for suffix, name in VERSIONS.items() if seeds else ():
+                plain, sift = (
+                    [float(group[training, seed][f"value{suffix}"]) for seed in seeds] for training in ("plain", arm)
+                )
+                differences = [after - before for before, after in zip(plain, sift, strict=True)]
+                means = [f"{statistics.mean(values):.3f}" for values in (plain, sift)]
+                lines.append([label, arm, name, str(len(seeds)), *means, mean_and_deviation(differences)])
+    head = ["task, metric", "training", "validation rows", "seeds", "plain", "this training", "difference, same seed"]
     legend = [f"({number}) {checkpoint}; {setting}." for number, (checkpoint, setting) in enumerate(settings, 1)]
-    return "\n".join([markdown(head, lines, 2), "", *legend])
+    return "\n".join([markdown(head, lines, 3), "", *legend])
 
 
 def mean_and_deviation(differences: list[float]) -> str:
