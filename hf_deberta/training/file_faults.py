@@ -21,6 +21,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 GZIP_MAGIC = b"\x1f\x8b"
 # More brackets in one line than this may be nested so deeply that pyarrow's parser overflows the stack and crashes.
 MAX_UNCHECKED_BRACKETS = 1000
+NULL_ELEMENT = re.compile(rb"(^|[\[,])\s*null\b")  # an element of an array, perhaps one of an inner array
 DAMAGED = (gzip.BadGzipFile, EOFError, zlib.error)  # what gzip raises
 # An escape in JSON; its group is half of a surrogate pair, which no text has, and which `datasets` may drop.
 ESCAPE = re.compile(rb"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(\\u[dD][89a-fA-F]..)|\\.")
@@ -39,19 +40,23 @@ def check_file(file: str | Path) -> None:
     """Raise an InputError if a parquet file is damaged, or a text file (json, csv, txt, ...) is not plain UTF-8."""
     if file_kind(file) == "parquet":
         return _check_parquet(file)
-    is_json, first = file_kind(file) in ("json", "jsonl"), b""
+    is_json, first, may_have_null_rows = file_kind(file) in ("json", "jsonl"), b"", False
     for number, line in _binary_lines(file):
         if is_json:
             first = first or line.strip()
             if line.count(b"[") + line.count(b"{") > MAX_UNCHECKED_BRACKETS:
                 _check_depth(line, file, number)
-            if line.strip() == b"null" and first[:1] != b"[":  # pyarrow may crash on such a row
+            if first[:1] == b"[":
+                may_have_null_rows |= b"null" in line and NULL_ELEMENT.search(line) is not None
+            elif line.strip() == b"null" or first[:4] == b"null":  # pyarrow may crash on such a row
                 _require_object(None, f"{file}, line {number}")
             half = next((match[1] for match in ESCAPE.finditer(line) if match[1]), None) if b"\\u" in line else None
             if half:
                 raise InputError(
                     f"{file}, line {number}: {half.decode()} is half of a surrogate pair, which no text has"
                 )
+    if may_have_null_rows:
+        _check_null_rows(file)
 
 
 def read_lines(file: str | Path) -> Iterator[str]:
@@ -63,7 +68,7 @@ def read_lines(file: str | Path) -> Iterator[str]:
 def read_json(file: str | Path) -> Any:
     """Return the content of a JSON file, gzipped or not. Its text may begin with a byte order mark."""
     check_file(file)
-    return _parse_json(b"".join(line for _, line in _binary_lines(file)), file)
+    return _parse_file(file)
 
 
 def raise_fault(files: Iterable[str | Path]) -> None:
@@ -143,6 +148,10 @@ def _check_parquet(file: str | Path) -> None:
         raise InputError(f"{file} cannot be read as parquet: {one_line(error)}") from error
 
 
+def _parse_file(file: str | Path) -> Any:
+    return _parse_json(b"".join(line for _, line in _binary_lines(file)), file)
+
+
 def _parse_json(text: bytes, file: str | Path, first_line: int = 1) -> Any:
     try:
         return json.loads(text)
@@ -151,6 +160,13 @@ def _parse_json(text: bytes, file: str | Path, first_line: int = 1) -> Any:
         raise InputError(f"{file}, line {line}, column {error.colno}: not valid JSON: {error.msg}") from error
     except (RecursionError, ValueError) as error:
         raise InputError(f"{file}, line {first_line}: {one_line(error)}") from error
+
+
+def _check_null_rows(file: str | Path) -> None:
+    """Raise an InputError if a row of an array is null, unless the others are texts; pyarrow may crash on it."""
+    rows = _parse_file(file)
+    if None in rows and not all(isinstance(row, str | None) for row in rows):
+        _require_object(None, f"{file}, row {rows.index(None) + 1}")
 
 
 def _check_depth(line: bytes, file: str | Path, number: int) -> None:

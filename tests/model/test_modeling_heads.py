@@ -117,6 +117,14 @@ def test_without_labels_loss_and_gradients_are_zero(name, items):
 
 
 @pytest.mark.usefixtures("unpad_tiny_models")
+def test_states_and_attentions_of_choices():
+    model, inputs = build("multiple choice")
+    output = model(**inputs, output_hidden_states=True, output_attentions=True)
+    assert [tuple(states.shape) for states in output.hidden_states] == [(12, 9, 32)] * 3
+    assert [tuple(attention.shape) for attention in output.attentions] == [(12, 4, 9, 9)] * 2
+
+
+@pytest.mark.usefixtures("unpad_tiny_models")
 def test_answers_outside_the_window_are_ignored():
     model, inputs = build("question answering")
     inside = slice(0, 3)

@@ -88,6 +88,12 @@ def test_splits_and_limits(text_file, tmp_path):
         assert (all_texts(corpus, "train"), all_texts(corpus, "validation")) == (LINES[:7], LINES[:5])
 
 
+def test_one_of_two_documents_is_for_validation(tmp_path):
+    (tmp_path / "two.txt").write_text("one\ntwo\n")
+    corpus = Corpus(CorpusArguments(train_file=[str(tmp_path / "two.txt")]), str(tmp_path / "cache"))
+    assert (all_texts(corpus, "train"), all_texts(corpus, "validation")) == (["one"], ["two"])
+
+
 def test_documents_of_a_text_file(tmp_path):
     path = tmp_path / "book.txt"
     path.write_text("one\ntwo\n\nthree\n", encoding="utf-8")

@@ -42,14 +42,14 @@ SPLITS = {"big": {"train": 3000, "validation": 5}, "small": {"train": 1000, "tes
 
 @pytest.fixture(autouse=True)
 def hub(monkeypatch, caplog):
-    """Data sets whose texts are their own names."""
+    """Data sets whose texts are their own names and configurations."""
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
 
     def load_dataset(name, config, streaming=False, **options):
         column = "content" if name == "other column" else "text"
         splits = {
             split: datasets.Dataset.from_dict(
-                {column: [f"{name} {split} {row}" for row in range(number)], "id": [0] * number}
+                {column: [f"{name} {config} {split} {row}" for row in range(number)], "id": [0] * number}
             )
             for split, number in SPLITS[name].items()
         }
@@ -62,6 +62,12 @@ def read(*names: str, **fields) -> tuple[Corpus, Counter]:
     """Return the corpus, and how many training documents come from each data set."""
     corpus = Corpus(CorpusArguments(dataset_name=list(names), **fields))
     return corpus, Counter(text.split()[0] for batch in corpus.batches("train") for text in batch)
+
+
+@pytest.mark.parametrize(("name", "fields"), [("big:en", {}), ("big", {"dataset_config_name": "en"})])
+def test_one_data_set_with_a_configuration(name, fields):
+    corpus, counts = read(name, **fields)
+    assert counts == {"big": 3000} and next(corpus.batches("train"))[0] == "big en train 0"
 
 
 @pytest.mark.parametrize("streaming", [False, True])

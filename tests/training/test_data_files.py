@@ -43,6 +43,9 @@ def write(tmp_path, name: str, rows: list | str | bytes) -> str:
         # rows on which pyarrow crashes, and text that `datasets` would drop
         ("a.jsonl", "null\nnull\n", "a.jsonl, line 1 holds null; a row must be an object"),
         ("a.jsonl", '{"a": 1}\nnull\n', "a.jsonl, line 2 holds null"),
+        ("a.jsonl", 'null {"a": 1}', "a.jsonl, line 1 holds null"),
+        ("a.json", '[null, {"a": 1}]', "a.json, row 1 holds null; a row must be an object"),
+        ("a.json", '[\n{"a": [null]},\n  null\n]', "a.json, row 2 holds null"),
         ("a.jsonl", '{"a": 1}\n{"a":' + "[" * 30000 + "]" * 30000 + "}\n", "a.jsonl, line 2: .* nested too deeply"),
         ("a.json", '[{"a": 1},\n{"a": ["x\\ud800x"]}]', r"a.json, line 2: \\ud800 is half of a surrogate pair"),
         ("a.json", '[{"a\\udfff": 1}]', r"a.json, line 1: \\udfff is half"),

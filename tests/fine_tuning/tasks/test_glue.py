@@ -69,6 +69,7 @@ def texts(*labels) -> dict[str, list]:
         (texts(1, 5), {"regression": True}, ("text",), None),
         (class_labels([1], ["bad", "good"]), {}, ("text",), ("bad", "good")),
         ({"id": ["x", "y"], **texts("a", "b")}, {"columns": ["id"]}, ("id",), ("a", "b")),
+        (texts(["red"], []), {}, ("text",), ("red",)),
     ],
 )
 def test_infer_task(data, options, columns, labels):
