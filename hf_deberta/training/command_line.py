@@ -121,7 +121,7 @@ class ScriptParser(HfArgumentParser):
 
 
 class _HelpAll(Action):
-    def __call__(self, parser: Any, *args: Any) -> NoReturn:
+    def __call__(self, parser: Any, *args: Any) -> None:
         print(HfArgumentParser.format_help(parser), end="")
         parser.exit()
 

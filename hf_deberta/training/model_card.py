@@ -38,7 +38,7 @@ def write_training_card(
     output = Path(str(trainer.args.output_dir))
     path = (folder or output) / "README.md"
     name = trainer.args.hub_model_id or path.parent.resolve().name
-    on_hub = bool(base) and not os.path.exists(base)
+    on_hub = bool(base) and not os.path.exists(str(base))
     fields = {"model_name": name, "finetuned_from": base if on_hub else None}
     loading = None
     if json.loads((path.parent / "config.json").read_text())["model_type"] == HfDebertaConfig.model_type:

@@ -68,7 +68,8 @@ class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, AtomicC
 
     def _set_special_tokens(self) -> None:
         """Complete the configurations from the tokenizer, as `Trainer` would with a warning."""
-        for config in (self.model.config.get_text_config(), getattr(self.model, "generation_config", None)):
+        model: Any = self.model
+        for config in (model.config.get_text_config(), getattr(model, "generation_config", None)):
             for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
                 if config is not None and getattr(config, name, None) is None:
                     setattr(config, name, getattr(self.processing_class, name, None))
