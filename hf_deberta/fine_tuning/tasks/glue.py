@@ -25,7 +25,7 @@ Metrics: those of each GLUE task; for your own rows accuracy and F1 (classes), P
 Files, for each test split:
 
     predict_results_NAME.txt    index and prediction, as in Transformers' run_glue.py
-    predictions_NAME.jsonl      prediction and probabilities
+    predictions_NAME.jsonl      the columns of the rows, prediction and probabilities; as predictions_NAME.csv, too
     CoLA.tsv, MNLI-m.tsv, ...   the file of a GLUE submission
 
 `python -m hf_deberta.fine_tuning.tasks.glue submission.zip runs/*` zips those files for gluebenchmark.com.
@@ -519,7 +519,7 @@ def metric_configuration(task: GlueTask) -> str:
 
 
 def write_glue_predictions(folder: Path, task: GlueTask, name: str, split: str, predicted: LabelLogits) -> None:
-    """Write the prediction files of a test split, in the order of its rows."""
+    """Write predict_results_NAME.txt and the file of a submission, in the order of the rows."""
     best = predicted.best()
     if task.labels is None:
         printed = [f"{value:.3f}" for value in best]
@@ -529,10 +529,7 @@ def write_glue_predictions(folder: Path, task: GlueTask, name: str, split: str, 
     else:
         printed = best
         submitted = best if task.submits_names else [str(task.labels.index(label)) for label in best]
-    suffix = split.removeprefix("test").removeprefix("_")
-    name = f"{name}_{suffix}" if suffix else name
     write_prediction_table(folder / f"predict_results_{name}.txt", printed)
-    predicted.write(folder / f"predictions_{name}.jsonl", index=range(len(best)))
     if split in task.submission_files:
         write_prediction_table(folder / task.submission_files[split], submitted)
 
@@ -632,7 +629,14 @@ class Classification(Task):
         return compute(predictions=numbers[labelled], references=targets[labelled], num_labels=len(self.labels))
 
     def write(self, folder: Path, split: str, predicted: LabelLogits) -> None:
-        write_glue_predictions(folder, self.task, self.data_args.name, split, predicted)
+        write_glue_predictions(folder, self.task, self.name_of(split), split, predicted)
+
+    def name_of(self, split: str) -> str:
+        """Return the part of file names that stands for a test split: mnli, mnli_mismatched, own."""
+        return self.data_args.name + split.removeprefix("test")
+
+    def predictions_name(self, split: str) -> str:
+        return f"predictions_{self.name_of(split)}"
 
 
 def main() -> None:

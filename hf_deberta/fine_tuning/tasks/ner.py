@@ -24,7 +24,8 @@ A sentence that is too long is split into overlapping windows. Each word has a l
 token.
 
 Metrics: precision, recall and F1 of whole entities as conlleval and seqeval count them, and accuracy of words. Files:
-predictions_SPLIT.txt, CoNLL columns with word, label and prediction.
+predictions_SPLIT.txt, CoNLL columns with word, label and prediction; predictions_SPLIT.jsonl and .csv, the columns of
+the rows, and the predicted label of each word with its probability.
 """
 
 import re
@@ -196,6 +197,11 @@ def sentences_from_table(
     if not any(sentence.words for sentence in sentences):
         raise InputError("the rows have no words")
     return sentences if document_starts or documents.keys() - {0} else _without_documents(sentences)
+
+
+def rows_of_sentences(rows: Dataset, tokens_column: str) -> Dataset:
+    """Return the rows of a table that are sentences, not marks of documents."""
+    return rows.select([i for i, words in enumerate(rows[tokens_column]) if words[:1] != [DOCUMENT_START]])
 
 
 def _tag_names(tags: list[int | str], words: list[str], names: Sequence[str] | None) -> list[str]:
@@ -581,10 +587,11 @@ class NamedEntities(Task):
             labels = checkpoint_labels(self.model_args) or ()
         if not labels:
             raise InputError(f"{self.model_args.checkpoint} is a regression model, it has no labels")
-        self.labels = labels_in_checkpoint_order(labels, self.model_args)
+        self.labels, self.given = labels_in_checkpoint_order(labels, self.model_args), {}
         for split, split_sentences in sentences.items():
             with input_errors(source_of(splits[split], split)):
                 require_known_labels(split_sentences, self.labels, split)
+            self.given[split] = rows_of_sentences(splits[split], self.data_args.text_column_name)
             words = sum(len(sentence.words) for sentence in split_sentences)
             logger.info(f"{split}: {len(split_sentences):,} sentences, {words:,} words")
         self.choose_context(sentence for group in sentences.values() for sentence in group)
@@ -632,6 +639,14 @@ class NamedEntities(Task):
         sentences, by_type = self.rows[split], self.data_args.return_entity_level_metrics
         tags, gold = tags_of_scores(predicted, sentences), [sentence.tags or [] for sentence in sentences]
         return compute_metric("named_entities", predictions=tags, references=gold, by_type=by_type)
+
+    def input_rows(self, split: str) -> Dataset:
+        return self.given[split]
+
+    def predicted_columns(self, split: str, predicted: Scores) -> dict[str, list]:
+        """Return a label for each word of a sentence, with its probability."""
+        tags, best = tags_of_scores(predicted, self.rows[split]), (max(row.values()) for row in predicted)
+        return {"prediction": tags, "probability": [[next(best) for _ in sentence] for sentence in tags]}
 
     def write(self, folder: Path, split: str, predicted: Scores) -> None:
         sentences = self.rows[split]

@@ -24,7 +24,8 @@ Each choice becomes an input `[CLS] article [SEP] question choice [SEP]`; the ch
 prediction. Articles that do not fit are truncated at the end; questions and choices never are.
 
 Metrics: accuracy, and for RACE the accuracy on middle and high school articles. Files: predict_results.txt (index and
-letter), predictions.jsonl (with probabilities), and for aNLI its submission anli.lst.
+letter), predictions.jsonl and .csv (the columns of the rows, prediction, probabilities), and for aNLI its submission
+anli.lst.
 """
 
 import re
@@ -46,7 +47,7 @@ from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments, require_plain_splits
 from hf_deberta.fine_tuning.task import LabelLogits, Scores, Task, logits_of
 from hf_deberta.fine_tuning.tasks.expand_rows import errors_of_row, expand_rows, read_as
-from hf_deberta.fine_tuning.tasks.submission import write_json_lines, write_lines, write_prediction_table
+from hf_deberta.fine_tuning.tasks.submission import write_lines, write_prediction_table
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.training.data_files import read_table, require_columns, require_texts, set_source, source_of
 from hf_deberta.training.errors import InputError, RowError, input_errors
@@ -335,10 +336,10 @@ class MultipleChoice(Task):
         return super().recipe_name(flags).partition("_")[0]
 
     def read(self, splits: dict[str, Dataset]) -> dict[str, Dataset]:
-        fill_blanks = self.data_args.fill_blanks
+        self.given, fill_blanks = require_plain_splits(splits), self.data_args.fill_blanks
         return {
             split: choice_rows(rows, split, with_labels=split != "test", fill_blanks=fill_blanks)
-            for split, rows in require_plain_splits(splits).items()
+            for split, rows in splits.items()
         }
 
     def config_fields(self) -> dict[str, Any]:
@@ -364,19 +365,17 @@ class MultipleChoice(Task):
             "multiple_choice", "race", predictions=best, references=rows["label"][:], ids=rows["id"][:]
         )
 
+    def input_rows(self, split: str) -> Dataset:
+        return self.given[split]
+
+    def predictions_name(self, split: str) -> str:
+        return "predictions"
+
     def write(self, folder: Path, split: str, predicted: LabelLogits) -> None:
-        write_choice_predictions(folder, self.rows[split]["id"][:], predicted, self.data_args.task_name == "anli")
-
-
-def write_choice_predictions(folder: Path, ids: list[str], predicted: LabelLogits, is_anli: bool = False) -> None:
-    """Write predict_results.txt, predictions.jsonl and the submission of aNLI, in the order of the rows."""
-    letters, numbers = predicted.best(), predicted.values.argmax(-1).tolist()
-    write_prediction_table(folder / "predict_results.txt", letters)
-    if is_anli:
-        write_lines(folder / "anli.lst", [str(number + 1) for number in numbers])
-    columns = zip(ids, letters, numbers, predicted.probabilities().tolist(), strict=True)
-    names = ("id", "prediction", "label", "probabilities")
-    write_json_lines(folder / "predictions.jsonl", (dict(zip(names, row, strict=True)) for row in columns))
+        """Write predict_results.txt and the submission of aNLI, in the order of the rows."""
+        write_prediction_table(folder / "predict_results.txt", predicted.best())
+        if self.data_args.task_name == "anli":
+            write_lines(folder / "anli.lst", [str(number + 1) for number in predicted.values.argmax(-1).tolist()])
 
 
 def main() -> None:

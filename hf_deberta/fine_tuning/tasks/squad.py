@@ -15,7 +15,8 @@ The flags are those of Transformers' run_qa.py, and the groups below.
 
 A context is split into overlapping windows; a predicted answer is a span of one of them, and its text is copied from
 the context. Metrics: those of the official scripts. Files for the validation and the test rows, in the format of these
-scripts: predictions.json, nbest_predictions.json and, for SQuAD 2.0, null_odds.json.
+scripts: predictions.json, nbest_predictions.json and, for SQuAD 2.0, null_odds.json; and predictions_SPLIT.jsonl and
+.csv, the columns of the rows, the predicted answer and its probability.
 """
 
 from argparse import Namespace
@@ -214,10 +215,8 @@ class Squad(Task):
         return "squad" if name == "own" else name
 
     def read(self, splits: dict[str, Dataset]) -> dict[str, Dataset]:
-        rows = {
-            split: squad_rows(raw, split, with_answers=split != "test")
-            for split, raw in require_plain_splits(splits).items()
-        }
+        self.given = require_plain_splits(splits)
+        rows = {split: squad_rows(raw, split, with_answers=split != "test") for split, raw in splits.items()}
         data_args = self.data_args
         if data_args.version_2_with_negative is None:
             labelled = (split_rows for split, split_rows in rows.items() if split != "test")
@@ -270,6 +269,14 @@ class Squad(Task):
             row["no_answer_probability"] = predicted.null_odds[row["id"]]
         threshold = self.data_args.null_score_diff_threshold
         return compute_metric("squad_v2", predictions=predictions, references=references, no_answer_threshold=threshold)
+
+    def input_rows(self, split: str) -> Dataset:
+        return self.given[split]
+
+    def predicted_columns(self, split: str, predicted: PredictedAnswers) -> dict[str, list]:
+        answers = list(predicted.predictions.values())
+        scores = zip(predicted.scores(), answers, strict=True)
+        return {"prediction": answers, "probability": [row.get(answer, 0.0) for row, answer in scores]}
 
     def write(self, folder: Path, split: str, predicted: PredictedAnswers) -> None:
         predicted.write(folder, "predict_" if split == "test" else "eval_")

@@ -28,8 +28,8 @@ Columns: those of the Hub dataset. The official files, where MultiRC, ReCoRD and
 
 COPA and ReCoRD are encoded as in the official DeBERTa code, which has no recipe for WiC and WSC.
 
-Metrics: those of the SuperGLUE paper, between 0 and 1. Files: predictions_TASK.jsonl with probabilities (ReCoRD: the
-best entities), and the file of a SuperGLUE submission, such as BoolQ.jsonl.
+Metrics: those of the SuperGLUE paper, between 0 and 1. Files: predictions_TASK.jsonl and .csv, the columns of the rows,
+prediction and probabilities (ReCoRD: the best entities), and the file of a SuperGLUE submission, such as BoolQ.jsonl.
 
 `python -m hf_deberta.fine_tuning.tasks.superglue submission.zip runs/*` zips those files for super.gluebenchmark.com.
 """
@@ -630,18 +630,14 @@ def _gender_pairs(rows: Dataset) -> list[str]:
 def write_superglue_predictions(
     folder: Path, name: str, rows: Dataset, predicted: LabelLogits | RankedEntities
 ) -> None:
-    """Write predictions_NAME.jsonl and the file of a submission, from the ranked entities of ReCoRD or from logits."""
+    """Write the file of a submission, from the ranked entities of ReCoRD or from logits."""
     idx = list(rows["idx"]) if "idx" in rows.column_names else list(range(len(rows)))
     task = TASKS[name]
-    path = folder / f"predictions_{name}.jsonl"
     if isinstance(predicted, LabelLogits):
-        predicted.write(path, idx=idx)
         submitted = dict(zip(task.labels, task.submission_labels or task.labels, strict=True))
         answers: list[Any] = [submitted[label] for label in predicted.best()]
     else:
         idx = [number["query"] if isinstance(number, dict) else number for number in idx]
-        top = [[{"text": text, "log_probability": score} for text, score in entities[:5]] for entities in predicted]
-        write_json_lines(path, ({"idx": number, "answers": best} for number, best in zip(idx, top, strict=True)))
         answers = best_entities(predicted, rows)
     submission = [{"idx": number, "label": answer} for number, answer in zip(idx, answers, strict=True)]
     if name == "multirc":
@@ -739,6 +735,16 @@ class SuperGlue(Task):
         else:
             best = best_entities(predicted, rows)
         return compute_metric("super_glue", name, **metric_inputs(name, rows, best, part))
+
+    def predicted_columns(self, split: str, predicted: LabelLogits | RankedEntities) -> dict[str, list]:
+        """Return predictions and probabilities; for ReCoRD the best entity, and up to five with their scores."""
+        if isinstance(predicted, LabelLogits):
+            return predicted.columns()
+        top = [[{"text": text, "log_probability": score} for text, score in entities[:5]] for entities in predicted]
+        return {"prediction": best_entities(predicted, self.rows[split]), "best_entities": top}
+
+    def predictions_name(self, split: str) -> str:
+        return f"predictions_{self.task_and_split(split)[0]}"
 
     def write(self, folder: Path, split: str, predicted: LabelLogits | RankedEntities) -> None:
         write_superglue_predictions(folder, self.task_and_split(split)[0], self.rows[split], predicted)

@@ -9,14 +9,15 @@ from datasets import Dataset
 
 from hf_deberta.fine_tuning.task import LabelLogits
 from hf_deberta.fine_tuning.tasks.race import (
+    ChoiceArguments,
     ChoiceCollator,
+    MultipleChoice,
     _questions_of_article,
     answer_index,
     choice_rows,
     encode_choices,
     join_question_and_option,
     read_choices,
-    write_choice_predictions,
 )
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 from hf_deberta.training.errors import InputError
@@ -228,9 +229,10 @@ def test_the_collator_takes_rows_without_labels(tokenizer):
 LOGITS = np.array([[0.0, 2.0], [3.0, 1.0], [0.0, 1.0], [2.0, 0.0]])
 
 
-def test_predictions(tmp_path):
-    write_choice_predictions(tmp_path, ["a", "b", "c", "d"], LabelLogits(LOGITS, ("A", "B")))
+@pytest.mark.parametrize("task_name", [None, "anli"])
+def test_predictions(tmp_path, task_name):
+    task = MultipleChoice(None, ChoiceArguments(task_name=task_name), None)
+    task.write(tmp_path, "test", LabelLogits(LOGITS, ("A", "B")))
     assert (tmp_path / "predict_results.txt").read_text() == "index\tprediction\n0\tB\n1\tA\n2\tB\n3\tA\n"
-    lines = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
-    assert [(line["id"], line["prediction"], line["label"]) for line in lines][:2] == [("a", "B", 1), ("b", "A", 0)]
-    assert lines[0]["probabilities"] == pytest.approx(torch.tensor(LOGITS[0]).softmax(-1).tolist())
+    assert (tmp_path / "anli.lst").exists() == (task_name == "anli")
+    assert task_name is None or (tmp_path / "anli.lst").read_text() == "2\n1\n2\n1\n"
