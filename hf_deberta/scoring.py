@@ -174,8 +174,6 @@ def pack_by_tokens(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
 class ParquetRows:
     """Rows of a parquet file, and the file they are written to."""
 
-    unit = "row"
-
     def __init__(self, source: Path, target: IO[bytes], settings: ScoreSettings, labels: Sequence[str]):
         self.path, self.settings = source, settings
         with explain_file_errors(source, "scored"):
@@ -210,8 +208,6 @@ class ParquetRows:
 
 class JsonRows:
     """Rows of a json lines file. What a line holds is written as it is, and new fields behind it."""
-
-    unit = "line"
 
     def __init__(self, source: Path, target: IO[bytes], settings: ScoreSettings, labels: Sequence[str]):
         self.path, self.settings, self.is_zipped = source, settings, source.name.endswith(".gz")
@@ -312,7 +308,7 @@ def tokenized_windows(classifier: TextClassifier, rows: Any) -> Iterator[tuple[A
         bad = next((number for number, problem in enumerate(problems) if problem), None)
         if bad is not None and not classifier.settings.skip_bad_rows:
             raise InputError(
-                f"{rows.path}, {rows.unit} {first + bad} has a bad text: {problems[bad]}; --skip_bad_rows gives such "
+                f"{rows.path}, row {first + bad} has a bad text: {problems[bad]}; --skip_bad_rows gives such "
                 "rows a null label"
             )
         good = [problem is None for problem in problems]

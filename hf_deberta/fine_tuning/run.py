@@ -25,6 +25,8 @@ from hf_deberta.fine_tuning.splits import hash_rows, read_splits
 from hf_deberta.fine_tuning.task import Task, prediction_splits
 from hf_deberta.fine_tuning.task_model import load_model, load_tokenizer, max_input_length
 from hf_deberta.fine_tuning.trainer import TIMINGS, FineTuningTrainer
+from hf_deberta.training.data_files import leave_out, left_out_rows
+from hf_deberta.training.errors import InputError, RowError
 from hf_deberta.training.json_files import atomic_write, write_json
 from hf_deberta.training.run_identity import compare_with_recorded_run
 from hf_deberta.training.run_lock import lock_folder
@@ -63,10 +65,30 @@ def read_rows(task: Task) -> None:
     """Read the rows of a task, and set what depends on them: actions, the best model's metric, hashes for ensembles."""
     splits = read_splits(task.data_args, task.hub(), task.read_file, task.download_options())
     task.args.choose_actions(splits)
-    task.rows = task.read(splits)
+    while True:
+        try:
+            task.rows = task.read(splits)
+            break
+        except RowError as error:
+            splits = leave_out_bad_rows(splits, error, task.data_args.skip_bad_rows)
     hashed = task.rows if task.hashes_read_rows else splits
     task.args.row_hashes = hash_rows(hashed, *task.label_columns)
     task.args.set_best_metric(task.metric_names)
+
+
+def leave_out_bad_rows(splits: dict[str, Dataset], error: RowError, skips: bool) -> dict[str, Dataset]:
+    """Return the splits without the bad rows; an InputError if --skip_bad_rows is not given, or not for these rows."""
+    split = error.split
+    if split not in splits or split.startswith("test"):
+        raise InputError(f"{error}; --skip_bad_rows is for training and validation rows") if skips else error
+    if not skips:
+        raise InputError(f"{error}; --skip_bad_rows leaves out such rows") from error
+    rows = splits[split]
+    number = len(rows) + len(left_out_rows(rows))
+    if len(error.problems) == len(rows):
+        raise InputError(f"{error}; no row of {number:,} would be left") from error
+    logger.warning(f"{len(error.problems):,} of {number:,} {split} rows are left out: {error}")
+    return {**splits, split: leave_out(rows, error.problems)}
 
 
 def run(task: Task, sift_args: SiftArguments, args: FineTuningArguments) -> dict[str, float]:

@@ -128,10 +128,10 @@ def test_lines_of_json_stay_as_they_are(classifier, ending, tmp_path):
 
 
 BAD = {
-    '{"text": null}': "line 2 has a bad text: the text must be text, not null",
-    '{"other": "a"}': "line 2 has a bad text: the text must be text, not null",
-    '{"text": 5}': "line 2 has a bad text: the text must be text, not a number, 5",
-    '{"text": "\\ud800"}': "line 2 has a bad text: the text has half of a surrogate pair",
+    '{"text": null}': "row 2 has a bad text: the text must be text, not null",
+    '{"other": "a"}': "row 2 has a bad text: the text must be text, not null",
+    '{"text": 5}': "row 2 has a bad text: the text must be text, not a number, 5",
+    '{"text": "\\ud800"}': "row 2 has a bad text: the text has half of a surrogate pair",
     '{"text": "a", "label": 1}': "a column 'label' already: add --prefix",
     "[1]": "line 2 holds a list, .* not a JSON object",
     '{"text": ': "line 2 is no valid JSON",
@@ -321,7 +321,7 @@ def test_a_run_skips_shards_that_are_done(model, shards, cluster, capsys):
     done = {path: path.stat().st_mtime_ns for path in (shards / "out").glob("*.parquet")}
     (shards / "out" / "2.parquet").unlink()
     (shards / "in" / "4.jsonl").write_text('{"text": null}')
-    with pytest.raises(SystemExit, match="1 of 2 shards failed; the first: .*4.jsonl, line 1 has a bad text"):
+    with pytest.raises(SystemExit, match="1 of 2 shards failed; the first: .*4.jsonl, row 1 has a bad text"):
         run(model, shards, *flags)
     assert "2 shards to score, 3 done before; 2 workers with 1 core each\n" in capsys.readouterr().out
     changed = {path.name for path, before in done.items() if path.stat().st_mtime_ns != before}

@@ -30,6 +30,7 @@ anli.lst.
 
 import re
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,7 +47,7 @@ from hf_deberta import HfDebertaForMultipleChoice
 from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments, require_plain_splits
 from hf_deberta.fine_tuning.task import LabelLogits, Scores, Task, logits_of
-from hf_deberta.fine_tuning.tasks.expand_rows import errors_of_row, expand_rows, read_as
+from hf_deberta.fine_tuning.tasks.expand_rows import all_bad_rows, expand_rows, read_as
 from hf_deberta.fine_tuning.tasks.submission import write_lines, write_prediction_table
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.training.data_files import read_table, require_columns, require_texts, set_source, source_of
@@ -180,35 +181,34 @@ def choice_rows(rows: Dataset, split: str, with_labels: bool = True, fill_blanks
         labelled = with_labels or (answer_column in columns and not any(map(_is_missing, rows[answer_column][:])))
         require_texts(rows, ["article", "question"] if is_race else ANLI_COLUMNS if is_anli else ["sent1"], split)
 
-        def make_choice_row(row: dict[str, Any], index: int) -> dict[str, Any]:
+        def make_choice_row(row: dict[str, Any], index: int = 0) -> dict[str, Any]:
             row_id = row["id"] if "id" in columns else row.get("example_id")
-            with errors_of_row(index):
-                if is_anli:
-                    first, second, *choices = (_one_line(row[column]) for column in ANLI_COLUMNS)
-                    context = f"{first} {second}"
-                elif is_race:
-                    context, question = _one_line(row["article"]), _one_line(row["question"])
-                    options = map(_one_line, read_as(row["options"], [str], "options"))
-                    choices = [join_question_and_option(question, option, fill_blanks) for option in options]
-                else:
-                    context, choices = _one_line(row["sent1"]), _swag_choices(row)
-                if not 2 <= len(choices) <= len(LETTERS):
-                    raise InputError(f"a question needs 2 to {len(LETTERS)} choices, not {len(choices)}")
-                label = {}
-                if labelled:
-                    read_label = anli_answer_index if is_anli else answer_index
-                    label = {"label": read_label(row[answer_column], len(choices))}
+            if is_anli:
+                first, second, *choices = (_one_line(row[column]) for column in ANLI_COLUMNS)
+                context = f"{first} {second}"
+            elif is_race:
+                context, question = _one_line(row["article"]), _one_line(row["question"])
+                options = map(_one_line, read_as(row["options"], [str], "options"))
+                choices = [join_question_and_option(question, option, fill_blanks) for option in options]
+            else:
+                context, choices = _one_line(row["sent1"]), _swag_choices(row)
+            if not 2 <= len(choices) <= len(LETTERS):
+                raise InputError(f"a question needs 2 to {len(LETTERS)} choices, not {len(choices)}")
+            label = {}
+            if labelled:
+                read_label = anli_answer_index if is_anli else answer_index
+                label = {"label": read_label(row[answer_column], len(choices))}
             return {"id": str(index if row_id is None else row_id), "context": context, "choices": choices, **label}
 
         features = datasets.Features(ROW_FEATURES | ({"label": datasets.Value("int64")} if labelled else {}))
-        rows = rows.map(
-            make_choice_row, with_indices=True, remove_columns=columns, features=features, desc=f"checking {split}"
-        )
-        counts = [len(choices) for choices in rows["choices"]]
-        if odd := [row for row, count in enumerate(counts) if count != counts[0]]:
-            raise RowError(
-                odd[0], f"{counts[odd[0]]} choices, but the first row has {counts[0]}: all {split} rows need as many"
+        with all_bad_rows(rows, make_choice_row):
+            rows = rows.map(
+                make_choice_row, with_indices=True, remove_columns=columns, features=features, desc=f"checking {split}"
             )
+        counts = [len(choices) for choices in rows["choices"]]
+        ((usual, _),) = Counter(counts).most_common(1)
+        if odd := {row: count for row, count in enumerate(counts) if count != usual}:
+            raise RowError({row: f"{count} choices, but most rows have {usual}" for row, count in odd.items()})
         return rows
 
 
@@ -246,6 +246,8 @@ def answer_index(answer: str | int | None, num_choices: int) -> int:
     if isinstance(answer, str):
         letter = answer.strip()
         index = int(letter) if letter.isdecimal() else LETTERS.find(letter) if len(letter) == 1 else -1
+    if isinstance(answer, float) and answer.is_integer():  # a csv column in which some are missing
+        index = int(answer)
     if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < num_choices:
         last = LETTERS[num_choices - 1]
         raise InputError(

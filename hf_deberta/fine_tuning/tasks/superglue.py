@@ -60,13 +60,13 @@ from hf_deberta.fine_tuning.splits import DataArguments
 from hf_deberta.fine_tuning.task import LabelLogits, Scores, Task, logits_of
 from hf_deberta.fine_tuning.task_model import ModelArguments
 from hf_deberta.fine_tuning.tasks import glue
-from hf_deberta.fine_tuning.tasks.expand_rows import errors_of_row, expand_rows, read_as
+from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows, read_as
 from hf_deberta.fine_tuning.tasks.glue import NLI_COLUMNS, SENTENCE_COLUMNS, TWO_WAY_ENTAILMENT, warn_of_truncation
 from hf_deberta.fine_tuning.tasks.race import ChoiceCollator
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_json_lines
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.model.losses import IGNORED
-from hf_deberta.training.data_files import csv_text, read_table, require_columns, require_texts, source_of
+from hf_deberta.training.data_files import check_rows, csv_text, read_table, require_columns, require_texts, source_of
 from hf_deberta.training.errors import InputError, RowError, input_errors
 from hf_deberta.training.file_faults import describe
 
@@ -187,13 +187,15 @@ def flatten_split(rows: Dataset, split: str, name: str, map_options: dict[str, A
         require_texts(rows, [column for column in TASKS[name].columns if column in TEXT_COLUMNS], split)
         needs_label = "label" in rows.column_names and name != "record" and not split.startswith("test")
         usual = Counter(map(type, rows["label"][:] if needs_label else [None])).most_common(1)[0][0]
-        for index, row in enumerate(rows):
-            with errors_of_row(index):
-                if needs_idx:
-                    read_as(row["idx"], MULTIRC_IDX, "idx")
-                if needs_label and (row["label"] in (None, -1) or type(row["label"]) is not usual):
-                    raise InputError(f"the label is {describe(row['label'])}; each row needs one of the same type")
-                _check_positions(row, name)
+
+        def check(row: dict[str, Any]) -> None:
+            if needs_idx:
+                read_as(row["idx"], MULTIRC_IDX, "idx")
+            if needs_label and (row["label"] in (None, -1) or type(row["label"]) is not usual):
+                raise InputError(f"the label is {describe(row['label'])}; each row needs one of the same type")
+            _check_positions(row, name)
+
+        check_rows(rows, check)
     return rows
 
 
@@ -239,9 +241,9 @@ def require_labels(rows: Dataset, split: str, name: str) -> None:
     with input_errors(source_of(rows, split)):
         if not has_labels(rows, split, name):
             raise InputError(f"the {split} rows of {name} have no labels")
-        for index, answers in enumerate(rows["answers"][:] if name == "record" else ()):
-            if not answers:
-                raise RowError(index, "the row has no answers")
+        without = [row for row, answers in enumerate(rows["answers"] if name == "record" else ()) if not answers]
+        if without:
+            raise RowError(dict.fromkeys(without, "the row has no answers"))
 
 
 # Rows of the official files, for `read_as`

@@ -122,7 +122,7 @@ def test_rows_without_answers():
     assert choice_rows(Dataset.from_list(FLAT), "test", with_labels=False)["label"][:] == [1, 1]
     with pytest.raises(InputError, match="validation rows .* 'answer'; .* example_id, article"):
         choice_rows(without, "validation")
-    with pytest.raises(InputError, match=r"train row 1: .* not -1"):
+    with pytest.raises(InputError, match=r"train rows 1, 2: .* not -1"):
         choice_rows(hidden, "train")
 
 
@@ -145,12 +145,12 @@ def test_missing_columns_and_options():
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([FLAT[0], {**FLAT[1], "options": ["one", "two"]}], "row 2: 2 choices, but the first row has 3"),
+        ([FLAT[0], {**FLAT[1], "options": ["one", "two"]}], "row 2: 2 choices, but most rows have 3"),
         ([FLAT[0], {**FLAT[1], "options": ["one"]}], "row 2: a question needs 2 to 26 choices, not 1"),
         ([FLAT[0], {**FLAT[1], "options": []}], "row 2: a question needs 2 to 26 choices, not 0"),
         ([{**FLAT[0], "options": ["x"] * 27}], "row 1: .* not 27"),
         ([{**SWAG[0], "ending1": None}], "row 1: .* not 1"),
-        ([{**SWAG[0], "ending2": "x"}, {**SWAG[1], "ending2": None}], "row 2: 2 choices, but the first row has 3"),
+        ([{**SWAG[0], "ending2": "x"}, {**SWAG[1], "ending2": None}], "row 2: 2 choices, but most rows have 3"),
     ],
 )
 def test_invalid_numbers_of_choices(rows, message):
