@@ -85,10 +85,11 @@ def leave_out_bad_rows(splits: dict[str, Dataset], error: RowError, skips: bool)
         raise InputError(f"{error}; --skip_bad_rows leaves out such rows") from error
     rows = splits[split]
     number = len(rows) + len(left_out_rows(rows))
-    if len(error.problems) == len(rows):
+    kept = leave_out(rows, error.problems)
+    if not 0 < len(kept) < len(rows):
         raise InputError(f"{error}; no row of {number:,} would be left") from error
-    logger.warning(f"{len(error.problems):,} of {number:,} {split} rows are left out: {error}")
-    return {**splits, split: leave_out(rows, error.problems)}
+    logger.warning(f"{len(rows) - len(kept):,} of {number:,} {split} rows are left out: {error}")
+    return {**splits, split: kept}
 
 
 def run(task: Task, sift_args: SiftArguments, args: FineTuningArguments) -> dict[str, float]:
