@@ -23,7 +23,7 @@ from hf_deberta.fine_tuning.ensemble import write_ensemble
 from hf_deberta.fine_tuning.sift import SiftArguments
 from hf_deberta.fine_tuning.splits import hash_rows, read_splits
 from hf_deberta.fine_tuning.task import Task, prediction_splits
-from hf_deberta.fine_tuning.task_model import load_model, load_tokenizer, max_input_length
+from hf_deberta.fine_tuning.task_model import load_config, load_model, load_tokenizer, max_input_length
 from hf_deberta.fine_tuning.trainer import TIMINGS, FineTuningTrainer
 from hf_deberta.training.data_files import leave_out, left_out_rows
 from hf_deberta.training.errors import InputError, RowError
@@ -95,16 +95,17 @@ def leave_out_bad_rows(splits: dict[str, Dataset], error: RowError, skips: bool)
 def run(task: Task, sift_args: SiftArguments, args: FineTuningArguments) -> dict[str, float]:
     """Train, evaluate and predict with one seed; return the metrics of the validation rows."""
     model_args, data_args = task.model_args, task.data_args
-    set_seed(args.seed)
+    config = load_config(model_args, task.auto_class, **task.config_fields())
     tokenizer = load_tokenizer(model_args, **task.tokenizer_options)
-    model = load_model(model_args, task.model_class, task.auto_class, args.do_train, **task.config_fields())
-    length = max_input_length(data_args.max_seq_length, tokenizer, model.config, task.default_length)
+    length = max_input_length(data_args.max_seq_length, tokenizer, config, task.default_length)
     with args.main_process_first(desc="tokenizing"):
         inputs = {}
         for split in task.rows:
             forget_truncation(tokenizer)
             inputs[split] = task.encode(split, tokenizer, length)
     forget_truncation(tokenizer)  # it would be saved
+    set_seed(args.seed)
+    model = load_model(model_args, task.model_class, task.auto_class, args.do_train, **task.config_fields())
     trainer = FineTuningTrainer(
         model=model,
         args=args,
@@ -127,8 +128,10 @@ def run(task: Task, sift_args: SiftArguments, args: FineTuningArguments) -> dict
 
 def list_results(folder: Path) -> None:
     files = [path for path in sorted(folder.glob("[!_]*")) if path.is_file() and path.suffix != ".py"]
+    others = {"*.py": "the model's source files (*.py)", "checkpoint-*": "checkpoints"}
+    also = " and ".join(text for pattern, text in others.items() if any(folder.glob(pattern)))
     names = ", ".join(path.name for path in files)
-    logger.info(f"Results in {folder}: {names}; also the model's source files (*.py) and checkpoints")
+    logger.info(f"Results in {folder}: {names}{f'; also {also}' if also else ''}")
 
 
 def forget_truncation(tokenizer: PreTrainedTokenizerBase) -> None:

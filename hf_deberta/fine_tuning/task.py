@@ -152,7 +152,11 @@ class Task:
     @cached_property
     def model_labels(self) -> tuple[str, ...] | None:
         """The labels in the model's order, which is that of the checkpoint if it has the same ones."""
-        return None if self.labels is None else labels_in_checkpoint_order(self.labels, self.model_args)
+        return (
+            None
+            if self.labels is None
+            else labels_in_checkpoint_order(self.labels, self.model_args, self.args.do_train)
+        )
 
     def config_fields(self) -> dict[str, Any]:
         """Return the fields of the model's configuration that the head needs."""

@@ -586,7 +586,7 @@ class NamedEntities(Task):
             labels = checkpoint_labels(self.model_args) or ()
         if not labels:
             raise InputError(f"{self.model_args.checkpoint} is a regression model, it has no labels")
-        self.labels, self.given = labels_in_checkpoint_order(labels, self.model_args), {}
+        self.labels, self.given = labels_in_checkpoint_order(labels, self.model_args, self.args.do_train), {}
         for split, split_sentences in sentences.items():
             numbers = numbers_of_sentences(splits[split], self.data_args.text_column_name)
             with input_errors(source_of(splits[split], split)):
