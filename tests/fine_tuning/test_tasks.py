@@ -11,11 +11,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from datasets import Dataset
-from fine_tuning_models import CPU, ensemble_metrics, read_predicted_rows, results, save_models, write_json_lines
+from fine_tuning_models import (
+    CPU,
+    ensemble_metrics,
+    read_predicted_rows,
+    results,
+    run_script,
+    save_models,
+    write_json_lines,
+)
 
 from hf_deberta.demos.glue import review_rows
-from hf_deberta.fine_tuning import tasks
-from hf_deberta.fine_tuning.run import run_task
+from hf_deberta.fine_tuning import run, tasks
+from hf_deberta.fine_tuning.run import list_results, run_task
 from hf_deberta.fine_tuning.splits import DataArguments
 from hf_deberta.fine_tuning.task import LabelLogits
 from hf_deberta.fine_tuning.tasks import glue, superglue
@@ -83,6 +91,31 @@ def test_inputs_are_not_pushed_to_the_hub(tmp_path):
         (1, "A"),
     ]
     assert all("secret" not in path.read_text() for path in tmp_path.iterdir())
+
+
+def test_results_are_those_that_are_there(tmp_path, caplog):
+    caplog.set_level("INFO", logger="hf_deberta")
+    (tmp_path / "run.json").touch()
+    list_results(tmp_path)
+    (tmp_path / "checkpoint-2").mkdir()
+    list_results(tmp_path)
+    (tmp_path / "modeling_x.py").touch()
+    list_results(tmp_path)
+    assert [message.partition("run.json")[2] for message in caplog.messages] == [
+        "",
+        "; also checkpoints",
+        "; also the model's source files (*.py) and checkpoints",
+    ]
+
+
+@pytest.mark.slow
+def test_inputs_are_checked_before_the_model_loads(tmp_path, monkeypatch):
+    save_models(tmp_path, [row["sentence"] for row in review_rows(20, 0)])
+    file = write_json_lines(tmp_path / "train.jsonl", [{"text": "a film", "label": x} for x in ("yes", "no")])
+    monkeypatch.setattr(run, "load_model", lambda *args, **fields: pytest.fail("the model was loaded"))
+    with pytest.raises(SystemExit, match="--max_seq_length must be at least 5"):
+        run_script("run_glue.py", "--model_name_or_path", tmp_path / "ours", "--train_file", file, "--max_seq_length",
+                   3, "--output_dir", tmp_path / "out", *CPU)  # fmt: skip
 
 
 @pytest.mark.slow
