@@ -1,5 +1,6 @@
 """Tiny checkpoints of three model families, and the scripts run in this process."""
 
+import csv
 import json
 import runpy
 import sys
@@ -72,6 +73,21 @@ def ensemble_metrics(folder: Path, split: str = "validation") -> dict[str, dict[
 
 def read_json_lines(file: Path) -> list[dict]:
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def read_predicted_rows(folder: Path, name: str) -> list[dict]:
+    """The lines of predictions_NAME.jsonl, after comparing them with the csv."""
+    lines = read_json_lines(folder / f"{name}.jsonl")
+    with open(folder / f"{name}.csv", encoding="utf-8", newline="") as file:
+        rows = [*csv.DictReader(file)]
+    for line, row in zip(lines, rows, strict=True):
+        labels = {f"probability_{label}": p for label, p in line.pop("probabilities", {}).items()}
+        assert [*row] == [*line, *labels]
+        for column, value in (line | labels).items():
+            text = json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else str(value)
+            assert row[column] == ("" if value is None else text)
+        line["probabilities"] = {label.removeprefix("probability_"): p for label, p in labels.items()}
+    return lines
 
 
 def write_json_lines(file: Path, rows: list[dict]) -> Path:

@@ -15,6 +15,7 @@ from fine_tuning_models import (
     classification,
     ensemble_metrics,
     read_json_lines,
+    read_predicted_rows,
     reorder_labels,
     results,
     run_script,
@@ -114,7 +115,9 @@ def test_a_regression_from_a_json_file_of_flags(data, tmp_path, caplog):
     run_glue(file)
     assert "no published settings for stsb" in caplog.text
     assert {"eval_pearson", "eval_spearmanr"} <= set(results(out))
-    assert [line["index"] for line in read_json_lines(out / "predictions_stsb.jsonl")] == list(range(16))
+    rows = read_json_lines(data / "stsb" / "test.jsonl")
+    for line, row in zip(read_predicted_rows(out, "predictions_stsb"), rows, strict=True):
+        assert row.items() <= line.items() and isinstance(line["prediction"], float)
     assert not any(name.startswith("predict_pearson") for name in results(out))  # labels are -1: hidden
 
 
@@ -201,7 +204,7 @@ def test_the_ensemble_of_several_seeds_and_of_finished_runs(data, tmp_path, caps
     assert set(metrics) == {"seed-42", "seed-43", "ensemble"}
     assert "The ensemble of 2 runs, validation" in capsys.readouterr().out
     scores = read_json_lines(out / "ensemble" / "scores_test.jsonl")[1:]
-    lines = read_json_lines(out / "ensemble" / "predictions_sst2.jsonl")
+    lines = read_predicted_rows(out / "ensemble", "predictions_sst2")
     for line, mean in zip(lines, scores, strict=True):
         assert line["probabilities"] == pytest.approx(mean, rel=1e-4) and line["prediction"] == max(mean, key=mean.get)
     order = ["positive", "negative"]
@@ -237,7 +240,7 @@ def test_ensembles_of_numbers_and_of_several_labels(data, tmp_path, kind):
     assert ensemble_metrics(tmp_path / "out", "test") == metrics  # the same rows
     ensemble = tmp_path / "out" / "ensemble"
     scores = read_json_lines(ensemble / "scores_test.jsonl")[1:]
-    for row, mean in zip(read_json_lines(ensemble / "predictions_own.jsonl"), scores, strict=True):
+    for row, mean in zip(read_predicted_rows(ensemble, "predictions_own"), scores, strict=True):
         found = {"value": row["prediction"]} if kind == "regression" else row["probabilities"]
         assert found == pytest.approx(mean, rel=1e-4)
 
@@ -255,7 +258,7 @@ def test_multi_label_classification_learns(data, tmp_path):
     config = HfDebertaConfig.from_pretrained(trained)
     assert config.problem_type == "multi_label_classification"
     assert config.id2label == {0: "cast", 1: "film", 2: "music"} and config.label2id["music"] == 2
-    predicted = [line["prediction"] for line in read_json_lines(trained / "predictions_own.jsonl")]
+    predicted = [line["prediction"] for line in read_predicted_rows(trained, "predictions_own")]
     correct = [sorted(row["label"]) == labels for row, labels in zip(LISTS, predicted, strict=True)]
     assert metrics["eval_accuracy"] == pytest.approx(sum(correct) / len(LISTS))
     table = (trained / "predict_results_own.txt").read_text()
@@ -273,7 +276,7 @@ def test_a_single_label_that_a_row_may_have(data, tmp_path, model):
     rows = write_json_lines(tmp_path / "rows.jsonl", [{"text": "film", "label": ["film"]}, {"text": "a", "label": []}])
     run_glue("--model_name_or_path", data / model, "--train_file", rows, "--test_file", rows, *RUN,
              "--max_steps", 1, "--recipe", "none", "--output_dir", tmp_path / "out")  # fmt: skip
-    first = read_json_lines(tmp_path / "out" / "predictions_own.jsonl")[0]
+    first = read_predicted_rows(tmp_path / "out", "predictions_own")[0]
     assert first["prediction"] in ([], ["film"]) and 0 < first["probabilities"]["film"] < 1
 
 

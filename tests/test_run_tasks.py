@@ -14,6 +14,7 @@ from fine_tuning_models import (
     RUN,
     ensemble_metrics,
     read_json_lines,
+    read_predicted_rows,
     reorder_labels,
     results,
     run_script,
@@ -181,6 +182,9 @@ def check_squad(folder: Path, out: Path, task: str) -> None:
         assert set(predictions) == set(read(out / f"{prefix}_nbest_predictions.json")) == set(golds)
         assert all(predictions[row["id"]] in row["context"] for row in rows)
         assert (out / f"{prefix}_null_odds.json").exists() == (task == "squad2")
+        for line, row in zip(read_predicted_rows(out, f"predictions_{split}"), rows, strict=True):
+            assert row.items() <= line.items() and line["prediction"] == predictions[row["id"]]
+            assert 0 < line["probability"] <= 1
         expected = squad_scores(predictions, golds)
         if task == "squad2":
             odds = read(out / f"{prefix}_null_odds.json")
@@ -191,10 +195,10 @@ def check_squad(folder: Path, out: Path, task: str) -> None:
 
 
 def check_race(folder: Path, out: Path, task: str) -> None:
-    rows = race.choice_rows(race.read_choices(folder / "test"), "test")
-    lines = read_json_lines(out / "predictions.jsonl")
-    assert [line["id"] for line in lines] == rows["id"][:]
-    correct = [line["label"] == label for line, label in zip(lines, rows["label"], strict=True)]
+    lines = read_predicted_rows(out, "predictions")
+    for line, row in zip(lines, race.read_choices(folder / "test"), strict=True):
+        assert row.items() <= line.items() and max(line["probabilities"].values()) <= 1
+    correct = [line["prediction"] == line["answer"] for line in lines]
     high = [right for line, right in zip(lines, correct, strict=True) if line["id"].startswith("high")]
     metrics = results(out)
     assert metrics["predict_accuracy"] == pytest.approx(sum(correct) / len(correct))
@@ -208,6 +212,9 @@ def check_ner(folder: Path, out: Path, task: str) -> None:
     words, gold, predicted = read_columns(out / "predictions_test.txt")
     sentences = ner.convert_to_iob2(ner.read_conll(folder / "test.txt"))
     assert words == [s.words for s in sentences] and gold == [s.tags for s in sentences]
+    for line, row_words, tags in zip(read_predicted_rows(out, "predictions_test"), words, predicted, strict=True):
+        assert (line["tokens"], line["prediction"]) == (row_words, tags)
+        assert len(line["probability"]) == len(tags) and all(1 / len(TAGS) < p <= 1 for p in line["probability"])
     assert {"eval_f1", "eval_PER_recall", "eval_LOC_number"} <= results(out).keys()
     metrics = pytest.importorskip("seqeval.metrics")
     assert results(out)["predict_f1"] == pytest.approx(metrics.f1_score(gold, predicted, zero_division=0))
@@ -221,6 +228,8 @@ def check_superglue(folder: Path, out: Path, name: str) -> None:
     assert not any(key.startswith("test_") for key in results(out))
     submitted = read_json_lines(out / f"{task.submission_name}.jsonl")
     assert [line["idx"] for line in submitted] == list(range(5))
+    lines = read_predicted_rows(out, f"predictions_{name}")
+    assert len(lines) == 5 * (1 + (name == "multirc")) and set(task.columns) <= set(lines[0])
     if name == "multirc":
         answers = [a for line in submitted for q in line["passage"]["questions"] for a in q["answers"]]
         assert [answer["idx"] for answer in answers] == list(range(10))
@@ -269,8 +278,8 @@ def test_the_ensemble_of_two_seeds(data, run, tmp_path, task):
         assert "predict_accuracy" not in results(tmp_path)
         assert len((tmp_path / "predict_results.txt").read_text().splitlines()) == 9
         assert load_file(tmp_path / "model.safetensors")["classifier.weight"].shape[0] == 1
-        for row, mean in zip(read_json_lines(ensemble / "predictions.jsonl"), scores, strict=True):
-            assert row["probabilities"] == pytest.approx([*mean.values()], rel=1e-4)
+        for row, mean in zip(read_predicted_rows(ensemble, "predictions"), scores, strict=True):
+            assert row["sent2"] == "she is" and row["probabilities"] == pytest.approx(mean, rel=1e-4)
     elif task == "conll":
         tags = [tag for row in read_columns(ensemble / "predictions_test.txt")[2] for tag in row]
         assert tags == [max(row, key=row.get) for row in scores]
@@ -394,7 +403,7 @@ def test_anli_from_the_official_files(run, tmp_path):
         (tmp_path / f"{split}-labels.lst").write_text("1\n2\n" * 4)
     out, words = tmp_path / "out", ["--task_name", "anli", "--data_dir", tmp_path]
     run("swag", out, "--max_steps", 2, rows=words)
-    labels = [line["label"] + 1 for line in read_json_lines(out / "predictions.jsonl")]
+    labels = ["AB".index(line["prediction"]) + 1 for line in read_predicted_rows(out, "predictions")]
     assert (out / "anli.lst").read_text().split() == list(map(str, labels)) and len(labels) == 8
     assert 0 <= results(out)["eval_accuracy"] <= 1
     (tmp_path / "dev-labels.lst").write_text("1\n")
@@ -443,6 +452,7 @@ def test_a_table_of_parts_of_speech(data, run, tmp_path):
         "--max_seq_length", 40, rows=["--data_dir", data / "tags"])  # fmt: skip
     assert 0 <= results(tmp_path)["eval_accuracy"] <= 1 and "eval_f1" not in results(tmp_path)
     assert "predict_accuracy" not in results(tmp_path)
+    assert [*read_predicted_rows(tmp_path, "predictions_test")[0]][:2] == ["tokens", "prediction"]
     first = (tmp_path / "predictions_test.txt").read_text().split("\n")[0].split(" ")
     assert len(first) == 2 and first[1] in ("NN", "XY")
 
@@ -462,8 +472,9 @@ def test_windows_of_a_passage(run, tmp_path):
     file = write_json_lines(tmp_path / "rows.jsonl", rows)
     run("record", out, "--max_steps", 2, "--max_seq_length", 32, "--doc_stride", 8, "--pad_to_max_length",
         rows=[word for split in ("train", "validation", "test") for word in (f"--{split}_file", file)])  # fmt: skip
-    predictions = read_json_lines(out / "predictions_record.jsonl")
-    assert len(predictions) == 8 and all(len({a["text"] for a in line["answers"]}) == 3 for line in predictions)
+    predictions = read_predicted_rows(out, "predictions_record")
+    assert all(len({a["text"] for a in line["best_entities"]}) == 3 for line in predictions)
+    assert [line["idx"]["query"] for line in predictions] == list(range(8))
     assert results(out)["predict_f1"] == results(out)["eval_f1"]
 
 
@@ -493,7 +504,7 @@ def test_the_diagnostics(data, run, tmp_path):
         ("squad", "--data_dir {data}/squad1 --cls_dropout 0.2", "--cls_dropout 0.2"),
         ("squad", "--data_dir {data}/squad1 --validation_file {own}/words.txt", "words.txt"),
         ("race", "--task_name rice", "--task_name .*'rice'"),
-        ("race", "--train_file {data}/swag/test.jsonl", "test.jsonl, row 1: .* not -1"),
+        ("race", "--train_file {data}/swag/test.jsonl", "test.jsonl, rows 1, 2, .* not -1; --skip_bad_rows leaves"),
         ("race", "--train_file {data}/nowhere", "nowhere"),
         ("ner", "--train_file {own}/words.txt", "words.txt"),  # without labels
         ("ner", "--train_file {data}/tags/train.jsonl", "'ner_tags'; .*tokens, pos_tags"),

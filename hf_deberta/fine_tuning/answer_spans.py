@@ -238,7 +238,9 @@ def _drop_misplaced_answers(rows: Dataset) -> Dataset:
         if start >= 0 and actual == text:
             kept.append(index)
         elif example is None:
-            example = f"row {rows[index]['id']!r} has the answer {text!r} at {start}, where the context has {actual!r}"
+            example = (
+                f"question {rows[index]['id']!r} has the answer {text!r} at {start}, where the context has {actual!r}"
+            )
     rule = "it counts characters of the context from 0"
     if not kept:
         raise InputError(f"no answer is where its answer_start says ({rule}): {example}")

@@ -49,7 +49,7 @@ def write_ensemble(folder: Path, runs: dict[str, Path], task: Task) -> None:
             }
         write_scores(folder, split, averaged, rows_hash)
         if not is_validation(split):
-            task.write(folder, split, task.from_scores(split, averaged))
+            task.write_predictions(folder, split, task.from_scores(split, averaged))
     write_json(folder / "ensemble.json", {"runs": {name: str(run) for name, run in runs.items()}, "metrics": results})
     for split, metrics in results.items():
         print(f"\nThe ensemble of {len(runs)} runs, {split}", metrics_table(metrics), sep="\n")

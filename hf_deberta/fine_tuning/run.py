@@ -23,8 +23,10 @@ from hf_deberta.fine_tuning.ensemble import write_ensemble
 from hf_deberta.fine_tuning.sift import SiftArguments
 from hf_deberta.fine_tuning.splits import hash_rows, read_splits
 from hf_deberta.fine_tuning.task import Task, prediction_splits
-from hf_deberta.fine_tuning.task_model import load_model, load_tokenizer, max_input_length
+from hf_deberta.fine_tuning.task_model import load_config, load_model, load_tokenizer, max_input_length
 from hf_deberta.fine_tuning.trainer import TIMINGS, FineTuningTrainer
+from hf_deberta.training.data_files import leave_out, left_out_rows
+from hf_deberta.training.errors import InputError, RowError
 from hf_deberta.training.json_files import atomic_write, write_json
 from hf_deberta.training.run_identity import compare_with_recorded_run
 from hf_deberta.training.run_lock import lock_folder
@@ -63,25 +65,47 @@ def read_rows(task: Task) -> None:
     """Read the rows of a task, and set what depends on them: actions, the best model's metric, hashes for ensembles."""
     splits = read_splits(task.data_args, task.hub(), task.read_file, task.download_options())
     task.args.choose_actions(splits)
-    task.rows = task.read(splits)
+    while True:
+        try:
+            task.rows = task.read(splits)
+            break
+        except RowError as error:
+            splits = leave_out_bad_rows(splits, error, task.data_args.skip_bad_rows)
     hashed = task.rows if task.hashes_read_rows else splits
     task.args.row_hashes = hash_rows(hashed, *task.label_columns)
     task.args.set_best_metric(task.metric_names)
 
 
+def leave_out_bad_rows(splits: dict[str, Dataset], error: RowError, skips: bool) -> dict[str, Dataset]:
+    """Return the splits without the bad rows; an InputError if --skip_bad_rows is not given, or not for these rows."""
+    split = error.split
+    if split not in splits or split.startswith("test"):
+        raise InputError(f"{error}; --skip_bad_rows is for training and validation rows") if skips else error
+    if not skips:
+        raise InputError(f"{error}; --skip_bad_rows leaves out such rows") from error
+    rows = splits[split]
+    number = len(rows) + len(left_out_rows(rows))
+    kept = leave_out(rows, error.problems)
+    if not 0 < len(kept) < len(rows):
+        raise InputError(f"{error}; no row of {number:,} would be left") from error
+    logger.warning(f"{len(rows) - len(kept):,} of {number:,} {split} rows are left out: {error}")
+    return {**splits, split: kept}
+
+
 def run(task: Task, sift_args: SiftArguments, args: FineTuningArguments) -> dict[str, float]:
     """Train, evaluate and predict with one seed; return the metrics of the validation rows."""
     model_args, data_args = task.model_args, task.data_args
-    set_seed(args.seed)
+    config = load_config(model_args, task.auto_class, **task.config_fields())
     tokenizer = load_tokenizer(model_args, **task.tokenizer_options)
-    model = load_model(model_args, task.model_class, task.auto_class, args.do_train, **task.config_fields())
-    length = max_input_length(data_args.max_seq_length, tokenizer, model.config, task.default_length)
+    length = max_input_length(data_args.max_seq_length, tokenizer, config, task.default_length)
     with args.main_process_first(desc="tokenizing"):
         inputs = {}
         for split in task.rows:
             forget_truncation(tokenizer)
             inputs[split] = task.encode(split, tokenizer, length)
     forget_truncation(tokenizer)  # it would be saved
+    set_seed(args.seed)
+    model = load_model(model_args, task.model_class, task.auto_class, args.do_train, **task.config_fields())
     trainer = FineTuningTrainer(
         model=model,
         args=args,
@@ -104,8 +128,10 @@ def run(task: Task, sift_args: SiftArguments, args: FineTuningArguments) -> dict
 
 def list_results(folder: Path) -> None:
     files = [path for path in sorted(folder.glob("[!_]*")) if path.is_file() and path.suffix != ".py"]
+    others = {"*.py": "the model's source files (*.py)", "checkpoint-*": "checkpoints"}
+    also = " and ".join(text for pattern, text in others.items() if any(folder.glob(pattern)))
     names = ", ".join(path.name for path in files)
-    logger.info(f"Results in {folder}: {names}; also the model's source files (*.py) and checkpoints")
+    logger.info(f"Results in {folder}: {names}{f'; also {also}' if also else ''}")
 
 
 def forget_truncation(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -57,6 +57,13 @@ class DataArguments:
     max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first N rows only."})
     max_eval_samples: int | None = field(default=None, metadata={"help": "Evaluate on the first N rows only."})
     max_predict_samples: int | None = field(default=None, metadata={"help": "Predict the first N rows only."})
+    skip_bad_rows: bool = field(
+        default=False,
+        metadata={
+            "help": "Leave out training and validation rows without text or label, with an unknown label, or with "
+            "another mistake, instead of stopping. A mistake in a test row is an error: each has a prediction."
+        },
+    )
     max_seq_length: int | None = field(
         default=None, metadata={"help": "Maximum number of tokens of an input; longer inputs are truncated."}
     )

@@ -8,7 +8,7 @@ The predictions of a split are one object, whether they come from a model (`pred
 """
 
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,7 @@ from hf_deberta.fine_tuning.answer_spans import MIN_PROBABILITY, Scores
 from hf_deberta.fine_tuning.arguments import FineTuningArguments
 from hf_deberta.fine_tuning.splits import DataArguments, find_task_name
 from hf_deberta.fine_tuning.task_model import ModelArguments, label_fields, labels_in_checkpoint_order
-from hf_deberta.fine_tuning.tasks.submission import write_json_lines
+from hf_deberta.fine_tuning.tasks.submission import write_predicted_rows
 from hf_deberta.training.data_files import read_table
 from hf_deberta.training.errors import InputError
 
@@ -82,14 +82,9 @@ class LabelLogits:
         """Return the number of the best label of each row in the order `labels`."""
         return np.array([labels.index(label) for label in self.labels or ()])[self.values.argmax(-1)]
 
-    def write(self, path: Path, **columns: Iterable[Any]) -> None:
-        """Write a line of JSON for each row: its columns, its prediction and the probabilities of its labels."""
-        lines = [{"prediction": best} for best in self.best()]
-        if self.labels is not None:
-            lines = [{**line, "probabilities": row} for line, row in zip(lines, self.scores(), strict=True)]
-        for name, values in reversed(columns.items()):
-            lines = [{name: value, **line} for value, line in zip(values, lines, strict=True)]
-        write_json_lines(path, lines)
+    def columns(self) -> dict[str, list[Any]]:
+        """Return the prediction of each row and, of classes, the probabilities of its labels."""
+        return {"prediction": self.best()} | ({} if self.labels is None else {"probabilities": self.scores()})
 
 
 class Task:
@@ -157,7 +152,11 @@ class Task:
     @cached_property
     def model_labels(self) -> tuple[str, ...] | None:
         """The labels in the model's order, which is that of the checkpoint if it has the same ones."""
-        return None if self.labels is None else labels_in_checkpoint_order(self.labels, self.model_args)
+        return (
+            None
+            if self.labels is None
+            else labels_in_checkpoint_order(self.labels, self.model_args, self.args.do_train)
+        )
 
     def config_fields(self) -> dict[str, Any]:
         """Return the fields of the model's configuration that the head needs."""
@@ -188,9 +187,28 @@ class Task:
         targets, numbers = self.targets(split), predicted.numbers(self.labels or ())
         return {"accuracy": float((numbers == targets)[targets >= 0].mean())}
 
+    def input_rows(self, split: str) -> Dataset:
+        """Return the rows as the user gave them, one for each prediction."""
+        return self.rows[split]
+
+    def predicted_columns(self, split: str, predicted: Any) -> dict[str, list[Any]]:
+        """Return what the files of predictions add to each of these rows."""
+        return predicted.columns()
+
+    def predictions_name(self, split: str) -> str:
+        """Return the name of these files, without its ending."""
+        return f"predictions_{split}"
+
+    def write_predictions(self, folder: Path, split: str, predicted: Any) -> None:
+        """Write all files of predictions of a split; without the inputs if the folder is pushed to the Hub."""
+        rows, columns = self.input_rows(split), self.predicted_columns(split, predicted)
+        if self.args.push_to_hub:
+            rows = Dataset.from_dict({"index": range(len(rows))})
+        write_predicted_rows(folder / self.predictions_name(split), rows, columns)
+        self.write(folder, split, predicted)
+
     def write(self, folder: Path, split: str, predicted: Any) -> None:
-        """Write the files of predictions of a split."""
-        predicted.write(folder / f"predictions_{split}.jsonl")
+        """Write further files, such as that of a benchmark's submission."""
 
 
 def logits_of(outputs: Any) -> Any:

@@ -6,10 +6,11 @@ Our classes load DeBERTa checkpoints of every format; Transformers' Auto classes
 >>> model = load_model(args, HfDebertaForSequenceClassification, num_labels=3)
 """
 
+import logging as python_logging
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from textwrap import shorten
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
-from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.utils import logging
 
@@ -27,6 +28,7 @@ from hf_deberta.training.errors import InputError, input_errors
 
 DEBERTA_TYPES = {"deberta", "deberta-v2", "hf_deberta"}
 CLASSIFIER_NAMES = ("classifier", "score")
+HEAD_NAMES = (*CLASSIFIER_NAMES, "pooler", "qa_outputs", "cls", "lm_head", "lm_predictions", "mask_predictions")
 
 logger = logging.get_logger(__name__)
 
@@ -55,7 +57,10 @@ class ModelArguments:
         default=False, metadata={"help": "Allow code from the checkpoint's repository to run."}
     )
     ignore_mismatched_sizes: bool = field(
-        default=False, metadata={"help": "Replace a classifier whose size does not match the task's labels."}
+        default=False,
+        metadata={
+            "help": "Train tensors of other sizes than the checkpoint's from random numbers; classifiers always."
+        },
     )
     attn_implementation: str | None = field(
         default=None, metadata={"help": "Attention backend: auto, eager, sdpa or triton (default: auto)."}
@@ -124,6 +129,21 @@ def load_tokenizer(args: ModelArguments, **options: Any) -> PreTrainedTokenizerB
         return load_deberta_tokenizer(name, **options)
 
 
+def load_config(args: ModelArguments, auto_class: Any = None, **config_fields: Any) -> PretrainedConfig:
+    """Return the configuration of the model, which `load_model` loads; of a DeBERTa, with these fields."""
+    config = load_deberta_config(args)
+    with input_errors(args.checkpoint, OSError, ValueError, StrictDataclassError):
+        if config is None:
+            require_auto_class(args, auto_class)
+            return AutoConfig.from_pretrained(args.checkpoint, **args.load_options())
+        if args.cls_dropout is not None:
+            config_fields["cls_dropout"] = args.cls_dropout
+        for name, value in config_fields.items():
+            setattr(config, name, value)
+        config.validate()
+    return config
+
+
 def load_model(
     args: ModelArguments,
     deberta_class: type[PreTrainedModel],
@@ -137,43 +157,64 @@ def load_model(
         do_train: if False, tensors that the checkpoint does not have are an error: they would stay random.
         config_fields: fields of the configuration to set, such as the labels of the task.
     """
-    config = load_deberta_config(args)
+    config = load_config(args, auto_class, **config_fields)
+    is_deberta = isinstance(config, HfDebertaConfig)
+    if args.cls_dropout is not None and not is_deberta:
+        logger.warning(f"--cls_dropout is ignored: {args.checkpoint} is not a DeBERTa")
     attention_errors = (ValueError, ImportError) if args.attn_implementation else ()
-    with input_errors(args.checkpoint, OSError, StrictDataclassError, *attention_errors):
+    with input_errors(args.checkpoint, OSError, StrictDataclassError, *attention_errors), load_report() as report:
         options = args.load_options() | {"dtype": torch.float32, "ignore_mismatched_sizes": True}
         if args.attn_implementation is not None:
             options["attn_implementation"] = args.attn_implementation
-        if config is None:
-            require_auto_class(args, auto_class)
-            options |= config_fields
-        else:
+        if is_deberta:
             options.pop("trust_remote_code")
-            if args.cls_dropout is not None:
-                config_fields["cls_dropout"] = args.cls_dropout
-            for name, value in config_fields.items():
-                setattr(config, name, value)
-            config.validate()
-            options["config"] = config
-        model_class: Any = auto_class if config is None else deberta_class
+        options |= {"config": config} if is_deberta else config_fields
+        model_class: Any = deberta_class if is_deberta else auto_class
         model, info = model_class.from_pretrained(args.checkpoint, **options, output_loading_info=True)
+        missing, mismatched = info["missing_keys"], {name for name, *_ in info["mismatched_keys"]}
+        others = [name for name in mismatched if name.partition(".")[0] not in CLASSIFIER_NAMES]
+        in_encoder = any(name.startswith(f"{model.base_model_prefix}.") for name in missing)
+        of_heads = all(name.partition(".")[0] in HEAD_NAMES for name in info["unexpected_keys"])
+        if of_heads and not others and not in_encoder:
+            report.clear()
     if do_train:
         model.config.fine_tuning_flags = args.reading_flags  # instead of those of an earlier training
-    mismatched = {name for name, *_ in info["mismatched_keys"]}
-    if mismatched and args.intermediate is None and not args.ignore_mismatched_sizes:
+    if others and args.intermediate is None and not args.ignore_mismatched_sizes:
         raise InputError(
-            f"the checkpoint {args.checkpoint} has other sizes than this model with {model.config.num_labels} labels "
-            f"for {', '.join(sorted(mismatched))}: for another task use --intermediate instead of "
-            "--model_name_or_path, or add --ignore_mismatched_sizes; leave out a --config_name of another size"
+            f"the checkpoint {args.checkpoint} has other sizes than this model for {', '.join(sorted(others))}: leave "
+            "out a --config_name of another size, or add --ignore_mismatched_sizes to start them from random numbers"
         )
-    new = info["missing_keys"] | mismatched
-    if args.intermediate is not None:
-        new |= replace_classifier(model, args)
+    new = missing | mismatched
+    if args.intermediate is not None or do_train:
+        new |= replace_classifier(model, args, missing, mismatched)
     if new and not do_train:
         raise InputError(
             f"{args.checkpoint} has no weights for {shorten(', '.join(sorted(new)), 300)}, and without --do_train "
             "they would stay random: give a checkpoint fine-tuned on the task, or add --do_train"
         )
+    if missing and not in_encoder:
+        logger.info(f"New, from random numbers: {', '.join(sorted({name.rpartition('.')[0] for name in missing}))}.")
     return model
+
+
+@contextmanager
+def load_report() -> Iterator[list[python_logging.LogRecord]]:
+    """Hold back the table that `from_pretrained` logs, in a list; what is left there in the end is logged."""
+    source = python_logging.getLogger("transformers.modeling_utils")
+    held: list[python_logging.LogRecord] = []
+
+    def hold(record: python_logging.LogRecord) -> bool:
+        is_report = "LOAD REPORT" in record.getMessage()
+        held.extend([record] * is_report)
+        return not is_report
+
+    source.addFilter(hold)
+    try:
+        yield held
+    finally:
+        source.removeFilter(hold)
+        for record in held:
+            source.handle(record)
 
 
 def require_auto_class(args: ModelArguments, auto_class: Any) -> None:
@@ -185,21 +226,35 @@ def require_auto_class(args: ModelArguments, auto_class: Any) -> None:
             f"--config_name {args.config_name} requires that this configuration and {args.checkpoint} are DeBERTas: "
             "leave it out"
         )
-    if args.cls_dropout is not None:
-        logger.warning(f"--cls_dropout is ignored: {args.checkpoint} is not a DeBERTa")
 
 
-def replace_classifier(model: PreTrainedModel, args: ModelArguments) -> set[str]:
-    """Initialize the classifier again if the checkpoint has other labels than the model; its parameters' names."""
-    old_labels, config = checkpoint_labels(args), model.config
-    new_labels = None if config.problem_type == "regression" else tuple((config.id2label or {}).values())
+def replace_classifier(
+    model: PreTrainedModel, args: ModelArguments, missing: set[str], mismatched: set[str]
+) -> set[str]:
+    """Start a new classifier if the checkpoint's has other labels than the model; return its parameters' names.
+
+    Without --intermediate, LABEL_0, LABEL_1, ... are no names: such a classifier is kept if it has the right size.
+    """
+    old, config = checkpoint_labels(args), model.config
+    labels = None if config.problem_type == "regression" else tuple((config.id2label or {}).values())
+    has_names = old is None or not all(label.startswith("LABEL_") for label in old)
+    is_other = _lowercase(old) != _lowercase(labels) and (has_names or args.intermediate is not None)
     replaced = set()
-    if _lowercase(old_labels) != _lowercase(new_labels):
-        for name, module in model.named_children():
-            if name in CLASSIFIER_NAMES:
-                initialize(model, module)
-                replaced |= {f"{name}.{parameter}" for parameter, _ in module.named_parameters()}
+    for name, module in model.named_children():
+        names = {f"{name}.{parameter}" for parameter, _ in module.named_parameters()}
+        if name not in CLASSIFIER_NAMES or not (is_other or names & mismatched):
+            continue
+        if is_other and (args.intermediate is not None or not names <= missing | mismatched):
+            initialize(model, module)
+        if not names & missing:
+            aim = in_words(labels) if labels is None else f"{len(labels)} labels: {in_words(labels)}"
+            logger.info(f"The head of {args.checkpoint} ({in_words(old)}) is replaced by a new one for {aim}.")
+        replaced |= names
     return replaced
+
+
+def in_words(labels: Sequence[str] | None) -> str:
+    return "regression" if labels is None else shorten(", ".join(labels), 200)
 
 
 def initialize(model: PreTrainedModel, module: nn.Module) -> None:
@@ -224,7 +279,7 @@ def label_fields(labels: Sequence[str]) -> dict[str, Any]:
     return {"id2label": dict(enumerate(labels)), "label2id": {label: number for number, label in enumerate(labels)}}
 
 
-def labels_in_checkpoint_order(labels: tuple[str, ...], args: ModelArguments) -> tuple[str, ...]:
+def labels_in_checkpoint_order(labels: tuple[str, ...], args: ModelArguments, do_train: bool) -> tuple[str, ...]:
     """The labels of a task, numbered as in the checkpoint if that has the same ones (ignoring case)."""
     known = checkpoint_labels(args)
     if not labels or not known or len(known) != len(labels):
@@ -232,7 +287,7 @@ def labels_in_checkpoint_order(labels: tuple[str, ...], args: ModelArguments) ->
     by_name = {label.lower(): label for label in labels}
     if len(by_name) == len(labels) and by_name.keys() == {label.lower() for label in known}:
         return tuple(by_name[label.lower()] for label in known)
-    if args.intermediate is None and not all(name.startswith("LABEL_") for name in known):
+    if not do_train and not all(name.startswith("LABEL_") for name in known):
         logger.warning(f"The labels of {args.checkpoint} are {', '.join(known)}; they are read as {', '.join(labels)}")
     return labels
 

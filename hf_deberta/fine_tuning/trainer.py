@@ -114,7 +114,7 @@ class FineTuningTrainer(RunTrainer, SiftTrainer):
             folder = self.args.output_folder
             write_scores(folder, split, self.task.scores(self.predicted), self.args.row_hashes.get(split))
             if self.task.writes_evaluations or not is_validation(split):
-                self.task.write(folder, split, self.predicted)
+                self.task.write_predictions(folder, split, self.predicted)
         self.predicted = None
 
     def identifying_settings(self) -> dict[str, Any]:

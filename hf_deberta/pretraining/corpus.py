@@ -170,7 +170,7 @@ class Corpus:
                     if not isinstance(text, str | None):
                         row = number * DOCUMENTS_PER_BATCH + index + 1
                         raise InputError(
-                            f"{split} row {row} of {self.source(split)}: {column!r} must be text, not "
+                            f"{self.source(split)}, {split} row {row}: {column!r} must be text, not "
                             f"{describe(text)}: name another column with --text_column"
                         )
                 yield [text or "" for text in batch[column]]

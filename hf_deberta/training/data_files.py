@@ -9,9 +9,9 @@ InputError: train.jsonl, row 7: the question must be text, not null
 
 import csv
 import glob
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import datasets
 from datasets import Dataset
 from transformers.utils import logging
 
-from hf_deberta.training.errors import InputError, RowError, input_errors
+from hf_deberta.training.errors import InputError, RowError, input_errors, name_rows
 from hf_deberta.training.file_faults import check_file, describe, file_kind, raise_fault, read_lines
 
 BUILDERS = {"jsonl": "json", "json": "json", "csv": "csv", "tsv": "csv", "parquet": "parquet", "txt": "text"}
@@ -32,6 +32,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 IMPLICIT_INDEX = "__index_level_0__"  # pandas: every row of a csv has more fields than the header
 CHECKED = "hf_deberta_checked"
 MAX_FILES_IN_MESSAGE = 3
+LEFT_OUT, EXPANDED = "(left out)", "(expanded)"  # among the names of files in `info.download_checksums`
 
 logger = logging.get_logger(__name__)
 
@@ -126,14 +127,19 @@ def list_files(files: Sequence[str | Path]) -> str:
 # 2. Name the file and number of a row
 
 
-def set_source(rows: Dataset, files: Sequence[str | Path], counts: Sequence[int] = ()) -> Dataset:
+def set_source(
+    rows: Dataset, files: Sequence[str | Path], counts: Sequence[int] = (), expanded: bool = False
+) -> Dataset:
     """Record the files that rows come from; rows made by `map`, `select` and so on keep them.
 
     Args:
         counts: the number of rows of each file, if the rows are those of the files, one after the other.
+        expanded: several rows may be made of a row in a file.
     """
     known = dict(zip(map(str, files), counts, strict=False))
     rows.info.download_checksums = {str(file): {"rows": known.get(str(file))} for file in files}
+    if expanded:
+        rows.info.download_checksums[EXPANDED] = {}
     return rows
 
 
@@ -148,24 +154,73 @@ def row_counts(rows: Dataset) -> dict[str, int | None]:
     return {name: source["rows"] for name, source in sources.items() if "rows" in (source or {})}
 
 
-def source_of(rows: Dataset, split: str) -> Callable[[int | None], str]:
-    """Return the function that `input_errors` calls for the place of rows, or of one of them."""
-    return partial(place_of_row, rows, split)
+@dataclass(frozen=True)
+class Source:
+    """Names rows of a split for `input_errors`, as `place_of_rows` does."""
+
+    rows: Dataset
+    split: str
+
+    def __call__(self, numbers: Sequence[int] = ()) -> str:
+        return place_of_rows(self.rows, self.split, numbers)
 
 
-def place_of_row(rows: Dataset, split: str, row: int | None) -> str:
-    """Return the file and number of a row, as far as they are known; without a row, the files."""
+def source_of(rows: Dataset, split: str) -> Source:
+    """Return the place of rows, or of some of them, for `input_errors`."""
+    return Source(rows, f"expanded {split}" if EXPANDED in (rows.info.download_checksums or {}) else split)
+
+
+def place_of_rows(rows: Dataset, split: str, numbers: Sequence[int] = ()) -> str:
+    """Return the file and the numbers of rows in it, counted from 1; without numbers, the files.
+
+    Args:
+        numbers: of rows of the dataset, counted from 0. If they are in several files, those in the first are named.
+    """
     files = list_files(source_files(rows))
-    if row is None:
+    if not numbers:
         return files
+    total, numbers = len(numbers), [_number_in_files(rows, number) for number in numbers]
     before = 0
     for file, count in row_counts(rows).items():
         if count is None:
             break
-        if row < before + count:
-            return f"{file}, row {row - before + 1}"
+        if numbers[0] < before + count:
+            in_file = [number - before + 1 for number in numbers if number < before + count]
+            return f"{file}, {name_rows(in_file, total)}"
         before += count
-    return f"{files}, {split} row {row + 1}".removeprefix(", ")
+    return f"{files}, {split} {name_rows([number + 1 for number in numbers])}".removeprefix(", ")
+
+
+def leave_out(rows: Dataset, numbers: Collection[int]) -> Dataset:
+    """Return the other rows, which messages still number as in their files.
+
+    In a csv, missing values make decimals of whole numbers; where no value is missing any more, they are whole again.
+    """
+    kept = rows.select([number for number in range(len(rows)) if number not in numbers])
+    gone = sorted({_number_in_files(rows, number) for number in numbers} | set(left_out_rows(rows)))
+    kept.info.download_checksums = {**(rows.info.download_checksums or {}), LEFT_OUT: {"numbers": gone}}
+    decimals = [name for name, feature in rows.features.items() if getattr(feature, "dtype", "") == "float64"]
+    for name in decimals if _is_csv(rows) else ():
+        values = kept[name][:]
+        if None in rows[name][:] and None not in values and all(map(float.is_integer, values)):
+            kept = kept.cast_column(name, datasets.Value("int64"))
+    return kept
+
+
+def left_out_rows(rows: Dataset) -> list[int]:
+    """Return the numbers in the files of the rows that `leave_out` has left out."""
+    return (rows.info.download_checksums or {}).get(LEFT_OUT, {}).get("numbers", [])
+
+
+def _number_in_files(rows: Dataset, number: int) -> int:
+    for gone in left_out_rows(rows):
+        number += gone <= number
+    return number
+
+
+def _is_csv(rows: Dataset) -> bool:
+    files = source_files(rows)
+    return bool(files) and all(file_kind(file) in ("csv", "tsv") for file in files)
 
 
 # 3. Requirements on rows
@@ -186,19 +241,32 @@ def require_texts(rows: Dataset, columns: Sequence[str], split: str) -> None:
 
     In csv and tsv files a number is text, and an empty field, which is read as None, is an empty text.
     """
-    from_csv = bool(source_files(rows)) and all(file_kind(file) in ("csv", "tsv") for file in source_files(rows))
+    from_csv = _is_csv(rows)
     for column in columns:
-        empty = []
-        for row, value in enumerate(rows[column][:]):
+        values = rows[column][:]
+
+        def require_text(value: Any, name: str = column) -> None:
             if not isinstance(value, str) and not (from_csv and not isinstance(value, list | dict)):
-                raise RowError(row, f"the {column} must be text, not {describe(value)}")
-            if not csv_text(value).strip():
-                empty.append(row)
-        if empty:
+                raise InputError(f"the {name} must be text, not {describe(value)}")
+
+        check_rows(values, require_text)
+        if empty := [row for row, value in enumerate(values) if not csv_text(value).strip()]:
             logger.warning(
-                f"{len(empty):,} of {len(rows):,} {split} rows have an empty {column}, the first of them "
-                f"{place_of_row(rows, split, empty[0])}"
+                f"{len(empty):,} of {len(rows):,} {split} rows have an empty {column}: "
+                f"{place_of_rows(rows, split, empty)}"
             )
+
+
+def check_rows(rows: Iterable[Any], check: Callable[[Any], object]) -> None:
+    """Call `check` with each row; raise its InputErrors as one RowError."""
+    problems = {}
+    for number, row in enumerate(rows):
+        try:
+            check(row)
+        except InputError as error:
+            problems[number] = str(error)
+    if problems:
+        raise RowError(problems)
 
 
 def csv_text(value: Any) -> str:

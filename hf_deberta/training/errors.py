@@ -9,12 +9,13 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from huggingface_hub.errors import HFValidationError
 from transformers.utils import logging
 
+ROWS_SHOWN = 10  # numbers of rows in a message
 FULL_DISK = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 # Errors whose message is that of their cause: of `datasets`, and of a configuration that breaks a rule.
 WRAPPERS = ("DatasetGenerationError", "StrictDataclassClassValidationError", "StrictDataclassFieldValidationError")
@@ -32,22 +33,43 @@ class InputError(ValueError):
 
 
 class RowError(InputError):
-    """A mistake in the row with this number, counted from 0; `input_errors` names its file."""
+    """What is wrong with each bad row, by its number, counted from 0; `input_errors` names the file.
 
-    def __init__(self, row: int, problem: str) -> None:
-        super().__init__(row, problem)
-        self.row, self.problem = row, problem
+    The message lists the rows with the mistake of the first one, counted from 1.
+
+    >>> str(RowError({6: "no text", 18: "no text", 30: "no label"}))
+    'rows 7, 19: no text; 1 more row has another mistake'
+    """
+
+    split = ""  # the rows are those of this split, see `input_errors`
+
+    def __init__(self, problems: dict[int, str], place: str = "") -> None:
+        super().__init__(problems, place)
+        self.problems, self.place = problems, place
+        first = problems[min(problems)]
+        self.rows = sorted(row for row, problem in problems.items() if problem == first)
+        others = len(problems) - len(self.rows)
+        more = f"; {others:,} more rows have other mistakes" if others > 1 else "; 1 more row has another mistake"
+        self.problem = " ".join(first.split()) + more * (others > 0)
 
     def __str__(self) -> str:
-        return f"row {self.row + 1}: {self.problem}"
+        return f"{self.place or name_rows([row + 1 for row in self.rows])}: {self.problem}"
+
+
+def name_rows(numbers: Sequence[int], total: int = 0) -> str:
+    """Return the first numbers in words, and how many rows there are: "rows 3, 4, ... (12 in all)"."""
+    total = total or len(numbers)
+    shown = ", ".join(map(str, numbers[:ROWS_SHOWN]))
+    more = f", ... ({total:,} in all)" if total > min(len(numbers), ROWS_SHOWN) else ""
+    return f"row{'s' * (total > 1)} {shown}{more}"
 
 
 @contextmanager
-def input_errors(place: str | Callable[[int | None], str] = "", *kinds: type[Exception]) -> Iterator[None]:
+def input_errors(place: str | Callable[..., str] = "", *kinds: type[Exception]) -> Iterator[None]:
     """Raise exceptions of these types as InputError, which begins with the file, folder or dataset that was read.
 
     Args:
-        place: its name, or a function that returns it for a row, see `data_files.source_of`.
+        place: its name, or a function that returns it for rows, see `data_files.source_of`.
     """
     caught: tuple[type[Exception], ...] = (InputError, *kinds)
     try:
@@ -57,9 +79,12 @@ def input_errors(place: str | Callable[[int | None], str] = "", *kinds: type[Exc
         if is_clear or isinstance(error, MemoryError):
             raise
         cause = error.__cause__ if type(error).__name__ in WRAPPERS and error.__cause__ else error
-        row, problem = (cause.row, cause.problem) if isinstance(cause, RowError) else (None, str(cause))
-        message = " ".join(problem.split()) or type(cause).__name__
-        where = place if isinstance(place, str) else place(row)
+        if isinstance(cause, RowError) and not isinstance(place, str):
+            in_file = RowError(cause.problems, place(cause.rows))
+            in_file.names_place, in_file.split = True, getattr(place, "split", "")
+            raise in_file from error
+        message = " ".join(str(cause).split()) or type(cause).__name__
+        where = place if isinstance(place, str) else place()
         # a path that is not there was taken for a name on the Hub
         if any(isinstance(step, HFValidationError) for step in (cause, cause.__cause__, cause.__context__)):
             message = f"there is no folder {where}"

@@ -49,7 +49,7 @@ IDENTIFYING_FLAGS = (
     # the objective
     "objective", "masking", "mlm_probability", "max_ngram", "mask_prob", "random_prob", "whole_word_mask",
     "rtd_weight", "sampling_temperature", "decoupled", "do_regression", "label_smoothing_factor",
-    "sift", "sift_lambda", "sift_learning_rate", "sift_init_perturbation", "sift_loss", "sift_layer",
+    "sift", "sift_lambda", "sift_learning_rate", "sift_init_perturbation", "sift_loss", "sift_dropout", "sift_layer",
     # optimizer, schedule and length
     "optim", "optim_args", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps",
     "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm", "num_train_epochs", "max_steps",

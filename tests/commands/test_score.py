@@ -197,10 +197,10 @@ def test_rows_are_counted_or_estimated(tmp_path, monkeypatch):
 
 
 BAD = {
-    '{"text": null}': "line 2 has a bad text: the text must be text, not null",
-    '{"other": "a"}': "line 2 has a bad text: the text must be text, not null",
-    '{"text": 5}': "line 2 has a bad text: the text must be text, not a number, 5",
-    '{"text": "\\ud800"}': "line 2 has a bad text: the text has half of a surrogate pair",
+    '{"text": null}': "row 2 has a bad text: the text must be text, not null",
+    '{"other": "a"}': "row 2 has a bad text: the text must be text, not null",
+    '{"text": 5}': "row 2 has a bad text: the text must be text, not a number, 5",
+    '{"text": "\\ud800"}': "row 2 has a bad text: the text has half of a surrogate pair",
     '{"text": "a", "label": 1}': "a column 'label' already: add --prefix",
     "[1]": "line 2 holds a list, .* not a JSON object",
     '{"text": ': "line 2 is no valid JSON",
@@ -366,6 +366,7 @@ def run(model: str, folder: Path, *flags: str) -> int:
     return main(["score", "--model", model, "--input", f"{folder}/in/*", "--output", f"{folder}/out", *flags])
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize("where", ["here", "cluster"])
 def test_a_run_skips_files_that_are_done(model, files, where, request, capsys):
     flags = ("--address", request.getfixturevalue("cluster").address) if where == "cluster" else ()
@@ -381,6 +382,19 @@ def test_a_run_skips_files_that_are_done(model, files, where, request, capsys):
     output = capsys.readouterr()
     assert "2 files to score, 3 done before\n" in output.out and "5.jsonl, line 4097 has a bad text" in output.out
     assert "0 of 4127 rows, ? rows/s, ? left\n" in output.err
+=======
+def test_a_run_skips_shards_that_are_done(model, shards, cluster, capsys):
+    flags = ("--address", cluster.address)
+    assert run(model, shards, *flags) == 0
+    assert "4 shards, 120 rows" in capsys.readouterr().out
+    assert '["2.parquet", ' in (shards / "out" / "_sizes.log").read_text()
+    done = {path: path.stat().st_mtime_ns for path in (shards / "out").glob("*.parquet")}
+    (shards / "out" / "2.parquet").unlink()
+    (shards / "in" / "4.jsonl").write_text('{"text": null}')
+    with pytest.raises(SystemExit, match="1 of 2 shards failed; the first: .*4.jsonl, row 1 has a bad text"):
+        run(model, shards, *flags)
+    assert "2 shards to score, 3 done before; 2 workers with 1 core each\n" in capsys.readouterr().out
+>>>>>>> rows
     changed = {path.name for path, before in done.items() if path.stat().st_mtime_ns != before}
     assert changed == {"2.parquet"} and not (files / "out" / "5.jsonl").exists()
     with pytest.raises(SystemExit, match="all_scores False, now True"):

@@ -37,7 +37,8 @@ class YesOrNo(Task):
     """Labels of the validation rows are yes; `write` keeps what would be written."""
 
     def __init__(self, rows: dict[str, Dataset], row_hashes: dict[str, str] | None = None) -> None:
-        super().__init__(None, None, Namespace(do_eval=True, do_predict=True, row_hashes=row_hashes or {}))
+        flags = Namespace(do_eval=True, do_predict=True, push_to_hub=False, row_hashes=row_hashes or {})
+        super().__init__(None, None, flags)
         self.rows, self.labels, self.written = rows, ("yes", "no"), {}
 
     def write(self, folder, split, predicted):

@@ -1,6 +1,7 @@
 """The model of a task: its maximum input length, its labels, and which weights of the head are new."""
 
 import json
+import logging
 import re
 import sys
 from contextlib import nullcontext
@@ -60,8 +61,9 @@ def test_an_input_has_room_for_text():
 def test_labels_match_the_checkpoint_by_name(tmp_path, caplog):
     args = ModelArguments(str(tmp_path))
     HfDebertaConfig(**label_fields(["NO", "Yes"])).save_pretrained(tmp_path)
-    assert labels_in_checkpoint_order(("yes", "no"), args) == ("no", "yes") and not caplog.text
-    assert labels_in_checkpoint_order(("good", "bad"), args) == ("good", "bad")
+    assert labels_in_checkpoint_order(("yes", "no"), args, do_train=False) == ("no", "yes")
+    assert labels_in_checkpoint_order(("good", "bad"), args, do_train=True) == ("good", "bad") and not caplog.text
+    assert labels_in_checkpoint_order(("good", "bad"), args, do_train=False) == ("good", "bad")
     assert "are NO, Yes; they are read as good, bad" in caplog.text
 
 
@@ -119,14 +121,67 @@ def test_dropout_before_the_classifier(checkpoints, caplog):
     assert ("--cls_dropout is ignored" in caplog.text) == (not is_deberta)
 
 
-def test_a_classifier_of_another_size_is_an_error(checkpoints):
-    args = ModelArguments(str(checkpoints / "tuned"))
-    with pytest.raises(InputError, match="3 labels .*use --intermediate .* --ignore_mismatched_sizes"):
-        load_model(args, *CLASSES, num_labels=3)
-    args.ignore_mismatched_sizes = True
-    assert load_model(args, *CLASSES, num_labels=3).classifier.weight.shape[0] == 3
-    with pytest.raises(InputError, match="no weights for classifier"):
-        load_model(args, *CLASSES, num_labels=3, do_train=False)
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (label_fields(["good", "bad"]), "2 labels: good, bad"),
+        (label_fields(["x", "y", "z"]), "3 labels: x, y, z"),
+        (REGRESSION, "regression"),
+        (label_fields(["X", "y"]), None),
+    ],
+    ids=["other labels", "more labels", "regression", "same labels"],
+)
+@pytest.mark.parametrize("ignore_mismatched_sizes", [False, True])
+def test_a_head_with_other_labels_is_replaced(checkpoints, notices, fields, message, ignore_mismatched_sizes):
+    """One line says so, instead of the table of Transformers. Without training it is an error, or a warning."""
+    tuned = checkpoints / "tuned"
+    args = ModelArguments(str(tuned), ignore_mismatched_sizes=ignore_mismatched_sizes)
+    before = load_model(args, *CLASSES, do_train=False, **label_fields(["x", "y"])).state_dict()
+    after = load_model(args, *CLASSES, **fields).state_dict()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed - {"classifier.bias"} == ({"classifier.weight"} if message else set())
+    expected = f"The head of {tuned} (x, y) is replaced by a new one for {message}.\n"
+    assert notices.text.endswith(expected) if message else not notices.text
+    if message and len(after["classifier.bias"]) != 2:
+        with pytest.raises(InputError, match="no weights for classifier"):
+            load_model(args, *CLASSES, do_train=False, **fields)
+
+
+def test_a_head_of_unnamed_labels_is_kept(tmp_path, notices):
+    HfDebertaForSequenceClassification(HfDebertaConfig.from_preset("tiny")).save_pretrained(tmp_path)
+    args, saved = ModelArguments(str(tmp_path)), load_file(tmp_path / "model.safetensors")
+    model = load_model(args, *CLASSES, **label_fields(["good", "bad"]))
+    assert torch.equal(model.classifier.weight, saved["classifier.weight"]) and not notices.text
+    assert load_model(args, *CLASSES, **label_fields(["a", "b", "c"])).classifier.weight.shape[0] == 3
+    assert "(LABEL_0, LABEL_1) is replaced by a new one for 3 labels: a, b, c." in notices.text
+
+
+def test_a_new_head_is_named_in_one_line(checkpoints, notices):
+    """Instead of the table of Transformers, which is kept for other weights."""
+    config = load_model(ModelArguments(str(checkpoints / "base")), *CLASSES, num_labels=2).config
+    names = "classifier, pooler.dense" if isinstance(config, HfDebertaConfig) else "classifier"
+    assert notices.messages == [f"New, from random numbers: {names}."]
+    weights = load_file(checkpoints / "base" / "model.safetensors")
+    notices.clear()
+    save_file(weights | {"spare.weight": torch.ones(1)}, checkpoints / "base" / "model.safetensors", {"format": "pt"})
+    load_model(ModelArguments(str(checkpoints / "base")), *CLASSES, num_labels=2)
+    assert "LOAD REPORT" in notices.text and "spare.weight" in notices.text
+    weights.pop(next(name for name in weights if "layer.0" in name))
+    notices.clear()
+    save_file(weights, checkpoints / "base" / "model.safetensors", {"format": "pt"})
+    load_model(ModelArguments(str(checkpoints / "base")), *CLASSES, num_labels=2)
+    assert "LOAD REPORT" in notices.text and "New, from" not in notices.text
+    notices.clear()
+    logging.getLogger("transformers.modeling_utils").warning("another LOAD REPORT")
+    assert notices.messages == ["another LOAD REPORT"]
+
+
+@pytest.fixture
+def notices(caplog, monkeypatch):
+    """What is logged from INFO on by us, and warnings of Transformers."""
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    caplog.set_level("INFO", logger="hf_deberta")
+    return caplog
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,28 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
+import numpy as np
 import pytest
-from fine_tuning_models import CPU, ensemble_metrics, read_json_lines, results, save_models, write_json_lines
+from datasets import Dataset
+from fine_tuning_models import (
+    CPU,
+    ensemble_metrics,
+    read_predicted_rows,
+    results,
+    run_script,
+    save_models,
+    write_json_lines,
+)
 
 from hf_deberta.demos.glue import review_rows
-from hf_deberta.fine_tuning import tasks
-from hf_deberta.fine_tuning.run import run_task
+from hf_deberta.fine_tuning import run, tasks
+from hf_deberta.fine_tuning.run import list_results, run_task
 from hf_deberta.fine_tuning.splits import DataArguments
+from hf_deberta.fine_tuning.task import LabelLogits
 from hf_deberta.fine_tuning.tasks import glue, superglue
 from hf_deberta.fine_tuning.tasks.glue import Classification
 from hf_deberta.fine_tuning.tasks.ner import NamedEntities
-from hf_deberta.fine_tuning.tasks.race import MultipleChoice
+from hf_deberta.fine_tuning.tasks.race import ChoiceArguments, MultipleChoice
 from hf_deberta.fine_tuning.tasks.squad import Squad
 from hf_deberta.fine_tuning.tasks.superglue import SuperGlue
 from hf_deberta.training.errors import InputError
@@ -70,6 +81,43 @@ def test_submissions_have_every_task():
     assert (len(glue.SUBMISSION_FILES), len(superglue.SUBMISSION_FILES)) == (11, 10)
 
 
+def test_inputs_are_not_pushed_to_the_hub(tmp_path):
+    """--push_to_hub uploads the folder, in which the texts of the rows are not meant to be."""
+    task = MultipleChoice(None, ChoiceArguments(), Namespace(push_to_hub=True))
+    task.given = {"test": Dataset.from_dict({"article": ["secret", "text"]})}
+    task.write_predictions(tmp_path, "test", LabelLogits(np.array([[0.0, 1.0], [1.0, 0.0]]), ("A", "B")))
+    assert [(line["index"], line["prediction"]) for line in read_predicted_rows(tmp_path, "predictions")] == [
+        (0, "B"),
+        (1, "A"),
+    ]
+    assert all("secret" not in path.read_text() for path in tmp_path.iterdir())
+
+
+def test_results_are_those_that_are_there(tmp_path, caplog):
+    caplog.set_level("INFO", logger="hf_deberta")
+    (tmp_path / "run.json").touch()
+    list_results(tmp_path)
+    (tmp_path / "checkpoint-2").mkdir()
+    list_results(tmp_path)
+    (tmp_path / "modeling_x.py").touch()
+    list_results(tmp_path)
+    assert [message.partition("run.json")[2] for message in caplog.messages] == [
+        "",
+        "; also checkpoints",
+        "; also the model's source files (*.py) and checkpoints",
+    ]
+
+
+@pytest.mark.slow
+def test_inputs_are_checked_before_the_model_loads(tmp_path, monkeypatch):
+    save_models(tmp_path, [row["sentence"] for row in review_rows(20, 0)])
+    file = write_json_lines(tmp_path / "train.jsonl", [{"text": "a film", "label": x} for x in ("yes", "no")])
+    monkeypatch.setattr(run, "load_model", lambda *args, **fields: pytest.fail("the model was loaded"))
+    with pytest.raises(SystemExit, match="--max_seq_length must be at least 5"):
+        run_script("run_glue.py", "--model_name_or_path", tmp_path / "ours", "--train_file", file, "--max_seq_length",
+                   3, "--output_dir", tmp_path / "out", *CPU)  # fmt: skip
+
+
 @pytest.mark.slow
 def test_a_sixth_task(tmp_path, monkeypatch):
     """The class in the guide trains, evaluates, predicts, and writes the ensemble of two seeds."""
@@ -99,8 +147,9 @@ def test_a_sixth_task(tmp_path, monkeypatch):
     run_task(task)
     assert {"eval_accuracy", "predict_accuracy", "predict_loss"} <= results(tmp_path / "out").keys()
     assert set(ensemble_metrics(tmp_path / "out")) == {"seed-42", "seed-43", "ensemble"}
-    lines = read_json_lines(tmp_path / "out" / "ensemble" / "predictions_test.jsonl")
-    assert len(lines) == 8 and {line["prediction"] for line in lines} <= {"low", "high"}
+    lines = read_predicted_rows(tmp_path / "out" / "ensemble", "predictions_test")
+    assert [line["subject"] for line in lines] == [row["subject"] for row in rows[32:]]
+    assert {line["prediction"] for line in lines} <= {"low", "high"}
     with pytest.raises(SystemExit) as stopped:
         monkeypatch.setattr(sys, "argv", ["urgency.py", "--help"])
         run_task(task)

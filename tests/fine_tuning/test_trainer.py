@@ -75,7 +75,7 @@ def test_metrics_are_those_of_the_split(tmp_path):
         def has_labels(self, split):
             return split != "test_bare"
 
-        def write(self, folder, split, predicted):
+        def write_predictions(self, folder, split, predicted):
             written.append((split, predicted))
 
     splits = {"train": ROWS, "validation_mismatched": ROWS.select(range(3)), "validation_matched": ROWS.select([0])}

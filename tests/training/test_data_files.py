@@ -3,21 +3,25 @@
 import gzip
 import json
 import logging
+import re
 
 import pytest
 from datasets import Dataset, load_dataset
 
 from hf_deberta.fine_tuning.splits import DataArguments, read_splits
 from hf_deberta.training.data_files import (
+    check_rows,
+    leave_out,
+    left_out_rows,
     load_files,
-    place_of_row,
+    place_of_rows,
     read_table,
     require_columns,
     require_texts,
     set_source,
     source_of,
 )
-from hf_deberta.training.errors import InputError, RowError, input_errors
+from hf_deberta.training.errors import InputError, RowError, input_errors, name_rows
 from hf_deberta.training.file_faults import check_file, read_json, read_lines
 
 
@@ -124,34 +128,72 @@ def test_a_file_that_datasets_has_read_before_is_checked_all_the_same(tmp_path, 
         read_table(tmp_path / "a.jsonl")
 
 
-def test_place_of_row(tmp_path):
+def test_place_of_rows(tmp_path):
     rows = read_table(write(tmp_path, "a.jsonl", [{"a": "x"}, {"a": "y"}]))
-    assert place_of_row(rows, "train", 1) == f"{tmp_path}/a.jsonl, row 2"
+    assert place_of_rows(rows, "train", [1]) == f"{tmp_path}/a.jsonl, row 2"
     mapped = rows.map(lambda row: row).select(range(1)).rename_column("a", "b")
-    assert place_of_row(mapped, "train", 0) == f"{tmp_path}/a.jsonl, row 1"
-    assert place_of_row(mapped, "train", None) == f"{tmp_path}/a.jsonl"
-    assert place_of_row(Dataset.from_dict({"a": [1]}), "train", 0) == "train row 1"
-    assert place_of_row(set_source(rows, ["me/mine"]), "train", 0) == "me/mine, train row 1"
+    assert place_of_rows(mapped, "train", [0]) == f"{tmp_path}/a.jsonl, row 1"
+    assert place_of_rows(mapped, "train") == f"{tmp_path}/a.jsonl"
+    assert place_of_rows(Dataset.from_dict({"a": [1]}), "train", [0]) == "train row 1"
+    assert place_of_rows(set_source(rows, ["me/mine"]), "train", [0, 1]) == "me/mine, train rows 1, 2"
 
 
 def test_rows_of_several_files(tmp_path):
-    for number, rows in enumerate(([{"a": "x"}], [{"a": "y"}, {"a": None}])):
-        write(tmp_path, f"train-0000{number}-of-00002.jsonl", rows)
+    """The first file with bad rows is named, with its own numbers, also if rows before them are left out."""
+    for number, texts in enumerate(([None, "x"], ["y", None, "z", None], ["x", None])):
+        write(tmp_path, f"train-0000{number}-of-00003.jsonl", [{"a": text} for text in texts])
     rows = read_splits(DataArguments(data_dir=str(tmp_path)))["train"]
-    message = "train-00001-of-00002.jsonl, row 2: the a must be text, not null"
-    with pytest.raises(InputError, match=message), input_errors(source_of(rows, "train")):
-        require_texts(rows, ["a"], "train")
+    for place in ("0-of-00003.jsonl, rows 1, ... (4 in all)", "1-of-00003.jsonl, rows 2, 4, ... (3 in all)",
+                  "1-of-00003.jsonl, rows 4, ... (2 in all)", "2-of-00003.jsonl, row 2"):  # fmt: skip
+        message = re.escape(f"{place}: the a must be text, not null")
+        with pytest.raises(RowError, match=message) as caught, input_errors(source_of(rows, "train")):
+            require_texts(rows, ["a"], "train")
+        bad = [row for row, text in enumerate(rows["a"]) if text is None]
+        assert caught.value.split == "train" and [*caught.value.problems] == bad
+        rows = leave_out(rows, bad[:1])
+    assert rows["a"][:] == ["x", "y", "z", "x"] and left_out_rows(rows) == [0, 3, 5, 7]
+
+
+def test_whole_numbers_are_whole_again_without_the_missing_ones(tmp_path):
+    """But not decimals, nor the numbers of other formats."""
+    rows = read_table(write(tmp_path, "a.csv", "a,b,c\n1,1.5,1.0\n,2.5,2.0\n2,,3.0\n"))
+    kept = leave_out(rows, [1])
+    assert [kept.features[name].dtype for name in "abc"] == ["int64", "float64", "float64"]
+    assert kept["a"][:] == [1, 2] and place_of_rows(kept, "train", [1]).endswith("a.csv, row 3")
+    assert leave_out(rows, [2]).features["b"].dtype == "float64"
+    table = read_table(write(tmp_path, "a.jsonl", [{"a": 1.0}, {"a": None}]))
+    assert leave_out(table, [1]).features["a"].dtype == "float64"
 
 
 def test_errors_name_their_file_and_row_once(tmp_path):
     rows = read_table(write(tmp_path, "a.csv", "a\nx\ny\n"))
     where = source_of(rows, "train")
     with pytest.raises(InputError, match=r"^[^:]*a.csv, row 2: it is wrong$"), input_errors("b"), input_errors(where):
-        raise RowError(1, "it is wrong")
+        raise RowError({1: "it is\n wrong"})
     for message in ("it is wrong", f"{tmp_path}/a.csv: it is wrong"):
         with pytest.raises(InputError, match=r"^[^:]*a.csv: it is wrong$"), input_errors(where):
             raise InputError(message)
-    assert str(RowError(1, "it is wrong")) == "row 2: it is wrong"
+    assert str(RowError({1: "it is wrong"})) == "row 2: it is wrong"
+
+
+def test_errors_in_many_rows():
+    wrong = dict.fromkeys(range(6, 40), "wrong") | {2: "odd", 50: "odd"}
+    assert str(RowError(wrong)) == "rows 3, 51: odd; 34 more rows have other mistakes"
+    del wrong[2]
+    numbers = ", ".join(map(str, range(7, 17)))
+    assert str(RowError(wrong)) == f"rows {numbers}, ... (34 in all): wrong; 1 more row has another mistake"
+    assert name_rows([*range(1, 11)]) == "rows 1, 2, 3, 4, 5, 6, 7, 8, 9, 10"
+
+
+def test_all_rows_are_checked():
+    def check(row):
+        if row != "x":
+            raise InputError(f"not {row}")
+
+    check_rows(["x", "x"], check)
+    with pytest.raises(RowError) as caught:
+        check_rows(["y", "x", "z"], check)
+    assert caught.value.problems == {0: "not y", 2: "not z"}
 
 
 def test_required_columns(tmp_path):
@@ -172,4 +214,4 @@ def test_texts_of_csv_may_be_digits_or_empty(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     rows = read_table(write(tmp_path, "a.csv", "a,b\n1,x\n2,\n"))
     require_texts(rows, ["a", "b"], "train")
-    assert "1 of 2 train rows have an empty b, the first of them" in caplog.text and "a.csv, row 2" in caplog.text
+    assert "1 of 2 train rows have an empty b: " in caplog.text and "a.csv, row 2" in caplog.text

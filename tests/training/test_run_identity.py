@@ -32,6 +32,8 @@ FREE_FLAGS = {
     # what is predicted, and how scores are reported
     "test_file", "axb_file", "axg_file", "max_predict_samples", "n_best_size", "max_answer_length",
     "null_score_diff_threshold", "return_entity_level_metrics", "perplexity_stride",
+    # which rows are left out; those that are trained on identify a run
+    "skip_bad_rows",
     # flags that only choose values for others, or several runs
     "recipe", "demo", "num_seeds", "ensemble", "ignore_mismatched_sizes",
 }  # fmt: skip

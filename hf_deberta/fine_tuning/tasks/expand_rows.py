@@ -7,8 +7,8 @@ from typing import Any, get_args
 import pyarrow
 from datasets import Dataset
 
-from hf_deberta.training.data_files import set_source, source_files
-from hf_deberta.training.errors import InputError, RowError, one_line
+from hf_deberta.training.data_files import check_rows, set_source, source_files
+from hf_deberta.training.errors import InputError, one_line
 from hf_deberta.training.file_faults import TYPE_NAMES, describe
 
 
@@ -26,30 +26,31 @@ def expand_rows(
     {'question': 'Is it?'}
     """
 
-    def expand_batch(batch: dict[str, list], indices: list[int]) -> dict[str, list]:
+    def expand_batch(batch: dict[str, list]) -> dict[str, list]:
         flat: list[dict[str, Any]] = []
-        for index, *values in zip(indices, *batch.values(), strict=True):
-            with errors_of_row(index):
-                flat += expand(dict(zip(batch, values, strict=True)))
+        for values in zip(*batch.values(), strict=True):
+            flat += expand(dict(zip(batch, values, strict=True)))
         return {column: [row[column] for row in flat] for column in columns}
 
-    options |= {"batched": True, "with_indices": True, "remove_columns": rows.column_names}
+    options |= {"batched": True, "remove_columns": rows.column_names}
     try:
-        flat_rows = rows.map(expand_batch, **options)
+        with all_bad_rows(rows, lambda row: list(expand(row))):
+            flat_rows = rows.map(expand_batch, **options)
     except (pyarrow.ArrowException, OverflowError) as error:
         raise InputError(f"a field has values of different types, or a too large number: {one_line(error)}") from error
     if len(flat_rows) == 0:
         raise InputError(f"the rows hold no {columns[0]}, only empty lists")
-    return set_source(flat_rows, source_files(rows)) if source_files(rows) else flat_rows
+    return set_source(flat_rows, source_files(rows), expanded=True)
 
 
 @contextmanager
-def errors_of_row(row: int) -> Iterator[None]:
-    """Add the number of the row, counted from 0, to an InputError."""
+def all_bad_rows(rows: Dataset, check: Callable[[dict[str, Any]], object]) -> Iterator[None]:
+    """Raise an InputError in a row as a RowError of all rows for which `check` raises one."""
     try:
         yield
-    except InputError as error:
-        raise RowError(row, str(error)) from error
+    except InputError:
+        check_rows(rows, check)
+        raise
 
 
 def read_as(value: Any, shape: Any, place: str = "") -> Any:

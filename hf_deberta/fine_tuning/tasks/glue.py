@@ -25,7 +25,7 @@ Metrics: those of each GLUE task; for your own rows accuracy and F1 (classes), P
 Files, for each test split:
 
     predict_results_NAME.txt    index and prediction, as in Transformers' run_glue.py
-    predictions_NAME.jsonl      prediction and probabilities
+    predictions_NAME.jsonl      the columns of the rows, prediction and probabilities; as predictions_NAME.csv, too
     CoLA.tsv, MNLI-m.tsv, ...   the file of a GLUE submission
 
 `python -m hf_deberta.fine_tuning.tasks.glue submission.zip runs/*` zips those files for gluebenchmark.com.
@@ -52,8 +52,8 @@ from hf_deberta.fine_tuning.task import LabelLogits, Scores, Task, logits_of
 from hf_deberta.fine_tuning.task_model import checkpoint_fields, checkpoint_labels
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_prediction_table
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
-from hf_deberta.training.data_files import csv_text, require_columns, source_of
-from hf_deberta.training.errors import InputError, input_errors
+from hf_deberta.training.data_files import csv_text, left_out_rows, place_of_rows, require_columns, source_of
+from hf_deberta.training.errors import InputError, RowError, input_errors
 from hf_deberta.training.file_faults import shorten
 
 TWO_WAY_ENTAILMENT = ("entailment", "not_entailment")
@@ -193,9 +193,9 @@ def infer_task(
         _check_labels(labels, len(rows), label_column, minimum=1)
         return task(labels, MULTI_LABEL_METRICS, multi_label=True)
     require_label_format(rows, label_column, "train", multi_label=False)
-    require_no_missing_labels([_is_missing(value) for value in rows[label_column][:]], "train", label_column)
+    require_no_missing_labels(rows, [_is_missing(value) for value in rows[label_column][:]], "train", label_column)
     if regression is None and _is_text(feature):
-        require_names_or_numbers(rows[label_column][:], label_column, "train")
+        require_names_or_numbers(rows, label_column, "train")
     if regression or (regression is None and getattr(feature, "dtype", "").startswith("float")):
         if regression is None and all(value.is_integer() for value in rows[label_column][:]):
             logger.warning(
@@ -235,7 +235,7 @@ def choose_text_columns(rows: Dataset, split: str, label_column: str) -> tuple[s
             ambiguous = f"distinct single words in the column {distinct[0]!r}, texts or identifiers, of {listed(texts)}"
     if ambiguous:
         raise InputError(f"the {split} rows have {ambiguous}; name the one or two to read with --text_column_names")
-    if unread:
+    if unread and not left_out_rows(rows):  # then it has been logged
         logger.info(f"Columns that are not read: {', '.join(unread)}. --text_column_names selects other columns.")
     return tuple(texts)
 
@@ -286,12 +286,9 @@ def _label_names(feature: Any, values: Iterable) -> tuple[str, ...]:
 def _flatten_label_lists(rows: Dataset, column: str, split: str) -> list:
     """Return the labels of all rows. Lists such as [0, 1, 0] look like multi-hot vectors and are an error."""
     lists = [row for row in rows[column][:] if row]
-    for row, values in enumerate(rows[column][:], start=1):
-        if any(map(_is_missing, values or ())):
-            raise InputError(
-                f"the {split} rows have {shortened(values)} in row {row} of the column {column!r}: remove the empty "
-                "labels; an empty list means no label"
-            )
+    if empty := [row for row, values in enumerate(rows[column][:]) if any(map(_is_missing, values or ()))]:
+        text = f"an empty label in the column {column!r}: remove it; an empty list means no label"
+        raise RowError(dict.fromkeys(empty, text))
     labels = [label for row in lists for label in row]
     if set(labels) == {0, 1} and (repeated := [row for row in lists if len(set(row)) < len(row)]):
         raise InputError(
@@ -338,8 +335,12 @@ def listed(names: Sequence[str], form: Callable[[str], str] = str) -> str:
 # 3. Requirements on columns
 
 
-def require_text_columns(rows: Dataset, columns: Sequence[str], split: str) -> None:
-    """Require that the columns hold texts, or numbers: a csv column of digits is read as numbers."""
+def require_text_columns(rows: Dataset, columns: Sequence[str], split: str, require_texts: bool = False) -> None:
+    """Require that the columns hold texts, or numbers: a csv column of digits is read as numbers.
+
+    Args:
+        require_texts: a row without text is an error. Otherwise it is an empty text, with a warning.
+    """
     require_columns(rows, columns, split, TEXT_HINT)
     for name in columns:
         feature = rows.features[name]
@@ -348,11 +349,12 @@ def require_text_columns(rows: Dataset, columns: Sequence[str], split: str) -> N
                 f"the {split} rows have {shortened(rows[0][name])} in row 1 of the column {name!r}, which must hold "
                 "text"
             )
-        blank = [row for row, text in enumerate(rows[name][:], start=1) if text is None or not str(text).strip()]
+        blank = [row for row, text in enumerate(rows[name][:]) if text is None or not str(text).strip()]
+        if blank and require_texts:
+            raise RowError(dict.fromkeys(blank, f"no text in the column {name!r}"))
         if blank:
             logger.warning(
-                f"{split}: {len(blank):,} of {len(rows):,} rows have no text in the column {name!r}, the first is row "
-                f"{blank[0]}; they are read as empty texts"
+                f"{place_of_rows(rows, split, blank)}: no text in the column {name!r}; read as an empty text"
             )
 
 
@@ -372,33 +374,32 @@ def require_label_format(rows: Dataset, column: str, split: str, multi_label: bo
         )
 
 
-def require_no_missing_labels(is_missing: list[bool], split: str, column: str) -> None:
+def require_no_missing_labels(rows: Dataset, is_missing: list[bool], split: str, column: str) -> None:
     """Require a label in every row. In test splits missing labels are allowed, with a warning if only some are."""
-    missing = sum(is_missing)
-    if not missing:
-        return
-    message = f"{missing:,} of {len(is_missing):,} {split} rows have no label in the column {column!r}"
-    message += f", the first is row {is_missing.index(True) + 1}"
-    if not split.startswith("test"):
-        raise InputError(f"{message}: add labels, or remove these rows")
-    if missing < len(is_missing):
-        logger.warning(f"{message}: the predictions are written without metrics")
+    missing = [row for row, value in enumerate(is_missing) if value]
+    text = f"no label in the column {column!r}"
+    if missing and not split.startswith("test"):
+        raise RowError(dict.fromkeys(missing, f"{text}: add labels, or remove these rows"))
+    if 0 < len(missing) < len(is_missing):
+        logger.warning(f"{place_of_rows(rows, split, missing)}: {text}: the predictions are written without metrics")
 
 
-def require_names_or_numbers(labels: Sequence[str], column: str, split: str) -> None:
+def require_names_or_numbers(rows: Dataset, column: str, split: str) -> None:
     """Refuse a word for a missing value among numbers, and any other among decimals: it would make classes of them."""
-    odd = {row: label for row, label in enumerate(labels, start=1) if not NUMBER.fullmatch(label)}
-    numbers = [label for row, label in enumerate(labels, start=1) if row not in odd]
+    labels = rows[column][:]
+    odd = {row: label for row, label in enumerate(labels) if not NUMBER.fullmatch(label)}
+    numbers = [label for row, label in enumerate(labels) if row not in odd]
     decimals = sum(not number.strip().isdecimal() for number in numbers)
     has_fractions = any(not float(number).is_integer() for number in numbers)
     nearly_all = len(numbers) >= NEARLY_ALL * (len(labels) - 1)
     are_targets = nearly_all and 2 * decimals >= len(numbers) and has_fractions
     are_missing = nearly_all and all(label.strip().lower() in MISSING_WORDS for label in odd.values())
     if odd and numbers and (are_targets or are_missing):
-        row, label = next(iter(odd.items()))
+        # no RowError: without these rows, numbers would still be names
         raise InputError(
-            f"the {split} rows have {shortened(label)} in row {row} of the column {column!r}, and others have numbers "
-            f"such as {numbers[0]}: correct it, or remove the row; if numbers are classes, add --do_regression false"
+            f"{place_of_rows(rows, split, [*odd])}: {listed(sorted(set(odd.values())), shortened)} in the column "
+            f"{column!r}, and others have numbers such as {numbers[0]}: correct it, or remove these rows; if numbers "
+            "are classes, add --do_regression false"
         )
 
 
@@ -434,25 +435,25 @@ def label_indices(
         return lookup.get(str(value), lookup.get(str(int(value))) if is_whole else None)
 
     missing = [_is_missing(value) or (value == -1 and "-1" not in indices) for value in values]
-    require_no_missing_labels(missing, split, column)
-    unknown: dict[str, int] = {}  # label -> first row
+    require_no_missing_labels(rows, missing, split, column)
+    unknown: dict[int, str] = {}  # by row
     numbers: list[list[int]] = []
-    for row, (value, no_label) in enumerate(zip(values, missing, strict=True), start=1):
+    for row, (value, no_label) in enumerate(zip(values, missing, strict=True)):
         numbers.append([])
         for label in [] if no_label else value if multi_label else [value]:
             index = None if _is_missing(label) else index_of(label)
             if index is None:
-                unknown.setdefault(shortened(label), row)
+                unknown[row] = shortened(label)
             else:
                 numbers[-1].append(index)
     if unknown:
-        first = min(unknown.values())
-        raise InputError(
-            f"the {split} rows have unknown labels in the column {column!r}, the first in row {first}: "
-            f"{listed(sorted(unknown))}; known are {listed(labels)}"
+        text = (
+            f"unknown labels in the column {column!r}: {listed(sorted(set(unknown.values())))}; known are "
+            f"{listed(labels)}"
             + (f", or 0 to {len(labels) - 1}" if accepts_numbers else "")
             + ("; to predict without these labels, name another --label_column_name" if split[:4] == "test" else "")
         )
+        raise RowError(dict.fromkeys(unknown, text))
     return numbers
 
 
@@ -473,8 +474,8 @@ def read_targets(rows: Dataset, split: str, task: GlueTask, column: str) -> np.n
     if task.labels is None:
         require_label_format(rows, column, split, multi_label=False)
         is_missing = [_is_missing(value) for value in rows[column][:]]
-        require_no_missing_labels(is_missing, split, column)
-        return None if any(is_missing) else read_numbers(rows, column, split)
+        require_no_missing_labels(rows, is_missing, split, column)
+        return None if any(is_missing) else read_numbers(rows, column)
     if task.multi_label:
         indices = label_indices(rows, task.labels, split, column, multi_label=True)
         targets = np.array([[float(index in row) for index in range(len(task.labels))] for row in indices])
@@ -483,19 +484,19 @@ def read_targets(rows: Dataset, split: str, task: GlueTask, column: str) -> np.n
     return None if task.multi_label and None in rows[column][:] else targets
 
 
-def read_numbers(rows: Dataset, column: str, split: str) -> np.ndarray:
+def read_numbers(rows: Dataset, column: str) -> np.ndarray:
     """Return the labels, which must be finite numbers."""
     numbers = []
-    for row, value in enumerate(rows[column][:], start=1):
+    for value in rows[column][:]:
         try:
             numbers.append(float(value))
         except (TypeError, ValueError, OverflowError):
             numbers.append(nan)
-        if not isfinite(numbers[-1]):
-            raise InputError(
-                f"the {split} rows have {shortened(value)} in row {row} of the column {column!r}, but the labels of a "
-                "regression are numbers"
-            )
+    odd = {row: rows[row][column] for row, number in enumerate(numbers) if not isfinite(number)}
+    if odd:
+        values = listed(sorted(set(map(shortened, odd.values()))))
+        text = f"{values} in the column {column!r}, but the labels of a regression are numbers"
+        raise RowError(dict.fromkeys(odd, text))
     return np.array(numbers)
 
 
@@ -519,7 +520,7 @@ def metric_configuration(task: GlueTask) -> str:
 
 
 def write_glue_predictions(folder: Path, task: GlueTask, name: str, split: str, predicted: LabelLogits) -> None:
-    """Write the prediction files of a test split, in the order of its rows."""
+    """Write predict_results_NAME.txt and the file of a submission, in the order of the rows."""
     best = predicted.best()
     if task.labels is None:
         printed = [f"{value:.3f}" for value in best]
@@ -529,10 +530,7 @@ def write_glue_predictions(folder: Path, task: GlueTask, name: str, split: str, 
     else:
         printed = best
         submitted = best if task.submits_names else [str(task.labels.index(label)) for label in best]
-    suffix = split.removeprefix("test").removeprefix("_")
-    name = f"{name}_{suffix}" if suffix else name
     write_prediction_table(folder / f"predict_results_{name}.txt", printed)
-    predicted.write(folder / f"predictions_{name}.jsonl", index=range(len(best)))
     if split in task.submission_files:
         write_prediction_table(folder / task.submission_files[split], submitted)
 
@@ -551,16 +549,17 @@ class Classification(Task):
         self.label_columns = (column,)
         self.task = task = TASKS.get(self.data_args.name) or self.own_task(splits)
         self.labels, self.metric_names = task.labels, task.metrics
-        description = "regression targets" if task.labels is None else listed(task.labels)
-        if task.labels and len(task.labels) == 2 and "f1" in task.metrics:
-            description += f" (f1 of class {task.labels[1]!r})"
-        logger.info(f"Text columns: {', '.join(task.columns)}. Labels: {description}.")
         self.model_args.reading_flags["text_column_names"] = list(task.columns)
         self.targets_of_split: dict[str, np.ndarray | None] = {}
         for split, rows in splits.items():
             with input_errors(source_of(rows, split)):
-                require_text_columns(rows, task.columns, split)
+                skips = self.data_args.skip_bad_rows and not split.startswith("test")
+                require_text_columns(rows, task.columns, split, require_texts=skips)
                 self.targets_of_split[split] = read_targets(rows, split, task, column)
+        description = "regression targets" if task.labels is None else listed(task.labels)
+        if task.labels and len(task.labels) == 2 and "f1" in task.metrics:
+            description += f" (f1 of class {task.labels[1]!r})"
+        logger.info(f"Text columns: {', '.join(task.columns)}. Labels: {description}.")
         return splits
 
     def own_task(self, splits: dict[str, Dataset]) -> GlueTask:
@@ -632,7 +631,14 @@ class Classification(Task):
         return compute(predictions=numbers[labelled], references=targets[labelled], num_labels=len(self.labels))
 
     def write(self, folder: Path, split: str, predicted: LabelLogits) -> None:
-        write_glue_predictions(folder, self.task, self.data_args.name, split, predicted)
+        write_glue_predictions(folder, self.task, self.name_of(split), split, predicted)
+
+    def name_of(self, split: str) -> str:
+        """Return the part of file names that stands for a test split: mnli, mnli_mismatched, own."""
+        return self.data_args.name + split.removeprefix("test")
+
+    def predictions_name(self, split: str) -> str:
+        return f"predictions_{self.name_of(split)}"
 
 
 def main() -> None:

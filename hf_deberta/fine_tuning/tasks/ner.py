@@ -24,7 +24,8 @@ A sentence that is too long is split into overlapping windows. Each word has a l
 token.
 
 Metrics: precision, recall and F1 of whole entities as conlleval and seqeval count them, and accuracy of words. Files:
-predictions_SPLIT.txt, CoNLL columns with word, label and prediction.
+predictions_SPLIT.txt, CoNLL columns with word, label and prediction; predictions_SPLIT.jsonl and .csv, the columns of
+the rows, and the predicted label of each word with its probability.
 """
 
 import re
@@ -46,14 +47,14 @@ from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments
 from hf_deberta.fine_tuning.task import Scores, Task, logits_of
 from hf_deberta.fine_tuning.task_model import checkpoint_labels, label_fields, labels_in_checkpoint_order
-from hf_deberta.fine_tuning.tasks.expand_rows import errors_of_row, read_as
+from hf_deberta.fine_tuning.tasks.expand_rows import read_as
 from hf_deberta.fine_tuning.tasks.submission import write_lines
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.metrics.entity_tags import ENTITY_METRICS, has_prefixes, tags_to_iob2
 from hf_deberta.model.losses import IGNORED
-from hf_deberta.training.data_files import read_table, require_columns, source_of
-from hf_deberta.training.errors import InputError, input_errors
-from hf_deberta.training.file_faults import read_lines, shorten
+from hf_deberta.training.data_files import check_rows, read_table, require_columns, source_of
+from hf_deberta.training.errors import InputError, RowError, input_errors
+from hf_deberta.training.file_faults import read_lines
 
 TABLE_SUFFIXES = (".json", ".jsonl", ".parquet", ".csv")
 CONTEXTS = ("none", "merged", "around")
@@ -179,23 +180,31 @@ def sentences_from_table(
         tags_column: None for unlabelled rows.
         names: the label names of integer tags, as in a ClassLabel.
     """
-    sentences = []
+    sentences: list[Sentence] = []
     documents: dict[Any, int] = {}
     document_starts = 0
     shape = {tokens_column: [str]} | ({} if tags_column is None else {tags_column: [int | str]})
-    for number, row in enumerate(rows):
-        with errors_of_row(number):
-            words, *tags = read_as(row, shape).values()
-            if words[:1] == [DOCUMENT_START]:
-                document_starts += 1
-                continue
-            names_of_tags = _tag_names(tags[0], words, names) if tags else None
+
+    def read_row(row: dict[str, Any]) -> None:
+        nonlocal document_starts
+        words, *tags = read_as(row, shape).values()
+        if words[:1] == [DOCUMENT_START]:
+            document_starts += 1
+            return
+        names_of_tags = _tag_names(tags[0], words, names) if tags else None
         marks = ((name, str(row[name])) for name in DOCUMENT_COLUMNS if row.get(name) is not None)
         document = documents.setdefault(next(marks, document_starts), len(documents))
         sentences.append(Sentence(words, names_of_tags, document))
+
+    check_rows(rows, read_row)
     if not any(sentence.words for sentence in sentences):
         raise InputError("the rows have no words")
     return sentences if document_starts or documents.keys() - {0} else _without_documents(sentences)
+
+
+def numbers_of_sentences(rows: Dataset, tokens_column: str) -> list[int]:
+    """Return the numbers of the rows of a table that are sentences, not marks of documents."""
+    return [number for number, words in enumerate(rows[tokens_column]) if words[:1] != [DOCUMENT_START]]
 
 
 def _tag_names(tags: list[int | str], words: list[str], names: Sequence[str] | None) -> list[str]:
@@ -268,18 +277,14 @@ def label_names(sentences: Iterable[Sentence]) -> list[str]:
     return outside + sorted(entity_labels, key=lambda label: (label.partition("-")[2], label))
 
 
-def require_known_labels(sentences: Iterable[Sentence], labels: Sequence[str], split: str) -> None:
-    known = set(labels)
-    first: dict[str, str] = {}  # the first sentence with an unknown label
-    for sentence in sentences:
-        for tag in sentence.tags or ():
-            if tag not in known:
-                first.setdefault(tag, " ".join(sentence.words))
-    if first:
-        raise InputError(
-            f"the {split} sentences have labels that the training data does not have: {', '.join(sorted(first))}; it "
-            f"has {', '.join(labels)}. {min(first)} is in {shorten(first[min(first)])}"
-        )
+def require_known_labels(sentences: Sequence[Sentence], labels: Sequence[str], numbers: Sequence[int]) -> None:
+    """Require that the model has all labels; `numbers` are those of the rows with the sentences."""
+    unknown = {row: set(s.tags or ()) - set(labels) for row, s in zip(numbers, sentences, strict=True)}
+    bad = [row for row, tags in unknown.items() if tags]
+    if bad:
+        names = ", ".join(sorted(set.union(*unknown.values())))
+        text = f"labels that the training data does not have: {names}; it has {', '.join(labels)}"
+        raise RowError(dict.fromkeys(bad, text))
 
 
 # 4. Model inputs
@@ -581,10 +586,12 @@ class NamedEntities(Task):
             labels = checkpoint_labels(self.model_args) or ()
         if not labels:
             raise InputError(f"{self.model_args.checkpoint} is a regression model, it has no labels")
-        self.labels = labels_in_checkpoint_order(labels, self.model_args)
+        self.labels, self.given = labels_in_checkpoint_order(labels, self.model_args, self.args.do_train), {}
         for split, split_sentences in sentences.items():
+            numbers = numbers_of_sentences(splits[split], self.data_args.text_column_name)
             with input_errors(source_of(splits[split], split)):
-                require_known_labels(split_sentences, self.labels, split)
+                require_known_labels(split_sentences, self.labels, numbers)
+            self.given[split] = splits[split].select(numbers)
             words = sum(len(sentence.words) for sentence in split_sentences)
             logger.info(f"{split}: {len(split_sentences):,} sentences, {words:,} words")
         self.choose_context(sentence for group in sentences.values() for sentence in group)
@@ -632,6 +639,14 @@ class NamedEntities(Task):
         sentences, by_type = self.rows[split], self.data_args.return_entity_level_metrics
         tags, gold = tags_of_scores(predicted, sentences), [sentence.tags or [] for sentence in sentences]
         return compute_metric("named_entities", predictions=tags, references=gold, by_type=by_type)
+
+    def input_rows(self, split: str) -> Dataset:
+        return self.given[split]
+
+    def predicted_columns(self, split: str, predicted: Scores) -> dict[str, list]:
+        """Return a label for each word of a sentence, with its probability."""
+        tags, best = tags_of_scores(predicted, self.rows[split]), (max(row.values()) for row in predicted)
+        return {"prediction": tags, "probability": [[next(best) for _ in sentence] for sentence in tags]}
 
     def write(self, folder: Path, split: str, predicted: Scores) -> None:
         sentences = self.rows[split]

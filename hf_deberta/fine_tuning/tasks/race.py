@@ -24,11 +24,13 @@ Each choice becomes an input `[CLS] article [SEP] question choice [SEP]`; the ch
 prediction. Articles that do not fit are truncated at the end; questions and choices never are.
 
 Metrics: accuracy, and for RACE the accuracy on middle and high school articles. Files: predict_results.txt (index and
-letter), predictions.jsonl (with probabilities), and for aNLI its submission anli.lst.
+letter), predictions.jsonl and .csv (the columns of the rows, prediction, probabilities), and for aNLI its submission
+anli.lst.
 """
 
 import re
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,8 +47,8 @@ from hf_deberta import HfDebertaForMultipleChoice
 from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments, require_plain_splits
 from hf_deberta.fine_tuning.task import LabelLogits, Scores, Task, logits_of
-from hf_deberta.fine_tuning.tasks.expand_rows import errors_of_row, expand_rows, read_as
-from hf_deberta.fine_tuning.tasks.submission import write_json_lines, write_lines, write_prediction_table
+from hf_deberta.fine_tuning.tasks.expand_rows import all_bad_rows, expand_rows, read_as
+from hf_deberta.fine_tuning.tasks.submission import write_lines, write_prediction_table
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.training.data_files import read_table, require_columns, require_texts, set_source, source_of
 from hf_deberta.training.errors import InputError, RowError, input_errors
@@ -179,35 +181,34 @@ def choice_rows(rows: Dataset, split: str, with_labels: bool = True, fill_blanks
         labelled = with_labels or (answer_column in columns and not any(map(_is_missing, rows[answer_column][:])))
         require_texts(rows, ["article", "question"] if is_race else ANLI_COLUMNS if is_anli else ["sent1"], split)
 
-        def make_choice_row(row: dict[str, Any], index: int) -> dict[str, Any]:
+        def make_choice_row(row: dict[str, Any], index: int = 0) -> dict[str, Any]:
             row_id = row["id"] if "id" in columns else row.get("example_id")
-            with errors_of_row(index):
-                if is_anli:
-                    first, second, *choices = (_one_line(row[column]) for column in ANLI_COLUMNS)
-                    context = f"{first} {second}"
-                elif is_race:
-                    context, question = _one_line(row["article"]), _one_line(row["question"])
-                    options = map(_one_line, read_as(row["options"], [str], "options"))
-                    choices = [join_question_and_option(question, option, fill_blanks) for option in options]
-                else:
-                    context, choices = _one_line(row["sent1"]), _swag_choices(row)
-                if not 2 <= len(choices) <= len(LETTERS):
-                    raise InputError(f"a question needs 2 to {len(LETTERS)} choices, not {len(choices)}")
-                label = {}
-                if labelled:
-                    read_label = anli_answer_index if is_anli else answer_index
-                    label = {"label": read_label(row[answer_column], len(choices))}
+            if is_anli:
+                first, second, *choices = (_one_line(row[column]) for column in ANLI_COLUMNS)
+                context = f"{first} {second}"
+            elif is_race:
+                context, question = _one_line(row["article"]), _one_line(row["question"])
+                options = map(_one_line, read_as(row["options"], [str], "options"))
+                choices = [join_question_and_option(question, option, fill_blanks) for option in options]
+            else:
+                context, choices = _one_line(row["sent1"]), _swag_choices(row)
+            if not 2 <= len(choices) <= len(LETTERS):
+                raise InputError(f"a question needs 2 to {len(LETTERS)} choices, not {len(choices)}")
+            label = {}
+            if labelled:
+                read_label = anli_answer_index if is_anli else answer_index
+                label = {"label": read_label(row[answer_column], len(choices))}
             return {"id": str(index if row_id is None else row_id), "context": context, "choices": choices, **label}
 
         features = datasets.Features(ROW_FEATURES | ({"label": datasets.Value("int64")} if labelled else {}))
-        rows = rows.map(
-            make_choice_row, with_indices=True, remove_columns=columns, features=features, desc=f"checking {split}"
-        )
-        counts = [len(choices) for choices in rows["choices"]]
-        if odd := [row for row, count in enumerate(counts) if count != counts[0]]:
-            raise RowError(
-                odd[0], f"{counts[odd[0]]} choices, but the first row has {counts[0]}: all {split} rows need as many"
+        with all_bad_rows(rows, make_choice_row):
+            rows = rows.map(
+                make_choice_row, with_indices=True, remove_columns=columns, features=features, desc=f"checking {split}"
             )
+        counts = [len(choices) for choices in rows["choices"]]
+        ((usual, _),) = Counter(counts).most_common(1)
+        if odd := {row: count for row, count in enumerate(counts) if count != usual}:
+            raise RowError({row: f"{count} choices, but most rows have {usual}" for row, count in odd.items()})
         return rows
 
 
@@ -245,6 +246,8 @@ def answer_index(answer: str | int | None, num_choices: int) -> int:
     if isinstance(answer, str):
         letter = answer.strip()
         index = int(letter) if letter.isdecimal() else LETTERS.find(letter) if len(letter) == 1 else -1
+    if isinstance(answer, float) and answer.is_integer():  # a csv column in which some are missing
+        index = int(answer)
     if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < num_choices:
         last = LETTERS[num_choices - 1]
         raise InputError(
@@ -335,10 +338,10 @@ class MultipleChoice(Task):
         return super().recipe_name(flags).partition("_")[0]
 
     def read(self, splits: dict[str, Dataset]) -> dict[str, Dataset]:
-        fill_blanks = self.data_args.fill_blanks
+        self.given, fill_blanks = require_plain_splits(splits), self.data_args.fill_blanks
         return {
             split: choice_rows(rows, split, with_labels=split != "test", fill_blanks=fill_blanks)
-            for split, rows in require_plain_splits(splits).items()
+            for split, rows in splits.items()
         }
 
     def config_fields(self) -> dict[str, Any]:
@@ -364,19 +367,17 @@ class MultipleChoice(Task):
             "multiple_choice", "race", predictions=best, references=rows["label"][:], ids=rows["id"][:]
         )
 
+    def input_rows(self, split: str) -> Dataset:
+        return self.given[split]
+
+    def predictions_name(self, split: str) -> str:
+        return "predictions"
+
     def write(self, folder: Path, split: str, predicted: LabelLogits) -> None:
-        write_choice_predictions(folder, self.rows[split]["id"][:], predicted, self.data_args.task_name == "anli")
-
-
-def write_choice_predictions(folder: Path, ids: list[str], predicted: LabelLogits, is_anli: bool = False) -> None:
-    """Write predict_results.txt, predictions.jsonl and the submission of aNLI, in the order of the rows."""
-    letters, numbers = predicted.best(), predicted.values.argmax(-1).tolist()
-    write_prediction_table(folder / "predict_results.txt", letters)
-    if is_anli:
-        write_lines(folder / "anli.lst", [str(number + 1) for number in numbers])
-    columns = zip(ids, letters, numbers, predicted.probabilities().tolist(), strict=True)
-    names = ("id", "prediction", "label", "probabilities")
-    write_json_lines(folder / "predictions.jsonl", (dict(zip(names, row, strict=True)) for row in columns))
+        """Write predict_results.txt and the submission of aNLI, in the order of the rows."""
+        write_prediction_table(folder / "predict_results.txt", predicted.best())
+        if self.data_args.task_name == "anli":
+            write_lines(folder / "anli.lst", [str(number + 1) for number in predicted.values.argmax(-1).tolist()])
 
 
 def main() -> None:

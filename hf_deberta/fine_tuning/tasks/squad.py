@@ -15,7 +15,8 @@ The flags are those of Transformers' run_qa.py, and the groups below.
 
 A context is split into overlapping windows; a predicted answer is a span of one of them, and its text is copied from
 the context. Metrics: those of the official scripts. Files for the validation and the test rows, in the format of these
-scripts: predictions.json, nbest_predictions.json and, for SQuAD 2.0, null_odds.json.
+scripts: predictions.json, nbest_predictions.json and, for SQuAD 2.0, null_odds.json; and predictions_SPLIT.jsonl and
+.csv, the columns of the rows, the predicted answer and its probability.
 """
 
 from argparse import Namespace
@@ -23,6 +24,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,7 @@ from hf_deberta.fine_tuning.run import run_task
 from hf_deberta.fine_tuning.splits import DataArguments, require_plain_splits
 from hf_deberta.fine_tuning.task import Scores, Task
 from hf_deberta.fine_tuning.task_model import ModelArguments
-from hf_deberta.fine_tuning.tasks.expand_rows import errors_of_row, read_as
+from hf_deberta.fine_tuning.tasks.expand_rows import all_bad_rows, read_as
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.training.data_files import read_table, require_columns, require_texts, set_source, source_of
 from hf_deberta.training.errors import InputError, input_errors
@@ -163,22 +165,20 @@ def squad_rows(rows: Dataset, split: str, with_answers: bool = True) -> Dataset:
         require_columns(rows, [*TEXT_FEATURES, *["answers"] * with_answers], split)
         require_texts(rows, ["context", "question"], split)
         features = datasets.Features(TEXT_FEATURES | (ANSWER_FEATURES if "answers" in rows.column_names else {}))
-        options: dict[str, Any] = {"features": features, "fn_kwargs": {"labelled": with_answers}}
-        rows = rows.select_columns(list(features)).map(
-            _check_row, with_indices=True, desc=f"checking {split}", **options
-        )
+        rows, check = rows.select_columns(list(features)), partial(_check_row, labelled=with_answers)
+        with all_bad_rows(rows, check):
+            rows = rows.map(check, features=features, desc=f"checking {split}")
         ((most_common, count),) = Counter(rows["id"][:]).most_common(1)
         if count > 1 and split != "train":
             raise InputError(f"{count} {split} rows have the id {most_common!r}; predictions need one for each")
     return rows
 
 
-def _check_row(row: dict[str, Any], index: int, labelled: bool) -> dict[str, Any]:
-    with errors_of_row(index):
-        row = {**row, "id": str(read_as(row["id"], str | int, "id"))}
-        if labelled and row["answers"] is None:
-            raise InputError("the row has no answers; of a question without an answer they are empty lists")
-        return row | ({"answers": _answers_by_column(row["answers"])} if "answers" in row else {})
+def _check_row(row: dict[str, Any], labelled: bool) -> dict[str, Any]:
+    row = {**row, "id": str(read_as(row["id"], str | int, "id"))}
+    if labelled and row["answers"] is None:
+        raise InputError("the row has no answers; of a question without an answer they are empty lists")
+    return row | ({"answers": _answers_by_column(row["answers"])} if "answers" in row else {})
 
 
 def _answers_by_column(answers: Any) -> dict[str, list]:
@@ -214,10 +214,8 @@ class Squad(Task):
         return "squad" if name == "own" else name
 
     def read(self, splits: dict[str, Dataset]) -> dict[str, Dataset]:
-        rows = {
-            split: squad_rows(raw, split, with_answers=split != "test")
-            for split, raw in require_plain_splits(splits).items()
-        }
+        self.given = require_plain_splits(splits)
+        rows = {split: squad_rows(raw, split, with_answers=split != "test") for split, raw in splits.items()}
         data_args = self.data_args
         if data_args.version_2_with_negative is None:
             labelled = (split_rows for split, split_rows in rows.items() if split != "test")
@@ -270,6 +268,14 @@ class Squad(Task):
             row["no_answer_probability"] = predicted.null_odds[row["id"]]
         threshold = self.data_args.null_score_diff_threshold
         return compute_metric("squad_v2", predictions=predictions, references=references, no_answer_threshold=threshold)
+
+    def input_rows(self, split: str) -> Dataset:
+        return self.given[split]
+
+    def predicted_columns(self, split: str, predicted: PredictedAnswers) -> dict[str, list]:
+        answers = list(predicted.predictions.values())
+        scores = zip(predicted.scores(), answers, strict=True)
+        return {"prediction": answers, "probability": [row.get(answer, 0.0) for row, answer in scores]}
 
     def write(self, folder: Path, split: str, predicted: PredictedAnswers) -> None:
         predicted.write(folder, "predict_" if split == "test" else "eval_")

@@ -3,12 +3,15 @@
 zip_submission(Path("glue.zip"), [Path("runs/cola"), Path("runs/rte")], ["CoLA.tsv", "RTE.tsv"])
 """
 
+import csv
 import json
 import sys
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from datasets import Dataset
 
 from hf_deberta.training.errors import InputError
 from hf_deberta.training.json_files import atomic_write
@@ -21,7 +24,50 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def write_json_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    write_lines(path, (json.dumps(row, ensure_ascii=False) for row in rows))
+    write_lines(path, map(as_json, rows))
+
+
+def as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def write_predicted_rows(path: Path, rows: Dataset, predicted: Mapping[str, Sequence[Any]]) -> None:
+    """Write PATH.jsonl and PATH.csv: the columns of each row, then what was predicted for it.
+
+    In the csv, `probabilities` is a column `probability_LABEL` for each label, and other lists and objects are JSON. A
+    column of the rows that has the name of one of ours is `input_NAME` in both files.
+    """
+    labels = list(predicted["probabilities"][0]) if "probabilities" in predicted else []
+    of_labels = [f"probability_{label}" for label in labels]
+    rows = rows.rename_columns(input_names(rows.column_names, {*predicted, *of_labels}))
+    columns = [name for name in (*rows.column_names, *predicted) if not labels or name != "probabilities"]
+
+    def lines() -> Iterable[dict[str, Any]]:
+        for row, *values in zip(rows, *predicted.values(), strict=True):
+            yield {**row, **dict(zip(predicted, values, strict=True))}
+
+    write_json_lines(path.with_name(f"{path.name}.jsonl"), lines())
+    with (
+        atomic_write(path.with_name(f"{path.name}.csv")) as unfinished,
+        open(unfinished, "w", encoding="utf-8", newline="") as file,
+    ):
+        writer = csv.writer(file)
+        writer.writerow([*columns, *of_labels])
+        for line in lines():
+            cells = [as_json(line[name]) if isinstance(line[name], list | dict) else line[name] for name in columns]
+            writer.writerow([*cells, *(line["probabilities"][label] for label in labels)])
+
+
+def input_names(columns: Sequence[str], taken: set[str]) -> dict[str, str]:
+    """Return new names for the columns that have a name of `taken`: input_NAME, or input_input_NAME, ..."""
+    names = {}
+    for column in columns:
+        if column in taken:
+            name = f"input_{column}"
+            while name in taken or name in columns:
+                name = f"input_{name}"
+            names[column] = name
+    return names
 
 
 def write_prediction_table(path: Path, predictions: Iterable[str]) -> None:

@@ -28,8 +28,8 @@ Columns: those of the Hub dataset. The official files, where MultiRC, ReCoRD and
 
 COPA and ReCoRD are encoded as in the official DeBERTa code, which has no recipe for WiC and WSC.
 
-Metrics: those of the SuperGLUE paper, between 0 and 1. Files: predictions_TASK.jsonl with probabilities (ReCoRD: the
-best entities), and the file of a SuperGLUE submission, such as BoolQ.jsonl.
+Metrics: those of the SuperGLUE paper, between 0 and 1. Files: predictions_TASK.jsonl and .csv, the columns of the rows,
+prediction and probabilities (ReCoRD: the best entities), and the file of a SuperGLUE submission, such as BoolQ.jsonl.
 
 `python -m hf_deberta.fine_tuning.tasks.superglue submission.zip runs/*` zips those files for super.gluebenchmark.com.
 """
@@ -60,13 +60,13 @@ from hf_deberta.fine_tuning.splits import DataArguments
 from hf_deberta.fine_tuning.task import LabelLogits, Scores, Task, logits_of
 from hf_deberta.fine_tuning.task_model import ModelArguments
 from hf_deberta.fine_tuning.tasks import glue
-from hf_deberta.fine_tuning.tasks.expand_rows import errors_of_row, expand_rows, read_as
+from hf_deberta.fine_tuning.tasks.expand_rows import expand_rows, read_as
 from hf_deberta.fine_tuning.tasks.glue import NLI_COLUMNS, SENTENCE_COLUMNS, TWO_WAY_ENTAILMENT, warn_of_truncation
 from hf_deberta.fine_tuning.tasks.race import ChoiceCollator
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_json_lines
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.model.losses import IGNORED
-from hf_deberta.training.data_files import csv_text, read_table, require_columns, require_texts, source_of
+from hf_deberta.training.data_files import check_rows, csv_text, read_table, require_columns, require_texts, source_of
 from hf_deberta.training.errors import InputError, RowError, input_errors
 from hf_deberta.training.file_faults import describe
 
@@ -187,13 +187,15 @@ def flatten_split(rows: Dataset, split: str, name: str, map_options: dict[str, A
         require_texts(rows, [column for column in TASKS[name].columns if column in TEXT_COLUMNS], split)
         needs_label = "label" in rows.column_names and name != "record" and not split.startswith("test")
         usual = Counter(map(type, rows["label"][:] if needs_label else [None])).most_common(1)[0][0]
-        for index, row in enumerate(rows):
-            with errors_of_row(index):
-                if needs_idx:
-                    read_as(row["idx"], MULTIRC_IDX, "idx")
-                if needs_label and (row["label"] in (None, -1) or type(row["label"]) is not usual):
-                    raise InputError(f"the label is {describe(row['label'])}; each row needs one of the same type")
-                _check_positions(row, name)
+
+        def check(row: dict[str, Any]) -> None:
+            if needs_idx:
+                read_as(row["idx"], MULTIRC_IDX, "idx")
+            if needs_label and (row["label"] in (None, -1) or type(row["label"]) is not usual):
+                raise InputError(f"the label is {describe(row['label'])}; each row needs one of the same type")
+            _check_positions(row, name)
+
+        check_rows(rows, check)
     return rows
 
 
@@ -239,9 +241,9 @@ def require_labels(rows: Dataset, split: str, name: str) -> None:
     with input_errors(source_of(rows, split)):
         if not has_labels(rows, split, name):
             raise InputError(f"the {split} rows of {name} have no labels")
-        for index, answers in enumerate(rows["answers"][:] if name == "record" else ()):
-            if not answers:
-                raise RowError(index, "the row has no answers")
+        without = [row for row, answers in enumerate(rows["answers"] if name == "record" else ()) if not answers]
+        if without:
+            raise RowError(dict.fromkeys(without, "the row has no answers"))
 
 
 # Rows of the official files, for `read_as`
@@ -630,18 +632,14 @@ def _gender_pairs(rows: Dataset) -> list[str]:
 def write_superglue_predictions(
     folder: Path, name: str, rows: Dataset, predicted: LabelLogits | RankedEntities
 ) -> None:
-    """Write predictions_NAME.jsonl and the file of a submission, from the ranked entities of ReCoRD or from logits."""
+    """Write the file of a submission, from the ranked entities of ReCoRD or from logits."""
     idx = list(rows["idx"]) if "idx" in rows.column_names else list(range(len(rows)))
     task = TASKS[name]
-    path = folder / f"predictions_{name}.jsonl"
     if isinstance(predicted, LabelLogits):
-        predicted.write(path, idx=idx)
         submitted = dict(zip(task.labels, task.submission_labels or task.labels, strict=True))
         answers: list[Any] = [submitted[label] for label in predicted.best()]
     else:
         idx = [number["query"] if isinstance(number, dict) else number for number in idx]
-        top = [[{"text": text, "log_probability": score} for text, score in entities[:5]] for entities in predicted]
-        write_json_lines(path, ({"idx": number, "answers": best} for number, best in zip(idx, top, strict=True)))
         answers = best_entities(predicted, rows)
     submission = [{"idx": number, "label": answer} for number, answer in zip(idx, answers, strict=True)]
     if name == "multirc":
@@ -739,6 +737,16 @@ class SuperGlue(Task):
         else:
             best = best_entities(predicted, rows)
         return compute_metric("super_glue", name, **metric_inputs(name, rows, best, part))
+
+    def predicted_columns(self, split: str, predicted: LabelLogits | RankedEntities) -> dict[str, list]:
+        """Return predictions and probabilities; for ReCoRD the best entity, and up to five with their scores."""
+        if isinstance(predicted, LabelLogits):
+            return predicted.columns()
+        top = [[{"text": text, "log_probability": score} for text, score in entities[:5]] for entities in predicted]
+        return {"prediction": best_entities(predicted, self.rows[split]), "best_entities": top}
+
+    def predictions_name(self, split: str) -> str:
+        return f"predictions_{self.task_and_split(split)[0]}"
 
     def write(self, folder: Path, split: str, predicted: LabelLogits | RankedEntities) -> None:
         write_superglue_predictions(folder, self.task_and_split(split)[0], self.rows[split], predicted)

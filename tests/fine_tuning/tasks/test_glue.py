@@ -13,7 +13,7 @@ from hf_deberta.fine_tuning.task import LabelLogits
 from hf_deberta.fine_tuning.tasks import glue
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 from hf_deberta.training.data_files import read_table, source_of
-from hf_deberta.training.errors import InputError, input_errors
+from hf_deberta.training.errors import InputError, RowError, input_errors
 
 WORDS = "the cat sat on a mat while many old birds sang in some tall trees"
 PAIR = {"sentence1": ["a"], "sentence2": ["b"]}
@@ -143,7 +143,7 @@ def test_a_cell_that_is_no_number_among_numbers(tmp_path):
     half, whole = [str(n / 2) for n in range(12)], [str(n % 4) for n in range(12)]
     for odd in ("nan", "NA", "null", "None", "-", "1,5"):
         for numbers in (half,) if odd == "1,5" else (half, whole):
-            with pytest.raises(InputError, match=f"train.jsonl: .*'{odd}' in row 3 .*--do_regression false"):
+            with pytest.raises(InputError, match=f"train.jsonl, row 3: '{odd}' in .*--do_regression false"):
                 labels_of(*numbers[:2], odd, *numbers[2:])
             assert odd in labels_of(*numbers, odd, regression=False)
     for labels in ("1.0 2.0 3.0", "1.0 2.0 other", "yes no -", "1.2 2.5 beta new", "1 2 2.5 other", "1 -", "nan yes 1"):
@@ -223,7 +223,7 @@ MULTI_LABEL = glue.GlueTask(("text",), ("big", "old", "red"), glue.MULTI_LABEL_M
 @pytest.mark.parametrize(
     ("task", "data", "split", "message"),
     [
-        ("rte", {**PAIR, "label": ["maybe"]}, "validation", "row 1: 'maybe'; .* entailment, not_entailment"),
+        ("rte", {**PAIR, "label": ["maybe"]}, "validation", "row 1: .*: 'maybe'; .* entailment, not_entailment"),
         ("rte", {**PAIR, "label": [2]}, "train", ": 2; .* 0 to 1"),
         ("mrpc", {"sentence1": ["a"], "label": [1]}, "train", "'sentence2'.* sentence1, label: .*--text_column_names"),
         ("mrpc", PAIR, "train", "'label'; .*sentence1, sentence2: .*--label_column_name"),
@@ -232,13 +232,13 @@ MULTI_LABEL = glue.GlueTask(("text",), ("big", "old", "red"), glue.MULTI_LABEL_M
         (("a", "b"), texts(1.5), "test", r": 1\.5; .*--label_column_name"),
         (("a", "b"), texts([0, 1], [1]), "train", r"\[0, 1\] in row 1 of the column 'label'"),
         (None, texts([0, 1], [1]), "train", r"\[0, 1\] in row 1 of the column 'label'"),
-        (None, texts(1.0, math.inf), "test", "in row 2 of the column 'label'"),
-        (None, texts("1", "entailment"), "test", "in row 2 of the column 'label'"),
-        (None, texts("0", "nan"), "test", "in row 2 of the column 'label'"),
+        (None, texts(1.0, math.inf), "test", "row 2: inf in the column 'label'"),
+        (None, texts("1", "entailment"), "test", "row 2: 'entailment' in the column 'label'"),
+        (None, texts("0", "nan"), "test", "row 2: 'nan' in the column 'label'"),
         (("0", "1"), {"text": [["the", "cat"]], "label": [0]}, "train", r"\['the', 'cat'\] in row 1 of .* 'text'"),
         (("a", "b"), {"text": [b"a"], "label": ["a"]}, "test", "b'a' in row 1 of the column 'text'"),
         (MULTI_LABEL, texts(["red"], ["blue"]), "validation", "'blue'; .* big, old, red"),
-        (MULTI_LABEL, texts(["red"], None), "validation", "1 of 2 validation rows"),
+        (MULTI_LABEL, texts(["red"], None), "validation", "row 2: no label"),
         (MULTI_LABEL, texts("red"), "validation", "list of labels .* 'red'"),
         (MULTI_LABEL, texts(["red"], [None]), "validation", "row 2"),
         (MULTI_LABEL, texts(["red"], [" "]), "validation", "row 2"),
@@ -247,7 +247,7 @@ MULTI_LABEL = glue.GlueTask(("text",), ("big", "old", "red"), glue.MULTI_LABEL_M
 def test_rows_that_do_not_fit_the_task(encode, task, data, split, message):
     with pytest.raises(InputError, match=message) as error:
         encode(task, data, split)
-    assert f"{split} rows" in str(error.value)
+    assert f"{split} row" in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -273,11 +273,11 @@ def test_rows_without_a_task(data, options, message):
 )
 def test_rows_without_labels(encode, caplog, name, label):
     data = rows(sentence=["a", "b"], sentence1=["a", "b"], sentence2=["a", "b"], label=label)
-    with pytest.raises(InputError, match="1 of 2 train rows .* 'label', the first is row 2"):
+    with pytest.raises(InputError, match="^train row 2: no label in the column 'label': add"):
         encode(name, data)
     caplog.clear()
     assert len(encode(name, data, "test")) == 2
-    assert "1 of 2 test rows have no label in the column 'label', the first is row 2" in caplog.text
+    assert "test row 2: no label in the column 'label': the predictions are" in caplog.text
     with pytest.raises(InputError, match="row 2"):
         infer(data, columns=["sentence"])
 
@@ -302,7 +302,10 @@ def test_numbers_and_missing_texts(encode, tokenizer, caplog):
     data = rows(title=["the cat", None], year=[1999, 0], label=[0, 1])
     inputs = encode(infer(data, columns=["title", "year"]), data)
     assert inputs["input_ids"][:] == [tokenizer("the cat", "1999")["input_ids"], tokenizer("", "0")["input_ids"]]
-    assert "train: 1 of 2 rows have no text in the column 'title', the first is row 2" in caplog.text
+    assert "train row 2: no text in the column 'title'; read as an empty text" in caplog.text
+    glue.require_text_columns(data, ["year"], "train", require_texts=True)
+    with pytest.raises(RowError, match="row 2: no text in the column 'title'"):
+        glue.require_text_columns(data, ["year", "title"], "train", require_texts=True)
 
 
 # Predictions
@@ -318,21 +321,20 @@ def test_configuration_of_the_metric():
     assert glue.metric_configuration(replace(own, labels=None)) == "regression"
 
 
-def write(folder, task, name, split, logits, labels, multi_label=False) -> list[dict]:
-    """Write the files of predictions; return the rows of the file with probabilities."""
+def write(folder, task, name, split, logits, labels, multi_label=False) -> dict[str, list]:
+    """Write the files of a benchmark; return the columns of the other files of predictions."""
     logits = LabelLogits(np.array(logits, dtype=np.float32), labels, multi_label)
     glue.write_glue_predictions(folder, task, name, split, logits)
-    (file,) = folder.glob(f"predictions_{name}*.jsonl")
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    return logits.columns()
 
 
 def test_prediction_files(tmp_path):
     """A submission has names or numbers of labels in the task's order, and numbers from 0 to 5."""
     model = ("contradiction", "entailment", "neutral")
-    found = write(tmp_path, glue.TASKS["mnli"], "mnli", "test_mismatched", [[0, 2, 0], [3, 0, 0]], model)
+    found = write(tmp_path, glue.TASKS["mnli"], "mnli_mismatched", "test_mismatched", [[0, 2, 0], [3, 0, 0]], model)
     assert (tmp_path / "MNLI-mm.tsv").read_text() == "index\tprediction\n0\tentailment\n1\tcontradiction\n"
     assert (tmp_path / "predict_results_mnli_mismatched.txt").read_text().splitlines()[1] == "0\tentailment"
-    assert found[0]["prediction"] == "entailment" and sum(found[0]["probabilities"].values()) == pytest.approx(1)
+    assert found["prediction"][0] == "entailment" and sum(found["probabilities"][0].values()) == pytest.approx(1)
     write(tmp_path, glue.TASKS["sst2"], "sst2", "test", [[0, 2], [3, 0]], ("positive", "negative"))
     assert (tmp_path / "SST-2.tsv").read_text() == "index\tprediction\n0\t0\n1\t1\n"
     write(tmp_path, glue.TASKS["stsb"], "stsb", "test", [5.4, -0.2, 2.5], None)
@@ -341,7 +343,7 @@ def test_prediction_files(tmp_path):
 
 def test_multi_label_predictions(tmp_path):
     logits = [[2.0, -1.0, 0.1], [-1.0, -2.0, -900.0]]
-    first, second = write(tmp_path, MULTI_LABEL, "own", "test", logits, ("red", "big", "old"), True)
+    found = write(tmp_path, MULTI_LABEL, "own", "test", logits, ("red", "big", "old"), True)
     assert (tmp_path / "predict_results_own.txt").read_text() == "index\tprediction\n0\tred, old\n1\t\n"
-    assert (first["prediction"], second["prediction"]) == (["red", "old"], [])
-    assert first["probabilities"]["big"] == pytest.approx(1 / (1 + math.e))
+    assert found["prediction"] == [["red", "old"], []]
+    assert found["probabilities"][0]["big"] == pytest.approx(1 / (1 + math.e))

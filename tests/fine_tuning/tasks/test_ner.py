@@ -176,8 +176,10 @@ def test_invalid_labels():
         ner.label_names([Sentence(["a"], ["O"]), Sentence(["b", "c"], ["O", "O"])])
     with pytest.raises(InputError, match="B-X .*'BX'"):
         ner.convert_to_iob2([Sentence(["a", "b"], ["B-X", "BX"])])
-    with pytest.raises(InputError, match="test .*: B-Y; .* O, B-X"):
-        ner.require_known_labels([Sentence(["a"], ["B-Y"])], ["O", "B-X"], "test")
+    sentences = [Sentence(["a"], ["B-Y"]), Sentence(["a"], ["O"]), Sentence(["b"]), Sentence(["a", "b"], ["I-X", "O"])]
+    with pytest.raises(InputError, match="rows 2, 7: labels that .*: B-Y, I-X; it has O, B-X"):
+        ner.require_known_labels(sentences, ["O", "B-X"], [1, 2, 3, 6])
+    ner.require_known_labels(sentences, ["O", "B-Y", "I-X"], [1, 2, 3, 6])
 
 
 # 3. Model inputs

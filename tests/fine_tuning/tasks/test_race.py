@@ -9,14 +9,15 @@ from datasets import Dataset
 
 from hf_deberta.fine_tuning.task import LabelLogits
 from hf_deberta.fine_tuning.tasks.race import (
+    ChoiceArguments,
     ChoiceCollator,
+    MultipleChoice,
     _questions_of_article,
     answer_index,
     choice_rows,
     encode_choices,
     join_question_and_option,
     read_choices,
-    write_choice_predictions,
 )
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
 from hf_deberta.training.errors import InputError
@@ -121,7 +122,7 @@ def test_rows_without_answers():
     assert choice_rows(Dataset.from_list(FLAT), "test", with_labels=False)["label"][:] == [1, 1]
     with pytest.raises(InputError, match="validation rows .* 'answer'; .* example_id, article"):
         choice_rows(without, "validation")
-    with pytest.raises(InputError, match=r"train row 1: .* not -1"):
+    with pytest.raises(InputError, match=r"train rows 1, 2: .* not -1"):
         choice_rows(hidden, "train")
 
 
@@ -144,12 +145,12 @@ def test_missing_columns_and_options():
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([FLAT[0], {**FLAT[1], "options": ["one", "two"]}], "row 2: 2 choices, but the first row has 3"),
+        ([FLAT[0], {**FLAT[1], "options": ["one", "two"]}], "row 2: 2 choices, but most rows have 3"),
         ([FLAT[0], {**FLAT[1], "options": ["one"]}], "row 2: a question needs 2 to 26 choices, not 1"),
         ([FLAT[0], {**FLAT[1], "options": []}], "row 2: a question needs 2 to 26 choices, not 0"),
         ([{**FLAT[0], "options": ["x"] * 27}], "row 1: .* not 27"),
         ([{**SWAG[0], "ending1": None}], "row 1: .* not 1"),
-        ([{**SWAG[0], "ending2": "x"}, {**SWAG[1], "ending2": None}], "row 2: 2 choices, but the first row has 3"),
+        ([{**SWAG[0], "ending2": "x"}, {**SWAG[1], "ending2": None}], "row 2: 2 choices, but most rows have 3"),
     ],
 )
 def test_invalid_numbers_of_choices(rows, message):
@@ -228,9 +229,10 @@ def test_the_collator_takes_rows_without_labels(tokenizer):
 LOGITS = np.array([[0.0, 2.0], [3.0, 1.0], [0.0, 1.0], [2.0, 0.0]])
 
 
-def test_predictions(tmp_path):
-    write_choice_predictions(tmp_path, ["a", "b", "c", "d"], LabelLogits(LOGITS, ("A", "B")))
+@pytest.mark.parametrize("task_name", [None, "anli"])
+def test_predictions(tmp_path, task_name):
+    task = MultipleChoice(None, ChoiceArguments(task_name=task_name), None)
+    task.write(tmp_path, "test", LabelLogits(LOGITS, ("A", "B")))
     assert (tmp_path / "predict_results.txt").read_text() == "index\tprediction\n0\tB\n1\tA\n2\tB\n3\tA\n"
-    lines = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
-    assert [(line["id"], line["prediction"], line["label"]) for line in lines][:2] == [("a", "B", 1), ("b", "A", 0)]
-    assert lines[0]["probabilities"] == pytest.approx(torch.tensor(LOGITS[0]).softmax(-1).tolist())
+    assert (tmp_path / "anli.lst").exists() == (task_name == "anli")
+    assert task_name is None or (tmp_path / "anli.lst").read_text() == "2\n1\n2\n1\n"
