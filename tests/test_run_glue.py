@@ -375,7 +375,7 @@ def test_hidden_test_labels(task, labels, labelled):
 def test_metrics_of_several_labels_are_in_the_order_of_the_task():
     rows = Dataset.from_dict({"text": ["x"] * 2, "label": [["a"], ["a"]]})
     task = classification({"test": rows}, MULTI_LABEL, ("b", "a"))
-    predicted = task.predicted("test", np.array([[-1.0, 1.0], [-1.0, 1.0]]), rows)
+    predicted = task.predicted("test", np.array([[-0.1, 0.1], [-0.1, 0.1]]), rows)
     assert task.metrics("test", predicted)["accuracy"] == 1
 
 
