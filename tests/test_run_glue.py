@@ -378,7 +378,7 @@ def test_hidden_test_labels(task, labels, labelled):
 def test_metrics_of_several_labels_are_in_the_order_of_the_task():
     rows = Dataset.from_dict({"text": ["x"] * 2, "label": [["a"], ["a"]]})
     task = classification({"test": rows}, MULTI_LABEL, ("b", "a"))
-    predicted = task.predicted("test", np.array([[-1.0, 1.0], [-1.0, 1.0]]), rows)
+    predicted = task.predicted("test", np.array([[-0.1, 0.1], [-0.1, 0.1]]), rows)
     assert task.metrics("test", predicted)["accuracy"] == 1
 
 
@@ -399,6 +399,13 @@ def test_f1_is_that_of_the_second_class_of_the_task():
     assert f1_and_accuracy([1, 1, 1, -100], ("a", "b"))["f1"] == pytest.approx(0.5)
     assert f1_and_accuracy([1, 1, 1, -100], ("b", "a"))["f1"] == 0.0
     assert f1_and_accuracy([1, 1, 1, -100], ("a", "b"), (logits, "hidden states"))["f1"] == 0.5
+
+
+def test_f1_of_three_classes_is_their_mean():
+    rows = Dataset.from_dict({"text": ["x"] * 3, "label": ["a", "a", "b"]})
+    task = classification({"test": rows}, glue.GlueTask(("text",), ("a", "b", "c"), ("f1",)), ("a", "b", "c"))
+    predicted = task.predicted("test", np.array([[1.0, 0.0, 0.0]] * 3), rows)
+    assert task.metrics("test", predicted)["f1"] == pytest.approx((0.8 + 0) / 2)
 
 
 # Invalid input

@@ -131,6 +131,7 @@ def test_replaced_token_detection(tmp_path):
     compare_encoder(output, expected, real)
     torch.testing.assert_close(output.logits[real], expected["rtd_logits"][real], **STATES)
     torch.testing.assert_close(labels[real].float(), expected["rtd_labels"])
+    assert not real.all() and (labels[~real] == -100).all()
     torch.testing.assert_close(output.loss, expected["rtd_loss"].mean(), **STATES)
 
 

@@ -89,6 +89,7 @@ CODES = ["x", "y", "z", "w"]
         ({"user": ["u1", "u1", "u2", "u2"], "a": SENTENCES}, ("a",), "user (values without spaces"),
         ({"a": SENTENCES, "year": [1, 2, 3, 4], "tags": [["x"]] * 4}, ("a",), "year (int64, not text), tags (List"),
         ({"sentence2": SENTENCES, "comment": SENTENCES, "sentence1": SENTENCES}, glue.SENTENCE_COLUMNS, "comment"),
+        ({"sentence2": SENTENCES, "sentence1": SENTENCES}, glue.SENTENCE_COLUMNS, ""),
         ({"a": SENTENCES, "b": ["", None, "", " "]}, ("a",), "b (empty)"),
         ({"word": ["cat", "dog", "bird", "fish"]}, ("word",), ""),
         ({"aspect": ["food", "food", "price", "food"], "a": SENTENCES}, ("aspect", "a"), ""),

@@ -200,13 +200,14 @@ def test_articles_are_truncated_and_choices_are_not(tokenizer, caplog):
     longest = max(len(ids) for row in complete["input_ids"][:] for ids in row)
     encode_choices(rows, tokenizer, longest + 1)
     assert "are truncated" not in caplog.text
-    features = encode_choices(rows, tokenizer, 40)
-    assert "2 of 3 articles fill 40 tokens with their choices; longer ones are truncated" in caplog.text
-    for cut, full, row in zip(features, complete, rows, strict=True):
-        for ids, all_ids, choice in zip(cut["input_ids"], full["input_ids"], row["choices"], strict=True):
-            kept = len(tokenizer(choice, add_special_tokens=False)["input_ids"]) + 2
-            assert len(ids) == min(40, len(all_ids))
-            assert ids[-kept:] == all_ids[-kept:] and ids[:-kept] == all_ids[: len(ids) - kept]
+    for length in (40, 20):  # at 20 a choice is longer than what is left of its article
+        features = encode_choices(rows, tokenizer, length)
+        assert f"2 of 3 articles fill {length} tokens with their choices; longer ones are truncated" in caplog.text
+        for cut, full, row in zip(features, complete, rows, strict=True):
+            for ids, all_ids, choice in zip(cut["input_ids"], full["input_ids"], row["choices"], strict=True):
+                kept = len(tokenizer(choice, add_special_tokens=False)["input_ids"]) + 2
+                assert len(ids) == min(length, len(all_ids))
+                assert ids[-kept:] == all_ids[-kept:] and ids[:-kept] == all_ids[: len(ids) - kept]
 
 
 def test_a_choice_longer_than_the_input(tokenizer):

@@ -206,6 +206,7 @@ def test_first_answer_span():
     ("context", "pieces", "offsets", "texts"),
     [
         ("The fox", ["▁The", "▁fox"], [(0, 3), (3, 7)], ["The", "fox"]),
+        ("The fox", ["▁The", "▁fox"], [(0, 4), (4, 7)], ["The", "fox"]),
         ("a  b", ["▁a", "▁", "▁b"], [(0, 1), (1, 2), (2, 4)], ["a", "", "b"]),
         # with spaces around punctuation, offsets include the character before
         ("“ok”", ["▁", "“", "▁ok", "▁", "”"], [(0, 1), (0, 1), (0, 3), (2, 3), (3, 4)], ["", "“", "ok", "", "”"]),

@@ -9,7 +9,9 @@ from datasets import Dataset
 from numerics import tiny_model
 
 from hf_deberta import HfDebertaForMultipleChoice
+from hf_deberta.fine_tuning.arguments import FineTuningArguments
 from hf_deberta.fine_tuning.task import LabelLogits
+from hf_deberta.fine_tuning.task_model import ModelArguments
 from hf_deberta.fine_tuning.tasks import superglue
 from hf_deberta.fine_tuning.tasks.race import ChoiceCollator
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
@@ -289,6 +291,18 @@ def test_submission_files(tmp_path, name, file, first, second):
     superglue.write_superglue_predictions(tmp_path, name, rows, predicted)
     assert lines_of(tmp_path / f"{file}.jsonl") == [{"idx": 5, "label": first}, {"idx": 6, "label": second}]
     assert len([*tmp_path.iterdir()]) == 1
+
+
+@pytest.mark.parametrize(("name", "key"), [("cb", "test"), ("rte", "axb")])
+def test_metrics_and_files_are_those_of_the_split(tmp_path, name, key):
+    """Labels are numbered as the task does, whatever their order in the model."""
+    arguments = FineTuningArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none")
+    task = superglue.SuperGlue(ModelArguments("model"), superglue.SuperGlueArguments(task_name=name), arguments)
+    task.rows = {key: Dataset.from_dict({"idx": [5, 6, 7], "label": [0, 1, 1]})}
+    predicted = LabelLogits(np.array([[0.0, 1], [1, 0], [1, 0]]), task.labels[1::-1])
+    assert task.metrics(key, predicted)[superglue.TASKS[task.task_and_split(key)[0]].metrics[0]] == 1
+    task.write(tmp_path, key, predicted)
+    assert (tmp_path / {"test": "CB.jsonl", "axb": "AX-b.jsonl"}[key]).exists()
 
 
 def test_submission_of_multirc(tmp_path):
