@@ -182,13 +182,7 @@ def pack_by_tokens(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
 class ParquetRows:
     """Rows of a parquet file, and the file they are written to."""
 
-<<<<<<< HEAD
-    unit = "row"
-
     def __init__(self, source: Path, settings: ScoreSettings):
-=======
-    def __init__(self, source: Path, target: IO[bytes], settings: ScoreSettings, labels: Sequence[str]):
->>>>>>> rows
         self.path, self.settings = source, settings
         with explain_file_errors(source, "scored"):
             self.source = ParquetFile(source)
@@ -223,8 +217,6 @@ class ParquetRows:
 
 class TextRows:
     """Rows of a text file, gzipped or not; subclasses read them from its lines."""
-
-    unit = "row"
 
     def __init__(self, source: Path, settings: ScoreSettings):
         self.path, self.settings, self.is_zipped = source, settings, source.suffix == ".gz"
@@ -262,23 +254,8 @@ class TextRows:
 class JsonRows(TextRows):
     """Rows of json lines. What a line holds is written as it is, and new fields behind it."""
 
-<<<<<<< HEAD
-    unit = "line"
-
     def records(self) -> Iterator[bytes]:
         return map(bytes.strip, self.lines())
-=======
-    def __init__(self, source: Path, target: IO[bytes], settings: ScoreSettings, labels: Sequence[str]):
-        self.path, self.settings, self.is_zipped = source, settings, source.name.endswith(".gz")
-        self.target = cast(IO[bytes], gzip.GzipFile(fileobj=target, mode="wb")) if self.is_zipped else target
-
-    def windows(self) -> Iterator[list[bytes]]:
-        opened = gzip.open if self.is_zipped else open
-        with explain_file_errors(self.path, "scored"), opened(self.path, "rb") as file:
-            lines = map(bytes.strip, file)
-            while window := list(islice(lines, WINDOW_ROWS)):
-                yield window
->>>>>>> rows
 
     def texts(self, window: list[bytes], first: int) -> list[list[Any]]:
         rows = []
@@ -433,18 +410,7 @@ def tokenized_windows(classifier: TextClassifier, rows: Any) -> Iterator[tuple[A
     first = 1
     for window in rows.windows():
         texts = rows.texts(window, first)
-<<<<<<< HEAD
         good = good_rows(rows, texts, first)
-=======
-        problems = [problem_of(values, classifier.settings.columns) for values in zip(*texts, strict=True)]
-        bad = next((number for number, problem in enumerate(problems) if problem), None)
-        if bad is not None and not classifier.settings.skip_bad_rows:
-            raise InputError(
-                f"{rows.path}, row {first + bad} has a bad text: {problems[bad]}; --skip_bad_rows gives such "
-                "rows a null label"
-            )
-        good = [problem is None for problem in problems]
->>>>>>> rows
         kept = [[text for text, is_good in zip(column, good, strict=True) if is_good] for column in texts]
         yield window, classifier.tokenize(kept), good
         first += len(good)
@@ -456,7 +422,7 @@ def good_rows(rows: Any, texts: list[list[Any]], first: int) -> list[bool]:
     bad = next((number for number, problem in enumerate(problems) if problem), None)
     if bad is not None and not rows.settings.skip_bad_rows:
         raise InputError(
-            f"{rows.path}, {rows.unit} {first + bad} has a bad text: {problems[bad]}; --skip_bad_rows gives such rows "
+            f"{rows.path}, row {first + bad} has a bad text: {problems[bad]}; --skip_bad_rows gives such rows "
             "a null label"
         )
     return [problem is None for problem in problems]

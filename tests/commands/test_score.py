@@ -192,7 +192,7 @@ def test_rows_are_counted_or_estimated(tmp_path, monkeypatch):
     for path, lines in zip(paths, (["a"] * 19, ["{}"], ["ab"] * 2000, ["ab"] * 1000, ["not read"]), strict=True):
         path.write_text("\n".join(lines) + "\n")
     rows, errors = score.check_first_rows(paths, ScoreSettings("no model"))
-    assert [*rows] == [paths[0], *paths[2:]] and "bad.jsonl, line 1 has a bad text" in errors[0]
+    assert [*rows] == [paths[0], *paths[2:]] and "bad.jsonl, row 1 has a bad text" in errors[0]
     assert rows[paths[0]] == 19 and rows[paths[2]] == pytest.approx(2000, rel=0.4)
 
 
@@ -366,7 +366,6 @@ def run(model: str, folder: Path, *flags: str) -> int:
     return main(["score", "--model", model, "--input", f"{folder}/in/*", "--output", f"{folder}/out", *flags])
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize("where", ["here", "cluster"])
 def test_a_run_skips_files_that_are_done(model, files, where, request, capsys):
     flags = ("--address", request.getfixturevalue("cluster").address) if where == "cluster" else ()
@@ -377,24 +376,11 @@ def test_a_run_skips_files_that_are_done(model, files, where, request, capsys):
     (files / "out" / "2.parquet").unlink()
     (files / "in" / "4.jsonl").write_text('{"text": null}')
     (files / "in" / "5.jsonl").write_text('{"text": "the"}\n' * WINDOW_ROWS + '{"text": null}')
-    with pytest.raises(SystemExit, match="2 of 3 files failed; the first: .*4.jsonl, line 1 has a bad text"):
+    with pytest.raises(SystemExit, match="2 of 3 files failed; the first: .*4.jsonl, row 1 has a bad text"):
         run(model, files, *flags)
     output = capsys.readouterr()
-    assert "2 files to score, 3 done before\n" in output.out and "5.jsonl, line 4097 has a bad text" in output.out
+    assert "2 files to score, 3 done before\n" in output.out and "5.jsonl, row 4097 has a bad text" in output.out
     assert "0 of 4127 rows, ? rows/s, ? left\n" in output.err
-=======
-def test_a_run_skips_shards_that_are_done(model, shards, cluster, capsys):
-    flags = ("--address", cluster.address)
-    assert run(model, shards, *flags) == 0
-    assert "4 shards, 120 rows" in capsys.readouterr().out
-    assert '["2.parquet", ' in (shards / "out" / "_sizes.log").read_text()
-    done = {path: path.stat().st_mtime_ns for path in (shards / "out").glob("*.parquet")}
-    (shards / "out" / "2.parquet").unlink()
-    (shards / "in" / "4.jsonl").write_text('{"text": null}')
-    with pytest.raises(SystemExit, match="1 of 2 shards failed; the first: .*4.jsonl, row 1 has a bad text"):
-        run(model, shards, *flags)
-    assert "2 shards to score, 3 done before; 2 workers with 1 core each\n" in capsys.readouterr().out
->>>>>>> rows
     changed = {path.name for path, before in done.items() if path.stat().st_mtime_ns != before}
     assert changed == {"2.parquet"} and not (files / "out" / "5.jsonl").exists()
     with pytest.raises(SystemExit, match="all_scores False, now True"):
