@@ -448,6 +448,7 @@ def _flatten_choices(**tensors: torch.Tensor | None) -> dict[str, torch.Tensor]:
     check_tensors(**tensors)
     given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     shapes = {name: tuple(tensor.shape) for name, tensor in given.items()}
-    if len({shape[:2] for shape in shapes.values()}) != 1 or min(map(len, shapes.values())) < 3:
+    first = next(iter(shapes.values()), ())
+    if len(first) < 3 or any(shape[:2] != first[:2] or len(shape) < 3 for shape in shapes.values()):
         raise ValueError(f"multiple choice takes input_ids [B, choices, N] and masks like them, not {shapes}")
     return {name: tensor.flatten(0, 1) for name, tensor in given.items()}

@@ -124,7 +124,7 @@ def use_ner(path: Path, tokenizer: Any) -> Dataset:
     parsed = ner.read_sentences(read_one(path, ner.read_file), "train", args)
     assert all(len(sentence.words) == len(sentence.tags) for sentence in parsed)
     labels = ner.label_names(parsed)
-    ner.require_known_labels(parsed, labels, "train")
+    ner.require_known_labels(parsed, labels, range(len(parsed)))
     loaded = copy.deepcopy(tokenizer)
     loaded.add_prefix_space = True
     return ner.encode_windows(parsed, "train", loaded, labels, 64, args)
