@@ -29,6 +29,7 @@ def tiny_in_tree() -> transformers.DebertaV2Model:
     return transformers.DebertaV2Model(config).eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype, limit", [("float32", 1e-5), ("int8", 0.2)])
 @pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
 def test_runners_compute_what_the_model_computes(load, runtime, dtype, limit):

@@ -12,6 +12,7 @@ from hf_deberta.engines.attention_auto import Failure
 from hf_deberta.model.attention import BACKENDS, Backend
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so():
     command = [sys.executable, "-m", "hf_deberta", "gpu-check"]

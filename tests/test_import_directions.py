@@ -122,6 +122,7 @@ def test_model_files_have_no_import_circle():
     TopologicalSorter(siblings).prepare()  # CycleError names the files of a circle
 
 
+@pytest.mark.slow
 def test_a_model_on_the_cpu_imports_neither_kernels_nor_libraries_of_others():
     """Those of `evaluate` import all pipelines of Transformers, which takes seconds."""
     code = (

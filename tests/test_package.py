@@ -92,6 +92,7 @@ def test_the_versions_of_python_that_are_claimed_are_those_of_the_workflow():
     assert "python_version" not in extras  # pip would leave out such a package without a word
 
 
+@pytest.mark.slow
 def test_only_training_needs_the_extra_train():
     """Models, enable() and optimize() work without its packages, and a script says what is missing."""
     code = """

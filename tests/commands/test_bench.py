@@ -10,6 +10,7 @@ IN_TREE = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("source", "mode"), [("ours", []), ("in-tree", []), ("tiny", ["--training"])])
 def test_a_row_for_each_shape(source, mode, tmp_path, capsys):
     if source == "ours":

@@ -25,6 +25,7 @@ def save(folder, class_name: str, preset: str) -> torch.nn.Module:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", WRITERS)
 @pytest.mark.parametrize(
     ("class_name", "preset"),

@@ -52,6 +52,7 @@ def test_mistakes_are_reported_in_one_line(words, message, tmp_path, monkeypatch
     assert stopped.value.code.startswith(message) and "\n" not in stopped.value.code
 
 
+@pytest.mark.slow
 def test_gpu_check_needs_no_datasets():
     code = "import sys; sys.modules['datasets'] = None; from hf_deberta.__main__ import main; main(['gpu-check', '-h'])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -29,7 +29,6 @@ onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 openvino = pytest.importorskip("openvino")
 pytest.importorskip("onnxscript")
-QUICK = ("HfDebertaForMaskedLM", False)  # it has the enhanced mask decoder, which the other heads lack
 # every head once, and once packed and once padded what differs there; test_graph has all of them
 CASES = [
     *((head, False) for head in HEADS if head not in ("HfDebertaModel", "HfDebertaForPreTraining")),
@@ -81,9 +80,8 @@ def constant_products(file):
     return products
 
 
-@pytest.mark.parametrize(
-    "head, packed", [pytest.param(*case, marks=[] if case == QUICK else pytest.mark.slow) for case in CASES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("head, packed", CASES)
 def test_every_head(head, packed, tmp_path):
     model, folder = make_shallow_model(head), tmp_path / "new"
     file = to_onnx(model, folder / "model.onnx", packed=packed)

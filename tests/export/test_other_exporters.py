@@ -32,6 +32,7 @@ def assert_onnx_file_agrees(file, model, shapes):
         assert_agrees(model, run, padded_inputs(model, shape))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{}, {"conv_kernel_size": 3}, V1_ATTENTION], ids=["v3", "v2", "v1"])
 def test_torch_export(fields):
     model = make_model(HEAD, **fields)

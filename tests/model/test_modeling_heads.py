@@ -84,6 +84,7 @@ def loss_and_gradients(model, batches, items):
     return total, gradients_of(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("name", HEADS)
 @pytest.mark.usefixtures("unpad_tiny_models")

@@ -415,6 +415,7 @@ COMPILED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", COMPILED)
 def test_compiles_into_one_graph(case):
     model_class, fields = COMPILED[case]
@@ -461,6 +462,7 @@ def test_one_graph_for_all_lengths(model_class, training):
     assert len(graphs) <= 2
 
 
+@pytest.mark.slow
 def test_frozen_layers_are_trained_in_one_graph():
     """The position table alone needs a gradient there."""
     model = tiny_model(HfDebertaModel).eval()

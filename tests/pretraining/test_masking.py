@@ -39,6 +39,7 @@ def test_official_generator_draw_by_draw(example):
     assert np.where(labels == IGNORED, 0, labels).tolist() == example["labels"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_ngram", [1, 3])
 def test_unbiased_masks_every_position_equally(max_ngram):
     masking, rng, samples = Masking(STUB, max_ngram=max_ngram), random.Random(1), 4000
