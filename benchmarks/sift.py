@@ -13,11 +13,16 @@ import json
 import random
 import statistics
 import tempfile
+from itertools import islice
 from pathlib import Path
 
+import torch
 from fine_tuning import FIELDS_WITHOUT_TEXT, TASKS, run_script
 from table import RESULTS, markdown, read_rows
 from timing import record_runs
+
+from hf_deberta import HfDebertaForSequenceClassification, HfDebertaTokenizer
+from hf_deberta.fine_tuning.sift import PerturbedEmbeddings, SiftArguments, sift_loss
 
 NAMES = ("cola", "stsb", "conll2003", "mrpc", "rte")  # of tasks, smallest inputs first
 BATCH, LEARNING_RATE, LENGTH, EVAL_ROWS = "16", "1e-4", "128", "500"
@@ -31,6 +36,15 @@ ARMS = {  # flags of each training
     "shared 0.03": ["--sift", "--sift_dropout", "shared", SIZES[0], "0.03", SIZES[1], "0.03"],
     "shared 0.1": ["--sift", "--sift_dropout", "shared", SIZES[0], "0.1", SIZES[1], "0.1"],
 }
+DIVERGENCES = {  # settings of SiFT; "without dropout" computes in evaluation mode
+    "as released": {},
+    "no perturbation": {"sift_init_perturbation": 1e-30, "sift_learning_rate": 1e-30},
+    "as released, without dropout": {},
+    "shared": {"sift_dropout": "shared"},
+    "shared 0.03": {"sift_dropout": "shared", "sift_init_perturbation": 0.03, "sift_learning_rate": 0.03},
+    "shared 0.1": {"sift_dropout": "shared", "sift_init_perturbation": 0.1, "sift_learning_rate": 0.1},
+}
+DRAWS = 4  # of dropout and noise
 VERSIONS = {"": "as they are", "_typos": "typos", "_drops": "words left out"}  # suffix of a split -> name in the table
 
 
@@ -44,8 +58,17 @@ def main() -> None:
     parser.add_argument("--epochs", help="instead of --steps")
     parser.add_argument("--arms", nargs="+", default=["plain", "SiFT"], choices=ARMS)
     parser.add_argument("--again", action="store_true", help="repeat recorded runs, and print both")
+    parser.add_argument("--divergence", action="store_true", help="measure what the divergence consists of, instead")
     parser.add_argument("--name", help="name of the checkpoint in the result file")
     args = parser.parse_args()
+    if args.divergence:
+        runs = [
+            {"checkpoint": args.name or args.model.name, "task": task, "passes": passes}
+            for task in args.tasks
+            for passes in DIVERGENCES
+        ]
+        record_runs("sift_divergence.csv", runs, lambda run: [measure_divergence(args, run)], args.again)
+        return
     length = f"{args.epochs} epochs" if args.epochs else f"{args.steps} steps"
     setting = f"{length} of {BATCH}, {LENGTH} tokens, learning rate {LEARNING_RATE}"
     setting += f", lambda {SIFT_LAMBDA}, at most {EVAL_ROWS} validation rows"
@@ -59,6 +82,32 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         record_runs("sift.csv", runs, lambda run: [train(args, run, Path(scratch))], args.again)
     print(table())
+
+
+def measure_divergence(args: argparse.Namespace, run: dict[str, str]) -> dict[str, str]:
+    """Return the mean divergence of 8 training rows, and the cosine of its gradient with that of SiFT as released."""
+    task = TASKS[run["task"]]
+    with open(args.data / task.folder / "train.jsonl", encoding="utf-8") as file:
+        rows = [json.loads(line) for line in islice(file, 8)]
+    texts = [[text for name, text in row.items() if name not in FIELDS_WITHOUT_TEXT] for row in rows]
+    tokenizer = HfDebertaTokenizer.from_pretrained(args.model)
+    inputs = dict(tokenizer(*map(list, zip(*texts, strict=True)), padding=True, return_tensors="pt"))
+    inputs["labels"] = torch.tensor([row["label"] for row in rows])
+    model = HfDebertaForSequenceClassification.from_pretrained(args.model)
+    losses, gradients = {}, {}
+    for passes in ("as released", run["passes"]):
+        model.train("without dropout" not in passes).zero_grad()
+        losses[passes] = 0.0
+        for draw in range(DRAWS):
+            torch.manual_seed(draw)
+            with PerturbedEmbeddings(model, SiftArguments(sift=True, **DIVERGENCES[passes])) as embeddings:
+                loss = sift_loss(model, inputs, model(**inputs), embeddings) / DRAWS
+            loss.backward()
+            losses[passes] += loss.item()
+        weights = (weight.grad.flatten() for weight in model.parameters() if weight.grad is not None)
+        gradients[passes] = torch.cat([*weights]).double()
+    cosine = torch.nn.functional.cosine_similarity(gradients["as released"], gradients[run["passes"]], dim=0)
+    return {"divergence": f"{losses[run['passes']]:.3e}", "cosine": f"{cosine.item():.5f}"}
 
 
 def train(args: argparse.Namespace, run: dict[str, str], folder: Path) -> dict[str, str]:

@@ -113,7 +113,8 @@ class PerturbedEmbeddings:
         self.next_delta: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def __enter__(self) -> "PerturbedEmbeddings":
-        self.before_clean_pass = random_state(self.device)
+        if self.measures_share or self.settings.sift_dropout == "shared":
+            self.before_clean_pass = random_state(self.device)
         self.hooks = [layer_norm.register_forward_pre_hook(self._normalize) for layer_norm in self.layer_norms]
         return self
 

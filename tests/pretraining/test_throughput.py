@@ -33,7 +33,7 @@ def test_operations_of_a_forward_pass(fields):
     [("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA L40S", 362e12), ("NVIDIA L4", 121e12)],
 )
 def test_peaks_of_data_sheets(monkeypatch, name, peak):
-    """Names that begin alike are told apart."""
+    """One name may be the beginning of another."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     assert peak_operations(torch.device("cuda")) == peak
 
