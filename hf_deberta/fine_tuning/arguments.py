@@ -6,7 +6,7 @@ A flag overrides the recipe, which overrides the defaults. A JSON file of flags 
 import os
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from transformers.utils import logging
 from hf_deberta.fine_tuning.recipes import BASE_WIDTH, STARTED_FROM_MNLI, find_recipe, published_size
 from hf_deberta.fine_tuning.splits import find_task_name
 from hf_deberta.fine_tuning.task_model import load_deberta_config, read_config
+from hf_deberta.training.command_line import flag
 from hf_deberta.training.errors import InputError
 from hf_deberta.training.processes import is_main_process, number_of_devices
 from hf_deberta.training.run_identity import RunArguments
@@ -53,52 +54,38 @@ class FineTuningArguments(RunArguments):
     save_strategy: str | SaveStrategy = "epoch"
     save_total_limit: int | None = 1
     load_best_model_at_end: bool = True
-    output_dir: str | None = field(
-        default=None,
-        metadata={
-            "help": "Folder for the model, its card, metrics and predictions. Repeat the command to resume there. "
-            "(default: trainer_output; with --demo: demo_output/<task>)"
-        },
+    output_dir: str | None = flag(
+        None,
+        "Folder for the model, its card, metrics and predictions. Repeat the command to resume there. "
+        "(default: trainer_output; with --demo: demo_output/<task>)",
     )
-    do_train: bool = field(
-        default=False,
-        metadata={
-            "help": "Train. Without --do_train, --do_eval and --do_predict the script does all three: it trains, and "
-            "evaluates and predicts if there are validation and test rows."
-        },
+    do_train: bool = flag(
+        False,
+        "Train. Without --do_train, --do_eval and --do_predict the script does all three: it trains, and "
+        "evaluates and predicts if there are validation and test rows.",
     )
-    do_eval: bool = field(default=False, metadata={"help": "Evaluate on the validation rows."})
-    do_predict: bool = field(default=False, metadata={"help": "Write predictions for the test rows."})
-    metric_for_best_model: str | None = field(
-        default=None,
-        metadata={
-            "help": "Metric that selects the checkpoint to keep: a metric of the task, by default its first. A wrong "
-            "name lists them."
-        },
+    do_eval: bool = flag(False, "Evaluate on the validation rows.")
+    do_predict: bool = flag(False, "Write predictions for the test rows.")
+    metric_for_best_model: str | None = flag(
+        None,
+        "Metric that selects the checkpoint to keep: a metric of the task, by default its first. A wrong "
+        "name lists them.",
     )
-    early_stopping_patience: int | None = field(
-        default=None, metadata={"help": "Stop after this many evaluations without improvement."}
+    early_stopping_patience: int | None = flag(None, "Stop after this many evaluations without improvement.")
+    num_seeds: int = flag(
+        1,
+        "Train once per seed, from --seed upwards; report median, mean and spread; keep the best model; "
+        "write the predictions of the ensemble of all seeds to OUTPUT_DIR/ensemble. Finished seeds are skipped.",
     )
-    num_seeds: int = field(
-        default=1,
-        metadata={
-            "help": "Train once per seed, from --seed upwards; report median, mean and spread; keep the best model; "
-            "write the predictions of the ensemble of all seeds to OUTPUT_DIR/ensemble. Finished seeds are skipped."
-        },
+    ensemble: list[str] | None = flag(
+        None,
+        "Folders of finished runs: average their predictions of the validation and test rows instead of "
+        "training; write metrics, predictions and submission files.",
     )
-    ensemble: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Folders of finished runs: average their predictions of the validation and test rows instead of "
-            "training; write metrics, predictions and submission files."
-        },
-    )
-    recipe: Literal["auto", "none"] = field(
-        default="auto",
-        metadata={
-            "help": "auto: use the published settings for this checkpoint and task, or the nearest ones. none: use "
-            "Trainer's defaults. Any flag overrides the recipe."
-        },
+    recipe: Literal["auto", "none"] = flag(
+        "auto",
+        "auto: use the published settings for this checkpoint and task, or the nearest ones. none: use "
+        "Trainer's defaults. Any flag overrides the recipe.",
     )
 
     def __post_init__(self) -> None:
@@ -156,14 +143,14 @@ class FineTuningArguments(RunArguments):
     def choose_actions(self, splits: Iterable[str]) -> None:
         """Evaluate and predict only if there are rows. What a flag requests must have its rows."""
         present = {split.partition("_")[0] for split in splits}
-        for flag, split in (("do_train", "train"), ("do_eval", "validation"), ("do_predict", "test")):
-            if getattr(self, flag) and split not in present:
-                if self.actions_inferred and flag != "do_train":
-                    setattr(self, flag, False)
+        for action, split in (("do_train", "train"), ("do_eval", "validation"), ("do_predict", "test")):
+            if getattr(self, action) and split not in present:
+                if self.actions_inferred and action != "do_train":
+                    setattr(self, action, False)
                     continue
                 hint = "; to evaluate or predict only, add --do_eval or --do_predict" if self.actions_inferred else ""
                 raise InputError(
-                    f"--{flag} needs {split} rows (--{split}_file); found: {', '.join(sorted(present))}{hint}"
+                    f"--{action} needs {split} rows (--{split}_file); found: {', '.join(sorted(present))}{hint}"
                 )
         if not self.do_eval:
             if self.early_stopping_patience is not None:
@@ -210,17 +197,18 @@ def flags_of_training(flags: Namespace) -> dict[str, Any]:
     trained = read_config(name, flags).get("fine_tuning_flags") or {}
     if not isinstance(trained, dict):
         raise InputError(f"fine_tuning_flags must be flags by name in the config.json of {name}, not {trained!r}")
-    for flag, kind in READING_FLAGS.items():
-        value = trained.get(flag)
+    for key, kind in READING_FLAGS.items():
+        value = trained.get(key)
         items = value if isinstance(value, list) else []
         if value is not None and not (isinstance(value, kind) and all(isinstance(item, str) for item in items)):
             raise InputError(
-                f"{flag} must be of type {kind.__name__} in the fine_tuning_flags of {name}/config.json, not {value!r}"
+                f"{key} must be of type {kind.__name__} in the fine_tuning_flags of {name}/config.json, not {value!r}"
             )
     task_name = getattr(flags, "task_name", None)
     if task_name and find_task_name(task_name, [trained.get("task_name") or ""]) is None:
         return {}
-    return {flag: trained[flag] for flag in READING_FLAGS if flag in trained and flag != "task_name" and flag in flags}
+    names = [name for name in READING_FLAGS if name in trained and name in flags and name != "task_name"]
+    return {name: trained[name] for name in names}
 
 
 def log_flags_of_training(trained: dict[str, Any], flags: Namespace) -> None:

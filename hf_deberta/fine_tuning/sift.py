@@ -10,7 +10,7 @@ Legend: B batch, N tokens, C classes, M predictions in a batch (one or more per 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
@@ -23,6 +23,7 @@ from transformers import PreTrainedModel, Trainer
 from hf_deberta.model.batch_layout import real_tokens
 from hf_deberta.model.losses import IGNORED, mean_over_items
 from hf_deberta.model.modeling_heads import label_answers
+from hf_deberta.training.command_line import flag
 from hf_deberta.training.errors import InputError
 
 LABELS = ("labels", "label_ids", "start_positions", "end_positions")
@@ -37,32 +38,20 @@ LOSS_SCALE = 2.0**10  # float16 cannot hold the gradients of the perturbation; a
 class SiftArguments:
     """Flags of SiFT, for `HfArgumentParser`."""
 
-    sift: bool = field(
-        default=False,
-        metadata={"help": "Scale-invariant fine-tuning: a more robust model for three forward passes per step."},
+    sift: bool = flag(False, "Scale-invariant fine-tuning: a more robust model for three forward passes per step.")
+    sift_lambda: float = flag(5.0, "Weight of the adversarial loss (default: 5; 3 for v3-xsmall on MNLI).")
+    sift_learning_rate: float = flag(1e-4, "Size of the step that changes the perturbation (its largest entry).")
+    sift_init_perturbation: float = flag(1e-2, "Standard deviation of the noise that the perturbation starts from.")
+    sift_loss: Literal["symmetric-kl", "kl", "mse"] = flag(
+        "symmetric-kl", "Loss between the predictions with and without the perturbation."
     )
-    sift_lambda: float = field(
-        default=5.0, metadata={"help": "Weight of the adversarial loss (default: 5; 3 for v3-xsmall on MNLI)."}
+    sift_dropout: Literal["independent", "shared"] = flag(
+        "independent",
+        "Masks of dropout in the passes with the perturbation: their own, as in the released code, or "
+        "those of the clean pass, so that only the perturbation makes the predictions differ.",
     )
-    sift_learning_rate: float = field(
-        default=1e-4, metadata={"help": "Size of the step that changes the perturbation (its largest entry)."}
-    )
-    sift_init_perturbation: float = field(
-        default=1e-2, metadata={"help": "Standard deviation of the noise that the perturbation starts from."}
-    )
-    sift_loss: Literal["symmetric-kl", "kl", "mse"] = field(
-        default="symmetric-kl", metadata={"help": "Loss between the predictions with and without the perturbation."}
-    )
-    sift_dropout: Literal["independent", "shared"] = field(
-        default="independent",
-        metadata={
-            "help": "Masks of dropout in the passes with the perturbation: their own, as in the released code, or "
-            "those of the clean pass, so that only the perturbation makes the predictions differ."
-        },
-    )
-    sift_layer: str | None = field(
-        default=None,
-        metadata={"help": "End of the name of the LayerNorm to perturb; by default the one after the word embeddings."},
+    sift_layer: str | None = flag(
+        None, "End of the name of the LayerNorm to perturb; by default the one after the word embeddings."
     )
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,6 +19,7 @@ from datasets import Dataset, DatasetDict
 from transformers import TrainingArguments
 from transformers.utils import logging
 
+from hf_deberta.training.command_line import flag
 from hf_deberta.training.data_files import read_table, row_counts, set_source, source_files, warn_of_shared_files
 from hf_deberta.training.errors import InputError, input_errors
 
@@ -36,42 +37,30 @@ class DataArguments:
 
     task_names: ClassVar[Collection[str]] = ()
 
-    dataset_name: str | None = field(
-        default=None,
-        metadata={"help": "Dataset of the Hub, or a local folder with one, instead of the task's dataset."},
+    dataset_name: str | None = flag(
+        None, "Dataset of the Hub, or a local folder with one, instead of the task's dataset."
     )
-    dataset_config_name: str | None = field(default=None, metadata={"help": "Configuration of the dataset."})
-    data_dir: str | None = field(
-        default=None,
-        metadata={
-            "help": "Folder with the files train.*, validation.* and test.*. Each may also be a set of shards "
-            f"(train-00000-of-00002.*) or a folder of {SPARK_PART_GLOB} files as Spark writes it."
-        },
+    dataset_config_name: str | None = flag(None, "Configuration of the dataset.")
+    data_dir: str | None = flag(
+        None,
+        "Folder with the files train.*, validation.* and test.*. Each may also be a set of shards "
+        f"(train-00000-of-00002.*) or a folder of {SPARK_PART_GLOB} files as Spark writes it.",
     )
-    train_file: str | None = field(
-        default=None,
-        metadata={"help": "Rows to train on: jsonl, parquet, csv, tsv, or the task's own format."},
+    train_file: str | None = flag(None, "Rows to train on: jsonl, parquet, csv, tsv, or the task's own format.")
+    validation_file: str | None = flag(None, "Rows to evaluate on.")
+    test_file: str | None = flag(None, "Rows to predict; labels are optional.")
+    max_train_samples: int | None = flag(None, "Train on the first N rows only.")
+    max_eval_samples: int | None = flag(None, "Evaluate on the first N rows only.")
+    max_predict_samples: int | None = flag(None, "Predict the first N rows only.")
+    skip_bad_rows: bool = flag(
+        False,
+        "Leave out training and validation rows without text or label, with an unknown label, or with "
+        "another mistake, instead of stopping. A mistake in a test row is an error: each has a prediction.",
     )
-    validation_file: str | None = field(default=None, metadata={"help": "Rows to evaluate on."})
-    test_file: str | None = field(default=None, metadata={"help": "Rows to predict; labels are optional."})
-    max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first N rows only."})
-    max_eval_samples: int | None = field(default=None, metadata={"help": "Evaluate on the first N rows only."})
-    max_predict_samples: int | None = field(default=None, metadata={"help": "Predict the first N rows only."})
-    skip_bad_rows: bool = field(
-        default=False,
-        metadata={
-            "help": "Leave out training and validation rows without text or label, with an unknown label, or with "
-            "another mistake, instead of stopping. A mistake in a test row is an error: each has a prediction."
-        },
-    )
-    max_seq_length: int | None = field(
-        default=None, metadata={"help": "Maximum number of tokens of an input; longer inputs are truncated."}
-    )
-    pad_to_max_length: bool = field(
-        default=False, metadata={"help": "Pad to --max_seq_length instead of the longest input of the batch."}
-    )
-    overwrite_cache: bool = field(default=False, metadata={"help": "Tokenize again instead of using cached inputs."})
-    preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Number of tokenizing processes."})
+    max_seq_length: int | None = flag(None, "Maximum number of tokens of an input; longer inputs are truncated.")
+    pad_to_max_length: bool = flag(False, "Pad to --max_seq_length instead of the longest input of the batch.")
+    overwrite_cache: bool = flag(False, "Tokenize again instead of using cached inputs.")
+    preprocessing_num_workers: int | None = flag(None, "Number of tokenizing processes.")
 
     def __post_init__(self) -> None:
         for name in ("max_train_samples", "max_eval_samples", "max_predict_samples"):

@@ -24,6 +24,7 @@ from transformers.utils import logging
 
 from hf_deberta import HfDebertaConfig
 from hf_deberta.tokenization_hf_deberta import load_tokenizer as load_deberta_tokenizer
+from hf_deberta.training.command_line import flag
 from hf_deberta.training.errors import InputError, input_errors
 
 DEBERTA_TYPES = {"deberta", "deberta-v2", "hf_deberta"}
@@ -37,40 +38,29 @@ logger = logging.get_logger(__name__)
 class ModelArguments:
     """Which checkpoint to fine-tune."""
 
-    model_name_or_path: str | None = field(
-        default=None, metadata={"help": "Checkpoint to fine-tune: a DeBERTa, or any model that Auto classes load."}
+    model_name_or_path: str | None = flag(
+        None, "Checkpoint to fine-tune: a DeBERTa, or any model that Auto classes load."
     )
-    intermediate: str | None = field(
-        default=None,
-        metadata={
-            "help": "Instead of --model_name_or_path: a checkpoint fine-tuned on another task, whose classifier is "
-            "replaced. The paper starts RTE, MRPC, STS-B, COPA and RACE from an MNLI model."
-        },
+    intermediate: str | None = flag(
+        None,
+        "Instead of --model_name_or_path: a checkpoint fine-tuned on another task, whose classifier is "
+        "replaced. The paper starts RTE, MRPC, STS-B, COPA and RACE from an MNLI model.",
     )
-    cls_dropout: float | None = field(default=None, metadata={"help": "Dropout before the classifier."})
-    config_name: str | None = field(default=None, metadata={"help": "Name or folder (default: the checkpoint's)."})
-    tokenizer_name: str | None = field(default=None, metadata={"help": "Name or folder (default: the checkpoint's)."})
-    cache_dir: str | None = field(default=None, metadata={"help": "Folder for downloaded files."})
-    model_revision: str = field(default="main", metadata={"help": "Branch, tag or commit of the checkpoint."})
-    token: str | None = field(default=None, metadata={"help": "Hub token for private repositories."})
-    trust_remote_code: bool = field(
-        default=False, metadata={"help": "Allow code from the checkpoint's repository to run."}
+    cls_dropout: float | None = flag(None, "Dropout before the classifier.")
+    config_name: str | None = flag(None, "Name or folder (default: the checkpoint's).")
+    tokenizer_name: str | None = flag(None, "Name or folder (default: the checkpoint's).")
+    cache_dir: str | None = flag(None, "Folder for downloaded files.")
+    model_revision: str = flag("main", "Branch, tag or commit of the checkpoint.")
+    token: str | None = flag(None, "Hub token for private repositories.")
+    trust_remote_code: bool = flag(False, "Allow code from the checkpoint's repository to run.")
+    ignore_mismatched_sizes: bool = flag(
+        False, "Train tensors of other sizes than the checkpoint's from random numbers; classifiers always."
     )
-    ignore_mismatched_sizes: bool = field(
-        default=False,
-        metadata={
-            "help": "Train tensors of other sizes than the checkpoint's from random numbers; classifiers always."
-        },
-    )
-    attn_implementation: str | None = field(
-        default=None, metadata={"help": "Attention backend: auto, eager, sdpa or triton (default: auto)."}
-    )
-    demo: bool = field(
-        default=False,
-        metadata={
-            "help": "Offline demonstration: train a tiny model on made-up rows; writes to demo_output/<task>. "
-            "Repeating it starts over."
-        },
+    attn_implementation: str | None = flag(None, "Attention backend: auto, eager, sdpa or triton (default: auto).")
+    demo: bool = flag(
+        False,
+        "Offline demonstration: train a tiny model on made-up rows; writes to demo_output/<task>. "
+        "Repeating it starts over.",
     )
 
     # flags that say what the model reads, to be saved in its config.json

@@ -52,6 +52,7 @@ from hf_deberta.fine_tuning.task import LabelLogits, Scores, Task, logits_of
 from hf_deberta.fine_tuning.task_model import checkpoint_fields, checkpoint_labels
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_prediction_table
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
+from hf_deberta.training.command_line import flag
 from hf_deberta.training.data_files import csv_text, left_out_rows, place_of_rows, require_columns, source_of
 from hf_deberta.training.errors import InputError, RowError, input_errors
 from hf_deberta.training.file_faults import shorten
@@ -122,22 +123,16 @@ class GlueArguments(DataArguments):
     """Which task; columns and kind of labels of the user's own rows."""
 
     task_names = TASKS
-    task_name: str | None = field(
-        default=None, metadata={"help": f"One of {', '.join(TASKS)}. Leave it out for your own rows."}
+    task_name: str | None = flag(None, f"One of {', '.join(TASKS)}. Leave it out for your own rows.")
+    label_column_name: str = flag(
+        "label",
+        "Column of labels, or of lists of labels (multi-label classification). Of two class names, the "
+        "second in alphabetical order is the positive class of f1.",
     )
-    label_column_name: str = field(
-        default="label",
-        metadata={
-            "help": "Column of labels, or of lists of labels (multi-label classification). Of two class names, the "
-            "second in alphabetical order is the positive class of f1."
-        },
-    )
-    text_column_names: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "One or two text columns. By default those of the checkpoint, if it is not trained; in training, "
-            "sentence1 and sentence2, or the columns of text without identifiers, of which there may be two."
-        },
+    text_column_names: list[str] | None = flag(
+        None,
+        "One or two text columns. By default those of the checkpoint, if it is not trained; in training, "
+        "sentence1 and sentence2, or the columns of text without identifiers, of which there may be two.",
     )
     do_regression: bool | None = field(
         default=None,

@@ -31,7 +31,7 @@ the rows, and the predicted label of each word with its probability.
 import re
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ from hf_deberta.fine_tuning.tasks.submission import write_lines
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.metrics.entity_tags import ENTITY_METRICS, has_prefixes, tags_to_iob2
 from hf_deberta.model.losses import IGNORED
+from hf_deberta.training.command_line import flag
 from hf_deberta.training.data_files import check_rows, read_table, require_columns, source_of
 from hf_deberta.training.errors import InputError, RowError, input_errors
 from hf_deberta.training.file_faults import read_lines
@@ -73,26 +74,19 @@ class NerArguments(DataArguments):
     """Which sentences, how they are labelled, and how much of their document the model sees."""
 
     task_names = ("conll2003",)
-    task_name: str | None = field(
-        default=None, metadata={"help": "conll2003, for its recipe. Leave it out for your own data."}
+    task_name: str | None = flag(None, "conll2003, for its recipe. Leave it out for your own data.")
+    text_column_name: str = flag("tokens", "Column of a table with lists of words.")
+    label_column_name: str = flag("ner_tags", "Column with the lists of their labels.")
+    label_all_tokens: bool = flag(False, "Label every token of a word, not only the first.")
+    return_entity_level_metrics: bool = flag(False, "Report the metrics of each entity type too.")
+    document_context: str | None = flag(
+        None,
+        "What a sentence sees of its document. none; merged: as many sentences as fit share an input, as "
+        "in the official code for CoNLL-2003; around: neighbouring words on both sides, without labels. By "
+        "default merged for conll2003 if the files mark documents, else none.",
     )
-    text_column_name: str = field(default="tokens", metadata={"help": "Column of a table with lists of words."})
-    label_column_name: str = field(default="ner_tags", metadata={"help": "Column with the lists of their labels."})
-    label_all_tokens: bool = field(default=False, metadata={"help": "Label every token of a word, not only the first."})
-    return_entity_level_metrics: bool = field(
-        default=False, metadata={"help": "Report the metrics of each entity type too."}
-    )
-    document_context: str | None = field(
-        default=None,
-        metadata={
-            "help": "What a sentence sees of its document. none; merged: as many sentences as fit share an input, as "
-            "in the official code for CoNLL-2003; around: neighbouring words on both sides, without labels. By "
-            "default merged for conll2003 if the files mark documents, else none."
-        },
-    )
-    token_classifier: str | None = field(
-        default=None,
-        metadata={"help": "Classifier: linear, or projection, the official one with a dense layer before it."},
+    token_classifier: str | None = flag(
+        None, "Classifier: linear, or projection, the official one with a dense layer before it."
     )
 
     def __post_init__(self) -> None:

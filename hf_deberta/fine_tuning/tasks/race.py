@@ -32,7 +32,7 @@ import re
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ from hf_deberta.fine_tuning.task import LabelLogits, Scores, Task, logits_of
 from hf_deberta.fine_tuning.tasks.expand_rows import all_bad_rows, expand_rows, read_as
 from hf_deberta.fine_tuning.tasks.submission import write_lines, write_prediction_table
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
+from hf_deberta.training.command_line import flag
 from hf_deberta.training.data_files import read_table, require_columns, require_texts, set_source, source_of
 from hf_deberta.training.errors import InputError, RowError, input_errors
 from hf_deberta.training.file_faults import read_json
@@ -87,13 +88,8 @@ class ChoiceArguments(DataArguments):
     """Which questions, and how a question and an option are joined."""
 
     task_names = HUB_NAMES
-    task_name: str | None = field(
-        default=None, metadata={"help": f"One of {', '.join(HUB_NAMES)}. Leave it out for your own rows."}
-    )
-    fill_blanks: bool = field(
-        default=False,
-        metadata={"help": "Put each option into the blank (_) of its question, not behind the question."},
-    )
+    task_name: str | None = flag(None, f"One of {', '.join(HUB_NAMES)}. Leave it out for your own rows.")
+    fill_blanks: bool = flag(False, "Put each option into the blank (_) of its question, not behind the question.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

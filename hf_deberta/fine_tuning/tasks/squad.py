@@ -41,6 +41,7 @@ from hf_deberta.fine_tuning.task import Scores, Task
 from hf_deberta.fine_tuning.task_model import ModelArguments
 from hf_deberta.fine_tuning.tasks.expand_rows import all_bad_rows, read_as
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
+from hf_deberta.training.command_line import flag
 from hf_deberta.training.data_files import read_table, require_columns, require_texts, set_source, source_of
 from hf_deberta.training.errors import InputError, input_errors
 from hf_deberta.training.file_faults import file_kind, read_json, shorten
@@ -72,9 +73,7 @@ class SquadArguments(DataArguments):
     """Which questions, how contexts are cut into windows, and how answers are selected."""
 
     task_names = HUB_NAMES
-    task_name: str | None = field(
-        default=None, metadata={"help": f"{' or '.join(HUB_NAMES)}. Leave it out for your own rows."}
-    )
+    task_name: str | None = flag(None, f"{' or '.join(HUB_NAMES)}. Leave it out for your own rows.")
     version_2_with_negative: bool | None = field(
         default=None,
         metadata={
@@ -82,22 +81,19 @@ class SquadArguments(DataArguments):
             **OPTIONAL_SWITCH,
         },
     )
-    null_score_diff_threshold: float = field(
-        default=0.0,
-        metadata={"help": "Predict no answer if its score exceeds that of the best answer by more than this."},
+    null_score_diff_threshold: float = flag(
+        0.0, "Predict no answer if its score exceeds that of the best answer by more than this."
     )
-    doc_stride: int | None = field(
-        default=None,
-        metadata={
-            "help": "Number of tokens that neighbouring windows of a context share (default: 128, or half of what the "
-            "question leaves for the context)."
-        },
+    doc_stride: int | None = flag(
+        None,
+        "Number of tokens that neighbouring windows of a context share (default: 128, or half of what the "
+        "question leaves for the context).",
     )
-    max_query_length: int | None = field(
-        default=None, metadata={"help": "Truncate questions to N tokens; by default, a too long question is an error."}
+    max_query_length: int | None = flag(
+        None, "Truncate questions to N tokens; by default, a too long question is an error."
     )
-    n_best_size: int = field(default=20, metadata={"help": "Number of answers per question in nbest_predictions.json."})
-    max_answer_length: int = field(default=30, metadata={"help": "Maximum number of tokens of an answer."})
+    n_best_size: int = flag(20, "Number of answers per question in nbest_predictions.json.")
+    max_answer_length: int = flag(30, "Maximum number of tokens of an answer.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

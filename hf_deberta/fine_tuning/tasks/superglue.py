@@ -37,7 +37,7 @@ prediction and probabilities (ReCoRD: the best entities), and the file of a Supe
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,7 @@ from hf_deberta.fine_tuning.tasks.race import ChoiceCollator
 from hf_deberta.fine_tuning.tasks.submission import submission_command, write_json_lines
 from hf_deberta.metrics import CONFIGURATIONS, compute_metric
 from hf_deberta.model.losses import IGNORED
+from hf_deberta.training.command_line import flag
 from hf_deberta.training.data_files import check_rows, csv_text, read_table, require_columns, require_texts, source_of
 from hf_deberta.training.errors import InputError, RowError, input_errors
 from hf_deberta.training.file_faults import describe
@@ -146,13 +147,10 @@ class SuperGlueArguments(DataArguments):
     """Which task, and the files of the diagnostics."""
 
     task_names = TASKS
-    task_name: str = field(default="", metadata={"help": f"One of {', '.join(TASKS)}."})
-    axb_file: str | None = field(default=None, metadata={"help": "AX-b.jsonl, to predict with --task_name rte."})
-    axg_file: str | None = field(default=None, metadata={"help": "AX-g.jsonl, to predict with --task_name rte."})
-    doc_stride: int = field(
-        default=DEFAULT_STRIDE,
-        metadata={"help": "Number of tokens that neighbouring windows of a ReCoRD passage share."},
-    )
+    task_name: str = flag("", f"One of {', '.join(TASKS)}.")
+    axb_file: str | None = flag(None, "AX-b.jsonl, to predict with --task_name rte.")
+    axg_file: str | None = flag(None, "AX-g.jsonl, to predict with --task_name rte.")
+    doc_stride: int = flag(DEFAULT_STRIDE, "Number of tokens that neighbouring windows of a ReCoRD passage share.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
