@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import signal
 import time
 from contextlib import suppress
@@ -103,3 +104,20 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     for folder, reason in reasons.items():
         with pytest.raises(InputError, match=f"--output_dir {folder} cannot be used: .*{reason}"), lock_folder(folder):
             pass
+
+
+@pytest.mark.parametrize("step", ["touch", "acquire"])
+def test_a_folder_that_another_run_removes_meanwhile_is_made_again(tmp_path, monkeypatch, step):
+    folder, owner = tmp_path / "out", Path if step == "touch" else FileLock
+    original, removals = getattr(owner, step), []
+
+    def after_removal(self, *args, **kwargs):
+        if not removals:
+            removals.append(shutil.rmtree(folder))
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(owner, step, after_removal)
+    with lock_folder(folder):
+        assert f"process {os.getpid()}," in (folder / LOCK).read_text()
+    assert removals
