@@ -56,6 +56,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", default="60")
     parser.add_argument("--epochs", help="instead of --steps")
+    parser.add_argument("--max_train_samples", help="default: all training rows")
     parser.add_argument("--arms", nargs="+", default=["plain", "SiFT"], choices=ARMS)
     parser.add_argument("--again", action="store_true", help="repeat recorded runs, and print both")
     parser.add_argument("--divergence", action="store_true", help="measure what the divergence consists of, instead")
@@ -70,6 +71,7 @@ def main() -> None:
         record_runs("sift_divergence.csv", runs, lambda run: [measure_divergence(args, run)], args.again)
         return
     length = f"{args.epochs} epochs" if args.epochs else f"{args.steps} steps"
+    length += f" of {args.max_train_samples} rows in steps" if args.max_train_samples else ""
     setting = f"{length} of {BATCH}, {LENGTH} tokens, learning rate {LEARNING_RATE}"
     setting += f", lambda {SIFT_LAMBDA}, at most {EVAL_ROWS} validation rows"
     runs = [
@@ -116,6 +118,7 @@ def train(args: argparse.Namespace, run: dict[str, str], folder: Path) -> dict[s
     data = write_rows_of(run["task"], args.data, folder)
     flags = ["--intermediate", args.model, "--task_name", run["task"], "--data_dir", data]
     flags += ["--num_train_epochs", args.epochs] if args.epochs else ["--max_steps", args.steps]
+    flags += ["--max_train_samples", args.max_train_samples] if args.max_train_samples else []
     flags += ["--seed", run["seed"], "--warmup_steps", "0.1", "--recipe", "none"]
     flags += ["--per_device_train_batch_size", BATCH, "--learning_rate", LEARNING_RATE]
     flags += ["--max_seq_length", LENGTH, "--max_eval_samples", EVAL_ROWS]
