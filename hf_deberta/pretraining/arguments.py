@@ -15,7 +15,7 @@ from hf_deberta import PRESETS, HfDebertaConfig
 from hf_deberta.pretraining.corpus import Corpus
 from hf_deberta.pretraining.masking import Masking, Vocabulary
 from hf_deberta.pretraining.packing import TokenRows, check_rows
-from hf_deberta.pretraining.recipes import Recipe, find_recipe, parse_name
+from hf_deberta.pretraining.recipes import DEFAULT_ROWS, PUBLISHED, Recipe, find_recipe, parse_name
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
 from hf_deberta.training.command_line import flag
 from hf_deberta.training.errors import InputError, input_errors
@@ -149,7 +149,7 @@ class PretrainingArguments(RunArguments):
     recipe: str = flag(
         "none",
         "paper: the settings that the papers print for --config_preset; released: those of the released "
-        "scripts. paper:MODEL and released:MODEL take those of another model. Any flag overrides the recipe.",
+        "scripts; modern: those of newer encoders. With :MODEL those of another model. Any flag overrides the recipe.",
     )
 
     def __post_init__(self) -> None:
@@ -176,8 +176,11 @@ def choose_flags(flags: Namespace, parse: Callable[[dict[str, Any]], Namespace],
         return flags
     source, model = parse_name(flags.recipe)
     if not model:
-        continued = getattr(flags, "discriminator_name_or_path", None) is not None
-        model = getattr(flags, "config_preset", None) or ("continue" if continued else "")
+        checkpoints = (getattr(flags, f"{name}_name_or_path", None) for name in ("model", "discriminator"))
+        start = "new" if all(checkpoint is None for checkpoint in checkpoints) else "continued"
+        model = getattr(flags, "config_preset", None)
+        if model not in PUBLISHED[source, objective]:
+            model = DEFAULT_ROWS.get((source, objective, start), model)
     recipe = find_recipe(source, objective, model)
     devices = number_of_devices(flags.use_cpu)
     published = recipe.flags(devices, flags.per_device_train_batch_size)
@@ -185,6 +188,9 @@ def choose_flags(flags: Namespace, parse: Callable[[dict[str, Any]], Namespace],
     if parse({"num_train_epochs": None}).num_train_epochs is not None:
         settings.pop("max_steps", None)  # the user chose the length in epochs
     flags = parse({"num_train_epochs": PretrainingArguments.num_train_epochs, **settings})
+    overrides = settings.get("config_overrides")
+    if overrides and flags.config_overrides != overrides:
+        flags.config_overrides = settings["config_overrides"] = f"{overrides},{flags.config_overrides}"
     if is_main_process():
         logger.info(describe_recipe(recipe, settings, flags, devices))
     return flags

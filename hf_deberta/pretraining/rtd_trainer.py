@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput
+from transformers.utils import logging
 
 from hf_deberta.model.losses import IGNORED
 from hf_deberta.pretraining.rtd_pretraining import (
@@ -21,6 +22,11 @@ from hf_deberta.training.checkpoints import replace_folder
 from hf_deberta.training.errors import InputError
 from hf_deberta.training.uneven_batches import STAND_IN
 
+FOUND_AT_LEAST = 0.01  # of the replaced tokens, by a discriminator that learns
+PATIENCE = 1000  # steps after the warmup until a warning
+
+logger = logging.get_logger(__name__)
+
 
 class RtdTrainer(PretrainingTrainer):
     """`PretrainingTrainer` for a `HfDebertaForRtdPretraining`; `save_model` writes two ordinary checkpoints.
@@ -28,7 +34,8 @@ class RtdTrainer(PretrainingTrainer):
     Each loss is divided by the number of its tokens in the whole optimization batch. Logs, in addition to `loss`:
     lm_loss, rtd_loss, masked_accuracy (of the generator's most likely tokens), and replaced_found and original_kept,
     the shares of replaced and of original tokens that the discriminator classifies correctly. These are means over the
-    tokens since the last log. Evaluation logs the same as eval_...
+    tokens since the last log. Evaluation logs the same as eval_... A discriminator that finds nothing long after the
+    warmup is warned of once.
 
     Args:
         decoupled: as in the released script, step the generator first, then train the discriminator on the updated
@@ -54,6 +61,7 @@ class RtdTrainer(PretrainingTrainer):
         if decoupled and self.is_deepspeed_enabled:
             raise InputError("--decoupled steps the optimizer twice, which DeepSpeed's engine cannot: leave it out")
         self.decoupled = decoupled
+        self.warned = False  # that the discriminator finds nothing
         self.discriminator_inputs: list[dict[str, Any]] = []  # of this step, if decoupled
         self.sums: dict[bool, dict[str, Any]] = {True: {}, False: {}}  # statistics of training and of evaluation
 
@@ -138,6 +146,21 @@ class RtdTrainer(PretrainingTrainer):
         for prefix in (name.removesuffix("loss") for name in losses):
             logs |= {prefix + name: value for name, value in self._mean_statistics(training=prefix == "").items()}
         super().log(logs, start_time)
+        if logs.get("replaced_found", 1.0) < FOUND_AT_LEAST and not self.warned:
+            self.warned = self.state.global_step >= PATIENCE + self.args.get_warmup_steps(self.state.max_steps)
+            if self.warned and self.is_world_process_zero():
+                logger.warning(self.advice(logs["replaced_found"]))
+
+    def advice(self, found: float) -> str:
+        """Return what to change in a run whose discriminator calls every token original."""
+        config = self.model.config
+        return (
+            f"At step {self.state.global_step:,} the discriminator finds {found:.1%} of the replaced tokens: it calls "
+            "nearly every token original, which is right for most. If that stays so, change one of these: "
+            f"--embedding_sharing gdes (now {config.embedding_sharing}), another --learning_rate (now "
+            f"{self.args.learning_rate:g}; small models need about 1e-3), a higher --rtd_weight (now "
+            f"{config.rtd_weight:g}), fewer --generator_layers, or for little text a smaller vocabulary"
+        )
 
     def _mean_statistics(self, training: bool) -> dict[str, float]:
         """Return means over the tokens of all processes since the last call."""

@@ -3,6 +3,10 @@
 import math
 from typing import Any, cast
 
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import SchedulerType
+
 from hf_deberta.pretraining.packing import TokenRows
 from hf_deberta.pretraining.throughput import ThroughputMeter, peak_operations, training_operations
 from hf_deberta.training.errors import InputError
@@ -74,6 +78,17 @@ class PretrainingTrainer(RunTrainer):
         steps_of_epochs = math.ceil(self.args.num_train_epochs * len(rows) / batch)
         steps = self.args.max_steps if self.args.max_steps > 0 else steps_of_epochs
         return {"text": rows.tokens.about.get("fingerprint"), "batch": batch, "steps": steps}
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
+        """Let `warmup_stable_decay` fall in the last tenth of the steps, unless --lr_scheduler_kwargs says when."""
+        given = self.args.lr_scheduler_kwargs
+        if self.args.lr_scheduler_type == SchedulerType.WARMUP_STABLE_DECAY and not given:
+            last_tenth = math.ceil(num_training_steps / 10)
+            self.args.lr_scheduler_kwargs = {"num_decay_steps": last_tenth, "decay_type": "1-sqrt"}
+        try:
+            return super().create_scheduler(num_training_steps, optimizer)
+        finally:
+            self.args.lr_scheduler_kwargs = given
 
     def make_row_order(self, rows: TokenRows, seed: int) -> EpochSampler:
         return EpochSampler(len(rows), seed)

@@ -44,6 +44,19 @@ def test_evaluation_is_the_mean_over_tokens(tmp_path, objective):
         assert metrics[f"eval_{prefix}perplexity"] == pytest.approx(math.exp(loss / number), rel=1e-4)
 
 
+def test_a_stable_rate_falls_in_the_last_tenth(tmp_path):
+    """By 1 - sqrt, without a number of steps; --lr_scheduler_kwargs gives another."""
+    schedule = {"lr_scheduler_type": "warmup_stable_decay", "warmup_steps": 2, "learning_rate": 1.0}
+    for kwargs, last in ((None, 18), ({"num_decay_steps": 8, "decay_type": "linear"}, 12)):
+        run = trainer(tmp_path, "mlm", **schedule, lr_scheduler_kwargs=kwargs)
+        run.create_optimizer_and_scheduler(20)
+        rates = [run.lr_scheduler.lr_lambdas[0](step) for step in range(21)]
+        assert rates[:3] == [0, 0.5, 1] and set(rates[2 : last + 1]) == {1}
+        fall = [step / (20 - last) for step in range(1, 21 - last)]
+        expected = [1 - (part if kwargs else part**0.5) for part in fall]
+        assert rates[last + 1 :] == pytest.approx(expected)
+
+
 def test_joint_loss_is_the_sum_of_both(tmp_path):
     run = trainer(tmp_path, "joint")
     batch = RowCollator(0)([run.train_dataset[i] for i in range(4)])

@@ -32,6 +32,9 @@ from hf_deberta.training.script import run_script
         ("released", "rtd", "v3-base", (1e-4, 256, 10_000, 1_000_000, 0.999, 10)),
         ("released", "rtd", "v3-large", (1e-4, 256, 10_000, 1_000_000, 0.999, 10)),
         ("released", "rtd", "continue", (5e-5, 256, 10_000, 100_000, 0.999, 10)),
+        ("modern", "mlm", "modernbert-base", (8e-4, 4608, 636, 364_304, 0.98)),
+        ("modern", "mlm", "neobert", (6e-4, 2048, 2000, 1_000_000, 0.95)),
+        ("modern", "rtd", "v3-large", (3e-4, 8192, 10_000, 500_000, 0.98, 50)),
     ],
 )
 def test_figures(source, objective, model, expected):
@@ -40,6 +43,22 @@ def test_figures(source, objective, model, expected):
     rate, *rest = map(recipe.settings.get, names)
     assert (rate, recipe.batch, *rest) == expected
     assert bool(recipe.missing) == (None in expected)
+
+
+def test_modern_recipes_mask_more_without_dropout_at_a_constant_rate(parse):
+    words = ("--recipe", "modern", "--config_preset", "v3-small")
+    training, log = parse(*words, "--config_overrides", "hidden_size=256,hidden_dropout_prob=0.2", objective="mlm")
+    assert (training.learning_rate, training.weight_decay, training.total_batch) == (8e-4, 1e-5, 4608)
+    assert training.lr_scheduler_type == "warmup_stable_decay"
+    assert "settings of modernbert-base (" in log and "Overridden" not in log
+    flags = training.identifying_flags
+    assert (flags["mlm_probability"], flags["mask_prob"], flags["random_prob"]) == (0.3, 1.0, 0.0)
+    fields = NewModelArguments(config_overrides=flags["config_overrides"]).config_fields()
+    assert fields == {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0, "hidden_size": 256}
+    training, log = parse(*words)
+    assert training.learning_rate == 6e-4 and "settings of v3-small (" in log and "our choice" in log
+    training, log = parse("--recipe", "modern:neobert", objective="mlm")
+    assert (training.adam_beta2, training.lr_scheduler_type) == (0.95, "cosine")
 
 
 def test_figures_that_nobody_read_are_missing():
@@ -61,8 +80,10 @@ def test_the_batch_is_split_over_devices_and_accumulation(devices):
         for model in rows:
             recipe = find_recipe(source, objective, model)
             flags = recipe.flags(devices, rows_per_device=32)
-            total = devices * flags["per_device_train_batch_size"] * flags["gradient_accumulation_steps"]
-            assert total == max(recipe.batch, devices)
+            rows = devices * flags["per_device_train_batch_size"]
+            total = rows * flags["gradient_accumulation_steps"]
+            assert total == max(recipe.batch, devices) or recipe.batch % rows  # 4,608 on 64 devices
+            assert abs(total - max(recipe.batch, devices)) <= rows / 2
 
 
 CLASSES = (NewModelArguments, CorpusArguments, MaskingArguments, PretrainingArguments)
@@ -118,7 +139,7 @@ def test_unknown_figures_are_named(parse):
 @pytest.mark.parametrize(
     ("words", "objective", "message"),
     [
-        (["--recipe", "best"], "mlm", "--recipe must be none, paper or released"),
+        (["--recipe", "best"], "mlm", "--recipe must be none, paper, released, modern"),
         (["--recipe", "paper", "--config_preset", "v3-base"], "mlm", "no published MLM settings for v3-base"),
         (["--recipe", "released", "--config_preset", "v3-small"], "rtd", "no released RTD settings for v3-small"),
         (["--recipe", "paper"], "rtd", "no published RTD settings for this model"),

@@ -5,6 +5,7 @@ import torch
 from numerics import assert_same_by_name, gradients_of
 from tiny_pairs import DROPOUT, WORDS, assert_same_runs, batch_of, run, tiny_pair, tiny_rows, trained, trainer_of
 
+from hf_deberta.pretraining import rtd_trainer
 from hf_deberta.pretraining.gradient_disentangled_embedding import SHARINGS
 from hf_deberta.pretraining.rtd_pretraining import HfDebertaForRtdPretraining
 
@@ -54,6 +55,19 @@ def test_logs_are_means_since_the_last_log(tmp_path):
     assert evaluated[-1]["eval_lm_loss"] == pytest.approx(whole.lm_loss.item(), rel=1e-5)
     assert evaluated[-1]["eval_rtd_loss"] == pytest.approx(whole.rtd_loss.item(), rel=1e-5)
     assert each.evaluate()["eval_rtd_loss"] == pytest.approx(whole.rtd_loss.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize(("bias", "warnings"), [(-10.0, 1), (10.0, 0)])
+def test_a_discriminator_that_finds_nothing_is_warned_of_once(tmp_path, monkeypatch, caplog, bias, warnings):
+    monkeypatch.setattr(rtd_trainer, "PATIENCE", 1)
+    pair = tiny_pair("es")
+    torch.nn.init.constant_(pair.discriminator.mask_predictions.classifier.bias, bias)
+    run(trainer_of(pair, tmp_path, max_steps=4, warmup_steps=1, learning_rate=1e-9))
+    messages = [record.getMessage() for record in caplog.records if record.name == rtd_trainer.__name__]
+    assert len(messages) == warnings
+    for message in messages:
+        assert "At step 2 the discriminator finds 0.0% of the replaced tokens" in message
+        assert "--embedding_sharing gdes (now es)" in message and "--learning_rate (now 1e-09" in message
 
 
 def test_without_coupling_decoupled_is_joint(tmp_path):
