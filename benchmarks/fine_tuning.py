@@ -286,7 +286,7 @@ def tables(checkpoint: str) -> str:
     """The scores with short settings, why they differ from the recipes, and ours beside Transformers' classes."""
     rows = [row for row in read_rows(RESULTS / "fine_tuning.csv") if row["checkpoint"] == checkpoint]
     reasons = "\n".join(f"- `--{flag}`: {reason}" for flag, reason in REASONS.items())
-    return "\n\n".join((score_table(rows), reasons, pair_table(rows)))
+    return "\n\n".join((score_table(rows), reasons, pair_table(rows), difference_table(rows)))
 
 
 def score_table(rows: list[dict[str, str]]) -> str:
@@ -328,6 +328,29 @@ def pair_table(rows: list[dict[str, str]]) -> str:
             lines.append([f"{ours['task']}, {ours['metric']}", *cells, f"{ratio:.1f}"])
     head = ["task, metric", "train loss, hf_deberta", "Transformers", "score, hf_deberta", "Transformers"]
     return markdown([*head, "processor time of Transformers over ours"], lines)
+
+
+def difference_table(rows: list[dict[str, str]]) -> str:
+    """Our scores minus those of Transformers' own classes with the same seed, rows and steps, trained with dropout.
+
+    Both draw other dropout masks, so a difference has a standard error.
+    """
+    runs = {tuple(row[name] for name in ("who", "task", "setting", "seed")): row for row in rows}
+    pairs: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for (who, task, setting, seed), ours in runs.items():
+        theirs = runs.get(("in-tree", task, setting, seed))
+        if who == "ours" and theirs is not None and not setting.endswith("no_dropout"):
+            pairs.setdefault((f"{task}, {ours['metric']}", setting), []).append(
+                (float(ours["value"]), float(theirs["value"]))
+            )
+    lines = []
+    for (task, setting), values in pairs.items():
+        ours, theirs = (mean_and_range(scores) for scores in zip(*values, strict=True))
+        differences = [mine - other for mine, other in values]
+        error = f"{statistics.stdev(differences) / len(values) ** 0.5:.3f}" if len(values) > 1 else "-"
+        lines.append([task, setting, str(len(values)), ours, theirs, f"{statistics.mean(differences):+.3f}", error])
+    head = ["task, metric", "settings", "seeds", "hf_deberta", "Transformers", "difference", "standard error"]
+    return markdown(head, lines, 2)
 
 
 if __name__ == "__main__":
