@@ -94,7 +94,7 @@ def time_shape(kernel: KernelVariant, check: str, batch: int, heads: int, tokens
     shape, mode = f"{batch}x{tokens}", "training" if kernel.training else "inference"
     call = make_call(kernel, batch, heads, tokens)
     backends = ("sdpa",) if check == UNSUPPORTED else ("sdpa", "triton")
-    timings = {backend: milliseconds(backend, call, kernel.training) for backend in backends}
+    timings = milliseconds(backends, call, kernel.training)
     failures = [
         f"{kernel}, {shape}: {backend} failed: {failure.message}"
         for backend, (_, failure) in timings.items()

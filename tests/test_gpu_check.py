@@ -31,7 +31,7 @@ def gpu(monkeypatch):
         monkeypatch.setitem(BACKENDS, "triton", Backend(BACKENDS["triton"].attend, lambda *call: unsupported))
         monkeypatch.setattr(gpu_check, "find_fault", lambda kernel: (faults or {}).get(kernel.precision))
         results = {"sdpa": (2.0, None), "triton": (1.0, None), **(times or {})}
-        monkeypatch.setattr(gpu_check, "milliseconds", lambda name, call, training: results[name])
+        monkeypatch.setattr(gpu_check, "milliseconds", lambda backends, *_: {name: results[name] for name in backends})
         status = main(["gpu-check", *arguments])
         first, header, *lines = capsys.readouterr().out.splitlines()
         assert "Some GPU" in first and header.startswith("dtype")

@@ -9,9 +9,11 @@ hooks or collectives, so DDP, FSDP and tensor parallelism do the same in the sam
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
+from functools import partial
 from itertools import pairwise
 from math import inf, isnan
 from operator import index
@@ -33,8 +35,9 @@ logger = logging.get_logger(__name__)
 ENVIRONMENT_VARIABLE = "HF_DEBERTA_ATTENTION"
 FORCED_BACKEND = os.environ.get(ENVIRONMENT_VARIABLE) or AUTO
 ALLOWED_FORCED = (AUTO, "sdpa", "triton")
-WARM_UP_CALLS = 2  # the first one compiles
-TIMED_CALLS = 5
+WARM_UP_SECONDS = 0.1  # of both backends after their first calls, which compile; the clock of an idle GPU rises
+TIMED_CALLS = 3  # in a turn
+TURNS = 4  # of each backend
 
 # query, key, value, positions, mask, dropout_p, scale: the arguments of a backend
 Call = tuple[torch.Tensor, torch.Tensor, torch.Tensor, RelativePositions | None, AttentionMask, float, float]
@@ -232,9 +235,8 @@ def failure_of(error: Exception) -> Failure:
 
 def faster_backend(kernel: KernelVariant, call: Call) -> str:
     """The backend that takes less time."""
-    sdpa = milliseconds("sdpa", call, kernel.training)
-    triton = milliseconds("triton", call, kernel.training)
-    choice, failure = faster_of(sdpa, triton), triton[1]
+    times = milliseconds(("sdpa", "triton"), call, kernel.training)
+    choice, failure = faster_of(times["sdpa"], times["triton"]), times["triton"][1]
     if failure is not None and choice == "sdpa":
         warn_that_sdpa_is_used(kernel, f"the Triton kernels failed when they were timed: {failure.message}")
     return choice
@@ -249,31 +251,57 @@ def faster_of(sdpa: Timing, triton: Timing) -> str:
     return "triton" if failure.out_of_memory and sdpa_time == inf else "sdpa"
 
 
-def milliseconds(backend: str, call: Call, training: bool) -> Timing:
-    """Time of a call, forward and in training backward; infinity, and why, if the backend fails."""
-    query = call[0]
-    try:
-        with own_state(query.device), torch.set_grad_enabled(training):
-            generator = torch.Generator(query.device).manual_seed(0)
-            stand_ins = random_call(call, training, generator)
-            leaves = floats(stand_ins) if training else []
-            gradient = torch.empty_like(stand_ins[0]).normal_(generator=generator)
+def milliseconds(backends: Sequence[str], call: Call, training: bool) -> dict[str, Timing]:
+    """Time of a call with each backend, forward and in training backward; infinity, and why, if it fails.
 
-            def run() -> None:
-                context, _ = BACKENDS[backend].attend(*stand_ins)
-                if leaves:
-                    torch.autograd.grad(context, leaves, gradient, allow_unused=True)
+    The backends take turns, in the opposite order each time: a clock that rises or falls meanwhile favours neither.
+    """
+    device = call[0].device
+    failures: dict[str, Failure] = {}
+    times: dict[str, list[float]] = {backend: [] for backend in backends}
 
-            return median_milliseconds(run, query.device), None
-    except Exception as error:  # out of memory: not a fault of the backend, and still a reason for the other one
-        return inf, failure_of(error)
+    def take_turns(measure: Callable[[Callable[[], None]], float | None], order: Iterable[str]) -> None:
+        for backend in order:
+            try:
+                if backend not in failures:
+                    times[backend].append(measure(partial(run, backend)) or 0.0)
+            except Exception as error:  # out of memory: not a fault of the backend, and still a reason for the other
+                failures[backend] = failure_of(error)
+
+    with own_state(device), torch.set_grad_enabled(training):
+        try:
+            run = run_with_random_numbers(call, training)
+        except Exception as error:
+            return dict.fromkeys(backends, (inf, failure_of(error)))
+        take_turns(lambda run: run(), backends)  # compiles
+        start = time.monotonic()
+        while time.monotonic() - start < WARM_UP_SECONDS:
+            take_turns(lambda run: median_milliseconds(run, device), backends)
+        for values in times.values():
+            values.clear()
+        for turn in range(TURNS):
+            take_turns(lambda run: median_milliseconds(run, device), backends if turn % 2 == 0 else backends[::-1])
+    return {name: (inf, failures[name]) if name in failures else (median(times[name]), None) for name in backends}
+
+
+def run_with_random_numbers(call: Call, training: bool) -> Callable[[str], None]:
+    """Return a function that runs a backend on random numbers in the shapes of a call."""
+    generator = torch.Generator(call[0].device).manual_seed(0)
+    stand_ins = random_call(call, training, generator)
+    leaves = floats(stand_ins) if training else []
+    gradient = torch.empty_like(stand_ins[0]).normal_(generator=generator)
+
+    def run(backend: str) -> None:
+        context, _ = BACKENDS[backend].attend(*stand_ins)
+        if leaves:
+            torch.autograd.grad(context, leaves, gradient, allow_unused=True)
+
+    return run
 
 
 def median_milliseconds(run: Callable[[], None], device: torch.device) -> float:
-    """Median time of calls that are queued one after another, as layers are, after some that are not timed."""
+    """Median time of calls that are queued one after another, as layers are."""
     with torch.cuda.device(device):
-        for _ in range(WARM_UP_CALLS):
-            run()
         events = [torch.cuda.Event(enable_timing=True) for _ in range(TIMED_CALLS + 1)]
         events[0].record()
         for event in events[1:]:

@@ -9,6 +9,7 @@ import pickle
 import threading
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -45,6 +46,8 @@ class Gpu:
         monkeypatch.setattr(attention_auto, "may_use_triton", lambda query: type(query) is torch.Tensor)
         monkeypatch.setattr(attention_auto, "triton_errors", self.check)
         monkeypatch.setattr(attention_auto, "median_milliseconds", self.time)
+        monkeypatch.setattr(attention_auto, "WARM_UP_SECONDS", 0)
+        monkeypatch.setattr(attention_auto, "TURNS", 1)
         for name in ("_faults", "_choices"):
             monkeypatch.setattr(attention_auto, name, {})
 
@@ -132,6 +135,31 @@ def test_the_faster_backend_is_used(gpu, case, sdpa_warnings):
     messages = sdpa_warnings()
     assert len(messages) == number_of_warnings
     assert all("RuntimeError: Triton Error [CUDA]: invalid argument" in message for message in messages)
+
+
+@pytest.mark.parametrize("change", [0.8, 1.25], ids=["the clock rises", "the clock falls"])
+@pytest.mark.parametrize("faster", ["sdpa", "triton"])
+def test_a_clock_that_changes_favours_neither(gpu, monkeypatch, change, faster):
+    monkeypatch.setattr(attention_auto, "TURNS", 4)
+    measured = []
+
+    def time(run, device):
+        run()
+        measured.append(gpu.called)
+        return (1.0 if gpu.called == faster else 1.1) * change ** len(measured)
+
+    monkeypatch.setattr(attention_auto, "median_milliseconds", time)
+    assert choose() == faster
+    assert measured == ["sdpa", "triton", "triton", "sdpa"] * 2
+
+
+def test_backends_are_warmed_up_for_a_while_after_they_are_compiled(gpu, monkeypatch):
+    clock = iter(range(100))
+    monkeypatch.setattr(attention_auto, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(attention_auto, "WARM_UP_SECONDS", 3)
+    gpu.times = {"sdpa": 2.0, "triton": 1.0}
+    assert choose() == "triton"
+    assert gpu.timed == ["sdpa", "triton"] * 3  # two rounds of warming up, and one that counts
 
 
 def test_one_check_per_kernel_and_one_timing_per_workload(gpu, monkeypatch):

@@ -333,11 +333,13 @@ def test_auto_uses_the_kernels_in_a_model(monkeypatch):
     original = attention_triton.attention_in_tiles
     monkeypatch.setattr(attention_auto, "may_use_triton", lambda query: True)
     monkeypatch.setattr(attention_auto, "median_milliseconds", lambda run, device: run() or -len(calls))
+    monkeypatch.setattr(attention_auto, "WARM_UP_SECONDS", 0)
+    monkeypatch.setattr(attention_auto, "TURNS", 1)
     monkeypatch.setattr(attention_triton, "attention_in_tiles", lambda *args: calls.append(args) or original(*args))
     model, inputs = tiny_model(HfDebertaModel, dtype=torch.float32).eval(), tiny_inputs((9, 5))
     with torch.no_grad():
         found = model(**inputs).last_hidden_state
-        assert len(calls) == 2 + model.config.num_hidden_layers  # a check, a time, and the layers
+        assert len(calls) == 3 + model.config.num_hidden_layers  # a check, two calls that are timed, and the layers
         monkeypatch.undo()
         expected = model(**inputs).last_hidden_state
     real = inputs["attention_mask"].bool()
