@@ -36,13 +36,12 @@ from ..model.attention_sdpa import (
     zero_fully_masked_queries,
 )
 from ..model.batch_layout import AttentionMask
-from ..model.input_checks import can_read_values, in_captured_graph
+from ..model.input_checks import can_read_values, in_captured_graph, without_autocast
 from ..model.relative_position import RelativePositions, rows_between
 from .attention_sdpa_device import attend_on_device
 from .guards import in_functorch_transform
 
 LARGEST_BFLOAT16_SCORE = 128  # see `needs_float32`
-GPUS = ("cuda", "xpu", "mps")
 LARGEST_BIAS = 2**22  # position terms of the heads that are computed together, to stay in a cache (16 MiB of float32)
 SHORTEST_KEPT_REACH = 64  # of tables that are kept between calls
 TILE = 64  # a tile of n x m computes n + m - 1 columns; smaller tiles waste less, larger ones multiply faster
@@ -84,7 +83,7 @@ def sdpa_attention(
         return attend_on_device(query, key, value, positions, mask, dropout_p, scale), None
     if needs_float32(query, key, positions, scale):
         positions = None if positions is None else positions.with_scaled_queries(scale, torch.float32).to(torch.float32)
-        with torch.autocast(query.device.type, enabled=False):
+        with without_autocast(query.device):
             query = query.float() * scale
             context = attend_with_scaled_queries(query, key.float(), value.float(), positions, mask, dropout_p)
         return context.to(value.dtype), None
@@ -114,7 +113,7 @@ def attend_with_scaled_queries(
 
 
 def uses_device_path(query: torch.Tensor) -> bool:
-    return query.device.type in GPUS
+    return query.device.type != "cpu"
 
 
 def needs_float32(query: torch.Tensor, key: torch.Tensor, positions: RelativePositions | None, scale: float) -> bool:

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional
 
 from ..model.enhanced_mask_decoder import HfDebertaLMHead, vocabulary_loss
-from ..model.input_checks import in_captured_graph
+from ..model.input_checks import in_captured_graph, without_autocast
 from ..model.losses import loss_divisor
 from .guards import (
     PLAIN_TENSORS,
@@ -37,6 +37,7 @@ from .onednn import multiply, multiply_transposed, uses_onednn
 MAX_CHUNK_LOGITS = 2**25
 MIN_CHUNK_TOKENS = 16  # for any vocabulary: matrix products with fewer rows are slow
 MAX_PRODUCT_ELEMENTS = 2**22  # of the weight's gradient per product; 16 MiB fit into a cache or into reused memory
+DEVICE_FACTOR = 8  # on devices, which have no such caches and pay for each launch: chunks of 1 GiB of float32 logits
 
 
 class Gradients(NamedTuple):
@@ -156,8 +157,8 @@ def compute_in_chunks(
         )
     )
     states, weight, bias = states.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    size = max(MIN_CHUNK_TOKENS, MAX_CHUNK_LOGITS // weight.shape[0])
-    with torch.autocast(states.device.type, enabled=False):
+    size = chunk_tokens(weight.shape[0], states.device)
+    with without_autocast(states.device):
         for start in range(0, labels.shape[0], size):
             chunk = slice(start, start + size)
             part = gradients._replace(states=None if gradients.states is None else gradients.states[chunk])
@@ -165,6 +166,12 @@ def compute_in_chunks(
                 states[chunk], weight, bias, labels[chunk], part, loss_dtype
             )
     return losses, predictions, gradients
+
+
+def chunk_tokens(vocab_size: int, device: torch.device) -> int:
+    """Return how many tokens have their logits computed together."""
+    factor = 1 if device.type == "cpu" else DEVICE_FACTOR
+    return max(MIN_CHUNK_TOKENS, factor * MAX_CHUNK_LOGITS // vocab_size)
 
 
 def compute_chunk(
@@ -203,7 +210,8 @@ def add_product(
     if linear is functional.linear and total.dtype == states.dtype:
         total.addmm_(residual.t(), states)
         return
-    size = max(1, MAX_PRODUCT_ELEMENTS // total.shape[1])  # oneDNN and low precision need the product before the sum
+    # oneDNN and low precision need the product before the sum
+    size = max(1, MAX_PRODUCT_ELEMENTS // total.shape[1]) if total.device.type == "cpu" else total.shape[0]
     for start in range(0, total.shape[0], size):
         rows = slice(start, start + size)
         part = residual[:, rows]
@@ -219,5 +227,5 @@ def select_linear(states: torch.Tensor) -> Callable[..., torch.Tensor]:
 def product_dtype(states: torch.Tensor) -> torch.dtype:
     """Return the dtype of the matrix products: that of autocast if it is on (float64 is left alone)."""
     device = states.device.type
-    autocasts = torch.is_autocast_enabled(device) and states.dtype != torch.float64
+    autocasts = device != "meta" and torch.is_autocast_enabled(device) and states.dtype != torch.float64
     return torch.get_autocast_dtype(device) if autocasts else states.dtype

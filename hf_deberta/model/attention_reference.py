@@ -14,6 +14,7 @@ import torch
 from torch.nn.functional import dropout
 
 from .batch_layout import AttentionMask
+from .input_checks import without_autocast
 from .relative_position import RelativePositions, rows_between
 
 
@@ -54,7 +55,7 @@ def softmax_attention(
     dtype = torch.promote_types(query.dtype, torch.float32)
     query, key = query.to(dtype), key.to(dtype)
     positions = None if positions is None else positions.to(dtype)
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query.device):
         scores, *others = score_terms(query, key, positions, row).values()
         probabilities = visible_softmax(sum(others, start=scores), visible)
     probabilities = dropout(probabilities, dropout_p).to(value.dtype)

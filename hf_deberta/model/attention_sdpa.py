@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .attention_reference import position_terms
 from .batch_layout import AttentionMask
-from .input_checks import in_captured_graph, in_torch_func
+from .input_checks import in_captured_graph, in_torch_func, without_autocast
 from .relative_position import RelativePositions, rows_at, rows_between
 
 QUERY_BLOCK = 256  # queries whose scores are in memory at once; few enough to stay in a cache
@@ -55,7 +55,7 @@ def sdpa_attention(
     CPUs compute half precision in float32: float16 overflows there, and the bias would be rounded to bfloat16.
     """
     dtype = torch.promote_types(query.dtype, torch.float32) if query.device.type == "cpu" else query.dtype
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query.device):
         query, key, wide_value = query.to(dtype) * scale, key.to(dtype), value.to(dtype)
         if positions is not None:
             positions = positions.with_scaled_queries(scale, dtype).to(dtype)

@@ -4,6 +4,7 @@ Shapes and types are always checked. Values are checked where reading them costs
 captured graphs and transforms (`can_read_values`). On a GPU the check would have to wait for the device.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypedDict
 
 import torch
@@ -136,6 +137,11 @@ def has_no_values(tensor: torch.Tensor) -> bool:
 def in_torch_func() -> bool:
     """True inside a transform of torch.func: vmap, grad, jvp, ..."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager:
+    """Return a context in which products have the types of their inputs. The meta device knows no autocast."""
+    return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
 def can_read_values(tensor: torch.Tensor) -> bool:

@@ -30,7 +30,7 @@ from transformers import initialization as init
 from transformers.utils.generic import ModelOutput, can_return_tuple
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaForPreTraining, replaced_token_labels
-from hf_deberta.engines.linear_cross_entropy import MAX_CHUNK_LOGITS, MIN_CHUNK_TOKENS
+from hf_deberta.engines.linear_cross_entropy import chunk_tokens
 from hf_deberta.model.batch_layout import real_tokens
 from hf_deberta.model.input_checks import check_tensors
 from hf_deberta.model.losses import IGNORED, loss_divisor
@@ -403,7 +403,7 @@ def sample_tokens(
 
     >>> sample_tokens(states, model.lm_predictions.lm_head, temperature=1.0, vocab_size=model.config.vocab_size)
     """
-    size = max(MIN_CHUNK_TOKENS, MAX_CHUNK_LOGITS // vocab_size)
+    size = chunk_tokens(vocab_size, states.device)
     tokens = []
     for chunk in states.split(size):
         logits = head(chunk)

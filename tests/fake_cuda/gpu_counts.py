@@ -1,4 +1,4 @@
-"""Print what one layer costs on a GPU, counted on a simulated device: launches, GB and GFLOP.
+"""Print what one layer, and a pretraining step, cost on a GPU, counted on a simulated device: launches, GB and GFLOP.
 
     python tests/fake_cuda/gpu_counts.py
     python tests/fake_cuda/gpu_counts.py --peers in-tree sdpa --shapes 32x512 1x8192 --modes training
@@ -9,10 +9,11 @@ With --csv the counts are written to a result file too; `make gpu-counts` writes
 
 import argparse
 import sys
+from itertools import product
 from pathlib import Path
 
 import load_guard  # noqa: F401  # before torch
-from layer_counts import PEERS, LayerCounts, count_layer
+from layer_counts import PEERS, LayerCounts, count_layer, count_step
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from timing import environment, write_rows
@@ -37,6 +38,11 @@ def main() -> None:
             counts = {peer: count_layer(peer, batch, length, mode == "training") for peer in options.peers}
             print(f"| {mode} {shape} |", " | ".join(map(describe, counts.values())), "|", flush=True)
             rows += [row_of(peer, mode, shape, count) for peer, count in counts.items()]
+    print("\nA step of v3-base, 32 x 512 tokens: launches (PyTorch + Triton), GB\n")
+    for objective, backend in product(("mlm", "rtd"), ("sdpa", "triton")):
+        step = count_step(objective, backend, 32, 512)
+        print(f"{objective} {backend}: {step.launches} + {step.triton_launches}, {step.gigabytes:.0f}", flush=True)
+        rows.append(row_of(backend, f"{objective} step", "32x512", step))
     if options.csv:
         write_rows(options.csv, rows, ("peer", "mode", "case"))
 

@@ -1,4 +1,4 @@
-"""Counts of one encoder layer: the difference between a model of two layers and one of one."""
+"""Counts of an encoder layer, the difference between a model of two layers and one of one, and of pretraining steps."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +10,8 @@ from counter import counting, simulated_cuda
 from torch import nn
 from transformers import BertConfig, BertModel, DebertaV2Config, DebertaV2Model
 
-from hf_deberta import HfDebertaConfig, HfDebertaModel
+from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaModel
+from hf_deberta.pretraining.rtd_pretraining import HfDebertaForRtdPretraining, HfDebertaRtdConfig
 
 Inputs = Callable[[int, int], dict[str, torch.Tensor]]  # from batch and length to the inputs of a model
 BASE = {"vocab_size": 1000, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
@@ -28,7 +29,7 @@ V3 = {
 
 @dataclass
 class LayerCounts:
-    """What one layer costs."""
+    """What one layer or one step costs."""
 
     launches: int  # of PyTorch's operators
     triton_launches: int
@@ -93,6 +94,30 @@ def count_model(
             states = model(**arguments).last_hidden_state
             if training:
                 states.sum().backward()
+    return LayerCounts(counter.launches, counter.triton_launches, counter.bytes / 1e9, counter.flops / 1e9)
+
+
+def count_step(objective: str, backend: str, batch: int, length: int, preset: str = "v3-base") -> LayerCounts:
+    """Return the counts of forward and backward of "mlm" or "rtd" under autocast to bfloat16, 15 % of the words masked.
+
+    Without the optimizer.
+    """
+    config = HfDebertaConfig.from_preset(preset)
+    with simulated_cuda():
+        with torch.device("cuda"):
+            model: Any
+            if objective == "mlm":
+                model = HfDebertaForMaskedLM(config)
+            else:
+                model = HfDebertaForRtdPretraining(HfDebertaRtdConfig.from_discriminator(config))
+            model.set_attn_implementation(backend)
+            inputs = without_mask(batch, length)
+            labels = torch.ones_like(inputs["input_ids"])
+        with counting() as counter:
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = model.train()(**inputs, labels=labels, max_predictions_per_row=round(0.15 * length)).loss
+            loss.backward()
+    assert not counter.syncs
     return LayerCounts(counter.launches, counter.triton_launches, counter.bytes / 1e9, counter.flops / 1e9)
 
 

@@ -1,7 +1,8 @@
 """What a layer of sdpa, the default on devices, may cost on a GPU: base size, bfloat16, counted.
 
 At most 1.5 times in-tree's FLOPs and no more memory traffic; no more launches up to 2048 tokens and at most 3 times as
-many beyond; a packed row at most 20 % more launches than the padded batch. `make gpu-counts` prints the numbers.
+many beyond; a packed row at most 20 % more launches than the padded batch. And what a pretraining step may cost. `make
+gpu-counts` prints the numbers.
 """
 
 from functools import lru_cache
@@ -10,7 +11,7 @@ from itertools import accumulate
 import pytest
 import torch
 from counter import with_values
-from layer_counts import count_layer, with_mask
+from layer_counts import count_layer, count_step, with_mask
 
 SHAPES = {"8x128": (8, 128), "32x512": (32, 512), "4x2048": (4, 2048), "1x8192": (1, 8192)}
 MODES = {"eval": False, "training": True}
@@ -30,6 +31,17 @@ counts_of = lru_cache(count_layer)
 def test_sdpa_against_in_tree(mode, shape, quantity):
     ours, in_tree = (counts_of(peer, *SHAPES[shape], MODES[mode]) for peer in ("sdpa", "in-tree"))
     assert getattr(ours, quantity) <= LIMITS[quantity][shape] * getattr(in_tree, quantity)
+
+
+# objective -> launches and GB of a step of v3-base on 32 x 512 tokens with the kernels
+STEPS = {"mlm": (1_600, 100), "rtd": (2_400, 155)}
+
+
+@pytest.mark.parametrize("objective", STEPS)
+def test_a_pretraining_step(objective):
+    counts, (launches, gigabytes) = count_step(objective, "triton", 32, 512), STEPS[objective]
+    assert counts.launches + counts.triton_launches <= launches
+    assert counts.gigabytes <= gigabytes
 
 
 @pytest.mark.parametrize("shape", ["32x512", "1x8192"])

@@ -494,6 +494,16 @@ def test_context_follows_a_model_to_another_device():
     assert moved.window.first == context.window.first and context.attention_mask.mask.device.type == "cpu"
 
 
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "auto"])
+def test_shapes_are_known_on_the_meta_device(backend):
+    """Which has no autocast."""
+    with torch.device("meta"):
+        model, inputs = HfDebertaForMaskedLM(tiny_config(attn_implementation=backend)), torch.ones_like(IDS)
+        output = model.train()(inputs, labels=inputs, max_predictions_per_row=inputs.shape[1])
+        output.loss.backward()
+        assert model.eval()(inputs, labels=inputs).logits.shape == (*IDS.shape, model.config.vocab_size)
+
+
 @pytest.mark.parametrize("device", ["meta", "cpu"])
 @pytest.mark.parametrize("fields", [{}, V1_ATTENTION], ids=["v3 attention", "v1 attention"])
 def test_models_can_be_made_without_values(fields, device):

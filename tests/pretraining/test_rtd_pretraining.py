@@ -11,6 +11,7 @@ from tiny_pairs import DROPOUT, WORDS, batch_of, tiny_pair, tiny_rows, trained
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForPreTraining
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaForPreTraining
+from hf_deberta.engines import linear_cross_entropy
 from hf_deberta.model import enhanced_mask_decoder
 from hf_deberta.pretraining import rtd_pretraining
 from hf_deberta.pretraining.gradient_disentangled_embedding import SHARINGS
@@ -141,7 +142,7 @@ def test_unequal_widths_need_no_sharing():
 
 @pytest.mark.parametrize("at_once", [1, 2**25], ids=["chunks", "at once"])
 def test_tokens_are_sampled_from_the_softmax(at_once, monkeypatch):
-    monkeypatch.setattr(rtd_pretraining, "MAX_CHUNK_LOGITS", at_once)
+    monkeypatch.setattr(linear_cross_entropy, "MAX_CHUNK_LOGITS", at_once)
     logits = torch.tensor([0.0, 1.0, -1.0, 2.0, 0.5])
     many = logits.repeat(20000 if at_once > 1 else 2000, 1)
     torch.manual_seed(0)
