@@ -29,7 +29,7 @@ from torch import nn
 
 import hf_deberta
 from hf_deberta.engines.onednn import prefers_onednn
-from hf_deberta.model.attention import BACKENDS
+from hf_deberta.model.attention import AUTO, BACKENDS
 
 # Lengths of 32 random pairs of MNLI's validation set, in word pieces of a 30k vocabulary.
 MNLI_LENGTHS = [40, 27, 33, 39, 75, 68, 85, 81, 33, 33, 64, 53, 13, 34, 45, 81]
@@ -63,7 +63,7 @@ def make_model(peer: str, classify: bool) -> Any:
         model = getattr(flashdeberta, f"FlashDebertaV2{kind}")(in_tree.config)
     else:
         model = getattr(hf_deberta, f"HfDeberta{kind}")(config)
-        if peer.removeprefix("ours ") in BACKENDS:
+        if peer.removeprefix("ours ") in (*BACKENDS, AUTO):
             model.set_attn_implementation(peer.removeprefix("ours "))
     model.load_state_dict(in_tree.state_dict(), strict=False)
     return model
@@ -71,7 +71,8 @@ def make_model(peer: str, classify: bool) -> Any:
 
 def available_peers(device: str, training: bool = False) -> list[str]:
     """Return the peers that are installed and can run on the device."""
-    backends = [backend for backend in BACKENDS if backend != "triton" or device == "cuda"]  # elsewhere it is "sdpa"
+    # "triton" is "sdpa" on a CPU, and "eager" has not enough memory for the long cases on a GPU
+    backends = ["sdpa", "triton", AUTO] if device == "cuda" else ["eager", "sdpa"]
     peers = ["in-tree", "bert", *(f"ours {backend}" for backend in backends), "enabled"]
     if device == "cpu" and prefers_onednn():
         peers.append("ours sdpa, no oneDNN")  # as on other processors

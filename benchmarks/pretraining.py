@@ -81,7 +81,7 @@ class Step:
         self.model = make_model(peer, config).to(args.device).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
         self.inputs, self.device, self.updates = dict(batch.inputs), args.device, not args.no_optimizer
-        if peer.startswith("mlm ours"):
+        if "ours" in peer:
             self.inputs["max_predictions_per_row"] = batch.labels_per_row
 
     def __call__(self) -> None:
@@ -131,27 +131,28 @@ def main() -> None:
             print(f"{peer} is skipped: {type(reason).__name__}: {str(reason)[-200:]}", flush=True)
             continue
         steps[peer] = step
-    write_times(steps, memory, batch, config, args)
+    for repeats in (min(3, args.repeats), args.repeats):  # there is a result even if the time runs out
+        write_times(steps, memory, batch, config, args, repeats)
     missing = [peer for peer in args.peers if peer not in steps and "ours" in peer]
     if missing:
         raise SystemExit(f"skipped: {', '.join(missing)}")
 
 
 def write_times(
-    steps: dict[str, Step], memory: dict[str, str], batch: Batch, config: Any, args: argparse.Namespace
+    steps: dict[str, Step], memory: dict[str, str], batch: Batch, config: Any, args: argparse.Namespace, repeats: int
 ) -> None:
     """Time the steps in turns; print and record a row for each peer."""
     peak_rate = peak_operations(torch.device(args.device))
     setting = {name: getattr(args, name) for name in ("preset", "batch", "length", "device")}
     setting["optimizer"] = "none" if args.no_optimizer else "AdamW"
     rows = []
-    for peer, milliseconds in median_times(steps, args.repeats, args.device).items():
+    for peer, milliseconds in median_times(steps, repeats, args.device).items():
         speed = batch.tokens / milliseconds * 1e3
         mfu = "" if peak_rate is None else f"{batch.operations(peer, config) / milliseconds * 1e3 / peak_rate:.3f}"
         print(f"{peer}: {milliseconds:.1f} ms, {speed:.0f} tokens per second, MFU {mfu or 'unknown'}, ", end="")
         print(f"peak {memory[peer]} MiB", flush=True)
         row = {"peer": peer, **setting, "milliseconds": f"{milliseconds:.1f}", "tokens_per_second": f"{speed:.0f}"}
-        rows.append(row | {"mfu": mfu, "peak_mib": memory[peer], "repeats": args.repeats})
+        rows.append(row | {"mfu": mfu, "peak_mib": memory[peer], "repeats": repeats})
     if rows:
         record("pretraining.csv", rows, ("peer", *setting), args.device)
 

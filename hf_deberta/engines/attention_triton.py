@@ -28,6 +28,7 @@ INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"  # Triton runs kernels 
 LAUNCHES = {
     "Hopper": (64, ((4, 2), (4, 1), (4, 1), (4, 1))),
     "Blackwell": (64, ((8, 2), (8, 2), (8, 1), (8, 1))),
+    "AMD": (32, ((4, 1), (4, 1), (4, 1), (4, 1))),
     "others": (32, ((2, 2), (2, 1), (2, 1), (4, 1))),
     "float32": (32, ((8, 1), (8, 1), (8, 1), (8, 1))),
     "interpreter": (16, ((1, 1), (1, 1), (1, 1), (1, 1))),
@@ -36,6 +37,7 @@ CHIPS = {9: "Hopper", 10: "Blackwell"}  # by the first number of the compute cap
 TABLE_GRADIENT_SPLITS = 8  # programs that share a block of distances in table_gradients_kernel
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LARGEST_HEAD = 128
+LARGEST_FLOAT32_HEAD = 64  # with 128: 96 KiB of shared memory, of 99 on small GPUs, and 4 kB of stack
 
 
 def unsupported_reason(
@@ -51,9 +53,7 @@ def unsupported_reason(
         return f"it runs on GPUs, not on {query.device.type}"
     if not IS_INSTALLED:
         return "triton is not installed"
-    if torch.version.hip:
-        return "its kernels are for NVIDIA GPUs"
-    if query.is_cuda and capability(query.device) < (8, 0):
+    if query.is_cuda and torch.version.hip is None and capability(query.device) < (8, 0):
         return "the GPU is older than compute capability 8.0"
     if query.numel() == 0:
         return "there are no tokens"
@@ -63,6 +63,8 @@ def unsupported_reason(
         return f"query, key and value are of different types: {query.dtype}, {key.dtype}, {value.dtype}"
     if query.shape[-1] > LARGEST_HEAD:
         return f"heads of {query.shape[-1]} channels are larger than {LARGEST_HEAD}"
+    if query.dtype == torch.float32 and query.shape[-1] > LARGEST_FLOAT32_HEAD and not INTERPRETING:
+        return f"heads of {query.shape[-1]} channels in float32 do not fit into shared memory and registers"
     if dropout_p >= 1:
         return "it does not support a dropout of 1"
     if positions is not None and "p2p" in positions.terms:
@@ -84,6 +86,8 @@ def launches(dtype: torch.dtype, device: torch.device) -> tuple[int, tuple[tuple
         return LAUNCHES["interpreter"]
     if dtype == torch.float32:
         return LAUNCHES["float32"]
+    if torch.version.hip is not None:
+        return LAUNCHES["AMD"]
     return LAUNCHES[CHIPS.get(torch.cuda.get_device_capability(device)[0], "others")]
 
 
