@@ -1,15 +1,10 @@
 # Every target sets up what it needs: a virtual environment in .venv with the versions of constraints.txt.
-# To use an interpreter that already has everything instead: make gpu-tests RUN=python3 READY=
+# To use an interpreter that already has everything instead: make quick RUN=python3 READY=
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.ready-docs
-LENGTHS ?= 512 2048 8192
-GPU_CASES ?= 8x128 32x512 1x8192 mnli
-GPU_TESTS := $(foreach name,sdpa triton auto,tests/engines/test_attention_$(name).py)
-# steps of bench-gpu, the most important first
-GPU_STEPS := gpu-correctness gpu-attention gpu-encoder gpu-training gpu-pretraining gpu-graphs gpu-sweep gpu-tests
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
@@ -83,40 +78,8 @@ bench: $(READY) ## measure time and memory on the CPU against Transformers, BERT
 	$(RUN) -W ignore benchmarks/encoder.py --mode training --cases 8x128 mnli
 	$(RUN) -W ignore benchmarks/memory.py
 
-bench-gpu: ## on a GPU: run the next eight; a failure does not stop the others (results: RESULTS=folder)
-	$(MAKE) --keep-going --jobs=1 $(GPU_STEPS)
-
-$(GPU_STEPS): export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
-$(GPU_STEPS): export RESULTS ?=
-
-gpu-correctness: $(READY) ## on a GPU: test the kernels in bfloat16, then check and time what "auto" chooses
-	$(RUN) -m pytest -m gpu -k "bfloat16 and not others" $(GPU_TESTS)
-	$(RUN) -m hf_deberta gpu-check
-
-gpu-attention: $(READY) ## on a GPU: attention alone against its peers (other lengths: LENGTHS="512 2048")
-	$(RUN) -W ignore benchmarks/attention_gpu.py --lengths $(LENGTHS)
-
-gpu-encoder: $(READY) ## on a GPU: a whole encoder against its peers, forward
-	$(RUN) -W ignore benchmarks/encoder.py --device cuda --dtype bfloat16 --cases $(GPU_CASES) --repeats 31
-
-gpu-training: $(READY) ## on a GPU: a whole encoder against its peers, training step
-	$(RUN) -W ignore benchmarks/encoder.py --device cuda --dtype bfloat16 --cases $(GPU_CASES) --repeats 31 --mode training
-
-gpu-pretraining: $(READY) ## on a GPU: tokens per second and MFU of pretraining
-	$(RUN) -W ignore benchmarks/pretraining.py
-
-gpu-graphs: $(READY) ## on a GPU: a whole encoder with torch.compile and as a CUDA graph
-	for mode in forward training; do \
-		$(RUN) -W ignore benchmarks/encoder.py --device cuda --dtype bfloat16 --cases 8x128 32x512 --repeats 31 --mode $$mode \
-			--peers in-tree "in-tree, compiled" "ours sdpa" "ours sdpa, compiled" "ours sdpa, CUDA graph" "ours triton" \
-			"ours triton, compiled" "ours triton, CUDA graph" || exit 1; \
-	done
-
-gpu-sweep: $(READY) ## on a GPU: time the Triton kernels with other tiles, warps and stages
-	$(RUN) -W ignore benchmarks/attention_gpu.py --sweep --lengths 512 8192
-
-gpu-tests: $(READY) ## on a GPU: all its tests (in 8 processes if pytest-xdist is installed)
-	$(RUN) -m pytest -m gpu $(GPU_TESTS) $$($(RUN) -c 'import xdist' 2>/dev/null && echo --numprocesses=8)
+bench-gpu: ## on a GPU: correctness, attention, encoders, pretraining, graphs, in an hour (results: RESULTS=folder)
+	benchmarks/gpu_hour.sh $(or $(RESULTS),gpu_results) $(or $(GPU_PYTHON),python3)
 
 map: ## list the files of the package, each with the first line of its docstring
 	@$(PYTHON) -c 'import ast, pathlib; [print(f"{path!s:54} {ast.get_docstring(ast.parse(path.read_text())).split(chr(10))[0]}") \
@@ -133,4 +96,4 @@ clean: ## remove .venv, .venv-versions and the output of demo, docs, package and
 	rm -rf $(VENV) .venv-versions demo_output build dist site *.egg-info .pytest_cache .ruff_cache .mypy_cache
 
 .PHONY: help setup demo notebooks check quick test test-fake-cuda gpu-counts faults soak format package map docs test-common bench
-.PHONY: $(GPU_STEPS) bench-gpu clean test-versions test-newest
+.PHONY: bench-gpu clean test-versions test-newest

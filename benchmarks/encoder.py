@@ -1,17 +1,19 @@
-"""Time a whole base-size encoder (12 x 768) against its peers: a forward pass or a training step.
+"""Time a whole encoder, of base size (12 x 768) or --preset, against its peers: a forward pass or a training step.
 
     python benchmarks/encoder.py                              # forward, float32, all cases
     python benchmarks/encoder.py --mode training --cases 8x128 mnli
     python benchmarks/encoder.py --dtype int8                 # bfloat16 and int8 print their difference from float32
     python benchmarks/encoder.py --device cuda --dtype bfloat16
 
-docs/benchmarks.md explains the peers: in-tree, enabled, bert, disentangled-flash, flashdeberta, "ours BACKEND", "ours
-optimized", "onnxruntime in-tree", "openvino in-tree|ours". After a comma a peer may have an addition: "no oneDNN",
-"compiled" (torch.compile), "CUDA graph"; for ours optimized "torch" (without OpenVINO) or "fixed shape" (that of the
-inputs among its `shapes`); for runtimes "any shape" (the fastest settings of a graph for all shapes).
+docs/benchmarks.md explains the peers: in-tree, enabled, bert, modernbert, disentangled-flash, flashdeberta, "ours
+BACKEND", "ours optimized", "onnxruntime in-tree", "openvino in-tree|ours". After a comma a peer may have an addition:
+"no oneDNN", "compiled" (torch.compile), "CUDA graph"; for ours optimized "torch" (without OpenVINO) or "fixed shape"
+(that of the inputs among its `shapes`); for runtimes "any shape" (the fastest settings of a graph for all shapes).
 
 All DeBERTa peers hold the same weights. A case is batch x tokens without padding; "mnli" is a padded batch of 32
-sentence pairs, computed by the sequence classifiers. A peer that fails is skipped with the reason; if it is one of
+sentence pairs, computed by the sequence classifiers. On a GPU the file also gets the peak of memory, the operations
+of the model as the paper defines it (not those of an implementation) per second and as a share of the GPU's peak, and
+the energy of a row. A peer that fails is skipped with the reason; if it is one of
 ours, the script exits with an error at the end. Writes benchmarks/results/encoder.csv.
 """
 
@@ -24,18 +26,22 @@ from typing import Any
 import torch
 import transformers
 from runtimes import MODULES, RUNTIMES, Graphs, fastest_runner
-from timing import median_times, record, synchronize
+from timing import joules_per_call, median_times, peak, record, start_counting, synchronize
 from torch import nn
 
 import hf_deberta
 from hf_deberta.engines.onednn import prefers_onednn
 from hf_deberta.model.attention import AUTO, BACKENDS
+from hf_deberta.pretraining.throughput import peak_operations, training_operations
 
 # Lengths of 32 random pairs of MNLI's validation set, in word pieces of a 30k vocabulary.
 MNLI_LENGTHS = [40, 27, 33, 39, 75, 68, 85, 81, 33, 33, 64, 53, 13, 34, 45, 81]
 MNLI_LENGTHS += [85, 31, 59, 68, 34, 45, 36, 51, 37, 32, 16, 67, 30, 64, 37, 101]
 CASES = ("1x32", "1x128", "8x128", "2x512", "1x2048", "mnli")
 SIZES = {"vocab_size": 1000, "num_labels": 3}
+MAX_TOKENS = 32768
+SPECIAL_TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "cls_token_id": 1, "eos_token_id": 2, "sep_token_id": 2}
+OTHER_MODELS = ("bert", "modernbert")  # than DeBERTa
 MAX_DIFFERENCE = 1e-4  # in float32; a DeBERTa peer that differs more from in-tree is not the same model
 
 
@@ -45,18 +51,23 @@ def in_tree_config(config: hf_deberta.HfDebertaConfig) -> transformers.DebertaV2
     return transformers.DebertaV2Config.from_dict(fields, legacy=False)
 
 
-def make_model(peer: str, classify: bool) -> Any:
+def make_model(peer: str, classify: bool, preset: str = "v3-base") -> Any:
     """Return the model of a peer, whose name has no addition; those of DeBERTa have equal weights."""
     torch.manual_seed(0)
-    config = hf_deberta.HfDebertaConfig.from_preset("v3-base", **SIZES)
+    config = hf_deberta.HfDebertaConfig.from_preset(preset, **SIZES)
     kind = "ForSequenceClassification" if classify else "Model"
     in_tree = getattr(transformers, f"DebertaV2{kind}")(in_tree_config(config))
     model: Any
     if peer in ("in-tree", "enabled", "disentangled-flash") or peer.endswith(" in-tree"):
         return in_tree
     if peer == "bert":
-        bert_config = transformers.BertConfig(**SIZES, max_position_embeddings=8192)
+        names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+        sizes = {name: getattr(config, name) for name in names}
+        bert_config = transformers.BertConfig(**SIZES, **sizes, max_position_embeddings=MAX_TOKENS)
         return getattr(transformers, f"Bert{kind}")(bert_config)
+    if peer == "modernbert":  # of base size, whatever the preset
+        modern = transformers.ModernBertConfig(**SIZES, **SPECIAL_TOKENS, max_position_embeddings=MAX_TOKENS)
+        return getattr(transformers, f"ModernBert{kind}")(modern)
     if peer == "flashdeberta":
         import flashdeberta
 
@@ -74,6 +85,7 @@ def available_peers(device: str, training: bool = False) -> list[str]:
     # "triton" is "sdpa" on a CPU, and "eager" has not enough memory for the long cases on a GPU
     backends = ["sdpa", "triton", AUTO] if device == "cuda" else ["eager", "sdpa"]
     peers = ["in-tree", "bert", *(f"ours {backend}" for backend in backends), "enabled"]
+    peers += ["modernbert"] if device == "cuda" else []
     if device == "cpu" and prefers_onednn():
         peers.append("ours sdpa, no oneDNN")  # as on other processors
     modules: dict[str, tuple[str, ...]] = {"disentangled-flash": ("disentangled_flash",)}
@@ -202,7 +214,7 @@ def settings(peer: str) -> AbstractContextManager:
 
 
 @torch.no_grad()
-def differences(case: str, models: dict[str, Any], inputs: dict[str, Any], dtype: str) -> dict[str, float]:
+def differences(case: str, models: dict[str, Any], inputs: dict[str, Any], dtype: str, preset: str) -> dict[str, float]:
     """The largest difference of each DeBERTa peer from in-tree in float32, of hidden states or logits.
 
     None beyond 512 tokens, where in-tree is not right. Exits if a peer in float32 computes something else.
@@ -210,11 +222,11 @@ def differences(case: str, models: dict[str, Any], inputs: dict[str, Any], dtype
     if inputs["input_ids"].shape[1] > 512:
         return {}
     real = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
-    in_tree = make_model("in-tree", classify=case == "mnli").to(real.device).eval()
+    in_tree = make_model("in-tree", case == "mnli", preset).to(real.device).eval()
     expected = in_tree(**inputs_of("in-tree", inputs))[0]
     result = {}
     for peer, model in models.items():
-        if split_name(peer)[0] == "bert":
+        if split_name(peer)[0] in OTHER_MODELS:
             continue
         if isinstance(model, nn.Module):
             model.eval()
@@ -235,7 +247,7 @@ def measure(case: str, args: argparse.Namespace, graphs: Graphs) -> list[dict]:
     for peer in args.peers:
         try:
             name = split_name(peer)[0]
-            model = prepare(peer, make_model(name, classify=case == "mnli"), inputs, args, graphs)
+            model = prepare(peer, make_model(name, case == "mnli", args.preset), inputs, args, graphs)
             call = make_step(peer, model, inputs, labels, args.mode)
             call()
             synchronize(args.device)
@@ -244,7 +256,7 @@ def measure(case: str, args: argparse.Namespace, graphs: Graphs) -> list[dict]:
             continue
         models[peer], steps[peer] = model, call
     compared = args.dtype == "float32" or (args.device == "cpu" and not training)
-    errors = differences(case, models, inputs, args.dtype) if compared else {}
+    errors = differences(case, models, inputs, args.dtype, args.preset) if compared else {}
     if training:
         for model in models.values():
             model.train()
@@ -258,15 +270,42 @@ def measure(case: str, args: argparse.Namespace, graphs: Graphs) -> list[dict]:
         ratio = f"({time / ours:.2f})" if ours else ""
         print(f"{case:>7}  {peer:<31} {time:9.1f} ms {ratio:>8}  {difference:8} {chosen}".rstrip(), flush=True)
         row = {"peer": peer, "mode": args.mode, "case": case, "dtype": args.dtype, "device": args.device}
-        row |= {"milliseconds": f"{time:.1f}", "difference": difference, "settings": chosen}
-        rows.append({**row, "repeats": repeats})
+        row |= {"preset": args.preset, "milliseconds": f"{time:.1f}", "difference": difference, "settings": chosen}
+        rows.append({**row, "repeats": repeats, **work_of(peer, steps[peer], time, inputs, args)})
     return rows
+
+
+def work_of(
+    peer: str, step: Callable[[], None], milliseconds: float, inputs: dict[str, Any], args: argparse.Namespace
+) -> dict[str, str]:
+    """Return memory, operations per second and energy of a peer on a GPU; nothing on a CPU."""
+    names = ("peak_mib", "tflops", "share_of_peak", "joules_per_row")
+    if args.device != "cuda":
+        return dict.fromkeys(names, "")
+    start_counting(args.device)
+    step()
+    synchronize(args.device)
+    peak_mib = f"{peak(args.device) / 2**20:.0f}"  # with the weights of all peers
+    joules = joules_per_call(step)
+    row_joules = "" if joules is None else f"{joules / len(inputs['input_ids']):.4f}"
+    tflops, share = "", ""
+    if split_name(peer)[0] not in OTHER_MODELS:
+        config = hf_deberta.HfDebertaConfig.from_preset(args.preset, **SIZES)
+        rows, tokens = inputs["input_ids"].shape
+        real = sum(MNLI_LENGTHS) if "attention_mask" in inputs else rows * tokens
+        passes = 1 if args.mode == "training" else 3
+        operations = training_operations(config, real, real / rows, 0, vocab_size=0) / passes
+        tflops = f"{operations / milliseconds * 1e-9:.1f}"
+        device_peak = peak_operations(torch.device(args.device)) if args.dtype == "bfloat16" else None
+        share = "" if device_peak is None else f"{operations / milliseconds * 1e3 / device_peak:.3f}"
+    return dict(zip(names, (peak_mib, tflops, share, row_joules), strict=True))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mode", choices=("forward", "training"), default="forward")
     parser.add_argument("--cases", nargs="+", default=CASES)
+    parser.add_argument("--preset", default="v3-base")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16", "int8"), default="float32")
     parser.add_argument("--peers", nargs="+", help="default: all that are installed")
@@ -283,7 +322,7 @@ def main() -> None:
     for case in args.cases:
         rows = measure(case, args, graphs[case == "mnli"])
         if rows:
-            record("encoder.csv", rows, ("peer", "mode", "case", "dtype", "device"), args.device)
+            record("encoder.csv", rows, ("peer", "mode", "case", "dtype", "device", "preset"), args.device)
         done = {row["peer"] for row in rows}
         missing += [f"{peer} at {case}" for peer in args.peers if peer.startswith("ours") and peer not in done]
     if missing:

@@ -8,12 +8,11 @@ where its [heads, N, N] tensors would not fit. Writes benchmarks/results/memory.
 """
 
 import argparse
-from pathlib import Path
 
 import torch
 import transformers
 from encoder import make_model, settings
-from timing import in_new_process, record
+from timing import in_new_process, peak, record, start_counting
 
 PEERS = ("in-tree", "bert", "ours sdpa", "enabled")
 MAX_LENGTH_IN_TREE = 4096
@@ -28,28 +27,6 @@ def extra_mebibytes(peer: str, length: int, device: str, dtype: str) -> float:
         before = start_counting(device)
         model(ids)
         return (peak(device) - before) / 2**20
-
-
-def start_counting(device: str) -> int:
-    """Reset the peak; return the bytes that are held now."""
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        return torch.cuda.memory_allocated()
-    if not Path("/proc/self/clear_refs").exists():
-        raise SystemExit("this system has no /proc/self/clear_refs to measure the peak: use Linux or --device cuda")
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    return status("VmRSS")
-
-
-def peak(device: str) -> int:
-    """Return the largest number of bytes held since counting started."""
-    return torch.cuda.max_memory_allocated() if device == "cuda" else status("VmHWM")
-
-
-def status(field: str) -> int:
-    """Return a field of /proc/self/status in bytes."""
-    _, _, rest = Path("/proc/self/status").read_text().partition(f"{field}:")
-    return 1024 * int(rest.split()[0])
 
 
 def main() -> None:

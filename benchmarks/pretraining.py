@@ -25,8 +25,7 @@ from typing import Any
 import torch
 import transformers
 from encoder import in_tree_config
-from memory import peak, start_counting
-from timing import in_new_process, median_times, record, synchronize
+from timing import in_new_process, median_times, peak, record, start_counting, synchronize
 
 import hf_deberta
 from hf_deberta.pretraining.rtd_pretraining import HfDebertaForRtdPretraining, HfDebertaRtdConfig

@@ -1,6 +1,7 @@
 """Comparable measurements: peers take turns, medians count, and each row records machine, versions and date."""
 
 import csv
+import ctypes
 import datetime
 import os
 import platform
@@ -15,6 +16,8 @@ from statistics import median
 import torch
 import transformers
 from table import RESULTS, read_rows
+
+COUNTED_SECONDS = 2.0  # the counter of a GPU's energy moves a few ten times a second
 
 
 def median_times(
@@ -43,6 +46,50 @@ def synchronize(device: str) -> None:
     """Wait until the device has finished."""
     if device == "cuda":
         torch.cuda.synchronize()
+
+
+def start_counting(device: str) -> int:
+    """Reset the peak; return the bytes that are held now."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
+    if not Path("/proc/self/clear_refs").exists():
+        raise SystemExit("this system has no /proc/self/clear_refs to measure the peak: use Linux or --device cuda")
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    return status("VmRSS")
+
+
+def peak(device: str) -> int:
+    """Return the largest number of bytes held since counting started."""
+    return torch.cuda.max_memory_allocated() if device == "cuda" else status("VmHWM")
+
+
+def status(field: str) -> int:
+    """Return a field of /proc/self/status in bytes."""
+    _, _, rest = Path("/proc/self/status").read_text().partition(f"{field}:")
+    return 1024 * int(rest.split()[0])
+
+
+def joules_per_call(call: Callable[[], object]) -> float | None:
+    """Return the energy that the current GPU takes for a call, by two readings of its counter; None without one."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}".encode()
+    handle, millijoules, readings = ctypes.c_void_p(), ctypes.c_ulonglong(), []
+    if nvml.nvmlInit_v2() != 0 or nvml.nvmlDeviceGetHandleByUUID(uuid, ctypes.byref(handle)) != 0:
+        return None
+    calls, start = 0, time.perf_counter()
+    for seconds in (0.0, COUNTED_SECONDS):
+        while time.perf_counter() - start < seconds:
+            call()
+            torch.cuda.synchronize()
+            calls += 1
+        if nvml.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(millijoules)) != 0:
+            return None
+        readings.append(millijoules.value)
+    return (readings[1] - readings[0]) / 1e3 / calls
 
 
 def in_new_process(script: str, *flags: object) -> str:

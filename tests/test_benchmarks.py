@@ -1,6 +1,10 @@
 """Peers of the benchmarks compute what their model computes, and tables take ratios from one machine at a time."""
 
 import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -92,3 +96,23 @@ def test_operations_and_parameters_beside_bert(load):
     deberta = sizes.measure(config, 512)
     projections = 2 * 12 * 2 * 512 * 768**2 / 512  # of the table's 512 rows, for keys and queries
     assert deberta.encoder - measured.encoder == 12 * 2 * 2 * 512 * 768 + projections
+
+
+@pytest.mark.slow
+def test_the_gpu_hour_rehearsed_without_a_gpu(tmp_path):
+    """With the packages of a bare machine: steps that fail do not stop others, and finished ones are not repeated."""
+    for name in ("datasets", "evaluate", "seqeval"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('blocked')")
+    script, results = Path(__file__).parents[1] / "benchmarks" / "gpu_hour.sh", tmp_path / "results"
+
+    def run(**settings):
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path), "ON": "cpu", **settings}
+        ran = subprocess.run([script, results, sys.executable], env=environment, capture_output=True, text=True)
+        return ran.returncode, [line.rpartition(" after ")[0] for line in ran.stdout.splitlines()]
+
+    assert run(ONLY="check", LIMIT="0.01") == (1, ["check: failed with status 124"])
+    assert run(ONLY="check|forward, short") == (0, ["check: finished", "forward, short: finished"])
+    assert run(ONLY="check|forward, short") == (0, [])
+    rows = list(csv.DictReader((results / "encoder.csv").open()))
+    assert {row["peer"] for row in rows} == {"in-tree", "bert", "ours sdpa"}
+    assert "no CUDA device" in (results / "log.txt").read_text()

@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Measure everything on a GPU that does nothing else, in steps, the most valuable first:
+#
+#     benchmarks/gpu_hour.sh RESULTS [PYTHON]
+#
+# Needs torch with CUDA, transformers, triton and pytest; uses pytest-xdist, disentangled-flash and flashdeberta where
+# they are installed. Each step has LIMIT seconds (default 590); if one fails, the next goes on. RESULTS gets steps.txt,
+# log.txt and the result files (*.csv). Repeat the command to run again what steps.txt does not call finished.
+# ONLY="check|forward" runs the steps whose name matches; ON=cpu rehearses all with small shapes on a CPU.
+set -u
+results=$(mkdir -p "$1" && cd "$1" && pwd) || exit 1
+python=${2:-python3}
+[[ $python != */* ]] || python=$(cd "$(dirname "$python")" && pwd)/$(basename "$python")
+cd "$(dirname "$0")/.." || exit 1
+failed=0
+export RESULTS=$results PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+
+step() { # NAME COMMAND...
+    local name=$1 start=$SECONDS
+    shift
+    [[ $name =~ ${ONLY:-.} ]] || return
+    grep -qs "^$name: finished" "$results/steps.txt" && return
+    echo "== $name: $*" >> "$results/log.txt"
+    timeout "${LIMIT:-590}" "$@" >> "$results/log.txt" 2>&1
+    local status=$? outcome=finished
+    [ $status = 0 ] || { outcome="failed with status $status" && failed=1; }
+    echo "$name: $outcome after $((SECONDS - start)) s" | tee -a "$results/steps.txt"
+}
+
+tests=("$python" -m pytest -q -m gpu -p no:cacheprovider tests/engines/test_attention_{sdpa,triton,auto}.py)
+"$python" -c "import xdist" 2> /dev/null && tests+=(--numprocesses=8)
+check=("$python" -m hf_deberta gpu-check)
+attention=("$python" -W ignore benchmarks/attention_gpu.py)
+encoder=("$python" -W ignore benchmarks/encoder.py --device cuda --dtype bfloat16 --repeats 31)
+pretraining=("$python" -W ignore benchmarks/pretraining.py)
+short=(8x128 8x512 32x512 mnli) long=(4x2048 1x8192 1x16384 1x32768) large=v3-large
+graphs=(in-tree "in-tree, compiled" bert)
+for backend in sdpa triton; do
+    graphs+=("ours $backend" "ours $backend, compiled" "ours $backend, CUDA graph")
+done
+if [ "${ON:-cuda}" = cpu ]; then
+    check=(bash -c "$python -m hf_deberta gpu-check; test \$? = 2") # there is no GPU to check
+    attention=(env TRITON_INTERPRET=1 "${attention[@]}" --dry_run)
+    encoder=("$python" -W ignore benchmarks/encoder.py --preset tiny --repeats 1 --peers in-tree bert "ours sdpa")
+    pretraining+=(--device cpu --preset tiny --batch 2 --length 64 --repeats 1)
+    short=(1x16) long=(1x32) large=tiny graphs=(in-tree "ours sdpa")
+fi
+
+step correctness "${tests[@]}" -k "bfloat16 and not others"
+step check "${check[@]}"
+step attention "${attention[@]}" --lengths 512 2048 8192
+for mode in training forward; do
+    step "$mode, short" "${encoder[@]}" --mode $mode --cases "${short[@]}"
+    step "$mode, long" "${encoder[@]}" --mode $mode --cases "${long[@]}"
+    step "$mode, large" "${encoder[@]}" --mode $mode --preset $large --cases "${short[0]}"
+done
+step pretraining "${pretraining[@]}"
+for mode in training forward; do
+    step "$mode, graphs" "${encoder[@]}" --mode $mode --cases "${short[0]}" --peers "${graphs[@]}"
+done
+[ "${ON:-cuda}" = cpu ] || step sweep "${attention[@]}" --sweep --lengths 512 8192
+step tests "${tests[@]}"
+exit $failed
