@@ -83,6 +83,9 @@ bench: $(READY) ## measure time and memory on the CPU against Transformers, BERT
 	$(RUN) -W ignore benchmarks/encoder.py --mode training --cases 8x128 mnli
 	$(RUN) -W ignore benchmarks/memory.py
 
+reproduce: $(READY) ## repeat cheap rows of all tables; fail if they differ (more with DATA=folder MODEL=folder)
+	$(RUN) -W ignore benchmarks/reproduce.py $(if $(DATA),--data $(DATA)) $(if $(MODEL),--model $(MODEL))
+
 bench-gpu: ## on a GPU: run the next eight; a failure does not stop the others (results: RESULTS=folder)
 	$(MAKE) --keep-going --jobs=1 $(GPU_STEPS)
 
@@ -132,5 +135,5 @@ $(DOCS_READY): $(READY) pyproject.toml constraints.txt
 clean: ## remove .venv, .venv-versions and the output of demo, docs, package and tests
 	rm -rf $(VENV) .venv-versions demo_output build dist site *.egg-info .pytest_cache .ruff_cache .mypy_cache
 
-.PHONY: help setup demo notebooks check quick test test-fake-cuda gpu-counts faults soak format package map docs test-common bench
+.PHONY: help setup demo notebooks check quick test test-fake-cuda gpu-counts faults soak format package map docs test-common bench reproduce
 .PHONY: $(GPU_STEPS) bench-gpu clean test-versions test-newest

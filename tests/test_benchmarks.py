@@ -92,3 +92,49 @@ def test_operations_and_parameters_beside_bert(load):
     deberta = sizes.measure(config, 512)
     projections = 2 * 12 * 2 * 512 * 768**2 / 512  # of the table's 512 rows, for keys and queries
     assert deberta.encoder - measured.encoder == 12 * 2 * 2 * 512 * 768 + projections
+
+
+WRITE_RESULTS = """
+import csv, os, pathlib
+with (pathlib.Path(os.environ["RESULTS"]) / "some.csv").open("w", newline="") as file:
+    rows = [("peer", "seed", "loss", "ms", "machine"), ("a", 1, 5.0, 30, "B"), ("b", 1, 4.0, 10, "B")]
+    csv.writer(file).writerows(rows)
+"""
+
+
+@pytest.mark.parametrize(
+    "recorded_loss, script, status, verdicts",
+    [
+        (5.0, WRITE_RESULTS, 0, {"ok"}),
+        (5.3, WRITE_RESULTS, 0, {"ok"}),  # seeds differ by 0.4
+        (6.0, WRITE_RESULTS, 1, {"ok", "DIFFERS"}),
+        (5.0, "raise SystemExit('no such thing')", 1, {"MISSING"}),
+    ],
+)
+def test_a_recorded_value_that_is_off_is_reported(
+    load, tmp_path, monkeypatch, capsys, recorded_loss, script, status, verdicts
+):
+    reproduce = load("reproduce")
+    with (tmp_path / "some.csv").open("w", newline="") as file:
+        rows = [("peer", "seed", "loss", "ms", "machine"), ("a", 1, recorded_loss, 7, "A"), ("b", 1, 4, 2, "A")]
+        csv.writer(file).writerows([*rows, ("a", 2, recorded_loss + 0.4, 7, "A")])
+    (tmp_path / "script.py").write_text(script)
+    limits = {"loss": reproduce.SEEDS, "ms": reproduce.Limits(times=1.5, peer="a")}  # a / b was 3.5, is 3
+    repeat = reproduce.Repeat("some.csv", str(tmp_path / "script.py"), ("peer",), limits)
+    needy = reproduce.Repeat("some.csv", "other.py {data} {model}", ("peer",), limits)
+    monkeypatch.setattr(reproduce, "RESULTS", tmp_path)
+    monkeypatch.setattr(reproduce, "REPEATS", [repeat, needy])
+    monkeypatch.setattr("sys.argv", ["reproduce.py"])
+    with pytest.raises(SystemExit) as stopped:
+        reproduce.main()
+    lines = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
+    assert stopped.value.code == status
+    assert {line[-1].strip(" |") for line in lines if line[0] == "| some.csv"} == verdicts
+    assert ["not repeated: some.csv needs DATA=folder MODEL=folder: other.py {data} {model}"] in lines
+
+
+def test_every_result_file_is_repeated_or_says_why_not(load):
+    reproduce = load("reproduce")
+    repeated = {repeat.result_file for repeat in reproduce.REPEATS}
+    assert repeated.isdisjoint(reproduce.NOT_REPEATED)
+    assert repeated | reproduce.NOT_REPEATED.keys() == {path.name for path in reproduce.RESULTS.glob("*.csv")}
