@@ -75,8 +75,11 @@ class Repeat:
     def missing(self, data: Path | None, model: str | None) -> str:
         """Return what the command needs and does not get."""
         names = [name for name in self.modules if not (shutil.which(name) if name == "c++" else find_spec(name))]
-        names += [] if data or "{data}" not in self.command else ["DATA=folder"]
-        return " ".join(names + ([] if model or "{model}" not in self.command else ["MODEL=folder"]))
+        if data is None and any(f"{{{name}}}" in self.command for name in ("data", "books", "mnli")):
+            names.append("DATA=folder")
+        if model is None and "{model}" in self.command:
+            names.append("MODEL=folder")
+        return " ".join(names)
 
     def values_of(self, row: dict[str, str], column: str, rows: Rows) -> list[float]:
         """Return the value of a row, or that of the peer on the same machine divided by it; nothing if it is empty."""
@@ -92,9 +95,9 @@ EQUAL, SEEDS = Limits(), Limits(seeds=True, margin=0.005)
 RATIO = Limits(times=1.5, peer="in-tree")
 GPU_COUNTS = ("launches", "triton_launches", "gigabytes", "gflop")
 REPEATS = [
-    Repeat("encoder.csv", "benchmarks/encoder.py --cases 1x32 1x128 --repeats 7 --peers in-tree bert 'ours sdpa'",
+    Repeat("encoder.csv", "benchmarks/encoder.py --cases 1x32 --repeats 7 --peers in-tree bert 'ours sdpa' enabled",
            ("peer", "mode", "case", "dtype", "device"), {"milliseconds": RATIO}, timed=True),
-    Repeat("memory.csv", "benchmarks/memory.py --lengths 1024 2048 --peers in-tree bert 'ours sdpa'",
+    Repeat("memory.csv", "benchmarks/memory.py --lengths 1024",
            ("peer", "tokens", "dtype", "device"), {"extra_mib": RATIO}, timed=True),
     Repeat("scoring.csv", "benchmarks/scoring.py --model {model} --name v3-xsmall-nli --documents 48 --threads 2 "
            "--batch_sizes 16 --repeats 1", ("peer", "model", "documents", "lengths"),
@@ -180,10 +183,11 @@ def lines_of(repeat: Repeat, data: Path | None, model: str | None, scratch: str)
     variables = {**os.environ, "RESULTS": str(folder), "PYTHONPATH": str(ROOT)}
     variables |= {} if repeat.timed else {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", *words]
+    print(f"running {shlex.join(words)}", flush=True)
     start = time.monotonic()
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=variables)
     failure = f", failed: {done.stderr[-2000:]}" if done.returncode else ""
-    print(f"{time.monotonic() - start:5.0f} s: {shlex.join(words)}{failure}", flush=True)
+    print(f"{repeat.result_file} took {time.monotonic() - start:.0f} s{failure}", flush=True)
     new = [] if failure else read_rows(folder / repeat.result_file)
     lines = list(compared(repeat, new, read_rows(RESULTS / repeat.result_file)))
     return lines or [[repeat.result_file, "", "", "", "none", "", "MISSING"]]
@@ -218,7 +222,7 @@ def compared(repeat: Repeat, new: Rows, recorded: Rows) -> Iterator[list[str]]:
             if not value:  # an empty cell, or the peer that others are compared with
                 continue
             label = ", ".join(row[name] for name in (*repeat.key, "seed") if row.get(name))
-            cells = [repeat.result_file, label, column]
+            cells = [repeat.result_file, label, f"{column} of {limits.peer} / this" if limits.peer else column]
             if not old:
                 yield [*cells, "none", f"{value[0]:.6g}", "", "MISSING"]
                 continue
