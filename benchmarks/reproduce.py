@@ -225,15 +225,18 @@ def compared(repeat: Repeat, new: Rows, recorded: Rows) -> Iterator[list[str]]:
             label = ", ".join(row[name] for name in (*repeat.key, "seed") if row.get(name))
             cells = [repeat.result_file, label, f"{column} of {limits.peer} / this" if limits.peer else column]
             if not old:
-                yield [*cells, "none", f"{value[0]:.6g}", "", "MISSING"]
+                yield [*cells, "none", ends(value[0], value[0]), "", "MISSING"]
                 continue
             low, high = limits.interval(old, of_all_seeds)
             verdict = "ok" if low <= value[0] <= high else "DIFFERS"
-            yield [*cells, ends(min(old), max(old)), f"{value[0]:.6g}", ends(low, high), verdict]
+            yield [*cells, ends(min(old), max(old)), ends(value[0], value[0]), ends(low, high), verdict]
 
 
 def ends(low: float, high: float) -> str:
-    return f"{low:.6g}" if low == high else f"{low:.4g} to {high:.4g}"
+    first, last = (f"{value:.0f}" if value.is_integer() else f"{value:.4g}" for value in (low, high))
+    if low == -float("inf"):
+        return f"at most {last}"
+    return first if first == last else f"{first} to {last}"
 
 
 if __name__ == "__main__":
