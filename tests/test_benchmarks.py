@@ -138,3 +138,19 @@ def test_every_result_file_is_repeated_or_says_why_not(load):
     repeated = {repeat.result_file for repeat in reproduce.REPEATS}
     assert repeated.isdisjoint(reproduce.NOT_REPEATED)
     assert repeated | reproduce.NOT_REPEATED.keys() == {path.name for path in reproduce.RESULTS.glob("*.csv")}
+
+
+def test_shares_of_equal_attention(load, tmp_path):
+    """Queries of zeros attend to all real tokens alike, and padding is left out."""
+    model = transformers.BertModel(
+        transformers.BertConfig(vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=2)
+    )
+    for layer in model.encoder.layer:
+        torch.nn.init.zeros_(layer.attention.self.query.weight)
+    model.save_pretrained(tmp_path)
+    mask = torch.tensor([[1, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 0, 0]])
+    batch = {"input_ids": torch.randint(5, 60, (2, 8)), "attention_mask": mask}
+    rows = load("released").attention_rows(str(tmp_path), [batch])
+    assert [row["layer"] for row in rows] == ["1", "2"]
+    equal = f"{(1 / 8 + 1 / 4) / 2:.4f}"
+    assert all(value == equal for row in rows for name, value in row.items() if name != "layer")
