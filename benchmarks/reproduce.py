@@ -125,8 +125,8 @@ REPEATS = [
     Repeat("ablations.csv", f"benchmarks/ablations.py parts {BOOKS} --seeds 1 --variants DeBERTa '- EMD' "
            "--steps 4000 --length 64 --hidden_size 128 --vocab_size 4000", ("variant", "setting"),
            dict.fromkeys(("validation_loss", "masked_accuracy"), SEEDS)),
-    Repeat("causal.csv", f"benchmarks/ablations.py causal {BOOKS} --seeds 1 --steps 1000 --length 128 "
-           "--hidden_size 128 --vocab_size 4000", ("variant", "setting"),
+    Repeat("causal.csv", f"benchmarks/ablations.py causal {BOOKS} --seeds 1 --variants DeBERTa DeBERTa-AP "
+           "--steps 1000 --length 128 --hidden_size 128 --vocab_size 4000", ("variant", "setting"),
            {"word_perplexity": Limits(seeds=True, times=1.005), "bits_per_byte": SEEDS}),
     Repeat("rtd.csv", f"benchmarks/ablations.py rtd {BOOKS} --seeds 1",
            ("experiment", "embedding_sharing", "setting", "step"),
@@ -188,10 +188,12 @@ def lines_of(repeat: Repeat, data: Path | None, model: str | None, scratch: str)
     start = time.monotonic()
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=variables)
     failure = f", failed: {done.stderr[-2000:]}" if done.returncode else ""
-    print(f"{repeat.result_file} took {time.monotonic() - start:.0f} s{failure}", flush=True)
     new = [] if failure else read_rows(folder / repeat.result_file)
     lines = list(compared(repeat, new, read_rows(RESULTS / repeat.result_file)))
-    return lines or [[repeat.result_file, "", "", "", "none", "", "MISSING"]]
+    lines = lines or [[repeat.result_file, "", "", "", "none", "", "MISSING"]]
+    verdicts = ", ".join(sorted({line[-1] for line in lines}))
+    print(f"{repeat.result_file} took {time.monotonic() - start:.0f} s: {verdicts}{failure}", flush=True)
+    return lines
 
 
 def words_of(command: str, data: Path | None, model: str | None, folder: Path) -> list[str]:
