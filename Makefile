@@ -78,8 +78,11 @@ bench: $(READY) ## measure time and memory on the CPU against Transformers, BERT
 	$(RUN) -W ignore benchmarks/encoder.py --mode training --cases 8x128 mnli
 	$(RUN) -W ignore benchmarks/memory.py
 
-bench-gpu: ## on a GPU: correctness, attention, encoders, pretraining, graphs, in an hour (results: RESULTS=folder)
-	benchmarks/gpu_hour.sh $(or $(RESULTS),gpu_results) $(or $(GPU_PYTHON),python3)
+reproduce: $(READY) ## repeat cheap rows of all tables; fail if they differ (more with DATA=folder MODEL=folder)
+	$(RUN) -W ignore benchmarks/reproduce.py $(if $(DATA),--data $(DATA)) $(if $(MODEL),--model $(MODEL))
+
+bench-gpu: $(READY) ## on a GPU: correctness, attention, encoders, pretraining, graphs, in an hour (results: RESULTS=folder)
+	benchmarks/gpu_hour.sh $(or $(RESULTS),gpu_results) $(RUN)
 
 map: ## list the files of the package, each with the first line of its docstring
 	@$(PYTHON) -c 'import ast, pathlib; [print(f"{path!s:54} {ast.get_docstring(ast.parse(path.read_text())).split(chr(10))[0]}") \
@@ -95,5 +98,5 @@ $(DOCS_READY): $(READY) pyproject.toml constraints.txt
 clean: ## remove .venv, .venv-versions and the output of demo, docs, package and tests
 	rm -rf $(VENV) .venv-versions demo_output build dist site *.egg-info .pytest_cache .ruff_cache .mypy_cache
 
-.PHONY: help setup demo notebooks check quick test test-fake-cuda gpu-counts faults soak format package map docs test-common bench
+.PHONY: help setup demo notebooks check quick test test-fake-cuda gpu-counts faults soak format package map docs test-common bench reproduce
 .PHONY: bench-gpu clean test-versions test-newest

@@ -53,6 +53,7 @@ def main() -> None:
     parser.add_argument("--file", type=Path, required=True, help="JSON lines")
     parser.add_argument("--columns", nargs="+", default=["premise", "hypothesis"], help="of the text, or of both texts")
     parser.add_argument("--rows", type=int, default=2000)
+    parser.add_argument("--peers", nargs="+", default=sorted({peer for peer, _ in PEERS}), help="default: all")
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     folder, graphs = str(args.model), Graphs()
@@ -60,6 +61,8 @@ def main() -> None:
     expected = logits_of(load(folder, "in-tree")[0], batches)
     name, data = args.model_name or args.model.name, f"{args.file.parent.name}/{args.file.stem}"
     for peer, dtype in PEERS:
+        if peer not in args.peers:
+            continue
         try:
             logits = {
                 getattr(each, "settings", ""): logits_of(each, batches)

@@ -116,3 +116,65 @@ def test_the_gpu_hour_rehearsed_without_a_gpu(tmp_path):
     rows = list(csv.DictReader((results / "encoder.csv").open()))
     assert {row["peer"] for row in rows} == {"in-tree", "bert", "ours sdpa"}
     assert "no CUDA device" in (results / "log.txt").read_text()
+
+
+WRITE_RESULTS = """
+import csv, os, pathlib
+with (pathlib.Path(os.environ["RESULTS"]) / "some.csv").open("w", newline="") as file:
+    rows = [("peer", "seed", "loss", "ms", "machine"), ("a", 1, 5.0, 30, "B"), ("b", 1, 4.0, 10, "B")]
+    csv.writer(file).writerows(rows)
+"""
+
+
+@pytest.mark.parametrize(
+    "recorded_loss, script, status, verdicts",
+    [
+        (5.0, WRITE_RESULTS, 0, {"ok"}),
+        (5.3, WRITE_RESULTS, 0, {"ok"}),  # seeds differ by 0.4
+        (6.0, WRITE_RESULTS, 1, {"ok", "DIFFERS"}),
+        (5.0, "raise SystemExit('no such thing')", 1, {"MISSING"}),
+    ],
+)
+def test_a_recorded_value_that_is_off_is_reported(
+    load, tmp_path, monkeypatch, capsys, recorded_loss, script, status, verdicts
+):
+    reproduce = load("reproduce")
+    with (tmp_path / "some.csv").open("w", newline="") as file:
+        rows = [("peer", "seed", "loss", "ms", "machine"), ("a", 1, recorded_loss, 7, "A"), ("b", 1, 4, 2, "A")]
+        csv.writer(file).writerows([*rows, ("a", 2, recorded_loss + 0.4, 7, "A")])
+    (tmp_path / "script.py").write_text(script)
+    limits = {"loss": reproduce.SEEDS, "ms": reproduce.Limits(times=1.5, peer="a")}  # a / b was 3.5, is 3
+    repeat = reproduce.Repeat("some.csv", str(tmp_path / "script.py"), ("peer",), limits)
+    needy = reproduce.Repeat("some.csv", "other.py {data} {model}", ("peer",), limits)
+    monkeypatch.setattr(reproduce, "RESULTS", tmp_path)
+    monkeypatch.setattr(reproduce, "REPEATS", [repeat, needy])
+    monkeypatch.setattr("sys.argv", ["reproduce.py"])
+    with pytest.raises(SystemExit) as stopped:
+        reproduce.main()
+    lines = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
+    assert stopped.value.code == status
+    assert {line[-1].strip(" |") for line in lines if line[0] == "| some.csv"} == verdicts
+    assert ["not repeated: some.csv needs DATA=folder MODEL=folder: other.py {data} {model}"] in lines
+
+
+def test_every_result_file_is_repeated_or_says_why_not(load):
+    reproduce = load("reproduce")
+    repeated = {repeat.result_file for repeat in reproduce.REPEATS}
+    assert repeated.isdisjoint(reproduce.NOT_REPEATED)
+    assert repeated | reproduce.NOT_REPEATED.keys() == {path.name for path in reproduce.RESULTS.glob("*.csv")}
+
+
+def test_shares_of_equal_attention(load, tmp_path):
+    """Queries of zeros attend to all real tokens alike, and padding is left out."""
+    model = transformers.BertModel(
+        transformers.BertConfig(vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=2)
+    )
+    for layer in model.encoder.layer:
+        torch.nn.init.zeros_(layer.attention.self.query.weight)
+    model.save_pretrained(tmp_path)
+    mask = torch.tensor([[1, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 0, 0]])
+    batch = {"input_ids": torch.randint(5, 60, (2, 8)), "attention_mask": mask}
+    rows = load("released").attention_rows(str(tmp_path), [batch])
+    assert [row["layer"] for row in rows] == ["1", "2"]
+    equal = f"{(1 / 8 + 1 / 4) / 2:.4f}"
+    assert all(value == equal for row in rows for name, value in row.items() if name != "layer")
