@@ -260,7 +260,10 @@ def make_rows(
     for split in corpus.splits:
         tokens = corpus.token_file(split, tokenizer, tokens_dir, overwrite)
         rows[split] = TokenRows(tokens, tokenizer, args.max_seq_length, masking, args.pack, training_args.seed)
-        logger.info(f"{split}: {tokens.about['tokens']:,} tokens in {len(rows[split]):,} rows")
+        logger.info(
+            f"{split}: {tokens.about['tokens']:,} tokens in {len(rows[split]):,} rows; a token sees a mean of "
+            f"{rows[split].mean_context_length():,.0f} tokens, those of its document in the row"
+        )
     return rows
 
 
