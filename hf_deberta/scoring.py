@@ -2,7 +2,7 @@
 
 >>> settings = ScoreSettings(model="cross-encoder/nli-deberta-v3-base", text="premise", text_pair="hypothesis")
 >>> score_file(TextClassifier(settings), Path("in/a.parquet"), Path("out/a.parquet"))
-Counter({'tokens': 52317, 'rows': 1000, 'bad_rows': 0})
+Counter({'tokens': 52317, 'rows': 1000, 'bad_rows': 0, 'full_rows': 0})
 
 A file is read in windows. The texts of a window are sorted by length and packed into rows of whole texts, so that no
 padding is computed. On CPUs each core computes such a row at a time; meanwhile a thread reads and tokenizes the next
@@ -30,6 +30,7 @@ import numpy as np
 import pyarrow
 import torch
 from pyarrow.parquet import ParquetFile, ParquetWriter
+from transformers.tokenization_utils_base import LARGE_INTEGER
 
 from hf_deberta.model.modeling_heads import HfDebertaForSequenceClassification
 from hf_deberta.serving.optimize import optimize
@@ -104,7 +105,9 @@ class TextClassifier:
             raise InputError(
                 f"--all_scores needs labels of different names, not {labels}: change id2label in config.json"
             )
-        limit = min(self.tokenizer.model_max_length, self.config.max_position_embeddings)
+        limit = self.tokenizer.model_max_length
+        if self.config.position_biased_input or limit > LARGE_INTEGER:  # the tokenizer has no limit
+            limit = min(limit, self.config.max_position_embeddings)
         self.max_length = settings.max_length or limit
         special = self.tokenizer.num_special_tokens_to_add(pair=settings.text_pair is not None)
         if self.max_length <= special:  # the tokenizer would not cut texts
@@ -373,9 +376,10 @@ def score_file(
 ) -> Counter[str]:
     """Write the rows of `source` with label and score to `target`, which appears when it is complete.
 
-    `report` is called with numbers of rows that are done.
+    `report` is called with numbers of rows that are done. Full rows have the maximum length: nearly all of them were
+    cut.
     """
-    counts = Counter(rows=0, tokens=0, bad_rows=0)
+    counts = Counter(rows=0, tokens=0, bad_rows=0, full_rows=0)
     try:
         with explain_file_errors(target, "written"), unique_unfinished_file(target) as file:
             rows = FORMATS[file_kind(source)](source, classifier.settings)
@@ -383,8 +387,9 @@ def score_file(
             with closing(rows), closing(one_ahead(tokenized_windows(classifier, rows))) as windows:
                 for window, encoded, good in windows:
                     rows.write(window, new_values(classifier, encoded, good, report))
-                    tokens = sum(len(row["input_ids"]) for row in encoded)
-                    counts.update(rows=len(good), tokens=tokens, bad_rows=len(good) - len(encoded))
+                    lengths = [len(row["input_ids"]) for row in encoded]
+                    counts.update(rows=len(good), tokens=sum(lengths), bad_rows=len(good) - len(encoded))
+                    counts["full_rows"] += sum(length >= classifier.max_length for length in lengths)
     except torch.OutOfMemoryError as error:
         raise InputError(f"{source} needs more memory than the GPU has: lower --tokens_per_batch") from error
     return counts

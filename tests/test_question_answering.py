@@ -155,6 +155,14 @@ def test_lengths_of_answers_and_questions(answerer, tokenizer):
     assert answerer(long, CONTEXT, max_seq_len=48, doc_stride=8, max_question_len=10)["answer"] in CONTEXT
 
 
+def test_a_window_may_be_longer_than_the_tokenizers_limit(answerer, tokenizer):
+    windows = []
+    answerer.model.register_forward_pre_hook(lambda _, inputs, named: windows.append(named), with_kwargs=True)
+    answerer(QUESTION, "no answer " * 400, max_seq_len=2048)
+    (window,) = windows
+    assert tokenizer.model_max_length == 512 < window["input_ids"].shape[1]
+
+
 def test_batches_hold_every_window_once():
     batches = list(token_batches([3, 200, 4, 2, 50, 50], 100))
     assert batches == [[1], [4, 5], [2, 0, 3]]

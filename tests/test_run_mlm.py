@@ -101,6 +101,19 @@ def test_continue_from_a_transformers_checkpoint(run_mlm, text, tmp_path):
         assert torch.allclose(trained, weight, atol=1e-4) == (name == "continued")
 
 
+def test_continue_on_longer_rows(run_mlm, text, tmp_path, caplog):
+    """Without the decoder, whose absolute positions end; the tokenizer's limit becomes the length of the rows."""
+    short = ["--config_overrides", "max_position_embeddings=64", "--max_steps", 1]
+    run_mlm(*TINY, *RUN, "--train_file", text, "--output_dir", tmp_path / "first", *short)
+    longer = ["--sample_by", "document", "--max_seq_length", 100, "--emd_steps", 0, "--max_steps", 1]
+    longer += ["--validation_split_percentage", 0]
+    first = ["--model_name_or_path", tmp_path / "first"]
+    run_mlm(*first, *RUN, "--train_file", text, "--output_dir", tmp_path / "longer", *longer)
+    config, tokenizer = (kind.from_pretrained(tmp_path / "longer") for kind in (HfDebertaConfig, AutoTokenizer))
+    assert (config.max_position_embeddings, config.max_distance, tokenizer.model_max_length) == (64, 64, 100)
+    assert "a token sees a mean of 100 tokens" in caplog.text  # of the file; without --sample_by those of a line
+
+
 def test_a_new_head_is_named(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     config = HfDebertaConfig.from_preset("tiny")

@@ -449,7 +449,8 @@ def test_the_recipe_and_the_context_of_conll2003(data, tmp_path, caplog):
 def test_a_table_of_parts_of_speech(data, run, tmp_path):
     """Labels that are no entities have an accuracy only; the test split has no labels."""
     run("conll", tmp_path, "--max_steps", 3, "--label_column_name", "pos_tags", "--pad_to_max_length",
-        "--max_seq_length", 40, rows=["--data_dir", data / "tags"])  # fmt: skip
+        "--max_seq_length", 600, rows=["--data_dir", data / "tags"])  # fmt: skip
+    assert AutoTokenizer.from_pretrained(tmp_path).model_max_length == 600  # pipelines truncate to it
     assert 0 <= results(tmp_path)["eval_accuracy"] <= 1 and "eval_f1" not in results(tmp_path)
     assert "predict_accuracy" not in results(tmp_path)
     assert [*read_predicted_rows(tmp_path, "predictions_test")[0]][:2] == ["tokens", "prediction"]

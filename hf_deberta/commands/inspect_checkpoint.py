@@ -57,10 +57,12 @@ def describe_config(config: HfDebertaConfig, class_name: str) -> dict[str, str]:
     buckets = f"{config.position_buckets} log buckets" if config.position_buckets > 0 else "a row for each distance"
     distance = config.max_relative_positions if config.max_relative_positions > 0 else config.max_position_embeddings
     decoder = f"{config.emd_steps} steps" if config.uses_mask_decoder else "none"
+    has_decoder = class_name == "HfDebertaForMaskedLM" and config.uses_mask_decoder
+    limit = f"{config.max_position_embeddings} tokens" if config.position_biased_input or has_decoder else "any length"
     return {
         "size": f"{size}, feed-forward size {config.intermediate_size}",
         "vocabulary": f"{config.vocab_size:,} tokens",
-        "longest row": f"{config.max_position_embeddings} tokens",
+        "longest row": limit,
         "relative positions": f"{buckets}, up to distance {distance}" if config.relative_attention else "none",
         "attention terms": ", ".join(["c2c", *(config.pos_att_type or [])]),
         "convolution (nGiE)": f"kernel {config.conv_kernel_size}" if config.conv_kernel_size > 0 else "none",

@@ -260,7 +260,7 @@ class FileScorer:
     def __call__(self, task: dict[str, str]) -> dict[str, Any]:
         source, target = Path(task["source"]), Path(task["target"])
         died = target.parent.glob(UNFINISHED.replace("*", f"{glob.escape(target.name)}.*"))
-        result = {**task, "rows": 0, "tokens": 0, "bad_rows": 0, "size": 0, "error": ""}
+        result = {**task, "rows": 0, "tokens": 0, "bad_rows": 0, "full_rows": 0, "size": 0, "error": ""}
         try:
             if self.load_error:
                 raise InputError(self.load_error)
@@ -314,9 +314,9 @@ def collect(scored: Iterator[dict[str, Any]], rows: dict[Path, int], progress: t
 
     `rows` are the numbers of rows in the files that `progress` expects.
     """
-    errors, total = [], Counter(files=0, rows=0, tokens=0, bad_rows=0)
+    errors, total = [], Counter(files=0, rows=0, tokens=0, bad_rows=0, full_rows=0)
     for result in scored:
-        total.update({name: result[name] for name in ("rows", "tokens", "bad_rows")})
+        total.update({name: result[name] for name in ("rows", "tokens", "bad_rows", "full_rows")})
         progress.update(total["rows"] - progress.n)  # unless the scorer has reported them
         if result["error"]:
             errors.append(result["error"])
@@ -331,9 +331,10 @@ def collect(scored: Iterator[dict[str, Any]], rows: dict[Path, int], progress: t
     seconds = progress.format_dict["elapsed"]
     progress.close()
     skipped = f", {total['bad_rows']:,} of them bad, with a null label" if total["bad_rows"] else ""
+    cut = f"; {total['full_rows']:,} rows fill --max_length: longer texts were cut" if total["full_rows"] else ""
     work = " and ".join(plural(total[f"{noun}s"], noun) for noun in ("row", "token"))
     rates = f"{total['rows'] / seconds:,.1f} rows/s, {total['tokens'] / seconds:,.0f} tokens/s"
-    print(f"{plural(total['files'], 'file')}, {work} in {seconds:,.0f} s: {rates}{skipped}", flush=True)
+    print(f"{plural(total['files'], 'file')}, {work} in {seconds:,.0f} s: {rates}{skipped}{cut}", flush=True)
     return errors
 
 

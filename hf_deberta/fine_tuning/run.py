@@ -98,6 +98,7 @@ def run(task: Task, sift_args: SiftArguments, args: FineTuningArguments) -> dict
     config = load_config(model_args, task.auto_class, **task.config_fields())
     tokenizer = load_tokenizer(model_args, **task.tokenizer_options)
     length = max_input_length(data_args.max_seq_length, tokenizer, config, task.default_length)
+    tokenizer.model_max_length = max(tokenizer.model_max_length, length)  # it is saved, and pipelines truncate to it
     with args.main_process_first(desc="tokenizing"):
         inputs = {}
         for split in task.rows:

@@ -303,7 +303,11 @@ def _lowercase(labels: tuple[str, ...] | None) -> list[str] | None:
 def max_input_length(
     max_seq_length: int | None, tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig, default: int = 128
 ) -> int:
-    """--max_seq_length or the default, limited to what the tokenizer and the model's positions allow."""
+    """--max_seq_length or the default, limited to what the tokenizer and the model's positions allow.
+
+    DeBERTa's relative positions do not end, absolute ones do. Without those the limit of a tokenizer, often 512, holds
+    for the default only.
+    """
     length, limit = default if max_seq_length is None else max_seq_length, tokenizer.model_max_length
     minimum = tokenizer.num_special_tokens_to_add(pair=True) + 2
     if length < minimum:
@@ -311,9 +315,10 @@ def max_input_length(
             f"--max_seq_length must be at least {minimum}, the special tokens of a pair and a token of each text, not "
             f"{length}"
         )
-    # DeBERTa's relative positions do not end; absolute ones do
-    if config.model_type != HfDebertaConfig.model_type or config.position_biased_input:
+    if getattr(config, "position_biased_input", True):  # other models have no such field
         limit = min(limit, getattr(config, "max_position_embeddings", None) or limit)
+    elif max_seq_length is not None:
+        return length
     if length > limit:
         logger.warning(f"--max_seq_length {length} exceeds the maximum of the model; using {limit}")
     return min(length, limit)

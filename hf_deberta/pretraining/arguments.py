@@ -76,8 +76,16 @@ class NewModelArguments:
 
     def load_config(self, name: str) -> HfDebertaConfig:
         """Load the configuration of checkpoint `name`, with the fields that flags change."""
+        fields = self.config_fields()
         with input_errors(name, *LOADING_ERRORS):
-            return HfDebertaConfig.from_pretrained(name, **self.config_fields(), **self.hub_options())
+            config = HfDebertaConfig.from_pretrained(name, **fields, **self.hub_options())
+        if "max_position_embeddings" in fields and config.max_relative_positions < 1:
+            raise InputError(
+                f"max_position_embeddings is also the largest relative distance of {name}, and another one gives its "
+                "relative positions other weights: add max_relative_positions=512, or the value that it had, to "
+                "--config_overrides"
+            )
+        return config
 
     def make_tokenizer(
         self, corpus: Corpus, folder: Path, checkpoint: str | None, new_model: bool
@@ -230,7 +238,8 @@ def check_model_fits(
     if (config.uses_mask_decoder or config.position_biased_input) and length > positions:
         raise InputError(
             f"--max_seq_length {length} is more than the {positions} absolute positions of the model: use shorter "
-            f"rows, or, for a new model, --config_overrides max_position_embeddings={length}"
+            f"rows; for a new model, --config_overrides max_position_embeddings={length}; to continue from a "
+            "released checkpoint, --emd_steps 0, which leaves out the decoder, whose positions they are"
         )
     if len(tokenizer) > config.vocab_size:
         raise InputError(
@@ -250,13 +259,17 @@ def make_rows(
     """Return the rows of each split. Tokenizes the corpus unless its token files exist."""
     args = corpus.arguments
     # push_to_hub ignores names that start with an underscore
+    tokenizer.model_max_length = max(tokenizer.model_max_length, args.max_seq_length)  # it is saved with the model
     tokens_dir = args.tokens_dir or Path(str(training_args.output_dir)) / "_tokens"
     overwrite = args.overwrite_cache and training_args.should_save  # by one process; the others read what it wrote
     rows = {}
     for split in corpus.splits:
         tokens = corpus.token_file(split, tokenizer, tokens_dir, overwrite)
         rows[split] = TokenRows(tokens, tokenizer, args.max_seq_length, masking, args.pack, training_args.seed)
-        logger.info(f"{split}: {tokens.about['tokens']:,} tokens in {len(rows[split]):,} rows")
+        logger.info(
+            f"{split}: {tokens.about['tokens']:,} tokens in {len(rows[split]):,} rows; a token sees a mean of "
+            f"{rows[split].mean_context_length():,.0f} tokens, those of its document in the row"
+        )
     return rows
 
 

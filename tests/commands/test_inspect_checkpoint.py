@@ -24,6 +24,7 @@ def test_a_checkpoint(tmp_path, capsys):
     assert output.startswith(f"{tmp_path}: hf_deberta checkpoint, HfDebertaForSequenceClassification")
     lines = lines_of(output)
     assert lines["size"].startswith("2 layers, hidden size 32, 4 heads") and "enhanced mask decoder" not in lines
+    assert lines["longest row"] == "any length"
     assert lines["all"] == f"{model.num_parameters():,}"
     parts = [int(lines[part].replace(",", "")) for part in ("embeddings", "encoder", "head")]
     assert sum(parts) == model.num_parameters() and parts[2] == model.num_parameters() - model.deberta.num_parameters()
@@ -33,6 +34,7 @@ def test_a_checkpoint(tmp_path, capsys):
 def test_a_preset_and_its_tied_matrix(capsys):
     main(["inspect", "tiny"])
     lines = lines_of(capsys.readouterr().out)
+    assert lines["longest row"] == "64 tokens"
     assert lines["enhanced mask decoder"] == "2 steps" and lines["attention terms"] == "c2c, c2p, p2c"
 
 

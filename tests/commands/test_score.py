@@ -23,7 +23,7 @@ import pyarrow.parquet
 import pytest
 from transformers import pipeline, set_seed
 
-from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
+from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification, HfDebertaTokenizer
 from hf_deberta.__main__ import main
 from hf_deberta.commands import score
 from hf_deberta.pretraining.tokenizer_training import train_tokenizer
@@ -94,7 +94,8 @@ def test_the_scores_are_those_of_the_pipeline(model, classifier, tmp_path, monke
     rows = pyarrow.parquet.read_table(tmp_path / "out" / "a.parquet").to_pylist()
     expected = pipeline("text-classification", model=model, truncation=True)(TEXTS, top_k=None)
     tokens = sum(len(classifier.tokenizer(text)["input_ids"]) for text in TEXTS)
-    assert counts == {"rows": 30, "tokens": tokens, "bad_rows": 0} and sum(done) == len(rows) == 30 and len(done) > 6
+    assert counts == {"rows": 30, "tokens": tokens, "bad_rows": 0, "full_rows": 0}
+    assert sum(done) == len(rows) == 30 and len(done) > 6
     assert [(row["id"], row["text"]) for row in rows] == list(enumerate(TEXTS))
     for row, scores in zip(rows, expected, strict=True):
         assert row["label"] == scores[0]["label"] and row["score"] == pytest.approx(scores[0]["score"], abs=1e-5)
@@ -205,6 +206,17 @@ BAD = {
     "[1]": "line 2 holds a list, .* not a JSON object",
     '{"text": ': "line 2 is no valid JSON",
 }
+
+
+@pytest.mark.parametrize(
+    ("tokenizer_limit", "position_biased", "limit"), [(100, False, 100), (100, True, 64), (10**30, False, 64)]
+)
+def test_default_length(model, tmp_path, tokenizer_limit, position_biased, limit):
+    """That of the tokenizer, or of absolute positions; relative ones do not end."""
+    HfDebertaTokenizer.from_pretrained(model, model_max_length=tokenizer_limit).save_pretrained(tmp_path)
+    config = HfDebertaConfig.from_pretrained(model, position_biased_input=position_biased)
+    HfDebertaForSequenceClassification(config).save_pretrained(tmp_path)
+    assert TextClassifier(ScoreSettings(str(tmp_path))).max_length == limit
 
 
 @pytest.mark.parametrize(("line", "message"), BAD.items(), ids=range(len(BAD)))
@@ -393,6 +405,9 @@ def test_a_single_file_shows_its_rows_and_one_error(model, files, monkeypatch, c
     assert main([*flags, "--input", f"{files}/in/1.parquet"]) == 0
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) > 5 and re.fullmatch(r"30 of 30 rows, .* rows/s, 00:00 left", lines[-1])
+    cut = ["score", "--model", model, "--output", f"{files}/cut", "--max_length", "40"]
+    assert main([*cut, "--input", f"{files}/in/1.parquet"]) == 0
+    assert re.search(r"; \d rows fill --max_length: longer texts were cut$", capsys.readouterr().out, re.MULTILINE)
     monkeypatch.setattr(score, "TextClassifier", lambda settings: pytest.fail("a model was loaded"))
     with pytest.raises(SystemExit, match="score: .*/2.parquet has no column 'body'; it has id, text"):
         main([*flags, "--input", f"{files}/in/2.parquet", "--text_column", "body"])

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSequenceClassification, BertConfig, BertModel
+from transformers import AutoModelForSequenceClassification, BertConfig, BertModel, DebertaV2Config
 
 from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification, HfDebertaModel, export_to_transformers
 from hf_deberta.fine_tuning import task_model
@@ -36,13 +36,15 @@ REGRESSION = {"num_labels": 1, "problem_type": "regression"}
         (BertConfig(max_position_embeddings=48), 48),
         (HfDebertaConfig.from_preset("tiny", max_position_embeddings=48), 200),
         (HfDebertaConfig.from_preset("tiny", max_position_embeddings=48, position_biased_input=True), 48),
+        (DebertaV2Config(max_position_embeddings=48, position_biased_input=False), 200),
     ],
 )
 def test_absolute_positions_limit_the_input_length(config, limit, caplog):
     tokenizer = tokenizer_with_limit(10**30)  # that of a tokenizer without a limit
     assert max_input_length(200, tokenizer, config) == limit
     assert ("--max_seq_length 200 exceeds the maximum of the model; using 48" in caplog.text) == (limit == 48)
-    assert max_input_length(200, tokenizer_with_limit(30), config) == 30
+    assert max_input_length(200, tokenizer_with_limit(30), config) == (30 if limit == 48 else 200)
+    assert max_input_length(None, tokenizer_with_limit(30), config, default=40) == 30
     assert max_input_length(None, tokenizer, config, default=40) == 40
 
 

@@ -64,7 +64,7 @@ def test_vocabulary_size_is_the_tokenizers_unless_overridden():
     ("fields", "length", "message"),
     [
         ({"conv_kernel_size": 3}, 16, "--config_overrides conv_kernel_size=0, or use --objective mlm"),
-        ({}, 65, "more than the 64 absolute positions"),
+        ({}, 65, "more than the 64 absolute positions .* --emd_steps 0, which leaves out the decoder"),
         ({"emd_steps": 0, "position_biased_input": True}, 65, "more than the 64 absolute positions"),
         ({}, 9, "--max_seq_length must be at least 10, not 9"),
         ({"vocab_size": VOCAB_SIZE - 1}, 16, f"the tokenizer has {VOCAB_SIZE} tokens, .* has {VOCAB_SIZE - 1}"),
@@ -109,3 +109,12 @@ def test_a_folder_that_does_not_exist(tmp_path):
             arguments.load_config(name)
     with pytest.raises(InputError, match="nosuchfolder: We"):
         arguments.load_config("nosuchfolder")
+
+
+def test_another_number_of_positions_keeps_the_relative_ones(tmp_path):
+    HfDebertaConfig.from_preset("tiny").save_pretrained(tmp_path)
+    longer = "max_position_embeddings=128"
+    with pytest.raises(InputError, match="also the largest relative distance of .*: add max_relative_positions="):
+        NewModelArguments(config_overrides=longer).load_config(str(tmp_path))
+    config = NewModelArguments(config_overrides=f"{longer},max_relative_positions=64").load_config(str(tmp_path))
+    assert (config.max_position_embeddings, config.max_distance) == (128, 64)
