@@ -145,8 +145,12 @@ REPEATS = [
 ]  # fmt: skip
 NOT_REPEATED = {  # result file -> how to repeat it, and what it needs
     "common_model_tests.csv": "make test-common, which needs a network",
+    "continuation.csv": "benchmarks/continuation.py, an hour",
+    "continuation_losses.csv": "the same",
     "faults.csv": "make faults, an hour",
+    "long_texts.csv": "benchmarks/long_texts.py, an hour",
     "pretraining.csv": "benchmarks/pretraining.py --device cpu --batch 8 --no_optimizer, 17 GB of memory",
+    "recipes.csv": "benchmarks/ablations.py recipes, an hour",
     "server.csv": "hf-deberta score --serve and a client with the lengths of MNLI",
     "soak.csv": "make soak, an hour",
     "versions.csv": "make test-versions, which needs a network",

@@ -34,6 +34,7 @@ from hf_deberta.training.script import run_script
         ("released", "rtd", "continue", (5e-5, 256, 10_000, 100_000, 0.999, 10)),
         ("modern", "mlm", "modernbert-base", (8e-4, 4608, 636, 364_304, 0.98)),
         ("modern", "mlm", "neobert", (6e-4, 2048, 2000, 1_000_000, 0.95)),
+        ("modern", "rtd", "long", (5e-5, 64, 10_000, 100_000, 0.999, 10)),
         ("modern", "rtd", "v3-large", (3e-4, 8192, 10_000, 500_000, 0.98, 50)),
     ],
 )
