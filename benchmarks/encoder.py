@@ -7,14 +7,15 @@
 
 docs/benchmarks.md explains the peers: in-tree, enabled, bert, modernbert, disentangled-flash, flashdeberta, "ours
 BACKEND", "ours optimized", "onnxruntime in-tree", "openvino in-tree|ours". After a comma a peer may have an addition:
-"no oneDNN", "compiled" (torch.compile), "CUDA graph"; for ours optimized "torch" (without OpenVINO) or "fixed shape"
-(that of the inputs among its `shapes`); for runtimes "any shape" (the fastest settings of a graph for all shapes).
+"no oneDNN", "no cuDNN" (for attention), "compiled" (torch.compile), "CUDA graph"; for ours optimized "torch" (without
+OpenVINO) or "fixed shape" (that of the inputs among its `shapes`); for runtimes "any shape" (the fastest settings of a
+graph for all shapes).
 
 All DeBERTa peers hold the same weights. A case is batch x tokens without padding; "mnli" is a padded batch of 32
 sentence pairs, computed by the sequence classifiers. On a GPU the file also gets the peak of memory, the operations
 of the model as the paper defines it (not those of an implementation) per second and as a share of the GPU's peak, and
-the energy of a row. A peer that fails is skipped with the reason; if it is one of
-ours, the script exits with an error at the end. Writes benchmarks/results/encoder.csv.
+the energy of a row. A peer that fails is skipped with the reason; if it is one of ours, the script exits with an error
+at the end. Writes benchmarks/results/encoder.csv.
 """
 
 import argparse
@@ -28,6 +29,7 @@ import transformers
 from runtimes import MODULES, RUNTIMES, Graphs, fastest_runner
 from timing import joules_per_call, median_times, peak, record, start_counting, synchronize
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import hf_deberta
 from hf_deberta.engines.onednn import prefers_onednn
@@ -109,7 +111,7 @@ def available_peers(device: str, training: bool = False) -> list[str]:
 def split_name(peer: str) -> tuple[str, str]:
     """Return the name of a peer and the addition after its comma, or nothing."""
     name, _, addition = peer.partition(", ")
-    additions = ["no oneDNN", "compiled", "CUDA graph"]
+    additions = ["no oneDNN", "no cuDNN", "compiled", "CUDA graph"]
     if name == "ours optimized":
         additions = ["torch", "fixed shape"]
     elif name in RUNTIMES:
@@ -210,6 +212,8 @@ def settings(peer: str) -> AbstractContextManager:
     name, addition = split_name(peer)
     if name == "enabled":
         return hf_deberta.enable()
+    if addition == "no cuDNN":
+        return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
     return torch.backends.mkldnn.flags(enabled=False) if addition == "no oneDNN" else nullcontext()
 
 

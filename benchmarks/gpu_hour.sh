@@ -34,7 +34,7 @@ attention=("$python" -W ignore benchmarks/attention_gpu.py)
 encoder=("$python" -W ignore benchmarks/encoder.py --device cuda --dtype bfloat16 --repeats 31)
 pretraining=("$python" -W ignore benchmarks/pretraining.py)
 short=(8x128 8x512 32x512 mnli) long=(4x2048 1x8192 1x16384 1x32768) large=v3-large
-graphs=(in-tree "in-tree, compiled" bert)
+graphs=(in-tree "in-tree, compiled" bert "ours sdpa, no cuDNN")
 for backend in sdpa triton; do
     graphs+=("ours $backend" "ours $backend, compiled" "ours $backend, CUDA graph")
 done
