@@ -52,10 +52,8 @@ class Workload(NamedTuple):
     heads: int  # B * H
     terms: tuple[str, ...]
     mask: int  # dimensions of the mask, 0 without one
-    documents: bool
-    packed: bool
+    packed: bool  # documents by boundaries, not by numbers
     longest: int  # of the documents' lengths, -1 if not given
-    causal: bool
     dropout: int  # 1 with dropout, 2 if nothing is kept
     deterministic: bool
 
@@ -99,7 +97,8 @@ def measured_backend(
         if unsupported(call):
             return "sdpa"
         head_size = index(query.shape[-1])  # a constant of the graph even if all its shapes are dynamic
-        return choice_in_graph(query.device, query.dtype, head_size, training)
+        documents = mask.documents is not None or mask.cu_seqlens is not None
+        return choice_in_graph(query.device, query.dtype, head_size, training, documents, mask.causal)
     if in_functorch_transform():
         return "sdpa"
     workload = workload_of(call, training)
@@ -147,9 +146,16 @@ def unsupported(call: Call) -> bool:
 
 
 @torch.compiler.assume_constant_result
-def choice_in_graph(device: torch.device, dtype: torch.dtype, head_size: int, training: bool) -> str:
+def choice_in_graph(
+    device: torch.device,
+    dtype: torch.dtype,
+    head_size: int,
+    training: bool,
+    documents: bool = False,
+    causal: bool = False,
+) -> str:
     """The backend of a graph, which holds for all shapes; runs while torch.compile traces."""
-    kernel = KernelVariant(device, dtype, uses_tf32(dtype), head_size, training)
+    kernel = KernelVariant(device, dtype, uses_tf32(dtype), head_size, training, documents, causal)
     deterministic = torch.are_deterministic_algorithms_enabled()
     choices = {
         choice
@@ -163,18 +169,17 @@ def choice_in_graph(device: torch.device, dtype: torch.dtype, head_size: int, tr
 def workload_of(call: Call, training: bool) -> Workload:
     query, key, value, positions, mask, dropout_p, _ = call
     batch, heads, tokens, head_size = query.shape
+    documents = mask.documents is not None or mask.cu_seqlens is not None
     longest = max(mask.lengths) if mask.lengths else mask.longest
     return Workload(  # built for each call, so by position: it takes less time
-        KernelVariant(query.device, query.dtype, uses_tf32(query.dtype), head_size, training),
+        KernelVariant(query.device, query.dtype, uses_tf32(query.dtype), head_size, training, documents, mask.causal),
         (key.dtype, value.dtype),
         exponent(tokens),
         exponent(batch * heads),
         () if positions is None else positions.terms,
         0 if mask.mask is None else mask.mask.dim(),
-        mask.documents is not None,
         mask.cu_seqlens is not None,
         exponent(longest or 0),
-        mask.causal,
         (dropout_p > 0) + (dropout_p >= 1),
         torch.are_deterministic_algorithms_enabled(),
     )

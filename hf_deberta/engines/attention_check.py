@@ -4,7 +4,8 @@ Legend: B batch, H heads, N tokens, d head size, T tokens of a tile, k the large
 
 Tiles are near (distances have rows of their own), far (all distances share a row) or between the two, and full or
 ragged at the end of a row or of its padding. The call has several of each: rows of a little more than four tiles, a
-table that ends at two tiles, and a second row with padding and a hole. The reference runs in float64 on the CPU, from
+table that ends at two tiles, and a second row with padding and a hole. Documents and causality are checked where a call
+has them; dropout is not, whose draws differ from the reference's. The reference runs in float64 on the CPU, from
 the same rounded inputs.
 """
 
@@ -33,6 +34,8 @@ class KernelVariant(NamedTuple):
     tf32: bool  # if products of float32 are computed in tf32
     head_size: int
     training: bool  # forward and backward
+    documents: bool = False
+    causal: bool = False
 
     @property
     def precision(self) -> str:
@@ -44,7 +47,10 @@ class KernelVariant(NamedTuple):
         return ROUNDINGS[self.precision] * EPSILONS[self.precision]
 
     def __str__(self) -> str:
-        return f"{self.precision}, heads of {self.head_size}, {'training' if self.training else 'inference'}"
+        words = [self.precision, f"heads of {self.head_size}", "training" if self.training else "inference"]
+        words += ["documents"] if self.documents else []
+        words += ["causal"] if self.causal else []
+        return ", ".join(words)
 
 
 def uses_tf32(dtype: torch.dtype) -> bool:
@@ -71,10 +77,14 @@ def triton_errors(kernel: KernelVariant) -> dict[str, float]:
 
     tile = launches(kernel.dtype, kernel.device)[0]
     inputs = [tensor.to(kernel.dtype) for tensor in check_inputs(tile, kernel.head_size)]
-    mask = check_mask(tile)
-    expected = compute_results("eager", [tensor.double() for tensor in inputs], mask, tile, kernel.training)
-    on_device = [tensor.to(kernel.device) for tensor in inputs]
-    computed = compute_results("triton", on_device, mask.to(kernel.device), tile, kernel.training)
+
+    def results(backend: str, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
+        documents = check_documents(tile).to(device) if kernel.documents else None
+        mask = AttentionMask(check_mask(tile).to(device), documents, kernel.causal)
+        return compute_results(backend, [each.to(device, dtype) for each in inputs], mask, tile, kernel.training)
+
+    expected = results("eager", torch.float64, torch.device("cpu"))
+    computed = results("triton", kernel.dtype, kernel.device)
     return {name: relative_error(computed[name], tensor) for name, tensor in expected.items()}
 
 
@@ -94,16 +104,22 @@ def check_mask(tile: int) -> torch.Tensor:
     return mask
 
 
+def check_documents(tile: int) -> torch.Tensor:
+    """The number of each token's document, [B, N]: documents of more than a tile, none of which begins with one."""
+    tokens = torch.arange(4 * tile + tile // 2 + 1, device="cpu")
+    return (tokens // (tile + tile // 2 - 1)).expand(2, -1)
+
+
 def compute_results(
-    backend: str, inputs: list[torch.Tensor], mask: torch.Tensor, tile: int, training: bool
+    backend: str, inputs: list[torch.Tensor], mask: AttentionMask, tile: int, training: bool
 ) -> dict[str, torch.Tensor]:
     """The context and, in training, gradients by name of a weighted sum of it."""
     leaves = [tensor.detach().requires_grad_(training) for tensor in inputs]
-    rows = rows_of_distances(2 * tile, tile).to(mask.device)
+    rows = rows_of_distances(2 * tile, tile).to(leaves[0].device)
     positions = RelativePositions.from_tables(leaves[3], leaves[4], rows)
     # a power of two, which rounds nothing; scores so favour some keys, which shows more errors than nearly equal ones
     scale = 2.0 ** -int(log2(leaves[0].shape[-1]) / 2 - 0.5)
-    context, _ = BACKENDS[backend].attend(*leaves[:3], positions, AttentionMask(mask), 0.0, scale)
+    context, _ = BACKENDS[backend].attend(*leaves[:3], positions, mask, 0.0, scale)
     results = {"the context": context.detach()}
     if training:
         weight = torch.randn(context.shape, generator=torch.Generator().manual_seed(1), device="cpu")

@@ -183,8 +183,9 @@ def test_one_check_per_kernel_and_one_timing_per_workload(gpu, monkeypatch):
         choose(**options)
         choose(**options)
         assert len(gpu.timed) == 2 * count
-    assert len(gpu.checked) == 1
-    for count, options in enumerate(({"training": True}, {"dtype": torch.float16}, {"size": 16}), 2):
+    plain = KernelVariant(CPU, torch.float32, False, 8, False)
+    assert gpu.checked == [plain, plain._replace(causal=True), plain._replace(documents=True)]
+    for count, options in enumerate(({"training": True}, {"dtype": torch.float16}, {"size": 16}), 4):
         choose(**options)
         choose(**options)
         assert len(gpu.checked) == count
@@ -553,11 +554,12 @@ def rounding_like_the_kernels(query, key, value, positions, mask, dropout_p, sca
     return visible_softmax(scores, mask.visible(query.shape[2], query.device)).to(value.dtype) @ value, None
 
 
+@pytest.mark.parametrize("masks", [{}, {"documents": True}, {"causal": True}], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_correct_kernels_pass(monkeypatch, dtype):
+def test_correct_kernels_pass(monkeypatch, dtype, masks):
     monkeypatch.setitem(BACKENDS, "triton", Backend(rounding_like_the_kernels))
     for head_size, training in ((32, False), (64, True)):
-        kernel = KernelVariant(CPU, dtype, False, head_size, training)
+        kernel = KernelVariant(CPU, dtype, False, head_size, training, **masks)
         errors = attention_check.triton_errors(kernel)
         assert len(errors) == (6 if training else 1)
         assert all(0 < error < kernel.tolerance / 2 for error in errors.values()), errors
@@ -630,6 +632,22 @@ def test_wrong_kernels_are_detected(monkeypatch, case):
     wrong = {name for name, error in errors.items() if not error <= kernel.tolerance}
     assert wrong == {f"the {case.rpartition(' ')[0]}"} if case in WRONG_GRADIENTS else wrong > {"the context"}
     assert attention_auto.find_fault(kernel) is not None
+
+
+@pytest.mark.parametrize("kind", ["documents", "causal"])
+def test_documents_and_causality_are_checked_where_a_call_has_them(gpu, monkeypatch, kind):
+    """By kernels that forget them, and are used for other calls."""
+
+    def forgetful(query, key, value, positions, mask, dropout_p, scale):
+        forgotten = replace(mask, **{"documents": None, "causal": False})
+        return reference_attention(query, key, value, positions, forgotten, dropout_p, scale)
+
+    monkeypatch.setattr(attention_auto, "triton_errors", attention_check.triton_errors)
+    monkeypatch.setitem(BACKENDS, "triton", gpu.timed_backend("triton", forgetful))
+    numbers = (torch.arange(20) // 7).expand(2, -1)
+    assert choose() == "triton"
+    assert choose(**{"documents": numbers} if kind == "documents" else {"causal": True}) == "sdpa"
+    assert [str(kernel).endswith(kind) for kernel in attention_auto._faults] == [False, True]
 
 
 # ---- on a GPU ----------------------------------------------------------------------------------------------------
