@@ -1,7 +1,7 @@
 """Transformers' DebertaV2 through its attention interface: what a small change upstream would be.
 
     with with_position_bias():
-        model.set_attn_implementation("sdpa")
+        model = DebertaV2Model(config)  # of which attn_implementation is "sdpa"
 
 Transformers' `DisentangledSelfAttention` computes scores, softmax and context on its own, so the model has eager
 attention only. Its position terms c2p + p2c are numbers for each pair of tokens, which the interface takes as
@@ -9,7 +9,8 @@ attention only. Its position terms c2p + p2c are numbers for each pair of tokens
 as they are. Of a pull request upstream:
 
 - What is gained: the kernel's softmax and context, and dropout within it. What is not: the bias of each layer still is
-  a tensor [B, H, N, N], and in training its gradient too. The backends of this package avoid that tensor.
+  a tensor [B, H, N, N], and in training its gradient too, which the backends of this package avoid. On a CPU it gains
+  no time: 2 x 512 tokens through 4 layers of 384 take 0.45 to 0.53 s, as with eager attention (one thread of a Zen 4).
 - Scores are scaled by 1 / sqrt(d * terms) in the kernel, and the bias by the same factor where it is computed.
 - Eager attention has the old order of operations, so that old outputs stay bit-equal: only other names take this way.
 - Queries that see no key have the mean of all values, as before: the mask is the type's smallest number, not -inf.

@@ -40,8 +40,8 @@ def test_outputs_and_gradients_are_those_of_eager_attention(name, shape):
     for backend in ("eager", "sdpa"):
         torch.manual_seed(0)
         with with_position_bias():
-            model = DebertaV2Model(DebertaV2Config(**SIZES, **CONFIGS[name])).double().eval()
-            model.set_attn_implementation(backend)
+            config = DebertaV2Config(**SIZES, **CONFIGS[name], attn_implementation=backend)
+            model = DebertaV2Model(config).double().eval()
             states = model(ids, mask).last_hidden_state
         (states * mask[..., None]).square().sum().backward()
         gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
@@ -58,8 +58,7 @@ def test_the_kernel_is_called(monkeypatch):
         torch.nn.functional, "scaled_dot_product_attention", lambda *a, **b: calls.append(b) or kernel(*a, **b)
     )
     with with_position_bias():
-        model = DebertaV2Model(DebertaV2Config(**SIZES, **V3)).train()
-        model.set_attn_implementation("sdpa")
+        model = DebertaV2Model(DebertaV2Config(**SIZES, **V3, attn_implementation="sdpa")).train()
         model(torch.ones(1, 5, dtype=torch.long))
     assert [call["dropout_p"] for call in calls] == [0.1, 0.1]
     assert all(call["attn_mask"].shape == (1, 4, 5, 5) for call in calls)
