@@ -1,4 +1,4 @@
-"""Repeat cheap rows of each result file and compare them with the recorded ones; exit with 1 if a value differs.
+"""Repeat cheap rows of most result files and compare them with the recorded ones; exit with 1 if a value differs.
 
     python benchmarks/reproduce.py                     # what needs neither data nor weights, also: make reproduce
     python benchmarks/reproduce.py --data data --model deberta-v3-xsmall
