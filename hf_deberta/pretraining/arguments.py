@@ -258,8 +258,8 @@ def make_rows(
 ) -> dict[str, TokenRows]:
     """Return the rows of each split. Tokenizes the corpus unless its token files exist."""
     args = corpus.arguments
-    # push_to_hub ignores names that start with an underscore
     tokenizer.model_max_length = max(tokenizer.model_max_length, args.max_seq_length)  # it is saved with the model
+    # push_to_hub ignores names that start with an underscore
     tokens_dir = args.tokens_dir or Path(str(training_args.output_dir)) / "_tokens"
     overwrite = args.overwrite_cache and training_args.should_save  # by one process; the others read what it wrote
     rows = {}
