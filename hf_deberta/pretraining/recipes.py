@@ -7,9 +7,9 @@
 
 A figure that could not be read in a source is missing from its row, and the flag keeps its default.
 
-The modern recipes train without dropout, at a constant rate that falls in the last tenth of the steps only, and mask
+The modern recipes train without dropout, mostly at a constant rate that falls in the last tenth of the steps, and mask
 more tokens, all by [MASK]. For RTD nobody has published such settings: those of the DeBERTaV3 paper with this schedule
-and these masks are our own.
+and these masks are our own. "long" is another one: the released settings on longer rows.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ PAPER_MULTILINGUAL = "DeBERTaV3 paper, mDeBERTa, as cited by others"
 PAPER_NEOBERT = "NeoBERT paper, arXiv:2502.19587, as cited by others"
 MODERNBERT_CONFIG = (
     "modernbert-base-pretrain.yaml of github.com/AnswerDotAI/ModernBERT, tokens divided by those of a step; AdamW and "
-    "clipping in place of StableAdamW; [MASK] alone after NeoBERT"
+    "clipping in place of StableAdamW; a falling rate, no dropout, [MASK] alone: our choice"
 )
 MODERN_RTD = f"{PAPER_V3}; schedule, masks and dropout: our choice, after ModernBERT and NeoBERT"
 MLM_SCRIPT, RTD_SCRIPT = "mlm.sh of github.com/microsoft/DeBERTa", "rtd.sh of github.com/microsoft/DeBERTa"
