@@ -78,7 +78,7 @@ bench: $(READY) ## measure time and memory on the CPU against Transformers, BERT
 	$(RUN) -W ignore benchmarks/encoder.py --mode training --cases 8x128 mnli
 	$(RUN) -W ignore benchmarks/memory.py
 
-reproduce: $(READY) ## repeat cheap rows of all tables; fail if they differ (more with DATA=folder MODEL=folder)
+reproduce: $(READY) ## repeat cheap rows of most tables; fail if they differ (more with DATA=folder MODEL=folder)
 	$(RUN) -W ignore benchmarks/reproduce.py $(if $(DATA),--data $(DATA)) $(if $(MODEL),--model $(MODEL))
 
 bench-gpu: $(READY) ## on a GPU: correctness, attention, encoders, pretraining, graphs, in an hour (results: RESULTS=folder)

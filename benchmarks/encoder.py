@@ -289,16 +289,18 @@ def work_of(
     start_counting(args.device)
     step()
     synchronize(args.device)
-    peak_mib = f"{peak(args.device) / 2**20:.0f}"  # with the weights of all peers
+    # with the weights of all peers; a graph has taken its memory before
+    peak_mib = "" if peer.endswith("CUDA graph") else f"{peak(args.device) / 2**20:.0f}"
     joules = joules_per_call(step)
     row_joules = "" if joules is None else f"{joules / len(inputs['input_ids']):.4f}"
     tflops, share = "", ""
     if split_name(peer)[0] not in OTHER_MODELS:
         config = hf_deberta.HfDebertaConfig.from_preset(args.preset, **SIZES)
         rows, tokens = inputs["input_ids"].shape
-        real = sum(MNLI_LENGTHS) if "attention_mask" in inputs else rows * tokens
+        lengths = MNLI_LENGTHS if "attention_mask" in inputs else [tokens] * rows
+        real, pairs = sum(lengths), sum(length**2 for length in lengths)
         passes = 1 if args.mode == "training" else 3
-        operations = training_operations(config, real, real / rows, 0, vocab_size=0) / passes
+        operations = training_operations(config, real, pairs / real, 0, vocab_size=0) / passes
         tflops = f"{operations / milliseconds * 1e-9:.1f}"
         device_peak = peak_operations(torch.device(args.device)) if args.dtype == "bfloat16" else None
         share = "" if device_peak is None else f"{operations / milliseconds * 1e3 / device_peak:.3f}"

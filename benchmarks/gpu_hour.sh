@@ -5,7 +5,7 @@
 #
 # Needs torch with CUDA, transformers, triton and pytest; uses pytest-xdist, disentangled-flash and flashdeberta where
 # they are installed. Each step has LIMIT seconds (default 590); if one fails, the next goes on. RESULTS gets steps.txt,
-# log.txt and the result files (*.csv). Repeat the command to run again what steps.txt does not call finished.
+# log.txt and the result files (*.csv). Repeat the command to run what steps.txt does not call finished at this commit.
 # ONLY="check|forward" runs the steps whose name matches; ON=cpu rehearses all with small shapes on a CPU.
 set -u
 results=$(mkdir -p "$1" && cd "$1" && pwd) || exit 1
@@ -13,18 +13,19 @@ python=${2:-python3}
 [[ $python != */* ]] || python=$(cd "$(dirname "$python")" && pwd)/$(basename "$python")
 cd "$(dirname "$0")/.." || exit 1
 failed=0
+commit=$(git rev-parse --short HEAD 2> /dev/null || echo "an unknown commit")
 export RESULTS=$results PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 step() { # NAME COMMAND...
     local name=$1 start=$SECONDS
     shift
     [[ $name =~ ${ONLY:-.} ]] || return
-    grep -qs "^$name: finished" "$results/steps.txt" && return
+    grep -qs "^$name: finished after .* at $commit\$" "$results/steps.txt" && return
     echo "== $name: $*" >> "$results/log.txt"
-    timeout "${LIMIT:-590}" "$@" >> "$results/log.txt" 2>&1
+    timeout -k 10 "${LIMIT:-590}" "$@" >> "$results/log.txt" 2>&1
     local status=$? outcome=finished
     [ $status = 0 ] || { outcome="failed with status $status" && failed=1; }
-    echo "$name: $outcome after $((SECONDS - start)) s" | tee -a "$results/steps.txt"
+    echo "$name: $outcome after $((SECONDS - start)) s at $commit" | tee -a "$results/steps.txt"
 }
 
 tests=("$python" -m pytest -q -m gpu -p no:cacheprovider tests/engines/test_attention_{sdpa,triton,auto}.py)
@@ -33,17 +34,22 @@ check=("$python" -m hf_deberta gpu-check)
 attention=("$python" -W ignore benchmarks/attention_gpu.py)
 encoder=("$python" -W ignore benchmarks/encoder.py --device cuda --dtype bfloat16 --repeats 31)
 pretraining=("$python" -W ignore benchmarks/pretraining.py)
-short=(8x128 8x512 32x512 mnli) long=(4x2048 1x8192 1x16384 1x32768) large=v3-large
+short=(8x128 8x512 32x512 mnli) long=(4x2048 1x8192) longest=(1x16384 1x32768 --repeats 7) large=v3-large
 graphs=(in-tree "in-tree, compiled" bert "ours sdpa, no cuDNN")
 for backend in sdpa triton; do
     graphs+=("ours $backend" "ours $backend, compiled" "ours $backend, CUDA graph")
 done
 if [ "${ON:-cuda}" = cpu ]; then
-    check=(bash -c "$python -m hf_deberta gpu-check; test \$? = 2") # there is no GPU to check
+    check=(bash -c '"$0" -m hf_deberta gpu-check; test $? = 2' "$python") # there is no GPU to check
     attention=(env TRITON_INTERPRET=1 "${attention[@]}" --dry_run)
     encoder=("$python" -W ignore benchmarks/encoder.py --preset tiny --repeats 1 --peers in-tree bert "ours sdpa")
     pretraining+=(--device cpu --preset tiny --batch 2 --length 64 --repeats 1)
-    short=(1x16) long=(1x32) large=tiny graphs=(in-tree "ours sdpa")
+    short=(1x16) long=(1x32) longest=(1x64) large=tiny graphs=(in-tree "ours sdpa")
+fi
+
+if [ "${ON:-cuda}" = cuda ] && ! "$python" -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then
+    echo "PyTorch finds no CUDA device; ON=cpu rehearses the steps without one" >&2
+    exit 1
 fi
 
 step correctness "${tests[@]}" -k "bfloat16 and not others"
@@ -52,6 +58,7 @@ step attention "${attention[@]}" --lengths 512 2048 8192
 for mode in training forward; do
     step "$mode, short" "${encoder[@]}" --mode $mode --cases "${short[@]}"
     step "$mode, long" "${encoder[@]}" --mode $mode --cases "${long[@]}"
+    step "$mode, longest" "${encoder[@]}" --mode $mode --cases "${longest[@]}"
     step "$mode, large" "${encoder[@]}" --mode $mode --preset $large --cases "${short[0]}"
 done
 step pretraining "${pretraining[@]}"

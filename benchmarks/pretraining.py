@@ -121,8 +121,12 @@ def main() -> None:
         return
     memory, steps = {}, {}
     for peer in args.peers:
-        try:
+        try:  # before any model of this process takes memory
             memory[peer] = in_new_process(__file__, *sys.argv[1:], "--memory_of", peer)
+        except Exception as reason:
+            print(f"{peer} is skipped: {type(reason).__name__}: {str(reason)[-200:]}", flush=True)
+    for peer in memory:
+        try:
             step = Step(peer, config, batch, args)
             step()
             synchronize(args.device)

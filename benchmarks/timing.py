@@ -17,7 +17,7 @@ import torch
 import transformers
 from table import RESULTS, read_rows
 
-COUNTED_SECONDS = 2.0  # the counter of a GPU's energy moves a few ten times a second
+COUNTED_SECONDS = 2.0  # the counter of a GPU's energy moves some twenty times a second
 
 
 def median_times(

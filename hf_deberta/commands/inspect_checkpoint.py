@@ -57,7 +57,8 @@ def describe_config(config: HfDebertaConfig, class_name: str) -> dict[str, str]:
     buckets = f"{config.position_buckets} log buckets" if config.position_buckets > 0 else "a row for each distance"
     distance = config.max_relative_positions if config.max_relative_positions > 0 else config.max_position_embeddings
     decoder = f"{config.emd_steps} steps" if config.uses_mask_decoder else "none"
-    has_decoder = class_name == "HfDebertaForMaskedLM" and config.uses_mask_decoder
+    may_have_decoder = issubclass(getattr(hf_deberta, class_name), hf_deberta.HfDebertaForMaskedLM)  # causal ones, too
+    has_decoder = may_have_decoder and config.uses_mask_decoder
     limit = f"{config.max_position_embeddings} tokens" if config.position_biased_input or has_decoder else "any length"
     return {
         "size": f"{size}, feed-forward size {config.intermediate_size}",
@@ -66,7 +67,7 @@ def describe_config(config: HfDebertaConfig, class_name: str) -> dict[str, str]:
         "relative positions": f"{buckets}, up to distance {distance}" if config.relative_attention else "none",
         "attention terms": ", ".join(["c2c", *(config.pos_att_type or [])]),
         "convolution (nGiE)": f"kernel {config.conv_kernel_size}" if config.conv_kernel_size > 0 else "none",
-    } | ({"enhanced mask decoder": decoder} if class_name == "HfDebertaForMaskedLM" else {})
+    } | ({"enhanced mask decoder": decoder} if may_have_decoder else {})
 
 
 def describe_parameters(model: PreTrainedModel) -> dict[str, str]:

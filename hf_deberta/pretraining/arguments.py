@@ -76,14 +76,13 @@ class NewModelArguments:
 
     def load_config(self, name: str) -> HfDebertaConfig:
         """Load the configuration of checkpoint `name`, with the fields that flags change."""
-        fields = self.config_fields()
         with input_errors(name, *LOADING_ERRORS):
-            config = HfDebertaConfig.from_pretrained(name, **fields, **self.hub_options())
-        if "max_position_embeddings" in fields and config.max_relative_positions < 1:
+            config = HfDebertaConfig.from_pretrained(name, **self.config_fields(), **self.hub_options())
+            own = HfDebertaConfig.from_pretrained(name, **self.hub_options()).max_position_embeddings
+        if config.relative_attention and config.max_relative_positions < 1 and config.max_position_embeddings != own:
             raise InputError(
                 f"max_position_embeddings is also the largest relative distance of {name}, and another one gives its "
-                "relative positions other weights: add max_relative_positions=512, or the value that it had, to "
-                "--config_overrides"
+                f"relative positions other weights: add max_relative_positions={own} to --config_overrides"
             )
         return config
 
@@ -258,8 +257,8 @@ def make_rows(
 ) -> dict[str, TokenRows]:
     """Return the rows of each split. Tokenizes the corpus unless its token files exist."""
     args = corpus.arguments
-    # push_to_hub ignores names that start with an underscore
     tokenizer.model_max_length = max(tokenizer.model_max_length, args.max_seq_length)  # it is saved with the model
+    # push_to_hub ignores names that start with an underscore
     tokens_dir = args.tokens_dir or Path(str(training_args.output_dir)) / "_tokens"
     overwrite = args.overwrite_cache and training_args.should_save  # by one process; the others read what it wrote
     rows = {}

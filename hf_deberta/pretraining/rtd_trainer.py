@@ -22,8 +22,8 @@ from hf_deberta.training.checkpoints import replace_folder
 from hf_deberta.training.errors import InputError
 from hf_deberta.training.uneven_batches import STAND_IN
 
-FOUND_AT_LEAST = 0.01  # of the replaced tokens, by a discriminator that learns
-PATIENCE = 1000  # steps after the warmup until a warning
+MIN_REPLACED_FOUND = 0.01  # by a discriminator that learns
+STEPS_BEFORE_WARNING = 1000  # after the warmup
 
 logger = logging.get_logger(__name__)
 
@@ -146,8 +146,10 @@ class RtdTrainer(PretrainingTrainer):
         for prefix in (name.removesuffix("loss") for name in losses):
             logs |= {prefix + name: value for name, value in self._mean_statistics(training=prefix == "").items()}
         super().log(logs, start_time)
-        if logs.get("replaced_found", 1.0) < FOUND_AT_LEAST and not self.warned:
-            self.warned = self.state.global_step >= PATIENCE + self.args.get_warmup_steps(self.state.max_steps)
+        if logs.get("replaced_found", 1.0) < MIN_REPLACED_FOUND and not self.warned:
+            self.warned = self.state.global_step >= STEPS_BEFORE_WARNING + self.args.get_warmup_steps(
+                self.state.max_steps
+            )
             if self.warned and self.is_world_process_zero():
                 logger.warning(self.advice(logs["replaced_found"]))
 

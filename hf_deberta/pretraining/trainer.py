@@ -82,9 +82,10 @@ class PretrainingTrainer(RunTrainer):
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
         """Let `warmup_stable_decay` fall in the last tenth of the steps, unless --lr_scheduler_kwargs says when."""
         given = self.args.lr_scheduler_kwargs
-        if self.args.lr_scheduler_type == SchedulerType.WARMUP_STABLE_DECAY and not given:
-            last_tenth = math.ceil(num_training_steps / 10)
-            self.args.lr_scheduler_kwargs = {"num_decay_steps": last_tenth, "decay_type": "1-sqrt"}
+        if self.args.lr_scheduler_type == SchedulerType.WARMUP_STABLE_DECAY:
+            after_warmup = num_training_steps - self.args.get_warmup_steps(num_training_steps)
+            steps = min(math.ceil(num_training_steps / 10), after_warmup)
+            self.args.lr_scheduler_kwargs = {"num_decay_steps": steps, "decay_type": "1-sqrt", **dict(given or {})}
         try:
             return super().create_scheduler(num_training_steps, optimizer)
         finally:

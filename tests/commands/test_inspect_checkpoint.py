@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification
+from hf_deberta import HfDebertaConfig, HfDebertaForCausalLM, HfDebertaForSequenceClassification
 from hf_deberta.__main__ import main
 from hf_deberta.commands import inspect_checkpoint
 
@@ -29,6 +29,13 @@ def test_a_checkpoint(tmp_path, capsys):
     parts = [int(lines[part].replace(",", "")) for part in ("embeddings", "encoder", "head")]
     assert sum(parts) == model.num_parameters() and parts[2] == model.num_parameters() - model.deberta.num_parameters()
     assert lines["weights, float32"] == f"{4 * model.num_parameters() / 2**20:,.1f} MiB"
+
+
+@pytest.mark.parametrize("emd_steps, longest", [(2, "64 tokens"), (0, "any length")])
+def test_a_causal_model_has_the_positions_of_its_decoder(tmp_path, capsys, emd_steps, longest):
+    HfDebertaForCausalLM(HfDebertaConfig.from_preset("tiny", emd_steps=emd_steps)).save_pretrained(tmp_path)
+    main(["inspect", str(tmp_path)])
+    assert lines_of(capsys.readouterr().out)["longest row"] == longest
 
 
 def test_a_preset_and_its_tied_matrix(capsys):

@@ -62,7 +62,7 @@ def row_of(peer: str, mode: str, case: str, counts: LayerCounts) -> dict[str, st
         "case": case,
         "launches": str(counts.launches),
         "triton_launches": str(counts.triton_launches),
-        "gigabytes": "" if with_triton else f"{counts.gigabytes:.2f}",
+        "gigabytes": "" if with_triton and not mode.endswith("step") else f"{counts.gigabytes:.2f}",
         "gflop": "" if with_triton else f"{counts.gflop:.0f}",
         **environment(),
     }

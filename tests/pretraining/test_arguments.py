@@ -114,7 +114,9 @@ def test_a_folder_that_does_not_exist(tmp_path):
 def test_another_number_of_positions_keeps_the_relative_ones(tmp_path):
     HfDebertaConfig.from_preset("tiny").save_pretrained(tmp_path)
     longer = "max_position_embeddings=128"
-    with pytest.raises(InputError, match="also the largest relative distance of .*: add max_relative_positions="):
+    with pytest.raises(InputError, match="also the largest relative distance of .*: add max_relative_positions=64"):
         NewModelArguments(config_overrides=longer).load_config(str(tmp_path))
+    for harmless in ("max_position_embeddings=64", f"{longer},relative_attention=false,pos_att_type=none"):
+        NewModelArguments(config_overrides=harmless).load_config(str(tmp_path))
     config = NewModelArguments(config_overrides=f"{longer},max_relative_positions=64").load_config(str(tmp_path))
     assert (config.max_position_embeddings, config.max_distance) == (128, 64)

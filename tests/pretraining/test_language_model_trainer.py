@@ -47,7 +47,8 @@ def test_evaluation_is_the_mean_over_tokens(tmp_path, objective):
 def test_a_stable_rate_falls_in_the_last_tenth(tmp_path):
     """By 1 - sqrt, without a number of steps; --lr_scheduler_kwargs gives another."""
     schedule = {"lr_scheduler_type": "warmup_stable_decay", "warmup_steps": 2, "learning_rate": 1.0}
-    for kwargs, last in ((None, 18), ({"num_decay_steps": 8, "decay_type": "linear"}, 12)):
+    linear = {"decay_type": "linear"}
+    for kwargs, last in ((None, 18), (linear, 18), ({"num_decay_steps": 8, **linear}, 12)):
         run = trainer(tmp_path, "mlm", **schedule, lr_scheduler_kwargs=kwargs)
         run.create_optimizer_and_scheduler(20)
         rates = [run.lr_scheduler.lr_lambdas[0](step) for step in range(21)]
@@ -55,6 +56,9 @@ def test_a_stable_rate_falls_in_the_last_tenth(tmp_path):
         fall = [step / (20 - last) for step in range(1, 21 - last)]
         expected = [1 - (part if kwargs else part**0.5) for part in fall]
         assert rates[last + 1 :] == pytest.approx(expected)
+    run = trainer(tmp_path, "mlm", **{**schedule, "warmup_steps": 19})
+    run.create_optimizer_and_scheduler(20)
+    assert [run.lr_scheduler.lr_lambdas[0](step) for step in (18, 19, 20)] == pytest.approx([18 / 19, 1, 0])
 
 
 def test_joint_loss_is_the_sum_of_both(tmp_path):

@@ -49,7 +49,7 @@ def test_figures(source, objective, model, expected):
 def test_modern_recipes_mask_more_without_dropout_at_a_constant_rate(parse):
     words = ("--recipe", "modern", "--config_preset", "v3-small")
     training, log = parse(*words, "--config_overrides", "hidden_size=256,hidden_dropout_prob=0.2", objective="mlm")
-    assert (training.learning_rate, training.weight_decay, training.total_batch) == (8e-4, 1e-5, 4608)
+    assert (training.learning_rate, training.weight_decay, training.total_batch) == (8e-4, 0.0125, 4608)
     assert training.lr_scheduler_type == "warmup_stable_decay"
     assert "settings of modernbert-base (" in log and "Overridden" not in log
     flags = training.identifying_flags

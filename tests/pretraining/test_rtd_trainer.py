@@ -59,7 +59,7 @@ def test_logs_are_means_since_the_last_log(tmp_path):
 
 @pytest.mark.parametrize(("bias", "warnings"), [(-10.0, 1), (10.0, 0)])
 def test_a_discriminator_that_finds_nothing_is_warned_of_once(tmp_path, monkeypatch, caplog, bias, warnings):
-    monkeypatch.setattr(rtd_trainer, "PATIENCE", 1)
+    monkeypatch.setattr(rtd_trainer, "STEPS_BEFORE_WARNING", 1)
     pair = tiny_pair("es")
     torch.nn.init.constant_(pair.discriminator.mask_predictions.classifier.bias, bias)
     run(trainer_of(pair, tmp_path, max_steps=4, warmup_steps=1, learning_rate=1e-9))
