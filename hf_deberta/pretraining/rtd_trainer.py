@@ -147,9 +147,8 @@ class RtdTrainer(PretrainingTrainer):
             logs |= {prefix + name: value for name, value in self._mean_statistics(training=prefix == "").items()}
         super().log(logs, start_time)
         if logs.get("replaced_found", 1.0) < MIN_REPLACED_FOUND and not self.warned:
-            self.warned = self.state.global_step >= STEPS_BEFORE_WARNING + self.args.get_warmup_steps(
-                self.state.max_steps
-            )
+            warmup = self.args.get_warmup_steps(self.state.max_steps)
+            self.warned = self.state.global_step >= warmup + STEPS_BEFORE_WARNING
             if self.warned and self.is_world_process_zero():
                 logger.warning(self.advice(logs["replaced_found"]))
 

@@ -85,7 +85,11 @@ class PretrainingTrainer(RunTrainer):
         if self.args.lr_scheduler_type == SchedulerType.WARMUP_STABLE_DECAY:
             after_warmup = num_training_steps - self.args.get_warmup_steps(num_training_steps)
             steps = min(math.ceil(num_training_steps / 10), after_warmup)
-            self.args.lr_scheduler_kwargs = {"num_decay_steps": steps, "decay_type": "1-sqrt", **dict(given or {})}
+            self.args.lr_scheduler_kwargs = {
+                "num_decay_steps": steps,
+                "decay_type": "1-sqrt",
+                **cast(dict, given or {}),
+            }
         try:
             return super().create_scheduler(num_training_steps, optimizer)
         finally:
