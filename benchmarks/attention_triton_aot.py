@@ -42,7 +42,7 @@ KINDS |= {
 CONSTANTS = {"C2P": True, "P2C": True, "FAR": True, "MASK": "none", "CAUSAL": False, "PACKED": False, "DROPOUT": False}
 
 
-def compile_kernel(kernel: triton.JITFunction, arch: int, dtype: str, constants: dict, warps: int, stages: int):
+def compile_kernel(kernel: triton.JITFunction, target: GPUTarget, dtype: str, constants: dict, warps: int, stages: int):
     """Compile a kernel for pointers and sizes that are multiples of 16, as in a usual launch."""
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     signature = {name: KINDS.get(name, f"*{dtype}") for name in kernel.arg_names}
@@ -51,7 +51,7 @@ def compile_kernel(kernel: triton.JITFunction, arch: int, dtype: str, constants:
     attributes = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in divide}
     source = ASTSource(kernel, signature, constants, attributes)
     options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
-    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    return triton.compile(source, target=target, options=options)
 
 
 def statistics(binary) -> dict[str, object]:
@@ -149,7 +149,8 @@ def main() -> None:
             warps, stages = args.launch or launches[column if sizes["D"] <= 64 else -1]
             case = {"kernel": name, "arch": f"sm_{arch}", "dtype": args.dtype, "head_size": args.head_size}
             case |= {"precision": args.precision, "tile": sizes["T"], "warps": warps, "stages": stages}
-            result = statistics(compile_kernel(kernel, arch, args.dtype, values, warps, stages))
+            target = GPUTarget("cuda", arch, 32)
+            result = statistics(compile_kernel(kernel, target, args.dtype, values, warps, stages))
             versions = {"triton": triton.__version__, "date": datetime.date.today().isoformat()}
             print(f"{name}, sm_{arch}, {warps} warps, {stages} stages: {result}", flush=True)
             write_rows(RESULTS / "attention_triton_aot.csv", [{**case, **result, **versions}], (*case, "triton"))

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 import transformers
 
 from hf_deberta import HfDebertaConfig
+from hf_deberta.engines import attention_triton
 
 
 def tiny_in_tree() -> transformers.DebertaV2Model:
@@ -178,3 +180,18 @@ def test_shares_of_equal_attention(load, tmp_path):
     assert [row["layer"] for row in rows] == ["1", "2"]
     equal = f"{(1 / 8 + 1 / 4) / 2:.4f}"
     assert all(value == equal for row in rows for name, value in row.items() if name != "layer")
+
+
+@pytest.mark.slow
+def test_kernels_compile_for_gpus_of_amd(load):
+    """For gfx942 as they would be launched there: with its matrix instructions, and no register spilled."""
+    compiler = pytest.importorskip("triton.backends.compiler")
+    aot = load("attention_triton_aot")
+    tile, launches = attention_triton.LAUNCHES["AMD"]
+    constants = {**aot.CONSTANTS, "T": tile, "D": 64, "PRECISION": "ieee"}
+    for name, kernel, values, column in aot.kernels(constants):
+        target = compiler.GPUTarget("hip", "gfx942", 64)
+        code = aot.compile_kernel(kernel, target, "bf16", values, *launches[column]).asm["amdgcn"]
+        assert "v_mfma" in code, name
+        assert re.search(r"\.vgpr_spill_count: *0$", code, re.MULTILINE), name
+        assert re.search(r"\.private_segment_fixed_size: *0$", code, re.MULTILINE), name
