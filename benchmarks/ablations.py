@@ -2,11 +2,15 @@
 
     python benchmarks/ablations.py parts --train_file books/*.txt --validation_file held_out.txt
     python benchmarks/ablations.py parts ... --steps 4000 --variants DeBERTa "- EMD" "- P2C" "EMD -> absolute at input"
+    python benchmarks/ablations.py recipes --data ../data ...
     python benchmarks/ablations.py causal ...
     python benchmarks/ablations.py rtd ...
     python benchmarks/ablations.py released --model FOLDER ...
 
 - parts: table 4 of the DeBERTa paper, by masked language modelling with run_mlm.py
+- recipes: --recipe modern beside --recipe paper with the same tokens and peak rate, and the modern one without EMD, or
+  with BERT's attention; all are evaluated with the same masks (15 % of the words, all by [MASK]), and fine-tuned on
+  2,000 rows of SST-2 of --data
 - causal: DeBERTa, -AP and -MT as autoregressive models, table 10
 - rtd: replaced token detection with each kind of embedding sharing, section 3.3 of the DeBERTaV3 paper, with run_rtd.py
 - released: the same for a discriminator whose generator is not at hand, such as one that was fine-tuned: the generator
@@ -27,6 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fine_tuning import run_script
 from table import RESULTS, read_rows, summary
 from timing import record_runs
 
@@ -45,6 +50,12 @@ PARTS = {  # name -> fields of the configuration
     "EMD -> absolute at input": "position_biased_input=true",  # which leaves out the decoder; relative attention stays
     "BERT (absolute at input)": "relative_attention=false,pos_att_type=none,position_biased_input=true",
 }
+RECIPES = {  # name -> recipe, fields of the configuration
+    "modern": ("modern", ""),
+    "paper": ("paper:v1-base", ""),
+    "modern - EMD": ("modern", "emd_steps=0"),
+    "modern, BERT's attention": ("modern", PARTS["BERT (absolute at input)"]),
+}
 CAUSAL = {"DeBERTa": "", "DeBERTa-AP": "position_biased_input=true", "DeBERTa-MT": ""}
 SHARINGS = {"gdes": "", "es": "", "nes": ""}
 
@@ -54,7 +65,7 @@ class Experiment:
     """What an experiment trains by default, and which of its numbers the result file gets."""
 
     result_file: str
-    variants: dict[str, str]
+    variants: dict[str, Any]
     metrics: tuple[str, ...]
     steps: int
     length: int
@@ -73,11 +84,14 @@ class Experiment:
 
 
 MASKED_METRICS = ("validation_loss", "masked_accuracy")
+SAME_MASKS = ("--mlm_probability", "0.15", "--max_ngram", "1", "--mask_prob", "1", "--random_prob", "0")
+SST2 = ("--max_train_samples", "2000", "--num_train_epochs", "3", "--learning_rate", "3e-4", "--warmup_steps", "0.1")
 CAUSAL_METRICS = ("token_perplexity", "word_perplexity", "bits_per_byte")
 RTD_METRICS = ("replaced_found", "original_kept", "rtd_loss", "masked_accuracy", "lm_loss")
 RTD: dict[str, Any] = {"result_file": "rtd.csv", "metrics": RTD_METRICS, "length": 64}
 EXPERIMENTS = {
     "parts": Experiment("ablations.csv", PARTS, MASKED_METRICS, 800, 128, 256, 8000),
+    "recipes": Experiment("recipes.csv", RECIPES, (*MASKED_METRICS, "sst2_accuracy"), 1500, 128, 128, 4000),
     "causal": Experiment("causal.csv", CAUSAL, CAUSAL_METRICS, 1000, 128, 128, 4000),
     "rtd": Experiment(
         **RTD, variants=SHARINGS, steps=500, hidden_size=128, vocab_size=1000, evaluations=5, eval_rows=200,
@@ -96,6 +110,7 @@ def main() -> None:
     parser.add_argument("--train_file", nargs="+", required=True)
     parser.add_argument("--validation_file", nargs="+", required=True)
     parser.add_argument("--model", type=Path, help="folder of the released discriminator")
+    parser.add_argument("--data", type=Path, help="for recipes: folder with glue/sst2/train.jsonl")
     for name in ("steps", "length", "hidden_size", "vocab_size", "seeds"):
         parser.add_argument(f"--{name}", type=int, help="default: that of the experiment")
     parser.add_argument("--variants", nargs="+", help="default: all")
@@ -105,6 +120,8 @@ def main() -> None:
     experiment = EXPERIMENTS[args.experiment]
     parser.set_defaults(**vars(experiment))
     args = parser.parse_args()
+    if args.experiment == "recipes" and args.data is None:
+        parser.error("recipes needs --data")
     if args.hidden_size % HEAD_SIZE:
         parser.error(f"--hidden_size must be a multiple of {HEAD_SIZE}, not {args.hidden_size}")
     if unknown := set(args.variants) - experiment.variants.keys():
@@ -152,10 +169,37 @@ def train(args: argparse.Namespace, variant: str, seed: str) -> list[dict[str, s
         objective = "joint" if variant == "DeBERTa-MT" else "causal" if args.experiment == "causal" else "mlm"
         command += ["--objective", objective]
         command += ["--perplexity_stride", args.length // 2] if args.experiment == "causal" else []
-    subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL, env={**os.environ, "USE_TF": "0"})
+    if args.experiment == "recipes":
+        command += ["--recipe", experiment.variants[variant][0], "--gradient_accumulation_steps", 1]
+    run_quietly(command)
     if args.experiment != "released" and not tokenizer.exists():
         (folder / "tokenizer").rename(tokenizer)
+    if args.experiment == "recipes":
+        return [{**evaluate_with_same_masks(args, folder), "sst2_accuracy": fine_tune(args, folder, seed)}]
     return metrics_of(folder, experiment)
+
+
+def run_quietly(command: list[object]) -> None:
+    subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL, env={**os.environ, "USE_TF": "0"})
+
+
+def evaluate_with_same_masks(args: argparse.Namespace, model: Path) -> dict[str, str]:
+    """Return loss and accuracy on the validation text with masks that do not depend on the recipe."""
+    folder = args.work_dir / "same_masks"
+    command: list[object] = [sys.executable, "-W", "ignore", ROOT / "run_mlm.py", "--do_train", "false"]
+    command += ["--model_name_or_path", model, "--output_dir", folder, "--resume_from_checkpoint", "false", *SAME_MASKS]
+    command += ["--train_file", *args.train_file, "--validation_file", *args.validation_file]
+    command += ["--max_seq_length", args.length, "--tokens_dir", args.work_dir / f"tokens_{args.experiment}"]
+    run_quietly(command)
+    logged = json.loads((folder / "all_results.json").read_text())
+    return {name: f"{logged[f'eval_{name}'.replace('validation_', '')]:.4f}" for name in MASKED_METRICS}
+
+
+def fine_tune(args: argparse.Namespace, model: Path, seed: str) -> str:
+    """Return the accuracy of the model on SST-2."""
+    flags = ["--model_name_or_path", str(model), "--task_name", "sst2", "--data_dir", str(args.data / "glue" / "sst2")]
+    flags += ["--recipe", "none", "--seed", seed, "--max_seq_length", str(args.length), *SST2]
+    return f"{run_script('ours', 'run_glue.py', flags, args.work_dir / 'sst2')['eval_accuracy']:.4f}"
 
 
 def metrics_of(folder: Path, experiment: Experiment) -> list[dict[str, str]]:
@@ -175,8 +219,13 @@ def new_model(args: argparse.Namespace, variant: str, tokenizer: Path) -> list[o
     """Return the flags of a new model. The first run trains the tokenizer, all runs use it."""
     experiment, width = EXPERIMENTS[args.experiment], args.hidden_size
     fields = f"hidden_size={width},num_hidden_layers={LAYERS},num_attention_heads={width // HEAD_SIZE}"
-    fields += f",intermediate_size={4 * width},hidden_dropout_prob=0,attention_probs_dropout_prob=0"
-    fields += f",{experiment.variants[variant]}" if experiment.variants[variant] else ""
+    fields += f",intermediate_size={4 * width}"
+    changes = experiment.variants[variant]
+    if args.experiment == "recipes":
+        changes = changes[1]
+    else:  # a recipe decides about dropout
+        fields += ",hidden_dropout_prob=0,attention_probs_dropout_prob=0"
+    fields += f",{changes}" if changes else ""
     flags: list[object] = ["--config_preset", "v3-small", "--config_overrides", fields]
     flags += ["--generator_layers", experiment.generator_layers] if experiment.generator_layers else []
     return flags + (["--tokenizer_name", tokenizer] if tokenizer.exists() else ["--train_tokenizer", args.vocab_size])
@@ -202,11 +251,12 @@ def print_tables(experiment: Experiment, setting: str) -> None:
         return
     metric = experiment.metrics[1 if experiment.result_file == "causal.csv" else 0]
     values = {(row["variant"], row["seed"]): float(row[metric]) for row in rows}
-    print(f"\n{metric} minus that of DeBERTa, mean over the seeds of both:")
+    first = next(iter(experiment.variants))
+    print(f"\n{metric} minus that of {first}, mean over the seeds of both:")
     for variant in dict.fromkeys(row["variant"] for row in rows):
-        seeds = [seed for name, seed in values if name == variant and ("DeBERTa", seed) in values]
+        seeds = [seed for name, seed in values if name == variant and (first, seed) in values]
         if seeds:
-            difference = statistics.mean(values[variant, seed] - values["DeBERTa", seed] for seed in seeds)
+            difference = statistics.mean(values[variant, seed] - values[first, seed] for seed in seeds)
             print(f"- {variant}: {difference:+.3f}")
 
 

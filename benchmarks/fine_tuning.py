@@ -286,7 +286,8 @@ def tables(checkpoint: str) -> str:
     """The scores with short settings, why they differ from the recipes, and ours beside Transformers' classes."""
     rows = [row for row in read_rows(RESULTS / "fine_tuning.csv") if row["checkpoint"] == checkpoint]
     reasons = "\n".join(f"- `--{flag}`: {reason}" for flag, reason in REASONS.items())
-    return "\n\n".join((score_table(rows), reasons, pair_table(rows), difference_table(rows)))
+    parts = (score_table(rows), reasons, pair_table(rows), difference_table(rows))
+    return "\n\n".join(part for part in parts if part)
 
 
 def score_table(rows: list[dict[str, str]]) -> str:
@@ -333,7 +334,7 @@ def pair_table(rows: list[dict[str, str]]) -> str:
 def difference_table(rows: list[dict[str, str]]) -> str:
     """Our scores minus those of Transformers' own classes with the same seed, rows and steps, trained with dropout.
 
-    Both draw other dropout masks, so a difference has a standard error.
+    Empty if no such pair was run. Both draw other dropout masks, so a difference has a standard error.
     """
     runs = {tuple(row[name] for name in ("who", "task", "setting", "seed")): row for row in rows}
     pairs: dict[tuple[str, str], list[tuple[float, float]]] = {}
@@ -350,7 +351,7 @@ def difference_table(rows: list[dict[str, str]]) -> str:
         error = f"{statistics.stdev(differences) / len(values) ** 0.5:.3f}" if len(values) > 1 else "-"
         lines.append([task, setting, str(len(values)), ours, theirs, f"{statistics.mean(differences):+.3f}", error])
     head = ["task, metric", "settings", "seeds", "hf_deberta", "Transformers", "difference", "standard error"]
-    return markdown(head, lines, 2)
+    return markdown(head, lines, 2) if lines else ""
 
 
 if __name__ == "__main__":
