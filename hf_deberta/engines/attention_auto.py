@@ -7,6 +7,7 @@ and kept until the process ends. Each process of a distributed run decides on it
 hooks or collectives, so DDP, FSDP and tensor parallelism do the same in the same order whatever each rank chooses.
 """
 
+import operator
 import os
 import threading
 import time
@@ -16,7 +17,6 @@ from dataclasses import fields, replace
 from functools import partial
 from itertools import pairwise
 from math import inf, isnan
-from operator import index
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -96,9 +96,8 @@ def measured_backend(
     if torch.compiler.is_compiling():
         if unsupported(call):
             return "sdpa"
-        head_size = index(query.shape[-1])  # a constant of the graph even if all its shapes are dynamic
-        documents = mask.documents is not None or mask.cu_seqlens is not None
-        return choice_in_graph(query.device, query.dtype, head_size, training, documents, mask.causal)
+        head_size = operator.index(query.shape[-1])  # a constant of the graph even if all its shapes are dynamic
+        return choice_in_graph(query.device, query.dtype, head_size, training, has_documents(mask), mask.causal)
     if in_functorch_transform():
         return "sdpa"
     workload = workload_of(call, training)
@@ -141,6 +140,10 @@ def is_capturing(device: torch.device) -> bool:
         return torch.cuda.is_current_stream_capturing()
 
 
+def has_documents(mask: AttentionMask) -> bool:
+    return mask.documents is not None or mask.cu_seqlens is not None
+
+
 def unsupported(call: Call) -> bool:
     return BACKENDS["triton"].unsupported_reason(*call[:-1]) is not None
 
@@ -151,8 +154,8 @@ def choice_in_graph(
     dtype: torch.dtype,
     head_size: int,
     training: bool,
-    documents: bool = False,
-    causal: bool = False,
+    documents: bool,
+    causal: bool,
 ) -> str:
     """The backend of a graph, which holds for all shapes; runs while torch.compile traces."""
     kernel = KernelVariant(device, dtype, uses_tf32(dtype), head_size, training, documents, causal)
@@ -169,7 +172,7 @@ def choice_in_graph(
 def workload_of(call: Call, training: bool) -> Workload:
     query, key, value, positions, mask, dropout_p, _ = call
     batch, heads, tokens, head_size = query.shape
-    documents = mask.documents is not None or mask.cu_seqlens is not None
+    documents = has_documents(mask)
     longest = max(mask.lengths) if mask.lengths else mask.longest
     return Workload(  # built for each call, so by position: it takes less time
         KernelVariant(query.device, query.dtype, uses_tf32(query.dtype), head_size, training, documents, mask.causal),
@@ -278,14 +281,15 @@ def milliseconds(backends: Sequence[str], call: Call, training: bool) -> dict[st
             run = run_with_random_numbers(call, training)
         except Exception as error:
             return dict.fromkeys(backends, (inf, failure_of(error)))
-        take_turns(lambda run: run(), backends)  # compiles
+        in_a_row = partial(median_milliseconds, device=device)
+        take_turns(operator.call, backends)  # compiles
         start = time.monotonic()
         while time.monotonic() - start < WARM_UP_SECONDS:
-            take_turns(lambda run: median_milliseconds(run, device), backends)
+            take_turns(in_a_row, backends)
         for values in times.values():
             values.clear()
         for turn in range(TURNS):
-            take_turns(lambda run: median_milliseconds(run, device), backends if turn % 2 == 0 else backends[::-1])
+            take_turns(in_a_row, backends if turn % 2 == 0 else backends[::-1])
     return {name: (inf, failures[name]) if name in failures else (median(times[name]), None) for name in backends}
 
 

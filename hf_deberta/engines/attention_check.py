@@ -106,8 +106,8 @@ def check_mask(tile: int) -> torch.Tensor:
 
 def check_documents(tile: int) -> torch.Tensor:
     """The number of each token's document, [B, N]: documents of more than a tile, none of which begins with one."""
-    tokens = torch.arange(4 * tile + tile // 2 + 1, device="cpu")
-    return (tokens // (tile + tile // 2 - 1)).expand(2, -1)
+    batch, tokens = check_mask(tile).shape
+    return (torch.arange(tokens, device="cpu") // (tile + tile // 2 - 1)).expand(batch, -1)
 
 
 def compute_results(

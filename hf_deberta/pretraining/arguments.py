@@ -76,8 +76,11 @@ class NewModelArguments:
 
     def load_config(self, name: str) -> HfDebertaConfig:
         """Load the configuration of checkpoint `name`, with the fields that flags change."""
+        fields = self.config_fields()
         with input_errors(name, *LOADING_ERRORS):
-            config = HfDebertaConfig.from_pretrained(name, **self.config_fields(), **self.hub_options())
+            config = HfDebertaConfig.from_pretrained(name, **fields, **self.hub_options())
+            if "max_position_embeddings" not in fields:
+                return config
             own = HfDebertaConfig.from_pretrained(name, **self.hub_options()).max_position_embeddings
         if config.relative_attention and config.max_relative_positions < 1 and config.max_position_embeddings != own:
             raise InputError(

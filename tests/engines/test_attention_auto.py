@@ -279,12 +279,16 @@ def test_deterministic_choices_do_not_depend_on_times(gpu, monkeypatch):
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
     gpu.times = {"sdpa": 1.0, "triton": 2.0}
     assert choose() == choose(tokens=100) == "triton" and not gpu.timed
-    assert attention_auto.choice_in_graph(CPU, torch.float32, 8, training=False) == "triton"
+    assert (
+        attention_auto.choice_in_graph(CPU, torch.float32, 8, training=False, documents=False, causal=False) == "triton"
+    )
     gpu.errors = {"the context": 1.0}
     assert choose(training=True) == "sdpa" and not gpu.timed
     deterministic = False
     assert choose() == "sdpa" and len(gpu.timed) == 2
-    assert attention_auto.choice_in_graph(CPU, torch.float32, 8, training=False) == "sdpa"
+    assert (
+        attention_auto.choice_in_graph(CPU, torch.float32, 8, training=False, documents=False, causal=False) == "sdpa"
+    )
 
 
 # ---- what the user sets ------------------------------------------------------------------------------------------
@@ -390,7 +394,9 @@ def test_other_threads_may_decide_while_a_graph_is_traced(gpu):
     choose()
     (workload,) = attention_auto._choices
     attention_auto._choices = {DecidingWorkload(*workload): "sdpa", workload: "sdpa"}
-    assert attention_auto.choice_in_graph(CPU, torch.float32, 8, training=False) == "sdpa"
+    assert (
+        attention_auto.choice_in_graph(CPU, torch.float32, 8, training=False, documents=False, causal=False) == "sdpa"
+    )
     assert "of another thread" in attention_auto._choices
 
 
