@@ -85,7 +85,7 @@ def check_kernel(kernel: KernelVariant) -> tuple[str, str | None]:
     unsupported = BACKENDS["triton"].unsupported_reason(*make_call(kernel, 1, 1, 1)[:-1])
     if unsupported is not None:
         return UNSUPPORTED, f"{kernel}: {unsupported}"
-    for variant in (kernel, kernel._replace(documents=True, causal=True)):
+    for variant in (kernel, kernel._replace(documents=True, causal=True, dropout=kernel.training)):
         if (fault := find_fault(variant)) is not None:
             return FAILED, f"{variant}: {fault.message}"
     return PASSED, None

@@ -54,7 +54,7 @@ class Workload(NamedTuple):
     mask: int  # dimensions of the mask, 0 without one
     packed: bool  # documents by boundaries, not by numbers
     longest: int  # of the documents' lengths, -1 if not given
-    dropout: int  # 1 with dropout, 2 if nothing is kept
+    drops_all: bool
     deterministic: bool
 
 
@@ -92,12 +92,15 @@ def measured_backend(
         return "sdpa"
     call: Call = (query, key, value, positions, mask, dropout_p, scale)
     # dropout implies training: reentrant checkpoints first run without gradients, and must drop the same in both passes
-    training = dropout_p > 0 or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in floats(call)))
+    dropout = True if dropout_p > 0 else False  # noqa: SIM210  # a constant of the graph even if the rate is none
+    training = dropout or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in floats(call)))
     if torch.compiler.is_compiling():
         if unsupported(call):
             return "sdpa"
         head_size = operator.index(query.shape[-1])  # a constant of the graph even if all its shapes are dynamic
-        return choice_in_graph(query.device, query.dtype, head_size, training, has_documents(mask), mask.causal)
+        return choice_in_graph(
+            query.device, query.dtype, head_size, training, has_documents(mask), mask.causal, dropout
+        )
     if in_functorch_transform():
         return "sdpa"
     workload = workload_of(call, training)
@@ -156,9 +159,10 @@ def choice_in_graph(
     training: bool,
     documents: bool,
     causal: bool,
+    dropout: bool,
 ) -> str:
     """The backend of a graph, which holds for all shapes; runs while torch.compile traces."""
-    kernel = KernelVariant(device, dtype, uses_tf32(dtype), head_size, training, documents, causal)
+    kernel = KernelVariant(device, dtype, uses_tf32(dtype), head_size, training, documents, causal, dropout)
     deterministic = torch.are_deterministic_algorithms_enabled()
     choices = {
         choice
@@ -172,10 +176,10 @@ def choice_in_graph(
 def workload_of(call: Call, training: bool) -> Workload:
     query, key, value, positions, mask, dropout_p, _ = call
     batch, heads, tokens, head_size = query.shape
-    documents = has_documents(mask)
+    masks = (has_documents(mask), mask.causal, dropout_p > 0)
     longest = max(mask.lengths) if mask.lengths else mask.longest
     return Workload(  # built for each call, so by position: it takes less time
-        KernelVariant(query.device, query.dtype, uses_tf32(query.dtype), head_size, training, documents, mask.causal),
+        KernelVariant(query.device, query.dtype, uses_tf32(query.dtype), head_size, training, *masks),
         (key.dtype, value.dtype),
         exponent(tokens),
         exponent(batch * heads),
@@ -183,7 +187,7 @@ def workload_of(call: Call, training: bool) -> Workload:
         0 if mask.mask is None else mask.mask.dim(),
         mask.cu_seqlens is not None,
         exponent(longest or 0),
-        (dropout_p > 0) + (dropout_p >= 1),
+        dropout_p >= 1,
         torch.are_deterministic_algorithms_enabled(),
     )
 

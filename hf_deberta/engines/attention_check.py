@@ -4,17 +4,18 @@ Legend: B batch, H heads, N tokens, d head size, T tokens of a tile, k the large
 
 Tiles are near (distances have rows of their own), far (all distances share a row) or between the two, and full or
 ragged at the end of a row or of its padding. The call has several of each: rows of a little more than four tiles, a
-table that ends at two tiles, and a second row with padding and a hole. Documents and causality are checked where a call
-has them; dropout is not, whose draws differ from the reference's. The reference runs in float64 on the CPU, from
-the same rounded inputs.
+table that ends at two tiles, and a second row with padding and a hole. Documents, causality and dropout are checked
+where a call has them. The reference runs in float64 on the CPU, from the same rounded inputs, and drops what the
+kernels drop: `kept_probabilities` reads that off their results.
 """
 
+from collections.abc import Callable
 from math import log2
 from typing import NamedTuple
 
 import torch
 
-from ..model.attention import BACKENDS
+from ..model.attention import BACKENDS, Result
 from ..model.batch_layout import AttentionMask
 from ..model.relative_position import RelativePositions, rows_of_distances
 
@@ -24,6 +25,11 @@ from ..model.relative_position import RelativePositions, rows_of_distances
 ROUNDINGS = {"float16": 4, "bfloat16": 4, "tf32": 8, "float32": 64}
 EPSILONS = {"float16": 2**-10, "bfloat16": 2**-7, "tf32": 2**-10, "float32": 2**-23}
 INPUTS = ("query", "key", "value", "position_key", "position_query")
+DROPOUT = 0.25
+MAX_SHARE_ERROR = 0.02  # of the dropped probabilities: six standard deviations in the interpreter, more on GPUs
+
+
+Attend = Callable[..., Result]  # has the parameters of a backend
 
 
 class KernelVariant(NamedTuple):
@@ -36,6 +42,7 @@ class KernelVariant(NamedTuple):
     training: bool  # forward and backward
     documents: bool = False
     causal: bool = False
+    dropout: bool = False
 
     @property
     def precision(self) -> str:
@@ -48,8 +55,7 @@ class KernelVariant(NamedTuple):
 
     def __str__(self) -> str:
         words = [self.precision, f"heads of {self.head_size}", "training" if self.training else "inference"]
-        words += ["documents"] if self.documents else []
-        words += ["causal"] if self.causal else []
+        words += [name for name in ("documents", "causal", "dropout") if getattr(self, name)]
         return ", ".join(words)
 
 
@@ -78,14 +84,56 @@ def triton_errors(kernel: KernelVariant) -> dict[str, float]:
     tile = launches(kernel.dtype, kernel.device)[0]
     inputs = [tensor.to(kernel.dtype) for tensor in check_inputs(tile, kernel.head_size)]
 
-    def results(backend: str, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
-        documents = check_documents(tile).to(device) if kernel.documents else None
-        mask = AttentionMask(check_mask(tile).to(device), documents, kernel.causal)
-        return compute_results(backend, [each.to(device, dtype) for each in inputs], mask, tile, kernel.training)
+    def results(attend: Attend, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
+        mask = check_mask(tile, kernel, device)
+        return compute_results(attend, [each.to(device, dtype) for each in inputs], mask, tile, kernel.training)
 
-    expected = results("eager", torch.float64, torch.device("cpu"))
-    computed = results("triton", kernel.dtype, kernel.device)
-    return {name: relative_error(computed[name], tensor) for name, tensor in expected.items()}
+    triton, reference, errors = BACKENDS["triton"].attend, BACKENDS["eager"].attend, {}
+    if kernel.dropout:
+        triton = with_dropout(triton, kernel.device)
+        kept = kept_probabilities(triton, [each.to(kernel.device) for each in inputs], tile).cpu()
+        reference = with_probabilities_dropped(reference, ~kept)
+        share_error = abs(float((~kept).double().mean()) - DROPOUT)
+        if share_error > MAX_SHARE_ERROR:
+            errors["the share of dropped probabilities"] = share_error / DROPOUT
+    expected = results(reference, torch.float64, torch.device("cpu"))
+    computed = results(triton, kernel.dtype, kernel.device)
+    return errors | {name: relative_error(computed[name], tensor) for name, tensor in expected.items()}
+
+
+def with_dropout(attend: Attend, device: torch.device) -> Attend:
+    """The backend with the same draws of dropout in each call."""
+
+    def attend_and_drop(*call) -> Result:
+        generators = torch.cuda.default_generators
+        (generators[device.index or 0] if device.type == "cuda" else torch.default_generator).manual_seed(0)
+        return attend(*call[:5], DROPOUT, call[6])
+
+    return attend_and_drop
+
+
+def with_probabilities_dropped(attend: Attend, dropped: torch.Tensor) -> Attend:
+    """The reference with dropout of given probabilities [B, H, N, N]."""
+
+    def attend_and_drop(query, key, value, *call) -> Result:
+        _, probabilities = attend(query, key, value, *call)
+        assert probabilities is not None
+        return probabilities.masked_fill(dropped, 0) / (1 - DROPOUT) @ value, None
+
+    return attend_and_drop
+
+
+def kept_probabilities(attend: Attend, inputs: list[torch.Tensor], tile: int) -> torch.Tensor:
+    """Which probabilities dropout keeps, [B, H, N, N]: of equal ones, as contexts of values that are unit vectors."""
+    zeros = [torch.zeros_like(tensor) for tensor in inputs]
+    tokens, head_size = zeros[0].shape[2:]
+    units = torch.eye(tokens, device=zeros[0].device, dtype=zeros[0].dtype)
+    units = torch.nn.functional.pad(units, (0, -tokens % head_size))  # [N, channels]
+    kept = []
+    for values in units.split(head_size, 1):
+        zeros[2] = values.expand_as(zeros[2])
+        kept.append(compute_results(attend, zeros, AttentionMask(), tile, training=False)["the context"] != 0)
+    return torch.cat(kept, -1)[..., :tokens]
 
 
 def check_inputs(tile: int, head_size: int) -> list[torch.Tensor]:
@@ -96,22 +144,21 @@ def check_inputs(tile: int, head_size: int) -> list[torch.Tensor]:
     return [torch.randn(shape, generator=generator, device="cpu", dtype=torch.float32) for shape in shapes]
 
 
-def check_mask(tile: int) -> torch.Tensor:
-    """Which tokens are real, [B, N]: all of the first row; of the second about half, with a hole in the first tile."""
-    mask = torch.ones(2, 4 * tile + tile // 2 + 1, dtype=torch.bool, device="cpu")
-    mask[1, 2 * tile + 5 :] = False
-    mask[1, 3] = False
-    return mask
+def check_mask(tile: int, kernel: KernelVariant, device: torch.device) -> AttentionMask:
+    """All tokens of the first row are real; of the second about half, with a hole in the first tile.
 
-
-def check_documents(tile: int) -> torch.Tensor:
-    """The number of each token's document, [B, N]: documents of more than a tile, none of which begins with one."""
-    batch, tokens = check_mask(tile).shape
-    return (torch.arange(tokens, device="cpu") // (tile + tile // 2 - 1)).expand(batch, -1)
+    Documents have more than a tile, and none begins with one.
+    """
+    tokens = 4 * tile + tile // 2 + 1
+    real = torch.ones(2, tokens, dtype=torch.bool, device="cpu")
+    real[1, 2 * tile + 5 :] = False
+    real[1, 3] = False
+    documents = (torch.arange(tokens, device="cpu") // (tile + tile // 2 - 1)).expand(2, -1)
+    return AttentionMask(real.to(device), documents.to(device) if kernel.documents else None, kernel.causal)
 
 
 def compute_results(
-    backend: str, inputs: list[torch.Tensor], mask: AttentionMask, tile: int, training: bool
+    attend: Attend, inputs: list[torch.Tensor], mask: AttentionMask, tile: int, training: bool
 ) -> dict[str, torch.Tensor]:
     """The context and, in training, gradients by name of a weighted sum of it."""
     leaves = [tensor.detach().requires_grad_(training) for tensor in inputs]
@@ -119,7 +166,7 @@ def compute_results(
     positions = RelativePositions.from_tables(leaves[3], leaves[4], rows)
     # a power of two, which rounds nothing; scores so favour some keys, which shows more errors than nearly equal ones
     scale = 2.0 ** -int(log2(leaves[0].shape[-1]) / 2 - 0.5)
-    context, _ = BACKENDS[backend].attend(*leaves[:3], positions, mask, 0.0, scale)
+    context, _ = attend(*leaves[:3], positions, mask, 0.0, scale)
     results = {"the context": context.detach()}
     if training:
         weight = torch.randn(context.shape, generator=torch.Generator().manual_seed(1), device="cpu")

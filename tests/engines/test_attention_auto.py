@@ -15,6 +15,7 @@ import pytest
 import torch
 from numerics import graphs_may_have_operators, import_again, tiny_inputs, tiny_model
 from test_attention_triton import on_gpu
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModel, AutoModelForSequenceClassification
@@ -279,16 +280,12 @@ def test_deterministic_choices_do_not_depend_on_times(gpu, monkeypatch):
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
     gpu.times = {"sdpa": 1.0, "triton": 2.0}
     assert choose() == choose(tokens=100) == "triton" and not gpu.timed
-    assert (
-        attention_auto.choice_in_graph(CPU, torch.float32, 8, training=False, documents=False, causal=False) == "triton"
-    )
+    assert attention_auto.choice_in_graph(CPU, torch.float32, 8, False, False, False, False) == "triton"
     gpu.errors = {"the context": 1.0}
     assert choose(training=True) == "sdpa" and not gpu.timed
     deterministic = False
     assert choose() == "sdpa" and len(gpu.timed) == 2
-    assert (
-        attention_auto.choice_in_graph(CPU, torch.float32, 8, training=False, documents=False, causal=False) == "sdpa"
-    )
+    assert attention_auto.choice_in_graph(CPU, torch.float32, 8, False, False, False, False) == "sdpa"
 
 
 # ---- what the user sets ------------------------------------------------------------------------------------------
@@ -367,6 +364,11 @@ def test_a_compiled_graph_has_checked_kernels_and_measures_no_time(gpu, dynamic)
     assert uses_triton(function) and len(gpu.checked) == 1 and not gpu.timed
     function(torch.randn(1, 2, 600, 8))
     assert len(gpu.checked) == 1 and not gpu.timed
+    states = torch.randn(1, 2, 6, 8)
+    torch.compile(disentangled_attention, fullgraph=True, backend="eager", dynamic=dynamic)(
+        states, states, states, backend="auto", dropout_p=0.1
+    )
+    assert [kernel.dropout for kernel in gpu.checked] == [False, True]
 
 
 @pytest.mark.usefixtures("doubling_triton")
@@ -394,9 +396,7 @@ def test_other_threads_may_decide_while_a_graph_is_traced(gpu):
     choose()
     (workload,) = attention_auto._choices
     attention_auto._choices = {DecidingWorkload(*workload): "sdpa", workload: "sdpa"}
-    assert (
-        attention_auto.choice_in_graph(CPU, torch.float32, 8, training=False, documents=False, causal=False) == "sdpa"
-    )
+    assert attention_auto.choice_in_graph(CPU, torch.float32, 8, False, False, False, False) == "sdpa"
     assert "of another thread" in attention_auto._choices
 
 
@@ -557,10 +557,11 @@ def rounding_like_the_kernels(query, key, value, positions, mask, dropout_p, sca
     scaled = positions.with_scaled_queries(scale, torch.float32).to(torch.float32)
     scores = sum(score_terms(query.float() * scale, key.float(), scaled, row).values())
     scores = RoundedGradient.apply(scores, query.dtype)
-    return visible_softmax(scores, mask.visible(query.shape[2], query.device)).to(value.dtype) @ value, None
+    probabilities = visible_softmax(scores, mask.visible(query.shape[2], query.device))
+    return functional.dropout(probabilities, dropout_p).to(value.dtype) @ value, None
 
 
-@pytest.mark.parametrize("masks", [{}, {"documents": True}, {"causal": True}], ids=str)
+@pytest.mark.parametrize("masks", [{}, {"documents": True}, {"causal": True}, {"dropout": True}], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_correct_kernels_pass(monkeypatch, dtype, masks):
     monkeypatch.setitem(BACKENDS, "triton", Backend(rounding_like_the_kernels))
@@ -638,6 +639,39 @@ def test_wrong_kernels_are_detected(monkeypatch, case):
     wrong = {name for name, error in errors.items() if not error <= kernel.tolerance}
     assert wrong == {f"the {case.rpartition(' ')[0]}"} if case in WRONG_GRADIENTS else wrong > {"the context"}
     assert attention_auto.find_fault(kernel) is not None
+
+
+class DropsOthersBackward(torch.autograd.Function):
+    """Dropout whose backward pass draws anew, as a kernel with a wrong counter would."""
+
+    @staticmethod
+    def forward(ctx, probabilities, dropout_p):
+        ctx.dropout_p = dropout_p
+        return functional.dropout(probabilities, dropout_p)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return functional.dropout(gradient, ctx.dropout_p), None
+
+
+WRONG_DROPOUT = {
+    "none": lambda probabilities, dropout_p: probabilities,
+    "too much": lambda probabilities, dropout_p: functional.dropout(probabilities, dropout_p + 0.05),
+    "kept ones not scaled": lambda probabilities, dropout_p: functional.dropout(probabilities, dropout_p) * 0.75,
+    "others in the backward pass": DropsOthersBackward.apply,
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_DROPOUT)
+def test_wrong_dropout_is_detected(monkeypatch, wrong):
+    def attend(query, key, value, positions, mask, dropout_p, scale):
+        _, probabilities = reference_attention(query, key, value, positions, mask, 0.0, scale)
+        return (WRONG_DROPOUT[wrong](probabilities, dropout_p) if dropout_p else probabilities) @ value, None
+
+    monkeypatch.setitem(BACKENDS, "triton", Backend(attend))
+    kernel = KernelVariant(CPU, torch.bfloat16, False, 64, True, dropout=True)
+    assert attention_auto.find_fault(kernel) is not None
+    assert attention_auto.find_fault(kernel._replace(dropout=False)) is None
 
 
 @pytest.mark.parametrize("kind", ["documents", "causal"])

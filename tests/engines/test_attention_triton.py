@@ -320,7 +320,7 @@ def test_a_model_uses_the_kernels():
 
 
 @interpreted
-@pytest.mark.parametrize("masks", [{}, {"documents": True, "causal": True}], ids=str)
+@pytest.mark.parametrize("masks", [{}, {"documents": True, "causal": True, "dropout": True}], ids=str)
 def test_auto_passes_the_kernels_forward_and_backward(masks):
     """In float16: the interpreter multiplies the bits of bfloat16 numbers as if they were integers."""
     assert attention_auto.find_fault(KernelVariant(CPU, torch.float16, False, 24, True, **masks)) is None
