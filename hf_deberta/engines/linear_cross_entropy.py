@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional
 
 from ..model.enhanced_mask_decoder import HfDebertaLMHead, vocabulary_loss
-from ..model.input_checks import in_captured_graph, without_autocast
+from ..model.input_checks import in_captured_graph, product_dtype, without_autocast
 from ..model.losses import loss_divisor
 from .guards import (
     PLAIN_TENSORS,
@@ -191,11 +191,13 @@ def compute_chunk(
     losses = -logits.gather(1, label_columns)[:, 0].masked_fill(~labelled, 0)
     if gradients.states is gradients.weight is gradients.bias is None:
         return losses, predictions
-    residual = logits.exp_().scatter_add_(1, label_columns, -torch.ones_like(label_columns, dtype=loss_dtype))
+    in_place = logits.dtype == states.dtype
+    residual = torch.exp(logits, out=logits if in_place else torch.empty_like(logits, dtype=states.dtype))
+    residual.scatter_(1, label_columns, torch.expm1(-losses).to(residual.dtype)[:, None])
     # each product leaves out ignored tokens by its small factor: cheaper than zeroing their rows of the residual
+    label_mask = labelled.to(states.dtype)[:, None]
     if gradients.bias is not None:
-        gradients.bias.add_(labelled.to(loss_dtype) @ residual)
-    residual, label_mask = residual.to(states.dtype), labelled.to(states.dtype)[:, None]
+        gradients.bias.add_(label_mask[:, 0] @ residual)
     if gradients.states is not None:
         gradients.states.copy_(linear(residual, weight.t(), None) * label_mask)
     if gradients.weight is not None:
@@ -222,10 +224,3 @@ def select_linear(states: torch.Tensor) -> Callable[..., torch.Tensor]:
     """Return the function for states [M, K] times weight [N, K]^T plus bias [N]: oneDNN's where it is faster."""
     plain_float32 = states.device.type == "cpu" and states.dtype == torch.float32
     return multiply if plain_float32 and uses_onednn() else functional.linear
-
-
-def product_dtype(states: torch.Tensor) -> torch.dtype:
-    """Return the dtype of the matrix products: that of autocast if it is on (float64 is left alone)."""
-    device = states.device.type
-    autocasts = device != "meta" and torch.is_autocast_enabled(device) and states.dtype != torch.float64
-    return torch.get_autocast_dtype(device) if autocasts else states.dtype

@@ -144,6 +144,13 @@ def without_autocast(device: torch.device) -> AbstractContextManager:
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
+def product_dtype(states: torch.Tensor) -> torch.dtype:
+    """The type of products of these states: that of autocast if it is on (float64 is left alone)."""
+    device = states.device.type
+    autocasts = device != "meta" and torch.is_autocast_enabled(device) and states.dtype != torch.float64
+    return torch.get_autocast_dtype(device) if autocasts else states.dtype
+
+
 def can_read_values(tensor: torch.Tensor) -> bool:
     """True if Python may read the tensor's values: it has some, and reading them does not wait for a device."""
     return tensor.device.type == "cpu" and not (in_captured_graph() or in_torch_func() or has_no_values(tensor))

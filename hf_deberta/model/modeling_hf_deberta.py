@@ -21,7 +21,7 @@ from transformers.utils.generic import can_return_tuple
 from .attention import attention_scale, disentangled_attention
 from .batch_layout import BatchLayout, check_one_document, unpadded
 from .configuration_hf_deberta import HfDebertaConfig
-from .input_checks import EncoderKwargs, may_hold_padding, require_tokens
+from .input_checks import EncoderKwargs, may_hold_padding, product_dtype, require_tokens
 from .ngram_input_encoding import NgramInputEncoding
 from .pretrained_model import HfDebertaPreTrainedModel
 from .relative_position import (
@@ -156,9 +156,12 @@ class HfDebertaSelfAttention(nn.Module):
         output_attentions: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None, ProjectedKeys]:
         """States [B, Q, hidden], probabilities if requested, and the projected keys and values for another call."""
+        inputs = hidden_states.to(product_dtype(hidden_states))  # each of three projections would cast them
+        if query_states is None or query_states is hidden_states:
+            query_states = inputs
         if projected is None:
-            projected = self.project_keys_and_values(hidden_states, position_table, layout)
-        query = linear(self.query_proj, hidden_states if query_states is None else query_states)
+            projected = self.project_keys_and_values(inputs, position_table, layout)
+        query = linear(self.query_proj, query_states)
         states, probabilities = disentangled_attention(
             split_heads(query, self.head_size),
             projected.key,

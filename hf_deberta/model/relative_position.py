@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from transformers.utils import logging
 
-from .input_checks import in_captured_graph
+from .input_checks import in_captured_graph, product_dtype
 from .slots import cached, linear, slot
 
 logger = logging.get_logger(__name__)
@@ -150,6 +150,7 @@ class TableProjection:
         scales in float32.
         """
         table = self.dropout(table)
+        table = table.to(product_dtype(table))  # once: each projection would cast it
         key = None if self.key is None else split_heads(linear(self.key, table), self.head_size)
         query = None if self.query is None else split_heads(linear(self.query, table), self.head_size)
         if query is None or query.dtype not in (torch.float32, torch.float64):

@@ -407,11 +407,12 @@ def sample_tokens(
     tokens = []
     for chunk in states.split(size):
         logits = head(chunk)
-        if temperature != 0:
-            # The Gumbel-max trick: unlike torch.multinomial it does not synchronize with the device.
-            noise = torch.empty_like(logits, dtype=torch.float32).exponential_().log_()
-            logits = (logits.float() / temperature).sub_(noise)
-        tokens.append(logits.argmax(-1))
+        if temperature == 0:
+            tokens.append(logits.argmax(-1))
+            continue
+        # The Gumbel-max trick: unlike torch.multinomial it does not synchronize with the device.
+        noise = torch.empty_like(logits, dtype=torch.float32).exponential_().log_()
+        tokens.append(noise.sub_(logits, alpha=1 / temperature).argmin(-1))
     return torch.cat(tokens)
 
 

@@ -75,7 +75,8 @@ class Counter(TorchDispatchMode):
         kwargs = kwargs or {}
         if func.namespace.startswith(OUR_OPERATORS):
             return self.run_custom_operator(func, args, kwargs)
-        name, inputs = func._schema.name, tensors_in((args, kwargs))
+        read = {key: value for key, value in kwargs.items() if key != "out"}
+        name, inputs = func._schema.name, tensors_in((args, read))
         on_device = any(tensor.device.type == "cuda" for tensor in inputs)
         if on_device and is_sync(func, args):
             self.syncs.append(f"{name} {caller()}")
