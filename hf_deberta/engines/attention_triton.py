@@ -37,6 +37,7 @@ CHIPS = {9: "Hopper", 10: "Blackwell"}  # by the first number of the compute cap
 TABLE_GRADIENT_SPLITS = 8  # programs that share a block of distances in table_gradients_kernel
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LARGEST_HEAD = 128
+LARGEST_ROW = 2**31 - 1  # numbers; offsets within a row are 32-bit integers, those between rows have 64 bits
 LARGEST_FLOAT32_HEAD = 64  # with 128: 96 KiB of shared memory, of 99 on small GPUs, and 4 kB of stack
 
 
@@ -57,6 +58,8 @@ def unsupported_reason(
         return "the GPU is older than compute capability 8.0"
     if query.numel() == 0:
         return "there are no tokens"
+    if query[0].numel() > LARGEST_ROW:
+        return f"a row of {query[0].numel():,} numbers is larger than {LARGEST_ROW:,}"
     if query.dtype not in DTYPES:
         return f"it supports float16, bfloat16 and float32, not {query.dtype}"
     if not query.dtype == key.dtype == value.dtype:

@@ -363,6 +363,7 @@ def test_one_mask_serves_calls_of_other_sizes_and_tables():
 LIMITS = {
     "float64": ({"dtype": torch.float64}, {}, {}, "float16, bfloat16 and float32, not torch.float64"),
     "wide heads": ({"size": 132}, {}, {}, "heads of 132 channels are larger than 128"),
+    "long rows": ({}, {}, {"LARGEST_ROW": 10}, "larger than 10"),
     "p2p": ({}, {"terms": ("c2p", "p2p")}, {}, "p2p"),
     "dropout of all": ({}, {"dropout_p": 1.0}, {}, "a dropout of 1"),
     "no triton": ({}, {}, {"IS_INSTALLED": False}, "triton is not installed"),
