@@ -2,7 +2,7 @@
 
     python benchmarks/released.py --model FOLDER --texts FILE... --rows pairs.jsonl
     python benchmarks/released.py --print v3-xsmall-nli     # the table in docs/benchmarks.md, from the csv
-    python benchmarks/released.py --model FOLDER --texts FILE... --attention     # the table in docs/published.md
+    python benchmarks/released.py --model FOLDER --texts FILE... --attention     # the table in docs/reproduction.md
 
 The model is a folder or a name on the Hub. Each line of the texts is one text; of .jsonl files, each string of a row.
 The rows are texts, or pairs of texts (--columns), of which a sequence classifier predicts the labels. Hidden states and
