@@ -27,8 +27,9 @@ def fused_attention(
 ) -> torch.Tensor:
     """Return the context by FlashAttention if there is no mask, by the memory-efficient kernel otherwise."""
     aten, bias = torch.ops.aten, attn_mask
-    # cuDNN's kernel would read the bits of another type as numbers, without an error (pytorch pull request 191612)
-    assert bias is None or bias.dtype in (torch.bool, query.dtype), f"a bias of {bias.dtype} for {query.dtype}"
+    if bias is not None:  # else cuDNN may compute wrong numbers (pytorch pull request 191612, cudnn-frontend 823)
+        assert bias.dtype in (torch.bool, query.dtype), f"a bias of {bias.dtype} for {query.dtype}"
+        assert bias.stride(-1) == 1 or bias.shape[-1] == 1, f"strides of the bias: {bias.stride()}"
     if query.dtype == torch.float64:
         return aten._scaled_dot_product_attention_math(query, key, value, bias, dropout_p, is_causal, scale=scale)[0]
     if bias is None and query.dtype in HALF:
