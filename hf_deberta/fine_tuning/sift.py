@@ -416,7 +416,7 @@ class SiftTrainer(Trainer):
             adversarial = sift_loss(model, inputs, outputs, embeddings, num_items_in_batch)
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:
             adversarial = adversarial * self.accelerator.num_processes  # as Trainer does: gradients are averaged
-            self.share = embeddings.share
+        self.share = embeddings.share
         self.last_losses = torch.stack([task_loss.detach(), adversarial.detach()])
         loss = task_loss + self.sift.sift_lambda * adversarial
         return (loss, outputs) if return_outputs else loss
