@@ -90,10 +90,12 @@ def triton_errors(kernel: KernelVariant) -> dict[str, float]:
 
     triton, reference, errors = BACKENDS["triton"].attend, BACKENDS["eager"].attend, {}
     if kernel.dropout:
-        triton = with_dropout(triton, kernel.device)
-        kept = kept_probabilities(triton, [each.to(kernel.device) for each in inputs], tile).cpu()
-        reference = with_probabilities_dropped(reference, ~kept)
-        share_error = abs(float((~kept).double().mean()) - DROPOUT)
+        triton, mask = with_dropout(triton, kernel.device), check_mask(tile, kernel, kernel.device)
+        kept = kept_probabilities(triton, [each.to(kernel.device) for each in inputs], mask, tile)
+        reference = with_probabilities_dropped(reference, ~kept.cpu())
+        visible = mask.visible(kept.shape[-1], kernel.device)
+        assert visible is not None
+        share_error = abs(1 - float(kept.sum() / visible.expand_as(kept).sum()) - DROPOUT)
         if share_error > MAX_SHARE_ERROR:
             errors["the share of dropped probabilities"] = share_error / DROPOUT
     expected = results(reference, torch.float64, torch.device("cpu"))
@@ -123,7 +125,7 @@ def with_probabilities_dropped(attend: Attend, dropped: torch.Tensor) -> Attend:
     return attend_and_drop
 
 
-def kept_probabilities(attend: Attend, inputs: list[torch.Tensor], tile: int) -> torch.Tensor:
+def kept_probabilities(attend: Attend, inputs: list[torch.Tensor], mask: AttentionMask, tile: int) -> torch.Tensor:
     """Which probabilities dropout keeps, [B, H, N, N]: of equal ones, as contexts of values that are unit vectors."""
     zeros = [torch.zeros_like(tensor) for tensor in inputs]
     tokens, head_size = zeros[0].shape[2:]
@@ -132,7 +134,7 @@ def kept_probabilities(attend: Attend, inputs: list[torch.Tensor], tile: int) ->
     kept = []
     for values in units.split(head_size, 1):
         zeros[2] = values.expand_as(zeros[2])
-        kept.append(compute_results(attend, zeros, AttentionMask(), tile, training=False)["the context"] != 0)
+        kept.append(compute_results(attend, zeros, mask, tile, training=False)["the context"] != 0)
     return torch.cat(kept, -1)[..., :tokens]
 
 
