@@ -126,10 +126,13 @@ def times_computed(ttgir: str) -> int:
 
 def kernels(constants: dict) -> Iterator[tuple[str, triton.JITFunction, dict, int]]:
     """Yield name, kernel, constants, and index in a row of LAUNCHES."""
-    yield "forward", forward_kernel, constants, 0
+    with_dropout = ", dropout" if constants["DROPOUT"] else ""
+    yield f"forward{with_dropout}", forward_kernel, constants, 0
     for keys, name in ((False, "own_gradients, dq"), (True, "own_gradients, dk and dv")):
-        yield name, own_gradients_kernel, {**constants, "OWN": True, "OTHER": True, "KEYS": keys, "KEEP": True}, 1
-    yield "table_gradients", table_gradients_kernel, constants, 2
+        values = {**constants, "OWN": True, "OTHER": True, "KEYS": keys, "KEEP": True}
+        yield f"{name}{with_dropout}", own_gradients_kernel, values, 1
+    if not with_dropout:
+        yield "table_gradients", table_gradients_kernel, constants, 2
 
 
 def main() -> None:
@@ -138,6 +141,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp16", "fp32"))
     parser.add_argument("--head_size", type=int, default=64)
     parser.add_argument("--precision", default="ieee", choices=("ieee", "tf32"))
+    parser.add_argument("--dropout", action="store_true")
     parser.add_argument("--tile", type=int)
     parser.add_argument("--launch", type=int, nargs=2, metavar=("WARPS", "STAGES"))
     args = parser.parse_args()
@@ -145,7 +149,8 @@ def main() -> None:
         chip = "float32" if args.dtype == "fp32" else CHIPS.get(arch // 10, "others")
         tile, launches = LAUNCHES[chip]
         sizes = {"T": args.tile or tile, "D": 1 << (args.head_size - 1).bit_length()}
-        for name, kernel, values, column in kernels({**CONSTANTS, **sizes, "PRECISION": args.precision}):
+        options = {"PRECISION": args.precision, "DROPOUT": args.dropout}
+        for name, kernel, values, column in kernels({**CONSTANTS, **sizes, **options}):
             warps, stages = args.launch or launches[column if sizes["D"] <= 64 else -1]
             case = {"kernel": name, "arch": f"sm_{arch}", "dtype": args.dtype, "head_size": args.head_size}
             case |= {"precision": args.precision, "tile": sizes["T"], "warps": warps, "stages": stages}

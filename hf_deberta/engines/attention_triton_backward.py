@@ -48,8 +48,9 @@ def score_gradients(
     from_above = product(own_weight, other_weight, PRECISION)
     dropped = probability
     if DROPOUT:
-        from_above = tl.where(keep, from_above / (1.0 - dropout_p), 0.0)
-        dropped = tl.where(keep, probability / (1.0 - dropout_p), 0.0)
+        factor_of_kept = 1.0 / (1.0 - dropout_p)
+        from_above = tl.where(keep, from_above * factor_of_kept, 0.0)
+        dropped = tl.where(keep, probability * factor_of_kept, 0.0)
     return dropped, probability * (from_above - delta)
 
 
@@ -122,7 +123,7 @@ def own_gradients_kernel(
                 log_sums = tl.load(log_sum + i, mask=i < length, other=float("inf"))
                 deltas = tl.load(delta + i, mask=i < length, other=0.0)
             if DROPOUT:
-                keep = dropout_mask(draw, start + i, start + j, tokens, dropout_p)
+                keep = dropout_mask(draw, start + i, start + j, dropout_p)
             probability, for_scores = score_gradients(
                 scores, factor, own_weight, other_weight, log_sums - shift, deltas, pairs, keep, dropout_p,
                 DROPOUT, PRECISION,
@@ -160,7 +161,7 @@ def own_gradients_kernel(
             log_sums = tl.load(log_sum + i, mask=i < length, other=float("inf"))
             deltas = tl.load(delta + i, mask=i < length, other=0.0)
         if DROPOUT:
-            keep = dropout_mask(draw, start + i, start + j, tokens, dropout_p)
+            keep = dropout_mask(draw, start + i, start + j, dropout_p)
         probability, for_scores = score_gradients(
             scores, factor, own_weight, other_weight, log_sums, deltas, pairs, keep, dropout_p, DROPOUT, PRECISION
         )

@@ -155,9 +155,25 @@ def visible_pairs(mask, queries, keys, length, tokens, MASK: tl.constexpr, CAUSA
 
 
 @triton.jit
-def dropout_mask(seed, queries, keys, tokens, dropout_p):
-    """True for probabilities that dropout keeps; counted by query and key, so that the backward pass draws the same."""
-    return tl.rand(seed, queries * tokens + keys, n_rounds=7) >= dropout_p
+def hashed(x):
+    """A permutation of the integers of 32 bits: each bit of the result depends on all bits of x (lowbias32)."""
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def dropout_mask(draw, queries, keys, dropout_p):
+    """True for probabilities that dropout keeps; hashed from query and key, so that the backward pass draws the same.
+
+    Philox, of which `tl.rand` takes one number in four, would take longer than the rest of a tile. Multiples of 2^32
+    times the golden ratio are far from each other: pairs of up to 40,000 tokens have numbers of their own.
+    """
+    draw = draw.to(tl.uint32)
+    pair = queries.to(tl.uint32) * 0x9E3779B9 + keys.to(tl.uint32)
+    pair = (pair ^ hashed(draw)) * 0x7FEB352D
+    pair = (pair ^ (pair >> 15) ^ hashed(draw + 0x9E3779B9)) * 0x846CA68B
+    return pair >= tl.cast(dropout_p * 4294967296.0, tl.uint32)
 
 
 @triton.jit
@@ -258,7 +274,7 @@ def forward_kernel(
             scores = far_scores(own, keys, far_key + at, j, length, P2C, PRECISION)
             pairs = visible_pairs(mask, i, j, length, tokens, MASK, CAUSAL)
             if DROPOUT:
-                keep = dropout_mask(draw, start + i, start + j, tokens, dropout_p)
+                keep = dropout_mask(draw, start + i, start + j, dropout_p)
             values = load_tokens(value, other * T, length, stride, head_size, T, D)
             sums, top, total = accumulate(scores, factor, pairs, keep, values, sums, top, total, DROPOUT, PRECISION)
         top += shift
@@ -274,7 +290,7 @@ def forward_kernel(
         )
         pairs = visible_pairs(mask, i, j, length, tokens, MASK, CAUSAL)
         if DROPOUT:
-            keep = dropout_mask(draw, start + i, start + j, tokens, dropout_p)
+            keep = dropout_mask(draw, start + i, start + j, dropout_p)
         values = load_tokens(value, other * T, length, stride, head_size, T, D)
         sums, top, total = accumulate(scores, factor, pairs, keep, values, sums, top, total, DROPOUT, PRECISION)
 

@@ -320,6 +320,21 @@ def test_a_model_uses_the_kernels():
 
 
 @interpreted
+def test_dropout_has_no_pattern():
+    """In sums along an axis, and between neighbours: of keys, queries, heads and rows."""
+    states, unit, rate = torch.zeros(2, 4, 48, 48), torch.eye(48).expand(2, 4, 48, 48), 0.4
+    kept = triton_attention(states, states, unit, None, AttentionMask(), rate)[0] != 0
+    drawn = ((~kept).double() - rate) / (rate * (1 - rate)) ** 0.5  # mean 0, variance 1
+    for axis in range(4):
+        sums = drawn.sum(axis) / drawn.shape[axis] ** 0.5
+        assert abs(sums.square().mean() - 1) < 5 * (2 / sums.numel()) ** 0.5
+        for distance in range(1, min(17, drawn.shape[axis])):
+            others = drawn.shape[axis] - distance
+            products = drawn.narrow(axis, 0, others) * drawn.narrow(axis, distance, others)
+            assert abs(products.sum()) < 5 * products.numel() ** 0.5
+
+
+@interpreted
 @pytest.mark.parametrize("masks", [{}, {"documents": True, "causal": True, "dropout": True}], ids=str)
 def test_auto_passes_the_kernels_forward_and_backward(masks):
     """In float16: the interpreter multiplies the bits of bfloat16 numbers as if they were integers."""
