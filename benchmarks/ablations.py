@@ -21,26 +21,23 @@ as they finish; runs that are already there are skipped, unless --again repeats 
 """
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fine_tuning import run_script
-from table import RESULTS, read_rows, summary
+from scripts import read_evaluations, run_script
+from table import RESULTS, pairs_by_seed, read_rows, summary
 from timing import record_runs
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM
 from hf_deberta.tokenization_hf_deberta import load_tokenizer
 
-ROOT = Path(__file__).parents[1]
-HEAD_SIZE, LAYERS, BATCH, RTD_WEIGHT = 64, 4, 8, 50
-PARTS = {  # name -> fields of the configuration
+HEAD_SIZE, LAYERS, BATCH, RTD_WEIGHT, RELEASED_GENERATOR_LAYERS = 64, 4, 8, 50, 3
+NO_DROPOUT = "hidden_dropout_prob=0,attention_probs_dropout_prob=0"
+FIELDS = {  # name of a part -> fields of the configuration
     "DeBERTa": "",
     "- EMD": "emd_steps=0",
     "- C2P": "pos_att_type=p2c",
@@ -50,32 +47,59 @@ PARTS = {  # name -> fields of the configuration
     "EMD -> absolute at input": "position_biased_input=true",  # which leaves out the decoder; relative attention stays
     "BERT (absolute at input)": "relative_attention=false,pos_att_type=none,position_biased_input=true",
 }
-RECIPES = {  # name -> recipe, fields of the configuration
-    "modern": ("modern", ""),
-    "paper": ("paper:v1-base", ""),
-    "modern - EMD": ("modern", "emd_steps=0"),
-    "modern, BERT's attention": ("modern", PARTS["BERT (absolute at input)"]),
+Variants = dict[str, dict[str, str]]  # name -> flags of the script
+PARTS: Variants = {name: {"config_overrides": fields} for name, fields in FIELDS.items()}
+RECIPES: Variants = {
+    "modern": {"recipe": "modern"},
+    "paper": {"recipe": "paper:v1-base"},
+    "modern - EMD": {"recipe": "modern", **PARTS["- EMD"]},
+    "modern, BERT's attention": {"recipe": "modern", **PARTS["BERT (absolute at input)"]},
 }
-CAUSAL = {"DeBERTa": "", "DeBERTa-AP": "position_biased_input=true", "DeBERTa-MT": ""}
-SHARINGS = {"gdes": "", "es": "", "nes": ""}
+CAUSAL: Variants = {
+    "DeBERTa": {"objective": "causal"},
+    "DeBERTa-AP": {"objective": "causal", **PARTS["EMD -> absolute at input"]},
+    "DeBERTa-MT": {"objective": "joint"},
+}
+SHARINGS: Variants = {name: {"embedding_sharing": name} for name in ("gdes", "es", "nes")}
+SAME_MASKS = {"mlm_probability": 0.15, "max_ngram": 1, "mask_prob": 1, "random_prob": 0}
+SST2 = {"max_train_samples": 2000, "num_train_epochs": 3, "learning_rate": 3e-4, "warmup_steps": 0.1}
+Metrics = dict[str, float]
+
+
+def evaluate_recipe(args: argparse.Namespace, folder: Path, seed: str) -> Metrics:
+    """Evaluate with masks that do not depend on the recipe, and fine-tune on SST-2."""
+    flags = {**data_flags(args), **SAME_MASKS, "model_name_or_path": folder, "do_train": False}
+    metrics = run_script("run_mlm.py", args.work_dir / "same_masks", flags)
+    flags = {"model_name_or_path": folder, "task_name": "sst2", "data_dir": args.data / "glue" / "sst2", **SST2}
+    flags |= {"recipe": "none", "seed": seed, "max_seq_length": args.length}
+    tuned = run_script("run_glue.py", args.work_dir / "sst2", flags)
+    return {**metrics, "eval_sst2_accuracy": tuned["eval_accuracy"]}
+
+
+def rtd_flags(steps: int, rows: int) -> dict[str, Any]:
+    """Return the flags of replaced token detection with an evaluation of so many rows every `steps`."""
+    flags = {"eval_strategy": "steps", "eval_steps": max(1, steps), "eval_on_start": True, "max_eval_samples": rows}
+    return {**flags, "rtd_weight": RTD_WEIGHT, "adam_beta2": 0.98}
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """What an experiment trains by default, and which of its numbers the result file gets."""
+    """What an experiment trains by default, and how a trained model is evaluated."""
 
     result_file: str
-    variants: dict[str, Any]
-    metrics: tuple[str, ...]
+    variants: Variants
+    metrics: tuple[str, ...]  # that the result file gets
     steps: int
     length: int
     hidden_size: int
     vocab_size: int
     learning_rate: str = "1e-3"
     seeds: int = 3
-    evaluations: int = 1
-    eval_rows: int | None = None
-    generator_layers: int = 0  # replaced token detection if there are any
+    config_fields: str = NO_DROPOUT
+    flags: Callable[[argparse.Namespace], dict[str, Any]] = lambda args: {}  # of all variants
+    evaluate: Callable[[argparse.Namespace, Path, str], Metrics] | None = None  # by default as the script does
+    needs: str = ""  # a flag that must be given
+    generator_layers: int = 0  # replaced token detection if there are any, with all evaluations of a run
 
     @property
     def column(self) -> str:
@@ -84,22 +108,27 @@ class Experiment:
 
 
 MASKED_METRICS = ("validation_loss", "masked_accuracy")
-SAME_MASKS = ("--mlm_probability", "0.15", "--max_ngram", "1", "--mask_prob", "1", "--random_prob", "0")
-SST2 = ("--max_train_samples", "2000", "--num_train_epochs", "3", "--learning_rate", "3e-4", "--warmup_steps", "0.1")
 CAUSAL_METRICS = ("token_perplexity", "word_perplexity", "bits_per_byte")
 RTD_METRICS = ("replaced_found", "original_kept", "rtd_loss", "masked_accuracy", "lm_loss")
-RTD: dict[str, Any] = {"result_file": "rtd.csv", "metrics": RTD_METRICS, "length": 64}
+RTD: dict[str, Any] = {"metrics": RTD_METRICS, "length": 64}
 EXPERIMENTS = {
     "parts": Experiment("ablations.csv", PARTS, MASKED_METRICS, 800, 128, 256, 8000),
-    "recipes": Experiment("recipes.csv", RECIPES, (*MASKED_METRICS, "sst2_accuracy"), 1500, 128, 128, 4000),
-    "causal": Experiment("causal.csv", CAUSAL, CAUSAL_METRICS, 1000, 128, 128, 4000),
+    "recipes": Experiment(
+        "recipes.csv", RECIPES, (*MASKED_METRICS, "sst2_accuracy"), 1500, 128, 128, 4000, needs="data",
+        config_fields="", flags=lambda args: {"gradient_accumulation_steps": 1}, evaluate=evaluate_recipe,
+    ),
+    "causal": Experiment(
+        "causal.csv", CAUSAL, CAUSAL_METRICS, 1000, 128, 128, 4000,
+        flags=lambda args: {"perplexity_stride": args.length // 2},
+    ),
     "rtd": Experiment(
-        **RTD, variants=SHARINGS, steps=500, hidden_size=128, vocab_size=1000, evaluations=5, eval_rows=200,
-        generator_layers=2,
+        "rtd.csv", SHARINGS, **RTD, steps=500, hidden_size=128, vocab_size=1000, generator_layers=2,
+        flags=lambda args: {"generator_layers": 2, **rtd_flags(args.steps // 5, 200)},
     ),
     "released": Experiment(
-        **RTD, variants={"gdes": ""}, steps=200, hidden_size=0, vocab_size=0, learning_rate="1e-4", seeds=1,
-        evaluations=8, eval_rows=100, generator_layers=3,
+        "rtd.csv", {"gdes": SHARINGS["gdes"]}, **RTD, steps=200, hidden_size=0, vocab_size=0, needs="model",
+        learning_rate="1e-4", seeds=1, generator_layers=RELEASED_GENERATOR_LAYERS,
+        flags=lambda args: rtd_flags(args.steps // 8, 100),
     ),
 }  # fmt: skip
 
@@ -109,19 +138,18 @@ def main() -> None:
     parser.add_argument("experiment", choices=EXPERIMENTS)
     parser.add_argument("--train_file", nargs="+", required=True)
     parser.add_argument("--validation_file", nargs="+", required=True)
-    parser.add_argument("--model", type=Path, help="folder of the released discriminator")
+    parser.add_argument("--model", type=Path, help="for released: folder of the discriminator")
     parser.add_argument("--data", type=Path, help="for recipes: folder with glue/sst2/train.jsonl")
     for name in ("steps", "length", "hidden_size", "vocab_size", "seeds"):
         parser.add_argument(f"--{name}", type=int, help="default: that of the experiment")
     parser.add_argument("--variants", nargs="+", help="default: all")
     parser.add_argument("--again", action="store_true", help="repeat recorded runs, and print both")
     parser.add_argument("--work_dir", type=Path, default=Path(tempfile.gettempdir()) / "ablations")
-    args = parser.parse_args()
-    experiment = EXPERIMENTS[args.experiment]
+    experiment = EXPERIMENTS[parser.parse_args().experiment]
     parser.set_defaults(**vars(experiment))
     args = parser.parse_args()
-    if args.experiment == "recipes" and args.data is None:
-        parser.error("recipes needs --data")
+    if experiment.needs and getattr(args, experiment.needs) is None:
+        parser.error(f"{args.experiment} needs --{experiment.needs}")
     if args.hidden_size % HEAD_SIZE:
         parser.error(f"--hidden_size must be a multiple of {HEAD_SIZE}, not {args.hidden_size}")
     if unknown := set(args.variants) - experiment.variants.keys():
@@ -139,107 +167,63 @@ def main() -> None:
 
 def describe_setting(args: argparse.Namespace) -> str:
     """Name what was trained, as the result files do."""
-    experiment = EXPERIMENTS[args.experiment]
-    setting = f"{args.steps} steps of {BATCH} x {args.length}, peak {experiment.learning_rate}"
-    if experiment.generator_layers:
-        setting += f", RTD weight {RTD_WEIGHT}, generator of {experiment.generator_layers} layers"
+    setting = f"{args.steps} steps of {BATCH} x {args.length}, peak {args.learning_rate}"
+    if args.generator_layers:
+        setting += f", RTD weight {RTD_WEIGHT}, generator of {args.generator_layers} layers"
         pair = f"{LAYERS} layers of {args.hidden_size}, {args.vocab_size} pieces, "
-        return setting if args.experiment == "released" else pair + setting
+        return setting if args.vocab_size == 0 else pair + setting
     setting += f", {args.vocab_size / 1000:g}k Unigram"
     return setting if args.hidden_size == 256 else f"{setting}, width {args.hidden_size}"  # rows without one have 256
+
+
+def data_flags(args: argparse.Namespace) -> dict[str, Any]:
+    files = {"train_file": args.train_file, "validation_file": args.validation_file}
+    return {**files, "max_seq_length": args.length, "tokens_dir": args.work_dir / f"tokens_{args.experiment}"}
 
 
 def train(args: argparse.Namespace, variant: str, seed: str) -> list[dict[str, str]]:
     """Pretrain one variant; return its metrics on the validation text, for each step if there are several."""
     experiment, folder = EXPERIMENTS[args.experiment], args.work_dir / "run"
     script = "run_rtd.py" if experiment.generator_layers else "run_mlm.py"
+    flags = {**data_flags(args), **experiment.flags(args), **experiment.variants[variant], "seed": seed}
+    flags |= {"max_steps": args.steps, "per_device_train_batch_size": BATCH}
+    flags |= {"learning_rate": args.learning_rate, "warmup_steps": 0.1}
     tokenizer = args.work_dir / f"tokenizer_{args.vocab_size}"
-    command: list[object] = [sys.executable, "-W", "ignore", ROOT / script, "--output_dir", folder, "--seed", seed]
-    command += released_model(args) if args.experiment == "released" else new_model(args, variant, tokenizer)
-    command += ["--train_file", *args.train_file, "--validation_file", *args.validation_file]
-    command += ["--max_seq_length", args.length, "--tokens_dir", args.work_dir / f"tokens_{args.experiment}"]
-    command += ["--max_steps", args.steps, "--per_device_train_batch_size", BATCH]
-    command += ["--learning_rate", experiment.learning_rate, "--warmup_steps", "0.1", "--disable_tqdm", "true"]
-    command += ["--resume_from_checkpoint", "false", "--save_strategy", "no"]
-    if experiment.generator_layers:
-        command += ["--embedding_sharing", variant, "--rtd_weight", RTD_WEIGHT, "--adam_beta2", "0.98"]
-        command += ["--eval_strategy", "steps", "--eval_steps", max(1, args.steps // experiment.evaluations)]
-        command += ["--eval_on_start", "true", "--max_eval_samples", experiment.eval_rows]
+    if experiment.needs == "model":
+        flags |= released_model(args.model, args.work_dir)
     else:
-        objective = "joint" if variant == "DeBERTa-MT" else "causal" if args.experiment == "causal" else "mlm"
-        command += ["--objective", objective]
-        command += ["--perplexity_stride", args.length // 2] if args.experiment == "causal" else []
-    if args.experiment == "recipes":
-        command += ["--recipe", experiment.variants[variant][0], "--gradient_accumulation_steps", 1]
-    run_quietly(command)
-    if args.experiment != "released" and not tokenizer.exists():
+        flags |= new_model(args, flags.get("config_overrides", ""), tokenizer)
+    metrics = run_script(script, folder, flags)
+    if "train_tokenizer" in flags:
         (folder / "tokenizer").rename(tokenizer)
-    if args.experiment == "recipes":
-        return [{**evaluate_with_same_masks(args, folder), "sst2_accuracy": fine_tune(args, folder, seed)}]
-    return metrics_of(folder, experiment)
-
-
-def run_quietly(command: list[object]) -> None:
-    subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL, env={**os.environ, "USE_TF": "0"})
-
-
-def evaluate_with_same_masks(args: argparse.Namespace, model: Path) -> dict[str, str]:
-    """Return loss and accuracy on the validation text with masks that do not depend on the recipe."""
-    folder = args.work_dir / "same_masks"
-    command: list[object] = [sys.executable, "-W", "ignore", ROOT / "run_mlm.py", "--do_train", "false"]
-    command += ["--model_name_or_path", model, "--output_dir", folder, "--resume_from_checkpoint", "false", *SAME_MASKS]
-    command += ["--train_file", *args.train_file, "--validation_file", *args.validation_file]
-    command += ["--max_seq_length", args.length, "--tokens_dir", args.work_dir / f"tokens_{args.experiment}"]
-    run_quietly(command)
-    logged = json.loads((folder / "all_results.json").read_text())
-    return {name: f"{logged[f'eval_{name}'.replace('validation_', '')]:.4f}" for name in MASKED_METRICS}
-
-
-def fine_tune(args: argparse.Namespace, model: Path, seed: str) -> str:
-    """Return the accuracy of the model on SST-2."""
-    flags = ["--model_name_or_path", str(model), "--task_name", "sst2", "--data_dir", str(args.data / "glue" / "sst2")]
-    flags += ["--recipe", "none", "--seed", seed, "--max_seq_length", str(args.length), *SST2]
-    return f"{run_script('ours', 'run_glue.py', flags, args.work_dir / 'sst2')['eval_accuracy']:.4f}"
-
-
-def metrics_of(folder: Path, experiment: Experiment) -> list[dict[str, str]]:
-    """Return the metrics of the final evaluation, or of every evaluation with its step."""
-    steps: dict[str, dict[str, float]] = {"": json.loads((folder / "all_results.json").read_text())}
-    if experiment.generator_layers:
-        history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
-        steps = {str(entry["step"]): entry for entry in history if "eval_rtd_loss" in entry}
+    if experiment.evaluate is not None:
+        metrics = experiment.evaluate(args, folder, seed)
+    evaluations = read_evaluations(folder) if experiment.generator_layers else {"": metrics}
     return [
         ({"step": step} if step else {})
         | {name: f"{logged[f'eval_{name}'.replace('validation_', '')]:.4f}" for name in experiment.metrics}
-        for step, logged in steps.items()
+        for step, logged in evaluations.items()
     ]
 
 
-def new_model(args: argparse.Namespace, variant: str, tokenizer: Path) -> list[object]:
+def new_model(args: argparse.Namespace, changes: str, tokenizer: Path) -> dict[str, Any]:
     """Return the flags of a new model. The first run trains the tokenizer, all runs use it."""
-    experiment, width = EXPERIMENTS[args.experiment], args.hidden_size
+    width = args.hidden_size
     fields = f"hidden_size={width},num_hidden_layers={LAYERS},num_attention_heads={width // HEAD_SIZE}"
     fields += f",intermediate_size={4 * width}"
-    changes = experiment.variants[variant]
-    if args.experiment == "recipes":
-        changes = changes[1]
-    else:  # a recipe decides about dropout
-        fields += ",hidden_dropout_prob=0,attention_probs_dropout_prob=0"
-    fields += f",{changes}" if changes else ""
-    flags: list[object] = ["--config_preset", "v3-small", "--config_overrides", fields]
-    flags += ["--generator_layers", experiment.generator_layers] if experiment.generator_layers else []
-    return flags + (["--tokenizer_name", tokenizer] if tokenizer.exists() else ["--train_tokenizer", args.vocab_size])
+    words = [fields, *filter(None, (args.config_fields, changes))]
+    vocabulary = {"tokenizer_name": tokenizer} if tokenizer.exists() else {"train_tokenizer": args.vocab_size}
+    return {"config_preset": "v3-small", "config_overrides": ",".join(words), **vocabulary}
 
 
-def released_model(args: argparse.Namespace) -> list[object]:
+def released_model(model: Path, work_dir: Path) -> dict[str, Any]:
     """Return the flags of a pair whose generator is made from the discriminator's embeddings and first layers."""
-    layers = EXPERIMENTS["released"].generator_layers
-    folder = args.work_dir / f"generator_{layers}"
+    folder = work_dir / f"generator_{RELEASED_GENERATOR_LAYERS}"
     if not folder.exists():
-        config = HfDebertaConfig.from_pretrained(args.model, num_hidden_layers=layers)
-        HfDebertaForMaskedLM.from_pretrained(args.model, config=config).save_pretrained(folder)
-        load_tokenizer(args.model).save_pretrained(folder)
-    return ["--discriminator_name_or_path", args.model, "--generator_name_or_path", folder]
+        config = HfDebertaConfig.from_pretrained(model, num_hidden_layers=RELEASED_GENERATOR_LAYERS)
+        HfDebertaForMaskedLM.from_pretrained(model, config=config).save_pretrained(folder)
+        load_tokenizer(model).save_pretrained(folder)
+    return {"discriminator_name_or_path": model, "generator_name_or_path": folder}
 
 
 def print_tables(experiment: Experiment, setting: str) -> None:
@@ -247,17 +231,11 @@ def print_tables(experiment: Experiment, setting: str) -> None:
     rows = [row for row in read_rows(RESULTS / experiment.result_file) if row["setting"] == setting]
     by = (experiment.column, "step") if experiment.generator_layers else (experiment.column,)
     print(f"\n{setting}\n\n{summary(rows, by, experiment.metrics)}")
-    if experiment.generator_layers:
-        return
-    metric = experiment.metrics[1 if experiment.result_file == "causal.csv" else 0]
-    values = {(row["variant"], row["seed"]): float(row[metric]) for row in rows}
     first = next(iter(experiment.variants))
-    print(f"\n{metric} minus that of {first}, mean over the seeds of both:")
-    for variant in dict.fromkeys(row["variant"] for row in rows):
-        seeds = [seed for name, seed in values if name == variant and (first, seed) in values]
-        if seeds:
-            difference = statistics.mean(values[variant, seed] - values[first, seed] for seed in seeds)
-            print(f"- {variant}: {difference:+.3f}")
+    for metric in () if experiment.generator_layers else experiment.metrics:
+        print(f"\n{metric} minus that of {first}, mean over the seeds of both:")
+        for (variant,), pairs in pairs_by_seed(rows, (), "variant", first, metric).items():
+            print(f"- {variant}: {statistics.mean(own - other for own, other in pairs):+.3f}")
 
 
 if __name__ == "__main__":

@@ -5,17 +5,17 @@
     python benchmarks/encoder.py --dtype int8                 # bfloat16 and int8 print their difference from float32
     python benchmarks/encoder.py --device cuda --dtype bfloat16
 
-docs/benchmarks.md explains the peers: in-tree, enabled, bert, modernbert, disentangled-flash, flashdeberta, "ours
-BACKEND", "ours optimized", "onnxruntime in-tree", "openvino in-tree|ours". After a comma a peer may have an addition:
-"no oneDNN", "no cuDNN" (for attention), "compiled" (torch.compile), "CUDA graph"; for ours optimized "torch" (without
-OpenVINO) or "fixed shape" (that of the inputs among its `shapes`); for runtimes "any shape" (the fastest settings of a
-graph for all shapes).
+docs/benchmarks.md explains the peers: in-tree, enabled, bert, disentangled-flash, flashdeberta, "ours BACKEND", "ours
+optimized", "onnxruntime in-tree", "openvino in-tree|ours". After a comma a peer may have an addition: "no oneDNN", "no
+cuDNN" (for attention), "compiled" (torch.compile), "CUDA graph"; for ours optimized "torch" (without OpenVINO) or
+"fixed shape" (that of the inputs among its `shapes`); for runtimes "any shape" (the fastest settings of a graph for all
+shapes).
 
 All DeBERTa peers hold the same weights. A case is batch x tokens without padding; "mnli" is a padded batch of 32
-sentence pairs, computed by the sequence classifiers. On a GPU the file also gets the peak of memory, the operations
-of the model as the paper defines it (not those of an implementation) per second and as a share of the GPU's peak, and
-the energy of a row. A peer that fails is skipped with the reason; if it is one of ours, the script exits with an error
-at the end. Writes benchmarks/results/encoder.csv.
+sentence pairs, computed by the sequence classifiers. On a GPU the file also gets the peak of memory, and the operations
+of the model as the paper defines it (not those of an implementation) per second and as a share of the GPU's peak. A
+peer that fails is skipped with the reason; if it is one of ours, the script exits with an error at the end. Writes
+benchmarks/results/encoder.csv.
 """
 
 import argparse
@@ -27,11 +27,19 @@ from typing import Any
 import torch
 import transformers
 from runtimes import MODULES, RUNTIMES, Graphs, fastest_runner
-from timing import joules_per_call, median_times, peak, record, start_counting, synchronize
+from timing import (
+    peak,
+    record,
+    report_failure,
+    require_ours,
+    start_counting,
+    synchronize,
+)
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import hf_deberta
+from hf_deberta.commands.bench import time_interleaved
 from hf_deberta.engines.onednn import prefers_onednn
 from hf_deberta.model.attention import AUTO, BACKENDS
 from hf_deberta.pretraining.throughput import peak_operations, training_operations
@@ -42,8 +50,6 @@ MNLI_LENGTHS += [85, 31, 59, 68, 34, 45, 36, 51, 37, 32, 16, 67, 30, 64, 37, 101
 CASES = ("1x32", "1x128", "8x128", "2x512", "1x2048", "mnli")
 SIZES = {"vocab_size": 1000, "num_labels": 3}
 MAX_TOKENS = 32768
-SPECIAL_TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "cls_token_id": 1, "eos_token_id": 2, "sep_token_id": 2}
-OTHER_MODELS = ("bert", "modernbert")  # than DeBERTa
 MAX_DIFFERENCE = 1e-4  # in float32; a DeBERTa peer that differs more from in-tree is not the same model
 
 
@@ -67,9 +73,6 @@ def make_model(peer: str, classify: bool, preset: str = "v3-base") -> Any:
         sizes = {name: getattr(config, name) for name in names}
         bert_config = transformers.BertConfig(**SIZES, **sizes, max_position_embeddings=MAX_TOKENS)
         return getattr(transformers, f"Bert{kind}")(bert_config)
-    if peer == "modernbert":  # of base size, whatever the preset
-        modern = transformers.ModernBertConfig(**SIZES, **SPECIAL_TOKENS, max_position_embeddings=MAX_TOKENS)
-        return getattr(transformers, f"ModernBert{kind}")(modern)
     if peer == "flashdeberta":
         import flashdeberta
 
@@ -87,7 +90,6 @@ def available_peers(device: str, training: bool = False) -> list[str]:
     # "triton" is "sdpa" on a CPU, and "eager" has not enough memory for the long cases on a GPU
     backends = ["sdpa", "triton", AUTO] if device == "cuda" else ["eager", "sdpa"]
     peers = ["in-tree", "bert", *(f"ours {backend}" for backend in backends), "enabled"]
-    peers += ["modernbert"] if device == "cuda" else []
     if device == "cpu" and prefers_onednn():
         peers.append("ours sdpa, no oneDNN")  # as on other processors
     modules: dict[str, tuple[str, ...]] = {"disentangled-flash": ("disentangled_flash",)}
@@ -98,13 +100,10 @@ def available_peers(device: str, training: bool = False) -> list[str]:
         modules |= {name: MODULES[name.split()[0]] for name in RUNTIMES}
         modules["ours optimized, fixed shape"] = ("openvino",)
     for name, needed in modules.items():
-        try:
+        with report_failure(name):  # not installed, or incompatible with an installed version
             for module in needed:
                 __import__(module)
-        except Exception as reason:  # not installed, or incompatible with an installed version
-            print(f"{name} is skipped: {reason}")
-            continue
-        peers.append(name)
+            peers.append(name)
     return peers
 
 
@@ -230,7 +229,7 @@ def differences(case: str, models: dict[str, Any], inputs: dict[str, Any], dtype
     expected = in_tree(**inputs_of("in-tree", inputs))[0]
     result = {}
     for peer, model in models.items():
-        if split_name(peer)[0] in OTHER_MODELS:
+        if peer.startswith("bert"):
             continue
         if isinstance(model, nn.Module):
             model.eval()
@@ -249,23 +248,20 @@ def measure(case: str, args: argparse.Namespace, graphs: Graphs) -> list[dict]:
     models: dict[str, Any] = {}
     steps: dict[str, Callable[[], None]] = {}
     for peer in args.peers:
-        try:
-            name = split_name(peer)[0]
-            model = prepare(peer, make_model(name, case == "mnli", args.preset), inputs, args, graphs)
+        with report_failure(f"{peer} at {case}"):
+            model = make_model(split_name(peer)[0], case == "mnli", args.preset)
+            model = prepare(peer, model, inputs, args, graphs)
             call = make_step(peer, model, inputs, labels, args.mode)
             call()
             synchronize(args.device)
-        except Exception as reason:  # a kernel that does not compile, too little memory, an incompatible version
-            print(f"{peer} is skipped at {case}: {type(reason).__name__}: {str(reason)[:200]}", flush=True)
-            continue
-        models[peer], steps[peer] = model, call
+            models[peer], steps[peer] = model, call
     compared = args.dtype == "float32" or (args.device == "cpu" and not training)
     errors = differences(case, models, inputs, args.dtype, args.preset) if compared else {}
     if training:
         for model in models.values():
             model.train()
     repeats = args.repeats or max(5, min(31, 12000 // inputs["input_ids"].numel()))
-    times = median_times(steps, repeats, args.device, calls=1 if training else 2)
+    times = time_interleaved(steps, repeats, torch.device(args.device))
     ours = times.get("ours optimized", times.get("ours sdpa"))
     rows = []
     for peer, time in times.items():
@@ -275,36 +271,31 @@ def measure(case: str, args: argparse.Namespace, graphs: Graphs) -> list[dict]:
         print(f"{case:>7}  {peer:<31} {time:9.1f} ms {ratio:>8}  {difference:8} {chosen}".rstrip(), flush=True)
         row = {"peer": peer, "mode": args.mode, "case": case, "dtype": args.dtype, "device": args.device}
         row |= {"preset": args.preset, "milliseconds": f"{time:.1f}", "difference": difference, "settings": chosen}
-        rows.append({**row, "repeats": repeats, **work_of(peer, steps[peer], time, inputs, args)})
+        rows.append({**row, "repeats": repeats})
+        if args.device == "cuda":
+            rows[-1] |= work_on_gpu(peer, steps[peer], time, inputs, args)
     return rows
 
 
-def work_of(
+def work_on_gpu(
     peer: str, step: Callable[[], None], milliseconds: float, inputs: dict[str, Any], args: argparse.Namespace
 ) -> dict[str, str]:
-    """Return memory, operations per second and energy of a peer on a GPU; nothing on a CPU."""
-    names = ("peak_mib", "tflops", "share_of_peak", "joules_per_row")
-    if args.device != "cuda":
-        return dict.fromkeys(names, "")
+    """Return the peak of memory, and the operations per second of a DeBERTa."""
     start_counting(args.device)
     step()
     synchronize(args.device)
     # with the weights of all peers; a graph has taken its memory before
-    peak_mib = "" if peer.endswith("CUDA graph") else f"{peak(args.device) / 2**20:.0f}"
-    joules = joules_per_call(step)
-    row_joules = "" if joules is None else f"{joules / len(inputs['input_ids']):.4f}"
-    tflops, share = "", ""
-    if split_name(peer)[0] not in OTHER_MODELS:
-        config = hf_deberta.HfDebertaConfig.from_preset(args.preset, **SIZES)
-        rows, tokens = inputs["input_ids"].shape
-        lengths = MNLI_LENGTHS if "attention_mask" in inputs else [tokens] * rows
-        real, pairs = sum(lengths), sum(length**2 for length in lengths)
-        passes = 1 if args.mode == "training" else 3
-        operations = training_operations(config, real, pairs / real, 0, vocab_size=0) / passes
-        tflops = f"{operations / milliseconds * 1e-9:.1f}"
-        device_peak = peak_operations(torch.device(args.device)) if args.dtype == "bfloat16" else None
-        share = "" if device_peak is None else f"{operations / milliseconds * 1e3 / device_peak:.3f}"
-    return dict(zip(names, (peak_mib, tflops, share, row_joules), strict=True))
+    work = {"peak_mib": "" if peer.endswith("CUDA graph") else f"{peak(args.device) / 2**20:.0f}"}
+    if peer.startswith("bert"):
+        return work
+    config = hf_deberta.HfDebertaConfig.from_preset(args.preset, **SIZES)
+    rows, tokens = inputs["input_ids"].shape
+    lengths = MNLI_LENGTHS if "attention_mask" in inputs else [tokens] * rows
+    real, pairs = sum(lengths), sum(length**2 for length in lengths)
+    passes = 1 if args.mode == "training" else 3
+    rate = training_operations(config, real, pairs / real, 0, vocab_size=0) / passes / milliseconds * 1e3
+    device_peak = peak_operations(torch.device(args.device)) if args.dtype == "bfloat16" else None
+    return {**work, "tflops": f"{rate / 1e12:.1f}", "share_of_peak": f"{rate / device_peak:.3f}" if device_peak else ""}
 
 
 def main() -> None:
@@ -323,16 +314,14 @@ def main() -> None:
         raise SystemExit("--dtype int8 is for --mode forward --device cpu")
     transformers.logging.set_verbosity_error()
     print("in brackets: the time divided by that of ours optimized, or of ours sdpa if the first is not timed")
-    missing = []
+    done: set[str] = set()
     graphs = {False: Graphs(), True: Graphs()}  # of encoders, of classifiers
     for case in args.cases:
         rows = measure(case, args, graphs[case == "mnli"])
         if rows:
             record("encoder.csv", rows, ("peer", "mode", "case", "dtype", "device", "preset"), args.device)
-        done = {row["peer"] for row in rows}
-        missing += [f"{peer} at {case}" for peer in args.peers if peer.startswith("ours") and peer not in done]
-    if missing:
-        raise SystemExit(f"skipped: {', '.join(missing)}")
+        done |= {f"{row['peer']} at {case}" for row in rows}
+    require_ours([f"{peer} at {case}" for case in args.cases for peer in args.peers if peer.startswith("ours")], done)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import transformers
 from encoder import quantize
 from released import load, read_batches
 from runtimes import RUNTIMES, Graphs, all_runners
-from timing import record
+from timing import record, report_failure
 
 import hf_deberta
 
@@ -63,14 +63,10 @@ def main() -> None:
     for peer, dtype in PEERS:
         if peer not in args.peers:
             continue
-        try:
-            logits = {
-                getattr(each, "settings", ""): logits_of(each, batches)
-                for each in classifiers(folder, peer, dtype, graphs)
-            }
-        except Exception as reason:  # not installed, not supported
-            print(f"{peer}, {dtype} is skipped: {type(reason).__name__}: {str(reason)[:200]}", flush=True)
-            continue
+        logits = {}
+        with report_failure(f"{peer}, {dtype}"):
+            for each in classifiers(folder, peer, dtype, graphs):
+                logits[getattr(each, "settings", "")] = logits_of(each, batches)
         for settings, values in logits.items():
             equal = int((values.argmax(-1) == expected.argmax(-1)).sum())
             difference = f"{float((values - expected).abs().max()):.1e}"

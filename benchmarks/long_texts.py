@@ -2,7 +2,7 @@
 
     python benchmarks/long_texts.py --model deberta-v3-xsmall --text held_out_book.txt --conll conll2003
     python benchmarks/long_texts.py --model extended/discriminator --tokenizer deberta-v3-xsmall ...
-    python benchmarks/long_texts.py --print      # the table in docs/long_texts.md, from the csv
+    python benchmarks/long_texts.py --seeds 0    # only prints the table in docs/long_texts.md, from the csv
 
 - needle: a question, then a book with four sentences "The password of NAME is NUMBER." at random places. Measured is
   the exact match of the answer. In training, one question of five has no answer.
@@ -21,11 +21,10 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
 import torch
-from table import RESULTS, markdown, read_rows
+from table import RESULTS, grouped, markdown, mean_and_deviation, read_rows
 from timing import record_runs
 from transformers import DataCollatorForTokenClassification, PreTrainedTokenizerBase, get_linear_schedule_with_warmup
 
@@ -173,30 +172,26 @@ def fine_tune(model: Any, task: Any, seed: int, steps: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, help="folder of the checkpoint")
+    parser.add_argument("--model", type=Path, default=Path(), help="folder of the checkpoint")
     parser.add_argument("--tokenizer", type=Path, help="folder of its tokenizer; default: --model")
     parser.add_argument("--name", help="name of the checkpoint in the result file; default: that of the folder")
     parser.add_argument("--text", type=Path, help="a book for the needles")
     parser.add_argument("--conll", type=Path, help="folder with train.txt and valid.txt of CoNLL-2003")
-    parser.add_argument("--readings", nargs="+", default=READINGS, choices=READINGS)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--work_dir", type=Path, default=Path(tempfile.gettempdir()) / "long_texts")
-    parser.add_argument("--print", action="store_true", help="only print the table")
     args = parser.parse_args()
-    if not args.print:
-        name = args.name or args.model.name
-        setting = f"{args.steps} steps of {BATCH} rows of {MIN_LENGTH} to {TRAINED_LENGTH} tokens, {LEARNING_RATE:g}"
-        runs = [
-            {"checkpoint": name, "task": task, "seed": str(seed), "setting": setting}
-            | {"reading": reading, "tokens": str(length)}
-            for seed in range(1, args.seeds + 1)
-            for reading in args.readings
-            for task in TASKS
-            for length in TEXTS
-            if reading == READINGS[0] or (length > TRAINED_LENGTH and (task, reading) != ("entities", READINGS[2]))
-        ]
-        record_runs("long_texts.csv", runs, lambda run: [measure(args, run)], again=False)
+    setting = f"{args.steps} steps of {BATCH} rows of {MIN_LENGTH} to {TRAINED_LENGTH} tokens, {LEARNING_RATE:g}"
+    runs = [
+        {"checkpoint": args.name or args.model.name, "task": task, "seed": str(seed), "setting": setting}
+        | {"reading": reading, "tokens": str(length)}
+        for seed in range(1, args.seeds + 1)
+        for reading in READINGS
+        for task in TASKS
+        for length in TEXTS
+        if reading == READINGS[0] or (length > TRAINED_LENGTH and (task, reading) != ("entities", READINGS[2]))
+    ]
+    record_runs("long_texts.csv", runs, lambda run: [measure(args, run)], again=False)
     print(table())
 
 
@@ -218,18 +213,11 @@ def measure(args: argparse.Namespace, run: dict[str, str]) -> dict[str, str]:
 
 def table() -> str:
     """Return mean values, and the deviation over several seeds, by length."""
-    groups: dict[tuple[str, ...], dict[str, list[float]]] = {}
-    for row in read_rows(RESULTS / "long_texts.csv"):
-        group = groups.setdefault((row["task"], row["checkpoint"], row["reading"]), {})
-        group.setdefault(row["tokens"], []).append(float(row["value"]))
     lines = []
-    for (task, checkpoint, reading), group in sorted(groups.items(), key=lambda item: item[0][0]):
-        seeds = max(map(len, group.values()))
-        cells = [
-            "-" if not values else f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
-            for values in (group.get(str(length), []) for length in TEXTS)
-        ]
-        lines.append([f"{task}, {METRICS[task]}", checkpoint, reading, str(seeds), *cells])
+    for key, rows in sorted(grouped(read_rows(RESULTS / "long_texts.csv"), ("task", "checkpoint", "reading")).items()):
+        values = [[float(row["value"]) for row in rows if row["tokens"] == str(length)] for length in TEXTS]
+        cells = [mean_and_deviation(each, digits=2) if each else "-" for each in values]
+        lines.append([f"{key[0]}, {METRICS[key[0]]}", *key[1:], str(max(map(len, values))), *cells])
     return markdown(["task", "checkpoint", "read as", "seeds", *map(str, TEXTS)], lines, 3)
 
 

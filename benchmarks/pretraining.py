@@ -25,9 +25,10 @@ from typing import Any
 import torch
 import transformers
 from encoder import in_tree_config
-from timing import in_new_process, median_times, peak, record, start_counting, synchronize
+from timing import in_new_process, peak, record, report_failure, require_ours, start_counting, synchronize
 
 import hf_deberta
+from hf_deberta.commands.bench import time_interleaved
 from hf_deberta.pretraining.rtd_pretraining import HfDebertaForRtdPretraining, HfDebertaRtdConfig
 from hf_deberta.pretraining.throughput import peak_operations, rtd_training_operations, training_operations
 
@@ -107,7 +108,7 @@ def main() -> None:
     parser.add_argument("--preset", default="v3-base")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--length", type=int, default=512)
-    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--peers", nargs="+", default=PEERS)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--no_optimizer", action="store_true", help="forward and backward alone")
@@ -121,43 +122,25 @@ def main() -> None:
         return
     memory, steps = {}, {}
     for peer in args.peers:
-        try:  # before any model of this process takes memory
+        with report_failure(peer):  # before any model of this process takes memory
             memory[peer] = in_new_process(__file__, *sys.argv[1:], "--memory_of", peer)
-        except Exception as reason:
-            print(f"{peer} is skipped: {type(reason).__name__}: {str(reason)[-200:]}", flush=True)
     for peer in memory:
-        try:
+        with report_failure(peer):
             step = Step(peer, config, batch, args)
             step()
             synchronize(args.device)
-        except Exception as reason:  # a kernel that does not compile, too little memory
-            print(f"{peer} is skipped: {type(reason).__name__}: {str(reason)[-200:]}", flush=True)
-            continue
-        steps[peer] = step
-    for repeats in (min(3, args.repeats), args.repeats):  # there is a result even if the time runs out
-        write_times(steps, memory, batch, config, args, repeats)
-    missing = [peer for peer in args.peers if peer not in steps and "ours" in peer]
-    if missing:
-        raise SystemExit(f"skipped: {', '.join(missing)}")
-
-
-def write_times(
-    steps: dict[str, Step], memory: dict[str, str], batch: Batch, config: Any, args: argparse.Namespace, repeats: int
-) -> None:
-    """Time the steps in turns; print and record a row for each peer."""
+            steps[peer] = step
     peak_rate = peak_operations(torch.device(args.device))
     setting = {name: getattr(args, name) for name in ("preset", "batch", "length", "device")}
     setting["optimizer"] = "none" if args.no_optimizer else "AdamW"
-    rows = []
-    for peer, milliseconds in median_times(steps, repeats, args.device).items():
-        speed = batch.tokens / milliseconds * 1e3
-        mfu = "" if peak_rate is None else f"{batch.operations(peer, config) / milliseconds * 1e3 / peak_rate:.3f}"
-        print(f"{peer}: {milliseconds:.1f} ms, {speed:.0f} tokens per second, MFU {mfu or 'unknown'}, ", end="")
-        print(f"peak {memory[peer]} MiB", flush=True)
-        row = {"peer": peer, **setting, "milliseconds": f"{milliseconds:.1f}", "tokens_per_second": f"{speed:.0f}"}
-        rows.append(row | {"mfu": mfu, "peak_mib": memory[peer], "repeats": repeats})
-    if rows:
-        record("pretraining.csv", rows, ("peer", *setting), args.device)
+    for peer, milliseconds in time_interleaved(steps, args.repeats, torch.device(args.device)).items():
+        rate = batch.operations(peer, config) / milliseconds * 1e3
+        row = {"peer": peer, **setting, "milliseconds": f"{milliseconds:.1f}"}
+        row |= {"tokens_per_second": f"{batch.tokens / milliseconds * 1e3:.0f}"}
+        row |= {"mfu": f"{rate / peak_rate:.3f}" if peak_rate else "", "peak_mib": memory[peer]}
+        print(", ".join(f"{name} {value}" for name, value in row.items() if name not in setting), flush=True)
+        record("pretraining.csv", [{**row, "repeats": args.repeats}], ("peer", *setting), args.device)
+    require_ours(args.peers, steps)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ the inputs, and the fastest stay:
 import tempfile
 import timeit
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,12 +42,12 @@ Run = Callable[[dict[str, Any]], Any]  # from inputs as arrays to the first outp
 Shape = tuple[int, ...] | None  # of the inputs; None: any
 
 
+@dataclass(frozen=True)
 class Runner:
     """A compiled graph with the call of a model: keyword inputs, a tuple with the first output."""
 
-    def __init__(self, run: Run, settings: str):
-        self.run = run
-        self.settings = settings
+    run: Run
+    settings: str
 
     def __call__(self, **inputs: torch.Tensor) -> tuple[torch.Tensor]:
         inputs.setdefault("attention_mask", torch.ones_like(inputs["input_ids"]))
@@ -72,18 +73,18 @@ class Graphs:
 
     def file(self, runtime: str, source: str, model: Any, int8: bool) -> Path:
         """The graph in float32, or with int8 weights per channel: ours in OpenVINO's format, in-tree's in ONNX."""
-        folder = Path(self.folder.name)
         write, suffix = (to_openvino, "xml") if source == "ours" else (write_onnx, "onnx")
-        plain = folder / f"{source}.{suffix}"
-        if not plain.exists():
-            write(model, plain)
+        plain = self.written(f"{source}.{suffix}", write, model)
         if not int8:
             return plain
         quantize, suffix = (quantize_onnx, "onnx") if runtime == "onnxruntime" else (quantize_openvino, "xml")
-        quantized = folder / f"{source}-int8.{suffix}"
-        if not quantized.exists():
-            quantize(plain, quantized)
-        return quantized
+        return self.written(f"{source}-int8.{suffix}", quantize, plain)
+
+    def written(self, name: str, write: Callable[[Any, Path], object], source: Any) -> Path:
+        file = Path(self.folder.name) / name
+        if not file.exists():
+            write(source, file)
+        return file
 
 
 def write_onnx(model: Any, file: Path) -> None:
@@ -124,15 +125,10 @@ def fastest_runner(
 
     With `any_shape` only settings that take inputs of other shapes too.
     """
-    runners = []
     shape: Shape = None if any_shape else tuple(inputs["input_ids"].shape)
-    for runner in all_runners(peer, model, shape, dtype, graphs):
-        if runner(**inputs)[0].isfinite().all():
-            runners.append(runner)
-        else:  # OpenVINO in bfloat16 rounds the lowest number of in-tree's mask to -inf
-            print(f"{peer}, {runner.settings}: NaN or infinite values, not timed", flush=True)
-    if not runners:
-        raise ValueError("no settings give finite numbers")
+    runners = list(all_runners(peer, model, shape, dtype, graphs))
+    # OpenVINO in bfloat16 rounds the lowest number of in-tree's mask to -inf
+    runners = [runner for runner in runners if runner(**inputs)[0].isfinite().all()]
     return min(runners, key=lambda runner: min(timeit.repeat(partial(runner, **inputs), number=1, repeat=TRIAL_CALLS)))
 
 
@@ -153,14 +149,11 @@ def all_runners(peer: str, model: Any, shape: Shape, dtype: str, graphs: Graphs)
 
 
 def onnxruntime_session(file: Path, shape: Shape) -> Run:
-    """All graph optimizations; threads spin within a run and stop after it, so that they do not slow other peers."""
+    """Threads spin within a run and stop after it, so that they do not slow other peers."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    options.inter_op_num_threads = 1
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.add_session_config_entry("session.intra_op.allow_spinning", "1")
     options.add_session_config_entry("session.force_spinning_stop", "1")
     for name, size in zip(AXES.values(), shape or (), strict=False):
         options.add_free_dimension_override_by_name(name, size)

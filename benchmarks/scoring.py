@@ -18,8 +18,9 @@ import pyarrow
 import pyarrow.parquet
 import torch
 import transformers
-from timing import median_times, record
+from timing import record
 
+from hf_deberta.commands.bench import time_interleaved
 from hf_deberta.scoring import ScoreSettings, TextClassifier, score_file
 
 WORDS = ["the", "man", "is", "on", "a", "dog", "and", "in", "of", "to", "not", "with"]
@@ -61,7 +62,8 @@ def main() -> None:
             scores = pyarrow.parquet.read_table(target)["score"].to_pylist()[:16]
             differences = [abs(row["score"] - own) for row, own in zip(pipe(texts[:16]), scores, strict=True)]
             print(f"{dtype}: scores differ by {max(differences):.1e}")
-        rates = {peer: 1e3 * args.documents / time for peer, time in median_times(peers, args.repeats).items()}
+        times = time_interleaved(peers, args.repeats, torch.device("cpu"))
+    rates = {peer: 1e3 * args.documents / time for peer, time in times.items()}
     best = max(rate for peer, rate in rates.items() if peer.startswith("pipeline"))
     for peer, rate in rates.items():
         row = {"peer": peer, "model": args.name or Path(args.model).name, "documents": args.documents}

@@ -11,15 +11,16 @@ repeats them. --seeds 0 trains nothing and prints the table.
 import argparse
 import json
 import random
-import statistics
 import tempfile
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
-from fine_tuning import FIELDS_WITHOUT_TEXT, TASKS, run_script
-from table import RESULTS, markdown, read_rows
-from timing import record_runs
+from fine_tuning import TASKS
+from scripts import run_script
+from table import RESULTS, markdown, mean_and_deviation, mean_and_range, pairs_by_seed, read_rows
+from timing import record_runs, run_parser
 
 from hf_deberta import HfDebertaForSequenceClassification, HfDebertaTokenizer
 from hf_deberta.fine_tuning.sift import PerturbedEmbeddings, SiftArguments, sift_loss
@@ -28,46 +29,33 @@ NAMES = ("cola", "stsb", "conll2003", "mrpc", "rte")  # of tasks, smallest input
 BATCH, LEARNING_RATE, LENGTH, EVAL_ROWS = "16", "1e-4", "128", "500"
 SIFT_LAMBDA = "3"  # weight of the adversarial loss, as published for xsmall
 MIN_LETTERS, TYPO_RATE, DROP_RATE = 4, 0.2, 0.1
-SIZES = ("--sift_init_perturbation", "--sift_learning_rate")  # of the perturbation
-ARMS = {  # flags of each training
-    "plain": [],
-    "SiFT": ["--sift"],
-    "no perturbation": ["--sift", SIZES[0], "1e-30", SIZES[1], "1e-30"],  # R-Drop
-    "shared 0.03": ["--sift", "--sift_dropout", "shared", SIZES[0], "0.03", SIZES[1], "0.03"],
-    "shared 0.1": ["--sift", "--sift_dropout", "shared", SIZES[0], "0.1", SIZES[1], "0.1"],
-}
-DIVERGENCES = {  # settings of SiFT; "without dropout" computes in evaluation mode
+FIELDS_WITHOUT_TEXT = {"label", "idx", "id", "example_id", "answer"}
+DIVERGENCES: dict[str, dict[str, Any]] = {  # settings of SiFT; "without dropout" computes in evaluation mode
     "as released": {},
-    "no perturbation": {"sift_init_perturbation": 1e-30, "sift_learning_rate": 1e-30},
+    "no perturbation": {"sift_init_perturbation": 1e-30, "sift_learning_rate": 1e-30},  # R-Drop
     "as released, without dropout": {},
     "shared": {"sift_dropout": "shared"},
     "shared 0.03": {"sift_dropout": "shared", "sift_init_perturbation": 0.03, "sift_learning_rate": 0.03},
     "shared 0.1": {"sift_dropout": "shared", "sift_init_perturbation": 0.1, "sift_learning_rate": 0.1},
 }
+ARMS = {"plain": {}, "SiFT": {"sift": True, "sift_lambda": SIFT_LAMBDA}}  # flags of each training
+ARMS |= {name: {**ARMS["SiFT"], **DIVERGENCES[name]} for name in ("no perturbation", "shared 0.03", "shared 0.1")}
 DRAWS = 4  # of dropout and noise
 VERSIONS = {"": "as they are", "_typos": "typos", "_drops": "words left out"}  # suffix of a split -> name in the table
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, help="folder of any checkpoint that the scripts load")
-    parser.add_argument("--data", type=Path, help="folder with glue/cola/train.jsonl, conll2003/train.txt and so on")
+    parser = run_parser(__doc__, seeds=5)
     parser.add_argument("--tasks", nargs="+", default=NAMES, choices=NAMES)
-    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", default="60")
     parser.add_argument("--epochs", help="instead of --steps")
     parser.add_argument("--max_train_samples", help="default: all training rows")
     parser.add_argument("--arms", nargs="+", default=["plain", "SiFT"], choices=ARMS)
-    parser.add_argument("--again", action="store_true", help="repeat recorded runs, and print both")
     parser.add_argument("--divergence", action="store_true", help="measure what the divergence consists of, instead")
-    parser.add_argument("--name", help="name of the checkpoint in the result file")
     args = parser.parse_args()
+    name = args.name or args.model.name
     if args.divergence:
-        runs = [
-            {"checkpoint": args.name or args.model.name, "task": task, "passes": passes}
-            for task in args.tasks
-            for passes in DIVERGENCES
-        ]
+        runs = [{"checkpoint": name, "task": task, "passes": passes} for task in args.tasks for passes in DIVERGENCES]
         record_runs("sift_divergence.csv", runs, lambda run: [measure_divergence(args, run)], args.again)
         return
     length = f"{args.epochs} epochs" if args.epochs else f"{args.steps} steps"
@@ -75,15 +63,14 @@ def main() -> None:
     setting = f"{length} of {BATCH}, {LENGTH} tokens, learning rate {LEARNING_RATE}"
     setting += f", lambda {SIFT_LAMBDA}, at most {EVAL_ROWS} validation rows"
     runs = [
-        {"checkpoint": args.name or args.model.name, "task": task, "training": training, "seed": str(seed)}
-        | {"setting": setting}
+        {"checkpoint": name, "task": task, "training": training, "seed": str(seed), "setting": setting}
         for seed in range(1, args.seeds + 1)
         for task in args.tasks
         for training in args.arms
     ]
     with tempfile.TemporaryDirectory() as scratch:
         record_runs("sift.csv", runs, lambda run: [train(args, run, Path(scratch))], args.again)
-    print(table())
+    print(table(name))
 
 
 def measure_divergence(args: argparse.Namespace, run: dict[str, str]) -> dict[str, str]:
@@ -115,16 +102,14 @@ def measure_divergence(args: argparse.Namespace, run: dict[str, str]) -> dict[st
 def train(args: argparse.Namespace, run: dict[str, str], folder: Path) -> dict[str, str]:
     """Fine-tune once; return scores, losses and seconds."""
     task, sift = TASKS[run["task"]], ARMS[run["training"]]
-    data = write_rows_of(run["task"], args.data, folder)
-    flags = ["--intermediate", args.model, "--task_name", run["task"], "--data_dir", data]
-    flags += ["--num_train_epochs", args.epochs] if args.epochs else ["--max_steps", args.steps]
-    flags += ["--max_train_samples", args.max_train_samples] if args.max_train_samples else []
-    flags += ["--seed", run["seed"], "--warmup_steps", "0.1", "--recipe", "none"]
-    flags += ["--per_device_train_batch_size", BATCH, "--learning_rate", LEARNING_RATE]
-    flags += ["--max_seq_length", LENGTH, "--max_eval_samples", EVAL_ROWS]
-    flags += [*sift, "--sift_lambda", SIFT_LAMBDA] if sift else []
-    flags += ["--document_context", "none"] if task.script == "run_ner.py" else []
-    metrics = run_script("ours", task.script, list(map(str, flags)), folder / "run")
+    flags = {"intermediate": args.model, "task_name": run["task"], "seed": run["seed"], "recipe": "none", **sift}
+    flags["data_dir"] = write_rows_of(run["task"], args.data, folder)
+    flags |= {"num_train_epochs": args.epochs} if args.epochs else {"max_steps": args.steps}
+    flags |= {"max_train_samples": args.max_train_samples} if args.max_train_samples else {}
+    flags |= {"per_device_train_batch_size": BATCH, "learning_rate": LEARNING_RATE, "warmup_steps": 0.1}
+    flags |= {"max_seq_length": LENGTH, "max_eval_samples": EVAL_ROWS}
+    flags |= {"document_context": "none"} if task.script == "run_ner.py" else {}
+    metrics = run_script(task.script, folder / "run", flags)
     return {
         "metric": task.metric,
         **{f"value{suffix}": f"{metrics[f'eval_{task.metric}{suffix}']:.4f}" for suffix in VERSIONS},
@@ -185,33 +170,18 @@ def with_typo(word: str, draw: random.Random) -> str:
     return word[:first] + word[first + 1] + word[first] + word[first + 2 :]
 
 
-def table() -> str:
-    """Return mean scores over seeds, and the mean and standard deviation of the difference with the same seed."""
-    groups: dict[tuple[str, ...], dict[tuple[str, str], dict[str, str]]] = {}
-    for row in read_rows(RESULTS / "sift.csv"):
-        group = groups.setdefault((row["checkpoint"], row["setting"], row["task"], row["metric"]), {})
-        group[row["training"], row["seed"]] = row
-    settings = list(dict.fromkeys((checkpoint, setting) for checkpoint, setting, *_ in groups))
+def table(checkpoint: str) -> str:
+    """Return scores of each training and of plain, and the difference with the same seed, over seeds."""
+    rows = [row for row in read_rows(RESULTS / "sift.csv") if row["checkpoint"] == checkpoint]
     lines = []
-    for (checkpoint, setting, task, metric), group in groups.items():
-        label = f"{task}, {metric} ({settings.index((checkpoint, setting)) + 1})"
-        for arm in list(ARMS)[1:]:
-            seeds = [seed for training, seed in group if training == "plain" and (arm, seed) in group]
-            for suffix, name in VERSIONS.items() if seeds else ():
-                plain, sift = (
-                    [float(group[training, seed][f"value{suffix}"]) for seed in seeds] for training in ("plain", arm)
-                )
-                differences = [after - before for before, after in zip(plain, sift, strict=True)]
-                means = [f"{statistics.mean(values):.3f}" for values in (plain, sift)]
-                lines.append([label, arm, name, str(len(seeds)), *means, mean_and_deviation(differences)])
-    head = ["task, metric", "training", "validation rows", "seeds", "plain", "this training", "difference, same seed"]
-    legend = [f"({number}) {checkpoint}; {setting}." for number, (checkpoint, setting) in enumerate(settings, 1)]
-    return "\n".join([markdown(head, lines, 3), "", *legend])
-
-
-def mean_and_deviation(differences: list[float]) -> str:
-    mean = f"{statistics.mean(differences):+.3f}"
-    return f"{mean} ± {statistics.stdev(differences):.3f}" if len(differences) > 1 else mean
+    for suffix, version in VERSIONS.items():
+        by = ("setting", "task", "metric")
+        for (*key, training), pairs in pairs_by_seed(rows, by, "training", "plain", f"value{suffix}").items():
+            scores = [mean_and_range(values) for values in zip(*pairs, strict=True)]
+            difference = mean_and_deviation([own - plain for own, plain in pairs], "+")
+            lines.append([*key, training, version, str(len(pairs)), *scores, difference])
+    head = ["setting", "task", "metric", "training", "validation rows", "seeds", "this training", "plain"]
+    return markdown([*head, "difference, same seed"], sorted(lines), 5)
 
 
 if __name__ == "__main__":

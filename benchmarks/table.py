@@ -9,7 +9,7 @@ import csv
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 
 RESULTS = Path(os.environ.get("RESULTS") or Path(__file__).parent / "results")  # folder of the result files
 AMD = "AMD EPYC, 2 threads"  # Zen 5
@@ -80,14 +80,41 @@ def mean_and_range(values: Sequence[float], digits: int = 3) -> str:
     return f"{mean(values):.{digits}f}" + (f" ({low:.{digits}f} to {high:.{digits}f})" if len(values) > 1 else "")
 
 
-def summary(rows: list[dict[str, str]], by: tuple[str, ...], values: tuple[str, ...]) -> str:
-    """Return a table of runs: mean and range of the columns `values` over the runs that agree in the columns `by`."""
+def mean_and_deviation(values: Sequence[float], sign: str = "", digits: int = 3) -> str:
+    """Return the mean; of several values with their standard deviation. `sign` "+" is printed before positive ones."""
+    deviation = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{mean(values):{sign}.{digits}f}{deviation}"
+
+
+def grouped(rows: list[dict[str, str]], by: tuple[str, ...]) -> dict[tuple[str, ...], list[dict[str, str]]]:
+    """Return the rows by their values in the columns `by`."""
     groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
     for row in rows:
         groups.setdefault(tuple(row[name] for name in by), []).append(row)
+    return groups
+
+
+def pairs_by_seed(
+    rows: list[dict[str, str]], by: tuple[str, ...], column: str, baseline: str, value: str = "value"
+) -> dict[tuple[str, ...], list[tuple[float, float]]]:
+    """Return the values of each variant beside those of the baseline with the same seed.
+
+    The keys are the columns `by` and `column`, which names the variant.
+    """
+    values = {(*(row[name] for name in by), row[column], row["seed"]): float(row[value]) for row in rows}
+    pairs: dict[tuple[str, ...], list[tuple[float, float]]] = {}
+    for (*key, variant, seed), own in values.items():
+        other = values.get((*key, baseline, seed))
+        if variant != baseline and other is not None:
+            pairs.setdefault((*key, variant), []).append((own, other))
+    return pairs
+
+
+def summary(rows: list[dict[str, str]], by: tuple[str, ...], values: tuple[str, ...]) -> str:
+    """Return a table of runs: mean and range of the columns `values` over the runs that agree in the columns `by`."""
     lines = [
         [*key, str(len(group)), *(mean_and_range([float(row[name]) for row in group]) for name in values)]
-        for key, group in groups.items()
+        for key, group in grouped(rows, by).items()
     ]
     return markdown([*by, "runs", *values], lines, len(by))
 

@@ -1,45 +1,20 @@
-"""Comparable measurements: peers take turns, medians count, and each row records machine, versions and date."""
+"""Result files, whose rows record machine, versions and date; peaks of memory; peers that fail."""
 
+import argparse
 import csv
-import ctypes
 import datetime
 import os
 import platform
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
 
 import torch
 import transformers
 from table import RESULTS, read_rows
-
-COUNTED_SECONDS = 2.0  # the counter of a GPU's energy moves some twenty times a second
-
-
-def median_times(
-    peers: Mapping[str, Callable[[], object]], repeats: int, device: str = "cpu", calls: int = 1
-) -> dict[str, float]:
-    """Return the median milliseconds of each peer's calls. Peers take turns; one warm-up round is not counted.
-
-    Of several `calls` in a turn, the last counts: threads of one runtime wait for work for a while, and keep cores
-    busy, while a peer with another one begins.
-    """
-    times: dict[str, list[float]] = {name: [] for name in peers}
-    for turn in range(repeats + 1):
-        for name, call in peers.items():
-            for _ in range(calls - 1):
-                call()
-            synchronize(device)
-            start = time.perf_counter()
-            call()
-            synchronize(device)
-            if turn > 0:
-                times[name].append(1e3 * (time.perf_counter() - start))
-    return {name: median(values) for name, values in times.items()}
 
 
 def synchronize(device: str) -> None:
@@ -70,26 +45,19 @@ def status(field: str) -> int:
     return 1024 * int(rest.split()[0])
 
 
-def joules_per_call(call: Callable[[], object]) -> float | None:
-    """Return the energy that the current GPU takes for a call, by two readings of its counter; None without one."""
+@contextmanager
+def report_failure(what: str) -> Iterator[None]:
+    """Report any error, such as a missing package or too little memory, and continue."""
     try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return None
-    uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}".encode()
-    handle, millijoules, readings = ctypes.c_void_p(), ctypes.c_ulonglong(), []
-    if nvml.nvmlInit_v2() != 0 or nvml.nvmlDeviceGetHandleByUUID(uuid, ctypes.byref(handle)) != 0:
-        return None
-    calls, start = 0, time.perf_counter()
-    for seconds in (0.0, COUNTED_SECONDS):
-        while time.perf_counter() - start < seconds:
-            call()
-            torch.cuda.synchronize()
-            calls += 1
-        if nvml.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(millijoules)) != 0:
-            return None
-        readings.append(millijoules.value)
-    return (readings[1] - readings[0]) / 1e3 / calls
+        yield
+    except Exception as reason:
+        print(f"{what} is skipped: {type(reason).__name__}: {str(reason)[-300:]}", flush=True)
+
+
+def require_ours(peers: Collection[str], measured: Collection[str]) -> None:
+    """Exit with an error if a peer of ours was skipped."""
+    if missing := [peer for peer in peers if "ours" in peer and peer not in measured]:
+        raise SystemExit(f"skipped: {', '.join(missing)}")
 
 
 def in_new_process(script: str, *flags: object) -> str:
@@ -129,11 +97,13 @@ def processor() -> str:
 def write_rows(path: Path, rows: list[dict], key: tuple[str, ...]) -> None:
     """Add rows to a result file. They replace earlier rows with the same values in the columns `key`."""
     new = {tuple(str(row[column]) for column in key) for row in rows}
-    others = [row for row in read_rows(path) if tuple(row[column] for column in key) not in new]
+    recorded = read_rows(path)
+    others = [row for row in recorded if tuple(row.get(column, "") for column in key) not in new]
+    columns = dict.fromkeys(name for row in (*recorded, *rows) for name in row)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".tmp")
     with unfinished.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(others + rows)
     os.replace(unfinished, path)
@@ -142,6 +112,18 @@ def write_rows(path: Path, rows: list[dict], key: tuple[str, ...]) -> None:
 def record(file_name: str, rows: list[dict], key: tuple[str, ...], device: str = "cpu") -> None:
     """Write rows with date, machine and versions; they replace those of the same machine and values of `key`."""
     write_rows(RESULTS / file_name, [{**row, **environment(device)} for row in rows], (*key, "machine"))
+
+
+def run_parser(description: str, seeds: int, required: bool = True) -> argparse.ArgumentParser:
+    """Return a parser with the flags of all benchmarks that train a checkpoint on tasks."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=required, help="folder of a checkpoint, ours or released")
+    parser.add_argument("--name", help="its name in the result file; default: that of the folder")
+    data = "folder with glue/cola/train.jsonl, conll2003/train.txt and so on"
+    parser.add_argument("--data", type=Path, required=required, help=data)
+    parser.add_argument("--seeds", type=int, default=seeds, help="number of seeds; 0 only prints the table")
+    parser.add_argument("--again", action="store_true", help="repeat recorded runs, and print both")
+    return parser
 
 
 def record_runs(

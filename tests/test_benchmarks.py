@@ -159,6 +159,26 @@ def test_a_recorded_value_that_is_off_is_reported(
     assert ["not repeated: some.csv needs DATA=folder MODEL=folder: other.py {data} {model}"] in lines
 
 
+def test_paths_with_spaces_are_one_word(load, tmp_path):
+    books, folder = tmp_path / "my data" / "text", tmp_path / "a folder"
+    books.mkdir(parents=True)
+    folder.mkdir()
+    for name in ("books_1.txt", "books_2.txt", "books_validation.txt"):
+        (books / name).touch()
+    command = "x.py --train_file {books} --name 'two words' --model {model} --work_dir {work}"
+    words = load("reproduce").fill_in(command, tmp_path / "my data", str(tmp_path / "my model"), folder)
+    files = [str(books / "books_1.txt"), str(books / "books_2.txt")]
+    model, work = str(tmp_path / "my model"), str(folder / "work")
+    assert words == ["x.py", "--train_file", *files, "--name", "two words", "--model", model, "--work_dir", work]
+
+
+def test_a_result_file_may_lack_a_column_of_the_key(load, tmp_path):
+    path = tmp_path / "times.csv"
+    path.write_text("peer,ms\na,1\n")
+    load("timing").write_rows(path, [{"peer": "b", "preset": "tiny", "ms": 2}], ("peer", "preset"))
+    assert path.read_text() == "peer,ms,preset\na,1,\nb,2,tiny\n"
+
+
 def test_every_result_file_is_repeated_or_says_why_not(load):
     reproduce = load("reproduce")
     repeated = {repeat.result_file for repeat in reproduce.REPEATS}
