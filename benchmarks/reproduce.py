@@ -81,7 +81,7 @@ class Repeat:
             names.append("MODEL=folder")
         return " ".join(names)
 
-    def values_of(self, row: dict[str, str], column: str, rows: Rows) -> list[float]:
+    def read(self, row: dict[str, str], column: str, rows: Rows) -> list[float]:
         """Return the value of a row, or that of the peer on the same machine divided by it; nothing if it is empty."""
         peer = self.limits[column].peer
         if not peer or not row[column]:
@@ -167,7 +167,7 @@ def main() -> None:
     chosen = [repeat for repeat in REPEATS if repeat.result_file in args.only]
     possible = [repeat for repeat in chosen if not repeat.missing(args.data, args.model)]
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(2) as pool:
-        run = partial(lines_of, data=args.data, model=args.model, scratch=scratch)
+        run = partial(run_and_compare, data=args.data, model=args.model, scratch=scratch)
         groups = [run(repeat) for repeat in possible if repeat.timed]
         groups += pool.map(run, [repeat for repeat in possible if not repeat.timed])
     lines = [line for group in groups for line in group]
@@ -181,10 +181,10 @@ def main() -> None:
     sys.exit(1 if failures else 0)
 
 
-def lines_of(repeat: Repeat, data: Path | None, model: str | None, scratch: str) -> list[list[str]]:
+def run_and_compare(repeat: Repeat, data: Path | None, model: str | None, scratch: str) -> list[list[str]]:
     """Run a command; return a line for each value that it writes, or one that says that there are none."""
     folder = Path(tempfile.mkdtemp(dir=scratch))
-    words = words_of(repeat.command, data, model, folder)
+    words = fill_in(repeat.command, data, model, folder)
     variables = {**os.environ, "RESULTS": str(folder), "PYTHONPATH": str(ROOT)}
     variables |= {} if repeat.timed else {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", *words]
@@ -193,37 +193,38 @@ def lines_of(repeat: Repeat, data: Path | None, model: str | None, scratch: str)
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=variables)
     failure = f", failed: {done.stderr[-2000:]}" if done.returncode else ""
     new = [] if failure else read_rows(folder / repeat.result_file)
-    lines = list(compared(repeat, new, read_rows(RESULTS / repeat.result_file)))
+    lines = list(compare(repeat, new, read_rows(RESULTS / repeat.result_file)))
     lines = lines or [[repeat.result_file, "", "", "", "none", "", "MISSING"]]
     verdicts = ", ".join(sorted({line[-1] for line in lines}))
     print(f"{repeat.result_file} took {time.monotonic() - start:.0f} s: {verdicts}{failure}", flush=True)
     return lines
 
 
-def words_of(command: str, data: Path | None, model: str | None, folder: Path) -> list[str]:
-    """Fill in the names in braces, all of which are absolute paths."""
+def fill_in(command: str, data: Path | None, model: str | None, folder: Path) -> list[str]:
+    """Return the words of a command, with absolute paths in place of the names in braces."""
     values = {"results": folder, "work": folder / "work", "model": model and Path(model).resolve()}
     values["work"].mkdir()
+    books: list[Path] = []
     if data is not None:
         values["data"] = data = data.resolve()
-        books = sorted(data.glob("text/books_*.txt"))
-        values["books"] = shlex.join(str(file) for file in books if file.stem != "books_validation")
+        books = [file for file in sorted(data.glob("text/books_*.txt")) if file.stem != "books_validation"]
         if "{mnli}" in command:  # the recorded rows are of both files
             values["mnli"] = folder / "mnli" / "validation.jsonl"
             values["mnli"].parent.mkdir()
             files = [data / f"glue/mnli/validation_{name}.jsonl" for name in ("matched", "mismatched")]
             values["mnli"].write_bytes(b"".join(file.read_bytes() for file in files))
-    return shlex.split(command.format_map(values))
+    words = shlex.split(command)  # before paths, which may have spaces, are filled in
+    return [str(each) for word in words for each in (books if word == "{books}" else [word.format_map(values)])]
 
 
-def compared(repeat: Repeat, new: Rows, recorded: Rows) -> Iterator[list[str]]:
+def compare(repeat: Repeat, new: Rows, recorded: Rows) -> Iterator[list[str]]:
     """Yield a line for each new value: where it is from, recorded and new value, allowed interval, verdict."""
     for row in new:
         same = [old for old in recorded if all(old[name] == row[name] for name in repeat.key)]
         same_seed = [old for old in same if old.get("seed") == row.get("seed")]
         for column, limits in repeat.limits.items():
             value, old, of_all_seeds = (
-                [number for each in rows for number in repeat.values_of(each, column, others)]
+                [number for each in rows for number in repeat.read(each, column, others)]
                 for rows, others in (([row], new), (same_seed, recorded), (same, recorded))
             )
             if not value:  # an empty cell, or the peer that others are compared with
@@ -231,14 +232,15 @@ def compared(repeat: Repeat, new: Rows, recorded: Rows) -> Iterator[list[str]]:
             label = ", ".join(row[name] for name in (*repeat.key, "seed") if row.get(name))
             cells = [repeat.result_file, label, f"{column} of {limits.peer} / this" if limits.peer else column]
             if not old:
-                yield [*cells, "none", ends(value[0], value[0]), "", "MISSING"]
+                yield [*cells, "none", interval_text(*value), "", "MISSING"]
                 continue
             low, high = limits.interval(old, of_all_seeds)
             verdict = "ok" if low <= value[0] <= high else "DIFFERS"
-            yield [*cells, ends(min(old), max(old)), ends(value[0], value[0]), ends(low, high), verdict]
+            yield [*cells, interval_text(min(old), max(old)), interval_text(*value), interval_text(low, high), verdict]
 
 
-def ends(low: float, high: float) -> str:
+def interval_text(low: float, high: float | None = None) -> str:
+    high = low if high is None else high
     first, last = (f"{value:.0f}" if value.is_integer() else f"{value:.4g}" for value in (low, high))
     if low == -float("inf"):
         return f"at most {last}"
