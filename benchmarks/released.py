@@ -30,21 +30,17 @@ from transformers.utils import cached_file
 
 import hf_deberta
 
-PEERS = ("in-tree", "enabled", "ours sdpa")
 COLUMNS = {"in-tree": "Transformers' DeBERTa", "enabled": "after `enable()`", "ours sdpa": "hf_deberta"}
+PEERS = tuple(COLUMNS)
 MAX_ROWS, MAX_TEXTS = 384, 64  # of --rows; of --texts whose hidden states are compared
 MAX_PLACES = 3  # of the characters where texts differ, in the table
-HEADS = ("ForSequenceClassification", "ForTokenClassification")  # those whose logits are compared
 Batch = dict[str, torch.Tensor]
 
 
-def class_names(model: str) -> tuple[str, str]:
-    """Return the names of our class and of Transformers' for the checkpoint's head, or for the encoder alone."""
-    config = AutoConfig.from_pretrained(model)
-    architecture = (getattr(config, "architectures", None) or [""])[0]
-    head = next((head for head in HEADS if architecture.endswith(head)), "Model")
-    version = "V2" if getattr(config, "position_buckets", -1) > 0 or config.model_type == "deberta-v2" else ""
-    return f"HfDeberta{head}", f"Deberta{version}{head}"
+def is_classifier(model: str) -> bool:
+    """Return whether the checkpoint is a sequence classifier, whose logits are compared."""
+    architectures = AutoConfig.from_pretrained(model).architectures or [""]
+    return architectures[0].endswith("ForSequenceClassification")
 
 
 def load(model: str, peer: str, dtype: torch.dtype = torch.float32) -> tuple[Any, list[str]]:
@@ -52,8 +48,9 @@ def load(model: str, peer: str, dtype: torch.dtype = torch.float32) -> tuple[Any
 
     Transformers' classes load a checkpoint that this package saved from its export.
     """
-    our_name, in_tree_name = class_names(model)
-    ours, in_tree = getattr(hf_deberta, our_name), getattr(transformers, in_tree_name)
+    ours, in_tree = hf_deberta.HfDebertaModel, transformers.AutoModel
+    if is_classifier(model):
+        ours, in_tree = hf_deberta.HfDebertaForSequenceClassification, transformers.AutoModelForSequenceClassification
     model_class = ours if peer.startswith("ours") else in_tree
     with tempfile.TemporaryDirectory() as folder:
         if model_class is in_tree and AutoConfig.from_pretrained(model).model_type == "hf_deberta":
@@ -96,7 +93,7 @@ def encode(model: str, rows: list[list[str]], batch_size: int) -> list[Batch]:
 
 @torch.no_grad()
 def outputs_of(model: Any, peer: str, batches: list[Batch]) -> dict[str, list[torch.Tensor]]:
-    """Return the hidden states of all layers at real tokens, and the logits there or of the rows, by batch."""
+    """Return the hidden states of all layers at real tokens, and the logits of a classifier, by batch."""
     outputs: dict[str, list[torch.Tensor]] = {"hidden states": [], "logits": []}
     for batch in batches:
         with settings(peer):
@@ -104,7 +101,7 @@ def outputs_of(model: Any, peer: str, batches: list[Batch]) -> dict[str, list[to
         real = batch["attention_mask"].bool()
         outputs["hidden states"].append(torch.stack([states[real] for states in output.hidden_states]))
         if "logits" in output:
-            outputs["logits"].append(output.logits[real] if output.logits.dim() == 3 else output.logits)
+            outputs["logits"].append(output.logits)
     return outputs
 
 
@@ -150,9 +147,8 @@ def tokenization_rows(model: str, texts: list[str]) -> Iterator[dict[str, str]]:
         rows = zip(texts, encoded["input_ids"], expected, encoded["offset_mapping"], strict=True)
         places = Counter(first_difference(*row) for row in rows if row[1] != row[2])
         where = "; ".join(f"{place}: {count}" for place, count in places.most_common(8))
-        yield make_row(
-            f"texts with other pieces than sentencepiece's, of {len(texts)}", name, str(places.total()), where
-        )
+        measure = f"texts with other pieces than sentencepiece's, of {len(texts)}"
+        yield make_row(measure, name, str(places.total()), where)
 
 
 def first_difference(text: str, ids: list[int], expected: list[int], offsets: list[tuple[int, int]]) -> str:
@@ -165,7 +161,7 @@ def first_difference(text: str, ids: list[int], expected: list[int], offsets: li
 
 def label_rows(model: str, batches: list[Batch]) -> Iterator[dict[str, str]]:
     """Count rows that get in-tree's label."""
-    if not class_names(model)[0].endswith("ForSequenceClassification"):
+    if not is_classifier(model):
         print("labels are skipped: the checkpoint is no sequence classifier")
         return
     labels = {}
@@ -175,14 +171,15 @@ def label_rows(model: str, batches: list[Batch]) -> Iterator[dict[str, str]]:
     for peer in PEERS[1:]:
         equal = int((labels[peer] == labels["in-tree"]).sum())
         counts = ", ".join(map(str, torch.bincount(labels[peer]).tolist()))
-        yield make_row(
-            f"rows with in-tree's label, of {len(labels[peer])}", peer, str(equal), f"rows by label: {counts}"
-        )
+        measure = f"rows with in-tree's label, of {len(labels[peer])}"
+        yield make_row(measure, peer, str(equal), f"rows by label: {counts}")
 
 
-def export_rows(model: str) -> Iterator[dict[str, str]]:
-    """Export to Transformers' format and load that with both classes; count what changes."""
-    ours, _ = load(model, "ours sdpa")
+def weight_rows(model: str) -> Iterator[dict[str, str]]:
+    """Count weights that the checkpoint lacks, that its export lacks, and that change by export and back."""
+    for peer in ("in-tree", "ours sdpa"):
+        ours, missing = load(model, peer)
+        yield make_row("weights missing in the checkpoint", peer, str(len(missing)), type(ours).__name__)
     with tempfile.TemporaryDirectory() as folder:
         hf_deberta.export_to_transformers(ours, folder)
         _, missing = load(folder, "in-tree")
@@ -191,13 +188,6 @@ def export_rows(model: str) -> Iterator[dict[str, str]]:
     weights, weights_back = ours.state_dict(), back.state_dict()
     changed = [name for name in weights if not torch.equal(weights[name], weights_back[name])]
     yield make_row("weights changed by export and back", "ours sdpa", str(len(changed)), f"of {len(weights)}")
-
-
-def loading_rows(model: str) -> Iterator[dict[str, str]]:
-    """Count the weights that the checkpoint lacks."""
-    for peer in ("in-tree", "ours sdpa"):
-        loaded, missing = load(model, peer)
-        yield make_row("weights missing in the checkpoint", peer, str(len(missing)), type(loaded).__name__)
 
 
 def attention_rows(model: str, batches: list[Batch]) -> list[dict[str, str]]:
@@ -258,14 +248,14 @@ def main() -> None:
             row = {"model": name, "texts": args.texts[0].stem, **row}
             record("attention.csv", [row], ("model", "texts", "layer"))
         return
-    measured = [loading_rows(args.model), export_rows(args.model)]
+    measured = [weight_rows(args.model)]
     if texts:
         measured.append(exactness_rows(args.model, encode(args.model, chosen, 8)))
         measured.append(tokenization_rows(args.model, texts))
     if args.rows:
         measured.append(label_rows(args.model, read_batches(args.model, args.rows, args.columns, MAX_ROWS)))
     for row in itertools.chain(*measured):
-        print(f"{row['measure']:58} {row['peer']:20} {row['value']:>8}  {row['where']}", flush=True)
+        print(" | ".join(row.values()), flush=True)
         record("released.csv", [{"model": name, **row}], ("model", "measure", "peer"))
 
 
@@ -286,10 +276,7 @@ def table(name: str) -> str:
         values.append(f"{row['value']} ({in_brackets})" if in_brackets else row["value"])
         if row["measure"].startswith("texts") and row["where"]:
             places.append(f"- {row['peer']}: {'; '.join(row['where'].lower().split('; ')[:MAX_PLACES])}")
-    rows = [
-        [measured, *(", ".join(by_column[column]) or "-" for column in COLUMNS)]
-        for measured, by_column in cells.items()
-    ]
+    rows = [[measure, *(", ".join(values) or "-" for values in cells[measure].values())] for measure in cells]
     legend = ["", f"Where texts first differ, the {MAX_PLACES} most frequent characters:", "", *places]
     return "\n".join([markdown(["", *COLUMNS.values()], rows), *legend])
 

@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -107,7 +108,7 @@ def test_missing_weights_are_counted(load, checkpoint, tmp_path):
         damaged / "model.safetensors",
         {"format": "pt"},
     )
-    rows = {row["peer"]: row["value"] for row in load("released").loading_rows(str(damaged))}
+    rows = {row["peer"]: row["value"] for row in islice(load("released").weight_rows(str(damaged)), 2)}
     assert rows == {"in-tree": "2", "ours sdpa": "2"}
 
 
