@@ -1,25 +1,17 @@
 """`demo.py` from end to end with a few steps, and its messages for flags that it cannot use."""
 
 import random
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
+from fine_tuning_models import run_script
 from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 from hf_deberta.commands import demo
 
-DEMO = Path(__file__).parents[1] / "demo.py"
 
-
-@pytest.fixture
-def run_demo(monkeypatch):
-    def run(*arguments: object) -> None:
-        monkeypatch.setattr(sys, "argv", [str(DEMO), *map(str, arguments)])
-        runpy.run_path(str(DEMO), run_name="__main__")
-
-    return run
+def run_demo(*arguments: object) -> None:
+    run_script("demo.py", *arguments)
 
 
 def check_output(folder: Path) -> None:
@@ -32,7 +24,7 @@ def check_output(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_made_up_language(run_demo, tmp_path, capsys):
+def test_made_up_language(tmp_path, capsys):
     run_demo("--steps", 2, "--output_dir", tmp_path / "out")
     output = capsys.readouterr().out
     for part in ("position", "without EMD", "with EMD", "a new [MASK] opened", "gives the same answers"):
@@ -57,14 +49,14 @@ def test_only_the_position_determines_the_noun():
     assert demo.right_nouns(demo.PAPER_SENTENCE) == ["store", "mall"]
 
 
-def test_unusable_output_folder(run_demo, tmp_path):
+def test_unusable_output_folder(tmp_path):
     file = tmp_path / "my.txt"
     file.touch()
     with pytest.raises(SystemExit, match=r"--output_dir .*my\.txt"):
         run_demo("--output_dir", file)
 
 
-def test_unusable_number_of_steps(run_demo, capsys):
+def test_unusable_number_of_steps(capsys):
     with pytest.raises(SystemExit):
         run_demo("--steps", 0)
     error = capsys.readouterr().err

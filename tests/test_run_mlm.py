@@ -3,17 +3,14 @@
 import json
 import logging
 import math
-import os
-import random
 import re
-import runpy
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from example_rows import write_corpus
+from fine_tuning_models import results, run_script
 from huggingface_hub.utils import filter_repo_objects
 from test_saved_folders import FakeHub
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer, pipeline
@@ -23,42 +20,31 @@ from hf_deberta.commands import mlm
 from hf_deberta.pretraining.arguments import PretrainingArguments
 from hf_deberta.training.errors import InputError
 
-ROOT = Path(__file__).parents[1]
-WORDS = "the old man walked slowly down to a quiet harbour where small boats wait for wind and his friends"
 TINY = ["--config_preset", "tiny", "--train_tokenizer", "300", "--tokenizer_type", "bpe", "--max_seq_length", "32"]
 RUN = ["--use_cpu", "--disable_tqdm", "true", "--per_device_train_batch_size", "4", "--learning_rate", "1e-3"]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TRANSFORMERS_VERBOSITY": "error"}
+ABSOLUTE = ["--config_overrides", "position_biased_input=true,max_position_embeddings=20"]
+CONVOLUTION = ["--config_overrides", "conv_kernel_size=3"]
 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory) -> Path:
-    rng = random.Random(0)
-    path = tmp_path_factory.mktemp("text") / "corpus.txt"
-    path.write_text(
-        "\n".join(" ".join(rng.choices(WORDS.split(), k=rng.randrange(3, 60))) for _ in range(150)), encoding="utf-8"
-    )
-    return path
+    return write_corpus(tmp_path_factory.mktemp("text") / "corpus.txt")
 
 
-@pytest.fixture
-def run_mlm(monkeypatch):
-    def run(*arguments: object) -> None:
-        monkeypatch.setattr(sys, "argv", [str(ROOT / "run_mlm.py"), *map(str, arguments)])
-        runpy.run_path(str(ROOT / "run_mlm.py"), run_name="__main__")
-
-    return run
+def run_mlm(*arguments: object) -> None:
+    run_script("run_mlm.py", *arguments)
 
 
 def log_of(folder: Path) -> list[dict]:
     return json.loads((folder / "trainer_state.json").read_text())["log_history"]
 
 
-def test_from_text_to_a_model(run_mlm, text, tmp_path):
+def test_from_text_to_a_model(text, tmp_path):
     out = tmp_path / "out"
     run_mlm(*TINY, *RUN, "--train_file", text, "--output_dir", out, "--max_steps", 8, "--logging_steps", 4)
-    results = json.loads((out / "all_results.json").read_text())
-    assert results["eval_perplexity"] == pytest.approx(torch.tensor(results["eval_loss"]).exp().item(), rel=1e-4)
-    assert 0 <= results["eval_masked_accuracy"] <= 1
+    metrics = results(out)
+    assert metrics["eval_perplexity"] == pytest.approx(math.exp(metrics["eval_loss"]), rel=1e-4)
+    assert 0 <= metrics["eval_masked_accuracy"] <= 1
     logged = [entry for entry in log_of(out) if "loss" in entry]
     assert len(logged) == 2
     for entry in logged:
@@ -79,7 +65,7 @@ def test_from_text_to_a_model(run_mlm, text, tmp_path):
 
 
 @pytest.mark.slow
-def test_continue_from_a_transformers_checkpoint(run_mlm, text, tmp_path):
+def test_continue_from_a_transformers_checkpoint(text, tmp_path):
     """With --from_scratch its configuration and tokenizer are used, but not its weights."""
     from transformers import DebertaV2Config, DebertaV2ForMaskedLM
 
@@ -101,7 +87,7 @@ def test_continue_from_a_transformers_checkpoint(run_mlm, text, tmp_path):
         assert torch.allclose(trained, weight, atol=1e-4) == (name == "continued")
 
 
-def test_continue_on_longer_rows(run_mlm, text, tmp_path, caplog):
+def test_continue_on_longer_rows(text, tmp_path, caplog):
     """Without the decoder, whose absolute positions end; the tokenizer's limit becomes the length of the rows."""
     short = ["--config_overrides", "max_position_embeddings=64", "--max_steps", 1]
     run_mlm(*TINY, *RUN, "--train_file", text, "--output_dir", tmp_path / "first", *short)
@@ -131,13 +117,12 @@ def test_a_new_head_is_named(tmp_path, caplog, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_joint_objective_and_perplexity_of_a_test_split(run_mlm, tmp_path):
+def test_a_joint_objective_and_perplexity_of_a_test_split(tmp_path):
     """A data set's test split is evaluated, with the words and bytes of its text as units."""
-    rng, folder = random.Random(0), tmp_path / "data"
+    folder = tmp_path / "data"
     folder.mkdir()
-    for split, number in (("train", 80), ("validation", 10), ("test", 12)):
-        lines = [" ".join(rng.choices(WORDS.split(), k=rng.randrange(3, 60))) for _ in range(number)]
-        (folder / f"{split}.txt").write_text("\n".join(lines), encoding="utf-8")
+    for seed, (split, number) in enumerate({"train": 80, "validation": 10, "test": 12}.items()):
+        write_corpus(folder / f"{split}.txt", number, seed)
     command = [*TINY, *RUN, "--dataset_name", folder, "--cache_dir", tmp_path / "cache", "--max_steps", 2]
     command += ["--objective", "joint", "--perplexity_stride", 16, "--output_dir", tmp_path / "out"]
     run_mlm(*command)
@@ -145,52 +130,22 @@ def test_a_joint_objective_and_perplexity_of_a_test_split(run_mlm, tmp_path):
     prompt = AutoTokenizer.from_pretrained(tmp_path / "out")("the old", return_tensors="pt").input_ids[:, :-1]
     assert prompt[0, 0] == 1 and 2 not in prompt  # [CLS] at the beginning, no [SEP]
     assert model.generate(prompt, max_new_tokens=2).shape[1] == prompt.shape[1] + 2
-    results = json.loads((tmp_path / "out" / "all_results.json").read_text())
+    metrics = results(tmp_path / "out")
     for name, split in (("eval", "validation"), ("test", "test")):
         text = (folder / f"{split}.txt").read_text()
-        per_word = math.log(results[f"{name}_word_perplexity"]) * len(text.split())
-        assert math.log(results[f"{name}_token_perplexity"]) * (len(text.split())) <= per_word  # a word has tokens
+        per_word = math.log(metrics[f"{name}_word_perplexity"]) * len(text.split())
+        assert math.log(metrics[f"{name}_token_perplexity"]) * (len(text.split())) <= per_word  # a word has tokens
         size = len(text.replace("\n", "").encode())
-        assert results[f"{name}_bits_per_byte"] * size * math.log(2) == pytest.approx(per_word, rel=1e-4)
-        assert results[f"{name}_perplexity"] > 1
+        assert metrics[f"{name}_bits_per_byte"] * size * math.log(2) == pytest.approx(per_word, rel=1e-4)
+        assert metrics[f"{name}_perplexity"] > 1
 
 
-def test_a_stride_needs_a_causal_model_and_some_context(run_mlm, text):
+def test_a_stride_needs_a_causal_model_and_some_context(text):
     words = [*TINY, "--train_file", text, "--perplexity_stride"]
     with pytest.raises(SystemExit, match="add --objective causal"):
         run_mlm(*words, 8)
     with pytest.raises(SystemExit, match="at least 1 and below --max_seq_length, 32, not 32"):
         run_mlm(*words, 32, "--objective", "causal")
-
-
-@pytest.mark.slow
-def test_ablations_by_flags(run_mlm, text, tmp_path):
-    overrides = "pos_att_type=c2p,position_biased_input=true,hidden_dropout_prob=0"
-    extra = ["--config_overrides", overrides, "--emd_steps", 0, "--max_steps", 2, "--no_pack"]
-    run_mlm(*TINY, *RUN, "--train_file", text, "--output_dir", tmp_path, *extra)
-    config = AutoModelForMaskedLM.from_pretrained(tmp_path).config
-    assert (config.pos_att_type, config.emd_steps, config.position_biased_input) == (["c2p"], 0, True)
-
-
-@pytest.mark.slow
-def test_two_processes_give_the_losses_of_one(run_mlm, text, tmp_path):
-    """`accelerate launch` starts the command, from another folder."""
-    overrides = "hidden_dropout_prob=0,attention_probs_dropout_prob=0"
-    arguments = [*TINY, "--config_overrides", overrides, "--use_cpu", "--train_file", text, "--max_steps", 3]
-    arguments += ["--tokens_dir", tmp_path / "tokens", "--logging_steps", 1, "--disable_tqdm", "true"]
-    one, two = tmp_path / "one", tmp_path / "two"
-    run_mlm(*arguments, "--per_device_train_batch_size", 8, "--output_dir", one)
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
-    launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
-    command = ["-m", "hf_deberta.commands.mlm", *arguments, "--per_device_train_batch_size", 4, "--output_dir", two]
-    done = subprocess.run(
-        [*launch, *map(str, command)], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    expected, losses = ([entry["loss"] for entry in log_of(x) if "loss" in entry] for x in (one, two))
-    assert len(losses) == 3 and losses == pytest.approx(expected, rel=1e-4)
-    evaluated = [json.loads((folder / "all_results.json").read_text())["eval_loss"] for folder in (one, two)]
-    assert evaluated[0] == pytest.approx(evaluated[1], rel=1e-4)
 
 
 class Hub(FakeHub):
@@ -207,7 +162,7 @@ class Hub(FakeHub):
 
 
 @pytest.mark.slow
-def test_pushed_files(run_mlm, text, tmp_path, monkeypatch):
+def test_pushed_files(text, tmp_path, monkeypatch):
     hub = Hub()
     monkeypatch.setattr("transformers.trainer.hf_api", hub)
     out = tmp_path / "mine"
@@ -235,10 +190,9 @@ def test_main_process_tokenizes_first(monkeypatch, text, tmp_path, script, each)
         raise InputError("stop here")
 
     monkeypatch.setattr(PretrainingArguments, "main_process_first", stop)
-    arguments = [*TINY, "--train_file", text, "--output_dir", tmp_path, *(["--save_on_each_node"] if each else [])]
-    monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
+    flags = ["--save_on_each_node"] if each else []
     with pytest.raises(SystemExit, match="stop here"):
-        runpy.run_path(str(ROOT / script), run_name="__main__")
+        run_script(script, *TINY, "--train_file", text, "--output_dir", tmp_path, *flags)
     assert received["local"] == each
 
 
@@ -249,16 +203,23 @@ def test_main_process_tokenizes_first(monkeypatch, text, tmp_path, script, each)
         (["--config_preset", "tiny", "--config_name", "x"], "not --config_preset and --config_name"),
         (["--config_preset", "tiny"], "a new model needs a tokenizer"),
         (["--config_preset", "huge"], "unknown preset 'huge': choose one of v1-base, v1-large"),
-        ([*TINY, "--config_overrides", "hidden=3"], "unknown field hidden"),
+        ([*TINY, "--config_overrides", "hidden=3"], "unknown field hidden; HfDebertaConfig documents"),
+        ([*TINY, "--config_overrides", "emd_steps"], "name=value,name=value, but has 'emd_steps'"),
+        ([*TINY, "--label_smoothing_factor", 0.1], "--label_smoothing_factor 0.1 is not supported"),
+        ([*TINY, "--train_sampling_strategy", "group_by_length"], "group_by_length is not supported"),
         ([*TINY, "--objective", "clm"], "invalid choice: 'clm'"),
         ([*TINY, "--mlm_probability", 15], "between 0 and 1, not 15"),
         ([*TINY, "--config_overrides", "max_position_embeddings=20"], "more than the 20 absolute positions of"),
+        ([*TINY, *ABSOLUTE, "--emd_steps", 0], "more than the 20 absolute positions of"),
+        ([*TINY, "--max_seq_length", 9], "--max_seq_length must be at least 10, not 9"),
+        ([*TINY, "--config_overrides", "vocab_size=250"], "but the model's vocabulary has 250: use"),
+        ([*TINY, *CONVOLUTION, "--objective", "causal"], "conv_kernel_size=0, or use --objective mlm"),
         ([*TINY, "--do_train", "false"], "--do_train false evaluates a trained model"),
         ([*TINY, "--dtype", "float32"], "--dtype"),
         ([*TINY, "--recipe", "paper:v1-base", "--max_stpes", 5], "--max_stpes 5; did you mean --max_steps?"),
     ],
 )
-def test_bad_input_is_reported_in_one_line(run_mlm, text, tmp_path, arguments, message):
+def test_bad_input_is_reported_in_one_line(text, tmp_path, arguments, message):
     with pytest.raises(SystemExit) as stopped:
         run_mlm(*arguments, "--train_file", text, "--output_dir", tmp_path / "out", "--use_cpu")
     assert message in stopped.value.code and stopped.value.code.startswith("run_mlm.py: ")
@@ -266,7 +227,7 @@ def test_bad_input_is_reported_in_one_line(run_mlm, text, tmp_path, arguments, m
 
 
 @pytest.mark.slow
-def test_another_run_is_refused(run_mlm, text, tmp_path, caplog):
+def test_another_run_is_refused(text, tmp_path, caplog):
     """A finished or interrupted run is neither evaluated nor resumed as another run, and its files stay unchanged.
 
     It may become longer, and `test_language_model_trainer` repeats finished runs.

@@ -1,14 +1,13 @@
 """`run_rtd.py` from the command line: two ordinary checkpoints, continuing from them, finished runs, bad input."""
 
 import json
-import random
-import runpy
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from example_rows import write_corpus
+from fine_tuning_models import results, run_script
 from safetensors.torch import load_file
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer, DebertaV2Model
 
@@ -19,8 +18,6 @@ from hf_deberta import (
 )
 from hf_deberta.pretraining.rtd_pretraining import MODELS
 
-ROOT = Path(__file__).parents[1]
-WORDS = "the old man walked slowly down to a quiet harbour where small boats wait for wind and his friends"
 RUN = ["--use_cpu", "--disable_tqdm", "true", "--per_device_train_batch_size", "4", "--learning_rate", "1e-3"]
 RUN += ["--max_seq_length", "32"]
 TINY = ["--config_preset", "tiny", "--train_tokenizer", "300", "--tokenizer_type", "bpe", *RUN]
@@ -28,31 +25,21 @@ TINY = ["--config_preset", "tiny", "--train_tokenizer", "300", "--tokenizer_type
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory) -> Path:
-    rng = random.Random(0)
-    path = tmp_path_factory.mktemp("text") / "corpus.txt"
-    lines = (" ".join(rng.choices(WORDS.split(), k=rng.randrange(3, 60))) for _ in range(150))
-    path.write_text("\n".join(lines), encoding="utf-8")
-    return path
+    return write_corpus(tmp_path_factory.mktemp("text") / "corpus.txt")
 
 
-@pytest.fixture
-def run_rtd(monkeypatch):
-    def run(*arguments: object) -> None:
-        monkeypatch.setattr(sys, "argv", [str(ROOT / "run_rtd.py"), *map(str, arguments)])
-        runpy.run_path(str(ROOT / "run_rtd.py"), run_name="__main__")
-
-    return run
+def run_rtd(*arguments: object) -> None:
+    run_script("run_rtd.py", *arguments)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sharing", ["gdes", "es", "nes"])
-def test_from_text_to_two_checkpoints_and_continue(run_rtd, text, tmp_path, sharing):
+def test_from_text_to_two_checkpoints_and_continue(text, tmp_path, sharing):
     first, second = tmp_path / "first", tmp_path / "second"
     common = ["--train_file", text, "--embedding_sharing", sharing, "--logging_steps", 2]
     run_rtd(*TINY, *common, "--output_dir", first, "--max_steps", 4)
-    results = json.loads((first / "all_results.json").read_text())
     for name in ("lm_loss", "rtd_loss", "masked_accuracy", "replaced_found", "original_kept"):
-        assert results[f"eval_{name}"] >= 0
+        assert results(first)[f"eval_{name}"] >= 0
     logged = [x for x in json.loads((first / "trainer_state.json").read_text())["log_history"] if "loss" in x]
     assert len(logged) == 2 and all(x["tokens_per_second"] > 0 and x["rtd_loss"] > 0 for x in logged)
 
@@ -81,7 +68,7 @@ def test_from_text_to_two_checkpoints_and_continue(run_rtd, text, tmp_path, shar
 
 
 @pytest.mark.slow
-def test_continue_from_a_pair_in_one_folder(run_rtd, text, tmp_path):
+def test_continue_from_a_pair_in_one_folder(text, tmp_path):
     """As Microsoft's release: weights saved by `torch.save`, the generator's beside the discriminator's."""
     first, released, second = tmp_path / "first", tmp_path / "released", tmp_path / "second"
     run_rtd(*TINY, "--train_file", text, "--output_dir", first, "--max_steps", 1)
@@ -100,7 +87,7 @@ def test_continue_from_a_pair_in_one_folder(run_rtd, text, tmp_path):
         run_rtd(*on, "--output_dir", tmp_path / "third")
 
 
-def test_a_finished_run_is_not_trained_again(run_rtd, text, tmp_path, caplog):
+def test_a_finished_run_is_not_trained_again(text, tmp_path, caplog):
     """The two checkpoints are loaded; one that is damaged is written again from the last checkpoint."""
     arguments = [*TINY, "--decoupled", "--max_steps", 3, "--lr_scheduler_type", "constant", "--train_file", text]
     run_rtd(*arguments, "--output_dir", tmp_path)
@@ -143,7 +130,7 @@ def test_a_finished_run_is_not_trained_again(run_rtd, text, tmp_path, caplog):
         ),
     ],
 )
-def test_bad_input_is_reported_in_one_line(run_rtd, text, tmp_path, arguments, message):
+def test_bad_input_is_reported_in_one_line(text, tmp_path, arguments, message):
     with pytest.raises(SystemExit) as stopped:
         run_rtd(*arguments, "--train_file", text, "--output_dir", tmp_path / "out", "--use_cpu")
     assert message in stopped.value.code and stopped.value.code.startswith("run_rtd.py: ")

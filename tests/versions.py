@@ -21,6 +21,9 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "benchmarks"))
+from table import markdown  # noqa: E402
+
 FOLDER = ROOT / ".venv-versions"
 NEWEST = "newest"
 CORE = (  # but for those marked slow
@@ -97,12 +100,6 @@ def run_tests(release: str, workers: int) -> dict[str, str]:
     return {**row, **{outcome: str(counts[outcome]) for outcome in OUTCOMES}, "date": str(datetime.date.today())}
 
 
-def table(rows: list[dict[str, str]]) -> str:
-    """Return the rows as a table in Markdown."""
-    lines = [" | ".join(rows[0]), " | ".join("---" for _ in rows[0]), *(" | ".join(row.values()) for row in rows)]
-    return "\n".join(f"| {line} |" for line in lines)
-
-
 def write_csv(path: Path, rows: list[dict[str, str]]) -> None:
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0], lineterminator="\n")
@@ -119,7 +116,7 @@ def main() -> int:
     rows = []
     for release in arguments.releases:
         rows.append(run_tests(release, arguments.workers))
-        print(table(rows), flush=True)
+        print(markdown(list(rows[0]), [list(row.values()) for row in rows]), flush=True)
         if arguments.csv:
             write_csv(arguments.csv, rows)
     return int(any(row["failed"] != "0" or row["error"] != "0" for row in rows))

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from fine_tuning_models import read_json_lines
 from transformers import pipeline, set_seed
 
 from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification, HfDebertaTokenizer
@@ -72,10 +73,6 @@ def write_parquet(path: Path, texts: list, **columns: list) -> Path:
     table = pyarrow.table({"id": list(range(len(texts))), "text": texts, **columns})
     pyarrow.parquet.write_table(table, path, row_group_size=7)
     return path
-
-
-def read_lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def test_batches_hold_each_text_once_and_at_most_so_many_tokens():
@@ -142,7 +139,7 @@ def test_lines_of_json_stay_as_they_are(classifier, ending, tmp_path):
 def test_a_text_file_has_one_text_a_line(classifier, tmp_path):
     (tmp_path / "a.txt").write_bytes('\ufeffthe "old"\tman\r\n\nquiet'.encode())
     assert score_file(classifier, tmp_path / "a.txt", tmp_path / "a.jsonl")["rows"] == 3
-    assert [row["text"] for row in read_lines(tmp_path / "a.jsonl")] == ['the "old"\tman', "", "quiet"]
+    assert [row["text"] for row in read_json_lines(tmp_path / "a.jsonl")] == ['the "old"\tman', "", "quiet"]
 
 
 def test_fields_of_csv_and_tsv_keep_their_text(classifier, tmp_path):
@@ -228,7 +225,7 @@ def test_a_bad_row_is_named_and_nothing_is_left(classifier, line, message, tmp_p
     assert str(source) in str(caught.value) and [*tmp_path.iterdir()] == [source]
     if "bad text" in message:
         counts = score_file(rewired(classifier, skip_bad_rows=True), source, tmp_path / "b.jsonl")
-        rows = read_lines(tmp_path / "b.jsonl")
+        rows = read_json_lines(tmp_path / "b.jsonl")
         assert (counts["rows"], counts["bad_rows"]) == (2, 1) and rows[0]["label"] is not None
         assert rows[1]["label"] is rows[1]["score"] is rows[1]["scores"] is None
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from example_rows import write_corpus
 from fault_cases import FULL, SEED, seeds
 from safetensors.torch import load_file
 
@@ -29,7 +30,6 @@ from hf_deberta.training.integrity import find_damaged_files
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
-WORDS = "the old man walked slowly down to a quiet harbour where small boats wait for wind and his friends"
 # In the middle of an epoch, with accumulation and dropout; pretraining also with packing and sampling.
 FLAGS = {
     "use_cpu": True,
@@ -94,15 +94,8 @@ class Runner:
                 number = 10 * lines if script == "run_ner.py" else lines  # a line per word
                 path.write_text("".join(kept[:number]), encoding="utf-8")
         else:
-            rng = random.Random(0)
-            lines = (" ".join(rng.choices(WORDS.split(), k=rng.randrange(3, 60))) for _ in range(150))
-            (folder / "corpus.txt").write_text("\n".join(lines), encoding="utf-8")
-            flags = {
-                **FLAGS,
-                **PRETRAINING,
-                "train_file": folder / "corpus.txt",
-                "validation_file": folder / "corpus.txt",
-            }
+            corpus = write_corpus(folder / "corpus.txt")
+            flags = {**FLAGS, **PRETRAINING, "train_file": corpus, "validation_file": corpus}
             flags |= {"decoupled": True} if script == "run_rtd.py" else {}
         return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
 

@@ -7,7 +7,6 @@ import pytest
 from hf_deberta import HfDebertaConfig
 from hf_deberta.pretraining.arguments import (
     NewModelArguments,
-    PretrainingArguments,
     check_model_fits,
     make_rows,
     parse_overrides,
@@ -28,52 +27,10 @@ def test_overrides():
     assert parse_overrides(None) == {}
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("hiden_size=3", "unknown field hiden_size; HfDebertaConfig documents"),
-        ("emd_steps", "name=value,name=value, but has 'emd_steps'"),
-    ],
-)
-def test_misspelt_overrides(text, message):
-    """Reported as soon as the flags are read."""
-    with pytest.raises(InputError, match=message):
-        NewModelArguments(config_overrides=text)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"label_smoothing_factor": 0.1}, "--label_smoothing_factor 0.1 is not supported"),
-        ({"train_sampling_strategy": "group_by_length"}, "--train_sampling_strategy group_by_length is not supported"),
-    ],
-)
-def test_unsupported_flags_of_trainer(tmp_path, fields, message):
-    with pytest.raises(InputError, match=message):
-        PretrainingArguments(str(tmp_path), **fields)
-    assert PretrainingArguments(str(tmp_path), use_cpu=True).device.type == "cpu"
-
-
 def test_vocabulary_size_is_the_tokenizers_unless_overridden():
     plain, wider = NewModelArguments("tiny"), NewModelArguments("tiny", config_overrides="vocab_size=320")
     assert plain.new_config(TOKENIZER, 16).vocab_size == VOCAB_SIZE
     assert wider.new_config(TOKENIZER, 16).vocab_size == 320
-
-
-@pytest.mark.parametrize(
-    ("fields", "length", "message"),
-    [
-        ({"conv_kernel_size": 3}, 16, "--config_overrides conv_kernel_size=0, or use --objective mlm"),
-        ({}, 65, "more than the 64 absolute positions .* --emd_steps 0, which leaves out the decoder"),
-        ({"emd_steps": 0, "position_biased_input": True}, 65, "more than the 64 absolute positions"),
-        ({}, 9, "--max_seq_length must be at least 10, not 9"),
-        ({"vocab_size": VOCAB_SIZE - 1}, 16, f"the tokenizer has {VOCAB_SIZE} tokens, .* has {VOCAB_SIZE - 1}"),
-    ],
-)
-def test_model_that_does_not_fit(fields, length, message):
-    config = HfDebertaConfig.from_preset("tiny", **{"vocab_size": VOCAB_SIZE, **fields})
-    with pytest.raises(InputError, match=message):
-        check_model_fits(config, TOKENIZER, length, causal="conv_kernel_size" in fields)
 
 
 def test_model_that_fits():

@@ -1,11 +1,10 @@
 """SuperGLUE: both formats of the data, model inputs, submission files."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from fine_tuning_models import read_json_lines
 from numerics import tiny_model
 
 from hf_deberta import HfDebertaForMultipleChoice
@@ -266,10 +265,6 @@ def test_rank_entities_over_windows():
 # 4. Files
 
 
-def lines_of(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 @pytest.mark.parametrize(
     ("name", "file", "first", "second"),
     [
@@ -289,7 +284,7 @@ def test_submission_files(tmp_path, name, file, first, second):
     logits[0, 0] = logits[1, 1] = 9.0
     predicted = LabelLogits(logits, superglue.TASKS[name].labels)
     superglue.write_superglue_predictions(tmp_path, name, rows, predicted)
-    assert lines_of(tmp_path / f"{file}.jsonl") == [{"idx": 5, "label": first}, {"idx": 6, "label": second}]
+    assert read_json_lines(tmp_path / f"{file}.jsonl") == [{"idx": 5, "label": first}, {"idx": 6, "label": second}]
     assert len([*tmp_path.iterdir()]) == 1
 
 
@@ -308,7 +303,7 @@ def test_metrics_and_files_are_those_of_the_split(tmp_path, name, key):
 def test_submission_of_multirc(tmp_path):
     predicted = LabelLogits(np.array([[0.0, 1], [1, 0], [1, 0]]), superglue.FALSE_TRUE)
     superglue.write_superglue_predictions(tmp_path, "multirc", flat("multirc"), predicted)
-    (line,) = lines_of(tmp_path / "MultiRC.jsonl")
+    (line,) = read_json_lines(tmp_path / "MultiRC.jsonl")
     questions = [
         {"idx": 9, "answers": [{"idx": 30, "label": 1}, {"idx": 31, "label": 0}]},
         {"idx": 10, "answers": [{"idx": 32, "label": 0}]},
@@ -321,7 +316,7 @@ def test_submission_of_record(tmp_path):
     rows = flat("record")
     ranked = [[("Bob", -0.1), ("Rome", -2.0)], []]
     superglue.write_superglue_predictions(tmp_path, "record", rows, ranked)
-    assert lines_of(tmp_path / "ReCoRD.jsonl") == [{"idx": 50, "label": "Bob"}, {"idx": 51, "label": "Ann Lee"}]
+    assert read_json_lines(tmp_path / "ReCoRD.jsonl") == [{"idx": 50, "label": "Bob"}, {"idx": 51, "label": "Ann Lee"}]
     task = superglue.SuperGlue(None, superglue.SuperGlueArguments(task_name="record"), None)
     task.rows = {"test": rows}
     columns = task.predicted_columns("test", ranked)
