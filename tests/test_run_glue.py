@@ -62,15 +62,6 @@ def data(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def mnli(data, tmp_path_factory) -> Path:
-    """A model trained on MNLI with SiFT."""
-    out = tmp_path_factory.mktemp("mnli")
-    run_glue("--model_name_or_path", data / "ours", "--task_name", "MNLI", "--data_dir", data / "mnli", "--sift",
-             "--output_dir", out, *RUN, "--num_train_epochs", 3)  # fmt: skip
-    return out
-
-
 def save_classifier(data: Path, folder: Path, **fields) -> Path:
     """A checkpoint of a classifier that was not trained."""
     torch.manual_seed(0)
@@ -229,23 +220,6 @@ def test_the_ensemble_of_several_seeds_and_of_finished_runs(data, tmp_path, caps
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["regression", "multi-label"])
-def test_ensembles_of_numbers_and_of_several_labels(data, tmp_path, kind):
-    labels = [float(n) / 3 for n in range(8)] if kind == "regression" else [["a", "b"][: n % 3] for n in range(8)]
-    rows = [{"text": f"text {n} is good", "label": label} for n, label in enumerate(labels)]
-    file = write_json_lines(tmp_path / "rows.jsonl", rows)
-    run_glue("--model_name_or_path", data / "ours", "--train_file", file, "--validation_file", file, "--test_file",
-             file, *RUN, "--max_steps", 2, "--num_seeds", 2, "--output_dir", tmp_path / "out")  # fmt: skip
-    metrics = ensemble_metrics(tmp_path / "out")
-    assert ensemble_metrics(tmp_path / "out", "test") == metrics  # the same rows
-    ensemble = tmp_path / "out" / "ensemble"
-    scores = read_json_lines(ensemble / "scores_test.jsonl")[1:]
-    for row, mean in zip(read_predicted_rows(ensemble, "predictions_own"), scores, strict=True):
-        found = {"value": row["prediction"]} if kind == "regression" else row["probabilities"]
-        assert found == pytest.approx(mean, rel=1e-4)
-
-
-@pytest.mark.slow
 def test_multi_label_classification_learns(data, tmp_path):
     """And the checkpoint knows its labels when it evaluates and predicts."""
     rows, trained = write_json_lines(tmp_path / "rows.jsonl", LISTS), tmp_path / "trained"
@@ -281,26 +255,6 @@ def test_a_single_label_that_a_row_may_have(data, tmp_path, model):
 
 
 # Evaluation and predictions with a trained model
-
-
-@pytest.mark.slow
-def test_validation_splits(data, mnli, tmp_path):
-    """Both of MNLI; the main one is validation_matched, or the only one there is."""
-    metrics = results(mnli)
-    matched, mismatched = metrics["eval_loss"], metrics["eval_loss_mismatched"]
-    assert matched != mismatched and {"eval_accuracy", "eval_accuracy_mismatched"} <= set(metrics)
-    (tmp_path / "rows").mkdir()
-    file = Path(shutil.copy(data / "mnli" / "validation_mismatched.jsonl", tmp_path / "rows"))
-    for name in ("matched", "mismatched"):
-        shutil.copy(data / "mnli" / f"validation_{name}.jsonl", tmp_path / "rows" / f"test_{name}.jsonl")
-    for name, flags in {"a": ["--validation_file", file], "b": ["--data_dir", file.parent, "--do_predict"]}.items():
-        run_glue("--model_name_or_path", mnli, "--task_name", "mnli", *flags, *RUN, "--do_eval",
-                 "--output_dir", tmp_path / name)  # fmt: skip
-        assert results(tmp_path / name)["eval_loss"] == pytest.approx(mismatched)
-        assert not (tmp_path / name / "model.safetensors").exists()
-    predicted = results(tmp_path / "b")
-    assert predicted["predict_matched_loss"] == pytest.approx(matched)
-    assert predicted["predict_mismatched_loss"] == pytest.approx(mismatched)
 
 
 @pytest.mark.slow
@@ -399,13 +353,6 @@ def test_f1_is_that_of_the_second_class_of_the_task():
     assert f1_and_accuracy([1, 1, 1, -100], ("a", "b"))["f1"] == pytest.approx(0.5)
     assert f1_and_accuracy([1, 1, 1, -100], ("b", "a"))["f1"] == 0.0
     assert f1_and_accuracy([1, 1, 1, -100], ("a", "b"), (logits, "hidden states"))["f1"] == 0.5
-
-
-def test_f1_of_three_classes_is_their_mean():
-    rows = Dataset.from_dict({"text": ["x"] * 3, "label": ["a", "a", "b"]})
-    task = classification({"test": rows}, glue.GlueTask(("text",), ("a", "b", "c"), ("f1",)), ("a", "b", "c"))
-    predicted = task.predicted("test", np.array([[1.0, 0.0, 0.0]] * 3), rows)
-    assert task.metrics("test", predicted)["f1"] == pytest.approx((0.8 + 0) / 2)
 
 
 # Invalid input

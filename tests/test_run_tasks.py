@@ -337,19 +337,6 @@ def test_a_checkpoint_with_the_labels_in_another_order(run, tmp_path, task, auto
     assert not (evaluated / "model.safetensors").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("task", ["squad2", "swag"])
-def test_padding_and_evaluation_without_training(run, tmp_path, task):
-    run(task, tmp_path / "trained", "--max_steps", 2)
-    run(task, tmp_path / "padded", "--do_eval", "--pad_to_max_length", model=tmp_path / "trained")
-    losses = [results(tmp_path / name)["eval_loss"] for name in ("trained", "padded")]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    if task == "squad2":
-        answers = [read(tmp_path / name / "eval_predictions.json") for name in ("trained", "padded")]
-        assert answers[0] == answers[1]
-    assert not (tmp_path / "padded" / "model.safetensors").exists()
-
-
 # SQuAD
 
 

@@ -8,7 +8,6 @@
 """
 
 import faulthandler
-import gc
 import os
 import socket
 import subprocess
@@ -47,13 +46,3 @@ def _connect(rank: int, work: Callable[[int, Path], None], folder: Path, port: i
     faulthandler.dump_traceback_later(TIMEOUT - 60, exit=True)
     work(rank, folder)
     faulthandler.cancel_dump_traceback_later()
-
-
-def end_process_group() -> None:
-    """Leave the process group. Delete every DistributedDataParallel before.
-
-    The last one to be deleted would free the group while it holds Python's lock. The threads of the group may wait
-    for that lock, and the process for them, for ever.
-    """
-    gc.collect()
-    torch.distributed.destroy_process_group()

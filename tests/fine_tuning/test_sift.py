@@ -1,7 +1,6 @@
 """SiFT: official tensors, all kinds of heads, other model families, training with Trainer and on two processes."""
 
 import sys
-import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,13 +8,11 @@ import golden_cases
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from datasets import Dataset
 from golden_cases import part
 from numerics import assert_same_by_name, largest, tiny_inputs, tiny_model
 from torch.distributed.fsdp import fully_shard
 from torch.distributions import Bernoulli, Categorical, kl_divergence
-from torch.nn.parallel import DistributedDataParallel
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
@@ -26,7 +23,7 @@ from transformers import (
     Trainer,
     TrainingArguments,
 )
-from two_processes import end_process_group
+from two_processes import fork_two, run_script
 
 from hf_deberta import (
     HfDebertaConfig,
@@ -260,14 +257,6 @@ def test_padding_changes_nothing(head, deterministic_noise):
     torch.testing.assert_close(both_losses(model, {**wider, **labels})[1], expected)
     model.config.unpad_inputs = True
     torch.testing.assert_close(both_losses(model, {**wider, **labels})[1], expected)
-
-
-def test_rows_are_independent(deterministic_noise):
-    model = tiny_model(Sequence, num_labels=3)
-    inputs = {**tiny_inputs((6, 6, 6, 6)), "labels": torch.tensor([0, 1, 2, 0])}
-    pieces = [{name: value[rows] for name, value in inputs.items()} for rows in ([0], [1, 2, 3])]
-    shares = [both_losses(model, piece, num_items_in_batch=4)[1] for piece in pieces]
-    torch.testing.assert_close(sum(shares), both_losses(model, inputs)[1])
 
 
 # ---- the step ----------------------------------------------------------------------------------------------------
@@ -566,22 +555,19 @@ def test_the_engine_of_deepspeed_runs_one_pass(deterministic_noise, monkeypatch)
     assert both_losses(engine, inputs) == expected and engine.passes == 1
 
 
-def worker(rank: int, folder: str) -> None:
+def one_of_two(rank: int, folder: Path) -> None:
     PerturbedEmbeddings.draw_noise = noise_from_embeddings
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     rows = [{name: value[2 * rank : 2 * rank + 2] for name, value in batch.items()} for batch in batches()]
-    for kind in ("ddp", "fsdp"):
-        model = tiny_model(Sequence, dtype=torch.float32)
-        model.gradient_checkpointing_enable()
-        if kind == "fsdp":
-            for layer in model.deberta.encoder.layer:
-                fully_shard(layer)
-            fully_shard(model)
-        losses = torch.tensor(train_in_loop(DistributedDataParallel(model) if kind == "ddp" else model, rows))
-        dist.all_reduce(losses)
-        torch.save(losses / 2, f"{folder}/{kind}.pt")
+    model = tiny_model(Sequence, dtype=torch.float32)
+    model.gradient_checkpointing_enable()
+    for layer in model.deberta.encoder.layer:
+        fully_shard(layer)
+    fully_shard(model)
+    losses = torch.tensor(train_in_loop(model, rows))
+    dist.all_reduce(losses)
+    if rank == 0:
+        torch.save(losses / 2, folder / "losses.pt")
     dist.barrier()
-    end_process_group()
 
 
 def test_the_share_of_a_batch_of_answers():
@@ -594,13 +580,10 @@ def test_the_share_of_a_batch_of_answers():
 
 @pytest.mark.slow
 def test_two_processes_train_as_one(deterministic_noise, tmp_path):
-    """In a loop with DistributedDataParallel, and with FSDP; test_uneven_batches has Trainer."""
+    """In a loop with FSDP2; test_uneven_batches has Trainer."""
+    run_script(__file__, tmp_path)
     expected = train_in_loop(tiny_model(Sequence, dtype=torch.float32), batches())
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(worker, (folder,), nprocs=2)
-        losses = {kind: torch.load(f"{folder}/{kind}.pt").tolist() for kind in ("ddp", "fsdp")}
-    for kind in losses:
-        assert losses[kind] == pytest.approx(expected, rel=1e-4), kind
+    assert torch.load(tmp_path / "losses.pt").tolist() == pytest.approx(expected, rel=1e-4)
 
 
 # ---- documentation -----------------------------------------------------------------------------------------------
@@ -620,3 +603,7 @@ def test_documentation_runs(tmp_path, monkeypatch):
     assert len(snippets) == 3
     for snippet in snippets:
         exec(snippet, names)
+
+
+if __name__ == "__main__":
+    fork_two(one_of_two)

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import transformers
 from numerics import assert_equal_but_for_rounding, assert_same_by_name, gradients_of, tiny_inputs, tiny_model
 
 import hf_deberta
@@ -147,48 +146,6 @@ def test_answers_at_padding_are_ignored():
 
 
 # ---- Trainer ------------------------------------------------------------------------------------------------------
-
-TRAINED = ("single label", "tokens", "masked LM, sparse", "causal LM", "question answering")
-SOME_WEIGHT = "deberta.encoder.layer.0.output.dense.weight"
-
-
-def train_one_step(name, folder, batch_size, accumulation):
-    """Return Trainer's log entry and the weights after one step."""
-    model, inputs = build(name)
-    rows = [dict(zip(inputs, row, strict=True)) for row in zip(*inputs.values(), strict=True)]
-    arguments = transformers.TrainingArguments(
-        output_dir=folder,
-        per_device_train_batch_size=batch_size,
-        gradient_accumulation_steps=accumulation,
-        max_steps=1,
-        logging_steps=1,
-        optim="sgd",
-        learning_rate=0.1,
-        lr_scheduler_type="constant",
-        use_cpu=True,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-    )
-    trainer = transformers.Trainer(model.float(), arguments, train_dataset=rows)
-    trainer.train()
-    return trainer.state.log_history[0], {key: p.detach() for key, p in trainer.model.named_parameters()}
-
-
-@pytest.mark.parametrize("name", TRAINED)
-def test_trainer_step_does_not_depend_on_accumulation(name, tmp_path):
-    logged, weights = train_one_step(name, tmp_path, 6, 1)
-    accumulated, accumulated_weights = train_one_step(name, tmp_path, 2, 3)
-    for key in ("loss", "grad_norm"):
-        assert logged[key] > 0
-        assert_equal_but_for_rounding(*(torch.tensor(log[key]).float() for log in (accumulated, logged)))
-    assert_same_by_name(accumulated_weights, weights)
-    model, inputs = build(name)
-    assert not torch.equal(weights[SOME_WEIGHT], model.float().get_parameter(SOME_WEIGHT))
-    loss = model(**inputs).loss  # Trainer counts labels as the model does
-    assert_equal_but_for_rounding(torch.tensor(logged["loss"]).float(), loss.detach())
-
 
 # ---- padding -----------------------------------------------------------------------------------------------------
 

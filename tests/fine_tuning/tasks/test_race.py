@@ -49,12 +49,6 @@ def tokenizer():
 # Rows
 
 
-def write_rows(rows: Dataset, path) -> None:
-    kind = path.suffix.removeprefix(".")
-    method = {"jsonl": "to_json", "tsv": "to_csv"}.get(kind, f"to_{kind}")
-    getattr(rows, method)(path, **({"sep": "\t"} if kind == "tsv" else {}))
-
-
 @pytest.mark.parametrize("kind", ["folder", "released.jsonl", "flat.jsonl", "flat.json", "flat.parquet"])
 def test_race_formats(tmp_path, kind):
     path = tmp_path / kind
@@ -70,23 +64,19 @@ def test_race_formats(tmp_path, kind):
     assert list(choice_rows(read_choices(path), "train")) == EXPECTED
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "csv", "tsv", "parquet"])
-def test_swag(tmp_path, kind):
-    path = tmp_path / f"swag.{kind}"
-    write_rows(Dataset.from_list(SWAG), path)
-    assert list(choice_rows(read_choices(path), "train")) == [
+def test_swag(tmp_path):
+    Dataset.from_list(SWAG).to_csv(tmp_path / "swag.csv")
+    assert list(choice_rows(read_choices(tmp_path / "swag.csv"), "train")) == [
         {"id": "s1", "context": "Ann sits down.", "choices": ["She eats.", "She flies."], "label": 0},
         {"id": "s2", "context": "Why is it dark?", "choices": ["Sun.", "Night."], "label": 1},
     ]
 
 
 @pytest.mark.parametrize("endings", [("None", "NA"), ("4", "5")])
-@pytest.mark.parametrize("kind", ["csv", "tsv"])
-def test_missing_values_and_numbers_are_text(tmp_path, kind, endings):
-    path = tmp_path / f"swag.{kind}"
+def test_missing_values_and_numbers_are_text(tmp_path, endings):
     changed = {"sent1": "NA", "ending0": endings[0], "ending1": endings[1]}
-    write_rows(Dataset.from_list([{**row, **changed} for row in SWAG]), path)
-    rows = choice_rows(read_choices(path), "train")
+    Dataset.from_list([{**row, **changed} for row in SWAG]).to_csv(tmp_path / "swag.csv")
+    rows = choice_rows(read_choices(tmp_path / "swag.csv"), "train")
     assert rows["context"][0] == "NA" and rows["choices"][1] == list(endings)
 
 
