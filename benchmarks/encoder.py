@@ -5,7 +5,7 @@
     python benchmarks/encoder.py --dtype int8                 # bfloat16 and int8 print their difference from float32
     python benchmarks/encoder.py --device cuda --dtype bfloat16
 
-docs/benchmarks.md explains the peers: in-tree, enabled, bert, disentangled-flash, flashdeberta, "ours BACKEND", "ours
+docs/benchmarks.md explains the peers: in-tree, enabled, bert, disentangled-flash, "ours BACKEND", "ours
 optimized", "onnxruntime in-tree", "openvino in-tree|ours". After a comma a peer may have an addition: "no oneDNN", "no
 cuDNN" (for attention), "compiled" (torch.compile), "CUDA graph"; for ours optimized "torch" (without OpenVINO) or
 "fixed shape" (that of the inputs among its `shapes`); for runtimes "any shape" (the fastest settings of a graph for all
@@ -65,7 +65,6 @@ def make_model(peer: str, classify: bool, preset: str = "v3-base") -> Any:
     config = hf_deberta.HfDebertaConfig.from_preset(preset, **SIZES)
     kind = "ForSequenceClassification" if classify else "Model"
     in_tree = getattr(transformers, f"DebertaV2{kind}")(in_tree_config(config))
-    model: Any
     if peer in ("in-tree", "enabled", "disentangled-flash") or peer.endswith(" in-tree"):
         return in_tree
     if peer == "bert":
@@ -73,14 +72,9 @@ def make_model(peer: str, classify: bool, preset: str = "v3-base") -> Any:
         sizes = {name: getattr(config, name) for name in names}
         bert_config = transformers.BertConfig(**SIZES, **sizes, max_position_embeddings=MAX_TOKENS)
         return getattr(transformers, f"Bert{kind}")(bert_config)
-    if peer == "flashdeberta":
-        import flashdeberta
-
-        model = getattr(flashdeberta, f"FlashDebertaV2{kind}")(in_tree.config)
-    else:
-        model = getattr(hf_deberta, f"HfDeberta{kind}")(config)
-        if peer.removeprefix("ours ") in (*BACKENDS, AUTO):
-            model.set_attn_implementation(peer.removeprefix("ours "))
+    model = getattr(hf_deberta, f"HfDeberta{kind}")(config)
+    if peer.removeprefix("ours ") in (*BACKENDS, AUTO):
+        model.set_attn_implementation(peer.removeprefix("ours "))
     model.load_state_dict(in_tree.state_dict(), strict=False)
     return model
 
@@ -93,9 +87,7 @@ def available_peers(device: str, training: bool = False) -> list[str]:
     if device == "cpu" and prefers_onednn():
         peers.append("ours sdpa, no oneDNN")  # as on other processors
     modules: dict[str, tuple[str, ...]] = {"disentangled-flash": ("disentangled_flash",)}
-    if device == "cuda":
-        modules["flashdeberta"] = ("flashdeberta",)
-    elif not training:
+    if device == "cpu" and not training:
         peers += ["ours optimized", "ours optimized, torch"]
         modules |= {name: MODULES[name.split()[0]] for name in RUNTIMES}
         modules["ours optimized, fixed shape"] = ("openvino",)

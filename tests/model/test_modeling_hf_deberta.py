@@ -191,7 +191,6 @@ HEADS_AND_VARIANTS = [(head, "everything") for head in HEADS] + [
 ]
 
 
-# of many buckets for few positions some exceed their distance, and the rows in use must include them
 def id_of(value):
     return value if isinstance(value, str) else name_of(value)
 
