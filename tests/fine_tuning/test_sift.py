@@ -241,24 +241,6 @@ def test_multiple_choice(steps):
     assert steps[0][0][0].shape == (4, 9, 32)
 
 
-@pytest.mark.parametrize("head", ["classes", "tokens", "spans", "a number"])
-def test_padding_changes_nothing(head, deterministic_noise):
-    """Neither the amount of padding nor unpadding changes the loss."""
-    model_class, fields, labels, _ = HEADS[head]
-    model = tiny_model(model_class, **fields)
-    inputs = {**tiny_inputs(LENGTHS), **labels}
-    expected = both_losses(model, inputs)[1]
-    assert model.config.unpad_inputs
-    model.config.unpad_inputs = False
-    torch.testing.assert_close(both_losses(model, inputs)[1], expected)
-    wider = {name: torch.nn.functional.pad(value, (0, 3)) for name, value in tiny_inputs(LENGTHS).items()}
-    if head == "tokens":
-        labels = {"labels": torch.nn.functional.pad(LABELS, (0, 3), value=1)}
-    torch.testing.assert_close(both_losses(model, {**wider, **labels})[1], expected)
-    model.config.unpad_inputs = True
-    torch.testing.assert_close(both_losses(model, {**wider, **labels})[1], expected)
-
-
 # ---- the step ----------------------------------------------------------------------------------------------------
 
 
@@ -575,6 +557,8 @@ def test_the_share_of_a_batch_of_answers():
     inputs = {"input_ids": torch.ones(4, 5, dtype=torch.long), "start_positions": torch.tensor([1, 2, 0, -100])}
     inputs |= {"end_positions": torch.tensor([2, 2, 0, -100])}
     assert share_of_batch(inputs, 6) == 0.5
+    padded = {**inputs, "attention_mask": torch.tensor([[1] * 5, [1] * 2 + [0] * 3, [1] * 5, [1] * 5])}
+    assert share_of_batch(padded, 4) == 0.5  # the second answer is at padding
     assert share_of_batch({"labels": torch.tensor([1, 0, -100])}, 8) == 0.25
 
 
