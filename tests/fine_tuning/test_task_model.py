@@ -129,23 +129,27 @@ def test_dropout_before_the_classifier(checkpoints, caplog):
         (label_fields(["good", "bad"]), "2 labels: good, bad"),
         (label_fields(["x", "y", "z"]), "3 labels: x, y, z"),
         (REGRESSION, "regression"),
+        ({**label_fields(["x", "z"]), "problem_type": "multi_label_classification"}, "2 labels: x, z"),
         (label_fields(["X", "y"]), None),
     ],
-    ids=["other labels", "more labels", "regression", "same labels"],
+    ids=["other labels", "more labels", "regression", "multi-label", "same labels"],
 )
 @pytest.mark.parametrize("ignore_mismatched_sizes", [False, True])
-def test_a_head_with_other_labels_is_replaced(checkpoints, notices, fields, message, ignore_mismatched_sizes):
+@pytest.mark.parametrize("field", ["model_name_or_path", "intermediate"])
+def test_a_head_with_other_labels_is_replaced(checkpoints, notices, fields, message, field, ignore_mismatched_sizes):
     """One line says so, instead of the table of Transformers. Without training it is an error, or a warning."""
-    tuned = checkpoints / "tuned"
-    args = ModelArguments(str(tuned), ignore_mismatched_sizes=ignore_mismatched_sizes)
-    before = load_model(args, *CLASSES, do_train=False, **label_fields(["x", "y"])).state_dict()
-    after = load_model(args, *CLASSES, **fields).state_dict()
+    tuned = str(checkpoints / "tuned")
+    before = load_model(ModelArguments(tuned), *CLASSES, do_train=False, **label_fields(["x", "y"])).state_dict()
+    args = ModelArguments(**{field: tuned}, ignore_mismatched_sizes=ignore_mismatched_sizes)
+    model = load_model(args, *CLASSES, **fields)
+    after = model.state_dict()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed - {"classifier.bias"} == ({"classifier.weight"} if message else set())
+    assert model.config.problem_type == fields.get("problem_type")
     expected = f"The head of {tuned} (x, y) is replaced by a new one for {message}.\n"
     assert notices.text.endswith(expected) if message else not notices.text
-    if message and len(after["classifier.bias"]) != 2:
-        with pytest.raises(InputError, match="no weights for classifier"):
+    if message and (field == "intermediate" or len(after["classifier.bias"]) != 2):
+        with pytest.raises(InputError, match=r"no weights for .*classifier\.weight"):
             load_model(args, *CLASSES, do_train=False, **fields)
 
 
@@ -184,32 +188,6 @@ def notices(caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     caplog.set_level("INFO", logger="hf_deberta")
     return caplog
-
-
-@pytest.mark.parametrize(
-    ("fields", "kept"),
-    [
-        (label_fields(["X", "y"]), True),
-        (label_fields(["good", "bad"]), False),
-        (label_fields(["x", "y", "z"]), False),
-        (REGRESSION, False),
-        ({**label_fields(["x", "z"]), "problem_type": "multi_label_classification"}, False),
-    ],
-    ids=["same labels", "other labels", "more labels", "regression", "multi-label"],
-)
-def test_an_intermediate_model_keeps_its_classifier_for_the_same_labels_only(checkpoints, fields, kept):
-    before = load_model(ModelArguments(str(checkpoints / "tuned")), *CLASSES, num_labels=2).state_dict()
-    torch.manual_seed(7)
-    args = ModelArguments(intermediate=str(checkpoints / "tuned"))
-    model = load_model(args, *CLASSES, **fields)
-    after = model.state_dict()
-    for name, value in before.items():
-        same = after[name].shape == value.shape and torch.equal(after[name], value)
-        assert same == (kept or (name != "classifier.weight" and (name != "classifier.bias" or same))), name
-    assert model.config.problem_type == fields.get("problem_type")
-    if not kept:
-        with pytest.raises(InputError, match=r"no weights for .*classifier\.weight"):
-            load_model(args, *CLASSES, do_train=False, **fields)
 
 
 def test_a_classifier_that_zero_3_divides_is_gathered_before_it_is_replaced(checkpoints, monkeypatch):
