@@ -35,13 +35,6 @@ HEADS = [
     HfDebertaForQuestionAnswering,
 ]
 CAUSAL = {"conv_kernel_size": 0}  # the convolution reads the next token
-VARIANTS = {
-    "everything": {},
-    "v1 attention": V1_ATTENTION,
-    "no convolution": {"conv_kernel_size": 0},
-    "absolute input": {"position_biased_input": True, "type_vocab_size": 2},
-    "no relative attention": {"relative_attention": False, "pos_att_type": None},
-}
 
 
 def name_of(model_class):
@@ -186,15 +179,6 @@ def test_embeddings_in_place_of_ids(model_class):
 # ---- masks and padding -------------------------------------------------------------------------------------------
 
 
-HEADS_AND_VARIANTS = [(head, "everything") for head in HEADS] + [
-    (head, variant) for head in (HfDebertaModel, HfDebertaForMaskedLM) for variant in list(VARIANTS)[1:]
-]
-
-
-def id_of(value):
-    return value if isinstance(value, str) else name_of(value)
-
-
 @pytest.mark.parametrize("buckets", [2, 32, 64, 120])
 def test_rows_in_use_of_many_buckets(buckets):
     """For few positions some buckets exceed their distance, and the rows in use must include them."""
@@ -266,12 +250,10 @@ def packed(lengths, how):
 
 @pytest.mark.parametrize("how", ["cu_seq_lens_q", "position_ids", "mask"])
 @pytest.mark.parametrize(
-    "model_class, variant",
-    [case for case in HEADS_AND_VARIANTS if case[0] is not HfDebertaForSequenceClassification],
-    ids=id_of,
+    "model_class", [HfDebertaModel, HfDebertaForMaskedLM, HfDebertaForQuestionAnswering], ids=name_of
 )
-def test_packed_documents_equal_separate_ones(model_class, variant, how):
-    model = tiny_model(model_class, **VARIANTS[variant]).eval()
+def test_packed_documents_equal_separate_ones(model_class, how):
+    model = tiny_model(model_class).eval()
     row, documents = packed((7, 1, 12, 5), how)
     separate = torch.cat([first_tensor(model(document)) for document in documents], 1)
     torch.testing.assert_close(first_tensor(model(**row)), separate)
