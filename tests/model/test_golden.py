@@ -164,16 +164,6 @@ def test_three_dimensional_masks(case, name, tmp_path):
             torch.testing.assert_close(logits, expected["lm_logits"], **STATES)
 
 
-def test_packed_documents_without_convolution_through_the_public_call(tmp_path):
-    case = "case07a_v3_mask3d"
-    tensors = golden_cases.tensors(case)
-    batch, expected = part(tensors, "in/"), part(tensors, "out/packed/")
-    model = golden_cases.load(HfDebertaForMaskedLM, case, tmp_path)
-    with torch.no_grad():
-        output = model(batch["input_ids"], attention_mask=batch["packed/mask3d"], position_ids=batch["position_ids"])
-    torch.testing.assert_close(output.logits[batch["labels"] > 0], expected["lm_logits"], **STATES)
-
-
 @pytest.mark.parametrize("case", ["case08a_seqcls_gelu", "case08b_seqcls_tanh", "case08c_regression"])
 @pytest.mark.usefixtures("unpadded_or_padded")
 def test_sequence_classification(case, tmp_path):
