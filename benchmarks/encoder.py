@@ -5,17 +5,17 @@
     python benchmarks/encoder.py --dtype int8                 # bfloat16 and int8 print their difference from float32
     python benchmarks/encoder.py --device cuda --dtype bfloat16
 
-docs/benchmarks.md explains the peers: in-tree, enabled, bert, disentangled-flash, "ours BACKEND", "ours
-optimized", "onnxruntime in-tree", "openvino in-tree|ours". After a comma a peer may have an addition: "no oneDNN", "no
-cuDNN" (for attention), "compiled" (torch.compile), "CUDA graph"; for ours optimized "torch" (without OpenVINO) or
-"fixed shape" (that of the inputs among its `shapes`); for runtimes "any shape" (the fastest settings of a graph for all
-shapes).
+docs/benchmarks.md explains the peers of CPUs: in-tree, enabled, bert, disentangled-flash, "ours BACKEND", "ours
+optimized", "onnxruntime in-tree", "openvino in-tree|ours". GPUs also have modernbert and flashdeberta. After a comma a
+peer may have an addition: "no oneDNN", "no cuDNN" (for attention), "compiled" (torch.compile), "CUDA graph"; for ours
+optimized "torch" (without OpenVINO) or "fixed shape" (that of the inputs among its `shapes`); for runtimes "any shape"
+(the fastest settings of a graph for all shapes).
 
 All DeBERTa peers hold the same weights. A case is batch x tokens without padding; "mnli" is a padded batch of 32
-sentence pairs, computed by the sequence classifiers. On a GPU the file also gets the peak of memory, and the operations
-of the model as the paper defines it (not those of an implementation) per second and as a share of the GPU's peak. A
-peer that fails is skipped with the reason; if it is one of ours, the script exits with an error at the end. Writes
-benchmarks/results/encoder.csv.
+sentence pairs, computed by the sequence classifiers. On a GPU the file also gets the peak of memory, the operations of
+the model as the paper defines it (not those of an implementation) per second and as a share of the GPU's peak, and the
+energy of a row. A peer that fails is skipped with the reason; if it is one of ours, the script exits with an error at
+the end. Writes benchmarks/results/encoder.csv.
 """
 
 import argparse
@@ -28,6 +28,7 @@ import torch
 import transformers
 from runtimes import MODULES, RUNTIMES, Graphs, fastest_runner
 from timing import (
+    joules_per_call,
     peak,
     record,
     report_failure,
@@ -50,6 +51,8 @@ MNLI_LENGTHS += [85, 31, 59, 68, 34, 45, 36, 51, 37, 32, 16, 67, 30, 64, 37, 101
 CASES = ("1x32", "1x128", "8x128", "2x512", "1x2048", "mnli")
 SIZES = {"vocab_size": 1000, "num_labels": 3}
 MAX_TOKENS = 32768
+SPECIAL_TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "cls_token_id": 1, "eos_token_id": 2, "sep_token_id": 2}
+OTHER_MODELS = ("bert", "modernbert")  # than DeBERTa
 MAX_DIFFERENCE = 1e-4  # in float32; a DeBERTa peer that differs more from in-tree is not the same model
 
 
@@ -72,9 +75,18 @@ def make_model(peer: str, classify: bool, preset: str = "v3-base") -> Any:
         sizes = {name: getattr(config, name) for name in names}
         bert_config = transformers.BertConfig(**SIZES, **sizes, max_position_embeddings=MAX_TOKENS)
         return getattr(transformers, f"Bert{kind}")(bert_config)
-    model = getattr(hf_deberta, f"HfDeberta{kind}")(config)
-    if peer.removeprefix("ours ") in (*BACKENDS, AUTO):
-        model.set_attn_implementation(peer.removeprefix("ours "))
+    if peer == "modernbert":  # of base size, whatever the preset
+        modern = transformers.ModernBertConfig(**SIZES, **SPECIAL_TOKENS, max_position_embeddings=MAX_TOKENS)
+        return getattr(transformers, f"ModernBert{kind}")(modern)
+    model: Any
+    if peer == "flashdeberta":
+        import flashdeberta
+
+        model = getattr(flashdeberta, f"FlashDebertaV2{kind}")(in_tree.config)
+    else:
+        model = getattr(hf_deberta, f"HfDeberta{kind}")(config)
+        if peer.removeprefix("ours ") in (*BACKENDS, AUTO):
+            model.set_attn_implementation(peer.removeprefix("ours "))
     model.load_state_dict(in_tree.state_dict(), strict=False)
     return model
 
@@ -84,10 +96,13 @@ def available_peers(device: str, training: bool = False) -> list[str]:
     # "triton" is "sdpa" on a CPU, and "eager" has not enough memory for the long cases on a GPU
     backends = ["sdpa", "triton", AUTO] if device == "cuda" else ["eager", "sdpa"]
     peers = ["in-tree", "bert", *(f"ours {backend}" for backend in backends), "enabled"]
+    peers += ["modernbert"] if device == "cuda" else []
     if device == "cpu" and prefers_onednn():
         peers.append("ours sdpa, no oneDNN")  # as on other processors
     modules: dict[str, tuple[str, ...]] = {"disentangled-flash": ("disentangled_flash",)}
-    if device == "cpu" and not training:
+    if device == "cuda":
+        modules["flashdeberta"] = ("flashdeberta",)
+    elif not training:
         peers += ["ours optimized", "ours optimized, torch"]
         modules |= {name: MODULES[name.split()[0]] for name in RUNTIMES}
         modules["ours optimized, fixed shape"] = ("openvino",)
@@ -221,7 +236,7 @@ def differences(case: str, models: dict[str, Any], inputs: dict[str, Any], dtype
     expected = in_tree(**inputs_of("in-tree", inputs))[0]
     result = {}
     for peer, model in models.items():
-        if peer.startswith("bert"):
+        if split_name(peer)[0] in OTHER_MODELS:
             continue
         if isinstance(model, nn.Module):
             model.eval()
@@ -272,13 +287,15 @@ def measure(case: str, args: argparse.Namespace, graphs: Graphs) -> list[dict]:
 def work_on_gpu(
     peer: str, step: Callable[[], None], milliseconds: float, inputs: dict[str, Any], args: argparse.Namespace
 ) -> dict[str, str]:
-    """Return the peak of memory, and the operations per second of a DeBERTa."""
+    """Return the peak of memory, the energy of a row, and the operations per second of a DeBERTa."""
     start_counting(args.device)
     step()
     synchronize(args.device)
     # with the weights of all peers; a graph has taken its memory before
     work = {"peak_mib": "" if peer.endswith("CUDA graph") else f"{peak(args.device) / 2**20:.0f}"}
-    if peer.startswith("bert"):
+    with report_failure("energy"):
+        work["joules_per_row"] = f"{joules_per_call(step) / len(inputs['input_ids']):.4f}"
+    if split_name(peer)[0] in OTHER_MODELS:
         return work
     config = hf_deberta.HfDebertaConfig.from_preset(args.preset, **SIZES)
     rows, tokens = inputs["input_ids"].shape

@@ -3,8 +3,8 @@
 #
 #     benchmarks/gpu_hour.sh RESULTS [PYTHON]
 #
-# Needs torch with CUDA, transformers, triton and pytest; uses pytest-xdist and disentangled-flash where they are
-# installed. Each step has LIMIT seconds (default 590); if one fails, the next goes on. RESULTS gets steps.txt,
+# Needs torch with CUDA, transformers, triton and pytest; uses pytest-xdist, disentangled-flash and flashdeberta where
+# they are installed. Each step has LIMIT seconds (default 590); if one fails, the next goes on. RESULTS gets steps.txt,
 # log.txt and the result files (*.csv). Repeat the command to run what steps.txt does not call finished at this commit.
 # ONLY="check|forward" runs the steps whose name matches; ON=cpu rehearses all with small shapes on a CPU.
 set -u

@@ -2,11 +2,13 @@
 
 import argparse
 import csv
+import ctypes
 import datetime
 import os
 import platform
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -15,6 +17,8 @@ from pathlib import Path
 import torch
 import transformers
 from table import RESULTS, read_rows
+
+COUNTED_SECONDS = 2.0  # the counter of a GPU's energy moves some twenty times a second
 
 
 def synchronize(device: str) -> None:
@@ -43,6 +47,25 @@ def status(field: str) -> int:
     """Return a field of /proc/self/status in bytes."""
     _, _, rest = Path("/proc/self/status").read_text().partition(f"{field}:")
     return 1024 * int(rest.split()[0])
+
+
+def joules_per_call(call: Callable[[], object]) -> float:
+    """Return the energy that the current GPU takes for a call, by two readings of its counter."""
+    nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    uuid = f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}".encode()
+    handle, millijoules, readings = ctypes.c_void_p(), ctypes.c_ulonglong(), []
+    if nvml.nvmlInit_v2() != 0 or nvml.nvmlDeviceGetHandleByUUID(uuid, ctypes.byref(handle)) != 0:
+        raise OSError("the driver does not know this GPU")
+    calls, start = 0, time.perf_counter()
+    for seconds in (0.0, COUNTED_SECONDS):
+        while time.perf_counter() - start < seconds:
+            call()
+            torch.cuda.synchronize()
+            calls += 1
+        if nvml.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(millijoules)) != 0:
+            raise OSError("this GPU has no counter of energy")
+        readings.append(millijoules.value)
+    return (readings[1] - readings[0]) / 1e3 / calls
 
 
 @contextmanager
