@@ -151,7 +151,6 @@ NOT_REPEATED = {  # result file -> how to repeat it, and what it needs
     "long_texts.csv": "benchmarks/long_texts.py, an hour",
     "pretraining.csv": "benchmarks/pretraining.py --device cpu --batch 8 --no_optimizer, 17 GB of memory",
     "recipes.csv": "benchmarks/ablations.py recipes, an hour",
-    "server.csv": "examples/serve.py and clients with the lengths of MNLI, for which there is no script",
     "soak.csv": "make soak, an hour",
     "versions.csv": "make test-versions, which needs a network",
 }
