@@ -42,9 +42,10 @@ WINDOW_ROWS = 4096
 MAX_COUNTED_ROWS = 1_000_000  # before scoring starts; the number of others is estimated from the size of their files
 TOKENS_PER_BATCH = {"cpu": 4096, "cuda": 32768}
 UNFINISHED = "_*.unfinished"  # names of files that a stopped run leaves behind
-CSV: dict[str, Any] = {"delimiter": ",", "lineterminator": "\n"}
+# csv.writer quotes fields with a character of the line end, which is written as \n
+CSV: dict[str, Any] = {"delimiter": ",", "lineterminator": "\r\n"}
 # quotation marks are text, as in files of GLUE
-TSV: dict[str, Any] = {"delimiter": "\t", "lineterminator": "\n", "quoting": csv.QUOTE_NONE, "quotechar": None}
+TSV: dict[str, Any] = {**CSV, "delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None}
 Item = TypeVar("Item")
 
 
@@ -315,7 +316,7 @@ class CsvRows(TextRows):
 
     def open_output(self, target: IO[bytes], labels: Sequence[str]) -> None:
         super().open_output(target, labels)
-        encoded = SimpleNamespace(write=lambda text: self.target.write(text.encode()))
+        encoded = SimpleNamespace(write=lambda line: self.target.write(f"{line[:-2]}\n".encode()))
         self.writer = csv.writer(encoded, **self.dialect)
         self.writer.writerow([*self.header, *self.settings.new_columns()])
 

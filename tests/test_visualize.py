@@ -179,7 +179,8 @@ def test_plot_training(tmp_path):
     losses = [{"step": 1, "loss": 2}, {"step": 2, "loss": 1}]
     evaluation = {"step": 2, "eval_loss": 0.5, "eval_accuracy": 0.8, "eval_runtime": 3.0}
     write_history(tmp_path / "checkpoint-9", {"step": 1, "loss": 9})
-    write_history(tmp_path / "checkpoint-10", *losses, evaluation, {"step": 2, "train_loss": 9.0})  # the newest
+    means = {"step": 2, "train_loss": 9.0, "train_sift_loss": 1.0}
+    write_history(tmp_path / "checkpoint-10", *losses, evaluation, means)  # the newest
     assert curves(plot_training(tmp_path)) == {"loss": [2, 1], "eval_loss": [0.5], "eval_accuracy": [0.8]}
     for seed in (1, 2):
         write_history(tmp_path / "seeds" / f"seed-{seed}", {"step": 1, "loss": seed})

@@ -238,7 +238,8 @@ def replace_classifier(
             initialize(model, module)
         if not names & missing:
             aim = in_words(labels) if labels is None else f"{len(labels)} labels: {in_words(labels)}"
-            logger.info(f"The head of {args.checkpoint} ({in_words(old)}) is replaced by a new one for {aim}.")
+            aim = "of another size" if old == labels else f"for {aim}"  # one logit per choice, whatever the labels
+            logger.info(f"The head of {args.checkpoint} ({in_words(old)}) is replaced by a new one {aim}.")
         replaced |= names
     return replaced
 

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow.parquet
 from datasets import IterableDataset
+from datasets.utils import tqdm
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
@@ -268,7 +269,7 @@ class Corpus:
 def with_progress(batches: Iterable[list[str]], documents: Documents, label: str) -> Iterator[list[str]]:
     """Yield the batches and show a progress bar, which knows the remaining time if the documents can be counted."""
     total = None if isinstance(documents, IterableDataset) else len(documents)
-    with logging.tqdm(total=total, desc=label, unit=" documents", unit_scale=True) as bar:
+    with tqdm(total=total, desc=label, unit=" documents", unit_scale=True) as bar:
         for batch in batches:
             yield batch
             bar.update(len(batch))

@@ -234,7 +234,7 @@ def last_checkpoint(arguments: TrainingArguments) -> str | None:
 
 
 def choose_checkpoint(arguments: TrainingArguments) -> Path | None:
-    requested = str(arguments.resume_from_checkpoint or "true")
+    requested = "true" if arguments.resume_from_checkpoint is None else str(arguments.resume_from_checkpoint)
     if requested.lower() == "false":
         return None
     is_path = requested.lower() != "true"

@@ -154,7 +154,8 @@ class RunTrainer(FiniteValuesMixin, UnevenBatchesMixin, RealTokensMixin, AtomicC
         step = f"Stopped at step {self.state.global_step}"
         if not steps:
             return f"{step}, before the first checkpoint (--save_steps): the same command starts again"
-        return f"{step}; the last checkpoint is step {steps[-1]}; repeat the command to resume"
+        way = "" if self.args.resumes_last_checkpoint else " without --resume_from_checkpoint"
+        return f"{step}; the last checkpoint is step {steps[-1]}; repeat the command{way} to resume"
 
     def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
         with input_errors("--push_to_hub", OSError, HTTPError):

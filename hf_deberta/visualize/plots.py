@@ -118,7 +118,7 @@ def plot_training(run_folder: str | Path) -> "Figure":
     logged = {name for log in runs.values() for entry in log for name in entry}
     others = {name for name in logged if _is_metric(name)}
     perplexities = {name for name in others if name.endswith("perplexity")}  # of another scale
-    means = {"train_loss"} if "loss" in logged else set()  # of the whole run
+    means = {name for name in logged if name.startswith("train_")} if "loss" in logged else set()  # of the whole run
     losses = {name for name in logged if name.endswith("loss")} - means
     titles = sorted({loss.removeprefix("eval_") for loss in losses})
     groups = {title: {title, f"eval_{title}"} & losses for title in titles}  # their sizes differ

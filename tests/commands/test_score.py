@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import io
 import json
 import os
 import re
@@ -145,7 +146,7 @@ def test_a_text_file_has_one_text_a_line(classifier, tmp_path):
 def test_fields_of_csv_and_tsv_keep_their_text(classifier, tmp_path):
     """Numbers stay as they are written, quoted fields may have line breaks, and blank lines are no rows."""
     sources = {
-        "a.csv": '\ufeffn,text,x\r\n007,"the old\nman, ""quiet""",NA\r\n\r\n1.50,,\r\n',
+        "a.csv": '\ufeffn,text,x\r\n007,"the old\nman, ""quiet""","N\rA"\r\n\r\n1.50,,NA\r\n',
         "b.tsv": 'n\ttext\n007\tthe "old man\n1.50\tquiet\n',
     }
     rows = {}
@@ -155,9 +156,10 @@ def test_fields_of_csv_and_tsv_keep_their_text(classifier, tmp_path):
         assert count_rows(zipped, classifier.settings) == 2
         score_file(classifier, zipped, tmp_path / "out.gz")
         quoting = csv.QUOTE_NONE if "tsv" in name else csv.QUOTE_MINIMAL
-        lines = gzip.decompress((tmp_path / "out.gz").read_bytes()).decode().splitlines(keepends=True)
+        lines = io.StringIO(gzip.decompress((tmp_path / "out.gz").read_bytes()).decode(), newline="")
         rows[name] = [*csv.DictReader(lines, delimiter="\t" if "tsv" in name else ",", quoting=quoting)]
-    assert [[*row.values()][:-3] for row in rows["a.csv"]] == [["007", 'the old\nman, "quiet"', "NA"], ["1.50", "", ""]]
+    values = [[*row.values()][:-3] for row in rows["a.csv"]]
+    assert values == [["007", 'the old\nman, "quiet"', "N\rA"], ["1.50", "", "NA"]]
     assert [[*row.values()][:-3] for row in rows["b.tsv"]] == [["007", 'the "old man'], ["1.50", "quiet"]]
     for row in chain(*rows.values()):
         scores = json.loads(row["scores"])

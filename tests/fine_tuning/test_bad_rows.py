@@ -16,7 +16,7 @@ from hf_deberta.fine_tuning.task import Task
 from hf_deberta.fine_tuning.task_model import ModelArguments
 from hf_deberta.fine_tuning.tasks.glue import Classification
 from hf_deberta.fine_tuning.tasks.ner import NamedEntities
-from hf_deberta.fine_tuning.tasks.race import MultipleChoice
+from hf_deberta.fine_tuning.tasks.race import ANLI_COLUMNS, MultipleChoice
 from hf_deberta.fine_tuning.tasks.squad import Squad, SquadModelArguments
 from hf_deberta.fine_tuning.tasks.superglue import SuperGlue
 from hf_deberta.training.errors import InputError
@@ -102,6 +102,8 @@ def test_classes_in_a_csv_stay_classes(tmp_path):
     """A missing number makes decimals of a column, which would be the targets of a regression."""
     (tmp_path / "train.csv").write_text("text,label\nred hat,1\nold hat,\nbig hat,0\n")
     assert read(tmp_path, Classification).labels == ("LABEL_0", "LABEL_1")
+    (tmp_path / "train.csv").write_text(f"{','.join(ANLI_COLUMNS)},label\na,b,c,d,1\na,b,c,d,\na,b,c,d,2\n")
+    assert read(tmp_path, MultipleChoice).rows["train"]["label"][:] == [0, 1]
 
 
 def test_marks_of_documents_are_rows_of_the_file(tmp_path, caplog):

@@ -10,9 +10,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSequenceClassification, BertConfig, BertModel, DebertaV2Config
+from transformers import (
+    AutoModelForMultipleChoice,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertModel,
+    DebertaV2Config,
+)
 
-from hf_deberta import HfDebertaConfig, HfDebertaForSequenceClassification, HfDebertaModel, export_to_transformers
+from hf_deberta import (
+    HfDebertaConfig,
+    HfDebertaForMultipleChoice,
+    HfDebertaForSequenceClassification,
+    HfDebertaModel,
+    export_to_transformers,
+)
 from hf_deberta.fine_tuning import task_model
 from hf_deberta.fine_tuning.task_model import (
     ModelArguments,
@@ -160,6 +172,12 @@ def test_a_head_of_unnamed_labels_is_kept(tmp_path, notices):
     assert torch.equal(model.classifier.weight, saved["classifier.weight"]) and not notices.text
     assert load_model(args, *CLASSES, **label_fields(["a", "b", "c"])).classifier.weight.shape[0] == 3
     assert "(LABEL_0, LABEL_1) is replaced by a new one for 3 labels: a, b, c." in notices.text
+
+
+def test_a_head_for_choices_has_no_labels(checkpoints, notices):
+    tuned = checkpoints / "tuned"
+    load_model(ModelArguments(intermediate=str(tuned)), HfDebertaForMultipleChoice, AutoModelForMultipleChoice)
+    assert notices.text.endswith(f"The head of {tuned} (x, y) is replaced by a new one of another size.\n")
 
 
 def test_a_new_head_is_named_in_one_line(checkpoints, notices):

@@ -118,8 +118,9 @@ def test_token_file_is_reused(text_file, tokenizer, tmp_path, caplog, monkeypatc
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_progress_is_shown(text_file, tokenizer, tmp_path, capsys, streaming):
-    """With the number of documents, and so the remaining time, unless they come as a stream."""
-    logging.enable_progress_bar()
+    """Also in scripts, which hide the bars of loading; with the remaining time unless the documents are a stream."""
+    logging.disable_progress_bar()
+    datasets.enable_progress_bars()
     arguments = CorpusArguments(train_file=[text_file], streaming=streaming, validation_split_percentage=0)
     corpus = Corpus(arguments, str(tmp_path / "cache"))
     capsys.readouterr()

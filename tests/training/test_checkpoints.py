@@ -136,7 +136,7 @@ def test_checkpoint_to_resume_from(run_folder, tmp_path):
     shutil.copytree(run_folder / "checkpoint-6", run_folder / "_unfinished" / "checkpoint-8")
     shutil.copytree(run_folder / "checkpoint-6", run_folder / "checkpoint-6-copy")
     assert resumed_from(run_folder) == resumed_from(run_folder, "true") == "checkpoint-6"
-    assert resumed_from(run_folder, "false") is None
+    assert resumed_from(run_folder, "false") is resumed_from(run_folder, False) is None
     assert resumed_from(run_folder, str(run_folder / "checkpoint-4")) == "checkpoint-4"
 
 

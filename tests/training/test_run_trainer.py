@@ -21,18 +21,22 @@ class StopAtStepThree(TrainerCallback):
 
 
 @pytest.mark.parametrize(
-    ("save_steps", "message"),
+    ("fields", "message"),
     [
-        (2, "Stopped at step 3; the last checkpoint is step 2; repeat the command to resume"),
-        (9, "Stopped at step 3, before the first checkpoint (--save_steps): the same command starts again"),
+        ({}, "; the last checkpoint is step 2; repeat the command to resume"),
+        (
+            {"resume_from_checkpoint": "false"},
+            "; the last checkpoint is step 2; repeat the command without --resume_from_checkpoint to resume",
+        ),
+        ({"save_steps": 9}, ", before the first checkpoint (--save_steps): the same command starts again"),
     ],
 )
-def test_ctrl_c_says_where_the_run_stopped(save_steps, message, tmp_path):
-    run = classifier(tmp_path, max_steps=9, save_strategy="steps", save_steps=save_steps)
+def test_ctrl_c_says_where_the_run_stopped(fields, message, tmp_path):
+    run = classifier(tmp_path, **{"max_steps": 9, "save_strategy": "steps", "save_steps": 2, **fields})
     run.add_callback(StopAtStepThree)
     with pytest.raises(KeyboardInterrupt) as stopped:
         run.train_or_resume()
-    assert str(stopped.value) == message
+    assert str(stopped.value) == f"Stopped at step 3{message}"
 
 
 @pytest.mark.parametrize(("steps", "given", "expected"), [(45, {}, 2), (3, {}, 1), (45, {"logging_steps": 9}, 9)])

@@ -429,7 +429,8 @@ def label_indices(
         is_whole = is_whole or (accepts_numbers and isinstance(value, str) and value.isdecimal())
         return lookup.get(str(value), lookup.get(str(int(value))) if is_whole else None)
 
-    missing = [_is_missing(value) or (value == -1 and "-1" not in indices) for value in values]
+    marks_hidden = is_class_label or "-1" not in indices
+    missing = [_is_missing(value) or (value == -1 and marks_hidden) for value in values]
     require_no_missing_labels(rows, missing, split, column)
     unknown: dict[int, str] = {}  # by row
     numbers: list[list[int]] = []

@@ -254,9 +254,10 @@ def answer_index(answer: str | int | None, num_choices: int) -> int:
 
 def anli_answer_index(answer: str | int | None, num_choices: int) -> int:
     """Return the index of the correct hypothesis of aNLI, whose labels are 1 and 2."""
-    if str(answer) not in ("1", "2"):
+    number = str(answer).removesuffix(".0")  # of a csv column in which some are missing
+    if number not in ("1", "2"):
         raise InputError(f"the label must be 1 or 2, the number of a hypothesis, not {answer!r}")
-    return int(str(answer)) - 1
+    return int(number) - 1
 
 
 # 3. Model inputs

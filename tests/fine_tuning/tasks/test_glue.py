@@ -184,6 +184,7 @@ def test_targets(encode, labels, values, expected):
 def test_class_labels_have_names(encode):
     """A ClassLabel counts from 0, also if its names are numbers; the names win over another order of the labels."""
     assert encode(("1", "2", "3"), class_labels([0, 1, 2], ["1", "2", "3"]))["labels"] == [0, 1, 2]
+    assert encode(("-1", "1"), class_labels([0, 1, -1], ["-1", "1"]), "test")["labels"] == [0, 1, -1]  # the last hidden
     assert encode(("pos", "neg"), class_labels([0, 1], ["neg", "pos"]))["labels"] == [1, 0]
 
 
