@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 START = """
 import runpy, sys, time
 import transformers
-from hf_deberta.fine_tuning import task_model
+from hf_deberta.fine_tuning import arguments, task_model  # the first finds the recipe, for both alike
 train = transformers.Trainer.train
 def timed_train(*args, **kwargs):
     start = time.process_time()
