@@ -150,7 +150,7 @@ def settings_of(args: argparse.Namespace, task: Task) -> dict[str, str]:
     if args.settings == "short":
         settings = dict(task.changes)
         if "in-tree" in args.who and task.script != "run_squad.py":
-            settings["cls_dropout"] = "0.1"
+            settings["cls_dropout"] = "0.1"  # what Transformers' classes have, which ignore the flag
     if args.max_eval_samples:
         settings["max_eval_samples"] = str(args.max_eval_samples)
     if args.no_dropout and task.script != "run_squad.py":  # whose head has none

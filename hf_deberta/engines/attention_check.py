@@ -25,9 +25,8 @@ from ..model.relative_position import RelativePositions, rows_of_distances
 ROUNDINGS = {"float16": 4, "bfloat16": 4, "tf32": 8, "float32": 64}
 EPSILONS = {"float16": 2**-10, "bfloat16": 2**-7, "tf32": 2**-10, "float32": 2**-23}
 INPUTS = ("query", "key", "value", "position_key", "position_query")
-DROPOUT = 0.25
+DROPOUT = 0.25  # any rate that keeps and drops many
 MAX_SHARE_ERROR = 0.02  # of the dropped probabilities: six standard deviations in the interpreter, more on GPUs
-
 
 Attend = Callable[..., Result]  # has the parameters of a backend
 
