@@ -31,7 +31,7 @@ from timing import peak, record, report_failure, start_counting, synchronize
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from hf_deberta.engines import attention_triton
+from hf_deberta.engines import attention_triton_operator
 from hf_deberta.model.attention import disentangled_attention
 from hf_deberta.model.relative_position import RelativePositions, rows_of_distances, saturation_of
 
@@ -201,7 +201,7 @@ def sweep(length: int, args: argparse.Namespace) -> bool:
     call, leaves = ours("triton", args.device), make_leaves(max(args.tokens // length, 1), length, args)
     for tile, warps, stages in itertools.product((32, 64), (2, 4, 8), (1, 2, 3)):
         launch = (tile, ((warps, stages),) * 4)
-        attention_triton.LAUNCHES.update(dict.fromkeys(attention_triton.LAUNCHES, launch))
+        attention_triton_operator.LAUNCHES.update(dict.fromkeys(attention_triton_operator.LAUNCHES, launch))
         setting = f"  tile {tile}, {warps} warps, {stages} stages"
         with report_failure(setting):  # more shared memory than there is
             backward(call, leaves)()

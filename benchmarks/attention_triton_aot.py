@@ -24,9 +24,9 @@ from timing import write_rows
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from hf_deberta.engines.attention_triton import CHIPS, LAUNCHES
 from hf_deberta.engines.attention_triton_backward import own_gradients_kernel, table_gradients_kernel
 from hf_deberta.engines.attention_triton_forward import forward_kernel
+from hf_deberta.engines.attention_triton_operator import CHIPS, LAUNCHES
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 INDICES = ("spans", "places", "kept")

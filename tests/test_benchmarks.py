@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from hf_deberta import HfDebertaConfig
-from hf_deberta.engines import attention_triton
+from hf_deberta.engines.attention_triton_operator import LAUNCHES
 
 
 def tiny_in_tree() -> transformers.DebertaV2Model:
@@ -207,7 +207,7 @@ def test_kernels_compile_for_gpus_of_amd(load):
     """For gfx942 as they would be launched there: with its matrix instructions, and no register spilled."""
     compiler = pytest.importorskip("triton.backends.compiler")
     aot = load("attention_triton_aot")
-    tile, launches = attention_triton.LAUNCHES["AMD"]
+    tile, launches = LAUNCHES["AMD"]
     constants = {**aot.CONSTANTS, "T": tile, "D": 64, "PRECISION": "ieee"}
     for name, kernel, values, column in aot.kernels(constants):
         target = compiler.GPUTarget("hip", "gfx942", 64)

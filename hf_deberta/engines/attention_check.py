@@ -59,18 +59,9 @@ class KernelVariant(NamedTuple):
 
 
 def uses_tf32(dtype: torch.dtype) -> bool:
+    from .attention_triton_operator import products_use_tf32  # imported late: only a GPU needs it
+
     return dtype == torch.float32 and products_use_tf32()
-
-
-def products_use_tf32() -> bool:
-    """True if PyTorch's own products of float32 on GPUs use TF32.
-
-    torch.get_float32_matmul_precision() fails once the setting was changed directly.
-    """
-    products = torch.backends.cuda.matmul
-    if not hasattr(products, "fp32_precision"):  # before PyTorch 2.9
-        return products.allow_tf32
-    return products.fp32_precision == "tf32"
 
 
 def triton_errors(kernel: KernelVariant) -> dict[str, float]:
@@ -78,7 +69,7 @@ def triton_errors(kernel: KernelVariant) -> dict[str, float]:
 
     An error is the largest difference from the reference, divided by the largest entry of the reference.
     """
-    from .attention_triton import launches  # imported late: only a GPU needs it
+    from .attention_triton_operator import launches  # imported late: only a GPU needs it
 
     tile = launches(kernel.dtype, kernel.device)[0]
     inputs = [tensor.to(kernel.dtype) for tensor in check_inputs(tile, kernel.head_size)]

@@ -17,9 +17,11 @@ import torch
 from numerics import assert_same_by_name, assert_within_budget, attend, lengths_mask, tiny_inputs, tiny_model
 
 from hf_deberta import HfDebertaForSequenceClassification, HfDebertaModel
-from hf_deberta.engines import attention_auto, attention_triton
+from hf_deberta.engines import attention_auto, attention_triton, attention_triton_operator
 from hf_deberta.engines.attention_check import KernelVariant
-from hf_deberta.engines.attention_triton import CHIPS, INTERPRETING, LAUNCHES, tile_spans, triton_attention
+from hf_deberta.engines.attention_triton import INTERPRETING, triton_attention
+from hf_deberta.engines.attention_triton_operator import CHIPS, LAUNCHES, tile_spans
+from hf_deberta.export.hub_kernel import write_hub_kernel
 from hf_deberta.model.attention import attention_scale, disentangled_attention
 from hf_deberta.model.batch_layout import AttentionMask
 from hf_deberta.model.relative_position import (
@@ -280,19 +282,36 @@ def test_the_operators_agree_with_their_shape_rules():
     """Shapes, strides and gradients, with and without gradients of the tables."""
     leaves, rows, _ = inputs_of(CLIPPED, 18)
     near = furthest = 1
-    tables = attention_triton.rows_by_distance(rows, (near + 1) * 16)
+    tables = attention_triton_operator.rows_by_distance(rows, (near + 1) * 16)
     for trained in (True, False):
         for name in ("position_key", "position_query"):
             leaves[name] = leaves[name].detach().requires_grad_(trained)
         arguments = (*leaves.values(), tables, *[None] * 4, 0.1, 0.0, False, near, furthest)
         checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
-        torch.library.opcheck(attention_triton.attention_in_tiles, arguments, test_utils=checks)
+        torch.library.opcheck(attention_triton_operator.attention_in_tiles, arguments, test_utils=checks)
+
+
+@interpreted
+def test_the_kernel_for_the_hub_loads_and_computes_the_same(tmp_path):
+    kernels = pytest.importorskip("kernels")
+    build = write_hub_kernel(tmp_path / "kernel")
+    for file in build.glob("*.py"):
+        imported = set(re.findall(r"^\s*(?:from|import) ([\w.]+)", file.read_text(), re.MULTILINE))
+        assert {name.partition(".")[0] for name in imported} <= {"", "torch", "triton"} | sys.stdlib_module_names
+    kernel = kernels.get_local_kernel(build.parents[1])
+    leaves, rows, _ = inputs_of(BUCKETS, 37, batch=2)
+    visible = lengths_mask(37, 21)
+    options = {"rows_of_distance": rows, "saturation": saturation_of(rows), "visible": visible}
+    found = results(lambda **tensors: kernel.tiled_attention(**tensors, **options), leaves)
+    expected, _ = in_both(leaves, rows, 0, BOTH, scale=1.0, mask=visible)
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
 
 
 @interpreted
 def test_products_have_the_precision_that_is_set_in_pytorch(monkeypatch):
     """Whichever of PyTorch's two settings was used: after mixing them, one of its getters raises an error."""
-    call = attention_triton.Call(
+    call = attention_triton_operator.Call(
         *inputs_of(CLIPPED, 5)[0].values(), torch.zeros(32, dtype=torch.long), *[None] * 4, 1.0, 0.0, False, 0, 0
     )
     assert call.constants()["PRECISION"] == "ieee"
@@ -308,9 +327,11 @@ def test_a_model_uses_the_kernels():
     calls = []
     expected = model(**inputs).logits
     model.set_attn_implementation("triton")
-    original = attention_triton.attention_in_tiles
+    original = attention_triton_operator.attention_in_tiles
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention_triton, "attention_in_tiles", lambda *args: calls.append(args) or original(*args))
+        patch.setattr(
+            attention_triton_operator, "attention_in_tiles", lambda *args: calls.append(args) or original(*args)
+        )
         found = model(**inputs).logits
     torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-5)
     first, second = calls  # the last layer has one query per sequence, which sdpa computes
@@ -346,12 +367,14 @@ def test_auto_uses_the_kernels_in_a_model(monkeypatch):
     """Only the device, and the clock, are replaced."""
     torch.use_deterministic_algorithms(False)  # with them, `auto` measures no time
     calls = []
-    original = attention_triton.attention_in_tiles
+    original = attention_triton_operator.attention_in_tiles
     monkeypatch.setattr(attention_auto, "may_use_triton", lambda query: True)
     monkeypatch.setattr(attention_auto, "median_milliseconds", lambda run, device: run() or -len(calls))
     monkeypatch.setattr(attention_auto, "WARM_UP_SECONDS", 0)
     monkeypatch.setattr(attention_auto, "TURNS", 1)
-    monkeypatch.setattr(attention_triton, "attention_in_tiles", lambda *args: calls.append(args) or original(*args))
+    monkeypatch.setattr(
+        attention_triton_operator, "attention_in_tiles", lambda *args: calls.append(args) or original(*args)
+    )
     model, inputs = tiny_model(HfDebertaModel, dtype=torch.float32).eval(), tiny_inputs((9, 5))
     with torch.no_grad():
         found = model(**inputs).last_hidden_state
@@ -437,7 +460,9 @@ REAL = {
 @pytest.mark.parametrize("chip", ["its own", "others"])
 def test_real_sizes(case, dtype, chip, monkeypatch):
     if chip == "others":  # tiles, warps and stages of other GPUs
-        monkeypatch.setattr(attention_triton, "LAUNCHES", {**LAUNCHES, **dict.fromkeys(CHIPS.values(), LAUNCHES[chip])})
+        monkeypatch.setattr(
+            attention_triton_operator, "LAUNCHES", {**LAUNCHES, **dict.fromkeys(CHIPS.values(), LAUNCHES[chip])}
+        )
     terms, shape, mask = REAL[case]
     mask = {name: value.cuda() if torch.is_tensor(value) else value for name, value in mask.items()}
     leaves, rows, first = inputs_of(V3, **{"size": 64, **shape}, dtype=dtype, device="cuda")

@@ -11,7 +11,7 @@ from counter import simulated_cuda
 from test_models import MODES, assert_never_waits, padded, run, tiny, tokens
 
 from hf_deberta import HfDebertaModel
-from hf_deberta.engines import attention_auto, attention_triton
+from hf_deberta.engines import attention_auto, attention_triton, attention_triton_operator
 from hf_deberta.model.batch_layout import AttentionMask
 
 
@@ -65,4 +65,7 @@ def test_wide_heads_in_float32_go_to_sdpa():
 def test_gpus_of_amd_have_no_compute_capability_of_nvidia(hip, launch):
     with simulated_cuda(capability=(8, 6) if hip is None else (7, 0)), patch.object(torch.version, "hip", hip):
         assert attention_triton.unsupported_reason(*states_of(64, torch.bfloat16)) is None
-        assert attention_triton.launches(torch.bfloat16, torch.device("cuda")) == attention_triton.LAUNCHES[launch]
+        assert (
+            attention_triton_operator.launches(torch.bfloat16, torch.device("cuda"))
+            == attention_triton_operator.LAUNCHES[launch]
+        )
