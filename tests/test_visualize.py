@@ -1,4 +1,4 @@
-"""The parts of the scores sum to what the model computes; plots, training curves, the page's data, the command."""
+"""The parts of the scores sum to what the model computes; plots, the page's data, the command."""
 
 import asyncio
 import base64
@@ -28,7 +28,6 @@ from hf_deberta.visualize import (
     attention_parts,
     plot_attention,
     plot_position_table,
-    plot_training,
     position_norms,
 )
 from hf_deberta.visualize.page import HIDDEN, page_data
@@ -161,43 +160,6 @@ def test_position_norms_bound_the_change_over_distance(variant, inputs):
     torch.testing.assert_close(norms["c2p"][:, distances == 0][:, 0], expected)
     figure = plot_position_table(model, 0)
     assert [axes.get_title()[:3] for axes in figure.axes[:2]] == ["c2p", "p2c"]
-
-
-def write_history(folder, *entries):
-    folder.mkdir(parents=True)
-    (folder / "trainer_state.json").write_text(json.dumps({"log_history": entries}))
-    return folder
-
-
-def curves(figure):
-    return {line.get_label(): line.get_ydata().tolist() for axes in figure.axes for line in axes.lines}
-
-
-def test_plot_training(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no trainer_state\.json"):
-        plot_training(tmp_path)
-    losses = [{"step": 1, "loss": 2}, {"step": 2, "loss": 1}]
-    evaluation = {"step": 2, "eval_loss": 0.5, "eval_accuracy": 0.8, "eval_runtime": 3.0}
-    write_history(tmp_path / "checkpoint-9", {"step": 1, "loss": 9})
-    means = {"step": 2, "train_loss": 9.0, "train_sift_loss": 1.0}
-    write_history(tmp_path / "checkpoint-10", *losses, evaluation, means)  # the newest
-    assert curves(plot_training(tmp_path)) == {"loss": [2, 1], "eval_loss": [0.5], "eval_accuracy": [0.8]}
-    for seed in (1, 2):
-        write_history(tmp_path / "seeds" / f"seed-{seed}", {"step": 1, "loss": seed})
-    (tmp_path / "seeds" / "seed-3").mkdir()  # not begun
-    assert curves(plot_training(tmp_path / "seeds")) == {"seed-1 loss": [1], "seed-2 loss": [2]}
-    short = write_history(tmp_path / "short", {"step": 1, "eval_f1": 0.5}, {"step": 1, "train_loss": 0.7})
-    assert curves(plot_training(short)) == {"train_loss": [0.7], "eval_f1": [0.5]}  # ended before --logging_steps
-
-
-def test_plot_training_separates_scales(tmp_path):
-    """Counts and thresholds of SQuAD are no metrics, and perplexity has a panel of its own."""
-    entry = {"step": 1, "eval_f1": 80, "eval_total": 900, "eval_best_f1_thresh": -1.5, "eval_perplexity": 60}
-    figure = plot_training(write_history(tmp_path / "run", entry))
-    assert {axes.get_title(): [line.get_label() for line in axes.lines] for axes in figure.axes} == {
-        "evaluation": ["eval_f1"],
-        "perplexity": ["eval_perplexity"],
-    }
 
 
 PAGE_DATA = re.compile(r'<script id="data" type="application/json">(.*?)</script>', flags=re.DOTALL)

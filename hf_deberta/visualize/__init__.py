@@ -1,11 +1,11 @@
-"""Pictures of disentangled attention: the parts of the scores, the position tables, training curves, and an HTML page.
+"""Pictures of disentangled attention: the parts of the scores, the position tables, and an HTML page.
 
 hf-deberta attention microsoft/deberta-base "The new [MASK] opened." --output page.html
 hf-deberta attention microsoft/deberta-base --serve
 """
 
 from .page import attention_page
-from .plots import plot_attention, plot_position_table, plot_training, position_norms
+from .plots import plot_attention, plot_position_table, position_norms
 from .scores import attention_parts
 from .server import attention_app
 
@@ -15,6 +15,5 @@ __all__ = [
     "attention_parts",
     "plot_attention",
     "plot_position_table",
-    "plot_training",
     "position_norms",
 ]

@@ -1,9 +1,8 @@
-"""Plots of the scores of one head, of the position tables, and of training curves.
+"""Plots of the scores of one head and of the position tables.
 
 Legend: D distances, H heads.
 """
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -11,8 +10,6 @@ import torch
 import hf_deberta
 from hf_deberta.model.modeling_hf_deberta import HfDebertaLayer
 from hf_deberta.model.relative_position import position_table, rows_at
-from hf_deberta.training.checkpoints import checkpoints_by_step
-from hf_deberta.training.json_files import read_json_object
 
 from .scores import TITLES, check_index, encoder_of, scores_of_layers, tokenize
 
@@ -96,62 +93,6 @@ def plot_position_table(model: torch.nn.Module, layer: int) -> "Figure":
         figure.colorbar(image, ax=axes, label="norm of row - mean row")
     figure.suptitle(f"Position tables of layer {layer}")
     return figure
-
-
-def plot_training(run_folder: str | Path) -> "Figure":
-    """Loss curves of a run, finished or not, and its other evaluation metrics; with several seeds, those of each.
-
-    Read from trainer_state.json in the folder, in its folders `seed-*`, or in their last checkpoints. Seeds that have
-    none, because they wait or were only evaluated, are left out. A run that ended before the first `--logging_steps` is
-    shown with its mean loss.
-    """
-    folder = Path(run_folder)
-    seeds = [path for path in sorted(folder.glob("seed-*")) if path.is_dir()]
-    runs = {path.name: log for path in seeds if (log := _training_log(path)) is not None}
-    if not runs:
-        log = _training_log(folder)
-        if log is None:
-            raise FileNotFoundError(
-                f"{folder} has no trainer_state.json, nor has a checkpoint in it; name the --output_dir"
-            )
-        runs = {"": log}
-    logged = {name for log in runs.values() for entry in log for name in entry}
-    others = {name for name in logged if _is_metric(name)}
-    perplexities = {name for name in others if name.endswith("perplexity")}  # of another scale
-    means = {name for name in logged if name.startswith("train_")} if "loss" in logged else set()  # of the whole run
-    losses = {name for name in logged if name.endswith("loss")} - means
-    titles = sorted({loss.removeprefix("eval_") for loss in losses})
-    groups = {title: {title, f"eval_{title}"} & losses for title in titles}  # their sizes differ
-    groups |= {"evaluation": others - perplexities, "perplexity": perplexities}
-    panels = {title: sorted(group) for title, group in groups.items() if group}
-    if not panels:
-        raise ValueError(f"{folder} has logged neither a loss nor a metric yet; log more often with --logging_steps")
-    figure = _new_figure(6 * len(panels), 4)
-    for axes, (title, keys) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
-        for run, log in runs.items():
-            for key in keys:
-                points = [(entry["step"], entry[key]) for entry in log if isinstance(entry.get(key), int | float)]
-                if points:
-                    axes.plot(*zip(*points, strict=True), marker=".", label=f"{run} {key}".strip())
-        axes.set(title=title, xlabel="step")
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
-    figure.suptitle(folder.resolve().name)
-    return figure
-
-
-def _training_log(folder: Path) -> list[dict[str, Any]] | None:
-    """The entries of the newest trainer_state.json; None if there is none."""
-    folders = [folder, *reversed(checkpoints_by_step(folder).values())]
-    for path in (path / "trainer_state.json" for path in folders):
-        if path.is_file():
-            return read_json_object(path).get("log_history", [])
-    return None
-
-
-def _is_metric(name: str) -> bool:
-    no_metrics = ("_runtime", "_per_second", "_samples", "_time", "_total", "_thresh", "loss")
-    return name.startswith("eval_") and not name.endswith(no_metrics)
 
 
 def _new_figure(width: float, height: float) -> "Figure":
