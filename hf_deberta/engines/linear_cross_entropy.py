@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ..model.enhanced_mask_decoder import HfDebertaLMHead, vocabulary_loss
+from ..model.enhanced_mask_decoder import HfDebertaLMHead, sample_tokens, vocabulary_loss
 from ..model.input_checks import in_captured_graph, product_dtype, without_autocast
 from ..model.losses import loss_divisor
 from .guards import (
@@ -40,6 +40,14 @@ MAX_PRODUCT_ELEMENTS = 2**22  # of the weight's gradient per product; 16 MiB fit
 DEVICE_FACTOR = 8  # on devices, which have no such caches and pay for each launch: chunks of 1 GiB of float32 logits
 
 
+class Tokens(NamedTuple):
+    """What is known of each token; no samples without a temperature."""
+
+    losses: torch.Tensor  # [M]
+    predictions: torch.Tensor  # [M]
+    samples: torch.Tensor | None  # [M]
+
+
 class Gradients(NamedTuple):
     """Gradients of the sum of losses; None for a tensor that needs none."""
 
@@ -53,14 +61,15 @@ def loss_without_logits(
     states: torch.Tensor,  # [M, hidden]
     labels: torch.Tensor,  # [M]
     num_items_in_batch: torch.Tensor | int | None,
-) -> dict[str, torch.Tensor]:
+    sampling_temperature: float | None,
+) -> dict[str, torch.Tensor | None]:
     """Fill the slot `vocabulary_loss`: without the logits, if nothing can observe them."""
     if not can_skip_logits(head):
-        return vocabulary_loss.plain(head, states, labels, num_items_in_batch)
-    loss, losses, predictions = linear_cross_entropy(
-        head.transform(states), head.decoder.weight, head.bias, labels, num_items_in_batch
+        return vocabulary_loss.plain(head, states, labels, num_items_in_batch, sampling_temperature)
+    loss, losses, predictions, samples = linear_cross_entropy(
+        head.transform(states), head.decoder.weight, head.bias, labels, num_items_in_batch, sampling_temperature
     )
-    return {"loss": loss, "losses": losses, "predictions": predictions}
+    return {"loss": loss, "losses": losses, "predictions": predictions, "samples": samples}
 
 
 def can_skip_logits(head: HfDebertaLMHead) -> bool:
@@ -84,17 +93,18 @@ def linear_cross_entropy(
     bias: torch.Tensor | None,  # [V]
     labels: torch.Tensor,  # [M], a negative label is ignored
     num_items_in_batch: torch.Tensor | int | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the loss, the loss of each token [M] (0 if ignored) and its most likely token [M].
+    sampling_temperature: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Return the loss, the loss of each token [M] (0 if ignored), its most likely token [M], and a sampled one [M].
 
     The loss equals `losses.cross_entropy` of `nn.functional.linear(states, weight, bias)`. It has first derivatives
-    only; the other two results have no gradient. Under autocast, matrix products use the autocast dtype; losses and
+    only; the other results have no gradient. Under autocast, matrix products use the autocast dtype; losses and
     sums are float32, or float64 for float64 states.
 
     >>> import torch
     >>> from hf_deberta.engines.linear_cross_entropy import linear_cross_entropy
     >>> states, weight = torch.randn(5, 8, requires_grad=True), torch.randn(100, 8, requires_grad=True)
-    >>> loss, losses, predictions = linear_cross_entropy(states, weight, None, torch.tensor([3, 99, -100, 0, 7]))
+    >>> loss, losses, predictions, _ = linear_cross_entropy(states, weight, None, torch.tensor([3, 99, -100, 0, 7]))
     >>> loss.backward()
     >>> losses.shape, predictions.shape
     (torch.Size([5]), torch.Size([5]))
@@ -102,22 +112,23 @@ def linear_cross_entropy(
     labels = labels.to(states.device)
     divisor = loss_divisor(labels >= 0, num_items_in_batch)
     if torch.is_grad_enabled():
-        return LinearCrossEntropy.apply(states, weight, bias, labels, divisor)
-    losses, predictions, _ = compute_in_chunks(states, weight, bias, labels, needs_gradient=(False, False, False))
-    return losses.sum() / divisor, losses, predictions
+        return LinearCrossEntropy.apply(states, weight, bias, labels, divisor, sampling_temperature)
+    tokens, _ = compute_in_chunks(states, weight, bias, labels, sampling_temperature, (False, False, False))
+    return tokens.losses.sum() / divisor, *tokens
 
 
 class LinearCrossEntropy(torch.autograd.Function):
     """`linear_cross_entropy` with a backward pass that scales the gradients of the forward pass."""
 
     @staticmethod
-    def forward(ctx, states, weight, bias, labels, divisor):
-        losses, predictions, gradients = compute_in_chunks(states, weight, bias, labels, ctx.needs_input_grad[:3])
+    def forward(ctx, states, weight, bias, labels, divisor, sampling_temperature):
+        needed = ctx.needs_input_grad[:3]
+        tokens, gradients = compute_in_chunks(states, weight, bias, labels, sampling_temperature, needed)
         ctx.save_for_backward(divisor, *gradients)
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in (states, weight, bias)]
-        ctx.mark_non_differentiable(losses, predictions)
+        ctx.mark_non_differentiable(*(tensor for tensor in tokens if tensor is not None))
         ctx.set_materialize_grads(False)
-        return losses.sum() / divisor, losses, predictions
+        return tokens.losses.sum() / divisor, *tokens
 
     @staticmethod
     def backward(ctx, gradient, *_):
@@ -128,13 +139,13 @@ class LinearCrossEntropy(torch.autograd.Function):
             )
         divisor, *gradients = ctx.saved_tensors
         if gradient is None:
-            return None, None, None, None, None
+            return (None,) * 6
         factor = gradient / divisor
         # the gradient of the weight is large: scale it in place unless the graph is kept for another backward
         kept = torch._C._autograd._get_current_graph_task_keep_graph()
         scaled = [saved if saved is None else saved * factor if kept else saved.mul_(factor) for saved in gradients]
         typed = (each if each is None else each.to(dtype) for each, dtype in zip(scaled, ctx.dtypes, strict=True))
-        return *typed, None, None
+        return *typed, None, None, None
 
 
 def compute_in_chunks(
@@ -142,12 +153,14 @@ def compute_in_chunks(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     labels: torch.Tensor,
+    sampling_temperature: float | None,
     needs_gradient: tuple[bool, bool, bool],  # of states, weight, bias
-) -> tuple[torch.Tensor, torch.Tensor, Gradients]:
-    """Return the losses [M], the predictions [M] and the gradients of the sum of losses."""
+) -> tuple[Tokens, Gradients]:
+    """Return what is known of each token, and the gradients of the sum of losses."""
     dtype = product_dtype(states)
     loss_dtype = torch.promote_types(dtype, torch.float32)
-    losses, predictions = states.new_zeros(labels.shape, dtype=loss_dtype), torch.zeros_like(labels)
+    samples = None if sampling_temperature is None else torch.zeros_like(labels)
+    tokens = Tokens(states.new_zeros(labels.shape, dtype=loss_dtype), torch.zeros_like(labels), samples)
     gradients = Gradients(
         *(
             torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, loss_dtype))
@@ -162,10 +175,11 @@ def compute_in_chunks(
         for start in range(0, labels.shape[0], size):
             chunk = slice(start, start + size)
             part = gradients._replace(states=None if gradients.states is None else gradients.states[chunk])
-            losses[chunk], predictions[chunk] = compute_chunk(
-                states[chunk], weight, bias, labels[chunk], part, loss_dtype
-            )
-    return losses, predictions, gradients
+            computed = compute_chunk(states[chunk], weight, bias, labels[chunk], sampling_temperature, part, loss_dtype)
+            for of_all, of_chunk in zip(tokens, computed, strict=True):
+                if of_all is not None and of_chunk is not None:
+                    of_all[chunk] = of_chunk
+    return tokens, gradients
 
 
 def chunk_tokens(vocab_size: int, device: torch.device) -> int:
@@ -179,18 +193,20 @@ def compute_chunk(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     labels: torch.Tensor,
+    sampling_temperature: float | None,
     gradients: Gradients,
     loss_dtype: torch.dtype,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the losses and predictions of a chunk of tokens, and add its contribution to the gradients in place."""
+) -> Tokens:
+    """Return what is known of each token of a chunk, and add its contribution to the gradients in place."""
     linear = select_linear(states)
     logits = linear(states, weight, bias)
     predictions = logits.argmax(-1)
     logits = logits.log_softmax(-1, dtype=loss_dtype)
     labelled, label_columns = labels >= 0, labels[:, None].clamp(min=0)
     losses = -logits.gather(1, label_columns)[:, 0].masked_fill(~labelled, 0)
+    tokens = Tokens(losses, predictions, sample_tokens(logits, sampling_temperature))
     if gradients.states is gradients.weight is gradients.bias is None:
-        return losses, predictions
+        return tokens
     in_place = logits.dtype == states.dtype
     residual = torch.exp(logits, out=logits if in_place else torch.empty_like(logits, dtype=states.dtype))
     residual.scatter_(1, label_columns, torch.expm1(-losses).to(residual.dtype)[:, None])
@@ -202,7 +218,7 @@ def compute_chunk(
         gradients.states.copy_(linear(residual, weight.t(), None) * label_mask)
     if gradients.weight is not None:
         add_product(gradients.weight, residual, states * label_mask, linear)
-    return losses, predictions
+    return tokens
 
 
 def add_product(
@@ -217,7 +233,8 @@ def add_product(
     for start in range(0, total.shape[0], size):
         rows = slice(start, start + size)
         part = residual[:, rows]
-        total[rows] += multiply_transposed(part, states) if linear is multiply else linear(part.t(), states.t(), None)
+        product = multiply_transposed(part, states) if linear is multiply else linear(part.t(), states.t(), None)
+        total[rows].add_(product)
 
 
 def select_linear(states: torch.Tensor) -> Callable[..., torch.Tensor]:

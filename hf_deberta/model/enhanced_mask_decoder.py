@@ -13,7 +13,7 @@ Legend: B batch, N tokens, Q query positions per row, M predicted positions in t
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import torch
 from torch import nn
@@ -41,6 +41,7 @@ class MaskedLMKwargs(EncoderKwargs, total=False):
 
     sparse_prediction: bool | None
     max_predictions_per_row: int | None
+    sampling_temperature: float | None
 
 
 class HfDebertaLMHead(nn.Module):
@@ -70,12 +71,24 @@ def vocabulary_loss(
     states: torch.Tensor,  # [M, hidden]
     labels: torch.Tensor,  # [M], a negative label is ignored
     num_items_in_batch: torch.Tensor | int | None,
-) -> dict[str, torch.Tensor]:
-    """Return the loss, the losses [M] and the predictions [M]; an engine may do without the logits [M, vocabulary]."""
+    sampling_temperature: float | None,
+) -> dict[str, torch.Tensor | None]:
+    """Return the loss, and losses, predictions and samples [M]; an engine may do without the logits [M, vocabulary]."""
     logits = head(states)
     losses = cross_entropy_per_item(logits, labels)
     loss = mean_over_items(losses, labels >= 0, num_items_in_batch)
-    return {"loss": loss, "losses": losses.detach(), "predictions": logits.argmax(-1)}
+    samples = sample_tokens(logits, sampling_temperature)
+    return {"loss": loss, "losses": losses.detach(), "predictions": logits.argmax(-1), "samples": samples}
+
+
+@torch.no_grad()
+def sample_tokens(logits: torch.Tensor, temperature: float | None) -> torch.Tensor | None:
+    """Sample a token [M] from each row of softmax(logits / temperature) [M, vocabulary]; None without a temperature."""
+    if not temperature:
+        return None if temperature is None else logits.argmax(-1)
+    # the Gumbel-max trick: unlike torch.multinomial it does not wait for the device
+    noise = torch.empty_like(logits, dtype=torch.float32).exponential_().log_()
+    return noise.sub_(logits, alpha=1 / temperature).argmin(-1)
 
 
 class HfDebertaLMPredictions(nn.Module):
@@ -92,7 +105,7 @@ class HfDebertaMaskedLMOutput(MaskedLMOutput):
 
     losses (`torch.Tensor` of shape [M]): the loss of each predicted position, without a gradient.
     predictions (`torch.LongTensor` of shape [M]): the most likely token id of each predicted position.
-    states (`torch.Tensor` of shape [M, hidden]): the input of `lm_head` at these positions, without a gradient.
+    samples (`torch.LongTensor` of shape [M]): tokens sampled there, if there is a `sampling_temperature`.
     labels (`torch.LongTensor` of shape [M]): the label of each predicted position.
 
     These are the labelled positions. On a GPU and in compiled graphs, `max_predictions_per_row` adds positions without
@@ -103,7 +116,7 @@ class HfDebertaMaskedLMOutput(MaskedLMOutput):
 
     losses: torch.Tensor | None = None
     predictions: torch.Tensor | None = None
-    states: torch.Tensor | None = None
+    samples: torch.Tensor | None = None
     labels: torch.Tensor | None = None
 
 
@@ -209,7 +222,8 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         The summed loss is divided by `num_items_in_batch`, by default the number of labelled positions in this call.
         Absolute positions restart in each document of a packed row. `sparse_prediction` overrides the configuration's.
         With `max_predictions_per_row`, a row with more labels raises a ValueError on the CPU, and elsewhere makes the
-        loss NaN.
+        loss NaN. With `sampling_temperature`, sparse prediction samples a token for each position from the softmax of
+        logits / temperature; 0 takes the most likely.
         """
         embeddings, layout = self.deberta.start(
             input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, **kwargs
@@ -252,8 +266,9 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         fields: Mapping[str, torch.Tensor | None]
         if labels is not None and sparse:
             fields = self._predict_labelled(
-                states, labels, layout, query_positions, num_items_in_batch, max_predictions_per_row
-            )
+                states, labels, layout, query_positions, num_items_in_batch, max_predictions_per_row,
+                kwargs.get("sampling_temperature"),
+            )  # fmt: skip
         else:
             logits = self.lm_predictions.lm_head(states)
             loss = None if labels is None else cross_entropy(logits, labels, num_items_in_batch)
@@ -330,7 +345,8 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         query_positions: torch.Tensor | None,  # [B, Q]
         num_items_in_batch: torch.Tensor | int | None,
         max_predictions_per_row: int | None,
-    ) -> dict[str, torch.Tensor]:
+        sampling_temperature: float | None,
+    ) -> dict[str, torch.Tensor | None]:
         """Return the output fields of sparse prediction, without logits if nothing can observe them."""
         labelled = labels != IGNORED  # [B, N]
         if query_positions is not None:
@@ -340,14 +356,14 @@ class HfDebertaForMaskedLM(HfDebertaPreTrainedModel):
         else:
             predicted = labels != IGNORED  # [B, Q or N]
             states, labels = states[predicted], labels[predicted]
-        fields = vocabulary_loss(self.lm_predictions.lm_head, states, labels, num_items_in_batch)
-        loss = fields.pop("loss")
-        fields |= {"states": states.detach(), "labels": labels}
+        head = self.lm_predictions.lm_head
+        fields = vocabulary_loss(head, states, labels, num_items_in_batch, sampling_temperature) | {"labels": labels}
+        loss = cast(torch.Tensor, fields.pop("loss"))
         if max_predictions_per_row is not None:
             loss = loss.masked_fill((labelled.sum(1) > max_predictions_per_row).any(), torch.nan)
         order = layout.batch_order(labelled)
         if order is not None:
-            fields = {name: field[order] for name, field in fields.items()}
+            fields = {name: None if field is None else field[order] for name, field in fields.items()}
         return {"loss": loss, **fields}
 
 

@@ -15,7 +15,6 @@ The released script differs from the paper: rtd_weight is 10, and training is de
 """
 
 import os
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +29,8 @@ from transformers import initialization as init
 from transformers.utils.generic import ModelOutput, can_return_tuple
 
 from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaForPreTraining, replaced_token_labels
-from hf_deberta.engines.linear_cross_entropy import chunk_tokens
 from hf_deberta.model.batch_layout import real_tokens
+from hf_deberta.model.enhanced_mask_decoder import sample_tokens
 from hf_deberta.model.input_checks import check_tensors
 from hf_deberta.model.losses import IGNORED, loss_divisor
 from hf_deberta.model.pretrained_model import HfDebertaPreTrainedModel
@@ -269,19 +268,17 @@ class HfDebertaForRtdPretraining(PreTrainedModel):
 
         With `max_predictions_per_row` these may be followed by tokens of other positions.
         """
-        outputs = self.generator(input_ids, labels=labels, num_items_in_batch=items, sparse_prediction=True, **options)
-        states, best = outputs.states, outputs.predictions
-        head: nn.Module = self.generator.lm_predictions.lm_head
+        temperature = self.config.sampling_temperature if sample else None
+        options |= {"sparse_prediction": True, "sampling_temperature": temperature}
+        outputs = self.generator(input_ids, labels=labels, num_items_in_batch=items, **options)
+        best, samples = outputs.predictions, outputs.samples
         if best is None:  # a compiled graph returns logits at all positions
-            states, head = outputs.logits.detach()[labels != IGNORED], nn.Identity()
-            best = states.argmax(-1)
+            logits = outputs.logits[labels != IGNORED]
+            best, samples = logits.argmax(-1), sample_tokens(logits, temperature)
         elif options["max_predictions_per_row"] is not None:
             labelled_first = (outputs.labels == IGNORED).int().argsort(stable=True)
-            states, best = states[labelled_first], best[labelled_first]
-        if not sample:
-            return outputs.loss, best, None
-        vocab_size = self.config.models()[0].vocab_size
-        return outputs.loss, best, sample_tokens(states, head, self.config.sampling_temperature, vocab_size)
+            best, samples = best[labelled_first], None if samples is None else samples[labelled_first]
+        return outputs.loss, best, samples
 
     def _require_inputs(
         self,
@@ -390,30 +387,6 @@ def masked_and_real_tokens(
     if pad_token_id is not None:  # packed rows have no mask; a masked token may be replaced by [PAD]
         real = real & (masked | (input_ids != pad_token_id))
     return masked, real
-
-
-@torch.no_grad()
-def sample_tokens(
-    states: torch.Tensor,  # [M, hidden]
-    head: Callable[[torch.Tensor], torch.Tensor],
-    temperature: float,
-    vocab_size: int,
-) -> torch.Tensor:
-    """Sample a token [M] for each state from softmax(head(state) / temperature), with logits of a chunk at a time.
-
-    >>> sample_tokens(states, model.lm_predictions.lm_head, temperature=1.0, vocab_size=model.config.vocab_size)
-    """
-    size = chunk_tokens(vocab_size, states.device)
-    tokens = []
-    for chunk in states.split(size):
-        logits = head(chunk)
-        if temperature == 0:
-            tokens.append(logits.argmax(-1))
-            continue
-        # The Gumbel-max trick: unlike torch.multinomial it does not synchronize with the device.
-        noise = torch.empty_like(logits, dtype=torch.float32).exponential_().log_()
-        tokens.append(noise.sub_(logits, alpha=1 / temperature).argmin(-1))
-    return torch.cat(tokens)
 
 
 def count_predictions(masked: torch.Tensor, labels: torch.Tensor, best: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -50,9 +50,10 @@ FREE = {"_local_scalar_dense", "_reshape_alias", "_unsafe_view", "alias", "detac
 FREE |= {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
 # operators that read no tensor, only its shape
 FILLS = {"fill", "full", "ones", "zero", "zeros", "full_like", "ones_like", "zeros_like"}
-FILLS |= {"new_full", "new_ones", "new_zeros"}
+FILLS |= {"exponential", "new_full", "new_ones", "new_zeros"}
 LOOKUPS = {"embedding", "gather", "index", "index_select"}  # read the index, and no more elements than they write
 SCATTERS = {"index_add", "index_copy", "index_put", "scatter_add"}  # in place: read, add and write some elements
+SCATTERS |= {"scatter_"}  # out of place it copies all elements first
 # a zero fill, then a copy
 TWO_LAUNCHES = {"constant_pad_nd", "select_backward", "slice_backward", "embedding_dense_backward"}
 
@@ -193,7 +194,8 @@ def answer(name: str, tensor: torch.Tensor) -> bool | int | float:
 
 def bytes_of_operator(name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> int:
     """Return the bytes that an operator reads and writes."""
-    name = name.removesuffix("_")
+    if name != "scatter_":
+        name = name.removesuffix("_")
     written = sum(map(bytes_of, outputs))
     if name in FILLS:
         return written

@@ -25,6 +25,12 @@ OPERATIONS = {
     "expanded": (lambda: states(8, 16) + states(16), 2 * (2 * 8 * 16 + 16), 0),
     "view": (lambda: states(8, 16).view(16, 8).mT[2:], 0, 0),
     "fill": (lambda: torch.zeros(8, 16, device="cuda"), 4 * 8 * 16, 0),
+    "noise": (lambda: states(8, 16).exponential_(), 2 * 8 * 16, 0),
+    "scatter": (
+        lambda: states(8, 16).scatter_(1, states(8, 1, dtype=torch.long), states(8, 1)),
+        8 * 8 + 3 * 2 * 8,
+        0,
+    ),
     "copy": (lambda: states(8, 16).copy_(states(16)), 2 * (8 * 16 + 16), 0),
     "lookup": (lambda: embedding(states(3, dtype=torch.long), states(99, 4)), 3 * (8 + 2 * 8), 0),
 }

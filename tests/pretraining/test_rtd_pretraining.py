@@ -1,5 +1,7 @@
 """The pair of generator and discriminator: official losses and gradients, sampling, counting, and files."""
 
+from contextlib import nullcontext
+
 import golden_cases
 import pytest
 import torch
@@ -10,12 +12,13 @@ from safetensors.torch import load_file, save_file
 from tiny_pairs import DROPOUT, WORDS, batch_of, tiny_pair, tiny_rows, trained
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForPreTraining
 
-from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaForPreTraining
+from hf_deberta import HfDebertaConfig, HfDebertaForMaskedLM, HfDebertaForPreTraining, reference_mode
 from hf_deberta.engines import linear_cross_entropy
 from hf_deberta.model import enhanced_mask_decoder
+from hf_deberta.model.enhanced_mask_decoder import HfDebertaLMHead, vocabulary_loss
 from hf_deberta.pretraining import rtd_pretraining
 from hf_deberta.pretraining.gradient_disentangled_embedding import SHARINGS
-from hf_deberta.pretraining.rtd_pretraining import MODELS, HfDebertaForRtdPretraining, HfDebertaRtdConfig, sample_tokens
+from hf_deberta.pretraining.rtd_pretraining import MODELS, HfDebertaForRtdPretraining, HfDebertaRtdConfig
 
 pytestmark = pytest.mark.usefixtures("unpad_tiny_models")
 
@@ -140,22 +143,28 @@ def test_unequal_widths_need_no_sharing():
 # ---- sampling ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("at_once", [1, 2**25], ids=["chunks", "at once"])
-def test_tokens_are_sampled_from_the_softmax(at_once, monkeypatch):
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("at_once", [1, 2**25, None], ids=["chunks", "at once", "with logits"])
+def test_tokens_are_sampled_from_the_softmax(at_once, trained, monkeypatch):
     monkeypatch.setattr(linear_cross_entropy, "MAX_CHUNK_LOGITS", at_once)
     logits = torch.tensor([0.0, 1.0, -1.0, 2.0, 0.5])
-    many = logits.repeat(20000 if at_once > 1 else 2000, 1)
+    many = 2000 if at_once == 1 else 20000
+    head = HfDebertaLMHead(tiny_config(vocab_size=5)).requires_grad_(trained)
+    torch.nn.init.zeros_(head.decoder.weight)
+    head.bias.data.copy_(logits)
+
+    def shares(temperature):
+        arguments = head, torch.zeros(many, head.dense.in_features), torch.zeros(many, dtype=torch.long), None
+        with reference_mode() if at_once is None else nullcontext():
+            return vocabulary_loss(*arguments, temperature)["samples"].bincount(minlength=5) / many
+
     torch.manual_seed(0)
     for temperature in (0.5, 1.0, 3.0):
-        found = sample_tokens(many, torch.nn.Identity(), temperature, 5).bincount(minlength=5) / len(many)
         expected = (logits / temperature).softmax(-1)
-        deviation = (expected * (1 - expected) / len(many)).sqrt()
-        assert ((found - expected).abs() < 5 * deviation).all(), temperature
-    assert (sample_tokens(many, torch.nn.Identity(), 0, 5) == 3).all()
-    assert (sample_tokens(many, torch.nn.Identity(), 1e-4, 5) == 3).all()
-    uniform = sample_tokens(many, torch.nn.Identity(), 1e6, 5).bincount(minlength=5) / len(many)
-    assert (uniform - 0.2).abs().max() < 0.05
-    assert sample_tokens(many[:0], torch.nn.Identity(), 1.0, 5).shape == (0,)
+        deviation = (expected * (1 - expected) / many).sqrt()
+        assert ((shares(temperature) - expected).abs() < 5 * deviation).all(), temperature
+    assert shares(0)[3] == shares(1e-4)[3] == 1
+    assert (shares(1e6) - 0.2).abs().max() < 0.05
 
 
 def test_only_masked_tokens_are_replaced_by_the_generators_predictions():
