@@ -144,7 +144,10 @@ class RtdTrainer(PretrainingTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         losses = [name for name in logs if name.endswith("loss") and name != "train_loss"]
         for prefix in (name.removesuffix("loss") for name in losses):
-            logs |= {prefix + name: value for name, value in self._mean_statistics(training=prefix == "").items()}
+            means = self._mean_statistics(training=prefix == "")
+            logs |= {prefix + name: value for name, value in means.items()}
+            if prefix and "rtd_loss" in means:  # Trainer takes the mean of batches, which have more or fewer tokens
+                logs[f"{prefix}loss"] = means["lm_loss"] + self.model.config.rtd_weight * means["rtd_loss"]
         super().log(logs, start_time)
         if logs.get("replaced_found", 1.0) < MIN_REPLACED_FOUND and not self.warned:
             warmup = self.args.get_warmup_steps(self.state.max_steps)

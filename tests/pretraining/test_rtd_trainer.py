@@ -54,7 +54,8 @@ def test_logs_are_means_since_the_last_log(tmp_path):
         whole = each.model.eval()(**batch_of(rows[:7]))
     assert evaluated[-1]["eval_lm_loss"] == pytest.approx(whole.lm_loss.item(), rel=1e-5)
     assert evaluated[-1]["eval_rtd_loss"] == pytest.approx(whole.rtd_loss.item(), rel=1e-5)
-    assert each.evaluate()["eval_rtd_loss"] == pytest.approx(whole.rtd_loss.item(), rel=1e-5)
+    assert evaluated[-1]["eval_loss"] == pytest.approx(whole.loss.item(), rel=1e-5)
+    assert each.evaluate()["eval_loss"] == pytest.approx(whole.loss.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize(("bias", "warnings"), [(-10.0, 1), (10.0, 0)])
