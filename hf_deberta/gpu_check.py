@@ -3,7 +3,7 @@
 Legend: B batch, H heads, N tokens, d head size.
 
 It shows what `attn_implementation="auto"` decides here, with the check and the clock that it uses
-(hf_deberta/engines/attention_auto.py).
+(hf_deberta/engines/attention_auto.py), and checks the kernel of the loss over the vocabulary.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import torch
 
 from hf_deberta.engines.attention_auto import Call, faster_of, find_fault, milliseconds
 from hf_deberta.engines.attention_check import KernelVariant, uses_tf32
+from hf_deberta.engines.linear_cross_entropy import kernel_fault
 from hf_deberta.model.attention import BACKENDS
 from hf_deberta.model.batch_layout import AttentionMask
 from hf_deberta.model.relative_position import RelativePositions, rows_of_distances
@@ -69,6 +70,10 @@ def main(args: argparse.Namespace) -> int:
             row, failures = time_shape(kernel, check, batch, args.heads, tokens)
             print_row(row)
             notes.extend(failures)
+    for dtype in args.dtypes:
+        if (fault := kernel_fault(device, getattr(torch, dtype))) is not None:
+            checks.add(FAILED)
+            notes.append(f"{dtype}, loss over the vocabulary: the kernel {fault}")
     for note in notes:
         print(note)
     if FAILED in checks:

@@ -27,9 +27,10 @@ def gpu(monkeypatch):
     monkeypatch.setattr(gpu_check, "current_gpu", lambda: torch.device("cpu"))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
 
-    def run(capsys, *arguments, faults=None, times=None, unsupported=None):
+    def run(capsys, *arguments, faults=None, times=None, unsupported=None, loss_fault=None):
         monkeypatch.setitem(BACKENDS, "triton", Backend(BACKENDS["triton"].attend, lambda *call: unsupported))
         monkeypatch.setattr(gpu_check, "find_fault", lambda kernel: (faults or {}).get(kernel.precision))
+        monkeypatch.setattr(gpu_check, "kernel_fault", lambda device, dtype: loss_fault)
         results = {"sdpa": (2.0, None), "triton": (1.0, None), **(times or {})}
         monkeypatch.setattr(gpu_check, "milliseconds", lambda backends, *_: {name: results[name] for name in backends})
         status = main(["gpu-check", *arguments])
@@ -49,6 +50,12 @@ def test_a_row_for_each_kernel_and_shape(gpu, capsys):
 
 
 SMALL = ("--dtypes", "bfloat16", "float32", "--shapes", "1x8", "--heads", "1")
+
+
+def test_a_wrong_kernel_of_the_loss_is_an_error(gpu, capsys):
+    status, _, notes = gpu(capsys, *SMALL, loss_fault="has other losses")
+    assert status == 1
+    assert notes == [f"{dtype}, loss over the vocabulary: the kernel has other losses" for dtype in SMALL[1:3]]
 
 
 def test_a_failed_check_is_shown_and_is_an_error(gpu, capsys):

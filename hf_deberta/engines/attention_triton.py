@@ -34,12 +34,9 @@ def unsupported_reason(
     dropout_p: float = 0.0,
 ) -> str | None:
     """Why this backend cannot compute a call, or None if it can."""
-    if not (query.is_cuda or INTERPRETING):
-        return f"it runs on GPUs, not on {query.device.type}"
-    if not IS_INSTALLED:
-        return "triton is not installed"
-    if query.is_cuda and torch.version.hip is None and capability(query.device) < (8, 0):
-        return "the GPU is older than compute capability 8.0"
+    reason = unsupported_device(query.device)
+    if reason is not None:
+        return reason
     if query.numel() == 0:
         return "there are no tokens"
     if query[0].numel() > LARGEST_ROW:
@@ -58,6 +55,17 @@ def unsupported_reason(
         return "it does not support the term p2p"
     if in_functorch_transform() and not in_captured_graph():
         return "it supports neither torch.func nor forward-mode differentiation"
+    return None
+
+
+def unsupported_device(device: torch.device) -> str | None:
+    """Why no kernel runs on a device, or None."""
+    if not (device.type == "cuda" or INTERPRETING):
+        return f"it runs on GPUs, not on {device.type}"
+    if not IS_INSTALLED:
+        return "triton is not installed"
+    if device.type == "cuda" and torch.version.hip is None and capability(device) < (8, 0):
+        return "the GPU is older than compute capability 8.0"
     return None
 
 

@@ -19,10 +19,12 @@ from typing import NamedTuple
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers.utils import logging
 
 from ..model.enhanced_mask_decoder import HfDebertaLMHead, sample_tokens, vocabulary_loss
 from ..model.input_checks import in_captured_graph, product_dtype, without_autocast
 from ..model.losses import loss_divisor
+from .attention_auto import failure_of, is_capturing, own_random_state
 from .guards import (
     PLAIN_TENSORS,
     in_functorch_transform,
@@ -38,6 +40,9 @@ MAX_CHUNK_LOGITS = 2**25
 MIN_CHUNK_TOKENS = 16  # for any vocabulary: matrix products with fewer rows are slow
 MAX_PRODUCT_ELEMENTS = 2**22  # of the weight's gradient per product; 16 MiB fit into a cache or into reused memory
 DEVICE_FACTOR = 8  # on devices, which have no such caches and pay for each launch: chunks of 1 GiB of float32 logits
+
+logger = logging.get_logger(__name__)
+_kernel_faults: dict[tuple[torch.device, torch.dtype], str | None] = {}  # None if the kernel passed its check
 
 
 class Tokens(NamedTuple):
@@ -200,18 +205,17 @@ def compute_chunk(
     """Return what is known of each token of a chunk, and add its contribution to the gradients in place."""
     linear = select_linear(states)
     logits = linear(states, weight, bias)
-    predictions = logits.argmax(-1)
-    logits = logits.log_softmax(-1, dtype=loss_dtype)
-    labelled, label_columns = labels >= 0, labels[:, None].clamp(min=0)
-    losses = -logits.gather(1, label_columns)[:, 0].masked_fill(~labelled, 0)
-    tokens = Tokens(losses, predictions, sample_tokens(logits, sampling_temperature))
-    if gradients.states is gradients.weight is gradients.bias is None:
+    needs_residual = any(gradient is not None for gradient in gradients)
+    if may_use_kernel(logits):
+        from .vocabulary_triton import losses_and_residual  # imported late: only a GPU needs it
+
+        tokens, residual = Tokens(*losses_and_residual(logits, labels, sampling_temperature, needs_residual)), logits
+    else:
+        tokens, residual = tokens_and_residual(logits, labels, sampling_temperature, needs_residual, loss_dtype)
+    if not needs_residual:
         return tokens
-    in_place = logits.dtype == states.dtype
-    residual = torch.exp(logits, out=logits if in_place else torch.empty_like(logits, dtype=states.dtype))
-    residual.scatter_(1, label_columns, torch.expm1(-losses).to(residual.dtype)[:, None])
     # each product leaves out ignored tokens by its small factor: cheaper than zeroing their rows of the residual
-    label_mask = labelled.to(states.dtype)[:, None]
+    label_mask = (labels >= 0).to(states.dtype)[:, None]
     if gradients.bias is not None:
         gradients.bias.add_(label_mask[:, 0] @ residual)
     if gradients.states is not None:
@@ -219,6 +223,62 @@ def compute_chunk(
     if gradients.weight is not None:
         add_product(gradients.weight, residual, states * label_mask, linear)
     return tokens
+
+
+def tokens_and_residual(
+    logits: torch.Tensor,  # [M, V], which may be overwritten
+    labels: torch.Tensor,
+    sampling_temperature: float | None,
+    needs_residual: bool,
+    loss_dtype: torch.dtype,
+) -> tuple[Tokens, torch.Tensor]:
+    """Return what is known of each token, and softmax(logits) - (1 at the label) [M, V] of labelled ones if needed."""
+    predictions, dtype = logits.argmax(-1), logits.dtype
+    logits = logits.log_softmax(-1, dtype=loss_dtype)
+    label_columns = labels[:, None].clamp(min=0)
+    losses = -logits.gather(1, label_columns)[:, 0].masked_fill(labels < 0, 0)
+    tokens = Tokens(losses, predictions, sample_tokens(logits, sampling_temperature))
+    if not needs_residual:
+        return tokens, logits
+    residual = torch.exp(logits, out=logits if logits.dtype == dtype else torch.empty_like(logits, dtype=dtype))
+    return tokens, residual.scatter_(1, label_columns, torch.expm1(-losses).to(dtype)[:, None])
+
+
+def may_use_kernel(logits: torch.Tensor) -> bool:
+    """True on GPUs where the Triton kernel for the logits has passed its check, which the first call makes."""
+    from .attention_triton import DTYPES, unsupported_device  # imported late: it reads what is installed
+
+    kind = logits.device, logits.dtype
+    if type(logits) not in PLAIN_TENSORS or unsupported_device(logits.device) or logits.dtype not in DTYPES:
+        return False
+    if kind not in _kernel_faults and not is_capturing(logits.device):
+        _kernel_faults[kind] = fault = kernel_fault(*kind)
+        if fault is not None:
+            logger.warning(f"PyTorch computes the loss over the vocabulary on {logits.device}: the kernel {fault}")
+    return _kernel_faults.get(kind, "not checked") is None
+
+
+def kernel_fault(device: torch.device, dtype: torch.dtype) -> str | None:
+    """What is wrong with the results of the kernel, compared with those of PyTorch; None if nothing is."""
+    logits = torch.randn(5, 9000, generator=torch.Generator().manual_seed(0), device="cpu").mul_(4)
+    best = torch.tensor([0, 8999, 4096, 17, 5000], device="cpu")
+    logits.scatter_(1, best[:, None], 30.0)
+    logits, labels = logits.to(device, dtype), torch.tensor([0, 8999, -100, 4095, 17], device=device)
+    try:
+        from .vocabulary_triton import losses_and_residual
+
+        with own_random_state(device):
+            residual = logits.clone()
+            found = Tokens(*losses_and_residual(residual, labels, 1e-3, needs_residual=True))
+        expected, expected_residual = tokens_and_residual(logits, labels, 0.0, True, torch.float32)
+        wrong = [name for name in ("predictions", "samples") if not getattr(found, name).equal(getattr(expected, name))]
+        tolerance = 2 * torch.finfo(dtype).eps + 1e-5  # of the type and of exponents
+        close = torch.allclose(found.losses, expected.losses, atol=1e-4, rtol=1e-4)
+        errors = (residual.float() - expected_residual.float()).abs()[labels >= 0]
+        wrong += ["losses"] * (not close) + ["residual"] * (not errors.max() <= tolerance)
+    except Exception as error:  # of compilation, launch, ...: whatever a device may answer
+        return f"failed its check: {failure_of(error).message}"
+    return f"has other {' and '.join(wrong)} in its check" if wrong else None
 
 
 def add_product(

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -49,7 +50,8 @@ on_gpu = pytest.mark.skipif(not torch.cuda.is_available() or INTERPRETING, reaso
 @loops
 @pytest.mark.skipif(INTERPRETING, reason="is this process")
 def test_in_the_interpreter():
-    command = [sys.executable, "-m", "pytest", __file__, "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    files = [__file__, str(Path(__file__).with_name("test_vocabulary_triton.py"))]
+    command = [sys.executable, "-m", "pytest", *files, "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -11,7 +11,7 @@ from triton.runtime.jit import KernelInterface
 
 import hf_deberta.engines
 
-FILES = sorted(Path(hf_deberta.engines.__file__).parent.glob("attention_triton*.py"))
+FILES = sorted(Path(hf_deberta.engines.__file__).parent.glob("*triton*.py"))
 Launch = Callable[[str, tuple[torch.Tensor, ...]], None]  # the kernel's name and its tensors
 
 
